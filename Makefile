@@ -1,0 +1,49 @@
+# Every target installs first; a second run finds the stamp and is quick, with or without a network.
+#   make demo PYTHON=python3.12    another interpreter      make test VENV=/tmp/venv    another place
+
+VENV  ?= .venv
+BIN   := $(VENV)/bin
+# The stamp's name is the content of what was installed, so a checkout that only touches files costs nothing.
+STAMP := $(VENV)/.installed-$(shell cat pyproject.toml constraints.txt | cksum | cut -d ' ' -f 1)
+# Two workers of one core each; a training that a test starts counts its own threads.
+PYTEST := OMP_NUM_THREADS=1 MKL_NUM_THREADS=1 $(BIN)/python -m pytest
+export PYTHON
+
+.DEFAULT_GOAL := help
+.PHONY: help install demo lint test test-slow format bench clean
+
+help: ## this list
+	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/\1|\2/p' Makefile | awk -F '|' '{ printf "  make %-10s %s\n", $$1, $$2 }'
+
+install: $(STAMP) ## virtual environment with everything, pinned by constraints.txt
+
+$(STAMP):
+	@bash tools/install.sh $(VENV)
+	@rm -f $(VENV)/.installed-*
+	@touch $@
+
+demo: $(STAMP) ## compare recipes on the built-in corpus and write the page
+	$(BIN)/normlab compare
+
+lint: $(STAMP) ## style, import layers, types
+	$(BIN)/python -m ruff check
+	$(BIN)/python -m ruff format --check
+	$(BIN)/python -c 'from importlinter.cli import lint_imports_command as run; run()' --no-cache --no-logo
+	$(BIN)/python -m pyrefly check
+
+test: lint ## lint, then every test that takes seconds
+	$(PYTEST) -n 2 -m "not slow and not long"
+
+test-slow: $(STAMP) ## the tests that take minutes
+	$(PYTEST) -m slow
+
+format: $(STAMP) ## let ruff mend what it can
+	$(BIN)/python -m ruff check --fix
+	$(BIN)/python -m ruff format
+
+bench: $(STAMP) ## time a training step against peers
+	@for script in benchmarks/*.py; do echo "== $$script"; $(BIN)/python "$$script" || exit 1; done
+
+clean: ## remove the environment, caches and builds; run folders stay
+	rm -rf $(VENV) build dist .pytest_cache .ruff_cache .import_linter_cache .hypothesis
+	find src tests benchmarks tools -name __pycache__ -type d -prune -exec rm -rf {} +

@@ -1,0 +1,60 @@
+"""Where should a Transformer's normalisation sit? Build, diagnose, train and compare the answers.
+
+Names are imported when they are first used: ``import normlab`` needs neither torch nor half a second.
+"""
+
+from importlib import import_module
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from normlab.report.compare import write_compare_page
+    from normlab.run.compare import compare, plan
+    from normlab.run.recipes import resolve
+    from normlab.run.train import train
+    from normlab.run.translate import translate
+    from normlab.spec.config import Config
+    from normlab.spec.request import CompareRequest
+    from normlab.store import RunFolder, Runs
+    from normlab.tasks.scores import score
+
+__version__ = "0.1.0"
+
+_HOME = {
+    "CompareRequest": "normlab.spec.request",
+    "Config": "normlab.spec.config",
+    "RunFolder": "normlab.store",
+    "Runs": "normlab.store",
+    "compare": "normlab.run.compare",
+    "plan": "normlab.run.compare",
+    "resolve": "normlab.run.recipes",
+    "score": "normlab.tasks.scores",
+    "train": "normlab.run.train",
+    "translate": "normlab.run.translate",
+    "write_compare_page": "normlab.report.compare",
+}
+
+__all__ = [
+    "CompareRequest",
+    "Config",
+    "RunFolder",
+    "Runs",
+    "__version__",
+    "compare",
+    "plan",
+    "resolve",
+    "score",
+    "train",
+    "translate",
+    "write_compare_page",
+]
+
+
+def __getattr__(name: str) -> object:
+    """Import a public name from its home (PEP 562)."""
+    if name not in _HOME:
+        raise AttributeError(f"normlab has no {name!r}; it has {', '.join(sorted(_HOME))}")
+    return getattr(import_module(_HOME[name]), name)
+
+
+def __dir__() -> list[str]:
+    return sorted(__all__)

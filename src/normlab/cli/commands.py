@@ -1,0 +1,335 @@
+"""One class a command: its fields are its flags, ``run`` calls one function of the library and prints.
+
+Everything that takes long to import is imported inside ``run``, so that ``--help`` is instant.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Annotated, Any, Protocol, Self
+
+from tyro.conf import FlagCreatePairsOff, OmitArgPrefixes, Positional, arg
+
+from normlab.cli.flags import ConfigFlags, is_file_name, load
+from normlab.spec.config import Config, SeedConfig
+from normlab.spec.request import CompareRequest
+from normlab.store import RunFolder
+from normlab.store import Runs as Store
+from normlab.store.folder import write_text_atomic
+
+RUNS = Path("runs")
+Switch = FlagCreatePairsOff[bool]
+ConfigParts = Annotated[OmitArgPrefixes[ConfigFlags], arg(name="")]
+
+
+class Command(Protocol):
+    """A subcommand of ``normlab``."""
+
+    @classmethod
+    def defaults(cls, argv: Sequence[str]) -> Self | None:
+        """The instance whose values are the flags' defaults; None where the fields have their own."""
+        ...
+
+    def run(self) -> None:
+        """Do it. Raises ValueError or OSError with one sentence for the user."""
+        ...
+
+
+@dataclass(frozen=True)
+class Compare:
+    """Train recipes at several learning rates and seeds, and write one page about them.
+
+    Without any text it runs on the built-in corpus. Runs that are done are not done again: the same command
+    goes on where it stopped.
+    """
+
+    recipes: tuple[str, ...]
+    """Names of recipes, such as post post+warmup enc:post/dec:pre; `normlab recipes` lists their parts."""
+    lrs: tuple[float, ...]
+    """Peak learning rates to choose from, on dev with the first seed."""
+    seeds: int
+    """How many seeds at the chosen learning rate."""
+    first_seed: int
+    flags: ConfigParts
+    title: str
+    """Of the page."""
+    jobs: int
+    """Runs at the same time; 0: one for each usable core, on a GPU a single one."""
+    out: Path
+    """Folder of the run folders and the page."""
+    resamples: int
+    """Of the bootstrap behind intervals and significance."""
+    config: str
+    """Where defaults come from: a configuration's name (demo, text, multi30k ...) or a run's config.json."""
+    dry_run: Switch = False
+    """Only say what would be trained and how long that takes."""
+    force: Switch = False
+    """Also train combinations that their source does not define."""
+
+    @classmethod
+    def defaults(cls, argv: Sequence[str]) -> Self:
+        name = _config_name(argv)
+        base = load(name)
+        request = CompareRequest()
+        return cls(
+            recipes=request.recipes,
+            lrs=request.lrs,
+            seeds=request.seeds,
+            first_seed=request.first_seed,
+            flags=ConfigFlags.of(base),
+            title=request.title,
+            jobs=0,
+            out=request.out,
+            resamples=request.resamples,
+            config=name,
+        )
+
+    def request(self, command: str = "") -> CompareRequest:
+        """What the flags ask for."""
+        return CompareRequest(
+            title=self.title,
+            recipes=self.recipes,
+            lrs=self.lrs,
+            seeds=self.seeds,
+            first_seed=self.first_seed,
+            base=self.flags.applied_to(load(self.config)),
+            jobs=self.jobs,
+            out=self.out,
+            resamples=self.resamples,
+            force=self.force,
+            command=command,
+        )
+
+    def run(self) -> None:
+        import shlex
+
+        from normlab.cli import show
+        from normlab.run import compare
+
+        request = self.request(shlex.join(["normlab", *sys.argv[1:]]))
+        if self.dry_run:
+            show.plan(compare.plan(request), jobs=request.jobs)
+            return
+        expected = len(self.recipes) * (len(self.lrs) + self.seeds - 1)
+        with show.progress(jobs=request.jobs, expected_runs=expected) as progress:
+            comparison = compare.compare(request, progress.watch)
+        from normlab.report.compare import write_compare_page
+
+        page = write_compare_page(comparison, self.out, self.out / "comparison.html")
+        show.comparison(comparison)
+        print(f"page: {page}")
+
+
+@dataclass(frozen=True)
+class Train:
+    """Train one recipe, translate the test text with its best checkpoint and score it.
+
+    A run that is done is not done again, and an interrupted one goes on from its last checkpoint.
+    """
+
+    recipe: str
+    """A placement and what goes with it, such as pre+scalenorm; `normlab recipes` lists the parts."""
+    lr: float
+    """Peak learning rate."""
+    seed: int
+    """Of the start, the order of the data and dropout."""
+    flags: ConfigParts
+    out: Path
+    """Folder of the run folders."""
+    config: str
+    """Where defaults come from: a configuration's name (demo, text, multi30k ...) or a run's config.json."""
+    force: Switch = False
+    """Also train a combination that its source does not define."""
+
+    @classmethod
+    def defaults(cls, argv: Sequence[str]) -> Self:
+        name = _config_name(argv)
+        base = load(name)
+        return cls(base.recipe, base.optim.lr, base.seeds.init, ConfigFlags.of(base), RUNS, name)
+
+    def resolved(self) -> Config:
+        """The configuration to train. A run's own file is kept as it is, but for what was typed."""
+        from normlab.run.devices import resolved_precision
+        from normlab.run.recipes import resolve
+
+        base = load(self.config)
+        config = self.flags.applied_to(base)
+        config = replace(config, optim=replace(config.optim, lr=self.lr))
+        if self.seed != base.seeds.init:
+            config = replace(config, seeds=SeedConfig(self.seed, self.seed, self.seed))
+        if self.recipe != base.recipe or not is_file_name(self.config):
+            config = resolve(self.recipe, config, force=self.force)
+        return resolved_precision(config)
+
+    def run(self) -> None:
+        from normlab.cli import show
+        from normlab.run.train import train
+
+        config = self.resolved()
+        with show.progress() as progress:
+            folder = train(config, self.out, progress.watch_one(config))
+        show.run(folder)
+
+
+@dataclass(frozen=True)
+class Translate:
+    """Translate files, or standard input, with the best checkpoint of a run."""
+
+    run_folder: Annotated[Positional[str], arg(metavar="RUN")]
+    """A run's folder, or the beginning of its id."""
+    files: Annotated[Positional[tuple[str, ...]], arg(metavar="FILE")] = ()
+    """Text, one sentence a line; none or -: standard input."""
+    output: str = "-"
+    """File for the translations; -: standard output."""
+    beam: int | None = None
+    """Beam width; without it the run's own."""
+    length_penalty: float | None = None
+    """alpha of score / length**alpha; without it the run's own."""
+    runs: Path = RUNS
+    """Folder of the run folders."""
+
+    @classmethod
+    def defaults(cls, argv: Sequence[str]) -> None:
+        return None
+
+    def run(self) -> None:
+        from normlab.run.translate import translate
+
+        folder = _find(self.run_folder, self.runs)
+        decode = folder.config().decode
+        given: dict[str, Any] = {"beam": self.beam, "length_penalty": self.length_penalty}
+        decode = replace(decode, **{name: value for name, value in given.items() if value is not None})
+        lines = [line for name in self.files or ("-",) for line in _lines(name)]
+        text = "".join(f"{line}\n" for line in translate(folder.path, lines, decode))
+        if self.output == "-":
+            sys.stdout.write(text)
+        else:
+            write_text_atomic(Path(self.output), text)
+
+
+@dataclass(frozen=True)
+class Score:
+    """Score translations against references: sacreBLEU with its signature, chrF and tokenised BLEU."""
+
+    hypotheses: Positional[str]
+    """Translations, one a line; -: standard input."""
+    references: Positional[str]
+    tokenised: Switch = False
+    """The text is split into tokens by blanks already (by Moses, say): tokenised BLEU takes it as it is."""
+
+    @classmethod
+    def defaults(cls, argv: Sequence[str]) -> None:
+        return None
+
+    def run(self) -> None:
+        from normlab.tasks.scores import score
+
+        scores = score(_lines(self.hypotheses), _lines(self.references), tokenised=self.tokenised)
+        for name, value in vars(scores).items():
+            print(f"{name:<16} {value:.2f}" if isinstance(value, float) else f"{name:<16} {value}")
+
+
+@dataclass(frozen=True)
+class Runs:
+    """List the runs of a folder: what was trained, how far it is and how well it did."""
+
+    runs: Path = RUNS
+    """Folder of the run folders."""
+
+    @classmethod
+    def defaults(cls, argv: Sequence[str]) -> None:
+        return None
+
+    def run(self) -> None:
+        from normlab.cli import show
+
+        show.runs(Store(self.runs))
+
+
+@dataclass(frozen=True)
+class Report:
+    """Write the page of a comparison again, or the page of a single run."""
+
+    of: Annotated[Positional[str], arg(metavar="RUN")] = ""
+    """A run's folder, the beginning of its id, or a comparison.json; nothing: the comparison in --runs."""
+    page: Path | None = None
+    """File for the page; without it beside what it shows."""
+    runs: Path = RUNS
+    """Folder of the run folders."""
+
+    @classmethod
+    def defaults(cls, argv: Sequence[str]) -> None:
+        return None
+
+    def run(self) -> None:
+        print(f"page: {self.write()}")
+
+    def write(self) -> Path:
+        """Write the page; its path."""
+        if self.of and not self.of.endswith(".json"):
+            from normlab.report.run import run_page
+
+            folder = _find(self.of, self.runs)
+            page = self.page or folder.path / "run.html"
+            write_text_atomic(page, run_page(folder.path))
+            return page
+        from normlab.report.compare import write_compare_page
+        from normlab.spec.comparison import Comparison
+        from normlab.spec.serialise import from_json
+
+        stored = Path(self.of or self.runs / "comparison.json")
+        if not stored.is_file():
+            raise FileNotFoundError(
+                f"there is no comparison in {stored}; make one: normlab compare --out {self.runs}"
+            )
+        comparison = from_json(Comparison, stored.read_text(encoding="utf-8"))
+        return write_compare_page(comparison, stored.parent, self.page or stored.with_suffix(".html"))
+
+
+@dataclass(frozen=True)
+class Recipes:
+    """List every part of which a recipe is made, with its equation and source."""
+
+    @classmethod
+    def defaults(cls, argv: Sequence[str]) -> None:
+        return None
+
+    def run(self) -> None:
+        from normlab.cli import show
+
+        show.recipes()
+
+
+COMMANDS: dict[str, type[Command]] = {
+    kind.__name__.lower(): kind for kind in (Compare, Train, Translate, Score, Runs, Report, Recipes)
+}
+
+
+def _flag(argv: Sequence[str], name: str) -> str | None:
+    """The value that a flag has on the command line before it is parsed; the last one counts."""
+    found = None
+    for place, word in enumerate(argv):
+        key, equals, value = word.partition("=")
+        if key.replace("_", "-") == name:
+            found = value if equals else "".join(argv[place + 1 : place + 2])
+    return found
+
+
+def _config_name(argv: Sequence[str]) -> str:
+    """What ``--config`` names; without it ``text`` where text is given, else ``demo``."""
+    return _flag(argv, "--config") or ("text" if _flag(argv, "--train-src") else "demo")
+
+
+def _find(run: str, runs: Path) -> RunFolder:
+    """A run by its folder or the beginning of its id."""
+    return RunFolder(Path(run)) if (Path(run) / "config.json").is_file() else Store(runs).find(run)
+
+
+def _lines(name: str) -> list[str]:
+    """Lines of a file; - is standard input."""
+    from normlab.data.text import read_lines
+
+    return read_lines("/dev/stdin" if name == "-" else name)

@@ -1,0 +1,164 @@
+"""The few fields that people change at the prompt. A test freezes the set; a configuration has the rest.
+
+Each class here has fields of one section of ``Config`` under the same names: its defaults are those of the
+configuration that ``--config`` names, so that ``--help`` shows what will happen.
+"""
+
+from __future__ import annotations
+
+import difflib
+from dataclasses import dataclass, fields, replace
+from pathlib import Path
+from typing import Literal, Self, TypeVar
+
+from normlab.configs import CONFIGS
+from normlab.spec.config import Config
+from normlab.store.folder import read_config
+
+Section = TypeVar("Section")
+
+
+@dataclass(frozen=True)
+class DataFlags:
+    """Parallel text (plain, .gz or .xz), or the built-in corpus."""
+
+    train_src: str
+    """Training text, source side: one sentence a line."""
+    train_tgt: str
+    """Training text, target side: as many lines."""
+    dev_src: str
+    """Text on which learning rates and checkpoints are chosen."""
+    dev_tgt: str
+    test_src: str
+    """Text on which recipes are compared; without it dev serves."""
+    test_tgt: str
+    builtin: str
+    """Built-in corpus where no text is given: kinds-source-target."""
+    vocab_size: int
+    """Types of the joint BPE vocabulary."""
+    max_len: int
+    """Longest side in training, in tokens."""
+    word_dropout: float
+    """Probability with which an input token becomes UNK in training."""
+    target_vocab_mask: bool
+    """Never produce a type that does not occur on the target side of the training text."""
+
+
+@dataclass(frozen=True)
+class ModelFlags:
+    """Size of the Transformer."""
+
+    dim: int
+    """Width of the stream."""
+    ffn_dim: int
+    """Width inside the feed-forward branch."""
+    heads: int
+    encoder_layers: int
+    decoder_layers: int
+    dropout: float
+    """On the embeddings and on every branch's output."""
+
+
+@dataclass(frozen=True)
+class OptimFlags:
+    """Schedule and loss."""
+
+    warmup_steps: int
+    """Of the recipes that warm up."""
+    clip_norm_l2: float
+    """Largest global gradient norm; 0 leaves gradients as they are."""
+    label_smoothing: float
+
+
+@dataclass(frozen=True)
+class TrainFlags:
+    """How long, and how much at a time."""
+
+    steps: int
+    """Optimiser steps of a run."""
+    max_tokens: int
+    """Padded source + target positions of a micro-batch, at most."""
+    accumulation: int
+    """Micro-batches a step."""
+    precision: Literal["auto", "fp32", "bf16"]
+    """auto: bf16 where the hardware multiplies it, else fp32."""
+    validate_every_steps: int
+
+
+@dataclass(frozen=True)
+class MachineFlags:
+    """Where a run happens; changes no number on purpose."""
+
+    device: str
+    """cpu, cuda or cuda:1."""
+    threads: int
+    """Of one run; 0 shares the cores among the runs."""
+    checkpoint_every_steps: int
+
+
+@dataclass(frozen=True)
+class ConfigFlags:
+    """The parts of a configuration that have flags."""
+
+    data: DataFlags
+    model: ModelFlags
+    optim: OptimFlags
+    train: TrainFlags
+    machine: MachineFlags
+
+    @classmethod
+    def of(cls, config: Config) -> Self:
+        """The flags of a configuration, as defaults."""
+        return cls(
+            data=_pick(DataFlags, config.data),
+            model=_pick(ModelFlags, config.model),
+            optim=_pick(OptimFlags, config.optim),
+            train=_pick(TrainFlags, config.train),
+            machine=_pick(MachineFlags, config.machine),
+        )
+
+    def applied_to(self, config: Config) -> Config:
+        """The configuration with what was typed; other text than before loses the old text's digest."""
+        data = replace(config.data, **vars(self.data))
+        where = [f.name for f in fields(data) if not f.metadata.get("numbers", True)]
+        if any(getattr(data, name) != getattr(config.data, name) for name in where):
+            data = replace(data, digest="")
+        return replace(
+            config,
+            data=data,
+            model=replace(config.model, **vars(self.model)),
+            optim=replace(config.optim, **vars(self.optim)),
+            train=replace(config.train, **vars(self.train)),
+            machine=replace(config.machine, **vars(self.machine)),
+        )
+
+
+def _pick(kind: type[Section], section: object) -> Section:
+    return kind(**{f.name: getattr(section, f.name) for f in fields(kind)})  # pyrefly: ignore
+
+
+def load(name_or_file: str) -> Config:
+    """A configuration by name, or the one of a run from its ``config.json``.
+
+    Raises ValueError for an unknown name, with the nearest known one; FileNotFoundError for a missing file.
+    """
+    if not is_file_name(name_or_file):
+        if name_or_file in CONFIGS:
+            return CONFIGS[name_or_file]()
+        close = difflib.get_close_matches(name_or_file, CONFIGS, 1)
+        hint = f", did you mean {close[0]!r}?" if close else ";"
+        raise ValueError(
+            f"no configuration is called {name_or_file!r}{hint} there are {', '.join(CONFIGS)}, "
+            "or give a file: --config runs/<id>/config.json"
+        )
+    path = Path(name_or_file)
+    if not path.is_file():
+        raise FileNotFoundError(
+            f"there is no file {path}; `normlab runs` lists the runs, each with a config.json"
+        )
+    return read_config(path)
+
+
+def is_file_name(name_or_file: str) -> bool:
+    """Whether ``--config`` got a path and not a name."""
+    return name_or_file.endswith(".json") or "/" in name_or_file

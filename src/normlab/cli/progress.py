@@ -1,0 +1,243 @@
+"""Live progress over run folders: a table in a terminal, plain log lines elsewhere.
+
+It reads what the runs write (``metrics.jsonl``) and so needs nothing from the processes that train.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import time
+from collections import Counter, deque
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self
+
+from rich.console import Console, Group
+from rich.live import Live
+from rich.progress_bar import ProgressBar
+from rich.table import Table
+from rich.text import Text
+
+from normlab.spec.config import Config
+from normlab.spec.units import duration, rate
+from normlab.store import RunFolder, Status
+
+LOG_EVERY_SECONDS = 30.0
+"""Without a terminal, a run says where it is that often, and at every validation."""
+RATE_ROWS = 20
+"""Tokens a second are taken over so many log rows."""
+WIDE = 110
+"""Columns of a terminal that has room for everything."""
+STYLES = {"trained": "green", "stuck": "yellow", "diverged": "red", "failed": "red", "interrupted": "yellow"}
+
+
+def state_of(status: Status) -> str:
+    """One word: the outcome of a run that is done, else how far it is."""
+    if status.state == "done" and status.outcome:
+        return status.outcome.state
+    return "waiting" if status.state == "new" else status.state
+
+
+class Tail:
+    """The rows added to a JSON-lines file since the last look. A torn last line waits for its end.
+
+    A file that got shorter was cut back by a resumed run: it is read again from the start.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.offset = 0
+
+    def rows(self) -> tuple[bool, list[dict[str, Any]]]:
+        """Whether the file was started anew, and the new rows."""
+        try:
+            size = self.path.stat().st_size
+        except FileNotFoundError:
+            return False, []
+        anew = size < self.offset
+        if anew:
+            self.offset = 0
+        if size == self.offset:
+            return anew, []
+        with self.path.open("rb") as file:
+            file.seek(self.offset)
+            whole, newline, _ = file.read().rpartition(b"\n")
+        self.offset += len(whole) + len(newline)
+        return anew, [json.loads(line) for line in whole.splitlines() if line.strip()]
+
+
+@dataclass
+class View:
+    """What is known of one run."""
+
+    name: str
+    steps: int
+    state: str = "waiting"
+    last: dict[str, Any] = field(default_factory=dict)
+    best_bleu: float | None = None
+    recent: deque[tuple[float, float]] = field(default_factory=lambda: deque(maxlen=RATE_ROWS))
+    """(seconds, tokens) of the last log rows."""
+
+    @classmethod
+    def of(cls, config: Config) -> Self:
+        seed = config.seeds.init
+        return cls(f"{config.recipe} · {rate(config.optim.lr)} · seed {seed}", config.train.steps)
+
+    def see(self, row: Mapping[str, Any]) -> None:
+        """Take in one row of the metrics; infinities may be strings."""
+        if row["kind"] == "dev":
+            bleu = float(row["bleu"])
+            self.best_bleu = bleu if self.best_bleu is None else max(self.best_bleu, bleu)
+        else:
+            self.last = dict(row)
+            self.recent.append((float(row["seconds"]), float(row["tokens"])))
+
+    @property
+    def step(self) -> int:
+        return int(self.last.get("step", 0))
+
+    @property
+    def tokens_per_second(self) -> float | None:
+        if len(self.recent) < 2 or self.recent[-1][0] <= self.recent[0][0]:
+            return None
+        (start, before), (end, after) = self.recent[0], self.recent[-1]
+        return (after - before) / (end - start)
+
+    @property
+    def remaining_seconds(self) -> float | None:
+        """Training time still to come, at the mean pace so far (validations included)."""
+        if self.state not in ("running", "waiting"):
+            return 0.0
+        if not self.step:
+            return None
+        return float(self.last["seconds"]) / self.step * (self.steps - self.step)
+
+    def cells(self) -> list[tuple[str, str]]:
+        """(label, value) of everything that is known; no value is an empty string."""
+        tokens, left = self.tokens_per_second, self.remaining_seconds
+        return [
+            ("step", f"{self.step:,}/{self.steps:,}"),
+            ("tokens/s", "" if tokens is None else f"{tokens:,.0f}"),
+            ("loss", self._number("loss", ".3f")),
+            ("gradient norm", self._number("grad_norm_l2", ".3g")),
+            ("lr", rate(float(self.last["lr"])) if self.last.get("lr") else ""),
+            ("best BLEU", "" if self.best_bleu is None else f"{self.best_bleu:.1f}"),
+            ("ETA", "" if left is None or not left else duration(left)),
+        ]
+
+    def line(self) -> str:
+        """One log line."""
+        known = [f"{label} {value}" for label, value in self.cells() if value]
+        return f"{self.name} [{self.state}]: {', '.join(known)}"
+
+    def _number(self, key: str, form: str) -> str:
+        value = float(self.last.get(key, math.nan))
+        return format(value, form) if key in self.last else ""
+
+
+class Progress:
+    """Shows runs while they train: ``watch`` takes run folders, ``watch_one`` the rows of a single run."""
+
+    def __init__(self, console: Console, *, jobs: int = 1, expected_runs: int = 0) -> None:
+        self.console, self.jobs, self.expected_runs = console, jobs, expected_runs
+        self.views: dict[Path, View] = {}
+        self.tails: dict[Path, Tail] = {}
+        self.asked = 0
+        self.live = Live(console=console, auto_refresh=False, transient=True) if console.is_terminal else None
+        self.said: dict[int, tuple[object, float]] = {}
+
+    def __enter__(self) -> Self:
+        if self.live:
+            self.live.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, where: TracebackType | None
+    ) -> None:
+        if self.live:
+            self.live.stop()
+
+    def watch(self, folders: Sequence[RunFolder]) -> None:
+        """Look at every folder that the comparison has asked for so far."""
+        self.asked = len(folders)
+        for folder in folders:
+            path = folder.path
+            if not (path / "config.json").exists():
+                continue
+            if path not in self.views:
+                self.views[path] = View.of(folder.config())
+                self.tails[path] = Tail(path / "metrics.jsonl")
+            view = self.views[path]
+            anew, rows = self.tails[path].rows()
+            if anew:
+                view.recent.clear()
+            for row in rows:
+                view.see(row)
+            view.state = state_of(folder.status())
+        self.show()
+
+    def watch_one(self, config: Config) -> Callable[[dict[str, Any]], None]:
+        """A callback for the rows of one run of this process."""
+        view = self.views[Path()] = View.of(config)
+        view.state, self.asked = "running", 1
+
+        def see(row: dict[str, Any]) -> None:
+            view.see(row)
+            self.show()
+
+        return see
+
+    def show(self) -> None:
+        """Draw the table, or log what is new."""
+        if self.live:
+            self.live.update(Group(self.table(self.console.height - 4), Text(self.summary())), refresh=True)
+            return
+        for view in self.views.values():
+            if view.state == "waiting":
+                continue
+            news, now = (view.state, view.best_bleu, bool(view.last)), time.monotonic()
+            before, when = self.said.get(id(view), (None, -math.inf))
+            if news != before or (view.state == "running" and now - when >= LOG_EVERY_SECONDS):
+                self.said[id(view)] = news, now
+                line = f"{time.strftime('%H:%M:%S')} {view.line()}"
+                self.console.print(line, soft_wrap=True, highlight=False, markup=False)
+
+    def table(self, height: int) -> Table:
+        """Running runs first, then the ended ones, as many as fit."""
+        order = sorted(self.views.values(), key=lambda v: (v.state != "running", v.state == "waiting"))
+        hidden = () if self.console.width >= WIDE else ("lr",)
+        labels = [label for label, _ in View("", 0).cells() if label not in hidden]
+        table = Table(box=None, pad_edge=False, padding=(0, 1, 0, 0))
+        table.add_column("run", min_width=12)
+        table.add_column("", min_width=8)
+        for label in labels:
+            table.add_column(
+                label.replace(" ", "\n"), justify="right", min_width=max(map(len, label.split()))
+            )
+        for view in order[: max(1, height)]:
+            bar = ProgressBar(total=max(1, view.steps), completed=view.step, width=8)
+            state = bar if view.state == "running" else Text(view.state, style=STYLES.get(view.state, ""))
+            cells = dict(view.cells())
+            table.add_row(view.name, state, *(Text(cells[label], no_wrap=True) for label in labels))
+        return table
+
+    def summary(self) -> str:
+        """How many runs are where, and when all will be done."""
+        states = Counter(view.state for view in self.views.values())
+        states["waiting"] += self.asked - len(self.views)
+        parts = [f"{number} {state}" for state, number in states.items() if number]
+        total = max(self.asked, self.expected_runs)
+        left = self.remaining_seconds(total)
+        return f"{total} runs: {', '.join(parts)}" + ("" if left is None else f" · ETA {duration(left)}")
+
+    def remaining_seconds(self, total: int) -> float | None:
+        """Of the whole comparison: what running runs still need, and a mean run for each not begun."""
+        begun = [view for view in self.views.values() if view.step]
+        left = [seconds for view in begun if (seconds := view.remaining_seconds) is not None]
+        if not begun:
+            return None
+        mean = sum(float(v.last["seconds"]) / v.step * v.steps for v in begun) / len(begun)
+        return max([(sum(left) + mean * (total - len(begun))) / max(1, self.jobs), *left])

@@ -1,0 +1,1 @@
+"""Parallel text, from raw files or the built-in corpus to padded batches."""

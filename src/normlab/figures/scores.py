@@ -1,0 +1,162 @@
+"""Charts of results: test BLEU with intervals, the dev score against the learning rate, and time."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from itertools import pairwise
+from typing import Any
+
+import altair as alt
+import polars as pl
+
+from normlab.figures.curves import outcome_shape
+from normlab.figures.theme import Drawn, finish, focused, recipe_colour, recipe_dash, rows
+
+ROW = 38
+"""Height in px of a recipe in a chart of rows."""
+
+
+def bleu_dots(results: pl.DataFrame, seeds: pl.DataFrame, recipes: Sequence[str]) -> Drawn:
+    """Test BLEU by recipe, best first: dot and 95% interval, and a tick for each seed's own score.
+
+    ``results``: ``recipe``, ``bleu``, ``low``, ``high`` (null: no run ended), ``note``; ``seeds``:
+    ``recipe``, ``seed``, ``bleu``. The axis covers the recipes with at least half the best score; one
+    below it (or without a score) is written at the left edge, so that the differences among those that
+    learned can be seen.
+    """
+    best = results["bleu"].max()
+    half = 0.5 * float(best) if isinstance(best, int | float) else 0.0
+    on = results.filter(pl.col("bleu") >= half)
+    ticks = seeds.join(on.select("recipe"), on="recipe", how="inner")
+    edges = [v for c in ("low", "high", "bleu") for v in on[c].drop_nulls()] + list(ticks["bleu"])
+    low, high = (min(edges), max(edges)) if edges else (0.0, 1.0)
+    pad = max(0.5, 0.1 * (high - low))
+    scale = alt.Scale(domain=[max(0.0, low - pad), high + pad], nice=False, zero=False)
+    order = results.sort("bleu", descending=True, nulls_last=True)["recipe"].to_list()
+    y = alt.Y(
+        "recipe:N",
+        sort=order,
+        title=None,
+        axis=alt.Axis(ticks=False, domain=False, labelPadding=8, labelFontSize=12),
+    )
+    base = alt.Chart(rows(on)).encode(y=y, color=recipe_colour(recipes), opacity=focused(1.0, 0.15))
+    x = alt.X("bleu:Q", title="test BLEU, 95% interval", scale=scale, axis=alt.Axis(tickCount=6))
+    told = [alt.Tooltip("recipe:N"), *(_number(c, c) for c in ("bleu", "low", "high")), alt.Tooltip("note:N")]
+    layers: list[Any] = []
+    if len(on):
+        layers += [
+            base.mark_rule(strokeWidth=3, strokeCap="round").encode(
+                x=alt.X("low:Q", scale=scale), x2="high:Q"
+            ),
+            base.mark_circle(size=120, opacity=1).encode(x=x, tooltip=told),
+            base.mark_text(dy=-12, fontSize=11, fontWeight=600).encode(
+                x=x, text=alt.Text("bleu:Q", format=".1f")
+            ),
+        ]
+    if len(ticks):
+        single = alt.Chart(rows(ticks)).mark_tick(thickness=1.5, size=16, orient="vertical", yOffset=0)
+        layers.append(
+            single.encode(
+                x=x,
+                y=y,
+                color=recipe_colour(recipes),
+                opacity=focused(0.75, 0.1),
+                tooltip=[alt.Tooltip("recipe:N"), alt.Tooltip("seed:N"), _number("bleu", "BLEU")],
+            )
+        )
+    off = results.join(on, on="recipe", how="anti").with_columns(
+        words=pl.when(pl.col("bleu").is_null())
+        .then(pl.lit("no score"))
+        .otherwise(pl.format("◂ {}", pl.col("bleu").round(1)))
+        + pl.when(pl.col("note") == "").then(pl.lit("")).otherwise(pl.format(", {}", pl.col("note")))
+    )
+    if len(off):
+        text = alt.Chart(rows(off)).mark_text(align="left", dx=4, style="alarm")
+        layers.append(text.encode(x=alt.value(0), y=y, text="words:N", opacity=focused(1.0, 0.15)))
+    return finish(layers, ROW * len(order))
+
+
+def sensitivity(trials: pl.DataFrame, recipes: Sequence[str], lrs: Sequence[float]) -> Drawn:
+    """Dev BLEU against the learning rate (log scale), one run a point, a line a recipe.
+
+    ``trials``: ``recipe``, ``lr``, ``dev_bleu`` (null: no score), ``outcome``, ``chosen``. Recipes stand
+    slightly beside each other, so that points at the same place can be told apart. A run that did not
+    train is hollow with its outcome's mark; without a score it stands at zero and its line has a gap.
+    """
+    ratios = [b / a for a, b in pairwise(lrs)]
+    width = min(ratios, default=2.0) ** 0.22
+    gaps = max(1, len(recipes) - 1)
+    place = {name: width ** (i / gaps - 0.5) for i, name in enumerate(recipes)}
+    shown = trials.with_columns(
+        at=pl.col("lr") * pl.col("recipe").replace_strict(place, return_dtype=pl.Float64),
+        drawn=pl.col("dev_bleu").fill_null(0.0),
+        score=pl.when(pl.col("dev_bleu").is_null())
+        .then(pl.lit("no score"))
+        .otherwise(pl.col("dev_bleu").round(1).cast(pl.String)),
+        rate=pl.col("lr").map_elements(lambda v: f"{v:g}", return_dtype=pl.String),
+    )
+    ends = alt.Scale(type="log", domain=[min(lrs) / width**1.2, max(lrs) * width**1.2], nice=False)
+    axis = alt.Axis(values=sorted(lrs), format="~e", grid=True, labelOverlap=False)
+    x = alt.X("at:Q", scale=ends, title="learning rate", axis=axis)
+    y = alt.Y("drawn:Q", title="dev BLEU, first seed", axis=alt.Axis(tickCount=5))
+    colour = recipe_colour(recipes)
+    line = alt.Chart(rows(shown)).encode(x=x, color=colour)
+    trained = (pl.col("outcome") == "trained") & pl.col("dev_bleu").is_not_null()
+    told = [
+        alt.Tooltip("recipe:N"),
+        alt.Tooltip("rate:N", title="learning rate"),
+        alt.Tooltip("score:N", title="dev BLEU"),
+        alt.Tooltip("outcome:N"),
+    ]
+    layers: list[Any] = [
+        line.mark_line(strokeWidth=1.75, invalid="break-paths-show-domains").encode(
+            y=alt.Y("dev_bleu:Q", title="dev BLEU, first seed"),
+            strokeDash=recipe_dash(recipes),
+            opacity=focused(0.9),
+        )
+    ]
+    for good in (True, False):
+        some = shown.filter(trained if good else ~trained)
+        if len(some):
+            points = alt.Chart(rows(some)).mark_point(opacity=1, filled=good, size=60, strokeWidth=1.75)
+            layers.append(
+                points.encode(
+                    x=x, y=y, color=colour, shape=outcome_shape(), opacity=focused(1.0), tooltip=told
+                )
+            )
+    chosen = shown.filter(pl.col("chosen") & trained)
+    if len(chosen):
+        ring = alt.Chart(rows(chosen)).mark_point(filled=False, size=170, strokeWidth=1.5, shape="circle")
+        layers.append(ring.encode(x=x, y=y, color=colour, opacity=focused(0.9), tooltip=told))
+    return finish(layers, 260)
+
+
+def time_bars(results: pl.DataFrame, recipes: Sequence[str]) -> Drawn:
+    """Training time of one run at the chosen learning rate (median over seeds), in minutes.
+
+    ``results``: ``recipe``, ``minutes``, ``words`` (the same in words), ``note`` (why it is short,
+    if a run was stopped).
+    """
+    y = alt.Y(
+        "recipe:N",
+        sort=list(recipes),
+        title=None,
+        axis=alt.Axis(ticks=False, domain=False, labelPadding=8, labelFontSize=12),
+    )
+    most = results["minutes"].max()
+    longest = float(most) if isinstance(most, int | float) and most > 0 else 1.0
+    scale = alt.Scale(domain=[0, 1.04 * longest], nice=False)
+    x = alt.X("minutes:Q", title="minutes", scale=scale, axis=alt.Axis(tickCount=5))
+    base = alt.Chart(rows(results)).encode(x=x, y=y)
+    told = [alt.Tooltip("recipe:N"), alt.Tooltip("words:N", title="one run"), alt.Tooltip("note:N")]
+    layers: list[Any] = [
+        base.mark_bar(height=14, cornerRadiusEnd=3).encode(
+            color=recipe_colour(recipes), opacity=focused(0.9, 0.15), tooltip=told
+        ),
+        base.mark_text(align="left", dx=1, dy=-13, style="faint").encode(x=alt.value(0), text="words:N"),
+    ]
+    return finish(layers, ROW * len(recipes))
+
+
+def _number(column: str, title: str) -> alt.Tooltip:
+    return alt.Tooltip(f"{column}:Q", title=title, format=".2f")

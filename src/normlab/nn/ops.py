@@ -1,0 +1,77 @@
+"""Operations with a fast path; ``reference()`` switches all of them to plain, twice differentiable code."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+_reference: ContextVar[bool] = ContextVar("normlab.nn.reference", default=False)
+
+
+@contextmanager
+def reference() -> Iterator[None]:
+    """Within this block every operation takes its plain path: exportable, twice differentiable, vmap-able."""
+    token = _reference.set(True)
+    try:
+        yield
+    finally:
+        _reference.reset(token)
+
+
+def dropout(x: Tensor, p: float) -> Tensor:
+    """Zero each element with probability p and scale the others by 1 / (1 - p), any shape.
+
+    Srivastava et al. 2014. On the CPU the mask is cut from wide random integers, four 16-bit draws in one,
+    which rounds p to a multiple of 2**-16.
+    """
+    if _reference.get() or x.device.type != "cpu":
+        return F.dropout(x, p)
+    wide = torch.empty((x.numel() + 3) // 4, dtype=torch.int64).random_(-(2**63), None)
+    draws = wide.view(torch.int16)[: x.numel()].view(x.shape)
+    kept = (draws >= round(p * 2**16) - 2**15).to(x.dtype)
+    return x * kept.mul_(1 / (1 - p))
+
+
+_PLAIN_ATTENTION_SCORES = 2**18
+"""Queries x keys up to which attention on the CPU is trained without the fused kernel."""
+
+
+def attention(q: Tensor, k: Tensor, v: Tensor, *, mask: Tensor | None, causal: bool, p: float) -> Tensor:
+    r""":math:`\mathrm{softmax}(qk^\top/\sqrt{w})v` for q `[B, H, T, w]`, k and v `[B, H, S, w]`, with dropout
+    p on the weights.
+
+    ``mask`` is True where a query may look, and broadcasts to `[B, H, T, S]`. On the CPU the fused kernel's
+    bf16 backward is several times slower than plain matrix products at the lengths of sentences
+    (docs/lab-book.md), so training takes these.
+    """
+    few = q.shape[-2] * k.shape[-2] <= _PLAIN_ATTENTION_SCORES
+    if _reference.get() or (q.device.type == "cpu" and torch.is_grad_enabled() and few):
+        scores = (q * q.shape[-1] ** -0.5) @ k.transpose(-1, -2)
+        if causal:
+            mask = torch.ones(scores.shape[-2:], dtype=torch.bool, device=q.device).tril()
+        if mask is not None:
+            scores = scores.masked_fill(~mask, float("-inf"))
+        weights = torch.softmax(scores, dim=-1)
+        return (dropout(weights, p) if p else weights) @ v
+    return F.scaled_dot_product_attention(q, k, v, attn_mask=mask, dropout_p=p, is_causal=causal)
+
+
+class Dropout(nn.Module):
+    """``dropout`` in training, nothing in evaluation."""
+
+    def __init__(self, p: float) -> None:
+        super().__init__()
+        if not 0 <= p < 1:
+            raise ValueError(f"a dropout probability is at least 0 and below 1, got {p}")
+        self.p = p
+
+    def forward(self, x: Tensor) -> Tensor:
+        return dropout(x, self.p) if self.training and self.p else x
+
+    def extra_repr(self) -> str:
+        return f"p={self.p}"

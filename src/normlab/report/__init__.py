@@ -1,0 +1,1 @@
+"""Blocks -> one self-contained HTML page. Reads run folders; trains nothing and needs no torch."""

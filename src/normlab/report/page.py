@@ -1,0 +1,217 @@
+"""A page is a headline and blocks; ``Page.html`` makes one file of them that needs no network.
+
+The file carries Vega, Vega-Lite and the charts' data, follows the reader's light or dark mode, and
+forbids itself every request by a content security policy.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from functools import cache
+from typing import Any, Final
+
+import altair as alt
+import jinja2
+import polars as pl
+from markupsafe import Markup
+
+from normlab.figures.theme import Drawn, colour, dash, theme
+
+LIMIT_BYTES: Final = 5_000_000
+"""No page is larger."""
+
+
+@dataclass(frozen=True)
+class Text:
+    """A paragraph. A plain string is escaped, ``Markup`` is not. ``tone``: "", "note" or "alarm"."""
+
+    text: str
+    tone: str = ""
+
+
+@dataclass(frozen=True)
+class Notes:
+    """What to know, a sentence a line."""
+
+    notes: Sequence[Text]
+
+
+@dataclass(frozen=True)
+class Html:
+    """Markup that none of the other blocks can say; whoever makes it has escaped what it holds."""
+
+    markup: Markup
+
+
+@dataclass(frozen=True)
+class Code:
+    """Something to type or to keep, with a button that copies it."""
+
+    text: str
+
+
+@dataclass(frozen=True)
+class Cell:
+    """A table cell: its text, a smaller line below, where it links to, and how it is set apart."""
+
+    text: str
+    small: str = ""
+    href: str = ""
+    tone: str = ""
+    """"", "best", "good", "bad", "faint" or "alarm"."""
+    title: str = ""
+
+
+@dataclass(frozen=True)
+class Table:
+    """A table; it scrolls inside its own box. The first column holds the rows' headings."""
+
+    header: Sequence[str]
+    rows: Sequence[Sequence[Cell]]
+    caption: str = ""
+    text_columns: int = 1
+    """How many columns, from the left, hold words; the others are set as numbers, to the right."""
+
+
+@dataclass(frozen=True)
+class Chart:
+    """A chart with its title and what it shows; ``name`` also names its CSV, ``table`` is that CSV."""
+
+    name: str
+    title: str
+    caption: str
+    chart: Drawn
+    table: pl.DataFrame | None = None
+
+
+@dataclass(frozen=True)
+class Grid:
+    """Blocks side by side where there is room for ``wide`` px each, below each other on a phone."""
+
+    blocks: Sequence[Block]
+    wide: int = 440
+
+
+@dataclass(frozen=True)
+class Details:
+    """Blocks that are shown on request; a link to ``anchor`` opens them."""
+
+    summary: str
+    blocks: Sequence[Block]
+    anchor: str = ""
+
+
+@dataclass(frozen=True)
+class Section:
+    """Blocks under a heading."""
+
+    title: str
+    blocks: Sequence[Block]
+    anchor: str
+    intro: str = ""
+    listed: bool = True
+    """Whether the page's line of contents names it."""
+
+
+Block = Text | Notes | Html | Code | Table | Chart | Grid | Details | Section
+
+
+@dataclass(frozen=True)
+class Page:
+    """Headline first, then the facts in one line, then one sentence (``lead``), then the blocks."""
+
+    title: str
+    headline: str
+    facts: Sequence[str]
+    lead: str
+    blocks: Sequence[Block]
+    recipes: Sequence[str] = ()
+    """Gives every recipe its colour, in this order, and the legend that all charts share."""
+
+    def charts(self) -> list[Chart]:
+        """All charts, in the page's order."""
+        return [block for block in _walk(self.blocks) if isinstance(block, Chart)]
+
+    def html(self) -> str:
+        """The page as one HTML document.
+
+        Raises:
+            ValueError: two charts have the same name, or the page is larger than ``LIMIT_BYTES``.
+        """
+        charts = self.charts()
+        names = [chart.name for chart in charts]
+        twice = sorted({name for name in names if names.count(name) > 1})
+        if twice:
+            raise ValueError(
+                f"charts need names of their own, but these occur twice: {', '.join(twice)}; rename one"
+            )
+        text = _template().render(
+            page=self,
+            toc=[b for b in self.blocks if isinstance(b, Section) and b.listed],
+            swatches=[swatch(i) for i in range(len(self.recipes))],
+            palette=[(colour(i), colour(i, "dark")) for i in range(len(self.recipes))],
+            vega=_vega() if charts else "",
+            specs=_json({c.name: _spec(c.chart) for c in charts}),
+            configs=_json({mode: theme(mode, legend=False) for mode in ("light", "dark")}),
+        )
+        size = len(text.encode())
+        if size > LIMIT_BYTES:
+            raise ValueError(
+                f"the page has {size:,} bytes, at most {LIMIT_BYTES:,} are allowed; draw fewer points"
+            )
+        return text
+
+
+def swatch(index: int) -> Markup:
+    """A short piece of the recipe's line, in its colour and dash."""
+    pattern = " ".join(map(str, dash(index)))
+    return Markup(
+        '<svg class="swatch" viewBox="0 0 22 8" aria-hidden="true"><line x1="0" y1="4" x2="22" y2="4" '
+        'stroke="var(--recipe-{})" stroke-width="3" stroke-dasharray="{}"/></svg>'
+    ).format(index, pattern)
+
+
+def _walk(blocks: Iterable[Block]) -> Iterator[Block]:
+    for block in blocks:
+        yield block
+        if isinstance(block, Grid | Details | Section):
+            yield from _walk(block.blocks)
+
+
+def _spec(chart: Drawn) -> dict[str, Any]:
+    spec = chart.to_dict()
+    spec.pop("config", None)
+    return spec
+
+
+def _json(value: object) -> Markup:
+    """JSON that cannot end its own script element."""
+    text = json.dumps(value, separators=(",", ":"), ensure_ascii=False, allow_nan=False)
+    return Markup(text.replace("<", "\\u003c").replace("\u2028", "\\u2028").replace("\u2029", "\\u2029"))
+
+
+@cache
+def _vega() -> Markup:
+    import vl_convert
+
+    version = ".".join(alt.SCHEMA_VERSION.lstrip("v").split(".")[:2])
+    return Markup(
+        vl_convert.javascript_bundle("window.vegaEmbed = vegaEmbed;", vl_version=version).replace(
+            "</script", "<\\/script"
+        )
+    )
+
+
+@cache
+def _template() -> jinja2.Template:
+    environment = jinja2.Environment(
+        loader=jinja2.PackageLoader("normlab.report", "templates"),
+        autoescape=True,
+        trim_blocks=True,
+        lstrip_blocks=True,
+        undefined=jinja2.StrictUndefined,
+    )
+    environment.tests["kind"] = lambda block, name: type(block).__name__ == name
+    return environment.get_template("page.html.j2")

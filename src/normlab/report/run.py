@@ -1,0 +1,109 @@
+"""The page of one run: how it ended, its curves, its exact configuration."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Final
+
+import polars as pl
+from markupsafe import Markup
+
+from normlab.figures.curves import Axis, curve
+from normlab.report.page import Chart, Grid, Page, Section
+from normlab.report.pictures import SPIKY_POINTS
+from normlab.report.runs import RunView, metrics_frame, run_details, seed_of, view
+from normlab.spec.units import duration, rate
+
+SIDES: Final = ("training", "dev")
+
+
+def run_page(folder: Path) -> str:
+    """The run in ``folder`` as one self-contained HTML page; also while it is still running.
+
+    Raises:
+        ValueError: the folder holds no readable run.
+    """
+    folder = folder.resolve()
+    run = view(folder.parent, folder.name)
+    if run.config is None:
+        raise ValueError(
+            f"{folder} holds no readable run ({run.problem}); `normlab runs` lists those there are"
+        )
+    details = run_details(run, folder.parent, {})
+    return Page(
+        title=f"{run.config.recipe}, run {run.id}",
+        headline=_headline(run),
+        facts=_facts(run),
+        lead=(run.status.outcome.evidence if run.status and run.status.outcome else ""),
+        blocks=[
+            Section("", [_pictures(run)], "pictures", listed=False),
+            Section("The run, exactly", details.blocks, f"run-{run.id}"),
+        ],
+        recipes=SIDES,
+    ).html()
+
+
+def _headline(run: RunView) -> Markup:
+    assert run.config is not None
+    assert run.status is not None
+    name = Markup('{} at <span class="whole">{}</span>').format(run.config.recipe, rate(run.config.optim.lr))
+    best = run.status.best_dev_bleu
+    score = "" if best is None else f": {best:.1f} BLEU on dev"
+    if run.outcome == "trained":
+        return Markup("{} trained{}").format(name, score)
+    if run.outcome in ("stuck", "diverged"):
+        verb = "was stuck" if run.outcome == "stuck" else "diverged"
+        return Markup("{} {} at step {}").format(name, verb, f"{run.status.step:,}")
+    state = {"new": "has not begun", "running": "is running", "interrupted": "was interrupted"}
+    said = state.get(run.outcome, "ended in an error" if run.outcome == "failed" else run.outcome)
+    return Markup("{} {} (step {}){}").format(name, said, f"{run.status.step:,}", score)
+
+
+def _facts(run: RunView) -> list[str]:
+    assert run.config is not None
+    assert run.status is not None
+    facts = [f"seed {seed_of(run)}", f"{run.status.step:,} of {run.config.train.steps:,} steps"]
+    facts.append(f"{duration(run.status.train_seconds)} of training")
+    ends = metrics_frame(run, "train", ("tokens", "seconds")).tail(1).to_dicts()
+    if ends and ends[0]["tokens"] and ends[0]["seconds"]:
+        facts.append(f"{ends[0]['tokens'] / ends[0]['seconds']:,.0f} target tokens a second")
+    return [*facts, run.status.hardware] if run.status.hardware else facts
+
+
+def _pictures(run: RunView) -> Grid:
+    train = _named(run, "train", SIDES[0], ("nll", "grad_norm_l2", "lr"))
+    dev = _named(run, "dev", SIDES[1], ("nll", "bleu"))
+    both = pl.concat([train.drop("grad_norm_l2", "lr"), dev.drop("bleu")])
+    loss = Axis("nll", "nats per token", extremes=True, height=260)
+    norm = Axis("grad_norm_l2", "L2 norm", log=True, extremes=True, number=".3g")
+    charts = [
+        Chart("loss", "Loss", "Without label smoothing.", curve(both, SIDES, loss), both),
+        Chart(
+            "bleu",
+            "Dev BLEU",
+            "Greedy decoding.",
+            curve(dev, SIDES, Axis("bleu", "BLEU", zero=True, height=260)),
+            dev,
+        ),
+        Chart(
+            "grad-norm",
+            "Gradient norm",
+            "Before clipping, log scale; the band shows single spikes.",
+            curve(train, SIDES, norm, points=SPIKY_POINTS),
+            train,
+        ),
+        Chart(
+            "lr",
+            "Learning rate",
+            "",
+            curve(train, SIDES, Axis("lr", "learning rate", zero=True, number=".3g")),
+            train,
+        ),
+    ]
+    return Grid(charts)
+
+
+def _named(run: RunView, kind: str, side: str, columns: tuple[str, ...]) -> pl.DataFrame:
+    constants = {"recipe": side, "run": f"{run.id} {side}", "seed": seed_of(run), "outcome": run.outcome}
+    frame = metrics_frame(run, kind, columns)
+    return frame.select(*[pl.lit(v).alias(k) for k, v in constants.items()], "step", *columns)

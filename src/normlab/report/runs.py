@@ -1,0 +1,165 @@
+"""What a page needs of a run folder, and the block that shows a run's exact configuration."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import shlex
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import polars as pl
+from markupsafe import Markup
+
+from normlab.report.page import Block, Cell, Code, Details, Table, Text
+from normlab.spec.config import Config
+from normlab.spec.units import duration, rate
+from normlab.store.folder import RunFolder, Status
+
+
+@dataclass(frozen=True)
+class RunView:
+    """A run as the page sees it. ``problem`` says why the folder could not be read; empty: it could."""
+
+    id: str
+    config: Config | None = None
+    config_text: str = ""
+    status: Status | None = None
+    metrics: tuple[Mapping[str, Any], ...] = ()
+    scores: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+    problem: str = ""
+    stale: bool = False
+    """Today's code would give other numbers."""
+
+    @property
+    def outcome(self) -> str:
+        """trained, stuck or diverged; failed, interrupted or running when it has no outcome."""
+        if self.status is None:
+            return "missing"
+        return self.status.outcome.state if self.status.outcome else self.status.state
+
+    @property
+    def test_bleu(self) -> float | None:
+        """Of this run alone, from its ``scores.json``."""
+        value = self.scores.get("bleu")
+        return float(value) if isinstance(value, int | float) else None
+
+
+def view(root: Path, run: str) -> RunView:
+    """Read ``root/run``. A folder that is missing or damaged gives a view that says so; the page goes on."""
+    path = root / run
+    try:
+        folder = RunFolder(path)
+        scores = json.loads(folder.scores.read_text("utf-8")) if folder.scores.is_file() else {}
+        return RunView(
+            id=run,
+            config=folder.config(),
+            config_text=(path / "config.json").read_text("utf-8").strip(),
+            status=folder.status(),
+            metrics=tuple(folder.metrics()),
+            scores=scores if isinstance(scores, dict) else {},
+            stale=folder.stale(),
+        )
+    except (OSError, ValueError) as error:
+        return RunView(id=run, problem=str(error) or type(error).__name__)
+
+
+def metrics_frame(run: RunView, kind: str, columns: Sequence[str]) -> pl.DataFrame:
+    """The run's rows of one kind: ``step`` and ``columns``, as floats; what a row lacks is null."""
+    rows = [row for row in run.metrics if row.get("kind") == kind]
+    data = {"step": [row.get("step") for row in rows]} | {c: [row.get(c) for row in rows] for c in columns}
+    schema = {"step": pl.Int64} | dict.fromkeys(columns, pl.Float64)
+    return pl.DataFrame(data, schema=schema, strict=False)
+
+
+def flat(config: Config) -> dict[str, str]:
+    """``optim.lr: 0.001`` and so on, without what belongs to the machine or merely names the recipe."""
+    found: dict[str, str] = {}
+
+    def walk(value: Any, prefix: str) -> None:
+        for field in dataclasses.fields(value):
+            inner, name = getattr(value, field.name), prefix + field.name
+            if dataclasses.is_dataclass(inner):
+                if field.name != "machine":
+                    walk(inner, name + ".")
+            elif field.metadata.get("numbers", True) or name.startswith("data."):
+                found[name] = " ".join(map(str, inner)) if isinstance(inner, tuple) else str(inner)
+
+    walk(config, "")
+    return found
+
+
+def shared(runs: Sequence[RunView]) -> dict[str, str]:
+    """The settings in which no two of the runs differ."""
+    flats = [flat(run.config) for run in runs if run.config]
+    if not flats:
+        return {}
+    return {name: value for name, value in flats[0].items() if all(f.get(name) == value for f in flats)}
+
+
+def settings_table(settings: Mapping[str, str], caption: str = "") -> Table:
+    """Settings by name."""
+    rows = [
+        [Cell(name), Cell(value or "–", tone="" if value else "faint")] for name, value in settings.items()
+    ]
+    return Table(("setting", "value"), rows, caption, text_columns=2)
+
+
+def tag(outcome: str) -> Markup:
+    """The outcome as a small label."""
+    return Markup('<span class="tag {0}">{0}</span>').format(outcome)
+
+
+def seed_of(run: RunView) -> str:
+    """The run's seed, or its three when they differ."""
+    if run.config is None:
+        return "?"
+    seeds = run.config.seeds
+    three = (seeds.init, seeds.data, seeds.dropout)
+    return str(three[0]) if len(set(three)) == 1 else "init {}, data {}, dropout {}".format(*three)
+
+
+def repeat_command(root: Path, run: str) -> str:
+    """What to type to do a run again: its file relative to the current directory where it lies inside."""
+    file, here = (root / run / "config.json").absolute(), Path.cwd()
+    shown = file.relative_to(here) if file.is_relative_to(here) else file
+    return f"normlab train --config {shlex.quote(shown.as_posix())}"
+
+
+def run_details(run: RunView, root: Path, common: Mapping[str, str]) -> Details:
+    """One run behind its anchor ``#run-<id>``: outcome, evidence, what sets it apart, exact configuration."""
+    if run.problem or run.config is None or run.status is None:
+        summary = Markup("<code>{}</code> {}").format(run.id, tag("missing"))
+        return Details(
+            summary, [Text(run.problem or "The run's folder is incomplete.", "alarm")], f"run-{run.id}"
+        )
+    status = run.status
+    best = "" if status.best_dev_bleu is None else f", best dev BLEU {status.best_dev_bleu:.1f}"
+    summary = Markup("<code>{}</code> lr {}, seed {} {} <span class=note>{}{}</span>").format(
+        run.id,
+        rate(run.config.optim.lr),
+        seed_of(run),
+        tag(run.outcome) + (Markup(" ") + tag("stale") if run.stale else ""),
+        duration(status.train_seconds),
+        best,
+    )
+    own = {name: value for name, value in flat(run.config).items() if name not in common}
+    blocks: list[Block] = []
+    if status.outcome:
+        ended = status.outcome
+        blocks.append(Text(f"{ended.state.capitalize()} at step {ended.step:,}: {ended.evidence}"))
+    if run.stale:
+        blocks.append(
+            Text("Stale: made by older code. Today's gives this configuration other numbers.", "alarm")
+        )
+    if status.error:
+        blocks.append(Text(status.error, "alarm"))
+    if status.hardware:
+        blocks.append(Text(f"Ran on {status.hardware}.", "note"))
+    blocks.append(Code(repeat_command(root, run.id)))
+    if own and common:
+        blocks.append(settings_table(own, "What sets this run apart from others on this page"))
+    blocks.append(Details("Exact configuration", [Code(run.config_text)]))
+    return Details(summary, blocks, f"run-{run.id}")

@@ -1,0 +1,199 @@
+"""Numbers and findings in words. Every sentence is computed from the comparison."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Sequence
+
+from markupsafe import Markup
+
+from normlab.report.page import Text
+from normlab.spec.comparison import Comparison, Difference, Interval, RecipeResult
+from normlab.spec.units import p_value, rate
+
+
+def signed(value: float, digits: int = 1) -> str:
+    """``+1.3``, ``−0.4`` (a true minus), ``0.0`` without a sign."""
+    text = f"{abs(value):.{digits}f}"
+    if float(text) == 0:
+        return text
+    return ("+" if value > 0 else "−") + text
+
+
+def interval(low: float, high: float, *, sign: bool = False) -> str:
+    """``37.2 to 38.9``, or with signs for a difference."""
+    return f"{signed(low)} to {signed(high)}" if sign else f"{low:z.1f} to {high:z.1f}"
+
+
+def listing(items: Iterable[str]) -> Markup:
+    """``a``, ``a and b``, ``a, b and c``; plain strings are escaped."""
+    parts = [Markup.escape(item) for item in items]
+    if len(parts) < 2:
+        return Markup("").join(parts)
+    return Markup("{} and {}").format(Markup(", ").join(parts[:-1]), parts[-1])
+
+
+def count(number: int, thing: str) -> str:
+    """``1 run``, ``3 runs``."""
+    return f"{number:,} {thing}" if number == 1 else f"{number:,} {thing}s"
+
+
+def slug(name: str) -> str:
+    """A recipe's anchor: ``pre+fixnorm`` -> ``recipe-pre-2b-fixnorm``. Different names stay different."""
+    return "recipe-" + "".join(c if c.isalnum() and c.isascii() else f"-{ord(c):x}-" for c in name)
+
+
+def names(comparison: Comparison) -> dict[str, Markup]:
+    """Each recipe's name, underlined in its colour and linked to its runs."""
+    form = Markup('<a class="recipe" href="#{}" style="text-decoration-color: var(--recipe-{})">{}</a>')
+    return {r.name: form.format(slug(r.name), i, breakable(r.name)) for i, r in enumerate(comparison.recipes)}
+
+
+def breakable(name: str) -> Markup:
+    """A recipe's name that may be broken after ``+``, ``/`` and ``:``, and nowhere else."""
+    parts = re.split(r"(?<=[+/:])", name)
+    return Markup("<wbr>").join(parts)
+
+
+def ranking(comparison: Comparison) -> list[tuple[RecipeResult, Interval]]:
+    """Recipes with a score and at least one run that trained, best test BLEU first."""
+    learned = [(r, r.bleu) for r in comparison.recipes if r.bleu is not None and "trained" in r.outcomes]
+    return sorted(learned, key=lambda pair: -pair[1].value)
+
+
+def difference(comparison: Comparison, a: str, b: str) -> Difference | None:
+    """``a`` minus ``b``, turned round if the comparison holds it the other way; None if it holds neither."""
+    for d in comparison.differences:
+        if (d.a, d.b) == (a, b):
+            return d
+        if (d.a, d.b) == (b, a):
+            turned = Interval(-d.delta.value, -d.delta.high, -d.delta.low)
+            return Difference(a, b, turned, d.p, d.p_corrected, d.significant)
+    return None
+
+
+def headline(comparison: Comparison) -> Markup:
+    """Who won and by how much, or that nobody can be said to have won."""
+    called = names(comparison)
+    ranked = ranking(comparison)
+    if not ranked:
+        number = len(comparison.recipes)
+        return Markup("{} learned at the learning rates tried").format(
+            "The recipe did not" if number == 1 else f"None of the {number} recipes"
+        )
+    (best, score), *others = ranked
+    reaches = Markup("{} reaches {} BLEU").format(called[best.name], f"{score.value:.1f}")
+    if not others:
+        alone = Markup("") if len(comparison.recipes) == 1 else Markup(", the only recipe that learned")
+        return reaches + alone
+    level = [r.name for r, _ in others if not _beaten(comparison, best.name, r.name)]
+    if not level:
+        second, second_score = others[0]
+        ahead = score.value - second_score.value
+        return Markup("{} is best: {} BLEU, {} ahead of {}").format(
+            called[best.name], f"{score.value:.1f}", f"{ahead:.1f}", called[second.name]
+        )
+    if len(level) <= 3:
+        tied = listing([called[name] for name in level])
+    else:
+        tied = Markup("{} others").format(len(level))
+    return Markup("{}, but this test cannot tell it from {}").format(reaches, tied)
+
+
+def notes(comparison: Comparison, missing: Sequence[str] = (), stale: Sequence[str] = ()) -> list[Text]:
+    """What went wrong, which choices lie at the edge of the sweep, and what limits the answer."""
+    found = [*_trouble(comparison), *_edges(comparison), *_limits(comparison)]
+    for entry in comparison.failed:
+        run, _, reason = entry.partition(":")
+        link = Markup('Run <a href="#run-{0}">{0}</a> ended in an error').format(run.strip())
+        found.append(Text(link + (Markup(": {}").format(reason.strip()) if reason.strip() else ""), "alarm"))
+    if missing:
+        text = f"{count(len(missing), 'run folder')} could not be read, so their curves are missing: "
+        found.append(Text(Markup.escape(text) + listing(missing), "alarm"))
+    if stale:
+        text = f"{count(len(stale), 'stale run')}, made by older code; today's would give other numbers: "
+        links = listing(Markup('<a href="#run-{0}">{0}</a>').format(run) for run in stale)
+        found.append(Text(Markup.escape(text) + links, "alarm"))
+    return found
+
+
+def _beaten(comparison: Comparison, best: str, other: str) -> bool:
+    d = difference(comparison, best, other)
+    return d is not None and d.significant and d.delta.value > 0
+
+
+def lead(comparison: Comparison) -> Markup:
+    """The difference between the two best, its interval and p; empty if there are no two."""
+    ranked = ranking(comparison)
+    if len(ranked) < 2:
+        return Markup("")
+    (best, _), (second, _), *_ = ranked
+    called = names(comparison)
+    d = difference(comparison, best.name, second.name)
+    if d is None:
+        return Markup("No significance was computed between {} and {}: their order may be chance.").format(
+            called[best.name], called[second.name]
+        )
+    pairs = count(len(comparison.differences), "comparison")
+    return Markup("{} over {}: {} BLEU, 95% interval {}; {} after correction for {}, {}.").format(
+        called[best.name],
+        called[second.name],
+        signed(d.delta.value),
+        interval(d.delta.low, d.delta.high, sign=True),
+        p_value(d.p_corrected),
+        pairs,
+        "significant" if d.significant else "not significant",
+    )
+
+
+def _trouble(comparison: Comparison) -> list[Text]:
+    """One note a recipe that was stuck or diverged somewhere, and one for those that never were."""
+    called = names(comparison)
+    found: list[Text] = []
+    fine = []
+    for recipe in comparison.recipes:
+        parts = []
+        for state in ("stuck", "diverged", "failed"):
+            rates = [rate(t.lr) for t in recipe.trials if t.outcome == state]
+            if rates:
+                verb = state if state != "stuck" else "was stuck"
+                parts.append(Markup("{} at {}").format(verb, listing(rates)))
+        bad = [o for o in recipe.outcomes if o != "trained"]
+        if bad and not (len(bad) == len(recipe.outcomes) and parts):
+            parts.append(
+                Markup("at the chosen {}, {} of {} seeds did not train").format(
+                    rate(recipe.lr), len(bad), len(recipe.outcomes)
+                )
+            )
+        if not parts:
+            fine.append(called[recipe.name])
+            continue
+        good = [rate(t.lr) for t in recipe.trials if t.outcome == "trained"]
+        end = Markup("; it trained at {}").format(listing(good)) if good else Markup(": nowhere did it train")
+        found.append(Text(Markup("{} {}{}.").format(called[recipe.name], listing(parts), end), "alarm"))
+    if fine:
+        number = len(comparison.lrs)
+        several = "both" if number == 2 else f"all {number}"
+        every = "the learning rate tried" if number == 1 else f"{several} learning rates"
+        found.append(Text(Markup("{} trained at {}.").format(listing(fine), every)))
+    return found
+
+
+def _edges(comparison: Comparison) -> list[Text]:
+    called = names(comparison)
+    found: list[Text] = []
+    if len(comparison.lrs) < 2:
+        return found
+    lrs = comparison.lrs
+    for edge, side, more in ((max(lrs), "largest", "larger"), (min(lrs), "smallest", "smaller")):
+        there = [called[r.name] for r, _ in ranking(comparison) if r.lr == edge]
+        if there:
+            form = "{} did best at the {} learning rate tried, {}; a {} one may be better still."
+            found.append(Text(Markup(form).format(listing(there), side, rate(edge), more)))
+    return found
+
+
+def _limits(comparison: Comparison) -> list[Text]:
+    if len(comparison.seeds) == 1:
+        return [Text("One seed only: the intervals cover the choice of sentences, not the luck of a start.")]
+    return []

@@ -1,0 +1,1 @@
+"""Plans, the queue, the training loop, and what a run's metrics amount to."""

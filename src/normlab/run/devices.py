@@ -1,0 +1,83 @@
+"""Devices, threads and precision, on torch alone."""
+
+from __future__ import annotations
+
+import ctypes
+import platform
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+import torch
+
+from normlab.spec.config import Config, MachineConfig
+
+_M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3
+
+
+def prepare_process(machine: MachineConfig) -> torch.device:
+    """Set the threads and the memory allocator of this process; the device to train on."""
+    try:
+        device = torch.device(machine.device)
+    except RuntimeError:
+        raise ValueError(f"there is no device {machine.device!r}; use cpu, cuda or cuda:1") from None
+    if device.type == "cuda" and not torch.cuda.is_available():
+        raise ValueError("the device cuda was asked for, and torch sees none; use --device cpu")
+    if machine.threads:
+        torch.set_num_threads(machine.threads)
+    _keep_freed_memory()
+    return device
+
+
+def _keep_freed_memory() -> None:
+    """Make glibc reuse large freed blocks.
+
+    By default it maps every large tensor anew and the kernel zeroes its pages each time: a cross-entropy over
+    2000 x 5000 logits then takes five times as long (docs/lab-book.md).
+    """
+    if sys.platform != "linux":
+        return
+    libc = ctypes.CDLL(None)
+    if hasattr(libc, "mallopt"):
+        libc.mallopt(_M_MMAP_THRESHOLD, 1 << 30)
+        libc.mallopt(_M_TRIM_THRESHOLD, (1 << 31) - 1)
+
+
+def best_precision(device: str) -> str:
+    """``bf16`` where the hardware multiplies bf16 matrices, else ``fp32``."""
+    if device.startswith("cuda"):
+        return "bf16" if torch.cuda.is_available() and torch.cuda.is_bf16_supported() else "fp32"
+    try:
+        fast = torch.cpu._is_avx512_bf16_supported() or torch.cpu._is_amx_tile_supported()
+    except AttributeError:
+        fast = False
+    return "bf16" if fast else "fp32"
+
+
+def resolved_precision(config: Config) -> Config:
+    """The configuration with ``best_precision`` of its device in the place of ``auto``."""
+    if config.train.precision != "auto":
+        return config
+    precision = best_precision(config.machine.device)
+    return replace(config, train=replace(config.train, precision=precision))
+
+
+def autocast(device: torch.device, precision: str) -> torch.autocast:
+    """Matrix products in the run's precision over fp32 weights."""
+    return torch.autocast(device.type, dtype=torch.bfloat16, enabled=precision == "bf16")
+
+
+def hardware(device: torch.device) -> str:
+    """The machine in words, for a run's record."""
+    if device.type == "cuda":
+        return f"{torch.cuda.get_device_name(device)}, torch {torch.__version__}"
+    threads = torch.get_num_threads()
+    return f"{_cpu_name()}, {threads} thread{'s' if threads > 1 else ''}, torch {torch.__version__}"
+
+
+def _cpu_name() -> str:
+    try:
+        with Path("/proc/cpuinfo").open(encoding="utf-8") as info:
+            return next(line.split(":", 1)[1].strip() for line in info if line.startswith("model name"))
+    except (OSError, StopIteration):
+        return platform.processor() or platform.machine()

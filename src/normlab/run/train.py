@@ -1,0 +1,300 @@
+"""The training loop: from a configuration to a finished run folder."""
+
+from __future__ import annotations
+
+import contextlib
+import math
+import signal
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from normlab.data.prepare import Corpus, prepare
+from normlab.optim import build_optimiser, schedule_factor
+from normlab.run.checkpoint import has_checkpoint, load_checkpoint, save_checkpoint
+from normlab.run.devices import autocast, hardware, prepare_process, resolved_precision
+from normlab.run.outcome import outcome
+from normlab.run.translate import score_test
+from normlab.spec.config import Config, run_id
+from normlab.spec.outcome import Outcome
+from normlab.spec.randomness import derive
+from normlab.store.folder import RunFolder, Status
+from normlab.tasks.translation import Translation
+
+Row = dict[str, Any]
+
+
+def train(config: Config, root: str | Path, on_row: Callable[[Row], None] = lambda row: None) -> RunFolder:
+    """Train one configuration under ``root`` and translate its test text; the run's folder.
+
+    A run that is done is returned as it is, an interrupted one goes on from its last checkpoint. ``on_row``
+    sees every metrics row as it is written. Ctrl-C saves a checkpoint and raises KeyboardInterrupt.
+    """
+    device = prepare_process(config.machine)
+    root = Path(root)
+    data, corpus = prepare(config.data, root / "data")
+    config = replace(resolved_precision(config), data=data)
+    folder = RunFolder(root / run_id(config))
+    if folder.status().state == "done":
+        return folder
+    folder.path.mkdir(parents=True, exist_ok=True)
+    with folder.lock():
+        if folder.status().state == "done":  # by another process, a moment ago
+            return folder
+        _furnish(folder, config, corpus)
+        try:
+            with _polite_interrupt() as interrupted:
+                loop = Loop(config, corpus, folder, device, on_row)
+                loop.run(interrupted)
+            score_test(config, corpus, folder, loop.model)
+            folder.set_status(replace(folder.status(), state="done"))
+        except KeyboardInterrupt:
+            folder.set_status(replace(folder.status(), state="interrupted"))
+            raise
+        except Exception as error:
+            folder.set_status(
+                replace(folder.status(), state="failed", error=f"{type(error).__name__}: {error}")
+            )
+            raise
+    return folder
+
+
+def _furnish(folder: RunFolder, config: Config, corpus: Corpus) -> None:
+    """Give a new run folder what it needs to translate without its corpus, the configuration last."""
+    if not (folder.path / "config.json").exists():
+        corpus.tokenizer.save(folder.tokenizer)
+        np.save(folder.target_types, corpus.target_types, allow_pickle=False)
+        RunFolder.create(folder.path, config)
+
+
+@contextmanager
+def _polite_interrupt() -> Iterator[threading.Event]:
+    """The first Ctrl-C, or a closed terminal, sets an event, so that the step in progress ends and is saved.
+
+    The second one is at once.
+    """
+    event = threading.Event()
+    if threading.current_thread() is not threading.main_thread():
+        yield event
+        return
+
+    def handle(number: int, frame: Any) -> None:
+        if event.is_set():
+            raise KeyboardInterrupt
+        event.set()
+        with contextlib.suppress(OSError):
+            sys.stderr.write("\nsaving after this step; once more stops at once\n")
+
+    before = {s: signal.signal(s, handle) for s in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)}
+    try:
+        yield event
+    finally:
+        for s, handler in before.items():
+            signal.signal(s, handler)
+
+
+@dataclass
+class Position:
+    """How far a run is: what a checkpoint keeps beside the weights."""
+
+    step: int = 0
+    tokens: int = 0
+    positions: int = 0
+    seconds: float = 0.0
+    best_step: int | None = None
+    best_dev_bleu: float | None = None
+    best_dev_nll: float | None = None
+
+
+class Loop:
+    """One run in progress. Every random draw is derived from (seed, purpose, step, micro-batch)."""
+
+    def __init__(
+        self,
+        config: Config,
+        corpus: Corpus,
+        folder: RunFolder,
+        device: torch.device,
+        on_row: Callable[[Row], None],
+    ) -> None:
+        self.config, self.corpus, self.folder = config, corpus, folder
+        self.device, self.on_row = device, on_row
+        self.task = Translation(config, corpus, device)
+        self.model = self.task.build()
+        self.optimiser = build_optimiser(self.model.parameters(), config.optim)
+        self.progress = Position()
+        self.pending: list[tuple[float, Tensor]] = []
+        """Learning rate, and `[3]` loss, likelihood and gradient norm, of every step since the last row."""
+        if has_checkpoint(folder.last):
+            state = load_checkpoint(folder.last, self.model, self.optimiser)
+            self.pending = [(lr, torch.tensor(v, device=device)) for lr, v in state.pop("pending", [])]
+            self.progress = Position(**state)
+        folder.cut_metrics(self.progress.step)
+        self.rows: list[Row] = folder.metrics()
+        self.outcome = self._judge(final=self.progress.step == config.train.steps)
+        self._clock = time.perf_counter() - self.progress.seconds
+        self._report("running")
+
+    def run(self, interrupted: threading.Event) -> None:
+        """Train to the last step, or to the step at which the outcome is clear."""
+        train, machine = self.config.train, self.config.machine
+        while self.progress.step < train.steps and not self._hopeless():
+            self.step()
+            step = self.progress.step
+            last = step == train.steps
+            if last or step % machine.log_every_steps == 0 or step == 1:
+                self.flush()
+                self.outcome = self._judge(final=last)
+            if last or step % train.validate_every_steps == 0:
+                self.validate()
+            if interrupted.is_set():
+                self.checkpoint("interrupted")
+                raise KeyboardInterrupt
+            if not last and step % machine.checkpoint_every_steps == 0:
+                self.checkpoint("running")
+        if self.progress.best_step is None:
+            self.validate()
+        self.outcome = self.outcome or self._judge(final=True)
+        self.checkpoint("running")
+
+    def step(self) -> None:
+        """One optimiser step over the micro-batches of the global batch; nothing waits for the device."""
+        config, p = self.config, self.progress
+        p.step += 1
+        first = (p.step - 1) * config.train.accumulation
+        batches = [self.task.batch(first + i) for i in range(config.train.accumulation)]
+        tokens = sum(b.tokens for b in batches)
+        self.model.train()
+        loss = nll = torch.zeros((), device=self.device)
+        for i, batch in enumerate(batches):
+            torch.manual_seed(derive(config.seeds.dropout, "dropout", p.step, i))
+            with autocast(self.device, config.train.precision):
+                sums = self.task.loss(self.model, batch)
+            (sums.loss / tokens).backward()
+            loss, nll = loss + sums.loss.detach(), nll + sums.nll
+        norm = self._clip()
+        lr = self._learning_rate()
+        for group in self.optimiser.param_groups:
+            group["lr"].fill_(lr)
+        self.optimiser.step()
+        self.optimiser.zero_grad(set_to_none=True)
+        p.tokens += tokens
+        p.positions += sum(b.source.numel() + b.target_in.numel() for b in batches)
+        self.pending.append((lr, torch.stack([loss / tokens, nll / tokens, norm])))
+
+    def flush(self) -> None:
+        """Fetch what the steps since the last flush left on the device, and write one row for them.
+
+        Loss and likelihood are means over those steps; the gradient norm is the last step's, or the first one
+        that is not finite.
+        """
+        values = torch.stack([v for _, v in self.pending]).tolist()
+        norms = [v[2] for v in values]
+        self.progress.seconds = self._seconds()
+        self._emit(
+            {
+                "kind": "train",
+                "step": self.progress.step,
+                "loss": sum(v[0] for v in values) / len(values),
+                "nll": sum(v[1] for v in values) / len(values),
+                "grad_norm_l2": next((n for n in norms if not math.isfinite(n)), norms[-1]),
+                "lr": self.pending[-1][0],
+                "tokens": self.progress.tokens,
+                "positions": self.progress.positions,
+                "seconds": self.progress.seconds,
+            }
+        )
+        self.pending.clear()
+
+    def validate(self) -> None:
+        """Dev likelihood and greedy BLEU; a new best is kept as a checkpoint of weights."""
+        self.model.eval()
+        with autocast(self.device, self.config.train.precision):
+            nll = self.task.dev_nll(self.model)
+            bleu = self.task.dev_bleu(self.model)
+        p = self.progress
+        p.seconds = self._seconds()
+        self._emit({"kind": "dev", "step": p.step, "nll": nll, "bleu": bleu, "seconds": p.seconds})
+        if self._is_best(bleu, nll):
+            p.best_step, p.best_dev_bleu, p.best_dev_nll = p.step, bleu, nll
+            save_checkpoint(self.folder.best, self.model, None, {"step": p.step, "bleu": bleu, "nll": nll})
+
+    def checkpoint(self, state: str) -> None:
+        """Everything that is needed to go on from here."""
+        self.progress.seconds = self._seconds()
+        pending = [(lr, values.tolist()) for lr, values in self.pending]
+        kept = vars(self.progress) | {"pending": pending}
+        save_checkpoint(self.folder.last, self.model, self.optimiser, kept)
+        self._report(state)
+
+    def _seconds(self) -> float:
+        """Of training so far, to the millisecond; pauses between resumptions are left out."""
+        return round(time.perf_counter() - self._clock, 3)
+
+    def _clip(self) -> Tensor:
+        """The global gradient norm; gradients are scaled down to the configured one if it is larger."""
+        gradients = [p.grad for p in self.model.parameters() if p.grad is not None]
+        norm = nn.utils.get_total_norm(gradients)
+        largest = self.config.optim.clip_norm_l2
+        if largest:
+            nn.utils.clip_grads_with_norm_(self.model.parameters(), largest, norm)
+        return norm
+
+    def _hopeless(self) -> bool:
+        """Whether the outcome ends the run before its last step."""
+        stop = self.outcome is not None and self.outcome.state != "trained"
+        return stop and self.config.train.stop_early
+
+    def _learning_rate(self) -> float:
+        optim = self.config.optim
+        return optim.lr * schedule_factor(
+            optim.schedule,
+            self.progress.step,
+            warmup_steps=optim.warmup_steps,
+            total_steps=self.config.train.steps,
+        )
+
+    def _is_best(self, bleu: float, nll: float) -> bool:
+        p = self.progress
+        if p.best_step is None or p.best_dev_bleu is None or p.best_dev_nll is None:
+            return True
+        if self.config.train.best_by == "nll":
+            return nll < p.best_dev_nll
+        return (bleu, -nll) > (p.best_dev_bleu, -p.best_dev_nll)
+
+    def _judge(self, *, final: bool) -> Outcome | None:
+        return outcome(
+            self.rows,
+            unigram_entropy_nats=self.corpus.unigram_entropy_nats,
+            total_steps=self.config.train.steps,
+            final=final,
+        )
+
+    def _emit(self, row: Row) -> None:
+        self.rows.append(row)
+        self.folder.append_metrics(row)
+        self.on_row(row)
+
+    def _report(self, state: str) -> None:
+        p = self.progress
+        self.folder.set_status(
+            Status(
+                state=state,
+                step=p.step,
+                outcome=self.outcome,
+                best_step=p.best_step,
+                best_dev_bleu=p.best_dev_bleu,
+                best_dev_nll=p.best_dev_nll,
+                train_seconds=p.seconds,
+                hardware=hardware(self.device),
+            )
+        )

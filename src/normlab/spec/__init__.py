@@ -1,0 +1,1 @@
+"""What people ask for and what comes out, as data: configurations, requests, results. No torch."""

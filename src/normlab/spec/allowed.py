@@ -1,0 +1,72 @@
+"""What the fields of a dataclass may hold, as a table that its ``__post_init__`` checks."""
+
+from __future__ import annotations
+
+import difflib
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from numbers import Integral, Real
+
+
+@dataclass(frozen=True)
+class Range:
+    """Numbers ``>= least``, ``> above`` and ``< below``, where these are given; never NaN."""
+
+    least: float = -math.inf
+    above: float = -math.inf
+    below: float | None = None
+    whole: bool = False
+
+    def holds(self, value: object) -> bool:
+        if not isinstance(value, Integral if self.whole else Real):
+            return False
+        number = float(value)
+        inside = number >= self.least and (self.above == -math.inf or number > self.above)
+        return inside and (self.below is None or number < self.below)
+
+    def wanted(self, value: object) -> str:
+        """What is allowed, in the words that ``value`` calls for."""
+        if not isinstance(value, Integral if self.whole else Real):
+            return "a whole number" if self.whole else "a number"
+        words = [f"at least {self.least:g}"] if self.least > -math.inf else []
+        words += [f"above {self.above:g}"] if self.above > -math.inf else []
+        words += [f"below {self.below:g}"] if self.below is not None and self.below < math.inf else []
+        words += ["finite"] if self.below == math.inf and value == math.inf else []
+        return " and ".join(words)
+
+
+@dataclass(frozen=True)
+class Choice:
+    """One of a few words."""
+
+    words: tuple[str, ...]
+
+    def holds(self, value: object) -> bool:
+        return value in self.words
+
+    def wanted(self, value: object) -> str:
+        """What is allowed, with the word that was meant if one is near."""
+        close = difflib.get_close_matches(str(value), self.words, 1)
+        allowed = f"one of {', '.join(self.words)}" if len(self.words) > 1 else repr(self.words[0])
+        return allowed + (f" (did you mean {close[0]!r}?)" if close and len(self.words) > 1 else "")
+
+
+SIZE = Range(least=1, whole=True)
+COUNT = Range(least=0, whole=True)
+SHARE = Range(least=0, below=1)
+POSITIVE = Range(above=0, below=math.inf)
+AMOUNT = Range(least=0, below=math.inf)
+
+
+def check(section: object, table: Mapping[Range | Choice, str]) -> None:
+    """Raise ValueError at the first field that does not hold what it may.
+
+    ``table`` says for each rule the fields under it, separated by spaces; of a tuple every item counts.
+    """
+    for rule, names in table.items():
+        for name in names.split():
+            given = getattr(section, name)
+            for value in given if isinstance(given, tuple) else (given,):
+                if not rule.holds(value):
+                    raise ValueError(f"{name} is {rule.wanted(value)}, got {value!r}")

@@ -1,0 +1,104 @@
+"""The result of ``normlab compare`` as data: written once, drawn by the report."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class Interval:
+    """A point estimate with a 95% interval."""
+
+    value: float
+    low: float
+    high: float
+
+
+@dataclass(frozen=True)
+class Trial:
+    """One learning rate of one recipe, run with the first seed."""
+
+    lr: float
+    run: str
+    dev_bleu: float | None
+    dev_nll: float | None
+    outcome: str
+
+
+@dataclass(frozen=True)
+class RecipeResult:
+    """One recipe: its sweep over learning rates, and its seeds at the chosen one."""
+
+    name: str
+    resolves_to: str
+    """One line: placement, norm, embedding, scheme, schedule."""
+    trials: tuple[Trial, ...]
+    lr: float
+    """The learning rate chosen on dev with the first seed."""
+    runs: tuple[str, ...]
+    """Run ids at the chosen learning rate, in the order of ``Comparison.seeds``."""
+    outcomes: tuple[str, ...]
+    bleu: Interval | None
+    """Test BLEU: mean over the seeds whose translations exist, interval over sentences (bootstrap) and those
+    seeds (Student's t); None: no seed has translations."""
+    chrf: float | None
+    bleu_tokenised: float | None
+    dev_bleu: float | None
+    train_seconds: float
+    """Median over the runs at the chosen learning rate."""
+    total_seconds: float
+    """Over every run of the recipe, the sweep included."""
+
+
+@dataclass(frozen=True)
+class Difference:
+    """Test BLEU of ``a`` minus that of ``b``, paired over sentences; the interval counts the seeds, too."""
+
+    a: str
+    b: str
+    delta: Interval
+    p: float
+    """Two-sided, before correction."""
+    p_corrected: float
+    """Holm-corrected over all pairs of the comparison."""
+    significant: bool
+    """``p_corrected`` is below 0.05."""
+
+
+@dataclass(frozen=True)
+class Sample:
+    """A test sentence with each recipe's translation (first seed, chosen learning rate)."""
+
+    source: str
+    reference: str
+    outputs: dict[str, str]
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """Everything the page shows that is not in the run folders themselves."""
+
+    title: str
+    command: str
+    """What to type to do it again."""
+    date: str
+    machine: str
+    data: dict[str, str]
+    """Facts in words: pairs, vocabulary, corpus, unigram entropy."""
+    seeds: tuple[int, ...]
+    lrs: tuple[float, ...]
+    signature: str
+    """sacreBLEU's, of BLEU."""
+    recipes: tuple[RecipeResult, ...]
+    differences: tuple[Difference, ...]
+    samples: tuple[Sample, ...]
+    failed: tuple[str, ...] = ()
+    """Run ids that ended in an error, with the reason after a colon."""
+    test_is_dev: bool = False
+    """No test text was given: the scores called test are of the dev text, on which choices were made."""
+    unigram_entropy_nats: float | None = None
+    """Of the target side's training tokens; None: not recorded."""
+    signature_chrf: str = ""
+    """sacreBLEU's, of chrF; empty: not recorded."""
+    signature_tokenised: str = ""
+    """sacreBLEU's, of the tokenised BLEU; empty: not recorded."""

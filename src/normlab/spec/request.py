@@ -1,0 +1,57 @@
+"""What ``normlab compare`` is asked to do, as data."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass
+from pathlib import Path
+
+from normlab.spec.allowed import COUNT, POSITIVE, SIZE, Range, check
+from normlab.spec.config import Config, OptimConfig, TrainConfig
+
+
+def usable_cores() -> int:
+    """Processor cores that this process may use: its affinity where the system has one, else all."""
+    if hasattr(os, "sched_getaffinity"):
+        return len(os.sched_getaffinity(0))
+    return os.cpu_count() or 1
+
+
+@dataclass(frozen=True)
+class CompareRequest:
+    """Recipes to train at several learning rates with one seed, and at the best one with the others."""
+
+    title: str = "Comparison"
+    recipes: tuple[str, ...] = ("post", "post+warmup", "pre", "pre+fixnorm+scalenorm")
+    lrs: tuple[float, ...] = (1e-3, 2e-3)
+    """Peak learning rates; each recipe's own is chosen among them on dev with the first seed."""
+    seeds: int = 3
+    """How many: ``first_seed``, ``first_seed + 1`` and so on."""
+    first_seed: int = 1
+    base: Config = Config(optim=OptimConfig(warmup_steps=400), train=TrainConfig(precision="auto"))
+    """Everything that is not a recipe's choice, a learning rate or a seed; ``normlab.configs`` has more."""
+    jobs: int = 0
+    """Processes that train at the same time; 0 becomes one for each usable core, on a GPU a single one."""
+    out: Path = Path("runs")
+    """Folder of the run folders, the prepared data and ``comparison.json``."""
+    resamples: int = 2000
+    """Of the bootstrap over sentences and seeds."""
+    force: bool = False
+    """Whether to train combinations that their source does not define."""
+    command: str = ""
+    """What was typed, for the page; empty from Python."""
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "recipes", tuple(name.strip() for name in self.recipes))
+        object.__setattr__(self, "out", Path(self.out))
+        for name, given in (("recipes", self.recipes), ("lrs", self.lrs)):
+            if not given:
+                raise ValueError(f"a comparison needs at least one of {name}, got none")
+            if len(set(given)) < len(given):
+                twice = next(item for item in given if given.count(item) > 1)
+                raise ValueError(f"{name} hold {twice} twice; name each once")
+        least_resamples = Range(least=100, whole=True)
+        check(self, {POSITIVE: "lrs", SIZE: "seeds", COUNT: "jobs", least_resamples: "resamples"})
+        if not self.jobs:
+            on_cpu = self.base.machine.device == "cpu"
+            object.__setattr__(self, "jobs", usable_cores() if on_cpu else 1)

@@ -1,0 +1,138 @@
+"""Frozen dataclasses to JSON and back; nothing that is read can execute code.
+
+Understood are dataclasses of bool, int, float, str, ``X | None``, tuples, ``dict[str, X]`` and dataclasses.
+JSON has no word for numbers that are not finite: they are written as "nan", "inf" and "-inf".
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import difflib
+import functools
+import json
+import math
+import types
+import typing
+from typing import Any, NoReturn, TypeVar
+
+T = TypeVar("T")
+
+NOT_FINITE = ("nan", "inf", "-inf")
+_WORDS = {bool: "true or false", int: "a whole number", float: "a number", str: "text"}
+
+
+def to_json(value: Any, *, indent: int | None = None) -> str:
+    """A dataclass, with all it contains, as JSON text on one line or indented."""
+    return json.dumps(to_plain(value), ensure_ascii=False, indent=indent, allow_nan=False)
+
+
+def from_json(kind: type[T], text: str) -> T:
+    """The dataclass that ``to_json`` wrote; absent fields take their defaults.
+
+    Raises ValueError naming the place of what is not JSON, of an unknown key (with the nearest known one),
+    of a field that is missing and has no default, and of a value of another type or out of its range.
+    """
+    try:
+        content = json.loads(text)
+    except json.JSONDecodeError as error:
+        raise ValueError(
+            f"this is not JSON: {error.msg} in line {error.lineno}, column {error.colno}"
+        ) from error
+    return from_plain(kind, content)
+
+
+def to_plain(value: Any) -> Any:
+    """Dataclasses and tuples as dicts and lists of what JSON can say."""
+    if dataclasses.is_dataclass(value):
+        return {f.name: to_plain(getattr(value, f.name)) for f in dataclasses.fields(value)}
+    if isinstance(value, dict):
+        return {key: to_plain(v) for key, v in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [to_plain(v) for v in value]
+    if isinstance(value, float) and not math.isfinite(value):
+        return str(float(value))
+    return value
+
+
+def from_plain(kind: Any, value: Any, where: str = "") -> Any:
+    """Build ``kind`` from dicts, lists and scalars; ``where`` names the place in errors."""
+    origin, items = typing.get_origin(kind), typing.get_args(kind)
+    if kind is Any:
+        return value
+    if dataclasses.is_dataclass(kind):
+        return _dataclass(kind, value, where)
+    if origin in (typing.Union, types.UnionType):
+        options = [item for item in items if item is not type(None)]
+        if len(options) == 1:
+            return None if value is None else from_plain(options[0], value, where)
+    if origin is tuple:
+        return _tuple(items, value, where)
+    if origin is dict:
+        if not isinstance(value, dict):
+            _refuse(value, where, "an object")
+        return {key: from_plain(items[1], v, _join(where, key)) for key, v in value.items()}
+    return _scalar(kind, value, where)
+
+
+def _dataclass(kind: Any, value: Any, where: str) -> Any:
+    if not isinstance(value, dict):
+        _refuse(value, where, f"an object, the fields of {kind.__name__}")
+    fields = _fields(kind)
+    for key in value:
+        if key not in fields:
+            close = difflib.get_close_matches(key, fields, 1)
+            hint = f"did you mean {close[0]!r}?" if close else f"allowed: {', '.join(fields)}"
+            raise ValueError(f"unknown key {_join(where, key)!r}; {hint}")
+    missing = [name for name, (_, required) in fields.items() if required and name not in value]
+    if missing:
+        raise ValueError(f"{where or kind.__name__} lacks {', '.join(missing)}; add what is missing")
+    read = {key: from_plain(fields[key][0], v, _join(where, key)) for key, v in value.items()}
+    try:
+        return kind(**read)
+    except ValueError as error:
+        raise ValueError(f"{where}: {error}" if where else str(error)) from error
+
+
+@functools.cache
+def _fields(kind: Any) -> dict[str, tuple[Any, bool]]:
+    """Each field's type, and whether it has no default."""
+    hints = typing.get_type_hints(kind)
+    return {
+        f.name: (
+            hints[f.name],
+            f.default is dataclasses.MISSING and f.default_factory is dataclasses.MISSING,
+        )
+        for f in dataclasses.fields(kind)
+    }
+
+
+def _tuple(items: tuple[Any, ...], value: Any, where: str) -> tuple[Any, ...]:
+    if not isinstance(value, list):
+        _refuse(value, where, "a list")
+    if len(items) == 2 and items[1] is Ellipsis:
+        items = (items[0],) * len(value)
+    if len(items) != len(value):
+        _refuse(value, where, f"a list of {len(items)}")
+    return tuple(
+        from_plain(item, v, f"{where}[{i}]") for i, (item, v) in enumerate(zip(items, value, strict=True))
+    )
+
+
+def _scalar(kind: Any, value: Any, where: str) -> Any:
+    if kind not in _WORDS:
+        raise TypeError(f"{where}: a field of type {kind} has no JSON form; see normlab.spec.serialise")
+    if kind is float and (value in NOT_FINITE or type(value) is int):
+        return float(value)
+    if type(value) is not kind:
+        _refuse(value, where, _WORDS[kind])
+    return value
+
+
+def _join(where: str, key: str) -> str:
+    return f"{where}.{key}" if where else key
+
+
+def _refuse(value: Any, where: str, wanted: str) -> NoReturn:
+    shown = json.dumps(value, ensure_ascii=False)
+    shown = shown if len(shown) <= 60 else f"{shown[:57]}..."
+    raise ValueError(f"{where or 'the whole'} must be {wanted}, got {shown}")

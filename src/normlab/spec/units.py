@@ -1,0 +1,26 @@
+"""Quantities in words, the same in the terminal and on the page."""
+
+from __future__ import annotations
+
+
+def duration(seconds: float) -> str:
+    """Seconds in the two largest units that say something: ``48 s``, ``4 min 05 s``, ``2 h 10 min``."""
+    whole = round(seconds)
+    if whole < 60:
+        return f"{seconds:.1f} s" if seconds < 10 else f"{whole} s"
+    if whole < 3600:
+        return f"{whole // 60} min {whole % 60:02d} s"
+    return f"{whole // 3600} h {whole % 3600 // 60:02d} min"
+
+
+def p_value(p: float) -> str:
+    """``p = 0.034``, or ``p < 0.001``."""
+    return "p < 0.001" if p < 0.001 else f"p = {p:.3f}"
+
+
+def rate(lr: float) -> str:
+    """A learning rate as people type it: ``5e-4``, ``1.5e-3``, ``0.1``."""
+    if lr >= 0.05:
+        return f"{lr:g}"
+    mantissa, exponent = f"{lr:.6e}".split("e")
+    return f"{float(mantissa):g}e{int(exponent)}"

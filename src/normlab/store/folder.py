@@ -1,0 +1,227 @@
+"""One folder a run, and the folder of all runs."""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import time
+from collections.abc import Generator, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from normlab.spec.config import SEMANTICS, Config, run_id
+from normlab.spec.outcome import Outcome
+from normlab.spec.serialise import NOT_FINITE, from_plain, to_plain
+
+from .files import read_json, write_json_atomic, write_text_atomic
+
+__all__ = [
+    "RunBusyError",
+    "RunFolder",
+    "Runs",
+    "Status",
+    "read_config",
+    "read_json",
+    "write_json_atomic",
+    "write_text_atomic",
+]
+
+Row = dict[str, Any]
+
+_LOCK_TRIES, _LOCK_PAUSE_SECONDS = 5, 0.02
+"""A reader that asks whether a run is alive holds its lock for microseconds; a trainer waits for that."""
+
+
+class RunBusyError(ValueError):
+    """Another process is in the run folder."""
+
+
+@dataclass(frozen=True)
+class Status:
+    """How far a run is."""
+
+    state: str = "new"
+    """``new``, ``running``, ``done``, ``interrupted`` or ``failed``."""
+    step: int = 0
+    outcome: Outcome | None = None
+    best_step: int | None = None
+    best_dev_bleu: float | None = None
+    best_dev_nll: float | None = None
+    """Nats a token."""
+    train_seconds: float = 0.0
+    """From the first step on, validations included, pauses between resumptions left out."""
+    error: str = ""
+    hardware: str = ""
+
+
+class RunFolder:
+    """``runs/<id>/``: configuration, metrics, status, checkpoints, translations and scores of one run.
+
+    ``config.json`` holds the resolved ``config`` with the ``id`` and ``semantics`` it was made under,
+    ``metrics.jsonl`` a row a line, ``status.json`` how far the run is. Everything else is a path here.
+    """
+
+    def __init__(self, path: str | Path) -> None:
+        self.path = Path(path)
+        self.last = self.path / "last"
+        """Checkpoint to go on from."""
+        self.best = self.path / "best"
+        """Weights with the best dev score."""
+        self.tokenizer = self.path / "tokenizer.json"
+        self.target_types = self.path / "target_types.npy"
+        self.log = self.path / "log.txt"
+        self.translations = self.path / "test.hyp.txt"
+        self.scores = self.path / "scores.json"
+
+    @classmethod
+    def create(cls, path: str | Path, config: Config) -> RunFolder:
+        """The run folder of a resolved configuration; what it holds already stays."""
+        folder = cls(path)
+        folder.path.mkdir(parents=True, exist_ok=True)
+        content = {"id": run_id(config), "semantics": SEMANTICS, "config": config}
+        write_json_atomic(folder.path / "config.json", content)
+        return folder
+
+    def config(self) -> Config:
+        """The resolved configuration. Raises ValueError with the place of what is wrong in it."""
+        return read_config(self.path / "config.json")
+
+    def stale(self) -> bool:
+        """Whether today's code would give other numbers: the run's id is no longer that of its config."""
+        recorded = read_json(self.path / "config.json").get("id")
+        return recorded != run_id(self.config())
+
+    def status(self) -> Status:
+        """How far the run is; ``new`` where nothing has been written yet.
+
+        A run whose process is gone without a word (killed, out of memory) reads as ``interrupted``.
+        """
+        path = self.path / "status.json"
+        try:
+            status: Status = from_plain(Status, read_json(path))
+        except FileNotFoundError:
+            return Status()
+        except ValueError as error:
+            raise ValueError(f"{path}: {error}") from error
+        if status.state == "running" and not self._alive():
+            return replace(status, state="interrupted")
+        return status
+
+    def set_status(self, status: Status) -> None:
+        write_json_atomic(self.path / "status.json", status)
+
+    def append_metrics(self, row: Row) -> None:
+        """One more line, flushed; numbers that are not finite become "nan", "inf" and "-inf"."""
+        with (self.path / "metrics.jsonl").open("a", encoding="utf-8") as file:
+            file.write(_line(row))
+
+    def metrics(self) -> list[Row]:
+        """Every whole line; a last one that a crash tore is left out.
+
+        Raises ValueError naming the line where anything but the last one is damaged.
+        """
+        path = self.path / "metrics.jsonl"
+        if not path.exists():
+            return []
+        *whole, _ = path.read_text(encoding="utf-8", errors="replace").split("\n")
+        rows: list[Row] = []
+        for number, line in enumerate(whole, start=1):
+            try:
+                row = json.loads(line)
+            except json.JSONDecodeError as error:
+                if number == len(whole):
+                    break
+                raise ValueError(f"{path} is damaged in line {number}; delete that line") from error
+            rows.append({key: float(v) if v in NOT_FINITE else v for key, v in row.items()})
+        return rows
+
+    def cut_metrics(self, step: int) -> None:
+        """Drop what was written after a step, and a torn line, so that a resumed run writes it anew."""
+        kept = [row for row in self.metrics() if row["step"] <= step]
+        write_text_atomic(self.path / "metrics.jsonl", "".join(_line(row) for row in kept))
+
+    @contextmanager
+    def lock(self) -> Generator[None]:
+        """Keep other processes out of this run for as long as it lasts or the process lives.
+
+        Raises RunBusyError if one is in it.
+        """
+        with (self.path / "lock").open("w") as file:
+            for remaining in reversed(range(_LOCK_TRIES)):
+                try:
+                    fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                    break
+                except BlockingIOError:
+                    if not remaining:
+                        raise RunBusyError(
+                            f"another process is training {self.path}; wait for it, or stop it and try again"
+                        ) from None
+                    time.sleep(_LOCK_PAUSE_SECONDS)
+            yield
+
+    def _alive(self) -> bool:
+        """Whether a process holds the lock."""
+        try:
+            with (self.path / "lock").open() as file:
+                fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
+        except BlockingIOError:
+            return True
+        except FileNotFoundError:
+            return False
+        return False
+
+
+class Runs:
+    """All run folders under one folder, by id."""
+
+    def __init__(self, root: str | Path) -> None:
+        self.root = Path(root)
+
+    def __iter__(self) -> Iterator[RunFolder]:
+        if self.root.is_dir():
+            for path in sorted(self.root.iterdir()):
+                if (path / "config.json").is_file():
+                    yield RunFolder(path)
+
+    def find(self, prefix: str) -> RunFolder:
+        """The one run whose id begins with ``prefix``.
+
+        Raises ValueError with the candidates if several do, FileNotFoundError with what there is if none.
+        """
+        ids = [folder.path.name for folder in self]
+        found = [prefix] if prefix in ids else [i for i in ids if i.startswith(prefix)]
+        if len(found) == 1:
+            return RunFolder(self.root / found[0])
+        if found:
+            raise ValueError(f"{prefix!r} begins {len(found)} run ids, {_some(found)}; type more of it")
+        if not ids:
+            raise FileNotFoundError(f"no runs in {self.root}; make one: normlab train")
+        raise FileNotFoundError(
+            f"no run {prefix!r} in {self.root}, which holds {_some(ids)}; see: normlab runs"
+        )
+
+
+def read_config(path: Path) -> Config:
+    """A configuration from a run's ``config.json``, or from a file that holds only the configuration."""
+    try:
+        content = read_json(path)
+    except FileNotFoundError as error:
+        raise FileNotFoundError(
+            f"there is no {path}; name a run's config.json, normlab runs lists them"
+        ) from error
+    wrapped = isinstance(content, dict) and "config" in content
+    try:
+        return from_plain(Config, content["config"] if wrapped else content)
+    except ValueError as error:
+        raise ValueError(f"{path}: {error}") from error
+
+
+def _line(row: Row) -> str:
+    return json.dumps(to_plain(row), allow_nan=False) + "\n"
+
+
+def _some(ids: list[str], most: int = 8) -> str:
+    more = len(ids) - most
+    return ", ".join(ids[:most]) + (f" and {more} more" if more > 0 else "")

@@ -1,0 +1,1 @@
+"""Tasks: batches, a loss and a metric each."""

@@ -1,0 +1,315 @@
+"""Each command calls one function of the library and prints; the functions are stand-ins here."""
+
+import importlib
+import json
+import os
+from dataclasses import replace
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+from rich.console import Console
+
+from normlab.cli import show
+from normlab.cli.main import main
+from normlab.spec.comparison import Comparison, Difference, Interval, RecipeResult, Trial
+from normlab.spec.config import Config, DecodeConfig, OptimConfig
+from normlab.spec.outcome import Outcome
+from normlab.spec.serialise import to_json
+from normlab.store import RunFolder, Runs, Status
+from normlab.store.folder import write_json_atomic
+
+
+@pytest.fixture
+def stand_in(monkeypatch):
+    """Put functions in the place of a module's."""
+
+    def put(module, **functions):
+        home = importlib.import_module(module)
+        for name, function in functions.items():
+            monkeypatch.setattr(home, name, function)
+
+    return put
+
+
+@pytest.fixture
+def run(tmp_path):
+    """A finished run in ``tmp_path/runs``."""
+    folder = RunFolder.create(tmp_path / "runs" / "abc123", Config(recipe="pre", optim=OptimConfig(lr=2e-3)))
+    outcome = Outcome("trained", 2000, "likelihood loss 1.2 nats a token")
+    folder.set_status(Status("done", 2000, outcome, best_step=1500, best_dev_bleu=31.25, train_seconds=90.0))
+    write_json_atomic(folder.scores, {"bleu": 30.5, "chrf": 55.0, "bleu_tokenised": 31.0, "signature": "sig"})
+    return folder
+
+
+def recipe(name, bleu, outcomes=("trained", "trained")):
+    return RecipeResult(
+        name=name,
+        resolves_to=name,
+        trials=(Trial(1e-3, "r1", 20.0, 2.0, "trained"),),
+        lr=1e-3,
+        runs=("r1", "r2"),
+        outcomes=outcomes,
+        bleu=bleu and Interval(bleu, bleu - 1, bleu + 1),
+        chrf=bleu and 50.0,
+        bleu_tokenised=bleu,
+        dev_bleu=bleu,
+        train_seconds=61.0,
+        total_seconds=183.0,
+    )
+
+
+COMPARISON = Comparison(
+    title="t",
+    command="normlab compare",
+    date="2026-11-21",
+    machine="m",
+    data={},
+    seeds=(1, 2),
+    lrs=(1e-3,),
+    signature="sig",
+    recipes=(recipe("post", None, ("stuck", "stuck")), recipe("admin", 28.0), recipe("pre", 30.0)),
+    differences=(Difference("pre", "admin", Interval(2.0, 0.5, 3.5), 0.004, 0.008, significant=True),),
+    samples=(),
+    failed=("r9: out of memory",),
+)
+
+
+def test_compare_trains_writes_the_page_and_prints_the_table(stand_in, tmp_path, capsys):
+    seen = {}
+
+    def compare(request, watch):
+        seen["request"] = request
+        watch([])
+        return COMPARISON
+
+    def write_page(comparison, root, path):
+        assert comparison is COMPARISON
+        assert root == tmp_path
+        return path
+
+    stand_in("normlab.run.compare", compare=compare)
+    stand_in("normlab.report.compare", write_compare_page=write_page)
+    assert main(["compare", "--out", str(tmp_path), "--lrs", "1e-3", "--precision", "fp32"]) == 0
+    assert seen["request"].lrs == (1e-3,)
+    assert seen["request"].command.startswith("normlab")
+    printed = capsys.readouterr().out
+    order = [
+        printed.index(name) for name in ("pre ", "admin", "post", "pre - admin: +2.0 BLEU (+0.5 to +3.5)")
+    ]
+    assert order == sorted(order)
+    assert "stuck stuck" in printed
+    assert "p = 0.008 corrected, significant" in printed
+    assert "failed: r9: out of memory" in printed
+    assert f"page: {tmp_path}/comparison.html" in printed
+
+
+def test_a_dry_run_says_what_and_how_long(stand_in, capsys, tmp_path):
+    runs = [
+        SimpleNamespace(recipe="pre", lr=1e-3, seed=1, run="abc", done=True),
+        SimpleNamespace(recipe="post", lr=1e-3, seed=1, run="def", done=False),
+    ]
+    plan = SimpleNamespace(
+        sweep=runs,
+        seed_runs=2,
+        resolves_to={"pre": "pre; layernorm"},
+        seconds=SimpleNamespace(step=0.05, validation=1.0, run=30.0),
+        total_seconds=75.0,
+    )
+    stand_in("normlab.run.compare", plan=lambda request: plan)
+    assert main(["compare", "--dry-run", "--jobs", "2", "--precision", "fp32", "--out", str(tmp_path)]) == 0
+    printed = capsys.readouterr().out
+    assert "to train" in printed
+    assert "2 runs with other seeds" in printed
+    assert "50 ms a step, 30 s a run, about 1 min 15 s in all with 2 at a time" in printed
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_train_prints_the_outcome_and_where_it_is(stand_in, run, capsys):
+    def train(config, root, on_row):
+        assert (config.recipe, config.optim.lr, root) == ("pre", 2e-3, run.path.parent)
+        return run
+
+    stand_in("normlab.run.train", train=train)
+    given = ["--recipe", "pre", "--lr", "2e-3", "--precision", "fp32", "--out", str(run.path.parent)]
+    assert main(["train", *given]) == 0
+    printed = capsys.readouterr().out
+    assert "trained at step 2000: likelihood loss 1.2" in printed
+    assert "best checkpoint: step 1500, dev BLEU 31.2" in printed
+    assert "test BLEU 30.5, chrF 55.0  sig" in printed
+    assert str(run.path) in printed
+
+
+@pytest.fixture
+def standard_input(tmp_path):
+    """Put bytes where standard input comes from."""
+    saved = os.dup(0)
+
+    def put(content):
+        (tmp_path / "stdin").write_bytes(content)
+        given = os.open(tmp_path / "stdin", os.O_RDONLY)
+        os.dup2(given, 0)
+        os.close(given)
+
+    yield put
+    os.dup2(saved, 0)
+    os.close(saved)
+
+
+class TestTranslate:
+    @pytest.fixture(autouse=True)
+    def reverse(self, stand_in):
+        self.decode = None
+
+        def translate(folder, lines, decode):
+            self.decode = decode
+            return [line[::-1] for line in lines]
+
+        stand_in("normlab.run.translate", translate=translate)
+
+    def test_standard_input_to_standard_output(self, run, standard_input, capsys):
+        standard_input("één\r\ntwee\n".encode())
+        assert main(["translate", "abc", "--runs", str(run.path.parent), "--beam", "2"]) == 0
+        assert capsys.readouterr().out == "néé\neewt\n"
+        assert self.decode == DecodeConfig(beam=2)
+
+    def test_files_to_a_file(self, run, tmp_path, capsys):
+        for name, text in (("a", "ab\ncd\n"), ("b", "ef\n")):
+            (tmp_path / name).write_text(text)
+        files = [str(tmp_path / name) for name in ("a", "b")]
+        assert main(["translate", str(run.path), *files, "--output", str(tmp_path / "out")]) == 0
+        assert (tmp_path / "out").read_text() == "ba\ndc\nfe\n"
+        assert capsys.readouterr().out == ""
+        assert self.decode == DecodeConfig()
+
+    def test_nothing_in_gives_nothing_out(self, run, standard_input, capsys):
+        standard_input(b"")
+        assert main(["translate", str(run.path)]) == 0
+        assert capsys.readouterr().out == ""
+
+    def test_text_that_is_not_utf8_is_a_sentence(self, run, standard_input, capsys):
+        standard_input(b"ab\n\xff")
+        assert main(["translate", str(run.path)]) == 2
+        assert "line 2: byte 0xff is not UTF-8" in capsys.readouterr().err
+
+
+def test_score_prints_every_measure(tmp_path, capsys):
+    text = tmp_path / "text"
+    text.write_text("the cat sat on the mat\na second line of words\n")
+    assert main(["score", str(text), str(text)]) == 0
+    printed = capsys.readouterr().out
+    assert "100.00" in printed
+    assert "tok:13a" in printed
+
+
+def test_score_takes_tokenised_text_as_it_is(tmp_path, capsys):
+    text = tmp_path / "text"
+    text.write_text("the cat &apos;s mat , and so on\na second line of words\n")
+    assert main(["score", str(text), str(text), "--tokenised"]) == 0
+    assert "tok:none" in capsys.readouterr().out
+
+
+def test_runs_says_which_are_stale(run, capsys):
+    file = run.path / "config.json"
+    content = json.loads(file.read_text())
+    file.write_text(json.dumps(content | {"id": "older"}))
+    assert main(["runs", "--runs", str(run.path.parent)]) == 0
+    printed = capsys.readouterr().out
+    assert "trained, stale" in printed
+    assert "stale: made by older code" in printed
+
+
+@pytest.mark.parametrize("width", [30, 50, 80, 200])
+def test_a_narrow_terminal_cuts_nothing_off(width, capsys, monkeypatch):
+    name = "enc:post/dec:pre+fixnorm+scalenorm"
+    result = replace(COMPARISON, recipes=(*COMPARISON.recipes, recipe(name, 29.0)), differences=(), failed=())
+    monkeypatch.setattr(show, "_console", lambda: Console(width=width))
+    show.comparison(result)
+    printed = capsys.readouterr().out
+    assert "…" not in printed
+    names = "".join(line.partition(" ")[0] for line in printed.splitlines())
+    assert name in names
+    for score in ("28.0", "29.0", "30.0"):
+        assert score in printed
+    assert ("time a run" in printed) == (width == 200)
+    assert width < 80 or f"{name} " in printed
+    assert max(map(len, printed.splitlines())) <= width
+
+
+def test_a_narrow_terminal_keeps_every_score_of_the_runs(run, capsys, monkeypatch):
+    monkeypatch.setattr(show, "_console", lambda: Console(width=45))
+    show.runs(Runs(run.path.parent))
+    printed = capsys.readouterr().out
+    assert all(word in printed for word in ("abc123", "pre", "2e-3", "trained", "30.5"))
+    assert "time" not in printed
+
+
+def test_no_difference_is_a_negative_zero():
+    none = Difference("a", "b", Interval(-0.04, -0.5, 0.02), 1.0, 1.0, significant=False)
+    assert show._difference(none).startswith("a - b: 0.0 BLEU (-0.5 to 0.0)")
+
+
+def test_runs_lists_good_and_damaged_folders(run, capsys):
+    damaged = RunFolder.create(run.path.parent / "zzz", Config())
+    (damaged.path / "config.json").write_text("{")
+    assert main(["runs", "--runs", str(run.path.parent)]) == 0
+    first, second = capsys.readouterr().out.splitlines()[1:3]
+    assert first.split() == [
+        "abc123",
+        "pre",
+        "2e-3",
+        "1",
+        "2,000/2,000",
+        "trained",
+        "31.2",
+        "30.5",
+        "1",
+        "min",
+        "30",
+        "s",
+    ]
+    assert second.startswith("zzz")
+    assert "not JSON" in second
+
+
+def test_runs_of_an_empty_folder_says_what_to_type(tmp_path, capsys):
+    assert main(["runs", "--runs", str(tmp_path)]) == 0
+    assert "normlab train" in capsys.readouterr().out
+
+
+class TestReport:
+    def test_a_comparison_is_drawn_again(self, stand_in, tmp_path, capsys):
+        drawn = []
+        stand_in("normlab.report.compare", write_compare_page=lambda *given: drawn.append(given) or given[2])
+        (tmp_path / "comparison.json").write_text(to_json(COMPARISON))
+        assert main(["report", "--runs", str(tmp_path)]) == 0
+        assert drawn == [(COMPARISON, tmp_path, tmp_path / "comparison.html")]
+        assert main(["report", str(tmp_path / "comparison.json"), "--page", "x.html"]) == 0
+        assert drawn[1] == (COMPARISON, tmp_path, Path("x.html"))
+        assert "page: x.html" in capsys.readouterr().out
+
+    def test_a_single_run_has_a_page(self, stand_in, run):
+        stand_in("normlab.report.run", run_page=lambda folder: f"<p>{folder.name}</p>")
+        assert main(["report", "abc", "--runs", str(run.path.parent)]) == 0
+        assert (run.path / "run.html").read_text() == "<p>abc123</p>"
+
+
+@pytest.mark.parametrize(
+    ("tex", "shown"),
+    [
+        (r"Post-LN: :math:`x \leftarrow \mathrm{LN}(x + f(x))`", "Post-LN: x ← LN(x + f(x))"),
+        (r":math:`\sqrt{\mathrm{mean}(x^2) + \epsilon}`", "√(mean(x^2) + ε)"),
+        (r":math:`g \, x / \|x\|_2`, shape `[1]`", "g x / ‖x‖_2, shape [1]"),
+        (r":math:`2/(n_{in} + n_{out})`, :math:`\max(1, k)`", "2/(n_in + n_out), max(1, k)"),
+    ],
+)
+def test_equations_are_readable_in_a_terminal(tex, shown):
+    assert show._plain(tex) == shown
+
+
+def test_recipes_lists_what_is_registered(capsys):
+    assert main(["recipes"]) == 0
+    printed = capsys.readouterr().out
+    for name in ("post", "admin", "residual", "scalenorm", "fixnorm", "smallinit", "inverse_sqrt", "warmup"):
+        assert f" {name} " in printed
+    assert "\\" not in printed

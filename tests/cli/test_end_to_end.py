@@ -1,0 +1,93 @@
+"""The commands on real training, as a user types them: small, but nothing is a stand-in."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+
+import pytest
+
+from normlab.store import Runs
+
+NORMLAB = [sys.executable, "-c", "import sys; from normlab.cli.main import main; sys.exit(main())"]
+TINY = (
+    "--steps 30 --validate-every-steps 15 --dim 32 --ffn-dim 64 --heads 2 "
+    "--encoder-layers 1 --decoder-layers 1 --max-tokens 1024 --precision fp32 --threads 1"
+).split()
+
+
+def normlab(*args, cwd, **kwargs):
+    return subprocess.run([*NORMLAB, *args], cwd=cwd, capture_output=True, text=True, check=False, **kwargs)
+
+
+@pytest.mark.slow
+def test_compare_then_every_other_command(tmp_path):
+    compare = [
+        "compare",
+        "--recipes",
+        "pre",
+        "post+warmup",
+        "--lrs",
+        "1e-3",
+        "3e-3",
+        "--seeds",
+        "2",
+        "--resamples",
+        "100",
+        *TINY,
+    ]
+    first = normlab(*compare, cwd=tmp_path)
+    assert first.returncode == 0, first.stderr
+    assert "page: runs/comparison.html" in first.stdout
+    page = (tmp_path / "runs/comparison.html").read_text()
+    assert "post+warmup" in page
+    assert len(page) < 5_000_000
+    folders = list(Runs(tmp_path / "runs"))
+    assert len(folders) == 2 * 2 + 2 * 1
+    comparison = json.loads((tmp_path / "runs/comparison.json").read_text())
+    assert {r["name"] for r in comparison["recipes"]} == {"pre", "post+warmup"}
+
+    written = {f.path: (f.path / "metrics.jsonl").stat().st_mtime_ns for f in folders}
+    again = normlab(*compare, cwd=tmp_path)
+    assert again.returncode == 0, again.stderr
+    assert {f.path: (f.path / "metrics.jsonl").stat().st_mtime_ns for f in folders} == written
+
+    run = folders[0].path.name
+    listed = normlab("runs", cwd=tmp_path)
+    assert listed.stdout.count("30/30") == len(folders)
+    text = "seven\ntwo hundred and three\n"
+    translated = normlab("translate", run, "--beam", "2", cwd=tmp_path, input=text)
+    assert translated.returncode == 0, translated.stderr
+    assert translated.stdout.count("\n") == 2
+    assert normlab("report", run, cwd=tmp_path).stdout == f"page: runs/{run}/run.html\n"
+    replay = normlab("train", "--config", f"runs/{run}/config.json", "--out", "elsewhere", cwd=tmp_path)
+    assert replay.returncode == 0, replay.stderr
+    repeated = tmp_path / "elsewhere" / run / "test.hyp.txt"
+    assert repeated.read_text() == (tmp_path / "runs" / run / "test.hyp.txt").read_text()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_stopped_run_goes_on_with_the_same_command(tmp_path, number):
+    train = ["train", "--recipe", "pre", *TINY, "--steps", "600", "--validate-every-steps", "600"]
+    with subprocess.Popen([*NORMLAB, *train], cwd=tmp_path, stderr=subprocess.PIPE, text=True) as process:
+        assert process.stderr is not None
+        for line in process.stderr:
+            if "step " in line:
+                break
+        time.sleep(1)
+        os.kill(process.pid, number)
+        said = process.stderr.read()
+        assert process.wait(timeout=60) == 130
+    assert "the same command goes on from there" in said
+    (folder,) = Runs(tmp_path / "runs")
+    stopped = folder.status()
+    assert stopped.state == "interrupted"
+    assert 0 < stopped.step < 600
+    rest = subprocess.run([*NORMLAB, *train], cwd=tmp_path, capture_output=True, text=True, check=False)
+    assert rest.returncode == 0, rest.stderr
+    assert folder.status().state == "done"
+    steps = [row["step"] for row in folder.metrics() if row["kind"] == "train"]
+    assert steps == sorted(set(steps))

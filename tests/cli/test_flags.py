@@ -1,0 +1,141 @@
+"""The flags are few, named like the configuration's fields, and frozen here on purpose."""
+
+import dataclasses
+
+import pytest
+import tyro
+
+from normlab.cli.commands import COMMANDS, Compare, Train, _config_name, _flag
+from normlab.cli.flags import ConfigFlags, load
+from normlab.configs import CONFIGS
+from normlab.spec.config import Config, DataConfig, ModelConfig, OptimConfig, TrainConfig
+from normlab.store import RunFolder
+
+DATA = (
+    "train_src train_tgt dev_src dev_tgt test_src test_tgt builtin vocab_size max_len word_dropout "
+    "target_vocab_mask"
+)
+MODEL = "dim ffn_dim heads encoder_layers decoder_layers dropout"
+OPTIM = "warmup_steps clip_norm_l2 label_smoothing"
+TRAIN = "steps max_tokens accumulation precision validate_every_steps"
+MACHINE = "device threads checkpoint_every_steps"
+OWN = {
+    "compare": "recipes lrs seeds first_seed title jobs out resamples config dry_run force",
+    "train": "recipe lr seed out config force",
+    "translate": "run_folder files output beam length_penalty runs",
+    "score": "hypotheses references tokenised",
+    "runs": "runs",
+    "report": "of page runs",
+    "recipes": "",
+}
+"""A flag is a promise: think before adding one. A configuration or a recipe may be the better place."""
+
+
+def names(kind):
+    return " ".join(f.name for f in dataclasses.fields(kind))
+
+
+def test_the_set_of_flags_is_frozen():
+    sections = {
+        f.name: names(type(getattr(ConfigFlags.of(Config()), f.name)))
+        for f in dataclasses.fields(ConfigFlags)
+    }
+    assert sections == {"data": DATA, "model": MODEL, "optim": OPTIM, "train": TRAIN, "machine": MACHINE}
+    own = {name: set(names(kind).split()) - {"flags"} for name, kind in COMMANDS.items()}
+    assert own == {name: set(words.split()) for name, words in OWN.items()}
+
+
+def parse(kind, *args):
+    return tyro.cli(kind, args=args, default=kind.defaults(args))
+
+
+@pytest.mark.parametrize("name", CONFIGS)
+def test_flags_left_alone_change_nothing(name):
+    config = CONFIGS[name]()
+    assert ConfigFlags.of(config).applied_to(config) == config
+
+
+def test_what_is_typed_replaces_the_configuration(tmp_path):
+    text = ["--train-src", "a.de", "--train-tgt", "a.en", "--dev-src", "b.de", "--dev-tgt", "b.en"]
+    command = parse(
+        Compare,
+        *text,
+        *["--recipes", "post", "pre+scalenorm", "--lrs", "5e-4", "2e-3", "--seeds", "3", "--jobs", "4"],
+        *["--dim", "128", "--warmup-steps", "50", "--steps", "70", "--precision", "fp32", "--threads", "2"],
+        *["--out", str(tmp_path), "--force"],
+    )
+    request = command.request("normlab compare …")
+    assert (request.recipes, request.lrs) == (("post", "pre+scalenorm"), (5e-4, 2e-3))
+    assert (request.seeds, request.jobs, request.out, request.force) == (3, 4, tmp_path, True)
+    assert request.command == "normlab compare …"
+    base = CONFIGS["text"]()
+    expected = dataclasses.replace(
+        base,
+        data=dataclasses.replace(
+            base.data, train_src="a.de", train_tgt="a.en", dev_src="b.de", dev_tgt="b.en"
+        ),
+        model=dataclasses.replace(base.model, dim=128),
+        optim=dataclasses.replace(base.optim, warmup_steps=50),
+        train=dataclasses.replace(base.train, steps=70, precision="fp32"),
+        machine=dataclasses.replace(base.machine, threads=2),
+    )
+    assert request.base == expected
+
+
+@pytest.mark.parametrize(
+    ("args", "name"),
+    [
+        ([], "demo"),
+        (["--train-src", "a.de"], "text"),
+        (["--train_src=a.de"], "text"),
+        (["--train-src", "a.de", "--config", "multi30k"], "multi30k"),
+        (["--config=runs/x/config.json"], "runs/x/config.json"),
+    ],
+)
+def test_which_configuration_gives_the_defaults(args, name):
+    assert _config_name(args) == name
+
+
+def test_the_last_of_equal_flags_counts():
+    assert _flag(["--config", "demo", "--config=text"], "--config") == "text"
+
+
+def test_a_run_is_repeated_from_its_file_exactly(tmp_path):
+    config = Config(
+        recipe="pre+rmsnorm",
+        model=ModelConfig(
+            encoder_placement="pre", decoder_placement="pre", norm="rmsnorm", scheme="smallinit"
+        ),
+        data=DataConfig(digest="abc"),
+        optim=OptimConfig(warmup_steps=7, lr=3e-4),
+        train=TrainConfig(precision="bf16"),
+    )
+    file = RunFolder.create(tmp_path / "id", config).path / "config.json"
+    assert load(str(file)) == config
+    assert parse(Train, "--config", str(file)).resolved() == config
+    longer = parse(Train, "--config", str(file), "--steps", "5").resolved()
+    assert longer == dataclasses.replace(config, train=dataclasses.replace(config.train, steps=5))
+
+
+def test_other_text_loses_the_digest_of_the_old_text():
+    config = Config(data=DataConfig(digest="abc"))
+    flags = ConfigFlags.of(config)
+    other = dataclasses.replace(flags, data=dataclasses.replace(flags.data, train_src="new.de"))
+    smaller = dataclasses.replace(flags, data=dataclasses.replace(flags.data, vocab_size=99))
+    assert other.applied_to(config).data.digest == ""
+    assert smaller.applied_to(config).data.digest == "abc"
+
+
+def test_a_recipe_and_a_seed_at_the_prompt_are_resolved():
+    config = parse(
+        Train, "--recipe", "enc:pre/dec:post+scalenorm", "--seed", "5", "--precision", "fp32"
+    ).resolved()
+    model, seeds = config.model, config.seeds
+    assert (model.encoder_placement, model.decoder_placement, model.norm) == ("pre", "post", "scalenorm")
+    assert (seeds.init, seeds.data, seeds.dropout) == (5, 5, 5)
+    assert config.optim.warmup_steps == 0
+
+
+def test_automatic_precision_is_resolved_before_anything_is_trained():
+    assert parse(Train).flags.train.precision == "auto"
+    assert parse(Train).resolved().train.precision in ("fp32", "bf16")

@@ -1,0 +1,133 @@
+"""The prompt itself: help without torch, sentences instead of tracebacks, exit codes."""
+
+import resource
+import subprocess
+import sys
+
+import pytest
+
+from normlab.cli import commands
+from normlab.cli.main import main
+
+
+@pytest.mark.parametrize(
+    ("args", "sentence"),
+    [
+        (["traim"], "there is no command 'traim', did you mean 'train'"),
+        (["compare", "--config", "dem"], "did you mean 'demo'"),
+        (["compare", "--config", "missing/config.json"], "there is no file missing/config.json"),
+        (["compare", "--lrs"], "at least one of lrs, got none"),
+        (["compare", "--seeds", "0"], "seeds is at least 1, got 0"),
+        (["translate", "abc", "--runs", "nowhere"], "no runs in nowhere; make one: normlab train"),
+        (["score", "missing.txt", "missing.txt"], "missing.txt"),
+        (
+            ["report", "--runs", "nowhere"],
+            "no comparison in nowhere/comparison.json; make one: normlab compare",
+        ),
+    ],
+)
+def test_a_mistake_is_one_sentence_and_exit_code_2(args, sentence, capsys, monkeypatch, tmp_path):
+    monkeypatch.chdir(tmp_path)
+    assert main(args) == 2
+    said = capsys.readouterr()
+    assert said.out == ""
+    assert said.err.startswith("normlab: ")
+    assert said.err.count("\n") == 1
+    assert sentence in said.err
+
+
+@pytest.mark.parametrize("args", [["compare", "--precision", "fp8"], ["train", "--no-such"], ["score"]])
+def test_a_mistake_that_the_parser_sees_exits_with_2(args, capsys):
+    with pytest.raises(SystemExit) as stopped:
+        main(args)
+    assert stopped.value.code == 2
+    assert "Traceback" not in capsys.readouterr().err
+
+
+def test_an_unknown_recipe_names_the_nearest(capsys, tmp_path):
+    assert main(["train", "--recipe", "pree", "--out", str(tmp_path)]) == 2
+    assert "did you mean 'pre'" in capsys.readouterr().err
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_debugging_shows_where_it_comes_from(capsys, monkeypatch):
+    monkeypatch.setenv("NORMLAB_DEBUG", "1")
+    assert main(["traim"]) == 2
+    assert "Traceback" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("error", "code", "sentence"),
+    [
+        (KeyboardInterrupt(), 130, "\nstopped\n"),
+        (ZeroDivisionError("division by zero"), 1, "division by zero (ZeroDivisionError; NORMLAB_DEBUG=1"),
+        (PermissionError(13, "Permission denied", "runs"), 2, "Permission denied: 'runs'"),
+    ],
+)
+def test_what_stops_a_command_is_said(error, code, sentence, capsys, monkeypatch):
+    def fail(self):
+        raise error
+
+    monkeypatch.setattr(commands.Recipes, "run", fail)
+    assert main(["recipes"]) == code
+    assert sentence in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("command", [commands.Compare, commands.Train])
+def test_only_what_trains_goes_on_where_it_was_stopped(command, capsys, monkeypatch):
+    def stop(self):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(command, "run", stop)
+    assert main([command.__name__.lower()]) == 130
+    assert "the same command goes on from there" in capsys.readouterr().err
+
+
+def test_a_reader_that_stops_early_is_no_error():
+    script = "import sys; from normlab.cli.main import main; sys.exit(main(['recipes']))"
+    with subprocess.Popen(
+        [sys.executable, "-c", script], stdout=subprocess.PIPE, stderr=subprocess.PIPE
+    ) as run:
+        assert run.stdout is not None
+        assert run.stderr is not None
+        run.stdout.close()
+        assert run.stderr.read() == b""
+
+
+def test_the_overview_names_every_command(capsys):
+    assert main([]) == 0
+    words = capsys.readouterr().out.split()
+    assert set(commands.COMMANDS) <= set(words)
+
+
+def test_every_command_has_help(capsys):
+    for name in commands.COMMANDS:
+        with pytest.raises(SystemExit) as stopped:
+            main([name, "--help"])
+        assert stopped.value.code == 0
+        assert f"usage: normlab {name}" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("args", [["--help"], ["compare", "--help"], ["--version"]])
+def test_help_is_instant_and_imports_nothing_heavy(args):
+    script = (
+        "import sys; from normlab.cli.main import main\n"
+        f"try: main({args})\n"
+        "except SystemExit: pass\n"
+        "print('heavy:', *{'torch', 'altair', 'polars', 'jinja2', 'sacrebleu', 'numpy'} & sys.modules.keys())"
+    )
+    before = resource.getrusage(resource.RUSAGE_CHILDREN)
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
+    after = resource.getrusage(resource.RUSAGE_CHILDREN)
+    assert done.stdout.splitlines()[-1] == "heavy:"
+    assert after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime < 0.5
+
+
+def test_defaults_shown_in_help_are_those_of_the_configuration(capsys):
+    from normlab.configs import CONFIGS
+
+    steps = CONFIGS["multi30k"]().train.steps
+    assert steps != CONFIGS["demo"]().train.steps
+    with pytest.raises(SystemExit):
+        main(["train", "--config", "multi30k", "--help"])
+    assert f"(default: {steps})" in capsys.readouterr().out

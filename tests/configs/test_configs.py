@@ -1,0 +1,26 @@
+"""Configurations by name: whole, resolvable, and the same everywhere."""
+
+from __future__ import annotations
+
+import pytest
+
+from normlab.configs import CONFIGS
+from normlab.run.devices import resolved_precision
+from normlab.run.recipes import resolve
+from normlab.spec.config import Config, run_id
+from normlab.spec.request import CompareRequest
+from normlab.spec.serialise import from_json, to_json
+
+
+@pytest.mark.parametrize("name", CONFIGS)
+def test_a_configuration_can_be_compared_and_written(name):
+    config = CONFIGS[name]()
+    assert config == CONFIGS[name](), "calling it twice gives the same"
+    assert config.train.precision == "auto", "what the device does best; it is no property of the task"
+    assert from_json(Config, to_json(config)) == config
+    for recipe in CompareRequest().recipes:
+        assert run_id(resolve(recipe, resolved_precision(config)))
+
+
+def test_they_are_called_as_their_functions_are():
+    assert all(function.__name__ == name and function.__doc__ for name, function in CONFIGS.items())

@@ -1,0 +1,96 @@
+import subprocess
+import sys
+import unicodedata
+from functools import cache
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from normlab.data.tokenizer import BOS, EOS, PAD, SPECIALS, UNK, Tokenizer
+
+LINES = [
+    "Ein Mann mit einem <unk> Hut .",
+    "Zwei Männer – „größer“ als 3,5 m.",
+    "Thứ Bảy ngày hai mươi mốt tháng tư",
+    "a </s> <pad> [ pad ] [ eos ] b",
+    "naïve cafe\u0301 Ångström",
+]
+CHARACTERS = sorted(set("".join(LINES)))
+
+
+def plain(text):
+    return " ".join(unicodedata.normalize("NFC", text).split())
+
+
+@pytest.fixture(scope="module")
+def tokenizer():
+    return Tokenizer.train(LINES * 3, 150)
+
+
+def test_special_tokens_have_the_first_ids(tokenizer):
+    assert (PAD, UNK, BOS, EOS) == (0, 1, 2, 3)
+    assert [tokenizer._backend.token_to_id(name) for name in SPECIALS] == [0, 1, 2, 3]
+
+
+def test_the_models_mean_the_same_ids():
+    from normlab.nn import decode, model
+
+    assert (model.PAD, decode.BOS, decode.EOS) == (PAD, BOS, EOS)
+
+
+def test_decoding_is_the_inverse_of_encoding(tokenizer):
+    ids = tokenizer.encode(LINES)
+    assert all(min(line) > EOS for line in ids), "text that spells a special token is text"
+    assert tokenizer.decode(ids) == [plain(line) for line in LINES]
+
+
+@given(text=st.text(st.sampled_from([*CHARACTERS, "\t", "\u00a0", "\u2028"]), max_size=30))
+def test_decoding_is_the_inverse_on_any_text_of_seen_characters(text):
+    tokenizer = small_tokenizer()
+    [ids] = tokenizer.encode([text])
+    # A combining accent may form, after NFC, a letter that training never saw.
+    if UNK not in ids:
+        assert tokenizer.decode([ids]) == [plain(text)]
+
+
+@cache
+def small_tokenizer():
+    return Tokenizer.train(LINES, 150)
+
+
+def test_special_tokens_are_dropped_and_unknown_characters_become_unk(tokenizer):
+    [ids] = tokenizer.encode(["Ein Hut"])
+    assert tokenizer.decode([[BOS, *ids, EOS, PAD, PAD]]) == ["Ein Hut"]
+    [ids] = tokenizer.encode(["Ein 漢 Hut"])
+    assert ids.count(UNK) == 1
+    assert tokenizer.encode(["", " \t "]) == [[], []]
+    assert tokenizer.decode([[], [EOS]]) == ["", ""]
+
+
+def test_size_is_what_was_asked_for_or_an_error_says_what_is_needed(tokenizer):
+    assert tokenizer.vocab_size == 150
+    assert max(max(line) for line in tokenizer.encode(LINES)) < 150
+    assert Tokenizer.train(["ab ab"], 1000).vocab_size < 20
+    with pytest.raises(ValueError, match="pass at least 9"):
+        Tokenizer.train(["abcd"], 8)
+    assert Tokenizer.train(["abcd"], 9).vocab_size == 9
+
+
+def test_saved_and_loaded_is_the_same(tokenizer, tmp_path):
+    tokenizer.save(tmp_path / "t.json")
+    loaded = Tokenizer.load(tmp_path / "t.json")
+    assert loaded.encode(LINES) == tokenizer.encode(LINES)
+    assert loaded.vocab_size == tokenizer.vocab_size
+    with pytest.raises(FileNotFoundError, match="prepare the data again"):
+        Tokenizer.load(tmp_path / "none.json")
+
+
+def test_training_is_deterministic_across_processes(tokenizer, tmp_path):
+    program = (
+        "import sys; from normlab.data.tokenizer import Tokenizer;"
+        f"Tokenizer.train({LINES * 3!r}, 150).save(sys.argv[1])"
+    )
+    subprocess.run([sys.executable, "-c", program, str(tmp_path / "there.json")], check=True)
+    tokenizer.save(tmp_path / "here.json")
+    assert (tmp_path / "there.json").read_bytes() == (tmp_path / "here.json").read_bytes()

@@ -1,0 +1,46 @@
+"""Embeddings: input, output, start; odd widths."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from normlab.nn import Embedding
+from normlab.nn.embedding import sinusoids
+
+
+def started(name: str, seed: int = 1) -> Embedding:
+    embedding = Embedding.registry[name](300, 64)
+    embedding.start_(torch.Generator().manual_seed(seed))
+    return embedding
+
+
+@pytest.mark.parametrize("name", Embedding.registry)
+def test_input_is_scaled_and_output_is_not(name):
+    embedding = started(name)
+    rows = embedding.vectors()
+    ids = torch.tensor([[5, 9], [0, 5]])
+    torch.testing.assert_close(embedding(ids), 8 * rows[ids])
+    torch.testing.assert_close(embedding.logits(rows[:3]), rows[:3] @ rows.T)
+    # Both starts give unit-length vectors, the plain one on average.
+    assert rows.square().sum(-1).mean().item() == pytest.approx(1.0, rel=0.05)
+    assert torch.equal(started(name).weight, embedding.weight)
+    assert not torch.equal(started(name, seed=2).weight, embedding.weight)
+
+
+def test_plain_start():
+    weight = started("plain").weight
+    assert weight.std().item() == pytest.approx(1 / 8, rel=0.03)
+
+
+def test_fixnorm_start_and_length():
+    embedding = started("fixnorm")
+    assert embedding.weight.abs().max().item() <= 0.01
+    assert embedding.weight.std().item() == pytest.approx(0.01 / 3**0.5, rel=0.03)
+    torch.testing.assert_close(embedding.vectors().norm(dim=-1), torch.ones(300))
+
+
+def test_an_odd_width_is_refused():
+    sentence = r"^sinusoidal positions need an even width, got 7; try 8$"
+    with pytest.raises(ValueError, match=sentence):
+        sinusoids(4, 7)

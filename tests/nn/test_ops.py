@@ -1,0 +1,109 @@
+"""Dropout, attention, and the switch to their plain paths."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+import torch.nn.functional as F
+
+from normlab.nn import Dropout, ops, reference
+
+
+@pytest.mark.parametrize("p", [0.1, 0.3, 0.5, 0.9])
+@pytest.mark.parametrize("shape", [(400_001,), (25, 160, 100)], ids=["odd", "cube"])
+def test_dropout_rate_and_scale(p, shape):
+    torch.manual_seed(3)
+    y = ops.dropout(torch.full(shape, 2.0), p)
+    assert y.unique().tolist() == pytest.approx([0.0, 2 / (1 - p)])
+    # Five standard deviations of a binomial share.
+    spread = 5 * (p * (1 - p) / y.numel()) ** 0.5
+    assert (y == 0).double().mean().item() == pytest.approx(p, abs=spread)
+    halves = [half.double().mean().item() for half in (y == 0).flatten().tensor_split(2)]
+    assert halves == pytest.approx([p, p], abs=2 * spread)
+
+
+def test_dropout_draws_are_independent_of_their_neighbours():
+    """Four draws share one wide integer: no lag up to 8 shows a correlation."""
+    torch.manual_seed(4)
+    kept = (ops.dropout(torch.ones(400_000), 0.5) != 0).double() * 2 - 1
+    for lag in range(1, 9):
+        assert abs(float((kept[lag:] * kept[:-lag]).mean())) < 5 / 400_000**0.5
+
+
+@pytest.mark.parametrize("plain", [False, True])
+def test_dropout_is_repeatable_and_its_gradient_is_its_mask(plain):
+    x = torch.ones(1001, requires_grad=True)
+
+    def once() -> torch.Tensor:
+        torch.manual_seed(9)
+        return ops.dropout(x, 0.25)
+
+    if plain:
+        with reference():
+            y = once()
+            torch.manual_seed(9)
+            assert torch.equal(y, F.dropout(x, 0.25))
+    else:
+        y = once()
+        assert torch.equal(y, once())
+    y.sum().backward()
+    assert torch.equal(x.grad, y.detach())
+
+
+def test_dropout_module_is_nothing_in_evaluation_and_refuses_bad_rates():
+    x = torch.randn(5, 5)
+    assert Dropout(0.5).eval()(x) is x
+    assert Dropout(0.0)(x) is x
+    assert repr(Dropout(0.5)) == "Dropout(p=0.5)"
+    for p in (-0.1, 1.0):
+        with pytest.raises(ValueError, match=rf"^a dropout probability is at least 0 and below 1, got {p}$"):
+            Dropout(p)
+
+
+@pytest.mark.parametrize("masked", ["none", "padding", "causal"])
+@pytest.mark.parametrize("shape", [(3, 5), (600, 600)], ids=["few", "many"])
+def test_attention_paths_agree(masked, shape):
+    """Trained, searched and reference attention, values and gradients."""
+    torch.manual_seed(2)
+    queries, keys = shape if masked != "causal" else (shape[1], shape[1])
+    sides = [torch.randn(2, 2, n, 4, requires_grad=True) for n in (queries, keys, keys)]
+    mask = torch.rand(2, 1, 1, keys) < 0.7
+    mask[..., 0] = True
+    how = {"mask": mask if masked == "padding" else None, "causal": masked == "causal", "p": 0.0}
+
+    def grads(y: torch.Tensor) -> list[torch.Tensor]:
+        return [y, *torch.autograd.grad(y.square().sum(), sides)]
+
+    fast = grads(ops.attention(*sides, **how))
+    with reference():
+        plain = grads(ops.attention(*sides, **how))
+    with torch.no_grad():
+        searched = ops.attention(*sides, **how)
+    torch.testing.assert_close(fast, plain, rtol=1e-4, atol=1e-5)
+    torch.testing.assert_close(searched, plain[0], rtol=1e-4, atol=1e-5)
+
+
+def test_attention_drops_weights_at_its_rate():
+    torch.manual_seed(6)
+    q, k = (torch.zeros(1, 1, 200, 4, requires_grad=True) for _ in range(2))
+    y = ops.attention(q, k, torch.eye(200)[None, None], mask=None, causal=False, p=0.2)
+    assert (y == 0).double().mean().item() == pytest.approx(0.2, abs=5 * (0.16 / 40_000) ** 0.5)
+    assert y.max().item() == pytest.approx(1 / 200 / 0.8)
+
+
+def test_reference_is_left_again_even_by_an_error():
+    with pytest.raises(KeyError), reference():
+        raise KeyError
+    x = torch.ones(64)
+    torch.manual_seed(1)
+    ours = ops.dropout(x, 0.5)
+    torch.manual_seed(1)
+    assert not torch.equal(ours, F.dropout(x, 0.5))
+
+
+def test_the_reference_is_twice_differentiable():
+    q, k, v = (torch.randn(1, 1, 3, 2, dtype=torch.float64, requires_grad=True) for _ in range(3))
+    with reference():
+        assert torch.autograd.gradgradcheck(
+            lambda *a: ops.attention(*a, mask=None, causal=True, p=0.0), (q, k, v)
+        )

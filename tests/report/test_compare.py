@@ -1,0 +1,181 @@
+import dataclasses
+import re
+import subprocess
+import sys
+from html.parser import HTMLParser
+from pathlib import Path
+
+import polars as pl
+import pytest
+
+from normlab.report.compare import compare_page, write_compare_page
+from normlab.report.page import LIMIT_BYTES
+from normlab.report.words import slug
+from normlab.spec.comparison import Comparison
+from report import example
+
+VOID = {"meta", "link", "br", "hr", "wbr", "line"}
+
+
+class Document(HTMLParser):
+    """Ids and links of a page; complains about elements that are not closed in order."""
+
+    def __init__(self, html: str) -> None:
+        super().__init__()
+        self.open: list[str] = []
+        self.ids: list[str] = []
+        self.links: list[str] = []
+        self.cells: list[list[str]] = []
+        self.feed(html)
+        assert self.open == []
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        found = dict(attrs)
+        if tag not in VOID:
+            self.open.append(tag)
+        if found.get("id"):
+            self.ids.append(found["id"] or "")
+        if tag == "a":
+            self.links.append(found.get("href") or "")
+        if tag == "td":
+            self.cells.append([])
+        if self.cells and tag == "a":
+            self.cells[-1].append("a")
+
+    def handle_endtag(self, tag: str) -> None:
+        if tag not in VOID:
+            assert self.open.pop() == tag
+
+
+@pytest.fixture(scope="module")
+def html(comparison: Comparison, root: Path) -> str:
+    return compare_page(comparison, root)
+
+
+def without_scripts(html: str) -> str:
+    return re.sub(r"<script.*?</script>", "", html, flags=re.DOTALL)
+
+
+def section(html: str, anchor: str) -> str:
+    start = html.index(f'<section id="{anchor}"')
+    return html[start : html.index("</section>", start)]
+
+
+def test_every_link_leads_somewhere_and_every_run_is_there(html: str, comparison: Comparison) -> None:
+    page = Document(without_scripts(html))
+    assert len(page.ids) == len(set(page.ids))
+    assert {link.removeprefix("#") for link in page.links} <= set(page.ids)
+    runs = {run for r in comparison.recipes for run in (*r.runs, *(t.run for t in r.trials))}
+    assert {f"run-{run}" for run in runs} <= set(page.ids)
+    assert {slug(r.name) for r in comparison.recipes} <= set(page.ids)
+
+
+def test_every_number_of_the_results_leads_to_its_runs(html: str, comparison: Comparison) -> None:
+    cells = Document(section(html, "results") + "</section>").cells
+    assert len(cells) == 8 * len(comparison.recipes)
+    assert all(cells)
+
+
+def test_order_of_the_page(html: str) -> None:
+    anchors = ["glance", "training", "sweep", "time", "results", "significance", "samples", "runs", "method"]
+    places = [html.index(f'<section id="{a}"') for a in anchors]
+    assert places == sorted(places)
+    assert html.index("<h1>") < places[0]
+
+
+def test_stuck_and_diverged_runs_are_called_so(html: str) -> None:
+    body = without_scripts(html)
+    assert body.count('class="tag stuck"') == 6
+    assert body.count('class="tag diverged"') == 2
+    assert "nowhere did it train" in body
+    assert "1 ✕" in section(body, "results")
+
+
+def test_samples_mark_what_is_not_in_the_reference(html: str) -> None:
+    samples = section(html, "samples")
+    assert "etwas &lt;anstarrt&gt; &amp; lacht." in samples
+    assert "<mark>wearing</mark>" in samples
+    assert "empty output" in samples
+    assert "3 more sentences" in samples
+
+
+def test_missing_runs_are_reported_and_the_page_goes_on(comparison: Comparison, root: Path) -> None:
+    body = without_scripts(compare_page(example.without_runs(comparison), root))
+    assert "4 run folders could not be read" in body
+    assert "lost9</a> ended in an error: out of memory" in body
+    assert body.count('class="tag missing"') == 4
+
+
+def test_a_test_text_of_its_own_and_one_that_is_dev(html: str, comparison: Comparison, root: Path) -> None:
+    assert "The test text played no part in any choice" in section(html, "method")
+    assert "dev serves as both" not in html
+    page = without_scripts(compare_page(dataclasses.replace(comparison, test_is_dev=True), root))
+    assert "played no part" not in page
+    assert "dev serves as both" in section(page, "method")
+    assert "dev serves as both" in page[page.index("<h1>") : page.index("</header>")]
+
+
+def test_the_method_says_how_each_score_was_computed(html: str, comparison: Comparison, root: Path) -> None:
+    method = section(html, "method")
+    for said in (comparison.signature, comparison.signature_chrf, comparison.signature_tokenised):
+        assert said in method
+    assert "not the Moses tokeniser" in method
+    assert "normlab compare" in method
+    silent = dataclasses.replace(comparison, command="", signature_chrf="")
+    method = section(without_scripts(compare_page(silent, root)), "method")
+    assert 'class="code"' not in method
+    assert "chrF:" not in method
+
+
+def test_a_stale_run_is_called_so(tmp_path: Path) -> None:
+    comparison = example.make(tmp_path, rows=20, plan={"pre": ((30.0, 31.0, 32.0), 2)})
+    run = comparison.recipes[0].runs[0]
+    file = tmp_path / run / "config.json"
+    file.write_text(file.read_text("utf-8").replace(f'"{run}"', '"0ld"'), "utf-8")
+    page = without_scripts(compare_page(comparison, tmp_path))
+    assert page.count('class="tag stale"') == 1
+    assert "1 stale run, made by older code" in page
+
+
+def test_one_recipe_one_learning_rate_one_seed_no_samples(comparison: Comparison, root: Path) -> None:
+    only = dataclasses.replace(
+        comparison.recipes[2], trials=comparison.recipes[2].trials[2:], runs=comparison.recipes[2].runs[:1]
+    )
+    small = dataclasses.replace(
+        comparison, recipes=(only,), lrs=(2e-3,), seeds=(1,), differences=(), samples=(), data={}
+    )
+    body = without_scripts(compare_page(small, root))
+    assert 'id="sweep"' not in body
+    assert 'id="significance"' not in body
+    assert "One seed only" in body
+
+
+def test_nothing_was_scored(comparison: Comparison, root: Path) -> None:
+    lost = tuple(dataclasses.replace(r, bleu=None, outcomes=("diverged",) * 3) for r in comparison.recipes)
+    body = without_scripts(compare_page(dataclasses.replace(comparison, recipes=lost, differences=()), root))
+    assert "None of the 7 recipes learned" in body
+
+
+def test_the_full_tables_lie_beside_the_page(comparison: Comparison, root: Path, tmp_path: Path) -> None:
+    path = write_compare_page(comparison, root, tmp_path / "out" / "page.html")
+    assert path.stat().st_size < LIMIT_BYTES / 2
+    table = pl.read_csv(tmp_path / "out" / "page-figures" / "train-nll.csv")
+    assert set(table["recipe"]) == set(example.PLAN)
+    assert table.filter(pl.col("recipe") == "pre").height == 3 * 80
+    assert len(list((tmp_path / "out" / "page-figures").iterdir())) == html_charts(path)
+
+
+def html_charts(path: Path) -> int:
+    return path.read_text("utf-8").count('<div class="chart"')
+
+
+def test_a_large_comparison_is_a_page_of_reasonable_size(tmp_path: Path) -> None:
+    ends = ((30.0, 31.0, 32.0), (30.0, "stuck", "diverged"))
+    plan = {f"recipe-number-{i}": (ends[i % 2], 0) for i in range(12)}
+    large = example.make(tmp_path, rows=410, plan=plan)
+    assert len(compare_page(large, tmp_path).encode()) < LIMIT_BYTES
+
+
+def test_pages_are_made_without_torch() -> None:
+    code = "import sys, normlab.report.compare, normlab.report.run; assert 'torch' not in sys.modules"
+    subprocess.run([sys.executable, "-c", code], check=True)

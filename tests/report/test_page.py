@@ -1,0 +1,71 @@
+import altair as alt
+import polars as pl
+import pytest
+from markupsafe import Markup
+
+from normlab.figures.theme import finish, rows
+from normlab.report import page
+from normlab.report.page import Cell, Chart, Code, Details, Grid, Html, Notes, Page, Section, Table, Text
+
+
+def chart(name: str, points: int = 3) -> Chart:
+    table = pl.DataFrame({"x": range(points), "y": ["</script><script>alert(1)"] * points})
+    return Chart(name, f"The {name}", "", finish([alt.Chart(rows(table)).mark_point().encode(x="x:Q")], 100))
+
+
+def make(*blocks: page.Block, headline: str = "All is well") -> Page:
+    return Page("title", headline, ["fact"], "", blocks)
+
+
+def test_every_block_is_there_and_escaped() -> None:
+    evil = "<script>alert('x')</script>"
+    blocks = [
+        Text(evil),
+        Code(evil),
+        Table([evil], [[Cell(evil, evil, "#a", title=evil)]], caption=evil),
+        Details(evil, [Text("inside")], anchor="d"),
+        Section(evil, [Grid([Text("in the grid")])], "s", intro=evil),
+        Notes([Text(evil, "alarm")]),
+        Html(Markup("<hr>")),
+    ]
+    html = make(*blocks, headline=evil).html()
+    assert evil not in html
+    assert html.count("&lt;script&gt;") >= 10
+    for piece in ("inside", "in the grid", "<hr>", 'id="d"', 'id="s"'):
+        assert piece in html
+
+
+def test_data_cannot_leave_its_script_element() -> None:
+    html = make(chart("a")).html()
+    assert "</script><script>alert(1)" not in html
+    assert "\\u003c/script>\\u003cscript>alert(1)" in html
+
+
+def test_the_page_asks_the_network_for_nothing() -> None:
+    html = make(chart("a")).html()
+    head = html[: html.index("<body>")]
+    assert "default-src 'none'" in head
+    body = html.replace(page._vega(), "")
+    assert "src=" not in body
+    assert "url(" not in body
+    assert "@import" not in body
+
+
+def test_vega_only_where_there_is_a_chart() -> None:
+    assert len(make(Text("x")).html()) < 30_000
+    assert make(chart("a"), chart("b")).html().count(page._vega()) == 1
+
+
+def test_charts_are_found_in_all_containers() -> None:
+    found = make(Grid([chart("a")]), Section("s", [Details("d", [chart("b")])], "s")).charts()
+    assert [c.name for c in found] == ["a", "b"]
+
+
+def test_two_charts_of_one_name() -> None:
+    with pytest.raises(ValueError, match="occur twice: a; rename one"):
+        make(chart("a"), chart("a")).html()
+
+
+def test_a_page_that_is_too_large() -> None:
+    with pytest.raises(ValueError, match="at most 5,000,000 are allowed"):
+        make(Text("x" * 5_000_000)).html()

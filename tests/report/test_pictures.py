@@ -1,0 +1,30 @@
+import dataclasses
+
+from normlab.figures.downsample import POINTS
+from normlab.report import pictures
+from normlab.spec.comparison import Comparison
+
+
+def test_a_chart_for_every_question(comparison: Comparison) -> None:
+    sections = pictures.pictures(comparison, {}, [])
+    assert [s.anchor for s in sections] == ["glance", "training", "sweep", "time"]
+    names = [c.name for s in sections for grid in s.blocks[:1] for c in grid.blocks]
+    assert names[:2] == ["test-bleu", "learning-rate"]
+    assert [n for n in names if n.startswith("train-nll-lr-")] == [
+        f"train-nll-lr-{n}" for n in ("5e-4", "1e-3", "2e-3")
+    ]
+
+
+def test_more_lines_get_fewer_points_each(comparison: Comparison) -> None:
+    assert pictures._points(comparison) == POINTS
+    many = dataclasses.replace(comparison, recipes=comparison.recipes * 6)
+    assert 60 <= pictures._points(many) < POINTS
+
+
+def test_the_unigram_entropy_is_drawn_where_it_is_known(comparison: Comparison) -> None:
+    def drawn(shown: Comparison) -> list[str]:
+        charts = [c for s in pictures.pictures(shown, {}, []) for grid in s.blocks[:1] for c in grid.blocks]
+        return [c.name for c in charts if "unigram entropy" in c.chart.to_json()]
+
+    assert drawn(comparison) == ["train-nll", *(f"train-nll-lr-{n}" for n in ("5e-4", "1e-3", "2e-3"))]
+    assert drawn(dataclasses.replace(comparison, unigram_entropy_nats=None)) == []

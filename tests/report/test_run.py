@@ -1,0 +1,37 @@
+from pathlib import Path
+
+import pytest
+
+from normlab.report.run import run_page
+from normlab.spec.comparison import Comparison
+from normlab.spec.config import Config
+from normlab.store.folder import RunFolder, Status
+
+
+def test_a_run_that_trained(comparison: Comparison, root: Path) -> None:
+    html = run_page(root / comparison.recipes[2].runs[0])
+    assert "trained: 36.7 BLEU on dev" in html
+    assert "7,200 target tokens a second" in html
+
+
+def test_a_run_that_diverged(comparison: Comparison, root: Path) -> None:
+    html = run_page(root / comparison.recipes[0].trials[2].run)
+    assert "diverged at step 800" in html
+
+
+@pytest.mark.parametrize(
+    ("state", "words"),
+    [("running", "is running"), ("interrupted", "was interrupted"), ("failed", "ended in an error")],
+)
+def test_a_run_without_an_outcome(tmp_path: Path, state: str, words: str) -> None:
+    folder = RunFolder.create(tmp_path / "r", Config(recipe="pre"))
+    with folder.lock():  # who holds it is alive
+        folder.set_status(Status(state=state, step=7, error="disk full" if state == "failed" else ""))
+        html = run_page(folder.path)
+    assert f"{words} (step 7)" in html
+    assert ("disk full" in html) == (state == "failed")
+
+
+def test_no_run_there(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match="holds no readable run"):
+        run_page(tmp_path / "none")

@@ -1,0 +1,53 @@
+from pathlib import Path
+
+import polars as pl
+import pytest
+
+from normlab.report import tables
+from normlab.report.runs import view
+from normlab.spec.comparison import Comparison
+from report import example
+
+
+def test_every_run_once(comparison: Comparison) -> None:
+    ids = tables.all_runs(example.without_runs(comparison))
+    assert len(ids) == len(set(ids)) == 3 + 6 * 5 + 1
+    assert len(tables.all_runs(comparison)) == 7 * 5
+
+
+def test_curves_of_seeds_and_of_the_sweep(comparison: Comparison, root: Path) -> None:
+    views = {run: view(root, run) for run in tables.all_runs(comparison)}
+    dev = tables.seed_curves(comparison, views, "dev", tables.DEV)
+    assert dev.columns == ["recipe", "run", "seed", "outcome", "step", "nll", "bleu"]
+    assert set(dev.filter(pl.col("recipe") == "pre")["seed"]) == {"1", "2", "3"}
+    sweep = tables.trial_curves(comparison, views, 2e-3)
+    assert dict(sweep.select("recipe", "outcome").unique().iter_rows())["post"] == "diverged"
+    assert set(sweep["seed"]) == {"1"}
+
+
+def test_curves_of_missing_runs_are_empty(comparison: Comparison) -> None:
+    frame = tables.seed_curves(comparison, {}, "train", tables.TRAIN)
+    assert frame.is_empty()
+    assert frame.schema["nll"] == pl.Float64
+
+
+def test_minutes_keep_seeds_aligned() -> None:
+    frame = pl.DataFrame({"recipe": ["a"] * 4, "step": [10, 20, 10, 20], "seconds": [10.0, 20.0, 20.0, 40.0]})
+    assert tables.by_minutes(frame)["minutes"].to_list() == pytest.approx([0.25, 0.5, 0.25, 0.5])
+
+
+def test_results_and_scores(comparison: Comparison, root: Path) -> None:
+    result = tables.results(comparison)
+    assert result["recipe"].to_list() == list(example.PLAN)
+    assert result["note"].to_list() == ["", "", "", "", "", "", "stuck"]
+    views = {run: view(root, run) for run in tables.all_runs(comparison)}
+    assert tables.seed_scores(comparison, views)["recipe"].n_unique() == 6
+    sweep = tables.trials(comparison)
+    assert sweep.filter("chosen").height == 7
+    assert sweep["dev_bleu"].null_count() == 2
+
+
+def test_outcome_notes() -> None:
+    assert tables.outcome_note(["trained"] * 3) == ""
+    assert tables.outcome_note(["trained", "stuck", "trained"]) == "1 of 3 seeds stuck"
+    assert tables.outcome_note(["stuck", "diverged"]) == "stuck or diverged"

@@ -1,0 +1,86 @@
+import shutil
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from normlab.data.text import read_parallel
+from normlab.run.train import train
+from normlab.run.translate import translate
+from normlab.spec.config import DecodeConfig
+from normlab.store import RunFolder
+from normlab.store.folder import read_json
+from normlab.tasks.scores import score
+from run.tiny import tiny
+
+
+@pytest.fixture(scope="module")
+def run(text, tmp_path_factory):
+    """A model that has learnt a little, under the mask and in bf16."""
+    data = replace(text, target_vocab_mask=True)
+    return train(
+        tiny(data, steps=60, validate_every_steps=60, precision="bf16"), tmp_path_factory.mktemp("runs")
+    )
+
+
+@pytest.fixture(scope="module")
+def test_text(text):
+    return read_parallel(text.test_src, text.test_tgt)
+
+
+def test_a_run_folder_gives_the_translations_that_were_scored(run, test_text):
+    source, references = test_text
+    found = translate(run.path, source)
+    assert found == run.translations.read_text(encoding="utf-8").split("\n")[:-1]
+    assert len(set(found)) > 3, "it has learnt to tell sentences apart"
+    assert read_json(run.scores) == vars(score(found, references))
+
+
+def test_order_and_empty_lines_stay(run, test_text):
+    source = test_text[0][:6]
+    once = translate(run.path, source)
+    assert translate(run.path, [source[3], "", *reversed(source), " \t "]) == [
+        once[3],
+        "",
+        *reversed(once),
+        "",
+    ]
+    assert translate(run.path, []) == []
+
+
+def test_another_search_can_be_asked_for(run, test_text):
+    source = test_text[0]
+    greedy = translate(run.path, source, DecodeConfig(beam=1))
+    wide = translate(run.path, source, DecodeConfig(beam=8))
+    assert greedy != wide
+    short = translate(run.path, source, DecodeConfig(beam=8, length_penalty=0.0))
+    assert sum(map(len, short)) < sum(map(len, translate(run.path, source, DecodeConfig(8, 3.0))))
+
+
+def test_it_needs_nothing_but_the_run_folder(run, text, tmp_path, test_text):
+    """The corpus, the other runs and the place where it was trained may be gone."""
+    copy = tmp_path / "elsewhere"
+    shutil.copytree(run.path, copy)
+    shutil.rmtree(copy / "last")
+    assert translate(copy, test_text[0][:3]) == translate(run.path, test_text[0][:3])
+
+
+def test_the_mask_comes_from_the_run_folder(run, tmp_path, test_text):
+    copy = RunFolder(tmp_path / "masked")
+    shutil.copytree(run.path, copy.path)
+    types = np.load(copy.target_types, allow_pickle=False)
+    assert types.dtype == bool
+    assert 3 < types.sum() < len(types), "English types are ruled out"
+    only_end = np.zeros_like(types)
+    only_end[3] = True
+    np.save(copy.target_types, only_end)
+    assert translate(copy.path, test_text[0][:3]) == ["", "", ""]
+
+
+def test_a_run_without_weights_is_told(run, tmp_path):
+    folder = RunFolder.create(tmp_path / "new", run.config())
+    folder.tokenizer.write_bytes(run.tokenizer.read_bytes())
+    with pytest.raises(FileNotFoundError, match=r"no checkpoint in .*new/best; train the run first"):
+        translate(folder.path, ["one"])
+    with pytest.raises(FileNotFoundError, match=r"there is no .*config\.json"):
+        translate(tmp_path / "nowhere", ["one"])

@@ -1,0 +1,86 @@
+"""A configuration becomes the model that it names."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+import torch
+
+from contracts.variants import SIZE, VOCAB
+from normlab.nn import Embedding, FixNormEmbedding, Norm, Placement, Stack
+from normlab.tasks.build import build_seq2seq
+
+
+def places(stack: Stack) -> list[str]:
+    return [s.place.name for s in stack.sublayers]
+
+
+def roles(stack: Stack) -> list[str]:
+    return [s.site.role for s in stack.sublayers]
+
+
+def test_encoder_and_decoder_are_chosen_apart():
+    config = replace(
+        SIZE, encoder_layers=3, decoder_layers=1, encoder_placement="pre", decoder_placement="deepnorm"
+    )
+    model = build_seq2seq(replace(config, norm="scalenorm", embedding="fixnorm", dropout=0.25), VOCAB, 1)
+    assert places(model.encoder) == ["pre"] * 6
+    assert places(model.decoder) == ["deepnorm"] * 3
+    assert roles(model.encoder) == ["self_attention", "ffn"] * 3
+    assert roles(model.decoder) == ["causal_attention", "cross_attention", "ffn"]
+    site = model.decoder.sublayers[2].site
+    assert (site.stack, site.index, site.layer, site.encoder_layers, site.decoder_layers) == (
+        "decoder",
+        2,
+        0,
+        3,
+        1,
+    )
+    assert [s.site.layer for s in model.encoder.sublayers] == [0, 0, 1, 1, 2, 2]
+    assert isinstance(model.embedding, FixNormEmbedding)
+    assert {type(m).__name__ for m in model.modules() if isinstance(m, Norm)} == {"ScaleNorm"}
+    assert model.dropout.p == 0.25
+
+
+def test_rates_reach_their_places():
+    model = build_seq2seq(replace(SIZE, dropout=0.1, attention_dropout=0.2, ffn_dropout=0.3), VOCAB, 1)
+    attention, ffn = (s.f for s in model.encoder.sublayers[:2])
+    assert (attention.p, attention.dropout.p) == (0.2, 0.1)
+    assert (ffn.inner_dropout.p, ffn.dropout.p) == (0.3, 0.1)
+
+
+@pytest.mark.parametrize("axis", ["norm", "embedding", "encoder_placement"])
+def test_the_seed_decides_the_start_whatever_the_global_generator_did(axis):
+    registry = {"norm": Norm, "embedding": Embedding, "encoder_placement": Placement}[axis].registry
+    for name in registry:
+        models = []
+        for global_seed in (1, 2):
+            torch.manual_seed(global_seed)
+            models.append(build_seq2seq(replace(SIZE, **{axis: name}), VOCAB, 9))
+        pairs = zip(models[0].parameters(), models[1].parameters(), strict=True)
+        assert all(torch.equal(a, b) for a, b in pairs)
+
+
+@pytest.mark.parametrize(
+    ("axis", "kind", "wrong", "right"),
+    [
+        ("norm", "norm", "layernrom", "layernorm"),
+        ("embedding", "embedding", "fixnrm", "fixnorm"),
+        ("encoder_placement", "placement", "psot", "post"),
+        ("decoder_placement", "placement", "per", "pre"),
+        ("scheme", "scheme", "xaver", "xavier"),
+    ],
+)
+def test_an_unknown_name_is_told_with_the_nearest(axis, kind, wrong, right):
+    sentence = rf"^unknown {kind} '{wrong}', did you mean '{right}'\? \(allowed: .*{right}.*\)$"
+    with pytest.raises(ValueError, match=sentence):
+        build_seq2seq(replace(SIZE, **{axis: wrong}), VOCAB, 1)
+
+
+def test_parameters_are_as_many_as_the_sizes_say():
+    d, f, v = 16, 24, VOCAB
+    attention, ffn, norm = 4 * (d * d + d), 2 * d * f + d + f, 2 * d
+    encoder, decoder = attention + ffn + 2 * norm, 2 * attention + ffn + 3 * norm
+    model = build_seq2seq(SIZE, VOCAB, 1)
+    assert sum(p.numel() for p in model.parameters()) == v * d + 2 * encoder + 2 * decoder

@@ -1,0 +1,52 @@
+"""Keep what a run or a comparison measured: ``python tools/keep.py runs/multi30k results/multi30k``.
+
+Configuration, metrics, status, scores and translations are copied; weights, tokens and logs stay behind. The
+page is written anew from the copy, so that it is known to need nothing else.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import sys
+from pathlib import Path
+
+from normlab.report.compare import write_compare_page
+from normlab.spec.comparison import Comparison
+from normlab.spec.serialise import from_json
+from normlab.store import RunFolder
+
+KEPT = ("config.json", "metrics.jsonl", "status.json", "scores.json", "test.hyp.txt")
+
+
+def keep_run(run: RunFolder, into: Path) -> None:
+    """Copy the small files of a run; paths of local data sets become portable."""
+    into.mkdir(parents=True, exist_ok=True)
+    for name in KEPT:
+        if (run.path / name).exists():
+            shutil.copy(run.path / name, into / name)
+    data = os.environ.get("NORMLAB_DATA")
+    if data:
+        config = into / "config.json"
+        config.write_text(
+            config.read_text(encoding="utf-8").replace(data.rstrip("/"), "$NORMLAB_DATA"), encoding="utf-8"
+        )
+
+
+def keep(source: Path, into: Path) -> None:
+    """Copy a run folder, or a folder with a comparison and the runs that it names."""
+    stored = source / "comparison.json"
+    if not stored.exists():
+        keep_run(RunFolder(source), into)
+        return
+    comparison = from_json(Comparison, stored.read_text(encoding="utf-8"))
+    for run in {run for r in comparison.recipes for run in (*r.runs, *(t.run for t in r.trials))}:
+        keep_run(RunFolder(source / run), into / run)
+    shutil.copy(stored, into / stored.name)
+    write_compare_page(comparison, into, into / "comparison.html")
+
+
+if __name__ == "__main__":
+    if len(sys.argv) != 3:
+        sys.exit(f"two folders are needed, got {len(sys.argv) - 1}: tools/keep.py runs/NAME results/NAME")
+    keep(Path(sys.argv[1]), Path(sys.argv[2]))
