@@ -1,6 +1,6 @@
 """Initialisation: schemes that fill matrices, and starts that are profiled on data."""
 
-from .profile import profile_
-from .scheme import SCHEMES, initialise_
+from normlab.init.profile import admin_, profile_
+from normlab.init.scheme import SCHEMES, Scheme, initialise_
 
-__all__ = ["SCHEMES", "initialise_", "profile_"]
+__all__ = ["SCHEMES", "Scheme", "admin_", "initialise_", "profile_"]

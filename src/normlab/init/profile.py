@@ -2,36 +2,43 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from functools import partial
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
 
-from normlab.nn import Context, Stack
+from normlab.nn import Context, ProfiledPlacement, Sublayer
 
 
 @torch.no_grad()
 def profile_(model: nn.Module, forward: Callable[[], Any]) -> dict[str, float]:
     r"""Start every placement that asks for it from the variances that one forward pass shows.
 
-    A sublayer i gets :math:`\mathrm{Var}[x_0] + \sum_{1 \le j < i} \mathrm{Var}[f_j(x_{j-1})]` of its own
-    stack: the paper's profile (Liu et al. 2020, Section 4, arXiv 2004.08249) with the embeddings' term.
-    Variances are over all elements of real positions, without dropout. ``forward`` runs the model once.
-    Returns the variance handed to each sublayer by its path; empty, and the model untouched, where nothing
-    asks for a profile.
+    A stack's sublayers are followed in the order in which they run, from its site 0 on: the placement's
+    ``first`` sees the variance of the stack's input, its ``carry`` those of each stream and branch (for Admin
+    :math:`\mathrm{Var}[x_0] + \sum_{1 \le j < i} \mathrm{Var}[f_j(x_{j-1})]`, Liu et al. 2020, Section 4,
+    arXiv 2004.08249). Variances are over all elements of real positions, without dropout. ``forward`` runs
+    the model once. Returns the variance handed to each sublayer by its path; empty, and the model untouched,
+    where nothing asks for a profile.
+
+    Raises ValueError if the pass does not run a sublayer that is to be started, or starts amid a stack.
     """
-    stacks = {n: m for n, m in model.named_modules() if isinstance(m, Stack) and _profiled(m)}
-    if not stacks:
+    profiled = {
+        name: module
+        for name, module in model.named_modules()
+        if isinstance(module, Sublayer) and isinstance(module.place, ProfiledPlacement)
+    }
+    if not profiled:
         return {}
-    start: dict[str, Tensor] = {}
-    branch: dict[str, list[Tensor]] = {name: [] for name in stacks}
+    pass_ = _Pass()
     hooks = []
-    for name, stack in stacks.items():
-        hooks.append(stack.register_forward_pre_hook(partial(_record_start, start, name)))
-        for sublayer in stack:
-            hooks.append(sublayer.f.register_forward_hook(partial(_record_branch, branch[name])))
+    for name, sublayer in profiled.items():
+        hooks.append(sublayer.register_forward_pre_hook(partial(pass_.before, name), with_kwargs=True))
+        hooks.append(sublayer.f.register_forward_hook(partial(pass_.after, sublayer), with_kwargs=True))
+    for sublayer in profiled.values():
+        sublayer.place.start_(1.0)  # a model that was started before is profiled as a fresh one is
     was_training = model.training
     model.eval()
     try:
@@ -40,29 +47,58 @@ def profile_(model: nn.Module, forward: Callable[[], Any]) -> dict[str, float]:
         model.train(was_training)
         for hook in hooks:
             hook.remove()
-    given: dict[str, float] = {}
-    for name, stack in stacks.items():
-        variance = start[name]
-        for i, sublayer in enumerate(stack):
-            if sublayer.place.profiled:
-                sublayer.place.start_(variance)
-                given[f"{name}.sublayers.{i}"] = float(variance)
-            variance = variance + branch[name][i]
-    return given
+    missed = profiled.keys() - pass_.given.keys()
+    if missed:
+        raise ValueError(f"the profiling pass did not run {sorted(missed)}; give it a batch that does")
+    for name, sublayer in profiled.items():
+        sublayer.place.start_(float(pass_.given[name]))
+    return {name: float(variance) for name, variance in pass_.given.items()}
 
 
-def _profiled(stack: Stack) -> bool:
-    return any(sublayer.place.profiled for sublayer in stack)
+def admin_(model: nn.Module, batch: Any) -> dict[str, float]:
+    """``profile_`` for a network of your own, built from sublayers that ``nn.wrap`` made.
+
+    ``batch`` is what the model takes: one tensor, a tuple of arguments, or a mapping of keywords. Liu et al.
+    2020, Section 4 (arXiv 2004.08249).
+    """
+    if isinstance(batch, Mapping):
+        return profile_(model, lambda: model(**batch))
+    return profile_(model, lambda: model(*batch) if isinstance(batch, tuple) else model(batch))
 
 
-def _variance(x: Tensor, context: Context) -> Tensor:
-    """Variance over the elements of real positions, x `[B, T, D]`."""
-    return (x if context.real is None else x[context.real]).float().var(correction=0)
+class _Pass:
+    """One profiling pass: what it has carried along the stack that is running now."""
+
+    def __init__(self) -> None:
+        self.given: dict[str, Tensor] = {}
+        self.carried: Tensor | None = None
+        self.stream = torch.zeros(())
+
+    def before(self, name: str, sublayer: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        sublayer = cast("Sublayer", sublayer)
+        place = cast("ProfiledPlacement", sublayer.place)
+        self.stream = _variance(args[0], args[1:], kwargs)
+        if sublayer.site.index == 0:
+            self.carried = place.first(self.stream)
+        if self.carried is None:
+            raise ValueError(
+                f"{name} is at index {sublayer.site.index} of its stack, and no sublayer at index 0 has run "
+                "before it; give each its own site, in order (nn.stack_of)"
+            )
+        self.given[name] = self.carried
+        if place.in_order:
+            place.start_(float(self.carried))
+
+    def after(
+        self, sublayer: Sublayer, f: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], y: Tensor
+    ) -> None:
+        place = cast("ProfiledPlacement", sublayer.place)
+        self.carried = place.carry(cast("Tensor", self.carried), self.stream, _variance(y, args[1:], kwargs))
 
 
-def _record_start(start: dict[str, Tensor], name: str, stack: nn.Module, args: tuple[Any, ...]) -> None:
-    start[name] = _variance(*args)
-
-
-def _record_branch(seen: list[Tensor], f: nn.Module, args: tuple[Any, ...], y: Tensor) -> None:
-    seen.append(_variance(y, args[1]))
+def _variance(x: Tensor, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Tensor:
+    """Variance over the elements of x `[B, T, D]`, at real positions where a ``Context`` says which."""
+    for context in (*args, *kwargs.values()):
+        if isinstance(context, Context) and context.real is not None:
+            x = x[context.real]
+    return x.float().var(correction=0)

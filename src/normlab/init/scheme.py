@@ -2,62 +2,140 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from abc import ABC, abstractmethod
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from normlab.nn import Branch, Embedding, Sublayer
+from normlab.nn import Branch, Embedding, Encoder, Positions, Size, Sublayer
 from normlab.nn.registry import Registry
 from normlab.spec.randomness import derive
 
-Scheme = Callable[[Tensor, str, float, torch.Generator], None]
-"""``fill(weight [out, in], matrix name, gain, generator)``, in place."""
 
-SCHEMES: Registry[Scheme] = Registry("scheme")
+class Scheme(ABC):
+    """Base of all schemes; a subclass registers itself under ``name``."""
+
+    def __init_subclass__(cls, *, name: str, **kwargs: Any) -> None:
+        super().__init_subclass__(**kwargs)
+        SCHEMES[name] = cls
+
+    @staticmethod
+    @abstractmethod
+    def fill_(weight: Tensor, matrix: str, gain: float, generator: torch.Generator) -> None:
+        """Fill a weight `[out, in]` in place; ``gain`` is the placement's factor on the deviation."""
+
+    @classmethod
+    def conflict(cls, size: Size) -> str | None:
+        """The reason why the scheme is not defined in a model of these choices, or None."""
+        return None
 
 
-@SCHEMES.register("xavier")
-def xavier(weight: Tensor, matrix: str, gain: float, generator: torch.Generator) -> None:
+SCHEMES: Registry[type[Scheme]] = Registry("scheme")
+
+
+class Xavier(Scheme, name="xavier"):
     r"""Xavier normal: :math:`N(0, 2 g^2/(n_{in} + n_{out}))` with the placement's gain g.
 
     Each projection of a packed matrix counts as a matrix of its own. Glorot and Bengio 2010, Equation 16;
     Xiong et al. 2020, Section 3.3 (arXiv 2002.04745).
     """
-    weight.normal_(0.0, gain * (2 / sum(weight.shape)) ** 0.5, generator=generator)
+
+    @staticmethod
+    def fill_(weight: Tensor, matrix: str, gain: float, generator: torch.Generator) -> None:
+        weight.normal_(0.0, gain * (2 / sum(weight.shape)) ** 0.5, generator=generator)
 
 
-@SCHEMES.register("smallinit")
-def smallinit(weight: Tensor, matrix: str, gain: float, generator: torch.Generator) -> None:
+class XavierUniform(Scheme, name="xavier_uniform"):
+    r"""Xavier uniform: :math:`U(-a, a)` with :math:`a = g \sqrt{6/(n_{in} + n_{out})}` and the placement's
+    gain g.
+
+    Glorot and Bengio 2010, Equation 16; Nguyen and Salazar 2019, Table 6 (arXiv 1910.05895).
+    """
+
+    @staticmethod
+    def fill_(weight: Tensor, matrix: str, gain: float, generator: torch.Generator) -> None:
+        bound = gain * (6 / sum(weight.shape)) ** 0.5
+        weight.uniform_(-bound, bound, generator=generator)
+
+
+class SmallInit(Scheme, name="smallinit"):
     r"""SmallInit: attention matrices :math:`N(0, 2/(d + 4d))`, the others Xavier normal.
 
-    Nguyen and Salazar 2019, Section 3.1 (arXiv 1910.05895).
+    Nguyen and Salazar 2019, Section 2.2 (arXiv 1910.05895).
     """
-    if matrix in ("query", "key", "value", "output"):
-        weight.normal_(0.0, gain * (2 / (5 * weight.shape[0])) ** 0.5, generator=generator)
-    else:
-        xavier(weight, matrix, gain, generator)
+
+    @staticmethod
+    def fill_(weight: Tensor, matrix: str, gain: float, generator: torch.Generator) -> None:
+        if matrix in ("query", "key", "value", "output"):
+            weight.normal_(0.0, gain * (2 / (5 * weight.shape[1])) ** 0.5, generator=generator)
+        else:
+            Xavier.fill_(weight, matrix, gain, generator)
+
+
+class LookLinear(Scheme, name="looklinear"):
+    r"""LookLinear: :math:`W_1 = [W; -W], W_2 = [V, -V]`, so that a ReLU feed-forward is the linear map
+    :math:`V W` at the start.
+
+    W and V have the deviation of Xavier normal for the whole matrices, as the attention matrices have.
+    Balduzzi et al. 2017, Section 4 (arXiv 1702.08591).
+    """
+
+    @staticmethod
+    def fill_(weight: Tensor, matrix: str, gain: float, generator: torch.Generator) -> None:
+        Xavier.fill_(weight, matrix, gain, generator)
+        mirrored = {"ffn_in": 0, "ffn_out": 1}
+        if matrix in mirrored:
+            half, mirror = weight.chunk(2, mirrored[matrix])
+            mirror.copy_(-half)
+
+    @classmethod
+    def conflict(cls, size: Size) -> str | None:
+        if size.activation != "relu":
+            return f"LookLinear mirrors the weights around a ReLU; {size.activation} does not cancel"
+        if size.ffn_dim % 2:
+            return f"LookLinear mirrors one half of the feed-forward, and its width {size.ffn_dim} is odd"
+        return None
 
 
 @torch.no_grad()
 def initialise_(model: nn.Module, scheme: str, seed: int) -> None:
-    """Fill every branch by the scheme and every embedding by its own rule.
+    """Fill every branch by the scheme, and embeddings, positions and heads by their own rules.
 
     Each matrix has its own generator, derived from (seed, site, name): two models that differ only in
     placement or norm start from the same weights.
     """
-    fill = SCHEMES[scheme]
-    for module in model.modules():
-        if isinstance(module, Sublayer) and isinstance(module.f, Branch):
-            site = module.site
-            for i, (name, weight) in enumerate(module.f.matrices().items()):
+    fill_ = SCHEMES[scheme].fill_
+    sublayers = [m for m in model.modules() if isinstance(m, Sublayer)]
+    for sublayer in sublayers:
+        if isinstance(sublayer.f, Branch):
+            site = sublayer.site
+            for i, (name, weight) in enumerate(sublayer.f.matrices().items()):
                 generator = _generator(weight, derive(seed, f"init.{site.stack}", site.index, i))
-                fill(weight, name, module.place.gain(name), generator)
-            for linear in module.f.modules():
-                if isinstance(linear, nn.Linear) and linear.bias is not None:
-                    linear.bias.zero_()
-        elif isinstance(module, Embedding):
-            module.start_(_generator(module.weight, derive(seed, "init.embedding")))
+                fill_(weight, name, sublayer.place.gain(site, name), generator)
+            _zero_biases(sublayer.f)
+    gains = [(s.place.embedding_gain(s.site), s.place.classifier_gain(s.site)) for s in sublayers]
+    for module in model.modules():
+        if isinstance(module, Embedding):
+            generator = _generator(module.weight, derive(seed, "init.embedding"))
+            module.start_(
+                generator,
+                gain=min((g for g, _ in gains), default=1.0),
+                classifier_gain=min((c for _, c in gains), default=1.0),
+            )
+        elif isinstance(module, Positions):
+            device = next(model.parameters()).device
+            module.start_(torch.Generator(device).manual_seed(derive(seed, "init.positions")))
+        elif isinstance(module, Encoder):
+            for i, head in enumerate((module.transform, module.pooler, module.next_sentence)):
+                fill_(head.weight, "head", 1.0, _generator(head.weight, derive(seed, "init.head", i)))
+                _zero_biases(head)
+
+
+def _zero_biases(module: nn.Module) -> None:
+    for linear in module.modules():
+        if isinstance(linear, nn.Linear) and linear.bias is not None:
+            linear.bias.zero_()
 
 
 def _generator(weight: Tensor, seed: int) -> torch.Generator:

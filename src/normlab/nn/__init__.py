@@ -1,42 +1,115 @@
 """Transformers from placements, norms and branches: pure torch, imports nothing else of ours."""
 
-from .context import Cache, Context
-from .embedding import Embedding, FixNormEmbedding, PlainEmbedding
-from .model import PAD, Seq2Seq
-from .norm import LayerNorm, Norm, RMSNorm, ScaleNorm
-from .ops import Dropout, reference
-from .placement import Admin, DeepNorm, Placement, PostNorm, PreNorm, ResiDual, ReZero, Site
-from .stack import Stack, build_stack
-from .sublayer import DECODER_LAYER, ENCODER_LAYER, Attention, Branch, FeedForward, Sublayer
+from normlab.nn.context import Cache, Context
+from normlab.nn.embedding import Embedding, FixNormEmbedding, PlainEmbedding, UntiedEmbedding
+from normlab.nn.model import PAD, Decoder, Encoder, Seq2Seq, TokenModel
+from normlab.nn.norm import Derf, DyT, FixedScaleNorm, LayerNorm, Norm, RMSNorm, ScaleNorm
+from normlab.nn.ops import Dropout, reference
+from normlab.nn.options import (
+    BIASES,
+    HEAD_GAINS,
+    INNER_NORMS,
+    Activation,
+    Options,
+    QueryKeyNorm,
+)
+from normlab.nn.placement import (
+    B2T,
+    Admin,
+    AdminAsCoded,
+    AdminDataFree,
+    DeepNorm,
+    FixUp,
+    Keel,
+    LayerNormScaling,
+    LayerScale,
+    MixNorm,
+    NormFormer,
+    OLMo2Norm,
+    PeriNorm,
+    Placement,
+    PostNorm,
+    PreNorm,
+    ProfiledPlacement,
+    ResiDual,
+    ReZero,
+    ReZeroPostNorm,
+    SandwichNorm,
+    SkipInit,
+    SubNorm,
+    TFixup,
+)
+from normlab.nn.position import Positions
+from normlab.nn.site import DECODER_LAYER, ENCODER_LAYER, LANGUAGE_LAYER, Site, sites, stack_of
+from normlab.nn.size import Size
+from normlab.nn.stack import Stack, build_stack, shards
+from normlab.nn.sublayer import Attention, Branch, FeedForward, Sublayer, wrap
 
 __all__ = [
+    "B2T",
+    "BIASES",
     "DECODER_LAYER",
     "ENCODER_LAYER",
+    "HEAD_GAINS",
+    "INNER_NORMS",
+    "LANGUAGE_LAYER",
     "PAD",
+    "Activation",
     "Admin",
+    "AdminAsCoded",
+    "AdminDataFree",
     "Attention",
     "Branch",
     "Cache",
     "Context",
+    "Decoder",
     "DeepNorm",
+    "Derf",
     "Dropout",
+    "DyT",
     "Embedding",
+    "Encoder",
     "FeedForward",
     "FixNormEmbedding",
+    "FixUp",
+    "FixedScaleNorm",
+    "Keel",
     "LayerNorm",
+    "LayerNormScaling",
+    "LayerScale",
+    "MixNorm",
     "Norm",
+    "NormFormer",
+    "OLMo2Norm",
+    "Options",
+    "PeriNorm",
     "Placement",
     "PlainEmbedding",
+    "Positions",
     "PostNorm",
     "PreNorm",
+    "ProfiledPlacement",
+    "QueryKeyNorm",
     "RMSNorm",
     "ReZero",
+    "ReZeroPostNorm",
     "ResiDual",
+    "SandwichNorm",
     "ScaleNorm",
     "Seq2Seq",
     "Site",
+    "Size",
+    "SkipInit",
     "Stack",
+    "SubNorm",
     "Sublayer",
+    "TFixup",
+    "TokenModel",
+    "UntiedEmbedding",
     "build_stack",
     "reference",
+    "shards",
+    "sites",
+    "stack_of",
+    "wrap",
 ]

@@ -22,6 +22,11 @@ class Context:
     memory_real: Tensor | None = None
     cache: Cache | None = None
 
+    @property
+    def position(self) -> int | None:
+        """The one position of a step of a search; None stands for 0 to T - 1."""
+        return None if self.cache is None else self.cache.length - 1
+
 
 class Cache:
     """Keys and values of an incremental decoding of B sentences with K beams, by attention module.

@@ -1,8 +1,7 @@
-"""Token embeddings, tied three ways (source, target, output), and positions."""
+"""Token embeddings: one matrix for source, target and output, or an output matrix of its own."""
 
 from __future__ import annotations
 
-import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 from typing import Any, ClassVar
@@ -11,7 +10,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from .registry import Registry
+from normlab.nn.registry import Registry
 
 
 class Embedding(nn.Module, ABC):
@@ -35,8 +34,10 @@ class Embedding(nn.Module, ABC):
         """The matrix as it is used, `[V, D]`."""
 
     @abstractmethod
-    def start_(self, generator: torch.Generator) -> None:
-        """Draw the starting weights."""
+    def start_(self, generator: torch.Generator, *, gain: float = 1.0, classifier_gain: float = 1.0) -> None:
+        """Draw the starting weights, ``gain`` times as large at the input and ``classifier_gain`` times at an
+        output matrix of its own.
+        """
 
     def forward(self, ids: Tensor) -> Tensor:
         """`[B, T]` to `[B, T, D]`."""
@@ -50,38 +51,48 @@ class Embedding(nn.Module, ABC):
 class PlainEmbedding(Embedding, name="plain"):
     """Vectors as they are, start N(0, 1/d).
 
-    Nguyen and Salazar 2019, Section 3 (arXiv 1910.05895).
+    Nguyen and Salazar 2019, Section 3.2 (arXiv 1910.05895).
     """
 
     def vectors(self) -> Tensor:
         return self.weight
 
     @torch.no_grad()
-    def start_(self, generator: torch.Generator) -> None:
-        self.weight.normal_(0.0, self.weight.shape[1] ** -0.5, generator=generator)
+    def start_(self, generator: torch.Generator, *, gain: float = 1.0, classifier_gain: float = 1.0) -> None:
+        self.weight.normal_(0.0, gain * self.weight.shape[1] ** -0.5, generator=generator)
+
+
+class UntiedEmbedding(Embedding, name="untied"):
+    """An output matrix of its own beside the input's, both N(0, 1/d) at the start.
+
+    Vaswani et al. 2017, Section 3.4 (arXiv 1706.03762), without its tying.
+    """
+
+    def __init__(self, vocab_size: int, dim: int) -> None:
+        super().__init__(vocab_size, dim)
+        self.output = nn.Parameter(torch.empty(vocab_size, dim))
+
+    def vectors(self) -> Tensor:
+        return self.weight
+
+    @torch.no_grad()
+    def start_(self, generator: torch.Generator, *, gain: float = 1.0, classifier_gain: float = 1.0) -> None:
+        for weight, factor in ((self.weight, gain), (self.output, classifier_gain)):
+            weight.normal_(0.0, factor * weight.shape[1] ** -0.5, generator=generator)
+
+    def logits(self, x: Tensor) -> Tensor:
+        return F.linear(x, self.output)
 
 
 class FixNormEmbedding(Embedding, name="fixnorm"):
     r"""FixNorm: :math:`w / \|w\|` at every use, start U(-0.01, 0.01).
 
-    Nguyen and Salazar 2019, Section 3.2 (arXiv 1910.05895), after Nguyen and Chiang 2018.
+    Nguyen and Salazar 2019, Sections 2.3 and 3.2 (arXiv 1910.05895), after Nguyen and Chiang 2018.
     """
 
     def vectors(self) -> Tensor:
         return F.normalize(self.weight, dim=-1)
 
     @torch.no_grad()
-    def start_(self, generator: torch.Generator) -> None:
-        self.weight.uniform_(-0.01, 0.01, generator=generator)
-
-
-def sinusoids(length: int, dim: int) -> Tensor:
-    r"""Positions `[length, D]`: :math:`\sin(t / 10000^{2i/d})` at 2i, :math:`\cos` of the same at 2i + 1.
-
-    Vaswani et al. 2017, Section 3.5 (arXiv 1706.03762).
-    """
-    if dim % 2:
-        raise ValueError(f"sinusoidal positions need an even width, got {dim}; try {dim + 1}")
-    rates = torch.exp(torch.arange(0, dim, 2, dtype=torch.float64) * (-math.log(10000.0) / dim))
-    angles = torch.arange(length, dtype=torch.float64)[:, None] * rates
-    return torch.stack((angles.sin(), angles.cos()), dim=-1).flatten(1).float()
+    def start_(self, generator: torch.Generator, *, gain: float = 1.0, classifier_gain: float = 1.0) -> None:
+        self.weight.uniform_(-0.01 * gain, 0.01 * gain, generator=generator)

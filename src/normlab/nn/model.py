@@ -1,40 +1,54 @@
-"""Whole models."""
+"""Whole models: encoder-decoder, encoder (BERT), decoder (language model)."""
 
 from __future__ import annotations
 
+from abc import ABC
+
+import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 
 from normlab.nn.context import Cache, Context
-from normlab.nn.embedding import Embedding, sinusoids
+from normlab.nn.embedding import Embedding
+from normlab.nn.norm import Norm
 from normlab.nn.ops import Dropout
-from normlab.nn.stack import Stack
+from normlab.nn.position import Positions
+from normlab.nn.site import DECODER_LAYER, ENCODER_LAYER, LANGUAGE_LAYER
+from normlab.nn.size import Size
+from normlab.nn.stack import build_stack
 
 PAD = 0
 """Token id of padding; a position that holds it is not real."""
 
 
-class Seq2Seq(nn.Module):
-    """Encoder-decoder with one embedding tied three ways and sinusoidal positions.
+class TokenModel(nn.Module, ABC):
+    """What all models share: an embedding, positions and dropout on their sum.
 
-    Vaswani et al. 2017, Section 3 (arXiv 1706.03762). Token ids are `[B, S]` and `[B, T]`, padded on the
-    right with 0.
+    Token ids are `[B, T]`, padded on the right with 0.
     """
 
-    def __init__(self, embedding: Embedding, encoder: Stack, decoder: Stack, dropout: float) -> None:
+    def __init__(self, size: Size, vocab_size: int) -> None:
         super().__init__()
-        self.embedding, self.encoder, self.decoder = embedding, encoder, decoder
-        self.dropout = Dropout(dropout)
-        self.register_buffer("positions", sinusoids(256, embedding.weight.shape[1]), persistent=False)
-        self.positions: Tensor
+        self.embedding = Embedding.registry[size.embedding](vocab_size, size.dim)
+        self.positions = Positions.registry[size.positions](size)
+        self.dropout = Dropout(size.dropout)
 
     def embed(self, ids: Tensor, position: int | None = None) -> Tensor:
         """Tokens `[B, T]` at positions 0 to T - 1, or all of them at one ``position``, to `[B, T, D]`."""
-        needed = ids.shape[1] if position is None else position + 1
-        if needed > len(self.positions):
-            longer = sinusoids(2 * needed, self.positions.shape[1])
-            self.positions = longer.to(self.positions)
-        where = slice(0, needed) if position is None else slice(position, position + 1)
-        return self.dropout(self.embedding(ids) + self.positions[where])
+        return self.dropout(self.positions(self.embedding(ids), position))
+
+
+class Seq2Seq(TokenModel):
+    """Encoder-decoder with one vocabulary.
+
+    Vaswani et al. 2017, Section 3 (arXiv 1706.03762). Token ids are `[B, S]` and `[B, T]`.
+    """
+
+    def __init__(self, size: Size, vocab_size: int) -> None:
+        super().__init__(size, vocab_size)
+        _require(size, encoder=True, decoder=True)
+        self.encoder = build_stack("encoder", ENCODER_LAYER, size)
+        self.decoder = build_stack("decoder", DECODER_LAYER, size)
 
     def encode(self, source: Tensor) -> tuple[Tensor, Tensor]:
         """`[B, S]` to the memory `[B, S, D]` and where it is real `[B, S]`."""
@@ -50,7 +64,7 @@ class Seq2Seq(nn.Module):
         """Hidden states `[B, K, D]` of the next position for K beams whose last tokens are `[B, K]`."""
         cache.begin_position()
         context = Context(memory=memory, memory_real=memory_real, cache=cache)
-        return self.decoder(self.embed(tokens, cache.length - 1), context)
+        return self.decoder(self.embed(tokens, context.position), context)
 
     def hidden(self, source: Tensor, target_in: Tensor) -> Tensor:
         """The decoder's output `[B, T, D]`, before the logits."""
@@ -59,3 +73,77 @@ class Seq2Seq(nn.Module):
     def forward(self, source: Tensor, target_in: Tensor) -> Tensor:
         """Logits `[B, T, V]`."""
         return self.embedding.logits(self.hidden(source, target_in))
+
+
+class Decoder(TokenModel):
+    """Decoder language model: logits of the next token from those before it.
+
+    Radford et al. 2018, Section 3.1 (Improving Language Understanding by Generative Pre-Training).
+    """
+
+    def __init__(self, size: Size, vocab_size: int) -> None:
+        super().__init__(size, vocab_size)
+        _require(size, encoder=False, decoder=True)
+        self.decoder = build_stack("decoder", LANGUAGE_LAYER, size)
+
+    def hidden(self, ids: Tensor) -> Tensor:
+        """The decoder's output `[B, T, D]`, before the logits."""
+        return self.decoder(self.embed(ids), Context(real=ids != PAD))
+
+    def decode_step(self, tokens: Tensor, cache: Cache) -> Tensor:
+        """Hidden states `[B, K, D]` of the next position for K continuations, last tokens `[B, K]`."""
+        cache.begin_position()
+        context = Context(cache=cache)
+        return self.decoder(self.embed(tokens, context.position), context)
+
+    def forward(self, ids: Tensor) -> Tensor:
+        """Logits `[B, T, V]`."""
+        return self.embedding.logits(self.hidden(ids))
+
+
+class Encoder(TokenModel):
+    r"""BERT: an encoder with a masked-LM head, :math:`E \, \mathrm{LN}(\mathrm{GELU}(W h + b)) + b_v` with
+    the embedding matrix E, and a next-sentence head, :math:`W_2 \tanh(W_1 h_0 + b_1) + b_2`.
+
+    A trained vector for each of two segments is added to the embeddings. Devlin et al. 2019, Sections 3 and
+    3.1 (arXiv 1810.04805).
+    """
+
+    def __init__(self, size: Size, vocab_size: int) -> None:
+        super().__init__(size, vocab_size)
+        _require(size, encoder=True, decoder=False)
+        self.encoder = build_stack("encoder", ENCODER_LAYER, size)
+        self.segments = nn.Parameter(torch.zeros(2, size.dim))
+        self.transform = nn.Linear(size.dim, size.dim)
+        self.transform_norm = Norm.registry[size.norm](size.dim)
+        self.token_bias = nn.Parameter(torch.zeros(vocab_size))
+        self.pooler, self.next_sentence = nn.Linear(size.dim, size.dim), nn.Linear(size.dim, 2)
+
+    def hidden(self, ids: Tensor, segments: Tensor | None = None) -> Tensor:
+        """The encoder's output `[B, T, D]`; ``segments`` `[B, T]` holds 0 and 1, all 0 if not given."""
+        x = self.positions(self.embedding(ids))
+        x = x + (self.segments[0] if segments is None else F.embedding(segments, self.segments))
+        return self.encoder(self.dropout(x), Context(real=ids != PAD))
+
+    def token_logits(self, hidden: Tensor) -> Tensor:
+        """Masked-LM logits `[..., V]` of hidden states `[..., D]`, say those of the masked positions."""
+        x = self.transform_norm(F.gelu(self.transform(hidden)))
+        return self.embedding.logits(x) + self.token_bias
+
+    def sentence_logits(self, hidden: Tensor) -> Tensor:
+        """Next-sentence logits `[B, 2]` from the first position of hidden states `[B, T, D]`."""
+        return self.next_sentence(torch.tanh(self.pooler(hidden[:, 0])))
+
+    def forward(self, ids: Tensor, segments: Tensor | None = None) -> tuple[Tensor, Tensor]:
+        """Masked-LM logits of every position `[B, T, V]`, and next-sentence logits `[B, 2]`."""
+        hidden = self.hidden(ids, segments)
+        return self.token_logits(hidden), self.sentence_logits(hidden)
+
+
+def _require(size: Size, *, encoder: bool, decoder: bool) -> None:
+    """Raise ValueError unless the model has just these stacks."""
+    wanted = {"encoder_layers": encoder, "decoder_layers": decoder}
+    for name, has in wanted.items():
+        given = getattr(size, name)
+        if bool(given) != has:
+            raise ValueError(f"{name} is {given}, and this model needs {'at least 1' if has else '0'}")

@@ -10,17 +10,23 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from .registry import Registry
+from normlab.nn.registry import Registry
 
 
 class Norm(nn.Module, ABC):
-    """Base of all norms; a subclass registers itself under ``name``."""
+    """Base of all norms; a subclass registers itself under ``name``, an abstract one has none."""
 
     registry: ClassVar[Registry[Callable[[int], Norm]]] = Registry("norm")
 
-    def __init_subclass__(cls, *, name: str, **kwargs: Any) -> None:
+    def __init_subclass__(cls, *, name: str = "", **kwargs: Any) -> None:
         super().__init_subclass__(**kwargs)
-        Norm.registry[name] = cls
+        if name:
+            Norm.registry[name] = cls
+
+    @classmethod
+    def final(cls, dim: int) -> nn.Module:
+        """The norm where a stream ends."""
+        return cls(dim)
 
 
 class LayerNorm(Norm, name="layernorm"):
@@ -58,13 +64,70 @@ class RMSNorm(Norm, name="rmsnorm"):
 class ScaleNorm(Norm, name="scalenorm"):
     r""":math:`g \, x / \|x\|_2`, one scalar :math:`g` (shape `[1]`), start :math:`\sqrt{d}`.
 
-    :math:`\|x\|` is kept above 1e-5. Nguyen and Salazar 2019, Section 3.2 (arXiv 1910.05895).
+    :math:`\|x\|` is kept above 1e-5. Nguyen and Salazar 2019, Sections 2.3 and 3.2 (arXiv 1910.05895).
     """
 
-    def __init__(self, dim: int, min_norm: float = 1e-5) -> None:
+    def __init__(self, dim: int) -> None:
         super().__init__()
         self.g = nn.Parameter(torch.full((1,), dim**0.5))
-        self.min_norm = min_norm
 
     def forward(self, x: Tensor) -> Tensor:
-        return x * (self.g / torch.linalg.vector_norm(x, dim=-1, keepdim=True).clamp(min=self.min_norm))
+        return scaled_to(x, self.g)
+
+
+class FixedScaleNorm(Norm, name="fixedscalenorm"):
+    r""":math:`\sqrt{d} \, x / \|x\|_2`, not trained; the final norm of a stack is a trained ScaleNorm.
+
+    :math:`\|x\|` is kept above 1e-5. Nguyen and Salazar 2019, Table 7 (arXiv 1910.05895).
+    """
+
+    def __init__(self, dim: int) -> None:
+        super().__init__()
+        self.g = dim**0.5
+
+    def forward(self, x: Tensor) -> Tensor:
+        return scaled_to(x, self.g)
+
+    @classmethod
+    def final(cls, dim: int) -> nn.Module:
+        return ScaleNorm(dim)
+
+
+def scaled_to(x: Tensor, length: Tensor | float) -> Tensor:
+    """x `[..., D]` with each vector brought to a Euclidean length; vectors below 1e-5 stay shorter."""
+    return x * (length / torch.linalg.vector_norm(x, dim=-1, keepdim=True).clamp(min=1e-5))
+
+
+class DyT(Norm, name="dyt"):
+    r"""Dynamic tanh: :math:`\gamma \odot \tanh(\alpha x) + \beta`, start
+    :math:`\alpha = 0.5, \gamma = 1, \beta = 0`.
+
+    One :math:`\alpha` (shape `[1]`) a norm. Zhu et al. 2025, Section 4 (arXiv 2503.10622).
+    """
+
+    def __init__(self, dim: int) -> None:
+        super().__init__()
+        self.alpha = nn.Parameter(torch.full((1,), 0.5))
+        self.weight = nn.Parameter(torch.ones(dim))
+        self.bias = nn.Parameter(torch.zeros(dim))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return torch.tanh(self.alpha * x) * self.weight + self.bias
+
+
+class Derf(Norm, name="derf"):
+    r"""Dynamic erf: :math:`\gamma \odot \mathrm{erf}(\alpha x + s) + \beta`, start
+    :math:`\alpha = 0.5, s = 0, \gamma = 1, \beta = 0`.
+
+    One :math:`\alpha` and one s (shape `[1]`) a norm. Chen et al. 2025, Equation 10 (arXiv 2512.10938).
+    """
+
+    def __init__(self, dim: int) -> None:
+        super().__init__()
+        self.alpha = nn.Parameter(torch.full((1,), 0.5))
+        self.shift = nn.Parameter(torch.zeros(1))
+        self.weight = nn.Parameter(torch.ones(dim))
+        self.bias = nn.Parameter(torch.zeros(dim))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return torch.erf(self.alpha * x + self.shift) * self.weight + self.bias

@@ -4,32 +4,36 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from contextvars import ContextVar
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-_reference: ContextVar[bool] = ContextVar("normlab.nn.reference", default=False)
+# A plain global: torch.compile guards on it, refuses a ContextVar, and reads a threading.local once for all.
+_reference = False
 
 
 @contextmanager
 def reference() -> Iterator[None]:
-    """Within this block every operation takes its plain path: exportable, twice differentiable, vmap-able."""
-    token = _reference.set(True)
+    """Within this block every operation takes its plain path: exportable, twice differentiable, vmap-able.
+
+    In all threads of the process.
+    """
+    global _reference
+    before, _reference = _reference, True
     try:
         yield
     finally:
-        _reference.reset(token)
+        _reference = before
 
 
 def dropout(x: Tensor, p: float) -> Tensor:
     """Zero each element with probability p and scale the others by 1 / (1 - p), any shape.
 
     Srivastava et al. 2014. On the CPU the mask is cut from wide random integers, four 16-bit draws in one,
-    which rounds p to a multiple of 2**-16.
+    which rounds p to a multiple of 2**-16; a compiler makes its own mask.
     """
-    if _reference.get() or x.device.type != "cpu":
+    if _reference or torch.compiler.is_compiling() or x.device.type != "cpu":
         return F.dropout(x, p)
     wide = torch.empty((x.numel() + 3) // 4, dtype=torch.int64).random_(-(2**63), None)
     draws = wide.view(torch.int16)[: x.numel()].view(x.shape)
@@ -41,24 +45,35 @@ _PLAIN_ATTENTION_SCORES = 2**18
 """Queries x keys up to which attention on the CPU is trained without the fused kernel."""
 
 
-def attention(q: Tensor, k: Tensor, v: Tensor, *, mask: Tensor | None, causal: bool, p: float) -> Tensor:
-    r""":math:`\mathrm{softmax}(qk^\top/\sqrt{w})v` for q `[B, H, T, w]`, k and v `[B, H, S, w]`, with dropout
-    p on the weights.
+def attention(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    *,
+    mask: Tensor | None,
+    causal: bool,
+    p: float,
+    scale: float | None = None,
+) -> Tensor:
+    r""":math:`\mathrm{softmax}(s \, qk^\top)v` for q `[B, H, T, w]`, k and v `[B, G, S, w]`, with dropout p
+    on the weights; s is :math:`1/\sqrt{w}` unless ``scale`` is given, and G divides H.
 
     ``mask`` is True where a query may look, and broadcasts to `[B, H, T, S]`. On the CPU the fused kernel's
     bf16 backward is several times slower than plain matrix products at the lengths of sentences
     (docs/lab-book.md), so training takes these.
     """
+    if k.shape[1] != q.shape[1]:
+        k, v = (t.repeat_interleave(q.shape[1] // k.shape[1], dim=1) for t in (k, v))
     few = q.shape[-2] * k.shape[-2] <= _PLAIN_ATTENTION_SCORES
-    if _reference.get() or (q.device.type == "cpu" and torch.is_grad_enabled() and few):
-        scores = (q * q.shape[-1] ** -0.5) @ k.transpose(-1, -2)
+    if _reference or (q.device.type == "cpu" and torch.is_grad_enabled() and few):
+        scores = (q * (q.shape[-1] ** -0.5 if scale is None else scale)) @ k.transpose(-1, -2)
         if causal:
             mask = torch.ones(scores.shape[-2:], dtype=torch.bool, device=q.device).tril()
         if mask is not None:
             scores = scores.masked_fill(~mask, float("-inf"))
         weights = torch.softmax(scores, dim=-1)
         return (dropout(weights, p) if p else weights) @ v
-    return F.scaled_dot_product_attention(q, k, v, attn_mask=mask, dropout_p=p, is_causal=causal)
+    return F.scaled_dot_product_attention(q, k, v, attn_mask=mask, dropout_p=p, is_causal=causal, scale=scale)
 
 
 class Dropout(nn.Module):

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import replace
-from typing import cast
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Any, cast
 
 from torch import Tensor, nn
 
-from normlab.nn.context import Context
-from normlab.nn.placement import Placement, Site
-from normlab.nn.sublayer import BRANCHES, Size, Sublayer
+from normlab.nn.norm import Norm
+from normlab.nn.options import Options
+from normlab.nn.placement import Placement
+from normlab.nn.site import Site, sites
+from normlab.nn.size import Size
+from normlab.nn.sublayer import BRANCHES, Sublayer
 
 
 class Stack(nn.Module):
@@ -20,30 +22,55 @@ class Stack(nn.Module):
         super().__init__()
         self.begin, self.sublayers, self.end = begin, nn.ModuleList(sublayers), end
 
+    @classmethod
+    def of(cls, branches: Sequence[nn.Module], placement: type[Placement], first: Site) -> Stack:
+        """A stack of anybody's branches, one for each site from the first one on.
+
+        Raises ValueError when there are not ``first.sublayers`` branches.
+        """
+        if len(branches) != first.sublayers:
+            raise ValueError(
+                f"{len(branches)} branches for {first.layers} layers of {len(first.roles)} sublayers; "
+                f"give {first.sublayers}"
+            )
+        sublayers = [Sublayer(f, placement(s), s) for f, s in zip(branches, sites(first), strict=True)]
+        return cls(placement.begin(first), sublayers, placement.end(first))
+
     def __iter__(self) -> Iterator[Sublayer]:
         return iter(cast("Iterable[Sublayer]", self.sublayers))
 
-    def forward(self, x: Tensor, context: Context) -> Tensor:
+    def forward(self, x: Tensor, *args: Any, **kwargs: Any) -> Tensor:
         stream = self.begin(x)
         for sublayer in self.sublayers:
-            stream = sublayer(stream, context)
+            stream = sublayer(stream, *args, **kwargs)
         return self.end(stream)
 
 
-def build_stack(
-    name: str,
-    roles: Sequence[str],
-    layers: int,
-    size: Size,
-    placement: type[Placement],
-    norm: Callable[[int], nn.Module],
-) -> Stack:
-    """A stack of ``layers`` layers, each of the branches that ``roles`` names, under one placement."""
-    first = Site(name, roles[0], 0, 0, size.dim, size.encoder_layers, size.decoder_layers, norm)
-    sublayers: list[Sublayer] = []
-    for layer in range(layers):
-        shared: dict[str, nn.Parameter] = {}
-        for role in roles:
-            site = replace(first, role=role, index=len(sublayers), layer=layer, shared=shared)
-            sublayers.append(Sublayer(BRANCHES[role](size), placement(site), site))
-    return Stack(placement.begin(first), sublayers, placement.end(first))
+def build_stack(name: str, roles: Sequence[str], size: Size) -> Stack:
+    """The ``"encoder"`` or ``"decoder"`` of a model of this size, its layers made of these roles."""
+    placement = Placement.registry[size.encoder_placement if name == "encoder" else size.decoder_placement]
+    norm = Norm.registry[size.norm]
+    layers = size.encoder_layers, size.decoder_layers
+    first = Site(name, roles[0], 0, 0, size.dim, *layers, norm=norm, roles=tuple(roles))
+    options = Options.of(size, placement, norm)
+    branches = [BRANCHES[site.role](size, options) for site in sites(first)]
+    return Stack.of(branches, placement, first)
+
+
+def shards(model: nn.Module) -> list[list[nn.Module]]:
+    """The units of a sharded model, for ``fully_shard(unit)`` one by one and ``fully_shard(model)`` at last.
+
+    A sublayer is one; those that share a parameter are one together, because sharding refuses a parameter
+    in two units.
+    """
+    units: list[list[nn.Module]] = []
+    unit_of: dict[nn.Parameter, list[nn.Module]] = {}
+    for module in model.modules():
+        if isinstance(module, Sublayer):
+            alone: list[nn.Module] = []
+            unit = next((unit_of[p] for p in module.parameters() if p in unit_of), alone)
+            if unit is alone:
+                units.append(unit)
+            unit.append(module)
+            unit_of.update(dict.fromkeys(module.parameters(), unit))
+    return units

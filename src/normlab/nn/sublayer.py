@@ -3,26 +3,45 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from typing import Protocol
+from collections.abc import Callable, Iterator
+from functools import partial
+from typing import Any
 
-import torch
 from torch import Tensor, nn
 
 from normlab.nn import ops
 from normlab.nn.context import Context
 from normlab.nn.ops import Dropout
-from normlab.nn.placement import Placement, Site, Stream
+from normlab.nn.options import HEAD_GAINS, PLAIN, Activation, Options, QueryKeyNorm
+from normlab.nn.placement import Placement, Stream
+from normlab.nn.position import Positions
+from normlab.nn.site import Site
+from normlab.nn.size import Size
 
 
 class Sublayer(nn.Module):
-    """A branch f under a placement: ``write(stream, f(read(stream), context))``."""
+    """A branch f under a placement: ``write(stream, f(read(stream), …))``.
+
+    What stands after the stream (the context of our own branches) goes to the branch as it is.
+    """
 
     def __init__(self, f: nn.Module, place: Placement, site: Site) -> None:
         super().__init__()
         self.f, self.place, self.site = f, place, site
 
-    def forward(self, stream: Stream, context: Context) -> Stream:
-        return self.place.write(stream, self.f(self.place.read(stream), context))
+    def forward(self, stream: Stream, *args: Any, **kwargs: Any) -> Stream:
+        return self.place.write(stream, self.f(self.place.read(stream), *args, **kwargs))
+
+
+def wrap(f: nn.Module, placement: str, site: Site) -> Sublayer:
+    """Any module of yours, `[B, T, D]` to `[B, T, D]`, as a sublayer at a site of your network.
+
+    ``nn.stack_of`` gives the sites of a stack in order. A placement that turns the embeddings into a stream
+    of several tensors, or ends with a norm, has ``begin`` and ``end`` for these; ``Stack.of`` builds all.
+
+    Raises ValueError for a placement that nobody registered.
+    """
+    return Sublayer(f, Placement.registry[placement](site), site)
 
 
 class Branch(nn.Module, ABC):
@@ -33,86 +52,73 @@ class Branch(nn.Module, ABC):
         """Name (query, key, value, output, ffn_in, ffn_out) to weight `[out, in]`, views of packed ones."""
 
 
-class Size(Protocol):
-    """What a model's size is made of; ``spec.ModelConfig`` is one."""
-
-    @property
-    def dim(self) -> int: ...
-    @property
-    def ffn_dim(self) -> int: ...
-    @property
-    def heads(self) -> int: ...
-    @property
-    def encoder_layers(self) -> int: ...
-    @property
-    def decoder_layers(self) -> int: ...
-    @property
-    def dropout(self) -> float: ...
-    @property
-    def attention_dropout(self) -> float: ...
-    @property
-    def ffn_dropout(self) -> float: ...
-
-
 class Attention(Branch):
     r"""Multi-head attention :math:`\mathrm{softmax}(QK^\top/\sqrt{d/h})V`, projected by packed matrices.
 
     Vaswani et al. 2017, Section 3.2 (arXiv 1706.03762). ``source`` says where keys come from: ``"self"`` (one
-    packed `[3D, D]` matrix) or ``"memory"`` (`[D, D]` for queries, `[2D, D]` for keys and values). Batches
-    are padded on the right, so a causal attention needs no padding mask: what is real never looks at what
-    comes later.
+    packed matrix for queries, keys and values) or ``"memory"`` (one for queries, one for keys and values).
+    With ``size.kv_heads`` below ``size.heads`` consecutive heads share keys and values (Ainslie et al. 2023,
+    Section 2.2, arXiv 2305.13245). Batches are padded on the right, so a causal attention needs no padding
+    mask: what is real never looks at what comes later.
     """
 
-    def __init__(self, size: Size, *, source: str, causal: bool = False) -> None:
+    def __init__(self, size: Size, options: Options = PLAIN, *, source: str, causal: bool = False) -> None:
         super().__init__()
-        if size.dim % size.heads:
-            fitting = [h for h in range(1, size.dim + 1) if size.dim % h == 0 and h <= 4 * size.heads]
-            raise ValueError(
-                f"{size.heads} heads do not divide the width {size.dim}; heads that do: {fitting}"
-            )
-        self.heads, self.causal, self.from_memory = size.heads, causal, source == "memory"
+        self.heads, self.kv_heads = size.heads, size.kv_heads or size.heads
+        self.width = _width(size)
+        self.causal, self.from_memory = causal, source == "memory"
         self.p = size.attention_dropout
-        dim = size.dim
+        dim, keys = size.dim, self.width * self.kv_heads
         if self.from_memory:
-            self.q, self.kv = nn.Linear(dim, dim), nn.Linear(dim, 2 * dim)
+            self.q, self.kv = options.linear(dim, dim), options.linear(dim, keys, keys)
         else:
-            self.qkv = nn.Linear(dim, 3 * dim)
-        self.out = nn.Linear(dim, dim)
+            self.qkv = options.linear(dim, dim, keys, keys)
+            self.turn = Positions.registry[size.positions].turn
+        self.qk_norm = QueryKeyNorm.registry[options.qk_norm](size, options.norm)
+        self.head_gain = HEAD_GAINS[options.head_gain](size.heads)
+        self.inner_norm = options.inner("attention", dim)
+        self.out = options.linear(dim, dim)
         self.dropout = Dropout(size.dropout)
 
     def matrices(self) -> dict[str, Tensor]:
-        """Each projection on its own, `[D, D]` views of the packed weights."""
+        """Each projection on its own, views of the packed weights."""
+        keys = self.width * self.kv_heads
         if self.from_memory:
-            query, (key, value) = self.q.weight, self.kv.weight.chunk(2)
+            query, (key, value) = self.q.weight, self.kv.weight.split(keys)
         else:
-            query, key, value = self.qkv.weight.chunk(3)
+            query, key, value = self.qkv.weight.split([self.width * self.heads, keys, keys])
         return {"query": query, "key": key, "value": value, "output": self.out.weight}
 
     def forward(self, x: Tensor, context: Context) -> Tensor:
-        q, k, v = self._from_memory(x, context) if self.from_memory else self._from_self(x)
+        q, k, v = self._from_memory(x, context) if self.from_memory else self._from_self(x, context)
         mask, causal = self._mask(context), self.causal
         if self.causal and context.cache is not None:
             k, v = context.cache.extend(self, k, v)
             mask, causal = context.cache.mask, False
         p = self.p if self.training else 0.0
-        y = ops.attention(q, k, v, mask=mask, causal=causal, p=p)
-        return self.dropout(self.out(y.transpose(1, 2).flatten(2)))
+        y = ops.attention(q, k, v, mask=mask, causal=causal, p=p, scale=self.qk_norm.scale)
+        y = self.head_gain(y).transpose(1, 2).flatten(2)
+        return self.dropout(self.out(self.inner_norm(y)))
 
-    def _split(self, projected: Tensor, parts: int) -> tuple[Tensor, ...]:
-        """`[B, T, parts·D]` to ``parts`` tensors `[B, H, T, D/H]`."""
-        return projected.unflatten(2, (parts, self.heads, -1)).permute(2, 0, 3, 1, 4).unbind(0)
+    def _split(self, projected: Tensor, *heads: int) -> Iterator[Tensor]:
+        """`[B, T, sum of heads x w]` to a tensor `[B, H, T, w]` for each number of heads."""
+        parts = projected.unflatten(2, (-1, self.width)).transpose(1, 2).split(heads, dim=1)
+        return iter(parts)
 
-    def _from_self(self, x: Tensor) -> tuple[Tensor, ...]:
-        return self._split(self.qkv(x), 3)
+    def _from_self(self, x: Tensor, context: Context) -> tuple[Tensor, Tensor, Tensor]:
+        q, k, v = self._split(self.qkv(x), self.heads, self.kv_heads, self.kv_heads)
+        q, k = self.qk_norm(q, k)
+        return self.turn(q, context.position), self.turn(k, context.position), v
 
-    def _from_memory(self, x: Tensor, context: Context) -> tuple[Tensor, ...]:
-        (q,) = self._split(self.q(x), 1)
+    def _from_memory(self, x: Tensor, context: Context) -> tuple[Tensor, Tensor, Tensor]:
+        (q,) = self._split(self.q(x), self.heads)
         kept = context.cache.memory_of(self) if context.cache is not None else None
         if kept is not None:
-            return q, *kept
+            return self.qk_norm.queries(q), *kept
         if context.memory is None:
             raise ValueError("attention to the memory needs context.memory; pass the encoder's output")
-        k, v = self._split(self.kv(context.memory), 2)
+        k, v = self._split(self.kv(context.memory), self.kv_heads, self.kv_heads)
+        q, k = self.qk_norm(q, k)
         if context.cache is not None:
             context.cache.keep_memory(self, k, v)
         return q, k, v
@@ -128,31 +134,50 @@ class Attention(Branch):
         return mask[:, None, None, :]
 
 
-class FeedForward(Branch):
-    r""":math:`W_2 \max(0, W_1 x + b_1) + b_2`. Vaswani et al. 2017, Section 3.3 (arXiv 1706.03762)."""
+def _width(size: Size) -> int:
+    """Of a head. Raises ValueError where heads do not divide what they should."""
+    dim, heads = size.dim, size.heads
+    if dim % heads:
+        fitting = [h for h in range(1, dim + 1) if dim % h == 0 and h <= 4 * heads]
+        raise ValueError(f"{heads} heads do not divide the width {dim}; heads that do: {fitting}")
+    if size.kv_heads and heads % size.kv_heads:
+        fitting = [h for h in range(1, heads + 1) if heads % h == 0]
+        raise ValueError(
+            f"{size.kv_heads} kv_heads do not divide the {heads} heads; those that do: {fitting}"
+        )
+    return dim // heads
 
-    def __init__(self, size: Size) -> None:
+
+class FeedForward(Branch):
+    r""":math:`W_2 \phi(W_1 x + b_1) + b_2`, with ReLU as :math:`\phi` unless another activation is chosen.
+
+    Vaswani et al. 2017, Section 3.3 (arXiv 1706.03762).
+    """
+
+    def __init__(self, size: Size, options: Options = PLAIN) -> None:
         super().__init__()
-        self.inner = nn.Linear(size.dim, size.ffn_dim)
-        self.outer = nn.Linear(size.ffn_dim, size.dim)
+        self.activation = Activation.registry[size.activation]()
+        self.inner = options.linear(size.dim, *(size.ffn_dim for _ in self.activation.matrices))
+        self.inner_norm = options.inner("ffn", size.ffn_dim)
+        self.outer = options.linear(size.ffn_dim, size.dim)
         self.inner_dropout = Dropout(size.ffn_dropout)
         self.dropout = Dropout(size.dropout)
 
     def matrices(self) -> dict[str, Tensor]:
-        """Both weights, `[D_ff, D]` and `[D, D_ff]`."""
-        return {"ffn_in": self.inner.weight, "ffn_out": self.outer.weight}
+        """ffn_in and ffn_out, `[D_ff, D]` and `[D, D_ff]`, and ffn_gate where there is one."""
+        names = self.activation.matrices
+        inner = dict(zip(names, self.inner.weight.chunk(len(names)), strict=True))
+        return {"ffn_in": inner.pop("ffn_in"), "ffn_out": self.outer.weight, **inner}
 
     def forward(self, x: Tensor, context: Context) -> Tensor:
-        return self.dropout(self.outer(self.inner_dropout(torch.relu(self.inner(x)))))
+        hidden = self.inner_norm(self.activation(self.inner(x)))
+        return self.dropout(self.outer(self.inner_dropout(hidden)))
 
 
-BRANCHES = {
-    "self_attention": lambda size: Attention(size, source="self"),
-    "causal_attention": lambda size: Attention(size, source="self", causal=True),
-    "cross_attention": lambda size: Attention(size, source="memory"),
+BRANCHES: dict[str, Callable[[Size, Options], Branch]] = {
+    "self_attention": partial(Attention, source="self"),
+    "causal_attention": partial(Attention, source="self", causal=True),
+    "cross_attention": partial(Attention, source="memory"),
     "ffn": FeedForward,
 }
 """Role to branch. The roles of a layer, in order, make the layer."""
-
-ENCODER_LAYER = ("self_attention", "ffn")
-DECODER_LAYER = ("causal_attention", "cross_attention", "ffn")

@@ -1,0 +1,284 @@
+"""Choices inside a branch: biases of its weights, norms of queries and keys, gains of heads, activation.
+
+Each has a registry of small definitions; a placement names those that its source defines it with, and a
+model may choose others.
+"""
+
+from __future__ import annotations
+
+import math
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from normlab.nn.norm import LayerNorm, scaled_to
+from normlab.nn.placement import Placement
+from normlab.nn.registry import Registry
+from normlab.nn.size import Size
+
+Linear = Callable[[int, Sequence[int]], nn.Linear]
+"""``linear(in, (out, …))``: one packed weight `[sum of outs, in]` of one or several matrices."""
+
+BIASES: Registry[Linear] = Registry("bias")
+INNER_NORMS: Registry[Callable[[str], bool]] = Registry("inner norm")
+"""Role of a branch to whether it has a norm before its last matrix."""
+HEAD_GAINS: Registry[Callable[[int], nn.Module]] = Registry("head gain")
+"""Number of heads to what scales them, `[B, H, T, w]`."""
+
+
+@BIASES.register("bias")
+def vector_bias(n_in: int, n_out: Sequence[int]) -> nn.Linear:
+    """:math:`W x + b` with a vector b, start 0.
+
+    Vaswani et al. 2017, Section 3.3 (arXiv 1706.03762).
+    """
+    return nn.Linear(n_in, sum(n_out))
+
+
+@BIASES.register("nobias")
+def no_bias(n_in: int, n_out: Sequence[int]) -> nn.Linear:
+    """:math:`W x`, no bias in any branch.
+
+    Touvron et al. 2023, Section 2.2 (arXiv 2302.13971).
+    """
+    return nn.Linear(n_in, sum(n_out), bias=False)
+
+
+@BIASES.register("scalarbias")
+class ScalarBiasLinear(nn.Linear):
+    r""":math:`W (x + b_1) + b_2` with two scalars for each matrix, start 0.
+
+    ``before`` and ``after`` have shape `[matrices]`. Zhang et al. 2019, Section 3 (arXiv 1901.09321).
+    """
+
+    def __init__(self, n_in: int, n_out: Sequence[int]) -> None:
+        super().__init__(n_in, sum(n_out), bias=False)
+        self.n_out = tuple(n_out)
+        self.before = nn.Parameter(torch.zeros(len(self.n_out)))
+        self.after = nn.Parameter(torch.zeros(len(self.n_out)))
+
+    def forward(self, input: Tensor) -> Tensor:  # noqa: A002 - the name of nn.Linear's argument
+        biases = [
+            w.sum(1) * self.before[i] + self.after[i] for i, w in enumerate(self.weight.split(self.n_out))
+        ]
+        return F.linear(input, self.weight, torch.cat(biases))
+
+
+@INNER_NORMS.register("noinnernorm")
+def nowhere(role: str) -> bool:
+    """No norm inside a branch.
+
+    Vaswani et al. 2017, Section 3 (arXiv 1706.03762).
+    """
+    return False
+
+
+@INNER_NORMS.register("innernorm")
+def everywhere(role: str) -> bool:
+    r""":math:`W_{out} \mathrm{LN}(\phi(W_{in} x))`; in attention before the output matrix, over all heads.
+
+    Wang et al. 2022, Section 3 (arXiv 2210.06423).
+    """
+    return True
+
+
+@INNER_NORMS.register("ffn_innernorm")
+def in_feed_forward(role: str) -> bool:
+    r""":math:`W_{out} \mathrm{LN}(\phi(W_{in} x))` in the feed-forward alone.
+
+    Shleifer et al. 2021, Section 2 (arXiv 2110.09456).
+    """
+    return role == "ffn"
+
+
+@HEAD_GAINS.register("noheadgain")
+class NoHeadGain(nn.Identity):
+    """Heads as they are.
+
+    Vaswani et al. 2017, Section 3.2 (arXiv 1706.03762).
+    """
+
+
+@HEAD_GAINS.register("headgain")
+class HeadGain(nn.Module):
+    r""":math:`\gamma_h \, \mathrm{head}_h` with a trained gain for each head (shape `[H]`), start 1.
+
+    Shleifer et al. 2021, Section 2 (arXiv 2110.09456).
+    """
+
+    def __init__(self, heads: int) -> None:
+        super().__init__()
+        self.gain = nn.Parameter(torch.ones(heads))
+
+    def forward(self, y: Tensor) -> Tensor:
+        return y * self.gain[:, None, None]
+
+
+class QueryKeyNorm(nn.Module, ABC):
+    """What happens to queries `[B, H, T, w]` and keys `[B, G, S, w]` before their products."""
+
+    registry: ClassVar[Registry[Callable[[Size, Callable[[int], nn.Module]], QueryKeyNorm]]] = Registry(
+        "query-key norm"
+    )
+    scale: ClassVar[float | None] = None
+    """Factor on the products; None is :math:`1/\\sqrt{w}`."""
+
+    def __init_subclass__(cls, *, name: str, **kwargs: Any) -> None:
+        super().__init_subclass__(**kwargs)
+        QueryKeyNorm.registry[name] = cls
+
+    def forward(self, q: Tensor, k: Tensor) -> tuple[Tensor, Tensor]:
+        """Both in their shapes."""
+        return self.queries(q), self.keys(k)
+
+    @abstractmethod
+    def queries(self, q: Tensor) -> Tensor:
+        """`[B, H, T, w]`, for keys that went through ``keys``."""
+
+    @abstractmethod
+    def keys(self, k: Tensor) -> Tensor:
+        """`[B, G, S, w]`."""
+
+
+class ScaledProducts(QueryKeyNorm, name="scaled"):
+    r""":math:`q \cdot k / \sqrt{w}` with heads of width w.
+
+    Vaswani et al. 2017, Section 3.2 (arXiv 1706.03762).
+    """
+
+    def __init__(self, size: Size, norm: Callable[[int], nn.Module]) -> None:
+        super().__init__()
+
+    def queries(self, q: Tensor) -> Tensor:
+        return q
+
+    def keys(self, k: Tensor) -> Tensor:
+        return k
+
+
+class ScaledCosines(QueryKeyNorm, name="qknorm"):
+    r"""QK-norm: :math:`g \cos(q, k)`, one trained g (shape `[1]`) an attention.
+
+    Start :math:`g = \log_2(n^2 - n)`, n the 97.5th percentile of the lengths of training sentences
+    (``qk_norm_len``). Henry et al. 2020, Section 2 (arXiv 2010.04245).
+    """
+
+    scale: ClassVar[float | None] = 1.0
+
+    def __init__(self, size: Size, norm: Callable[[int], nn.Module]) -> None:
+        super().__init__()
+        n = size.qk_norm_len
+        self.g = nn.Parameter(torch.full((1,), math.log2(n * n - n)))
+
+    def queries(self, q: Tensor) -> Tensor:
+        return scaled_to(q, self.g)
+
+    def keys(self, k: Tensor) -> Tensor:
+        return scaled_to(k, 1.0)
+
+
+class NormedQueriesAndKeys(QueryKeyNorm, name="normed"):
+    r""":math:`\mathrm{LN}(q) \cdot \mathrm{LN}(k) / \sqrt{w}`, the model's norm over all heads together.
+
+    OLMo et al. 2025, Section 2.1 (arXiv 2501.00656).
+    """
+
+    def __init__(self, size: Size, norm: Callable[[int], nn.Module]) -> None:
+        super().__init__()
+        width = size.dim // size.heads
+        self.query, self.key = norm(size.dim), norm(width * (size.kv_heads or size.heads))
+
+    def queries(self, q: Tensor) -> Tensor:
+        return over_heads(self.query, q)
+
+    def keys(self, k: Tensor) -> Tensor:
+        return over_heads(self.key, k)
+
+
+def over_heads(norm: nn.Module, x: Tensor) -> Tensor:
+    """A norm over the concatenated heads of x `[B, H, T, w]`."""
+    return norm(x.transpose(1, 2).flatten(2)).unflatten(2, (x.shape[1], -1)).transpose(1, 2)
+
+
+class Activation(nn.Module, ABC):
+    """What stands between the matrices of a feed-forward."""
+
+    registry: ClassVar[Registry[Callable[[], Activation]]] = Registry("activation")
+    matrices: ClassVar[tuple[str, ...]] = ("ffn_in",)
+    """Of the packed inner projection `[D_ff each, D]`."""
+
+    def __init_subclass__(cls, *, name: str, **kwargs: Any) -> None:
+        super().__init_subclass__(**kwargs)
+        Activation.registry[name] = cls
+
+
+class ReLU(Activation, name="relu"):
+    r""":math:`\max(0, x)`.
+
+    Vaswani et al. 2017, Section 3.3 (arXiv 1706.03762).
+    """
+
+    def forward(self, x: Tensor) -> Tensor:
+        return torch.relu(x)
+
+
+class GELU(Activation, name="gelu"):
+    r""":math:`x \, \Phi(x)` with the normal distribution function.
+
+    Hendrycks and Gimpel 2016, Section 2 (arXiv 1606.08415).
+    """
+
+    def forward(self, x: Tensor) -> Tensor:
+        return F.gelu(x)
+
+
+class SwiGLU(Activation, name="swiglu"):
+    r""":math:`\mathrm{silu}(W_g x) \odot W_{in} x`: a third matrix, all of the feed-forward's inner width.
+
+    Shazeer 2020, Section 2 (arXiv 2002.05202); there the inner width is 2/3 of an ungated one's, for equal
+    parameters.
+    """
+
+    matrices: ClassVar[tuple[str, ...]] = ("ffn_in", "ffn_gate")
+
+    def forward(self, x: Tensor) -> Tensor:
+        inner, gate = x.chunk(2, -1)
+        return F.silu(gate) * inner
+
+
+@dataclass(frozen=True)
+class Options:
+    """The choices of one stack's branches, by name, and the model's norm."""
+
+    norm: Callable[[int], nn.Module] = LayerNorm
+    qk_norm: str = Placement.qk_norm
+    bias: str = Placement.bias
+    inner_norm: str = Placement.inner_norm
+    head_gain: str = Placement.head_gain
+
+    @staticmethod
+    def of(size: Size, placement: type[Placement], norm: Callable[[int], nn.Module]) -> Options:
+        """The model's choices, and the placement's where the model leaves them to it."""
+        return Options(
+            norm,
+            qk_norm=size.qk_norm or placement.qk_norm,
+            bias=size.bias or placement.bias,
+            inner_norm=size.inner_norm or placement.inner_norm,
+            head_gain=size.head_gain or placement.head_gain,
+        )
+
+    def linear(self, n_in: int, *n_out: int) -> nn.Linear:
+        """A packed projection."""
+        return BIASES[self.bias](n_in, n_out)
+
+    def inner(self, role: str, width: int) -> nn.Module:
+        """The norm before a branch's last matrix, or nothing."""
+        return self.norm(width) if INNER_NORMS[self.inner_norm](role) else nn.Identity()
+
+
+PLAIN = Options()

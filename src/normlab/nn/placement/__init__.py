@@ -1,0 +1,57 @@
+"""Placements: ``base`` says what one is, ``normed`` and ``scaled`` hold the published ones."""
+
+from normlab.nn.placement.base import Placement, ProfiledPlacement, Stream
+from normlab.nn.placement.normed import (
+    B2T,
+    Keel,
+    LayerNormScaling,
+    MixNorm,
+    NormFormer,
+    OLMo2Norm,
+    PeriNorm,
+    PostNorm,
+    PreNorm,
+    ResiDual,
+    SandwichNorm,
+    SubNorm,
+)
+from normlab.nn.placement.scaled import (
+    Admin,
+    AdminAsCoded,
+    AdminDataFree,
+    DeepNorm,
+    FixUp,
+    LayerScale,
+    ReZero,
+    ReZeroPostNorm,
+    SkipInit,
+    TFixup,
+)
+
+__all__ = [
+    "B2T",
+    "Admin",
+    "AdminAsCoded",
+    "AdminDataFree",
+    "DeepNorm",
+    "FixUp",
+    "Keel",
+    "LayerNormScaling",
+    "LayerScale",
+    "MixNorm",
+    "NormFormer",
+    "OLMo2Norm",
+    "PeriNorm",
+    "Placement",
+    "PostNorm",
+    "PreNorm",
+    "ProfiledPlacement",
+    "ReZero",
+    "ReZeroPostNorm",
+    "ResiDual",
+    "SandwichNorm",
+    "SkipInit",
+    "Stream",
+    "SubNorm",
+    "TFixup",
+]

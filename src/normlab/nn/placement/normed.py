@@ -1,0 +1,281 @@
+"""Placements that differ in where their norms sit."""
+
+from __future__ import annotations
+
+import math
+from abc import ABC
+from typing import ClassVar
+
+from torch import Tensor, nn
+
+from normlab.nn.placement.base import Placement, Stream
+from normlab.nn.site import Site
+from normlab.nn.size import Size, hybrid
+
+
+class OneNorm(Placement, ABC):
+    """A placement with one norm a sublayer."""
+
+    def build(self, site: Site) -> None:
+        self.norm = site.norm(site.dim)
+
+
+class NormedInput(OneNorm, ABC):
+    """A placement whose branch reads the normed stream, and whose stream is an un-normed sum to the end."""
+
+    final_norm: ClassVar[bool] = True
+
+    def read(self, stream: Stream) -> Tensor:
+        return self.norm(stream)
+
+    def write(self, stream: Stream, y: Tensor) -> Stream:
+        return stream + y
+
+
+class TwoNorms(Placement, ABC):
+    """A placement with a norm before the branch and one after it."""
+
+    def build(self, site: Site) -> None:
+        self.norm_in, self.norm_out = site.norm(site.dim), site.norm(site.dim)
+
+    def read(self, stream: Stream) -> Tensor:
+        return self.norm_in(stream)
+
+
+class NormedBranch(TwoNorms, ABC):
+    """A branch that is normed on both sides, and whose stream is an un-normed sum to the end."""
+
+    final_norm: ClassVar[bool] = True
+
+    def write(self, stream: Stream, y: Tensor) -> Stream:
+        return stream + self.norm_out(y)
+
+
+class TwoStreams(OneNorm, ABC):
+    """A stream of two tensors that begin as the embeddings; the branch reads the first."""
+
+    def read(self, stream: Stream) -> Tensor:
+        return stream[0]
+
+    @classmethod
+    def begin(cls, site: Site) -> nn.Module:
+        return Twice()
+
+
+class PostNorm(OneNorm, name="post"):
+    r"""Post-LN: :math:`x \leftarrow \mathrm{LN}(x + f(x))`.
+
+    Vaswani et al. 2017, Section 3.1 (arXiv 1706.03762).
+    """
+
+    def write(self, stream: Stream, y: Tensor) -> Stream:
+        return self.norm(stream + y)
+
+
+class PreNorm(NormedInput, name="pre"):
+    r"""Pre-LN: :math:`x \leftarrow x + f(\mathrm{LN}(x))`, and a final norm where the stream ends.
+
+    Xiong et al. 2020, Table 1 (arXiv 2002.04745).
+    """
+
+
+class SandwichNorm(NormedBranch, name="sandwich"):
+    r"""Sandwich-LN: :math:`x \leftarrow x + \mathrm{LN}(f(\mathrm{LN}(x)))`, and a final norm.
+
+    Ding et al. 2021, Section 2.4 (arXiv 2105.13290).
+    """
+
+
+class PeriNorm(NormedBranch, name="periln"):
+    r"""Peri-LN: :math:`x \leftarrow x + \mathrm{LN}(f(\mathrm{LN}(x)))`, a norm on the embeddings and a
+    final norm.
+
+    Kim et al. 2025, Section 3 (arXiv 2502.02732).
+    """
+
+    @classmethod
+    def begin(cls, site: Site) -> nn.Module:
+        return site.norm(site.dim)
+
+
+class OLMo2Norm(OneNorm, name="olmo2"):
+    r"""OLMo 2's order: :math:`x \leftarrow x + \mathrm{LN}(f(x))`, a final norm, and the model's norm on
+    queries and keys.
+
+    OLMo et al. 2025, Section 2.1 (arXiv 2501.00656).
+    """
+
+    final_norm: ClassVar[bool] = True
+    qk_norm: ClassVar[str] = "normed"
+
+    def write(self, stream: Stream, y: Tensor) -> Stream:
+        return stream + self.norm(y)
+
+
+class SubNorm(NormedInput, name="subln"):
+    r"""Sub-LN: :math:`x \leftarrow x + W_{out} \mathrm{LN}(\phi(W_{in} \mathrm{LN}(x)))`, and a final norm.
+
+    In attention the inner norm stands before the output matrix. Gain on value, output and feed-forward
+    matrices: :math:`\sqrt{\ln 3M \cdot \ln 2N / 3}` in the encoder and :math:`\sqrt{\ln 3M}` in the decoder
+    of an encoder-decoder, :math:`\sqrt{\ln 2L}` in a single stack. Wang et al. 2022, Section 3
+    (arXiv 2210.06423).
+    """
+
+    inner_norm: ClassVar[str] = "innernorm"
+
+    @classmethod
+    def gain(cls, site: Site, matrix: str) -> float:
+        if matrix in ("query", "key"):
+            return 1.0
+        if site.alone:
+            return math.log(2 * site.layers) ** 0.5
+        decoder = math.log(3 * site.decoder_layers)
+        if site.stack == "encoder":
+            return (decoder * math.log(2 * site.encoder_layers) / 3) ** 0.5
+        return decoder**0.5
+
+    @classmethod
+    def conflict(cls, size: Size) -> str | None:
+        if hybrid(size):
+            return "Sub-LN's gains are derived for an encoder and a decoder that both use it"
+        return None
+
+
+class NormFormer(NormedInput, name="normformer"):
+    r"""NormFormer: :math:`x \leftarrow x + \mathrm{LN}(f(\mathrm{LN}(x)))` for attention,
+    :math:`x + f(\mathrm{LN}(x))` for the feed-forward, and a final norm.
+
+    Each head has a gain, start 1, and the feed-forward a norm after its activation. Shleifer et al. 2021,
+    Section 2 (arXiv 2110.09456).
+    """
+
+    inner_norm: ClassVar[str] = "ffn_innernorm"
+    head_gain: ClassVar[str] = "headgain"
+
+    def build(self, site: Site) -> None:
+        super().build(site)
+        attends = site.role.endswith("attention")
+        self.norm_out = site.norm(site.dim) if attends else nn.Identity()
+
+    def write(self, stream: Stream, y: Tensor) -> Stream:
+        return stream + self.norm_out(y)
+
+
+class MixNorm(Placement, name="mixln"):
+    r"""Mix-LN: Post-LN in the first quarter of the layers, Pre-LN in the others, and a final norm.
+
+    The first :math:`\lfloor L/4 \rfloor` layers of a stack, at least one. Li et al. 2024, Section 3
+    (arXiv 2412.13795).
+    """
+
+    final_norm: ClassVar[bool] = True
+    SHARE: ClassVar[float] = 0.25
+
+    def build(self, site: Site) -> None:
+        early = site.layer < max(1, int(self.SHARE * site.layers))
+        self.place = PostNorm(site) if early else PreNorm(site)
+
+    def read(self, stream: Stream) -> Tensor:
+        return self.place.read(stream)
+
+    def write(self, stream: Stream, y: Tensor) -> Stream:
+        return self.place.write(stream, y)
+
+
+class LayerNormScaling(NormedInput, name="lnscale"):
+    r"""LayerNorm Scaling: :math:`x \leftarrow x + f(\mathrm{LN}(x)/\sqrt{l})` in layer l, counted from 1, and
+    a final norm.
+
+    Sun et al. 2025, Section 3 (arXiv 2502.05795).
+    """
+
+    deep: ClassVar[bool] = True
+
+    def build(self, site: Site) -> None:
+        super().build(site)
+        self.scale = (site.layer + 1) ** -0.5
+
+    def read(self, stream: Stream) -> Tensor:
+        return self.norm(stream) * self.scale
+
+
+class Keel(TwoNorms, name="keel"):
+    r"""KEEL: :math:`x \leftarrow \mathrm{LN}(S x + f(\mathrm{LN}(x)))` with S sublayers in the stack.
+
+    Chen and Wei 2026, Section 3 (arXiv 2601.19895), where models of more than 1,000 layers train. Several
+    public implementations treat the first layer apart; the published equation, taken here, does not.
+    """
+
+    deep: ClassVar[bool] = True
+
+    def build(self, site: Site) -> None:
+        super().build(site)
+        self.a = float(site.sublayers)
+
+    def write(self, stream: Stream, y: Tensor) -> Stream:
+        return self.norm_out(self.a * stream + y)
+
+
+class B2T(TwoStreams, name="b2t"):
+    r"""Bottom-to-top: Post-LN whose last norm of a layer also adds the layer's input,
+    :math:`x \leftarrow \mathrm{LN}(x + f(x) + x_{in})`.
+
+    The stream is :math:`(x, x_{in})`. Takase et al. 2022, Section 4 (arXiv 2206.00330).
+    """
+
+    def build(self, site: Site) -> None:
+        super().build(site)
+        self.ends_layer = site.ends_layer
+
+    def write(self, stream: Stream, y: Tensor) -> Stream:
+        x, layer_input = stream
+        if not self.ends_layer:
+            return self.norm(x + y), layer_input
+        x = self.norm(x + y + layer_input)
+        return x, x
+
+    @classmethod
+    def end(cls, site: Site) -> nn.Module:
+        return First()
+
+
+class ResiDual(TwoStreams, name="residual"):
+    r"""ResiDual, two streams: :math:`x \leftarrow \mathrm{LN}(x + f(x)),\; d \leftarrow d + f(x)`.
+
+    Both start at the embeddings; the stack's output is :math:`x + \mathrm{LN}(d)`.
+    Xie et al. 2023, Section 3 (arXiv 2304.14802).
+    """
+
+    def write(self, stream: Stream, y: Tensor) -> Stream:
+        x, d = stream
+        return self.norm(x + y), d + y
+
+    @classmethod
+    def end(cls, site: Site) -> nn.Module:
+        return SumWithNormedSecond(site.final_norm())
+
+
+class Twice(nn.Module):
+    """x to the stream (x, x)."""
+
+    def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        return x, x
+
+
+class First(nn.Module):
+    """The first of two streams."""
+
+    def forward(self, stream: tuple[Tensor, Tensor]) -> Tensor:
+        return stream[0]
+
+
+class SumWithNormedSecond(nn.Module):
+    """(x, d) to x + LN(d)."""
+
+    def __init__(self, norm: nn.Module) -> None:
+        super().__init__()
+        self.norm = norm
+
+    def forward(self, stream: tuple[Tensor, Tensor]) -> Tensor:
+        x, d = stream
+        return x + self.norm(d)

@@ -1,0 +1,270 @@
+"""Placements that scale the stream or the branch."""
+
+from __future__ import annotations
+
+import math
+from abc import ABC
+from typing import ClassVar
+
+import torch
+from torch import Tensor, nn
+
+from normlab.nn.placement.base import Placement, ProfiledPlacement, Stream
+from normlab.nn.placement.normed import NormedInput, OneNorm
+from normlab.nn.site import Site
+from normlab.nn.size import Size, hybrid
+
+
+class WeightedShortcut(OneNorm, ABC):
+    r""":math:`x \leftarrow \mathrm{LN}(\omega \odot x + f(x))` with a trained vector :math:`\omega` `[D]`."""
+
+    deep: ClassVar[bool] = True
+
+    def build(self, site: Site) -> None:
+        super().build(site)
+        self.omega = nn.Parameter(torch.ones(site.dim))
+
+    def write(self, stream: Stream, y: Tensor) -> Stream:
+        return self.norm(stream * self.omega + y)
+
+    @torch.no_grad()
+    def start_(self, variance: float) -> None:
+        self.omega.fill_(variance**0.5)
+
+
+class Admin(WeightedShortcut, ProfiledPlacement, name="admin"):
+    r"""Admin: :math:`x \leftarrow \mathrm{LN}(\omega \odot x + f(x))` with a trained vector :math:`\omega`
+    `[D]`.
+
+    Start, profiled on one batch with :math:`\omega = 1`:
+    :math:`\omega_i^2 = \mathrm{Var}[x_0] + \sum_{1 \le j < i} \mathrm{Var}[f_j(x_{j-1})]`.
+    Liu et al. 2020, Section 4 (arXiv 2004.08249); taken literally, the published sum leaves out
+    :math:`\mathrm{Var}[x_0]` and :math:`\omega_1 = 0` would erase the embeddings.
+    """
+
+    @staticmethod
+    def first(stream: Tensor) -> Tensor:
+        return stream
+
+    @staticmethod
+    def carry(carried: Tensor, stream: Tensor, branch: Tensor) -> Tensor:
+        return carried + branch
+
+
+class AdminAsCoded(WeightedShortcut, ProfiledPlacement, name="admin_code"):
+    r"""Admin as its authors' code starts it: :math:`x \leftarrow \mathrm{LN}(\omega \odot x + f(x))`,
+    :math:`\omega_1 = 1,\; \omega_{i+1}^2 = \mathrm{Var}[\omega_i x_{i-1}] + \mathrm{Var}[f_i(x_{i-1})]`.
+
+    One forward pass in order, each :math:`\omega_i` in force when sublayer i runs. Unlike the code, padding
+    and dropout stay out of the variances. Liu et al. 2020, the released code of Section 4
+    (arXiv 2004.08249).
+    """
+
+    in_order: ClassVar[bool] = True
+
+    @staticmethod
+    def first(stream: Tensor) -> Tensor:
+        return torch.ones_like(stream)
+
+    @staticmethod
+    def carry(carried: Tensor, stream: Tensor, branch: Tensor) -> Tensor:
+        return carried * stream + branch
+
+
+class AdminDataFree(WeightedShortcut, name="admin_free"):
+    r"""Admin without data: :math:`x \leftarrow \mathrm{LN}(\omega \odot x + f(x))`,
+    :math:`\omega^2 = (S+1)/\ln(S+1) - 1` at the start, S sublayers in the stack.
+
+    The start of the authors' later package, after Liu et al. 2020, Section 4 (arXiv 2004.08249).
+    """
+
+    def build(self, site: Site) -> None:
+        super().build(site)
+        terms = site.sublayers + 1
+        self.start_(terms / math.log(terms) - 1)
+
+
+class DeepNorm(OneNorm, name="deepnorm"):
+    r"""DeepNorm: :math:`x \leftarrow \mathrm{LN}(\alpha x + f(x))`.
+
+    Xavier gain :math:`\beta` on value, output and feed-forward matrices, 1 on query and key. Encoder of an
+    encoder-decoder: :math:`\alpha = 0.81 (N^4 M)^{1/16}, \beta = 0.87 (N^4 M)^{-1/16}`; decoder:
+    :math:`\alpha = (3M)^{1/4}, \beta = (12M)^{-1/4}`; a single stack of L layers:
+    :math:`\alpha = (2L)^{1/4}, \beta = (8L)^{-1/4}`. Wang et al. 2022, Figure 2 (arXiv 2203.00555).
+    """
+
+    deep: ClassVar[bool] = True
+
+    def build(self, site: Site) -> None:
+        super().build(site)
+        self.alpha, _ = self.constants(site)
+
+    @staticmethod
+    def constants(site: Site) -> tuple[float, float]:
+        """alpha and beta of the stack that the site belongs to."""
+        n, m = site.encoder_layers, site.decoder_layers
+        if site.alone:
+            return (2 * site.layers) ** 0.25, (8 * site.layers) ** -0.25
+        if site.stack == "encoder":
+            return 0.81 * (n**4 * m) ** (1 / 16), 0.87 * (n**4 * m) ** (-1 / 16)
+        return (3 * m) ** 0.25, (12 * m) ** -0.25
+
+    def write(self, stream: Stream, y: Tensor) -> Stream:
+        return self.norm(self.alpha * stream + y)
+
+    @classmethod
+    def gain(cls, site: Site, matrix: str) -> float:
+        return 1.0 if matrix in ("query", "key") else cls.constants(site)[1]
+
+    @classmethod
+    def conflict(cls, size: Size) -> str | None:
+        if hybrid(size):
+            return "DeepNorm's alpha and beta are derived for an encoder and a decoder that both use it"
+        if not size.scheme.startswith("xavier"):
+            return f"DeepNorm's beta is a gain on Xavier initialisation; with {size.scheme} it is not defined"
+        return None
+
+
+class ScaledBranch(Placement, ABC):
+    r""":math:`x \leftarrow x + \alpha f(x)` with a trained :math:`\alpha` (shape `[1]`), and no norm."""
+
+    normed: ClassVar[bool] = False
+    start: ClassVar[float] = 0.0
+    """Of alpha."""
+
+    def build(self, site: Site) -> None:
+        self.alpha = nn.Parameter(torch.full((1,), self.start))
+
+    def write(self, stream: Stream, y: Tensor) -> Stream:
+        return stream + self.alpha * y
+
+
+class ReZero(ScaledBranch, name="rezero"):
+    r"""ReZero: :math:`x \leftarrow x + \alpha f(x)`, no norm, :math:`\alpha = 0` at the start.
+
+    One :math:`\alpha` (shape `[1]`) a layer, shared by its sublayers. Bachlechner et al. 2020,
+    Section 4 (arXiv 2003.04887).
+    """
+
+    deep: ClassVar[bool] = True
+
+    def build(self, site: Site) -> None:
+        self.alpha = layer_alpha(site)
+
+
+class ReZeroPostNorm(OneNorm, name="rezero_post"):
+    r"""ReZero with Post-LN: :math:`x \leftarrow \mathrm{LN}(x + \alpha f(x))`, :math:`\alpha = 0` at the
+    start.
+
+    One :math:`\alpha` (shape `[1]`) a layer, shared by its sublayers. Liu et al. 2020, Table 3
+    (arXiv 2004.08249).
+    """
+
+    def build(self, site: Site) -> None:
+        super().build(site)
+        self.alpha = layer_alpha(site)
+
+    def write(self, stream: Stream, y: Tensor) -> Stream:
+        return self.norm(stream + self.alpha * y)
+
+
+def layer_alpha(site: Site) -> nn.Parameter:
+    """ReZero's scalar of a layer, 0 at the start."""
+    return site.shared.setdefault("rezero.alpha", nn.Parameter(torch.zeros(1)))
+
+
+class SkipInit(ScaledBranch, name="skipinit"):
+    r"""SkipInit: :math:`x \leftarrow x + \alpha f(x)`, no norm, one :math:`\alpha` a sublayer, start 0.
+
+    De and Smith 2020, Section 3 (arXiv 2002.10444).
+    """
+
+    deep: ClassVar[bool] = True
+
+
+class FixUp(ScaledBranch, name="fixup"):
+    r"""FixUp: :math:`x \leftarrow x + \alpha f(x)`, no norm, :math:`\alpha = 1` at the start, a scalar bias
+    before and after each weight.
+
+    With K branches in the model, of m weights in series each: :math:`K^{-1/(2m-2)}` on the weights of a
+    branch but for the last one, which starts at 0 as the classifier does. Value and output are the m = 2
+    weights of attention; query and key, inside the softmax, keep the scheme's scale. Zhang et al. 2019,
+    Section 3 (arXiv 1901.09321).
+    """
+
+    start: ClassVar[float] = 1.0
+    deep: ClassVar[bool] = True
+    bias: ClassVar[str] = "scalarbias"
+
+    @classmethod
+    def gain(cls, site: Site, matrix: str) -> float:
+        if matrix in ("query", "key"):
+            return 1.0
+        return 0.0 if matrix in ("output", "ffn_out") else site.branches**-0.5
+
+    @classmethod
+    def classifier_gain(cls, site: Site) -> float:
+        return 0.0
+
+    @classmethod
+    def conflict(cls, size: Size) -> str | None:
+        if hybrid(size):
+            return "FixUp counts the branches of an encoder and a decoder that both use it"
+        if size.embedding != "untied":
+            return "FixUp starts the classifier at 0, which a tied embedding cannot do"
+        return None
+
+
+class TFixup(Placement, name="tfixup"):
+    r"""T-Fixup: :math:`x \leftarrow x + f(x)`, no norm.
+
+    Factor on Xavier for value, output and feed-forward matrices: :math:`0.67 N^{-1/4}` in the encoder,
+    :math:`(9M)^{-1/4}` in the decoder, which is also the factor of the embeddings of both; a single stack
+    of L layers takes its own formula for all of these. Huang et al. 2020, Section 3.2
+    (ICML 2020), after Zhang et al. 2019, Section 3 (arXiv 1901.09321).
+    """
+
+    normed: ClassVar[bool] = False
+    deep: ClassVar[bool] = True
+
+    def write(self, stream: Stream, y: Tensor) -> Stream:
+        return stream + y
+
+    @classmethod
+    def gain(cls, site: Site, matrix: str) -> float:
+        if matrix in ("query", "key"):
+            return 1.0
+        return 0.67 * site.layers**-0.25 if site.stack == "encoder" else (9 * site.layers) ** -0.25
+
+    @classmethod
+    def embedding_gain(cls, site: Site) -> float:
+        return cls.gain(site, "embedding") if site.alone else (9 * site.decoder_layers) ** -0.25
+
+    @classmethod
+    def conflict(cls, size: Size) -> str | None:
+        if hybrid(size):
+            return "T-Fixup's factors are derived for an encoder and a decoder that both use it"
+        if size.embedding == "fixnorm":
+            return "T-Fixup scales the embeddings, and FixNorm takes every scale away"
+        if not size.scheme.startswith("xavier"):
+            return f"T-Fixup's factors are on Xavier initialisation; with {size.scheme} they are not defined"
+        return None
+
+
+class LayerScale(NormedInput, name="layerscale"):
+    r"""LayerScale: :math:`x \leftarrow x + \lambda \odot f(\mathrm{LN}(x))` with a trained vector
+    :math:`\lambda` `[D]`, and a final norm.
+
+    Start 0.1 in stacks of up to 18 layers, 1e-5 up to 24, 1e-6 beyond. Touvron et al. 2021, Section 2
+    (arXiv 2103.17239).
+    """
+
+    deep: ClassVar[bool] = True
+
+    def build(self, site: Site) -> None:
+        super().build(site)
+        start = 0.1 if site.layers <= 18 else 1e-5 if site.layers <= 24 else 1e-6
+        self.lam = nn.Parameter(torch.full((site.dim,), start))
+
+    def write(self, stream: Stream, y: Tensor) -> Stream:
+        return stream + self.lam * y

@@ -1,0 +1,133 @@
+"""Positions: added to the embeddings, or turned into queries and keys."""
+
+from __future__ import annotations
+
+import math
+from abc import ABC, abstractmethod
+from typing import Any, ClassVar
+
+import torch
+from torch import Tensor, nn
+
+from normlab.nn.registry import Registry
+from normlab.nn.size import Size
+
+
+class Positions(nn.Module, ABC):
+    """Base of all positions; a subclass registers itself under ``name``.
+
+    ``position`` None stands for 0 to T - 1, a number for one position that all T places share (the beams of a
+    search).
+    """
+
+    registry: ClassVar[Registry[type[Positions]]] = Registry("positions")
+
+    def __init_subclass__(cls, *, name: str, **kwargs: Any) -> None:
+        super().__init_subclass__(**kwargs)
+        Positions.registry[name] = cls
+
+    @abstractmethod
+    def __init__(self, size: Size) -> None:
+        super().__init__()
+
+    @abstractmethod
+    def forward(self, x: Tensor, position: int | None = None) -> Tensor:
+        """Embeddings `[B, T, D]` with their positions added."""
+
+    @staticmethod
+    def turn(x: Tensor, position: int | None) -> Tensor:
+        """Queries or keys of self-attention `[B, H, T, w]` with their positions in them."""
+        return x
+
+    def start_(self, generator: torch.Generator) -> None:
+        """Draw the starting weights, if there are any."""
+
+
+class Sinusoidal(Positions, name="sinusoidal"):
+    r""":math:`\sin(t / 10000^{2i/d})` at 2i, :math:`\cos` of the same at 2i + 1, added to the embeddings.
+
+    Vaswani et al. 2017, Section 3.5 (arXiv 1706.03762).
+    """
+
+    def __init__(self, size: Size) -> None:
+        super().__init__(size)
+        self.register_buffer("table", sinusoids(256, size.dim), persistent=False)
+        self.table: Tensor
+
+    def forward(self, x: Tensor, position: int | None = None) -> Tensor:
+        places = _places(x.shape[1], position)
+        if places.stop > len(self.table):
+            self.table = sinusoids(2 * places.stop, x.shape[2]).to(self.table)
+        return x + self.table[places]
+
+
+class Learned(Positions, name="learned"):
+    r"""A trained vector for each position (`[max_positions, D]`), start N(0, 1/d), added to the embeddings.
+
+    Gehring et al. 2017, Section 3.1 (arXiv 1705.03122).
+    """
+
+    def __init__(self, size: Size) -> None:
+        super().__init__(size)
+        self.weight = nn.Parameter(torch.empty(size.max_positions, size.dim))
+
+    def forward(self, x: Tensor, position: int | None = None) -> Tensor:
+        places = _places(x.shape[1], position)
+        if places.stop > len(self.weight):
+            raise ValueError(
+                f"an input of {places.stop} positions, and the model has learned positions for "
+                f"{len(self.weight)}; shorten it, or train with a larger max_positions"
+            )
+        return x + self.weight[places]
+
+    @torch.no_grad()
+    def start_(self, generator: torch.Generator) -> None:
+        self.weight.normal_(0.0, self.weight.shape[1] ** -0.5, generator=generator)
+
+
+class Rotary(Positions, name="rope"):
+    r"""RoPE: queries and keys of self-attention, turned in each plane (2i, 2i + 1) by
+    :math:`t / 10000^{2i/w}`.
+
+    Nothing is added to the embeddings. Su et al. 2021, Section 3.2 (arXiv 2104.09864).
+    """
+
+    def __init__(self, size: Size) -> None:
+        super().__init__(size)
+        if size.dim // size.heads % 2:
+            raise ValueError(
+                f"rope turns pairs, so heads need an even width, got {size.dim // size.heads} "
+                f"({size.dim} wide, {size.heads} heads)"
+            )
+
+    def forward(self, x: Tensor, position: int | None = None) -> Tensor:
+        return x
+
+    @staticmethod
+    def turn(x: Tensor, position: int | None) -> Tensor:
+        places = _places(x.shape[2], position)
+        sin, cos = angles(places.start, places.stop, x.shape[3], x).unbind(-1)
+        even, odd = x.unflatten(-1, (-1, 2)).unbind(-1)
+        return torch.stack((even * cos - odd * sin, even * sin + odd * cos), dim=-1).flatten(-2)
+
+
+def _places(length: int, position: int | None) -> slice:
+    return slice(0, length) if position is None else slice(position, position + 1)
+
+
+def angles(start: int, stop: int, width: int, like: Tensor) -> Tensor:
+    r"""Sine and cosine `[stop - start, width/2, 2]` of :math:`t / 10000^{2i/w}`, on the device and in the
+    type of ``like``.
+    """
+    rates = torch.exp(
+        torch.arange(0, width, 2, dtype=torch.float64, device=like.device) * (-math.log(10000.0) / width)
+    )
+    turned = torch.arange(start, stop, dtype=torch.float64, device=like.device)[:, None] * rates
+    return torch.stack((turned.sin(), turned.cos()), dim=-1).to(like.dtype)
+
+
+def sinusoids(length: int, dim: int) -> Tensor:
+    """The table of ``Sinusoidal``, `[length, dim]` in float32."""
+    if dim % 2:
+        raise ValueError(f"sinusoidal positions need an even width, got {dim}; try {dim + 1}")
+    return angles(0, length, dim, torch.empty(0)).flatten(1)

@@ -1,0 +1,88 @@
+"""Where one sublayer sits: everything that a placement may depend on."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field, replace
+
+from torch import nn
+
+from normlab.nn.norm import LayerNorm
+
+ENCODER_LAYER = ("self_attention", "ffn")
+DECODER_LAYER = ("causal_attention", "cross_attention", "ffn")
+"""Of a decoder that reads an encoder's memory."""
+LANGUAGE_LAYER = ("causal_attention", "ffn")
+"""Of a decoder alone."""
+
+
+@dataclass(frozen=True)
+class Site:
+    """The place of one sublayer in its stack and model.
+
+    ``index`` counts sublayers of the stack from 0, ``layer`` counts layers from 0; ``encoder_layers`` and
+    ``decoder_layers`` are N and M of the papers, 0 where the model has no such stack. ``norm`` builds the
+    model's norm for a width.
+    """
+
+    stack: str
+    role: str
+    index: int
+    layer: int
+    dim: int
+    encoder_layers: int
+    decoder_layers: int
+    norm: Callable[[int], nn.Module] = LayerNorm
+    roles: tuple[str, ...] = ENCODER_LAYER
+    """Of the sublayers of one layer, in order."""
+    shared: dict[str, nn.Parameter] = field(default_factory=dict, compare=False)
+    """Parameters that the sublayers of one layer have in common, by name."""
+
+    @property
+    def alone(self) -> bool:
+        """Whether the model has this stack only."""
+        return not self.encoder_layers or not self.decoder_layers
+
+    @property
+    def layers(self) -> int:
+        """Of this stack: N or M."""
+        if self.alone:
+            return self.encoder_layers + self.decoder_layers
+        return self.encoder_layers if self.stack == "encoder" else self.decoder_layers
+
+    @property
+    def sublayers(self) -> int:
+        """Of this stack: S of the papers."""
+        return self.layers * len(self.roles)
+
+    @property
+    def branches(self) -> int:
+        """Of the whole model."""
+        if self.alone:
+            return self.sublayers
+        return self.encoder_layers * len(ENCODER_LAYER) + self.decoder_layers * len(DECODER_LAYER)
+
+    @property
+    def ends_layer(self) -> bool:
+        """Whether this is the last sublayer of its layer."""
+        return self.index % len(self.roles) == len(self.roles) - 1
+
+    def final_norm(self) -> nn.Module:
+        """The norm where a stream ends; a norm that differs there says so by a ``final`` of its own."""
+        return getattr(self.norm, "final", self.norm)(self.dim)
+
+
+def sites(first: Site) -> Iterator[Site]:
+    """The sites of a whole stack, from the first one on; those of one layer share their parameters."""
+    for layer in range(first.layers):
+        shared: dict[str, nn.Parameter] = {}
+        for i, role in enumerate(first.roles):
+            index = layer * len(first.roles) + i
+            yield replace(first, role=role, index=index, layer=layer, shared=shared)
+
+
+def stack_of(
+    roles: Sequence[str], layers: int, dim: int, *, norm: Callable[[int], nn.Module] = LayerNorm
+) -> Iterator[Site]:
+    """The sites of a model that is one stack of ``layers`` layers of these roles."""
+    return sites(Site("encoder", roles[0], 0, 0, dim, layers, 0, norm, tuple(roles)))
