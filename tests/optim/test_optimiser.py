@@ -1,6 +1,8 @@
-"""Optimisers: the update against its equation, and what the loop relies on."""
+"""Optimisers: the update against its equation, torch's plain one, and what the loop relies on."""
 
 from __future__ import annotations
+
+import math
 
 import numpy as np
 import pytest
@@ -9,30 +11,125 @@ import torch
 from normlab.optim import OPTIMISERS, build_optimiser
 from normlab.spec.config import OptimConfig
 
+BETAS, EPS, MOMENTUM = (0.8, 0.9), 1e-3, 0.7
+RATES = (0.1, 0.03, 0.2, 0.0, 0.05, 0.1, 0.07, 0.1, 0.02, 0.1)
 
-@pytest.mark.parametrize("weight_decay", [0.0, 0.1])
-def test_adam_follows_its_equation(weight_decay):
-    config = OptimConfig(betas=(0.8, 0.9), eps=1e-3, weight_decay=weight_decay)
-    rng = np.random.default_rng(1)
-    x, m, v = rng.normal(size=5), np.zeros(5), np.zeros(5)
-    p = torch.nn.Parameter(torch.from_numpy(x.copy()))
-    optimiser = build_optimiser([p], config)
-    for step, lr in ((1, 0.1), (2, 0.03), (3, 0.2)):
-        gradient = rng.normal(size=5)
-        p.grad = torch.from_numpy(gradient.copy())
+
+# ------------------------------------------------------------- updates as the papers write them, in float64
+
+
+def moments(g, kept, n):
+    """Exponential means of gradient and square, with and without the correction for their start."""
+    m, v = kept.get("m", 0 * g), kept.get("v", 0 * g)
+    kept["m"], kept["v"] = BETAS[0] * m + (1 - BETAS[0]) * g, BETAS[1] * v + (1 - BETAS[1]) * g**2
+    return kept["m"] / (1 - BETAS[0] ** n), kept["v"] / (1 - BETAS[1] ** n)
+
+
+def adam(x, g, kept, n, lr, decay):
+    m, v = moments(g + decay * x, kept, n)
+    return x - lr * m / (np.sqrt(v) + EPS)
+
+
+def adamw(x, g, kept, n, lr, decay):
+    m, v = moments(g, kept, n)
+    return x - lr * (m / (np.sqrt(v) + EPS) + decay * x)
+
+
+def sgd(x, g, kept, n, lr, decay):
+    g = g + decay * x
+    kept["u"] = MOMENTUM * kept["u"] + g if n > 1 else g
+    return x - lr * kept["u"]
+
+
+def radam(x, g, kept, n, lr, decay):
+    m, _ = moments(g, kept, n)
+    x = x - lr * decay * x
+    longest = 2 / (1 - BETAS[1]) - 1
+    length = longest - 2 * n * BETAS[1] ** n / (1 - BETAS[1] ** n)
+    if length <= 5:
+        return x - lr * m
+    adaptive = math.sqrt(1 - BETAS[1] ** n) / (np.sqrt(kept["v"]) + EPS)
+    rectified = (length - 4) * (length - 2) * longest / ((longest - 4) * (longest - 2) * length)
+    return x - lr * math.sqrt(rectified) * m * adaptive
+
+
+EQUATIONS = {"adam": adam, "adamw": adamw, "sgd": sgd, "radam": radam}
+
+
+def steps(optimiser, p, gradients):
+    for lr, gradient in zip(RATES, gradients, strict=True):
+        p.grad = gradient.clone()
         optimiser.param_groups[0]["lr"].fill_(lr)
         optimiser.step()
-        gradient = gradient + weight_decay * x
-        m = 0.8 * m + 0.2 * gradient
-        v = 0.9 * v + 0.1 * gradient**2
-        x = x - lr * (m / (1 - 0.8**step)) / (np.sqrt(v / (1 - 0.9**step)) + 1e-3)
-        np.testing.assert_allclose(p.detach(), x, rtol=1e-6)
+        yield lr, p.detach().clone()
+
+
+def config_of(name, weight_decay, momentum=MOMENTUM):
+    return OptimConfig(optimiser=name, betas=BETAS, eps=EPS, momentum=momentum, weight_decay=weight_decay)
+
+
+@pytest.mark.parametrize("weight_decay", [0.0, 0.1])
+@pytest.mark.parametrize("name", OPTIMISERS)
+def test_an_optimiser_follows_its_equation(name, weight_decay):
+    rng = np.random.default_rng(1)
+    x, gradients, kept = rng.normal(size=5), rng.normal(size=(len(RATES), 5)), {}
+    p = torch.nn.Parameter(torch.from_numpy(x.copy()))
+    optimiser = build_optimiser([p], config_of(name, weight_decay))
+    for n, (lr, found) in enumerate(steps(optimiser, p, torch.from_numpy(gradients)), start=1):
+        x = EQUATIONS[name](x, gradients[n - 1], kept, n, lr, weight_decay)
+        np.testing.assert_allclose(found, x, rtol=1e-6)  # lr is a tensor in float32
+
+
+def test_radam_is_tested_on_both_sides_of_its_threshold():
+    longest = 2 / (1 - BETAS[1]) - 1
+    lengths = [longest - 2 * n * BETAS[1] ** n / (1 - BETAS[1] ** n) for n in range(1, len(RATES) + 1)]
+    assert [length > 4 for length in lengths].index(True) == 4, "the paper's threshold is passed at step 5"
+    assert [length > 5 for length in lengths].index(True) == 5, "and that of the code at step 6"
+
+
+PLAIN = {
+    "adam": lambda p, c, lr: torch.optim.Adam(
+        p, lr, c.betas, c.eps, c.weight_decay, foreach=False, fused=False
+    ),
+    "adamw": lambda p, c, lr: torch.optim.AdamW(
+        p, lr, c.betas, c.eps, c.weight_decay, foreach=False, fused=False
+    ),
+    "sgd": lambda p, c, lr: torch.optim.SGD(
+        p, lr, c.momentum, weight_decay=c.weight_decay, foreach=False, fused=False
+    ),
+    "radam": lambda p, c, lr: torch.optim.RAdam(
+        p, lr, c.betas, c.eps, c.weight_decay, decoupled_weight_decay=True, foreach=False
+    ),
+}
+
+
+@pytest.mark.parametrize("weight_decay", [0.0, 0.1])
+@pytest.mark.parametrize(("name", "momentum"), [*((name, MOMENTUM) for name in OPTIMISERS), ("sgd", 0.0)])
+def test_a_fused_step_with_a_tensor_rate_is_the_plain_step_with_a_number(name, momentum, weight_decay):
+    config = config_of(name, weight_decay, momentum)
+    generator = torch.Generator().manual_seed(2)
+    start = torch.randn(7, 33, generator=generator)
+    gradients = torch.randn(len(RATES), 7, 33, generator=generator)
+    p, q = torch.nn.Parameter(start.clone()), torch.nn.Parameter(start.clone())
+    plain = PLAIN[name]([q], config, 0.5)
+    for lr, found in steps(build_optimiser([p], config), p, gradients):
+        plain.param_groups[0]["lr"] = lr
+        q.grad = p.grad.clone()
+        plain.step()
+        torch.testing.assert_close(found, q.detach(), rtol=1e-5, atol=1e-6)
+
+
+def test_every_optimiser_has_an_equation_and_a_plain_one():
+    assert set(EQUATIONS) == set(PLAIN) == set(OPTIMISERS)
+
+
+# ------------------------------------------------------------------------------------ what the loop relies on
 
 
 @pytest.mark.parametrize("name", OPTIMISERS)
 def test_the_learning_rate_is_a_tensor_that_starts_at_zero(name):
     p = torch.nn.Parameter(torch.ones(3))
-    optimiser = build_optimiser([p], OptimConfig(optimiser=name))
+    optimiser = build_optimiser([p], OptimConfig(optimiser=name, weight_decay=0.1))
     p.grad = torch.ones(3)
     optimiser.step()
     assert torch.equal(p.detach(), torch.ones(3))
@@ -41,11 +138,18 @@ def test_the_learning_rate_is_a_tensor_that_starts_at_zero(name):
 
 def test_an_unknown_optimiser_is_refused():
     with pytest.raises(
-        ValueError, match=r"^unknown optimiser 'adan', did you mean 'adam'\? \(allowed: adam\)$"
+        ValueError, match=r"^unknown optimiser 'adan', did you mean 'adam'\? \(allowed: adam, "
     ):
         build_optimiser([], OptimConfig(optimiser="adan"))
 
 
-def test_an_unknown_schedule_is_refused_before_any_step():
-    with pytest.raises(ValueError, match=r"^unknown schedule 'linaer', did you mean 'linear'\? \(allowed: "):
-        build_optimiser([], OptimConfig(schedule="linaer"))
+@pytest.mark.parametrize(
+    ("schedule", "said"),
+    [
+        ("linaer", r"^unknown schedule 'linaer', did you mean 'linear'\? \(allowed: "),
+        ("step_decay", r"^schedule 'step_decay' decays at optim.decay_step = 0, "),
+    ],
+)
+def test_a_schedule_that_cannot_be_is_refused_before_any_step(schedule, said):
+    with pytest.raises(ValueError, match=said):
+        build_optimiser([], OptimConfig(schedule=schedule, warmup_steps=100))

@@ -1,35 +1,182 @@
-"""Schedules at the steps where they turn."""
+"""Schedules against values by hand, the papers' formulas and slow loops."""
 
 from __future__ import annotations
 
-import pytest
+import math
 
-from normlab.optim import SCHEDULES, schedule_factor
+import pytest
+import torch
+
+from normlab.optim import SCHEDULES, Course, ValDecay, schedule_factor
+from normlab.spec.config import OptimConfig
+
+
+def factors(name, steps, total_steps=10, decays=0, **optim):
+    course = Course(OptimConfig(schedule=name, **optim), total_steps, decays)
+    return {n: schedule_factor(n, course) for n in steps}
+
 
 CORNERS = [
-    ("constant", 0, {1: 1.0, 10: 1.0}),
-    ("constant", 4, {1: 0.25, 3: 0.75, 4: 1.0, 5: 1.0, 10: 1.0}),
-    ("inverse_sqrt", 0, {1: 1.0, 4: 0.5, 100: 0.1}),
-    ("inverse_sqrt", 1, {1: 1.0, 4: 0.5, 100: 0.1}),
-    ("inverse_sqrt", 4, {1: 0.25, 4: 1.0, 16: 0.5, 64: 0.25}),
-    ("linear", 0, {1: 0.9, 5: 0.5, 10: 0.0, 11: 0.0}),
-    ("linear", 4, {2: 0.5, 4: 1.0, 7: 0.5, 10: 0.0, 12: 0.0}),
-    ("linear", 10, {5: 0.5, 10: 1.0, 11: 0.0}),
+    ("constant", 0, {}, {1: 1.0, 10: 1.0}),
+    ("constant", 4, {}, {1: 0.25, 3: 0.75, 4: 1.0, 5: 1.0, 10: 1.0}),
+    ("inverse_sqrt", 0, {}, {1: 1.0, 4: 0.5, 100: 0.1}),
+    ("inverse_sqrt", 1, {}, {1: 1.0, 4: 0.5, 100: 0.1}),
+    ("inverse_sqrt", 4, {}, {1: 0.25, 4: 1.0, 16: 0.5, 64: 0.25}),
+    ("linear", 0, {}, {1: 0.9, 5: 0.5, 10: 0.0, 11: 0.0}),
+    ("linear", 4, {}, {2: 0.5, 4: 1.0, 7: 0.5, 10: 0.0, 12: 0.0}),
+    ("linear", 10, {}, {5: 0.5, 10: 1.0, 11: 0.0}),
+    ("cosine", 0, {}, {5: 0.5, 10: 0.0, 11: 0.0}),
+    ("cosine", 4, {}, {2: 0.5, 4: 1.0, 6: 0.75, 7: 0.5, 8: 0.25, 10: 0.0, 12: 0.0}),
+    ("cosine", 10, {}, {5: 0.5, 10: 1.0, 11: 0.0}),
+    ("step_decay", 0, {"decay_step": 6}, {1: 1.0, 5: 1.0, 6: 0.1, 100: 0.1}),
+    ("step_decay", 4, {"decay_step": 6, "decay_factor": 0.5}, {2: 0.5, 5: 1.0, 6: 0.5, 100: 0.5}),
+    ("step_decay_inverse_sqrt", 0, {"decay_step": 4}, {1: 1.0, 3: 1.0, 4: 0.1, 16: 0.05, 64: 0.025}),
+    (
+        "step_decay_inverse_sqrt",
+        2,
+        {"decay_step": 4, "decay_factor": 1.0},
+        {1: 0.5, 2: 1.0, 3: 1.0, 4: 1.0, 16: 0.5, 400: 0.1},
+    ),
+    ("val_decay", 0, {"decays": 0}, {1: 1.0, 100: 1.0}),
+    ("val_decay", 0, {"decays": 3}, {1: 0.512, 100: 0.512}),
+    ("val_decay", 4, {"decays": 2, "decay_factor": 0.5}, {2: 0.5, 4: 1.0, 5: 0.25}),
 ]
 
 
-@pytest.mark.parametrize(("name", "warmup", "expected"), CORNERS)
-def test_corner_steps(name, warmup, expected):
-    found = {n: schedule_factor(name, n, warmup_steps=warmup, total_steps=10) for n in expected}
-    assert found == pytest.approx(expected)
+@pytest.mark.parametrize(("name", "warmup", "more", "expected"), CORNERS)
+def test_corner_steps(name, warmup, more, expected):
+    assert factors(name, expected, warmup_steps=warmup, **more) == pytest.approx(expected, abs=1e-15)
+
+
+def test_every_schedule_has_corner_steps():
+    assert {name for name, *_ in CORNERS} == set(SCHEDULES)
 
 
 @pytest.mark.parametrize("name", SCHEDULES)
 @pytest.mark.parametrize("warmup", [0, 1, 50])
 def test_every_schedule_peaks_at_one_where_the_warmup_ends_and_never_rises_again(name, warmup):
-    factors = [schedule_factor(name, n, warmup_steps=warmup, total_steps=200) for n in range(1, 201)]
-    assert 0.99 < max(factors) <= 1.0
-    assert factors.index(max(factors)) == max(0, warmup - 1)
-    after = factors[warmup:]
+    found = list(factors(name, range(1, 201), 200, warmup_steps=warmup, decay_step=120).values())
+    assert 0.99 < max(found) <= 1.0
+    assert found.index(max(found)) == max(0, warmup - 1)
+    after = found[warmup:]
     assert after == sorted(after, reverse=True)
-    assert min(factors) >= 0.0
+    assert min(found) >= 0.0
+
+
+# --------------------------------------------------------------------------------------------- formulas
+
+
+@pytest.mark.parametrize("multiplier", [1, 2, 3])
+def test_inverse_sqrt_is_the_formula_of_nguyen_and_salazar(multiplier):
+    """Their Equation 7: the docstring's ``lr`` makes it ours, and twice the rate is twice ``lr``."""
+    width, k = 512, 8000
+    lr = multiplier / math.sqrt(width * k)
+    steps = [1, 2, 4000, 7999, 8000, 8001, 20000, 100000]
+    theirs = {n: multiplier / math.sqrt(width) * min(1 / math.sqrt(n), n / k**1.5) for n in steps}
+    ours = {n: lr * f for n, f in factors("inverse_sqrt", steps, warmup_steps=k).items()}
+    assert ours == pytest.approx(theirs, rel=1e-12)
+    assert lr == pytest.approx(multiplier * 4.94e-4, rel=1e-3)
+
+
+def test_cosine_is_that_of_torch():
+    p = torch.nn.Parameter(torch.ones(1))
+    optimiser = torch.optim.SGD([p], lr=1.0)
+    theirs = torch.optim.lr_scheduler.CosineAnnealingLR(optimiser, T_max=30)
+    wanted = {}
+    for n in range(1, 31):
+        optimiser.step()
+        theirs.step()
+        wanted[n + 5] = theirs.get_last_lr()[0]
+    found = factors("cosine", wanted, 35, warmup_steps=5)
+    assert found == pytest.approx(wanted, abs=1e-12)
+
+
+@pytest.mark.parametrize(("decay_factor", "used"), [(0.0, 0.1), (0.3, 0.3)])
+def test_a_step_decay_is_a_loop_that_multiplies_once(decay_factor, used):
+    plain, rooted = {}, {}
+    rate = 1.0
+    for n in range(1, 101):
+        if n == 40:
+            rate *= used
+        plain[n] = rate
+        rooted[n] = rate if n < 40 else rate * math.sqrt(40) / math.sqrt(n)
+    options = {"decay_step": 40, "decay_factor": decay_factor}
+    assert factors("step_decay", plain, **options) == pytest.approx(plain, rel=1e-12)
+    assert factors("step_decay_inverse_sqrt", rooted, **options) == pytest.approx(rooted, rel=1e-12)
+
+
+# ------------------------------------------------------------------------------- decay by validation
+
+
+def rates_of_ours(scores, optim):
+    """Factor after each validation, one every step."""
+    best, state, rates = -math.inf, ValDecay(), []
+    for step, score in enumerate(scores, start=1):
+        state = state.after(step, optim, improved=score > best)
+        best = max(best, score)
+        rates.append(schedule_factor(step + 1, Course(optim, 1000, state.decays)))
+    return rates
+
+
+def test_three_validations_without_a_new_best_lower_the_rate():
+    scores = [10, 12, 12, 11, 11, 12, 12, 12, 13, 12, 12, 14, 1, 1, 1]
+    optim = OptimConfig(schedule="val_decay")
+    expected = [1, 1, 1, 1, 0.8, 0.8, 0.8, 0.64, 0.64, 0.64, 0.64, 0.64, 0.64, 0.64, 0.512]
+    assert rates_of_ours(scores, optim) == pytest.approx(expected)
+
+
+@pytest.mark.parametrize("seed", range(5))
+@pytest.mark.parametrize("patience", [1, 2, 3, 7])
+def test_val_decay_is_that_of_torch(seed, patience):
+    """Its patience is the last count that is still forgiven; its threshold is off."""
+    random = torch.Generator().manual_seed(seed)
+    scores = torch.randint(0, 30 + seed, (60,), generator=random).tolist()
+    optimiser = torch.optim.SGD([torch.nn.Parameter(torch.ones(1))], lr=1.0)
+    theirs = torch.optim.lr_scheduler.ReduceLROnPlateau(
+        optimiser, "max", factor=0.5, patience=patience - 1, threshold=0.0, eps=0.0
+    )
+    wanted = []
+    for score in scores:
+        theirs.step(score)
+        wanted.append(optimiser.param_groups[0]["lr"])
+    assert wanted[-1] < 0.1, "there is something to compare"
+    optim = OptimConfig(schedule="val_decay", decay_factor=0.5, decay_patience=patience)
+    assert rates_of_ours(scores, optim) == pytest.approx(wanted, rel=1e-12)
+
+
+def test_validations_of_the_warm_up_do_not_count():
+    optim = OptimConfig(schedule="val_decay", warmup_steps=6, decay_patience=2)
+    found = rates_of_ours([5] * 11, optim)
+    warming = [n / 6 for n in range(2, 7)]
+    assert found == pytest.approx([*warming, 1, 1, 0.8, 0.8, 0.64, 0.64])
+
+
+# ------------------------------------------------------------------------------------------- what is refused
+
+
+@pytest.mark.parametrize("name", ["step_decay", "step_decay_inverse_sqrt"])
+@pytest.mark.parametrize(("decay_step", "warmup", "peak"), [(0, 0, 1), (1, 0, 1), (400, 400, 400)])
+def test_a_decay_before_the_peak_is_refused_with_the_way_out(name, decay_step, warmup, peak):
+    with pytest.raises(
+        ValueError,
+        match=rf"^schedule '{name}' decays at optim.decay_step = {decay_step}, and its peak is at step {peak}"
+        r"; choose a later step: --decay-step 8000, or in Python OptimConfig\(decay_step=8000\)$",
+    ):
+        factors(name, [warmup + 1], decay_step=decay_step, warmup_steps=warmup)
+
+
+@pytest.mark.parametrize(
+    ("field", "value", "said"),
+    [
+        ("decay_factor", 1.5, "decay_factor is at most 1, or the rate would rise; got 1.5"),
+        ("decay_factor", -0.1, "decay_factor is at least 0, got -0.1"),
+        ("decay_factor", "0.1", "decay_factor is a number, got '0.1'"),
+        ("decay_patience", 0, "decay_patience is at least 1, got 0"),
+        ("decay_patience", 1.5, "decay_patience is a whole number, got 1.5"),
+        ("decay_step", -1, "decay_step is at least 0, got -1"),
+        ("momentum", 1.0, "momentum is at least 0 and below 1, got 1.0"),
+    ],
+)
+def test_a_field_says_what_it_may_hold(field, value, said):
+    with pytest.raises(ValueError, match=f"^{said}"):
+        OptimConfig(**{field: value})

@@ -1,42 +1,107 @@
-r"""Learning-rate schedules: functions (step, warm-up steps, total steps) -> factor of the peak rate.
+r"""Learning-rate schedules: functions (step, course) -> factor of ``optim.lr``, which is the peak rate.
 
-Steps count from 1. Every schedule starts with the warm-up, if that has steps.
+Steps count from 1. Every schedule starts with the warm-up, if that has steps, and all scale with ``lr``: what
+a paper calls twice the learning rate is ``lr`` times two.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
+from dataclasses import dataclass, replace
 
 from normlab.nn.registry import Registry
+from normlab.spec.config import OptimConfig
 
-Schedule = Callable[[int, int, int], float]
+
+@dataclass(frozen=True)
+class Course:
+    """What a factor depends on beside the step."""
+
+    optim: OptimConfig
+    total_steps: int
+    decays: int = 0
+    """How often validation has lowered the rate until now, see ``ValDecay``."""
+
+    @property
+    def peak_step(self) -> int:
+        """The last step of the warm-up, or the first step."""
+        return max(1, self.optim.warmup_steps)
+
+
+Schedule = Callable[[int, Course], float]
 
 SCHEDULES: Registry[Schedule] = Registry("schedule")
 """The part of each schedule that follows the warm-up."""
 
 
 @SCHEDULES.register("constant")
-def constant(step: int, warmup_steps: int, total_steps: int) -> float:
+def constant(step: int, course: Course) -> float:
     """The peak rate to the end."""
     return 1.0
 
 
 @SCHEDULES.register("inverse_sqrt")
-def inverse_sqrt(step: int, warmup_steps: int, total_steps: int) -> float:
+def inverse_sqrt(step: int, course: Course) -> float:
     r""":math:`\sqrt{k/n}` with :math:`k = \max(1, \text{warm-up})`.
 
-    Vaswani et al. 2017, Equation 3 (arXiv 1706.03762), written relative to its peak.
+    Vaswani et al. 2017, Equation 3 (arXiv 1706.03762), written relative to its peak. In absolute terms
+    :math:`\frac{\lambda}{\sqrt{d}} \min(n^{-1/2}, n\,k^{-3/2})` has its peak at step k, so ``lr`` is
+    :math:`\lambda / \sqrt{d\,k}`: 4.94e-4 for a multiplier of 1 at width 512 and 8000 warm-up steps.
     """
-    return (max(1, warmup_steps) / step) ** 0.5
+    return (course.peak_step / step) ** 0.5
 
 
 @SCHEDULES.register("linear")
-def linear(step: int, warmup_steps: int, total_steps: int) -> float:
+def linear(step: int, course: Course) -> float:
     r""":math:`(N - n)/(N - k)` from the peak to 0 at step N.
 
     Devlin et al. 2019, Section A.2 (arXiv 1810.04805).
     """
-    return max(0.0, (total_steps - step) / max(1, total_steps - warmup_steps))
+    return _left(step, course)
+
+
+@SCHEDULES.register("cosine")
+def cosine(step: int, course: Course) -> float:
+    r""":math:`\frac{1}{2}\left(1 + \cos \pi\frac{n - k}{N - k}\right)` from the peak to 0 at step N.
+
+    Loshchilov and Hutter 2017, Equation 5 (arXiv 1608.03983), without restarts.
+    """
+    return 0.5 * (1.0 - math.cos(math.pi * _left(step, course)))
+
+
+@SCHEDULES.register("step_decay")
+def step_decay(step: int, course: Course) -> float:
+    r""":math:`1` before step s, :math:`\alpha` from there on (``optim.decay_factor``, 0.1).
+
+    Step s is ``optim.decay_step``; with S steps an epoch, epoch e begins at step (e - 1) S + 1.
+
+    Xiong et al. 2020, Section 4.1 (arXiv 2002.04745).
+    """
+    return (course.optim.decay_factor or 0.1) if step >= _decay_step(course) else 1.0
+
+
+@SCHEDULES.register("step_decay_inverse_sqrt")
+def step_decay_inverse_sqrt(step: int, course: Course) -> float:
+    r""":math:`1` before step s, :math:`\alpha \sqrt{s/n}` from there on (``optim.decay_factor``, 0.1).
+
+    Step s is ``optim.decay_step``, as in ``step_decay``. The source leaves :math:`\alpha` open here;
+    ``decay_factor`` 1 starts the inverse square root from the peak.
+
+    Xiong et al. 2020, Section 4.1 and Footnote 1 (arXiv 2002.04745).
+    """
+    return step_decay(step, course) * min(1.0, _decay_step(course) / step) ** 0.5
+
+
+@SCHEDULES.register("val_decay")
+def val_decay(step: int, course: Course) -> float:
+    r""":math:`\alpha^m` after m times that dev had not improved for P validations.
+
+    :math:`\alpha` is ``optim.decay_factor`` (0.8) and P ``optim.decay_patience``; ``ValDecay`` counts m.
+
+    Nguyen and Salazar 2019, Sections 2.4 and 3.3 (arXiv 1910.05895).
+    """
+    return (course.optim.decay_factor or 0.8) ** course.decays
 
 
 def warmup(step: int, warmup_steps: int) -> float:
@@ -47,8 +112,55 @@ def warmup(step: int, warmup_steps: int) -> float:
     return step / warmup_steps
 
 
-def schedule_factor(name: str, step: int, *, warmup_steps: int, total_steps: int) -> float:
+def schedule_factor(step: int, course: Course) -> float:
     """Factor of the peak learning rate at a step, counted from 1."""
-    if step <= warmup_steps:
-        return warmup(step, warmup_steps)
-    return SCHEDULES[name](step, warmup_steps, total_steps)
+    if step <= course.optim.warmup_steps:
+        return warmup(step, course.optim.warmup_steps)
+    return SCHEDULES[course.optim.schedule](step, course)
+
+
+def check_schedule(optim: OptimConfig) -> None:
+    """Raise ValueError for a schedule that nobody registered, or that lacks what it needs."""
+    after = optim.warmup_steps + 1
+    SCHEDULES[optim.schedule](after, Course(optim, total_steps=after))
+
+
+@dataclass(frozen=True)
+class ValDecay:
+    r""":math:`m \leftarrow m + 1` at every P-th validation in a row without a new best dev score.
+
+    It starts at zero; a decay begins the count anew, and the best score stays. Validations of the warm-up
+    do not count, since their rate is not the peak's. The score is the one of ``train.best_by``. The paper's
+    sentence is followed: the code that its authors published lowers the rate when a score is below each of
+    the P before it.
+
+    Nguyen and Salazar 2019, Sections 2.4 and 3.3 (arXiv 1910.05895).
+    """
+
+    decays: int = 0
+    waited: int = 0
+    """Validations since the last improvement or decay."""
+
+    def after(self, step: int, optim: OptimConfig, *, improved: bool) -> ValDecay:
+        """The state after the validation at ``step``."""
+        if improved or step <= optim.warmup_steps:
+            return replace(self, waited=0)
+        if self.waited + 1 < optim.decay_patience:
+            return replace(self, waited=self.waited + 1)
+        return ValDecay(decays=self.decays + 1)
+
+
+def _left(step: int, course: Course) -> float:
+    """Share of the way from the peak to the last step that is still ahead, at least 0."""
+    return max(0.0, (course.total_steps - step) / max(1, course.total_steps - course.optim.warmup_steps))
+
+
+def _decay_step(course: Course) -> int:
+    optim = course.optim
+    if optim.decay_step <= course.peak_step:
+        raise ValueError(
+            f"schedule {optim.schedule!r} decays at optim.decay_step = {optim.decay_step}, and its peak is "
+            f"at step {course.peak_step}; choose a later step: --decay-step 8000, or in "
+            "Python OptimConfig(decay_step=8000)"
+        )
+    return optim.decay_step
