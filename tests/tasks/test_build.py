@@ -7,9 +7,12 @@ from dataclasses import replace
 import pytest
 import torch
 
-from contracts.variants import SIZE, VOCAB
-from normlab.nn import Embedding, FixNormEmbedding, Norm, Placement, Stack
-from normlab.tasks.build import build_seq2seq
+from contracts.variants import CHOICES, SIZE, VOCAB
+from normlab.init import SCHEMES
+from normlab.nn import Decoder, Encoder, FixNormEmbedding, Norm, Placement, Seq2Seq, Stack
+from normlab.tasks.build import build_model, build_seq2seq
+
+REGISTRIES = {"norm": Norm.registry, "encoder_placement": Placement.registry, "scheme": SCHEMES, **CHOICES}
 
 
 def places(stack: Stack) -> list[str]:
@@ -50,10 +53,9 @@ def test_rates_reach_their_places():
     assert (ffn.inner_dropout.p, ffn.dropout.p) == (0.3, 0.1)
 
 
-@pytest.mark.parametrize("axis", ["norm", "embedding", "encoder_placement"])
+@pytest.mark.parametrize("axis", REGISTRIES)
 def test_the_seed_decides_the_start_whatever_the_global_generator_did(axis):
-    registry = {"norm": Norm, "embedding": Embedding, "encoder_placement": Placement}[axis].registry
-    for name in registry:
+    for name in REGISTRIES[axis]:
         models = []
         for global_seed in (1, 2):
             torch.manual_seed(global_seed)
@@ -70,6 +72,12 @@ def test_the_seed_decides_the_start_whatever_the_global_generator_did(axis):
         ("encoder_placement", "placement", "psot", "post"),
         ("decoder_placement", "placement", "per", "pre"),
         ("scheme", "scheme", "xaver", "xavier"),
+        ("positions", "positions", "learnt", "learned"),
+        ("activation", "activation", "glu", "gelu"),
+        ("qk_norm", "query-key norm", "qk_norm", "qknorm"),
+        ("bias", "bias", "no_bias", "nobias"),
+        ("inner_norm", "inner norm", "inner_norm", "innernorm"),
+        ("head_gain", "head gain", "head_gain", "headgain"),
     ],
 )
 def test_an_unknown_name_is_told_with_the_nearest(axis, kind, wrong, right):
@@ -84,3 +92,23 @@ def test_parameters_are_as_many_as_the_sizes_say():
     encoder, decoder = attention + ffn + 2 * norm, 2 * attention + ffn + 3 * norm
     model = build_seq2seq(SIZE, VOCAB, 1)
     assert sum(p.numel() for p in model.parameters()) == v * d + 2 * encoder + 2 * decoder
+
+
+@pytest.mark.parametrize(("kind", "layers"), [(Seq2Seq, (2, 1)), (Encoder, (2, 0)), (Decoder, (0, 2))])
+def test_every_kind_of_model_is_built_from_its_seed(kind, layers):
+    config = replace(SIZE, encoder_layers=layers[0], decoder_layers=layers[1], positions="learned")
+    models = [build_model(kind, config, VOCAB, seed) for seed in (4, 4, 5)]
+    assert type(models[0]) is kind
+    weights = [torch.cat([p.flatten() for p in m.parameters()]) for m in models]
+    assert torch.equal(weights[0], weights[1])
+    assert not torch.equal(weights[0], weights[2])
+    assert all(weights[0].isfinite())
+    assert not any(m.bias.any() for m in models[0].modules() if isinstance(m, torch.nn.Linear))
+
+
+def test_what_a_config_leaves_open_is_what_the_placement_says():
+    model = build_seq2seq(replace(SIZE, encoder_placement="normformer"), VOCAB, 1)
+    inner = [type(s.f.inner_norm).__name__ for stack in (model.encoder, model.decoder) for s in stack]
+    assert inner == ["Identity", "LayerNorm"] * 2 + ["Identity"] * 6
+    gains = [type(s.f.head_gain).__name__ for s in (model.encoder.sublayers[0], model.decoder.sublayers[0])]
+    assert gains == ["HeadGain", "NoHeadGain"]

@@ -8,7 +8,7 @@ import torch
 import torch.nn.functional as F
 
 from normlab.tasks.loss import label_smoothed
-from oracles import methods
+from oracles import losses
 
 V = 7
 
@@ -29,7 +29,7 @@ def test_sums_equal_a_loop_over_tokens(batch, smoothing, masked):
         allowed[[0, 1, 2]] = False
     sums = label_smoothed(logits, target, smoothing, allowed if masked else None, 0)
     rows = zip(logits.detach().numpy(), target.tolist(), strict=True)
-    expected = np.sum([methods.label_smoothed(s, t, smoothing, allowed.tolist()) for s, t in rows], axis=0)
+    expected = np.sum([losses.label_smoothed(s, t, smoothing, allowed.tolist()) for s, t in rows], axis=0)
     assert [sums.loss.item(), sums.nll.item()] == pytest.approx(expected.tolist(), rel=1e-6)
     assert not sums.nll.requires_grad
 

@@ -5,8 +5,11 @@ from collections.abc import Callable
 from normlab.spec.config import Config
 
 from .demo import demo
+from .language_model import language_model
 from .multi30k import multi30k, multi30k_small
 from .text import text
 
-CONFIGS: dict[str, Callable[[], Config]] = {f.__name__: f for f in (demo, multi30k, multi30k_small, text)}
+CONFIGS: dict[str, Callable[[], Config]] = {
+    f.__name__: f for f in (demo, language_model, multi30k, multi30k_small, text)
+}
 """Name to configuration; ``normlab train --config NAME``."""

@@ -1,1 +1,1 @@
-"""Parallel text, from raw files or the built-in corpus to padded batches."""
+"""Parallel and plain text, from raw files or the built-in corpus to padded batches."""

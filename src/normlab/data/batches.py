@@ -80,6 +80,11 @@ class Batch:
     """Of ``target_out``, EOS included, PAD not."""
     source_tokens: int
 
+    @property
+    def positions(self) -> int:
+        """Of both sides, padding included."""
+        return self.source.numel() + self.target_in.numel()
+
     def to(self, device: torch.device | str) -> Batch:
         return replace(
             self,
@@ -182,7 +187,7 @@ class Batches:
         return len(self._plan)
 
     def _plan_epoch(self, epoch: int) -> list[tuple[Shape, Ints]]:
-        order = _permutation(len(self._pairs), derive(self._seed, "shuffle", epoch))
+        order = permutation(len(self._pairs), derive(self._seed, "shuffle", epoch))
         plan: list[tuple[Shape, Ints]] = []
         left = order[:0]
         for k, shape in enumerate(self._shapes):
@@ -192,7 +197,7 @@ class Batches:
             left = rows[full:]
         if len(left):
             plan.append((self._shapes[-1], left))
-        return [plan[i] for i in _permutation(len(plan), derive(self._seed, "batch_order", epoch))]
+        return [plan[i] for i in permutation(len(plan), derive(self._seed, "batch_order", epoch))]
 
     def at(self, index: int, *, word_dropout: float = 0.0, seed: int = 0) -> Batch:
         """The micro-batch ``index``, counted from 0 over all epochs.
@@ -234,10 +239,7 @@ def _collate(pairs: TokenPairs, rows: Ints, shape: Shape, drop: tuple[float, int
     target_out = ids
     target_out[each, target_lengths] = EOS
     if drop is not None:
-        probability, seed = drop
-        uniform = _uniform(source.size + target_in.size, seed)
-        for side, draw in ((source, uniform[: source.size]), (target_in, uniform[source.size :])):
-            side[(draw.reshape(side.shape) < probability) & (side > EOS)] = UNK
+        drop_words([source, target_in], *drop)
     empty = ((0, shape.rows - len(rows)), (0, 0))
     return Batch(
         source=torch.from_numpy(np.pad(source, empty, constant_values=PAD)),
@@ -248,8 +250,17 @@ def _collate(pairs: TokenPairs, rows: Ints, shape: Shape, drop: tuple[float, int
     )
 
 
+def drop_words(inputs: Sequence[Ints], probability: float, seed: int) -> None:
+    """Word dropout, in place: each id of a word becomes UNK with that probability."""
+    uniform = _uniform(sum(ids.size for ids in inputs), seed)
+    for ids in inputs:
+        draw, uniform = uniform[: ids.size], uniform[ids.size :]
+        ids[(draw.reshape(ids.shape) < probability) & (ids > EOS)] = UNK
+
+
 # NumPy promises the bits of PCG64 for ever, but not what Generator's methods make of them.
-def _permutation(count: int, seed: int) -> Ints:
+def permutation(count: int, seed: int) -> Ints:
+    """The numbers below ``count`` in an order that depends on the seed alone."""
     return np.argsort(np.random.PCG64(seed).random_raw(count), kind="stable")
 
 

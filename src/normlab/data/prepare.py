@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-import hashlib
-import json
-import shutil
-import tempfile
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -15,12 +12,17 @@ from numpy.typing import NDArray
 
 from normlab.data.batches import Ragged, TokenPairs
 from normlab.data.builtin import Splits, generate
+from normlab.data.folder import (
+    entropy_nats,
+    id_type,
+    prepared,
+    types_of,
+    whole_manifest,
+    with_digest,
+)
 from normlab.data.text import Pairs, read_lines, read_parallel
 from normlab.data.tokenizer import EOS, Tokenizer
 from normlab.spec.config import DataConfig
-
-FORMAT = 1
-"""Version of what a prepared folder holds. Raise it when files or their meaning change."""
 
 
 @dataclass(frozen=True)
@@ -44,12 +46,8 @@ class Corpus:
     @classmethod
     def load(cls, folder: str | Path) -> Corpus:
         folder = Path(folder)
-        manifest = _manifest(folder)
-        if manifest is None:
-            raise FileNotFoundError(f"{folder} is not a whole prepared corpus; prepare the data again")
+        manifest = whole_manifest(folder)
         tokenizer = Tokenizer.load(folder / "tokenizer.json")
-        target_types = np.zeros(tokenizer.vocab_size, bool)
-        target_types[manifest["target_types"]] = True
         return cls(
             folder=folder,
             tokenizer=tokenizer,
@@ -58,7 +56,7 @@ class Corpus:
             dev_text=_load_text(folder, "dev"),
             test_text=_load_text(folder, "test"),
             unigram_entropy_nats=manifest["unigram_entropy_nats"],
-            target_types=target_types,
+            target_types=types_of(manifest, tokenizer.vocab_size),
             facts=manifest["facts"],
         )
 
@@ -70,17 +68,12 @@ def prepare(config: DataConfig, root: str | Path) -> tuple[DataConfig, Corpus]:
     that text any more, if files are missing from the config, or if no training pair is left.
     """
     splits, origin = _read(config)
-    digest = _digest(splits)
-    if config.digest not in ("", digest):
-        raise ValueError(
-            f"the text has digest {digest}, but the configuration was made with {config.digest}; bring that "
-            f"text back, or empty the field digest to go on with this one"
-        )
-    config = replace(config, digest=digest)
-    key = json.dumps([digest, config.vocab_size, config.max_len, FORMAT])
-    folder = Path(root) / hashlib.sha256(key.encode()).hexdigest()[:12]
-    if _manifest(folder) is None:
-        _write(folder, splits, config)
+    texts = [
+        side for pairs in (splits.train, splits.dev, splits.test) for side in (pairs.source, pairs.target)
+    ]
+    config = with_digest(config, texts)
+    key = [config.digest, config.vocab_size, config.max_len]
+    folder = prepared(root, key, partial(_fill, splits=splits, config=config))
     corpus = Corpus.load(folder)
     return config, replace(corpus, facts=origin | corpus.facts)
 
@@ -115,38 +108,7 @@ def _read(config: DataConfig) -> tuple[Splits, dict[str, str]]:
     return Splits(train, dev, test), origin
 
 
-def _digest(splits: Splits) -> str:
-    """SHA-256 over the SHA-256 of each of the six texts, so that no text can run into the next."""
-    whole = hashlib.sha256()
-    for pairs in (splits.train, splits.dev, splits.test):
-        for lines in (pairs.source, pairs.target):
-            whole.update(hashlib.sha256("".join(f"{line}\n" for line in lines).encode()).digest())
-    return whole.hexdigest()
-
-
-def _write(folder: Path, splits: Splits, config: DataConfig) -> None:
-    """Builds the folder under a temporary name and renames it, so that no half-written one is ever seen."""
-    folder.parent.mkdir(parents=True, exist_ok=True)
-    work = Path(tempfile.mkdtemp(prefix=f".{folder.name}-", dir=folder.parent))
-    try:
-        work.chmod(0o755)
-        manifest = _fill(work, splits, config)
-        manifest["files"] = {path.name: path.stat().st_size for path in sorted(work.iterdir())}
-        (work / "manifest.json").write_text(json.dumps(manifest, ensure_ascii=False), "utf-8")
-        try:
-            if folder.exists() and _manifest(folder) is None:
-                folder.rename(work / "broken")
-                shutil.rmtree(work / "broken")
-            work.rename(folder)
-        except OSError:
-            # Another process was first; the same text gives the same folder, so theirs will do.
-            if _manifest(folder) is None:
-                raise
-    finally:
-        shutil.rmtree(work, ignore_errors=True)
-
-
-def _fill(work: Path, splits: Splits, config: DataConfig) -> dict[str, Any]:
+def _fill(work: Path, *, splits: Splits, config: DataConfig) -> dict[str, Any]:
     train = splits.train
     tokenizer = Tokenizer.train([*train.source, *train.target], config.vocab_size)
     tokenizer.save(work / "tokenizer.json")
@@ -157,7 +119,7 @@ def _fill(work: Path, splits: Splits, config: DataConfig) -> dict[str, Any]:
             f"none of the {len(train)} training pairs is left: {left_out['empty side']} have an empty side, "
             f"{left_out['too long']} are longer than max_len, now {config.max_len}: raise it"
         )
-    dtype = np.uint16 if tokenizer.vocab_size <= 2**16 else np.int32
+    dtype = id_type(tokenizer.vocab_size)
     target_train = Ragged.of(target, dtype)
     _save_tokens(work, "train", Ragged.of(source, dtype), target_train)
     dev = [Ragged.of(tokenizer.encode(lines), dtype) for lines in (splits.dev.source, splits.dev.target)]
@@ -167,10 +129,8 @@ def _fill(work: Path, splits: Splits, config: DataConfig) -> dict[str, Any]:
             (work / f"{name}.{side}.txt").write_bytes("".join(f"{line}\n" for line in lines).encode())
     counts = np.bincount(target_train.tokens, minlength=tokenizer.vocab_size)
     counts[EOS] += len(target)
-    share = counts[counts > 0] / counts.sum()
-    entropy = float(-(share * np.log(share)).sum())
+    entropy = entropy_nats(counts)
     return {
-        "format": FORMAT,
         "digest": config.digest,
         "max_len": config.max_len,
         "vocab_size": tokenizer.vocab_size,
@@ -214,13 +174,3 @@ def _load_tokens(folder: Path, name: str) -> TokenPairs:
 
 def _load_text(folder: Path, name: str) -> Pairs:
     return Pairs(read_lines(folder / f"{name}.src.txt"), read_lines(folder / f"{name}.tgt.txt"))
-
-
-def _manifest(folder: Path) -> dict[str, Any] | None:
-    """The manifest of a folder that is there and whole, else None."""
-    try:
-        manifest = json.loads((folder / "manifest.json").read_text("utf-8"))
-        whole = all((folder / name).stat().st_size == size for name, size in manifest["files"].items())
-    except (OSError, ValueError, KeyError):
-        return None
-    return manifest if whole else None

@@ -2,22 +2,22 @@
 
 from __future__ import annotations
 
+from typing import TypeVar
+
 from normlab.init import initialise_
-from normlab.nn import DECODER_LAYER, ENCODER_LAYER, Embedding, Norm, Placement, Seq2Seq, build_stack
+from normlab.nn import Seq2Seq, TokenModel
 from normlab.spec.config import ModelConfig
+
+Model = TypeVar("Model", bound=TokenModel)
+
+
+def build_model(kind: type[Model], config: ModelConfig, vocab_size: int, seed: int) -> Model:
+    """An initialised model of one kind. A start that needs data is set afterwards, by ``init.profile_``."""
+    model = kind(config, vocab_size)
+    initialise_(model, config.scheme, seed)
+    return model
 
 
 def build_seq2seq(config: ModelConfig, vocab_size: int, seed: int) -> Seq2Seq:
-    """An initialised encoder-decoder. A start that needs data is set afterwards, by ``init.profile_``."""
-    norm = Norm.registry[config.norm]
-    encoder, decoder = (
-        build_stack(name, roles, layers, config, Placement.registry[placement], norm)
-        for name, roles, layers, placement in (
-            ("encoder", ENCODER_LAYER, config.encoder_layers, config.encoder_placement),
-            ("decoder", DECODER_LAYER, config.decoder_layers, config.decoder_placement),
-        )
-    )
-    embedding = Embedding.registry[config.embedding](vocab_size, config.dim)
-    model = Seq2Seq(embedding, encoder, decoder, config.dropout)
-    initialise_(model, config.scheme, seed)
-    return model
+    """An initialised encoder-decoder."""
+    return build_model(Seq2Seq, config, vocab_size, seed)

@@ -2,34 +2,48 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterator, Sequence
+from pathlib import Path
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from normlab.data.batches import Batch, Batches, dev_batches, plan_shapes
-from normlab.data.prepare import Corpus
+from normlab.data.prepare import Corpus, prepare
 from normlab.data.tokenizer import Tokenizer
 from normlab.init import profile_
 from normlab.nn import PAD, Seq2Seq
 from normlab.nn.decode import EOS, beam_search
-from normlab.spec.config import Config, DecodeConfig
+from normlab.spec.config import Config, DataConfig, DecodeConfig
 from normlab.spec.randomness import derive
 from normlab.tasks.build import build_seq2seq
 from normlab.tasks.loss import LossSum, label_smoothed
-from normlab.tasks.scores import corpus_bleu
+from normlab.tasks.scores import corpus_bleu, score
+from normlab.tasks.task import Scored, Task
+
+_SEARCHED_SENTENCES = 200
+"""About one batch of the search at full size: fewer sentences would each seem dearer than they are."""
 
 
-class Translation:
-    """One configuration's batches, model, loss and dev score."""
+class Translation(Task[Corpus, Seq2Seq, Batch], name="translation"):
+    """Pairs of sentences, label-smoothed loss, BLEU of a search."""
+
+    texts = ("train_src", "train_tgt", "dev_src", "dev_tgt", "test_src", "test_tgt")
+    stacks = ("encoder", "decoder")
+    best_by = ("bleu", "nll")
 
     def __init__(self, config: Config, corpus: Corpus, device: torch.device) -> None:
-        self.config, self.corpus, self.device = config, corpus, device
+        super().__init__(config, corpus, device)
         source_lengths, target_lengths = corpus.train.lengths
         shapes = plan_shapes(source_lengths, target_lengths, config.train.max_tokens)
         self.batches = Batches(corpus.train, shapes, config.seeds.data)
         self.allowed = allowed_types(config, corpus.target_types, device)
+
+    @staticmethod
+    def prepare(config: DataConfig, root: str | Path) -> tuple[DataConfig, Corpus]:
+        return prepare(config, root)
 
     def build(self) -> Seq2Seq:
         """The model at its start, data-dependent parts profiled on the first batch."""
@@ -69,14 +83,39 @@ class Translation:
             tokens += (target != PAD).sum()
         return float(total) / int(tokens)
 
-    def dev_bleu(self, model: Seq2Seq) -> float:
-        """sacreBLEU of greedy search on the first ``dev_bleu_sentences`` dev pairs."""
-        pairs, count = self.corpus.dev_text, self.config.train.dev_bleu_sentences
+    def dev_bleu(self, model: Seq2Seq, count: int | None = None) -> float:
+        """sacreBLEU of greedy search on the first ``count`` dev pairs, ``dev_bleu_sentences`` if None."""
+        pairs, count = self.corpus.dev_text, count or self.config.train.dev_bleu_sentences
         greedy = DecodeConfig(beam=1)
         hypotheses = translate_lines(
             model, self.corpus.tokenizer, pairs.source[:count], greedy, allowed=self.allowed
         )
         return corpus_bleu(hypotheses, pairs.target[:count])
+
+    def dev_scores(self, model: Seq2Seq) -> dict[str, float]:
+        return {"nll": self.dev_nll(model), "bleu": self.dev_bleu(model)}
+
+    def test(self, model: Seq2Seq) -> Scored:
+        """Scores of the beam search's translations, and these."""
+        pairs = self.corpus.test_text
+        hypotheses = translate_lines(
+            model, self.corpus.tokenizer, pairs.source, self.config.decode, allowed=self.allowed
+        )
+        return Scored(vars(score(hypotheses, pairs.target)), hypotheses)
+
+    def rehearse(self, model: Seq2Seq) -> tuple[float, float]:
+        """The real likelihood, and a greedy search of some dev sentences, scaled to all of them; the beam
+        search of the test takes as long for each of its sentences and beams.
+        """
+        searched = min(self.config.train.dev_bleu_sentences, len(self.corpus.dev_text))
+        few = min(searched, _SEARCHED_SENTENCES)
+        start = time.perf_counter()
+        self.dev_nll(model)
+        likelihood = time.perf_counter() - start
+        self.dev_bleu(model, few)
+        sentence = (time.perf_counter() - start - likelihood) / few
+        beams = len(self.corpus.test_text) * self.config.decode.beam
+        return likelihood + searched * sentence, beams * sentence
 
 
 def allowed_types(config: Config, target_types: np.ndarray, device: torch.device) -> Tensor | None:

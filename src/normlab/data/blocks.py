@@ -1,0 +1,104 @@
+"""Blocks of plain text: a stream cut at equal lengths, in an order that depends on seed and epoch alone."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from normlab.data.batches import Ints, drop_words, permutation
+from normlab.data.tokenizer import PAD
+from normlab.spec.randomness import derive
+
+
+@dataclass(frozen=True)
+class TextBatch:
+    """One micro-batch `[B, L]`, int64. Empty rows are PAD throughout and count no token."""
+
+    ids: Tensor
+    """What the model sees; the first of a row is the last that the block before it predicted."""
+    target: Tensor
+    """What it predicts at each place: the token that comes next."""
+    tokens: int
+    """Of ``target``, PAD not counted."""
+
+    @property
+    def positions(self) -> int:
+        """Padding included."""
+        return self.ids.numel()
+
+    def to(self, device: torch.device | str) -> TextBatch:
+        return replace(
+            self,
+            ids=self.ids.to(device, non_blocking=True),
+            target=self.target.to(device, non_blocking=True),
+        )
+
+
+class Blocks:
+    """Endless training batches: index i is the i-th micro-batch over all epochs, so resuming needs i alone.
+
+    Block k predicts the tokens k L + 1 to (k + 1) L of the stream, whose token 0 is only seen. In every epoch
+    each block occurs once, so each token is predicted once; the stream's end is padded. All batches have
+    ``rows`` rows, so that only the last one of an epoch has empty ones.
+    """
+
+    def __init__(self, stream: Ints, *, block_len: int, rows: int, seed: int) -> None:
+        self.block_len, self.rows = block_len, rows
+        self._stream, self._seed = stream, seed
+        self._count = block_count(stream, block_len)
+        self._epoch, self._order = 0, self._shuffled(0)
+
+    @property
+    def steps_per_epoch(self) -> int:
+        return -(-self._count // self.rows)
+
+    def _shuffled(self, epoch: int) -> Ints:
+        return permutation(self._count, derive(self._seed, "shuffle", epoch))
+
+    def at(self, index: int, *, word_dropout: float = 0.0, seed: int = 0) -> TextBatch:
+        """The micro-batch ``index``, counted from 0 over all epochs.
+
+        With ``word_dropout`` each input token becomes UNK with that probability, by a generator of (``seed``,
+        ``index``); what is predicted stays whole.
+        """
+        epoch, step = divmod(index, self.steps_per_epoch)
+        if epoch != self._epoch:
+            self._epoch, self._order = epoch, self._shuffled(epoch)
+        chosen = self._order[step * self.rows : (step + 1) * self.rows]
+        ids, target = _cut(self._stream, chosen, self.block_len)
+        if word_dropout:
+            drop_words([ids], word_dropout, derive(seed, "word_dropout", index))
+        return _batch(ids, target, self.rows)
+
+
+def blocks_in_order(stream: Ints, *, block_len: int, rows: int) -> Iterator[TextBatch]:
+    """Every block once, ``rows`` at a time, from the text's beginning to its end."""
+    for start in range(0, block_count(stream, block_len), rows):
+        chosen = np.arange(start, min(start + rows, block_count(stream, block_len)))
+        yield _batch(*_cut(stream, chosen, block_len), len(chosen))
+
+
+def block_count(stream: Ints, block_len: int) -> int:
+    """Blocks of a stream, the last one perhaps shorter."""
+    return -(-(len(stream) - 1) // block_len)
+
+
+def _cut(stream: Ints, chosen: Ints, block_len: int) -> tuple[Ints, Ints]:
+    """``[B, L]`` inputs and targets of some blocks; what the stream has no token for is PAD in both."""
+    places = chosen[:, None] * block_len + np.arange(block_len + 1)
+    inside = places < len(stream)
+    window = np.full(places.shape, PAD, np.int64)
+    window[inside] = stream[places[inside]]
+    ids, target = window[:, :-1].copy(), window[:, 1:].copy()
+    ids[target == PAD] = PAD
+    return ids, target
+
+
+def _batch(ids: Ints, target: Ints, rows: int) -> TextBatch:
+    empty = ((0, rows - len(ids)), (0, 0))
+    padded = (torch.from_numpy(np.pad(side, empty, constant_values=PAD)) for side in (ids, target))
+    return TextBatch(*padded, tokens=int((target != PAD).sum()))

@@ -1,0 +1,108 @@
+"""The folder of a prepared corpus: named after its text, written once and whole."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import shutil
+import tempfile
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from normlab.spec.config import DataConfig
+
+FORMAT = 1
+"""Version of what a prepared folder holds. Raise it when files or their meaning change."""
+
+
+def with_digest(config: DataConfig, texts: Iterable[Sequence[str]]) -> DataConfig:
+    """The configuration with the digest of its texts: SHA-256 over the SHA-256 of each, so that no text can
+    run into the next.
+
+    Raises ValueError if the configuration was made with another text.
+    """
+    whole = hashlib.sha256()
+    for lines in texts:
+        whole.update(hashlib.sha256("".join(f"{line}\n" for line in lines).encode()).digest())
+    digest = whole.hexdigest()
+    if config.digest not in ("", digest):
+        raise ValueError(
+            f"the text has digest {digest}, but the configuration was made with {config.digest}; bring that "
+            f"text back, or empty the field digest to go on with this one"
+        )
+    return replace(config, digest=digest)
+
+
+def prepared(root: str | Path, key: Sequence[Any], fill: Callable[[Path], dict[str, Any]]) -> Path:
+    """The folder under ``root`` for a key that stands for all it holds; ``fill`` writes it where none is.
+
+    ``fill`` gets an empty folder and returns its manifest. A folder is built under a temporary name and
+    renamed, so that no half-written one is ever seen.
+    """
+    name = hashlib.sha256(json.dumps([*key, FORMAT]).encode()).hexdigest()[:12]
+    folder = Path(root) / name
+    if manifest_of(folder) is None:
+        _write(folder, fill)
+    return folder
+
+
+def whole_manifest(folder: Path) -> dict[str, Any]:
+    """The manifest of a folder. Raises FileNotFoundError if the folder is not there or not whole."""
+    manifest = manifest_of(folder)
+    if manifest is None:
+        raise FileNotFoundError(f"{folder} is not a whole prepared corpus; prepare the data again")
+    return manifest
+
+
+def manifest_of(folder: Path) -> dict[str, Any] | None:
+    """The manifest of a folder that is there and whole, else None."""
+    try:
+        manifest = json.loads((folder / "manifest.json").read_text("utf-8"))
+        whole = all((folder / name).stat().st_size == size for name, size in manifest["files"].items())
+    except (OSError, ValueError, KeyError):
+        return None
+    return manifest if whole else None
+
+
+def id_type(vocab_size: int) -> type[np.integer]:
+    """The smallest type of number that holds every id."""
+    return np.uint16 if vocab_size <= 2**16 else np.int32
+
+
+def entropy_nats(counts: NDArray[np.integer]) -> float:
+    """Entropy of the distribution with these counts."""
+    share = counts[counts > 0] / counts.sum()
+    return float(-(share * np.log(share)).sum())
+
+
+def types_of(manifest: dict[str, Any], vocab_size: int) -> NDArray[np.bool_]:
+    """``[V]``: the types that the manifest lists under ``target_types``."""
+    types = np.zeros(vocab_size, bool)
+    types[manifest["target_types"]] = True
+    return types
+
+
+def _write(folder: Path, fill: Callable[[Path], dict[str, Any]]) -> None:
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    work = Path(tempfile.mkdtemp(prefix=f".{folder.name}-", dir=folder.parent))
+    try:
+        work.chmod(0o755)
+        manifest = {"format": FORMAT, **fill(work)}
+        manifest["files"] = {path.name: path.stat().st_size for path in sorted(work.iterdir())}
+        (work / "manifest.json").write_text(json.dumps(manifest, ensure_ascii=False), "utf-8")
+        try:
+            if folder.exists() and manifest_of(folder) is None:
+                folder.rename(work / "broken")
+                shutil.rmtree(work / "broken")
+            work.rename(folder)
+        except OSError:
+            # Another process was first; the same text gives the same folder, so theirs will do.
+            if manifest_of(folder) is None:
+                raise
+    finally:
+        shutil.rmtree(work, ignore_errors=True)

@@ -1,0 +1,11 @@
+"""Every task by name; a task of your own enters when the module of its class is imported."""
+
+from __future__ import annotations
+
+from normlab.tasks.language_model import LanguageModel
+from normlab.tasks.task import Task
+from normlab.tasks.translation import Translation
+
+TASKS = Task.registry
+
+__all__ = ["TASKS", "LanguageModel", "Translation"]
