@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from normlab.report.compare import write_compare_page
     from normlab.run.compare import compare, plan
+    from normlab.run.plugins import load_plugins
     from normlab.run.recipes import resolve
     from normlab.run.train import train
     from normlab.run.translate import translate
@@ -25,6 +26,7 @@ _HOME = {
     "RunFolder": "normlab.store",
     "Runs": "normlab.store",
     "compare": "normlab.run.compare",
+    "load_plugins": "normlab.run.plugins",
     "plan": "normlab.run.compare",
     "resolve": "normlab.run.recipes",
     "score": "normlab.tasks.scores",
@@ -40,6 +42,7 @@ __all__ = [
     "Runs",
     "__version__",
     "compare",
+    "load_plugins",
     "plan",
     "resolve",
     "score",

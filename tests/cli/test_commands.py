@@ -3,15 +3,18 @@
 import importlib
 import json
 import os
+import re
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
+from rich.cells import cell_len
 from rich.console import Console
 
 from normlab.cli import show
 from normlab.cli.main import main
+from normlab.run.recipes import listed
 from normlab.spec.comparison import Comparison, Difference, Interval, RecipeResult, Trial
 from normlab.spec.config import Config, DecodeConfig, OptimConfig
 from normlab.spec.outcome import Outcome
@@ -261,8 +264,8 @@ def test_runs_lists_good_and_damaged_folders(run, capsys):
         "1",
         "2,000/2,000",
         "trained",
-        "31.2",
-        "30.5",
+        *("BLEU", "31.2"),
+        *("BLEU", "30.5"),
         "1",
         "min",
         "30",
@@ -294,22 +297,64 @@ class TestReport:
         assert (run.path / "run.html").read_text() == "<p>abc123</p>"
 
 
-@pytest.mark.parametrize(
-    ("tex", "shown"),
-    [
-        (r"Post-LN: :math:`x \leftarrow \mathrm{LN}(x + f(x))`", "Post-LN: x ← LN(x + f(x))"),
-        (r":math:`\sqrt{\mathrm{mean}(x^2) + \epsilon}`", "√(mean(x^2) + ε)"),
-        (r":math:`g \, x / \|x\|_2`, shape `[1]`", "g x / ‖x‖_2, shape [1]"),
-        (r":math:`2/(n_{in} + n_{out})`, :math:`\max(1, k)`", "2/(n_in + n_out), max(1, k)"),
-    ],
-)
-def test_equations_are_readable_in_a_terminal(tex, shown):
-    assert show._plain(tex) == shown
+def test_what_was_forced_is_marked_and_said(run, tmp_path, capsys):
+    forced = Config(recipe="deepnorm+smallinit", forced="it is a gain on Xavier")
+    RunFolder.create(run.path.parent / "def456", forced)
+    assert main(["runs", "--runs", str(run.path.parent)]) == 0
+    printed = capsys.readouterr().out
+    assert "trained, forced" not in printed
+    assert "waiting, forced" in printed
+    assert "forced: deepnorm+smallinit: it is a gain on Xavier" in printed
+    marked = replace(recipe("mix", 29.0), forced="nobody defines it")
+    show.comparison(replace(COMPARISON, recipes=(*COMPARISON.recipes, marked)))
+    printed = capsys.readouterr().out
+    assert "mix (forced)" in printed
+    assert printed.count("(forced)") == 1
+    assert "forced: mix: nobody defines it" in printed
 
 
-def test_recipes_lists_what_is_registered(capsys):
+@pytest.fixture(params=[80, 120, 160, 200])
+def width(request, monkeypatch):
+    monkeypatch.setattr(show, "_console", lambda: Console(width=request.param))
+    return request.param
+
+
+def test_recipes_lists_what_is_registered_with_equation_and_source(width, capsys):
     assert main(["recipes"]) == 0
     printed = capsys.readouterr().out
-    for name in ("post", "admin", "residual", "scalenorm", "fixnorm", "smallinit", "inverse_sqrt", "warmup"):
-        assert f" {name} " in printed
+    for part in listed():
+        assert re.search(rf"^  {re.escape(part.name)} ", printed, re.MULTILINE)
+    together = " ".join(printed.split())
+    for said in (
+        "Post-LN: x ← LN(x + f(x))",
+        "g x / ‖x‖₂, one scalar g",
+        "√(σ² + ε)",
+        "m\u0302 / (√v\u0302 + ε)",
+    ):
+        assert said in together
     assert "\\" not in printed
+    assert "math:" not in printed
+    assert "arXiv 1706.03762" in printed
+    assert max(map(cell_len, printed.splitlines())) <= width
+    assert "…" not in printed
+
+
+def test_recipes_of_one_axis(capsys):
+    assert main(["recipes", "--axis", "head gain"]) == 0
+    names = [line.split()[0] for line in capsys.readouterr().out.splitlines()[2:]]
+    assert names == ["noheadgain", "headgain"]
+    assert main(["recipes", "--axis", "placemnt"]) == 2
+    assert "did you mean 'placement'" in capsys.readouterr().err
+
+
+def test_a_recipe_is_explained(width, capsys):
+    assert main(["recipes", "deepnorm", "pre+rope", "--config", "multi30k_small"]) == 0
+    printed = capsys.readouterr().out
+    together = " ".join(printed.split())
+    assert "DeepNorm: x ← LN(α x + f(x))" in together
+    assert "linear, no warm-up" in together
+    assert "3+3 layers, width 128" in together
+    assert together.index("RoPE") > together.index("DeepNorm")
+    assert max(map(cell_len, printed.splitlines())) <= width
+    assert main(["recipes", "fixup"]) == 2
+    assert "type fixup+untied" in capsys.readouterr().err

@@ -4,22 +4,12 @@ import json
 import os
 import signal
 import subprocess
-import sys
 import time
 
 import pytest
 
+from cli.typed import NORMLAB, TINY, normlab
 from normlab.store import Runs
-
-NORMLAB = [sys.executable, "-c", "import sys; from normlab.cli.main import main; sys.exit(main())"]
-TINY = (
-    "--steps 30 --validate-every-steps 15 --dim 32 --ffn-dim 64 --heads 2 "
-    "--encoder-layers 1 --decoder-layers 1 --max-tokens 1024 --precision fp32 --threads 1"
-).split()
-
-
-def normlab(*args, cwd, **kwargs):
-    return subprocess.run([*NORMLAB, *args], cwd=cwd, capture_output=True, text=True, check=False, **kwargs)
 
 
 @pytest.mark.slow

@@ -12,21 +12,21 @@ from normlab.spec.config import Config, DataConfig, ModelConfig, OptimConfig, Tr
 from normlab.store import RunFolder
 
 DATA = (
-    "train_src train_tgt dev_src dev_tgt test_src test_tgt builtin vocab_size max_len word_dropout "
-    "target_vocab_mask"
+    "train_src train_tgt dev_src dev_tgt test_src test_tgt train_text dev_text test_text builtin vocab_size "
+    "max_len block_len word_dropout target_vocab_mask"
 )
-MODEL = "dim ffn_dim heads encoder_layers decoder_layers dropout"
-OPTIM = "warmup_steps clip_norm_l2 label_smoothing"
+MODEL = "dim ffn_dim heads kv_heads encoder_layers decoder_layers dropout"
+OPTIM = "warmup_steps decay_step weight_decay clip_norm_l2 label_smoothing"
 TRAIN = "steps max_tokens accumulation precision validate_every_steps"
 MACHINE = "device threads checkpoint_every_steps"
 OWN = {
-    "compare": "recipes lrs seeds first_seed title jobs out resamples config dry_run force",
-    "train": "recipe lr seed out config force",
-    "translate": "run_folder files output beam length_penalty runs",
+    "compare": "recipes lrs seeds first_seed title jobs out resamples config dry_run force imports",
+    "train": "recipe lr seed out config force imports",
+    "translate": "run_folder files output beam length_penalty runs imports",
     "score": "hypotheses references tokenised",
     "runs": "runs",
     "report": "of page runs",
-    "recipes": "",
+    "recipes": "names axis config imports",
 }
 """A flag is a promise: think before adding one. A configuration or a recipe may be the better place."""
 
@@ -88,6 +88,7 @@ def test_what_is_typed_replaces_the_configuration(tmp_path):
         ([], "demo"),
         (["--train-src", "a.de"], "text"),
         (["--train_src=a.de"], "text"),
+        (["--train-text", "a.txt"], "language_model"),
         (["--train-src", "a.de", "--config", "multi30k"], "multi30k"),
         (["--config=runs/x/config.json"], "runs/x/config.json"),
     ],
@@ -102,7 +103,7 @@ def test_the_last_of_equal_flags_counts():
 
 def test_a_run_is_repeated_from_its_file_exactly(tmp_path):
     config = Config(
-        recipe="pre+rmsnorm",
+        recipe="pre+rmsnorm+smallinit",
         model=ModelConfig(
             encoder_placement="pre", decoder_placement="pre", norm="rmsnorm", scheme="smallinit"
         ),
@@ -134,6 +135,30 @@ def test_a_recipe_and_a_seed_at_the_prompt_are_resolved():
     assert (model.encoder_placement, model.decoder_placement, model.norm) == ("pre", "post", "scalenorm")
     assert (seeds.init, seeds.data, seeds.dropout) == (5, 5, 5)
     assert config.optim.warmup_steps == 0
+
+
+def test_a_forced_run_is_marked_and_its_repetition_too(tmp_path):
+    with pytest.raises(ValueError, match="--force"):
+        parse(Train, "--recipe", "deepnorm+smallinit").resolved()
+    config = parse(Train, "--recipe", "deepnorm+smallinit", "--force", "--precision", "fp32").resolved()
+    assert config.forced.startswith("DeepNorm's beta is a gain on Xavier")
+    file = RunFolder.create(tmp_path / "id", config).path / "config.json"
+    assert parse(Train, "--config", str(file)).resolved() == config
+    assert parse(Train, "--config", str(file), "--recipe", "post").resolved().forced == ""
+
+
+def test_every_size_and_step_that_a_recipe_needs_can_be_typed():
+    typed = ["--kv-heads", "2", "--decay-step", "200", "--weight-decay", "0.1", "--warmup-steps", "20"]
+    config = parse(Train, *typed, "--recipe", "pre+rope+adamw+step_decay").resolved()
+    assert (config.model.kv_heads, config.model.positions) == (2, "rope")
+    assert (config.optim.decay_step, config.optim.weight_decay) == (200, 0.1)
+
+
+def test_a_run_with_somebody_elses_placement_says_how_to_import_it(tmp_path):
+    model = ModelConfig(encoder_placement="mine", decoder_placement="mine")
+    file = RunFolder.create(tmp_path / "id", Config(model=model)).path / "config.json"
+    with pytest.raises(ValueError, match=r"unknown placement 'mine'.*add --import my_package\.my_module$"):
+        parse(Train, "--config", str(file)).resolved()
 
 
 def test_automatic_precision_is_resolved_before_anything_is_trained():

@@ -150,6 +150,17 @@ def test_one_recipe_one_learning_rate_one_seed_no_samples(comparison: Comparison
     assert "One seed only" in body
 
 
+def test_a_forced_recipe_is_marked_and_explained(comparison: Comparison, root: Path) -> None:
+    first, *others = comparison.recipes
+    said = {"in short": "what it is", "placement": "its equation"}
+    marked = dataclasses.replace(first, forced="nobody defines <it>", explained=said)
+    body = without_scripts(compare_page(dataclasses.replace(comparison, recipes=(marked, *others)), root))
+    assert body.count('class="tag forced"') == 1
+    assert " was forced: nobody defines &lt;it&gt;." in body
+    assert "its equation" in body
+    assert body.count("What the recipe resolves to") == 1
+
+
 def test_nothing_was_scored(comparison: Comparison, root: Path) -> None:
     lost = tuple(dataclasses.replace(r, bleu=None, outcomes=("diverged",) * 3) for r in comparison.recipes)
     body = without_scripts(compare_page(dataclasses.replace(comparison, recipes=lost, differences=()), root))

@@ -3,6 +3,8 @@ from pathlib import Path
 import pytest
 
 from normlab.report.run import run_page
+from normlab.report.runs import marks
+from normlab.report.runs import view as view_of
 from normlab.spec.comparison import Comparison
 from normlab.spec.config import Config
 from normlab.store.folder import RunFolder, Status
@@ -10,7 +12,7 @@ from normlab.store.folder import RunFolder, Status
 
 def test_a_run_that_trained(comparison: Comparison, root: Path) -> None:
     html = run_page(root / comparison.recipes[2].runs[0])
-    assert "trained: 36.7 BLEU on dev" in html
+    assert "trained: BLEU 36.7 on dev" in html
     assert "7,200 target tokens a second" in html
 
 
@@ -30,6 +32,15 @@ def test_a_run_without_an_outcome(tmp_path: Path, state: str, words: str) -> Non
         html = run_page(folder.path)
     assert f"{words} (step 7)" in html
     assert ("disk full" in html) == (state == "failed")
+
+
+def test_a_forced_run_is_marked_with_the_reason(tmp_path: Path) -> None:
+    config = Config(recipe="deepnorm+smallinit", forced="beta is a gain on Xavier")
+    folder = RunFolder.create(tmp_path / "r", config)
+    assert "Forced, although beta is a gain on Xavier." in run_page(folder.path)
+    view = view_of(tmp_path, "r")
+    assert marks(view) == ["forced"]
+    assert "Forced" not in run_page(RunFolder.create(tmp_path / "s", Config()).path)
 
 
 def test_no_run_there(tmp_path: Path) -> None:

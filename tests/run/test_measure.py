@@ -6,6 +6,7 @@ import torch
 from normlab.data.prepare import prepare
 from normlab.run import measure as module
 from normlab.run.measure import measure
+from normlab.tasks import translation
 from normlab.tasks.translation import Translation
 from run.tiny import tiny
 
@@ -27,10 +28,8 @@ def test_a_long_search_is_timed_in_part_and_scaled(text, tmp_path, monkeypatch):
     data, corpus = prepare(text, tmp_path / "data")
     config = tiny(data, dev_bleu_sentences=1000)
     searched = []
-    monkeypatch.setattr(module, "_SEARCHED_SENTENCES", 6)
-    monkeypatch.setattr(
-        Translation, "dev_bleu", lambda self, _: searched.append(self.config.train.dev_bleu_sentences)
-    )
+    monkeypatch.setattr(translation, "_SEARCHED_SENTENCES", 6)
+    monkeypatch.setattr(Translation, "dev_bleu", lambda self, _, count: searched.append(count))
     clock = iter(range(1000))
     monkeypatch.setattr(module.time, "perf_counter", lambda: float(next(clock)))
     seconds = measure(config, corpus, steps=1)

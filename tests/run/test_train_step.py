@@ -6,18 +6,19 @@ from dataclasses import replace
 import pytest
 import torch
 
-from normlab.data.prepare import prepare
 from normlab.run.train import Loop
 from normlab.spec.config import SeedConfig
 from normlab.store import RunFolder
+from normlab.tasks.translation import Translation
 from run.tiny import tiny
 
 
 def loop_of(config, root):
     """A loop at its start, outside of any run."""
-    data, corpus = prepare(config.data, root / "data")
+    data, corpus = Translation.prepare(config.data, root / "data")
     folder = RunFolder.create(root / "loop", config)
-    return Loop(replace(config, data=data), corpus, folder, torch.device("cpu"), lambda row: None)
+    task = Translation(replace(config, data=data), corpus, torch.device("cpu"))
+    return Loop(task, folder, lambda row: None)
 
 
 # -------------------------------------------------------------------------------------------- randomness

@@ -43,7 +43,7 @@ def tiny(
     base = Config(
         model=ModelConfig(dim=16, ffn_dim=32, heads=2, encoder_layers=1, decoder_layers=1, dropout=0.1),
         data=data,
-        optim=OptimConfig(lr=lr, schedule="constant", warmup_steps=4),
+        optim=OptimConfig(lr=lr, schedule="constant", warmup_steps=4, decay_step=5),
         train=replace(
             TrainConfig(steps=12, max_tokens=512, validate_every_steps=6, dev_bleu_sentences=10), **train
         ),
@@ -52,3 +52,22 @@ def tiny(
         machine=MachineConfig(threads=1, log_every_steps=2, checkpoint_every_steps=100),
     )
     return resolve(recipe, base)
+
+
+def write_plain(folder: Path) -> DataConfig:
+    """Three small files of plain text: the English side of the built-in corpus."""
+    folder.mkdir(parents=True, exist_ok=True)
+    splits = generate("numbers-de-en", pairs=300, seed=0)
+    texts = {"train": splits.train.target, "dev": splits.dev.target[:30], "test": splits.test.target[:30]}
+    for name, lines in texts.items():
+        (folder / f"{name}.txt").write_text("".join(f"{line}\n" for line in lines), encoding="utf-8")
+    paths = {f"{name}_text": str(folder / f"{name}.txt") for name in texts}
+    return DataConfig(**paths, vocab_size=80, block_len=24)
+
+
+def tiny_language_model(data: DataConfig, recipe: str = "pre", **train: object) -> Config:
+    """``tiny`` for a decoder alone."""
+    config = tiny(data, recipe, **{"best_by": "nll", **train})
+    model = replace(config.model, encoder_layers=0, decoder_layers=2)
+    optim = replace(config.optim, label_smoothing=0.0)
+    return replace(config, task="language_model", model=model, optim=optim)

@@ -24,7 +24,9 @@ from normlab.spec.serialise import from_json, to_json
 
 STAYS_OUT = {
     "recipe",
+    "forced",
     *(f"data.{side}" for side in ("train_src", "train_tgt", "dev_src", "dev_tgt", "test_src", "test_tgt")),
+    *("data.train_text", "data.dev_text", "data.test_text"),
     *("data.builtin", "data.builtin_pairs", "data.builtin_seed"),
     *("machine.device", "machine.threads", "machine.log_every_steps", "machine.checkpoint_every_steps"),
 }
@@ -173,7 +175,7 @@ def test_every_number_has_a_range(section, name):
         (OptimConfig, {"betas": (0.9, 1.0)}, "betas is at least 0 and below 1, got 1.0"),
         (OptimConfig, {"betas": (0.9,)}, "betas are two numbers, got (0.9,)"),
         (DecodeConfig, {"beam": 0}, "beam is at least 1, got 0"),
-        (Config, {"task": "lm"}, "task is 'translation', got 'lm'"),
+        (DataConfig, {"block_len": 0}, "block_len is at least 1, got 0"),
     ],
     ids=str,
 )

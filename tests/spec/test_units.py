@@ -1,6 +1,8 @@
+import math
+
 import pytest
 
-from normlab.spec.units import duration, p_value, rate
+from normlab.spec.units import duration, p_value, perplexity, quality, rate
 
 
 @pytest.mark.parametrize(
@@ -39,3 +41,16 @@ def test_rate(lr, typed):
 )
 def test_p_value(p, words):
     assert p_value(p) == words
+
+
+def test_quality_is_bleu_where_there_is_one():
+    assert quality(bleu=31.24, nll=2.0) == "BLEU 31.2"
+    assert quality(nll=math.log(54.1)) == "perplexity 54.1"
+    assert quality(nll=1e9) == "perplexity inf"
+    assert quality() == ""
+
+
+def test_perplexity_of_what_is_no_number():
+    assert perplexity(0.0) == 1.0
+    assert perplexity(math.inf) == math.inf
+    assert math.isnan(perplexity(math.nan))

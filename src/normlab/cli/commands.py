@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Annotated, Any, Protocol, Self
 
-from tyro.conf import FlagCreatePairsOff, OmitArgPrefixes, Positional, arg
+from tyro.conf import FlagCreatePairsOff, OmitArgPrefixes, Positional, UseAppendAction, arg
 
 from normlab.cli.flags import ConfigFlags, is_file_name, load
 from normlab.spec.config import Config, SeedConfig
@@ -23,6 +23,7 @@ from normlab.store.folder import write_text_atomic
 RUNS = Path("runs")
 Switch = FlagCreatePairsOff[bool]
 ConfigParts = Annotated[OmitArgPrefixes[ConfigFlags], arg(name="")]
+Imports = Annotated[UseAppendAction[tuple[str, ...]], arg(name="import", metavar="MODULE")]
 
 
 class Command(Protocol):
@@ -67,7 +68,9 @@ class Compare:
     dry_run: Switch = False
     """Only say what would be trained and how long that takes."""
     force: Switch = False
-    """Also train combinations that their source does not define."""
+    """Also train combinations that their source does not define; their results are marked."""
+    imports: Imports = ()
+    """A module of yours that registers placements, norms and so on; may be given several times."""
 
     @classmethod
     def defaults(cls, argv: Sequence[str]) -> Self:
@@ -108,7 +111,9 @@ class Compare:
 
         from normlab.cli import show
         from normlab.run import compare
+        from normlab.run.plugins import load_plugins
 
+        load_plugins(*self.imports)
         request = self.request(shlex.join(["normlab", *sys.argv[1:]]))
         if self.dry_run:
             show.plan(compare.plan(request), jobs=request.jobs)
@@ -125,7 +130,7 @@ class Compare:
 
 @dataclass(frozen=True)
 class Train:
-    """Train one recipe, translate the test text with its best checkpoint and score it.
+    """Train one recipe, and score its best checkpoint on the test text.
 
     A run that is done is not done again, and an interrupted one goes on from its last checkpoint.
     """
@@ -142,7 +147,9 @@ class Train:
     config: str
     """Where defaults come from: a configuration's name (demo, text, multi30k ...) or a run's config.json."""
     force: Switch = False
-    """Also train a combination that its source does not define."""
+    """Also train a combination that its source does not define; the run is marked."""
+    imports: Imports = ()
+    """A module of yours that registers placements, norms and so on; may be given several times."""
 
     @classmethod
     def defaults(cls, argv: Sequence[str]) -> Self:
@@ -153,7 +160,10 @@ class Train:
     def resolved(self) -> Config:
         """The configuration to train. A run's own file is kept as it is, but for what was typed."""
         from normlab.run.devices import resolved_precision
-        from normlab.run.recipes import resolve
+        from normlab.run.plugins import load_plugins
+        from normlab.run.recipes import own_code, require_known, resolve
+
+        load_plugins(*self.imports)
 
         base = load(self.config)
         config = self.flags.applied_to(base)
@@ -162,6 +172,9 @@ class Train:
             config = replace(config, seeds=SeedConfig(self.seed, self.seed, self.seed))
         if self.recipe != base.recipe or not is_file_name(self.config):
             config = resolve(self.recipe, config, force=self.force)
+        else:
+            require_known(config)
+            config = replace(config, own_code=own_code(config))
         return resolved_precision(config)
 
     def run(self) -> None:
@@ -190,15 +203,21 @@ class Translate:
     """alpha of score / length**alpha; without it the run's own."""
     runs: Path = RUNS
     """Folder of the run folders."""
+    imports: Imports = ()
+    """A module of yours that registers placements, norms and so on; may be given several times."""
 
     @classmethod
     def defaults(cls, argv: Sequence[str]) -> None:
         return None
 
     def run(self) -> None:
+        from normlab.run.plugins import load_plugins
+        from normlab.run.recipes import require_known
         from normlab.run.translate import translate
 
+        load_plugins(*self.imports)
         folder = _find(self.run_folder, self.runs)
+        require_known(folder.config())
         decode = folder.config().decode
         given: dict[str, Any] = {"beam": self.beam, "length_penalty": self.length_penalty}
         decode = replace(decode, **{name: value for name, value in given.items() if value is not None})
@@ -291,7 +310,16 @@ class Report:
 
 @dataclass(frozen=True)
 class Recipes:
-    """List every part of which a recipe is made, with its equation and source."""
+    """List every part of which a recipe is made, with its equation and source; or explain whole recipes."""
+
+    names: Annotated[Positional[tuple[str, ...]], arg(metavar="RECIPE")] = ()
+    """Recipes to explain: all that they resolve to, how they start, how many parameters they have."""
+    axis: str = ""
+    """List the parts of one axis alone, such as placement or norm."""
+    config: str = "demo"
+    """What recipes are explained for: a configuration's name or a run's config.json."""
+    imports: Imports = ()
+    """A module of yours that registers placements, norms and so on; may be given several times."""
 
     @classmethod
     def defaults(cls, argv: Sequence[str]) -> None:
@@ -299,8 +327,14 @@ class Recipes:
 
     def run(self) -> None:
         from normlab.cli import show
+        from normlab.run.plugins import load_plugins
+        from normlab.run.recipes import resolve
 
-        show.recipes()
+        load_plugins(*self.imports)
+        if not self.names:
+            show.recipes(self.axis)
+        for config in [resolve(name, load(self.config)) for name in self.names]:
+            show.recipe(config)
 
 
 COMMANDS: dict[str, type[Command]] = {
@@ -319,8 +353,10 @@ def _flag(argv: Sequence[str], name: str) -> str | None:
 
 
 def _config_name(argv: Sequence[str]) -> str:
-    """What ``--config`` names; without it ``text`` where text is given, else ``demo``."""
-    return _flag(argv, "--config") or ("text" if _flag(argv, "--train-src") else "demo")
+    """What ``--config`` names; without it what suits the text that is given, ``demo`` where none is."""
+    suiting = {"--train-src": "text", "--train-text": "language_model"}
+    given = (name for flag, name in suiting.items() if _flag(argv, flag))
+    return _flag(argv, "--config") or next(given, "demo")
 
 
 def _find(run: str, runs: Path) -> RunFolder:

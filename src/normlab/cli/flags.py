@@ -32,12 +32,18 @@ class DataFlags:
     test_src: str
     """Text on which recipes are compared; without it dev serves."""
     test_tgt: str
+    train_text: str
+    """Plain text to train a language model on; --config language_model."""
+    dev_text: str
+    test_text: str
     builtin: str
     """Built-in corpus where no text is given: kinds-source-target."""
     vocab_size: int
     """Types of the joint BPE vocabulary."""
     max_len: int
     """Longest side in training, in tokens."""
+    block_len: int
+    """Tokens of plain text that a language model sees at a time."""
     word_dropout: float
     """Probability with which an input token becomes UNK in training."""
     target_vocab_mask: bool
@@ -53,6 +59,8 @@ class ModelFlags:
     ffn_dim: int
     """Width inside the feed-forward branch."""
     heads: int
+    kv_heads: int
+    """Heads of keys and values, which several heads of queries share; 0: as many as heads."""
     encoder_layers: int
     decoder_layers: int
     dropout: float
@@ -65,6 +73,9 @@ class OptimFlags:
 
     warmup_steps: int
     """Of the recipes that warm up."""
+    decay_step: int
+    """Where the recipes with step_decay lower the rate."""
+    weight_decay: float
     clip_norm_l2: float
     """Largest global gradient norm; 0 leaves gradients as they are."""
     label_smoothing: float

@@ -22,7 +22,7 @@ from rich.table import Table
 from rich.text import Text
 
 from normlab.spec.config import Config
-from normlab.spec.units import duration, rate
+from normlab.spec.units import duration, perplexity, rate
 from normlab.store import RunFolder, Status
 
 LOG_EVERY_SECONDS = 30.0
@@ -78,6 +78,8 @@ class View:
     state: str = "waiting"
     last: dict[str, Any] = field(default_factory=dict)
     best_bleu: float | None = None
+    best_nll: float | None = None
+    """On dev, as ``best_bleu``; of runs without BLEU."""
     recent: deque[tuple[float, float]] = field(default_factory=lambda: deque(maxlen=RATE_ROWS))
     """(seconds, tokens) of the last log rows."""
 
@@ -88,9 +90,12 @@ class View:
 
     def see(self, row: Mapping[str, Any]) -> None:
         """Take in one row of the metrics; infinities may be strings."""
-        if row["kind"] == "dev":
+        if row["kind"] == "dev" and "bleu" in row:
             bleu = float(row["bleu"])
             self.best_bleu = bleu if self.best_bleu is None else max(self.best_bleu, bleu)
+        elif row["kind"] == "dev":
+            nll = float(row["nll"])
+            self.best_nll = nll if self.best_nll is None else min(self.best_nll, nll)
         else:
             self.last = dict(row)
             self.recent.append((float(row["seconds"]), float(row["tokens"])))
@@ -125,6 +130,7 @@ class View:
             ("gradient norm", self._number("grad_norm_l2", ".3g")),
             ("lr", rate(float(self.last["lr"])) if self.last.get("lr") else ""),
             ("best BLEU", "" if self.best_bleu is None else f"{self.best_bleu:.1f}"),
+            ("best perplexity", "" if self.best_nll is None else f"{perplexity(self.best_nll):.1f}"),
             ("ETA", "" if left is None or not left else duration(left)),
         ]
 
@@ -198,7 +204,8 @@ class Progress:
         for view in self.views.values():
             if view.state == "waiting":
                 continue
-            news, now = (view.state, view.best_bleu, bool(view.last)), time.monotonic()
+            best = (view.best_bleu, view.best_nll)
+            news, now = (view.state, best, bool(view.last)), time.monotonic()
             before, when = self.said.get(id(view), (None, -math.inf))
             if news != before or (view.state == "running" and now - when >= LOG_EVERY_SECONDS):
                 self.said[id(view)] = news, now
@@ -208,7 +215,8 @@ class Progress:
     def table(self, height: int) -> Table:
         """Running runs first, then the ended ones, as many as fit."""
         order = sorted(self.views.values(), key=lambda v: (v.state != "running", v.state == "waiting"))
-        hidden = () if self.console.width >= WIDE else ("lr",)
+        hidden = set() if self.console.width >= WIDE else {"lr"}
+        hidden |= {"best perplexity"} if all(v.best_nll is None for v in order) else {"best BLEU"}
         labels = [label for label, _ in View("", 0).cells() if label not in hidden]
         table = Table(box=None, pad_edge=False, padding=(0, 1, 0, 0))
         table.add_column("run", min_width=12)

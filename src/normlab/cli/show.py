@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import re
-import unicodedata
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from itertools import groupby
 from typing import TYPE_CHECKING
 
@@ -14,7 +12,9 @@ from rich.text import Text
 
 from normlab.cli.progress import STYLES, Progress, state_of
 from normlab.spec.comparison import Comparison, Difference, RecipeResult
-from normlab.spec.units import duration, p_value, rate
+from normlab.spec.config import Config
+from normlab.spec.tex import readable
+from normlab.spec.units import duration, p_value, quality, rate
 from normlab.store import RunFolder, Runs
 from normlab.store.folder import read_json
 
@@ -22,8 +22,9 @@ if TYPE_CHECKING:
     from normlab.run.compare import ComparePlan
 
 STALE = "stale"
-SIGNS = {"leftarrow": "←", "odot": "⊙", "cdot": "·", ";": " ", ",": " ", "|": "‖", "lambda": "λ"}
-"""TeX commands in the docstrings of variants, and what a terminal shows; Greek letters go by their names."""
+FORCED = "forced"
+ROOMY = 160
+"""Columns of a terminal that has room for an equation and its source side by side."""
 
 
 def progress(*, jobs: int = 1, expected_runs: int = 0) -> Progress:
@@ -53,7 +54,7 @@ def comparison(result: Comparison) -> None:
     for recipe in sorted(result.recipes, key=_bleu, reverse=True):
         low_high = f"{recipe.bleu.low:z.1f} to {recipe.bleu.high:z.1f}" if recipe.bleu else ""
         cells = (
-            recipe.name,
+            f"{recipe.name} ({FORCED})" if recipe.forced else recipe.name,
             rate(recipe.lr),
             f"{recipe.bleu.value:.1f}" if recipe.bleu else "",
             low_high,
@@ -65,6 +66,7 @@ def comparison(result: Comparison) -> None:
         rows.append(cells)
     table = _fitted(header, rows, (">time a run", ">chrF", ">dev BLEU", ">95% interval"))
     _print(table, *map(_difference, result.differences), *(f"failed: {reason}" for reason in result.failed))
+    _print(*_forced({recipe.name: recipe.forced for recipe in result.recipes if recipe.forced}))
 
 
 def run(folder: RunFolder) -> None:
@@ -72,31 +74,50 @@ def run(folder: RunFolder) -> None:
     status = folder.status()
     if status.outcome:
         print(f"{status.outcome.state} at step {status.outcome.step}: {status.outcome.evidence}")
-    if status.best_dev_bleu is not None:
-        print(f"best checkpoint: step {status.best_step}, dev BLEU {status.best_dev_bleu:.1f}")
+    if status.best_step is not None:
+        dev = quality(bleu=status.best_dev_bleu, nll=status.best_dev_nll)
+        print(f"best checkpoint: step {status.best_step}, dev {dev}")
     if folder.scores.exists():
-        scores = read_json(folder.scores)
-        print(f"test BLEU {scores['bleu']:.1f}, chrF {scores['chrf']:.1f}  {scores['signature']}")
+        print(f"test {_test_scores(folder)}")
     print(f"{duration(status.train_seconds)} of training; run folder: {folder.path}")
+
+
+def _test_scores(folder: RunFolder) -> str:
+    """The most telling first; empty where the test has not been done."""
+    if not folder.scores.exists():
+        return ""
+    scores = read_json(folder.scores)
+    if "bleu" in scores:
+        return f"{quality(bleu=scores['bleu'])}, chrF {scores['chrf']:.1f}  {scores['signature']}"
+    word, bits = float(scores["word_perplexity"]), float(scores["bits_per_byte"])
+    return f"{quality(nll=float(scores['nll']))}, word perplexity {word:.1f}, {bits:.3f} bits a byte"
 
 
 def runs(store: Runs) -> None:
     """One row a run of a folder, and why a folder cannot be read."""
-    header = ("run", "recipe", ">lr", ">seed", ">step", "state", ">dev BLEU", ">test BLEU", ">time")
+    header = ("run", "recipe", ">lr", ">seed", ">step", "state", ">dev", ">test", ">time")
     rows: list[list[str]] = []
+    forced: dict[str, str] = {}
     damaged: list[str] = []
     for folder in store:
         try:
             rows.append(_run_cells(folder))
+            config = folder.config()
+            forced |= {config.recipe: config.forced} if config.forced else {}
         except (ValueError, OSError) as error:
             damaged.append(f"{folder.path.name}: {error}")
     if rows:
-        _print(_fitted(header, rows, (">time", ">step", ">dev BLEU", ">seed")))
+        _print(_fitted(header, rows, (">time", ">step", ">dev", ">seed")))
     elif not damaged:
         print(f"no runs in {store.root}; `normlab train` or `normlab compare` makes some")
     if any(STALE in row[header.index("state")] for row in rows):
         print("stale: made by older code; today's gives the same configuration other numbers and another id")
-    _print(*damaged)
+    _print(*_forced(forced), *damaged)
+
+
+def _forced(reasons: Mapping[str, str]) -> list[str]:
+    """Why recipes are marked as forced."""
+    return [f"{FORCED}: {recipe}: {reason}" for recipe, reason in reasons.items()]
 
 
 def _run_cells(folder: RunFolder) -> list[str]:
@@ -107,46 +128,54 @@ def _run_cells(folder: RunFolder) -> list[str]:
         rate(config.optim.lr),
         str(config.seeds.init),
         f"{status.step:,}/{config.train.steps:,}",
-        state_of(status) + (f", {STALE}" if folder.stale() else ""),
-        _number(status.best_dev_bleu),
-        _number(read_json(folder.scores)["bleu"] if folder.scores.exists() else None),
+        ", ".join([state_of(status), *[STALE] * folder.stale(), *[FORCED] * bool(config.forced)]),
+        quality(bleu=status.best_dev_bleu, nll=status.best_dev_nll),
+        _test_scores(folder).partition(",")[0],
         duration(status.train_seconds),
     ]
 
 
-def recipes() -> None:
-    """Every registered part, axis by axis."""
-    from normlab.run.recipes import parts, summary
+def recipes(axis: str = "") -> None:
+    """Every part, or those of one axis. Raises ValueError for an axis that there is not."""
+    from normlab.nn.registry import nearest
+    from normlab.run.recipes import listed, summary
 
-    table = _table("axis", "name", "equation", "source")
-    for axis, members in groupby(parts(), key=lambda part: part.axis):
-        for i, part in enumerate(members):
-            equation, source = summary(part)
-            table.add_row("" if i else axis, part.name, _plain(equation), source)
+    found = listed()
+    axes = dict.fromkeys(part.axis for part in found)
+    if axis and axis not in axes:
+        raise ValueError(f"there is no axis {axis!r}{nearest(axis, axes)}")
+    roomy = _console().width >= ROOMY
+    table = _table("name", "equation", *(("source",) if roomy else ()))
+    for heading, members in groupby(found, key=lambda part: part.axis):
+        if heading in (axis or axes):
+            table.add_row(Text(heading, "bold"))
+            for part in members:
+                equation, source = summary(part)
+                said = Text(readable(equation)), Text(source, "dim")
+                table.add_row(
+                    Text(f"  {part.name}"), *(said if roomy else [Text("\n").join(filter(None, said))])
+                )
     _print(table)
-    print(
-        "A recipe is a placement, or enc:PLACEMENT/dec:PLACEMENT, and at most one name from each other\n"
-        "axis, joined by +: post, post+warmup, pre+fixnorm+scalenorm, enc:post/dec:pre+rmsnorm"
-    )
+    if not axis:
+        print(
+            "A recipe is a placement, or enc:PLACEMENT/dec:PLACEMENT, and at most one name\n"
+            "from each other axis, joined by +: post, post+warmup, pre+fixnorm+scalenorm,\n"
+            "enc:post/dec:pre+rmsnorm. `normlab recipes RECIPE` says what it resolves to."
+        )
 
 
-def _plain(text: str) -> str:
-    r"""TeX of a docstring as a terminal can show it: ``x \leftarrow \alpha x`` becomes ``x ← α x``."""
-    text = re.sub(r":math:`([^`]*)`", r"\1", text).replace("`", "")
-    text = re.sub(r"\\(?:mathrm|text)\{([^}]*)\}", r"\1", text)
-    text = re.sub(r"\\sqrt\{((?:[^{}]|\{[^{}]*\})*)\}", r"√(\1)", text)
-    text = re.sub(r"\\([a-z]+|[;,|])", lambda found: _sign(found[1]), text)
-    return re.sub(r" {2,}", " ", re.sub(r"_\{(\w+)\}", r"_\1", text))
+def recipe(config: Config) -> None:
+    """What a recipe resolves to."""
+    from normlab.run.explain import explain
+
+    table = _table("", "")
+    table.show_header = False
+    for label, text in explain(config).items():
+        table.add_row(Text(label, "bold"), Text(text))
+    _print(Text(config.recipe, "bold"), table, "")
 
 
-def _sign(command: str) -> str:
-    try:
-        return SIGNS.get(command) or unicodedata.lookup(f"GREEK SMALL LETTER {command}")
-    except KeyError:
-        return command
-
-
-def _print(*things: Table | str) -> None:
+def _print(*things: Table | Text | str) -> None:
     """To standard output; what is not a terminal gets whole lines, however long."""
     console = _console()
     for thing in things:

@@ -24,7 +24,7 @@ from normlab.report.page import (
     swatch,
 )
 from normlab.report.pictures import pictures
-from normlab.report.runs import RunView, run_details, settings_table, shared, view
+from normlab.report.runs import RunView, run_details, settings_table, shared, tag, view
 from normlab.report.words import (
     breakable,
     count,
@@ -163,9 +163,10 @@ def _results(comparison: Comparison) -> Section:
     for r in order:
         link = f"#{slug(r.name)}"
         trial = tables.best_trial(r)
+        mark = Markup(" ") + tag("forced") if r.forced else Markup("")
         rows.append(
             [
-                Cell(swatch(place[r.name]) + breakable(r.name), r.resolves_to, link),
+                Cell(swatch(place[r.name]) + breakable(r.name) + mark, r.resolves_to, link, title=r.forced),
                 _score(
                     r.bleu.value if r.bleu else None,
                     best["bleu"],
@@ -280,7 +281,9 @@ def _runs(comparison: Comparison, views: Mapping[str, RunView], root: Path) -> S
     rest = dict.fromkeys(views)
     for r in comparison.recipes:
         ids = [i for i in dict.fromkeys([*(t.run for t in r.trials), *r.runs]) if i in rest]
-        inside = [run_details(views[i], root, common) for i in ids]
+        inside: list[Block] = [run_details(views[i], root, common) for i in ids]
+        if r.explained:
+            inside.insert(0, Details("What the recipe resolves to", [settings_table(r.explained)]))
         blocks.append(Section(r.name, inside, slug(r.name), r.resolves_to, listed=False))
         rest = {i: None for i in rest if i not in ids}
     if rest:

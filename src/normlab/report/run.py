@@ -9,12 +9,24 @@ import polars as pl
 from markupsafe import Markup
 
 from normlab.figures.curves import Axis, curve
-from normlab.report.page import Chart, Grid, Page, Section
+from normlab.report.page import Cell, Chart, Grid, Page, Section, Table
 from normlab.report.pictures import SPIKY_POINTS
-from normlab.report.runs import RunView, metrics_frame, run_details, seed_of, view
-from normlab.spec.units import duration, rate
+from normlab.report.runs import RunView, marks, metrics_frame, run_details, seed_of, view
+from normlab.spec.units import duration, quality, rate
 
 SIDES: Final = ("training", "dev")
+
+TEST_SCORES: Final = {
+    "bleu": ("BLEU", ".2f"),
+    "chrf": ("chrF", ".2f"),
+    "bleu_tokenised": ("tokenised BLEU", ".2f"),
+    "perplexity": ("perplexity of a token", ".2f"),
+    "word_perplexity": ("perplexity of a word", ".2f"),
+    "bits_per_byte": ("bits a byte", ".3f"),
+    "nll": ("nats a token", ".3f"),
+    "tokens": ("tokens", ",.0f"),
+}
+"""By their names in ``scores.json``: what they are called here, and their format."""
 
 
 def run_page(folder: Path) -> str:
@@ -37,6 +49,7 @@ def run_page(folder: Path) -> str:
         lead=(run.status.outcome.evidence if run.status and run.status.outcome else ""),
         blocks=[
             Section("", [_pictures(run)], "pictures", listed=False),
+            *_test(run),
             Section("The run, exactly", details.blocks, f"run-{run.id}"),
         ],
         recipes=SIDES,
@@ -47,8 +60,8 @@ def _headline(run: RunView) -> Markup:
     assert run.config is not None
     assert run.status is not None
     name = Markup('{} at <span class="whole">{}</span>').format(run.config.recipe, rate(run.config.optim.lr))
-    best = run.status.best_dev_bleu
-    score = "" if best is None else f": {best:.1f} BLEU on dev"
+    best = quality(bleu=run.status.best_dev_bleu, nll=run.status.best_dev_nll)
+    score = f": {best} on dev" if best else ""
     if run.outcome == "trained":
         return Markup("{} trained{}").format(name, score)
     if run.outcome in ("stuck", "diverged"):
@@ -62,7 +75,7 @@ def _headline(run: RunView) -> Markup:
 def _facts(run: RunView) -> list[str]:
     assert run.config is not None
     assert run.status is not None
-    facts = [f"seed {seed_of(run)}", f"{run.status.step:,} of {run.config.train.steps:,} steps"]
+    facts = [*marks(run), f"seed {seed_of(run)}", f"{run.status.step:,} of {run.config.train.steps:,} steps"]
     facts.append(f"{duration(run.status.train_seconds)} of training")
     ends = metrics_frame(run, "train", ("tokens", "seconds")).tail(1).to_dicts()
     if ends and ends[0]["tokens"] and ends[0]["seconds"]:
@@ -78,13 +91,7 @@ def _pictures(run: RunView) -> Grid:
     norm = Axis("grad_norm_l2", "L2 norm", log=True, extremes=True, number=".3g")
     charts = [
         Chart("loss", "Loss", "Without label smoothing.", curve(both, SIDES, loss), both),
-        Chart(
-            "bleu",
-            "Dev BLEU",
-            "Greedy decoding.",
-            curve(dev, SIDES, Axis("bleu", "BLEU", zero=True, height=260)),
-            dev,
-        ),
+        *_dev_charts(dev),
         Chart(
             "grad-norm",
             "Gradient norm",
@@ -101,6 +108,30 @@ def _pictures(run: RunView) -> Grid:
         ),
     ]
     return Grid(charts)
+
+
+def _dev_charts(dev: pl.DataFrame) -> list[Chart]:
+    """BLEU where there is one, else perplexity; nothing before the first validation."""
+    if dev.is_empty():
+        return []
+    if not dev["bleu"].is_null().all():
+        axis = Axis("bleu", "BLEU", zero=True, height=260)
+        return [Chart("bleu", "Dev BLEU", "Greedy decoding.", curve(dev, SIDES, axis), dev)]
+    frame = dev.drop("bleu").with_columns(perplexity=pl.col("nll").exp())
+    axis = Axis("perplexity", "perplexity of a token", log=True, number=".1f", height=260)
+    return [Chart("perplexity", "Dev perplexity", "Of a token, log scale.", curve(frame, SIDES, axis), frame)]
+
+
+def _test(run: RunView) -> list[Section]:
+    """What the best checkpoint did on the test text, once it has been scored."""
+    rows = [
+        [Cell(said), Cell(format(float(run.scores[name]), form))]
+        for name, (said, form) in TEST_SCORES.items()
+        if name in run.scores
+    ]
+    if not rows:
+        return []
+    return [Section("On the test text", [Table(("score", "best checkpoint"), rows)], "test")]
 
 
 def _named(run: RunView, kind: str, side: str, columns: tuple[str, ...]) -> pl.DataFrame:

@@ -15,7 +15,7 @@ from markupsafe import Markup
 
 from normlab.report.page import Block, Cell, Code, Details, Table, Text
 from normlab.spec.config import Config
-from normlab.spec.units import duration, rate
+from normlab.spec.units import duration, quality, rate
 from normlab.store.folder import RunFolder, Status
 
 
@@ -112,6 +112,12 @@ def tag(outcome: str) -> Markup:
     return Markup('<span class="tag {0}">{0}</span>').format(outcome)
 
 
+def marks(run: RunView) -> list[str]:
+    """What is to be known beside a run's outcome, in a word each."""
+    forced = run.config is not None and bool(run.config.forced)
+    return ["stale"] * run.stale + ["forced"] * forced
+
+
 def seed_of(run: RunView) -> str:
     """The run's seed, or its three when they differ."""
     if run.config is None:
@@ -136,12 +142,13 @@ def run_details(run: RunView, root: Path, common: Mapping[str, str]) -> Details:
             summary, [Text(run.problem or "The run's folder is incomplete.", "alarm")], f"run-{run.id}"
         )
     status = run.status
-    best = "" if status.best_dev_bleu is None else f", best dev BLEU {status.best_dev_bleu:.1f}"
+    dev = quality(bleu=status.best_dev_bleu, nll=status.best_dev_nll)
+    best = f", best dev {dev}" if dev else ""
     summary = Markup("<code>{}</code> lr {}, seed {} {} <span class=note>{}{}</span>").format(
         run.id,
         rate(run.config.optim.lr),
         seed_of(run),
-        tag(run.outcome) + (Markup(" ") + tag("stale") if run.stale else ""),
+        Markup(" ").join(tag(mark) for mark in (run.outcome, *marks(run))),
         duration(status.train_seconds),
         best,
     )
@@ -154,6 +161,8 @@ def run_details(run: RunView, root: Path, common: Mapping[str, str]) -> Details:
         blocks.append(
             Text("Stale: made by older code. Today's gives this configuration other numbers.", "alarm")
         )
+    if run.config.forced:
+        blocks.append(Text(f"Forced, although {run.config.forced}.", "alarm"))
     if status.error:
         blocks.append(Text(status.error, "alarm"))
     if status.hardware:

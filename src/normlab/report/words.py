@@ -103,6 +103,12 @@ def headline(comparison: Comparison) -> Markup:
 def notes(comparison: Comparison, missing: Sequence[str] = (), stale: Sequence[str] = ()) -> list[Text]:
     """What went wrong, which choices lie at the edge of the sweep, and what limits the answer."""
     found = [*_trouble(comparison), *_edges(comparison), *_limits(comparison)]
+    called = names(comparison)
+    for recipe in comparison.recipes:
+        if recipe.forced:
+            found.append(
+                Text(Markup("{} was forced: {}.").format(called[recipe.name], recipe.forced), "alarm")
+            )
     for entry in comparison.failed:
         run, _, reason = entry.partition(":")
         link = Markup('Run <a href="#run-{0}">{0}</a> ended in an error').format(run.strip())

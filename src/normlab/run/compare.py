@@ -8,9 +8,10 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from statistics import fmean, median
 
-from normlab.data.prepare import Corpus, prepare
+from normlab.data.prepare import Corpus
 from normlab.data.text import read_lines
 from normlab.run.devices import hardware, prepare_process, resolved_precision
+from normlab.run.explain import explain
 from normlab.run.measure import Seconds, measure
 from normlab.run.queue import Queue, Watch
 from normlab.run.recipes import describe, resolve
@@ -20,6 +21,7 @@ from normlab.spec.config import Config, SeedConfig, run_id
 from normlab.spec.request import CompareRequest, usable_cores
 from normlab.spec.serialise import to_json
 from normlab.store.folder import RunFolder, read_json, write_text_atomic
+from normlab.tasks.translation import Translation
 
 
 @dataclass(frozen=True)
@@ -54,13 +56,20 @@ class _Grid:
     """The configurations of a comparison, by recipe, learning rate and seed."""
 
     def __init__(self, request: CompareRequest) -> None:
+        if request.base.task != Translation.name:
+            raise ValueError(
+                f"a comparison scores translations, and the configuration's task is {request.base.task}; "
+                f"train its recipes one by one with `normlab train`, `normlab runs` shows their test scores"
+            )
         self.request = request
         self.seeds = tuple(range(request.first_seed, request.first_seed + request.seeds))
         threads = request.base.machine.threads or max(1, usable_cores() // request.jobs)
         machine = replace(request.base.machine, threads=threads)
         base = resolved_precision(request.base)
         resolved = [resolve(name, base, force=request.force) for name in request.recipes]
-        data, self.corpus = prepare(request.base.data, request.out / "data")
+        for config in resolved:
+            Translation.check(config)
+        data, self.corpus = Translation.prepare(request.base.data, request.out / "data")
         self.base = {c.recipe: replace(c, data=data, machine=machine) for c in resolved}
         self._refuse_same()
 
@@ -219,6 +228,8 @@ def _recipe_result(
         dev_bleu=fmean(dev) if dev else None,
         train_seconds=median(s.train_seconds for s in statuses),
         total_seconds=sum(f.status().train_seconds for f in every),
+        forced=grid.base[recipe].forced,
+        explained=explain(grid.base[recipe]),
     )
 
 

@@ -10,7 +10,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -18,30 +18,34 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from normlab.data.prepare import Corpus, prepare
-from normlab.optim import build_optimiser, schedule_factor
+from normlab.optim import Course, ValDecay, build_optimiser, schedule_factor
 from normlab.run.checkpoint import has_checkpoint, load_checkpoint, save_checkpoint
 from normlab.run.devices import autocast, hardware, prepare_process, resolved_precision
 from normlab.run.outcome import outcome
-from normlab.run.translate import score_test
 from normlab.spec.config import Config, run_id
 from normlab.spec.outcome import Outcome
 from normlab.spec.randomness import derive
-from normlab.store.folder import RunFolder, Status
-from normlab.tasks.translation import Translation
+from normlab.store.folder import RunFolder, Status, write_json_atomic, write_text_atomic
+from normlab.tasks.registry import TASKS
+from normlab.tasks.task import Prepared, Task
 
 Row = dict[str, Any]
+AnyTask = Task[Any, Any, Any]
 
 
 def train(config: Config, root: str | Path, on_row: Callable[[Row], None] = lambda row: None) -> RunFolder:
-    """Train one configuration under ``root`` and translate its test text; the run's folder.
+    """Train one configuration under ``root`` and score it on its test text; the run's folder.
 
     A run that is done is returned as it is, an interrupted one goes on from its last checkpoint. ``on_row``
     sees every metrics row as it is written. Ctrl-C saves a checkpoint and raises KeyboardInterrupt.
+
+    Raises ValueError for a task that nobody registered or that cannot do what the configuration asks for.
     """
+    kind = TASKS[config.task]
+    kind.check(config)
     device = prepare_process(config.machine)
     root = Path(root)
-    data, corpus = prepare(config.data, root / "data")
+    data, corpus = kind.prepare(config.data, root / "data")
     config = replace(resolved_precision(config), data=data)
     folder = RunFolder(root / run_id(config))
     if folder.status().state == "done":
@@ -53,9 +57,9 @@ def train(config: Config, root: str | Path, on_row: Callable[[Row], None] = lamb
         _furnish(folder, config, corpus)
         try:
             with _polite_interrupt() as interrupted:
-                loop = Loop(config, corpus, folder, device, on_row)
+                loop = Loop(kind(config, corpus, device), folder, on_row)
                 loop.run(interrupted)
-            score_test(config, corpus, folder, loop.model)
+            score_test(loop.task, folder, loop.model)
             folder.set_status(replace(folder.status(), state="done"))
         except KeyboardInterrupt:
             folder.set_status(replace(folder.status(), state="interrupted"))
@@ -68,8 +72,18 @@ def train(config: Config, root: str | Path, on_row: Callable[[Row], None] = lamb
     return folder
 
 
-def _furnish(folder: RunFolder, config: Config, corpus: Corpus) -> None:
-    """Give a new run folder what it needs to translate without its corpus, the configuration last."""
+def score_test(task: AnyTask, folder: RunFolder, model: nn.Module) -> None:
+    """The best weights on the test text: ``scores.json``, and what the model wrote, if it writes."""
+    load_checkpoint(folder.best, model)
+    with autocast(task.device, task.config.train.precision):
+        tested = task.test(model)
+    if tested.lines is not None:
+        write_text_atomic(folder.translations, "".join(f"{line}\n" for line in tested.lines))
+    write_json_atomic(folder.scores, dict(tested.scores))
+
+
+def _furnish(folder: RunFolder, config: Config, corpus: Prepared) -> None:
+    """Give a new run folder what it needs without its corpus, the configuration last."""
     if not (folder.path / "config.json").exists():
         corpus.tokenizer.save(folder.tokenizer)
         np.save(folder.target_types, corpus.target_types, allow_pickle=False)
@@ -113,34 +127,27 @@ class Position:
     best_step: int | None = None
     best_dev_bleu: float | None = None
     best_dev_nll: float | None = None
+    val_decay: ValDecay = ValDecay()
 
 
 class Loop:
     """One run in progress. Every random draw is derived from (seed, purpose, step, micro-batch)."""
 
-    def __init__(
-        self,
-        config: Config,
-        corpus: Corpus,
-        folder: RunFolder,
-        device: torch.device,
-        on_row: Callable[[Row], None],
-    ) -> None:
-        self.config, self.corpus, self.folder = config, corpus, folder
-        self.device, self.on_row = device, on_row
-        self.task = Translation(config, corpus, device)
-        self.model = self.task.build()
-        self.optimiser = build_optimiser(self.model.parameters(), config.optim)
+    def __init__(self, task: AnyTask, folder: RunFolder, on_row: Callable[[Row], None]) -> None:
+        self.task, self.folder, self.on_row = task, folder, on_row
+        self.config, self.device = task.config, task.device
+        self.model = task.build()
+        self.optimiser = build_optimiser(self.model.parameters(), self.config.optim)
         self.progress = Position()
         self.pending: list[tuple[float, Tensor]] = []
         """Learning rate, and `[3]` loss, likelihood and gradient norm, of every step since the last row."""
         if has_checkpoint(folder.last):
             state = load_checkpoint(folder.last, self.model, self.optimiser)
-            self.pending = [(lr, torch.tensor(v, device=device)) for lr, v in state.pop("pending", [])]
-            self.progress = Position(**state)
+            self.pending = [(lr, torch.tensor(v, device=self.device)) for lr, v in state.pop("pending", [])]
+            self.progress = Position(**state | {"val_decay": ValDecay(**state.get("val_decay", {}))})
         folder.cut_metrics(self.progress.step)
         self.rows: list[Row] = folder.metrics()
-        self.outcome = self._judge(final=self.progress.step == config.train.steps)
+        self.outcome = self._judge(final=self.progress.step == self.config.train.steps)
         self._clock = time.perf_counter() - self.progress.seconds
         self._report("running")
 
@@ -188,7 +195,7 @@ class Loop:
         self.optimiser.step()
         self.optimiser.zero_grad(set_to_none=True)
         p.tokens += tokens
-        p.positions += sum(b.source.numel() + b.target_in.numel() for b in batches)
+        p.positions += sum(b.positions for b in batches)
         self.pending.append((lr, torch.stack([loss / tokens, nll / tokens, norm])))
 
     def flush(self) -> None:
@@ -216,23 +223,24 @@ class Loop:
         self.pending.clear()
 
     def validate(self) -> None:
-        """Dev likelihood and greedy BLEU; a new best is kept as a checkpoint of weights."""
+        """The task's dev scores; a new best is kept as a checkpoint of weights."""
         self.model.eval()
         with autocast(self.device, self.config.train.precision):
-            nll = self.task.dev_nll(self.model)
-            bleu = self.task.dev_bleu(self.model)
+            scores = self.task.dev_scores(self.model)
         p = self.progress
         p.seconds = self._seconds()
-        self._emit({"kind": "dev", "step": p.step, "nll": nll, "bleu": bleu, "seconds": p.seconds})
-        if self._is_best(bleu, nll):
-            p.best_step, p.best_dev_bleu, p.best_dev_nll = p.step, bleu, nll
-            save_checkpoint(self.folder.best, self.model, None, {"step": p.step, "bleu": bleu, "nll": nll})
+        self._emit({"kind": "dev", "step": p.step, **scores, "seconds": p.seconds})
+        best = self._is_best(scores)
+        p.val_decay = p.val_decay.after(p.step, self.config.optim, improved=best)
+        if best:
+            p.best_step, p.best_dev_bleu, p.best_dev_nll = p.step, scores.get("bleu"), scores["nll"]
+            save_checkpoint(self.folder.best, self.model, None, {"step": p.step, **scores})
 
     def checkpoint(self, state: str) -> None:
         """Everything that is needed to go on from here."""
         self.progress.seconds = self._seconds()
         pending = [(lr, values.tolist()) for lr, values in self.pending]
-        kept = vars(self.progress) | {"pending": pending}
+        kept = asdict(self.progress) | {"pending": pending}
         save_checkpoint(self.folder.last, self.model, self.optimiser, kept)
         self._report(state)
 
@@ -255,26 +263,23 @@ class Loop:
         return stop and self.config.train.stop_early
 
     def _learning_rate(self) -> float:
-        optim = self.config.optim
-        return optim.lr * schedule_factor(
-            optim.schedule,
-            self.progress.step,
-            warmup_steps=optim.warmup_steps,
-            total_steps=self.config.train.steps,
-        )
+        optim, p = self.config.optim, self.progress
+        course = Course(optim, self.config.train.steps, p.val_decay.decays)
+        return optim.lr * schedule_factor(p.step, course)
 
-    def _is_best(self, bleu: float, nll: float) -> bool:
-        p = self.progress
-        if p.best_step is None or p.best_dev_bleu is None or p.best_dev_nll is None:
+    def _is_best(self, scores: dict[str, float]) -> bool:
+        """By the score that decides, the likelihood loss where it is equal."""
+        p, nll = self.progress, scores["nll"]
+        if p.best_step is None or p.best_dev_nll is None:
             return True
-        if self.config.train.best_by == "nll":
+        if self.config.train.best_by == "nll" or p.best_dev_bleu is None:
             return nll < p.best_dev_nll
-        return (bleu, -nll) > (p.best_dev_bleu, -p.best_dev_nll)
+        return (scores["bleu"], -nll) > (p.best_dev_bleu, -p.best_dev_nll)
 
     def _judge(self, *, final: bool) -> Outcome | None:
         return outcome(
             self.rows,
-            unigram_entropy_nats=self.corpus.unigram_entropy_nats,
+            unigram_entropy_nats=self.task.corpus.unigram_entropy_nats,
             total_steps=self.config.train.steps,
             final=final,
         )

@@ -8,6 +8,7 @@ import time
 import traceback
 from pathlib import Path
 
+from normlab.run.plugins import load_plugins
 from normlab.run.train import train
 from normlab.spec.config import Config, run_id
 from normlab.spec.serialise import from_json
@@ -19,6 +20,7 @@ _BUSY_SECONDS = 2.0
 def main() -> int:
     """Serve until standard input closes or Ctrl-C; the exit code."""
     try:
+        load_plugins()
         _serve()
     except KeyboardInterrupt:
         return 130

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 
 @dataclass(frozen=True)
@@ -48,6 +48,10 @@ class RecipeResult:
     """Median over the runs at the chosen learning rate."""
     total_seconds: float
     """Over every run of the recipe, the sweep included."""
+    forced: str = ""
+    """Why a source does not define this combination, where it was forced."""
+    explained: dict[str, str] = field(default_factory=dict)
+    """Label to text of everything that it resolves to; empty: not recorded."""
 
 
 @dataclass(frozen=True)

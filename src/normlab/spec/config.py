@@ -50,12 +50,27 @@ class ModelConfig:
     attention_dropout: float = 0.0
     ffn_dropout: float = 0.0
     """After the activation inside the feed-forward branch."""
+    kv_heads: int = 0
+    """Heads of keys and values, which several heads of queries share; 0 for as many as ``heads``."""
+    positions: str = "sinusoidal"
+    max_positions: int = 1024
+    """Of learned positions."""
+    activation: str = "relu"
+    qk_norm: str = ""
+    """Empty, as in the next three: what the placement's source says."""
+    bias: str = ""
+    inner_norm: str = ""
+    head_gain: str = ""
+    qk_norm_len: int = 64
+    """97.5th percentile of the sentences' lengths, from which QK-norm takes its start."""
 
     def __post_init__(self) -> None:
         check(
             self,
             {
-                SIZE: "dim ffn_dim heads encoder_layers decoder_layers",
+                SIZE: "dim ffn_dim heads max_positions",
+                COUNT: "encoder_layers decoder_layers kv_heads",
+                Range(least=2, whole=True): "qk_norm_len",
                 SHARE: "dropout attention_dropout ffn_dropout",
             },
         )
@@ -63,7 +78,7 @@ class ModelConfig:
 
 @dataclass(frozen=True)
 class DataConfig:
-    """Parallel text: files, or the built-in corpus when no file is given."""
+    """Text, parallel or plain as the task reads it: files, or the built-in corpus when no file is given."""
 
     train_src: str = machine("")
     train_tgt: str = machine("")
@@ -71,6 +86,10 @@ class DataConfig:
     dev_tgt: str = machine("")
     test_src: str = machine("")
     test_tgt: str = machine("")
+    train_text: str = machine("")
+    """Plain text, as in the next two; a translation has the six above."""
+    dev_text: str = machine("")
+    test_text: str = machine("")
     builtin: str = machine("mixed-de-en")
     """Built-in corpus used when the paths are empty, ``<kinds>-<source>-<target>``."""
     builtin_pairs: int = machine(20000)
@@ -78,6 +97,8 @@ class DataConfig:
     vocab_size: int = 4000
     max_len: int = 128
     """Longer sides (tokens, end of sentence included) are left out of training."""
+    block_len: int = 128
+    """Tokens of plain text that a model sees at a time."""
     word_dropout: float = 0.0
     """Probability with which an input token becomes UNK in training."""
     target_vocab_mask: bool = False
@@ -91,7 +112,7 @@ class DataConfig:
             {
                 Range(least=5, whole=True): "vocab_size",  # four special tokens and something to say
                 Range(least=2, whole=True): "max_len",
-                SIZE: "builtin_pairs",
+                SIZE: "builtin_pairs block_len",
                 SHARE: "word_dropout",
             },
         )
@@ -105,11 +126,20 @@ class OptimConfig:
     lr: float = 1e-3
     betas: tuple[float, float] = (0.9, 0.98)
     eps: float = 1e-9
+    momentum: float = 0.0
+    """Of ``sgd``; the Adam family has ``betas``."""
     weight_decay: float = 0.0
+    """Added to the gradient by ``adam`` and ``sgd``, taken from the weights by ``adamw`` and ``radam``."""
     clip_norm_l2: float = 0.0
     """Largest global gradient norm; 0 leaves gradients as they are."""
     schedule: str = since("linear", introduced="inverse_sqrt")
     warmup_steps: int = 0
+    decay_step: int = 0
+    """The step at which ``step_decay`` and ``step_decay_inverse_sqrt`` lower the rate."""
+    decay_factor: float = 0.0
+    """What those and ``val_decay`` multiply the rate by; 0 is the factor each was published with."""
+    decay_patience: int = 3
+    """Validations in a row without a new best dev score after which ``val_decay`` lowers the rate."""
     label_smoothing: float = 0.1
 
     def __post_init__(self) -> None:
@@ -119,12 +149,15 @@ class OptimConfig:
             self,
             {
                 POSITIVE: "lr eps",
-                SHARE: "betas label_smoothing",
-                AMOUNT: "weight_decay",
+                SHARE: "betas momentum label_smoothing",
+                AMOUNT: "weight_decay decay_factor",
                 Range(least=0): "clip_norm_l2",
-                COUNT: "warmup_steps",
+                COUNT: "warmup_steps decay_step",
+                SIZE: "decay_patience",
             },
         )
+        if self.decay_factor > 1:
+            raise ValueError(f"decay_factor is at most 1, or the rate would rise; got {self.decay_factor!r}")
 
 
 @dataclass(frozen=True)
@@ -133,7 +166,7 @@ class TrainConfig:
 
     steps: int = 2000
     max_tokens: int = 4096
-    """Padded source + target positions of a micro-batch, at most."""
+    """Positions of a micro-batch, at most: padded source + target of pairs, blocks of plain text."""
     accumulation: int = 1
     """Micro-batches a step."""
     precision: str = "fp32"
@@ -203,7 +236,12 @@ class Config:
 
     recipe: str = machine("post")
     """The name people know it by; what it resolves to is in ``model`` and ``optim``."""
+    forced: str = machine("")
+    """Why a source does not define this combination, where the recipe was forced; empty otherwise."""
+    own_code: str = ""
+    """Digest of the files outside this package that define parts of the recipe; stands for them in the id."""
     task: str = "translation"
+    """One of ``tasks.registry.TASKS``; whoever trains looks it up."""
     model: ModelConfig = ModelConfig()
     data: DataConfig = DataConfig()
     optim: OptimConfig = OptimConfig()
@@ -211,9 +249,6 @@ class Config:
     decode: DecodeConfig = DecodeConfig()
     seeds: SeedConfig = SeedConfig()
     machine: MachineConfig = MachineConfig()
-
-    def __post_init__(self) -> None:
-        check(self, {Choice(("translation",)): "task"})
 
 
 def numbers(config: Any) -> dict[str, Any]:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 
 def duration(seconds: float) -> str:
     """Seconds in the two largest units that say something: ``48 s``, ``4 min 05 s``, ``2 h 10 min``."""
@@ -11,6 +13,18 @@ def duration(seconds: float) -> str:
     if whole < 3600:
         return f"{whole // 60} min {whole % 60:02d} s"
     return f"{whole // 3600} h {whole % 3600 // 60:02d} min"
+
+
+def quality(*, bleu: float | None = None, nll: float | None = None) -> str:
+    """``BLEU 31.2``, or ``perplexity 54.1`` of a likelihood loss where nothing is translated; else empty."""
+    if bleu is not None:
+        return f"BLEU {bleu:.1f}"
+    return "" if nll is None else f"perplexity {perplexity(nll):.1f}"
+
+
+def perplexity(nll: float) -> float:
+    """The exponential of nats; infinite where that is no number any more."""
+    return math.inf if nll > 700 else math.exp(nll)
 
 
 def p_value(p: float) -> str:
