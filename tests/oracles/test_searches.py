@@ -15,7 +15,7 @@ from normlab.nn import Cache, Seq2Seq, decode
 from normlab.nn.decode import beam_search
 from normlab.spec.config import DecodeConfig
 from normlab.tasks.translation import translate_lines
-from oracles import methods
+from oracles import searches
 
 
 class Bigrams:
@@ -44,7 +44,7 @@ def searcher(placement: str = "post", seed: int = 25) -> Seq2Seq:
     return perturbed(config, seed=seed)
 
 
-def next_log_p(model: Seq2Seq, source: Tensor, allowed: Tensor | None = None) -> methods.NextLogP:
+def next_log_p(model: Seq2Seq, source: Tensor, allowed: Tensor | None = None) -> searches.NextLogP:
     """Full decoding of one sentence without padding; a prefix is computed once."""
     known: dict[tuple[int, ...], np.ndarray] = {}
 
@@ -82,7 +82,7 @@ def test_a_batch_equals_plain_searches_one_by_one(best_scores, placement, seed, 
     found = beam_search(model, source, beams=beams, length_penalty=alpha, max_len_ratio=-1.0)
     for row, ids in enumerate(source):
         limit = 10 - int((ids != 0).sum())
-        score, best = methods.beam_search(next_log_p(model, ids), beams, limit, alpha)[0]
+        score, best = searches.beam_search(next_log_p(model, ids), beams, limit, alpha)[0]
         assert found[row] == best
         assert best_scores[row] == pytest.approx(score, abs=1e-5)
     assert len({len(ids) for ids in found}) > 1, "a search whose sentences all end alike tests little"
@@ -109,7 +109,7 @@ def test_a_beam_as_wide_as_the_space_finds_the_best_of_all(best_scores, alpha):
         (found,) = beam_search(
             model, ids[None], beams=86, length_penalty=alpha, max_len_ratio=ratio, allowed=allowed
         )
-        score, best = methods.exhaustive_search(next_log_p(model, ids, allowed), words, 4, alpha)
+        score, best = searches.exhaustive_search(next_log_p(model, ids, allowed), words, 4, alpha)
         assert best_scores == [pytest.approx(score, abs=1e-5)]
         assert found == best[: len(found)] == best
 

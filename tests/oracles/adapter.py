@@ -1,0 +1,331 @@
+"""Our modules' arrays in the words of the oracles: which equation a registered name is held to.
+
+What a placement's source says of the branch (inner norms, head gains, …) is written out here once more, so
+that a placement of ours that forgets it is found.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from functools import partial
+
+import numpy as np
+
+from normlab.spec.config import ModelConfig
+from oracles import branches, embeddings, norms, placements, starts
+
+Array = np.ndarray
+Bundle = dict[str, Array]
+
+# -------------------------------------------------------------------------------------------- the names
+
+NORMS = {name: name for name in norms.NORMS if name != "scalenorm_fixed"} | {
+    "fixedscalenorm": "scalenorm_fixed"
+}
+NORM_KEYS: dict[str, dict[str, str]] = {
+    "layernorm": {"weight": "gamma", "bias": "beta"},
+    "rmsnorm": {"weight": "g"},
+    "scalenorm": {"g": "g"},
+    "scalenorm_fixed": {},
+    "dyt": {"weight": "gamma", "bias": "beta", "alpha": "alpha"},
+    "derf": {"weight": "gamma", "bias": "beta", "alpha": "alpha", "shift": "s"},
+}
+"""The oracle's norm: our key to its key."""
+
+QK_NORMS = {"scaled": "none", "qknorm": "cosine", "normed": "norm"}
+BIASES = {"bias": ("vector", True), "nobias": ("vector", False), "scalarbias": ("scalar", False)}
+"""The oracle's name, and whether there is a vector."""
+INNER_NORMS = {"noinnernorm": (), "innernorm": ("attention", "ffn"), "ffn_innernorm": ("ffn",)}
+HEAD_GAINS = {"noheadgain": False, "headgain": True}
+ACTIVATIONS = {name: name for name in branches.ACTIVATIONS}
+SCHEMES = {
+    name: partial(starts.scheme_std, name) for name in ("xavier", "xavier_uniform", "smallinit", "looklinear")
+}
+"""Standard deviation of (matrix, n_out, n_in)."""
+
+CHOICES = {"qk_norm": "scaled", "bias": "bias", "inner_norm": "noinnernorm", "head_gain": "noheadgain"}
+
+
+@dataclass(frozen=True)
+class Place:
+    """The oracle of one of our placements, and where its arrays are."""
+
+    oracle: str
+    keys: Mapping[str, str] = field(default_factory=dict)
+    """Our parameter to the oracle's."""
+    norms: tuple[tuple[str, str], ...] = (("norm", "norm"),)
+    """Our norms and the oracle's, those that there are."""
+    end: str = ""
+    """Path of the final norm below the stack."""
+    begin: str = ""
+    by_layer: bool = False
+    """Whether the sublayers of a layer share their parameters."""
+    branch: Mapping[str, str] = field(default_factory=dict)
+    """What its source says of the branch."""
+
+
+IN_AND_OUT = (("norm_in", "norm_in"), ("norm_out", "norm_out"))
+PLACEMENTS = {
+    "post": Place("post"),
+    "pre": Place("pre", end="end"),
+    "sandwich": Place("sandwich", norms=IN_AND_OUT, end="end"),
+    "periln": Place("periln", norms=IN_AND_OUT, begin="begin", end="end"),
+    "olmo2": Place("olmo2", end="end", branch={"qk_norm": "normed"}),
+    "subln": Place("subln", end="end", branch={"inner_norm": "innernorm"}),
+    "normformer": Place(
+        "normformer",
+        norms=(("norm", "norm"), ("norm_out", "norm_out")),
+        end="end",
+        branch={"inner_norm": "ffn_innernorm", "head_gain": "headgain"},
+    ),
+    "mixln": Place("mixln", norms=(("place.norm", "norm"),), end="end"),
+    "lnscale": Place("lnscale", end="end"),
+    "keel": Place("keel", norms=IN_AND_OUT),
+    "b2t": Place("b2t"),
+    "residual": Place("residual", end="end.norm"),
+    "admin": Place("admin", {"omega": "omega"}),
+    "admin_code": Place("admin", {"omega": "omega"}),
+    "admin_free": Place("admin", {"omega": "omega"}),
+    "deepnorm": Place("deepnorm"),
+    "rezero": Place("rezero", {"alpha": "alpha"}, norms=(), by_layer=True),
+    "rezero_post": Place("rezero_post", {"alpha": "alpha"}, by_layer=True),
+    "skipinit": Place("skipinit", {"alpha": "a"}, norms=()),
+    "fixup": Place("fixup", {"alpha": "s"}, norms=(), branch={"bias": "scalarbias"}),
+    "tfixup": Place("tfixup", norms=()),
+    "layerscale": Place("layerscale", {"lam": "lam"}, end="end"),
+}
+
+
+# ------------------------------------------------------------------------------------------- the arrays
+
+
+@dataclass(frozen=True)
+class Weights:
+    """The arrays below one path."""
+
+    arrays: Mapping[str, Array]
+    path: str = ""
+
+    def at(self, name: str) -> Weights:
+        return Weights(self.arrays, f"{self.path}{name}." if name else self.path)
+
+    def __getitem__(self, name: str) -> Array:
+        return self.arrays[self.path + name]
+
+
+def norm_bundle(w: Weights, norm: str) -> Bundle:
+    """Of the oracle's norm with our arrays."""
+    return {theirs: w[ours] for ours, theirs in NORM_KEYS[norm].items()}
+
+
+def inside(prefix: str, bundle: Bundle) -> Bundle:
+    return {f"{prefix}.{key}": value for key, value in bundle.items()}
+
+
+@dataclass(frozen=True)
+class Choices:
+    """One stack's branches: the model's choices, and the placement's where it leaves them open."""
+
+    size: ModelConfig
+    placement: str
+
+    def __getitem__(self, option: str) -> str:
+        own = PLACEMENTS[self.placement].branch if self.placement else {}
+        return getattr(self.size, option) or {**CHOICES, **own}[option]
+
+    @property
+    def norm(self) -> str:
+        return NORMS[self.size.norm]
+
+    def linear(self, w: Weights, names: str, n_out: list[int]) -> Bundle:
+        """One packed projection as the oracle's matrices, one letter or word each."""
+        bundle: Bundle = {}
+        kind, vector = BIASES[self["bias"]]
+        ends = np.cumsum(n_out)
+        for i, (name, end, n) in enumerate(zip(names.split(), ends, n_out, strict=True)):
+            bundle["W_" + name] = w["weight"][end - n : end]
+            if vector:
+                bundle["b_" + name] = w["bias"][end - n : end]
+            if kind == "scalar":
+                bundle |= {"pre_" + name: w["before"][[i]], "post_" + name: w["after"][[i]]}
+        assert ends[-1] == len(w["weight"])
+        return bundle
+
+
+def attention_bundle(w: Weights, choices: Choices, role: str) -> Bundle:
+    """The parameters of one of our attentions."""
+    size, norm, d = choices.size, choices.norm, choices.size.dim
+    keys = d // size.heads * (size.kv_heads or size.heads)
+    if role == "cross_attention":
+        p = choices.linear(w.at("q"), "q", [d]) | choices.linear(w.at("kv"), "k v", [keys, keys])
+    else:
+        p = choices.linear(w.at("qkv"), "q k v", [d, keys, keys])
+    p |= choices.linear(w.at("out"), "o", [d])
+    if QK_NORMS[choices["qk_norm"]] == "cosine":
+        p["g_qk"] = w["qk_norm.g"]
+    if QK_NORMS[choices["qk_norm"]] == "norm":
+        p |= inside("q_norm", norm_bundle(w.at("qk_norm.query"), norm))
+        p |= inside("k_norm", norm_bundle(w.at("qk_norm.key"), norm))
+    if HEAD_GAINS[choices["head_gain"]]:
+        p["gamma_h"] = w["head_gain.gain"]
+    if "attention" in INNER_NORMS[choices["inner_norm"]]:
+        p |= inside("inner_norm", norm_bundle(w.at("inner_norm"), norm))
+    return p
+
+
+def feed_forward_bundle(w: Weights, choices: Choices) -> Bundle:
+    """The parameters of one of our feed-forwards."""
+    size = choices.size
+    names = "in gate" if size.activation == "swiglu" else "in"
+    p = choices.linear(w.at("inner"), names, [size.ffn_dim] * len(names.split()))
+    p |= choices.linear(w.at("outer"), "out", [size.dim])
+    if "ffn" in INNER_NORMS[choices["inner_norm"]]:
+        p |= inside("inner_norm", norm_bundle(w.at("inner_norm"), choices.norm))
+    return p
+
+
+def bundle(w: Weights, choices: Choices, role: str) -> Bundle:
+    """The parameters of one of our branches."""
+    return feed_forward_bundle(w, choices) if role == "ffn" else attention_bundle(w, choices, role)
+
+
+def attention(w: Weights, choices: Choices, role: str) -> Callable[[Array, Array | None], Array]:
+    """f(x, memory) of one of our attentions."""
+    size, p = choices.size, attention_bundle(w, choices, role)
+    options = branches.AttentionOptions(
+        heads=size.heads,
+        kv_heads=size.kv_heads or size.heads,
+        causal=role == "causal_attention",
+        qk_norm=QK_NORMS[choices["qk_norm"]],
+        rope=size.positions == "rope",
+        head_gain=HEAD_GAINS[choices["head_gain"]],
+        inner_norm="attention" in INNER_NORMS[choices["inner_norm"]],
+        bias=BIASES[choices["bias"]][0],
+        norm=norms.NORMS[choices.norm],
+    )
+    reads = role == "cross_attention"
+    return lambda x, memory: branches.attention(x, memory if reads else None, p, options)
+
+
+def feed_forward(w: Weights, choices: Choices) -> Callable[[Array, Array | None], Array]:
+    """f(x, memory), which does not look at the memory."""
+    size, p = choices.size, feed_forward_bundle(w, choices)
+    options = branches.FeedForwardOptions(
+        activation=ACTIVATIONS[size.activation],
+        inner_norm="ffn" in INNER_NORMS[choices["inner_norm"]],
+        bias=BIASES[choices["bias"]][0],
+        norm=norms.NORMS[choices.norm],
+    )
+    return lambda x, memory: branches.feed_forward(x, p, options)
+
+
+# ------------------------------------------------------------------------------------ stacks and models
+
+
+def roles_of(name: str, size: ModelConfig) -> tuple[str, ...]:
+    """Of one layer."""
+    if name == "encoder":
+        return "self_attention", "ffn"
+    return (
+        ("causal_attention", "cross_attention", "ffn") if size.encoder_layers else ("causal_attention", "ffn")
+    )
+
+
+@dataclass(frozen=True)
+class StackOracle:
+    """One of our stacks, by its arrays; ``memory`` is what its cross-attentions read."""
+
+    w: Weights
+    name: str
+    size: ModelConfig
+    memory: Array | None = None
+
+    @property
+    def placement(self) -> str:
+        return self.size.encoder_placement if self.name == "encoder" else self.size.decoder_placement
+
+    @property
+    def layers(self) -> int:
+        return self.size.encoder_layers if self.name == "encoder" else self.size.decoder_layers
+
+    def branch(self, role: str, index: int) -> Callable[[Array, Array | None], Array]:
+        """f(x, memory) of a sublayer."""
+        w, choices = self.w.at(f"sublayers.{index}.f"), Choices(self.size, self.placement)
+        return feed_forward(w, choices) if role == "ffn" else attention(w, choices, role)
+
+    def bundles(self, role: str, index: int, first_of_layer: int) -> dict[str, Bundle | Array]:
+        """The placement's parameters of a sublayer."""
+        place, norm = PLACEMENTS[self.placement], NORMS[self.size.norm]
+        w = self.w.at(f"sublayers.{index}.place")
+        owner = self.w.at(f"sublayers.{first_of_layer}.place") if place.by_layer else w
+        p: dict[str, Bundle | Array] = {theirs: owner[ours] for ours, theirs in place.keys.items()}
+        for ours, theirs in place.norms:
+            if place.oracle != "normformer" or ours == "norm" or role.endswith("attention"):
+                p[theirs] = norm_bundle(w.at(ours), norm)
+        return p
+
+    def sublayers(self) -> list[placements.Sublayer]:
+        roles, found = roles_of(self.name, self.size), []
+        for layer in range(self.layers):
+            for i, role in enumerate(roles):
+                index = layer * len(roles) + i
+                f, p = self.branch(role, index), self.bundles(role, index, layer * len(roles))
+                found.append(placements.Sublayer(partial(f, memory=self.memory), role, layer, p))
+        return found
+
+    def info(self) -> placements.StackInfo:
+        place, norm = PLACEMENTS[self.placement], NORMS[self.size.norm]
+        final = norms.FINAL[norm]
+        return placements.StackInfo(
+            self.name,
+            self.size.encoder_layers,
+            self.size.decoder_layers,
+            norms.NORMS[norm],
+            {"norm": norm_bundle(self.w.at(place.begin), norm)} if place.begin else {},
+            {"norm": norm_bundle(self.w.at(place.end), final)} if place.end else {},
+            norms.NORMS[final],
+        )
+
+    def __call__(self, x: Array) -> Array:
+        return placements.run_stack(PLACEMENTS[self.placement].oracle, x, self.sublayers(), self.info())
+
+
+def plain_embedding(w: Weights, ids: Array) -> Array:
+    return embeddings.plain_embed(ids, w["embedding.weight"])
+
+
+EMBEDDINGS: dict[str, tuple[Callable[[Weights, Array], Array], Callable[[Weights, Array], Array]]] = {
+    "plain": (plain_embedding, lambda w, x: embeddings.plain_logits(x, w["embedding.weight"])),
+    "untied": (plain_embedding, lambda w, x: embeddings.plain_logits(x, w["embedding.output"])),
+    "fixnorm": (
+        lambda w, ids: embeddings.fixnorm_embed(ids, w["embedding.weight"]),
+        lambda w, x: embeddings.fixnorm_logits(x, w["embedding.weight"]),
+    ),
+}
+"""Ids to vectors, and vectors to logits."""
+
+POSITIONS: dict[str, Callable[[Weights, int, int], Array]] = {
+    "sinusoidal": lambda w, length, dim: embeddings.sinusoids(length, dim),
+    "learned": lambda w, length, dim: embeddings.learned_positions(length, w["positions.weight"]),
+    "rope": lambda w, length, dim: np.zeros((length, dim)),
+}
+"""What is added to the embeddings."""
+
+
+def embed(w: Weights, size: ModelConfig, ids: list[int]) -> Array:
+    vectors = EMBEDDINGS[size.embedding][0](w, np.array(ids))
+    return embeddings.embed_with_positions(vectors, POSITIONS[size.positions](w, len(ids), size.dim))
+
+
+def seq2seq_logits(w: Weights, size: ModelConfig, source: list[int], target: list[int]) -> Array:
+    """`[T, V]` of one sentence without padding."""
+    memory = StackOracle(w.at("encoder"), "encoder", size)(embed(w, size, source))
+    hidden = StackOracle(w.at("decoder"), "decoder", size, memory)(embed(w, size, target))
+    return EMBEDDINGS[size.embedding][1](w, hidden)
+
+
+def decoder_logits(w: Weights, size: ModelConfig, ids: list[int]) -> Array:
+    """`[T, V]` of a language model on one sentence without padding."""
+    hidden = StackOracle(w.at("decoder"), "decoder", size)(embed(w, size, ids))
+    return EMBEDDINGS[size.embedding][1](w, hidden)

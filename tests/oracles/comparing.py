@@ -1,0 +1,110 @@
+"""Ours against an oracle: the value, and the derivative along a random direction of every parameter."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from unittest.mock import patch
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from normlab.nn import ops, reference
+from normlab.nn.registry import Registry
+from oracles.derivative import derivative
+
+Array = np.ndarray
+Oracle = Callable[[Mapping[str, Array]], Array]
+TOLERANCE = 1e-10
+"""Of float64 forward and backward passes, relative to the largest value or derivative of the comparison; the
+complex step of the oracle is right to rounding."""
+
+
+@contextmanager
+def fused() -> Iterator[None]:
+    """Attention by the fused kernel, which the CPU otherwise takes for long sequences alone in training."""
+    kernel = torch.nn.functional.scaled_dot_product_attention
+    with (
+        patch.object(ops, "_PLAIN_ATTENTION_SCORES", 0),
+        patch.object(ops.F, "scaled_dot_product_attention", wraps=kernel),
+    ):
+        yield
+
+
+@contextmanager
+def trained() -> Iterator[None]:
+    """As in training."""
+    yield
+
+
+PATHS = (trained, fused, reference)
+
+
+def ours_alone(registry: Registry) -> list[str]:
+    """The names that the package itself registers; tests register outsiders."""
+    return [name for name, variant in registry.items() if variant.__module__.startswith("normlab.")]
+
+
+@torch.no_grad()
+def scattered(module: nn.Module, seed: int = 5) -> nn.Module:
+    """In float64 and evaluation, every parameter's elements between 0.2 and 0.8 in size, of both signs."""
+    generator = torch.Generator().manual_seed(seed)
+    for parameter in module.double().eval().parameters():
+        size = 0.2 + 0.6 * torch.rand(parameter.shape, generator=generator, dtype=torch.float64)
+        sign = 2 * torch.randint(2, parameter.shape, generator=generator) - 1
+        parameter.copy_(size * sign)
+    return module
+
+
+def arrays_of(module: nn.Module) -> dict[str, Array]:
+    return {name: p.detach().numpy().copy() for name, p in module.named_parameters()}
+
+
+def compare(
+    module: nn.Module,
+    ours: Callable[[], Tensor],
+    theirs: Oracle,
+    inputs: Mapping[str, Tensor] | None = None,
+    *,
+    together: bool = False,
+) -> None:
+    """Value and derivatives of ``ours`` on every path against those of ``theirs``.
+
+    ``theirs`` takes the module's parameters and the inputs, by name. With ``together`` all of them move at
+    once along one direction; otherwise each on its own.
+    """
+    leaves = dict(module.named_parameters()) | dict(inputs or {})
+    arrays = {name: leaf.detach().numpy().copy() for name, leaf in leaves.items()}
+    expected = theirs(arrays)
+    rng = np.random.default_rng(3)
+    cotangent = rng.normal(size=expected.shape)
+    directions = {name: rng.normal(size=array.shape) for name, array in arrays.items()}
+    groups = [list(arrays)] if together else [[name] for name in arrays]
+
+    def slope(names: list[str]) -> float:
+        def along(step: complex) -> complex:
+            moved = {name: arrays[name] + step * directions[name] for name in names}
+            return (cotangent * theirs({**arrays, **moved})).sum()
+
+        return derivative(along)
+
+    slopes = np.array([slope(names) for names in groups])
+    for path in PATHS:
+        with path():
+            value = ours()
+            kernel = ops.F.scaled_dot_product_attention
+            assert path is not fused or not _has_attention(module) or kernel.call_count > 0
+        gradients = torch.autograd.grad((value * torch.from_numpy(cotangent)).sum(), list(leaves.values()))
+        found = {n: float((g.numpy() * directions[n]).sum()) for n, g in zip(leaves, gradients, strict=True)}
+        ours_slopes = np.array([sum(found[name] for name in names) for names in groups])
+        np.testing.assert_allclose(
+            value.detach().numpy(), expected, rtol=0, atol=TOLERANCE * np.abs(expected).max()
+        )
+        off = np.abs(ours_slopes - slopes) > TOLERANCE * np.abs(list(found.values())).max()
+        wrong = [(names, a, b) for names, a, b, o in zip(groups, ours_slopes, slopes, off, strict=True) if o]
+        assert wrong == [], f"{path.__name__}: parameters, our derivative, the oracle's"
+
+
+def _has_attention(module: nn.Module) -> bool:
+    return any(hasattr(m, "qk_norm") for m in module.modules())

@@ -1,0 +1,133 @@
+"""Every placement against its oracle: encoder, decoder with a memory, decoder alone, whole models."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from itertools import product
+
+import numpy as np
+import pytest
+from torch import Tensor
+
+from normlab.nn import (
+    DECODER_LAYER,
+    ENCODER_LAYER,
+    LANGUAGE_LAYER,
+    Activation,
+    Context,
+    Decoder,
+    Embedding,
+    Norm,
+    Placement,
+    Positions,
+    Seq2Seq,
+    build_stack,
+)
+from normlab.spec.config import ModelConfig
+from oracles import adapter
+from oracles.adapter import StackOracle, Weights
+from oracles.comparing import compare, ours_alone, scattered
+from oracles.toys import SENTENCES, VOCAB, exactly_placed, normal, padded, under
+
+PLACEMENTS = ours_alone(Placement.registry)
+
+every_placement = pytest.mark.parametrize("placement", PLACEMENTS)
+
+
+def check_stack(name: str, size: ModelConfig, *, together: bool = False) -> None:
+    """A stack `[5, D]` to `[5, D]`, its memory of another length where it has one."""
+    reads = name == "decoder" and size.encoder_layers > 0
+    roles = ENCODER_LAYER if name == "encoder" else DECODER_LAYER if reads else LANGUAGE_LAYER
+    stack = scattered(build_stack(name, roles, size))
+    inputs = {"x": normal(5, size.dim)} | ({"memory": normal(4, size.dim, seed=12)} if reads else {})
+
+    def ours() -> Tensor:
+        return stack(inputs["x"][None], Context(memory=inputs["memory"][None] if reads else None))[0]
+
+    def oracle(arrays: Mapping[str, np.ndarray]) -> np.ndarray:
+        return StackOracle(Weights(arrays), name, size, arrays.get("memory"))(arrays["x"])
+
+    compare(stack, ours, oracle, inputs, together=together)
+
+
+@every_placement
+@pytest.mark.parametrize("heads", [2, 3])
+@pytest.mark.parametrize(
+    ("name", "layers"), [("encoder", (2, 3)), ("encoder", (3, 0)), ("decoder", (2, 3)), ("decoder", (0, 3))]
+)
+def test_stacks(placement, name, layers, heads):
+    encoder, decoder = layers
+    size = under(placement, encoder_layers=encoder, decoder_layers=decoder, heads=heads)
+    check_stack(name, size, together=heads == 2)
+
+
+@every_placement
+@pytest.mark.parametrize(("name", "layers"), [("encoder", (9, 1)), ("decoder", (0, 8))])
+def test_deeper_stacks(placement, name, layers):
+    """Deep enough for a quarter of the layers to be two."""
+    encoder, decoder = layers
+    check_stack(name, under(placement, encoder_layers=encoder, decoder_layers=decoder), together=True)
+
+
+@every_placement
+@pytest.mark.parametrize("norm", ours_alone(Norm.registry))
+def test_norms_under_placements(placement, norm):
+    check_stack("encoder", under(placement, norm=norm), together=True)
+
+
+# --------------------------------------------------------------------------------------- whole models
+
+
+def check_seq2seq(size: ModelConfig, *, together: bool) -> None:
+    """Logits at every real position of a padded batch."""
+    model = exactly_placed(Seq2Seq(size, VOCAB), size)
+    sources, targets = (padded(list(side)) for side in zip(*SENTENCES, strict=True))
+
+    def oracle(arrays: Mapping[str, np.ndarray]) -> np.ndarray:
+        w = Weights(arrays)
+        return np.concatenate([adapter.seq2seq_logits(w, size, s, t) for s, t in SENTENCES])
+
+    compare(model, lambda: model(sources, targets)[targets != 0], oracle, together=together)
+
+
+def check_decoder(size: ModelConfig, *, together: bool) -> None:
+    model = exactly_placed(Decoder(size, VOCAB), size)
+    rows = [target for _, target in SENTENCES]
+    ids = padded(rows)
+
+    def oracle(arrays: Mapping[str, np.ndarray]) -> np.ndarray:
+        return np.concatenate([adapter.decoder_logits(Weights(arrays), size, row) for row in rows])
+
+    compare(model, lambda: model(ids)[ids != 0], oracle, together=together)
+
+
+@every_placement
+def test_seq2seq(placement):
+    check_seq2seq(under(placement), together=True)
+    check_seq2seq(under(placement, encoder_layers=1, decoder_layers=1), together=False)
+
+
+@pytest.mark.parametrize(
+    ("encoder", "decoder"), list(zip(PLACEMENTS, PLACEMENTS[1:] + PLACEMENTS[:1], strict=True))
+)
+def test_seq2seq_with_two_placements(encoder, decoder):
+    check_seq2seq(under(encoder, decoder), together=True)
+
+
+@every_placement
+def test_language_models(placement):
+    check_decoder(under(placement, encoder_layers=0), together=True)
+
+
+@pytest.mark.parametrize(
+    ("embedding", "positions", "activation"),
+    list(
+        product(
+            ours_alone(Embedding.registry), ours_alone(Positions.registry), ours_alone(Activation.registry)
+        )
+    ),
+)
+def test_embeddings_positions_and_activations(embedding, positions, activation):
+    choices = {"embedding": embedding, "positions": positions, "activation": activation, "kv_heads": 1}
+    check_seq2seq(under("pre", "post", decoder_layers=1, encoder_layers=1, **choices), together=False)
+    check_decoder(under("post", encoder_layers=0, decoder_layers=1, **choices), together=False)

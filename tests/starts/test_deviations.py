@@ -1,0 +1,127 @@
+"""The initial deviation of every matrix against the oracles' gain x scheme, at the papers' depths."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from normlab.nn import BIASES
+from normlab.spec.config import ModelConfig
+from oracles import starts
+from oracles.adapter import Array
+from oracles.comparing import ours_alone
+from starts.measured import (
+    PLACEMENTS,
+    assert_drawn,
+    expected_std,
+    matrices,
+    model_of,
+    schemes_of,
+    sized,
+    started,
+    sublayers,
+)
+
+every_placement = pytest.mark.parametrize("placement", PLACEMENTS)
+ATTENTION_AND_FFN = {"query", "key", "value", "output", "ffn_in", "ffn_out"}
+
+
+def check_matrices(arrays: dict[str, Array], size: ModelConfig, scheme: str) -> None:
+    found = matrices(arrays, size)
+    stacks = [s for s, n in (("encoder", size.encoder_layers), ("decoder", size.decoder_layers)) if n]
+    gate = {"ffn_gate"} if size.activation == "swiglu" else set()
+    assert found.keys() == {(s, m) for s in stacks for m in ATTENTION_AND_FFN | gate}
+    for (stack, matrix), weights in found.items():
+        std = expected_std(size, scheme, stack, matrix, weights[0].shape)
+        mirrored = scheme == "looklinear" and matrix in ("ffn_in", "ffn_out")
+        what = f"{size.encoder_placement} {scheme} {stack} {matrix}"
+        assert_drawn(weights, std, copies=2 if mirrored else 1, what=what)
+        largest = max(np.abs(w).max() for w in weights)
+        bound = 3**0.5 * std
+        if scheme == "xavier_uniform":
+            assert largest <= bound * (1 + 1e-6), what
+        else:
+            assert largest > bound or std == 0.0, f"{what} is drawn from a normal distribution"
+
+
+@every_placement
+@pytest.mark.parametrize("layers", [(6, 6), (18, 18), (60, 12), (6, 0), (0, 12)], ids=str)
+def test_every_scheme(placement, layers):
+    size = sized(placement, *layers)
+    model, schemes = model_of(size), schemes_of(size)
+    assert "xavier" in schemes
+    for scheme in schemes:
+        check_matrices(started(model, scheme), size, scheme)
+
+
+@every_placement
+def test_a_hundred_layers(placement):
+    size = sized(placement, 100, 100)
+    check_matrices(started(model_of(size)), size, "xavier")
+
+
+@every_placement
+def test_a_gated_feed_forward_with_shared_keys(placement):
+    size = sized(placement, 6, 6, activation="swiglu", kv_heads=2)
+    model = model_of(size)
+    for scheme in schemes_of(size):
+        check_matrices(started(model, scheme), size, scheme)
+
+
+def test_all_schemes_are_tried():
+    for placement in PLACEMENTS:
+        schemes = schemes_of(sized(placement, 6, 6))
+        only_xavier = placement in ("deepnorm", "tfixup")
+        assert schemes == ["xavier", "xavier_uniform"] + ([] if only_xavier else ["smallinit", "looklinear"])
+
+
+def test_two_seeds_and_two_sites_differ_and_one_seed_repeats():
+    size = sized("post", 2, 2)
+    first, again, other = (started(model_of(size), seed=seed) for seed in (1, 1, 2))
+    weights = [w for group in matrices(first, size).values() for w in group]
+    assert len({w.tobytes() for w in weights}) == len(weights) == 2 * 6 + 2 * 10
+    for name, array in first.items():
+        assert np.array_equal(array, again[name])
+        assert not array.any() or (array == array.flat[0]).all() or not np.array_equal(array, other[name])
+
+
+# ------------------------------------------------------------------------------------------- LookLinear
+
+
+@pytest.mark.parametrize("layers", [(6, 6), (0, 6)], ids=str)
+def test_looklinear_makes_the_feed_forward_linear(layers):
+    size = sized("post", *layers)
+    model = model_of(size)
+    found = matrices(started(model, "looklinear"), size)
+    rng = np.random.default_rng(1)
+    for stack in {stack for stack, _ in found}:
+        for w_in, w_out in zip(found[stack, "ffn_in"], found[stack, "ffn_out"], strict=True):
+            assert starts.looklinear_is_mirrored(w_in, w_out)
+            x = rng.normal(size=(5, 64))
+            y = np.maximum(x @ w_in.T.astype(float), 0) @ w_out.T
+            half = len(w_in) // 2
+            np.testing.assert_allclose(y, x @ w_in[:half].T @ w_out[:, :half].T, atol=1e-12)
+            assert y.std() > 0.1
+    for scheme in ("xavier", "smallinit", "xavier_uniform"):
+        found = matrices(started(model, scheme), size)
+        for (stack, matrix), weights in found.items():
+            if matrix == "ffn_in":
+                assert not starts.looklinear_is_mirrored(weights[0], found[stack, "ffn_out"][0])
+
+
+# ----------------------------------------------------------------------------------------------- biases
+
+
+@pytest.mark.parametrize("bias", ours_alone(BIASES))
+@pytest.mark.parametrize("layers", [(2, 2), (2, 0), (0, 2)], ids=str)
+def test_biases_are_zero(layers, bias):
+    size = sized("pre", *layers, bias=bias)
+    count = 0
+    for _, _, _, p in sublayers(started(model_of(size)), size):
+        for key, value in p.items():
+            if key.startswith(("b_", "pre_", "post_")):
+                assert not value.any()
+                count += 1
+    per_matrix = {"bias": 1, "nobias": 0, "scalarbias": 2}[bias]
+    roles = {(2, 2): 2 * 6 + 2 * 10, (2, 0): 2 * 6, (0, 2): 2 * 6}[layers]
+    assert count == per_matrix * roles
