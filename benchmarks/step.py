@@ -25,7 +25,7 @@ from torch import Tensor, nn
 
 from normlab.data.batches import Batch, Batches, Ragged, TokenPairs, plan_shapes
 from normlab.nn import PAD, Embedding
-from normlab.nn.embedding import sinusoids
+from normlab.nn.position import sinusoids
 from normlab.optim import build_optimiser
 from normlab.run.devices import autocast, hardware, prepare_process
 from normlab.spec.config import MachineConfig, ModelConfig, OptimConfig

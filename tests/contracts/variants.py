@@ -1,45 +1,145 @@
-"""Every registered composition at toy size, with weights that stand at no special value."""
+"""Compositions at toy size: every registered variant, and weights that stand at no special value."""
 
 from __future__ import annotations
 
-from dataclasses import replace
-from itertools import product
+from dataclasses import asdict, fields, replace
+from typing import Any
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
-from normlab.nn import Embedding, Norm, Placement, Seq2Seq
+from contracts.outsiders import NAMES, ForeignConfig, enrolled
+from normlab.init import SCHEMES, profile_
+from normlab.nn import (
+    BIASES,
+    HEAD_GAINS,
+    INNER_NORMS,
+    PAD,
+    Activation,
+    Decoder,
+    Embedding,
+    Encoder,
+    Norm,
+    Placement,
+    Positions,
+    PreNorm,
+    QueryKeyNorm,
+    Seq2Seq,
+    TokenModel,
+)
 from normlab.spec.config import ModelConfig
-from normlab.tasks.build import build_seq2seq
+from normlab.tasks.build import build_model
 
 VOCAB = 13
 SIZE = ModelConfig(dim=16, ffn_dim=24, heads=2, encoder_layers=2, decoder_layers=2, dropout=0.0)
+CHOICES: dict[str, Any] = {
+    "embedding": Embedding.registry,
+    "positions": Positions.registry,
+    "activation": Activation.registry,
+    "qk_norm": QueryKeyNorm.registry,
+    "bias": BIASES,
+    "inner_norm": INNER_NORMS,
+    "head_gain": HEAD_GAINS,
+    "kv_heads": [1],
+}
 
-UNIFORM = [
-    replace(SIZE, encoder_placement=placement, decoder_placement=placement, norm=norm, embedding=embedding)
-    for placement, norm, embedding in product(Placement.registry, Norm.registry, Embedding.registry)
+
+def refused(config: ModelConfig) -> bool:
+    """Whether one of a model's parts says that it is not defined with another one."""
+    places = (Placement.registry[p] for p in (config.encoder_placement, config.decoder_placement))
+    return any(part.conflict(config) for part in (*places, SCHEMES[config.scheme]))
+
+
+def uniform(placement: str, **choices: Any) -> ModelConfig:
+    """One placement everywhere, with the first embedding that it allows unless one is chosen."""
+    config = replace(SIZE, encoder_placement=placement, decoder_placement=placement, **choices)
+    if "embedding" in choices:
+        return config
+    with enrolled():
+        return next(c for e in Embedding.registry if not refused(c := replace(config, embedding=e)))
+
+
+def ring(names: list[str]) -> list[ModelConfig]:
+    """Each placement in an encoder with the next one in the decoder, where that is defined."""
+    pairs = zip(names, names[1:] + names[:1], strict=True)
+    configs = [replace(SIZE, encoder_placement=a, decoder_placement=b) for a, b in pairs]
+    return [config for config in configs if not refused(config)]
+
+
+BY_PLACEMENT = [uniform(name) for name in Placement.registry]
+BY_NORM = [uniform(place, norm=norm) for norm in Norm.registry for place in ("post", "pre")]
+# LayerNorm takes away the mean, and with it all that a scalar bias before it could learn: RMSNorm here.
+BY_CHOICE = [
+    uniform("pre", norm="rmsnorm", **{axis: name})
+    for axis, names in CHOICES.items()
+    for name in names
+    if name != getattr(PreNorm, axis, None)
 ]
-_NAMES = list(Placement.registry)
-MIXED = [
-    replace(SIZE, encoder_placement=encoder, decoder_placement=decoder)
-    for encoder, decoder in zip(_NAMES, _NAMES[1:] + _NAMES[:1], strict=True)
+UNIFORM = list(dict.fromkeys(BY_PLACEMENT + BY_NORM + BY_CHOICE))
+MIXED = ring([n for n in Placement.registry if not refused(replace(SIZE, encoder_placement=n))])
+OUTSIDE = [
+    uniform(NAMES["placement"]),
+    uniform(NAMES["placement"], **{axis: name for axis, name in NAMES.items() if axis != "placement"}),
+    replace(SIZE, decoder_placement=NAMES["placement"], norm=NAMES["norm"]),
 ]
-VARIANTS = UNIFORM + MIXED
+"""A foreign placement alone, with foreign everything, and in half a model."""
+SEQ2SEQ = UNIFORM + MIXED + OUTSIDE
+ALONE = [
+    replace(config, **{f"{stack}_layers": 0})
+    for config in [*BY_PLACEMENT, uniform("pre", positions="rope", kv_heads=1), OUTSIDE[0]]
+    for stack in ("encoder", "decoder")
+]
+"""Encoders (BERT) and decoders (language models) of each placement."""
+FOREIGN = [
+    ForeignConfig(**{**asdict(uniform(name)), "encoder_layers": 0})
+    for name in ("post", "residual", NAMES["placement"])
+]
+"""Branches of somebody else."""
+VARIANTS = SEQ2SEQ + ALONE + FOREIGN
+
+
+def kind_of(config: ModelConfig) -> type[TokenModel]:
+    """The model that has just these stacks."""
+    if isinstance(config, ForeignConfig):
+        return config.kind
+    if config.encoder_layers and config.decoder_layers:
+        return Seq2Seq
+    return Encoder if config.encoder_layers else Decoder
 
 
 def label(config: ModelConfig) -> str:
-    """The test id of a variant."""
+    """The test id of a variant: its model unless that is a Seq2Seq, placements, and what is not usual."""
+    kind = kind_of(config)
     placements = dict.fromkeys((config.encoder_placement, config.decoder_placement))
-    return "-".join(("/".join(placements), config.norm, config.embedding))
+    apart = {"encoder_placement", "decoder_placement", "encoder_layers", "decoder_layers"}
+    names = (f.name for f in fields(config) if f.name not in apart)
+    given = [(name, getattr(config, name)) for name in names if getattr(config, name) != getattr(SIZE, name)]
+    words = [value if isinstance(value, str) else f"{name}={value}" for name, value in given]
+    return "-".join(([] if kind is Seq2Seq else [kind.__name__]) + ["/".join(placements), *words])
 
 
-def perturbed(config: ModelConfig, *, dtype: torch.dtype = torch.float64, seed: int = 5) -> Seq2Seq:
+def build(config: ModelConfig, seed: int = 1) -> Any:
+    """The variant's model with the weights it starts from."""
+    torch.manual_seed(seed)  # a foreign branch draws its own start
+    with enrolled():
+        return build_model(kind_of(config), config, VOCAB, seed)
+
+
+def perturbed(config: ModelConfig, *, dtype: torch.dtype = torch.float64, seed: int = 5) -> Any:
     """A model in evaluation mode whose gains, biases and alphas are all away from 0 and 1."""
-    model = build_seq2seq(config, VOCAB, 1).to(dtype).eval()
+    model = build(config).to(dtype).eval()
     generator = torch.Generator().manual_seed(seed)
     with torch.no_grad():
         for parameter in model.parameters():
             parameter += 0.3 * torch.randn(parameter.shape, generator=generator, dtype=dtype)
+    return model
+
+
+def started(config: ModelConfig, seed: int = 3) -> Any:
+    """A float32 model as training begins, dropout included."""
+    model = build(replace(config, dropout=0.1), seed)
+    profile_(model, lambda: model(*inputs(model)))
     return model
 
 
@@ -52,3 +152,49 @@ def tokens() -> tuple[Tensor, Tensor]:
     for row, (s, t) in enumerate(((6, 5), (4, 3), (2, 4))):
         source[row, s:], target[row, t:] = 0, 0
     return source, target
+
+
+def inputs(model: TokenModel) -> tuple[Tensor, ...]:
+    """What the model takes, its own token ids last."""
+    source, target = tokens()
+    if isinstance(model, Seq2Seq):
+        return source, target
+    return (source if isinstance(model, Encoder) else target,)
+
+
+def logits_of(model: TokenModel, *ids: Tensor) -> Tensor:
+    """Logits `[B, T, V]` of every position."""
+    if isinstance(model, Encoder):
+        return model(*ids)[0]
+    return model(*ids)
+
+
+def loss_of(model: TokenModel, *ids: Tensor) -> Tensor:
+    """Cross-entropy summed over real tokens, at least in float32; both heads of a BERT, both segments."""
+    ids = ids or inputs(model)
+    words = ids[-1]
+    if isinstance(model, Encoder):
+        logits, sentence = model(words, torch.arange(words.shape[1]).expand_as(words) % 2)
+        follows = (words[:, 0] % 2).masked_fill((words == PAD).all(1), -1)
+        extra = F.cross_entropy(_wide(sentence), follows, ignore_index=-1, reduction="sum")
+    else:
+        logits, extra = model(*ids), 0.0
+    predicted = _wide(logits).flatten(0, 1)
+    return extra + F.cross_entropy(predicted, words.flatten(), ignore_index=PAD, reduction="sum")
+
+
+def _wide(logits: Tensor) -> Tensor:
+    return logits.to(torch.promote_types(logits.dtype, torch.float32))
+
+
+def backward(model: TokenModel, *ids: Tensor) -> Tensor:
+    """The loss, and its gradients in the parameters."""
+    model.zero_grad()
+    loss = loss_of(model, *ids)
+    loss.backward()
+    return loss.detach()
+
+
+def grads(model: TokenModel) -> dict[str, Tensor]:
+    """Of the parameters that have one."""
+    return {name: p.grad.clone() for name, p in model.named_parameters() if p.grad is not None}

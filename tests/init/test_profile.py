@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import replace
 
 import pytest
 import torch
 import torch.nn.functional as F
+from torch import nn
 
 from contracts.variants import SIZE, VOCAB, tokens
-from normlab.init import profile_
-from normlab.nn import Seq2Seq
+from normlab.init import admin_, profile_
+from normlab.nn import Seq2Seq, stack_of, wrap
 from normlab.tasks.build import build_seq2seq
 
 ADMIN = replace(SIZE, encoder_placement="admin", decoder_placement="admin", dropout=0.3)
@@ -78,3 +80,115 @@ def test_stacks_that_ask_for_nothing_are_not_profiled():
     given = profile_(model, lambda: model.hidden(*tokens()))
     assert list(given) == [f"decoder.sublayers.{i}" for i in range(6)]
     assert list(given.values()) == sorted(given.values())
+
+
+class OwnNetwork(nn.Module):
+    """Somebody's network: linear branches under a placement, one site after another."""
+
+    def __init__(self, placement: str, sublayers: int = 4) -> None:
+        super().__init__()
+        places = stack_of(("mix", "ffn"), sublayers // 2, 8)
+        self.blocks = nn.ModuleList(wrap(nn.Linear(8, 8), placement, site) for site in places)
+
+    def forward(self, x: torch.Tensor, extra: torch.Tensor | None = None) -> torch.Tensor:
+        x = x if extra is None else x + extra
+        for block in self.blocks:
+            x = block(x)
+        return x
+
+
+def streams_and_branches(net: OwnNetwork, x: torch.Tensor) -> tuple[list[float], list[float]]:
+    """Variances of what flows into each sublayer and of what its branch gives."""
+    streams, branches = [], []
+    with torch.no_grad():
+        for block in net.blocks:
+            y = block.f(block.place.read(x))
+            streams.append(x.var(correction=0).item())
+            branches.append(y.var(correction=0).item())
+            x = block.place.write(x, y)
+    return streams, branches
+
+
+def omegas(net: OwnNetwork) -> list[float]:
+    assert all(bool((b.place.omega == b.place.omega[0]).all()) for b in net.blocks)
+    return [b.place.omega[0].item() for b in net.blocks]
+
+
+def test_admin_on_a_network_of_ones_own():
+    """omega_i^2 = Var[x_0] + sum of Var[f_j] with j < i, profiled at omega = 1."""
+    torch.manual_seed(0)
+    net, x = OwnNetwork("admin"), 3 * torch.randn(5, 7, 8)
+    streams, branches = streams_and_branches(net, x)
+    given = admin_(net, x)
+    expected = [streams[0] + sum(branches[:i]) for i in range(4)]
+    assert list(given) == [f"blocks.{i}" for i in range(4)]
+    assert list(given.values()) == pytest.approx(expected, rel=1e-5)
+    assert omegas(net) == pytest.approx([v**0.5 for v in expected], rel=1e-5)
+    assert expected[0] > 5, "the embeddings' own variance is in it"
+
+
+def test_admin_as_its_code_starts_it():
+    """omega_1 = 1, omega_{i+1}^2 = Var[omega_i x_{i-1}] + Var[f_i], each in force when the next one runs."""
+    torch.manual_seed(0)
+    net, x = OwnNetwork("admin_code"), 3 * torch.randn(5, 7, 8)
+    admin_(net, x)
+    streams, branches = streams_and_branches(net, x)  # with every omega in force
+    found = omegas(net)
+    assert found[0] == 1.0
+    for i in range(3):
+        assert found[i + 1] ** 2 == pytest.approx(found[i] ** 2 * streams[i] + branches[i], rel=1e-5)
+
+
+def test_admin_without_data_starts_by_depth_and_is_not_profiled():
+    net = OwnNetwork("admin_free", sublayers=6)
+    expected = (7 / math.log(7) - 1) ** 0.5
+    assert omegas(net) == pytest.approx([expected] * 6)
+    assert admin_(net, torch.randn(2, 3, 8)) == {}
+    assert omegas(net) == pytest.approx([expected] * 6)
+
+
+def test_a_batch_is_a_tensor_a_tuple_or_a_mapping():
+    torch.manual_seed(0)
+    net, x, extra = OwnNetwork("admin"), torch.randn(2, 3, 8), torch.randn(2, 3, 8)
+    given = []
+    for batch in (x + extra, (x, extra), {"extra": extra, "x": x}):
+        given.append(admin_(net, batch))  # a network that was started before gets the same start
+    assert given[0] == given[1] == given[2]
+
+
+def test_sites_out_of_order_are_refused():
+    net = OwnNetwork("admin")
+    net.blocks = net.blocks[1:]
+    sentence = (
+        r"^blocks\.0 is at index 1 of its stack, and no sublayer at index 0 has run before it; give each its "
+        r"own site, in order \(nn\.stack_of\)$"
+    )
+    with pytest.raises(ValueError, match=sentence):
+        admin_(net, torch.randn(2, 3, 8))
+    assert hooks(net) == 0
+
+
+def test_a_sublayer_that_does_not_run_is_named():
+    net = OwnNetwork("admin")
+    net.idle = wrap(nn.Linear(8, 8), "admin", next(stack_of(("ffn",), 1, 8)))
+    with pytest.raises(
+        ValueError, match=r"^the profiling pass did not run \['idle'\]; give it a batch that does$"
+    ):
+        admin_(net, torch.randn(2, 3, 8))
+    assert all((p == 1).all() for n, p in net.named_parameters() if n.endswith("omega"))
+
+
+def test_two_stacks_are_followed_each_from_its_own_start():
+    """The second network starts from the variance of its own input, whatever the first one carried."""
+    torch.manual_seed(0)
+    first, second, x = OwnNetwork("admin"), OwnNetwork("admin"), torch.randn(4, 5, 8)
+    both = nn.Sequential(first, second)
+    with torch.no_grad():
+        between = first(x)
+    alone = profile_(OwnNetwork("pre"), lambda: None)
+    given = admin_(both, x)
+    expected = list(given.values())[4:]
+    again = OwnNetwork("admin")
+    again.load_state_dict({n: p for n, p in second.state_dict().items() if "omega" not in n}, strict=False)
+    assert list(admin_(again, between).values()) == pytest.approx(expected, rel=1e-5)
+    assert alone == {}

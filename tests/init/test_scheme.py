@@ -1,28 +1,91 @@
-"""Schemes: what they fill, from which generator."""
+"""Schemes: what they fill, how widely, from which generator."""
 
 from __future__ import annotations
+
+from dataclasses import replace
 
 import pytest
 import torch
 
-from contracts.variants import SIZE, VOCAB, perturbed
+from contracts.outsiders import NAMES
+from contracts.variants import SIZE, VOCAB, build, perturbed
 from normlab.init import SCHEMES, initialise_
 from normlab.nn import Sublayer
 
+XAVIER = {"attention": (2 / (64 + 64)) ** 0.5, "ffn": (2 / (64 + 192)) ** 0.5}
+DEVIATIONS = {
+    "xavier": XAVIER,
+    "xavier_uniform": XAVIER,
+    "smallinit": {**XAVIER, "attention": (2 / (64 + 4 * 64)) ** 0.5},
+    "looklinear": XAVIER,
+    NAMES["scheme"]: {"attention": 64**-0.5, "ffn": 64**-0.5, "ffn_out": 192**-0.5},
+}
+
+
+@pytest.mark.parametrize("scheme", DEVIATIONS)
+def test_standard_deviations(scheme):
+    """Of every matrix, with a mean of 0; the placement's gain is in the contracts."""
+    model = build(replace(SIZE, dim=64, ffn_dim=192, scheme=scheme))
+    for sublayer in (*model.encoder, *model.decoder):
+        for name, weight in sublayer.f.matrices().items():
+            kind = "ffn" if name.startswith("ffn") else "attention"
+            expected = DEVIATIONS[scheme].get(name, DEVIATIONS[scheme][kind])
+            spread = 5 / weight.numel() ** 0.5  # half of a mirrored matrix is drawn
+            assert weight.std().item() == pytest.approx(expected, rel=spread), name
+            assert abs(weight.mean().item()) < expected * spread, name
+
+
+def test_every_scheme_has_its_deviation_here():
+    assert DEVIATIONS.keys() == {*SCHEMES, NAMES["scheme"]}
+
+
+def test_a_uniform_scheme_has_a_bound():
+    weight = torch.empty(64, 192)
+    SCHEMES["xavier_uniform"].fill_(weight, "ffn_out", 0.5, torch.Generator().manual_seed(1))
+    bound = 0.5 * (6 / (64 + 192)) ** 0.5
+    assert 0.99 * bound < weight.abs().max().item() <= bound
+
+
+def test_look_linear_makes_a_feed_forward_linear():
+    branch = build(replace(SIZE, scheme="looklinear")).encoder.sublayers[1].f
+    x = torch.randn(2, 5, 16)
+    a, b = branch(x, None)
+    torch.testing.assert_close(branch(2 * x[0] - 3 * x[1], None), 2 * a - 3 * b, rtol=1e-4, atol=1e-5)
+    w = branch.matrices()
+    half = w["ffn_out"][:, :12] @ w["ffn_in"][:12]
+    torch.testing.assert_close(a, x[0] @ half.T, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("choices", "reason"),
+    [
+        ({"activation": "gelu"}, "LookLinear mirrors the weights around a ReLU; gelu does not cancel"),
+        ({"ffn_dim": 25}, "LookLinear mirrors one half of the feed-forward, and its width 25 is odd"),
+    ],
+)
+def test_what_look_linear_may_not_be_combined_with(choices, reason):
+    assert SCHEMES["looklinear"].conflict(replace(SIZE, **choices)) == reason
+    assert SCHEMES["looklinear"].conflict(SIZE) is None
+    assert SCHEMES["xavier"].conflict(replace(SIZE, **choices)) is None
+
 
 @pytest.mark.parametrize("scheme", SCHEMES)
-def test_everything_that_is_drawn_is_drawn_anew(scheme):
+@pytest.mark.parametrize(
+    "config",
+    [SIZE, replace(SIZE, decoder_layers=0, positions="learned"), replace(SIZE, embedding="untied")],
+    ids=["seq2seq", "encoder", "untied"],
+)
+def test_everything_that_is_drawn_is_drawn_anew(config, scheme):
     """Initialising twice gives the first start again, whatever stood in the weights."""
-    models = [perturbed(SIZE, seed=s, dtype=torch.float32) for s in (1, 2)]
+    models = [perturbed(config, seed=s, dtype=torch.float32) for s in (1, 2)]
     for model in models:
         initialise_(model, scheme, 5)
-    for model in models:
         for module in model.modules():
             if isinstance(module, Sublayer):
-                again = module.f
-                assert not any(p.any() for n, p in again.named_parameters() if n.endswith("bias"))
+                assert not any(p.any() for n, p in module.f.named_parameters() if n.endswith("bias"))
+    placed = (".place.", "_norm.", ".end.", "segments", "token_bias")
     first, second = (
-        {n: p for n, p in m.named_parameters() if ".f." in n or n == "embedding.weight"} for m in models
+        {n: p for n, p in m.named_parameters() if not any(w in n for w in placed)} for m in models
     )
     assert all(torch.equal(p, second[n]) for n, p in first.items())
     assert first["embedding.weight"].shape == (VOCAB, SIZE.dim)
@@ -30,7 +93,7 @@ def test_everything_that_is_drawn_is_drawn_anew(scheme):
 
 def test_packed_projections_count_as_matrices_of_their_own():
     weight = torch.empty(64, 64)
-    SCHEMES["xavier"](weight, "query", 1.0, torch.Generator().manual_seed(1))
+    SCHEMES["xavier"].fill_(weight, "query", 1.0, torch.Generator().manual_seed(1))
     packed = perturbed(SIZE).encoder.sublayers[0].f
     shapes = {name: tuple(w.shape) for name, w in packed.matrices().items()}
     assert shapes == dict.fromkeys(("query", "key", "value", "output"), (16, 16))

@@ -6,7 +6,6 @@ import pytest
 import torch
 
 from normlab.nn import Embedding
-from normlab.nn.embedding import sinusoids
 
 
 def started(name: str, seed: int = 1) -> Embedding:
@@ -21,7 +20,8 @@ def test_input_is_scaled_and_output_is_not(name):
     rows = embedding.vectors()
     ids = torch.tensor([[5, 9], [0, 5]])
     torch.testing.assert_close(embedding(ids), 8 * rows[ids])
-    torch.testing.assert_close(embedding.logits(rows[:3]), rows[:3] @ rows.T)
+    columns = getattr(embedding, "output", rows)
+    torch.testing.assert_close(embedding.logits(rows[:3]), rows[:3] @ columns.T)
     # Both starts give unit-length vectors, the plain one on average.
     assert rows.square().sum(-1).mean().item() == pytest.approx(1.0, rel=0.05)
     assert torch.equal(started(name).weight, embedding.weight)
@@ -40,7 +40,9 @@ def test_fixnorm_start_and_length():
     torch.testing.assert_close(embedding.vectors().norm(dim=-1), torch.ones(300))
 
 
-def test_an_odd_width_is_refused():
-    sentence = r"^sinusoidal positions need an even width, got 7; try 8$"
-    with pytest.raises(ValueError, match=sentence):
-        sinusoids(4, 7)
+def test_an_untied_output_has_its_own_start_and_its_own_factor():
+    embedding = Embedding.registry["untied"](300, 64)
+    embedding.start_(torch.Generator().manual_seed(1), gain=0.5, classifier_gain=2.0)
+    assert embedding.weight.std().item() == pytest.approx(0.5 / 8, rel=0.03)
+    assert embedding.output.std().item() == pytest.approx(2 / 8, rel=0.03)
+    assert not torch.allclose(4 * embedding.weight, embedding.output)

@@ -1,67 +1,18 @@
-"""What a position may depend on, and that padding is nothing."""
+"""Whole models: heads, what they need, and that they learn."""
 
 from __future__ import annotations
+
+from dataclasses import replace
 
 import pytest
 import torch
 import torch.nn.functional as F
 
-from contracts.variants import SIZE, VARIANTS, label, perturbed, tokens
-from normlab.nn import PAD
+from contracts.variants import SIZE, VOCAB, build, perturbed, tokens
+from normlab.nn import PAD, Cache, Decoder, Encoder, Seq2Seq
 
-CLOSE = {"rtol": 1e-11, "atol": 1e-11}
-every_variant = pytest.mark.parametrize("config", VARIANTS, ids=label)
-
-
-@every_variant
-@pytest.mark.parametrize("grad", [True, False], ids=["trained", "searched"])
-def test_a_future_token_changes_nothing_in_the_past(config, grad):
-    model, (source, target) = perturbed(config), tokens()
-    changed = target.clone()
-    changed[0, 3] = 4 + (target[0, 3] - 3) % 8
-    with torch.set_grad_enabled(grad):
-        before, after = (model(source, t).detach() for t in (target, changed))
-    torch.testing.assert_close(after[0, :3], before[0, :3], **CLOSE)
-    assert not torch.allclose(after[0, 3], before[0, 3])
-    assert not torch.allclose(after[0, 4], before[0, 4])
-    torch.testing.assert_close(after[1:], before[1:], **CLOSE)
-
-
-@every_variant
-@pytest.mark.parametrize("grad", [True, False], ids=["trained", "searched"])
-def test_padding_and_company_change_nothing(config, grad):
-    """More padding, and a batch of one instead of three, give the same logits where there is a token."""
-    model, (source, target) = perturbed(config), tokens()
-    with torch.set_grad_enabled(grad):
-        together = model(F.pad(source, (0, 3)), F.pad(target, (0, 2))).detach()
-        for row in range(len(source)):
-            s, t = (side[row][side[row] != PAD] for side in (source, target))
-            alone = model(s[None], t[None]).detach()[0]
-            torch.testing.assert_close(together[row, : len(t)], alone, **CLOSE)
-
-
-@every_variant
-def test_a_row_of_padding_alone_adds_nothing_to_loss_and_gradients(config):
-    model, pair = perturbed(config), tokens()
-    found = []
-    for source, target in (pair, [torch.cat((side, torch.zeros_like(side[:1]))) for side in pair]):
-        model.zero_grad()
-        loss = F.cross_entropy(
-            model(source, target).flatten(0, 1), target.flatten(), ignore_index=PAD, reduction="sum"
-        )
-        loss.backward()
-        found.append([loss.detach(), *(p.grad for p in model.parameters() if p.grad is not None)])
-    torch.testing.assert_close(found[1], found[0], **CLOSE)
-    assert all(t.isfinite().all() for t in found[1])
-
-
-def test_every_source_token_matters_to_every_target_position():
-    model, (source, target) = perturbed(SIZE), tokens()
-    for s in range(source.shape[1]):
-        changed = source[:1].clone()
-        changed[0, s] = 4 + (source[0, s] - 3) % 8
-        moved = (model(changed, target[:1]) - model(source[:1], target[:1])).abs().amax(-1)
-        assert (moved > 1e-9).all()
+BERT = replace(SIZE, decoder_layers=0, activation="gelu", positions="learned")
+GPT = replace(SIZE, encoder_layers=0, encoder_placement="pre", decoder_placement="pre")
 
 
 def test_positions_grow_as_they_are_needed():
@@ -70,4 +21,100 @@ def test_positions_grow_as_they_are_needed():
     at_once = model.embed(ids)
     torch.testing.assert_close(model.embed(ids[:, :3], 699), at_once[:, 699:].expand(1, 3, -1))
     torch.testing.assert_close(perturbed(SIZE).embed(ids[:, :3], 699), at_once[:, 699:].expand(1, 3, -1))
-    assert "positions" not in model.state_dict()
+    assert not any(name.startswith("positions") for name in model.state_dict())
+
+
+@pytest.mark.parametrize(
+    ("kind", "layers", "sentence"),
+    [
+        (Seq2Seq, (0, 2), "encoder_layers is 0, and this model needs at least 1"),
+        (Seq2Seq, (2, 0), "decoder_layers is 0, and this model needs at least 1"),
+        (Decoder, (2, 2), "encoder_layers is 2, and this model needs 0"),
+        (Encoder, (2, 1), "decoder_layers is 1, and this model needs 0"),
+        (Encoder, (0, 0), "encoder_layers is 0, and this model needs at least 1"),
+    ],
+)
+def test_a_model_needs_its_stacks_and_no_other(kind, layers, sentence):
+    with pytest.raises(ValueError, match=f"^{sentence}"):
+        kind(replace(SIZE, encoder_layers=layers[0], decoder_layers=layers[1]), VOCAB)
+
+
+def test_the_heads_of_an_encoder():
+    """Masked-LM: E LN(GELU(W h + b)) + b_v; next sentence: W_2 tanh(W_1 h_0 + b_1) + b_2."""
+    model, ids = perturbed(BERT), tokens()[0]
+    segments = torch.arange(6).expand(3, 6) // 3
+    words, sentence = model(ids, segments)
+    assert words.shape == (3, 6, VOCAB)
+    assert sentence.shape == (3, 2)
+    hidden = model.hidden(ids, segments)
+    inner = F.gelu(hidden @ model.transform.weight.T + model.transform.bias)
+    normed = F.layer_norm(inner, (16,), model.transform_norm.weight, model.transform_norm.bias)
+    torch.testing.assert_close(words, normed @ model.embedding.weight.T + model.token_bias)
+    pooled = torch.tanh(hidden[:, 0] @ model.pooler.weight.T + model.pooler.bias)
+    torch.testing.assert_close(sentence, pooled @ model.next_sentence.weight.T + model.next_sentence.bias)
+    # The logits of some positions alone, as a masked LM wants them.
+    torch.testing.assert_close(model.token_logits(hidden[ids == ids[0, 0]]), words[ids == ids[0, 0]])
+
+
+def test_segments_are_vectors_added_to_the_embeddings():
+    model, ids = perturbed(BERT), tokens()[0]
+    first = torch.zeros_like(ids)
+    torch.testing.assert_close(model(ids), model(ids, first))
+    seen = model(ids, first + 1)[0]
+    with torch.no_grad():
+        model.segments[0] = model.segments[1]
+    torch.testing.assert_close(model(ids, first)[0], seen)
+
+
+def trained(model, loss, steps=30):
+    """Loss before and after some steps of Adam."""
+    optimiser = torch.optim.Adam(model.parameters(), 3e-3)
+    losses = []
+    for _ in range(steps + 1):
+        optimiser.zero_grad()
+        value = loss()
+        value.backward()
+        optimiser.step()
+        losses.append(value.item())
+    return losses[0], losses[-1]
+
+
+def test_an_encoder_learns_words_and_sentences():
+    torch.manual_seed(0)
+    model = build(replace(BERT, dropout=0.1))
+    ids = torch.randint(4, VOCAB, (8, 9))
+    masked = torch.rand(ids.shape) < 0.15
+    seen, follows = ids.masked_fill(masked, 1), torch.arange(8) % 2
+
+    def losses():
+        words, sentence = model(seen, torch.arange(9).expand(8, 9) // 5)
+        return F.cross_entropy(words[masked], ids[masked]), F.cross_entropy(sentence, follows)
+
+    before = [part.item() for part in losses()]
+    trained(model, lambda: sum(losses()))
+    after = [part.item() for part in losses()]
+    assert all(b < 0.6 * a for a, b in zip(before, after, strict=True)), (before, after)
+
+
+def test_a_language_model_learns():
+    torch.manual_seed(0)
+    model = build(replace(GPT, dropout=0.1))
+    ids = torch.arange(10).remainder(9).add(4).expand(4, 10)
+    before, after = trained(
+        model, lambda: F.cross_entropy(model(ids[:, :-1]).flatten(0, 1), ids[:, 1:].flatten())
+    )
+    assert after < 0.5 * before
+
+
+@torch.no_grad()
+def test_a_language_model_goes_on_from_its_own_words():
+    """Greedy, step by step with the cache and by whole prefixes."""
+    model = perturbed(GPT)
+    cache = Cache(2, 1, 8, torch.device("cpu"))
+    ids = torch.tensor([[4], [9]])
+    for _ in range(7):
+        logits = model.embedding.logits(model.decode_step(ids[:, -1:], cache))
+        torch.testing.assert_close(logits[:, 0], model(ids)[:, -1])
+        logits[..., PAD] = float("-inf")
+        ids = torch.cat((ids, logits.argmax(-1)), 1)
+    assert len(set(ids.flatten().tolist())) > 2

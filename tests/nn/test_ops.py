@@ -62,14 +62,17 @@ def test_dropout_module_is_nothing_in_evaluation_and_refuses_bad_rates():
 
 @pytest.mark.parametrize("masked", ["none", "padding", "causal"])
 @pytest.mark.parametrize("shape", [(3, 5), (600, 600)], ids=["few", "many"])
-def test_attention_paths_agree(masked, shape):
+@pytest.mark.parametrize(("groups", "scale"), [(2, None), (1, 0.9)], ids=["each", "shared-scaled"])
+def test_attention_paths_agree(masked, shape, groups, scale):
     """Trained, searched and reference attention, values and gradients."""
     torch.manual_seed(2)
     queries, keys = shape if masked != "causal" else (shape[1], shape[1])
-    sides = [torch.randn(2, 2, n, 4, requires_grad=True) for n in (queries, keys, keys)]
+    heads = ((2, queries), (groups, keys), (groups, keys))
+    sides = [torch.randn(2, h, n, 4, requires_grad=True) for h, n in heads]
     mask = torch.rand(2, 1, 1, keys) < 0.7
     mask[..., 0] = True
     how = {"mask": mask if masked == "padding" else None, "causal": masked == "causal", "p": 0.0}
+    how["scale"] = scale
 
     def grads(y: torch.Tensor) -> list[torch.Tensor]:
         return [y, *torch.autograd.grad(y.square().sum(), sides)]
@@ -99,6 +102,29 @@ def test_reference_is_left_again_even_by_an_error():
     ours = ops.dropout(x, 0.5)
     torch.manual_seed(1)
     assert not torch.equal(ours, F.dropout(x, 0.5))
+
+
+def test_a_compiled_function_follows_the_switch():
+    """Compiled outside the block, it takes the plain path inside, and the fast one again after it."""
+    q = torch.randn(1, 2, 3, 4)
+    compiled = torch.compile(lambda: ops.attention(q, q, q, mask=None, causal=True, p=0.0), backend=names_of)
+    OPERATIONS.clear()
+    with torch.no_grad():
+        compiled()
+        with reference():
+            compiled()
+        compiled()
+    torch._dynamo.reset()
+    assert [any("scaled_dot_product" in name for name in names) for names in OPERATIONS] == [True, False]
+
+
+OPERATIONS: list[list[str]] = []
+
+
+def names_of(graph, inputs):
+    """A backend that runs a graph as it is, and keeps what it calls."""
+    OPERATIONS.append([str(node.target) for node in graph.graph.nodes])
+    return graph.forward
 
 
 def test_the_reference_is_twice_differentiable():

@@ -7,10 +7,10 @@ from dataclasses import replace
 import pytest
 import torch
 
-from normlab.nn import Attention, Norm, Placement, PostNorm, Site
-from normlab.spec.config import ModelConfig
+from contracts.variants import BY_PLACEMENT, SIZE, label
+from normlab.nn import LayerNorm, LayerScale, MixNorm, Placement, PostNorm, PreNorm, Site, stack_of
 
-SITE = Site("encoder", "ffn", 0, 0, 8, 2, 2, Norm.registry["layernorm"])
+SITE = Site("encoder", "ffn", 0, 0, 8, 2, 2)
 
 
 def test_a_name_is_taken_once():
@@ -27,24 +27,107 @@ def test_what_a_placement_states(name):
     place = Placement.registry[name]
     assert place.name == name
     assert "arXiv" in place.__doc__
-    assert place.conflict(norm="layernorm", scheme="xavier") is None
     built = []
     site = replace(SITE, norm=lambda dim: built.append(dim) or torch.nn.Identity())
     place(site), place.begin(site), place.end(site)
     assert place.normed == bool(built)
+    assert set(built) <= {site.dim}
     if not place.profiled:
         with pytest.raises(NotImplementedError, match=f"^placement '{name}' has no data-dependent start$"):
-            place(SITE).start_(torch.ones(()))
+            Placement.start_(place(SITE), 1.0)
+
+
+@pytest.mark.parametrize("name", Placement.registry)
+def test_the_stream_ends_with_a_norm_where_the_placement_says_so(name):
+    """And where it says nothing, an un-normed sum never reaches the output of a normed placement."""
+    place = Placement.registry[name]
+    norms = [m for m in place.end(SITE).modules() if isinstance(m, LayerNorm)]
+    if place.final_norm:
+        assert len(norms) == 1
+    x = 1e3 * torch.randn(1, 3, 8)
+    end = place.end(SITE)
+    stream = place(SITE).write(place.begin(SITE)(x), torch.randn(1, 3, 8))
+    rms = end(stream).square().mean().sqrt()
+    assert (rms < 3) == place.normed
+
+
+@pytest.mark.parametrize(
+    ("placement", "choices", "reason"),
+    [
+        (
+            "deepnorm",
+            {"decoder_placement": "post"},
+            "DeepNorm's alpha and beta are derived for an encoder and a decoder that both use it",
+        ),
+        (
+            "deepnorm",
+            {"scheme": "smallinit"},
+            "DeepNorm's beta is a gain on Xavier initialisation; with smallinit it is not defined",
+        ),
+        (
+            "subln",
+            {"decoder_placement": "post"},
+            "Sub-LN's gains are derived for an encoder and a decoder that both use it",
+        ),
+        (
+            "fixup",
+            {"decoder_placement": "post"},
+            "FixUp counts the branches of an encoder and a decoder that both use it",
+        ),
+        (
+            "fixup",
+            {},
+            "FixUp starts the classifier at 0, which a tied embedding cannot do",
+        ),
+        (
+            "tfixup",
+            {"encoder_placement": "post", "decoder_placement": "tfixup"},
+            "T-Fixup's factors are derived for an encoder and a decoder that both use it",
+        ),
+        (
+            "tfixup",
+            {"embedding": "fixnorm"},
+            "T-Fixup scales the embeddings, and FixNorm takes every scale away",
+        ),
+        (
+            "tfixup",
+            {"scheme": "looklinear"},
+            "T-Fixup's factors are on Xavier initialisation; with looklinear they are not defined",
+        ),
+    ],
+)
+def test_what_a_placement_may_not_be_combined_with(placement, choices, reason):
+    both = {"encoder_placement": placement, "decoder_placement": placement}
+    assert Placement.registry[placement].conflict(replace(SIZE, **{**both, **choices})) == reason
+
+
+@pytest.mark.parametrize("config", BY_PLACEMENT, ids=label)
+def test_every_placement_is_defined_alone_and_as_a_stack_alone(config):
+    place = Placement.registry[config.encoder_placement]
+    for layers in ((2, 2), (2, 0), (0, 2)):
+        sized = replace(config, encoder_layers=layers[0], decoder_layers=layers[1])
+        assert place.conflict(sized) is None
+        # The other stack's placement says nothing where there is no other stack.
+        name = "encoder_placement" if not layers[0] else "decoder_placement"
+        other = replace(sized, **{name: "post"})
+        assert all(layers) or place.conflict(other) is None
+
+
+@pytest.mark.parametrize(
+    ("layers", "early"), [(1, 1), (2, 1), (3, 1), (4, 1), (7, 1), (8, 2), (11, 2), (12, 3), (100, 25)]
+)
+def test_mix_ln_is_post_ln_in_the_first_quarter(layers, early):
+    kinds = [type(MixNorm(site).place) for site in stack_of(("ffn",), layers, 8)]
+    assert kinds == [PostNorm] * early + [PreNorm] * (layers - early)
+
+
+def test_layer_scale_starts_by_depth():
+    for layers, start in {1: 0.1, 18: 0.1, 19: 1e-5, 24: 1e-5, 25: 1e-6}.items():
+        for site in stack_of(("ffn",), layers, 8):
+            assert LayerScale(site).lam.tolist() == pytest.approx([start] * 8)
 
 
 def test_scalars_have_a_shape():
     """Sharding refuses parameters without dimensions."""
     for place in Placement.registry.values():
         assert all(p.dim() == 1 for p in place(SITE).parameters())
-
-
-def test_heads_must_divide_the_width():
-    with pytest.raises(
-        ValueError, match=r"^5 heads do not divide the width 16; heads that do: \[1, 2, 4, 8, 16\]$"
-    ):
-        Attention(ModelConfig(dim=16, heads=5), source="self")
