@@ -1,0 +1,221 @@
+"""Plant errors that public implementations have made, one at a time, and see that the tests catch each.
+
+    python tools/mutations.py            # all of them, on a copy of src
+    python tools/mutations.py omega      # those whose name contains a word
+
+The copy is what the tests import; the working tree is not touched. Before any error is planted the same tests
+must pass on the unchanged copy, because a suite that always fails would catch everything.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[1]
+TESTS = ("tests/oracles", "tests/starts", "tests/nn", "tests/init", "tests/optim", "tests/contracts")
+"""Of the methods themselves: what trains for minutes is not needed to catch a wrong equation."""
+FAILED_TESTS = 1
+"""pytest's exit code when tests ran and some failed; an import error or an empty selection has another."""
+
+
+@dataclass(frozen=True)
+class Mutation:
+    """One error: in ``path`` below src/normlab, each ``old`` text, found once, becomes its ``new``."""
+
+    name: str
+    path: str
+    edits: tuple[tuple[str, str], ...]
+
+    def plant(self, package: Path) -> None:
+        """Change the copy. Raises ValueError where an old text is not found just once: the list is stale."""
+        file = package / self.path
+        text = file.read_text(encoding="utf-8")
+        for old, new in self.edits:
+            if text.count(old) != 1:
+                raise ValueError(
+                    f"mutation {self.name!r}: {text.count(old)} times in {self.path}, not once: {old!r}; "
+                    "bring tools/mutations.py up to date"
+                )
+            text = text.replace(old, new)
+        file.write_text(text, encoding="utf-8")
+
+
+MUTATIONS = (
+    Mutation(
+        "gamma left out",
+        "nn/norm.py",
+        (("F.layer_norm(x, self.weight.shape, self.weight,", "F.layer_norm(x, self.weight.shape, None,"),),
+    ),
+    Mutation(
+        "g relative to sqrt(d)",
+        "nn/norm.py",
+        (
+            ("nn.Parameter(torch.full((1,), dim**0.5))", "nn.Parameter(torch.ones(1))"),
+            (
+                "return scaled_to(x, self.g)\n\n\nclass Fixed",
+                "return scaled_to(x, self.g * x.shape[-1] ** 0.5)\n\n\nclass Fixed",
+            ),
+        ),
+    ),
+    Mutation(
+        "DeepNorm's alpha on the branch",
+        "nn/placement/scaled.py",
+        (("self.norm(self.alpha * stream + y)", "self.norm(stream + self.alpha * y)"),),
+    ),
+    Mutation(
+        "DeepNorm's beta inverted",
+        "nn/placement/scaled.py",
+        (("(12 * m) ** -0.25", "(12 * m) ** 0.25"),),
+    ),
+    Mutation(
+        "1.15 where DeepNorm has 0.87",
+        "nn/placement/scaled.py",
+        (("0.87 * (n**4 * m) ** (-1 / 16)\n", "1.15 * (n**4 * m) ** (-1 / 16)\n"),),
+    ),
+    Mutation(
+        "no final norm",
+        "nn/placement/base.py",
+        (("return site.final_norm() if cls.final_norm else nn.Identity()", "return nn.Identity()"),),
+    ),
+    Mutation(
+        "omega_1 = 0",
+        "nn/placement/scaled.py",
+        (
+            (
+                "def first(stream: Tensor) -> Tensor:\n        return stream\n",
+                "def first(stream: Tensor) -> Tensor:\n        return 0 * stream\n",
+            ),
+        ),
+    ),
+    Mutation(
+        "padding in Admin's profile",
+        "init/profile.py",
+        (("            x = x[context.real]\n", "            pass\n"),),
+    ),
+    Mutation("causal mask off by one", "nn/ops.py", ((".tril()", ".tril(1)"),)),
+    Mutation(
+        "residual added after the norm",
+        "nn/placement/normed.py",
+        (("return self.norm(x + y), d + y", "return self.norm(x) + y, d + y"),),
+    ),
+    Mutation(
+        "FixNorm at the input alone",
+        "nn/embedding.py",
+        (("return F.linear(x, self.vectors())", "return F.linear(x, self.weight)"),),
+    ),
+    Mutation(
+        "ReZero's alpha for each sublayer",
+        "nn/placement/scaled.py",
+        (
+            (
+                'return site.shared.setdefault("rezero.alpha", nn.Parameter(torch.zeros(1)))',
+                "return nn.Parameter(torch.zeros(1))",
+            ),
+        ),
+    ),
+    Mutation(
+        "LayerNorm Scaling by sublayer instead of layer",
+        "nn/placement/normed.py",
+        (("(site.layer + 1) ** -0.5", "(site.index + 1) ** -0.5"),),
+    ),
+    Mutation(
+        "QK-norm's g on top of 1/sqrt(w)",
+        "nn/options.py",
+        (("scale: ClassVar[float | None] = 1.0", "scale: ClassVar[float | None] = None"),),
+    ),
+    Mutation(
+        "SmallInit with 4d",
+        "init/scheme.py",
+        (("(2 / (5 * weight.shape[1]))", "(2 / (4 * weight.shape[1]))"),),
+    ),
+    Mutation(
+        "a search one position late",
+        "nn/context.py",
+        (("else self.cache.length - 1", "else self.cache.length"),),
+    ),
+)
+
+
+@dataclass(frozen=True)
+class Result:
+    """What the tests said of one copy of the package."""
+
+    code: int
+    seconds: float
+    first_failure: str
+
+
+def run_tests(package: Path, tests: Sequence[str] = TESTS) -> Result:
+    """The tests against the package below ``package``'s parent, to the first failure."""
+    start = time.perf_counter()
+    environment = {**os.environ, "PYTHONPATH": str(package.parent), "PYTHONDONTWRITEBYTECODE": "1"}
+    options = ["-x", "-q", "-p", "no:cacheprovider", "--no-header", "--tb=no"]
+    options += ["-m", "not slow and not long", *tests]
+    done = subprocess.run(
+        [sys.executable, "-m", "pytest", *options],
+        cwd=ROOT,
+        env=environment,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    failures = [line for line in done.stdout.splitlines() if line.startswith(("FAILED", "ERROR"))]
+    return Result(done.returncode, time.perf_counter() - start, failures[0] if failures else "")
+
+
+def copy_of_package(folder: Path) -> Path:
+    """An unchanged copy of the package, and proof that tests would import it."""
+    package = folder / "normlab"
+    shutil.copytree(ROOT / "src" / "normlab", package, ignore=shutil.ignore_patterns("__pycache__"))
+    found = subprocess.run(
+        [sys.executable, "-c", "import normlab; print(normlab.__file__)"],
+        env={**os.environ, "PYTHONPATH": str(folder)},
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    if Path(found.stdout.strip()).parent.resolve() != package.resolve():
+        raise RuntimeError(f"tests would import {found.stdout.strip()}, not the copy in {folder}")
+    return package
+
+
+def outcome_of(mutation: Mutation | None) -> Result:
+    """What the tests say of a copy with this error, or without one."""
+    with tempfile.TemporaryDirectory() as folder:
+        package = copy_of_package(Path(folder))
+        if mutation is not None:
+            mutation.plant(package)
+        return run_tests(package)
+
+
+def main(words: Sequence[str]) -> int:
+    """Plant the errors whose names contain one of the words; the number that was not caught."""
+    chosen = [m for m in MUTATIONS if not words or any(w in m.name for w in words)]
+    clean = outcome_of(None)
+    print(f"{'no error':48} {'passed' if clean.code == 0 else clean.first_failure} ({clean.seconds:.0f} s)")
+    if clean.code != 0:
+        return 1
+    missed = 0
+    for mutation in chosen:
+        result = outcome_of(mutation)
+        caught = result.code == FAILED_TESTS and bool(result.first_failure)
+        missed += not caught
+        said = (
+            result.first_failure.removeprefix("FAILED ")
+            if caught
+            else f"NOT CAUGHT (exit code {result.code})"
+        )
+        print(f"{mutation.name:48} {said} ({result.seconds:.0f} s)", flush=True)
+    return missed
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
