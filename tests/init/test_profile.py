@@ -12,7 +12,7 @@ from torch import nn
 
 from contracts.variants import SIZE, VOCAB, tokens
 from normlab.init import admin_, profile_
-from normlab.nn import Seq2Seq, stack_of, wrap
+from normlab.nn import Placement, Seq2Seq, stack_of, wrap
 from normlab.tasks.build import build_seq2seq
 
 ADMIN = replace(SIZE, encoder_placement="admin", decoder_placement="admin", dropout=0.3)
@@ -192,3 +192,21 @@ def test_two_stacks_are_followed_each_from_its_own_start():
     again.load_state_dict({n: p for n, p in second.state_dict().items() if "omega" not in n}, strict=False)
     assert list(admin_(again, between).values()) == pytest.approx(expected, rel=1e-5)
     assert alone == {}
+
+
+@pytest.mark.parametrize("name", [n for n, place in Placement.registry.items() if place.profiled])
+def test_a_pass_that_fails_leaves_the_model_as_it_was(name):
+    model = build_seq2seq(replace(ADMIN, encoder_placement=name, decoder_placement=name), VOCAB, 1)
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter += 0.3
+    model.encoder.eval()
+    before = {n: p.clone() for n, p in model.named_parameters()}
+    source, target = tokens()
+    amid = lambda: (model.encode(source), model.decoder(target, "no context"))  # noqa: E731
+    for failing, kind in ((amid, RuntimeError), (lambda: model.encode(source), ValueError)):
+        with pytest.raises(kind):
+            profile_(model, failing)
+        assert all(torch.equal(p, before[n]) for n, p in model.named_parameters())
+        assert (model.encoder.training, model.decoder.training) == (False, True)
+        assert hooks(model) == 0

@@ -37,19 +37,25 @@ def profile_(model: nn.Module, forward: Callable[[], Any]) -> dict[str, float]:
     for name, sublayer in profiled.items():
         hooks.append(sublayer.register_forward_pre_hook(partial(pass_.before, name), with_kwargs=True))
         hooks.append(sublayer.f.register_forward_hook(partial(pass_.after, sublayer), with_kwargs=True))
+    modes = [(module, module.training) for module in model.modules()]
+    kept = [(p, p.clone()) for sublayer in profiled.values() for p in sublayer.place.parameters()]
     for sublayer in profiled.values():
         sublayer.place.start_(1.0)  # a model that was started before is profiled as a fresh one is
-    was_training = model.training
     model.eval()
     try:
         forward()
+        missed = profiled.keys() - pass_.given.keys()
+        if missed:
+            raise ValueError(f"the profiling pass did not run {sorted(missed)}; give it a batch that does")
+    except BaseException:
+        for parameter, value in kept:
+            parameter.copy_(value)
+        raise
     finally:
-        model.train(was_training)
+        for module, training in modes:
+            module.training = training
         for hook in hooks:
             hook.remove()
-    missed = profiled.keys() - pass_.given.keys()
-    if missed:
-        raise ValueError(f"the profiling pass did not run {sorted(missed)}; give it a batch that does")
     for name, sublayer in profiled.items():
         sublayer.place.start_(float(pass_.given[name]))
     return {name: float(variance) for name, variance in pass_.given.items()}
