@@ -35,7 +35,7 @@ test: lint ## lint, then every test that takes seconds
 	$(PYTEST) -n 2 -m "not slow and not long"
 
 test-slow: $(STAMP) ## the tests that take minutes
-	$(PYTEST) -m slow
+	$(PYTEST) -n 2 -m slow
 
 format: $(STAMP) ## let ruff mend what it can
 	$(BIN)/python -m ruff check --fix

@@ -52,7 +52,7 @@ def test_the_readme_has_commands_and_python():
         "report",
         "recipes",
     }
-    assert len(blocks("python")) == 1
+    assert len(blocks("python")) == 2
 
 
 def test_every_command_works_in_order(texts: Path, capsys: pytest.CaptureFixture[str]):
@@ -82,3 +82,11 @@ def test_the_python_works(texts: Path, monkeypatch: pytest.MonkeyPatch, capsys: 
     printed = capsys.readouterr().out.splitlines()
     assert [line.split()[0] for line in printed[:2]] == ["post", "pre"]
     assert (texts / "runs" / "comparison.html").stat().st_size < 5_000_000
+
+
+def test_the_network_of_ones_own_works(capsys: pytest.CaptureFixture[str]):
+    exec(blocks("python")[1], {})  # noqa: S102 (the README's own code)
+    omega, shape = capsys.readouterr().out.splitlines()
+    assert omega.startswith("tensor(")
+    assert "'5': " in omega
+    assert shape == "torch.Size([8, 10, 32])"

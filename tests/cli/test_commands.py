@@ -358,3 +358,5 @@ def test_a_recipe_is_explained(width, capsys):
     assert max(map(cell_len, printed.splitlines())) <= width
     assert main(["recipes", "fixup"]) == 2
     assert "type fixup+untied" in capsys.readouterr().err
+    assert main(["recipes", "fixup", "--force"]) == 0
+    assert "a tied embedding cannot do" in " ".join(capsys.readouterr().out.split())

@@ -15,7 +15,7 @@ DATA = (
     "train_src train_tgt dev_src dev_tgt test_src test_tgt train_text dev_text test_text builtin vocab_size "
     "max_len block_len word_dropout target_vocab_mask"
 )
-MODEL = "dim ffn_dim heads kv_heads encoder_layers decoder_layers dropout"
+MODEL = "dim ffn_dim heads kv_heads qk_norm_len max_positions encoder_layers decoder_layers dropout"
 OPTIM = "warmup_steps decay_step weight_decay clip_norm_l2 label_smoothing"
 TRAIN = "steps max_tokens accumulation precision validate_every_steps"
 MACHINE = "device threads checkpoint_every_steps"
@@ -26,7 +26,7 @@ OWN = {
     "score": "hypotheses references tokenised",
     "runs": "runs",
     "report": "of page runs",
-    "recipes": "names axis config imports",
+    "recipes": "names axis config force imports",
 }
 """A flag is a promise: think before adding one. A configuration or a recipe may be the better place."""
 

@@ -147,25 +147,52 @@ def test_admin_without_data_starts_by_depth_and_is_not_profiled():
     assert omegas(net) == pytest.approx([expected] * 6)
 
 
-def test_a_batch_is_a_tensor_a_tuple_or_a_mapping():
+def test_a_batch_is_a_tensor_a_sequence_or_a_mapping():
     torch.manual_seed(0)
     net, x, extra = OwnNetwork("admin"), torch.randn(2, 3, 8), torch.randn(2, 3, 8)
     given = []
-    for batch in (x + extra, (x, extra), {"extra": extra, "x": x}):
+    for batch in (x + extra, (x, extra), [x, extra], {"extra": extra, "x": x}):
         given.append(admin_(net, batch))  # a network that was started before gets the same start
-    assert given[0] == given[1] == given[2]
+    assert given[0] == given[1] == given[2] == given[3]
+
+
+def test_a_stream_may_be_given_by_its_name():
+    class Named(OwnNetwork):
+        def forward(self, x: torch.Tensor, extra: torch.Tensor | None = None) -> torch.Tensor:
+            for block in self.blocks:
+                x = block(stream=x)
+            return x
+
+    named, usual, x = Named("admin"), OwnNetwork("admin"), torch.randn(2, 3, 8)
+    usual.load_state_dict(named.state_dict())
+    assert admin_(named, x) == admin_(usual, x)
 
 
 def test_sites_out_of_order_are_refused():
     net = OwnNetwork("admin")
     net.blocks = net.blocks[1:]
     sentence = (
-        r"^blocks\.0 is at index 1 of its stack, and no sublayer at index 0 has run before it; give each its "
-        r"own site, in order \(nn\.stack_of\)$"
+        r"^blocks\.0 is at index 1 of its stack, and the sublayer at index 0 was due; wrap all of a stack "
+        r"with one placement, each at its own site, in order \(nn\.stack_of\)$"
     )
     with pytest.raises(ValueError, match=sentence):
         admin_(net, torch.randn(2, 3, 8))
     assert hooks(net) == 0
+
+
+def test_one_site_for_two_sublayers_is_refused():
+    """Both would start as the first of a stack, and nothing would be summed."""
+    site = next(stack_of(("ffn",), 2, 8))
+    net = nn.Sequential(*(wrap(nn.Linear(8, 8), "admin", site) for _ in range(2)))
+    with pytest.raises(ValueError, match=r"^1 is at index 0 of its stack, and .* index 1 was due"):
+        admin_(net, torch.randn(2, 3, 8))
+
+
+def test_a_stack_with_another_placement_in_between_is_refused():
+    places = list(stack_of(("mix", "ffn"), 2, 8))
+    net = nn.Sequential(*(wrap(nn.Linear(8, 8), ("admin", "post")[s.index % 2], s) for s in places))
+    with pytest.raises(ValueError, match=r"^2 is at index 2 of its stack, and .* index 1 was due"):
+        admin_(net, torch.randn(2, 3, 8))
 
 
 def test_a_sublayer_that_does_not_run_is_named():

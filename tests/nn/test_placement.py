@@ -70,6 +70,11 @@ def test_the_stream_ends_with_a_norm_where_the_placement_says_so(name):
             "Sub-LN's gains are derived for an encoder and a decoder that both use it",
         ),
         (
+            "subln",
+            {"scheme": "smallinit"},
+            "Sub-LN's gains are on Xavier initialisation; with smallinit they are not defined",
+        ),
+        (
             "fixup",
             {"decoder_placement": "post"},
             "FixUp counts the branches of an encoder and a decoder that both use it",
@@ -87,7 +92,7 @@ def test_the_stream_ends_with_a_norm_where_the_placement_says_so(name):
         (
             "tfixup",
             {"embedding": "fixnorm"},
-            "T-Fixup scales the embeddings, and FixNorm takes every scale away",
+            "T-Fixup scales the embeddings, and fixnorm takes every scale away",
         ),
         (
             "tfixup",

@@ -10,6 +10,7 @@ import torch
 
 from contracts.variants import SIZE, build
 from normlab.nn import Positions
+from normlab.nn.decode import beam_search
 from normlab.nn.position import sinusoids
 
 ROPE, LEARNED = (Positions.registry[name] for name in ("rope", "learned"))
@@ -27,10 +28,12 @@ def test_sinusoids_are_a_sine_and_a_cosine_by_turns():
 def test_an_odd_width_is_refused():
     with pytest.raises(ValueError, match=r"^sinusoidal positions need an even width, got 7; try 8$"):
         sinusoids(4, 7)
-    with pytest.raises(
-        ValueError, match=r"^rope turns pairs, so heads need an even width, got 5 \(20 wide, 4 heads\)$"
-    ):
+    sentence = r"^rope turns pairs, so heads need an even width, got {}; {}$"
+    fewer = sentence.format(r"5 \(20 wide, 4 heads\)", r"fewer heads that have one: \[1, 2\]")
+    with pytest.raises(ValueError, match=fewer):
         ROPE(replace(SIZE, dim=20, heads=4))
+    with pytest.raises(ValueError, match=sentence.format(r"5 \(15 wide, 3 heads\)", "try a width of 16")):
+        ROPE(replace(SIZE, dim=15, heads=3))
 
 
 def test_learned_positions_refuse_what_is_longer():
@@ -89,3 +92,11 @@ def test_the_scores_of_an_attention_do_not_know_where_it_begins():
     scores = attention.turn(q, None) @ attention.turn(k, None).mT
     torch.testing.assert_close(later[0] @ later[1].mT, scores, rtol=1e-9, atol=1e-9)
     assert not torch.allclose(q @ k.mT, scores)
+
+
+def test_a_search_ends_where_learned_positions_do():
+    config = replace(SIZE, positions="learned", max_positions=7)
+    (found,) = beam_search(build(config).eval(), torch.full((1, 6), 5), beams=2)
+    assert len(found) <= 7
+    (longer,) = beam_search(build(replace(config, max_positions=30)).eval(), torch.full((1, 6), 5), beams=2)
+    assert len(longer) > 7

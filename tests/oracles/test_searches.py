@@ -23,6 +23,7 @@ class Bigrams:
 
     def __init__(self, table: Tensor) -> None:
         self.embedding = SimpleNamespace(logits=lambda tokens: table[tokens])
+        self.positions = SimpleNamespace(longest=None)
 
     def encode(self, source: Tensor) -> tuple[Tensor, Tensor]:
         return source, source != 0

@@ -104,6 +104,15 @@ REFUSED = {
     ),
     "pre+": f"recipe 'pre+': unknown part '' (allowed: {OTHERS}); {OWN}",
     "pre+rmsnorm+scalenorm": "recipe 'pre+rmsnorm+scalenorm' names two of norm; keep one",
+    "pre+admin": (
+        "recipe 'pre+admin': 'admin' is a placement, and a stack has one, which comes first; "
+        "type pre or admin or enc:pre/dec:admin"
+    ),
+    "enc:pre/dec:post+rope+admin": (
+        "recipe 'enc:pre/dec:post+rope+admin': 'admin' is a placement, and a stack has one, which comes "
+        "first; type enc:pre/dec:post or admin"
+    ),
+    "pre+pre": "recipe 'pre+pre': 'pre' is a placement, and a stack has one, which comes first; type pre",
     "pre+rope+learned": "recipe 'pre+rope+learned' names two of positions; keep one",
     "pre+warmup+warmup": "recipe 'pre+warmup+warmup' names two of warm-up; keep one",
     "rezero+scalenorm": conflict(
@@ -126,7 +135,7 @@ REFUSED = {
     "fixup+fixnorm": conflict("fixup+fixnorm", FIXUP, "fixup+untied"),
     "pre+looklinear+gelu": conflict(
         "pre+looklinear+gelu",
-        "LookLinear mirrors the weights around a ReLU; gelu does not cancel",
+        "LookLinear is defined for ReLU, and its source says nothing of gelu",
         "pre+looklinear or pre+xavier+gelu",
     ),
 }
@@ -161,7 +170,7 @@ def test_force_runs_what_is_not_defined_and_marks_it_but_not_what_is_unknown():
 def test_a_forced_recipe_holds_every_reason():
     assert resolve("enc:post/dec:deepnorm+smallinit", BASE, force=True).forced == DEEPNORM
     both = resolve("enc:rezero/dec:fixup+rmsnorm+looklinear+gelu", BASE, force=True).forced
-    assert both.startswith("ReZero and FixUp have no norm, so rmsnorm would do nothing; LookLinear mirrors ")
+    assert both.startswith("ReZero and FixUp have no norm, so rmsnorm would do nothing; LookLinear is ")
     assert both.endswith("; FixUp counts the branches of an encoder and a decoder that both use it")
 
 

@@ -318,6 +318,8 @@ class Recipes:
     """List the parts of one axis alone, such as placement or norm."""
     config: str = "demo"
     """What recipes are explained for: a configuration's name or a run's config.json."""
+    force: Switch = False
+    """Also explain combinations that their source does not define, with the reason."""
     imports: Imports = ()
     """A module of yours that registers placements, norms and so on; may be given several times."""
 
@@ -333,7 +335,10 @@ class Recipes:
         load_plugins(*self.imports)
         if not self.names:
             show.recipes(self.axis)
-        for config in [resolve(name, load(self.config)) for name in self.names]:
+        base = load(self.config)
+        if not base.optim.decay_step:  # schedules that decay at a step are explained with one
+            base = replace(base, optim=replace(base.optim, decay_step=base.train.steps // 2))
+        for config in [resolve(name, base, force=self.force) for name in self.names]:
             show.recipe(config)
 
 

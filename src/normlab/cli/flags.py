@@ -61,6 +61,10 @@ class ModelFlags:
     heads: int
     kv_heads: int
     """Heads of keys and values, which several heads of queries share; 0: as many as heads."""
+    qk_norm_len: int
+    """97.5th percentile of your sentences' lengths in tokens, from which qknorm takes its start."""
+    max_positions: int
+    """Learned positions; no input may be longer."""
     encoder_layers: int
     decoder_layers: int
     dropout: float

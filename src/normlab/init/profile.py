@@ -23,7 +23,8 @@ def profile_(model: nn.Module, forward: Callable[[], Any]) -> dict[str, float]:
     the model once. Returns the variance handed to each sublayer by its path; empty, and the model untouched,
     where nothing asks for a profile.
 
-    Raises ValueError if the pass does not run a sublayer that is to be started, or starts amid a stack.
+    Raises ValueError if the pass does not run a sublayer that is to be started, or not those of a stack one
+    after the other.
     """
     profiled = {
         name: module
@@ -64,12 +65,12 @@ def profile_(model: nn.Module, forward: Callable[[], Any]) -> dict[str, float]:
 def admin_(model: nn.Module, batch: Any) -> dict[str, float]:
     """``profile_`` for a network of your own, built from sublayers that ``nn.wrap`` made.
 
-    ``batch`` is what the model takes: one tensor, a tuple of arguments, or a mapping of keywords. Liu et al.
-    2020, Section 4 (arXiv 2004.08249).
+    ``batch`` is what the model takes: one tensor, a tuple or list of arguments, or a mapping of keywords. Liu
+    et al. 2020, Section 4 (arXiv 2004.08249).
     """
     if isinstance(batch, Mapping):
         return profile_(model, lambda: model(**batch))
-    return profile_(model, lambda: model(*batch) if isinstance(batch, tuple) else model(batch))
+    return profile_(model, lambda: model(*batch) if isinstance(batch, (tuple, list)) else model(batch))
 
 
 class _Pass:
@@ -77,20 +78,23 @@ class _Pass:
 
     def __init__(self) -> None:
         self.given: dict[str, Tensor] = {}
-        self.carried: Tensor | None = None
-        self.stream = torch.zeros(())
+        self.carried, self.stream = torch.zeros(()), torch.zeros(())
+        self.due = 0
 
     def before(self, name: str, sublayer: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         sublayer = cast("Sublayer", sublayer)
         place = cast("ProfiledPlacement", sublayer.place)
-        self.stream = _variance(args[0], args[1:], kwargs)
-        if sublayer.site.index == 0:
-            self.carried = place.first(self.stream)
-        if self.carried is None:
+        stream, *others = args or (kwargs["stream"],)
+        self.stream = _variance(stream, tuple(others), kwargs)
+        index = sublayer.site.index
+        if index != self.due:
             raise ValueError(
-                f"{name} is at index {sublayer.site.index} of its stack, and no sublayer at index 0 has run "
-                "before it; give each its own site, in order (nn.stack_of)"
+                f"{name} is at index {index} of its stack, and the sublayer at index {self.due} was due; "
+                "wrap all of a stack with one placement, each at its own site, in order (nn.stack_of)"
             )
+        self.due = index + 1 if index + 1 < sublayer.site.sublayers else 0
+        if index == 0:
+            self.carried = place.first(self.stream)
         self.given[name] = self.carried
         if place.in_order:
             place.start_(float(self.carried))
@@ -99,7 +103,7 @@ class _Pass:
         self, sublayer: Sublayer, f: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], y: Tensor
     ) -> None:
         place = cast("ProfiledPlacement", sublayer.place)
-        self.carried = place.carry(cast("Tensor", self.carried), self.stream, _variance(y, args[1:], kwargs))
+        self.carried = place.carry(self.carried, self.stream, _variance(y, args[1:], kwargs))
 
 
 def _variance(x: Tensor, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Tensor:

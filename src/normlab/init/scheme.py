@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from normlab.nn import Branch, Embedding, Encoder, Positions, Size, Sublayer
+from normlab.nn import Activation, Branch, Embedding, Encoder, Positions, ReLU, Size, Sublayer
 from normlab.nn.registry import Registry
 from normlab.spec.randomness import derive
 
@@ -23,7 +23,10 @@ class Scheme(ABC):
     @staticmethod
     @abstractmethod
     def fill_(weight: Tensor, matrix: str, gain: float, generator: torch.Generator) -> None:
-        """Fill a weight `[out, in]` in place; ``gain`` is the placement's factor on the deviation."""
+        """Fill a weight `[out, in]` in place; ``gain`` is the placement's factor on the deviation.
+
+        ``matrix`` is a name of ``Branch.matrices``, or ``"head"`` for those of an encoder's heads.
+        """
 
     @classmethod
     def conflict(cls, size: Size) -> str | None:
@@ -50,7 +53,7 @@ class XavierUniform(Scheme, name="xavier_uniform"):
     r"""Xavier uniform: :math:`U(-a, a)` with :math:`a = g \sqrt{6/(n_{in} + n_{out})}` and the placement's
     gain g.
 
-    Glorot and Bengio 2010, Equation 16; Nguyen and Salazar 2019, Table 6 (arXiv 1910.05895).
+    Glorot and Bengio 2010, Equation 16; Nguyen and Salazar 2019, Appendix C (arXiv 1910.05895).
     """
 
     @staticmethod
@@ -91,8 +94,8 @@ class LookLinear(Scheme, name="looklinear"):
 
     @classmethod
     def conflict(cls, size: Size) -> str | None:
-        if size.activation != "relu":
-            return f"LookLinear mirrors the weights around a ReLU; {size.activation} does not cancel"
+        if Activation.registry[size.activation] is not ReLU:
+            return f"LookLinear is defined for ReLU, and its source says nothing of {size.activation}"
         if size.ffn_dim % 2:
             return f"LookLinear mirrors one half of the feed-forward, and its width {size.ffn_dim} is odd"
         return None

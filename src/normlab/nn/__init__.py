@@ -12,6 +12,7 @@ from normlab.nn.options import (
     Activation,
     Options,
     QueryKeyNorm,
+    ReLU,
 )
 from normlab.nn.placement import (
     B2T,
@@ -91,6 +92,7 @@ __all__ = [
     "ProfiledPlacement",
     "QueryKeyNorm",
     "RMSNorm",
+    "ReLU",
     "ReZero",
     "ReZeroPostNorm",
     "ResiDual",

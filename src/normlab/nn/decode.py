@@ -40,11 +40,13 @@ def beam_search(
 
     The score of a hypothesis y is :math:`\log p(y \mid x) / |y|^\alpha` with :math:`\alpha` =
     ``length_penalty`` and EOS counted in :math:`|y|`. A sentence ends when ``beams`` hypotheses have ended,
-    or at ``max_len_ratio * |x| + 10`` tokens, ``MAX_LEN`` at most, where EOS is forced. One beam is greedy
-    search. ``allowed`` `[V]` masks types that must not be produced.
+    or at ``max_len_ratio * |x| + 10`` tokens (at most ``MAX_LEN``, or the model's positions), where EOS is
+    forced. One beam is greedy search. ``allowed`` `[V]` masks types that must not be produced.
     """
     memory, real = model.encode(source)
-    limits = ((real.sum(1) * max_len_ratio).long() + 10).clamp(max=MAX_LEN)
+    limits = ((real.sum(1) * max_len_ratio).long() + 10).clamp(
+        max=min(MAX_LEN, model.positions.longest or MAX_LEN)
+    )
     search = _Search(len(source), beams, int(limits.max()), length_penalty, source.device)
     while search.rows.numel():
         hidden = model.decode_step(search.last, memory, real, search.cache)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable
 from typing import Any, ClassVar
 
 import torch
@@ -19,7 +18,11 @@ class Embedding(nn.Module, ABC):
     Press and Wolf 2017 (arXiv 1608.05859); Vaswani et al. 2017, Section 3.4 (arXiv 1706.03762).
     """
 
-    registry: ClassVar[Registry[Callable[[int, int], Embedding]]] = Registry("embedding")
+    registry: ClassVar[Registry[type[Embedding]]] = Registry("embedding")
+    tied: ClassVar[bool] = True
+    """Whether the input's matrix is the output's too."""
+    scale_free: ClassVar[bool] = False
+    """Whether the scale of the weights changes nothing."""
 
     def __init_subclass__(cls, *, name: str, **kwargs: Any) -> None:
         super().__init_subclass__(**kwargs)
@@ -68,6 +71,8 @@ class UntiedEmbedding(Embedding, name="untied"):
     Vaswani et al. 2017, Section 3.4 (arXiv 1706.03762), without its tying.
     """
 
+    tied: ClassVar[bool] = False
+
     def __init__(self, vocab_size: int, dim: int) -> None:
         super().__init__(vocab_size, dim)
         self.output = nn.Parameter(torch.empty(vocab_size, dim))
@@ -89,6 +94,8 @@ class FixNormEmbedding(Embedding, name="fixnorm"):
 
     Nguyen and Salazar 2019, Sections 2.3 and 3.2 (arXiv 1910.05895), after Nguyen and Chiang 2018.
     """
+
+    scale_free: ClassVar[bool] = True
 
     def vectors(self) -> Tensor:
         return F.normalize(self.weight, dim=-1)

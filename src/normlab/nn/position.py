@@ -26,6 +26,9 @@ class Positions(nn.Module, ABC):
         super().__init_subclass__(**kwargs)
         Positions.registry[name] = cls
 
+    longest: int | None = None
+    """Positions that there are, where they end."""
+
     @abstractmethod
     def __init__(self, size: Size) -> None:
         super().__init__()
@@ -69,6 +72,7 @@ class Learned(Positions, name="learned"):
 
     def __init__(self, size: Size) -> None:
         super().__init__(size)
+        self.longest = size.max_positions
         self.weight = nn.Parameter(torch.empty(size.max_positions, size.dim))
 
     def forward(self, x: Tensor, position: int | None = None) -> Tensor:
@@ -95,9 +99,11 @@ class Rotary(Positions, name="rope"):
     def __init__(self, size: Size) -> None:
         super().__init__(size)
         if size.dim // size.heads % 2:
+            fewer = [heads for heads in range(1, size.heads) if size.dim % (2 * heads) == 0]
             raise ValueError(
                 f"rope turns pairs, so heads need an even width, got {size.dim // size.heads} "
-                f"({size.dim} wide, {size.heads} heads)"
+                f"({size.dim} wide, {size.heads} heads); "
+                + (f"fewer heads that have one: {fewer}" if fewer else f"try a width of {size.dim + 1}")
             )
 
     def forward(self, x: Tensor, position: int | None = None) -> Tensor:

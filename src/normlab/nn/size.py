@@ -54,6 +54,10 @@ class Size(Protocol):
     def head_gain(self) -> str: ...
 
 
+XAVIER = ("xavier", "xavier_uniform")
+"""The schemes that a gain "on Xavier initialisation" is a factor of."""
+
+
 def hybrid(size: Size) -> bool:
     """Whether encoder and decoder have different placements."""
     both = bool(size.encoder_layers and size.decoder_layers)

@@ -37,7 +37,9 @@ def wrap(f: nn.Module, placement: str, site: Site) -> Sublayer:
     """Any module of yours, `[B, T, D]` to `[B, T, D]`, as a sublayer at a site of your network.
 
     ``nn.stack_of`` gives the sites of a stack in order. A placement that turns the embeddings into a stream
-    of several tensors, or ends with a norm, has ``begin`` and ``end`` for these; ``Stack.of`` builds all.
+    of several tensors, or ends with a norm, as Pre-LN does, has ``begin`` and ``end`` for these; ``Stack.of``
+    builds all. f keeps the start that it has: where the source scales the weights of a branch (DeepNorm,
+    Sub-LN, FixUp, T-Fixup), multiply yours by ``place.gain(site, "value")`` and so on.
 
     Raises ValueError for a placement that nobody registered.
     """
@@ -49,7 +51,9 @@ class Branch(nn.Module, ABC):
 
     @abstractmethod
     def matrices(self) -> dict[str, Tensor]:
-        """Name (query, key, value, output, ffn_in, ffn_out) to weight `[out, in]`, views of packed ones."""
+        """Name (query, key, value, output, ffn_in, ffn_gate, ffn_out) to weight `[out, in]`, views of packed
+        ones.
+        """
 
 
 class Attention(Branch):

@@ -332,6 +332,12 @@ def _parse(name: str) -> _Recipe:
     named: dict[str, str] = {}
     placements = _placements(head, name)
     for part in rest:
+        if part in Placement.registry:
+            apart = () if "/" in head or head == part else (f"enc:{head}/dec:{part}",)
+            raise ValueError(
+                f"recipe {name!r}: {part!r} is a placement, and a stack has one, which comes first; "
+                f"type {' or '.join(dict.fromkeys([head, part, *apart]))}"
+            )
         if part not in axis_of:
             raise ValueError(f"recipe {name!r}: unknown part {part!r}{nearest(part, axis_of)}; {HINT}")
         axis = axis_of[part]

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from normlab.nn.placement.base import Placement, Stream
 from normlab.nn.site import Site
-from normlab.nn.size import Size, hybrid
+from normlab.nn.size import XAVIER, Size, hybrid
 
 
 class OneNorm(Placement, ABC):
@@ -138,6 +138,8 @@ class SubNorm(NormedInput, name="subln"):
     def conflict(cls, size: Size) -> str | None:
         if hybrid(size):
             return "Sub-LN's gains are derived for an encoder and a decoder that both use it"
+        if size.scheme not in XAVIER:
+            return f"Sub-LN's gains are on Xavier initialisation; with {size.scheme} they are not defined"
         return None
 
 
@@ -186,7 +188,7 @@ class LayerNormScaling(NormedInput, name="lnscale"):
     r"""LayerNorm Scaling: :math:`x \leftarrow x + f(\mathrm{LN}(x)/\sqrt{l})` in layer l, counted from 1, and
     a final norm.
 
-    Sun et al. 2025, Section 3 (arXiv 2502.05795).
+    Sun et al. 2025, Section 4 (arXiv 2502.05795).
     """
 
     deep: ClassVar[bool] = True
@@ -202,8 +204,9 @@ class LayerNormScaling(NormedInput, name="lnscale"):
 class Keel(TwoNorms, name="keel"):
     r"""KEEL: :math:`x \leftarrow \mathrm{LN}(S x + f(\mathrm{LN}(x)))` with S sublayers in the stack.
 
-    Chen and Wei 2026, Section 3 (arXiv 2601.19895), where models of more than 1,000 layers train. Several
-    public implementations treat the first layer apart; the published equation, taken here, does not.
+    Chen and Wei 2026, Section 3 (arXiv 2601.19895), where models of more than 1,000 layers train. Their
+    Section 3.1 leaves S out of the first layer, the outer norm out of its attention and :math:`\beta` out of
+    every norm; here the equation holds as it stands, in every sublayer.
     """
 
     deep: ClassVar[bool] = True

@@ -9,10 +9,11 @@ from typing import ClassVar
 import torch
 from torch import Tensor, nn
 
+from normlab.nn.embedding import Embedding
 from normlab.nn.placement.base import Placement, ProfiledPlacement, Stream
 from normlab.nn.placement.normed import NormedInput, OneNorm
 from normlab.nn.site import Site
-from normlab.nn.size import Size, hybrid
+from normlab.nn.size import XAVIER, Size, hybrid
 
 
 class WeightedShortcut(OneNorm, ABC):
@@ -120,7 +121,7 @@ class DeepNorm(OneNorm, name="deepnorm"):
     def conflict(cls, size: Size) -> str | None:
         if hybrid(size):
             return "DeepNorm's alpha and beta are derived for an encoder and a decoder that both use it"
-        if not size.scheme.startswith("xavier"):
+        if size.scheme not in XAVIER:
             return f"DeepNorm's beta is a gain on Xavier initialisation; with {size.scheme} it is not defined"
         return None
 
@@ -143,7 +144,7 @@ class ReZero(ScaledBranch, name="rezero"):
     r"""ReZero: :math:`x \leftarrow x + \alpha f(x)`, no norm, :math:`\alpha = 0` at the start.
 
     One :math:`\alpha` (shape `[1]`) a layer, shared by its sublayers. Bachlechner et al. 2020,
-    Section 4 (arXiv 2003.04887).
+    Equation 1 (arXiv 2003.04887).
     """
 
     deep: ClassVar[bool] = True
@@ -210,7 +211,7 @@ class FixUp(ScaledBranch, name="fixup"):
     def conflict(cls, size: Size) -> str | None:
         if hybrid(size):
             return "FixUp counts the branches of an encoder and a decoder that both use it"
-        if size.embedding != "untied":
+        if Embedding.registry[size.embedding].tied:
             return "FixUp starts the classifier at 0, which a tied embedding cannot do"
         return None
 
@@ -244,9 +245,9 @@ class TFixup(Placement, name="tfixup"):
     def conflict(cls, size: Size) -> str | None:
         if hybrid(size):
             return "T-Fixup's factors are derived for an encoder and a decoder that both use it"
-        if size.embedding == "fixnorm":
-            return "T-Fixup scales the embeddings, and FixNorm takes every scale away"
-        if not size.scheme.startswith("xavier"):
+        if Embedding.registry[size.embedding].scale_free:
+            return f"T-Fixup scales the embeddings, and {size.embedding} takes every scale away"
+        if size.scheme not in XAVIER:
             return f"T-Fixup's factors are on Xavier initialisation; with {size.scheme} they are not defined"
         return None
 
