@@ -1,0 +1,218 @@
+"""The catalogue page is what the code says today: every variant, every picture, and its numbers again."""
+
+from __future__ import annotations
+
+import gc
+import re
+from collections.abc import Iterator
+from pathlib import Path
+
+import polars as pl
+import pytest
+
+import catalogue
+import hidden_scale
+import variant_facts
+from normlab.nn import Placement
+from normlab.nn.registry import Registry
+from normlab.run.recipes import PLACEMENT, Part
+from variant_facts import Recipe, refusals, shipped
+
+STALE = f"docs/catalogue.md is not what the code says; type: {catalogue.COMMAND}"
+POINTS = hidden_scale.kept()
+PAGE = catalogue.PAGE.read_text(encoding="utf-8")
+PLACEMENTS = [part.name for part in shipped() if part.axis == PLACEMENT.name]
+
+
+def entry(name: str) -> str:
+    """The part of the page below a name's heading."""
+    return PAGE.split(f"\n### `{name}`\n")[1].split("\n##")[0]
+
+
+def registered() -> Iterator[tuple[str, str]]:
+    """Kind and name of all variants of this package in all registries, whether a recipe knows them or not."""
+    for found in gc.get_objects():
+        if type(found) is Registry:  # isinstance would wake what other libraries load lazily
+            for name, variant in found.items():
+                if str(getattr(variant, "__module__", "")).startswith("normlab."):
+                    yield found.kind, name
+
+
+def test_every_placement_is_measured():
+    assert sorted(POINTS) == sorted(PLACEMENTS), STALE
+
+
+def test_the_page_is_the_generated_one():
+    fresh = catalogue.page(POINTS)
+    changed = [new for new, old in zip(fresh.splitlines(), PAGE.splitlines(), strict=False) if new != old]
+    assert fresh == PAGE, f"{STALE} (first line that differs: {changed[:1]})"
+
+
+def test_every_registered_name_has_an_entry():
+    headings = re.findall(r"^### `(.+)`$", PAGE, re.MULTILINE)
+    assert len(headings) == len(set(headings))
+    names = list(registered())
+    assert {"placement", "norm", "embedding", "scheme", "schedule", "optimiser", "bias"} <= {
+        k for k, _ in names
+    }
+    missing = [f"{kind} {name}" for kind, name in names if name not in headings]
+    assert not missing, f"{missing} not on the page; {STALE}"
+
+
+def test_every_entry_has_an_equation_or_a_sentence_and_all_mathematics_is_rendered():
+    for part in shipped():
+        assert len(entry(part.name).strip()) > 20, part.name
+    assert ":math:" not in PAGE
+    assert "``" not in PAGE.replace("`` ` ``", "")
+    assert all(formula.count("{") == formula.count("}") for formula in re.findall(r"\$`(.+?)`\$", PAGE))
+
+
+@pytest.mark.parametrize("name", PLACEMENTS)
+def test_each_placement_has_a_small_picture_for_both_modes(name: str):
+    for ending in hidden_scale.MODES.values():
+        picture = hidden_scale.FOLDER / f"{name}{ending}.svg"
+        assert picture.is_file(), f"no {picture.name}; type: {catalogue.COMMAND}"
+        assert f"catalogue/{picture.name}" in entry(name)
+        drawn = picture.read_text(encoding="utf-8")
+        assert len(drawn) < 20_000
+        assert {"encoder", "decoder", "sublayers passed"} <= set(re.findall(r">([^<>]+)</text>", drawn))
+
+
+def test_no_picture_is_left_of_a_placement_that_is_gone():
+    stems = {picture.stem.removesuffix("-dark") for picture in hidden_scale.FOLDER.glob("*.svg")}
+    assert stems == set(PLACEMENTS), STALE
+
+
+def test_linked_files_exist():
+    for target in re.findall(r"\]\((?!https?:|#)([^)#]+)", PAGE):
+        assert (catalogue.PAGE.parent / target).exists(), target
+
+
+# ------------------------------------------------------------------------------------- what is measured
+
+
+def test_a_measurement_comes_out_again():
+    again = catalogue.measured(["admin"])["admin"]
+    for stack, rows in POINTS["admin"].items():
+        for new, old in zip(again[stack], rows, strict=True):
+            assert new == pytest.approx(old, rel=1e-3), f"the scale changed; {catalogue.COMMAND} --measure"
+
+
+def test_what_the_scales_must_be():
+    def middle(name: str, stack: str = "encoder") -> list[float]:
+        return [mid for _, mid, _ in POINTS[name][stack]]
+
+    sublayers = hidden_scale.SIZE.encoder_layers * 2
+    assert {len(rows) for rows in (middle(name) for name in PLACEMENTS)} == {sublayers + 1}
+    assert middle("post")[1:] == pytest.approx([1.0] * sublayers, rel=1e-3)  # a norm writes the stream
+    assert middle("rezero") == [middle("rezero")[0]] * (sublayers + 1)  # alpha = 0: every sublayer is silent
+    assert middle("pre") == sorted(middle("pre"))  # a sum of branches that nothing norms
+    # each branch of Sandwich-LN adds a vector of mean square 1 to a stream that starts with one of 1 to 2
+    first, last = middle("sandwich")[0], middle("sandwich")[-1]
+    assert last**2 == pytest.approx(first**2 + sublayers, rel=0.2)
+    assert all(low <= mid <= high for rows in POINTS["pre"].values() for low, mid, high in rows)
+
+
+def test_the_axis_holds_every_picture():
+    low, high = hidden_scale.domain(POINTS.values())
+    values = [v for stacks in POINTS.values() for rows in stacks.values() for row in rows for v in row]
+    assert low <= min(values) < low * 10**0.5
+    assert high / 10**0.5 < max(values) <= high
+
+
+# ----------------------------------------------------------------------------- parameters and refusals
+
+
+@pytest.mark.parametrize(
+    ("name", "number"),
+    [
+        ("pre", 2 * 2 * 512),  # a final norm in each stack
+        ("sandwich", (30 + 2) * 2 * 512),  # and another norm in each of 12 + 18 sublayers
+        ("admin", 30 * 512),
+        ("rezero_post", 12),  # one scalar a layer
+        ("skipinit", 30 - 30 * 2 * 512),
+        ("layerscale", 2 * 2 * 512 + 30 * 512),
+        ("headgain", 18 * 8),
+        ("untied", 32000 * 512),
+        ("learned", 1000 * 512),
+        ("swiglu", 12 * (512 + 1) * 2048),
+    ],
+)
+def test_extra_parameters(name: str, number: int):
+    (part,) = (part for part in shipped() if part.name == name)
+    axis = next(a for a in (PLACEMENT, *variant_facts.MODEL_AXES) if a.name == part.axis)
+    assert variant_facts.difference(part, axis)[0] == number
+    assert f"{catalogue.signed(number)} parameters" in entry(name)
+
+
+def test_starts_are_those_of_the_built_parameters():
+    assert "`alpha` `[1]`, start 0, one a layer" in entry("rezero")
+    assert "`omega` `[D]`, start profiled" in entry("admin")
+    assert "`lam` `[D]`, start 0.1" in entry("layerscale")
+    beta = 0.87 * (6**4 * 6) ** (-1 / 16)
+    assert f"encoder value, output, ffn_in, ffn_out {beta:.3g}" in entry("deepnorm")
+
+
+def test_refusals_are_those_of_conflict():
+    told = {part.name: "\n".join(refusals(part)) for part in shipped()}
+    assert told["post"] == told["pre"] == told["relu"] == ""
+    assert "any embedding but `untied`: FixUp starts the classifier at 0" in told["fixup"]
+    assert "scheme `smallinit`, `looklinear`: DeepNorm's beta" in told["deepnorm"]
+    assert "any other placement in the other stack: DeepNorm" in told["deepnorm"]
+    assert "any activation but `relu`: LookLinear" in told["looklinear"]
+    assert "any norm: ReZero has no norm" in told["rezero"]
+
+
+def test_a_new_refusal_appears():
+    class Picky:
+        """A scheme that will have no Pre-LN in the decoder, and one activation only."""
+
+        @staticmethod
+        def conflict(model: object) -> str | None:
+            if model.decoder_placement == "pre":
+                return "not with pre"
+            return "gelu is too smooth" if model.activation == "gelu" else None
+
+    told = list(refusals(Part("scheme", "xavier", Picky)))
+    assert told == ["activation `gelu`: gelu is too smooth"]
+    assert Recipe("post").but("norm", "rmsnorm").typed == "post+rmsnorm"
+
+
+def test_a_variant_of_somebody_else_stays_out():
+    class Outsider(Placement, name="catalogue_outsider"):
+        def write(self, stream: object, y: object) -> object:
+            return stream
+
+    try:
+        assert "catalogue_outsider" not in [part.name for part in shipped()]
+        assert "catalogue_outsider" not in catalogue.page(POINTS)
+    finally:
+        del Placement.registry["catalogue_outsider"]
+
+
+def test_pictures_are_drawn_from_what_is_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(hidden_scale, "FOLDER", tmp_path)
+    monkeypatch.setattr(hidden_scale, "KEPT", tmp_path / "scale.json")
+    (tmp_path / "gone.svg").write_text("", encoding="utf-8")
+    points = {"one": {"encoder": [(1.0, 2.0, 3.0), (2.0, 3.0, 30.0)], "decoder": [(1.0, 1.0, 1.0)]}}
+    hidden_scale.keep(points)
+    assert hidden_scale.kept() == points
+    hidden_scale.draw(points)
+    assert sorted(p.name for p in tmp_path.glob("*.svg")) == ["one-dark.svg", "one.svg"]
+    assert "NaN" not in (tmp_path / "one.svg").read_text(encoding="utf-8")
+
+
+def test_docstrings_become_markdown():
+    given = r"LN: :math:`\|x\|_2`, ``f`` of `[D]`. Li et al. 2024, Section 3 (arXiv 2412.13795)."
+    assert catalogue.linked(given) == (
+        r"LN: $`\|x\|_2`$, `f` of `[D]`. Li et al. 2024, Section 3 "
+        "([arXiv 2412.13795](https://arxiv.org/abs/2412.13795))."
+    )
+
+
+def test_numbers_of_the_scale_file_are_positive_and_finite():
+    frame = pl.DataFrame(
+        [v for stacks in POINTS.values() for rows in stacks.values() for row in rows for v in row]
+    )
+    assert frame.to_series().is_finite().all()
+    assert frame.to_series().min() > 0

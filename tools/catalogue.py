@@ -1,0 +1,193 @@
+"""Write docs/catalogue.md: every registered variant, from its docstring and from what it is when built.
+
+    python tools/catalogue.py              # page and pictures; scales are measured where none are kept
+    python tools/catalogue.py --measure    # measure the scale of every placement again
+
+Equations, starts and sources are the docstrings'. Parameters are counted on models that are built for it, and
+refusals are asked of the variants. What other packages registered stays out.
+"""
+
+from __future__ import annotations
+
+import argparse
+import re
+from collections import defaultdict
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+
+import hidden_scale
+from normlab.nn import Placement
+from normlab.run.recipes import PLACEMENT, Part, paragraphs, resolve, summary
+from variant_facts import (
+    BASE,
+    MODEL_AXES,
+    PLAIN,
+    SIZE,
+    VOCAB,
+    difference,
+    gains,
+    own,
+    refusals,
+    shipped,
+    simplest,
+)
+
+PAGE = Path(__file__).resolve().parents[1] / "docs/catalogue.md"
+COMMAND = "python tools/catalogue.py"
+
+
+def linked(text: str) -> str:
+    """A docstring's paragraph as Markdown: mathematics, names as code, links to arXiv."""
+    text = re.sub(r":math:`([^`]*)`", r"$`\1`$", text)
+    text = re.sub(r"``([^`]*)``", r"`\1`", text)
+    return re.sub(r"\barXiv (\d{4}\.\d{4,5})", r"[arXiv \1](https://arxiv.org/abs/\1)", text)
+
+
+def placement_facts(part: Part) -> Iterator[str]:
+    """The list below a placement's picture."""
+    placement, recipe = Placement.registry[part.name], simplest(part.axis, part.name)
+    yield f"Parameters of a sublayer: {'; '.join(own(placement)) or 'none'}."
+    number, which = difference(part, PLACEMENT)
+    if part.name != PLAIN:
+        yield f"Against `{PLAIN}`: {more(number, which)}."
+    if factors := list(gains(placement, recipe.config().model)):
+        yield f"Factors on the scheme's standard deviation: {'; '.join(factors)}."
+    chosen = [(a.name, getattr(placement, a.field), a.plain) for a in MODEL_AXES if a.of_branch]
+    if told := [f"{axis} `{name}`" for axis, name, plain in chosen if name != plain]:
+        yield f"Its source sets: {', '.join(told)}."
+    if recipe.named:
+        yield f"Built here as `{recipe.typed}`."
+    if placement.deep:
+        yield "Its source claims that very deep models train with it: [measured](depth.md)."
+
+
+def facts(part: Part) -> Iterator[str]:
+    """The list below a part of another axis."""
+    axis = next((a for a in MODEL_AXES if a.name == part.axis), None)
+    if axis is None:
+        return
+    if part.name == axis.plain:
+        yield "What a model has unless it says otherwise."
+        return
+    number, which = difference(part, axis)
+    yield f"Against `{axis.plain}`: {more(number, which)}."
+
+
+def more(number: int, which: str) -> str:
+    """A difference of parameters in words."""
+    return f"{signed(number)} parameters, {which}" if which else "the same parameters"
+
+
+def signed(number: int) -> str:
+    """With a sign in front and commas between thousands."""
+    return f"{number:+,}".replace("-", "−") if number else "0"
+
+
+def entry(part: Part) -> Iterator[str]:
+    """The paragraphs of one part."""
+    yield f"### `{part.name}`"
+    yield from (linked(text) for text in paragraphs(part.source) if text)
+    if part.axis == PLACEMENT.name:
+        light, dark = (f"catalogue/{part.name}{ending}.svg" for ending in hidden_scale.MODES.values())
+        yield (
+            f'<picture><source media="(prefers-color-scheme: dark)" srcset="{dark}">'
+            f'<img src="{light}" alt="Hidden scale by depth with {part.name}"></picture>'
+        )
+    told = list(placement_facts(part) if part.axis == PLACEMENT.name else facts(part))
+    told += [f"Refuses {why}." for why in refusals(part)]
+    if told:
+        yield "\n".join(f"- {line}" for line in told)
+
+
+def index(axis: str, members: Sequence[Part], points: Mapping[str, hidden_scale.Points]) -> str:
+    """The table at the head of an axis."""
+    of = next((a for a in (PLACEMENT, *MODEL_AXES) if a.name == axis), None)
+    columns = ["name", "source"] + (["parameters"] if of else [])
+    columns += ["scale at the end: encoder, decoder", "claims depth"] if of is PLACEMENT else []
+    lines = [f"| {' | '.join(columns)} |", f"| {' | '.join('---' for _ in columns)} |"]
+    for part in members:
+        cells = [f"[`{part.name}`](#{part.name})", linked(summary(part)[1])]
+        if of:
+            cells.append(signed(difference(part, of)[0]))
+        if of is PLACEMENT:
+            cells.append(", ".join(f"{points[part.name][s][-1][1]:.2g}" for s in ("encoder", "decoder")))
+            cells.append("yes" if Placement.registry[part.name].deep else "")
+        lines.append(f"| {' | '.join(cells)} |")
+    return "\n".join(lines)
+
+
+def about() -> Iterator[str]:
+    """The paragraphs before the first axis."""
+    measured, size = hidden_scale.SIZE, SIZE
+    yield "# Catalogue"
+    yield (
+        "Everything that a recipe can name, axis by axis, with its equation, its start and its source as its "
+        f"docstring states them. Written by `{COMMAND}`: change the docstring, not this page. A recipe is a "
+        "placement and then at most one name of every other axis, joined by `+`: `pre+fixnorm+scalenorm`."
+    )
+    yield (
+        "Letters: x the stream, f the branch, LN the norm that was chosen, N and M the encoder's and the "
+        "decoder's layers, L those of a single stack, S a stack's sublayers, d the width, w that of a head; "
+        "of a schedule n is the step, k the last step of the warm-up, N the last of all. Parameters and "
+        "factors are those of a "
+        f"Transformer of {size.encoder_layers}-{size.decoder_layers} layers, D = {size.dim}, "
+        f"D_ff = {size.ffn_dim}, H = {size.heads} heads, V = {VOCAB}, against the same model with plain "
+        "Post-LN or with the axis's plain choice."
+    )
+    yield (
+        "Pictures: root mean square of the stream (of its first tensor where there are several) before each "
+        f"sublayer and behind the last one, at the start, in a Transformer of {measured.encoder_layers}-"
+        f"{measured.decoder_layers} layers (d {measured.dim}, FFN {measured.ffn_dim}, {measured.heads} "
+        f"heads), over the real positions of {hidden_scale.SENTENCES} sentence pairs of the built-in corpus "
+        f"`{hidden_scale.CORPUS}`; the embeddings stand at 0. Line: the middle of {len(hidden_scale.SEEDS)} "
+        "seeds, each with weights and sentences of its own; band: lowest to highest. Starts that depend on "
+        "data are profiled on the same sentences. The axis is the same in all pictures. The numbers are in "
+        "[`catalogue/scale.json`](catalogue/scale.json)."
+    )
+
+
+def page(points: Mapping[str, hidden_scale.Points]) -> str:
+    """The whole page, from the docstrings and kept measurements."""
+    by_axis: dict[str, list[Part]] = defaultdict(list)
+    for part in shipped():
+        by_axis[part.axis].append(part)
+    blocks = [*about(), "Axes: " + " · ".join(f"[{axis}](#axis-{_slug(axis)})" for axis in by_axis)]
+    for axis, members in by_axis.items():
+        blocks += [f"## Axis: {axis}", index(axis, members, points)]
+        blocks += [text for part in members for text in entry(part)]
+    return "\n\n".join(blocks) + "\n"
+
+
+def _slug(axis: str) -> str:
+    return axis.replace(" ", "-")
+
+
+def measured(names: Iterable[str]) -> dict[str, hidden_scale.Points]:
+    """The hidden scale of placements, each in its simplest recipe."""
+    data, vocab_size = hidden_scale.batches()
+    found = {}
+    for name in names:
+        model = replace(BASE, model=hidden_scale.SIZE)
+        config = resolve(simplest(PLACEMENT.name, name).typed, model)
+        found[name] = hidden_scale.measure(config.model, data, vocab_size)
+        print(f"measured {name}", flush=True)
+    return found
+
+
+def main() -> None:
+    """Measure what is not kept, draw, write."""
+    parser = argparse.ArgumentParser(description="Write docs/catalogue.md.")
+    parser.add_argument("--measure", action="store_true", help="measure again what is kept, too")
+    args = parser.parse_args()
+    names = [part.name for part in shipped() if part.axis == PLACEMENT.name]
+    kept = {} if args.measure else hidden_scale.kept()
+    kept |= measured(name for name in names if name not in kept)
+    points = {name: kept[name] for name in names}
+    hidden_scale.keep(points)
+    hidden_scale.draw(points)
+    PAGE.write_text(page(points), encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main()

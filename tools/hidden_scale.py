@@ -1,0 +1,136 @@
+"""How the stream grows with depth before any training: measured for the catalogue's pictures."""
+
+from __future__ import annotations
+
+import json
+import math
+import statistics
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import polars as pl
+import torch
+import vl_convert
+from torch import Tensor, nn
+
+from normlab.data.batches import Batch, Ragged, TokenPairs, dev_batches
+from normlab.data.builtin import generate
+from normlab.data.tokenizer import Tokenizer
+from normlab.figures.depth import hidden_scale
+from normlab.figures.theme import Mode, theme
+from normlab.init import profile_
+from normlab.nn import PAD, Seq2Seq
+from normlab.spec.config import ModelConfig
+from normlab.tasks.build import build_seq2seq
+
+FOLDER = Path(__file__).resolve().parents[1] / "docs/catalogue"
+KEPT = FOLDER / "scale.json"
+MODES: Mapping[Mode, str] = {"light": "", "dark": "-dark"}
+"""Mode to what stands at the end of the picture's name."""
+
+SIZE = ModelConfig(dim=256, ffn_dim=1024, heads=4, encoder_layers=12, decoder_layers=12, dropout=0.0)
+CORPUS, PAIRS, VOCAB = "mixed-de-en", 2000, 2000
+SEEDS = (1, 2, 3)
+SENTENCES = 32
+
+Points = dict[str, list[tuple[float, float, float]]]
+"""Stack to lowest, middle and highest seed before each sublayer and behind the last one."""
+
+
+def batches() -> tuple[list[Batch], int]:
+    """A batch of the built-in corpus for each seed, and the vocabulary's size."""
+    splits = generate(CORPUS, pairs=PAIRS, seed=0)
+    tokenizer = Tokenizer.train([*splits.train.source, *splits.train.target], VOCAB)
+    made = []
+    for i in range(len(SEEDS)):
+        rows = slice(i * SENTENCES, (i + 1) * SENTENCES)
+        sides = (splits.dev.source[rows], splits.dev.target[rows])
+        pairs = TokenPairs(*(Ragged.of(tokenizer.encode(side)) for side in sides))
+        made += dev_batches(pairs, max_tokens=10**6)
+    return made, tokenizer.vocab_size
+
+
+def measure(size: ModelConfig, data: Sequence[Batch], vocab_size: int) -> Points:
+    """Root mean square of the stream's first tensor over real positions, in evaluation mode."""
+    runs = [_one(size, batch, vocab_size, seed) for seed, batch in zip(SEEDS, data, strict=True)]
+    return {
+        stack: [
+            (min(values), statistics.median(values), max(values))
+            for values in zip(*(run[stack] for run in runs), strict=True)
+        ]
+        for stack in runs[0]
+    }
+
+
+@torch.no_grad()
+def _one(size: ModelConfig, batch: Batch, vocab_size: int, seed: int) -> dict[str, list[float]]:
+    model = build_seq2seq(replace(size, dropout=0.0), vocab_size, seed).eval()
+    forward = partial(model, batch.source, batch.target_in)
+    profile_(model, forward)
+    found: dict[str, list[float]] = {"encoder": [], "decoder": []}
+
+    def note(stack: str, real: Tensor, module: nn.Module, args: tuple[Any, ...]) -> None:
+        x = args[0][0] if isinstance(args[0], tuple) else args[0]
+        found[stack].append(float(x[real].square().mean().sqrt()))
+
+    for name, ids in (("encoder", batch.source), ("decoder", batch.target_in)):
+        stack = _stack(model, name)
+        for module in (*stack.sublayers, stack.end):
+            module.register_forward_pre_hook(partial(note, name, ids != PAD))
+    forward()
+    return found
+
+
+def _stack(model: Seq2Seq, name: str) -> Any:
+    return model.get_submodule(name)
+
+
+def keep(points: Mapping[str, Points]) -> None:
+    """Write the measurements, five digits each."""
+    lines = []
+    for name, stacks in points.items():
+        short = {s: [[float(f"{v:.5g}") for v in row] for row in rows] for s, rows in stacks.items()}
+        lines.append(f"{json.dumps(name)}: {json.dumps(short, separators=(',', ':'))}")
+    FOLDER.mkdir(exist_ok=True)
+    KEPT.write_text("{\n" + ",\n".join(lines) + "\n}\n", encoding="utf-8")
+
+
+def kept() -> dict[str, Points]:
+    """What was measured; empty before the first measurement."""
+    if not KEPT.exists():
+        return {}
+    found = json.loads(KEPT.read_text(encoding="utf-8"))
+    return {
+        name: {s: [(low, mid, high) for low, mid, high in rows] for s, rows in stacks.items()}
+        for name, stacks in found.items()
+    }
+
+
+def domain(points: Iterable[Points]) -> tuple[float, float]:
+    """The vertical axis of all pictures: whole half-decades around everything that was measured."""
+    values = [v for stacks in points for rows in stacks.values() for row in rows for v in row]
+    low, high = math.log10(min(values)), math.log10(max(values))
+    return 10 ** (math.floor(2 * low) / 2), 10 ** (math.ceil(2 * high) / 2)
+
+
+def draw(points: Mapping[str, Points]) -> None:
+    """Two pictures a placement, for a light and a dark page; others are removed."""
+    axis = domain(points.values())
+    FOLDER.mkdir(exist_ok=True)
+    for old in FOLDER.glob("*.svg"):
+        old.unlink()
+    for name, stacks in points.items():
+        frame = pl.DataFrame(
+            [
+                {"stack": stack, "sublayer": i, "low": low, "mid": mid, "high": high}
+                for stack, rows in stacks.items()
+                for i, (low, mid, high) in enumerate(rows)
+            ]
+        )
+        chart = hidden_scale(frame, axis).to_dict()
+        for mode, ending in MODES.items():
+            svg = vl_convert.vegalite_to_svg(chart, config=theme(mode))
+            (FOLDER / f"{name}{ending}.svg").write_text(svg, encoding="utf-8")

@@ -1,0 +1,226 @@
+"""What a registered variant is when it is built: its parameters, its factors, and what it refuses."""
+
+from __future__ import annotations
+
+import re
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Iterator, Mapping
+from copy import deepcopy
+from dataclasses import dataclass, field, replace
+from functools import cache
+from typing import Any
+
+import torch
+from torch import nn
+
+from normlab.nn import DECODER_LAYER, ENCODER_LAYER, Placement, Seq2Seq, Site, sites
+from normlab.run.recipes import AXES, PLACEMENT, Axis, Part, parts, resolve
+from normlab.spec.config import Config, ModelConfig, OptimConfig
+
+SIZE = ModelConfig(dim=512, ffn_dim=2048, heads=8, encoder_layers=6, decoder_layers=6, max_positions=1000)
+"""The model whose parameters are counted: Transformer base, and no two sizes alike."""
+VOCAB = 32000
+BASE = Config(model=SIZE, optim=OptimConfig(warmup_steps=4000, decay_step=8000))
+PLAIN = "post"
+"""The placement of every model that is not there to show another, and the one they are compared with."""
+LETTERS = {
+    SIZE.dim: "D",
+    SIZE.ffn_dim: "D_ff",
+    SIZE.heads: "H",
+    SIZE.max_positions: "max_positions",
+    VOCAB: "V",
+}
+MODEL_AXES = [axis for axis in AXES if axis.section == "model"]
+
+
+def shipped() -> list[Part]:
+    """The parts that this package defines."""
+    return [part for part in parts() if str(part.source.__module__).partition(".")[0] == "normlab"]
+
+
+def code(names: Iterable[str]) -> str:
+    """Names with commas between them."""
+    return ", ".join(f"`{name}`" for name in names)
+
+
+# --------------------------------------------------------------------------------- a part among others
+
+
+@dataclass(frozen=True)
+class Recipe:
+    """One part, and what else a recipe must say so that it is defined."""
+
+    placement: str
+    named: Mapping[str, str] = field(default_factory=dict)
+    """Axis to name."""
+
+    def config(self, *, encoder: str = "", decoder: str = "") -> Config:
+        """Resolved, whatever it is combined with; ``forced`` then says why it is not defined."""
+        stacks = (encoder or self.placement, decoder or self.placement)
+        head = stacks[0] if stacks[0] == stacks[1] else f"enc:{stacks[0]}/dec:{stacks[1]}"
+        return resolve("+".join([head, *self.named.values()]), BASE, force=True)
+
+    def but(self, axis: str, name: str) -> Recipe:
+        return replace(self, named={**self.named, axis: name})
+
+    @property
+    def typed(self) -> str:
+        return "+".join([self.placement, *self.named.values()])
+
+
+@cache
+def simplest(axis: str, name: str) -> Recipe:
+    """The shortest recipe with this name that is defined: by itself, or with one choice more."""
+    recipe = Recipe(name) if axis == PLACEMENT.name else Recipe(PLAIN, {axis: name})
+    more = (recipe.but(other.name, choice) for other in MODEL_AXES for choice in other.names)
+    return next(r for r in (recipe, *more) if not r.config().forced)
+
+
+def refusals(part: Part) -> Iterator[str]:
+    """What the part's ``conflict`` says to every other choice, those refused for one reason together."""
+    if not hasattr(part.source, "conflict"):
+        return
+    conflict: Any = part.source.conflict
+    recipe = simplest(part.axis, part.name)
+    names: dict[str, list[str]] = defaultdict(list)
+    for other in shipped():
+        names[other.axis].append(other.name)
+    for axis in (a.name for a in MODEL_AXES if a.name != part.axis):
+        tried = {name: recipe.but(axis, name).config() for name in names[axis]}
+        if part.axis == PLACEMENT.name:  # a norm that it does not use is refused by the recipe
+            yield from _grouped(axis, {name: config.forced for name, config in tried.items()})
+        else:
+            yield from _grouped(axis, {name: conflict(config.model) for name, config in tried.items()})
+    if part.axis == PLACEMENT.name:
+        found: dict[str, dict[str, str]] = {"encoder": {}, "decoder": {}}
+        for stack, reasons in found.items():
+            for name in names[part.axis]:
+                hybrid = recipe.config(**{stack: name}).model
+                reasons[name] = conflict(hybrid) if name != part.name else ""
+        same = found["encoder"] == found["decoder"]
+        for stack, reasons in [("other stack", found["encoder"])] if same else list(found.items()):
+            yield from _grouped(
+                f"other {part.axis} in the {stack}", {n: w for n, w in reasons.items() if n != part.name}
+            )
+
+
+def _grouped(axis: str, reasons: Mapping[str, str | None]) -> Iterator[str]:
+    groups: dict[str, list[str]] = defaultdict(list)
+    for name, why in reasons.items():
+        if why:
+            groups[re.sub(rf"\b{name}\b", "that", why)].append(name)
+    for blank, names in groups.items():
+        left = [name for name in reasons if name not in names]
+        if len(names) == 1:
+            yield f"{axis} `{names[0]}`: {reasons[names[0]]}"
+        elif len(left) > 1:
+            yield f"{axis} {code(names)}: {blank}"
+        else:
+            yield f"any {axis}{''.join(f' but `{name}`' for name in left)}: {blank}"
+
+
+# ---------------------------------------------------------------------------------------- parameters
+
+
+def letters(shape: Iterable[int]) -> str:
+    """A shape in the letters of the model's sizes: `[D]`, `[2D, D]`."""
+
+    def letter(n: int) -> str:
+        if n in LETTERS:
+            return LETTERS[n]
+        times = [f"{n // size}{LETTERS[size]}" for size in (SIZE.ffn_dim, SIZE.dim) if n % size == 0]
+        return times[0] if times else str(n)
+
+    return f"[{', '.join(letter(n) for n in shape)}]"
+
+
+def own(placement: type[Placement]) -> Iterator[str]:
+    """The parameters of a placement's sublayers: shape, start, and where not every sublayer has one."""
+    firsts = [
+        Site(name, roles[0], 0, 0, SIZE.dim, SIZE.encoder_layers, SIZE.decoder_layers, roles=roles)
+        for name, roles in (("encoder", ENCODER_LAYER), ("decoder", DECODER_LAYER))
+    ]
+    places = [(site.role, placement(site)) for first in firsts for site in sites(first)]
+    held: dict[str, list[tuple[str, nn.Parameter]]] = defaultdict(list)
+    for role, place in places:
+        for name, weight in place.named_parameters():
+            held[name].append((role, weight))
+    profiled = profiled_parameters(places[0][1])
+    for name, found in held.items():
+        values = sorted({float(v) for _, weight in found for v in weight.detach().unique()})
+        start = f"{values[0]:.3g}" + (f" to {values[-1]:.3g}" if len(values) > 1 else "")
+        told = f"`{name}` `{letters(found[0][1].shape)}`, start {'profiled' if name in profiled else start}"
+        if len({id(weight) for _, weight in found}) < len(found):
+            told += ", one a layer"
+        if len(found) < len(places):
+            told += f", in {code(dict.fromkeys(role for role, _ in found))}"
+        yield told
+
+
+def profiled_parameters(place: Placement) -> set[str]:
+    """The parameters that a start from data sets."""
+    if not place.profiled:
+        return set()
+    started = deepcopy(place)
+    started.start_(4.0)
+    before = dict(place.named_parameters())
+    return {name for name, weight in started.named_parameters() if not torch.equal(weight, before[name])}
+
+
+@cache
+def counted(recipe: str) -> Counter[tuple[str, str, int]]:
+    """Name, shape and size of the parameters of an encoder-decoder to their number."""
+    with torch.device("meta"):
+        built = Seq2Seq(resolve(recipe, BASE, force=True).model, VOCAB)
+    return Counter(
+        (re.sub(r"^(encoder|decoder)\.|sublayers\.\d+\.", "", name), letters(w.shape), w.numel())
+        for name, w in built.named_parameters()
+    )
+
+
+def against(recipe: Recipe, plain: Recipe) -> tuple[int, str]:
+    """How many parameters more a model has than another one, and which."""
+    ours, theirs = counted(recipe.typed), counted(plain.typed)
+    number = sum((ours[key] - theirs[key]) * key[2] for key in ours.keys() | theirs.keys())
+    sides = (("with", ours - theirs), ("without", theirs - ours))
+    return number, "; ".join(f"{kind} {', '.join(modules(side))}" for kind, side in sides if side)
+
+
+def modules(side: Mapping[tuple[str, str, int], int]) -> Iterator[str]:
+    """Counted parameters, those of one module and one shape together."""
+    together: dict[tuple[int, str, str], list[str]] = defaultdict(list)
+    for (name, shape, _), n in side.items():
+        module, _, leaf = name.rpartition(".")
+        together[n, module, shape].append(leaf)
+    for (n, module, shape), leaves in together.items():
+        yield f"{n} × `{module}` ({' and '.join(leaves)} `{shape}`)"
+
+
+def difference(part: Part, axis: Axis) -> tuple[int, str]:
+    """``against`` the model that has the plain choice of this axis, all else alike."""
+    recipe = simplest(part.axis, part.name)
+    if part.axis == PLACEMENT.name:
+        return against(recipe, replace(recipe, placement=PLAIN))
+    return against(recipe, recipe.but(axis.name, axis.plain))
+
+
+def gains(placement: type[Placement], model: ModelConfig) -> Iterator[str]:
+    """The factors on the scheme's standard deviations that are not 1, stack by stack."""
+    with torch.device("meta"):
+        built = Seq2Seq(model, VOCAB)
+    factors: dict[str, dict[str, float]] = {"encoder": {}, "decoder": {}}
+    first: Any = None
+    for stack, found in factors.items():
+        for sublayer in built.get_submodule(stack).sublayers:  # type: ignore[union-attr]
+            first = first or sublayer.site
+            for matrix in sublayer.f.matrices():
+                found[matrix] = placement.gain(sublayer.site, matrix)
+    ends = {"embedding": placement.embedding_gain(first), "classifier": placement.classifier_gain(first)}
+    for stack, found in {**factors, "ends": ends}.items():
+        by_factor: dict[str, list[str]] = defaultdict(list)
+        for matrix, factor in found.items():
+            if factor != 1.0:
+                by_factor[f"{factor:.3g}"].append(matrix)
+        told = "; ".join(f"{', '.join(names)} {factor}" for factor, names in by_factor.items())
+        if told:
+            yield told if stack == "ends" else f"{stack} {told}"
