@@ -252,6 +252,9 @@ def verdict(rows: Sequence[Row], unigram_entropy_nats: float) -> str:
         sentences.append(f"Of those that claim nothing it did not fall for {of(rose)}")
     below = [r for r in rows if r.end_nats is not None and r.end_nats < unigram_entropy_nats]
     sentences.append(f"Below the entropy of the token frequencies: {of(below)}")
+    ours = [name for name, place in Placement.registry.items() if place.__module__.startswith("normlab.")]
+    if left := [f"`{name}`" for name in ours if name not in {r.placement for r in rows}]:
+        sentences.append(f"Not measured: {', '.join(left)}")
     return ". ".join(sentences) + "."
 
 

@@ -129,7 +129,11 @@ def comparisons(tree: ast.Module, names: set[str]) -> Iterator[tuple[int, set[st
 
 
 def test_no_variant_is_known_by_name_outside_its_home():
-    trees = {p: parse(p) for p in SOURCES if p.is_relative_to(ROOT / "src")}
+    # diagnosis imports no variant and reads anybody's model: its words for what it sees are its own
+    reads_models = ROOT / "src/normlab/diagnosis"
+    trees = {
+        p: parse(p) for p in SOURCES if p.is_relative_to(ROOT / "src") and not p.is_relative_to(reads_models)
+    }
     names = registry_names(list(trees.values()))
     assert {"post", "pre", "admin", "residual", "layernorm", "smallinit", "linear"} <= names
     found = [
