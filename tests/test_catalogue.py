@@ -32,7 +32,8 @@ def entry(name: str) -> str:
 def registered() -> Iterator[tuple[str, str]]:
     """Kind and name of all variants of this package in all registries, whether a recipe knows them or not."""
     for found in gc.get_objects():
-        if type(found) is Registry:  # isinstance would wake what other libraries load lazily
+        # isinstance would wake what other libraries load lazily; a task is no part of a recipe
+        if type(found) is Registry and found.kind != "task":
             for name, variant in found.items():
                 if str(getattr(variant, "__module__", "")).startswith("normlab."):
                     yield found.kind, name

@@ -71,7 +71,7 @@ def test_a_gated_feed_forward_with_shared_keys(placement):
 def test_all_schemes_are_tried():
     for placement in PLACEMENTS:
         schemes = schemes_of(sized(placement, 6, 6))
-        only_xavier = placement in ("deepnorm", "tfixup")
+        only_xavier = placement in ("deepnorm", "tfixup", "subln")
         assert schemes == ["xavier", "xavier_uniform"] + ([] if only_xavier else ["smallinit", "looklinear"])
 
 
