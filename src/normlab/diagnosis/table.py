@@ -1,0 +1,46 @@
+"""What a study returns."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import TypeAlias
+
+Value: TypeAlias = float | int | str | None
+Row: TypeAlias = Mapping[str, Value]
+
+
+@dataclass(frozen=True)
+class Table:
+    """Rows of numbers and words under one name; every row has the same columns.
+
+    Raises ValueError for a row that has others than the first.
+    """
+
+    name: str
+    rows: tuple[Row, ...]
+
+    def __post_init__(self) -> None:
+        for row in self.rows:
+            if tuple(row) != self.columns:
+                raise ValueError(
+                    f"table {self.name!r}: a row has the columns {tuple(row)}, not {self.columns}"
+                )
+
+    @property
+    def columns(self) -> tuple[str, ...]:
+        return tuple(self.rows[0]) if self.rows else ()
+
+    def column(self, name: str) -> list[Value]:
+        """One value of every row."""
+        return [row[name] for row in self.rows]
+
+    def where(self, **equal: Value) -> Table:
+        """The rows that have these values."""
+        return Table(self.name, tuple(r for r in self.rows if all(r[k] == v for k, v in equal.items())))
+
+    def __iter__(self) -> Iterator[Row]:
+        return iter(self.rows)
+
+    def __len__(self) -> int:
+        return len(self.rows)
