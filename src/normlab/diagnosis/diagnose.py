@@ -1,0 +1,248 @@
+"""A model, a batch and a loss to tables and findings."""
+
+from __future__ import annotations
+
+import math
+import resource
+import sys
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import partial
+from typing import Any, Final
+
+import torch
+from torch import Tensor, nn
+
+from normlab.diagnosis.finding import Finding, Records, at_least
+from normlab.diagnosis.findings import find
+from normlab.diagnosis.programme import PRESETS, STUDIES, Question
+from normlab.diagnosis.step import Make
+from normlab.diagnosis.structure import Structure, read_structure
+from normlab.diagnosis.subject import Loss, Subject, output_loss
+from normlab.diagnosis.table import Table
+from normlab.diagnosis.taps import bare, leaves
+
+STEP_LR: Final = 1e-3
+"""Of the step that studies try where no learning rate was given; nothing is then said about the rate."""
+
+
+@dataclass(frozen=True)
+class Diagnosis:
+    """What was measured, and what was found in it."""
+
+    model: str
+    """Class of the model."""
+    preset: str
+    structure: Structure
+    tables: Mapping[str, Table]
+    findings: tuple[Finding, ...]
+    """The most severe first."""
+    seconds: Mapping[str, float]
+    """By study."""
+    peak_memory_bytes: int
+    """Of the process so far on a CPU, of torch's tensors during the diagnosis on a GPU."""
+    facts: Mapping[str, str]
+    """Parameters, batch, loss, learning rate, optimiser and device, in words."""
+
+    def at_least(self, severity: str) -> list[Finding]:
+        """The findings that are as severe as ``warning``, say, or more."""
+        return at_least(self.findings, severity)
+
+    def to_plain(self) -> dict[str, Any]:
+        """All of it as dicts and lists of numbers and words. JSON needs a word for numbers that are not
+        finite; see ``normlab.spec.serialise.to_plain``.
+        """
+        return {
+            "model": self.model,
+            "preset": self.preset,
+            "facts": dict(self.facts),
+            "structure": str(self.structure),
+            "stacks": {stack.name: Records(self.tables).label(stack.name) for stack in self.structure.stacks},
+            "findings": [{**vars(f), "numbers": dict(f.numbers)} for f in self.findings],
+            "seconds": dict(self.seconds),
+            "peak_memory_bytes": self.peak_memory_bytes,
+            "tables": {name: [dict(row) for row in table] for name, table in self.tables.items()},
+        }
+
+    def __str__(self) -> str:
+        return "\n".join(str(finding) for finding in self.findings)
+
+
+def diagnose(
+    model: nn.Module,
+    batch: Any,
+    *,
+    loss: Loss | None = None,
+    lr: float | None = None,
+    optimiser: torch.optim.Optimizer | Make | None = None,
+    preset: str = "standard",
+    batches: Sequence[Any] = (),
+    structure: Structure | None = None,
+) -> Diagnosis:
+    """Measure a model on a batch, compare with theory, say what was found. Nothing is trained or changed.
+
+    ``batch`` is a tensor, or a tuple or dict of arguments; ``loss(model, batch)`` gives a scalar, without it
+    the model's output must hold one, as Hugging Face's does with labels. ``lr`` is that of an Adam; with
+    ``optimiser``, a function that makes one of parameters or one amid its training, its own rate counts.
+    ``batches`` are mini-batches for studies that want several small ones; without them the batch is split.
+    ``structure`` is what ``read_structure`` found, for a model that needs names. ``preset``: cheap, standard
+    or full.
+
+    A study that fails on a strange model becomes a note. Raises ValueError with what to do for a model
+    without repeated blocks, one that raises or has no trainable parameter, a batch on another device, and a
+    loss that is not finite.
+    """
+    model = _checked(model, batch, preset)
+    subject = Subject(model, batch, loss or output_loss, structure or read_structure(model, batch))
+    begun = _finite_loss(subject)
+    make = optimiser or partial(_adam, lr=lr or STEP_LR)
+    used, rate = _optimiser(make)
+    question = Question(subject, make, tuple(batches))
+    seconds, failed = dict[str, float](), list[Finding]()
+    tables = {"structure": _structure_table(subject.structure)}
+    with _peak(device := _device(model)) as peak:
+        for name in PRESETS[preset]:
+            start = time.perf_counter()
+            try:
+                for table in STUDIES[name](question):
+                    known = tables[table.name].rows if table.name in tables else ()
+                    tables[table.name] = Table(table.name, (*known, *table))
+            except Exception as error:  # of any kind: the model is anybody's
+                failed.append(_failure(name, error))
+            if device.type == "cuda":
+                torch.cuda.synchronize(device)
+            seconds[name] = time.perf_counter() - start
+    tables = {name: table for name, table in tables.items() if len(table)}
+    unread = [Finding("unread", "note", why, "structure", {}) for why in subject.structure.unread]
+    return Diagnosis(
+        model=type(model).__name__,
+        preset=preset,
+        structure=subject.structure,
+        tables=tables,
+        findings=(*find(tables, rate if lr or optimiser else None), *unread, *failed),
+        seconds=seconds,
+        peak_memory_bytes=peak(),
+        facts=_facts(subject) | {"loss": f"{begun:.4g}", "optimiser": f"{used}, lr {rate:g}"},
+    )
+
+
+def _adam(parameters: list[nn.Parameter], *, lr: float) -> torch.optim.Optimizer:
+    return torch.optim.Adam(parameters, lr=lr)
+
+
+def _optimiser(given: torch.optim.Optimizer | Make) -> tuple[str, float]:
+    """What it is called, and its largest learning rate."""
+    made = given if isinstance(given, torch.optim.Optimizer) else given([nn.Parameter(torch.zeros(1))])
+    amid = " amid its training" if made.state else ""
+    return type(made).__name__ + amid, max(float(group.get("lr", 0.0)) for group in made.param_groups)
+
+
+def _device(model: nn.Module) -> torch.device:
+    return next(model.parameters()).device
+
+
+def _checked(model: nn.Module, batch: Any, preset: str) -> nn.Module:
+    """The bare model. Raises ValueError with what to do where it cannot be examined on this batch."""
+    if preset not in PRESETS:
+        raise ValueError(f"there is no preset {preset!r}; there are {', '.join(PRESETS)}")
+    if not isinstance(model, nn.Module):
+        raise ValueError(f"the model is of type {type(model).__name__}; give a torch.nn.Module")
+    model = bare(model)
+    if not any(p.requires_grad for p in model.parameters()):
+        raise ValueError(
+            f"no parameter of {type(model).__name__} is trained, so it has no gradients to look at; unfreeze "
+            "what is to be examined, as in model.requires_grad_()"
+        )
+    homes = sorted({str(p.device) for p in model.parameters()})
+    strangers = sorted({str(x.device) for _, x in leaves(batch)} - set(homes))
+    if strangers:
+        raise ValueError(
+            f"the model is on {', '.join(homes)} and the batch on {', '.join(strangers)}; move one of them, "
+            f'as in model.to("{strangers[0]}")'
+        )
+    for path, parameter in model.named_parameters():
+        if bad := int((~parameter.detach().isfinite()).sum()):
+            raise ValueError(
+                f"{bad} of {parameter.numel()} values of the parameter {path} are infinite or not a number; "
+                "go back to weights from before that step"
+            )
+    return model
+
+
+def _finite_loss(subject: Subject) -> float:
+    """The loss before anything is changed. Raises ValueError with what to do where it is none."""
+    try:
+        loss = subject.loss()
+    except (RuntimeError, TypeError, KeyError, IndexError, AttributeError) as error:
+        raise ValueError(
+            f"the loss raised {type(error).__name__}: {error}; give loss=lambda model, batch: … that calls "
+            "the model on the batch and returns a scalar"
+        ) from error
+    if not isinstance(loss, Tensor) or loss.numel() != 1:
+        given = f"a tensor of shape {list(loss.shape)}" if isinstance(loss, Tensor) else type(loss).__name__
+        raise ValueError(f"the loss is {given}, and must be one number; return its mean, as in loss.mean()")
+    if not math.isfinite(value := float(loss.detach())):
+        raise ValueError(
+            f"the loss is {value} before any step, though all weights are finite; look at the labels (are "
+            "all of them ignored?), at masks that leave a row of attention empty, and at the loss function"
+        )
+    if not loss.requires_grad:
+        raise ValueError(
+            "the loss has no gradient: it is detached or made under torch.no_grad(); return it with its graph"
+        )
+    return value
+
+
+def _failure(study: str, error: Exception) -> Finding:
+    said = " ".join(str(error).split())[:300]
+    kind = "" if isinstance(error, ValueError) else f"{type(error).__name__}: "
+    return Finding("not_done", "note", f"the study {study} was not done: {kind}{said}", "", {})
+
+
+@contextmanager
+def _peak(device: torch.device) -> Iterator[Callable[[], int]]:
+    """A function that tells the peak memory in bytes."""
+    if device.type == "cuda":
+        torch.cuda.reset_peak_memory_stats(device)
+        yield lambda: torch.cuda.max_memory_allocated(device)
+    else:
+        unit = 1 if sys.platform == "darwin" else 1024
+        yield lambda: unit * resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+
+
+def _structure_table(structure: Structure) -> Table:
+    """A row a sublayer: what was recognised."""
+    return Table(
+        "structure",
+        tuple(
+            {
+                "stack": stack.name,
+                "index": view.index,
+                "layer": view.layer,
+                "role": view.role,
+                "placement": view.placement,
+                "relation": view.relation,
+                "norm_read": view.norm_read,
+                "norm_branch": view.norm_branch,
+                "norm_write": view.norm_write,
+                "branch": str(view.branch),
+                "final_norm": stack.final_norm,
+            }
+            for stack in structure.stacks
+            for view in stack.sublayers
+        ),
+    )
+
+
+def _facts(subject: Subject) -> dict[str, str]:
+    model, given = subject.model, [x for _, x in leaves(subject.batch)]
+    parameters = list(model.parameters())
+    frozen = sum(p.numel() for p in parameters if not p.requires_grad)
+    count = f"{sum(p.numel() for p in parameters):,}" + (f", {frozen:,} of them frozen" if frozen else "")
+    return {
+        "parameters": count,
+        "batch": ", ".join("×".join(map(str, x.shape)) for x in given),
+        "device": str(_device(model)),
+    }

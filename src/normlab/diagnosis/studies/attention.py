@@ -1,0 +1,165 @@
+"""What attention attends to: the entropy of its weights and the largest of its logits, head by head."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import Any, Final, NamedTuple
+
+import torch
+from torch import Tensor, nn
+from torch.nn.attention import SDPBackend, sdpa_kernel
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from normlab.diagnosis.structure import StackView
+from normlab.diagnosis.subject import Subject
+from normlab.diagnosis.table import Row, Table
+from normlab.diagnosis.taps import Side, Tap, at, evaluating, watching
+from normlab.diagnosis.tokens import Real, real_tokens
+
+SOFTMAXES: Final = frozenset({torch.ops.aten._softmax, torch.ops.aten._safe_softmax})
+"""What every attention comes down to that is not one kernel: written out, scaled dot product, multi-head."""
+
+
+def attention(subject: Subject, *, real: Real | None = None) -> Table:
+    r""":math:`-\sum_j p_{ij} \ln p_{ij}` in nats, the mean over queries i, and :math:`\max_{ij} z_{ij}`, with
+    the attention weights :math:`p_i = \mathrm{softmax}(z_i)`, for each head.
+
+    z is what goes into the softmax: scaled, with all biases, and only where it is not masked. ``uniform`` is
+    the mean of :math:`\ln` of the number of keys that a query may look at, the largest entropy there can be.
+    Queries of padding are left out; ``real`` is found by ``real_tokens`` if not given. All softmaxes over
+    scores `[..., T, S]` are seen that run while a sublayer other than a feed-forward one is at work, whoever
+    wrote the attention, with fused kernels replaced for this pass by plain code.
+
+    Zhai et al. 2023, Section 3 (arXiv 2303.06296) for the entropy; Dehghani et al. 2023, Section 2 (arXiv
+    2302.05442) for the logits. Raises ValueError where no softmax is seen.
+    """
+    real = real or real_tokens(subject)
+    moments = _Moments(subject)
+    with evaluating(subject.model), _plain_attention(), watching(moments.watched, moments.see), moments:
+        subject.forward()
+    turned = is_sequence_first(subject.model)
+    stacks = subject.structure.stacks
+    rows = [row for s in stacks for row in _rows(s, moments, real[s.name], sequence_first=turned)]
+    if not rows:
+        raise ValueError(
+            f"no softmax over attention scores ran in {type(subject.model).__name__}: its attention is a "
+            'kernel of its own; for Hugging Face\'s load the model with attn_implementation="eager"'
+        )
+    return Table("attention", tuple(rows))
+
+
+class _Seen(NamedTuple):
+    """One softmax over `[N, T, S]`: when it ran, and what it did to each query."""
+
+    moment: int
+    entropy: Tensor
+    """`[N, T]`."""
+    largest: Tensor
+    """`[N, T]`."""
+    uniform: Tensor
+    """`[N, T]`; minus infinity for a query that may look nowhere."""
+
+
+class _Moments(TorchDispatchMode):
+    """Counts the moments at which a forward pass shows a stream, and notes the softmaxes between them."""
+
+    def __init__(self, subject: Subject) -> None:
+        super().__init__()
+        views = [view for stack in subject.structure.stacks for view in stack.sublayers]
+        self._taps = {tap for view in views for tap in (view.before, view.total)}
+        modules = dict(subject.model.named_modules())
+        self.watched = {tap.module: modules[tap.module] for tap in self._taps}
+        self.softmaxes: list[_Seen] = []
+        self.moments: dict[tuple[str, Side, int], int] = {}
+        self.shapes: dict[Tap, torch.Size] = {}
+        self._calls: Counter[tuple[str, Side]] = Counter()
+
+    def see(self, path: str, side: Side, values: Any) -> None:
+        call = self._calls[path, side]
+        self._calls[path, side] += 1
+        self.moments[path, side, call] = len(self.moments)
+        for tap in self._taps:
+            if (tap.module, tap.side, tap.call) == (path, side, call):
+                self.shapes[tap] = at(values, tap.place).shape
+
+    def moment(self, tap: Tap) -> int:
+        """When a tensor of the stream was seen."""
+        return self.moments[tap.module, tap.side, tap.call]
+
+    def __torch_dispatch__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Mapping[str, Any] | None = None
+    ) -> Any:
+        output = func(*args, **(kwargs or {}))
+        if func.overloadpacket in SOFTMAXES and args[0].ndim > 2 and args[1] in (-1, args[0].ndim - 1):
+            self.softmaxes.append(_summary(len(self.moments) - 1, args[0], output))
+        return output
+
+
+def _summary(moment: int, scores: Tensor, weights: Tensor) -> _Seen:
+    """Masks are minus infinity, or about the least number of the scores' type."""
+    wide = torch.promote_types(weights.dtype, torch.float32)
+    allowed = scores > torch.finfo(scores.dtype).min / 2
+    entropy = torch.special.entr(weights.to(wide)).sum(-1)
+    parts = entropy, scores.amax(-1).to(wide), allowed.sum(-1).to(wide).log()
+    return _Seen(moment, *(part.flatten(0, -2) for part in parts))
+
+
+@contextmanager
+def _plain_attention() -> Iterator[None]:
+    """Attention in separate operations: no fused kernel, no shortcut through a whole encoder layer."""
+    fast = torch.backends.mha.get_fastpath_enabled()
+    try:
+        torch.backends.mha.set_fastpath_enabled(False)
+        with sdpa_kernel(SDPBackend.MATH):
+            yield
+    finally:
+        torch.backends.mha.set_fastpath_enabled(fast)
+
+
+def _rows(stack: StackView, moments: _Moments, real: Tensor, *, sequence_first: bool) -> Iterator[Row]:
+    """Of sublayers side by side, those that attend: a softmax belongs to the first whose time it ran in."""
+    real = real.T if sequence_first and real.ndim == 2 else real
+    taken: set[int] = set()
+    for view in stack.sublayers:
+        if view.role == "ffn":
+            continue
+        start, end = moments.moment(view.before), moments.moment(view.total)
+        inside = [i for i, s in enumerate(moments.softmaxes) if start <= s.moment < end and i not in taken]
+        taken.update(inside)
+        tokens = moments.shapes[view.before][:-1].numel()
+        found = [heads for i in inside if (heads := _by_head(moments.softmaxes[i], tokens, real))]
+        for head, those in enumerate(zip(*found, strict=True) if found else ()):
+            yield {"stack": stack.name, "index": view.index, "head": head, **_joined(those)}
+
+
+def _by_head(seen: _Seen, tokens: int, real: Tensor) -> list[_Seen]:
+    """A softmax over `[B x H, T, S]` cut into heads, each with its real queries alone `[Q]`; nothing for one
+    that is not over heads and tokens.
+    """
+    n, t = seen.entropy.shape
+    heads, odd = divmod(n * t, tokens)
+    if odd or not heads or n % heads:
+        return []
+    kept = real.reshape(n // heads, t).to(seen.entropy.device)
+    split = [part.unflatten(0, (-1, heads)).unbind(1) for part in seen[1:]]
+    masks = [kept & uniform.isfinite() for uniform in split[-1]]
+    return [_Seen(seen.moment, *(part[h][mask] for part in split)) for h, mask in enumerate(masks)]
+
+
+def _joined(those: Sequence[_Seen]) -> Row:
+    """A head's statistics over all its queries, None where all are padding or masked."""
+    entropy, largest, uniform = (torch.cat(parts) for parts in list(zip(*those, strict=True))[1:])
+    if not len(entropy):
+        return {"entropy": None, "max_logit": None, "uniform": None}
+    return {
+        "entropy": entropy.mean().item(),
+        "max_logit": largest.max().item(),
+        "uniform": uniform.mean().item(),
+    }
+
+
+def is_sequence_first(model: nn.Module) -> bool:
+    """Whether streams are `[T, B, D]`, as torch's layers have them unless told ``batch_first``."""
+    return any(getattr(module, "batch_first", True) is False for module in model.modules())

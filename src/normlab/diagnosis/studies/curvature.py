@@ -1,0 +1,283 @@
+"""How the loss bends: the Hessian's largest eigenvalue, its bend along a step, the rate that is too high."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any, Final, NamedTuple
+
+import torch
+from torch import Tensor, nn
+from torch.nn.attention import SDPBackend, sdpa_kernel
+from torch.optim import Optimizer
+
+from normlab.diagnosis.step import Make, updated
+from normlab.diagnosis.stepping import at_weights, gradients_of, knowing, trainable
+from normlab.diagnosis.studies.cropping import cropped
+from normlab.diagnosis.subject import Subject
+from normlab.diagnosis.table import Row, Table
+from normlab.diagnosis.tokens import FROZEN
+
+DOUBLINGS: Final = 40
+"""Of a learning rate before it is called boundless."""
+
+
+def critical_lr(subject: Subject, optimiser: Optimizer | Make, *, tolerance: float = 0.1) -> Table:
+    r""":math:`\min \{\eta : L(w + u(\eta)) > L(w)\}`, u being the optimiser's step at the learning rate
+    :math:`\eta`.
+
+    From the optimiser's own rate, the largest of its groups, all are doubled until a step raises the loss, or
+    halved until none does, then bisected until what raises it is within ``tolerance`` of what does not: one
+    backward pass, and a forward pass for each rate. A loss that is not a number is raised. None where no rate
+    that was tried raises the loss, or none lowers it. ``optimiser`` as for ``step.updated``.
+
+    Kalra and Barkeshli 2024 (arXiv 2406.09405). Raises ValueError for a frozen model, a loss that
+    is not finite before any step, and an optimiser without a learning rate above 0.
+    """
+    rate = _rate(subject, optimiser)
+    with torch.no_grad():
+        start = subject.loss().item()
+    if not math.isfinite(start):
+        raise ValueError(f"the loss is {start} before any step; check the model's weights and the batch")
+    with torch.enable_grad():
+        grads = gradients_of(subject.loss(), subject.model)
+
+    def change(factor: float) -> float:
+        with _scaled(optimiser, factor) as faster:
+            after = updated(knowing(subject, start, grads), faster)
+        with torch.no_grad(), at_weights(subject.model, after):
+            loss = subject.loss()
+        noise = 4 * torch.finfo(loss.dtype).eps * (abs(start) or 1.0)
+        return (loss.item() - start) / noise if loss.isfinite() else math.inf
+
+    low, high = _bracket(change)
+    while low and high and high > low * (1 + tolerance):
+        middle = math.sqrt(low * high)
+        low, high = (low, middle) if change(middle) > 1 else (middle, high)
+    if high is None:
+        detail = f"no step at {rate:.3g} to {rate * 2.0**DOUBLINGS:.3g} raises the loss {start:.4g}"
+    elif low is None:
+        detail = f"no step at {rate:.3g} or less lowers the loss {start:.4g}"
+    else:
+        detail = f"a step at {rate * high:.3g} raises the loss {start:.4g}, one at {rate * low:.3g} does not"
+    return Table("curvature", (_row("critical_lr", rate * high if low and high else None, detail),))
+
+
+def _rate(subject: Subject, optimiser: Optimizer | Make) -> float:
+    trained = list(trainable(subject.model).values())
+    made = optimiser if isinstance(optimiser, Optimizer) else optimiser(trained)
+    rate = max(float(group.get("lr", 0.0)) for group in made.param_groups)
+    if not 0 < rate < math.inf:
+        raise ValueError(
+            f"{type(made).__name__} has the learning rate {rate}, which cannot be doubled; pass one above "
+            "0, as in partial(torch.optim.Adam, lr=1e-3)"
+        )
+    return rate
+
+
+@contextmanager
+def _scaled(optimiser: Optimizer | Make, factor: float) -> Iterator[Optimizer | Make]:
+    """The optimiser with every learning rate multiplied; one amid its training only within this block."""
+    if not isinstance(optimiser, Optimizer):
+
+        def make(parameters: list[nn.Parameter]) -> Optimizer:
+            made = optimiser(parameters)
+            for group in made.param_groups:
+                group["lr"] = group["lr"] * factor
+            return made
+
+        yield make
+        return
+    own = [group["lr"] for group in optimiser.param_groups]
+    try:
+        for group, lr in zip(optimiser.param_groups, own, strict=True):
+            group["lr"] = lr * factor
+        yield optimiser
+    finally:
+        for group, lr in zip(optimiser.param_groups, own, strict=True):
+            group["lr"] = lr
+
+
+def _bracket(change: Callable[[float], float]) -> tuple[float | None, float | None]:
+    """A factor that does not raise the loss and its double, which does; None for one that was not found.
+
+    ``change`` is that of the loss in units of its rounding error, in which smaller steps are lost.
+    """
+    if change(1.0) > 1:
+        high = 1.0
+        while (changed := change(high / 2)) > 1:
+            high /= 2
+        return (high / 2 if changed < -1 else None), high
+    high = next((2.0**i for i in range(1, DOUBLINGS + 1) if change(2.0**i) > 1), None)
+    return high / 2 if high else 1.0, high
+
+
+def curvature(
+    subject: Subject,
+    optimiser: Optimizer | Make,
+    *,
+    tokens: int = 256,
+    products: int = 50,
+    tolerance: float = 1e-2,
+    seed: int = 0,
+) -> Table:
+    r""":math:`\lambda_{\max}(H)` and :math:`v^\top H v / \|v\|^2`, H being the Hessian of the loss in the
+    trainable parameters, along v = the gradient and v = the optimiser's first update.
+
+    On the first rows of the batch with at most ``tokens`` tokens, see ``cropped``. The eigenvalue is found
+    from Hessian-vector products, at most ``products`` of them, until :math:`\|Hx - \lambda x\|` is below
+    ``tolerance`` times :math:`|\lambda|`, which bounds the error of an eigenvalue that is far from the others
+    by about its square; the detail says how many it took and what was left. Attention runs in a kernel that
+    can be differentiated twice. ``optimiser`` as for ``step.updated``.
+
+    Pan and Li 2023, Section 3 (arXiv 2306.00204). Raises ValueError for a frozen model and for a loss that
+    cannot be differentiated twice.
+    """
+    small, used = cropped(subject, tokens)
+    hessian = Hessian(small)
+    pair = largest_eigenvalue(hessian, products=products, tolerance=tolerance, seed=seed)
+    grads = hessian.split(hessian.gradient)
+    after = updated(knowing(small, hessian.loss, grads), optimiser)
+    step = torch.cat([(after[path] - p.detach()).reshape(-1) for path, p in hessian.parameters.items()])
+    detail = f"{pair.products} products, |Hx - vx| = {pair.residual:.1e}, {used} tokens"
+    return Table(
+        "curvature",
+        (
+            _row("largest_eigenvalue", pair.value, detail),
+            _row("directional_sharpness", hessian.along(hessian.gradient), "along the gradient"),
+            _row("directional_sharpness", hessian.along(step), "along the update"),
+        ),
+    )
+
+
+def _row(quantity: str, value: float | None, detail: str) -> Row:
+    return {"quantity": quantity, "value": value, "detail": detail}
+
+
+TWICE: Final = (
+    "the loss cannot be differentiated twice: {}. Put plain code in the place of the operation that says "
+    "so, or leave the curvature out"
+)
+
+
+def _once_only(gradient: Tensor) -> str | None:
+    """Why a second derivative would stop without a word and count as zero, None if it does not."""
+    waiting: list[Any] = [gradient.grad_fn]
+    known: set[Any] = {None}
+    while waiting:
+        if (node := waiting.pop()) in known:
+            continue
+        known.add(node)
+        if "Error" in node.name():
+            return "a torch.autograd.Function in it is marked once_differentiable"
+        waiting.extend(following for following, _ in node.next_functions)
+    return None
+
+
+class Hessian:
+    """The Hessian of a subject's loss in its trainable parameters, laid end to end `[P]`; never built.
+
+    Holds the graph of the gradient, in which every product is a backward pass.
+    """
+
+    def __init__(self, subject: Subject) -> None:
+        self.parameters = trainable(subject.model)
+        own = list(self.parameters.values())
+        with torch.enable_grad(), sdpa_kernel(SDPBackend.MATH):
+            loss = subject.loss()
+            if not loss.requires_grad:
+                raise ValueError(FROZEN)
+            found = torch.autograd.grad(loss, own, create_graph=True, materialize_grads=True)
+            self._gradient = torch.cat([g.reshape(-1) for g in found])
+        if (why := _once_only(self._gradient)) is not None:
+            raise ValueError(TWICE.format(why))
+        self.loss = loss.item()
+
+    @property
+    def gradient(self) -> Tensor:
+        """`[P]`, without its graph."""
+        return self._gradient.detach()
+
+    def split(self, vector: Tensor) -> dict[str, Tensor]:
+        """`[P]` cut into the shapes of the parameters."""
+        pieces = vector.split([p.numel() for p in self.parameters.values()])
+        return {path: x.view_as(p) for (path, p), x in zip(self.parameters.items(), pieces, strict=True)}
+
+    def __matmul__(self, vector: Tensor) -> Tensor:
+        """:math:`Hv`, `[P]` to `[P]`."""
+        if not self._gradient.requires_grad:
+            return torch.zeros_like(vector)
+        try:
+            found = torch.autograd.grad(
+                self._gradient,
+                list(self.parameters.values()),
+                vector,
+                retain_graph=True,
+                materialize_grads=True,
+            )
+        except RuntimeError as error:
+            raise ValueError(TWICE.format(error)) from error
+        return torch.cat([x.reshape(-1) for x in found])
+
+    def along(self, vector: Tensor) -> float | None:
+        r""":math:`v^\top H v / \|v\|^2`, None for a vector of zeros."""
+        length = torch.linalg.vector_norm(vector)
+        if not length:
+            return None
+        unit = vector / length
+        return torch.dot(unit, self @ unit).item()
+
+
+class Eigenvalue(NamedTuple):
+    r"""An estimate, what is left of :math:`\|Hx - \lambda x\|`, and the products that were spent."""
+
+    value: float
+    residual: float
+    products: int
+
+
+@torch.no_grad()
+def largest_eigenvalue(hessian: Hessian, *, products: int, tolerance: float, seed: int) -> Eigenvalue:
+    r""":math:`\max_x x^\top H x / x^\top x` by power iteration with a memory: the next x is the best in the
+    span of x, Hx and the step before.
+
+    Plain power iteration finds the largest in magnitude, and two of opposite sign hold it up; this finds the
+    largest, in fewer products. Knyazev 2001, Section 4 (SIAM Journal on Scientific Computing 23).
+    """
+    like = hessian.gradient
+    generator = torch.Generator().manual_seed(seed)
+    x = torch.randn(like.numel(), generator=generator, dtype=like.dtype).to(like.device)
+    basis = [x / torch.linalg.vector_norm(x)]
+    images = [hessian @ basis[0]]
+    for used in range(1, products + 1):
+        value = torch.dot(basis[0], images[0])
+        rest = images[0] - value * basis[0]
+        residual = torch.linalg.vector_norm(rest)
+        if used == products or not residual > tolerance * value.abs():
+            return Eigenvalue(value.item(), residual.item(), used)
+        rest = rest / residual
+        basis.insert(1, rest)
+        images.insert(1, hessian @ rest)
+        basis, images = _best(basis, images)
+    raise ValueError(f"products is at least 1, got {products}")
+
+
+def _best(basis: list[Tensor], images: list[Tensor]) -> tuple[list[Tensor], list[Tensor]]:
+    """The unit vector of the span with the largest Rayleigh quotient, and its step away from the first of
+    the basis, each with its image.
+    """
+    gram = torch.stack([torch.stack([torch.dot(a, b) for b in basis]) for a in basis]).double()
+    seen = torch.stack([torch.stack([torch.dot(a, b) for b in images]) for a in basis]).double()
+    lengths, axes = torch.linalg.eigh(gram)
+    kept = lengths > 1e-5 * lengths[-1]  # float32 knows no more of nearly dependent vectors
+    white = axes[:, kept] / lengths[kept].sqrt()
+    weights = (white @ torch.linalg.eigh(white.T @ (seen + seen.T) @ white)[1][:, -1]).to(basis[0].dtype)
+    step, image = (_combined(weights[1:], vectors[1:]) for vectors in (basis, images))
+    first, moved = (weights[0] * v[0] + s for v, s in ((basis, step), (images, image)))
+    length, short = torch.linalg.vector_norm(first), torch.linalg.vector_norm(step).clamp(min=1e-30)
+    return [first / length, step / short], [moved / length, image / short]
+
+
+def _combined(weights: Tensor, vectors: list[Tensor]) -> Tensor:
+    return sum((w * v for w, v in zip(weights[1:], vectors[1:], strict=True)), weights[0] * vectors[0])

@@ -1,0 +1,235 @@
+"""How much each layer leans on each branch before it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from itertools import groupby
+
+import torch
+from torch import Tensor, nn
+from torch.func import functional_call
+
+from normlab.diagnosis.structure import StackView, SublayerView
+from normlab.diagnosis.subject import Subject
+from normlab.diagnosis.table import Row, Table
+from normlab.diagnosis.taps import Tap, capture
+from normlab.diagnosis.tokens import Real, real_tokens, rows
+
+MAX_TOKENS = 256
+INPUT = -1
+"""The number of the stack's input among the branches."""
+
+
+def dependency(subject: Subject, *, tokens: int = 64, real: Real | None = None) -> Table:
+    r""":math:`\beta_{ij}^2 = \mathbb{E}_t[\mathrm{Var}[D_{ij}] / \mathrm{Var}[x_i]]` with the stream after
+    sublayer i, :math:`x_i = \sum_{j \le i} D_{ij} + r_i`, split into what the input (j = -1) and every branch
+    brought into it.
+
+    A norm passes on what each part brings at the denominators that the whole stream has on this batch, a
+    linear map: :math:`D \mapsto \gamma \odot (D - \bar D) / \sigma(x)` for LayerNorm. Variances are over
+    channels, the mean over ``tokens`` real ones, evenly spaced in the batch. :math:`r_i` holds what no branch
+    brings, as the norms' own biases. The parts' shares add up to 1 where they are uncorrelated; what is
+    missing from 1, or beyond it, is their cross terms and r. Branches that run side by side enter the stream
+    together. Columns: stack, of (i), on (j), beta_sq.
+
+    Liu et al. 2020, Section 4.1 and Figures 7 and 8 (arXiv 2004.08249). Raises ValueError for more than 256
+    tokens, and for a stack whose sums are not seen.
+    """
+    if not 1 <= tokens <= MAX_TOKENS:
+        raise ValueError(
+            f"{tokens} tokens; dependency takes 1 to {MAX_TOKENS}, which it spreads over the batch"
+        )
+    real = real or real_tokens(subject)
+    modules = dict(subject.model.named_modules())
+    taps = {tap for stack in subject.structure.stacks for view in stack.sublayers for tap in _taps(view)}
+    with torch.no_grad(), capture(subject.model, taps) as seen:
+        subject.forward()
+    found: list[Row] = []
+    with torch.no_grad():
+        for stack in subject.structure.stacks:
+            found.extend(_follow(stack, _Sample(stack, seen, real[stack.name], tokens), modules))
+    return Table("dependency", tuple(found))
+
+
+def dependency_own(subject: Subject, dependencies: Table) -> Table:
+    r""":math:`\beta_{ii}^2` and :math:`\sum_j \beta_{ij}^2` of each sublayer, from the table of
+    ``dependency``.
+
+    Columns: stack, index, role, own, total. The first is 1/i in a Pre-LN whose branches all have the same
+    variance, and constant in a Post-LN; its sum over i is to what Theorem 2 holds the output change
+    proportional. Liu et al. 2020, Section 4.2 (arXiv 2004.08249).
+    """
+    total: dict[tuple[object, object], float] = {}
+    own: dict[tuple[object, object], float] = {}
+    for row in dependencies:
+        where, share = (row["stack"], row["of"]), float(row["beta_sq"] or 0)
+        total[where] = total.get(where, 0.0) + share
+        if row["of"] == row["on"]:
+            own[where] = share
+    return Table(
+        "dependency_own",
+        tuple(
+            {
+                "stack": stack.name,
+                "index": view.index,
+                "role": view.role,
+                "own": own[stack.name, view.index],
+                "total": total[stack.name, view.index],
+            }
+            for stack in subject.structure.stacks
+            for view in stack.sublayers
+        ),
+    )
+
+
+class FrozenNorm:
+    r"""The linear map :math:`L_x` that a norm is once its denominators are those at x `[T, D]`:
+    :math:`N(x) = L_x x + N(0)`, diagonal in the channels after the mean is taken away, where N does that.
+
+    It is not the norm's Jacobian, under which the parts of x itself add up to nothing, since a norm does not
+    follow the length of x.
+    """
+
+    def __init__(self, norm: nn.Module, x: Tensor) -> None:
+        wide = x.double()
+        rms = wide.square().mean(-1, keepdim=True).sqrt()
+        self.offset = _apply(norm, torch.zeros_like(wide)).nan_to_num()
+        whole = _apply(norm, wide) - self.offset
+        shifted = _apply(norm, wide + rms) - self.offset
+        self.centres = bool((shifted - whole).norm() <= 1e-3 * whole.norm())
+        small = self._centred(wide).abs() <= 1e-6 * rms
+        moved = torch.where(small, wide + 1e-6 * rms + torch.finfo(x.dtype).tiny, wide)  # for 0 / 0
+        self.slope = (_apply(norm, moved) - self.offset) / self._centred(moved)
+        self.slope = self.slope.nan_to_num().to(x.dtype)
+        self.offset = self.offset.to(x.dtype)
+
+    def _centred(self, x: Tensor) -> Tensor:
+        return x - x.mean(-1, keepdim=True) if self.centres else x
+
+    def __call__(self, x: Tensor) -> Tensor:
+        """Parts `[..., T, D]` of the norm's input to parts of its output."""
+        return self._centred(x).mul_(self.slope) if self.centres else x * self.slope
+
+
+def _apply(norm: nn.Module, x: Tensor) -> Tensor:
+    """The norm in float64, on copies of its parameters."""
+    wide = {name: p.double() for name, p in norm.named_parameters()}
+    return functional_call(norm, wide, (x[None],))[0]
+
+
+class _Parts:
+    """What makes up the stream: r first, then the input, then each branch, with the variance of each."""
+
+    def __init__(self, stream: Tensor, branches: int) -> None:
+        self.parts = stream.new_zeros(branches + 2, *stream.shape)
+        self.variances = stream.new_zeros(branches + 2, len(stream))
+        self.parts[1] = stream
+        self.known = 2
+        self._measure(slice(0, 2))
+
+    def _measure(self, which: slice) -> None:
+        self.variances[which] = self.parts[which].var(-1, correction=0)
+
+    def whole(self) -> Tensor:
+        return self.parts[: self.known].sum(0)
+
+    def scale(self, factor: Tensor) -> None:
+        if factor.ndim or factor != 1:
+            self.parts[: self.known] *= factor
+            self._measure(slice(0, self.known))
+
+    def add(self, branch: int, y: Tensor) -> None:
+        """Branches arrive in their order."""
+        self.known = branch + 3
+        self.parts[branch + 2] = y
+        self._measure(slice(branch + 2, branch + 3))
+
+    def add_state(self, other: Tensor) -> None:
+        """The parts `[P, T, D]` of an older state of the stream, the first ones of this one."""
+        self.parts[: len(other)] += other
+        self._measure(slice(0, len(other)))
+
+    def pass_through(self, norm: FrozenNorm) -> None:
+        self.parts[: self.known] = norm(self.parts[: self.known])
+        self.parts[0] += norm.offset
+        self._measure(slice(0, self.known))
+
+    def shares(self) -> list[float]:
+        """Of the input and each branch, in the variance of the stream."""
+        variance = self.whole().var(-1, correction=0).clamp(min=torch.finfo(self.parts.dtype).tiny)
+        return (self.variances[1 : self.known] / variance).mean(-1).tolist()
+
+
+def _taps(view: SublayerView) -> tuple[Tap, ...]:
+    return view.before, view.branch, view.total, view.after, *view.beside
+
+
+class _Sample:
+    """The same tokens `[T, D]` of every tensor of a stack, in float32 at least."""
+
+    def __init__(self, stack: StackView, seen: Mapping[Tap, Tensor], real: Tensor, tokens: int) -> None:
+        self.stack, self.rows = stack, dict[Tap, Tensor]()
+        native = seen[stack.sublayers[0].before]
+        self._tolerance = 1e-3 + 16 * torch.finfo(native.dtype).eps
+        for tap in dict.fromkeys(tap for view in stack.sublayers for tap in _taps(view)):
+            all_of_them = rows(seen[tap], real)
+            spaced = torch.linspace(0, len(all_of_them) - 1, min(tokens, len(all_of_them)))
+            self.rows[tap] = all_of_them[spaced.long().to(all_of_them.device)]
+
+    def check(self, found: Tensor, tap: Tap, view: SublayerView, claim: str) -> None:
+        """Raise ValueError unless the parts make up the tensor that was seen, within its rounding by now."""
+        expected = self.rows[tap]
+        if (found - expected).norm() > self._tolerance * expected.norm():
+            raise ValueError(
+                f"dependency cannot follow {self.stack.name}: sublayer {view.index} ({view.relation}) {claim}"
+                "; make the sums and norms modules of their own, or give float32 weights"
+            )
+
+
+def _follow(stack: StackView, seen: _Sample, modules: Mapping[str, nn.Module]) -> Iterator[Row]:
+    views = stack.sublayers
+    parts, older = _Parts(seen.rows[views[0].before], len(views)), _Older(views, seen.rows)
+    older.keep(parts, seen.rows[views[0].before])
+    for _, together in groupby(views, key=lambda view: (view.before, view.total)):
+        first, *others = together
+        seen.check(parts.whole(), first.before, first, "does not begin where the one before ended")
+        _add(parts, [first, *others], seen.rows, older)
+        seen.check(parts.whole(), first.total, first, "is not the sum of its stream and its branch")
+        if first.norm_write is not None:
+            parts.pass_through(FrozenNorm(modules[first.norm_write], seen.rows[first.total]))
+        seen.check(parts.whole(), first.after, first, "does not end with that sum or its norm")
+        older.keep(parts, seen.rows[first.after])
+        shares = parts.shares()
+        for view in (first, *others):
+            for on, share in enumerate(shares, start=INPUT):
+                yield {"stack": stack.name, "of": view.index, "on": on, "beta_sq": share}
+
+
+class _Older:
+    """States of the stream that a later sublayer adds once more."""
+
+    def __init__(self, views: Sequence[SublayerView], seen: Mapping[Tap, Tensor]) -> None:
+        branches = {view.branch for view in views}
+        self._wanted = [seen[tap] for view in views for tap in view.beside if tap not in branches]
+        self._kept: list[tuple[Tensor, Tensor]] = []
+
+    def keep(self, parts: _Parts, stream: Tensor) -> None:
+        if any(torch.equal(stream, wanted) for wanted in self._wanted):
+            self._kept.append((stream, parts.parts[: parts.known].clone()))
+
+    def of(self, stream: Tensor) -> Tensor | None:
+        return next((parts for kept, parts in self._kept if torch.equal(kept, stream)), None)
+
+
+def _add(parts: _Parts, group: Sequence[SublayerView], seen: Mapping[Tap, Tensor], older: _Older) -> None:
+    """The stream and what is added to it; what comes from nowhere that is known goes to r."""
+    stream = parts.parts
+    parts.scale(torch.as_tensor(group[0].shortcut, dtype=stream.dtype, device=stream.device))
+    for view in group:
+        scale = torch.as_tensor(view.scale, dtype=stream.dtype, device=stream.device)
+        parts.add(view.index, scale * seen[view.branch])
+    for tap in group[0].beside:
+        if tap in [view.branch for view in group]:
+            continue
+        state = older.of(seen[tap])
+        parts.add_state(seen[tap][None] if state is None else state)

@@ -1,0 +1,120 @@
+"""By how much the norms of a model scale the gradients that pass through them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from normlab.diagnosis.structure import StackView
+from normlab.diagnosis.subject import Subject, undisturbed
+from normlab.diagnosis.table import Row, Table
+from normlab.diagnosis.taps import Side, activations, watching
+from normlab.diagnosis.theory import layer_norm_jacobian, rms_norm_jacobian
+from normlab.diagnosis.tokens import Real, real_tokens, rows
+
+TOKENS = 4
+"""Of each norm that are looked at, evenly spaced among the real ones."""
+STEPS = 24
+"""Of the iteration for a spectral norm."""
+ROUNDING = 1e-4
+"""What is left of a vector by less than this share of it is rounding errors."""
+
+
+def jacobian(subject: Subject, *, real: Real | None = None, tokens: int = TOKENS) -> Table:
+    r""":math:`\|J\|_2` of :math:`J = \partial\,\mathrm{norm}(x)/\partial x` over tokens x: its largest value
+    and its mean (``spectral_mean``), measured on the full matrix, beside :math:`\sqrt{d}/\|x - \bar x\|`
+    (``exact``, a LayerNorm of gain 1) and :math:`\sqrt{d}/\|x\|` (``published``, an RMSNorm of gain 1).
+
+    ``spectral_square`` is :math:`\mathbb{E}\|J\|_2^2`, 2/3 behind a Post-LN feed-forward sum of
+    :math:`3d/2`; ``mean_square`` is :math:`\mathbb{E}\|J\|_F^2/d`, less by the two directions that a
+    LayerNorm takes away. A row for each norm that reads or writes a stream, at its first call; real tokens as
+    found by ``real_tokens`` if ``real`` is not given. Raises ValueError for fewer than one token.
+
+    Xiong et al. 2020, Lemma 3 and Appendix F (arXiv 2002.04745).
+    """
+    if tokens < 1:
+        raise ValueError(f"tokens is {tokens}; give 1 or more, say {TOKENS}")
+    real = real or real_tokens(subject)
+    modules = dict(subject.model.named_modules())
+    places = {path: at for stack in subject.structure.stacks for path, at in _norms(stack)}
+    given: dict[str, Tensor] = {}
+
+    def see(path: str, side: Side, values: Any) -> None:
+        if side == "input" and path not in given:
+            given[path] = next(x for _, x in activations(values)).detach()
+
+    with watching({path: modules[path] for path in places}, see):
+        subject.forward()
+    found: list[Row] = []
+    with undisturbed(subject.model):
+        for path, (stack, index) in places.items():
+            x = rows(given[path], real[stack])
+            kept = x[torch.linspace(0, len(x) - 1, min(tokens, len(x))).long().to(x.device)]
+            measured = _measured(modules[path], kept.to(given[path].dtype), kept)
+            found.append({"module": path, "stack": stack, "index": index, **measured})
+    return Table("jacobian", tuple(found))
+
+
+def _norms(stack: StackView) -> Iterator[tuple[str, tuple[str, int | None]]]:
+    """Paths of the norms, each with its stack and sublayer."""
+    for view in stack.sublayers:
+        for path in (view.norm_read, view.norm_branch, view.norm_write):
+            if path is not None:
+                yield path, (stack.name, view.index)
+    if stack.final_norm is not None:
+        yield stack.final_norm, (stack.name, None)
+
+
+def _measured(norm: nn.Module, given: Tensor, x: Tensor) -> Row:
+    """The columns of one norm: tokens `[N, D]` as it is given them, and in float32 or wider."""
+    matrices = torch.stack([token_jacobian(norm, token) for token in given]).to(x.dtype)
+    largest = spectral_norm(matrices)
+    exact, published = layer_norm_jacobian(x), rms_norm_jacobian(x)
+    return {
+        "spectral": largest.max().item(),
+        "spectral_mean": largest.mean().item(),
+        "exact": exact.max().item(),
+        "exact_mean": exact.mean().item(),
+        "published": published.max().item(),
+        "spectral_square": largest.square().mean().item(),
+        "mean_square": (matrices.square().sum((-2, -1)).mean() / x.shape[-1]).item(),
+        "tokens": len(x),
+    }
+
+
+def token_jacobian(norm: nn.Module, token: Tensor) -> Tensor:
+    r""":math:`J_{ij} = \partial\,\mathrm{norm}(x)_i / \partial x_j`, `[D, D]`, at a token `[D]`.
+
+    Every row comes from a copy of the token of its own, so that one backward pass gives them all.
+    """
+    dim = len(token)
+    with torch.enable_grad():
+        copies = token.detach().expand(1, dim, dim).clone().requires_grad_()
+        selected = norm(copies)[0].diagonal().sum()
+    return torch.autograd.grad(selected, copies)[0][0]
+
+
+def spectral_norm(matrices: Tensor, *, steps: int = STEPS) -> Tensor:
+    r""":math:`\max_{v \in K} \|A v\| / \|v\|` over the Krylov space
+    :math:`K = \mathrm{span}\{v_0, A^\top A v_0, (A^\top A)^2 v_0, \dots\}` of a fixed random vector.
+
+    `[N, D, D]` to `[N]`. Exact from ``steps`` = D on, below the largest singular value otherwise; a LayerNorm
+    of gain 1 has but one that is not zero and needs one step. Far cheaper than all singular values.
+    """
+    count, dim, _ = matrices.shape
+    drawn = torch.randn(dim, 1, generator=torch.Generator().manual_seed(0)).to(matrices)
+    basis = (drawn / drawn.norm()).expand(count, dim, 1)
+    for _ in range(min(steps, dim) - 1):
+        image = matrices.mT @ (matrices @ basis[..., -1:])
+        new = image - basis @ (basis.mT @ image)
+        new = new - basis @ (basis.mT @ new)  # again, for what rounding left
+        lengths = new.norm(dim=-2, keepdim=True)
+        goes_on = lengths > ROUNDING * image.norm(dim=-2, keepdim=True)
+        if not goes_on.any():
+            break
+        basis = torch.cat([basis, torch.where(goes_on, new / lengths, 0.0)], dim=-1)
+    images = matrices @ basis
+    return torch.linalg.eigvalsh(images.mT @ images)[:, -1].clamp(min=0).sqrt()

@@ -1,0 +1,172 @@
+"""How far the output moves when the weights do, and how that grows with depth."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+
+import torch
+from torch import Tensor
+from torch.optim import Optimizer
+
+from normlab.diagnosis.fits import Curve, fits_of_curves
+from normlab.diagnosis.parameters import owners, stream_taps
+from normlab.diagnosis.step import Make, updated
+from normlab.diagnosis.stepping import at_weights
+from normlab.diagnosis.structure import StackView
+from normlab.diagnosis.subject import Subject
+from normlab.diagnosis.table import Table
+from normlab.diagnosis.taps import Tap, capture
+from normlab.diagnosis.tokens import Real, real_tokens, rows
+
+SIZE = 0.01
+"""Of a random change, relative to each matrix's root mean square."""
+MIN_DEPTHS = 3
+"""That a law is fitted to."""
+
+
+def output_change(
+    subject: Subject,
+    *,
+    optimiser: Optimizer | Make | None = None,
+    size: float = SIZE,
+    seed: int = 0,
+    stack: str | None = None,
+    real: Real | None = None,
+) -> Table:
+    r""":math:`\frac{1}{d} \mathbb{E} \|F_l(x_0, W) - F_l(x_0, W^*)\|^2` for the prefixes :math:`F_l` of one
+    model: the stream after sublayer l, through the final norm of its stack where there is one.
+
+    Two kinds: ``random``, :math:`W^* = W + \delta` with :math:`\delta` normal of ``size`` times each
+    matrix's root mean square, on the matrices of the sublayers of every stack, so that :math:`x_0` stays;
+    and, with an ``optimiser``, ``update``: the weights that one update of it leads to (``step.updated``), all
+    that it trains, embeddings included. Per element, over real tokens, without dropout. Of normed streams
+    the change is at most about 2, where it is no longer linear in the size. ``stack`` is the last one unless
+    named. Columns: kind, depth (l, from 1), change, seed.
+
+    Liu et al. 2020, Theorem 2 and Figure 4 (arXiv 2004.08249). Raises ValueError for a stack that does not
+    exist, and for a model without gradients, whose sublayers own nothing.
+    """
+    view = _stack(subject, stack)
+    taps = {v.after: v.index + 1 for v in view.sublayers}  # branches side by side: one place, the last depth
+    found = _changes(subject, view, taps, optimiser=optimiser, size=size, seed=seed, real=real)
+    return Table("output_change", tuple(_row(*change, seed) for change in found))
+
+
+def output_change_family(
+    family: Callable[[int], Subject],
+    depths: Sequence[int],
+    *,
+    optimiser: Make | None = None,
+    size: float = SIZE,
+    seed: int = 0,
+    stack: str | None = None,
+) -> Table:
+    """The same for the whole stack of each model of a family, ``family(n)`` for n in ``depths``.
+
+    In the table, depth counts the sublayers of all stacks of the model. Models are made one after the other,
+    and for another ``seed`` by a family of other starts.
+    """
+    found: list[tuple[str, int, float]] = []
+    for n in depths:
+        subject = family(n)
+        view = _stack(subject, stack)
+        sublayers = sum(len(stack.sublayers) for stack in subject.structure.stacks)
+        whole = {view.sublayers[-1].after: sublayers}
+        found.extend(_changes(subject, view, whole, optimiser=optimiser, size=size, seed=seed, real=None))
+    return Table("output_change", tuple(_row(*change, seed) for change in found))
+
+
+def output_change_fit(changes: Table) -> Table:
+    """The laws of ``fits.fits_of_curves`` for each kind of ``output_change``, one curve for each seed.
+
+    Columns: kind, law, coefficient, exponent, low, high, r2, aic. A kind of fewer than three depths has no
+    rows, and one with a change of 0 no power law. Liu et al. 2020, Corollaries 1 and 2 (arXiv 2004.08249): a
+    Pre-LN follows log N, a Post-LN N. The logarithm begins where the branches together outweigh the stack's
+    input; before that a Pre-LN's change grows like N as well.
+    """
+    found = []
+    for kind in dict.fromkeys(changes.column("kind")):
+        some = changes.where(kind=kind)
+        curves = [_curve(some.where(seed=seed)) for seed in dict.fromkeys(some.column("seed"))]
+        if all(len(depths) >= MIN_DEPTHS for depths, _ in curves):
+            found.extend({"kind": kind, **vars(fit)} for fit in fits_of_curves(curves))
+    return Table("output_change_fit", tuple(found))
+
+
+def random_change(subject: Subject, *, size: float = SIZE, seed: int = 0) -> dict[str, Tensor]:
+    r""":math:`W + \delta`, :math:`\delta_i \sim N(0, (\text{size} \cdot \mathrm{rms}(W))^2)`, for every
+    matrix W of a sublayer, by its path.
+
+    The gains, biases and factors of norms and shortcuts, vectors, are not drawn at random and stay: where
+    they are on the shortcut, noise on them moves the stream whatever its dependency is. Numbers depend on the
+    seed and the order of parameters only, not on the device. Raises ValueError where no sublayer owns a
+    matrix that needs a gradient.
+    """
+    with capture(subject.model, stream_taps(subject.structure)) as seen:
+        subject.forward()
+    found = owners(subject.model, subject.structure, seen)
+    owned = {path for path, owner in found.items() if owner.role != "other"}
+    generator = torch.Generator().manual_seed(seed)
+    changed: dict[str, Tensor] = {}
+    for path, p in subject.model.named_parameters():
+        if path in owned and sum(length > 1 for length in p.shape) > 1:
+            w = p.detach()
+            noise = torch.randn(w.shape, generator=generator).to(w)
+            changed[path] = w + size * w.square().mean().sqrt() * noise
+    if not changed:
+        raise ValueError(
+            "no matrix of a sublayer needs a gradient, so there is nothing to change; unfreeze them, as in "
+            "model.requires_grad_(), and call this outside of torch.no_grad()"
+        )
+    return changed
+
+
+def _curve(changes: Table) -> Curve:
+    pairs = [(r["depth"], r["change"]) for r in changes]
+    points = sorted((n, y) for n, y in pairs if isinstance(n, (int, float)) and isinstance(y, (int, float)))
+    return [n for n, _ in points], [y for _, y in points]
+
+
+def _row(kind: str, depth: int, change: float, seed: int) -> dict[str, str | int | float]:
+    return {"kind": kind, "depth": depth, "change": change, "seed": seed}
+
+
+def _changes(
+    subject: Subject,
+    stack: StackView,
+    taps: Mapping[Tap, int],
+    *,
+    optimiser: Optimizer | Make | None,
+    size: float,
+    seed: int,
+    real: Real | None,
+) -> Iterator[tuple[str, int, float]]:
+    """Kind, depth and change at every tap."""
+    mask = (real or real_tokens(subject))[stack.name]
+    before = list(_outputs(subject, stack, taps, mask))
+    weights = {"random": random_change(subject, size=size, seed=seed)}
+    if optimiser is not None:
+        weights["update"] = updated(subject, optimiser)
+    for kind, changed in weights.items():
+        with at_weights(subject.model, changed):
+            after = _outputs(subject, stack, taps, mask)
+            found = torch.stack([(x - y).square().mean() for x, y in zip(before, after, strict=True)])
+        yield from ((kind, depth, c) for depth, c in zip(taps.values(), found.tolist(), strict=True))
+
+
+@torch.no_grad()
+def _outputs(subject: Subject, stack: StackView, taps: Mapping[Tap, int], mask: Tensor) -> list[Tensor]:
+    """Real tokens `[N, D]` of the stream at every tap, normed as the stack's output is."""
+    final = subject.model.get_submodule(stack.final_norm) if stack.final_norm else torch.nn.Identity()
+    with capture(subject.model, taps) as seen:
+        subject.forward()
+    return [rows(final(seen[tap]), mask) for tap in taps]
+
+
+def _stack(subject: Subject, name: str | None) -> StackView:
+    stacks = {stack.name: stack for stack in subject.structure.stacks}
+    if name is None:
+        return subject.structure.stacks[-1]
+    if name not in stacks:
+        raise ValueError(f"the model has no stack {name!r}; its stacks are {', '.join(map(repr, stacks))}")
+    return stacks[name]

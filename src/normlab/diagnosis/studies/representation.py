@@ -1,0 +1,128 @@
+"""What depth does to tokens: how alike they become, and how the gains of norms and shortcuts stand."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import torch
+from torch import Tensor, nn
+
+from normlab.diagnosis.kinds import measuring, norms_of
+from normlab.diagnosis.parameters import Owner, owners, stream_taps
+from normlab.diagnosis.studies.attention import is_sequence_first
+from normlab.diagnosis.subject import Subject
+from normlab.diagnosis.table import Row, Table
+from normlab.diagnosis.taps import capture
+from normlab.diagnosis.tokens import Real, real_tokens
+
+
+def similarity(subject: Subject, *, real: Real | None = None) -> Table:
+    r""":math:`\cos(x_i, x_j)`, the mean over pairs :math:`i \ne j` of tokens of a sequence, and the effective
+    rank :math:`\exp(-\sum_k p_k \ln p_k)` with :math:`p_k = \sigma_k / \sum_l \sigma_l` of a sequence's
+    singular values.
+
+    Of the stream `[B, T, D]` that a stack begins with, index -1, and after each sublayer; the mean over
+    sequences of more than one token. Padding is left out; ``real`` is found by ``real_tokens`` if not given.
+    A stream `[N, D]` is one sequence.
+
+    Dong et al. 2021, Section 2 (arXiv 2103.03404) for tokens that grow alike; Roy and Vetterli 2007, Section
+    2 (EUSIPCO) for the rank.
+    """
+    real = real or real_tokens(subject)
+    turned = is_sequence_first(subject.model)
+    with torch.no_grad(), capture(subject.model, stream_taps(subject.structure)) as seen:
+        subject.forward()
+    found: list[Row] = []
+    for stack in subject.structure.stacks:
+        taps = {-1: stack.sublayers[0].before} | {view.index: view.after for view in stack.sublayers}
+        for index, tap in taps.items():
+            x, mask = seen[tap], real[stack.name].reshape(seen[tap].shape[:-1]).to(seen[tap].device)
+            if turned and x.ndim == 3:
+                x, mask = x.transpose(0, 1), mask.T
+            found.append({"stack": stack.name, "index": index, **_alike(x, mask)})
+    return Table("similarity", tuple(found))
+
+
+def _alike(x: Tensor, real: Tensor) -> Row:
+    x = x.to(torch.promote_types(x.dtype, torch.float32)) * real[..., None]
+    sequences = x.reshape(-1, *x.shape[-2:])[(real.sum(-1) > 1).reshape(-1)]
+    if not len(sequences):
+        return {"cosine": None, "effective_rank": None}
+    tokens = real.reshape(-1, x.shape[-2]).sum(-1)
+    pairs = (tokens * (tokens - 1))[tokens > 1]
+    unit = nn.functional.normalize(sequences, dim=-1)
+    together = unit.sum(-2).square().sum(-1) - unit.square().sum((-2, -1))
+    return {
+        "cosine": (together / pairs).mean().item(),
+        "effective_rank": effective_rank(sequences).mean().item(),
+    }
+
+
+def effective_rank(x: Tensor) -> Tensor:
+    r""":math:`\exp(-\sum_k p_k \ln p_k)` with :math:`p_k = \sigma_k / \sum_l \sigma_l`, from the singular
+    values :math:`\sigma` of each matrix `[..., T, D]`.
+
+    1 for a matrix of rank one or zero, min(T, D) for one with equal singular values. Roy and Vetterli 2007,
+    Section 2 (EUSIPCO).
+    """
+    x = x.double()
+    gram = x @ x.mT if x.shape[-2] < x.shape[-1] else x.mT @ x
+    values = torch.linalg.eigvalsh(gram).clamp(min=0).sqrt()
+    shares = values / values.sum(-1, keepdim=True).clamp(min=torch.finfo(x.dtype).tiny)
+    return torch.special.entr(shares).sum(-1).exp()
+
+
+def norm_parameters(subject: Subject) -> Table:
+    r""":math:`\frac{1}{n} \sum_i w_i`, :math:`\min_i w_i` and :math:`\max_i w_i` of the gains, biases and
+    scalars w of every norm, and of what scales streams and branches: :math:`g, \gamma, \beta, \omega,
+    \alpha, \lambda`.
+
+    That is, of all parameters with at most one dimension of norms anywhere, told by their numbers, and of
+    modules without a matrix in the sublayers but outside their branches. ``parameter`` is the path from the
+    model, ``module`` that of its module; stack and index are None outside of all sublayers, and index is the
+    first sublayer's for what those of a layer share, such as ReZero's :math:`\alpha`.
+
+    Nguyen and Salazar 2019, Figure 3 (arXiv 1910.05895) for the g of ScaleNorm by depth.
+    """
+    model, structure = subject.model, subject.structure
+    with capture(model, stream_taps(structure)) as seen, measuring(model) as widths:
+        subject.forward()
+    owned, norms = owners(model, structure, seen), norms_of(model, widths)
+    by_structure = dict(_norms_by_structure(subject))
+    finals = {stack.final_norm: stack.name for stack in structure.stacks if stack.final_norm}
+    rows: list[Row] = []
+    for path, p in model.named_parameters():
+        holder = path.rpartition(".")[0]
+        owner = owned[path] if owned[path].role != "other" else by_structure.get(holder, Owner())
+        if p.ndim < 2 and (holder in norms or (owner.role != "other" and _scales(subject, holder))):
+            stack, index = finals.get(holder, owner.stack), _index(subject, owner)
+            rows.append({"module": holder, "parameter": path, "stack": stack, "index": index, **_levels(p)})
+    return Table("norm_parameters", tuple(rows))
+
+
+def _norms_by_structure(subject: Subject) -> Iterator[tuple[str, Owner]]:
+    """The owners of norms for parameters that are frozen, which no graph shows."""
+    for stack in subject.structure.stacks:
+        for view in stack.sublayers:
+            for path in (view.norm_read, view.norm_branch, view.norm_write):
+                if path:
+                    yield path, Owner(stack.name, view.index, view.layer, view.role)
+
+
+def _scales(subject: Subject, holder: str) -> bool:
+    """Whether a module holds no matrix and lies outside of all branches."""
+    matrix = any(p.ndim > 1 for p in subject.model.get_submodule(holder).parameters(recurse=False))
+    branches = (view.branch.module for stack in subject.structure.stacks for view in stack.sublayers)
+    return not matrix and not any(f"{holder}.".startswith(f"{branch}.") for branch in branches)
+
+
+def _index(subject: Subject, owner: Owner) -> int | None:
+    """The sublayer that a parameter acts in, or the first of the layer that shares it."""
+    views = (v for stack in subject.structure.stacks if stack.name == owner.stack for v in stack.sublayers)
+    shared = (v.index for v in views if v.layer == owner.layer)
+    return next(shared, None) if owner.index is None else owner.index
+
+
+def _levels(p: Tensor) -> dict[str, float]:
+    wide = p.detach().to(torch.promote_types(p.dtype, torch.float32))
+    return {"mean": wide.mean().item(), "low": wide.min().item(), "high": wide.max().item()}

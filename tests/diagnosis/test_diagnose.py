@@ -1,0 +1,227 @@
+"""From a model and a batch to findings; and what is said of models and batches that cannot be diagnosed."""
+
+import json
+from dataclasses import replace
+from functools import partial
+
+import pytest
+import torch
+from torch import nn
+
+from diagnosis.small import BATCH, labelled, translating, untouched
+from normlab.diagnosis import PRESETS, STUDIES, Table, diagnose, programme, read_structure
+from normlab.diagnosis.table import Row
+from normlab.spec.serialise import to_plain
+
+
+class Residual(nn.Module):
+    """x <- norm(x + W x), without attention."""
+
+    def __init__(self, dim):
+        super().__init__()
+        self.branch, self.norm = nn.Linear(dim, dim), nn.LayerNorm(dim)
+
+    def forward(self, x):
+        return self.norm(x + self.branch(x))
+
+
+class Tower(nn.Module):
+    """A stack of four, and a scalar of its output where it is the loss."""
+
+    def __init__(self, dim=16, layers=4):
+        super().__init__()
+        self.layers = nn.ModuleList(Residual(dim) for _ in range(layers))
+        self.head = nn.Linear(dim, 3)
+
+    def forward(self, x):
+        for layer in self.layers:
+            x = layer(x)
+        return self.head(x)
+
+
+X = torch.randn(4, 6, 16, generator=torch.Generator().manual_seed(0))
+
+
+def tower(**kwargs):
+    torch.manual_seed(0)
+    return Tower(**kwargs)
+
+
+def square(model, batch):
+    return model(batch).square().mean()
+
+
+@pytest.fixture(scope="module")
+def seen():
+    """Standard on a small Post-LN encoder-decoder."""
+    subject = translating("post", encoder_layers=3, decoder_layers=3)
+    return diagnose(subject.model, BATCH[:2], loss=labelled, lr=1e-3)
+
+
+# -------------------------------------------------------------------------------------- what comes out of it
+
+
+def test_every_study_of_the_preset_gives_its_table(seen):
+    assert set(seen.seconds) == set(PRESETS["standard"])
+    assert {f.name for f in seen.findings} & {"not_done", "not_finite"} == set()
+    expected = {"structure", "dependency_own", "output_change_fit", "curvature", *PRESETS["standard"]}
+    assert set(seen.tables) == expected - {"critical_lr"}
+    assert all(seconds > 0 for seconds in seen.seconds.values())
+    assert seen.peak_memory_bytes > 1e7
+
+
+def test_findings_rest_on_the_tables(seen):
+    (found,) = [f for f in seen.findings if f.name == "placement" and f.sentence.startswith("decoder")]
+    assert "Post-LN with 3 layers" in found.sentence
+    assert {row["placement"] for row in seen.tables["structure"]} == {"post"}
+    (rate,) = [f for f in seen.findings if f.name == "learning_rate"]
+    (critical,) = seen.tables["curvature"].column("value")
+    assert rate.numbers["critical_lr"] == critical
+    assert rate.numbers["lr"] == pytest.approx(1e-3)
+    assert str(rate) in str(seen)
+    assert seen.at_least("note") == list(seen.findings)
+
+
+def test_facts_are_those_of_the_model(seen):
+    parameters = sum(
+        p.numel() for p in translating("post", encoder_layers=3, decoder_layers=3).model.parameters()
+    )
+    assert seen.facts["parameters"] == f"{parameters:,}"
+    assert seen.facts["batch"] == "4×6, 4×5"
+    assert (seen.facts["optimiser"], seen.facts["device"]) == ("Adam, lr 0.001", "cpu")
+
+
+def test_all_of_it_can_be_written_as_json(seen):
+    plain = json.loads(json.dumps(to_plain(seen.to_plain()), allow_nan=False))
+    assert plain["stacks"] == {"encoder.sublayers": "encoder", "decoder.sublayers": "decoder"}
+    assert plain["tables"]["scales"] == [dict(row) for row in seen.tables["scales"]]
+    assert [f["sentence"] for f in plain["findings"]] == [f.sentence for f in seen.findings]
+
+
+def test_presets_name_studies_and_grow():
+    assert set(PRESETS["cheap"]) < set(PRESETS["standard"]) < set(PRESETS["full"]) == set(STUDIES)
+
+
+def test_full_has_second_derivatives():
+    found = diagnose(tower(), X, loss=square, lr=1e-3, preset="full").tables["curvature"]
+    assert set(found.column("quantity")) == {"critical_lr", "largest_eigenvalue", "directional_sharpness"}
+
+
+def test_post_and_pre_are_told_apart():
+    own = {}
+    for placement in ("post", "pre"):
+        subject = translating(placement, encoder_layers=6, decoder_layers=6)
+        found = diagnose(subject.model, BATCH[:2], loss=labelled)
+        own[placement] = [f.numbers["sum_own"] for f in found.findings if f.name == "own_branch"]
+    assert all(post > 1.5 * pre for post, pre in zip(own["post"], own["pre"], strict=True))
+
+
+def test_nothing_is_changed():
+    def study(subject):
+        found = diagnose(subject.model, BATCH[:2], loss=labelled, preset="standard")
+        rows = [(f.name, f.sentence) for f in found.findings]
+        return Table(
+            "found", tuple[Row, ...]({"name": name, "sentence": sentence} for name, sentence in rows)
+        )
+
+    untouched("post", study)
+
+
+def test_without_a_learning_rate_nothing_is_said_of_it():
+    found = diagnose(tower(), X, loss=square)
+    assert "learning_rate" not in {f.name for f in found.findings}
+    assert "curvature" in found.tables
+
+
+def test_the_optimiser_that_is_given_is_used():
+    model = tower()
+    made = diagnose(model, X, loss=square, optimiser=partial(torch.optim.SGD, lr=0.5), preset="standard")
+    assert made.facts["optimiser"] == "SGD, lr 0.5"
+    assert [f.numbers["lr"] for f in made.findings if f.name == "learning_rate"] == [0.5]
+    ratios = {r["update_l2"] / r["grad_l2"] for r in made.tables["updates"] if r["grad_l2"]}
+    assert all(ratio == pytest.approx(0.5, rel=1e-4) for ratio in ratios)
+    adam = torch.optim.Adam(model.parameters(), lr=1e-2)
+    square(model, X).backward()
+    adam.step()
+    amid = diagnose(model, X, loss=square, optimiser=adam, preset="cheap")
+    assert amid.facts["optimiser"] == "Adam amid its training, lr 0.01"
+
+
+def test_a_study_that_fails_becomes_a_note(monkeypatch):
+    def fail(question):
+        raise ZeroDivisionError("division\n by zero")
+
+    monkeypatch.setitem(programme.STUDIES, "scales", fail)
+    found = diagnose(tower(), X, loss=square, preset="cheap")
+    (note,) = [f for f in found.findings if f.name == "not_done" and "scales" in f.sentence]
+    assert note.severity == "note"
+    assert note.sentence == "the study scales was not done: ZeroDivisionError: division by zero"
+    assert "sublayer_gradients" in found.tables
+
+
+def test_a_model_without_attention_is_told_so():
+    found = diagnose(tower(), X, loss=square, preset="cheap")
+    notes = [f.sentence for f in found.findings if f.name == "not_done"]
+    assert len(notes) == 1
+    assert "attention was not done: no softmax" in notes[0]
+
+
+def test_a_structure_may_be_given():
+    model = tower()
+    structure = read_structure(model, X, blocks="layers", branches=("branch",))
+    found = diagnose(model, X, loss=square, preset="cheap", structure=structure)
+    assert found.structure is structure
+    assert "as named by the caller" in str(found.findings)
+
+
+# ---------------------------------------------------------------------------------- what cannot be diagnosed
+
+
+def frozen():
+    return tower().requires_grad_(requires_grad=False)
+
+
+def poisoned():
+    model = tower()
+    with torch.no_grad():
+        model.layers[2].branch.weight[0, 0] = float("nan")
+    return model
+
+
+def exploding(model, batch):
+    return model(batch).sum() * float("inf")
+
+
+@pytest.mark.parametrize(
+    ("model", "batch", "loss", "sentence"),
+    [
+        (lambda: nn.Sequential(nn.Linear(16, 16)), X, square, r"no residual stream was found.*blocks="),
+        (tower, X[..., :5], square, r"Tower raised RuntimeError on the batch \(Tensor\)"),
+        (tower, {"y": X}, square, r"unexpected keyword argument 'y'"),
+        (tower, X, exploding, r"the loss is (inf|-inf|nan) before any step.*look at the labels"),
+        (frozen, X, square, r"no parameter of Tower is trained.*model\.requires_grad_\(\)"),
+        (poisoned, X, square, r"1 of 256 values of the parameter layers\.2\.branch\.weight are infinite"),
+        (tower, X.to("meta"), square, r"the model is on cpu and the batch on meta; move one of them"),
+        (lambda: "bert", X, square, r"the model is of type str; give a torch\.nn\.Module"),
+        (tower, X, None, r"Tower puts out no loss.*loss=lambda model, batch"),
+        (tower, X, lambda m, b: m(b), r"the loss is a tensor of shape \[4, 6, 3\], and must be one number"),
+        (tower, X, lambda m, b: m(b).mean().item(), r"the loss is float, and must be one number"),
+        (tower, X, lambda m, b: m(b).mean().detach(), r"the loss has no gradient.*with its graph"),
+        (tower, X, lambda m, b: b["labels"], r"the loss raised \w+Error.*give loss=lambda"),
+    ],
+)  # fmt: skip
+def test_what_cannot_be_diagnosed_is_said_with_what_to_do(model, batch, loss, sentence):
+    with pytest.raises(ValueError, match=sentence):
+        diagnose(model(), batch, loss=loss)
+
+
+def test_a_preset_that_there_is_not():
+    with pytest.raises(ValueError, match="no preset 'quick'; there are cheap, standard, full"):
+        diagnose(tower(), X, loss=square, preset="quick")
+
+
+def test_a_wrapper_is_looked_through():
+    subject = translating("pre")
+    found = diagnose(nn.DataParallel(subject.model), BATCH[:2], loss=labelled, preset="cheap")
+    assert found.model == "Seq2Seq"
+    assert replace(found, seconds={}).tables.keys() >= {"scales", "attention"}
