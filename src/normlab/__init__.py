@@ -7,6 +7,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    from normlab.diagnosis import diagnose
     from normlab.report.compare import write_compare_page
     from normlab.run.compare import compare, plan
     from normlab.run.plugins import load_plugins
@@ -26,6 +27,7 @@ _HOME = {
     "RunFolder": "normlab.store",
     "Runs": "normlab.store",
     "compare": "normlab.run.compare",
+    "diagnose": "normlab.diagnosis",
     "load_plugins": "normlab.run.plugins",
     "plan": "normlab.run.compare",
     "resolve": "normlab.run.recipes",
@@ -42,6 +44,7 @@ __all__ = [
     "Runs",
     "__version__",
     "compare",
+    "diagnose",
     "load_plugins",
     "plan",
     "resolve",

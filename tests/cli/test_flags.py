@@ -5,7 +5,8 @@ import dataclasses
 import pytest
 import tyro
 
-from normlab.cli.commands import COMMANDS, Compare, Train, _config_name, _flag
+from normlab.cli.commands import COMMANDS, Compare, Train
+from normlab.cli.common import config_name, flag
 from normlab.cli.flags import ConfigFlags, load
 from normlab.configs import CONFIGS
 from normlab.spec.config import Config, DataConfig, ModelConfig, OptimConfig, TrainConfig
@@ -26,6 +27,10 @@ OWN = {
     "score": "hypotheses references tokenised",
     "runs": "runs",
     "report": "of page runs",
+    "diagnose": (
+        "run_folder model batch loss blocks branches recipe lr seed config tokens preset checkpoints "
+        "fail_on out runs as_json force imports"
+    ),
     "recipes": "names axis config force imports",
 }
 """A flag is a promise: think before adding one. A configuration or a recipe may be the better place."""
@@ -94,11 +99,11 @@ def test_what_is_typed_replaces_the_configuration(tmp_path):
     ],
 )
 def test_which_configuration_gives_the_defaults(args, name):
-    assert _config_name(args) == name
+    assert config_name(args) == name
 
 
 def test_the_last_of_equal_flags_counts():
-    assert _flag(["--config", "demo", "--config=text"], "--config") == "text"
+    assert flag(["--config", "demo", "--config=text"], "--config") == "text"
 
 
 def test_a_run_is_repeated_from_its_file_exactly(tmp_path):

@@ -11,19 +11,15 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Annotated, Any, Protocol, Self
 
-from tyro.conf import FlagCreatePairsOff, OmitArgPrefixes, Positional, UseAppendAction, arg
+from tyro.conf import Positional, arg
 
-from normlab.cli.flags import ConfigFlags, is_file_name, load
-from normlab.spec.config import Config, SeedConfig
+from normlab.cli.common import RUNS, ConfigParts, Imports, Switch, config_name, find, resolved
+from normlab.cli.diagnose import Diagnose
+from normlab.cli.flags import ConfigFlags, load
+from normlab.spec.config import Config
 from normlab.spec.request import CompareRequest
-from normlab.store import RunFolder
 from normlab.store import Runs as Store
 from normlab.store.folder import write_text_atomic
-
-RUNS = Path("runs")
-Switch = FlagCreatePairsOff[bool]
-ConfigParts = Annotated[OmitArgPrefixes[ConfigFlags], arg(name="")]
-Imports = Annotated[UseAppendAction[tuple[str, ...]], arg(name="import", metavar="MODULE")]
 
 
 class Command(Protocol):
@@ -74,7 +70,7 @@ class Compare:
 
     @classmethod
     def defaults(cls, argv: Sequence[str]) -> Self:
-        name = _config_name(argv)
+        name = config_name(argv)
         base = load(name)
         request = CompareRequest()
         return cls(
@@ -153,29 +149,21 @@ class Train:
 
     @classmethod
     def defaults(cls, argv: Sequence[str]) -> Self:
-        name = _config_name(argv)
+        name = config_name(argv)
         base = load(name)
         return cls(base.recipe, base.optim.lr, base.seeds.init, ConfigFlags.of(base), RUNS, name)
 
     def resolved(self) -> Config:
         """The configuration to train. A run's own file is kept as it is, but for what was typed."""
-        from normlab.run.devices import resolved_precision
-        from normlab.run.plugins import load_plugins
-        from normlab.run.recipes import own_code, require_known, resolve
-
-        load_plugins(*self.imports)
-
-        base = load(self.config)
-        config = self.flags.applied_to(base)
-        config = replace(config, optim=replace(config.optim, lr=self.lr))
-        if self.seed != base.seeds.init:
-            config = replace(config, seeds=SeedConfig(self.seed, self.seed, self.seed))
-        if self.recipe != base.recipe or not is_file_name(self.config):
-            config = resolve(self.recipe, config, force=self.force)
-        else:
-            require_known(config)
-            config = replace(config, own_code=own_code(config))
-        return resolved_precision(config)
+        return resolved(
+            self.config,
+            self.flags,
+            recipe=self.recipe,
+            lr=self.lr,
+            seed=self.seed,
+            force=self.force,
+            imports=self.imports,
+        )
 
     def run(self) -> None:
         from normlab.cli import show
@@ -216,7 +204,7 @@ class Translate:
         from normlab.run.translate import translate
 
         load_plugins(*self.imports)
-        folder = _find(self.run_folder, self.runs)
+        folder = find(self.run_folder, self.runs)
         require_known(folder.config())
         decode = folder.config().decode
         given: dict[str, Any] = {"beam": self.beam, "length_penalty": self.length_penalty}
@@ -291,7 +279,7 @@ class Report:
         if self.of and not self.of.endswith(".json"):
             from normlab.report.run import run_page
 
-            folder = _find(self.of, self.runs)
+            folder = find(self.of, self.runs)
             page = self.page or folder.path / "run.html"
             write_text_atomic(page, run_page(folder.path))
             return page
@@ -343,30 +331,9 @@ class Recipes:
 
 
 COMMANDS: dict[str, type[Command]] = {
-    kind.__name__.lower(): kind for kind in (Compare, Train, Translate, Score, Runs, Report, Recipes)
+    kind.__name__.lower(): kind
+    for kind in (Compare, Train, Translate, Score, Runs, Report, Recipes, Diagnose)
 }
-
-
-def _flag(argv: Sequence[str], name: str) -> str | None:
-    """The value that a flag has on the command line before it is parsed; the last one counts."""
-    found = None
-    for place, word in enumerate(argv):
-        key, equals, value = word.partition("=")
-        if key.replace("_", "-") == name:
-            found = value if equals else "".join(argv[place + 1 : place + 2])
-    return found
-
-
-def _config_name(argv: Sequence[str]) -> str:
-    """What ``--config`` names; without it what suits the text that is given, ``demo`` where none is."""
-    suiting = {"--train-src": "text", "--train-text": "language_model"}
-    given = (name for flag, name in suiting.items() if _flag(argv, flag))
-    return _flag(argv, "--config") or next(given, "demo")
-
-
-def _find(run: str, runs: Path) -> RunFolder:
-    """A run by its folder or the beginning of its id."""
-    return RunFolder(Path(run)) if (Path(run) / "config.json").is_file() else Store(runs).find(run)
 
 
 def _lines(name: str) -> list[str]:

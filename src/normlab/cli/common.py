@@ -1,0 +1,72 @@
+"""What several commands have in common: kinds of flags, and how a configuration and a run are found."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Annotated
+
+from tyro.conf import FlagCreatePairsOff, OmitArgPrefixes, UseAppendAction, arg
+
+from normlab.cli.flags import ConfigFlags, is_file_name, load
+from normlab.spec.config import Config, SeedConfig
+from normlab.store import RunFolder, Runs
+
+RUNS = Path("runs")
+Switch = FlagCreatePairsOff[bool]
+ConfigParts = Annotated[OmitArgPrefixes[ConfigFlags], arg(name="")]
+Imports = Annotated[UseAppendAction[tuple[str, ...]], arg(name="import", metavar="MODULE")]
+
+
+def flag(argv: Sequence[str], name: str) -> str | None:
+    """The value that a flag has on the command line before it is parsed; the last one counts."""
+    found = None
+    for place, word in enumerate(argv):
+        key, equals, value = word.partition("=")
+        if key.replace("_", "-") == name:
+            found = value if equals else "".join(argv[place + 1 : place + 2])
+    return found
+
+
+def config_name(argv: Sequence[str]) -> str:
+    """What ``--config`` names; without it what suits the text that is given, ``demo`` where none is."""
+    suiting = {"--train-src": "text", "--train-text": "language_model"}
+    given = (name for typed, name in suiting.items() if flag(argv, typed))
+    return flag(argv, "--config") or next(given, "demo")
+
+
+def resolved(
+    name: str,
+    flags: ConfigFlags,
+    *,
+    recipe: str,
+    lr: float,
+    seed: int,
+    force: bool,
+    imports: Sequence[str],
+) -> Config:
+    """The configuration of that name or file, with what was typed, resolved for this machine. A run's own
+    file is kept as it is, but for what was typed.
+    """
+    from normlab.run.devices import resolved_precision
+    from normlab.run.plugins import load_plugins
+    from normlab.run.recipes import own_code, require_known, resolve
+
+    load_plugins(*imports)
+    base = load(name)
+    config = flags.applied_to(base)
+    config = replace(config, optim=replace(config.optim, lr=lr))
+    if seed != base.seeds.init:
+        config = replace(config, seeds=SeedConfig(seed, seed, seed))
+    if recipe != base.recipe or not is_file_name(name):
+        config = resolve(recipe, config, force=force)
+    else:
+        require_known(config)
+        config = replace(config, own_code=own_code(config))
+    return resolved_precision(config)
+
+
+def find(run: str, runs: Path) -> RunFolder:
+    """A run by its folder or the beginning of its id."""
+    return RunFolder(Path(run)) if (Path(run) / "config.json").is_file() else Runs(runs).find(run)

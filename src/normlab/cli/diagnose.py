@@ -1,0 +1,184 @@
+"""``normlab diagnose``: what is looked at, by what was typed; findings in the terminal, and a page."""
+
+from __future__ import annotations
+
+import json
+import shlex
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Literal, Self
+
+from tyro.conf import Positional, arg
+
+from normlab.cli.common import RUNS, ConfigParts, Imports, Switch, config_name, find, resolved
+from normlab.cli.flags import ConfigFlags, load
+
+if TYPE_CHECKING:
+    from normlab.diagnosis import Diagnosis
+    from normlab.run.diagnose import Case
+
+GATE_CLOSED = 3
+"""Exit code where ``--fail-on`` found something."""
+STYLES = {"problem": "bold red", "warning": "yellow", "note": "dim"}
+
+
+@dataclass(frozen=True)
+class Diagnose:
+    """Measure a model before it trains, compare with theory, and write one page about what was found.
+
+    Looked at is a recipe at its start, on the built-in corpus or your text, a run through its
+    checkpoints, or any torch module of yours: --model my_package.my_module:build --batch
+    my_package.my_module:batch. The exit code is 3 if --fail-on is given and something as severe was found.
+    """
+
+    run_folder: Annotated[Positional[str], arg(metavar="RUN")]
+    """A run's folder, or the beginning of its id; nothing: the recipe, or --model."""
+    model: str
+    """package.module:function that returns your model; importable, or in the current directory."""
+    batch: str
+    """package.module:function that returns a batch for it: a tensor, or a tuple or dict of arguments."""
+    loss: str
+    """package.module:function (model, batch) -> scalar; without it the model's output holds its loss."""
+    blocks: tuple[str, ...]
+    """Container of the repeated blocks of your model, or globs for them, where they are not found."""
+    branches: tuple[str, ...]
+    """Modules inside a block whose outputs are added to the stream, where the sums are not seen."""
+    recipe: str
+    """A placement and what goes with it, such as pre+scalenorm; `normlab recipes` lists the parts."""
+    lr: float | None
+    """Learning rate of the training to come; without it that of the configuration."""
+    seed: int
+    """Of the start and the data."""
+    flags: ConfigParts
+    config: str
+    """Where defaults come from: a configuration's name (demo, text, multi30k ...) or a run's config.json."""
+    tokens: int = 2048
+    """Padded source + target positions of the batch that is looked at."""
+    preset: Literal["cheap", "standard", "full"] = "standard"
+    """cheap: a few passes; standard: all but second derivatives; full: all."""
+    checkpoints: tuple[Literal["last", "best"], ...] = ()
+    """Of a run; without it the last, and the best where that is another."""
+    fail_on: Literal["", "warning", "problem"] = ""
+    """Exit with code 3 if there is a finding as severe as this."""
+    out: Path | None = None
+    """Folder of the page; without it the run's folder, or --runs."""
+    runs: Path = RUNS
+    """Folder of the run folders, where text is prepared, too."""
+    as_json: Annotated[Switch, arg(name="json")] = False
+    """Print everything as JSON instead of sentences."""
+    force: Switch = False
+    """Also look at a combination that its source does not define."""
+    imports: Imports = ()
+    """A module of yours that registers placements, norms and so on; may be given several times."""
+
+    @classmethod
+    def defaults(cls, argv: Sequence[str]) -> Self:
+        name = config_name(argv)
+        base = load(name)
+        return cls(
+            run_folder="",
+            model="",
+            batch="",
+            loss="",
+            blocks=(),
+            branches=(),
+            recipe=base.recipe,
+            lr=None,
+            seed=base.seeds.init,
+            flags=ConfigFlags.of(base),
+            config=name,
+        )
+
+    def run(self) -> None:
+        """Raises SystemExit with code 3 where ``fail_on`` says so."""
+        self._check()
+        from normlab.report.diagnosis import write_diagnosis
+        from normlab.spec.serialise import to_plain
+
+        worst, everything = list[str](), list[object]()
+        for case, folder, name in self._cases():
+            diagnosis = case.diagnosed(self.preset, blocks=self.blocks, branches=self.branches)
+            plain = to_plain(diagnosis.to_plain() | {"title": case.title, "case": dict(case.facts)})
+            command = shlex.join(["normlab", *sys.argv[1:]])
+            page = write_diagnosis(plain | {"command": command}, folder, name)
+            everything.append(plain)
+            if not self.as_json:
+                _say(case, diagnosis, page)
+            if self.fail_on:
+                worst.extend(finding.sentence for finding in diagnosis.at_least(self.fail_on))
+        if self.as_json:
+            shown = everything[0] if len(everything) == 1 else everything
+            print(json.dumps(shown, ensure_ascii=False, allow_nan=False))
+        if worst:
+            print(f"normlab: {len(worst)} findings as severe as {self.fail_on!r}", file=sys.stderr)
+            raise SystemExit(GATE_CLOSED)
+
+    def _check(self) -> None:
+        """Raise ValueError where what was typed names several things, or half of one."""
+        if self.run_folder and self.model:
+            raise ValueError("both a run and --model were given; leave one of them out")
+        if bool(self.model) != bool(self.batch):
+            missing = "--batch" if self.model else "--model"
+            name = missing.strip("-")
+            raise ValueError(
+                f"{missing} is missing: a model of yours needs a batch; give both, as in {missing} "
+                f"my_package.my_module:{name}"
+            )
+        if self.loss and not self.model:
+            raise ValueError("--loss goes with --model and --batch; a recipe and a run have their own")
+
+    def _cases(self) -> list[tuple[Case, Path, str]]:
+        """What to look at, the folder of its page, and the page's name."""
+        from normlab.run import diagnose
+        from normlab.run.plugins import load_plugins
+        from normlab.run.recipes import require_known
+
+        load_plugins(*self.imports)
+        if self.model:
+            case = diagnose.of_names(self.model, self.batch, self.loss, lr=self.lr)
+            return [(case, self.out or self.runs, "diagnosis")]
+        if self.run_folder:
+            folder = find(self.run_folder, self.runs)
+            require_known(folder.config())
+            wanted = self.checkpoints or diagnose.checkpoints(folder)
+            names = {"last": "diagnosis", "best": "diagnosis-best"}
+            return [
+                (diagnose.of_run(folder, one, tokens=self.tokens), self.out or folder.path, names[one])
+                for one in wanted
+            ]
+        config = resolved(
+            self.config,
+            self.flags,
+            recipe=self.recipe,
+            lr=load(self.config).optim.lr if self.lr is None else self.lr,
+            seed=self.seed,
+            force=self.force,
+            imports=self.imports,
+        )
+        case = diagnose.of_config(config, self.runs, tokens=self.tokens)
+        return [(case, self.out or self.runs, "diagnosis")]
+
+
+def _say(case: Case, diagnosis: Diagnosis, page: Path) -> None:
+    """Findings with their evidence, the most severe first, and where the page is."""
+    from rich.console import Console
+    from rich.text import Text
+
+    from normlab.spec.units import duration
+
+    console = Console()
+    if not console.is_terminal:
+        console = Console(width=1000)
+    facts = {**diagnosis.facts, **case.facts}
+    about = [f"{name} {value}" for name, value in facts.items() if name not in ("recipe", "run")]
+    console.print(Text(case.title, "bold"), Text("; ".join(about), "dim"), sep="\n")
+    for finding in diagnosis.findings:
+        line = Text.assemble((f"{finding.severity:<8}", STYLES[finding.severity]), finding.sentence)
+        support = "; ".join(filter(None, (finding.evidence, finding.reference)))
+        console.print(line)
+        if support:
+            console.print(Text(f"{'':8}{support}", "dim"))
+    memory = diagnosis.peak_memory_bytes / 2**30
+    print(f"{duration(sum(diagnosis.seconds.values()))}, {memory:.2f} GiB at most; page: {page}")

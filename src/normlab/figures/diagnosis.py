@@ -1,0 +1,229 @@
+"""Charts of a diagnosis: what a model's signals do from its input to its output.
+
+Frames have a row a point. ``sublayer`` counts from 1 through a stack; ``recipe`` is the role of a sublayer,
+by which points are coloured and can be picked out, as recipes are on other pages.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any, Final
+
+import altair as alt
+import polars as pl
+
+from normlab.figures.theme import Drawn, finish, focused, recipe_colour, rows
+
+HEIGHT: Final = 220
+CELLS: Final = 60
+"""Cells a side of a heat map, at most: a deeper stack is drawn in groups of sublayers."""
+LAWS: Final = {"log": "log N", "linear": "N", "power": "power"}
+"""Laws of growth that are drawn."""
+
+
+def by_depth(
+    frame: pl.DataFrame,
+    y: str,
+    title: str,
+    roles: Sequence[str],
+    *,
+    log: bool = False,
+    apart: bool = False,
+    domain: Sequence[float] | None = None,
+) -> Drawn:
+    """A quantity at every sublayer: a point each, coloured by role, and a line through their means.
+
+    ``frame``: ``sublayer``, ``recipe``, ``layer`` and the column ``y``; ``theory``, ``theory_low`` and
+    ``theory_high`` where there are any, drawn as a dashed line or bars. A log axis leaves out what is not
+    positive. ``apart`` draws a line a role, for what does not flow from one to the next. ``domain`` is the
+    vertical axis, given so that stacks can be compared.
+    """
+    names = [n for n in (y, "theory", "theory_low", "theory_high") if n in frame.columns]
+    shown = frame.with_columns(
+        pl.when(pl.col(n).is_finite() & ((pl.col(n) > 0) | pl.lit(not log))).then(pl.col(n)).alias(n)
+        for n in names
+    )
+    points = shown.filter(pl.col(y).is_not_null())
+    if points.is_empty():
+        return _nothing()
+    scale, axis = _axis(points[y].to_list() if domain is None else domain, log=log, fixed=domain is not None)
+    x = alt.X("sublayer:Q", title="sublayer", axis=_whole(int(_most(points["sublayer"]))), scale=_snug())
+    base = alt.Chart(rows(points)).encode(x=x)
+    up = alt.Y(f"{y}:Q", title=title, scale=scale, axis=axis)
+    told = [alt.Tooltip(n) for n in ("sublayer:Q", "layer:Q", "recipe:N")]
+    told += [alt.Tooltip(f"{n}:Q", format=".3g") for n in names]
+    layers: list[Any] = []
+    theory = shown.filter(pl.col("theory").is_not_null()) if "theory" in names else shown.clear()
+    band = shown.filter(pl.col("theory_low").is_not_null()) if "theory_low" in names else shown.clear()
+    if len(band):
+        bar = alt.Chart(rows(band)).mark_rule(opacity=0.35, strokeWidth=4, style="faint", clip=True)
+        layers.append(bar.encode(x=x, y=alt.Y("theory_low:Q", scale=scale, title=title), y2="theory_high:Q"))
+    line = base.mark_line(strokeWidth=1, style="faint", opacity=0.7, clip=True)
+    line = line.encode(detail="recipe:N") if apart else line
+    layers.append(line.encode(y=alt.Y(f"mean({y}):Q", title=title, scale=scale, axis=axis)))
+    if len(theory):
+        dashed = alt.Chart(rows(theory)).mark_line(strokeDash=[5, 4], strokeWidth=1.5, style="ink", clip=True)
+        dashed = dashed.encode(x=x, y=alt.Y("theory:Q", scale=scale, title=title))
+        layers.append(dashed.encode(detail="recipe:N") if apart else dashed)
+    dots = base.mark_circle(size=42 if len(points) < 120 else 20, clip=True, opacity=1)
+    layers.append(dots.encode(y=up, color=recipe_colour(roles), opacity=focused(0.95, 0.08), tooltip=told))
+    return finish(layers, HEIGHT)
+
+
+def heat_map(frame: pl.DataFrame) -> Drawn:
+    """Shares ``beta_sq`` of branch ``on`` (-1: the input) in the output of sublayer ``of``, light to dark.
+
+    Deep stacks are drawn in groups: shares of the branches of a group are added, those of its sublayers
+    averaged.
+    """
+    if frame.is_empty():
+        return _nothing()
+    deepest = int(_most(frame["of"])) + 1
+    size = -(-deepest // CELLS)
+    grouped = (
+        frame.with_columns(of_group=pl.col("of") // size, on_group=_branch_group(size))
+        .group_by("of_group", "of", "on_group")
+        .agg(pl.col("beta_sq").sum())
+        .group_by("of_group", "on_group")
+        .agg(pl.col("beta_sq").mean())
+        .with_columns(x=pl.col("on_group") * size + 0.5, y=pl.col("of_group") * size + 0.5)
+        .with_columns(x2=pl.col("x") + size, y2=pl.col("y") + size)
+        .sort("y", "x")
+        .drop("of_group", "on_group")
+    )
+    top = deepest + 0.5
+    axis = _whole(deepest)
+    cells = alt.Chart(rows(grouped)).mark_rect(clip=True, strokeWidth=0)
+    drawn = cells.encode(
+        x=alt.X("x:Q", title="branch it comes from (left column: the input)", axis=axis,
+                scale=alt.Scale(domain=[0.5 - size, top], nice=False)),
+        x2="x2:Q",
+        y=alt.Y("y:Q", title="output of sublayer", axis=axis,
+                scale=alt.Scale(domain=[0.5, top], nice=False, reverse=True)),
+        y2="y2:Q",
+        color=alt.Color("beta_sq:Q", scale=alt.Scale(range="heatmap", domain=[0, 1]), legend=None),
+        tooltip=[
+            alt.Tooltip("y:Q", title="output of"),
+            alt.Tooltip("x:Q", title="from branch"),
+            alt.Tooltip("beta_sq:Q", title="share", format=".3f"),
+        ],
+    )  # fmt: skip
+    return finish([drawn], 320)
+
+
+def _branch_group(size: int) -> pl.Expr:
+    """The group of a branch; the input, -1, is one by itself left of the others."""
+    return pl.when(pl.col("on") < 0).then(-1).otherwise(pl.col("on") // size)
+
+
+def growth(changes: pl.DataFrame, fits: pl.DataFrame) -> Drawn:
+    """The output change at every depth, a point a seed, and the laws that were fitted to it.
+
+    ``changes``: ``depth``, ``change``, ``recipe`` (what was changed), ``seed``; ``fits``: ``recipe``,
+    ``law``, ``depth``, ``value``. Both axes are logarithmic: a power of N is a straight line.
+    """
+    shown = changes.filter(pl.col("change").is_finite() & (pl.col("change") > 0))
+    if shown.is_empty():
+        return _nothing()
+    scale, axis = _axis(shown["change"].to_list(), log=True)
+    deepest = int(_most(shown["depth"]))
+    ticks = [n for n in (1, 2, 3, 5, 10, 20, 30, 50, 100, 200, 500) if n <= deepest]
+    x = alt.X(
+        "depth:Q",
+        title="sublayers N",
+        scale=alt.Scale(type="log", nice=False),
+        axis=alt.Axis(values=ticks, grid=False, format="d"),
+    )
+    kinds = list(dict.fromkeys(shown["recipe"].to_list()))
+    colour = alt.Color("recipe:N", scale=alt.Scale(domain=kinds, range="category"), title=None)
+    dots = alt.Chart(rows(shown)).mark_circle(size=30, opacity=0.7, clip=True)
+    told = [alt.Tooltip("recipe:N", title="changed"), alt.Tooltip("depth:Q")]
+    layers: list[Any] = [
+        dots.encode(
+            x=x,
+            y=alt.Y("change:Q", title="mean square change", scale=scale, axis=axis),
+            color=colour,
+            tooltip=[*told, alt.Tooltip("change:Q", format=".3g"), alt.Tooltip("seed:Q")],
+        )
+    ]
+    lines = fits.filter((pl.col("value") > 0) & pl.col("law").is_in(list(LAWS)))
+    if len(lines):
+        dash = alt.Scale(domain=list(LAWS), range=[[2, 3], [7, 4], [1, 0]])
+        line = alt.Chart(rows(lines)).mark_line(strokeWidth=1.5, clip=True)
+        layers.append(
+            line.encode(
+                x=x,
+                y=alt.Y("value:Q", scale=scale, title="mean square change"),
+                color=colour,
+                strokeDash=alt.StrokeDash("law:N", scale=dash, legend=None),
+                tooltip=[*told, alt.Tooltip("law:N"), alt.Tooltip("value:Q", format=".3g")],
+            )
+        )
+    return finish(layers, HEIGHT)
+
+
+def by_kind(frame: pl.DataFrame, kinds: Sequence[str]) -> Drawn:
+    """Every parameter's gradient and what one step moves it by, each relative to the model's largest.
+
+    ``frame``: ``kind``, ``what`` ("gradient" or "update"), ``parameter``, ``relative``. A row a kind, with a
+    tick a parameter.
+    """
+    shown = frame.filter(pl.col("relative").is_finite() & (pl.col("relative") > 0))
+    if shown.is_empty():
+        return _nothing()
+    scale, axis = _axis(shown["relative"].to_list(), log=True)
+    order = [f"{kind}, {what}" for kind in kinds for what in ("gradient", "update")]
+    named = shown.with_columns(row=pl.col("kind") + ", " + pl.col("what"))
+    present = set(named["row"].to_list())
+    y = alt.Y(
+        "row:N", sort=[n for n in order if n in present], title=None, axis=alt.Axis(ticks=False, grid=False)
+    )
+    colour = alt.Color("what:N", scale=alt.Scale(domain=["gradient", "update"], range="category"), title=None)
+    ticks = alt.Chart(rows(named)).mark_tick(thickness=1.5, size=13, opacity=0.55)
+    drawn = ticks.encode(
+        x=alt.X("relative:Q", title="relative to the largest", scale=scale, axis=axis),
+        y=y,
+        color=colour,
+        tooltip=[alt.Tooltip("parameter:N"), alt.Tooltip("what:N"), alt.Tooltip("relative:Q", format=".3g")],
+    )
+    return finish([drawn], 20 * len(present))
+
+
+def _axis(values: Sequence[float], *, log: bool, fixed: bool = False) -> tuple[alt.Scale, alt.Axis]:
+    """A scale that holds the values, with round ticks."""
+    low, high = min(values), max(values)
+    if not log:
+        free = alt.Scale(zero=low >= 0)
+        return alt.Scale(domain=[low, high], nice=False) if fixed else free, alt.Axis(tickCount=5)
+    low, high = (low, high) if fixed else (low / 1.3, high * 1.3)
+    decades = range(math.floor(math.log10(low)), math.ceil(math.log10(high)) + 1)
+    steps = (1, 2, 5) if len(decades) <= 3 else (1,)
+    every = max(1, len(decades) // 6)
+    ticks = [m * float(f"1e{e}") for e in decades if e % every == 0 for m in steps]
+    scale = alt.Scale(type="log", domain=[low, high], nice=False)
+    format_ = "~e" if len(decades) > 5 or low < 1e-3 else "~g"
+    return scale, alt.Axis(values=[t for t in ticks if low <= t <= high], format=format_)
+
+
+def _whole(most: int) -> alt.Axis:
+    step = max(1, 2 ** round(math.log2(max(1, most) / 8)))
+    step = step if step < 4 else 5 * max(1, round(step / 5))
+    return alt.Axis(
+        values=[1, *range(step, most + 1, step)] if step > 1 else list(range(1, most + 1)),
+        grid=False,
+        format="d",
+    )
+
+
+def _snug() -> alt.Scale:
+    return alt.Scale(nice=False, zero=False, padding=8)
+
+
+def _most(column: pl.Series) -> float:
+    return max((float(v) for v in column.drop_nulls()), default=0.0)
+
+
+def _nothing() -> Drawn:
+    empty = alt.Chart(alt.InlineData(values=[{}]))
+    return finish([empty.mark_text(text="no finite value", style="faint")], HEIGHT)

@@ -1,0 +1,149 @@
+"""The page of a diagnosis: findings first, then charts by depth, then every table.
+
+It is drawn from what ``diagnosis.json`` holds, so that it needs no torch.
+"""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, Final
+
+from markupsafe import Markup
+
+from normlab.report.page import Block, Cell, Code, Details, Html, Page, Section, Table, Text
+from normlab.report.studies import Row, View, anchor, pictures
+from normlab.spec.serialise import NOT_FINITE
+from normlab.spec.units import duration
+from normlab.store.folder import write_text_atomic
+
+ROWS: Final = 400
+"""Rows of a table on the page, at most; the file beside it holds all."""
+NO_TABLE: Final = ("dependency",)
+"""Tables whose rows are a picture."""
+
+
+def write_diagnosis(diagnosis: Mapping[str, Any], folder: Path, name: str = "diagnosis") -> Path:
+    """Write ``name.json`` and ``name.html`` into the folder; the page's path.
+
+    ``diagnosis`` is ``Diagnosis.to_plain()`` with ``title``, ``case`` (more facts) and ``command``; numbers
+    that are not finite are "nan", "inf" and "-inf".
+    """
+    folder.mkdir(parents=True, exist_ok=True)
+    text = json.dumps(diagnosis, ensure_ascii=False, allow_nan=False)
+    write_text_atomic(folder / f"{name}.json", f"{text}\n")
+    page = folder / f"{name}.html"
+    write_text_atomic(page, diagnosis_page(diagnosis))
+    return page
+
+
+def diagnosis_page(diagnosis: Mapping[str, Any]) -> str:
+    """What ``write_diagnosis`` is given, as one self-contained HTML page."""
+    view = View(diagnosis)
+    return Page(
+        title=f"Diagnosis of {diagnosis.get('title') or diagnosis['model']}",
+        headline=_headline(diagnosis),
+        facts=_facts(diagnosis),
+        lead="",
+        blocks=[
+            Section("", [_findings(diagnosis["findings"])], "findings", listed=False),
+            *pictures(view),
+            _tables(diagnosis),
+            _how(diagnosis),
+        ],
+        recipes=view.roles,
+    ).html()
+
+
+def _headline(diagnosis: Mapping[str, Any]) -> Markup:
+    counted = Counter(finding["severity"] for finding in diagnosis["findings"])
+    said = [
+        f"{counted[kind]} {kind}{'s' if counted[kind] > 1 else ''}"
+        for kind in ("problem", "warning")
+        if counted[kind]
+    ]
+    title = diagnosis.get("title") or diagnosis["model"]
+    return Markup("{}: {}").format(title, " and ".join(said) or "nothing that stands out")
+
+
+def _facts(diagnosis: Mapping[str, Any]) -> list[str]:
+    facts = [f"{name} {value}" for name, value in diagnosis["facts"].items() if name != "batch"]
+    facts += [
+        f"{name} {value}" for name, value in diagnosis.get("case", {}).items() if name not in ("recipe",)
+    ]
+    facts.append(f"preset {diagnosis['preset']}")
+    facts.append(f"{duration(sum(diagnosis['seconds'].values()))} of measuring")
+    return [*facts, f"{diagnosis['peak_memory_bytes'] / 2**30:.2f} GiB at most"]
+
+
+def _findings(findings: Sequence[Row]) -> Html:
+    """A list, the most severe first; notes fold away behind it where there is anything else."""
+    item = Markup('<li class="{0}"><p><span class="tag {0}">{0}</span>{1}</p><p class="note">{2}</p></li>')
+    drawn = [
+        (f["severity"], item.format(f["severity"], _upper(f["sentence"]), _support(f))) for f in findings
+    ]
+    grave = Markup("").join(text for severity, text in drawn if severity != "note")
+    notes = Markup("").join(text for severity, text in drawn if severity == "note")
+    parts = [Markup('<ul class="findings">{}</ul>').format(grave)] if grave else []
+    if notes:
+        listed = Markup('<ul class="findings">{}</ul>').format(notes)
+        count = sum(severity == "note" for severity, _ in drawn)
+        summary = Markup("<details{}><summary>{} on what was measured besides</summary>{}</details>")
+        opened = "" if grave else Markup(" open")
+        parts.append(summary.format(opened, f"{count} note{'s' if count > 1 else ''}", listed))
+    return Html(Markup("").join(parts))
+
+
+def _upper(sentence: str) -> str:
+    return sentence[:1].upper() + sentence[1:]
+
+
+def _support(finding: Row) -> str:
+    numbers = ", ".join(f"{name} = {_cell(value)}" for name, value in finding["numbers"].items())
+    measured = ": ".join(filter(None, (finding["table"].replace("_", " "), numbers.replace("_", " "))))
+    return " · ".join(filter(None, (measured, finding["reference"])))
+
+
+def _tables(diagnosis: Mapping[str, Any]) -> Section:
+    blocks: list[Block] = []
+    for name, rows in diagnosis["tables"].items():
+        if not rows or name in NO_TABLE:
+            continue
+        header = list(rows[0])
+        numeric = [all(not isinstance(r[c], str) or r[c] in NOT_FINITE for r in rows) for c in header]
+        order = sorted(range(len(header)), key=lambda i: numeric[i])  # words to the left
+        words = len(header) - sum(numeric)
+        body = [[Cell(_cell(row[header[i]])) for i in order] for row in rows[:ROWS]]
+        table = Table([header[i].replace("_", " ") for i in order], body, text_columns=words)
+        more = [
+            Text(f"The first {ROWS} of {len(rows):,} rows; the JSON file beside this page holds all.", "note")
+        ]
+        summary = Markup("{} <span class=note>{} rows</span>").format(name.replace("_", " "), len(rows))
+        blocks.append(Details(summary, [*(more if len(rows) > ROWS else []), table], f"table-{anchor(name)}"))
+    return Section("Tables", blocks, "tables", "Every number behind the charts.")
+
+
+def _how(diagnosis: Mapping[str, Any]) -> Section:
+    seconds = [[Cell(n.replace("_", " ")), Cell(duration(s))] for n, s in diagnosis["seconds"].items()]
+    facts = {**diagnosis["facts"], **diagnosis.get("case", {})}
+    blocks: list[Block] = [
+        Text(
+            "Everything was measured without dropout on one batch; nothing was trained, and the model is as "
+            "it was. Statistics leave padding out."
+        ),
+        *([Code(diagnosis["command"])] if diagnosis.get("command") else []),
+        Details("What was recognised", [Code(diagnosis["structure"])]),
+        Details(
+            "Facts", [Table(("", ""), [[Cell(k), Cell(str(v))] for k, v in facts.items()], text_columns=2)]
+        ),
+        Details("Time of each study", [Table(("study", "time"), seconds)]),
+    ]
+    return Section("How it was measured", blocks, "how")
+
+
+def _cell(value: Any) -> str:
+    if value is None:
+        return "–"
+    return f"{value:.4g}" if isinstance(value, float) else str(value)

@@ -1,0 +1,176 @@
+"""``normlab diagnose``: the three ways to say what is looked at, the gate, and what is refused."""
+
+import json
+import sys
+from types import SimpleNamespace
+
+import pytest
+
+from cli.typed import TINY, normlab
+from normlab.cli.diagnose import GATE_CLOSED, Diagnose
+from normlab.cli.main import main
+from run.tiny import NAMES, tiny, write_text
+
+SMALL = ["--dim", "16", "--ffn-dim", "32", "--heads", "2", "--encoder-layers", "2", "--decoder-layers", "2"]
+SMALL += ["--vocab-size", "150", "--threads", "1", "--tokens", "256", "--preset", "cheap"]
+
+MODULE = """
+import torch
+
+class Block(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.norm, self.inner = torch.nn.LayerNorm(8), torch.nn.Linear(8, 8)
+
+    def forward(self, x):
+        return self.norm(x + self.inner(x))
+
+class Net(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.blocks = torch.nn.ModuleList(Block() for _ in range(3))
+
+    def forward(self, x):
+        for block in self.blocks:
+            x = block(x)
+        return x
+
+build = Net
+batch = lambda: torch.randn(3, 5, 8)
+loss = lambda model, x: model(x).square().mean()
+"""
+
+
+@pytest.fixture
+def here(tmp_path, monkeypatch):
+    """An empty current directory with somebody's module in it."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", [p for p in sys.path if p])
+    (tmp_path / "my_net_of_this_test.py").write_text(MODULE)
+    yield tmp_path
+    sys.modules.pop("my_net_of_this_test", None)
+
+
+MINE = ["--model", "my_net_of_this_test:build", "--batch", "my_net_of_this_test:batch"]
+WITH_LOSS = [*MINE, "--loss", "my_net_of_this_test:loss"]
+
+
+def test_a_recipe_prints_its_findings_and_writes_a_page(here, capsys):
+    data = write_text(here / "text")
+    text = [word for name in NAMES for word in (f"--{name.replace('_', '-')}", getattr(data, name))]
+    assert main(["diagnose", "--recipe", "post", "--lr", "5e-4", *text, *SMALL]) == 0
+    said = capsys.readouterr().out
+    assert said.splitlines()[0] == "post, 2+2 layers of width 16"
+    assert "optimiser Adam, lr 0.0005" in said
+    assert "note    encoder is Post-LN with 2 layers" in said
+    assert "        structure: layers = 2, sublayers = 4, post = 4; Xiong et al. 2020" in said
+    assert said.splitlines()[-1].endswith("page: runs/diagnosis.html")
+    page = (here / "runs" / "diagnosis.html").read_text()
+    assert "Diagnosis of post, 2+2 layers of width 16" in page
+    stored = json.loads((here / "runs" / "diagnosis.json").read_text())
+    assert stored["preset"] == "cheap"
+    assert set(stored["tables"]) >= {"scales", "sublayer_gradients", "attention"}
+
+
+def test_a_model_of_ones_own(here, capsys):
+    assert main(["diagnose", *WITH_LOSS, "--preset", "cheap", "--out", "pages"]) == 0
+    said = capsys.readouterr().out
+    assert "blocks is Post-LN with 3 layers" in said
+    assert (here / "pages" / "diagnosis.html").exists()
+
+
+def test_a_run_is_looked_at_through_its_checkpoints(here, capsys):
+    from normlab.run.train import train
+
+    folder = train(tiny(write_text(here / "text"), "pre"), here / "runs")
+    assert main(["diagnose", folder.path.name[:6], *SMALL[-4:], "--checkpoints", "last", "best"]) == 0
+    said = capsys.readouterr().out
+    assert "pre, 1+1 layers of width 16, last checkpoint" in said
+    assert "best checkpoint" in said
+    assert f"page: runs/{folder.path.name}/diagnosis.html" in said
+    assert (folder.path / "diagnosis-best.html").exists()
+
+
+def test_everything_as_json(here, capsys):
+    assert main(["diagnose", *WITH_LOSS, "--preset", "cheap", "--json"]) == 0
+    stored = json.loads(capsys.readouterr().out)
+    assert stored["model"] == "Net"
+    assert stored["findings"][0]["severity"] in ("problem", "warning", "note")
+
+
+@pytest.mark.parametrize(
+    ("gate", "severities", "code"),
+    [
+        ("warning", ["note"], 0),
+        ("warning", ["note", "warning"], GATE_CLOSED),
+        ("warning", ["problem"], GATE_CLOSED),
+        ("problem", ["warning"], 0),
+        ("problem", ["problem", "warning"], GATE_CLOSED),
+        ("", ["problem"], 0),
+    ],
+)
+def test_the_gate_closes_for_findings_as_severe(here, gate, severities, code, monkeypatch, capsys):
+    from normlab.diagnosis import Finding, find
+
+    module = sys.modules["normlab.diagnosis.diagnose"]
+    planted = tuple(Finding("planted", s, f"a {s}", "", {}) for s in severities)
+    monkeypatch.setattr(module, "find", lambda tables, lr: planted)
+    assert find is not module.find
+    words = ["diagnose", *WITH_LOSS, "--preset", "cheap", *(["--fail-on", gate] if gate else [])]
+    if code:
+        with pytest.raises(SystemExit) as stopped:
+            main(words)
+        assert stopped.value.code == code == 3
+        assert f"as severe as '{gate}'" in capsys.readouterr().err
+    else:
+        assert main(words) == 0
+    assert (here / "runs" / "diagnosis.html").exists()
+
+
+@pytest.mark.parametrize(
+    ("words", "sentence"),
+    [
+        (["--model", "a.b:c"], "--batch is missing: a model of yours needs a batch"),
+        (["--batch", "a.b:c"], "--model is missing"),
+        (["some_run", *MINE], "both a run and --model were given"),
+        (["--loss", "a.b:c"], "--loss goes with --model and --batch"),
+        (MINE, "Net puts out no loss"),
+        (["--model", "no_such_module:f", "--batch", "b:c"], "cannot import 'no_such_module'"),
+        (["0123abcd"], "no runs in runs; make one: normlab train"),
+        (["--recipe", "pree"], "did you mean 'pre'"),
+        ([*WITH_LOSS, "--blocks", "layer"], "blocks='layer' fits no module of the model"),
+    ],
+)
+def test_what_cannot_be_looked_at_is_one_sentence(here, words, sentence, capsys):
+    assert main(["diagnose", *words]) == 2
+    said = capsys.readouterr().err
+    assert sentence in said
+    assert said.count("\n") == 1
+
+
+def test_the_studies_of_a_preset_are_asked_for(monkeypatch):
+    seen = {}
+
+    def of_names(*names, lr):
+        seen["names"] = (*names, lr)
+        return SimpleNamespace(title="t")
+
+    monkeypatch.setattr("normlab.run.diagnose.of_names", of_names)
+    words = [*WITH_LOSS, "--lr", "1e-2"]
+    command = Diagnose.defaults(words)
+    import tyro
+
+    parsed = tyro.cli(Diagnose, args=words, default=command)
+    ((case, folder, name),) = parsed._cases()
+    assert (case.title, str(folder), name) == ("t", "runs", "diagnosis")
+    assert seen["names"][-1] == 1e-2
+    assert parsed.preset == "standard"
+
+
+@pytest.mark.slow
+def test_as_a_user_types_it(tmp_path):
+    words = [w for w in TINY if w not in ("--steps", "30", "--validate-every-steps", "15")]
+    done = normlab("diagnose", "--recipe", "pre", "--fail-on", "problem", *words, cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    assert "Traceback" not in done.stderr
+    assert (tmp_path / "runs" / "diagnosis.html").exists()

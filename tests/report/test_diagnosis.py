@@ -1,0 +1,243 @@
+"""The page of a diagnosis: from what its JSON file holds, without torch."""
+
+import json
+import math
+import os
+import shutil
+
+import polars as pl
+import pytest
+
+from normlab.report.diagnosis import ROWS, diagnosis_page, write_diagnosis
+from normlab.report.page import Chart
+from normlab.report.studies import View, anchor, frame, pictures
+
+STACKS = {"encoder.sublayers": "encoder", "decoder.sublayers": "decoder"}
+ROLES = ("self_attention", "cross_attention", "ffn")
+
+
+def finding(name, severity, sentence, table="scales", reference="Somebody 2020", **numbers):
+    return {"name": name, "severity": severity, "sentence": sentence, "table": table, "numbers": numbers,
+            "reference": reference}  # fmt: skip
+
+
+def sublayers(count, **columns):
+    """Rows of both stacks."""
+    return [
+        {"stack": stack, "index": i, "layer": i // len(roles), "role": roles[i % len(roles)],
+         **{name: f(i) for name, f in columns.items()}}
+        for stack, roles in zip(STACKS, (ROLES[::2], ROLES), strict=True)
+        for i in range(count)
+    ]  # fmt: skip
+
+
+def hand_made(count):
+    """The tables of a small model, by name."""
+    both = {"placement": lambda i: "post", "relation": lambda i: "after = norm(before + branch)"}
+    fits = [
+        {"stack": stack, "kind": kind, "law": law, "coefficient": 0.1, "exponent": p, "low": 0.1, "high": 0.9,
+         "r2": 0.9, "aic": -3.0}
+        for stack in STACKS
+        for kind in ("random", "update")
+        for law, p in (("power", 0.7), ("log", None), ("linear", None), ("constant", None))
+    ]  # fmt: skip
+    changes = [
+        {"stack": stack, "kind": kind, "depth": n, "change": 0.1 * n, "seed": seed}
+        for stack in STACKS
+        for kind, seeds in (("random", 3), ("update", 1))
+        for seed in range(seeds)
+        for n in range(1, count + 1)
+    ]
+    return {
+        "structure": sublayers(count, **both),
+        "scales": [
+            {**row, "signal": signal}
+            for signal in ("after", "total")
+            for row in sublayers(
+                count,
+                mean_square=lambda i: 1.0 + i,
+                theory=lambda i: 1.0 + i,
+                theory_low=lambda i: None,
+                theory_high=lambda i: None,
+                source=lambda i: "Lemma 2",
+            )
+        ],
+        "sublayer_gradients": sublayers(count, relative=lambda i: "nan" if i == 1 else 10.0**-i),
+        "parameter_gradients": sublayers(count, parameter=lambda i: f"p{i}", grad_l2=lambda i: 1.0 / (i + 1)),
+        "dependency": [
+            {"stack": s, "of": i, "on": j, "beta_sq": 1 / (i + 2)}
+            for s in STACKS
+            for i in range(count)
+            for j in range(-1, i + 1)
+        ],
+        "output_change": changes,
+        "output_change_fit": fits,
+        "updates": [
+            {"parameter": f"{i}.{kind}", "kind": kind, "stack": None, "layer": None, "grad_l2": 1.0,
+             "grad_relative": 0.1, "update_relative": 1.0, "update_over_weight": 0.01}
+            for kind in ("query", "ffn_in")
+            for i in range(3)
+        ],
+        "attention": [
+            {"stack": s, "index": i, "head": h, "entropy": 1.0, "max_logit": 2.0, "uniform": 2.0}
+            for s in STACKS for i in (0, 3) for h in (0, 1)
+        ],
+        "similarity": [
+            {"stack": s, "index": i, "cosine": 0.1 * i, "effective_rank": 5.0}
+            for s in STACKS for i in range(-1, count)
+        ],
+        "curvature": [{"quantity": "critical_lr", "value": "inf", "detail": "no <rate> raises it"}],
+    }  # fmt: skip
+
+
+def plain(count=6):
+    """What ``Diagnosis.to_plain`` gives of a small model, in numbers made by hand."""
+    return {
+        "title": "post, 3+2 layers",
+        "model": "Seq2Seq",
+        "preset": "standard",
+        "command": "normlab diagnose --recipe post",
+        "facts": {"parameters": "1,234", "batch": "4×5", "device": "cpu", "loss": "5.1"},
+        "case": {"recipe": "post; layernorm", "warm-up": "40 steps"},
+        "structure": "encoder.sublayers: 3 layers",
+        "stacks": STACKS,
+        "findings": [
+            finding("a", "problem", "the first <b> thing", factor=123.456),
+            finding("b", "warning", "a second thing", "", reference=""),
+            finding("c", "note", "this is so", share=None),
+        ],
+        "seconds": {"scales": 1.5, "output_change": 70.0},
+        "peak_memory_bytes": 3 * 2**30,
+        "tables": hand_made(count),
+    }
+
+
+def charts(diagnosis):
+    return {c.name: c for s in pictures(View(diagnosis)) for c in s.blocks[0].blocks if isinstance(c, Chart)}
+
+
+def test_findings_stand_first_the_gravest_on_top():
+    page = diagnosis_page(plain())
+    order = [
+        "1 problem and 1 warning",
+        "The first &lt;b&gt; thing",
+        "A second thing",
+        "1 note on",
+        "This is so",
+    ]
+    order += ['id="scales"', 'id="tables"', 'id="how"']
+    places = [page.index(words) for words in order]
+    assert places == sorted(places)
+    assert "scales: factor = 123.5 · Somebody 2020" in page
+    assert "normlab diagnose --recipe post" in page
+    for fact in ("parameters 1,234", "warm-up 40 steps", "1 min 12 s of measuring", "3.00 GiB at most"):
+        assert fact in page
+    assert "recipe post; layernorm" not in page
+
+
+def test_without_findings_of_weight_notes_are_open():
+    quiet = plain() | {"findings": [finding("c", "note", "this is so"), finding("d", "note", "and this")]}
+    page = diagnosis_page(quiet)
+    assert "nothing that stands out" in page
+    assert "<details open><summary>2 notes" in page
+    assert diagnosis_page(plain() | {"findings": []})
+
+
+def test_every_stack_has_its_charts():
+    found = charts(plain())
+    by_stack = ("scales-mean_square", "sublayer_gradients-relative", "parameters-grad_l2", "dependency",
+                "change", "attention-entropy", "similarity-cosine", "similarity-effective_rank")  # fmt: skip
+    assert set(found) == {f"{name}-{label}" for name in by_stack for label in STACKS.values()} | {"updates"}
+    scales = found["scales-mean_square-encoder"].table
+    assert scales["sublayer"].to_list() == [1, 2, 3, 4, 5, 6]
+    assert set(scales["recipe"]) == {"self-attention", "feed-forward"}
+    assert scales["layer"].to_list() == [1, 1, 2, 2, 3, 3]
+
+
+def test_stacks_share_an_axis():
+    data = plain()
+    for row in data["tables"]["scales"]:
+        row["mean_square"] *= 100.0 if row["stack"].startswith("decoder") else 1.0
+    specs = [charts(data)[f"scales-mean_square-{label}"].chart.to_dict() for label in STACKS.values()]
+    domains = [json.dumps(spec["layer"][0]["encoding"]["y"]["scale"]["domain"]) for spec in specs]
+    assert domains[0] == domains[1]
+
+
+def test_fitted_lines_go_through_the_means():
+    chart = charts(plain())["change-encoder"].chart.to_dict()
+    text = max((d for d in chart["datasets"].values() if "value" in d), key=len)
+    lines = pl.read_csv(text.encode())
+    linear = lines.filter((pl.col("law") == "linear") & pl.col("recipe").str.starts_with("a random"))
+    assert linear["value"].to_list() == pytest.approx([0.1 * n for n in range(1, 7)], rel=1e-3)
+    power = lines.filter((pl.col("law") == "power") & pl.col("recipe").str.starts_with("a random"))
+    assert power["value"].to_list() == pytest.approx([0.1 * n**0.7 for n in range(1, 7)], rel=1e-3)
+    logarithm = lines.filter((pl.col("law") == "log") & pl.col("recipe").str.starts_with("one step"))
+    start = sum(0.1 * n - 0.1 * math.log(n) for n in range(1, 7)) / 6
+    assert logarithm["value"].to_list() == pytest.approx(
+        [start + 0.1 * math.log(n) for n in range(1, 7)], rel=1e-3
+    )
+
+
+def test_deep_stacks_are_drawn_in_groups():
+    chart = charts(plain(150))["dependency-decoder"].chart.to_dict()
+    cells = pl.read_csv(max(chart["datasets"].values(), key=len).encode())
+    assert len(cells) <= 60 * 61
+    rows = cells.group_by("y").agg(pl.col("beta_sq").sum())
+    assert rows["beta_sq"].to_list() == pytest.approx([1.0] * len(rows), rel=1e-3)
+
+
+def test_what_was_not_measured_is_not_drawn():
+    data = plain()
+    data["tables"] = {"structure": data["tables"]["structure"]}
+    assert charts(data) == {}
+    assert 'id="scales"' not in diagnosis_page(data)
+
+
+def test_long_tables_are_cut_and_say_so():
+    data = plain()
+    data["tables"]["updates"] *= 100
+    page = diagnosis_page(data)
+    assert f"The first {ROWS} of 600 rows" in page
+    assert page.count("0.query") < ROWS
+    assert "no &lt;rate&gt; raises it" in page
+
+
+def test_numbers_that_are_not_finite_come_back():
+    read = frame([{"a": 1, "b": "nan", "c": "x"}, {"a": None, "b": 2.0, "c": None}])
+    assert read.schema == {"a": pl.Int64, "b": pl.Float64, "c": pl.String}
+    assert math.isnan(read["b"][0])
+
+
+def test_anchors_differ_where_texts_do():
+    assert len({anchor(text) for text in ("a.b", "a-b", "a b")}) == 3
+
+
+def test_page_and_json_lie_side_by_side(tmp_path):
+    page = write_diagnosis(plain(), tmp_path / "new", "diagnosis-best")
+    assert page == tmp_path / "new" / "diagnosis-best.html"
+    assert json.loads((tmp_path / "new" / "diagnosis-best.json").read_text()) == json.loads(
+        json.dumps(plain())
+    )
+    assert page.stat().st_size < 5_000_000
+
+
+CHROMIUM = os.environ.get("CHROMIUM") or shutil.which("chromium") or shutil.which("chromium-browser")
+
+
+@pytest.mark.skipif(not CHROMIUM, reason="needs Chromium (apt install chromium, or set $CHROMIUM)")
+def test_every_chart_is_drawn_in_a_browser(tmp_path):
+    sync_api = pytest.importorskip("playwright.sync_api")
+    page_file = write_diagnosis(plain(), tmp_path)
+    with sync_api.sync_playwright() as playwright:
+        flags = ["--headless", "--no-sandbox", "--disable-gpu"]
+        browser = playwright.chromium.launch(executable_path=CHROMIUM, args=flags)
+        for width in (390, 1200):
+            page, trouble = browser.new_page(viewport={"width": width, "height": 900}), []
+            page.on("console", lambda message, trouble=trouble: trouble.append(message.text))
+            page.on("pageerror", lambda error, trouble=trouble: trouble.append(str(error)))
+            page.goto(page_file.as_uri())
+            page.wait_for_function("document.documentElement.dataset.drawn === 'yes'")
+            assert trouble == []
+            assert page.locator(".chart svg").count() == len(charts(plain()))
+            assert page.evaluate("document.documentElement.scrollWidth") <= width
+        browser.close()
