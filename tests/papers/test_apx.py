@@ -9,8 +9,9 @@ import torch
 from torch import Tensor, nn
 
 from normlab import nn as ours
-from normlab.papers.apx import BLOCKS
+from normlab.papers import artefact
 
+BLOCKS = artefact("apx.blocks")
 SHAPE = (32, 10, 512)
 
 
@@ -98,7 +99,6 @@ def test_the_two_placements_differ():
 
 
 def test_the_artefact_is_about_these_blocks():
-    assert BLOCKS.id == "apx.blocks"
     assert set(BLOCKS.published) == {*BLOCK, "shape"}
     assert BLOCKS.published["shape"] == str(list(SHAPE))
     for placement, block in BLOCK.items():

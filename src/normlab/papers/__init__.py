@@ -1,1 +1,47 @@
-"""The papers' tables and figures as data, one file a paper; no torch."""
+"""The papers' tables and figures as data, one module a paper; no torch."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterable
+from typing import Final, NoReturn
+
+from normlab.papers import apx, liu2020, nguyen2019, xiong2020
+from normlab.spec.artefact import Artefact
+
+ARTEFACTS: Final[dict[str, Artefact]] = {
+    artefact.id: artefact for paper in (xiong2020, nguyen2019, liu2020, apx) for artefact in paper.ARTEFACTS
+}
+"""Every artefact by its id, in the papers' order."""
+
+
+def artefact(id_: str) -> Artefact:
+    """The artefact of that id. Raises ValueError with the nearest one."""
+    if id_ not in ARTEFACTS:
+        _refuse(id_, ARTEFACTS)
+    return ARTEFACTS[id_]
+
+
+def keys() -> list[str]:
+    """The papers' keys, such as liu2020."""
+    return list(dict.fromkeys(id_.partition(".")[0] for id_ in ARTEFACTS))
+
+
+def chosen(names: Iterable[str]) -> list[Artefact]:
+    """Artefacts by id, by their paper's key, or all of them by ``all``; each once, as they were named.
+
+    Raises ValueError with the nearest id or key for a name that is none.
+    """
+    found: dict[str, Artefact] = {}
+    for name in names:
+        group = {i: a for i, a in ARTEFACTS.items() if name in (i, i.partition(".")[0], "all")}
+        if not group:
+            _refuse(name, (*ARTEFACTS, *keys(), "all"))
+        found |= group
+    return list(found.values())
+
+
+def _refuse(name: str, allowed: Iterable[str]) -> NoReturn:
+    close = difflib.get_close_matches(name, list(allowed), 1)
+    hint = f"did you mean {close[0]}?" if close else "normlab papers lists all of them"
+    raise ValueError(f"there is no artefact {name!r}; {hint}")

@@ -2,13 +2,41 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass
+import hashlib
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from typing import Any, Literal
+
+from normlab.spec.claim import Claim, Measure, Verdict, together
+
+
+@dataclass(frozen=True)
+class Drawing:
+    """How a table of a reproduction is drawn: the columns that become places, colours and panels."""
+
+    table: str
+    x: str
+    y: str
+    title: str
+    x_title: str
+    y_title: str
+    colour: str = ""
+    """Column whose values are told apart by colour, such as the placement."""
+    panel: str = ""
+    """Column whose values have a chart each, side by side on one scale."""
+    kind: Literal["line", "bar", "cells"] = "line"
+    """``cells`` is a heat map of ``shade`` over x and y."""
+    shade: str = ""
+    theory: str = ""
+    """Column drawn as a dashed line beside what was measured."""
+    log_x: bool = False
+    log_y: bool = False
 
 
 @dataclass(frozen=True)
 class Artefact:
-    """One table, figure, statement or piece of code of a paper, and what it asserts."""
+    """One table, figure, statement or piece of code of a paper, what it asserts, and how that is decided."""
 
     id: str
     """``<paper's key>.<name>``, say ``liu2020.parameters``."""
@@ -18,5 +46,46 @@ class Artefact:
     """What is measured or written there, in one sentence."""
     published: Mapping[str, float | str]
     """Name to number, or to formula, as they were printed."""
-    claim: str
-    """What a reproduction decides."""
+    asserts: str
+    """What a reproduction decides, in words."""
+    study: str = ""
+    """The procedure that measures it, a name that ``run.reproduce`` resolves; empty: none yet."""
+    settings: Mapping[str, Any] = field(default_factory=dict)
+    """Of the study: sizes, depths, seeds."""
+    claims: Sequence[Claim] = ()
+    """What it asserts, as tests on the study's measures."""
+    drawings: Sequence[Drawing] = ()
+    discussion: str = ""
+    """Where the paper contradicts another one or itself, and what was known of it before it was measured."""
+
+    def fingerprint(self) -> str:
+        """First 16 hex digits of the SHA-256 of what is asserted and how it is measured: a result that was
+        measured for another claim shows.
+        """
+        content = {
+            "id": self.id,
+            "published": dict(self.published),
+            "study": self.study,
+            "settings": dict(self.settings),
+            "claims": [{**asdict(c), "says": "", "published": ""} for c in self.claims],
+        }
+        return hashlib.sha256(json.dumps(content, sort_keys=True, default=list).encode()).hexdigest()[:16]
+
+
+@dataclass(frozen=True)
+class Reproduction:
+    """What a study measured for an artefact."""
+
+    id: str
+    fingerprint: str
+    """Of the artefact as it was when this was measured."""
+    measures: Mapping[str, Measure]
+    tables: Mapping[str, Sequence[Mapping[str, Any]]]
+    """Name to rows, each a flat one of words and numbers."""
+    facts: Mapping[str, str]
+    """Text, sizes, seeds, machine and versions, in words."""
+    seconds: float
+
+    def verdict(self, artefact: Artefact) -> Verdict:
+        """Of all claims of the artefact together."""
+        return together(claim.verdict(self.measures) for claim in artefact.claims)

@@ -1,0 +1,200 @@
+"""Trainings, and models rewritten and counted (Liu et al. 2020, Sections 3.2 and 5, appendices C to E)."""
+
+from __future__ import annotations
+
+from typing import Final
+
+from normlab.papers.cells import cells
+from normlab.spec.artefact import Artefact
+from normlab.spec.claim import Claim
+
+_POST: Final = 35.64, 0.23
+_PRE: Final = 35.50, 0.04
+_ADMIN: Final = 35.67, 0.15
+"""BLEU of IWSLT'14 and ±, in tables 2 and 3."""
+_EN_FR: Final = 43.10, 43.80
+"""BLEU of Pre and Admin, 60L-12L, in tables 2 and 4."""
+
+TABLE1: Final = Artefact(
+    id="liu2020.table1",
+    paper="Liu et al. 2020, Table 1 (arXiv 2004.08249)",
+    shows="Hybrids of 18 layers: which have vanishing gradients, and which train.",
+    published={
+        "enc:post/dec:post gradients": "vanish",
+        "enc:post/dec:post training": "diverges",
+        "enc:post/dec:pre gradients": "do not vanish",
+        "enc:post/dec:pre training": "diverges",
+        "enc:pre/dec:pre gradients": "do not vanish",
+        "enc:pre/dec:pre training": "converges",
+    },
+    asserts="Vanishing gradients are not the cause: the hybrid has none, and diverges.",
+    discussion="The paper strikes through what does not hold, which plain text loses: rows 2 and 3 do not "
+    "vanish.",
+)
+
+FIG1_9: Final = Artefact(
+    id="liu2020.fig1_9",
+    paper="Liu et al. 2020, Figures 1 and 9 (arXiv 2004.08249)",
+    shows="Development perplexity through training, Post, Pre and Admin of 6 and of 18 layers.",
+    published={
+        "6L": "Pre faster than Post, but worse at the end",
+        "18L": "Post diverges",
+        "admin": "best at the end",
+    },
+    asserts="The curves are in these orders.",
+)
+
+TABLE2: Final = Artefact(
+    id="liu2020.table2",
+    paper="Liu et al. 2020, Table 2 (arXiv 2004.08249)",
+    shows="BLEU on IWSLT'14 De-En and WMT'14 En-Fr and En-De, by depth.",
+    published=cells(
+        ("Post", "Pre", "Admin"),
+        {
+            "IWSLT'14 6L-6L small": (_POST[0], _PRE[0], _ADMIN[0]),
+            "IWSLT'14 6L-6L small, ±": (_POST[1], _PRE[1], _ADMIN[1]),
+            "WMT'14 En-Fr 6L-6L": (41.29, 40.74, 41.47),
+            "WMT'14 En-Fr 60L-12L": ("failed", *_EN_FR),
+            "WMT'14 En-De 6L-6L": (27.80, 27.27, 27.90),
+            "WMT'14 En-De 12L-12L": ("failed", 28.26, 28.58),
+            "WMT'14 En-De 18L-18L": ("failed", 28.38, 29.03),
+        },
+    ),
+    asserts="Admin is best in every row, Pre the worst of those that train; Post fails from 12 layers on.",
+    discussion="60L-16L in the paper's appendix is 60L-12L.",
+)
+
+WARMUP: Final = Artefact(
+    id="liu2020.warmup",
+    paper="Liu et al. 2020, Section 5.2 (arXiv 2004.08249)",
+    shows="A Post-LN of 18 layers with longer warm-up.",
+    published={f"warm-up {k}k": "fails" for k in (8, 16, 24, 32)},
+    asserts="Longer warm-up does not save it.",
+)
+
+_RATES: Final = ("lr 1e-4", "lr 2e-4", "lr 3e-4", "lr 4e-4", "lr 5e-4")
+
+FIG10: Final = Artefact(
+    id="liu2020.fig10",
+    paper="Liu et al. 2020, Figure 10 (arXiv 2004.08249)",
+    shows="BLEU on IWSLT'14 De-En without warm-up, RAdam, by learning rate and β₂; 0: diverged.",
+    published=cells(
+        _RATES,
+        {
+            "Post β₂ 0.99": (34.64, 35.65, 35.87, 33.56, 0.0),
+            "Post β₂ 0.995": (34.65, 35.58, 0.0, 0.0, 0.0),
+            "Post β₂ 0.999": (34.41, 35.51, 0.0, 0.0, 0.0),
+            "Pre β₂ 0.99": (33.98, 34.74, 35.09, 35.06, 35.51),
+            "Pre β₂ 0.995": (33.81, 34.91, 35.15, 35.28, 35.45),
+            "Pre β₂ 0.999": (33.76, 34.87, 35.19, 35.31, 35.55),
+            "Admin β₂ 0.99": (34.58, 35.26, 35.38, 35.74, 35.61),
+            "Admin β₂ 0.995": (34.53, 35.03, 35.62, 35.89, 35.83),
+            "Admin β₂ 0.999": (34.60, 35.25, 35.57, 35.69, 35.84),
+        },
+    ),
+    asserts="Post diverges in 7 of 15 cells, Pre and Admin in none; Post beats Pre in 7 of its 8, Admin "
+    "beats Pre in 15.",
+    discussion="That Admin outperforms holds between the best cells, 35.89 and 35.87; of its eight cells "
+    "Post wins six against Admin. Xiong et al. 2020, Figure 4, has Post-LN train under RAdam without warm-up "
+    "at lr 5e-4, which diverges here: there β₂ is 0.98 and dropout 0.1, here 0.99 and more and 0.3, so β₂ = "
+    "0.98 is worth a further column.",
+)
+
+TABLE3: Final = Artefact(
+    id="liu2020.table3",
+    paper="Liu et al. 2020, Table 3 (arXiv 2004.08249)",
+    shows="BLEU on IWSLT'14 De-En: Admin, Post, Pre, ReZero and ReZero with Post-LN.",
+    published=cells(
+        ("BLEU", "±"),
+        {"Admin": _ADMIN, "Post": _POST, "Pre": _PRE, "ReZero": (33.67, 0.14), "ReZero+Post": (34.67, 0.08)},
+    ),
+    asserts="ReZero is the worst, with a Post-LN better, and below the other three.",
+)
+
+SECTION5_3: Final = Artefact(
+    id="liu2020.section5_3",
+    paper="Liu et al. 2020, Section 5.3 (arXiv 2004.08249)",
+    shows="Other initialisations of 18 layers on WMT'14 En-De.",
+    published={
+        "ReZero": "diverges",
+        "FixUp without norms": "diverges",
+        "LookLinear+Post": "diverges",
+        "blamed for ReZero and FixUp": "half precision and dropout",
+    },
+    asserts="All three diverge; with and without dropout, in single and half precision, shows what is to "
+    "blame.",
+    discussion="The section's De-En means En-De.",
+)
+
+DROPOUT: Final = Artefact(
+    id="liu2020.dropout",
+    paper="Liu et al. 2020, Section 5.1 (arXiv 2004.08249)",
+    shows="Attention and activation dropout on IWSLT'14 De-En.",
+    published={"effect": "enormous"},
+    asserts="Both matter on IWSLT'14: what BLEU gains or loses without them.",
+)
+
+RESCALE_INIT: Final = Artefact(
+    id="liu2020.rescale_init",
+    paper="Liu et al. 2020, Appendix C (arXiv 2004.08249)",
+    shows="Rescaled initial weights in place of ω, IWSLT'14 De-En.",
+    published={"BLEU": "about the same", "half precision": "less stable"},
+    asserts="BLEU is about the same, and half precision is less stable.",
+)
+
+TABLE4: Final = Artefact(
+    id="liu2020.table4",
+    paper="Liu et al. 2020, Table 4 and Section 5.1 (arXiv 2004.08249)",
+    shows="WMT'14 En-Fr at 60L-12L, and En-De of the same depth, which is cited.",
+    published={
+        "En-Fr Pre BLEU": _EN_FR[0],
+        "En-Fr Admin BLEU": _EN_FR[1],
+        "En-Fr parameters (millions)": 262,
+        "En-De Admin BLEU": 30.1,
+    },
+    asserts="The published values, at the paper's scale.",
+)
+
+APPENDIX_C: Final = Artefact(
+    id="liu2020.appendixC",
+    paper="Liu et al. 2020, Appendix C (arXiv 2004.08249)",
+    shows="A trained Admin written as a plain Post-LN.",
+    published={"rewriting": "exact"},
+    asserts="The logits of both differ by rounding only.",
+    discussion="The first ω comes before any norm: it folds into the embedding of tokens and of positions, "
+    "which have to be untied for that.",
+)
+
+_PARAMETERS: Final = {
+    "IWSLT'14 De-En small": 37,
+    "WMT'14 En-De 6L-6L": 63,
+    "WMT'14 En-De 12L-12L": 107,
+    "WMT'14 En-De 18L-18L": 151,
+    "WMT'14 En-Fr 6L-6L": 67,
+    "WMT'14 En-Fr 60L-12L": 262,
+}
+"""Millions, by model."""
+
+PARAMETERS: Final = Artefact(
+    id="liu2020.parameters",
+    paper="Liu et al. 2020, Appendix D (arXiv 2004.08249)",
+    shows="Millions of parameters of each model; one matrix embeds source, target and output.",
+    published=_PARAMETERS,
+    asserts="Models of these sizes have as many, with about 10k, 37k and 44.5k types.",
+    study="parameter_counts",
+    settings={
+        "models": {
+            "IWSLT'14 De-En small": ("small", 6, 6, 10_000),
+            "WMT'14 En-De 6L-6L": ("base", 6, 6, 37_000),
+            "WMT'14 En-De 12L-12L": ("base", 12, 12, 37_000),
+            "WMT'14 En-De 18L-18L": ("base", 18, 18, 37_000),
+            "WMT'14 En-Fr 6L-6L": ("base", 6, 6, 44_500),
+            "WMT'14 En-Fr 60L-12L": ("base", 60, 12, 44_500),
+        },
+        "published": _PARAMETERS,
+    },
+    claims=tuple(
+        Claim(f"millions more than published, {name}", name, at_least=-0.5, at_most=0.5, published=f"{count}")
+        for name, count in _PARAMETERS.items()
+    ),
+)

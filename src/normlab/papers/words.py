@@ -1,0 +1,51 @@
+"""What was measured for an artefact, in words; the same in the terminal and on the pages."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable
+
+from normlab.spec.artefact import Artefact, Reproduction
+from normlab.spec.claim import VERDICTS, Claim, Measure
+from normlab.store.reproductions import STATES, Standing, State
+
+
+def number(value: float) -> str:
+    """Four digits."""
+    return f"{value:.4g}"
+
+
+def measured(measure: Measure | None) -> str:
+    """``-0.452 [-0.468, -0.436]``; the number alone where it is exact; empty where there is none."""
+    if measure is None:
+        return ""
+    if measure.low == measure.value == measure.high:
+        return number(measure.value)
+    return f"{number(measure.value)} [{number(measure.low)}, {number(measure.high)}]"
+
+
+def in_short(standing: Standing, most: int = 2) -> str:
+    """How many claims agree, and the measures of those that do not, or else of the first."""
+    found, claims = standing.found, standing.artefact.claims
+    if standing.trouble or found is None or not claims:
+        return standing.trouble
+    agreeing = sum(claim.verdict(found.measures) == "agrees" for claim in claims)
+    order = sorted(claims, key=lambda claim: VERDICTS.index(claim.verdict(found.measures)))
+    shown = [_named(claim, found) for claim in order[:most] if claim.measure in found.measures]
+    more = [] if len(claims) <= most else ["..."]
+    return f"{agreeing} of {len(claims)}: " + ", ".join([*shown, *more])
+
+
+def counts(states: Iterable[State]) -> dict[str, int]:
+    """How many artefacts are in each state that occurs."""
+    counted = Counter(states)
+    return {state: counted[state] for state in STATES if counted[state]}
+
+
+def command(artefact: Artefact) -> str:
+    """What measures it."""
+    return f"normlab reproduce {artefact.id}"
+
+
+def _named(claim: Claim, found: Reproduction) -> str:
+    return f"{claim.measure.replace('_', ' ')} {measured(found.measures[claim.measure])}"

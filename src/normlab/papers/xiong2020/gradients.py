@@ -1,0 +1,248 @@
+"""Gradients of parameters at initialisation, by layer and by depth (Xiong et al. 2020, Sections 3.3, 3.4)."""
+
+from __future__ import annotations
+
+from typing import Final
+
+from normlab.spec.artefact import Artefact, Drawing
+from normlab.spec.claim import Claim
+
+THEOREM1: Final = Artefact(
+    id="xiong2020.theorem1",
+    paper="Xiong et al. 2020, Theorem 1 (arXiv 2002.04745)",
+    shows="The norm of the gradient of the last feed-forward's second matrix, W^{2,L}, at initialisation.",
+    published={
+        "post": "O(d√(ln d))",
+        "pre": "O(d√(ln d / L))",
+        "probability": "at least 0.99 − δ − ε/(0.9 + ε)",
+    },
+    asserts="Post-LN's norm does not depend on the depth L; Pre-LN's falls as (1 + cL)^(−1/2), c from 1/2 to "
+    "3/2.",
+    discussion="A slope of −1/2 in L is the limit of great depth: over the depths of the paper's figure, 6 "
+    "to 14, the factors of Lemma 2 give −0.41 to −0.47. The theorem bounds from above, and in d the bound is "
+    "far off: a trial before this claim grew as √d.",
+    study="last_gradient",
+    settings={"depths": (6, 8, 10, 12, 14), "dims": (128, 256, 512), "dim": 512, "tokens": 64, "seeds": 20},
+    claims=(
+        Claim(
+            "exponent in L, Post-LN", "post_exponent_in_layers", at_least=-0.05, at_most=0.05, published="0"
+        ),
+        Claim(
+            "exponent in L, Pre-LN",
+            "pre_exponent_in_layers",
+            at_least=-0.47,
+            at_most=-0.41,
+            published="−1/2 in the limit",
+        ),
+        Claim("exponent in d, Post-LN", "post_exponent_in_d", at_most=1.1, published="that of d√(ln d), 1.1"),
+        Claim("exponent in d, Pre-LN", "pre_exponent_in_d", at_most=1.1, published="that of d√(ln d), 1.1"),
+    ),
+    drawings=(
+        Drawing(
+            "gradients",
+            "layers",
+            "grad_l2",
+            "Gradient of the last W2 in the setting of the theory",
+            "layers L",
+            "‖∂L/∂W2‖",
+            colour="d",
+            panel="placement",
+            log_x=True,
+            log_y=True,
+        ),
+    ),
+)
+
+FIG3AB: Final = Artefact(
+    id="xiong2020.fig3ab",
+    paper="Xiong et al. 2020, Figure 3(a) and (b) (arXiv 2002.04745)",
+    shows="The norm of the expected gradient of W1 and W2 of each layer, 6-6: Pre-LN and Post-LN at "
+    "initialisation, and Post-LN after its warm-up.",
+    published={
+        "post at initialisation": "grows with the layer's index",
+        "pre at initialisation": "flat",
+        "post after warm-up": "very small",
+    },
+    asserts="Post-LN's norms grow with the layer, Pre-LN's are flat, and those of a Post-LN after warm-up "
+    "are very small.",
+    study="by_layer",
+    settings={
+        "text": "iwslt14.de-en",
+        "model": "small",
+        "layers": 6,
+        "tokens": 4096,
+        "batches": 4,
+        "seeds": 3,
+    },
+    claims=(
+        *(
+            Claim(
+                f"{matrix} of a Post-LN {stack}: last layer over first",
+                f"post_{stack}_{matrix}",
+                at_least=1.1,
+                published="grows",
+            )
+            for stack in ("encoder", "decoder")
+            for matrix in ("W1", "W2")
+        ),
+        *(
+            Claim(
+                f"{matrix} of a Pre-LN {stack}: last layer over first",
+                f"pre_{stack}_{matrix}",
+                at_least=0.5,
+                at_most=2.0,
+                published="flat",
+            )
+            for stack in ("encoder", "decoder")
+            for matrix in ("W1", "W2")
+        ),
+    ),
+    drawings=tuple(
+        Drawing(
+            f"{stack}_{matrix}",
+            "layer",
+            "mean_grad_l2",
+            f"Expected gradient of {matrix} in the {stack}",
+            "layer",
+            f"‖E ∂L/∂{matrix}‖",
+            colour="placement",
+        )
+        for stack in ("encoder", "decoder")
+        for matrix in ("W1", "W2")
+    ),
+)
+
+FIG3CD: Final = Artefact(
+    id="xiong2020.fig3cd",
+    paper="Xiong et al. 2020, Figure 3(c) and (d) (arXiv 2002.04745)",
+    shows="The gradient norm of W2 in the last feed-forward at initialisation, models of 6-6 to 14-14 "
+    "layers, ten seeds.",
+    published={"post at every depth": 1.6, "pre": "falls with the depth"},
+    asserts="Post-LN's norm is near 1.6 at every depth; Pre-LN's falls with it.",
+    study="last_matrix",
+    settings={
+        "text": "iwslt14.de-en",
+        "model": "small",
+        "depths": (6, 8, 10, 12, 14),
+        "tokens": 4096,
+        "seeds": 10,
+    },
+    claims=(
+        Claim(
+            "exponent in the number of layers, Post-LN",
+            "post_exponent",
+            at_least=-0.1,
+            at_most=0.1,
+            published="0: stays near 1.6",
+        ),
+        Claim("exponent in the number of layers, Pre-LN", "pre_exponent", at_most=-0.2, published="falls"),
+    ),
+    drawings=(
+        Drawing(
+            "gradients",
+            "layers",
+            "grad_l2",
+            "Gradient of W2 in the decoder's last feed-forward",
+            "layers of encoder and of decoder",
+            "‖∂L/∂W2‖",
+            colour="placement",
+        ),
+    ),
+)
+
+APPENDIX_F: Final = Artefact(
+    id="xiong2020.appendixF",
+    paper="Xiong et al. 2020, Appendix F (arXiv 2002.04745)",
+    shows="How gradients change from layer to layer: each LayerNorm of a Post-LN is said to take a factor.",
+    published={
+        "LayerNorm's factor at x^{post,5}": "√(2/3)",
+        "post gradient of layer l of L": "(2/3)^((L − l)/2)",
+        "pre gradient of layer l of L": "flat",
+    },
+    asserts="E‖J_LN‖² is 2/3 where the norm reads; the net effect on the gradients of W2 and of the stream "
+    "has the base that is said, in the setting of the theory and in an encoder-decoder on text.",
+    discussion="Theorem 1 of Liu et al. 2020 says that gradients do not vanish in a Post-LN encoder, while "
+    "this appendix has them decay towards the input: the branch gives back what the norm takes. A trial in "
+    "the theory's setting, before this claim, had W2 flat in Post-LN and falling with the layer in Pre-LN; "
+    "disagreement is expected there.",
+    study="decay",
+    settings={
+        "theory": {"layers": 6, "dim": 512, "tokens": 64, "seeds": 10},
+        "text": "iwslt14.de-en",
+        "model": "small",
+        "layers": 6,
+        "tokens": 2048,
+        "seeds": 3,
+    },
+    claims=(
+        Claim("E‖J_LN‖² at x^{post,5}", "norm_factor", at_least=0.65, at_most=0.68, published="2/3"),
+        Claim(
+            "base by layer of W2's gradient, Post-LN, theory's setting",
+            "post_theory_W2",
+            at_least=0.78,
+            at_most=0.86,
+            published="√(2/3) = 0.816",
+        ),
+        Claim(
+            "base of the stream's gradient, Post-LN, theory's setting",
+            "post_theory_stream",
+            at_least=0.78,
+            at_most=0.86,
+            published="√(2/3) = 0.816",
+        ),
+        Claim(
+            "base of W2's gradient, Post-LN, decoder on text",
+            "post_real_W2",
+            at_most=0.95,
+            published="decays",
+        ),
+        Claim(
+            "base of the stream's gradient, Post-LN, decoder on text",
+            "post_real_stream",
+            at_most=0.95,
+            published="decays",
+        ),
+        Claim(
+            "base of W2's gradient, Pre-LN, theory's setting",
+            "pre_theory_W2",
+            at_least=0.95,
+            at_most=1.05,
+            published="1: flat",
+        ),
+        Claim(
+            "base of the stream's gradient, Pre-LN, theory's setting",
+            "pre_theory_stream",
+            at_least=0.95,
+            at_most=1.05,
+            published="1: flat",
+        ),
+        Claim(
+            "base of W2's gradient, Pre-LN, decoder on text",
+            "pre_real_W2",
+            at_least=0.95,
+            at_most=1.05,
+            published="1: flat",
+        ),
+        Claim(
+            "base of the stream's gradient, Pre-LN, decoder on text",
+            "pre_real_stream",
+            at_least=0.95,
+            at_most=1.05,
+            published="1: flat",
+        ),
+    ),
+    drawings=tuple(
+        Drawing(
+            f"{where}_{signal}",
+            "layer",
+            "grad_l2",
+            f"Gradient of {name}, {place}",
+            "layer",
+            "norm",
+            colour="placement",
+            log_y=True,
+        )
+        for where, place in (("theory", "the theory's setting"), ("real", "a decoder on text"))
+        for signal, name in (("W2", "W2"), ("stream", "the stream"))
+    ),
+)

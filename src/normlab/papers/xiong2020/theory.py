@@ -1,0 +1,176 @@
+"""Orders of sublayers, scales and norms at initialisation (Xiong et al. 2020, Section 3.3)."""
+
+from __future__ import annotations
+
+from typing import Final
+
+from normlab.spec.artefact import Artefact, Drawing
+from normlab.spec.claim import Claim
+
+TABLE1: Final = Artefact(
+    id="xiong2020.table1",
+    paper="Xiong et al. 2020, Table 1 (arXiv 2002.04745)",
+    shows="The two orders of a layer's operations, and the LayerNorm after the last layer of a Pre-LN.",
+    published={
+        "post attention": "LN(x + attention(x))",
+        "post feed-forward": "LN(x + FFN(x))",
+        "pre attention": "x + attention(LN(x))",
+        "pre feed-forward": "x + FFN(LN(x))",
+        "pre output": "LN(x)",
+    },
+    asserts="Stacks under post and pre give the outputs of the table's equations written out line by line.",
+    study="table_1",
+    settings={"dim": 512, "layers": 6, "tokens": 16, "seeds": 2},
+    claims=(
+        Claim("largest difference of a Post-LN's outputs", "post_difference", at_most=1e-10),
+        Claim("largest difference of a Pre-LN's outputs", "pre_difference", at_most=1e-10),
+    ),
+)
+
+LEMMA1: Final = Artefact(
+    id="xiong2020.lemma1",
+    paper="Xiong et al. 2020, Lemma 1 (arXiv 2002.04745)",
+    shows="The expected squared norm of ReLU(X), X a Gaussian vector of d elements of variance σ².",
+    published={"E‖ReLU(X)‖²": "σ²d/2"},
+    asserts="The mean over draws is σ²d/2, within sampling error, at every width and deviation.",
+    study="relu_scale",
+    settings={"dims": (64, 512, 1024), "sigmas": (0.5, 1.0, 2.0), "draws": 20_000, "seeds": 10},
+    claims=(
+        Claim("the lowest mean over σ²d/2", "lowest_ratio", at_least=0.99, published="1"),
+        Claim("the highest mean over σ²d/2", "highest_ratio", at_most=1.01, published="1"),
+    ),
+    drawings=(
+        Drawing(
+            "ratios", "d", "ratio", "Mean of ‖ReLU(X)‖² over σ²d/2", "d", "ratio", colour="sigma", log_x=True
+        ),
+    ),
+)
+
+LEMMA2: Final = Artefact(
+    id="xiong2020.lemma2",
+    paper="Xiong et al. 2020, Lemma 2 (arXiv 2002.04745)",
+    shows="The scale of the hidden states at initialisation, by layer.",
+    published={
+        "post E‖x^{post,5}‖²": "3d/2",
+        "pre E‖x_l‖² at least": "(1 + l/2)d",
+        "pre E‖x_l‖² at most": "(1 + 3l/2)d",
+    },
+    asserts="In the setting of the theory Post-LN has 3d/2 in every layer and Pre-LN is within both bounds; "
+    "a feed-forward of another width than d has d(1 + 2·d·d_ff/(d + d_ff)²) in Post-LN.",
+    discussion="The lemma has d_ff = d, which no model of the paper's experiments has. The same argument "
+    "with d_ff ≠ d gives 1.444d for the small Transformer and 1.32d for the base one. That activations of a "
+    "Post-LN grow from layer to layer, as the ApX page has it, contradicts this lemma.",
+    study="hidden_scales",
+    settings={"dim": 512, "layers": 12, "tokens": 64, "seeds": 10, "ffn_dims": (1024, 2048)},
+    claims=(
+        Claim("Post-LN over 3d/2, the lowest layer", "post_lowest", at_least=0.98, published="1"),
+        Claim("Post-LN over 3d/2, the highest layer", "post_highest", at_most=1.02, published="1"),
+        Claim("Pre-LN over (1 + l/2)d, the lowest layer", "pre_lowest", at_least=1.0, published="at least 1"),
+        Claim(
+            "Pre-LN over (1 + 3l/2)d, the highest layer", "pre_highest", at_most=1.0, published="at most 1"
+        ),
+        Claim("Post-LN with d_ff 2d over 1.444d, the lowest layer", "post_d_ff_1024_lowest", at_least=0.98),
+        Claim("Post-LN with d_ff 2d over 1.444d, the highest layer", "post_d_ff_1024_highest", at_most=1.02),
+        Claim("Post-LN with d_ff 4d over 1.32d, the lowest layer", "post_d_ff_2048_lowest", at_least=0.98),
+        Claim("Post-LN with d_ff 4d over 1.32d, the highest layer", "post_d_ff_2048_highest", at_most=1.02),
+    ),
+    drawings=(
+        Drawing(
+            "scales",
+            "layer",
+            "mean_square",
+            "Mean square of the hidden state behind the feed-forward",
+            "layer",
+            "E‖x‖² / d",
+            colour="d_ff",
+            panel="placement",
+            theory="theory_low",
+        ),
+    ),
+)
+
+LEMMA3: Final = Artefact(
+    id="xiong2020.lemma3",
+    paper="Xiong et al. 2020, Lemma 3 (arXiv 2002.04745)",
+    shows="The spectral norm of LayerNorm's Jacobian.",
+    published={"‖J_LN(x)‖₂": "O(√d / ‖x‖)"},
+    asserts="It is √d / ‖x − mean(x)‖ for d of 3 or more, so that it falls as 1/‖x‖ where x is centred.",
+    discussion="The order that is printed speaks of ‖x‖; the exact value has ‖x − mean(x)‖ instead. Where "
+    "the mean of x dominates its deviation, the printed form fails: the norm may be as large as one likes "
+    "beside √d / ‖x‖.",
+    study="norm_jacobian",
+    settings={"dims": (3, 64, 512), "lengths": (0.1, 1.0, 10.0, 100.0), "mean_over_sd": 10.0, "seeds": 5},
+    claims=(
+        Claim("farthest relative distance from √d / ‖x − mean(x)‖", "exact_error", at_most=1e-6),
+        Claim(
+            "slope of ln ‖J‖ in ln ‖x − mean(x)‖", "slope", at_least=-1.001, at_most=-0.999, published="−1"
+        ),
+        Claim("‖J‖ over √d / ‖x‖ where x is centred, the largest", "published_ratio_centred", at_most=1.001),
+        Claim(
+            "‖J‖ over √d / ‖x‖ where the mean is ten deviations, the least: the printed form fails",
+            "published_ratio_shifted",
+            at_least=5.0,
+        ),
+    ),
+    drawings=(
+        Drawing(
+            "jacobians",
+            "length",
+            "spectral",
+            "Spectral norm of LayerNorm's Jacobian",
+            "‖x − mean(x)‖",
+            "‖J‖₂",
+            colour="d",
+            theory="exact",
+            log_x=True,
+            log_y=True,
+        ),
+    ),
+)
+
+CONCENTRATION: Final = Artefact(
+    id="xiong2020.concentration",
+    paper="Xiong et al. 2020, Definition 1 and Section 3.4 (arXiv 2002.04745)",
+    shows="How closely squared norms of hidden states keep to their mean: Theorem 1 takes this for granted.",
+    published={"ε": 0.1, "δ": 0.125, "P[(Z − EZ)/EZ ≤ 0.1]": "at least 0.875"},
+    asserts="Squared norms of hidden states are (0.1, 0.125)-bounded on batches of real tokens.",
+    study="bounded_lengths",
+    settings={"text": "iwslt14.de-en", "model": "small", "layers": 6, "tokens": 4096, "seeds": 10},
+    claims=(
+        Claim(
+            "share of tokens within 1.1 of the mean, Post-LN encoder",
+            "post_encoder",
+            at_least=0.875,
+            published="at least 0.875",
+        ),
+        Claim("the same, Post-LN decoder", "post_decoder", at_least=0.875, published="at least 0.875"),
+        Claim("the same, Pre-LN encoder", "pre_encoder", at_least=0.875, published="at least 0.875"),
+        Claim("the same, Pre-LN decoder", "pre_decoder", at_least=0.875, published="at least 0.875"),
+    ),
+    drawings=(
+        Drawing(
+            "bounded",
+            "seed",
+            "bounded",
+            "Share of tokens with ‖x‖² of at most 1.1 times its mean",
+            "seed",
+            "share",
+            colour="stack",
+            panel="placement",
+        ),
+    ),
+)
+
+APPENDIX_G: Final = Artefact(
+    id="xiong2020.appendixG",
+    paper="Xiong et al. 2020, Appendix G (arXiv 2002.04745)",
+    shows="A bound for the tail of a χ² variable with d degrees of freedom.",
+    published={"δ": "exp(−dε²/8)", "δ at d 512, ε 0.1": 0.53},
+    asserts="The measured share above (1 + ε)d is below the bound.",
+    study="chi_square",
+    settings={"dim": 512, "epsilon": 0.1, "draws": 20_000, "seeds": 10},
+    claims=(
+        Claim("the bound at d 512, ε 0.1", "bound", at_least=0.525, at_most=0.535, published="0.53"),
+        Claim("measured share over the bound", "tail_over_bound", at_most=1.0, published="at most 1"),
+    ),
+)

@@ -1,0 +1,72 @@
+"""Measures what the papers' artefacts assert: a study by its name, for a table or figure as data."""
+
+from __future__ import annotations
+
+import platform
+import time
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any, Final
+
+import torch
+
+from normlab.run.devices import hardware
+from normlab.run.reproduce import amplification, gradients, pieces, statements
+from normlab.run.reproduce.lab import Found, Lab
+from normlab.spec.artefact import Artefact, Reproduction
+
+STUDIES: Final[Mapping[str, Callable[..., Found]]] = {
+    study.__name__: study
+    for study in (
+        statements.relu_scale,
+        statements.hidden_scales,
+        statements.norm_jacobian,
+        statements.last_gradient,
+        statements.chi_square,
+        gradients.bounded_lengths,
+        gradients.last_matrix,
+        gradients.by_layer,
+        gradients.decay,
+        gradients.sublayer_outputs,
+        gradients.encoder_gradients,
+        gradients.cross_attention,
+        amplification.over_depth,
+        amplification.dependencies,
+        amplification.prefixes,
+        pieces.table_1,
+        pieces.wrapped_blocks,
+        pieces.parameter_counts,
+        pieces.profiles,
+        pieces.attention_matrices,
+        pieces.speed,
+    )
+}
+"""What an artefact names. Each takes the lab and the artefact's settings."""
+
+
+def reproduce(
+    artefact: Artefact, data: Path | None, root: Path, say: Callable[[str], None] = lambda line: None
+) -> Reproduction:
+    """Run the study of an artefact with its settings. ``data`` is the folder of local data sets, else
+    ``$NORMLAB_DATA``; text is prepared below ``root``; ``say`` is told what is done as it is done.
+
+    Raises ValueError for an artefact that has no study yet.
+    """
+    if not artefact.study:
+        raise ValueError(
+            f"{artefact.id} has no study yet: it needs training; `normlab papers` lists those that have one"
+        )
+    start = time.perf_counter()
+    settings: dict[str, Any] = dict(artefact.settings)
+    found = STUDIES[artefact.study](Lab(root, data, say), **settings)
+    seconds = time.perf_counter() - start
+    machine = f"{hardware(torch.device('cpu'))}, {torch.get_num_threads()} threads"
+    versions = f"torch {torch.__version__}, Python {platform.python_version()}"
+    return Reproduction(
+        id=artefact.id,
+        fingerprint=artefact.fingerprint(),
+        measures=found.measures,
+        tables=found.tables,
+        facts={**found.facts, "machine": machine, "versions": versions},
+        seconds=seconds,
+    )
