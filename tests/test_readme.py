@@ -52,6 +52,8 @@ def test_the_readme_has_commands_and_python():
         "report",
         "recipes",
         "diagnose",
+        "papers",
+        "reproduce",
     }
     assert len(blocks("python")) == 2
 

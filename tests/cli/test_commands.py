@@ -12,7 +12,7 @@ import pytest
 from rich.cells import cell_len
 from rich.console import Console
 
-from normlab.cli import show
+from normlab.cli import show, terminal
 from normlab.cli.main import main
 from normlab.run.recipes import listed
 from normlab.spec.comparison import Comparison, Difference, Interval, RecipeResult, Trial
@@ -226,7 +226,7 @@ def test_runs_says_which_are_stale(run, capsys):
 def test_a_narrow_terminal_cuts_nothing_off(width, capsys, monkeypatch):
     name = "enc:post/dec:pre+fixnorm+scalenorm"
     result = replace(COMPARISON, recipes=(*COMPARISON.recipes, recipe(name, 29.0)), differences=(), failed=())
-    monkeypatch.setattr(show, "_console", lambda: Console(width=width))
+    monkeypatch.setattr(terminal, "console", lambda: Console(width=width))
     show.comparison(result)
     printed = capsys.readouterr().out
     assert "…" not in printed
@@ -240,7 +240,7 @@ def test_a_narrow_terminal_cuts_nothing_off(width, capsys, monkeypatch):
 
 
 def test_a_narrow_terminal_keeps_every_score_of_the_runs(run, capsys, monkeypatch):
-    monkeypatch.setattr(show, "_console", lambda: Console(width=45))
+    monkeypatch.setattr(terminal, "console", lambda: Console(width=45))
     show.runs(Runs(run.path.parent))
     printed = capsys.readouterr().out
     assert all(word in printed for word in ("abc123", "pre", "2e-3", "trained", "30.5"))
@@ -315,7 +315,7 @@ def test_what_was_forced_is_marked_and_said(run, tmp_path, capsys):
 
 @pytest.fixture(params=[80, 120, 160, 200])
 def width(request, monkeypatch):
-    monkeypatch.setattr(show, "_console", lambda: Console(width=request.param))
+    monkeypatch.setattr(terminal, "console", lambda: Console(width=request.param))
     return request.param
 
 

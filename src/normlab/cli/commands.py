@@ -16,6 +16,7 @@ from tyro.conf import Positional, arg
 from normlab.cli.common import RUNS, ConfigParts, Imports, Switch, config_name, find, resolved
 from normlab.cli.diagnose import Diagnose
 from normlab.cli.flags import ConfigFlags, load
+from normlab.cli.papers import Papers, Reproduce
 from normlab.spec.config import Config
 from normlab.spec.request import CompareRequest
 from normlab.store import Runs as Store
@@ -332,7 +333,7 @@ class Recipes:
 
 COMMANDS: dict[str, type[Command]] = {
     kind.__name__.lower(): kind
-    for kind in (Compare, Train, Translate, Score, Runs, Report, Recipes, Diagnose)
+    for kind in (Compare, Train, Translate, Score, Runs, Report, Recipes, Diagnose, Papers, Reproduce)
 }
 
 

@@ -10,6 +10,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from normlab.cli import terminal
 from normlab.cli.progress import STYLES, Progress, state_of
 from normlab.spec.comparison import Comparison, Difference, RecipeResult
 from normlab.spec.config import Config
@@ -34,11 +35,11 @@ def progress(*, jobs: int = 1, expected_runs: int = 0) -> Progress:
 
 def plan(planned: ComparePlan, *, jobs: int) -> None:
     """The runs of a dry run and their time."""
-    table = _table("recipe", ">lr", ">seed", "run", "")
+    table = terminal.table("recipe", ">lr", ">seed", "run", "")
     for run in planned.sweep:
         table.add_row(run.recipe, rate(run.lr), str(run.seed), run.run, "done" if run.done else "to train")
     seconds = planned.seconds
-    _print(
+    terminal.write(
         table,
         *(f"{name}: {meaning}" for name, meaning in planned.resolves_to.items()),
         f"then {planned.seed_runs} runs with other seeds at each recipe's best learning rate\n"
@@ -65,8 +66,10 @@ def comparison(result: Comparison) -> None:
         )
         rows.append(cells)
     table = _fitted(header, rows, (">time a run", ">chrF", ">dev BLEU", ">95% interval"))
-    _print(table, *map(_difference, result.differences), *(f"failed: {reason}" for reason in result.failed))
-    _print(*_forced({recipe.name: recipe.forced for recipe in result.recipes if recipe.forced}))
+    terminal.write(
+        table, *map(_difference, result.differences), *(f"failed: {reason}" for reason in result.failed)
+    )
+    terminal.write(*_forced({recipe.name: recipe.forced for recipe in result.recipes if recipe.forced}))
 
 
 def run(folder: RunFolder) -> None:
@@ -74,6 +77,8 @@ def run(folder: RunFolder) -> None:
     status = folder.status()
     if status.outcome:
         print(f"{status.outcome.state} at step {status.outcome.step}: {status.outcome.evidence}")
+    for report in folder.flights():
+        print(f"flight recorder: {report['verdict']['sentence']}")
     if status.best_step is not None:
         dev = quality(bleu=status.best_dev_bleu, nll=status.best_dev_nll)
         print(f"best checkpoint: step {status.best_step}, dev {dev}")
@@ -107,12 +112,12 @@ def runs(store: Runs) -> None:
         except (ValueError, OSError) as error:
             damaged.append(f"{folder.path.name}: {error}")
     if rows:
-        _print(_fitted(header, rows, (">time", ">step", ">dev", ">seed")))
+        terminal.write(_fitted(header, rows, (">time", ">step", ">dev", ">seed")))
     elif not damaged:
         print(f"no runs in {store.root}; `normlab train` or `normlab compare` makes some")
     if any(STALE in row[header.index("state")] for row in rows):
         print("stale: made by older code; today's gives the same configuration other numbers and another id")
-    _print(*_forced(forced), *damaged)
+    terminal.write(*_forced(forced), *damaged)
 
 
 def _forced(reasons: Mapping[str, str]) -> list[str]:
@@ -144,8 +149,8 @@ def recipes(axis: str = "") -> None:
     axes = dict.fromkeys(part.axis for part in found)
     if axis and axis not in axes:
         raise ValueError(f"there is no axis {axis!r}{nearest(axis, axes)}")
-    roomy = _console().width >= ROOMY
-    table = _table("name", "equation", *(("source",) if roomy else ()))
+    roomy = terminal.console().width >= ROOMY
+    table = terminal.table("name", "equation", *(("source",) if roomy else ()))
     for heading, members in groupby(found, key=lambda part: part.axis):
         if heading in (axis or axes):
             table.add_row(Text(heading, "bold"))
@@ -155,7 +160,7 @@ def recipes(axis: str = "") -> None:
                 table.add_row(
                     Text(f"  {part.name}"), *(said if roomy else [Text("\n").join(filter(None, said))])
                 )
-    _print(table)
+    terminal.write(table)
     if not axis:
         print(
             "A recipe is a placement, or enc:PLACEMENT/dec:PLACEMENT, and at most one name\n"
@@ -168,52 +173,23 @@ def recipe(config: Config) -> None:
     """What a recipe resolves to."""
     from normlab.run.explain import explain
 
-    table = _table("", "")
+    table = terminal.table("", "")
     table.show_header = False
     for label, text in explain(config).items():
         table.add_row(Text(label, "bold"), Text(text))
-    _print(Text(config.recipe, "bold"), table, "")
-
-
-def _print(*things: Table | Text | str) -> None:
-    """To standard output; what is not a terminal gets whole lines, however long."""
-    console = _console()
-    for thing in things:
-        console.print(thing, markup=False, highlight=False, soft_wrap=isinstance(thing, str))
-
-
-def _console() -> Console:
-    console = Console()
-    return console if console.is_terminal else Console(width=1000)
+    terminal.write(Text(config.recipe, "bold"), table, "")
 
 
 def _fitted(header: Sequence[str], rows: Sequence[Sequence[str | Text]], spare: Sequence[str]) -> Table:
     """A table that fits the terminal: before a cell wraps it drops ``spare`` columns, in this order."""
-    console = _console()
+    console = terminal.console()
     for dropped in range(len(spare) + 1):
         kept = [i for i, name in enumerate(header) if name not in spare[:dropped]]
-        table = _table(*(header[i] for i in kept))
+        table = terminal.table(*(header[i] for i in kept))
         for row in rows:
             table.add_row(*(row[i] for i in kept))
         if console.measure(table, options=console.options.update(width=1000)).maximum <= console.width:
             break
-    return table
-
-
-def _table(*columns: str) -> Table:
-    """A plain table; a column whose name begins with > is aligned to the right and never wraps.
-
-    What is too long for its column goes on in the next line; nothing is cut off.
-    """
-    table = Table(box=None, pad_edge=False, header_style="bold")
-    for name in columns:
-        number = name.startswith(">")
-        table.add_column(
-            name.removeprefix(">"),
-            justify="right" if number else "left",
-            no_wrap=number or name == "run",
-            overflow="fold",
-        )
     return table
 
 

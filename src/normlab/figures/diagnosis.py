@@ -13,6 +13,7 @@ from typing import Any, Final
 import altair as alt
 import polars as pl
 
+from normlab.figures.axes import log_or_linear, nothing
 from normlab.figures.theme import Drawn, finish, focused, recipe_colour, rows
 
 HEIGHT: Final = 220
@@ -46,8 +47,10 @@ def by_depth(
     )
     points = shown.filter(pl.col(y).is_not_null())
     if points.is_empty():
-        return _nothing()
-    scale, axis = _axis(points[y].to_list() if domain is None else domain, log=log, fixed=domain is not None)
+        return nothing(HEIGHT)
+    scale, axis = log_or_linear(
+        points[y].to_list() if domain is None else domain, log=log, fixed=domain is not None
+    )
     x = alt.X("sublayer:Q", title="sublayer", axis=_whole(int(_most(points["sublayer"]))), scale=_snug())
     base = alt.Chart(rows(points)).encode(x=x)
     up = alt.Y(f"{y}:Q", title=title, scale=scale, axis=axis)
@@ -78,7 +81,7 @@ def heat_map(frame: pl.DataFrame) -> Drawn:
     averaged.
     """
     if frame.is_empty():
-        return _nothing()
+        return nothing(HEIGHT)
     deepest = int(_most(frame["of"])) + 1
     size = -(-deepest // CELLS)
     grouped = (
@@ -125,8 +128,8 @@ def growth(changes: pl.DataFrame, fits: pl.DataFrame) -> Drawn:
     """
     shown = changes.filter(pl.col("change").is_finite() & (pl.col("change") > 0))
     if shown.is_empty():
-        return _nothing()
-    scale, axis = _axis(shown["change"].to_list(), log=True)
+        return nothing(HEIGHT)
+    scale, axis = log_or_linear(shown["change"].to_list(), log=True)
     deepest = int(_most(shown["depth"]))
     ticks = [n for n in (1, 2, 3, 5, 10, 20, 30, 50, 100, 200, 500) if n <= deepest]
     x = alt.X(
@@ -171,8 +174,8 @@ def by_kind(frame: pl.DataFrame, kinds: Sequence[str]) -> Drawn:
     """
     shown = frame.filter(pl.col("relative").is_finite() & (pl.col("relative") > 0))
     if shown.is_empty():
-        return _nothing()
-    scale, axis = _axis(shown["relative"].to_list(), log=True)
+        return nothing(HEIGHT)
+    scale, axis = log_or_linear(shown["relative"].to_list(), log=True)
     order = [f"{kind}, {what}" for kind in kinds for what in ("gradient", "update")]
     named = shown.with_columns(row=pl.col("kind") + ", " + pl.col("what"))
     present = set(named["row"].to_list())
@@ -188,22 +191,6 @@ def by_kind(frame: pl.DataFrame, kinds: Sequence[str]) -> Drawn:
         tooltip=[alt.Tooltip("parameter:N"), alt.Tooltip("what:N"), alt.Tooltip("relative:Q", format=".3g")],
     )
     return finish([drawn], 20 * len(present))
-
-
-def _axis(values: Sequence[float], *, log: bool, fixed: bool = False) -> tuple[alt.Scale, alt.Axis]:
-    """A scale that holds the values, with round ticks."""
-    low, high = min(values), max(values)
-    if not log:
-        free = alt.Scale(zero=low >= 0)
-        return alt.Scale(domain=[low, high], nice=False) if fixed else free, alt.Axis(tickCount=5)
-    low, high = (low, high) if fixed else (low / 1.3, high * 1.3)
-    decades = range(math.floor(math.log10(low)), math.ceil(math.log10(high)) + 1)
-    steps = (1, 2, 5) if len(decades) <= 3 else (1,)
-    every = max(1, len(decades) // 6)
-    ticks = [m * float(f"1e{e}") for e in decades if e % every == 0 for m in steps]
-    scale = alt.Scale(type="log", domain=[low, high], nice=False)
-    format_ = "~e" if len(decades) > 5 or low < 1e-3 else "~g"
-    return scale, alt.Axis(values=[t for t in ticks if low <= t <= high], format=format_)
 
 
 def _whole(most: int) -> alt.Axis:
@@ -222,8 +209,3 @@ def _snug() -> alt.Scale:
 
 def _most(column: pl.Series) -> float:
     return max((float(v) for v in column.drop_nulls()), default=0.0)
-
-
-def _nothing() -> Drawn:
-    empty = alt.Chart(alt.InlineData(values=[{}]))
-    return finish([empty.mark_text(text="no finite value", style="faint")], HEIGHT)

@@ -19,9 +19,9 @@ def measured(measure: Measure | None) -> str:
     """``-0.452 [-0.468, -0.436]``; the number alone where it is exact; empty where there is none."""
     if measure is None:
         return ""
-    if measure.low == measure.value == measure.high:
-        return number(measure.value)
-    return f"{number(measure.value)} [{number(measure.low)}, {number(measure.high)}]"
+    if measure.low < measure.high:
+        return f"{number(measure.value)} [{number(measure.low)}, {number(measure.high)}]"
+    return number(measure.value)
 
 
 def in_short(standing: Standing, most: int = 2) -> str:

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from normlab.diagnosis.fits import student
-from normlab.run.reproduce.lab import Lab, describe, geometric, log_slope, mean, size, slope
+from normlab.run.reproduce.lab import Lab, describe, geometric, log_slope, mean, mean_ratio, size, slope
 
 
 def test_a_mean_has_student_s_interval():
@@ -76,3 +76,9 @@ def test_a_folder_with_the_text_is_used(tmp_path):
     assert not (
         first["source"].shape == second["source"].shape and bool((first["source"] == second["source"]).all())
     )
+
+
+def test_ratios_are_averaged_as_logarithms():
+    found = mean_ratio([0.5, 2.0, 1.0])
+    assert found.value == pytest.approx(1.0)
+    assert found.low == pytest.approx(1 / found.high)

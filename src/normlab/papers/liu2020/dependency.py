@@ -111,7 +111,7 @@ FIG7_8: Final = Artefact(
         "depths": (6, 18),
         "tokens": 1024,
         "followed": 32,
-        "seeds": 3,
+        "seeds": 8,
     },
     claims=(
         Claim(

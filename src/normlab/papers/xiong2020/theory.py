@@ -61,7 +61,7 @@ LEMMA2: Final = Artefact(
     "with d_ff ≠ d gives 1.444d for the small Transformer and 1.32d for the base one. That activations of a "
     "Post-LN grow from layer to layer, as the ApX page has it, contradicts this lemma.",
     study="hidden_scales",
-    settings={"dim": 512, "layers": 12, "tokens": 64, "seeds": 10, "ffn_dims": (1024, 2048)},
+    settings={"dim": 512, "layers": 6, "tokens": 16, "seeds": 200, "ffn_dims": (1024, 2048)},
     claims=(
         Claim("Post-LN over 3d/2, the lowest layer", "post_lowest", at_least=0.98, published="1"),
         Claim("Post-LN over 3d/2, the highest layer", "post_highest", at_most=1.02, published="1"),

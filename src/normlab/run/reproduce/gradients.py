@@ -23,8 +23,10 @@ from normlab.run.reproduce.lab import (
     Lab,
     Row,
     apart,
+    exponential,
     geometric,
     mean,
+    mean_ratio,
     real,
     size,
     slope,
@@ -111,8 +113,8 @@ def by_layer(lab: Lab, *, text: str, model: str, layers: int, tokens: int, batch
                     for r in rows
                     if (r["placement"], r["stack"], r["matrix"]) == (placement, stack, matrix)
                 }
-                ratios = (math.log(own[layers, s] / own[1, s]) for s in range(seeds))
-                measures[f"{placement}_{stack}_{matrix}"] = _exponential(mean(ratios))
+                ratios = (own[layers, s] / own[1, s] for s in range(seeds))
+                measures[f"{placement}_{stack}_{matrix}"] = mean_ratio(ratios)
     facts = {"text": lab.text(text), "mini-batches": f"{batches} of {tokens:,} positions, {seeds} seeds"}
     return Found(measures, apart(rows, "stack", "matrix"), facts)
 
@@ -142,10 +144,6 @@ def _by_layer(
         }
         for row in table
     ]
-
-
-def _exponential(found: Measure) -> Measure:
-    return Measure(math.exp(found.value), math.exp(found.low), math.exp(found.high))
 
 
 def decay(
@@ -227,7 +225,7 @@ def _base(rows: Sequence[Row], placement: str, where: str, signal: str) -> Measu
     layers = sorted({r["layer"] for r in own})
     kept = {(r["layer"], r["seed"]): -math.log(r["grad_l2"]) for r in own}
     curves = [[kept[n, seed] for n in layers] for seed in sorted({r["seed"] for r in own})]
-    return _exponential(slope(layers, curves))
+    return exponential(slope(layers, curves))
 
 
 def sublayer_outputs(
@@ -246,12 +244,14 @@ def sublayer_outputs(
         for stack in ("encoder", "decoder"):
             steps = [_Steps(rows, placement, stack, seed) for seed in range(seeds)]
             name = f"{placement}_{stack}"
-            measures[f"{name}_first_over_last"] = mean(s.first_over_last() for s in steps)
-            measures[f"{name}_variance_first_over_last"] = mean(s.first_over_last() ** 2 for s in steps)
-            measures[f"{name}_least_variance_step"] = mean(s.least_variance_step() for s in steps)
+            measures[f"{name}_first_over_last"] = mean_ratio(s.first_over_last() for s in steps)
+            measures[f"{name}_variance_first_over_last"] = mean_ratio(s.first_over_last() ** 2 for s in steps)
+            measures[f"{name}_least_variance_step"] = mean_ratio(s.least_variance_step() for s in steps)
         crossing = [_Steps(rows, placement, "decoder", seed) for seed in range(seeds)]
-        measures[f"{placement}_cross_attention_step"] = mean(s.through("cross_attention") for s in crossing)
-        measures[f"{placement}_other_step"] = mean(
+        measures[f"{placement}_cross_attention_step"] = mean_ratio(
+            s.through("cross_attention") for s in crossing
+        )
+        measures[f"{placement}_other_step"] = mean_ratio(
             geometric([s.through("self_attention"), s.through("ffn")]) for s in crossing
         )
     facts = {"text": lab.text(text), "batch": f"{tokens:,} positions, {seeds} seeds"}
@@ -334,8 +334,8 @@ def encoder_gradients(lab: Lab, *, text: str, model: str, layers: int, tokens: i
     measures: dict[str, Measure] = {}
     for where in ("in_model", "alone_token_loss", "alone_pooled_loss"):
         steps = [_Steps([r for r in rows if r["where"] == where], "post", "encoder", s) for s in range(seeds)]
-        measures[f"{where}_first_over_last"] = mean(s.first_over_last() ** 2 for s in steps)
-        measures[f"{where}_least_step"] = mean(s.least_variance_step() for s in steps)
+        measures[f"{where}_first_over_last"] = mean_ratio(s.first_over_last() ** 2 for s in steps)
+        measures[f"{where}_least_step"] = mean_ratio(s.least_variance_step() for s in steps)
     facts = {"text": lab.text(text), "batch": f"{tokens:,} positions, {seeds} seeds"}
     return Found(measures, {"gradients": rows}, facts)
 

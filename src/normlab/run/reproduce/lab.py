@@ -166,6 +166,16 @@ def mean(values: Iterable[float]) -> Measure:
     return Measure(center, center - spread, center + spread)
 
 
+def mean_ratio(values: Iterable[float]) -> Measure:
+    """The geometric mean of independent ratios, with the interval of the mean of their logarithms."""
+    return exponential(mean(math.log(v) for v in values))
+
+
+def exponential(found: Measure) -> Measure:
+    """The measure of a logarithm as that of the number."""
+    return Measure(math.exp(found.value), math.exp(found.low), math.exp(found.high))
+
+
 def slope(x: Sequence[float], curves: Iterable[Sequence[float]]) -> Measure:
     """Least squares' slope of y over x, its mean over independent curves y."""
     middle = fmean(x)

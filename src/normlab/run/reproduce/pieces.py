@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import statistics
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from copy import deepcopy
 from dataclasses import replace
 from typing import Any, Final, cast
@@ -14,7 +14,19 @@ from torch import Tensor, nn
 
 from normlab.init import profile_
 from normlab.nn import Attention, LayerNorm, Seq2Seq, Sublayer, stack_of, wrap
-from normlab.run.reproduce.lab import SIZES, Fed, Found, Lab, Row, generator, geometric, mean, size, smoothed
+from normlab.run.reproduce.lab import (
+    SIZES,
+    Fed,
+    Found,
+    Lab,
+    Row,
+    apart,
+    generator,
+    geometric,
+    mean,
+    size,
+    smoothed,
+)
 from normlab.run.reproduce.theory import ROLES, Setting
 from normlab.spec.claim import Measure
 from normlab.spec.config import ModelConfig
@@ -74,6 +86,13 @@ def _pre_column(x: Tensor, branches: Sequence[nn.Module]) -> Tensor:
     return _normalised(x)
 
 
+PAGE: Final[Mapping[str, Callable[[Tensor, nn.Module, nn.Module], Tensor]]] = {
+    "post": lambda x, sublayer, norm: norm(x + sublayer(x)),
+    "pre": lambda x, sublayer, norm: x + sublayer(norm(x)),
+}
+"""The page's definitions."""
+
+
 def wrapped_blocks(lab: Lab, *, shape: Sequence[int]) -> Found:
     """The page's two blocks as written, around modules of torch's, against ``nn.wrap`` of the same."""
     batch, length, dim = shape
@@ -85,14 +104,14 @@ def wrapped_blocks(lab: Lab, *, shape: Sequence[int]) -> Found:
     x = torch.randn(batch, length, dim, generator=generator(seed=0))
     rows: list[Row] = []
     for name, branch in branches.items():
-        for placement in ("post", "pre"):
+        for placement, page in PAGE.items():
             norm = nn.LayerNorm(dim)
             ours = wrap(deepcopy(branch), placement, next(stack_of(ROLES[:1], 1, dim)))
             for copy, original in ((ours.f, branch), (ours.place, norm)):
                 for mine, theirs in zip(copy.parameters(), original.parameters(), strict=True):
                     mine.data.copy_(theirs.data)
             with torch.no_grad():
-                written = norm(x + branch(x)) if placement == "post" else x + branch(norm(x))
+                written = page(x, branch, norm)
                 found = ours(x)
             rows.append(
                 {
@@ -105,8 +124,10 @@ def wrapped_blocks(lab: Lab, *, shape: Sequence[int]) -> Found:
     same_shape = all(r["shape"] == "x".join(map(str, shape)) for r in rows)
     return Found(
         {
-            "post_difference": Measure.exact(max(r["difference"] for r in rows if r["placement"] == "post")),
-            "pre_difference": Measure.exact(max(r["difference"] for r in rows if r["placement"] == "pre")),
+            **{
+                f"{placement}_difference": Measure.exact(max(r["difference"] for r in some))
+                for placement, some in apart(rows, "placement").items()
+            },
             "shape_kept": Measure.exact(float(same_shape)),
         },
         {"differences": rows},

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
+from typing import Final
 
 import torch
 from torch import Tensor
@@ -60,6 +61,13 @@ def relu_scale(lab: Lab, *, dims: Sequence[int], sigmas: Sequence[float], draws:
     )
 
 
+LEMMA_2: Final[Mapping[str, Callable[[int, float], tuple[float, float]]]] = {
+    "post": lambda layer, gain: (1 + gain, 1 + gain),
+    "pre": lambda layer, gain: (1 + layer / 2, 1 + 3 * layer / 2),
+}
+"""Bounds of the mean square behind layer l, with the gain of a feed-forward."""
+
+
 def hidden_scales(
     lab: Lab, *, dim: int, layers: int, tokens: int, seeds: int, ffn_dims: Sequence[int]
 ) -> Found:
@@ -75,7 +83,7 @@ def hidden_scales(
         by_layer = [mean(values) for values in zip(*seen, strict=True)]
         gain = ffn_gain(dim, ffn_dim)
         for layer, found in enumerate(by_layer, start=1):
-            low, high = (1 + gain, 1 + gain) if placement == "post" else (1 + layer / 2, 1 + 3 * layer / 2)
+            low, high = LEMMA_2[placement](layer, gain)
             rows.append(
                 {
                     "placement": placement,
@@ -161,7 +169,9 @@ def _jacobian_row(norm: LayerNorm, x: Tensor, *, seed: int, shift: float) -> Row
 def last_gradient(
     lab: Lab, *, depths: Sequence[int], dims: Sequence[int], dim: int, tokens: int, seeds: int
 ) -> Found:
-    """Theorem 1: the gradient of the last feed-forward matrix over depth, and over width."""
+    """Theorem 1: the gradient of the last feed-forward matrix over depth, and over width; beside it the scale
+    of what the last norm reads, whose inverse root it is to follow.
+    """
     rows: list[Row] = []
     grid = [(layers, dim) for layers in depths] + [(depths[0], d) for d in dims if d != dim]
     for placement in ("post", "pre"):
@@ -177,12 +187,15 @@ def last_gradient(
                         "d": width,
                         "seed": seed,
                         "grad_l2": found.norm().item(),
+                        "inverse_rms": setting.totals()[-1].square().mean().item() ** -0.5,
                     }
                 )
 
-    def curves(placement: str, by: str, values: Sequence[int], **fixed: int) -> list[list[float]]:
+    def curves(
+        placement: str, by: str, values: Sequence[int], what: str = "grad_l2", **fixed: int
+    ) -> list[list[float]]:
         kept = {
-            (r[by], r["seed"]): r["grad_l2"]
+            (r[by], r["seed"]): r[what]
             for r in rows
             if r["placement"] == placement and all(r[k] == v for k, v in fixed.items())
         }
@@ -193,6 +206,8 @@ def last_gradient(
         measures[f"{placement}_exponent_in_layers"] = log_slope(
             depths, curves(placement, "layers", depths, d=dim)
         )
+        scales = curves(placement, "layers", depths, "inverse_rms", d=dim)
+        measures[f"{placement}_exponent_of_inverse_rms"] = log_slope(depths, scales)
         widths = curves(placement, "d", dims, layers=depths[0])
         measures[f"{placement}_exponent_in_d"] = log_slope(dims, widths)
     return Found(measures, {"gradients": rows}, {"network": f"{tokens} tokens, {seeds} seeds, 1,000 types"})

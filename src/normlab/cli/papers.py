@@ -1,0 +1,267 @@
+"""``normlab papers`` and ``normlab reproduce``: what the papers assert, and what was found of it."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+import traceback
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, Final
+
+from tyro.conf import Positional, arg
+
+from normlab.cli.common import RUNS, Switch
+
+if TYPE_CHECKING:
+    from rich.console import Console
+    from rich.text import Text
+
+    from normlab.spec.artefact import Artefact, Reproduction
+    from normlab.store.reproductions import Standing
+
+STYLES: Final = {
+    "agrees": "green",
+    "disagrees": "bold red",
+    "undecided": "yellow",
+    "stale": "yellow",
+    "damaged": "bold red",
+}
+FAILED: Final = 1
+"""Exit code where something could not be measured."""
+WIDE: Final = 130
+"""Columns of a terminal that has room for what was measured beside what is shown."""
+
+
+@dataclass(frozen=True)
+class Papers:
+    """List the papers' tables and figures with what was found of each, or all about one of them."""
+
+    names: Annotated[Positional[tuple[str, ...]], arg(metavar="ID|KEY")] = ()
+    """Artefacts such as liu2020.fig4, or papers: xiong2020, nguyen2019, liu2020, apx; nothing: all."""
+    as_json: Annotated[Switch, arg(name="json")] = False
+    """Print everything as JSON."""
+    runs: Path = RUNS
+    """Folder whose papers/ holds the results; those in results/papers count where there is none."""
+
+    @classmethod
+    def defaults(cls, argv: Sequence[str]) -> None:
+        return None
+
+    def run(self) -> None:
+        from normlab.papers import chosen
+
+        standings = _standings(chosen(self.names or ("all",)), self.runs)
+        if self.as_json:
+            print(json.dumps([_plain(s) for s in standings], ensure_ascii=False, allow_nan=False))
+        elif len(standings) == 1:
+            _show_one(standings[0])
+        else:
+            _show_all(standings)
+
+
+@dataclass(frozen=True)
+class Reproduce:
+    """Measure what artefacts of the papers assert, and write a page about each and one about all.
+
+    What was measured for the same claim is not measured twice. An artefact that fails does not stop the
+    others; the exit code is then 1.
+    """
+
+    names: Annotated[Positional[tuple[str, ...]], arg(metavar="ID|KEY|all")]
+    """Artefacts such as liu2020.fig4, papers such as liu2020, or all; of several those with a study."""
+    runs: Path = RUNS
+    """Folder for results: papers/<id>.json, papers/<id>.html and papers/papers.html below it."""
+    data: Path | None = None
+    """Folder of local data sets; without it $NORMLAB_DATA."""
+    again: Switch = False
+    """Also measure what was measured for the same claim already."""
+
+    @classmethod
+    def defaults(cls, argv: Sequence[str]) -> None:
+        return None
+
+    def run(self) -> None:
+        """Raises SystemExit with code 1 where something could not be measured."""
+        from normlab.papers import ARTEFACTS
+        from normlab.report.papers import write_papers_page
+
+        failed = [artefact.id for artefact in self._wanted() if not self._done(artefact)]
+        page = write_papers_page(_standings(ARTEFACTS.values(), self.runs), self._folder())
+        print(f"all artefacts: {page}")
+        if failed:
+            print(f"normlab: {len(failed)} could not be measured: {', '.join(failed)}", file=sys.stderr)
+            raise SystemExit(FAILED)
+
+    def _wanted(self) -> list[Artefact]:
+        """Raises ValueError where none of several has a study; one named by its id says so itself."""
+        from normlab.papers import ARTEFACTS, chosen
+
+        found = chosen(self.names)
+        wanted = [a for a in found if a.study or a.id in self.names]
+        if not wanted:
+            having = ", ".join(a.id for a in ARTEFACTS.values() if a.study)
+            raise ValueError(f"no artefact of {', '.join(self.names)} has a study yet; these have: {having}")
+        return wanted
+
+    def _folder(self) -> Path:
+        from normlab.store.reproductions import folders
+
+        return folders(self.runs)[0]
+
+    def _done(self, artefact: Artefact) -> bool:
+        """Measure it unless it is measured, print the verdicts and write the page; whether that worked."""
+        from normlab.cli import terminal
+        from normlab.report.reproduction import write_reproduction_page
+
+        console = terminal.console()
+        (standing,) = _standings([artefact], self.runs)
+        try:
+            if self.again or not standing.fresh:
+                found = self._measured(artefact, console)
+                standing = _standing_of(artefact, found, self._folder())
+            else:
+                print(f"{artefact.id}: measured already, {standing.path}; --again measures it anew")
+            _verdicts(console, standing)
+            page = write_reproduction_page(standing, self._folder())
+        except Exception as error:
+            if os.environ.get("NORMLAB_DEBUG"):
+                traceback.print_exception(error)
+            kind = "" if isinstance(error, (ValueError, OSError)) else f" ({type(error).__name__})"
+            print(f"normlab: {error}{kind}", file=sys.stderr)
+            return False
+        print(f"page: {page}")
+        return True
+
+    def _measured(self, artefact: Artefact, console: Console) -> Reproduction:
+        from rich.text import Text
+
+        from normlab.run.reproduce import reproduce
+
+        console.print(Text.assemble((artefact.id, "bold"), f": {artefact.asserts}"))
+        data = self.data or (Path(given) if (given := os.environ.get("NORMLAB_DATA")) else None)
+        return reproduce(artefact, data, self.runs, _progress)
+
+
+def _progress(line: str) -> None:
+    print(f"  {line}", file=sys.stderr, flush=True)
+
+
+def _standing_of(artefact: Artefact, found: Reproduction, folder: Path) -> Standing:
+    """Write what was measured; where the artefact stands now."""
+    from normlab.store.reproductions import standing, write_reproduction
+
+    write_reproduction(found, folder)
+    return standing(artefact, [folder])
+
+
+def _standings(artefacts: Iterable[Artefact], runs: Path) -> list[Standing]:
+    from normlab.store.reproductions import folders, standing
+
+    return [standing(artefact, folders(runs)) for artefact in artefacts]
+
+
+def _plain(standing: Standing) -> dict[str, Any]:
+    """What JSON says of an artefact."""
+    from normlab.spec.serialise import to_plain
+
+    artefact, found = standing.artefact, standing.found
+    measures = {} if found is None else found.measures
+    claims = [
+        {
+            **to_plain(claim),
+            "measured": to_plain(measures.get(claim.measure)),
+            "verdict": claim.verdict(measures),
+        }
+        for claim in artefact.claims
+    ]
+    return {
+        "id": artefact.id,
+        "state": standing.state,
+        "paper": artefact.paper,
+        "shows": artefact.shows,
+        "asserts": artefact.asserts,
+        "published": dict(artefact.published),
+        "discussion": artefact.discussion,
+        "study": artefact.study,
+        "claims": claims,
+        "fingerprint": artefact.fingerprint(),
+        "measured_for": None if found is None else found.fingerprint,
+        "seconds": None if found is None else found.seconds,
+        "file": None if standing.path is None else str(standing.path),
+    }
+
+
+def _show_all(standings: Sequence[Standing]) -> None:
+    """A row an artefact, and how many are in each state."""
+    from rich.text import Text
+
+    from normlab.cli import terminal
+    from normlab.papers.words import counts, in_short
+
+    roomy = terminal.console().width >= WIDE
+    table = terminal.table("artefact", "state", "what it shows", *(("what was measured",) if roomy else ()))
+    for s in standings:
+        short = in_short(s)
+        said = [Text(s.artefact.shows), Text(short)]
+        cells = said if roomy else [Text("\n").join(filter(None, said))]
+        table.add_row(Text(s.artefact.id), _state(s.state), *cells)
+    found = counts(s.state for s in standings)
+    terminal.write(
+        table, f"{len(standings)} artefacts: " + ", ".join(f"{n} {state}" for state, n in found.items())
+    )
+
+
+def _show_one(standing: Standing) -> None:
+    """All about one artefact."""
+    from rich.text import Text
+
+    from normlab.cli import terminal
+    from normlab.papers.words import command, number
+
+    artefact, console = standing.artefact, terminal.console()
+    console.print(Text.assemble((artefact.id, "bold"), ": ", _state(standing.state)))
+    terminal.write(Text(artefact.paper, "dim"), Text(artefact.shows), "")
+    table = terminal.table("published", "")
+    for name, value in artefact.published.items():
+        table.add_row(Text(name), Text(number(value) if isinstance(value, float) else str(value)))
+    terminal.write(table, "", Text(f"To decide: {artefact.asserts}"))
+    _verdicts(console, standing)
+    if standing.trouble:
+        terminal.write(Text(standing.trouble))
+    if standing.state == "stale":
+        terminal.write("stale: this was measured for another claim; the verdicts above are not valid")
+    if artefact.discussion:
+        terminal.write("", Text(artefact.discussion))
+    if standing.path is not None:
+        terminal.write("", f"result: {standing.path}")
+    terminal.write("", command(artefact) if artefact.study else "No study of normlab's decides it yet.")
+
+
+def _verdicts(console: Console, standing: Standing) -> None:
+    """A line a claim: what is allowed, what was measured, the verdict."""
+    from rich.text import Text
+
+    from normlab.papers.words import measured
+
+    measures = {} if standing.found is None else standing.found.measures
+    for claim in standing.artefact.claims:
+        verdict = claim.verdict(measures)
+        found = measured(measures.get(claim.measure))
+        console.print(
+            Text.assemble(
+                (f"{verdict:<10}", STYLES.get(verdict, "dim")),
+                f"{claim.says}: ",
+                *([(found, "bold"), ", "] if found else []),
+                (f"allowed {claim.allowed()}", "dim"),
+                (f", published {claim.published}" if claim.published else "", "dim"),
+            )
+        )
+
+
+def _state(state: str) -> Text:
+    from rich.text import Text
+
+    return Text(state, STYLES.get(state, "dim"))

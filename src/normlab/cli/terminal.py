@@ -1,0 +1,37 @@
+"""Plain tables and lines in a terminal, or in what reads a command's output."""
+
+from __future__ import annotations
+
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+
+def write(*things: Table | Text | str) -> None:
+    """To standard output; what is not a terminal gets whole lines, however long."""
+    out = console()
+    for thing in things:
+        out.print(thing, markup=False, highlight=False, soft_wrap=isinstance(thing, str))
+
+
+def console() -> Console:
+    """Standard output: as wide as a terminal is, and very wide where it is none."""
+    found = Console()
+    return found if found.is_terminal else Console(width=1000)
+
+
+def table(*columns: str) -> Table:
+    """A plain table; a column whose name begins with > is aligned to the right and never wraps.
+
+    What is too long for its column goes on in the next line; nothing is cut off.
+    """
+    plain = Table(box=None, pad_edge=False, header_style="bold")
+    for name in columns:
+        number = name.startswith(">")
+        plain.add_column(
+            name.removeprefix(">"),
+            justify="right" if number else "left",
+            no_wrap=number or name == "run",
+            overflow="fold",
+        )
+    return plain

@@ -1,0 +1,75 @@
+"""The overview of all artefacts of the papers and of what was found of each."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from itertools import groupby
+from pathlib import Path
+from typing import Final
+
+from markupsafe import Markup
+
+from normlab.papers.words import counts, in_short
+from normlab.report.page import Cell, Page, Section, Table
+from normlab.report.reproduction import state_cell, write_reproduction_page
+from normlab.report.words import count
+from normlab.store.folder import write_text_atomic
+from normlab.store.reproductions import Standing
+
+VERBS: Final = {"agrees": "agree", "disagrees": "disagree", "undecided": "undecided"}
+
+
+def write_papers_page(standings: Sequence[Standing], folder: Path) -> Path:
+    """Write ``<folder>/papers.html``, and pages of results that have none there; the overview's path."""
+    folder.mkdir(parents=True, exist_ok=True)
+    for standing in standings:
+        if standing.found is not None and not (folder / f"{standing.artefact.id}.html").exists():
+            write_reproduction_page(standing, folder)
+    linked = {path.stem for path in folder.glob("*.html")}
+    page = folder / "papers.html"
+    write_text_atomic(page, papers_page(standings, linked))
+    return page
+
+
+def papers_page(standings: Sequence[Standing], linked: set[str]) -> str:
+    """All artefacts as one self-contained HTML page, with links to the pages of those in ``linked``."""
+    found = counts(standing.state for standing in standings)
+    return Page(
+        title="normlab papers",
+        headline=f"{count(len(standings), 'artefact')} of the papers: {_headline(found)}",
+        facts=[f"{number} {state}" for state, number in found.items()],
+        lead="Every table, figure and statement of the papers: was what it asserts found, and by which "
+        "numbers? A claim is written before its result is measured.",
+        blocks=[
+            Section(key, [_table(list(group), linked)], key)
+            for key, group in groupby(standings, lambda s: s.artefact.id.partition(".")[0])
+        ],
+    ).html()
+
+
+def _headline(found: dict[str, int]) -> str:
+    decided = [f"{found[state]} {verb}" for state, verb in VERBS.items() if found.get(state)]
+    return ", ".join(decided) or "none measured yet"
+
+
+def _table(standings: Sequence[Standing], linked: set[str]) -> Table:
+    rows = [
+        [
+            Cell(_breakable(s.artefact.id), href=f"{s.artefact.id}.html" if s.artefact.id in linked else ""),
+            state_cell(s.state),
+            Cell(s.artefact.shows, small=s.artefact.paper),
+            Cell(in_short(s)),
+        ]
+        for s in standings
+    ]
+    return Table(
+        ("artefact", "state", "what it shows", "claims that agree, and what was measured"),
+        rows,
+        text_columns=4,
+    )
+
+
+def _breakable(id_: str) -> Markup:
+    """An id that a narrow column may break after a dot or an underscore."""
+    return Markup("<wbr>").join(re.split(r"(?<=[._])", id_))

@@ -1,0 +1,213 @@
+"""The page of an artefact: what was published, what is allowed, what was measured, and the verdict."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any, Final
+
+import polars as pl
+from markupsafe import Markup
+
+from normlab.figures.artefact import colours, panels
+from normlab.papers.words import command, measured, number
+from normlab.report.page import Block, Cell, Chart, Code, Details, Grid, Page, Section, Table, Text
+from normlab.report.studies import anchor, frame
+from normlab.report.words import count
+from normlab.spec.artefact import Artefact, Drawing, Reproduction
+from normlab.spec.claim import Claim
+from normlab.spec.units import duration
+from normlab.store.folder import write_text_atomic
+from normlab.store.reproductions import Standing, State
+
+ROWS: Final = 400
+"""Rows of a table on the page, at most; the file beside it holds all."""
+CELLS: Final = 12
+"""Published values that are shown unasked, at most."""
+TONES: Final[Mapping[State, str]] = {
+    "agrees": "good",
+    "disagrees": "bad",
+    "damaged": "alarm",
+    "stale": "alarm",
+    "not run": "faint",
+    "no study yet": "faint",
+}
+
+
+def write_reproduction_page(standing: Standing, folder: Path) -> Path:
+    """Write ``<folder>/<id>.html``; its path."""
+    folder.mkdir(parents=True, exist_ok=True)
+    page = folder / f"{standing.artefact.id}.html"
+    write_text_atomic(page, reproduction_page(standing))
+    return page
+
+
+def reproduction_page(standing: Standing) -> str:
+    """An artefact and what was measured for it, as one self-contained HTML page."""
+    artefact, found = standing.artefact, standing.found
+    tables = {} if found is None else {name: frame(rows) for name, rows in found.tables.items() if rows}
+    legend = list(
+        dict.fromkeys(
+            name
+            for drawing in artefact.drawings
+            if drawing.colour in (table := tables.get(drawing.table, pl.DataFrame())).columns
+            for name in colours(drawing, table)
+        )
+    )
+    return Page(
+        title=artefact.id,
+        headline=Markup("{}: {}").format(artefact.id, standing.state),
+        facts=_facts(standing),
+        lead=artefact.shows,
+        blocks=[
+            *_warnings(standing),
+            _claims(standing),
+            *_pictures(artefact, tables, legend),
+            *_discussion(artefact),
+            _published(artefact),
+            *_tables(found),
+            _how(artefact, found),
+        ],
+        recipes=legend,
+    ).html()
+
+
+def state_cell(state: State) -> Cell:
+    """A verdict, or why there is none, set apart by its tone."""
+    return Cell(state, tone=TONES.get(state, ""))
+
+
+def _facts(standing: Standing) -> list[str]:
+    found, claims = standing.found, standing.artefact.claims
+    facts = [standing.artefact.paper]
+    if found is not None:
+        agreeing = sum(claim.verdict(found.measures) == "agrees" for claim in claims)
+        facts += [
+            f"{agreeing} of {count(len(claims), 'claim')} agree",
+            f"{duration(found.seconds)} of measuring",
+        ]
+    return facts
+
+
+def _warnings(standing: Standing) -> Iterator[Block]:
+    artefact, found = standing.artefact, standing.found
+    if standing.trouble:
+        yield Text(standing.trouble, "alarm")
+    if found is not None and not standing.fresh:
+        yield Text(
+            f"This was measured for another claim, {found.fingerprint}; today's is {artefact.fingerprint()}. "
+            f"The verdicts below are not valid. To measure it anew: {command(artefact)}",
+            "alarm",
+        )
+    if found is None and not standing.trouble:
+        how = f"To measure it: {command(artefact)}" if artefact.study else "No study of ours decides it yet."
+        yield Text(f"Nothing was measured. {how}")
+
+
+def _claims(standing: Standing) -> Section:
+    artefact, found = standing.artefact, standing.found
+    blocks: list[Block] = [Text(artefact.asserts)]
+    if artefact.claims:
+        measures = {} if found is None else found.measures
+        rows = [_claim(claim, measures) for claim in artefact.claims]
+        header = ("claim", "verdict", "measured [95%]", "allowed", "published")
+        blocks.append(Table(header, rows, text_columns=5))
+    return Section("What is asserted", blocks, "claims")
+
+
+def _claim(claim: Claim, measures: Mapping[str, Any]) -> list[Cell]:
+    return [
+        Cell(claim.says, small=claim.measure.replace("_", " ")),
+        state_cell(claim.verdict(measures)),
+        Cell(measured(measures.get(claim.measure)) or "–"),
+        Cell(claim.allowed()),
+        Cell(claim.published or "–"),
+    ]
+
+
+def _pictures(artefact: Artefact, tables: Mapping[str, pl.DataFrame], legend: list[str]) -> Iterator[Section]:
+    blocks: list[Block] = []
+    for number_, drawing in enumerate(artefact.drawings):
+        if not tables:
+            break
+        if drawing.table not in tables:
+            held = ", ".join(tables)
+            blocks.append(
+                Text(f"{drawing.title}: the result has no table {drawing.table!r} but {held}.", "alarm")
+            )
+            continue
+        try:
+            charts = _charts(drawing, tables[drawing.table], legend, number_)
+        except ValueError as error:
+            blocks.append(Text(str(error), "alarm"))
+            continue
+        blocks.append(Grid(charts))
+    if blocks:
+        yield Section("What was measured", blocks, "pictures")
+
+
+def _charts(drawing: Drawing, table: pl.DataFrame, legend: list[str], number_: int) -> list[Chart]:
+    caption = "Dashed line: theory." if drawing.theory and drawing.kind == "line" else ""
+    caption = f"Shade: {drawing.shade.replace('_', ' ')}." if drawing.kind == "cells" else caption
+    drawn = panels(drawing, table, legend)
+    return [
+        Chart(
+            f"{anchor(drawing.table)}-{number_}" + (f"-{anchor(name)}" if name else ""),
+            f"{drawing.title}, {name}" if name else drawing.title,
+            caption,
+            chart,
+            table,
+        )
+        for name, chart in drawn.items()
+    ]
+
+
+def _discussion(artefact: Artefact) -> Iterator[Section]:
+    if artefact.discussion:
+        yield Section("Discussion", [Text(artefact.discussion)], "discussion")
+
+
+def _published(artefact: Artefact) -> Section:
+    cells = [
+        [Cell(name), Cell(number(value) if isinstance(value, float) else str(value))]
+        for name, value in artefact.published.items()
+    ]
+    table = Table(("", "published"), cells, text_columns=2)
+    block = table if len(cells) <= CELLS else Details(count(len(cells), "published value"), [table])
+    return Section("Published", [block], "published", artefact.paper)
+
+
+def _tables(found: Reproduction | None) -> Iterator[Section]:
+    if found is None:
+        return
+    blocks = [_table(name, frame(rows)) for name, rows in found.tables.items() if rows]
+    measures = [[Cell(name.replace("_", " ")), Cell(measured(m))] for name, m in found.measures.items()]
+    blocks.append(Details("Every measure", [Table(("measure", "value [95%]"), measures, text_columns=2)]))
+    yield Section("Tables", blocks, "tables", "Every number behind the charts and the claims.")
+
+
+def _table(name: str, table: pl.DataFrame) -> Details:
+    words = [c for c in table.columns if not table[c].dtype.is_numeric()]
+    columns = [*words, *(c for c in table.columns if c not in words)]
+    shown = [[Cell(_cell(row[c])) for c in columns] for row in table.head(ROWS).iter_rows(named=True)]
+    more = Text(f"The first {ROWS} of {len(table):,} rows; the JSON file beside this page holds all.", "note")
+    summary = Markup("{} <span class=note>{} rows</span>").format(name.replace("_", " "), len(table))
+    body = Table([c.replace("_", " ") for c in columns], shown, text_columns=len(words))
+    return Details(summary, [*([more] if len(table) > ROWS else []), body], f"table-{anchor(name)}")
+
+
+def _cell(value: Any) -> str:
+    if value is None:
+        return "–"
+    return number(value) if isinstance(value, float) else str(value)
+
+
+def _how(artefact: Artefact, found: Reproduction | None) -> Section:
+    facts = {"claim's fingerprint": artefact.fingerprint()}
+    if artefact.study:
+        facts = {"study": artefact.study, **{k: str(v) for k, v in artefact.settings.items()}, **facts}
+    if found is not None:
+        facts = {**found.facts, **facts, "measured for": found.fingerprint}
+    rows = [[Cell(name.replace("_", " ")), Cell(value)] for name, value in facts.items()]
+    blocks: list[Block] = [Table(("", ""), rows, text_columns=2)]
+    return Section("How", [*([Code(command(artefact))] if artefact.study else []), *blocks], "how")

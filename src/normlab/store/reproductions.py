@@ -1,0 +1,117 @@
+"""Reproductions as files: ``<folder>/<id>.json``, in the runs and among the kept results of a checkout."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, Final, Literal, TypeAlias
+
+from normlab.spec.artefact import Artefact, Reproduction
+from normlab.spec.claim import VERDICTS, Measure, Verdict
+from normlab.spec.serialise import NOT_FINITE, from_plain
+from normlab.store.files import read_json, write_json_atomic
+
+KEPT: Final = Path("results/papers")
+"""Results of a checkout that are kept."""
+State: TypeAlias = Verdict | Literal["stale", "damaged", "no study yet"]
+STATES: Final[tuple[State, ...]] = (*reversed(VERDICTS), "stale", "damaged", "no study yet")
+
+
+@dataclass(frozen=True)
+class Standing:
+    """Where an artefact stands: its state, and what was measured for it."""
+
+    artefact: Artefact
+    state: State
+    found: Reproduction | None = None
+    path: Path | None = None
+    """Of the file that was read, or that cannot be read."""
+    trouble: str = ""
+    """Why the file cannot be read."""
+
+    @property
+    def fresh(self) -> bool:
+        """Whether the result was measured for the claim as it is now."""
+        return self.found is not None and self.found.fingerprint == self.artefact.fingerprint()
+
+
+def folders(runs: Path) -> tuple[Path, ...]:
+    """Where reproductions are looked for, one folder after the other."""
+    return runs / "papers", KEPT
+
+
+def write_reproduction(found: Reproduction, folder: Path) -> Path:
+    """Write ``<folder>/<id>.json``; its path."""
+    folder.mkdir(parents=True, exist_ok=True)
+    path = folder / f"{found.id}.json"
+    write_json_atomic(path, found)
+    return path
+
+
+def read_reproduction(path: Path) -> Reproduction:
+    """What ``write_reproduction`` wrote.
+
+    Raises ValueError where the file is damaged, or holds something else than its name says.
+    """
+    try:
+        stored: _Stored = from_plain(_Stored, read_json(path))
+    except ValueError as error:
+        raise ValueError(f"{path} holds no reproduction: {error}; delete it, then: {again(path)}") from error
+    if stored.id != path.stem:
+        raise ValueError(
+            f"{path} holds the reproduction of {stored.id}; name it {stored.id}.json, or delete it and type: "
+            f"{again(path)}"
+        )
+    tables = {
+        name: tuple({key: _number(value) for key, value in row.items()} for row in rows)
+        for name, rows in stored.tables.items()
+    }
+    return replace(Reproduction(**vars(stored)), tables=tables)
+
+
+def standing(artefact: Artefact, where: Sequence[Path]) -> Standing:
+    """The artefact's state by the first folder with a result for today's claim, else by the first with one.
+
+    ``where`` is what ``folders`` gives. A file that cannot be read counts where there is no other.
+    """
+    if not artefact.study:
+        return Standing(artefact, "no study yet")
+    seen = [_read(artefact, path) for folder in where if (path := folder / f"{artefact.id}.json").is_file()]
+    order = (lambda s: s.fresh), (lambda s: s.found is not None), (lambda s: True)
+    return next((s for wanted in order for s in seen if wanted(s)), Standing(artefact, "not run"))
+
+
+def state(artefact: Artefact, where: Sequence[Path]) -> State:
+    """The verdict on the artefact's claims, or why there is none."""
+    return standing(artefact, where).state
+
+
+def again(path: Path) -> str:
+    """The command that measures anew what a file should hold."""
+    return f"normlab reproduce {path.stem}"
+
+
+def _read(artefact: Artefact, path: Path) -> Standing:
+    try:
+        found = read_reproduction(path)
+    except ValueError as error:
+        return Standing(artefact, "damaged", path=path, trouble=str(error))
+    fresh = found.fingerprint == artefact.fingerprint()
+    return Standing(artefact, found.verdict(artefact) if fresh else "stale", found, path)
+
+
+@dataclass(frozen=True)
+class _Stored:
+    """``Reproduction``, its mappings and sequences as the kinds that JSON is read into."""
+
+    id: str
+    fingerprint: str
+    measures: dict[str, Measure]
+    tables: dict[str, tuple[dict[str, Any], ...]]
+    facts: dict[str, str]
+    seconds: float
+
+
+def _number(value: Any) -> Any:
+    return float(value) if isinstance(value, str) and value in NOT_FINITE else value

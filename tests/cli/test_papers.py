@@ -1,0 +1,160 @@
+"""``normlab papers`` and ``normlab reproduce`` as they are typed; what measures is a stand-in here."""
+
+from __future__ import annotations
+
+import json
+import sys
+from dataclasses import replace
+from types import SimpleNamespace
+
+import pytest
+
+from normlab import papers
+from normlab.cli.main import main
+from normlab.spec.artefact import Artefact, Reproduction
+from normlab.store.reproductions import write_reproduction
+from report import reproductions
+from report.reproductions import ARTEFACT, changed
+
+PLAIN = replace(ARTEFACT, drawings=())
+"""Its page is quick to make."""
+FAILING = Artefact("example.fails", "P", "Fails.", {"a": 1.0}, "A.", study="fails", claims=ARTEFACT.claims)
+BARE = Artefact("other.bare", "P", "Nothing.", {"a": 1.0}, "A.")
+
+
+def found(artefact: Artefact = PLAIN) -> Reproduction:
+    """The example's measures without its long tables."""
+    return replace(reproductions.found(artefact), tables={"t": [{"x": 1.0}]})
+
+
+@pytest.fixture
+def measured(monkeypatch, tmp_path) -> list[tuple]:
+    """Three artefacts in place of the papers'; what was measured, with the folder of data."""
+    calls: list[tuple] = []
+
+    def reproduce(artefact, data, root, say):
+        calls.append((artefact.id, data, root))
+        say("half of it")
+        if artefact.id != ARTEFACT.id:
+            raise ValueError(
+                f"{artefact.id} has no study yet" if not artefact.study else "nothing to measure on"
+            )
+        return found(artefact)
+
+    monkeypatch.setitem(sys.modules, "normlab.run.reproduce", SimpleNamespace(reproduce=reproduce))
+    monkeypatch.setattr(papers, "ARTEFACTS", {a.id: a for a in (PLAIN, FAILING, BARE)})
+    monkeypatch.delenv("NORMLAB_DATA", raising=False)
+    monkeypatch.chdir(tmp_path)
+    return calls
+
+
+def test_the_list_has_every_artefact_and_counts_states(capsys, monkeypatch, tmp_path):
+    monkeypatch.chdir(tmp_path)
+    assert main(["papers"]) == 0
+    *lines, footer = capsys.readouterr().out.splitlines()
+    assert [line.split()[0] for line in lines] == ["artefact", *papers.ARTEFACTS]
+    undone = sum(not a.study for a in papers.ARTEFACTS.values())
+    assert footer == f"59 artefacts: {59 - undone} not run, {undone} no study yet"
+    assert main(["papers", "apx"]) == 0
+    assert [line.split()[0] for line in capsys.readouterr().out.splitlines()] == [
+        "artefact",
+        "apx.blocks",
+        "apx.claims",
+        "2",
+    ]
+
+
+def test_an_unknown_one_is_one_sentence(capsys):
+    assert main(["papers", "liu2020.fig33"]) == 2
+    assert "there is no artefact 'liu2020.fig33'; did you mean liu2020.fig3?" in capsys.readouterr().err
+
+
+def test_one_is_shown_whole(measured, capsys, tmp_path):
+    write_reproduction(found(), tmp_path / "runs" / "papers")
+    assert main(["papers", ARTEFACT.id]) == 0
+    said = capsys.readouterr().out
+    assert said.startswith("example.change: disagrees\n")
+    assert "the exponent of Post-LN: 1.01 [0.95, 1.07], allowed 0.9 to 1.1, published 1" in said
+    assert "Sections 3 & 5 exchange their numbers." in said
+    assert "cell 11" in said
+    assert said.endswith("normlab reproduce example.change\n")
+
+
+def test_json_says_everything(measured, capsys, tmp_path):
+    write_reproduction(found(), tmp_path / "elsewhere" / "papers")
+    assert main(["papers", "example", "--json", "--runs", "elsewhere"]) == 0
+    first, second = json.loads(capsys.readouterr().out)
+    assert (first["id"], first["state"], second["state"]) == (ARTEFACT.id, "disagrees", "not run")
+    assert first["claims"][0]["measured"] == {"value": 1.01, "low": 0.95, "high": 1.07}
+    assert [claim["verdict"] for claim in first["claims"]] == [
+        "agrees",
+        "disagrees",
+        "undecided",
+        "not run",
+        "undecided",
+    ]
+    assert first["published"]["cell 3"] == 3.0
+    assert first["measured_for"] == first["fingerprint"] == ARTEFACT.fingerprint()
+
+
+def test_a_stale_and_a_damaged_result_say_so(measured, capsys, tmp_path):
+    folder = tmp_path / "runs" / "papers"
+    path = write_reproduction(found(changed()), folder)
+    assert main(["papers", ARTEFACT.id]) == 0
+    assert "stale: this was measured for another claim" in capsys.readouterr().out
+    path.write_text("{")
+    assert main(["papers"]) == 0
+    assert "is not JSON" in capsys.readouterr().out
+
+
+def test_what_is_measured_is_kept_shown_and_not_measured_twice(measured, capsys, tmp_path):
+    command = ["reproduce", ARTEFACT.id, "--data", "texts"]
+    assert main(command) == 0
+    out, err = capsys.readouterr()
+    assert "agrees    the exponent of Post-LN: 1.01 [0.95, 1.07]" in out
+    assert "half of it" in err
+    folder = tmp_path / "runs" / "papers"
+    assert {path.name for path in folder.iterdir()} == {
+        "example.change.json",
+        "example.change.html",
+        "papers.html",
+    }
+    assert main(command) == 0
+    assert "measured already" in capsys.readouterr().out
+    assert [(id_, str(data), str(root)) for id_, data, root in measured] == [(ARTEFACT.id, "texts", "runs")]
+    assert main([*command, "--again"]) == 0
+    write_reproduction(found(changed()), folder)
+    assert main(command) == 0
+    (folder / "example.change.json").write_text("{")
+    assert main(command) == 0
+    assert len(measured) == 4
+
+
+def test_several_go_on_past_one_that_fails(measured, capsys, monkeypatch):
+    monkeypatch.setenv("NORMLAB_DATA", "given")
+    with pytest.raises(SystemExit) as stopped:
+        main(["reproduce", FAILING.id, "example"])
+    assert stopped.value.code == 1
+    err = capsys.readouterr().err
+    assert "normlab: nothing to measure on\n" in err
+    assert "normlab: 1 could not be measured: example.fails\n" in err
+    assert [(id_, str(data)) for id_, data, _ in measured] == [(FAILING.id, "given"), (ARTEFACT.id, "given")]
+
+
+def test_debugging_shows_where_it_comes_from_and_goes_on(measured, capsys, monkeypatch):
+    monkeypatch.setenv("NORMLAB_DEBUG", "1")
+    with pytest.raises(SystemExit):
+        main(["reproduce", "example"])
+    assert "Traceback" in capsys.readouterr().err
+    assert [id_ for id_, _, _ in measured] == [ARTEFACT.id, FAILING.id]
+
+
+def test_those_without_a_study_are_left_out_of_several_and_refused_alone(measured, capsys):
+    with pytest.raises(SystemExit):
+        main(["reproduce", "all"])
+    assert [id_ for id_, _, _ in measured] == [ARTEFACT.id, FAILING.id]
+    with pytest.raises(SystemExit):
+        main(["reproduce", BARE.id])
+    assert "other.bare has no study yet" in capsys.readouterr().err
+    assert main(["reproduce", "other"]) == 2
+    assert "no artefact of other has a study yet; these have: example.change" in capsys.readouterr().err

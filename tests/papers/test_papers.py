@@ -1,0 +1,94 @@
+"""The papers' artefacts: all are there, each with what it publishes, and found by what is typed."""
+
+from __future__ import annotations
+
+from collections import Counter
+
+import pytest
+
+from normlab.papers import ARTEFACTS, artefact, chosen, keys
+from normlab.papers.cells import cells
+
+
+def test_there_are_59_artefacts_in_the_papers_order():
+    counted = Counter(id_.partition(".")[0] for id_ in ARTEFACTS)
+    assert counted == {"xiong2020": 21, "nguyen2019": 13, "liu2020": 23, "apx": 2}
+    assert keys() == list(counted)
+    assert len(ARTEFACTS) == 59
+
+
+@pytest.mark.parametrize("id_", ARTEFACTS)
+def test_an_artefact_says_what_is_published_and_what_is_asserted(id_):
+    one = ARTEFACTS[id_]
+    assert one.id == id_
+    assert one.published
+    assert one.shows.endswith(".")
+    assert one.asserts.endswith(".")
+    assert bool(one.study) == bool(one.claims)
+    assert len({claim.says for claim in one.claims}) == len(one.claims)
+
+
+def test_published_tables_are_whole():
+    sizes = {id_: len(ARTEFACTS[id_].published) for id_ in ARTEFACTS}
+    tables = {
+        "nguyen2019.table2": 4 * 3,
+        "nguyen2019.table3": 5 * 6 + 3,
+        "nguyen2019.table4": 5 * 5,
+        "nguyen2019.table5": 2 * 3,
+        "nguyen2019.table7": 5 * 5,
+        "nguyen2019.table8": 5 * 4,
+        "liu2020.table2": 7 * 3,
+        "liu2020.fig10": 3 * 15,
+        "liu2020.table3": 5 * 2,
+        "liu2020.parameters": 6,
+    }
+    assert {id_: sizes[id_] for id_ in tables} == tables
+
+
+def test_cells_are_those_of_the_papers():
+    table3, fig10 = ARTEFACTS["nguyen2019.table3"].published, ARTEFACTS["liu2020.fig10"].published
+    assert table3["gl-en (4) Pre+FixNorm+ScaleNorm"] == 20.91
+    assert ARTEFACTS["nguyen2019.table7"].published["ar-en ScaleNorm+FixNorm"] == 34.15
+    ours = [v for k, v in table3.items() if k.endswith("(4) Pre+FixNorm+ScaleNorm") and k[2] == "-"]
+    base = [v for k, v in table3.items() if k.endswith("(1) Post+LN") and k[2] == "-"]
+    gain = sum(a - b for a, b in zip(ours, base, strict=True)) / 5
+    assert gain == pytest.approx(table3["average gain (4) Pre+FixNorm+ScaleNorm"], abs=0.005)
+    score = {name: [v for k, v in fig10.items() if f" {name} " in k] for name in ("Post", "Pre", "Admin")}
+    assert {name: sum(v == 0 for v in values) for name, values in score.items()} == {
+        "Post": 7,
+        "Pre": 0,
+        "Admin": 0,
+    }
+    assert sum(a > b for a, b in zip(score["Post"], score["Pre"], strict=True)) == 7
+    assert all(a > b for a, b in zip(score["Admin"], score["Pre"], strict=True))
+    assert sum(a > b for a, b in zip(score["Post"], score["Admin"], strict=True)) == 6
+    assert (max(score["Admin"]), max(score["Post"])) == (35.89, 35.87)
+
+
+def test_artefacts_are_found_by_id_key_and_all():
+    assert artefact("liu2020.fig4").id == "liu2020.fig4"
+    assert [a.id for a in chosen(["apx", "liu2020.fig4", "apx.blocks"])] == [
+        "apx.blocks",
+        "apx.claims",
+        "liu2020.fig4",
+    ]
+    assert chosen(["all"]) == list(ARTEFACTS.values())
+
+
+@pytest.mark.parametrize(
+    ("name", "hint"),
+    [("liu2020.fig44", "did you mean liu2020.fig4?"), ("###", "normlab papers lists all of them")],
+)
+def test_an_unknown_one_names_the_nearest(name, hint):
+    for look in (artefact, lambda one: chosen([one])):
+        with pytest.raises(ValueError, match="there is no artefact") as refused:
+            look(name)
+        assert hint in str(refused.value)
+    with pytest.raises(ValueError, match="did you mean liu2020"):
+        chosen(["liu202"])
+
+
+def test_a_table_leaves_empty_cells_out_and_refuses_a_short_row():
+    assert cells(("a", "b"), {"x": (1, "")}) == {"a x": 1}
+    with pytest.raises(ValueError, match="row 'x' has 1 cells for 2 columns"):
+        cells(("a", "b"), {"x": (1,)})

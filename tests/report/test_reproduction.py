@@ -1,0 +1,81 @@
+"""The page of an artefact: verdicts, charts, tables, and what is wrong with a result."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import replace
+from html import unescape
+
+from normlab.report.reproduction import reproduction_page, write_reproduction_page
+from normlab.store.reproductions import Standing, standing, write_reproduction
+from report.reproductions import ARTEFACT, changed, found
+
+
+def text_of(html: str) -> str:
+    body = html[html.index("<body") : html.index("<footer")]
+    body = re.sub(r"<script.*?</script>", "", body, flags=re.DOTALL)
+    return unescape(" ".join(re.sub(r"<[^>]+>", " ", body).split()))
+
+
+def test_the_page_puts_published_allowed_measured_and_verdict_side_by_side(tmp_path):
+    write_reproduction(found(), tmp_path)
+    path = write_reproduction_page(standing(ARTEFACT, [tmp_path]), tmp_path)
+    assert path == tmp_path / "example.change.html"
+    html = path.read_text(encoding="utf-8")
+    shown = text_of(html)
+    assert "example.change: disagrees" in shown
+    assert "1 of 5 claims agree" in shown
+    assert "the exponent of Post-LN post exponent agrees 1.01 [0.95, 1.07] 0.9 to 1.1 1" in shown
+    assert "the exponent of Pre-LN pre exponent disagrees 0.52 [0.45, 0.59] at most 0.3 0, as log N" in shown
+    assert "the exponent of Admin admin exponent undecided 0.55 [0.48, 0.62] 0 to 0.6 –" in shown
+    assert "R² of a line r squared not run – at least 0.99 0.99" in shown
+    assert "Sections 3 & 5 exchange their numbers." in shown
+    assert "cell 11 11" in shown
+    assert "normlab reproduce example.change" in shown
+    assert ARTEFACT.fingerprint() in shown
+    assert "two cores" in shown
+    assert "<b>" not in html[html.index("<main") : html.index("<footer")]
+
+
+def test_every_drawing_is_there_once_with_its_panels():
+    html = reproduction_page(Standing(ARTEFACT, "disagrees", found()))
+    titles = re.findall(r"<figcaption><h3>(.*?)</h3>", html)
+    assert titles == [
+        "Output change, encoder",
+        "Output change, decoder",
+        "A long curve",
+        "Fitted exponents",
+        "Shares, post",
+        "Shares, pre",
+    ]
+    assert re.findall(r'data-recipe="(.*?)"', html) == ["post", "pre", "admin"]
+    assert len(html.encode()) < 2_000_000
+
+
+def test_a_long_table_is_cut_and_says_so():
+    shown = text_of(reproduction_page(Standing(ARTEFACT, "disagrees", found())))
+    assert "The first 400 of 1,500 rows; the JSON file beside this page holds all." in shown
+
+
+def test_a_stale_result_says_so():
+    shown = text_of(reproduction_page(Standing(changed(), "stale", found())))
+    assert "example.change: stale" in shown
+    assert f"measured for another claim, {found().fingerprint}; today's is {changed().fingerprint()}" in shown
+
+
+def test_what_was_not_run_says_how_to():
+    shown = text_of(reproduction_page(Standing(ARTEFACT, "not run")))
+    assert "Nothing was measured. To measure it: normlab reproduce example.change" in shown
+    bare = replace(ARTEFACT, study="", claims=(), drawings=())
+    assert "No study of ours decides it yet." in text_of(reproduction_page(Standing(bare, "no study yet")))
+    damaged = reproduction_page(Standing(ARTEFACT, "damaged", trouble="x.json is torn"))
+    assert "x.json is torn" in text_of(damaged)
+
+
+def test_a_drawing_that_finds_no_table_or_column_says_so_and_the_rest_is_drawn():
+    line, *others = ARTEFACT.drawings
+    astray = replace(ARTEFACT, drawings=(replace(line, y="nowhere"), replace(line, table="lost"), *others))
+    shown = text_of(reproduction_page(Standing(astray, "disagrees", found())))
+    assert "wants nowhere of the table 'change'" in shown
+    assert "the result has no table 'lost' but change, long, exponents, shares" in shown
+    assert "Fitted exponents" in shown

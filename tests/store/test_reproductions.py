@@ -1,0 +1,94 @@
+"""Reproductions as files: written whole, read back, refused where they are damaged or of another claim."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import math
+
+import pytest
+
+from normlab.spec.artefact import Artefact, Reproduction
+from normlab.spec.claim import Measure
+from normlab.store.reproductions import (
+    _Stored,
+    folders,
+    read_reproduction,
+    standing,
+    state,
+    write_reproduction,
+)
+from report.reproductions import ARTEFACT, changed, found
+
+
+def test_what_is_written_is_read(tmp_path):
+    infinite = Measure(math.inf, -math.inf, math.inf)
+    rows = [{"name": "a", "n": 1, "x": 0.5, "none": None, "yes": True}, {"name": "b", "x": -math.inf}]
+    one = Reproduction("p.a", "f", {"m": infinite}, {"t": rows}, {"text": "multi30k"}, 1.5)
+    path = write_reproduction(one, tmp_path / "new" / "papers")
+    again = read_reproduction(path)
+    assert path.name == "p.a.json"
+    assert dict(again.measures) == {"m": infinite}
+    assert [dict(row) for row in again.tables["t"]] == rows
+    assert (again.id, again.fingerprint, dict(again.facts), again.seconds) == (
+        "p.a",
+        "f",
+        {"text": "multi30k"},
+        1.5,
+    )
+    assert list(path.parent.iterdir()) == [path]
+
+
+def test_the_file_has_the_fields_of_a_reproduction():
+    assert [f.name for f in dataclasses.fields(_Stored)] == [f.name for f in dataclasses.fields(Reproduction)]
+
+
+@pytest.mark.parametrize(
+    ("damage", "sentence"),
+    [
+        (lambda text: text[:-40], "is not JSON"),
+        (lambda text: "{}", "lacks id, fingerprint"),
+        (lambda text: text.replace('"seconds"', '"hours"'), "unknown key 'hours'"),
+        (lambda text: text.replace('"seconds": 83.0', '"seconds": "long"'), "seconds must be a number"),
+        (
+            lambda text: text.replace("example.change", "example.other"),
+            "holds the reproduction of example.other",
+        ),
+    ],
+)
+def test_a_damaged_or_foreign_file_is_refused(damage, sentence, tmp_path):
+    path = write_reproduction(found(), tmp_path)
+    path.write_text(damage(path.read_text()))
+    with pytest.raises(ValueError, match="normlab reproduce example") as refused:
+        read_reproduction(path)
+    assert sentence in str(refused.value)
+    seen = standing(ARTEFACT, [tmp_path])
+    assert (seen.state, seen.found, seen.path) == ("damaged", None, path)
+    assert seen.trouble == str(refused.value)
+
+
+def test_the_state_is_the_verdict_or_why_there_is_none(tmp_path):
+    runs, kept = tmp_path / "runs", tmp_path / "kept"
+    where = [runs, kept]
+    assert state(Artefact("p.a", "P", "s.", {}, "a."), where) == "no study yet"
+    assert state(ARTEFACT, where) == "not run"
+    write_reproduction(found(), kept)
+    assert state(ARTEFACT, where) == "disagrees"
+    assert standing(ARTEFACT, where).fresh
+    assert state(changed(), where) == "stale"
+    assert not standing(changed(), where).fresh
+
+
+def test_a_fresh_result_counts_before_a_stale_and_a_stale_before_a_damaged_one(tmp_path):
+    runs, kept = tmp_path / "runs", tmp_path / "kept"
+    write_reproduction(found(changed()), runs)
+    write_reproduction(found(), kept)
+    assert standing(ARTEFACT, [runs, kept]).path.parent == kept
+    assert standing(changed(), [runs, kept]).path.parent == runs
+    assert standing(changed(), [kept, runs]).path.parent == runs
+    (kept / "example.change.json").write_text(json.dumps({"id": 1}))
+    assert state(ARTEFACT, [kept, runs]) == "stale"
+
+
+def test_runs_come_before_kept_results(tmp_path):
+    assert [str(path) for path in folders(tmp_path)] == [str(tmp_path / "papers"), "results/papers"]
