@@ -21,6 +21,13 @@ if TYPE_CHECKING:
 
 GATE_CLOSED = 3
 """Exit code where ``--fail-on`` found something."""
+FLAGS = {
+    "blocks=": "--blocks encoder.layer",
+    "branches=": "--branches attn mlp",
+    "loss=lambda": "--loss my_package.my_module:loss",
+    "call=lambda": "--batch with what the model's forward takes",
+}
+"""What a sentence says for Python, as it is typed here."""
 STYLES = {"problem": "bold red", "warning": "yellow", "note": "dim"}
 
 
@@ -99,7 +106,7 @@ class Diagnose:
 
         worst, everything = list[str](), list[object]()
         for case, folder, name in self._cases():
-            diagnosis = case.diagnosed(self.preset, blocks=self.blocks, branches=self.branches)
+            diagnosis = self._diagnosed(case)
             plain = to_plain(diagnosis.to_plain() | {"title": case.title, "case": dict(case.facts)})
             command = shlex.join(["normlab", *sys.argv[1:]])
             page = write_diagnosis(plain | {"command": command}, folder, name)
@@ -114,6 +121,16 @@ class Diagnose:
         if worst:
             print(f"normlab: {len(worst)} findings as severe as {self.fail_on!r}", file=sys.stderr)
             raise SystemExit(GATE_CLOSED)
+
+    def _diagnosed(self, case: Case) -> Diagnosis:
+        """Raises ValueError with what to type for what cannot be diagnosed."""
+        try:
+            return case.diagnosed(self.preset, blocks=self.blocks, branches=self.branches)
+        except ValueError as error:
+            typed = ", ".join(flag for python, flag in FLAGS.items() if python in str(error))
+            if not typed:
+                raise
+            raise ValueError(f"{error}. On the command line: {typed}") from error
 
     def _check(self) -> None:
         """Raise ValueError where what was typed names several things, or half of one."""

@@ -95,7 +95,8 @@ class Block:
         self.events = recording.events[start:stop]
         self._modules = norms.modules
         self.called = self.events[0].path == path
-        inside = [n for n in norms.calls(recording, start, stop) if f"{n.path}.".startswith(f"{path}.")]
+        calls = norms.calls(recording, start, stop)  # one that blocks share has another block's path
+        inside = [n for n in calls if self.called or f"{n.path}.".startswith(f"{path}.")]
         self.norms: dict[int, list[NormCall]] = {}
         for norm in inside:
             self.norms.setdefault(norm.given, []).append(norm)
@@ -219,9 +220,13 @@ class Block:
         return self.events[self.first(step.stream) : self.first(step.sum.total)]
 
     def names(self, path: str) -> str:
-        """The names and types of a module and of those it lies in, below the block."""
-        below = path.removeprefix(self.path).split(".")[1:]
-        paths = [".".join([self.path, *below[: i + 1]]) for i in range(len(below))]
+        """The names and types of a module and of those it lies in, below the block; a module that blocks
+        share has the names that the first of them gives it.
+        """
+        names, depth = path.split("."), len(self.path.split("."))
+        start = depth if path == self.path else min(depth, len(names) - 1)
+        below = names[start:]
+        paths = [".".join(names[: start + i + 1]) for i in range(len(below))]
         return " ".join([*below, *(type(self._modules[p]).__name__ for p in paths)])
 
     def reads_memory(self, step: Step, entered: Sequence[Event]) -> bool:

@@ -12,10 +12,12 @@ from normlab.diagnosis.finding import (
     XIONG,
     Finding,
     Records,
+    cosine,
     extremes,
     mean,
     number,
     numbers,
+    percent,
     place,
     said,
 )
@@ -160,9 +162,9 @@ def own_branches(records: Records) -> Iterator[Finding]:
         yield Finding(
             "own_branch",
             "warning" if leans and len(own) > SHALLOW else "note",
-            f"sublayers of {stack} owe {mean(own):.0%} of their output's variance to their own branch, "
-            f"{late:.0%} in the upper half; over {len(own)} sublayers that adds up to {said(amplification)}, "
-            f"where 1/i gives {said(harmonic)}"
+            f"sublayers of {stack} owe {percent(mean(own))} of their output's variance to their own "
+            f"branch, {percent(late)} in the upper half; over {len(own)} sublayers that adds up to "
+            f"{said(amplification)}, where 1/i gives {said(harmonic)}"
             + ("; in theory a change of weights is then amplified like N, not log N" if leans else ""),
             "dependency_own",
             {"mean_own": mean(own), "sum_own": amplification, "sum_1_over_i": harmonic},
@@ -181,7 +183,7 @@ def similarity(records: Records) -> Iterator[Finding]:
         yield Finding(
             "similarity",
             "warning" if last > ALIKE else "note",
-            f"the cosine of two tokens' states goes from {first:.2f} to {last:.2f} through {stack}"
+            f"the cosine of two tokens' states goes from {cosine(first)} to {cosine(last)} through {stack}"
             + ("" if rank is None else f", where {said(rank)} directions are in use")
             + ("; its tokens are nearly alike" if last > ALIKE else ""),
             "similarity",

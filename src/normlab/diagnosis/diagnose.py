@@ -17,6 +17,7 @@ from torch import Tensor, nn
 
 from normlab.diagnosis.finding import Finding, Records, at_least
 from normlab.diagnosis.findings import find
+from normlab.diagnosis.presets import require_preset
 from normlab.diagnosis.programme import PRESETS, STUDIES, Question
 from normlab.diagnosis.step import Make
 from normlab.diagnosis.structure import Structure, read_structure
@@ -145,8 +146,7 @@ def _device(model: nn.Module) -> torch.device:
 
 def _checked(model: nn.Module, batch: Any, preset: str) -> nn.Module:
     """The bare model. Raises ValueError with what to do where it cannot be examined on this batch."""
-    if preset not in PRESETS:
-        raise ValueError(f"there is no preset {preset!r}; there are {', '.join(PRESETS)}")
+    require_preset(preset)
     if not isinstance(model, nn.Module):
         raise ValueError(f"the model is of type {type(model).__name__}; give a torch.nn.Module")
     model = bare(model)
@@ -155,13 +155,7 @@ def _checked(model: nn.Module, batch: Any, preset: str) -> nn.Module:
             f"no parameter of {type(model).__name__} is trained, so it has no gradients to look at; unfreeze "
             "what is to be examined, as in model.requires_grad_()"
         )
-    homes = sorted({str(p.device) for p in model.parameters()})
-    strangers = sorted({str(x.device) for _, x in leaves(batch)} - set(homes))
-    if strangers:
-        raise ValueError(
-            f"the model is on {', '.join(homes)} and the batch on {', '.join(strangers)}; move one of them, "
-            f'as in model.to("{strangers[0]}")'
-        )
+    _somewhere(model, batch)
     for path, parameter in model.named_parameters():
         if bad := int((~parameter.detach().isfinite()).sum()):
             raise ValueError(
@@ -169,6 +163,32 @@ def _checked(model: nn.Module, batch: Any, preset: str) -> nn.Module:
                 "go back to weights from before that step"
             )
     return model
+
+
+def _somewhere(model: nn.Module, batch: Any) -> None:
+    """Raise ValueError with what to do where weights or batch hold no numbers, or lie apart."""
+    hollow = [path for path, p in model.named_parameters() if p.is_meta]
+    if hollow:
+        raise ValueError(
+            f"{len(hollow)} parameters of {type(model).__name__} are on the device meta and hold no numbers, "
+            f'first {hollow[0]}; build the model outside of torch.device("meta"), or give it weights: '
+            'model.to_empty(device="cpu"), then model.load_state_dict(…)'
+        )
+    homes = sorted({str(p.device) for p in model.parameters()})
+    given = [x for _, x in leaves(batch)]
+    strangers = sorted({str(x.device) for x in given} - set(homes))
+    if strangers:
+        how = f'as in model.to("{strangers[0]}")'
+        if "meta" in strangers:
+            how = f"or rather make the batch on {homes[0]}: on meta it holds no numbers"
+        raise ValueError(
+            f"the model is on {', '.join(homes)} and the batch on {', '.join(strangers)}; move one of them, "
+            f"{how}"
+        )
+    if hollow := [list(x.shape) for x in given if not x.numel()]:
+        raise ValueError(
+            f"the batch has a tensor of shape {hollow[0]}, with nothing in it; give one of some sequences"
+        )
 
 
 def _finite_loss(subject: Subject) -> float:

@@ -65,12 +65,15 @@ class Records:
             yield self.label(stack), Table(name, tuple(rows))
 
     def label(self, stack: Value) -> str:
-        """A stack in words: its container's path without the last name, where that tells it from others."""
+        """A stack in words: its container's path without the last name, where that is a name and tells it
+        from others.
+        """
         outer = [
             str(name).rpartition(".")[0] for name in dict.fromkeys(self.table("structure").column("stack"))
         ]
         short = str(stack).rpartition(".")[0]
-        return short if short and outer.count(short) <= 1 else str(stack) or "the model"
+        told = not short.rpartition(".")[2].isdigit()  # nn.Sequential's numbers say nothing alone
+        return short if short and told and outer.count(short) <= 1 else str(stack) or "the model"
 
 
 def at_least(findings: Iterable[Finding], severity: str) -> list[Finding]:
@@ -109,3 +112,13 @@ def said(value: Value) -> str:
     if isinstance(value, float):
         return f"{value:,.0f}" if 1000 <= abs(value) < 1e6 else f"{value:.3g}"
     return str(value)
+
+
+def percent(share: float) -> str:
+    """A share in words; one below a hundredth at two digits."""
+    return f"{share:.0%}" if not 0 < abs(share) < 0.01 else f"{100 * share:.2g}%"
+
+
+def cosine(value: float) -> str:
+    """At two digits behind the point, and never a zero with a sign."""
+    return f"{round(value, 2) + 0.0:.2f}"

@@ -96,9 +96,9 @@ SCALE: Final = (
     "says anything."
 )
 GRADIENTS: Final = (
-    "Above: gradients of the loss in the output of each sublayer, relative to the largest of the model (Liu "
-    "et al. 2020, Figure 3). Below: L2 norm of the gradients of each sublayer's parameters, the mean over "
-    "mini-batches (Xiong et al. 2020, Figure 3). Log scales."
+    "Of outputs: of the loss in the output of each sublayer, relative to the largest of the model (Liu et "
+    "al. 2020, Figure 3). Of parameters: L2 norm of the gradients of each sublayer's parameters, the mean "
+    "over mini-batches (Xiong et al. 2020, Figure 3). Log scales."
 )
 DEPENDENCY: Final = (
     "How much of the variance of each sublayer's output comes from which branch (Liu et al. 2020, Section "

@@ -1,0 +1,59 @@
+"""Records as a row a line, in a file that survives a resumed training."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from normlab.diagnosis import Record
+from normlab.spec.serialise import to_plain
+from normlab.store.files import write_text_atomic
+
+
+class Rows:
+    """Rows ``{"step", "module", "probe", "value"}`` of ``path``, as JSON a line; numbers that are not finite
+    as words. A rank above 0 writes its own file, ``probes.rank1.jsonl`` beside ``probes.jsonl``.
+    """
+
+    def __init__(self, path: str | Path) -> None:
+        self._asked = Path(path)
+        self._waiting: list[Record] = []
+
+    @property
+    def path(self) -> Path:
+        """Of this rank."""
+        many = torch.distributed.is_available() and torch.distributed.is_initialized()
+        rank = torch.distributed.get_rank() if many else 0
+        name = f"{self._asked.stem}.rank{rank}{self._asked.suffix}" if rank else self._asked.name
+        return self._asked.with_name(name)
+
+    def __call__(self, record: Record) -> None:
+        self._waiting.append(record)
+
+    def write(self) -> None:
+        """What is waiting, in one go."""
+        rows, self._waiting = self._waiting, list[Record]()
+        if rows:
+            self.path.parent.mkdir(parents=True, exist_ok=True)
+            lines = [json.dumps(to_plain(row._asdict()), ensure_ascii=False, allow_nan=False) for row in rows]
+            with self.path.open("a", encoding="utf-8") as file:
+                file.write("\n".join(lines) + "\n")
+
+    def cut(self, step: int) -> None:
+        """Leave out what belongs to ``step`` or later, because that is done again."""
+        path = self.path
+        if path.exists():
+            lines = path.read_text(encoding="utf-8").splitlines()
+            kept = [line for line in lines if (row := _row(line)) is not None and row["step"] < step]
+            write_text_atomic(path, "".join(f"{line}\n" for line in kept))
+
+
+def _row(line: str) -> dict[str, Any] | None:
+    """A row, None for a line that was cut off when a training was killed."""
+    try:
+        return json.loads(line)
+    except json.JSONDecodeError:
+        return None

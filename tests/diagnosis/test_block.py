@@ -1,0 +1,58 @@
+"""Blocks that share modules with each other."""
+
+from __future__ import annotations
+
+import torch
+from torch import nn
+
+from diagnosis.following import alike, follow, shape_of
+from normlab.diagnosis import read_structure
+
+X = torch.randn(2, 5, 8, generator=torch.Generator().manual_seed(0))
+
+
+class Block(nn.Module):
+    """A Post-LN layer of two branches."""
+
+    def __init__(self, mlp: nn.Module, norm: nn.Module) -> None:
+        super().__init__()
+        self.attention, self.own = nn.Linear(8, 8), nn.LayerNorm(8)
+        self.mlp, self.norm = mlp, norm
+
+    def forward(self, x):
+        x = self.own(x + self.attention(x))
+        return self.norm(x + self.mlp(x))
+
+
+class Net(nn.Module):
+    def __init__(self, *, common: bool, norms: bool) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        mlp, norm = nn.Linear(8, 8), nn.LayerNorm(8)
+        if common:
+            self.mlp = mlp
+        self.layers = nn.ModuleList(Block(mlp, norm if norms else nn.LayerNorm(8)) for _ in range(3))
+
+    def forward(self, x):
+        for layer in self.layers:
+            x = layer(x)
+        return x
+
+
+def test_a_branch_that_blocks_share_is_read_and_named():
+    for common in (False, True):
+        model = Net(common=common, norms=False)
+        structure = read_structure(model, X)
+        assert shape_of(structure) == {"layers": alike(3, "self_attention ffn", "post")}
+        follow(model, X, structure)
+        path = "mlp" if common else "layers.0.mlp"
+        branches = [str(view.branch) for view in structure.stacks[0].sublayers if view.role == "ffn"]
+        assert branches == [f"{path}.output", f"{path}.output of call 1", f"{path}.output of call 2"]
+
+
+def test_a_norm_that_blocks_share_is_one_in_each():
+    model = Net(common=False, norms=True)
+    structure = read_structure(model, X)
+    assert shape_of(structure) == {"layers": alike(3, "self_attention ffn", "post")}
+    assert {v.norm_write for v in structure.stacks[0].sublayers if v.role == "ffn"} == {"layers.0.norm"}
+    follow(model, X, structure)

@@ -1,0 +1,80 @@
+"""An artefact with every kind of claim and drawing, and an invented result for it."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from normlab.spec.artefact import Artefact, Drawing, Reproduction
+from normlab.spec.claim import Claim, Measure
+
+PLACEMENTS = {"post": 1.0, "pre": 0.5, "admin": 0.55}
+DEPTHS = (6, 12, 18, 24, 36, 60)
+
+ARTEFACT = Artefact(
+    id="example.change",
+    paper="Nobody 2001, Figure 0",
+    shows="How far <b>outputs</b> move, by depth.",
+    published={"post exponent": 1.0, "pre": "log N", **{f"cell {i}": float(i) for i in range(12)}},
+    asserts="Post grows in a line & pre does not.",
+    study="invented",
+    settings={"depths": DEPTHS, "seeds": 10},
+    claims=(
+        Claim("the exponent of Post-LN", "post_exponent", at_least=0.9, at_most=1.1, published="1"),
+        Claim("the exponent of Pre-LN", "pre_exponent", at_most=0.3, published="0, as log N"),
+        Claim("the exponent of Admin", "admin_exponent", at_least=0.0, at_most=0.6),
+        Claim("R² of a line", "r_squared", at_least=0.99, published="0.99"),
+        Claim("a number that came out as none", "broken", at_least=0.0),
+    ),
+    drawings=(
+        Drawing("change", "depth", "change", "Output change", "layers N", "mean square", colour="placement",
+                panel="stack", theory="theory", log_x=True, log_y=True),
+        Drawing("long", "step", "value", "A long curve", "step", "loss", colour="placement"),
+        Drawing("exponents", "placement", "exponent", "Fitted exponents", "", "exponent", colour="placement",
+                kind="bar"),
+        Drawing("shares", "branch", "sublayer", "Shares", "branch", "output of sublayer", panel="placement",
+                kind="cells", shade="share"),
+    ),
+    discussion="Sections 3 & 5 exchange their numbers.",
+)  # fmt: skip
+
+
+def found(artefact: Artefact = ARTEFACT) -> Reproduction:
+    """What might have been measured."""
+    measures = {
+        "post_exponent": Measure(1.01, 0.95, 1.07),
+        "pre_exponent": Measure(0.52, 0.45, 0.59),
+        "admin_exponent": Measure(0.55, 0.48, 0.62),
+        "broken": Measure.exact(float("nan")),
+    }
+    change = [
+        {"stack": stack, "placement": name, "depth": n, "seed": seed, "theory": 0.01 * n**p,
+         "change": 0.011 * n**p * (1 + 0.2 * ((7 * seed + n) % 5 - 2))}
+        for stack in ("encoder", "decoder")
+        for name, p in PLACEMENTS.items()
+        for n in DEPTHS
+        for seed in range(3)
+    ]  # fmt: skip
+    long = [
+        {"placement": name, "step": step, "value": 9.0 / (1 + step * p / 500) + (step * 37 % 11) / 30}
+        for name, p in PLACEMENTS.items()
+        for step in range(0, 5_000, 10)
+    ]
+    exponents = [
+        {"placement": name, "exponent": p, "low": p - 0.06, "high": p + 0.07}
+        for name, p in PLACEMENTS.items()
+    ]
+    shares = [
+        {"placement": name, "sublayer": n, "branch": on, "share": 1 / n if name == "pre" else 2.0 ** (on - n)}
+        for name in ("post", "pre")
+        for n in range(1, 19)
+        for on in range(1, n + 1)
+    ]
+    tables = {"change": change, "long": long, "exponents": exponents, "shares": shares}
+    facts = {"text": "multi30k", "seeds": "10", "hardware": "two cores"}
+    return Reproduction(artefact.id, artefact.fingerprint(), measures, tables, facts, 83.0)
+
+
+def changed(artefact: Artefact = ARTEFACT) -> Artefact:
+    """The artefact with another bound: results for it are stale."""
+    first, *others = artefact.claims
+    return replace(artefact, claims=(replace(first, at_least=0.0), *others))

@@ -1,0 +1,50 @@
+"""The page of other people's models is the generated one, and says what theory does."""
+
+from __future__ import annotations
+
+import importlib.util
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+
+pytest.importorskip("transformers", reason="the extra normlab[hf] is not installed")
+pytest.importorskip("x_transformers", reason="the extra normlab[hf] is not installed")
+
+
+def script() -> ModuleType:
+    path = Path(__file__).resolve().parents[1] / "benchmarks/foreign.py"
+    spec = importlib.util.spec_from_file_location("benchmarks_foreign", path)
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+foreign = script()
+KEPT = foreign.kept()
+
+
+def test_the_page_is_the_generated_one():
+    assert foreign.PAGE.read_text(encoding="utf-8") == foreign.page(), (
+        "docs/foreign-models.md is old; type: python benchmarks/foreign.py --page"
+    )
+
+
+def test_every_class_is_read_whole():
+    assert [row["name"] for row in KEPT["classes"]] == list(foreign.CLASSES)
+    for row in KEPT["classes"]:
+        assert row["unread"] == []
+        assert {stack["layers"] for stack in row["stacks"]} == {row["layers"]} == {foreign.LAYERS}
+        assert all(len(stack["placements"]) == 1 for stack in row["stacks"])
+
+
+def test_the_deep_ones_are_both_placements_at_both_starts():
+    kinds = [(row["name"], row["std"], row["layers"]) for row in KEPT["deep"]]
+    names = ("BertForMaskedLM", "GPT2LMHeadModel")
+    assert kinds == [(name, std, foreign.DEEP) for std in foreign.STARTS[::-1] for name in names]
+    leaning = [
+        next(f["severity"] for f in row["findings"] if f["name"] == "own_branch") for row in KEPT["deep"]
+    ]
+    assert leaning[:2] == ["warning", "note"]
