@@ -19,7 +19,7 @@ DATA = (
 MODEL = "dim ffn_dim heads kv_heads qk_norm_len max_positions encoder_layers decoder_layers dropout"
 OPTIM = "warmup_steps decay_step weight_decay clip_norm_l2 label_smoothing"
 TRAIN = "steps max_tokens accumulation precision validate_every_steps"
-MACHINE = "device threads checkpoint_every_steps"
+MACHINE = "device threads checkpoint_every_steps probes probe_every_steps"
 OWN = {
     "compare": "recipes lrs seeds first_seed title jobs out resamples config dry_run force imports",
     "train": "recipe lr seed out config force imports",
@@ -32,6 +32,8 @@ OWN = {
         "fail_on out runs as_json force imports"
     ),
     "recipes": "names axis config force imports",
+    "papers": "names as_json runs",
+    "reproduce": "names runs data again",
 }
 """A flag is a promise: think before adding one. A configuration or a recipe may be the better place."""
 

@@ -29,6 +29,7 @@ STAYS_OUT = {
     *("data.train_text", "data.dev_text", "data.test_text"),
     *("data.builtin", "data.builtin_pairs", "data.builtin_seed"),
     *("machine.device", "machine.threads", "machine.log_every_steps", "machine.checkpoint_every_steps"),
+    *("machine.probes", "machine.probe_every_steps"),
 }
 
 

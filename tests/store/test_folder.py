@@ -99,7 +99,7 @@ def test_rows_read_back_in_order_with_numbers_that_are_not_finite(folder):
 
 def test_no_metrics_is_an_empty_list(folder):
     assert folder.metrics() == []
-    folder.cut_metrics(0)
+    folder.cut_rows(0)
     assert folder.metrics() == []
 
 
@@ -111,7 +111,7 @@ def test_a_torn_last_line_is_ignored_and_cut_away(folder, torn):
     with (folder.path / "metrics.jsonl").open("ab") as file:
         file.write(torn.encode(errors="surrogateescape"))
     assert folder.metrics() == [train_row(1)]
-    folder.cut_metrics(5)
+    folder.cut_rows(5)
     folder.append_metrics(train_row(2))
     assert folder.metrics() == [train_row(1), train_row(2)]
 
@@ -129,7 +129,7 @@ def test_cutting_drops_what_came_after_a_step_and_keeps_bytes_before(folder):
     for step in (1, 2, 2, 3):
         folder.append_metrics(train_row(step, loss=math.nan))
     before = (folder.path / "metrics.jsonl").read_bytes().splitlines(keepends=True)
-    folder.cut_metrics(2)
+    folder.cut_rows(2)
     assert (folder.path / "metrics.jsonl").read_bytes() == b"".join(before[:3])
 
 

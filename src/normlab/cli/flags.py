@@ -109,6 +109,10 @@ class MachineFlags:
     threads: int
     """Of one run; 0 shares the cores among the runs."""
     checkpoint_every_steps: int
+    probes: Literal["", "cheap", "standard", "full"]
+    """What is measured of the model while it trains, by cost; '' for nothing."""
+    probe_every_steps: int
+    """The first step is measured, too."""
 
 
 @dataclass(frozen=True)

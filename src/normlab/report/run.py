@@ -9,10 +9,12 @@ import polars as pl
 from markupsafe import Markup
 
 from normlab.figures.curves import Axis, curve
+from normlab.report.flight import flown, watched
 from normlab.report.page import Cell, Chart, Grid, Page, Section, Table
 from normlab.report.pictures import SPIKY_POINTS
 from normlab.report.runs import RunView, marks, metrics_frame, run_details, seed_of, view
 from normlab.spec.units import duration, quality, rate
+from normlab.store.folder import RunFolder
 
 SIDES: Final = ("training", "dev")
 
@@ -41,7 +43,7 @@ def run_page(folder: Path) -> str:
         raise ValueError(
             f"{folder} holds no readable run ({run.problem}); `normlab runs` lists those there are"
         )
-    details = run_details(run, folder.parent, {})
+    details, kept = run_details(run, folder.parent, {}), RunFolder(folder)
     return Page(
         title=f"{run.config.recipe}, run {run.id}",
         headline=_headline(run),
@@ -49,6 +51,8 @@ def run_page(folder: Path) -> str:
         lead=(run.status.outcome.evidence if run.status and run.status.outcome else ""),
         blocks=[
             Section("", [_pictures(run)], "pictures", listed=False),
+            *flown(kept.flights()),
+            *watched(kept.probes()),
             *_test(run),
             Section("The run, exactly", details.blocks, f"run-{run.id}"),
         ],

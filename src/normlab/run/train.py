@@ -21,7 +21,10 @@ from torch import Tensor, nn
 from normlab.optim import Course, ValDecay, build_optimiser, schedule_factor
 from normlab.run.checkpoint import has_checkpoint, load_checkpoint, save_checkpoint
 from normlab.run.devices import autocast, hardware, prepare_process, resolved_precision
+from normlab.run.flight import Recorder
+from normlab.run.meter import Meter
 from normlab.run.outcome import outcome
+from normlab.run.probing import NOTHING, PRESETS, Probing, rows_into
 from normlab.spec.config import Config, run_id
 from normlab.spec.outcome import Outcome
 from normlab.spec.randomness import derive
@@ -145,9 +148,15 @@ class Loop:
             state = load_checkpoint(folder.last, self.model, self.optimiser)
             self.pending = [(lr, torch.tensor(v, device=self.device)) for lr, v in state.pop("pending", [])]
             self.progress = Position(**state | {"val_decay": ValDecay(**state.get("val_decay", {}))})
-        folder.cut_metrics(self.progress.step)
+        folder.cut_rows(self.progress.step)
         self.rows: list[Row] = folder.metrics()
         self.outcome = self._judge(final=self.progress.step == self.config.train.steps)
+        self.rates: dict[int, float] = {}
+        """Learning rates of the steps since the checkpoint: a step that is done again takes its own."""
+        self.meter, self.recorder, self._probed = Meter(self.model), Recorder(self), list[Row]()
+        preset = PRESETS.get(self.config.machine.probes, NOTHING)
+        emit = rows_into(self._probed)
+        self.probing = Probing(self.model, preset, self.config.machine.probe_every_steps, emit)
         self._clock = time.perf_counter() - self.progress.seconds
         self._report("running")
 
@@ -161,6 +170,7 @@ class Loop:
             if last or step % machine.log_every_steps == 0 or step == 1:
                 self.flush()
                 self.outcome = self._judge(final=last)
+                self._examine()
             if last or step % train.validate_every_steps == 0:
                 self.validate()
             if interrupted.is_set():
@@ -184,19 +194,25 @@ class Loop:
         loss = nll = torch.zeros((), device=self.device)
         for i, batch in enumerate(batches):
             torch.manual_seed(derive(config.seeds.dropout, "dropout", p.step, i))
-            with autocast(self.device, config.train.precision):
-                sums = self.task.loss(self.model, batch)
-            (sums.loss / tokens).backward()
+            with self.probing.passing(p.step, i):
+                with autocast(self.device, config.train.precision):
+                    sums = self.task.loss(self.model, batch)
+                (sums.loss / tokens).backward()
             loss, nll = loss + sums.loss.detach(), nll + sums.nll
-        norm = self._clip()
-        lr = self._learning_rate()
+        gradients = self.meter.gradients()
+        norm = self._clip(gradients)
+        lr = self.rates[p.step] = self.rates.get(p.step, self._learning_rate())
         for group in self.optimiser.param_groups:
             group["lr"].fill_(lr)
+        self.meter.before()
         self.optimiser.step()
+        updates = self.meter.after()
+        self.probing.stepped(p.step, self.meter, gradients, updates)
         self.optimiser.zero_grad(set_to_none=True)
         p.tokens += tokens
         p.positions += sum(b.positions for b in batches)
         self.pending.append((lr, torch.stack([loss / tokens, nll / tokens, norm])))
+        self.recorder.keep(p.step, self.pending[-1], gradients, updates)
 
     def flush(self) -> None:
         """Fetch what the steps since the last flush left on the device, and write one row for them.
@@ -205,6 +221,7 @@ class Loop:
         that is not finite.
         """
         values = torch.stack([v for _, v in self.pending]).tolist()
+        self.recorder.see(self.progress.step, values)
         norms = [v[2] for v in values]
         self.progress.seconds = self._seconds()
         self._emit(
@@ -221,6 +238,7 @@ class Loop:
             }
         )
         self.pending.clear()
+        self._keep_probes()
 
     def validate(self) -> None:
         """The task's dev scores; a new best is kept as a checkpoint of weights."""
@@ -238,24 +256,37 @@ class Loop:
 
     def checkpoint(self, state: str) -> None:
         """Everything that is needed to go on from here."""
+        self._keep_probes()
         self.progress.seconds = self._seconds()
         pending = [(lr, values.tolist()) for lr, values in self.pending]
         kept = asdict(self.progress) | {"pending": pending}
         save_checkpoint(self.folder.last, self.model, self.optimiser, kept)
+        self.rates.clear()
         self._report(state)
 
     def _seconds(self) -> float:
         """Of training so far, to the millisecond; pauses between resumptions are left out."""
         return round(time.perf_counter() - self._clock, 3)
 
-    def _clip(self) -> Tensor:
+    def _clip(self, gradients: Tensor) -> Tensor:
         """The global gradient norm; gradients are scaled down to the configured one if it is larger."""
-        gradients = [p.grad for p in self.model.parameters() if p.grad is not None]
-        norm = nn.utils.get_total_norm(gradients)
+        norm = torch.linalg.vector_norm(gradients)
         largest = self.config.optim.clip_norm_l2
         if largest:
             nn.utils.clip_grads_with_norm_(self.model.parameters(), largest, norm)
         return norm
+
+    def _examine(self) -> None:
+        """Let the flight recorder look; what it does again is no training time."""
+        began = time.perf_counter()
+        self.recorder.look()
+        self._clock += time.perf_counter() - began
+
+    def _keep_probes(self) -> None:
+        self.probing.flush()
+        if self._probed:
+            self.folder.append_probes(self._probed)
+            self._probed.clear()
 
     def _hopeless(self) -> bool:
         """Whether the outcome ends the run before its last step."""

@@ -225,9 +225,19 @@ class MachineConfig:
     """Threads of one process; 0 leaves torch's default."""
     log_every_steps: int = machine(10)
     checkpoint_every_steps: int = machine(500)
+    probes: str = machine("cheap")
+    """What is measured of the model while it trains: nothing if empty, or a preset named by its cost."""
+    probe_every_steps: int = machine(50)
 
     def __post_init__(self) -> None:
-        check(self, {COUNT: "threads", SIZE: "log_every_steps checkpoint_every_steps"})
+        check(
+            self,
+            {
+                COUNT: "threads",
+                SIZE: "log_every_steps checkpoint_every_steps probe_every_steps",
+                Choice(("", "cheap", "standard", "full")): "probes",
+            },
+        )
 
 
 @dataclass(frozen=True)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import fcntl
 import json
 import time
-from collections.abc import Generator, Iterator
+from collections.abc import Generator, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -60,7 +60,8 @@ class RunFolder:
     """``runs/<id>/``: configuration, metrics, status, checkpoints, translations and scores of one run.
 
     ``config.json`` holds the resolved ``config`` with the ``id`` and ``semantics`` it was made under,
-    ``metrics.jsonl`` a row a line, ``status.json`` how far the run is. Everything else is a path here.
+    ``metrics.jsonl`` a row a line, ``probes.jsonl`` a measurement of a module a line, ``flight.json`` what
+    the flight recorder reported, ``status.json`` how far the run is. Everything else is a path here.
     """
 
     def __init__(self, path: str | Path) -> None:
@@ -114,33 +115,52 @@ class RunFolder:
 
     def append_metrics(self, row: Row) -> None:
         """One more line, flushed; numbers that are not finite become "nan", "inf" and "-inf"."""
-        with (self.path / "metrics.jsonl").open("a", encoding="utf-8") as file:
-            file.write(_line(row))
+        _append(self.path / "metrics.jsonl", [row])
 
     def metrics(self) -> list[Row]:
         """Every whole line; a last one that a crash tore is left out.
 
         Raises ValueError naming the line where anything but the last one is damaged.
         """
-        path = self.path / "metrics.jsonl"
+        return _rows(self.path / "metrics.jsonl")
+
+    def append_probes(self, rows: Sequence[Row]) -> None:
+        """As ``append_metrics``; a row has ``step``, ``module``, ``probe`` and ``value``."""
+        _append(self.path / "probes.jsonl", rows)
+
+    def probes(self) -> list[Row]:
+        """As ``metrics``; empty where nothing was measured."""
+        return _rows(self.path / "probes.jsonl")
+
+    def add_flight(self, report: Mapping[str, Any]) -> None:
+        """One more report of the flight recorder, which has its ``step``."""
+        self._write_flights([*self.flights(), report])
+
+    def flights(self) -> list[Row]:
+        """The flight recorder's reports, the oldest first.
+
+        Raises ValueError where the file is damaged.
+        """
+        path = self.path / "flight.json"
         if not path.exists():
             return []
-        *whole, _ = path.read_text(encoding="utf-8", errors="replace").split("\n")
-        rows: list[Row] = []
-        for number, line in enumerate(whole, start=1):
-            try:
-                row = json.loads(line)
-            except json.JSONDecodeError as error:
-                if number == len(whole):
-                    break
-                raise ValueError(f"{path} is damaged in line {number}; delete that line") from error
-            rows.append({key: float(v) if v in NOT_FINITE else v for key, v in row.items()})
-        return rows
+        content = read_json(path)
+        reports = content.get("reports") if isinstance(content, dict) else None
+        if not isinstance(reports, list) or not all(isinstance(report, dict) for report in reports):
+            raise ValueError(f"{path} holds no flight reports; delete that file")
+        return reports
 
-    def cut_metrics(self, step: int) -> None:
+    def cut_rows(self, step: int) -> None:
         """Drop what was written after a step, and a torn line, so that a resumed run writes it anew."""
-        kept = [row for row in self.metrics() if row["step"] <= step]
-        write_text_atomic(self.path / "metrics.jsonl", "".join(_line(row) for row in kept))
+        for path in (self.path / "metrics.jsonl", self.path / "probes.jsonl"):
+            if path.exists() or path.name == "metrics.jsonl":
+                kept = [row for row in _rows(path) if row["step"] <= step]
+                write_text_atomic(path, "".join(_line(row) for row in kept))
+        if reports := self.flights():
+            self._write_flights([report for report in reports if report["step"] <= step])
+
+    def _write_flights(self, reports: Sequence[Mapping[str, Any]]) -> None:
+        write_json_atomic(self.path / "flight.json", {"reports": list(reports)})
 
     @contextmanager
     def lock(self) -> Generator[None]:
@@ -216,6 +236,27 @@ def read_config(path: Path) -> Config:
         return from_plain(Config, content["config"] if wrapped else content)
     except ValueError as error:
         raise ValueError(f"{path}: {error}") from error
+
+
+def _append(path: Path, rows: Sequence[Row]) -> None:
+    with path.open("a", encoding="utf-8") as file:
+        file.write("".join(_line(row) for row in rows))
+
+
+def _rows(path: Path) -> list[Row]:
+    if not path.exists():
+        return []
+    *whole, _ = path.read_text(encoding="utf-8", errors="replace").split("\n")
+    rows: list[Row] = []
+    for number, line in enumerate(whole, start=1):
+        try:
+            row = json.loads(line)
+        except json.JSONDecodeError as error:
+            if number == len(whole):
+                break
+            raise ValueError(f"{path} is damaged in line {number}; delete that line") from error
+        rows.append({key: float(v) if v in NOT_FINITE else v for key, v in row.items()})
+    return rows
 
 
 def _line(row: Row) -> str:

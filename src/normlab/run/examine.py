@@ -1,0 +1,51 @@
+"""The flight recorder, asked about a run that is over or interrupted."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+from normlab.run.checkpoint import has_checkpoint
+from normlab.run.devices import prepare_process
+from normlab.run.flight import WATCHED, Trigger
+from normlab.run.recipes import require_known
+from normlab.run.train import Loop
+from normlab.store.folder import RunFolder
+from normlab.tasks.registry import TASKS
+
+
+def examine(path: str | Path, step: int | None = None, *, watched: int = WATCHED) -> dict[str, Any]:
+    """Do a run's steps again up to ``step``, or to its last one, and say which module went wrong first.
+
+    It begins at the run's last checkpoint where that lies before ``step``, else at the start; every module is
+    watched in the last ``watched`` steps. Nothing of the run changes but its ``flight.json``, which gets the
+    report that is returned. Raises ValueError for a step that the run has not made.
+    """
+    folder = RunFolder(path)
+    config, made = folder.config(), folder.status().step
+    stop = made if step is None else step
+    if not 1 <= stop <= made:
+        raise ValueError(
+            f"step is {stop}, and the run {folder.path} has made {made}; give one from 1 to {made}"
+        )
+    require_known(config)
+    kind = TASKS[config.task]
+    device = prepare_process(config.machine)
+    _, corpus = kind.prepare(config.data, folder.path.parent / "data")
+    with TemporaryDirectory() as scratch:
+        again = RunFolder(scratch)
+        if has_checkpoint(folder.last) and _step_of(folder.last) < stop:
+            shutil.copytree(folder.last, again.last)
+        loop = Loop(kind(config, corpus, device), again, lambda row: None)
+        asked = Trigger("asked", stop, stop, f"asked about step {stop}")
+        report = loop.recorder.report(asked, watched=watched, most=stop)
+    folder.add_flight(report | {"step": stop})
+    return report
+
+
+def _step_of(checkpoint: Path) -> int:
+    state = checkpoint / "state.json"
+    return int(json.loads(state.read_text("utf-8"))["step"]) if state.exists() else 0

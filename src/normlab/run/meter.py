@@ -1,0 +1,46 @@
+"""What one optimiser step does to each parameter, as tensors that stay on the device."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor, nn
+
+
+class Meter:
+    """The norms of every parameter's gradient and of its update, for all steps alike.
+
+    One copy of the weights is kept for the updates: about 1% of a step's time on a CPU, a quarter of what
+    Adam keeps anyway.
+    """
+
+    def __init__(self, model: nn.Module) -> None:
+        named = dict(model.named_parameters())
+        self.names, self.weights = tuple(named), tuple(p.detach() for p in named.values())
+        self._parameters = tuple(named.values())
+        self.moved = [torch.empty_like(w) for w in self.weights]
+        """By what the last step moved each parameter, with the sign turned round."""
+
+    def gradients(self) -> Tensor:
+        """`[P]`: the L2 norm of each gradient, 0 where there is none."""
+        here = [(i, p.grad) for i, p in enumerate(self._parameters) if p.grad is not None]
+        norms = norms_of([gradient for _, gradient in here])
+        if len(here) == len(self.names):
+            return norms
+        whole = norms.new_zeros(len(self.names))
+        return whole.index_copy_(0, torch.tensor([i for i, _ in here], device=norms.device), norms)
+
+    @torch.no_grad()
+    def before(self) -> None:
+        """Call it before the optimiser's step."""
+        torch._foreach_copy_(self.moved, self.weights)
+
+    @torch.no_grad()
+    def after(self) -> Tensor:
+        """`[P]`: the L2 norm of what the step has added to each parameter."""
+        torch._foreach_sub_(self.moved, self.weights)
+        return norms_of(self.moved)
+
+
+def norms_of(tensors: list[Tensor] | tuple[Tensor, ...]) -> Tensor:
+    """`[P]`: the L2 norm of each, without a wait for the device."""
+    return torch.stack(torch._foreach_norm(list(tensors)))
