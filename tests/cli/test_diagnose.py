@@ -91,6 +91,17 @@ def test_a_run_is_looked_at_through_its_checkpoints(here, capsys):
     assert (folder.path / "diagnosis-best.html").exists()
 
 
+def test_the_flight_recorder_is_asked_about_a_run(here, capsys):
+    from normlab.run.train import train
+
+    folder = train(tiny(write_text(here / "text"), "pre"), here / "runs")
+    assert main(["diagnose", str(folder.path), "--flight"]) == 0
+    said = capsys.readouterr().out
+    (report,) = folder.flights()
+    assert said.startswith(report["verdict"]["sentence"])
+    assert "Flight recorder" in (folder.path / "run.html").read_text(encoding="utf-8")
+
+
 def test_everything_as_json(here, capsys):
     assert main(["diagnose", *WITH_LOSS, "--preset", "cheap", "--json"]) == 0
     stored = json.loads(capsys.readouterr().out)

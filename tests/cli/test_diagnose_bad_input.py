@@ -253,6 +253,7 @@ OWN = "--model {0}:build --batch {0}:batch"
         ),
         (f"0123abcd {OWN}", "both a run and --model were given; leave one of them out"),
         ("0123abcd", "no runs in runs; make one: normlab train"),
+        ("--flight", "--flight does a run's steps again; name the run, as in normlab diagnose RUN --flight"),
         (
             "--model {0} --batch {0}:batch",
             (

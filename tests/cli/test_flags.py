@@ -29,7 +29,7 @@ OWN = {
     "report": "of page runs",
     "diagnose": (
         "run_folder model batch loss blocks branches recipe lr seed config tokens preset checkpoints "
-        "fail_on out runs as_json force imports"
+        "flight fail_on out runs as_json force imports"
     ),
     "recipes": "names axis config force imports",
     "papers": "names as_json runs",

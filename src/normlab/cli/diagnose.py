@@ -67,6 +67,8 @@ class Diagnose:
     """cheap: a few passes; standard: all but second derivatives; full: all."""
     checkpoints: tuple[Literal["last", "best"], ...] = ()
     """Of a run; without it the last, and the best where that is another."""
+    flight: Switch = False
+    """Of a run: do its steps again with every module watched, and name the first one that went wrong."""
     fail_on: Literal["", "warning", "problem"] = ""
     """Exit with code 3 if there is a finding as severe as this."""
     out: Path | None = None
@@ -101,6 +103,9 @@ class Diagnose:
     def run(self) -> None:
         """Raises SystemExit with code 3 where ``fail_on`` says so."""
         self._check()
+        if self.flight:
+            self._say_flight()
+            return
         from normlab.report.diagnosis import write_diagnosis
         from normlab.spec.serialise import to_plain
 
@@ -143,8 +148,33 @@ class Diagnose:
                 f"{missing} is missing: a model of yours needs a batch; give both, as in {missing} "
                 f"my_package.my_module:{name}"
             )
+        if self.flight and not self.run_folder:
+            raise ValueError(
+                "--flight does a run's steps again; name the run, as in normlab diagnose RUN --flight"
+            )
         if self.loss and not self.model:
             raise ValueError("--loss goes with --model and --batch; a recipe and a run have their own")
+
+    def _say_flight(self) -> None:
+        """The flight recorder's report on a run that is over or interrupted, and the run's page with it."""
+        from normlab.report.run import run_page
+        from normlab.run.examine import examine
+        from normlab.run.plugins import load_plugins
+        from normlab.spec.serialise import to_plain
+        from normlab.store.folder import write_text_atomic
+
+        load_plugins(*self.imports)
+        folder = find(self.run_folder, self.runs)
+        report = to_plain(examine(folder.path))
+        page = (self.out or folder.path) / "run.html"
+        write_text_atomic(page, run_page(folder.path))
+        if self.as_json:
+            print(json.dumps(report, ensure_ascii=False, allow_nan=False))
+            return
+        print(report["verdict"]["sentence"])
+        for line in report["verdict"]["evidence"]:
+            print(f"  {line}")
+        print(f"page: {page}")
 
     def _cases(self) -> list[tuple[Case, Path, str]]:
         """What to look at, the folder of its page, and the page's name."""
