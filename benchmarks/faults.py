@@ -304,8 +304,8 @@ gradient and update, on the device. It writes a report
 - when a loss or a gradient norm is not finite, or the run's outcome is *diverged*;
 - at a spike, once a run: the middle loss of {recent} steps is above every kept step before them, at least
   as many, and {nats} nats above their middle one;
-- when it is asked, by `normlab diagnose RUN --flight` or from Python: `normlab.run.examine.examine("runs/<id>", step)`, which does the run's
-  steps again.
+- when it is asked, by `normlab diagnose RUN --flight` or from Python:
+  `normlab.run.examine.examine("runs/<id>", step)`, which does the run's steps again.
 
 A report is an entry of the run folder's `flight.json`: the kept steps, and who went wrong first. For that
 the steps from the last checkpoint on are done again, from the start where there is none before the bad

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import math
 from collections import namedtuple
 from copy import deepcopy
 from dataclasses import dataclass, replace
@@ -213,6 +214,32 @@ def test_rates_that_always_or_never_raise_the_loss_are_none():
     (row,) = critical_lr(rising, partial(torch.optim.SGD, lr=1e-3, maximize=True))
     assert row["value"] is None
     assert row["detail"] == "no step at 0.001 or less lowers the loss 1"
+
+
+class Squared(torch.optim.SGD):
+    """Steps by the square of its rate, as no line through one of them does."""
+
+    def step(self):
+        for group in self.param_groups:
+            for p in group["params"]:
+                p.data.sub_(p.grad, alpha=min(float(group["lr"]), group["momentum"] or math.inf) ** 2)
+
+
+def test_an_optimiser_that_does_not_step_along_a_line_is_asked_itself():
+    subject = at([1.0], lambda w: w.square().sum())
+    (row,) = critical_lr(subject, partial(Squared, lr=0.25), tolerance=1e-3)
+    assert row["value"] == pytest.approx(1.0, rel=2e-3)
+    (row,) = critical_lr(subject, partial(Squared, lr=0.25, momentum=0.5), tolerance=1e-3)
+    assert row["value"] is None, "its steps stop growing before they raise the loss"
+
+
+def test_a_line_costs_three_steps_of_the_optimiser(monkeypatch):
+    steps = []
+    step = torch.optim.Adam.step
+    monkeypatch.setattr(torch.optim.Adam, "step", lambda *given: steps.append(1) or step(*given))
+    (row,) = critical_lr(at([0.3], lambda w: 7.0 * w.square().sum()), ADAM, tolerance=1e-3)
+    assert row["value"] == pytest.approx(0.6, rel=2e-3)
+    assert len(steps) == 3
 
 
 def test_a_loss_that_stops_being_a_number_is_raised():

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import math
 from collections import OrderedDict
 from collections.abc import Callable, Mapping
 from copy import deepcopy
@@ -13,20 +14,21 @@ from torch import Tensor
 from torch.nn import Parameter
 from torch.optim import Optimizer
 
-from normlab.diagnosis.stepping import at_weights, gradients_of, trainable
+from normlab.diagnosis.stepping import Slope, Weights, at_weights, gradients_of, trainable
 from normlab.diagnosis.subject import Subject, undisturbed
 
 Make: TypeAlias = Callable[[list[Parameter]], Optimizer]
 """Parameters to an optimiser that begins: ``partial(torch.optim.AdamW, lr=5e-4)``."""
 
 
-def updated(subject: Subject, optimiser: Optimizer | Make) -> dict[str, Tensor]:
+def updated(subject: Subject, optimiser: Optimizer | Make, slope: Slope | None = None) -> dict[str, Tensor]:
     """What the trainable parameters are after one update on the subject's loss, without dropout, by path.
 
     An optimiser amid its training goes on from a copy of its state, without its hooks and without what a
     schedule does after a step; a function makes a new one of the parameters that need a gradient. The
     model's weights and gradients, the optimiser's state and its groups are never written to. Optimisers that
-    evaluate the loss several times, as LBFGS, do so.
+    evaluate the loss several times, as LBFGS, do so. ``slope`` is what the first evaluation gives, at the
+    model's own weights, where it is known already.
 
     Raises ValueError for a frozen model, a loss that is not finite, and another model's optimiser.
     """
@@ -38,15 +40,16 @@ def updated(subject: Subject, optimiser: Optimizer | Make) -> dict[str, Tensor]:
     else:
         copy = optimiser(list(twins.values()))
 
-    def evaluate() -> Tensor:
-        with torch.enable_grad(), at_weights(subject.model, twins):
-            loss = subject.loss()
-            if not bool(loss.isfinite()):
-                raise ValueError(f"the loss is {loss.item()}, and no update follows; check weights and batch")
-            found = gradients_of(loss, subject.model)
+    # an optimiser may write to the gradients that it is given
+    known = [Slope(slope.loss, {path: g.clone() for path, g in slope.gradients.items()})] if slope else []
+
+    def evaluate() -> float:
+        loss, gradients = known.pop() if known else slope_of(subject, twins)
+        if not math.isfinite(loss):
+            raise ValueError(f"the loss is {loss}, and no update follows; check weights and batch")
         for path, twin in twins.items():
-            twin.grad = found[path]
-        return loss.detach()
+            twin.grad = gradients[path]
+        return loss
 
     step: Callable[..., Any] = type(copy).step  # not copy.step: a schedule may have bound it to the original
     with undisturbed(subject.model):
@@ -56,6 +59,13 @@ def updated(subject: Subject, optimiser: Optimizer | Make) -> dict[str, Tensor]:
             evaluate()
             step(copy)
     return {path: twin.detach() for path, twin in twins.items()}
+
+
+def slope_of(subject: Subject, weights: Weights | None = None) -> Slope:
+    """A pass forward and back without dropout, at other weights where some are given."""
+    with torch.enable_grad(), at_weights(subject.model, weights or {}):
+        loss = subject.loss()
+        return Slope(loss.item(), gradients_of(loss, subject.model))
 
 
 def _copy(optimiser: Optimizer, twin_of: Mapping[int, Parameter]) -> Optimizer:

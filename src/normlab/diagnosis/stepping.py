@@ -4,17 +4,22 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import replace
-from typing import Any, TypeAlias
+from typing import NamedTuple, TypeAlias
 
 import torch
 from torch import Tensor, nn
 
-from normlab.diagnosis.subject import Subject
 from normlab.diagnosis.tokens import FROZEN
 
 Weights: TypeAlias = Mapping[str, Tensor]
 """Trainable parameters, or what belongs to each, by path."""
+
+
+class Slope(NamedTuple):
+    """A loss, and its gradient in every trainable parameter by path."""
+
+    loss: float
+    gradients: Weights
 
 
 def trainable(model: nn.Module) -> dict[str, nn.Parameter]:
@@ -51,20 +56,3 @@ def at_weights(model: nn.Module, weights: Weights) -> Iterator[None]:
     finally:
         for path, data in own.items():
             parameters[path].data = data
-
-
-def knowing(subject: Subject, loss: float, gradients: Weights) -> Subject:
-    """The subject with its loss and gradients at hand: the first time that its loss is evaluated, which an
-    optimiser does where the weights stand, no pass is made.
-    """
-    fresh = [True]
-
-    def loss_of(model: nn.Module, batch: Any) -> Tensor:
-        if not fresh:
-            return subject.loss_of(model, batch)
-        fresh.clear()
-        own = trainable(model)
-        around = [(g * (own[path] - own[path].detach())).sum() for path, g in gradients.items()]
-        return torch.stack(around).sum() + loss
-
-    return replace(subject, loss_of=loss_of)

@@ -24,21 +24,24 @@ FROZEN = (
 )
 
 
-def real_tokens(subject: Subject) -> Real:
+def real_tokens(subject: Subject, *, begun: Mapping[str, Tensor] | None = None) -> Real:
     """Stack to a mask `[...]` over the tokens of its stream `[..., D]`.
 
     A mask in the batch decides: the keyword ``attention_mask``, or ``decoder_attention_mask`` for a stack
     with cross-attention, `[B, T]`, not zero where a token is real. Without one a token is real if the
     gradient of the loss in it is not zero where the stream begins: what padding holds does not change the
     loss. So a token that has no label and is read by no other counts as padding. For this pass other values
-    stand in for parameters that are zero, as ReZero's, since no gradient comes through them.
+    stand in for parameters that are zero, as ReZero's, since no gradient comes through them; no pass is made
+    for a stack whose gradient is ``begun`` with, `[..., D]` by name.
 
     Raises ValueError where there is no mask and no gradient.
     """
     stacks = subject.structure.stacks
     given = {stack.name: mask for stack in stacks if (mask := _given(subject.batch, stack)) is not None}
-    unknown = [stack for stack in stacks if stack.name not in given]
-    return {**given, **_reached(subject, unknown)} if unknown else given
+    known = {name: g for name, g in (begun or {}).items() if name not in given}
+    unknown = [stack for stack in stacks if stack.name not in {*given, *known}]
+    gradients = {**known, **(_reached(subject, unknown) if unknown else {})}
+    return {**given, **{name: _nonzero(name, g) for name, g in gradients.items()}}
 
 
 def _given(batch: Any, stack: StackView) -> Tensor | None:
@@ -48,7 +51,8 @@ def _given(batch: Any, stack: StackView) -> Tensor | None:
     return mask != 0 if isinstance(mask, Tensor) and mask.ndim == 2 else None
 
 
-def _reached(subject: Subject, stacks: list[StackView]) -> Real:
+def _reached(subject: Subject, stacks: list[StackView]) -> dict[str, Tensor]:
+    """The gradient of the loss where each stack begins."""
     taps = {stack.name: [*(v.before for v in stack.sublayers), stack.sublayers[-1].after] for stack in stacks}
     with capture(subject.model, [tap for some in taps.values() for tap in some]) as seen:
         loss = replace(subject, loss_of=_awake(subject.loss_of)).loss()
@@ -56,14 +60,17 @@ def _reached(subject: Subject, stacks: list[StackView]) -> Real:
     if not loss.requires_grad or not all(begun.values()):
         raise ValueError(f"{FROZEN}, or pass real={{stack: mask}} to say which tokens are not padding")
     gradients = torch.autograd.grad(loss, [x for (x,) in begun.values()], materialize_grads=True)
-    found = {name: (g != 0).any(-1) for name, g in zip(begun, gradients, strict=True)}
-    for name, real in found.items():
-        if not real.any():
-            raise ValueError(
-                f"the loss does not change with any token of {name}, so padding cannot be told; "
-                "pass real={stack: mask}, or a loss that uses what the model puts out"
-            )
-    return found
+    return dict(zip(begun, gradients, strict=True))
+
+
+def _nonzero(name: str, gradient: Tensor) -> Tensor:
+    real = (gradient != 0).any(-1)
+    if not real.any():
+        raise ValueError(
+            f"the loss does not change with any token of {name}, so padding cannot be told; "
+            "pass real={stack: mask}, or a loss that uses what the model puts out"
+        )
+    return real
 
 
 def _awake(loss_of: Loss) -> Loss:

@@ -12,8 +12,8 @@ from torch import Tensor, nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.optim import Optimizer
 
-from normlab.diagnosis.step import Make, updated
-from normlab.diagnosis.stepping import at_weights, gradients_of, knowing, trainable
+from normlab.diagnosis.step import Make, slope_of, updated
+from normlab.diagnosis.stepping import Slope, Weights, at_weights, trainable
 from normlab.diagnosis.studies.cropping import cropped
 from normlab.diagnosis.subject import Subject
 from normlab.diagnosis.table import Row, Table
@@ -23,38 +23,29 @@ DOUBLINGS: Final = 40
 """Of a learning rate before it is called boundless."""
 
 
-def critical_lr(subject: Subject, optimiser: Optimizer | Make, *, tolerance: float = 0.1) -> Table:
+def critical_lr(
+    subject: Subject, optimiser: Optimizer | Make, *, tolerance: float = 0.1, slope: Slope | None = None
+) -> Table:
     r""":math:`\min \{\eta : L(w + u(\eta)) > L(w)\}`, u being the optimiser's step at the learning rate
     :math:`\eta`.
 
     From the optimiser's own rate, the largest of its groups, all are doubled until a step raises the loss, or
     halved until none does, then bisected until what raises it is within ``tolerance`` of what does not: one
-    backward pass, and a forward pass for each rate. A loss that is not a number is raised. None where no rate
-    that was tried raises the loss, or none lowers it. ``optimiser`` as for ``step.updated``.
+    backward pass, and a forward pass for each rate. Steps are first taken to be :math:`\eta` times the step
+    at the optimiser's own rate, as they are for those of ``torch.optim`` but for LBFGS; where the optimiser's
+    own step at one of the two rates that are found says otherwise, the search is made again with its own
+    steps alone. A loss that is not a number is raised. None where no rate that was tried raises the loss, or
+    none lowers it. ``optimiser`` and ``slope`` as for ``step.updated``.
 
     Kalra and Barkeshli 2024 (arXiv 2406.09405). Raises ValueError for a frozen model, a loss that
     is not finite before any step, and an optimiser without a learning rate above 0.
     """
     rate = _rate(subject, optimiser)
-    with torch.no_grad():
-        start = subject.loss().item()
-    if not math.isfinite(start):
-        raise ValueError(f"the loss is {start} before any step; check the model's weights and the batch")
-    with torch.enable_grad():
-        grads = gradients_of(subject.loss(), subject.model)
-
-    def change(factor: float) -> float:
-        with _scaled(optimiser, factor) as faster:
-            after = updated(knowing(subject, start, grads), faster)
-        with torch.no_grad(), at_weights(subject.model, after):
-            loss = subject.loss()
-        noise = 4 * torch.finfo(loss.dtype).eps * (abs(start) or 1.0)
-        return (loss.item() - start) / noise if loss.isfinite() else math.inf
-
-    low, high = _bracket(change)
-    while low and high and high > low * (1 + tolerance):
-        middle = math.sqrt(low * high)
-        low, high = (low, middle) if change(middle) > 1 else (middle, high)
+    trials = _Trials(subject, optimiser, slope)
+    start = trials.start
+    low, high = _search(trials.on_the_line, tolerance)
+    if not trials.confirm(low, high):
+        low, high = _search(trials.stepping, tolerance)
     if high is None:
         detail = f"no step at {rate:.3g} to {rate * 2.0**DOUBLINGS:.3g} raises the loss {start:.4g}"
     elif low is None:
@@ -74,6 +65,58 @@ def _rate(subject: Subject, optimiser: Optimizer | Make) -> float:
             "0, as in partial(torch.optim.Adam, lr=1e-3)"
         )
     return rate
+
+
+class _Trials:
+    """The change of the loss by a step at a multiple of the optimiser's own rate, in units of the loss's
+    rounding error, in which smaller changes are lost.
+    """
+
+    def __init__(self, subject: Subject, optimiser: Optimizer | Make, slope: Slope | None) -> None:
+        self._subject, self._optimiser = subject, optimiser
+        with torch.no_grad():  # as for the steps: where there is a graph attention may round otherwise
+            loss = subject.loss()
+        self.start = loss.item()
+        self._noise = 4 * torch.finfo(loss.dtype).eps * (abs(self.start) or 1.0)
+        if not math.isfinite(self.start):
+            raise ValueError(
+                f"the loss is {self.start} before any step; check the model's weights and the batch"
+            )
+        self._slope = slope or slope_of(subject)
+        self._own = {path: p.detach() for path, p in trainable(subject.model).items()}
+        stepped = self._stepped(1.0)
+        self._line = {path: stepped[path].sub_(own) for path, own in self._own.items()}
+
+    def _stepped(self, factor: float) -> dict[str, Tensor]:
+        with _scaled(self._optimiser, factor) as faster:
+            return updated(self._subject, faster, self._slope)
+
+    def _change(self, weights: Weights) -> float:
+        with torch.no_grad(), at_weights(self._subject.model, weights):
+            loss = self._subject.loss()
+        return (loss.item() - self.start) / self._noise if loss.isfinite() else math.inf
+
+    def on_the_line(self, factor: float) -> float:
+        """By so many times the step at the own rate."""
+        return self._change({p: own.add(self._line[p], alpha=factor) for p, own in self._own.items()})
+
+    def stepping(self, factor: float) -> float:
+        """By the optimiser's own step."""
+        return self._change(self._stepped(factor))
+
+    def confirm(self, low: float | None, high: float | None) -> bool:
+        """Whether the optimiser's own steps raise the loss at the one factor, and not at the other."""
+        raised = [self.stepping(factor) > 1 for factor in (low, high) if factor]
+        return raised == [raises for factor, raises in ((low, False), (high, True)) if factor]
+
+
+def _search(change: Callable[[float], float], tolerance: float) -> tuple[float | None, float | None]:
+    """``_bracket``, the two ends within ``tolerance`` of each other."""
+    low, high = _bracket(change)
+    while low and high and high > low * (1 + tolerance):
+        middle = math.sqrt(low * high)
+        low, high = (low, middle) if change(middle) > 1 else (middle, high)
+    return low, high
 
 
 @contextmanager
@@ -100,10 +143,7 @@ def _scaled(optimiser: Optimizer | Make, factor: float) -> Iterator[Optimizer | 
 
 
 def _bracket(change: Callable[[float], float]) -> tuple[float | None, float | None]:
-    """A factor that does not raise the loss and its double, which does; None for one that was not found.
-
-    ``change`` is that of the loss in units of its rounding error, in which smaller steps are lost.
-    """
+    """A factor that does not raise the loss and its double, which does; None for one that was not found."""
     if change(1.0) > 1:
         high = 1.0
         while (changed := change(high / 2)) > 1:
@@ -138,7 +178,7 @@ def curvature(
     hessian = Hessian(small)
     pair = largest_eigenvalue(hessian, products=products, tolerance=tolerance, seed=seed)
     grads = hessian.split(hessian.gradient)
-    after = updated(knowing(small, hessian.loss, grads), optimiser)
+    after = updated(small, optimiser, Slope(hessian.loss, grads))
     step = torch.cat([(after[path] - p.detach()).reshape(-1) for path, p in hessian.parameters.items()])
     detail = f"{pair.products} products, |Hx - vx| = {pair.residual:.1e}, {used} tokens"
     return Table(

@@ -9,10 +9,11 @@ import torch
 from torch import Tensor, nn
 from torch.func import functional_call
 
+from normlab.diagnosis.passes import Seen, look
 from normlab.diagnosis.structure import StackView, SublayerView
 from normlab.diagnosis.subject import Subject
 from normlab.diagnosis.table import Row, Table
-from normlab.diagnosis.taps import Tap, capture
+from normlab.diagnosis.taps import Tap
 from normlab.diagnosis.tokens import Real, real_tokens, rows
 
 MAX_TOKENS = 256
@@ -20,7 +21,9 @@ INPUT = -1
 """The number of the stack's input among the branches."""
 
 
-def dependency(subject: Subject, *, tokens: int = 64, real: Real | None = None) -> Table:
+def dependency(
+    subject: Subject, *, tokens: int = 64, real: Real | None = None, seen: Seen | None = None
+) -> Table:
     r""":math:`\beta_{ij}^2 = \mathbb{E}_t[\mathrm{Var}[D_{ij}] / \mathrm{Var}[x_i]]` with the stream after
     sublayer i, :math:`x_i = \sum_{j \le i} D_{ij} + r_i`, split into what the input (j = -1) and every branch
     brought into it.
@@ -30,7 +33,7 @@ def dependency(subject: Subject, *, tokens: int = 64, real: Real | None = None) 
     channels, the mean over ``tokens`` real ones, evenly spaced in the batch. :math:`r_i` holds what no branch
     brings, as the norms' own biases. The parts' shares add up to 1 where they are uncorrelated; what is
     missing from 1, or beyond it, is their cross terms and r. Branches that run side by side enter the stream
-    together. Columns: stack, of (i), on (j), beta_sq.
+    together. ``seen`` is found by ``look`` if not given. Columns: stack, of (i), on (j), beta_sq.
 
     Liu et al. 2020, Section 4.1 and Figures 7 and 8 (arXiv 2004.08249). Raises ValueError for more than 256
     tokens, and for a stack whose sums are not seen.
@@ -41,13 +44,11 @@ def dependency(subject: Subject, *, tokens: int = 64, real: Real | None = None) 
         )
     real = real or real_tokens(subject)
     modules = dict(subject.model.named_modules())
-    taps = {tap for stack in subject.structure.stacks for view in stack.sublayers for tap in _taps(view)}
-    with torch.no_grad(), capture(subject.model, taps) as seen:
-        subject.forward()
     found: list[Row] = []
     with torch.no_grad():
+        tensors = (seen or look(subject)).tensors
         for stack in subject.structure.stacks:
-            found.extend(_follow(stack, _Sample(stack, seen, real[stack.name], tokens), modules))
+            found.extend(_follow(stack, _Sample(stack, tensors, real[stack.name], tokens), modules))
     return Table("dependency", tuple(found))
 
 

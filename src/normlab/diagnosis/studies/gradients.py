@@ -10,7 +10,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from normlab.diagnosis.parameters import Owner, owners, stream_taps
+from normlab.diagnosis.parameters import owners, stream_taps
+from normlab.diagnosis.passes import Pass, examine
+from normlab.diagnosis.stepping import Weights, gradients_of, trainable
 from normlab.diagnosis.structure import SublayerView
 from normlab.diagnosis.subject import Subject
 from normlab.diagnosis.table import Row, Table
@@ -21,25 +23,21 @@ PARTS = 4
 """Mini-batches into which a single batch is split."""
 
 
-def sublayer_gradients(subject: Subject, *, real: Real | None = None) -> Table:
+def sublayer_gradients(subject: Subject, *, real: Real | None = None, passed: Pass | None = None) -> Table:
     r""":math:`\|\Delta x_i\| / \max_j \|\Delta x_j\|` with :math:`\Delta x_i = \partial L/\partial x_i`, the
     gradient of the loss in the output of sublayer i.
 
     The largest is that of the whole model. ``variance`` is :math:`\mathrm{Var}[\Delta x_i]` over the elements
-    of real tokens, found by ``real_tokens`` if ``real`` is not given. An output before which all is frozen
-    has neither. Raises ValueError where every parameter is frozen.
+    of real tokens, found by ``real_tokens`` if ``real`` is not given; ``passed`` is found by ``examine``. An
+    output before which all is frozen has neither. Raises ValueError where every parameter is frozen.
 
     Liu et al. 2020, Figure 3, Theorem 1 and Remark 1 (arXiv 2004.08249).
     """
     real = real or real_tokens(subject)
     views = _views(subject)
-    with capture(subject.model, [view.after for _, view in views]) as seen:
-        loss = subject.loss()
-    wanted = [tap for tap, x in seen.items() if x.requires_grad]
-    if not loss.requires_grad or not wanted:
+    gradients = (passed or examine(subject)).stream
+    if not gradients:
         raise ValueError(FROZEN)
-    found = torch.autograd.grad(loss, [seen[tap] for tap in wanted], materialize_grads=True)
-    gradients = dict(zip(wanted, found, strict=True))
     kept = [rows(gradients[v.after], real[stack]) if v.after in gradients else None for stack, v in views]
     lengths = [None if g is None else g.norm().item() for g in kept]
     largest = max((x for x in lengths if x is not None), default=0.0) or 1.0
@@ -57,35 +55,35 @@ def sublayer_gradients(subject: Subject, *, real: Real | None = None) -> Table:
     )
 
 
-def parameter_gradients(subject: Subject, *, batches: Sequence[Any] = ()) -> Table:
+def parameter_gradients(subject: Subject, *, batches: Sequence[Any] = (), first: Pass | None = None) -> Table:
     r""":math:`\|\frac{1}{B} \sum_b g_b\|` (``mean_grad_l2``) and :math:`\frac{1}{B} \sum_b \|g_b\|`
     (``grad_l2``) of the gradients of B mini-batches, for every parameter that is trained.
 
     Without ``batches`` the subject's own batch is split by its rows into four. A loss that is a mean over
     tokens is taken as one over those of its mini-batch. ``role`` is ``shared`` for what several sublayers use
-    and ``other`` outside of them. Raises ValueError where every parameter is frozen.
+    and ``other`` outside of them. ``first`` is a pass on the first of the mini-batches, if there was one.
+    Raises ValueError where every parameter is frozen.
 
     Xiong et al. 2020, Figure 3 and Section 3.4 (arXiv 2002.04745).
     """
-    trained = {path: p for path, p in subject.model.named_parameters() if p.requires_grad}
-    own: dict[str, Owner] = {}
+    trained, owned = trainable(subject.model), first.seen.owned if first else {}
     sums, lengths = dict[str, Tensor](), dict[str, Tensor]()
     mini = list(batches) or split(subject.batch, PARTS)
-    for batch in mini:
-        with capture(subject.model, stream_taps(subject.structure)) as seen:
-            loss = replace(subject, batch=batch).loss()
-        if not loss.requires_grad or not trained:
-            raise ValueError(FROZEN)
-        own = own or owners(subject.model, subject.structure, seen)
-        found = torch.autograd.grad(loss, list(trained.values()), materialize_grads=True)
-        for path, g in zip(trained, found, strict=True):
+    for i, batch in enumerate(mini):
+        gradients: Weights = first.slope.gradients if first and not i else {}
+        if not gradients:
+            with capture(subject.model, stream_taps(subject.structure)) as seen:
+                loss = replace(subject, batch=batch).loss()
+            owned = owned or owners(subject.model, subject.structure, seen)
+            gradients = gradients_of(loss, subject.model)
+        for path, g in gradients.items():
             sums[path] = sums[path].add_(g) if path in sums else g.clone()
             lengths[path] = lengths[path] + g.norm() if path in lengths else g.norm()
     return Table(
         "parameter_gradients",
         tuple(
             {
-                **own[path]._asdict(),
+                **owned[path]._asdict(),
                 "parameter": path,
                 "shape": "x".join(map(str, p.shape)),
                 "mean_grad_l2": (sums[path].norm() / len(mini)).item(),

@@ -9,9 +9,9 @@ from torch import Tensor
 from torch.optim import Optimizer
 
 from normlab.diagnosis.fits import Curve, fits_of_curves
-from normlab.diagnosis.parameters import owners, stream_taps
+from normlab.diagnosis.passes import Pass, Seen, look
 from normlab.diagnosis.step import Make, updated
-from normlab.diagnosis.stepping import at_weights
+from normlab.diagnosis.stepping import Weights, at_weights
 from normlab.diagnosis.structure import StackView
 from normlab.diagnosis.subject import Subject
 from normlab.diagnosis.table import Table
@@ -47,9 +47,32 @@ def output_change(
     exist, and for a model without gradients, whose sublayers own nothing.
     """
     view = _stack(subject, stack)
-    taps = {v.after: v.index + 1 for v in view.sublayers}  # branches side by side: one place, the last depth
-    found = _changes(subject, view, taps, optimiser=optimiser, size=size, seed=seed, real=real)
-    return Table("output_change", tuple(_row(*change, seed) for change in found))
+    found = output_changes(subject, [view], optimiser=optimiser, size=size, seeds=[seed], real=real)
+    return Table("output_change", tuple({k: x for k, x in row.items() if k != "stack"} for row in found))
+
+
+def output_changes(
+    subject: Subject,
+    stacks: Sequence[StackView],
+    *,
+    optimiser: Optimizer | Make | None = None,
+    size: float = SIZE,
+    seeds: Sequence[int] = (0,),
+    real: Real | None = None,
+    passed: Pass | None = None,
+) -> Table:
+    """The same of several stacks for several random changes, with the stack's name as the first column.
+
+    All stacks look at one changed model. The update, into which no seed enters, has the first one, and is
+    that of the last of the stacks. ``passed`` is of the subject, if there was a pass.
+    """
+    # branches side by side are one place, which has the last one's depth
+    taps = {view.name: {v.after: v.index + 1 for v in view.sublayers} for view in stacks}
+    found = _changes(subject, taps, optimiser=optimiser, size=size, seeds=seeds, real=real, passed=passed)
+    order = {name: i for i, name in enumerate(taps)}
+    kinds = {"random": 0, "update": 1}
+    ordered = sorted(found, key=lambda r: (order[r[0]], r[-1], kinds[r[1]], r[2]))
+    return Table("output_change", tuple({"stack": r[0], **_row(*r[1:])} for r in ordered))
 
 
 def output_change_family(
@@ -66,14 +89,17 @@ def output_change_family(
     In the table, depth counts the sublayers of all stacks of the model. Models are made one after the other,
     and for another ``seed`` by a family of other starts.
     """
-    found: list[tuple[str, int, float]] = []
+    found: list[tuple[str, int, float, int]] = []
     for n in depths:
         subject = family(n)
         view = _stack(subject, stack)
         sublayers = sum(len(stack.sublayers) for stack in subject.structure.stacks)
-        whole = {view.sublayers[-1].after: sublayers}
-        found.extend(_changes(subject, view, whole, optimiser=optimiser, size=size, seed=seed, real=None))
-    return Table("output_change", tuple(_row(*change, seed) for change in found))
+        whole = {view.name: {view.sublayers[-1].after: sublayers}}
+        changes = _changes(
+            subject, whole, optimiser=optimiser, size=size, seeds=[seed], real=None, passed=None
+        )
+        found.extend(change[1:] for change in changes)
+    return Table("output_change", tuple(_row(*change) for change in found))
 
 
 def output_change_fit(changes: Table) -> Table:
@@ -93,26 +119,27 @@ def output_change_fit(changes: Table) -> Table:
     return Table("output_change_fit", tuple(found))
 
 
-def random_change(subject: Subject, *, size: float = SIZE, seed: int = 0) -> dict[str, Tensor]:
+def random_change(
+    subject: Subject, *, size: float = SIZE, seed: int = 0, seen: Seen | None = None
+) -> dict[str, Tensor]:
     r""":math:`W + \delta`, :math:`\delta_i \sim N(0, (\text{size} \cdot \mathrm{rms}(W))^2)`, for every
     matrix W of a sublayer, by its path.
 
     The gains, biases and factors of norms and shortcuts, vectors, are not drawn at random and stay: where
     they are on the shortcut, noise on them moves the stream whatever its dependency is. Numbers depend on the
-    seed and the order of parameters only, not on the device. Raises ValueError where no sublayer owns a
-    matrix that needs a gradient.
+    seed and the order of parameters only, not on the device. ``seen`` is found by ``look`` if not given.
+    Raises ValueError where no sublayer owns a matrix that needs a gradient.
     """
-    with capture(subject.model, stream_taps(subject.structure)) as seen:
-        subject.forward()
-    found = owners(subject.model, subject.structure, seen)
-    owned = {path for path, owner in found.items() if owner.role != "other"}
+    seen = seen or look(subject)
+    owned = {path for path, owner in seen.owned.items() if owner.role != "other"}
     generator = torch.Generator().manual_seed(seed)
     changed: dict[str, Tensor] = {}
     for path, p in subject.model.named_parameters():
         if path in owned and sum(length > 1 for length in p.shape) > 1:
             w = p.detach()
             noise = torch.randn(w.shape, generator=generator).to(w)
-            changed[path] = w + size * w.square().mean().sqrt() * noise
+            rms = torch.linalg.vector_norm(w) / w.numel() ** 0.5
+            changed[path] = noise.mul_(size * rms).add_(w)
     if not changed:
         raise ValueError(
             "no matrix of a sublayer needs a gradient, so there is nothing to change; unfreeze them, as in "
@@ -133,34 +160,49 @@ def _row(kind: str, depth: int, change: float, seed: int) -> dict[str, str | int
 
 def _changes(
     subject: Subject,
-    stack: StackView,
-    taps: Mapping[Tap, int],
+    wanted: Mapping[str, Mapping[Tap, int]],
     *,
     optimiser: Optimizer | Make | None,
     size: float,
-    seed: int,
+    seeds: Sequence[int],
     real: Real | None,
-) -> Iterator[tuple[str, int, float]]:
-    """Kind, depth and change at every tap."""
-    mask = (real or real_tokens(subject))[stack.name]
-    before = list(_outputs(subject, stack, taps, mask))
-    weights = {"random": random_change(subject, size=size, seed=seed)}
+    passed: Pass | None,
+) -> Iterator[tuple[str, str, int, float, int]]:
+    """Stack, kind, depth, change and seed at every tap of every stack; the update of the last stack alone."""
+    masks = real or real_tokens(subject)
+    seen = passed.seen if passed else look(subject)
+    before = _outputs(subject, wanted, masks)
+
+    def changes(kind: str, seed: int, weights: Weights) -> Iterator[tuple[str, str, int, float, int]]:
+        stacks = list(wanted)[-1:] if kind == "update" else list(wanted)
+        with at_weights(subject.model, weights):
+            after = _outputs(subject, {name: wanted[name] for name in stacks}, masks)
+        for name in stacks:
+            pairs = zip(before[name], after[name], strict=True)
+            found = torch.stack([(x - y).square().mean() for x, y in pairs]).tolist()
+            yield from ((name, kind, n, c, seed) for n, c in zip(wanted[name].values(), found, strict=True))
+
+    for seed in seeds:
+        yield from changes("random", seed, random_change(subject, size=size, seed=seed, seen=seen))
     if optimiser is not None:
-        weights["update"] = updated(subject, optimiser)
-    for kind, changed in weights.items():
-        with at_weights(subject.model, changed):
-            after = _outputs(subject, stack, taps, mask)
-            found = torch.stack([(x - y).square().mean() for x, y in zip(before, after, strict=True)])
-        yield from ((kind, depth, c) for depth, c in zip(taps.values(), found.tolist(), strict=True))
+        slope = passed.slope if passed else None
+        yield from changes("update", seeds[0], updated(subject, optimiser, slope))
 
 
 @torch.no_grad()
-def _outputs(subject: Subject, stack: StackView, taps: Mapping[Tap, int], mask: Tensor) -> list[Tensor]:
-    """Real tokens `[N, D]` of the stream at every tap, normed as the stack's output is."""
-    final = subject.model.get_submodule(stack.final_norm) if stack.final_norm else torch.nn.Identity()
-    with capture(subject.model, taps) as seen:
+def _outputs(
+    subject: Subject, wanted: Mapping[str, Mapping[Tap, int]], masks: Real
+) -> dict[str, list[Tensor]]:
+    """Real tokens `[N, D]` of the stream at every tap, normed as its stack's output is, by stack."""
+    with capture(subject.model, [tap for taps in wanted.values() for tap in taps]) as caught:
         subject.forward()
-    return [rows(final(seen[tap]), mask) for tap in taps]
+    finals = {stack.name: stack.final_norm for stack in subject.structure.stacks}
+    found: dict[str, list[Tensor]] = {}
+    for name, taps in wanted.items():
+        path = finals[name]
+        final = subject.model.get_submodule(path) if path else torch.nn.Identity()
+        found[name] = [rows(final(caught[tap]), masks[name]) for tap in taps]
+    return found
 
 
 def _stack(subject: Subject, name: str | None) -> StackView:

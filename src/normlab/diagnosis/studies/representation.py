@@ -7,36 +7,39 @@ from collections.abc import Iterator
 import torch
 from torch import Tensor, nn
 
-from normlab.diagnosis.kinds import measuring, norms_of
-from normlab.diagnosis.parameters import Owner, owners, stream_taps
+from normlab.diagnosis.kinds import norms_of
+from normlab.diagnosis.parameters import Owner
+from normlab.diagnosis.passes import Seen, look
 from normlab.diagnosis.studies.attention import is_sequence_first
 from normlab.diagnosis.subject import Subject
 from normlab.diagnosis.table import Row, Table
-from normlab.diagnosis.taps import capture
 from normlab.diagnosis.tokens import Real, real_tokens
 
 
-def similarity(subject: Subject, *, real: Real | None = None) -> Table:
+def similarity(subject: Subject, *, real: Real | None = None, seen: Seen | None = None) -> Table:
     r""":math:`\cos(x_i, x_j)`, the mean over pairs :math:`i \ne j` of tokens of a sequence, and the effective
     rank :math:`\exp(-\sum_k p_k \ln p_k)` with :math:`p_k = \sigma_k / \sum_l \sigma_l` of a sequence's
     singular values.
 
     Of the stream `[B, T, D]` that a stack begins with, index -1, and after each sublayer; the mean over
-    sequences of more than one token. Padding is left out; ``real`` is found by ``real_tokens`` if not given.
-    A stream `[N, D]` is one sequence.
+    sequences of more than one token. Padding is left out; ``real`` is found by ``real_tokens`` and ``seen``
+    by ``look`` if not given. A stream `[N, D]` is one sequence.
 
     Dong et al. 2021, Section 2 (arXiv 2103.03404) for tokens that grow alike; Roy and Vetterli 2007, Section
     2 (EUSIPCO) for the rank.
     """
     real = real or real_tokens(subject)
     turned = is_sequence_first(subject.model)
-    with torch.no_grad(), capture(subject.model, stream_taps(subject.structure)) as seen:
-        subject.forward()
+    if seen is None:
+        with torch.no_grad():
+            seen = look(subject)
+    tensors = seen.tensors
     found: list[Row] = []
     for stack in subject.structure.stacks:
         taps = {-1: stack.sublayers[0].before} | {view.index: view.after for view in stack.sublayers}
         for index, tap in taps.items():
-            x, mask = seen[tap], real[stack.name].reshape(seen[tap].shape[:-1]).to(seen[tap].device)
+            x = tensors[tap]
+            mask = real[stack.name].reshape(x.shape[:-1]).to(x.device)
             if turned and x.ndim == 3:
                 x, mask = x.transpose(0, 1), mask.T
             found.append({"stack": stack.name, "index": index, **_alike(x, mask)})
@@ -72,7 +75,7 @@ def effective_rank(x: Tensor) -> Tensor:
     return torch.special.entr(shares).sum(-1).exp()
 
 
-def norm_parameters(subject: Subject) -> Table:
+def norm_parameters(subject: Subject, *, seen: Seen | None = None) -> Table:
     r""":math:`\frac{1}{n} \sum_i w_i`, :math:`\min_i w_i` and :math:`\max_i w_i` of the gains, biases and
     scalars w of every norm, and of what scales streams and branches: :math:`g, \gamma, \beta, \omega,
     \alpha, \lambda`.
@@ -80,14 +83,14 @@ def norm_parameters(subject: Subject) -> Table:
     That is, of all parameters with at most one dimension of norms anywhere, told by their numbers, and of
     modules without a matrix in the sublayers but outside their branches. ``parameter`` is the path from the
     model, ``module`` that of its module; stack and index are None outside of all sublayers, and index is the
-    first sublayer's for what those of a layer share, such as ReZero's :math:`\alpha`.
+    first sublayer's for what those of a layer share, such as ReZero's :math:`\alpha`. ``seen`` is found by
+    ``look`` if not given.
 
     Nguyen and Salazar 2019, Figure 3 (arXiv 1910.05895) for the g of ScaleNorm by depth.
     """
     model, structure = subject.model, subject.structure
-    with capture(model, stream_taps(structure)) as seen, measuring(model) as widths:
-        subject.forward()
-    owned, norms = owners(model, structure, seen), norms_of(model, widths)
+    seen = seen or look(subject)
+    owned, norms = seen.owned, norms_of(model, seen.widths)
     by_structure = dict(_norms_by_structure(subject))
     finals = {stack.final_norm: stack.name for stack in structure.stacks if stack.final_norm}
     rows: list[Row] = []

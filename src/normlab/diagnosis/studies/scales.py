@@ -7,11 +7,11 @@ from typing import TypeAlias
 
 from torch import Tensor
 
-from normlab.diagnosis.parameters import owners, stream_taps
+from normlab.diagnosis.passes import Seen, look
 from normlab.diagnosis.structure import StackView
 from normlab.diagnosis.subject import Subject
 from normlab.diagnosis.table import Row, Table
-from normlab.diagnosis.taps import Tap, capture
+from normlab.diagnosis.taps import Tap
 from normlab.diagnosis.theory import LEMMA_2, bounded_fraction, ffn_gain, hidden_scales
 from normlab.diagnosis.tokens import Real, real_tokens, rows
 
@@ -19,25 +19,23 @@ Place: TypeAlias = tuple[str | None, int | None]
 """Stack and index of a sublayer."""
 
 
-def scales(subject: Subject, *, real: Real | None = None) -> Table:
+def scales(subject: Subject, *, real: Real | None = None, seen: Seen | None = None) -> Table:
     r""":math:`\mathbb{E}\|x\|^2/d` over real tokens x: of the stream before each sublayer, of its branch, of
     their sum (``total``) and of the stream after it.
 
     ``spread`` is the standard deviation of :math:`\|x\|^2` over its mean, ``bounded`` the fraction of tokens
     with :math:`(\|x\|^2 - \mathbb{E})/\mathbb{E} \le 0.1`. ``theory`` is what Xavier's start, ReLU and
     uniform attention give from the mean square that the stack begins with; where only bounds are known it is
-    empty and they stand in ``theory_low`` and ``theory_high``. ``real`` is found by ``real_tokens`` if not
-    given.
+    empty and they stand in ``theory_low`` and ``theory_high``. ``real`` is found by ``real_tokens`` and
+    ``seen`` by ``look`` if not given.
 
     Xiong et al. 2020, Lemma 2, Section 3.4 and Definition 1 (arXiv 2002.04745).
     """
     real = real or real_tokens(subject)
-    totals = [view.total for stack in subject.structure.stacks for view in stack.sublayers]
-    with capture(subject.model, [*stream_taps(subject.structure), *totals]) as seen:
-        subject.forward()
+    seen = seen or look(subject)
     widths = _ffn_widths(subject, seen)
-    stacks = subject.structure.stacks
-    return Table("scales", tuple(row for s in stacks for row in _rows(s, real[s.name], seen, widths)))
+    stacks, found = subject.structure.stacks, seen.tensors
+    return Table("scales", tuple(row for s in stacks for row in _rows(s, real[s.name], found, widths)))
 
 
 def _rows(
@@ -72,12 +70,12 @@ def _rows(
             }
 
 
-def _ffn_widths(subject: Subject, seen: Mapping[Tap, Tensor]) -> dict[Place, int]:
+def _ffn_widths(subject: Subject, seen: Seen) -> dict[Place, int]:
     """The inner width of every feed-forward sublayer with two or three matrices of its own."""
     found: dict[Place, int] = {}
     shapes = {path: tuple(p.shape) for path, p in subject.model.named_parameters() if p.ndim == 2}
-    dims = {s.name: seen[s.sublayers[0].before].shape[-1] for s in subject.structure.stacks}
-    for path, owner in owners(subject.model, subject.structure, seen).items():
+    dims = {s.name: seen.tensors[s.sublayers[0].before].shape[-1] for s in subject.structure.stacks}
+    for path, owner in seen.owned.items():
         if owner.role == "ffn" and path in shapes and owner.stack and dims[owner.stack] in shapes[path]:
             inner = sum(shapes[path]) - dims[owner.stack]
             key = owner.stack, owner.index

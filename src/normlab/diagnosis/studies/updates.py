@@ -4,34 +4,34 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-import torch
 from torch import Tensor
 from torch.optim import Optimizer
 
-from normlab.diagnosis.kinds import Part, kinds, measuring
-from normlab.diagnosis.parameters import Owner, owners, stream_taps
+from normlab.diagnosis.kinds import Part, kinds
+from normlab.diagnosis.parameters import Owner
+from normlab.diagnosis.passes import Pass, Seen, examine
 from normlab.diagnosis.stats import measure
 from normlab.diagnosis.step import Make, updated
-from normlab.diagnosis.stepping import gradients_of, knowing, trainable
+from normlab.diagnosis.stepping import trainable
 from normlab.diagnosis.subject import Subject
 from normlab.diagnosis.table import Row, Table
-from normlab.diagnosis.taps import capture
 
 
-def updates(subject: Subject, optimiser: Optimizer | Make) -> Table:
+def updates(subject: Subject, optimiser: Optimizer | Make, *, passed: Pass | None = None) -> Table:
     r""":math:`\|g\|`, :math:`\|u\|` and :math:`\|u\| / \|w\|` of each parameter w: its gradient g and the
     update u that the optimiser makes of it, in its first step or, amid a training, in its next.
 
     ``grad_relative`` and ``update_relative`` are relative to the largest of the model, ``update_over_weight``
     is None for weights that are all zero. A packed matrix of queries, keys and values has a row for each.
     Frozen parameters have none. ``optimiser`` as for ``step.updated``, any class of ``torch.optim``:
-    ``partial(torch.optim.AdamW, lr=5e-4)``.
+    ``partial(torch.optim.AdamW, lr=5e-4)``. ``passed`` is found by ``examine`` if not given.
 
     Liu et al. 2020, Section 3.2, Figures 5 and 11 (arXiv 2004.08249). Raises ValueError for a frozen model
     and a loss that is not finite.
     """
-    start, grads, owned, parts = _examined(subject)
-    after = updated(knowing(subject, start, grads), optimiser)
+    passed = passed or examine(subject)
+    grads, owned, parts = passed.slope.gradients, passed.seen.owned, _parts(subject, passed.seen)
+    after = updated(subject, optimiser, passed.slope)
     rows: list[Row] = []
     for path, p in trainable(subject.model).items():
         weight, step = p.detach(), after[path].sub_(p.detach())
@@ -41,16 +41,10 @@ def updates(subject: Subject, optimiser: Optimizer | Make) -> Table:
     return Table("updates", tuple(_with_shares(rows)))
 
 
-def _examined(
-    subject: Subject,
-) -> tuple[float, dict[str, Tensor], Mapping[str, Owner], Mapping[str, tuple[Part, ...]]]:
-    """One forward and one backward pass: the loss, gradients, and owners and parts of the parameters."""
-    model, structure = subject.model, subject.structure
-    with capture(model, stream_taps(structure)) as seen, measuring(model) as widths, torch.enable_grad():
-        loss = subject.loss()
-    owned = owners(model, structure, seen)
-    dims: dict[str | None, int] = {s.name: seen[s.sublayers[0].before].shape[-1] for s in structure.stacks}
-    return loss.item(), gradients_of(loss, model), owned, kinds(model, owned, widths, dims)
+def _parts(subject: Subject, seen: Seen) -> Mapping[str, tuple[Part, ...]]:
+    stacks = subject.structure.stacks
+    dims: dict[str | None, int] = {s.name: seen.tensors[s.sublayers[0].before].shape[-1] for s in stacks}
+    return kinds(subject.model, seen.owned, seen.widths, dims)
 
 
 def _row(path: str, part: Part, owner: Owner, *, grad: Tensor, step: Tensor, weight: Tensor) -> Row:
