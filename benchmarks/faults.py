@@ -246,6 +246,7 @@ def facts(costs: dict[str, Any]) -> dict[str, object]:
         "ring": flight.RING,
         "watched": flight.WATCHED,
         "left": f"{blame.LEFT:g}",
+        "few": f"{blame.FEW:g}",
         "recent": flight.RECENT,
         "nats": flight.SPIKE_NATS,
         "about": costs["about"],
@@ -318,9 +319,9 @@ Named is
 2. else the first module, in forward order, whose output is not finite while its input is;
 3. else the first, in backward order, whose gradient is not finite; then a parameter whose gradient or
    update is not;
-4. else the first statistic above {left} times its median of the steps before: rms of an output, of the
-   gradient in an output relative to the loss's own in the model's output, update by the learning rate;
-   within a step in the order of the stream;
+4. else the first statistic above {left} (1 + {few}/n) times its median of the n steps before: rms of an
+   output, of the gradient in an output relative to the loss's own in the model's output, update by the
+   learning rate; within a step in the order of the stream;
 5. else nobody: *no module left its range: look at the data, the labels or the loss*.
 
 What it cannot see: a fault that is there from the first step on has no steps before it, unless it grows;

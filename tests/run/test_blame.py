@@ -57,16 +57,16 @@ def test_an_update_that_is_not_finite_is_the_optimisers():
 
 
 def test_what_leaves_its_range_first_is_blamed_and_within_a_step_what_comes_first():
-    left = step(3, outputs={"layer": 30.0, "layer.inner": 11.0})
+    left = step(3, outputs={"layer": 90.0, "layer.inner": 31.0})
     steps = [step(1), step(2), left, step(4, outputs={"": 99.0})]
     found = blame(steps)
     assert (found.rule, found.module, found.step) == ("range", "layer.inner", 3)
-    assert "11 times its median of the 2 steps before" in found.sentence
-    assert any("layer: 30 times" in line for line in found.evidence)
+    assert "31 times its median of the 2 steps before" in found.sentence
+    assert any("layer: 90 times" in line for line in found.evidence)
 
 
 def test_gradients_that_all_grow_with_the_losss_own_are_the_losss():
-    found = blame([step(1), step(2, grads=dict.fromkeys(MODULES, 50.0))])
+    found = blame([step(1), step(2, grads=dict.fromkeys(MODULES, 51.0))])
     assert found.module == ""
     assert "the rms of the gradient in the output of the model itself" in found.sentence
 
@@ -84,3 +84,13 @@ def test_nobody_is_blamed_for_what_stays_in_its_range_or_begins_at_zero():
     assert (found.sentence, found.rule, found.module) == (NOWHERE, "none", "")
     assert found.evidence[0].startswith("nearest to it: the rms of the output of layer, 1.8 times")
     assert blame([]).rule == "none"
+
+
+def test_fewer_steps_before_allow_more():
+    """What begins at zero, as behind a scalar of ReZero, grows fast in its first steps and is sound."""
+    before = [step(i) for i in range(1, 4)]
+    grown = step(4, outputs={"layer": 20.0})
+    assert blame([*before, grown]).rule == "none"
+    longer = [step(i) for i in range(1, 20)]
+    found = blame([*longer, step(20, outputs={"layer": 20.0})])
+    assert (found.rule, found.module, found.step) == ("range", "layer", 20)

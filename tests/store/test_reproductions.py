@@ -92,3 +92,12 @@ def test_a_fresh_result_counts_before_a_stale_and_a_stale_before_a_damaged_one(t
 
 def test_runs_come_before_kept_results(tmp_path):
     assert [str(path) for path in folders(tmp_path)] == [str(tmp_path / "papers"), "results/papers"]
+
+
+def test_a_result_on_another_text_is_undecided_and_not_fresh(tmp_path):
+    write_reproduction(dataclasses.replace(found(), stand_in="iwslt14.de-en"), tmp_path)
+    stood = standing(ARTEFACT, [tmp_path])
+    assert stood.state == "undecided"
+    assert not stood.fresh
+    assert stood.found is not None
+    assert stood.found.stand_in == "iwslt14.de-en"

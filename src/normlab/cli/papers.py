@@ -219,7 +219,7 @@ def _show_one(standing: Standing) -> None:
     from rich.text import Text
 
     from normlab.cli import terminal
-    from normlab.papers.words import command, number
+    from normlab.papers.words import command, number, stood_in
 
     artefact, console = standing.artefact, terminal.console()
     console.print(Text.assemble((artefact.id, "bold"), ": ", _state(standing.state)))
@@ -231,6 +231,8 @@ def _show_one(standing: Standing) -> None:
     _verdicts(console, standing)
     if standing.trouble:
         terminal.write(Text(standing.trouble))
+    if standing.found is not None and standing.found.stand_in:
+        terminal.write(stood_in(standing.found))
     if standing.state == "stale":
         terminal.write("stale: this was measured for another claim; the verdicts above are not valid")
     if artefact.discussion:

@@ -67,7 +67,9 @@ def fits_of_curves(curves: Sequence[Curve], *, level: float = 0.95) -> tuple[Fit
     depths, such as seeds; an interval is :math:`\pm t_{c-1} \, \mathrm{sd}_s / \sqrt c` of what is fitted to
     each curve alone.
 
-    That holds where the points of one curve depend on each other, as those of the prefixes of one model do.
+    The power law's p and :math:`\ln b` are the means of those of the curves, so that its interval is around
+    the estimate that it belongs to; the other laws are linear in y, and need no such care. All that holds
+    where the points of one curve depend on each other, as those of the prefixes of one model do.
     One curve alone has the intervals of :func:`fits`. Raises ValueError for curves of different depths.
     """
     depths = list(curves[0][0])
@@ -78,7 +80,9 @@ def fits_of_curves(curves: Sequence[Curve], *, level: float = 0.95) -> tuple[Fit
     if len(curves) == 1:
         return whole
     alone = [{fit.law: fit for fit in fits(depths, row.tolist(), level=level)} for row in values]
-    return tuple(_spread_over(fit, [f[fit.law] for f in alone if fit.law in f], level) for fit in whole)
+    mean_curve = torch.tensor(depths, dtype=torch.float64), values.mean(0)
+    averaged = (_averaged(fit, [f[fit.law] for f in alone if fit.law in f], mean_curve) for fit in whole)
+    return tuple(_spread_over(fit, [f[fit.law] for f in alone if fit.law in f], level) for fit in averaged)
 
 
 def better(found: Iterable[Fit], *, among: Sequence[str] = ("log", "linear")) -> Fit:
@@ -129,6 +133,18 @@ def _least_squares(columns: Sequence[Tensor], y: Tensor, level: float) -> tuple[
     degrees = len(y) - x.shape[1]
     variance = (y - x @ solution).square().sum() / degrees
     return solution.tolist(), student(degrees, level) * math.sqrt(variance * inverse[-1, -1])
+
+
+def _averaged(fit: Fit, alone: Sequence[Fit], curve: tuple[Tensor, Tensor]) -> Fit:
+    """A power law as the mean of those of single curves, its quality that on the mean curve."""
+    exponents = [one.exponent for one in alone if one.exponent is not None]
+    if fit.exponent is None or not exponents:
+        return fit
+    p = sum(exponents) / len(exponents)
+    b = math.exp(sum(math.log(one.coefficient) for one in alone) / len(alone))
+    n, y = curve
+    r2, aic = _quality(y, b * n**p, parameters=2)
+    return replace(fit, coefficient=b, exponent=p, r2=r2, aic=aic)
 
 
 def _spread_over(fit: Fit, alone: Sequence[Fit], level: float) -> Fit:

@@ -36,6 +36,14 @@ def in_short(standing: Standing, most: int = 2) -> str:
     return f"{agreeing} of {len(claims)}: " + ", ".join([*shown, *more])
 
 
+def stood_in(found: Reproduction) -> str:
+    """What to know of a result on another text."""
+    return (
+        f"This was measured on the built-in corpus, because {found.stand_in} was not there, and decides "
+        "nothing of what the paper says; set NORMLAB_DATA to the folder that has it, and measure it again"
+    )
+
+
 def counts(states: Iterable[State]) -> dict[str, int]:
     """How many artefacts are in each state that occurs."""
     counted = Counter(states)

@@ -10,7 +10,7 @@ import polars as pl
 from markupsafe import Markup
 
 from normlab.figures.artefact import colours, panels
-from normlab.papers.words import command, measured, number
+from normlab.papers.words import command, measured, number, stood_in
 from normlab.report.page import Block, Cell, Chart, Code, Details, Grid, Page, Section, Table, Text
 from normlab.report.studies import anchor, frame
 from normlab.report.words import count
@@ -93,7 +93,9 @@ def _warnings(standing: Standing) -> Iterator[Block]:
     artefact, found = standing.artefact, standing.found
     if standing.trouble:
         yield Text(standing.trouble, "alarm")
-    if found is not None and not standing.fresh:
+    if found is not None and found.stand_in:
+        yield Text(stood_in(found), "alarm")
+    if standing.state == "stale" and found is not None:
         yield Text(
             f"This was measured for another claim, {found.fingerprint}; today's is {artefact.fingerprint()}. "
             f"The verdicts below are not valid. To measure it anew: {command(artefact)}",

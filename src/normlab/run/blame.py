@@ -11,7 +11,10 @@ from typing import Final
 from normlab.diagnosis.observe import Probe, Record
 
 LEFT: Final = 10.0
-"""Times the median of the steps before, at which a statistic has left its range."""
+"""Times the median of many steps before, at which a statistic has left its range."""
+
+FEW: Final = 4.0
+"""With n steps before it takes 1 + ``FEW`` / n times as much: what begins at zero grows fast at first."""
 
 BEFORE: Final = 32
 """Steps that make that median, at most."""
@@ -59,7 +62,7 @@ class Verdict:
 
 def blame(steps: Sequence[Observed]) -> Verdict:
     """The first module whose output is not finite while its input is; else the first gradient, in backward
-    order, or update that is not; else the first statistic beyond ``LEFT`` times its median of the steps
+    order, or update that is not; else the first statistic out of its range (``LEFT``, ``FEW``) of the steps
     before, within a step in the order of the stream; else nobody.
     """
     for seen in steps:
@@ -137,7 +140,7 @@ def _parameters(seen: Observed) -> Verdict | None:
 
 
 def _range(steps: Sequence[Observed]) -> Verdict | None:
-    beside = ([one for one in all_of_step if one.factor > LEFT] for all_of_step in _against_before(steps))
+    beside = ([one for one in all_of_step if one.left] for all_of_step in _against_before(steps))
     left = next(filter(None, beside), None)
     if left is None:
         return None
@@ -171,6 +174,10 @@ class _Beside:
     @property
     def factor(self) -> float:
         return self.value / self.median
+
+    @property
+    def left(self) -> bool:
+        return self.factor > LEFT * (1 + FEW / self.before)
 
 
 def _steps(number: int) -> str:

@@ -22,7 +22,8 @@ def examine(path: str | Path, step: int | None = None, *, watched: int = WATCHED
 
     It begins at the run's last checkpoint where that lies before ``step``, else at the start; every module is
     watched in the last ``watched`` steps. Nothing of the run changes but its ``flight.json``, which gets the
-    report that is returned. Raises ValueError for a step that the run has not made.
+    report that is returned. Where losses do not come out as they were, the report says so and blames nobody.
+    Raises ValueError for a step that the run has not made, and where another process works at the run.
     """
     folder = RunFolder(path)
     config, made = folder.config(), folder.status().step
@@ -35,14 +36,14 @@ def examine(path: str | Path, step: int | None = None, *, watched: int = WATCHED
     kind = TASKS[config.task]
     device = prepare_process(config.machine)
     _, corpus = kind.prepare(config.data, folder.path.parent / "data")
-    with TemporaryDirectory() as scratch:
+    with folder.lock(), TemporaryDirectory() as scratch:
         again = RunFolder(scratch)
         if has_checkpoint(folder.last) and _step_of(folder.last) < stop:
             shutil.copytree(folder.last, again.last)
         loop = Loop(kind(config, corpus, device), again, lambda row: None)
         asked = Trigger("asked", stop, stop, f"asked about step {stop}")
-        report = loop.recorder.report(asked, watched=watched, most=stop)
-    folder.add_flight(report | {"step": stop})
+        report = loop.recorder.report(asked, watched=watched, most=stop, history=folder.metrics())
+        folder.add_flight(report | {"step": stop})
     return report
 
 

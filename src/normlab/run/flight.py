@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 import statistics
 from collections import deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
@@ -92,14 +92,22 @@ class Recorder:
             self._said |= {trigger.kind} | ({"diverged", "not finite"} if trigger.kind != "spike" else set())
             self.report(trigger)
 
-    def report(self, trigger: Trigger, *, watched: int = WATCHED, most: int | None = None) -> dict[str, Any]:
+    def report(
+        self,
+        trigger: Trigger,
+        *,
+        watched: int = WATCHED,
+        most: int | None = None,
+        history: Sequence[Mapping[str, Any]] = (),
+    ) -> dict[str, Any]:
         """Replay up to the bad step, the last ``watched`` steps of it with every module watched, and add what
         is found to the run's ``flight.json``. At most ``most`` steps are done again, the interval of the
-        checkpoints if that is not given.
+        checkpoints if that is not given. ``history`` is the run's metrics, where the loop did not make them
+        itself: what was validated then is not validated again, and losses are compared with theirs.
         """
         held = self._held()
         try:
-            replay = _replayed(self._loop, trigger.until, watched, most)
+            replay = _replayed(self._loop, trigger.until, watched, most, history)
         except Exception as error:  # a training must not end because its recorder failed
             replay = Replay(Verdict(f"the replay failed: {type(error).__name__}: {error}", "none"))
         content = {
@@ -163,7 +171,9 @@ class Replay:
     """Whether every loss came out as it had been, where they are known."""
 
 
-def _replayed(loop: Loop, stop: int, watched: int, most: int | None) -> Replay:
+def _replayed(
+    loop: Loop, stop: int, watched: int, most: int | None, history: Sequence[Mapping[str, Any]]
+) -> Replay:
     most = most or loop.config.machine.checkpoint_every_steps
     recorded = {step: loss for step, (loss, _) in loop.recorder.losses.items()}
     with _set_back(loop, stop) as checkpoint:
@@ -177,36 +187,67 @@ def _replayed(loop: Loop, stop: int, watched: int, most: int | None) -> Replay:
                 "far to do again while training; ask normlab.run.examine"
             )
             return Replay(Verdict(sentence, "none"), start, checkpoint)
-        steps = list(_again(loop, stop, watched))
-    known = [seen for seen in steps if seen.step in recorded]
-    other = next((seen for seen in known if not _same(seen.loss, recorded[seen.step])), None)
+        validated = {int(row["step"]): row for row in history if row["kind"] == "dev"}
+        steps = list(_again(loop, stop, watched, validated))
+    compared = [*_each(steps, recorded), *_means(steps, history)]
+    other = next((one for one in compared if not _same(one.now, one.then)), None)
     if other is not None:
-        return Replay(_another(other, recorded[other.step]), start, checkpoint, agrees=False)
-    return Replay(blame(steps[-watched:]), start, checkpoint, agrees=True if known else None)
+        return Replay(_another(other), start, checkpoint, agrees=False)
+    return Replay(blame(steps[-watched:]), start, checkpoint, agrees=True if compared else None)
 
 
-def _again(loop: Loop, stop: int, watched: int) -> Iterator[Observed]:
+def _again(
+    loop: Loop, stop: int, watched: int, validated: Mapping[int, Mapping[str, float]]
+) -> Iterator[Observed]:
     """The steps up to ``stop``, or to one whose loss is not finite."""
     loss = 0.0
     while loop.progress.step < stop and math.isfinite(loss):
         seen = _step(loop, WATCHING if loop.progress.step >= stop - watched else NOTHING)
         loss = seen.loss
         yield seen
+        if seen.step in validated:
+            loop.improved(validated[seen.step])
 
 
-def _another(seen: Observed, recorded: float) -> Verdict:
+class _Loss(NamedTuple):
+    """A loss as it was, and as it came out again."""
+
+    step: int
+    then: float
+    now: float
+
+
+def _each(steps: Sequence[Observed], recorded: Mapping[int, float]) -> Iterator[_Loss]:
+    return (_Loss(seen.step, recorded[seen.step], seen.loss) for seen in steps if seen.step in recorded)
+
+
+def _means(steps: Sequence[Observed], history: Sequence[Mapping[str, Any]]) -> Iterator[_Loss]:
+    """The rows of metrics whose steps were all done again: a row has the mean over those since the last."""
+    losses, before = {seen.step: seen.loss for seen in steps}, 0
+    for row in history:
+        if row["kind"] == "train":
+            step = int(row["step"])
+            covered = range(before + 1, step + 1)
+            if all(s in losses for s in covered):
+                yield _Loss(step, float(row["loss"]), sum(losses[s] for s in covered) / len(covered))
+            before = step
+
+
+def _another(one: _Loss) -> Verdict:
     """The fault is in nothing that a configuration says."""
     return Verdict(
-        f"done again, step {seen.step} comes out otherwise: what went wrong is not in the configuration; "
-        "look at the hardware, and at code from outside that touches the model",
+        f"done again, step {one.step} comes out otherwise: what went wrong is not in the configuration; look "
+        "at the hardware, at a device that does not repeat its sums, and at code from outside that touches "
+        "the model",
         "none",
-        step=seen.step,
-        evidence=(f"loss of step {seen.step}: {recorded:.6g} then, {seen.loss:.6g} now",),
+        step=one.step,
+        evidence=(f"loss up to step {one.step}: {one.then:.6g} then, {one.now:.6g} now",),
     )
 
 
 def _same(a: float, b: float) -> bool:
-    return a == b or (math.isnan(a) and math.isnan(b))
+    """Equal but for the last digit, which the order of a mean can change."""
+    return math.isclose(a, b, rel_tol=1e-12) or (math.isnan(a) and math.isnan(b))
 
 
 def _step(loop: Loop, preset: Preset) -> Observed:

@@ -8,7 +8,7 @@ import signal
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
@@ -248,11 +248,16 @@ class Loop:
         p = self.progress
         p.seconds = self._seconds()
         self._emit({"kind": "dev", "step": p.step, **scores, "seconds": p.seconds})
-        best = self._is_best(scores)
+        if self.improved(scores):
+            save_checkpoint(self.folder.best, self.model, None, {"step": p.step, **scores})
+
+    def improved(self, scores: Mapping[str, float]) -> bool:
+        """Take note of dev scores; whether they are the best so far."""
+        p, best = self.progress, self._is_best(scores)
         p.val_decay = p.val_decay.after(p.step, self.config.optim, improved=best)
         if best:
             p.best_step, p.best_dev_bleu, p.best_dev_nll = p.step, scores.get("bleu"), scores["nll"]
-            save_checkpoint(self.folder.best, self.model, None, {"step": p.step, **scores})
+        return best
 
     def checkpoint(self, state: str) -> None:
         """Everything that is needed to go on from here."""
@@ -298,7 +303,7 @@ class Loop:
         course = Course(optim, self.config.train.steps, p.val_decay.decays)
         return optim.lr * schedule_factor(p.step, course)
 
-    def _is_best(self, scores: dict[str, float]) -> bool:
+    def _is_best(self, scores: Mapping[str, float]) -> bool:
         """By the score that decides, the likelihood loss where it is equal."""
         p, nll = self.progress, scores["nll"]
         if p.best_step is None or p.best_dev_nll is None:

@@ -85,7 +85,9 @@ class Reproduction:
     facts: Mapping[str, str]
     """Text, sizes, seeds, machine and versions, in words."""
     seconds: float
+    stand_in: str = ""
+    """Name of a text that was not there, so that the built-in corpus stood in for it; empty: none."""
 
     def verdict(self, artefact: Artefact) -> Verdict:
-        """Of all claims of the artefact together."""
-        return together(claim.verdict(self.measures) for claim in artefact.claims)
+        """Of all claims of the artefact together; undecided where they were measured on another text."""
+        return "undecided" if self.stand_in else together(c.verdict(self.measures) for c in artefact.claims)

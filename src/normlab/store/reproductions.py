@@ -32,8 +32,8 @@ class Standing:
 
     @property
     def fresh(self) -> bool:
-        """Whether the result was measured for the claim as it is now."""
-        return self.found is not None and self.found.fingerprint == self.artefact.fingerprint()
+        """Whether the result was measured for the claim as it is now, and on the text that it speaks of."""
+        return self.found is not None and _fresh(self.artefact, self.found)
 
 
 def folders(runs: Path) -> tuple[Path, ...]:
@@ -97,8 +97,12 @@ def _read(artefact: Artefact, path: Path) -> Standing:
         found = read_reproduction(path)
     except ValueError as error:
         return Standing(artefact, "damaged", path=path, trouble=str(error))
-    fresh = found.fingerprint == artefact.fingerprint()
-    return Standing(artefact, found.verdict(artefact) if fresh else "stale", found, path)
+    current = found.fingerprint == artefact.fingerprint()
+    return Standing(artefact, found.verdict(artefact) if current else "stale", found, path)
+
+
+def _fresh(artefact: Artefact, found: Reproduction) -> bool:
+    return found.fingerprint == artefact.fingerprint() and not found.stand_in
 
 
 @dataclass(frozen=True)
@@ -111,6 +115,7 @@ class _Stored:
     tables: dict[str, tuple[dict[str, Any], ...]]
     facts: dict[str, str]
     seconds: float
+    stand_in: str = ""
 
 
 def _number(value: Any) -> Any:

@@ -58,7 +58,8 @@ def reproduce(
         )
     start = time.perf_counter()
     settings: dict[str, Any] = dict(artefact.settings)
-    found = STUDIES[artefact.study](Lab(root, data, say), **settings)
+    lab = Lab(root, data, say)
+    found = STUDIES[artefact.study](lab, **settings)
     seconds = time.perf_counter() - start
     machine = f"{hardware(torch.device('cpu'))}, {torch.get_num_threads()} threads"
     versions = f"torch {torch.__version__}, Python {platform.python_version()}"
@@ -69,4 +70,5 @@ def reproduce(
         tables=found.tables,
         facts={**found.facts, "machine": machine, "versions": versions},
         seconds=seconds,
+        stand_in=lab.missing(),
     )

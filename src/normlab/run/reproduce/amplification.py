@@ -14,7 +14,7 @@ from normlab.diagnosis.studies.dependency import dependency, dependency_own
 from normlab.diagnosis.studies.output_change import output_change, output_change_family
 from normlab.diagnosis.subject import Subject
 from normlab.diagnosis.table import Table
-from normlab.run.reproduce.lab import Found, Lab, Row, log_slope, mean, real, size
+from normlab.run.reproduce.lab import Found, Lab, Row, apart, log_slope, mean, mean_ratio, real, size
 from normlab.spec.claim import Measure
 
 PLACEMENTS = ("post", "pre", "admin")
@@ -50,8 +50,8 @@ def over_depth(
             measures[f"{placement}_{kind}_exponent"] = laws["exponent"]
     deepest = [_curves(rows, placement, "update", depths, seeds) for placement in PLACEMENTS]
     post, pre, admin = ([curve[-1] for curve in curves] for curves in deepest)
-    measures["post_over_pre_update"] = mean(a / b for a, b in zip(post, pre, strict=True))
-    measures["admin_over_pre_update"] = mean(a / b for a, b in zip(admin, pre, strict=True))
+    measures["post_over_pre_update"] = mean_ratio(a / b for a, b in zip(post, pre, strict=True))
+    measures["admin_over_pre_update"] = mean_ratio(a / b for a, b in zip(admin, pre, strict=True))
     exponents = [
         [log_slope(depths, [curve]).value for curve in _curves(rows, placement, "random", depths, seeds)]
         for placement in ("admin", "pre")
@@ -62,7 +62,7 @@ def over_depth(
         "batch": f"{tokens:,} positions, {seeds} seeds",
         "update": f"Adam, lr {lr:g}",
     }
-    return Found(measures, {"changes": rows}, facts)
+    return Found(measures, apart(rows, "kind"), facts)
 
 
 def _curves(
@@ -77,14 +77,13 @@ def _curves(
 
 
 def _laws(depths: Sequence[float], curves: Sequence[Sequence[float]]) -> dict[str, Measure]:
-    """Exponent, R² of the mean curve's laws, and by how much its AIC prefers log N to N."""
-    middle = [fmean(values) for values in zip(*curves, strict=True)]
-    found: dict[str, Fit] = {fit.law: fit for fit in fits(depths, middle)}
+    """Exponent, R² of both laws, and by how much AIC prefers log N to N: means over the curves."""
+    alone: list[dict[str, Fit]] = [{fit.law: fit for fit in fits(depths, curve)} for curve in curves]
     return {
         "exponent": log_slope(depths, curves),
-        "linear_r2": Measure.exact(found["linear"].r2),
-        "log_r2": Measure.exact(found["log"].r2),
-        "advantage": Measure.exact(found["linear"].aic - found["log"].aic),
+        "linear_r2": mean(one["linear"].r2 for one in alone),
+        "log_r2": mean(one["log"].r2 for one in alone),
+        "advantage": mean(one["linear"].aic - one["log"].aic for one in alone),
     }
 
 

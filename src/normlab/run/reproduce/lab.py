@@ -92,6 +92,10 @@ class Lab:
         """The first batches of a text."""
         return [Fed(self._task(text, tokens).batch(i)) for i in range(count)]
 
+    def missing(self) -> str:
+        """Name of a text that a study used and that was not there; empty where all were."""
+        return next((name for name, _ in self._tasks if self._folder(name) is None), "")
+
     def text(self, name: str) -> str:
         """What the text is, in words."""
         if self._folder(name) is None:
