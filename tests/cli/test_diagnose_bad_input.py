@@ -253,6 +253,14 @@ OWN = "--model {0}:build --batch {0}:batch"
         ),
         (f"0123abcd {OWN}", "both a run and --model were given; leave one of them out"),
         ("0123abcd", "no runs in runs; make one: normlab train"),
+        (
+            "0123abcd --lr 1e-3",
+            "a run has its own learning rate; leave --lr out, or name a recipe instead of the run",
+        ),
+        (
+            "0123abcd --flight --fail-on problem",
+            "--flight makes no diagnosis, so that --fail-on says nothing; leave it out",
+        ),
         ("--flight", "--flight does a run's steps again; name the run, as in normlab diagnose RUN --flight"),
         (
             "--model {0} --batch {0}:batch",

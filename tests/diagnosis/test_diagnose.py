@@ -147,14 +147,14 @@ def test_the_optimiser_that_is_given_is_used():
     assert amid.facts["optimiser"] == "Adam amid its training, lr 0.01"
 
 
-def test_a_study_that_fails_becomes_a_note(monkeypatch):
+def test_a_study_that_fails_becomes_a_warning(monkeypatch):
     def fail(question):
         raise ZeroDivisionError("division\n by zero")
 
     monkeypatch.setitem(programme.STUDIES, "scales", fail)
     found = diagnose(tower(), X, loss=square, preset="cheap")
     (note,) = [f for f in found.findings if f.name == "not_done" and "scales" in f.sentence]
-    assert note.severity == "note"
+    assert note.severity == "warning"
     assert note.sentence == "the study scales was not done: ZeroDivisionError: division by zero"
     assert "sublayer_gradients" in found.tables
 

@@ -148,6 +148,15 @@ class Diagnose:
                 f"{missing} is missing: a model of yours needs a batch; give both, as in {missing} "
                 f"my_package.my_module:{name}"
             )
+        ignored = [f"--{n.replace('_', '-')}" for n in ("fail_on", "checkpoints") if getattr(self, n)]
+        if self.flight and ignored:
+            raise ValueError(
+                f"--flight makes no diagnosis, so that {' and '.join(ignored)} says nothing; leave it out"
+            )
+        if self.run_folder and self.lr is not None:
+            raise ValueError(
+                "a run has its own learning rate; leave --lr out, or name a recipe instead of the run"
+            )
         if self.flight and not self.run_folder:
             raise ValueError(
                 "--flight does a run's steps again; name the run, as in normlab diagnose RUN --flight"
@@ -165,6 +174,11 @@ class Diagnose:
 
         load_plugins(*self.imports)
         folder = find(self.run_folder, self.runs)
+        made = folder.status().step
+        print(
+            f"doing the {made:,} steps of {folder.path.name} again, every module watched in the last",
+            file=sys.stderr,
+        )
         report = to_plain(examine(folder.path))
         page = (self.out or folder.path) / "run.html"
         write_text_atomic(page, run_page(folder.path))
@@ -210,14 +224,12 @@ class Diagnose:
 
 def _say(case: Case, diagnosis: Diagnosis, page: Path) -> None:
     """Findings with their evidence, the most severe first, and where the page is."""
-    from rich.console import Console
     from rich.text import Text
 
+    from normlab.cli import terminal
     from normlab.spec.units import duration
 
-    console = Console()
-    if not console.is_terminal:
-        console = Console(width=1000)
+    console = terminal.console()
     facts = {**diagnosis.facts, **case.facts}
     about = [f"{name} {value}" for name, value in facts.items() if name not in ("recipe", "run")]
     console.print(Text(case.title, "bold"), Text("; ".join(about), "dim"), sep="\n")

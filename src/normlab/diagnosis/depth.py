@@ -231,7 +231,8 @@ def _law(stack: str, laws: Mapping[str, Row], *, leans: bool) -> Finding:
     return Finding(
         "output_change",
         "warning" if fast else "note",
-        f"a small random change of all weights moves the output of {stack} like N^{exponent:.2f}{interval} "
+        f"a small random change of the sublayers' matrices moves the output of {stack} like "
+        f"N^{exponent:.2f}{interval} "
         f"as its sublayers N become more{better}{amplified if fast else ''}",
         "output_change_fit",
         {"exponent": exponent, "low": low, "high": high, **{f"aic_{law}": a for law, a in aic.items()}},

@@ -91,9 +91,9 @@ def diagnose(
     ``structure`` is what ``read_structure`` found, for a model that needs names. ``preset``: cheap, standard
     or full.
 
-    A study that fails on a strange model becomes a note. Raises ValueError with what to do for a model
-    without repeated blocks, one that raises or has no trainable parameter, a batch on another device, and a
-    loss that is not finite.
+    A study that refuses a strange model becomes a note, one that fails a warning. Raises ValueError with what
+    to do for a model without repeated blocks, one that raises or has no trainable parameter, a batch on
+    another device, and a loss that is not finite.
     """
     model = _checked(model, batch, preset)
     subject = Subject(model, batch, loss or output_loss, structure or read_structure(model, batch))
@@ -217,8 +217,9 @@ def _finite_loss(subject: Subject) -> float:
 
 def _failure(study: str, error: Exception) -> Finding:
     said = " ".join(str(error).split())[:300]
-    kind = "" if isinstance(error, ValueError) else f"{type(error).__name__}: "
-    return Finding("not_done", "note", f"the study {study} was not done: {kind}{said}", "", {})
+    refused = isinstance(error, ValueError)
+    kind, severity = ("", "note") if refused else (f"{type(error).__name__}: ", "warning")
+    return Finding("not_done", severity, f"the study {study} was not done: {kind}{said}", "", {})
 
 
 @contextmanager

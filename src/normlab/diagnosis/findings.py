@@ -120,7 +120,7 @@ def critical_rate(records: Records) -> Iterator[Finding]:
         ("problem" if ratio > FAR_ABOVE else "warning") if above else "note",
         f"the learning rate {said(records.lr)} is {said(ratio if above else 1 / ratio)} times "
         f"{'above' if above else 'below'} {said(critical)}, from which on one step from here raises the loss "
-        "of the tokens it is made on"
+        "of the mini-batch that it is made on, or of a few hundred tokens where there is none"
         + ("; begin with a warm-up from below it, or lower the rate" if above else ""),
         "curvature",
         {"lr": records.lr, "critical_lr": critical, "ratio": ratio},

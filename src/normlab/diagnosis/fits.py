@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
+from functools import cache
 from typing import TypeAlias
 
 import torch
@@ -96,6 +97,7 @@ def better(found: Iterable[Fit], *, among: Sequence[str] = ("log", "linear")) ->
     return min(known.values(), key=lambda fit: fit.aic)
 
 
+@cache
 def student(degrees: int, level: float = 0.95) -> float:
     r"""t with :math:`P(|T| \le t) = \text{level}`, by :math:`T = \sqrt\nu \tan\theta`, which makes the
     density proportional to :math:`\cos^{\nu - 1} \theta`.

@@ -25,7 +25,7 @@ from normlab.diagnosis.subject import Subject
 from normlab.diagnosis.table import Table
 from normlab.diagnosis.tokens import Real
 
-SEEDS: Final = 2
+SEEDS: Final = 4
 """Random changes of the weights, for the interval of the exponent; dear where there are many weights."""
 CLOSE: Final = 0.2
 """The rate that raises the loss is known within this share."""

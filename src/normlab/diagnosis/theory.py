@@ -129,22 +129,3 @@ def rms_norm_jacobian(x: Tensor) -> Tensor:
     `[..., D]` to `[...]`. Xiong et al. 2020, Lemma 3 as published (arXiv 2002.04745).
     """
     return x.shape[-1] ** 0.5 / torch.linalg.vector_norm(x, dim=-1)
-
-
-def norm_shrinkage(gain: float = 0.5) -> float:
-    r""":math:`\mathbb{E}\|J_{LN}\|^2 = 1/(1 + g)`: 2/3 behind a feed-forward sum of gain 1/2.
-
-    The gradient in a stream of Post-LN is said to shrink by its root at each layer. Xiong et al. 2020,
-    Appendix F (arXiv 2002.04745).
-    """
-    return 1 / (1 + gain)
-
-
-def last_gradient(layers: float, growth: float) -> float:
-    r""":math:`\|\partial L / \partial W^{2,L}\|_F \propto (1 + c L)^{-1/2}` in Pre-LN, whose stream has grown
-    to :math:`(1 + c L) d` where the final norm reads it.
-
-    c, ``growth``, is between 1/2 and 3/2 in an encoder; it is 0 in Post-LN, whose gradient does not depend on
-    L. Xiong et al. 2020, Theorem 1 and Lemma 2 (arXiv 2002.04745).
-    """
-    return (1 + growth * layers) ** -0.5

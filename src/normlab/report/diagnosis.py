@@ -130,8 +130,11 @@ def _how(diagnosis: Mapping[str, Any]) -> Section:
     facts = {**diagnosis["facts"], **diagnosis.get("case", {})}
     blocks: list[Block] = [
         Text(
-            "Everything was measured without dropout on one batch; nothing was trained, and the model is as "
-            "it was. Statistics leave padding out."
+            "Everything was measured without dropout; nothing was trained, and the model is as it was. "
+            "Statistics leave padding out. Scales, gradients of sublayers, attention, similarity and updates "
+            "are those of the whole batch; dependency, Jacobians, output change and the critical rate, which "
+            "take many passes, those of some 256 tokens of it or of one mini-batch; parameter gradients are "
+            "those of the mini-batches."
         ),
         *([Code(diagnosis["command"])] if diagnosis.get("command") else []),
         Details("What was recognised", [Code(diagnosis["structure"])]),

@@ -21,7 +21,10 @@ ROLES: Final = {
     "branch": "branch",
 }
 KINDS: Final = ("query", "key", "value", "output", "ffn_in", "ffn_out", "norm", "embedding", "other")
-CHANGED: Final = {"random": "a random change of all weights", "update": "one step of the optimiser"}
+CHANGED: Final = {
+    "random": "a random change of the sublayers' matrices",
+    "update": "one step of the optimiser",
+}
 DRAWN: Final = ("sublayer", "layer", "recipe", "theory", "theory_low", "theory_high")
 """Columns of a chart by depth; Vega takes a column named signal for one of its own."""
 
@@ -106,9 +109,9 @@ DEPENDENCY: Final = (
     "branches before."
 )
 CHANGE: Final = (
-    "How far the output of the first N sublayers moves when all weights do, in mean square. Solid: the power "
-    "law that fits best; dashed: a line in N; dotted: log N. Theory expects N of a Post-LN and log N of a "
-    "Pre-LN (Liu et al. 2020, Theorem 2)."
+    "How far the output of the first N sublayers moves when the matrices of all sublayers do, in mean "
+    "square. Solid: the power law that fits best; dashed: a line in N; dotted: log N. Theory expects N of a "
+    "Post-LN and log N of a Pre-LN (Liu et al. 2020, Theorem 2)."
 )
 UPDATES: Final = (
     "A tick a matrix or gain, relative to the model's largest: gradients may differ where one step of the "
@@ -207,7 +210,7 @@ def _changes(view: View) -> list[Chart]:
         lines = [point for fit in fits for point in _line(fit, rows)]
         schema = {"recipe": pl.String, "law": pl.String, "depth": pl.Int64, "value": pl.Float64}
         drawn = growth(points, pl.DataFrame(lines, schema=schema))
-        caption = "Blue: a random change of all weights, a point a seed."
+        caption = "Blue: a random change of the sublayers' matrices, a point a seed."
         if any(row["kind"] == "update" for row in rows):
             caption += " Orange: one step of the optimiser."
         charts.append(Chart(f"change-{anchor(label)}", f"Output change, {label}", caption, drawn, points))
