@@ -24,7 +24,13 @@ def colours(drawing: Drawing, frame: pl.DataFrame) -> list[str]:
     """The values that are told apart by colour, in the table's order."""
     if not drawing.colour or drawing.kind == "cells":
         return []
-    return list(dict.fromkeys(frame[drawing.colour].cast(pl.String)))
+    return list(dict.fromkeys(frame.select(_named(frame, drawing.colour)).to_series()))
+
+
+def _named(frame: pl.DataFrame, column: str) -> pl.Expr:
+    """Values as words: ``d_ff 512`` for numbers, which say little by themselves."""
+    words = pl.col(column).cast(pl.String)
+    return pl.lit(f"{column} ") + words if frame[column].dtype.is_numeric() else words
 
 
 def panels(drawing: Drawing, frame: pl.DataFrame, legend: Sequence[str]) -> dict[str, Drawn]:
@@ -60,7 +66,7 @@ def _tidy(drawing: Drawing, frame: pl.DataFrame) -> pl.DataFrame:
     told = {"recipe": drawing.colour, "panel": drawing.panel}
     shown = frame.select(
         *(pl.col(column).alias(place) for place, column in wanted.items() if column),
-        *((pl.col(c).cast(pl.String) if c else pl.lit("")).alias(place) for place, c in told.items()),
+        *((_named(frame, c) if c else pl.lit("")).alias(place) for place, c in told.items()),
         *(pl.col(c).alias(n) for c, n in ((LOW, "lower"), (HIGH, "upper")) if c in frame.columns),
     )
     if drawing.kind == "cells":
