@@ -33,7 +33,7 @@ OWN = {
     ),
     "recipes": "names axis config force imports",
     "papers": "names as_json runs",
-    "reproduce": "names runs data again",
+    "reproduce": "names runs data jobs again",
 }
 """A flag is a promise: think before adding one. A configuration or a recipe may be the better place."""
 

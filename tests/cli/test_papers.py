@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import sys
 from dataclasses import replace
+from functools import partial
 from types import SimpleNamespace
 
 import pytest
@@ -41,7 +42,10 @@ def measured(monkeypatch, tmp_path) -> list[tuple]:
             )
         return found(artefact)
 
-    monkeypatch.setitem(sys.modules, "normlab.run.reproduce", SimpleNamespace(reproduce=reproduce))
+    def each(artefacts, data, root, say, *, jobs):
+        return ((artefact, partial(reproduce, artefact, data, root, say)) for artefact in artefacts)
+
+    monkeypatch.setitem(sys.modules, "normlab.run.reproduce", SimpleNamespace(each=each))
     monkeypatch.setattr(papers, "ARTEFACTS", {a.id: a for a in (PLAIN, FAILING, BARE)})
     monkeypatch.delenv("NORMLAB_DATA", raising=False)
     monkeypatch.chdir(tmp_path)

@@ -6,7 +6,7 @@ import json
 import os
 import sys
 import traceback
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Final
@@ -76,6 +76,8 @@ class Reproduce:
     """Folder for results: papers/<id>.json, papers/<id>.html and papers/papers.html below it."""
     data: Path | None = None
     """Folder of local data sets; without it $NORMLAB_DATA."""
+    jobs: int = 0
+    """Artefacts that are measured at the same time; 0: one for each usable core."""
     again: Switch = False
     """Also measure what was measured for the same claim already."""
 
@@ -88,7 +90,7 @@ class Reproduce:
         from normlab.papers import ARTEFACTS
         from normlab.report.papers import write_papers_page
 
-        failed = [artefact.id for artefact in self._wanted() if not self._done(artefact)]
+        failed = [artefact.id for artefact, measure in self._each() if not self._done(artefact, measure)]
         page = write_papers_page(_standings(ARTEFACTS.values(), self.runs), self._folder())
         print(f"all artefacts: {page}")
         if failed:
@@ -106,24 +108,39 @@ class Reproduce:
             raise ValueError(f"no artefact of {', '.join(self.names)} has a study yet; these have: {having}")
         return wanted
 
+    def _each(self) -> Iterator[tuple[Artefact, Callable[[], Reproduction] | None]]:
+        """What was asked for, with what measures it; None where that was done before."""
+        from normlab.run.reproduce import each
+        from normlab.spec.request import usable_cores
+
+        wanted = self._wanted()
+        fresh = {s.artefact.id for s in _standings(wanted, self.runs) if s.fresh and not self.again}
+        yield from ((artefact, None) for artefact in wanted if artefact.id in fresh)
+        todo = [artefact for artefact in wanted if artefact.id not in fresh]
+        jobs = min(self.jobs or usable_cores(), len(todo))
+        data = self.data or (Path(given) if (given := os.environ.get("NORMLAB_DATA")) else None)
+        yield from each(todo, data, self.runs, _progress, jobs=jobs)
+
     def _folder(self) -> Path:
         from normlab.store.reproductions import folders
 
         return folders(self.runs)[0]
 
-    def _done(self, artefact: Artefact) -> bool:
+    def _done(self, artefact: Artefact, measure: Callable[[], Reproduction] | None) -> bool:
         """Measure it unless it is measured, print the verdicts and write the page; whether that worked."""
+        from rich.text import Text
+
         from normlab.cli import terminal
         from normlab.report.reproduction import write_reproduction_page
 
         console = terminal.console()
         (standing,) = _standings([artefact], self.runs)
         try:
-            if self.again or not standing.fresh:
-                found = self._measured(artefact, console)
-                standing = _standing_of(artefact, found, self._folder())
-            else:
+            if measure is None:
                 print(f"{artefact.id}: measured already, {standing.path}; --again measures it anew")
+            else:
+                standing = _standing_of(artefact, measure(), self._folder())
+                console.print(Text.assemble((artefact.id, "bold"), f": {artefact.asserts}"))
             _verdicts(console, standing)
             page = write_reproduction_page(standing, self._folder())
         except Exception as error:
@@ -134,15 +151,6 @@ class Reproduce:
             return False
         print(f"page: {page}")
         return True
-
-    def _measured(self, artefact: Artefact, console: Console) -> Reproduction:
-        from rich.text import Text
-
-        from normlab.run.reproduce import reproduce
-
-        console.print(Text.assemble((artefact.id, "bold"), f": {artefact.asserts}"))
-        data = self.data or (Path(given) if (given := os.environ.get("NORMLAB_DATA")) else None)
-        return reproduce(artefact, data, self.runs, _progress)
 
 
 def _progress(line: str) -> None:

@@ -197,6 +197,7 @@ SPEED: Final = Artefact(
     discussion="Operations are not time: of the two only LayerNorm has a kernel of its own in PyTorch, and "
     "ScaleNorm is several passes over the data.",
     study="speed",
+    alone=True,
     settings={"text": "iwslt14.de-en", "model": "base", "layers": 6, "tokens": 1024, "steps": 12},
     claims=(
         Claim(

@@ -52,6 +52,8 @@ class Artefact:
     """The procedure that measures it, a name that ``run.reproduce`` resolves; empty: none yet."""
     settings: Mapping[str, Any] = field(default_factory=dict)
     """Of the study: sizes, depths, seeds."""
+    alone: bool = False
+    """Whether the study measures time, and wants the machine for itself."""
     claims: Sequence[Claim] = ()
     """What it asserts, as tests on the study's measures."""
     drawings: Sequence[Drawing] = ()

@@ -11,7 +11,7 @@ import pytest
 
 from normlab.nn import Placement
 from normlab.papers import ARTEFACTS
-from normlab.run.reproduce import STUDIES, lab, reproduce
+from normlab.run.reproduce import STUDIES, each, lab, reproduce
 
 SMALL: dict[str, Any] = {
     "dim": 16, "dims": (16, 32, 64), "layers": 3, "tokens": 128, "seeds": 2, "seed": 0, "batches": 2,
@@ -92,3 +92,24 @@ def test_a_wrong_count_disagrees(root, monkeypatch):
     models = {**artefact.settings["models"], "WMT'14 En-De 6L-6L": ("base", 7, 6, 37_000)}
     changed = replace(artefact, settings={**artefact.settings, "models": models})
     assert reproduce(changed, None, root).verdict(changed) == "disagrees"
+
+
+def test_several_are_measured_side_by_side_and_timings_come_last_and_alone(tmp_path, monkeypatch):
+    monkeypatch.undo()
+    quick = ["xiong2020.lemma3", "apx.blocks", "xiong2020.table1"]
+    timed = replace(ARTEFACTS["apx.blocks"], id="timed", alone=True)
+    found = [
+        (artefact.id, measure().verdict(artefact))
+        for artefact, measure in each([timed, *(ARTEFACTS[i] for i in quick)], None, tmp_path, jobs=2)
+    ]
+    assert sorted(found[:-1]) == sorted((i, "agrees") for i in quick)
+    assert found[-1] == ("timed", "agrees")
+
+
+def test_one_that_fails_side_by_side_raises_where_it_is_asked_for(tmp_path, monkeypatch):
+    monkeypatch.undo()
+    wanted = [ARTEFACTS["xiong2020.fig2a"], ARTEFACTS["xiong2020.lemma3"]]
+    measures = {artefact.id: measure for artefact, measure in each(wanted, None, tmp_path, jobs=2)}
+    assert measures["xiong2020.lemma3"]().id == "xiong2020.lemma3"
+    with pytest.raises(ValueError, match="has no study yet"):
+        measures["xiong2020.fig2a"]()

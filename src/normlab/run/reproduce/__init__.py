@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import platform
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import ProcessPoolExecutor, as_completed
+from functools import partial
+from multiprocessing import get_context
 from pathlib import Path
 from typing import Any, Final
 
@@ -12,8 +15,9 @@ import torch
 
 from normlab.run.devices import hardware
 from normlab.run.reproduce import amplification, gradients, pieces, statements
-from normlab.run.reproduce.lab import Found, Lab
+from normlab.run.reproduce.lab import Found, Lab, quiet
 from normlab.spec.artefact import Artefact, Reproduction
+from normlab.spec.request import usable_cores
 
 STUDIES: Final[Mapping[str, Callable[..., Found]]] = {
     study.__name__: study
@@ -45,7 +49,7 @@ STUDIES: Final[Mapping[str, Callable[..., Found]]] = {
 
 
 def reproduce(
-    artefact: Artefact, data: Path | None, root: Path, say: Callable[[str], None] = lambda line: None
+    artefact: Artefact, data: Path | None, root: Path, say: Callable[[str], None] = quiet
 ) -> Reproduction:
     """Run the study of an artefact with its settings. ``data`` is the folder of local data sets, else
     ``$NORMLAB_DATA``; text is prepared below ``root``; ``say`` is told what is done as it is done.
@@ -72,3 +76,31 @@ def reproduce(
         seconds=seconds,
         stand_in=lab.missing(),
     )
+
+
+def each(
+    artefacts: Sequence[Artefact],
+    data: Path | None,
+    root: Path,
+    say: Callable[[str], None] = quiet,
+    *,
+    jobs: int = 1,
+) -> Iterator[tuple[Artefact, Callable[[], Reproduction]]]:
+    """Artefacts, each with a function that gives its reproduction or raises what its study raised.
+
+    With several ``jobs`` so many processes measure side by side, a share of the cores each, and artefacts
+    come as they are done; those that measure time come last, one after the other in this process.
+    """
+    together = [a for a in artefacts if not a.alone] if jobs > 1 else []
+    if together:
+        threads = max(1, usable_cores() // jobs)
+        pool = ProcessPoolExecutor(
+            jobs, get_context("spawn"), initializer=torch.set_num_threads, initargs=(threads,)
+        )
+        with pool:
+            futures = {pool.submit(reproduce, artefact, data, root, say): artefact for artefact in together}
+            for future in as_completed(futures):
+                yield futures[future], future.result
+    for artefact in artefacts:
+        if artefact not in together:
+            yield artefact, partial(reproduce, artefact, data, root, say)

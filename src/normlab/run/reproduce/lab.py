@@ -53,6 +53,10 @@ class Found:
     facts: Mapping[str, str] = field(default_factory=dict)
 
 
+def quiet(line: str) -> None:
+    """What is done is told to nobody."""
+
+
 class Fed(dict[str, Tensor]):
     """A batch as the model is given it by name, and what it is to predict."""
 
@@ -69,7 +73,7 @@ class Lab:
     """Text is prepared below it."""
     data: Path | None = None
     """Folder of local data sets; None: what ``$NORMLAB_DATA`` says."""
-    say: Callable[[str], None] = lambda line: None
+    say: Callable[[str], None] = quiet
     _tasks: dict[tuple[str, int], Translation] = field(default_factory=dict)
 
     def model(self, config: ModelConfig, text: str, *, seed: int, tokens: int) -> Seq2Seq:
