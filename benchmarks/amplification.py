@@ -4,7 +4,7 @@
     python benchmarks/amplification.py --write     # all cases but those in results/amplification.jsonl
     python benchmarks/amplification.py --page      # write docs/amplification.md from them, without measuring
 
-A case is one model. It is written as soon as it is measured, so that a long run can be interrupted.
+A case is one model, written as soon as it is measured: a long run can be interrupted.
 """
 
 from __future__ import annotations
@@ -43,20 +43,15 @@ from normlab.tasks.build import build_model
 
 ROOT = Path(__file__).resolve().parents[1]
 RESULTS = ROOT / "results/amplification.jsonl"
-PAGE = ROOT / "docs/amplification.md"
-PICTURE = ROOT / "docs/amplification.svg"
+PAGE, PICTURE = ROOT / "docs/amplification.md", ROOT / "docs/amplification.svg"
 
 PLACEMENTS = ("post", "pre", "admin", "deepnorm", "rezero")
-SEEDS = 10
-"""Of a placement, at least; ``Family.more`` says where an exponent's interval needs more of them."""
-RATE, SMALL_RATE = 5e-4, 5e-6
-"""Of Adam's first update: one that people train at, and a hundredth of it."""
+SEEDS = 10  # of a placement, at least; ``Family.more`` says where an exponent's interval needs more of them
+RATE, SMALL_RATE = 5e-4, 5e-6  # of Adam's first update: one that people train at, and a hundredth of it
 WANTED = 0.1  # half-width of an exponent's interval
-CLEAR = 2.0
-"""AICs so far apart call one law the better one (Burnham and Anderson 2002, Section 2.6)."""
+CLEAR = 2.0  # AICs so far apart call one law the better one (Burnham and Anderson 2002, Section 2.6)
 UNDECIDED = "not decided"
-SATURATED = 0.5
-"""Change of an element of a normed output, of about 2 at most, that no longer follows the weights' change."""
+SATURATED = 0.5  # change of an element of a normed output, of about 2 at most, that follows nothing any more
 EXPECTED = {
     "post": ("linear", "Corollary 2 (linear in N)"),
     "pre": ("log", "Corollary 1 (linear in log N)"),
