@@ -2,7 +2,6 @@
 
 import importlib
 import json
-import os
 import re
 from dataclasses import replace
 from pathlib import Path
@@ -16,7 +15,7 @@ from normlab.cli import show, terminal
 from normlab.cli.main import main
 from normlab.run.recipes import listed
 from normlab.spec.comparison import Comparison, Difference, Interval, RecipeResult, Trial
-from normlab.spec.config import Config, DecodeConfig, OptimConfig
+from normlab.spec.config import Config, OptimConfig
 from normlab.spec.outcome import Outcome
 from normlab.spec.serialise import to_json
 from normlab.store import RunFolder, Runs, Status
@@ -143,59 +142,6 @@ def test_train_prints_the_outcome_and_where_it_is(stand_in, run, capsys):
     assert str(run.path) in printed
 
 
-@pytest.fixture
-def standard_input(tmp_path):
-    """Put bytes where standard input comes from."""
-    saved = os.dup(0)
-
-    def put(content):
-        (tmp_path / "stdin").write_bytes(content)
-        given = os.open(tmp_path / "stdin", os.O_RDONLY)
-        os.dup2(given, 0)
-        os.close(given)
-
-    yield put
-    os.dup2(saved, 0)
-    os.close(saved)
-
-
-class TestTranslate:
-    @pytest.fixture(autouse=True)
-    def reverse(self, stand_in):
-        self.decode = None
-
-        def translate(folder, lines, decode):
-            self.decode = decode
-            return [line[::-1] for line in lines]
-
-        stand_in("normlab.run.translate", translate=translate)
-
-    def test_standard_input_to_standard_output(self, run, standard_input, capsys):
-        standard_input("één\r\ntwee\n".encode())
-        assert main(["translate", "abc", "--runs", str(run.path.parent), "--beam", "2"]) == 0
-        assert capsys.readouterr().out == "néé\neewt\n"
-        assert self.decode == DecodeConfig(beam=2)
-
-    def test_files_to_a_file(self, run, tmp_path, capsys):
-        for name, text in (("a", "ab\ncd\n"), ("b", "ef\n")):
-            (tmp_path / name).write_text(text)
-        files = [str(tmp_path / name) for name in ("a", "b")]
-        assert main(["translate", str(run.path), *files, "--output", str(tmp_path / "out")]) == 0
-        assert (tmp_path / "out").read_text() == "ba\ndc\nfe\n"
-        assert capsys.readouterr().out == ""
-        assert self.decode == DecodeConfig()
-
-    def test_nothing_in_gives_nothing_out(self, run, standard_input, capsys):
-        standard_input(b"")
-        assert main(["translate", str(run.path)]) == 0
-        assert capsys.readouterr().out == ""
-
-    def test_text_that_is_not_utf8_is_a_sentence(self, run, standard_input, capsys):
-        standard_input(b"ab\n\xff")
-        assert main(["translate", str(run.path)]) == 2
-        assert "line 2: byte 0xff is not UTF-8" in capsys.readouterr().err
-
-
 def test_score_prints_every_measure(tmp_path, capsys):
     text = tmp_path / "text"
     text.write_text("the cat sat on the mat\na second line of words\n")
@@ -210,6 +156,28 @@ def test_score_takes_tokenised_text_as_it_is(tmp_path, capsys):
     text.write_text("the cat &apos;s mat , and so on\na second line of words\n")
     assert main(["score", str(text), str(text), "--tokenised"]) == 0
     assert "tok:none" in capsys.readouterr().out
+
+
+def test_score_says_whether_a_difference_may_be_chance(tmp_path, capsys):
+    references = [f"{'a b c d e f g h'[: 2 * (i % 7) + 3]} {i}" for i in range(40)]
+    for name, lines in {"ref": references, "good": references, "bad": ["a b c x"] * 40}.items():
+        (tmp_path / name).write_text("".join(f"{line}\n" for line in lines))
+    ref, good, bad = (str(tmp_path / name) for name in ("ref", "good", "bad"))
+    assert main(["score", good, ref, "--against", bad]) == 0
+    (said,) = (line for line in capsys.readouterr().out.splitlines() if line.startswith("minus"))
+    value, low, high = re.match(
+        rf"minus {bad}: \+(\d+\.\d\d) BLEU, 95% interval \+(\S+) to \+(\S+); "
+        r"bootstrap p < 0.001, randomisation p < 0.001$",
+        said,
+    ).groups()
+    assert float(low) < float(value) < float(high)
+    assert main(["score", good, ref, "--against", good]) == 0
+    assert capsys.readouterr().out.endswith(
+        "+0.00 BLEU, 95% interval +0.00 to +0.00; bootstrap p = 1.000, randomisation p = 1.000\n"
+    )
+    (tmp_path / "short").write_text("a b c d\n")
+    assert main(["score", good, ref, "--against", str(tmp_path / "short")]) == 2
+    assert "1 translations but 40 references; give one line for each" in capsys.readouterr().err
 
 
 def test_runs_says_which_are_stale(run, capsys):

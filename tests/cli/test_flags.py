@@ -23,8 +23,11 @@ MACHINE = "device threads checkpoint_every_steps probes probe_every_steps"
 OWN = {
     "compare": "recipes lrs seeds first_seed title jobs out resamples config dry_run force imports",
     "train": "recipe lr seed out config force imports",
-    "translate": "run_folder files output beam length_penalty runs imports",
-    "score": "hypotheses references tokenised",
+    "translate": (
+        "run_folder files output beam length_penalty length_penalty_formula n_best sample temperature top_k "
+        "top_p sample_seed min_length prefix runs imports"
+    ),
+    "score": "hypotheses references tokenised against",
     "runs": "runs",
     "report": "of page runs",
     "diagnose": (

@@ -11,11 +11,12 @@ import torch
 from torch import Tensor
 
 from contracts.variants import SIZE, VOCAB, perturbed
-from normlab.nn import Cache, Seq2Seq, decode
-from normlab.nn.decode import beam_search
+from normlab.nn import Cache, Seq2Seq
+from normlab.nn.decode import FREE, LENGTH_PENALTIES, MAX_LEN, Bounds, Hypothesis, beam_search, search
 from normlab.spec.config import DecodeConfig
 from normlab.tasks.translation import translate_lines
 from oracles import searches
+from oracles.searches import Asked
 
 
 class Bigrams:
@@ -61,32 +62,60 @@ def next_log_p(model: Seq2Seq, source: Tensor, allowed: Tensor | None = None) ->
     return log_p
 
 
-@pytest.fixture
-def best_scores(monkeypatch) -> list[float]:
-    """The scores of the hypotheses that searches return, in the order of the sentences."""
-    scores: list[float] = []
-    original = decode._Finished.best
+def agree(found: list[Hypothesis], expected: searches.Ended) -> None:
+    """The same outputs with the same scores, in the same order but for those that tie."""
+    assert [h.score for h in found] == pytest.approx([score for score, _ in expected], abs=1e-5)
+    assert sorted(h.ids for h in found) == sorted(ids for _, ids in expected)
+    assert found[0].ids == expected[0][1]
 
-    def best(finished: decode._Finished) -> list[int]:
-        scores.append(max(score for score, _ in finished.found))
-        return original(finished)
 
-    monkeypatch.setattr(decode._Finished, "best", best)
-    return scores
+FORMULAS = [("power", 0.0), ("power", 1.0), ("gnmt", 0.6), ("gnmt", 2.0)]
 
 
 @pytest.mark.parametrize("beams", [1, 3, 5])
-@pytest.mark.parametrize("alpha", [0.0, 1.0])
+@pytest.mark.parametrize(("formula", "alpha"), FORMULAS)
 @pytest.mark.parametrize(("placement", "seed"), [("post", 25), ("residual", 15)])
-def test_a_batch_equals_plain_searches_one_by_one(best_scores, placement, seed, alpha, beams):
+def test_a_batch_equals_plain_searches_one_by_one(placement, seed, formula, alpha, beams):
     model, source = searcher(placement, seed), sources(9)
-    found = beam_search(model, source, beams=beams, length_penalty=alpha, max_len_ratio=-1.0)
-    for row, ids in enumerate(source):
-        limit = 10 - int((ids != 0).sum())
-        score, best = searches.beam_search(next_log_p(model, ids), beams, limit, alpha)[0]
-        assert found[row] == best
-        assert best_scores[row] == pytest.approx(score, abs=1e-5)
-    assert len({len(ids) for ids in found}) > 1, "a search whose sentences all end alike tests little"
+    batch = search(model, source, Bounds(-1.0), beams=beams, length_penalty=alpha, formula=formula)
+    for found, ids in zip(batch, source, strict=True):
+        asked = Asked(10 - int((ids != 0).sum()), alpha, gnmt=formula == "gnmt")
+        agree(found, searches.beam_search(next_log_p(model, ids), beams, asked))
+    assert len({len(found[0].ids) for found in batch}) > 1, "sentences that all end alike test little"
+
+
+@pytest.mark.parametrize("beams", [1, 4])
+@pytest.mark.parametrize("least", [0, 3, 6])
+def test_least_lengths_and_prefixes_equal_plain_searches(least, beams):
+    """Three sentences: no prefix, one token, more tokens than the limit leaves room for."""
+    model, source = searcher("residual", 15), sources(9)[[3, 4, 5]]
+    prefixes: list[tuple[int, ...]] = [(), (7,), (5, 9, 5, 4, 8, 6, 6, 10)]
+    prefix = torch.tensor([[*ids, *(FREE for _ in range(8 - len(ids)))] for ids in prefixes])
+    free = search(model, source, Bounds(-1.0), beams=beams)
+    batch = search(model, source, Bounds(-1.0, min_length=least, prefix=prefix), beams=beams)
+    for found, ids, begin in zip(batch, source, prefixes, strict=True):
+        limit = max(10 - int((ids != 0).sum()), least + 1, len(begin) + 1)
+        agree(
+            found,
+            searches.beam_search(next_log_p(model, ids), beams, Asked(limit, least=least, prefix=begin)),
+        )
+        assert all(len(h.ids) >= least and tuple(h.ids[: len(begin)]) == begin for h in found)
+    assert [h[0].ids for h in batch] != [h[0].ids for h in free]
+
+
+@pytest.mark.parametrize(("least", "longest"), [(0, 0), (MAX_LEN, 0), (7, 7)])
+def test_what_has_no_room_is_refused(least, longest):
+    model = Bigrams(table(t2={3: 1.0}))
+    model.positions.longest = longest
+    prefix = torch.full((1, 2 if least else MAX_LEN), 5)
+    with pytest.raises(
+        ValueError, match=r"min_length is \d+ and the longest prefix has \d+ tokens"
+    ) as refusal:
+        search(model, torch.tensor([[4, 3]]), Bounds(1.5, least, prefix))
+    assert str(refusal.value) == (
+        f"min_length is {least} and the longest prefix has {prefix.shape[1]} tokens, but an output has at "
+        f"most {(longest or MAX_LEN) - 1} before its end; lower min_length or shorten the prefix"
+    )
 
 
 @pytest.mark.parametrize("beams", [1, 3])
@@ -97,22 +126,34 @@ def test_sentences_that_wait_to_be_left_out_find_nothing_more(beams):
     assert beam_search(model, source, **how) == [beam_search(model, ids[None], **how)[0] for ids in source]
 
 
-@pytest.mark.parametrize("alpha", [0.0, 1.0, 3.0])
-def test_a_beam_as_wide_as_the_space_finds_the_best_of_all(best_scores, alpha):
-    """Four words and EOS, at most 4 tokens: 85 hypotheses."""
+@pytest.mark.parametrize(("least", "prefix"), [(0, ()), (2, ()), (0, (7,)), (3, (8, 5))])
+@pytest.mark.parametrize(("formula", "alpha"), FORMULAS)
+def test_a_beam_as_wide_as_the_space_finds_everything_in_order(formula, alpha, least, prefix):
+    """Four words and EOS, at most 4 tokens: 85 hypotheses. The n best of a search are the n best of all."""
     model, source = searcher(), sources(6)[[0, 5]]
     words = [5, 7, 8, 11]
     allowed = torch.zeros(VOCAB, dtype=torch.bool)
     allowed[[3, *words]] = True
     for ids in source:
-        ratio = -6 / int((ids != 0).sum())
-        best_scores.clear()
-        (found,) = beam_search(
-            model, ids[None], beams=86, length_penalty=alpha, max_len_ratio=ratio, allowed=allowed
+        bounds = Bounds(
+            -6 / int((ids != 0).sum()), least, torch.tensor([prefix]).long() if prefix else None, allowed
         )
-        score, best = searches.exhaustive_search(next_log_p(model, ids, allowed), words, 4, alpha)
-        assert best_scores == [pytest.approx(score, abs=1e-5)]
-        assert found == best[: len(found)] == best
+        (found,) = search(model, ids[None], bounds, beams=86, length_penalty=alpha, formula=formula)
+        asked = Asked(4, alpha, gnmt=formula == "gnmt", least=least, prefix=prefix)
+        expected = searches.exhaustive_search(next_log_p(model, ids, allowed), words, asked)
+        assert len(expected) == {(0, ()): 85, (2, ()): 80, (0, (7,)): 21, (3, (8, 5)): 4}[least, prefix]
+        agree(found, expected)
+
+
+def test_the_formulas_are_those_that_were_published():
+    assert {name: lp(7, 0.5) for name, lp in LENGTH_PENALTIES.items()} == {
+        "power": pytest.approx(7**0.5),
+        "gnmt": pytest.approx(2**0.5),
+    }
+    for name in LENGTH_PENALTIES:
+        assert DecodeConfig(length_penalty_formula=name).length_penalty_formula == name
+    with pytest.raises(ValueError, match="one of power, gnmt, got 'google'"):
+        DecodeConfig(length_penalty_formula="google")
 
 
 def table(**log_p: dict[int, float]) -> Tensor:

@@ -13,6 +13,7 @@ from normlab.run.significance import (
     differences,
     holm,
     paired_bootstrap,
+    paired_randomisation,
     sentence_statistics,
 )
 
@@ -202,6 +203,88 @@ def test_statistics_of_other_texts_are_refused():
         paired_bootstrap(made_up(random, [0.5], 20), made_up(random, [0.5], 21), resamples=100)
 
 
+# ------------------------------------------------------------------------------ approximate randomisation
+
+
+def exact_p(a, b):
+    """p over all 2**n exchanges of n sentences, by sacreBLEU on the exchanged texts; a and b are lists over
+    seeds of translations.
+    """
+    references = text(len(a[0]), seed=5)
+
+    def bleu(outputs):
+        scores = [BLEU(force=True).corpus_score(lines, [references]).score for lines in outputs]
+        return sum(scores) / len(scores)
+
+    seen, as_large = abs(bleu(a) - bleu(b)), 0
+    patterns = list(itertools.product([False, True], repeat=len(references)))
+    for pattern in patterns:
+        left = [
+            [y if moved else x for x, y, moved in zip(*both, pattern, strict=True)]
+            for both in zip(a, b, strict=True)
+        ]
+        right = [
+            [x if moved else y for x, y, moved in zip(*both, pattern, strict=True)]
+            for both in zip(a, b, strict=True)
+        ]
+        as_large += abs(bleu(left) - bleu(right)) >= seen - 1e-9
+    return as_large / len(patterns)
+
+
+@pytest.mark.parametrize(("seeds", "shares"), [(1, (0.9, 0.6)), (2, (0.9, 0.7)), (1, (0.8, 0.8))])
+def test_randomisation_is_the_share_of_all_exchanges(seeds, shares):
+    references = text(7, seed=5)
+    a, b = (
+        [translate(references, share, f"{share}{side}{seed}") for seed in range(seeds)]
+        for side, share in enumerate(shares)
+    )
+    statistics = [sentence_statistics(outputs, references) for outputs in (a, b)]
+    found, exact = paired_randomisation(*statistics, trials=20_000), exact_p(a, b)
+    assert found == pytest.approx(exact, abs=4 * math.sqrt(exact * (1 - exact) / 20_000) + 1e-4)
+    assert paired_randomisation(*statistics[::-1], trials=20_000) == found
+
+
+def test_one_different_sentence_proves_nothing_to_randomisation():
+    references = text(50)
+    other = [*references[:-1], "y z"]
+    statistics = [sentence_statistics([lines], references) for lines in (references, other)]
+    assert paired_randomisation(*statistics, trials=500) == 1.0
+    assert paired_randomisation(statistics[0], statistics[0], trials=100) == 1.0
+
+
+def test_the_least_p_of_randomisation_counts_what_was_seen():
+    references = text(40)
+    copy, silence = (sentence_statistics([lines], references) for lines in (references, [""] * 40))
+    assert paired_randomisation(copy, silence, trials=999) == pytest.approx(1 / 1000)
+
+
+def test_p_of_randomisation_is_about_uniform_where_nothing_differs():
+    random = np.random.default_rng(4)
+    p = np.sort(
+        [
+            paired_randomisation(made_up(random, [0.7], 60), made_up(random, [0.7], 60), trials=199)
+            for _ in range(400)
+        ]
+    )
+    assert np.abs(p - (np.arange(400) + 0.5) / 400).max() < 1.63 / math.sqrt(400), "Kolmogorov-Smirnov, 1%"
+
+
+def test_randomisation_and_bootstrap_agree_about_two_models():
+    random = np.random.default_rng(8)
+    pairs = [(made_up(random, [0.7], 200), made_up(random, [0.7 + 0.002 * i], 200)) for i in range(12)]
+    found = [(paired_randomisation(a, b), paired_bootstrap(a, b)[1]) for a, b in pairs]
+    assert all(abs(x - y) < 0.06 for x, y in found)
+    assert min(x for x, _ in found) < 0.01 < 0.3 < max(x for x, _ in found)
+
+
+def test_only_as_many_of_one_as_of_the_other_are_exchanged():
+    random = np.random.default_rng(0)
+    with pytest.raises(
+        ValueError, match=r"^a has 1 seeds of 20 sentences and b 2 of 20, but all translations"
+    ):
+        paired_randomisation(made_up(random, [0.5], 20), made_up(random, [0.5, 0.5], 20))
+
+
 # ---------------------------------------------------------------------------------------- many comparisons
 
 
@@ -234,6 +317,11 @@ def test_every_pair_is_compared_once_and_corrected():
     assert holm([d.p for d in found]) == tuple(d.p_corrected for d in found)
     a, b = (sentence_statistics(systems[name], references) for name in ("bad", "good"))
     assert paired_bootstrap(a, b, resamples=300) == (found[0].delta, found[0].p), "alone as among others"
+    assert paired_randomisation(a, b, trials=300) == found[0].p_randomisation
+    systems["good"].pop()
+    fewer = differences(systems, references, resamples=300)
+    assert [d.p_randomisation is None for d in fewer] == [True, False, True]
+    systems["good"].append(translate(references, 0.8, "good2"))
     assert differences(systems, references, resamples=300) == found, "the same draws every time"
 
 

@@ -1,3 +1,4 @@
+import math
 import shutil
 from dataclasses import replace
 
@@ -6,7 +7,7 @@ import pytest
 
 from normlab.data.text import read_parallel
 from normlab.run.train import train
-from normlab.run.translate import translate
+from normlab.run.translate import n_best, translate
 from normlab.spec.config import DecodeConfig
 from normlab.store import RunFolder
 from normlab.store.folder import read_json
@@ -33,7 +34,10 @@ def test_a_run_folder_gives_the_translations_that_were_scored(run, test_text):
     found = translate(run.path, source)
     assert found == run.translations.read_text(encoding="utf-8").split("\n")[:-1]
     assert len(set(found)) > 3, "it has learnt to tell sentences apart"
-    assert read_json(run.scores) == vars(score(found, references))
+    scores = read_json(run.scores)
+    assert vars(score(found, references)).items() <= scores.items()
+    assert scores["perplexity"] == pytest.approx(math.exp(scores["nll"]))
+    assert 1 < scores["perplexity"] != scores["perplexity_smoothed"]
 
 
 def test_order_and_empty_lines_stay(run, test_text):
@@ -55,6 +59,19 @@ def test_another_search_can_be_asked_for(run, test_text):
     assert greedy != wide
     short = translate(run.path, source, DecodeConfig(beam=8, length_penalty=0.0))
     assert sum(map(len, short)) < sum(map(len, translate(run.path, source, DecodeConfig(8, 3.0))))
+
+
+def test_the_n_best_and_draws_of_a_run(run, test_text):
+    source = test_text[0][:8]
+    found = n_best(run.path, source, 2)
+    assert [candidates[0].text for candidates in found] == translate(run.path, source)
+    assert all(a.score >= b.score and a.text != b.text for a, b in found)
+    begun = n_best(run.path, source, 3, DecodeConfig(sample=True, top_k=3), prefixes=["one"] * 8)
+    assert [[c.text for c in row[:1]] for row in begun] == [
+        [text]
+        for text in translate(run.path, source, DecodeConfig(sample=True, top_k=3), prefixes=["one"] * 8)
+    ]
+    assert all(c.text.startswith("one") for row in begun for c in row)
 
 
 def test_it_needs_nothing_but_the_run_folder(run, text, tmp_path, test_text):

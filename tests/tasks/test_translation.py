@@ -7,11 +7,18 @@ import torch
 import torch.nn.functional as F
 
 from normlab.data.prepare import prepare
+from normlab.data.text import Pairs
 from normlab.data.tokenizer import BOS, EOS, PAD, UNK
 from normlab.spec.config import DecodeConfig
 from normlab.tasks import translation as module
 from normlab.tasks.scores import corpus_bleu
-from normlab.tasks.translation import Translation, allowed_types, translate_lines
+from normlab.tasks.translation import (
+    Candidate,
+    Translation,
+    allowed_types,
+    n_best_lines,
+    translate_lines,
+)
 from run.tiny import tiny, write_text
 
 CPU = torch.device("cpu")
@@ -131,6 +138,66 @@ def test_the_start_depends_on_the_init_seed_and_the_first_batch_alone(prepared, 
     assert all(math.isfinite(p.detach().sum()) for p in first.parameters())
 
 
+@pytest.mark.parametrize("masked", [False, True])
+def test_perplexities_of_the_test_text_are_those_of_every_pair_on_its_own(prepared, masked):
+    task = task_of(prepared, target_vocab_mask=masked)
+    model, encode = task.build().eval(), task.corpus.tokenizer.encode
+    with torch.no_grad():
+        model.embedding.weight *= 2  # away from the uniform distribution, which smoothing leaves as it is
+    may = torch.ones(task.corpus.tokenizer.vocab_size, dtype=torch.bool)
+    if masked:
+        may = task.allowed = torch.arange(len(may)) % 7 != 5
+    nll = smooth = tokens = 0
+    text = task.corpus.test_text
+    for source, target in zip(encode(text.source), encode(text.target), strict=True):
+        log_p = log_probabilities(model, source, target)
+        log_p = log_p - log_p[:, may].logsumexp(-1, keepdim=True)
+        for row, token in zip(log_p, [*target, EOS], strict=True):
+            if may[token]:
+                nll -= float(row[token])
+                smooth -= float(0.9 * row[token] + 0.1 * row[may].mean())
+                tokens += 1
+    found = task.test(model).scores
+    assert found["nll"] == pytest.approx(nll / tokens, rel=1e-5)
+    assert found["perplexity"] == pytest.approx(math.exp(nll / tokens), rel=1e-4)
+    assert found["perplexity_smoothed"] == pytest.approx(math.exp(smooth / tokens), rel=1e-4)
+    assert found["perplexity_smoothed"] != pytest.approx(found["perplexity"], rel=1e-3)
+    assert {"bleu", "chrf", "bleu_tokenised"} < found.keys()
+
+
+def test_scores_know_no_dropout_and_leave_the_model_in_its_mode(prepared):
+    """A run that is resumed after its last step is scored without a validation before."""
+    task = task_of(prepared)
+    model = task.build()
+    model.dropout.p = 0.5
+    found = []
+    for training in (True, False):
+        model.train(training)
+        found.append((task.test(model), task.dev_nll(model)))
+        assert model.training == training
+    assert found[0] == found[1]
+
+
+def test_references_beyond_the_models_positions_are_left_out_of_the_perplexity(prepared):
+    task = task_of(prepared)
+    model = task.build().eval()
+    lengths = [len(ids) + 1 for ids in task.corpus.tokenizer.encode(task.corpus.test_text.target)]
+    sides = task.corpus.tokenizer.encode(task.corpus.test_text.source)
+    longest = sorted(max(n, len(s) + 1) for n, s in zip(lengths, sides, strict=True))[10]
+    whole = task._perplexities(model)
+    model.positions.longest = longest
+    kept = [i for i, s in enumerate(sides) if max(len(s) + 1, lengths[i]) <= longest]
+    assert 10 < len(kept) < len(sides)
+    text = task.corpus.test_text
+    fewer = Pairs([text.source[i] for i in kept], [text.target[i] for i in kept])
+    found = task._perplexities(model)
+    model.positions.longest = None
+    other = Translation(task.config, replace(task.corpus, test_text=fewer), CPU)
+    assert found == other._perplexities(model) != whole
+    model.positions.longest = 1
+    assert all(math.isnan(value) for value in task._perplexities(model).values())
+
+
 # ------------------------------------------------------------------------------------------ translating
 
 
@@ -186,3 +253,102 @@ def test_only_types_of_the_target_side_are_produced_under_the_mask(prepared):
     spelt = set("".join(task.corpus.tokenizer.decode([[10], [11]])))
     assert set("".join(found)) <= spelt | {" "}
     assert produced
+
+
+@pytest.fixture
+def searching(prepared):
+    """A model that has not learnt, its tokenizer, and lines of which two have no word."""
+    task = task_of(prepared)
+    return task.build(), task.corpus.tokenizer, [*task.corpus.dev_text.source[:9], "", " \t "]
+
+
+def test_the_n_best_begin_with_the_best_and_fall(searching):
+    for decode in (DecodeConfig(beam=4), DecodeConfig(beam=4, length_penalty_formula="gnmt", min_length=9)):
+        few, many = (n_best_lines(*searching, decode, count=count) for count in (2, 4))
+        assert [[c.text for c in found[:1]] for found in many] == [
+            [text] for text in translate_lines(*searching, decode)
+        ]
+        assert [found[:2] for found in many] == few
+        for found in many[:9]:
+            assert len({c.text for c in found}) == len(found) == 4
+            assert sorted((c.score for c in found), reverse=True) == [c.score for c in found]
+        assert many[9] == many[10] == [Candidate("", 0.0)]
+
+
+def test_every_translation_begins_with_its_lines_prefix(searching):
+    model, tokenizer, lines = searching
+    prefixes = ["one", "", "two hundred", *["thirty"] * 8]
+    for decode in (DecodeConfig(beam=3), DecodeConfig(sample=True)):
+        found = n_best_lines(model, tokenizer, lines, decode, count=3, prefixes=prefixes)
+        free = n_best_lines(model, tokenizer, lines, decode, count=3)
+        for i, candidates in enumerate(found[:9]):
+            assert all(c.text.startswith(prefixes[i]) for c in candidates)
+        assert found[1] == free[1]
+        assert found[9] == [Candidate("", 0.0)]
+
+
+def test_draws_are_repeated_whatever_the_batches_and_their_number(searching):
+    decode = DecodeConfig(sample=True, temperature=1.5)
+    found = n_best_lines(*searching, decode, count=3)
+    model, tokenizer, lines = searching
+    again = n_best_lines(model, tokenizer, lines[:5], decode, count=2, max_positions=1)
+    assert [[c.text for c in row] for row in again] == [[c.text for c in row[:2]] for row in found[:5]]
+    other = n_best_lines(*searching, replace(decode, sample_seed=2), count=3)
+    texts, others = ({c.text for row in rows[:9] for c in row} - {""} for rows in (found, other))
+    assert min(len(texts), len(others)) > 20
+    assert len(texts & others) < 5, "here and there a word alone"
+    same = n_best_lines(model, tokenizer, [lines[0]] * 3, decode, count=1)
+    assert len({row[0].text for row in same}) == 3, "equal lines have draws of their own"
+
+
+TOO_MANY = (
+    "n_best is 4, but a search gives at most as many as it has beams, 3; "
+    "type --beam 4, or --sample to draw them"
+)
+
+
+@pytest.mark.parametrize(
+    ("decode", "count", "sentence"),
+    [
+        (DecodeConfig(beam=3), 0, "n_best is at least 1, got 0"),
+        (DecodeConfig(beam=3), 4, TOO_MANY),
+        (DecodeConfig(sample=True), -1, "n_best is at least 1, got -1"),
+    ],
+)
+def test_impossible_numbers_of_translations_are_refused(searching, decode, count, sentence):
+    with pytest.raises(ValueError, match="n_best is") as refusal:
+        n_best_lines(*searching, decode, count=count)
+    assert str(refusal.value) == sentence
+
+
+def test_prefixes_that_cannot_be_are_refused(searching):
+    model, tokenizer, lines = searching
+    decode = DecodeConfig(beam=2)
+    with pytest.raises(ValueError, match="prefix") as refusal:
+        n_best_lines(model, tokenizer, lines, decode, count=1, prefixes=["a 漢"] * 11)
+    assert str(refusal.value) == (
+        "the prefix 'a 漢' has characters that the run's vocabulary does not have; leave them out"
+    )
+    with pytest.raises(ValueError, match=r"^11 lines but 2 prefixes; give one for each, '' for none$"):
+        n_best_lines(model, tokenizer, lines, decode, count=1, prefixes=["", "one"])
+    allowed = torch.ones(tokenizer.vocab_size, dtype=torch.bool)
+    allowed[tokenizer.encode(["one"])[0]] = False
+    with pytest.raises(ValueError, match="prefix") as refusal:
+        n_best_lines(model, tokenizer, lines, decode, count=1, prefixes=["one"] * 11, allowed=allowed)
+    assert (
+        "which never occurs on the target side of the training text, and target_vocab_mask rules out"
+        in str(refusal.value)
+    )
+    with pytest.raises(
+        ValueError, match=r"the longest prefix has \d{4} tokens, but an output has at most 1023"
+    ):
+        n_best_lines(model, tokenizer, lines, decode, count=1, prefixes=["one " * 1200] * 11)
+
+
+def test_a_diverged_model_translates_into_nothing(searching):
+    model, tokenizer, lines = searching
+    with torch.no_grad():
+        model.embedding.weight.fill_(math.nan)
+    for decode in (DecodeConfig(beam=2), DecodeConfig(sample=True)):
+        found = n_best_lines(model, tokenizer, lines, decode, count=2)
+        assert found == [[Candidate("", -math.inf)]] * 9 + [[Candidate("", 0.0)]] * 2

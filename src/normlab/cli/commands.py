@@ -7,9 +7,9 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from pathlib import Path
-from typing import Annotated, Any, Protocol, Self
+from typing import Annotated, Literal, Protocol, Self
 
 from tyro.conf import Positional, arg
 
@@ -17,7 +17,7 @@ from normlab.cli.common import RUNS, ConfigParts, Imports, Switch, config_name, 
 from normlab.cli.diagnose import Diagnose
 from normlab.cli.flags import ConfigFlags, load
 from normlab.cli.papers import Papers, Reproduce
-from normlab.spec.config import Config
+from normlab.spec.config import Config, DecodeConfig
 from normlab.spec.request import CompareRequest
 from normlab.store import Runs as Store
 from normlab.store.folder import write_text_atomic
@@ -178,7 +178,10 @@ class Train:
 
 @dataclass(frozen=True)
 class Translate:
-    """Translate files, or standard input, with the best checkpoint of a run."""
+    """Translate files, or standard input, with the best checkpoint of a run.
+
+    Without flags by the run's own search.
+    """
 
     run_folder: Annotated[Positional[str], arg(metavar="RUN")]
     """A run's folder, or the beginning of its id."""
@@ -187,9 +190,27 @@ class Translate:
     output: str = "-"
     """File for the translations; -: standard output."""
     beam: int | None = None
-    """Beam width; without it the run's own."""
+    """Beam width; 1 is greedy."""
     length_penalty: float | None = None
-    """alpha of score / length**alpha; without it the run's own."""
+    """alpha of the length penalty; 0 sums log-probabilities."""
+    length_penalty_formula: Literal["power", "gnmt"] | None = None
+    """power: score / length**alpha; gnmt: score / ((5 + length) / 6)**alpha."""
+    n_best: int | None = None
+    """So many translations of each line: its number, score and text, separated by tabs."""
+    sample: Switch = False
+    """Draw translations, --n-best of each line, instead of searching for the best."""
+    temperature: float | None = None
+    """Of the draws; below 1 nearer to the likeliest."""
+    top_k: int | None = None
+    """Draw from so many likeliest types; 0: from all."""
+    top_p: float | None = None
+    """Draw from the fewest likeliest types that together have this probability."""
+    sample_seed: int | None = None
+    """Another one gives other draws."""
+    min_length: int | None = None
+    """Tokens of a translation, at least."""
+    prefix: str = ""
+    """Text with which every translation begins."""
     runs: Path = RUNS
     """Folder of the run folders."""
     imports: Imports = ()
@@ -199,19 +220,37 @@ class Translate:
     def defaults(cls, argv: Sequence[str]) -> None:
         return None
 
+    def decode(self, own: DecodeConfig) -> DecodeConfig:
+        """The run's own decoding, with what was typed; a beam means a search."""
+        if self.beam is not None and not self.sample:
+            own = own.searching()
+        typed = {f.name: getattr(self, f.name, None) for f in fields(own)}
+        typed["sample"] = self.sample or None
+        decode = replace(own, **{name: value for name, value in typed.items() if value is not None})
+        if self.beam is not None and decode.sample:
+            raise ValueError(
+                f"--beam is {self.beam}, and outputs are drawn, which needs no beam; leave out --beam, and "
+                f"for several draws of each line type --n-best {self.beam}"
+            )
+        return decode
+
     def run(self) -> None:
         from normlab.run.plugins import load_plugins
         from normlab.run.recipes import require_known
-        from normlab.run.translate import translate
+        from normlab.run.translate import n_best, translate
 
         load_plugins(*self.imports)
         folder = find(self.run_folder, self.runs)
         require_known(folder.config())
-        decode = folder.config().decode
-        given: dict[str, Any] = {"beam": self.beam, "length_penalty": self.length_penalty}
-        decode = replace(decode, **{name: value for name, value in given.items() if value is not None})
+        decode = self.decode(folder.config().decode)
         lines = [line for name in self.files or ("-",) for line in _lines(name)]
-        text = "".join(f"{line}\n" for line in translate(folder.path, lines, decode))
+        prefixes = [self.prefix] * len(lines)
+        if self.n_best is None:
+            written = translate(folder.path, lines, decode, prefixes=prefixes)
+        else:
+            found = n_best(folder.path, lines, self.n_best, decode, prefixes=prefixes)
+            written = [f"{i}\t{c.score:z.4f}\t{c.text}" for i, row in enumerate(found, 1) for c in row]
+        text = "".join(f"{line}\n" for line in written)
         if self.output == "-":
             sys.stdout.write(text)
         else:
@@ -227,17 +266,25 @@ class Score:
     references: Positional[str]
     tokenised: Switch = False
     """The text is split into tokens by blanks already (by Moses, say): tokenised BLEU takes it as it is."""
+    against: str = ""
+    """Other translations of the same text: how much better BLEU is than theirs, and whether by chance."""
 
     @classmethod
     def defaults(cls, argv: Sequence[str]) -> None:
         return None
 
     def run(self) -> None:
+        from normlab.run.significance import differences
+        from normlab.spec.comparison import in_words
         from normlab.tasks.scores import score
 
-        scores = score(_lines(self.hypotheses), _lines(self.references), tokenised=self.tokenised)
-        for name, value in vars(scores).items():
+        hypotheses, references = _lines(self.hypotheses), _lines(self.references)
+        for name, value in vars(score(hypotheses, references, tokenised=self.tokenised)).items():
             print(f"{name:<16} {value:.2f}" if isinstance(value, float) else f"{name:<16} {value}")
+        if self.against:
+            systems = {"these": [hypotheses], "those": [_lines(self.against)]}
+            (found,) = differences(systems, references)
+            print(f"minus {self.against}: {in_words(found)}")
 
 
 @dataclass(frozen=True)

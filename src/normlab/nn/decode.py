@@ -1,8 +1,10 @@
-"""Greedy and beam search with caches."""
+"""Beam search with caches, and what every way of decoding shares."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from abc import ABC, abstractmethod
+from collections.abc import Callable
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
@@ -11,106 +13,120 @@ from normlab.nn.context import Cache
 from normlab.nn.model import Seq2Seq
 
 BOS, EOS = 2, 3
+FREE = -1
+"""Where a prefix forces nothing."""
 MAX_LEN = 1024
 """No output is longer, in tokens: a line that somebody forgot to split must not take hours."""
 
 
-@dataclass
-class _Finished:
-    """The hypotheses of one sentence that have ended, best first when sorted by score."""
+def power_penalty(length: int, alpha: float) -> float:
+    r""":math:`|y|^\alpha`.
 
-    found: list[tuple[float, list[int]]] = field(default_factory=list)
-
-    def best(self) -> list[int]:
-        """Empty where nothing was found: a diverged model's scores are not finite."""
-        return max(self.found, key=lambda pair: pair[0], default=(0.0, []))[1]
-
-
-@torch.inference_mode()
-def beam_search(
-    model: Seq2Seq,
-    source: Tensor,
-    *,
-    beams: int = 5,
-    length_penalty: float = 1.0,
-    max_len_ratio: float = 1.5,
-    allowed: Tensor | None = None,
-) -> list[list[int]]:
-    r"""The best translation of each source row `[B, S]`, as token ids without BOS and EOS.
-
-    The score of a hypothesis y is :math:`\log p(y \mid x) / |y|^\alpha` with :math:`\alpha` =
-    ``length_penalty`` and EOS counted in :math:`|y|`. A sentence ends when ``beams`` hypotheses have ended,
-    or at ``max_len_ratio * |x| + 10`` tokens (at most ``MAX_LEN``, or the model's positions), where EOS is
-    forced. One beam is greedy search. ``allowed`` `[V]` masks types that must not be produced.
+    :math:`\alpha = 1` makes the score a mean over tokens, 0 a sum. Wu et al. 2016, Section 7
+    (arXiv 1609.08144).
     """
-    memory, real = model.encode(source)
-    limits = ((real.sum(1) * max_len_ratio).long() + 10).clamp(
-        max=min(MAX_LEN, model.positions.longest or MAX_LEN)
-    )
-    search = _Search(len(source), beams, int(limits.max()), length_penalty, source.device)
-    while search.rows.numel():
-        hidden = model.decode_step(search.last, memory, real, search.cache)
-        logits = model.embedding.logits(hidden).float()
-        if allowed is not None:
-            logits = logits.masked_fill(~allowed, float("-inf"))
-        search.advance(torch.log_softmax(logits, -1), limits)
-        kept = search.drop_ended()
-        if kept is not None:
-            memory, real, limits = memory[kept], real[kept], limits[kept]
-    return [f.best() for f in search.finished]
+    return length**alpha
 
 
-class _Search:
-    """Beams of the sentences that still go on: ``tokens`` `[B', K, t]`, ``scores`` `[B', K]`."""
+def gnmt_penalty(length: int, alpha: float) -> float:
+    r""":math:`((5 + |y|) / 6)^\alpha`.
 
-    def __init__(
-        self, sentences: int, beams: int, max_len: int, penalty: float, device: torch.device
-    ) -> None:
-        self.beams, self.penalty = beams, penalty
-        self.cache = Cache(sentences, beams, max_len, device)
-        self.finished = [_Finished() for _ in range(sentences)]
+    Wu et al. 2016, Section 7, Equation 14 (arXiv 1609.08144), without its coverage penalty.
+    """
+    return ((5 + length) / 6) ** alpha
+
+
+LENGTH_PENALTIES: dict[str, Callable[[int, float], float]] = {"power": power_penalty, "gnmt": gnmt_penalty}
+"""What the log-probability of an output of so many tokens, EOS counted, is divided by, given alpha."""
+
+
+@dataclass(frozen=True)
+class Hypothesis:
+    """An output that has ended."""
+
+    ids: list[int]
+    """Without BOS and EOS."""
+    score: float
+
+
+@dataclass(frozen=True)
+class Bounds:
+    """What may be produced at all. None of it changes the log-probabilities but ``allowed``."""
+
+    max_len_ratio: float
+    """An output has at most ``max_len_ratio * |x| + 10`` tokens (at most ``MAX_LEN``, or the model's
+    positions), EOS counted, which is forced there."""
+    min_length: int = 0
+    """Tokens before EOS."""
+    prefix: Tensor | None = None
+    """`[B, P]`: ids that each output begins with, ``FREE`` after them."""
+    allowed: Tensor | None = None
+    """`[V]`: types that are False get the logit minus infinity."""
+
+    def limits(self, model: Seq2Seq, real: Tensor) -> Tensor:
+        """`[B]`: tokens of each output at most. Raises ValueError where what is asked for has no room."""
+        longest = min(MAX_LEN, model.positions.longest or MAX_LEN)
+        lengths = real.sum(1)
+        forced = torch.zeros_like(lengths) if self.prefix is None else (self.prefix != FREE).sum(1)
+        least = forced.clamp(min=self.min_length) + 1
+        if int(least.max()) > longest:
+            raise ValueError(
+                f"min_length is {self.min_length} and the longest prefix has {int(forced.max())} tokens, but "
+                f"an output has at most {longest - 1} before its end; lower min_length or shorten the prefix"
+            )
+        return torch.maximum((lengths * self.max_len_ratio).long() + 10, least).clamp(max=longest)
+
+    def log_p(self, logits: Tensor, length: int, limits: Tensor, rows: Tensor) -> Tensor:
+        """Log-probabilities `[B', K, V]` of the token that is the ``length``-th, minus infinity where it may
+        not be; ``rows`` are the places of the B' sentences among the B.
+        """
+        if self.allowed is not None:
+            logits = logits.masked_fill(~self.allowed, float("-inf"))
+        log_p = torch.log_softmax(logits, -1)
+        if length <= self.min_length:
+            log_p[..., EOS] = float("-inf")
+        at_limit = (limits[rows] <= length)[:, None, None]
+        if at_limit.any():
+            only_eos = torch.full_like(log_p[:1, :1], float("-inf"))
+            only_eos[..., EOS] = 0.0
+            log_p = torch.where(at_limit, only_eos + log_p[..., EOS, None], log_p)
+        if self.prefix is not None and length <= self.prefix.shape[1]:
+            forced = self.prefix[rows, length - 1][:, None]
+            others = (forced != FREE) & (forced != torch.arange(log_p.shape[-1], device=log_p.device))
+            log_p = log_p.masked_fill(others[:, None], float("-inf"))
+        return log_p
+
+
+class Search(ABC):
+    """K continuations of each sentence that still goes on: ``tokens`` `[B', K, t]`, ``scores`` `[B', K]`,
+    minus infinity where a continuation does not go on.
+    """
+
+    def __init__(self, limits: Tensor, width: int) -> None:
+        sentences, device = len(limits), limits.device
+        self.width = width
+        self.cache = Cache(sentences, width, int(limits.max()), device)
         self.rows = torch.arange(sentences, device=device)
-        self.tokens = torch.full((sentences, beams, 1), BOS, device=device)
-        self.scores = torch.full((sentences, beams), float("-inf"), device=device)
-        self.scores[:, 0] = 0.0
+        self.tokens = torch.full((sentences, width, 1), BOS, device=device)
+        self.scores = torch.zeros(sentences, width, device=device)
         self.ended = torch.zeros(sentences, dtype=torch.bool, device=device)
 
     @property
     def last(self) -> Tensor:
         return self.tokens[:, :, -1]
 
-    def advance(self, log_p: Tensor, limits: Tensor) -> None:
-        """Take the next token of every beam from `[B', K, V]`."""
-        vocab = log_p.shape[-1]
-        length = self.tokens.shape[-1]
-        at_limit = (limits <= length)[:, None, None]
-        if at_limit.any():
-            only_eos = torch.full_like(log_p[:1, :1], float("-inf"))
-            only_eos[..., EOS] = 0.0
-            log_p = torch.where(at_limit, only_eos + log_p[..., EOS, None], log_p)
-        total = (self.scores[:, :, None] + log_p).flatten(1)
-        scores, flat = total.topk(2 * self.beams, dim=1)
-        parents, words = flat // vocab, flat % vocab
-        self._collect(scores, parents, words, length)
-        alive = scores.masked_fill(words == EOS, float("-inf"))
-        self.scores, chosen = alive.topk(self.beams, dim=1)
-        parents, words = parents.gather(1, chosen), words.gather(1, chosen)
-        history = self.tokens.gather(1, parents[:, :, None].expand_as(self.tokens))
-        self.tokens = torch.cat((history, words[:, :, None]), dim=2)
-        if self.beams > 1:
-            self.cache.reorder(parents)
+    @property
+    def length(self) -> int:
+        """Tokens that an output has which ends now, EOS counted."""
+        return self.tokens.shape[-1]
 
-    def _collect(self, scores: Tensor, parents: Tensor, words: Tensor, length: int) -> None:
-        """Move hypotheses that end among the best K candidates to their sentence's finished ones."""
-        ends = (words == EOS) & scores.isfinite()
-        ends[:, self.beams :] = False
-        ends &= ~self.ended[:, None]
-        for row, k in ends.nonzero().tolist():
-            finished = self.finished[int(self.rows[row])]
-            hypothesis = self.tokens[row, parents[row, k], 1:].tolist()
-            finished.found.append((float(scores[row, k]) / length**self.penalty, hypothesis))
-            if len(finished.found) >= self.beams:
-                self.ended[row] = True
+    @abstractmethod
+    def advance(self, log_p: Tensor) -> None:
+        """Take the next token of every continuation from `[B', K, V]`."""
+
+    @abstractmethod
+    def results(self) -> list[list[Hypothesis]]:
+        """What ended; nothing where a model diverged and its scores are not finite."""
 
     def drop_ended(self) -> Tensor | None:
         """Leave out ended sentences once they are a quarter of the batch; the kept rows, or None."""
@@ -122,3 +138,107 @@ class _Search:
         self.ended = self.ended[kept]
         self.cache.keep(kept)
         return kept
+
+
+@torch.inference_mode()
+def decode(
+    model: Seq2Seq, source: Tensor, bounds: Bounds, begin: Callable[[Tensor], Search]
+) -> list[list[Hypothesis]]:
+    """What a search finds for each source row `[B, S]`; ``begin`` makes it from the outputs' limits `[B]`.
+
+    Raises ValueError where an output has no room for what the bounds ask for.
+    """
+    memory, real = model.encode(source)
+    limits = bounds.limits(model, real)
+    search = begin(limits)
+    while search.rows.numel():
+        hidden = model.decode_step(search.last, memory, real, search.cache)
+        logits = model.embedding.logits(hidden).float()
+        search.advance(bounds.log_p(logits, search.length, limits, search.rows))
+        kept = search.drop_ended()
+        if kept is not None:
+            memory, real = memory[kept], real[kept]
+    return search.results()
+
+
+def search(
+    model: Seq2Seq,
+    source: Tensor,
+    bounds: Bounds,
+    *,
+    beams: int = 5,
+    length_penalty: float = 1.0,
+    formula: str = "power",
+) -> list[list[Hypothesis]]:
+    r"""Outputs of each source row `[B, S]` with the scores :math:`\log p(y \mid x) / \mathrm{lp}(|y|)`, best
+    first.
+
+    lp is one of ``LENGTH_PENALTIES`` with :math:`\alpha` = ``length_penalty``. A sentence ends when ``beams``
+    hypotheses have ended, so there are at least so many where the vocabulary has them, or at its limit. One
+    beam is greedy search.
+    """
+    penalty = LENGTH_PENALTIES[formula]
+
+    def begin(limits: Tensor) -> Search:
+        return _Beams(limits, beams, lambda length: penalty(length, length_penalty))
+
+    return decode(model, source, bounds, begin)
+
+
+def beam_search(
+    model: Seq2Seq,
+    source: Tensor,
+    *,
+    beams: int = 5,
+    length_penalty: float = 1.0,
+    max_len_ratio: float = 1.5,
+    allowed: Tensor | None = None,
+) -> list[list[int]]:
+    """The best output of ``search`` for each source row, as ids; empty where it found nothing."""
+    found = search(
+        model,
+        source,
+        Bounds(max_len_ratio, allowed=allowed),
+        beams=beams,
+        length_penalty=length_penalty,
+    )
+    return [hypotheses[0].ids if hypotheses else [] for hypotheses in found]
+
+
+class _Beams(Search):
+    """The K best of all continuations of the K of before."""
+
+    def __init__(self, limits: Tensor, width: int, penalty: Callable[[int], float]) -> None:
+        super().__init__(limits, width)
+        self.penalty = penalty
+        self.found: list[list[Hypothesis]] = [[] for _ in range(len(limits))]
+        self.scores[:, 1:] = float("-inf")
+
+    def advance(self, log_p: Tensor) -> None:
+        vocab = log_p.shape[-1]
+        total = (self.scores[:, :, None] + log_p).flatten(1)
+        scores, flat = total.topk(2 * self.width, dim=1)
+        parents, words = flat // vocab, flat % vocab
+        self._collect(scores, parents, words)
+        alive = scores.masked_fill(words == EOS, float("-inf"))
+        self.scores, chosen = alive.topk(self.width, dim=1)
+        parents, words = parents.gather(1, chosen), words.gather(1, chosen)
+        history = self.tokens.gather(1, parents[:, :, None].expand_as(self.tokens))
+        self.tokens = torch.cat((history, words[:, :, None]), dim=2)
+        if self.width > 1:
+            self.cache.reorder(parents)
+
+    def results(self) -> list[list[Hypothesis]]:
+        return [sorted(found, key=lambda h: -h.score) for found in self.found]
+
+    def _collect(self, scores: Tensor, parents: Tensor, words: Tensor) -> None:
+        """Move hypotheses that end among the best K candidates to their sentence's finished ones."""
+        ends = (words == EOS) & scores.isfinite()
+        ends[:, self.width :] = False
+        ends &= ~self.ended[:, None]
+        for row, k in ends.nonzero().tolist():
+            found = self.found[int(self.rows[row])]
+            ids = self.tokens[row, parents[row, k], 1:].tolist()
+            found.append(Hypothesis(ids, float(scores[row, k]) / self.penalty(self.length)))
+            if len(found) >= self.width:
+                self.ended[row] = True

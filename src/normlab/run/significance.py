@@ -7,6 +7,9 @@ With two or three seeds that spread is itself known badly. Drawing seeds again w
 sentences, ignores that: of pairs of equal recipes whose seeds lie far apart it calls a third different at
 p < 0.05 with two seeds and a quarter with three. So the sum goes through Student's t, its degrees of freedom
 counted as Welch does.
+
+Beside it stands paired approximate randomisation (Riezler and Maxwell 2005, Figure 1, W05-0908). It asks of
+the models that there are, and not of their recipes, whether it matters which of two wrote which translation.
 """
 
 from __future__ import annotations
@@ -29,6 +32,9 @@ LEVEL = 0.05
 """A difference whose corrected p is below this is called significant; intervals cover the rest."""
 
 _DRAW_SEED = 20040725
+_EXCHANGE_SEED = 20050629
+_ROUNDING = 1e-9
+"""BLEU of the same sentences in another order differs by rounding, far less than any exchange does."""
 _CHUNK = 512
 """Resamples drawn at a time: bounds memory at some 10 kB a sentence."""
 
@@ -80,6 +86,32 @@ def paired_bootstrap(a: Array, b: Array, *, resamples: int = RESAMPLES) -> tuple
     return _compare(_System(a, resamples), _System(b, resamples))
 
 
+def paired_randomisation(a: Array, b: Array, *, trials: int = RESAMPLES) -> float:
+    r"""Two-sided p of no difference, :math:`(1 + \#\{|d_r| \ge |d|\}) / (1 + R)`, d being mean BLEU of ``a``
+    minus that of ``b``.
+
+    In each of R trials every sentence's translations by ``a`` and by ``b``, those of all seeds together, are
+    exchanged with a probability of one half. Both are `[seeds, sentences, 10]` statistics of the same
+    sentences; the k-th seed of one takes the place of the k-th of the other. Raises ValueError for different
+    numbers of seeds or sentences. Riezler and Maxwell 2005, Figure 1 (W05-0908).
+    """
+    if a.shape != b.shape:
+        raise ValueError(
+            f"a has {a.shape[0]} seeds of {a.shape[1]} sentences and b {b.shape[0]} of {b.shape[1]}, but all "
+            f"translations of a sentence are exchanged at once; give as many seeds and sentences of both"
+        )
+    seeds, sentences, width = a.shape
+    sum_a, sum_b = a.sum(axis=1), b.sum(axis=1)
+    seen = abs(corpus_scores(sum_a).mean() - corpus_scores(sum_b).mean())
+    surplus = (a - b).transpose(1, 0, 2).reshape(sentences, seeds * width)
+    as_large = 0
+    for exchanged in _exchanges(sentences, trials):
+        moved = (exchanged @ surplus).reshape(-1, seeds, width)
+        found = corpus_scores(sum_a - moved).mean(axis=1) - corpus_scores(sum_b + moved).mean(axis=1)
+        as_large += int((np.abs(found) >= seen - _ROUNDING).sum())
+    return (1 + as_large) / (1 + trials)
+
+
 def holm(p_values: Sequence[float]) -> tuple[float, ...]:
     """p-values corrected for their number, in their order; Holm 1979.
 
@@ -102,15 +134,15 @@ def differences(
     resamples: int = RESAMPLES,
 ) -> tuple[Difference, ...]:
     """Every pair of systems, each a list over seeds of lists of translations; p Holm-corrected over all."""
-    measured = {
-        name: _System(sentence_statistics(outputs, references), resamples)
-        for name, outputs in systems.items()
-    }
+    statistics = {name: sentence_statistics(outputs, references) for name, outputs in systems.items()}
+    measured = {name: _System(rows, resamples) for name, rows in statistics.items()}
     pairs = list(itertools.combinations(measured, 2))
     found = [_compare(measured[a], measured[b]) for a, b in pairs]
     corrected = holm([p for _, p in found])
     return tuple(
-        Difference(a, b, delta, p, fair, fair < LEVEL)
+        Difference(
+            a, b, delta, p, fair, fair < LEVEL, _randomised(statistics[a], statistics[b], trials=resamples)
+        )
         for (a, b), (delta, p), fair in zip(pairs, found, corrected, strict=True)
     )
 
@@ -161,6 +193,18 @@ def _standard_error(resampled: Array, systems: Sequence[_System]) -> tuple[float
     if not doubt:
         return math.sqrt(variance), math.inf
     return math.sqrt(variance), max(variance**2 / doubt, min(freedom for _, freedom in seeds))
+
+
+def _randomised(a: Array, b: Array, *, trials: int) -> float | None:
+    return paired_randomisation(a, b, trials=trials) if len(a) == len(b) else None
+
+
+def _exchanges(sentences: int, trials: int) -> Iterator[Array]:
+    """1 where a sentence's translations are exchanged, `[chunk, sentences]`; the same for every pair."""
+    random = np.random.default_rng(_EXCHANGE_SEED)
+    for start in range(0, trials, _CHUNK):
+        rows = min(_CHUNK, trials - start)
+        yield random.integers(2, size=(rows, sentences)).astype(np.float64)
 
 
 def _draws(sentences: int, resamples: int) -> Iterator[Array]:

@@ -14,13 +14,36 @@ from normlab.run.devices import autocast, prepare_process
 from normlab.spec.config import DecodeConfig
 from normlab.store.folder import RunFolder
 from normlab.tasks.build import build_seq2seq
-from normlab.tasks.translation import Translation, translate_lines
+from normlab.tasks.translation import Candidate, Translation, n_best_lines
 
 
-def translate(run: Path, lines: Sequence[str], decode: DecodeConfig | None = None) -> list[str]:
+def translate(
+    run: Path,
+    lines: Sequence[str],
+    decode: DecodeConfig | None = None,
+    *,
+    prefixes: Sequence[str] | None = None,
+) -> list[str]:
     """Translate raw lines with the best checkpoint of a run folder, by its own tokenizer and search.
 
-    Raises ValueError for a run of another task.
+    ``prefixes``: what each translation begins with. Raises ValueError for a run of another task, and for a
+    prefix that cannot be produced.
+    """
+    found = n_best(run, lines, 1, decode, prefixes=prefixes)
+    return [candidates[0].text for candidates in found]
+
+
+def n_best(
+    run: Path,
+    lines: Sequence[str],
+    count: int,
+    decode: DecodeConfig | None = None,
+    *,
+    prefixes: Sequence[str] | None = None,
+) -> list[list[Candidate]]:
+    """``count`` translations of each line with their scores: the best, best first, or as many draws.
+
+    Raises ValueError as ``translate``, and for more than the search's beams.
     """
     folder = RunFolder(run)
     config = folder.config()
@@ -37,4 +60,12 @@ def translate(run: Path, lines: Sequence[str], decode: DecodeConfig | None = Non
     if config.data.target_vocab_mask:
         allowed = torch.from_numpy(np.load(folder.target_types, allow_pickle=False)).to(device)
     with autocast(device, config.train.precision):
-        return translate_lines(model, tokenizer, lines, decode or config.decode, allowed=allowed)
+        return n_best_lines(
+            model,
+            tokenizer,
+            lines,
+            decode or config.decode,
+            count=count,
+            prefixes=prefixes,
+            allowed=allowed,
+        )

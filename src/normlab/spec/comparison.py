@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
+from normlab.spec.units import p_value
+
 
 @dataclass(frozen=True)
 class Interval:
@@ -67,6 +69,20 @@ class Difference:
     """Holm-corrected over all pairs of the comparison."""
     significant: bool
     """``p_corrected`` is below 0.05."""
+    p_randomisation: float | None = None
+    """Two-sided, before correction, by exchanging translations: of these models alone, not of their recipes;
+    None: not recorded, or not as many seeds of one as of the other."""
+
+
+def in_words(difference: Difference) -> str:
+    """Its size and what both tests say of it, before correction."""
+    delta = difference.delta
+    said = (
+        f"{delta.value:+z.2f} BLEU, 95% interval {delta.low:+z.2f} to {delta.high:+z.2f}; "
+        f"bootstrap {p_value(difference.p)}"
+    )
+    exchanged = difference.p_randomisation
+    return said if exchanged is None else f"{said}, randomisation {p_value(exchanged)}"
 
 
 @dataclass(frozen=True)

@@ -195,16 +195,57 @@ class TrainConfig:
 
 @dataclass(frozen=True)
 class DecodeConfig:
-    """Beam search for the test text."""
+    """How the test text is translated: by beam search, or by drawing."""
 
     beam: int = 5
     length_penalty: float = 1.0
-    """alpha of score / length**alpha; 0 sums log-probabilities."""
+    """alpha of the formula; 0 sums log-probabilities."""
     max_len_ratio: float = 1.5
     """An output has at most ``max_len_ratio * source + 10`` tokens."""
+    length_penalty_formula: str = "power"
+    """What a log-probability is divided by: ``power``, length**alpha, or ``gnmt``,
+    ((5 + length) / 6)**alpha.
+    """
+    min_length: int = 0
+    """Tokens of an output before its end, at least."""
+    sample: bool = False
+    """Draw outputs; the next four say how, beam and length penalty do nothing then."""
+    temperature: float = 1.0
+    top_k: int = 0
+    """Draw from so many likeliest types; 0 from all."""
+    top_p: float = 1.0
+    """Draw from the fewest likeliest types that together have this probability."""
+    sample_seed: int = 1
 
     def __post_init__(self) -> None:
-        check(self, {SIZE: "beam", AMOUNT: "length_penalty max_len_ratio"})
+        check(
+            self,
+            {
+                SIZE: "beam",
+                AMOUNT: "length_penalty max_len_ratio",
+                Choice(("power", "gnmt")): "length_penalty_formula",
+                COUNT: "min_length top_k sample_seed",
+                POSITIVE: "temperature top_p",
+            },
+        )
+        if self.top_p > 1:
+            raise ValueError(f"top_p is at most 1, got {self.top_p!r}")
+        of_draws = ("temperature", "top_k", "top_p", "sample_seed")
+        idle = [
+            f for f in dataclasses.fields(self) if f.name in of_draws and getattr(self, f.name) != f.default
+        ]
+        if idle and not self.sample:
+            name, value = idle[0].name, getattr(self, idle[0].name)
+            raise ValueError(
+                f"{name} is {value!r} and says how outputs are drawn, but nothing is drawn; add --sample "
+                f"(decode.sample in a configuration), or leave {name} at {idle[0].default!r}"
+            )
+
+    def searching(self) -> DecodeConfig:
+        """The same without drawing."""
+        return DecodeConfig(
+            self.beam, self.length_penalty, self.max_len_ratio, self.length_penalty_formula, self.min_length
+        )
 
 
 @dataclass(frozen=True)

@@ -2,22 +2,26 @@
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from normlab.data.batches import Batch, Batches, dev_batches, plan_shapes
+from normlab.data.batches import Batch, Batches, Ragged, TokenPairs, dev_batches, plan_shapes
 from normlab.data.prepare import Corpus, prepare
-from normlab.data.tokenizer import Tokenizer
+from normlab.data.tokenizer import UNK, Tokenizer
 from normlab.init import profile_
 from normlab.nn import PAD, Seq2Seq
-from normlab.nn.decode import EOS, beam_search
+from normlab.nn.decode import EOS, FREE, Bounds, Hypothesis, search
+from normlab.nn.sampling import sample
 from normlab.spec.config import Config, DataConfig, DecodeConfig
 from normlab.spec.randomness import derive
+from normlab.spec.units import perplexity
 from normlab.tasks.build import build_seq2seq
 from normlab.tasks.loss import LossSum, label_smoothed
 from normlab.tasks.scores import corpus_bleu, score
@@ -65,23 +69,31 @@ class Translation(Task[Corpus, Seq2Seq, Batch], name="translation"):
         smoothing = self.config.optim.label_smoothing
         return label_smoothed(logits, batch.target_out, smoothing, self.allowed, PAD)
 
-    @torch.inference_mode()
     def dev_nll(self, model: Seq2Seq) -> float:
-        """Negative log-likelihood in nats per dev token, without smoothing.
+        """Negative log-likelihood in nats per dev token, without smoothing."""
+        return self._losses(model, self.corpus.dev, 0.0)[0]
+
+    @torch.inference_mode()
+    def _losses(self, model: Seq2Seq, pairs: TokenPairs, smoothing: float) -> tuple[float, float]:
+        """Negative log-likelihood and label-smoothed loss in nats per target token.
 
         Tokens of types that the mask rules out are left out: they would make it infinite for every model.
         """
-        total = torch.zeros((), device=self.device)
+        was_training = model.training
+        model.eval()
+        nll, loss = (torch.zeros((), device=self.device) for _ in range(2))
         tokens = torch.zeros((), dtype=torch.int64, device=self.device)
-        for batch in dev_batches(self.corpus.dev, 2 * self.config.train.max_tokens):
+        for batch in dev_batches(pairs, 2 * self.config.train.max_tokens):
             batch = batch.to(self.device)
             logits = model(batch.source, batch.target_in)
             target = batch.target_out
             if self.allowed is not None:
                 target = target.masked_fill(~self.allowed[target], PAD)
-            total += label_smoothed(logits, target, 0.0, self.allowed, PAD).nll
+            sums = label_smoothed(logits, target, smoothing, self.allowed, PAD)
+            nll, loss = nll + sums.nll, loss + sums.loss
             tokens += (target != PAD).sum()
-        return float(total) / int(tokens)
+        model.train(was_training)
+        return float(nll) / int(tokens), float(loss) / int(tokens)
 
     def dev_bleu(self, model: Seq2Seq, count: int | None = None) -> float:
         """sacreBLEU of greedy search on the first ``count`` dev pairs, ``dev_bleu_sentences`` if None."""
@@ -96,16 +108,33 @@ class Translation(Task[Corpus, Seq2Seq, Batch], name="translation"):
         return {"nll": self.dev_nll(model), "bleu": self.dev_bleu(model)}
 
     def test(self, model: Seq2Seq) -> Scored:
-        """Scores of the beam search's translations, and these."""
+        """Scores of the search's translations and these, and perplexities of the references."""
         pairs = self.corpus.test_text
         hypotheses = translate_lines(
             model, self.corpus.tokenizer, pairs.source, self.config.decode, allowed=self.allowed
         )
-        return Scored(vars(score(hypotheses, pairs.target)), hypotheses)
+        return Scored({**vars(score(hypotheses, pairs.target)), **self._perplexities(model)}, hypotheses)
+
+    def _perplexities(self, model: Seq2Seq) -> dict[str, float]:
+        r"""Of a test token: ``nll`` in nats, ``perplexity`` :math:`e^{nll}`, and ``perplexity_smoothed``,
+        :math:`e` to the mean label-smoothed loss with the training's smoothing.
+
+        They belong to the run's tokenizer. References longer than the model's positions are left out; where
+        none is left, they are not a number.
+        """
+        text, tokenizer = self.corpus.test_text, self.corpus.tokenizer
+        longest = model.positions.longest or math.inf
+        both = zip(tokenizer.encode(text.source), tokenizer.encode(text.target), strict=True)
+        fitting = [pair for pair in both if max(map(len, pair)) < longest]
+        nll = loss = math.nan
+        if fitting:
+            pairs = TokenPairs(*(Ragged.of(side) for side in zip(*fitting, strict=True)))
+            nll, loss = self._losses(model, pairs, self.config.optim.label_smoothing)
+        return {"nll": nll, "perplexity": perplexity(nll), "perplexity_smoothed": perplexity(loss)}
 
     def rehearse(self, model: Seq2Seq) -> tuple[float, float]:
-        """The real likelihood, and a greedy search of some dev sentences, scaled to all of them; the beam
-        search of the test takes as long for each of its sentences and beams.
+        """The real likelihood, and a greedy search of some dev sentences, scaled to all of them; the search
+        of the test takes as long for each of its sentences and beams.
         """
         searched = min(self.config.train.dev_bleu_sentences, len(self.corpus.dev_text))
         few = min(searched, _SEARCHED_SENTENCES)
@@ -114,7 +143,7 @@ class Translation(Task[Corpus, Seq2Seq, Batch], name="translation"):
         likelihood = time.perf_counter() - start
         self.dev_bleu(model, few)
         sentence = (time.perf_counter() - start - likelihood) / few
-        beams = len(self.corpus.test_text) * self.config.decode.beam
+        beams = len(self.corpus.test_text) * _width(self.config.decode, 1)
         return likelihood + searched * sentence, beams * sentence
 
 
@@ -135,23 +164,127 @@ def translate_lines(
     max_positions: int = 4096,
 ) -> list[str]:
     """Translations of raw lines, in their order. An empty line stays empty."""
+    found = n_best_lines(
+        model, tokenizer, lines, decode, count=1, allowed=allowed, max_positions=max_positions
+    )
+    return [candidates[0].text for candidates in found]
+
+
+@dataclass(frozen=True)
+class Candidate:
+    """A translation and its score: of a search the log-probability over the length penalty, of a draw the
+    log-probability.
+    """
+
+    text: str
+    score: float
+
+
+def n_best_lines(
+    model: Seq2Seq,
+    tokenizer: Tokenizer,
+    lines: Sequence[str],
+    decode: DecodeConfig,
+    *,
+    count: int,
+    prefixes: Sequence[str] | None = None,
+    allowed: Tensor | None = None,
+    max_positions: int = 4096,
+) -> list[list[Candidate]]:
+    """``count`` translations of each raw line: the best, best first, or as many draws.
+
+    Each begins with its line's prefix. A line without a word has one empty translation; so has one for which
+    a diverged model finds none. Draws depend on ``sample_seed``, the line's number and the draw's alone.
+
+    Raises ValueError for a count that the search cannot give and for prefixes that cannot be produced.
+    """
+    width = _width(decode, count)
+    forced = _prefix_ids(tokenizer, [""] * len(lines) if prefixes is None else prefixes, allowed)
+    if len(forced) != len(lines):
+        raise ValueError(f"{len(lines):,} lines but {len(forced):,} prefixes; give one for each, '' for none")
     device = next(model.parameters()).device
     was_training = model.training
     model.eval()
-    outputs = [""] * len(lines)
-    for rows, source in _search_batches(tokenizer.encode(list(lines)), max_positions // decode.beam):
-        found = beam_search(
-            model,
-            source.to(device),
-            beams=decode.beam,
-            length_penalty=decode.length_penalty,
-            max_len_ratio=decode.max_len_ratio,
-            allowed=allowed,
+    outputs = [[Candidate("", 0.0)] for _ in lines]
+    for rows, source in _search_batches(tokenizer.encode(list(lines)), max_positions // width):
+        bounds = Bounds(
+            decode.max_len_ratio, decode.min_length, _prefix([forced[row] for row in rows], device), allowed
         )
-        for row, text in zip(rows, tokenizer.decode(found), strict=True):
-            outputs[row] = text
+        found = _search(model, source.to(device), decode, bounds, [(row, width) for row in rows])
+        for row, hypotheses in zip(rows, found, strict=True):
+            texts = tokenizer.decode([h.ids for h in hypotheses[:count]])
+            scores = [h.score for h in hypotheses[:count]]
+            outputs[row] = [Candidate(*pair) for pair in zip(texts, scores, strict=True)] or [
+                Candidate("", -math.inf)
+            ]
     model.train(was_training)
     return outputs
+
+
+def _width(decode: DecodeConfig, count: int) -> int:
+    """Hypotheses of a sentence that are computed side by side. Raises ValueError for an impossible count."""
+    if count < 1:
+        raise ValueError(f"n_best is at least 1, got {count}")
+    if decode.sample:
+        return count
+    if count > decode.beam:
+        raise ValueError(
+            f"n_best is {count}, but a search gives at most as many as it has beams, {decode.beam}; "
+            f"type --beam {count}, or --sample to draw them"
+        )
+    return decode.beam
+
+
+def _search(
+    model: Seq2Seq, source: Tensor, decode: DecodeConfig, bounds: Bounds, draws: list[tuple[int, int]]
+) -> list[list[Hypothesis]]:
+    """Of each source row; ``draws`` has the line's number and how many draws are wanted."""
+    if not decode.sample:
+        return search(
+            model,
+            source,
+            bounds,
+            beams=decode.beam,
+            length_penalty=decode.length_penalty,
+            formula=decode.length_penalty_formula,
+        )
+    seeds = [[derive(decode.sample_seed, "sample", line, k) for k in range(count)] for line, count in draws]
+    return sample(
+        model,
+        source,
+        seeds,
+        bounds,
+        temperature=decode.temperature,
+        top_k=decode.top_k,
+        top_p=decode.top_p,
+    )
+
+
+def _prefix_ids(tokenizer: Tokenizer, prefixes: Sequence[str], allowed: Tensor | None) -> list[list[int]]:
+    """Raises ValueError for a prefix that no output can spell."""
+    known: dict[str, list[int]] = {}
+    for text in dict.fromkeys(prefixes):
+        (ids,) = tokenizer.encode([text])
+        if UNK in ids:
+            raise ValueError(
+                f"the prefix {text!r} has characters that the run's vocabulary does not have; leave them out"
+            )
+        masked = [i for i in ids if allowed is not None and not allowed[i]]
+        if masked:
+            raise ValueError(
+                f"the prefix {text!r} has {tokenizer.decode([masked])[0]!r}, which never occurs on the "
+                f"target side of the training text, and target_vocab_mask rules out such pieces; leave it out"
+            )
+        known[text] = ids
+    return [known[text] for text in prefixes]
+
+
+def _prefix(ids: list[list[int]], device: torch.device) -> Tensor | None:
+    """`[B, P]`, ``FREE`` after each; None where nothing is forced."""
+    width = max(map(len, ids))
+    if not width:
+        return None
+    return torch.tensor([row + [FREE] * (width - len(row)) for row in ids], device=device)
 
 
 def _search_batches(ids: list[list[int]], max_positions: int) -> Iterator[tuple[list[int], Tensor]]:

@@ -1,0 +1,155 @@
+"""``normlab translate``: flags to a decoding, and what is written; the search is a stand-in."""
+
+import os
+
+import pytest
+
+from normlab.cli.main import main
+from normlab.run import translate as module
+from normlab.spec.config import Config, DecodeConfig
+from normlab.store import RunFolder
+from normlab.tasks.translation import Candidate
+
+
+@pytest.fixture
+def run(tmp_path):
+    return RunFolder.create(tmp_path / "runs" / "abc123", Config(recipe="pre"))
+
+
+@pytest.fixture
+def standard_input(tmp_path):
+    """Put bytes where standard input comes from."""
+    saved = os.dup(0)
+
+    def put(content):
+        (tmp_path / "stdin").write_bytes(content)
+        given = os.open(tmp_path / "stdin", os.O_RDONLY)
+        os.dup2(given, 0)
+        os.close(given)
+
+    yield put
+    os.dup2(saved, 0)
+    os.close(saved)
+
+
+class Reversing:
+    """Stands in for both functions; its translations are the lines turned round, after their prefixes."""
+
+    def __init__(self) -> None:
+        self.decode = None
+
+    def translate(self, folder, lines, decode, *, prefixes):
+        return [found[0].text for found in self.n_best(folder, lines, 1, decode, prefixes=prefixes)]
+
+    def n_best(self, folder, lines, count, decode, *, prefixes):
+        self.decode = decode
+        return [
+            [Candidate(begin + line[::-1] * (k + 1), -0.5 * k) for k in range(count)]
+            for line, begin in zip(lines, prefixes, strict=True)
+        ]
+
+
+@pytest.fixture(autouse=True)
+def reverse(monkeypatch):
+    stand_in = Reversing()
+    monkeypatch.setattr(module, "translate", stand_in.translate)
+    monkeypatch.setattr(module, "n_best", stand_in.n_best)
+    return stand_in
+
+
+def test_standard_input_to_standard_output(run, reverse, standard_input, capsys):
+    standard_input("één\r\ntwee\n".encode())
+    assert main(["translate", "abc", "--runs", str(run.path.parent), "--beam", "2"]) == 0
+    assert capsys.readouterr().out == "néé\neewt\n"
+    assert reverse.decode == DecodeConfig(beam=2)
+
+
+def test_files_to_a_file(run, reverse, tmp_path, capsys):
+    for name, text in (("a", "ab\ncd\n"), ("b", "ef\n")):
+        (tmp_path / name).write_text(text)
+    files = [str(tmp_path / name) for name in ("a", "b")]
+    assert main(["translate", str(run.path), *files, "--output", str(tmp_path / "out")]) == 0
+    assert (tmp_path / "out").read_text() == "ba\ndc\nfe\n"
+    assert capsys.readouterr().out == ""
+    assert reverse.decode == DecodeConfig()
+
+
+def test_nothing_in_gives_nothing_out(run, standard_input, capsys):
+    standard_input(b"")
+    assert main(["translate", str(run.path)]) == 0
+    assert main(["translate", str(run.path), "--n-best", "3"]) == 0
+    assert capsys.readouterr().out == ""
+
+
+def test_text_that_is_not_utf8_is_a_sentence(run, standard_input, capsys):
+    standard_input(b"ab\n\xff")
+    assert main(["translate", str(run.path)]) == 2
+    assert "line 2: byte 0xff is not UTF-8" in capsys.readouterr().err
+
+
+def test_the_n_best_have_number_score_and_text(run, standard_input, capsys):
+    standard_input(b"ab\ncd\n")
+    assert main(["translate", str(run.path), "--n-best", "2", "--prefix", "> "]) == 0
+    assert capsys.readouterr().out == (
+        "1\t0.0000\t> ba\n1\t-0.5000\t> baba\n2\t0.0000\t> dc\n2\t-0.5000\t> dcdc\n"
+    )
+
+
+@pytest.mark.parametrize(
+    ("typed", "expected"),
+    [
+        ("--length-penalty 0 --min-length 3", DecodeConfig(length_penalty=0.0, min_length=3)),
+        ("--length-penalty-formula gnmt", DecodeConfig(length_penalty_formula="gnmt")),
+        ("--sample", DecodeConfig(sample=True)),
+        (
+            "--sample --temperature 0.7 --top-k 10 --top-p 0.9 --sample-seed 4",
+            DecodeConfig(sample=True, temperature=0.7, top_k=10, top_p=0.9, sample_seed=4),
+        ),
+    ],
+)
+def test_flags_are_the_fields_of_a_decoding(run, reverse, standard_input, typed, expected):
+    standard_input(b"ab\n")
+    assert main(["translate", str(run.path), *typed.split()]) == 0
+    assert reverse.decode == expected
+
+
+def test_what_is_not_typed_is_the_runs_own(run, reverse, standard_input):
+    own = DecodeConfig(sample=True, top_k=5, temperature=0.5)
+    run = RunFolder.create(run.path.parent / "drawing", Config(decode=own))
+    standard_input(b"ab\n")
+    assert main(["translate", str(run.path), "--top-k", "0"]) == 0
+    assert reverse.decode == DecodeConfig(sample=True, temperature=0.5)
+    assert main(["translate", str(run.path), "--beam", "2"]) == 0
+    assert reverse.decode == DecodeConfig(beam=2), "a beam means a search"
+
+
+IDLE = (
+    "top_k is 5 and says how outputs are drawn, but nothing is drawn; add --sample (decode.sample in a "
+    "configuration), or leave top_k at 0"
+)
+NO_BEAM = (
+    "--beam is 4, and outputs are drawn, which needs no beam; leave out --beam, and for several draws of "
+    "each line type --n-best 4"
+)
+
+
+@pytest.mark.parametrize(
+    ("typed", "sentence"),
+    [
+        ("--beam 0", "beam is at least 1, got 0"),
+        ("--length-penalty -1", "length_penalty is at least 0, got -1.0"),
+        ("--min-length -2", "min_length is at least 0, got -2"),
+        ("--sample --temperature 0", "temperature is above 0, got 0.0"),
+        ("--sample --temperature inf", "temperature is above 0 and finite, got inf"),
+        ("--sample --top-k -1", "top_k is at least 0, got -1"),
+        ("--sample --top-p 0", "top_p is above 0, got 0.0"),
+        ("--sample --top-p 1.5", "top_p is at most 1, got 1.5"),
+        ("--sample --sample-seed -1", "sample_seed is at least 0, got -1"),
+        ("--top-k 5", IDLE),
+        ("--sample --beam 4", NO_BEAM),
+    ],
+)
+def test_every_bad_value_gets_a_sentence(run, standard_input, capsys, typed, sentence):
+    standard_input(b"ab\n")
+    assert main(["translate", str(run.path), *typed.split()]) == 2
+    assert capsys.readouterr() == ("", f"normlab: {sentence}\n")
