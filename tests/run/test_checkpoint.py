@@ -106,11 +106,13 @@ def test_another_model_is_named(folder):
     save_checkpoint(folder, perturbed(SIZE), None, {})
     pre = build_seq2seq(replace(SIZE, decoder_placement="pre"), VOCAB, 1)
     assert refusal(folder, pre) == (
-        "the checkpoint FOLDER belongs to another model: 2 tensors differ, first decoder.end.bias"
+        "the checkpoint FOLDER belongs to another model: 2 tensors differ, first decoder.end.bias; "
+        "bring back the config.json and tokenizer.json that it was trained with"
     )
     larger = build_seq2seq(SIZE, VOCAB + 1, 1)
     assert refusal(folder, larger) == (
-        "the checkpoint FOLDER holds embedding.weight of shape [13, 16], the model wants [14, 16]"
+        "the checkpoint FOLDER holds embedding.weight of shape [13, 16], the model wants [14, 16]; "
+        "bring back the config.json and tokenizer.json that it was trained with"
     )
 
 

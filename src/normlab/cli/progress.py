@@ -10,6 +10,7 @@ import math
 import time
 from collections import Counter, deque
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import TracebackType
@@ -164,7 +165,8 @@ class Progress:
         self, kind: type[BaseException] | None, error: BaseException | None, where: TracebackType | None
     ) -> None:
         if self.live:
-            self.live.stop()
+            with suppress(OSError):
+                self.live.stop()
 
     def watch(self, folders: Sequence[RunFolder]) -> None:
         """Look at every folder that the comparison has asked for so far."""
@@ -197,7 +199,11 @@ class Progress:
         return see
 
     def show(self) -> None:
-        """Draw the table, or log what is new."""
+        """Draw the table, or log what is new. A terminal that was closed stops no run."""
+        with suppress(OSError):
+            self._draw()
+
+    def _draw(self) -> None:
         if self.live:
             self.live.update(Group(self.table(self.console.height - 4), Text(self.summary())), refresh=True)
             return

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import errno
 import hashlib
 import json
+import os
 import shutil
 import tempfile
 from collections.abc import Callable, Iterable, Sequence
@@ -64,7 +66,7 @@ def manifest_of(folder: Path) -> dict[str, Any] | None:
     try:
         manifest = json.loads((folder / "manifest.json").read_text("utf-8"))
         whole = all((folder / name).stat().st_size == size for name, size in manifest["files"].items())
-    except (OSError, ValueError, KeyError):
+    except (OSError, ValueError, KeyError, TypeError, AttributeError):
         return None
     return manifest if whole else None
 
@@ -89,6 +91,16 @@ def types_of(manifest: dict[str, Any], vocab_size: int) -> NDArray[np.bool_]:
 
 def _write(folder: Path, fill: Callable[[Path], dict[str, Any]]) -> None:
     folder.parent.mkdir(parents=True, exist_ok=True)
+    try:
+        _write_beside(folder, fill)
+    except OSError as error:
+        if type(error) is not OSError or error.errno is not None:
+            raise
+        # NumPy says how many bytes it could not write, and no more.
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(folder)) from error
+
+
+def _write_beside(folder: Path, fill: Callable[[Path], dict[str, Any]]) -> None:
     work = Path(tempfile.mkdtemp(prefix=f".{folder.name}-", dir=folder.parent))
     try:
         work.chmod(0o755)

@@ -97,6 +97,11 @@ def _read(config: DataConfig) -> tuple[Splits, dict[str, str]]:
     train = Pairs(*read_parallel(config.train_src, config.train_tgt))
     dev = Pairs(*read_parallel(config.dev_src, config.dev_tgt))
     test = Pairs(*read_parallel(config.test_src, config.test_tgt)) if config.test_src else dev
+    for name, pairs in (("dev", dev), ("test", test)):
+        for side, lines in (("src", pairs.source), ("tgt", pairs.target)):
+            if not any(line.strip() for line in lines):
+                path = getattr(config, f"{name}_{side}")
+                raise ValueError(f"all {len(lines)} lines of {path} are empty; give text with words")
     files = {name: Path(getattr(config, name)).name for name in given}
     origin = {
         "Training text": f"{files['train_src']}, {files['train_tgt']}",
@@ -115,9 +120,14 @@ def _fill(work: Path, *, splits: Splits, config: DataConfig) -> dict[str, Any]:
     tokens = tokenizer.encode(train.source), tokenizer.encode(train.target)
     source, target, left_out = _keep(*tokens, config.max_len)
     if not source:
+        hint = (
+            f"type a larger --max-len than {config.max_len}"
+            if left_out["too long"]
+            else "give text with words"
+        )
         raise ValueError(
             f"none of the {len(train)} training pairs is left: {left_out['empty side']} have an empty side, "
-            f"{left_out['too long']} are longer than max_len, now {config.max_len}: raise it"
+            f"{left_out['too long']} are longer than max_len; {hint}"
         )
     dtype = id_type(tokenizer.vocab_size)
     target_train = Ragged.of(target, dtype)

@@ -55,10 +55,17 @@ class Tokenizer:
     def load(cls, path: str | Path) -> Tokenizer:
         if not Path(path).is_file():
             raise FileNotFoundError(f"there is no tokenizer file {path}; prepare the data again")
-        return cls(Backend.from_file(str(path)))
+        try:
+            return cls(Backend.from_str(Path(path).read_text(encoding="utf-8")))
+        except Exception as error:  # the library raises no narrower one
+            if isinstance(error, OSError):
+                raise
+            raise ValueError(
+                f"{path} is no tokenizer ({error}); bring back the file that the model was trained with"
+            ) from error
 
     def save(self, path: str | Path) -> None:
-        self._backend.save(str(path))
+        Path(path).write_text(self._backend.to_str(pretty=True), encoding="utf-8", newline="\n")
 
     @property
     def vocab_size(self) -> int:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import shutil
 from pathlib import Path
 from typing import Any
@@ -13,6 +14,12 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
+from normlab.spec.serialise import parsed
+from normlab.store.files import named
+
+_ANEW = "move the run's folder away to train it anew"
+_BRING_BACK = "bring back the config.json and tokenizer.json that it was trained with"
+
 
 def save_checkpoint(
     folder: Path, model: nn.Module, optimiser: torch.optim.Optimizer | None, state: dict[str, Any]
@@ -21,10 +28,11 @@ def save_checkpoint(
     new, old = folder.with_name(folder.name + ".new"), folder.with_name(folder.name + ".old")
     shutil.rmtree(new, ignore_errors=True)
     new.mkdir(parents=True)
-    save_file(_weights(model), new / "model.safetensors")
+    _save(_weights(model), new / "model.safetensors")
     if optimiser is not None:
-        save_file(_optimiser_tensors(model, optimiser), new / "optimiser.safetensors")
-    (new / "state.json").write_text(json.dumps(state), encoding="utf-8")
+        _save(_optimiser_tensors(model, optimiser), new / "optimiser.safetensors")
+    with named(new / "state.json"):
+        (new / "state.json").write_text(json.dumps(state), encoding="utf-8")
     for path in [*new.iterdir(), new]:
         _fsync(path)
     if folder.exists():
@@ -50,20 +58,24 @@ def load_checkpoint(
         different = sorted(stored.keys() ^ expected.keys())
         raise ValueError(
             f"the checkpoint {folder} belongs to another model: "
-            f"{len(different)} tensors differ, first {different[0]}"
+            f"{len(different)} tensors differ, first {different[0]}; {_BRING_BACK}"
         )
     for name, tensor in expected.items():
         if tensor.shape != stored[name].shape:
             raise ValueError(
                 f"the checkpoint {folder} holds {name} of shape {list(stored[name].shape)}, "
-                f"the model wants {list(tensor.shape)}"
+                f"the model wants {list(tensor.shape)}; {_BRING_BACK}"
             )
+    state = _state(folder / "state.json")
+    if optimiser is not None:
+        path = folder / "optimiser.safetensors"
+        kept = _load(path)
+        _check_optimiser(kept, expected, path)
+        _load_optimiser(model, optimiser, kept)
     with torch.no_grad():
         for name, tensor in expected.items():
             tensor.copy_(stored[name])
-    if optimiser is not None:
-        _load_optimiser(model, optimiser, _load(folder / "optimiser.safetensors"))
-    return json.loads((folder / "state.json").read_text(encoding="utf-8"))
+    return state
 
 
 def has_checkpoint(folder: Path) -> bool:
@@ -79,9 +91,42 @@ def _load(path: Path) -> dict[str, Tensor]:
     except FileNotFoundError:
         raise FileNotFoundError(f"the checkpoint has no {path}; resume from a run's folder `last`") from None
     except SafetensorError as error:
-        raise ValueError(
-            f"{path} is damaged ({error}); move the run's folder away to train it anew"
-        ) from error
+        raise ValueError(f"{path} is damaged ({error}); {_ANEW}") from error
+
+
+def _state(path: Path) -> dict[str, Any]:
+    try:
+        state = parsed(path.read_text(encoding="utf-8"))
+        if not isinstance(state, dict):
+            raise ValueError("it holds no object")
+    except ValueError as error:
+        raise ValueError(f"{path} is damaged ({error}); {_ANEW}") from error
+    return state
+
+
+def _save(tensors: dict[str, Tensor], path: Path) -> None:
+    """``save_file``, whose errors of the system name none of its kinds."""
+    try:
+        save_file(tensors, path)
+    except SafetensorError as error:
+        code = re.search(r"\(os error (\d+)\)", str(error))
+        if code is None:
+            raise
+        raise OSError(int(code[1]), os.strerror(int(code[1])), str(path)) from error
+
+
+def _check_optimiser(kept: dict[str, Tensor], weights: dict[str, Tensor], path: Path) -> None:
+    """Each parameter's state has the parameter's shape or is one number, and all have the same parts."""
+    parts: dict[str, set[str]] = {}
+    for full_name, tensor in kept.items():
+        name, _, part = full_name.rpartition("/")
+        if name not in weights or (tensor.numel() != 1 and tensor.shape != weights[name].shape):
+            raise ValueError(f"{path} belongs to another model: {full_name} does not fit; {_ANEW}")
+        parts.setdefault(name, set()).add(part)
+    every = set().union(*parts.values())
+    for name, found in parts.items():
+        if lacks := every - found:
+            raise ValueError(f"{path} is damaged ({name} lacks {min(lacks)}); {_ANEW}")
 
 
 def _weights(model: nn.Module) -> dict[str, Tensor]:

@@ -71,6 +71,8 @@ class _Grid:
             Translation.check(config)
         data, self.corpus = Translation.prepare(request.base.data, request.out / "data")
         self.base = {c.recipe: replace(c, data=data, machine=machine) for c in resolved}
+        for config in self.base.values():
+            Translation.check_text(config, self.corpus)
         self._refuse_same()
 
     def _refuse_same(self) -> None:

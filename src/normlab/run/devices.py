@@ -19,6 +19,8 @@ def prepare_process(machine: MachineConfig) -> torch.device:
     """Set the threads and the memory allocator of this process; the device to train on."""
     try:
         device = torch.device(machine.device)
+        if device.type not in ("cpu", "cuda"):
+            raise RuntimeError(f"runs train on no {device.type}")
     except RuntimeError:
         raise ValueError(f"there is no device {machine.device!r}; use cpu, cuda or cuda:1") from None
     if device.type == "cuda" and not torch.cuda.is_available():

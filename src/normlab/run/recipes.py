@@ -173,6 +173,7 @@ def resolve(name: str, base: Config, *, force: bool = False) -> Config:
             "or in Python give a base with OptimConfig(warmup_steps=400)"
         )
     check_schedule(config.optim)
+    _require_sizes(config.model)
     return replace(config, recipe=name.strip(), forced="; ".join(reasons), own_code=own_code(config))
 
 
@@ -216,8 +217,7 @@ def uses_norm(model: ModelConfig) -> bool:
     """Whether a placement, a choice inside the branches or a head uses the model's norm."""
     if any(Placement.registry[name].normed for name in _stacks(model).values()):
         return True
-    layers = {"encoder_layers": min(model.encoder_layers, 1), "decoder_layers": min(model.decoder_layers, 1)}
-    return any(isinstance(module, Norm) for module in unfilled(replace(model, **layers), 1).modules())
+    return any(isinstance(module, Norm) for module in unfilled(_shallow(model), 1).modules())
 
 
 def unfilled(model: ModelConfig, vocab_size: int) -> TokenModel:
@@ -234,6 +234,18 @@ def require_known(config: Config) -> None:
         for name in set(_stacks(config.model).values()) if axis is PLACEMENT else {axis.of(config)}:
             if name and name not in axis.names:
                 raise ValueError(f"unknown {axis.name} {name!r}{nearest(name, axis.names)}; {HINT}")
+    _require_sizes(config.model)
+
+
+def _require_sizes(model: ModelConfig) -> None:
+    """Raise ValueError where width and heads do not go together, before anything is prepared or written."""
+    if model.encoder_layers or model.decoder_layers:
+        unfilled(_shallow(model), 1)
+
+
+def _shallow(model: ModelConfig) -> ModelConfig:
+    layers = {"encoder_layers": min(model.encoder_layers, 1), "decoder_layers": min(model.decoder_layers, 1)}
+    return replace(model, **layers)
 
 
 def own_code(config: Config) -> str:

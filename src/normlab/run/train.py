@@ -28,6 +28,7 @@ from normlab.run.probing import NOTHING, PRESETS, Probing, rows_into
 from normlab.spec.config import Config, run_id
 from normlab.spec.outcome import Outcome
 from normlab.spec.randomness import derive
+from normlab.spec.serialise import from_plain
 from normlab.store.folder import RunFolder, Status, write_json_atomic, write_text_atomic
 from normlab.tasks.registry import TASKS
 from normlab.tasks.task import Prepared, Task
@@ -50,6 +51,7 @@ def train(config: Config, root: str | Path, on_row: Callable[[Row], None] = lamb
     root = Path(root)
     data, corpus = kind.prepare(config.data, root / "data")
     config = replace(resolved_precision(config), data=data)
+    kind.check_text(config, corpus)
     folder = RunFolder(root / run_id(config))
     if folder.status().state == "done":
         return folder
@@ -133,6 +135,19 @@ class Position:
     val_decay: ValDecay = ValDecay()
 
 
+def _position(state: dict[str, Any], checkpoint: Path) -> Position:
+    """What a checkpoint's state says. Raises ValueError where somebody else wrote it."""
+    try:
+        if "step" not in state:
+            raise ValueError("step is missing")
+        position: Position = from_plain(Position, state)
+    except ValueError as error:
+        raise ValueError(
+            f"{checkpoint / 'state.json'}: {error}; move the run's folder away to train it anew"
+        ) from error
+    return position
+
+
 class Loop:
     """One run in progress. Every random draw is derived from (seed, purpose, step, micro-batch)."""
 
@@ -147,7 +162,7 @@ class Loop:
         if has_checkpoint(folder.last):
             state = load_checkpoint(folder.last, self.model, self.optimiser)
             self.pending = [(lr, torch.tensor(v, device=self.device)) for lr, v in state.pop("pending", [])]
-            self.progress = Position(**state | {"val_decay": ValDecay(**state.get("val_decay", {}))})
+            self.progress = _position(state, folder.last)
         folder.cut_rows(self.progress.step)
         self.rows: list[Row] = folder.metrics()
         self.outcome = self._judge(final=self.progress.step == self.config.train.steps)

@@ -8,6 +8,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from numbers import Integral, Real
 
+MOST = 2**63
+"""No whole number reaches it: tensors could not hold it."""
+
 
 @dataclass(frozen=True)
 class Range:
@@ -19,7 +22,7 @@ class Range:
     whole: bool = False
 
     def holds(self, value: object) -> bool:
-        if not isinstance(value, Integral if self.whole else Real):
+        if not isinstance(value, Integral if self.whole else Real) or _beyond(value):
             return False
         number = float(value)
         inside = number >= self.least and (self.above == -math.inf or number > self.above)
@@ -29,11 +32,19 @@ class Range:
         """What is allowed, in the words that ``value`` calls for."""
         if not isinstance(value, Integral if self.whole else Real):
             return "a whole number" if self.whole else "a number"
+        if _beyond(value) > 0:
+            return f"below {MOST:,}"
         words = [f"at least {self.least:g}"] if self.least > -math.inf else []
         words += [f"above {self.above:g}"] if self.above > -math.inf else []
         words += [f"below {self.below:g}"] if self.below is not None and self.below < math.inf else []
         words += ["finite"] if self.below == math.inf and value == math.inf else []
         return " and ".join(words)
+
+
+def _beyond(value: object) -> int:
+    """1 for a whole number that is too large, -1 for one too far below zero, else 0."""
+    whole = int(value) if isinstance(value, Integral) else 0
+    return (whole >= MOST) - (whole <= -MOST)
 
 
 @dataclass(frozen=True)
@@ -48,7 +59,8 @@ class Choice:
     def wanted(self, value: object) -> str:
         """What is allowed, with the word that was meant if one is near."""
         close = difflib.get_close_matches(str(value), self.words, 1)
-        allowed = f"one of {', '.join(self.words)}" if len(self.words) > 1 else repr(self.words[0])
+        words = ", ".join(word or "''" for word in self.words)
+        allowed = f"one of {words}" if len(self.words) > 1 else repr(self.words[0])
         return allowed + (f" (did you mean {close[0]!r}?)" if close and len(self.words) > 1 else "")
 
 
@@ -69,4 +81,5 @@ def check(section: object, table: Mapping[Range | Choice, str]) -> None:
             given = getattr(section, name)
             for value in given if isinstance(given, tuple) else (given,):
                 if not rule.holds(value):
-                    raise ValueError(f"{name} is {rule.wanted(value)}, got {value!r}")
+                    shown = {1: "more", -1: "less"}.get(_beyond(value)) or repr(value)
+                    raise ValueError(f"{name} is {rule.wanted(value)}, got {shown}")

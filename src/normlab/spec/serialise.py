@@ -33,12 +33,30 @@ def from_json(kind: type[T], text: str) -> T:
     of a field that is missing and has no default, and of a value of another type or out of its range.
     """
     try:
-        content = json.loads(text)
-    except json.JSONDecodeError as error:
-        raise ValueError(
-            f"this is not JSON: {error.msg} in line {error.lineno}, column {error.colno}"
-        ) from error
+        content = parsed(text)
+    except ValueError as error:
+        raise ValueError(f"this is not JSON: {error}") from error
     return from_plain(kind, content)
+
+
+def parsed(text: str) -> Any:
+    """What a JSON text says. Raises ValueError with what is wrong with it, and where."""
+    try:
+        return json.loads(text.removeprefix("\ufeff"), object_pairs_hook=_object)
+    except json.JSONDecodeError as error:
+        raise ValueError(f"{error.msg} in line {error.lineno}, column {error.colno}") from error
+    except RecursionError:
+        raise ValueError("lists or objects inside one another, thousands deep") from None
+
+
+def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    """Of a key that stands twice JSON would silently take the last."""
+    found = dict(pairs)
+    if len(found) < len(pairs):
+        keys = [key for key, _ in pairs]
+        twice = next(key for key in keys if keys.count(key) > 1)
+        raise ValueError(f"the key {twice!r} stands twice in one object, keep one of them")
+    return found
 
 
 def to_plain(value: Any) -> Any:
@@ -122,10 +140,24 @@ def _scalar(kind: Any, value: Any, where: str) -> Any:
     if kind not in _WORDS:
         raise TypeError(f"{where}: a field of type {kind} has no JSON form; see normlab.spec.serialise")
     if kind is float and (value in NOT_FINITE or type(value) is int):
-        return float(value)
+        try:
+            return float(value)
+        except OverflowError:
+            _refuse(value, where, "a number below 1.8e308")
     if type(value) is not kind:
         _refuse(value, where, _WORDS[kind])
+    if kind is str and not _encodable(str(value)):
+        _refuse(value, where, "text without halves of surrogate pairs")
     return value
+
+
+def _encodable(text: str) -> bool:
+    """Whether UTF-8 can hold the text; JSON can spell some that it cannot."""
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        return False
+    return True
 
 
 def _join(where: str, key: str) -> str:
@@ -134,5 +166,6 @@ def _join(where: str, key: str) -> str:
 
 def _refuse(value: Any, where: str, wanted: str) -> NoReturn:
     shown = json.dumps(value, ensure_ascii=False)
+    shown = shown if _encodable(shown) else json.dumps(value)
     shown = shown if len(shown) <= 60 else f"{shown[:57]}..."
     raise ValueError(f"{where or 'the whole'} must be {wanted}, got {shown}")

@@ -5,21 +5,33 @@ from __future__ import annotations
 import json
 import os
 import threading
+from collections.abc import Generator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
-from normlab.spec.serialise import to_plain
+from normlab.spec.serialise import parsed, to_plain
 
 
 def read_json(path: Path) -> Any:
     """Raises ValueError with line and column where the file is not JSON."""
     try:
-        return json.loads(path.read_text(encoding="utf-8"))
-    except json.JSONDecodeError as error:
-        place = f"line {error.lineno}, column {error.colno}"
-        raise ValueError(f"{path} is not JSON: {error.msg} in {place}; mend or delete it") from error
+        return parsed(path.read_text(encoding="utf-8"))
     except UnicodeDecodeError as error:
         raise ValueError(f"{path} is not UTF-8 text: byte {error.start}; mend or delete it") from error
+    except ValueError as error:
+        raise ValueError(f"{path} is not JSON: {error}; mend or delete it") from error
+
+
+@contextmanager
+def named(path: Path) -> Generator[None]:
+    """Errors of the system in here say which file they are about: a full disk itself names none."""
+    try:
+        yield
+    except OSError as error:
+        if error.errno is not None:
+            error.filename = str(path)
+        raise
 
 
 def write_json_atomic(path: Path, content: Any) -> None:
@@ -31,15 +43,17 @@ def write_json_atomic(path: Path, content: Any) -> None:
 def write_text_atomic(path: Path, text: str) -> None:
     """Write beside the file, sync, rename: a reader sees the old text or the new one, never a part."""
     new = path.with_name(f".{path.name}.{os.getpid()}.{threading.get_ident()}")
-    try:
-        with new.open("w", encoding="utf-8", newline="\n") as file:
-            file.write(text)
-            file.flush()
-            os.fsync(file.fileno())
-        new.replace(path)
-    except BaseException:
-        new.unlink(missing_ok=True)
-        raise
+    with named(path):
+        try:
+            with new.open("w", encoding="utf-8", newline="\n") as file:
+                file.write(text)
+                file.flush()
+                os.fsync(file.fileno())
+            new.replace(path)
+        except BaseException:
+            with suppress(OSError):
+                new.unlink(missing_ok=True)
+            raise
     descriptor = os.open(path.parent, os.O_RDONLY)
     try:
         os.fsync(descriptor)

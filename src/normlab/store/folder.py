@@ -2,20 +2,20 @@
 
 from __future__ import annotations
 
-import fcntl
 import json
-import time
 from collections.abc import Generator, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from normlab.spec.allowed import COUNT, Choice, check
 from normlab.spec.config import SEMANTICS, Config, run_id
 from normlab.spec.outcome import Outcome
 from normlab.spec.serialise import NOT_FINITE, from_plain, to_plain
 
-from .files import read_json, write_json_atomic, write_text_atomic
+from .busy import RunBusyError, held, hold
+from .files import named, read_json, write_json_atomic, write_text_atomic
 
 __all__ = [
     "RunBusyError",
@@ -30,12 +30,8 @@ __all__ = [
 
 Row = dict[str, Any]
 
-_LOCK_TRIES, _LOCK_PAUSE_SECONDS = 5, 0.02
-"""A reader that asks whether a run is alive holds its lock for microseconds; a trainer waits for that."""
 
-
-class RunBusyError(ValueError):
-    """Another process is in the run folder."""
+STATES = ("new", "running", "done", "interrupted", "failed")
 
 
 @dataclass(frozen=True)
@@ -43,7 +39,7 @@ class Status:
     """How far a run is."""
 
     state: str = "new"
-    """``new``, ``running``, ``done``, ``interrupted`` or ``failed``."""
+    """One of ``STATES``."""
     step: int = 0
     outcome: Outcome | None = None
     best_step: int | None = None
@@ -54,6 +50,9 @@ class Status:
     """From the first step on, validations included, pauses between resumptions left out."""
     error: str = ""
     hardware: str = ""
+
+    def __post_init__(self) -> None:
+        check(self, {Choice(STATES): "state", COUNT: "step"})
 
 
 class RunFolder:
@@ -101,12 +100,14 @@ class RunFolder:
         """
         path = self.path / "status.json"
         try:
-            status: Status = from_plain(Status, read_json(path))
+            content = read_json(path)
         except FileNotFoundError:
             return Status()
+        try:
+            status: Status = from_plain(Status, content)
         except ValueError as error:
-            raise ValueError(f"{path}: {error}") from error
-        if status.state == "running" and not self._alive():
+            raise ValueError(f"{path}: {error}; mend or delete it") from error
+        if status.state == "running" and not held(self.path):
             return replace(status, state="interrupted")
         return status
 
@@ -164,33 +165,13 @@ class RunFolder:
 
     @contextmanager
     def lock(self) -> Generator[None]:
-        """Keep other processes out of this run for as long as it lasts or the process lives.
+        """Keep other processes out of this run for as long as it lasts or the process lives, those of other
+        hosts too.
 
         Raises RunBusyError if one is in it.
         """
-        with (self.path / "lock").open("w") as file:
-            for remaining in reversed(range(_LOCK_TRIES)):
-                try:
-                    fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                    break
-                except BlockingIOError:
-                    if not remaining:
-                        raise RunBusyError(
-                            f"another process is training {self.path}; wait for it, or stop it and try again"
-                        ) from None
-                    time.sleep(_LOCK_PAUSE_SECONDS)
+        with hold(self.path):
             yield
-
-    def _alive(self) -> bool:
-        """Whether a process holds the lock."""
-        try:
-            with (self.path / "lock").open() as file:
-                fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
-        except BlockingIOError:
-            return True
-        except FileNotFoundError:
-            return False
-        return False
 
 
 class Runs:
@@ -239,7 +220,7 @@ def read_config(path: Path) -> Config:
 
 
 def _append(path: Path, rows: Sequence[Row]) -> None:
-    with path.open("a", encoding="utf-8") as file:
+    with named(path), path.open("a", encoding="utf-8") as file:
         file.write("".join(_line(row) for row in rows))
 
 
@@ -251,7 +232,9 @@ def _rows(path: Path) -> list[Row]:
     for number, line in enumerate(whole, start=1):
         try:
             row = json.loads(line)
-        except json.JSONDecodeError as error:
+            if not isinstance(row, dict) or type(row.get("step")) is not int:
+                raise TypeError("a row is an object with a step")
+        except (ValueError, TypeError, RecursionError) as error:
             if number == len(whole):
                 break
             raise ValueError(f"{path} is damaged in line {number}; delete that line") from error

@@ -12,8 +12,9 @@ import torch
 from numpy import bool_
 from numpy.typing import NDArray
 
+from normlab.data.room import require_room
 from normlab.data.tokenizer import Tokenizer
-from normlab.nn import TokenModel
+from normlab.nn import Positions, TokenModel
 from normlab.nn.registry import Registry
 from normlab.spec.config import Config, DataConfig
 from normlab.tasks.loss import LossSum
@@ -98,6 +99,13 @@ class Task(ABC, Generic[CorpusT, ModelT, BatchT]):
                 f"best_by is {config.train.best_by!r}, and {cls.name} has no such score on dev; "
                 f"set train.best_by to {' or '.join(map(repr, cls.best_by))}"
             )
+
+    @classmethod
+    def check_text(cls, config: Config, corpus: CorpusT) -> None:
+        """Raise ValueError where a sentence is too long for the configuration's batches or its model."""
+        with torch.device("meta"):
+            positions = Positions.registry[config.model.positions](config.model).longest
+        require_room(corpus, config.data, max_tokens=config.train.max_tokens, positions=positions)
 
     @staticmethod
     @abstractmethod

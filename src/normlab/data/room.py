@@ -1,0 +1,60 @@
+"""Whether every sentence has room in a batch and in a model; asked before a run begins."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+
+from normlab.data.batches import TokenPairs
+from normlab.data.plain import TextCorpus
+from normlab.data.prepare import Corpus
+from normlab.spec.config import DataConfig
+
+
+def require_room(corpus: object, data: DataConfig, *, max_tokens: int, positions: int | None) -> None:
+    """Raise ValueError at the first text with a sentence too long for a batch of ``max_tokens`` positions, or
+    for a model of so many ``positions``, None for one without an end.
+    """
+    if isinstance(corpus, Corpus):
+        _require_batch(corpus.train, max_tokens)
+        if positions is not None:
+            _require_positions(corpus, data, positions)
+    elif isinstance(corpus, TextCorpus) and positions is not None and data.block_len > positions:
+        raise ValueError(
+            f"a block has {data.block_len} positions, and the model has learned positions for {positions}; "
+            f"type --block-len {positions}, or --max-positions {data.block_len}"
+        )
+
+
+def _require_batch(pairs: TokenPairs, max_tokens: int) -> None:
+    source, target = (lengths + 1 for lengths in pairs.lengths)
+    longest = int(np.argmax(source + target))
+    needed = int(source[longest] + target[longest])
+    if needed > max_tokens:
+        raise ValueError(
+            f"the longest training pair has {source[longest]} + {target[longest]} positions, and a batch "
+            f"--max-tokens {max_tokens}; type --max-tokens {needed}, or leave such pairs out with --max-len "
+            f"{max(2, max_tokens // 2)}"
+        )
+
+
+def _require_positions(corpus: Corpus, data: DataConfig, positions: int) -> None:
+    """Of what a model reads: both sides of train and dev, and the source of the test."""
+    longest = max(int(lengths.max()) + 1 for lengths in corpus.train.lengths)
+    if longest > positions:
+        raise ValueError(
+            f"the longest training sentence has {longest} positions, and the model has learned positions for "
+            f"{positions}; type --max-positions {longest}, or leave longer ones out: --max-len {positions}"
+        )
+    tested = np.array([len(ids) for ids in corpus.tokenizer.encode(corpus.test_text.source)])
+    sides = dict(zip(("dev_src", "dev_tgt", "test_src"), (*corpus.dev.lengths, tested), strict=True))
+    for name, lengths in sides.items():
+        line = int(np.argmax(lengths))
+        longest = int(lengths[line]) + 1
+        if longest > positions:
+            file = Path(getattr(data, name)).name or name
+            raise ValueError(
+                f"{file}, line {line + 1} has {longest} positions, and the model has learned positions for "
+                f"{positions}; type --max-positions {longest}, or shorten the line"
+            )

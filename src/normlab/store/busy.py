@@ -1,0 +1,111 @@
+"""One process at a time in a run folder, on this host or another one."""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import socket
+import threading
+import time
+from collections.abc import Generator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import TextIO
+
+_TRIES, _PAUSE_SECONDS = 5, 0.02
+"""A reader that asks whether a run is alive holds its lock for microseconds; a trainer waits for that."""
+_BEAT_SECONDS, _WATCH_SECONDS = 5.0, 16.0
+"""How often a holder touches its lock, and how long another host looks whether it still does."""
+
+
+class RunBusyError(ValueError):
+    """Another process is in the run folder."""
+
+
+@contextmanager
+def hold(folder: Path) -> Generator[None]:
+    """Keep other processes out of a folder; ``lock`` in it says who is there.
+
+    A lock ends with its process, but some network file systems keep it from the other hosts: what a process
+    of another host left in the file is watched for a while. Clocks are not compared, so they may differ or be
+    set back. Raises RunBusyError if a process is in the folder.
+    """
+    path = folder / "lock"
+    with path.open("a+", encoding="utf-8") as file:
+        _take(file, folder)
+        holder = _said(path)
+        if holder and holder.partition(" ")[0] != socket.gethostname() and _beats(path):
+            raise RunBusyError(_busy(folder, holder))
+        _write(file, f"{socket.gethostname()} {os.getpid()}")
+        ended = threading.Event()
+        beating = threading.Thread(target=_beat, args=(path, ended), daemon=True)
+        beating.start()
+        try:
+            yield
+        finally:
+            ended.set()
+            beating.join()
+            with suppress(OSError):  # a full disk keeps nobody from leaving
+                _write(file, "")
+
+
+def held(folder: Path) -> bool:
+    """Whether a process that this host knows of is in the folder."""
+    try:
+        with (folder / "lock").open(encoding="utf-8") as file:
+            fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return True
+    except FileNotFoundError:
+        return False
+    return False
+
+
+def _take(file: TextIO, folder: Path) -> None:
+    for remaining in reversed(range(_TRIES)):
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            return
+        except BlockingIOError:
+            if not remaining:
+                raise RunBusyError(_busy(folder, _said(folder / "lock"))) from None
+            time.sleep(_PAUSE_SECONDS)
+
+
+def _busy(folder: Path, holder: str) -> str:
+    host, _, process = holder.partition(" ")
+    who = f" (process {process} on {host})" if process else ""
+    return f"another process is training {folder}{who}; wait for it, or stop it and try again"
+
+
+def _said(path: Path) -> str:
+    return path.read_text(encoding="utf-8", errors="replace").strip()
+
+
+def _write(file: TextIO, text: str) -> None:
+    file.seek(0)
+    file.truncate()
+    file.write(text)
+    file.flush()
+
+
+def _beat(path: Path, ended: threading.Event) -> None:
+    while not ended.wait(_BEAT_SECONDS):
+        with suppress(OSError):
+            os.utime(path)
+
+
+def _beats(path: Path) -> bool:
+    """Whether somebody touches the file; it is opened anew each time, so that a network file system looks."""
+    before = _touched(path)
+    until = time.monotonic() + _WATCH_SECONDS
+    while time.monotonic() < until:
+        time.sleep(_WATCH_SECONDS / 50)
+        if _touched(path) != before:
+            return True
+    return False
+
+
+def _touched(path: Path) -> int:
+    with path.open("rb") as file:
+        return os.fstat(file.fileno()).st_mtime_ns

@@ -1,0 +1,203 @@
+"""Ways in which a run's folder is damaged, edited or mixed up, each with the sentence that answers it."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+
+import torch
+from safetensors.torch import load_file, save_file
+from torch import Tensor
+
+from bad_input.cases import BRING_BACK, MEND, TRAIN_ANEW
+from bad_input.prompt import GOOD
+from normlab.data.tokenizer import Tokenizer
+
+Damage = Callable[[Path], object]
+TRANSLATE = ["translate", "{run}", "dev_src.txt"]
+
+
+def content(name: str, text: str | bytes) -> Damage:
+    """The file holds something else."""
+    return lambda folder: (folder / name).write_bytes(text if isinstance(text, bytes) else text.encode())
+
+
+def before(name: str, line: str) -> Damage:
+    """A line stands before all others."""
+    return lambda folder: (folder / name).write_text(line + "\n" + (folder / name).read_text())
+
+
+def cut(name: str) -> Damage:
+    return lambda folder: (folder / name).write_bytes((folder / name).read_bytes()[:-10])
+
+
+def gone(name: str) -> Damage:
+    return lambda folder: (folder / name).unlink()
+
+
+def edited(name: str, edit: Callable[[dict[str, Tensor]], object]) -> Damage:
+    """Somebody changed the tensors of a file."""
+
+    def damage(folder: Path) -> None:
+        tensors = load_file(folder / name)
+        edit(tensors)
+        save_file(tensors, folder / name)
+
+    return damage
+
+
+MODEL, ADAM, STATE = "last/model.safetensors", "last/optimiser.safetensors", "last/state.json"
+FIRST = "decoder.end.bias"
+DAMAGED: dict[str, tuple[list[str], Damage, str]] = {
+    "status is no JSON": (
+        GOOD,
+        content("status.json", "{"),
+        "{run}/status.json is not JSON: Expecting property name enclosed in double "
+        "quotes in line 1, column 2" + MEND,
+    ),
+    "status is a list": (
+        GOOD,
+        content("status.json", "[]"),
+        "{run}/status.json: the whole must be an object, the fields of Status, got []" + MEND,
+    ),
+    "status of an unknown state": (
+        GOOD,
+        content("status.json", '{"state": "dnoe"}'),
+        "{run}/status.json: state is one of new, running, done, interrupted, failed (did "
+        "you mean 'done'?), "
+        "got 'dnoe'" + MEND,
+    ),
+    "metrics with a damaged line": (
+        GOOD,
+        before("metrics.jsonl", "rubbish"),
+        "{run}/metrics.jsonl is damaged in line 1; delete that line",
+    ),
+    "metrics with a line that is no object": (
+        GOOD,
+        before("metrics.jsonl", "[1]"),
+        "{run}/metrics.jsonl is damaged in line 1; delete that line",
+    ),
+    "metrics with a line without its step": (
+        GOOD,
+        before("metrics.jsonl", '{"loss": 1}'),
+        "{run}/metrics.jsonl is damaged in line 1; delete that line",
+    ),
+    "weights cut off": (
+        GOOD,
+        cut(MODEL),
+        (
+            f"{{run}}/{MODEL} is damaged (Error while deserializing header: incomplete "
+            f"metadata, file not fully "
+            f"covered); {TRAIN_ANEW}"
+        ),
+    ),
+    "weights of nothing": (
+        GOOD,
+        content(MODEL, b""),
+        f"{{run}}/{MODEL} is damaged (Error while deserializing header: header too small); {TRAIN_ANEW}",
+    ),
+    "weights that are a pickle": (
+        GOOD,
+        lambda folder: torch.save({"a": 1}, folder / MODEL),
+        f"{{run}}/{MODEL} is damaged (Error while deserializing header: header too large); {TRAIN_ANEW}",
+    ),
+    "weights with a tensor less": (
+        GOOD,
+        edited(MODEL, lambda tensors: tensors.pop(FIRST)),
+        (
+            f"the checkpoint {{run}}/last belongs to another model: 1 tensors differ, first "
+            f"{FIRST}; {BRING_BACK}"
+        ),
+    ),
+    "weights of another width": (
+        GOOD,
+        edited(MODEL, lambda tensors: tensors.update({FIRST: torch.zeros(8)})),
+        f"the checkpoint {{run}}/last holds {FIRST} of shape [8], the model wants [16]; {BRING_BACK}",
+    ),
+    "no optimiser": (
+        GOOD,
+        gone(ADAM),
+        f"the checkpoint has no {{run}}/{ADAM}; resume from a run's folder `last`",
+    ),
+    "optimiser of another model": (
+        GOOD,
+        edited(ADAM, lambda tensors: tensors.update({"foo/step": torch.zeros(1)})),
+        f"{{run}}/{ADAM} belongs to another model: foo/step does not fit; {TRAIN_ANEW}",
+    ),
+    "optimiser of another width": (
+        GOOD,
+        edited(ADAM, lambda tensors: tensors.update({f"{FIRST}/exp_avg": torch.zeros(3)})),
+        f"{{run}}/{ADAM} belongs to another model: {FIRST}/exp_avg does not fit; {TRAIN_ANEW}",
+    ),
+    "optimiser with a tensor less": (
+        GOOD,
+        edited(ADAM, lambda tensors: tensors.pop(f"{FIRST}/exp_avg")),
+        f"{{run}}/{ADAM} is damaged ({FIRST} lacks exp_avg); {TRAIN_ANEW}",
+    ),
+    "state cut off": (
+        GOOD,
+        content(STATE, '{"step": 4'),
+        f"{{run}}/{STATE} is damaged (Expecting ',' delimiter in line 1, column 11); {TRAIN_ANEW}",
+    ),
+    "state that is a list": (
+        GOOD,
+        content(STATE, "[]"),
+        f"{{run}}/{STATE} is damaged (it holds no object); {TRAIN_ANEW}",
+    ),
+    "state without a step": (
+        GOOD,
+        content(STATE, "{}"),
+        f"{{run}}/{STATE}: step is missing; {TRAIN_ANEW}",
+    ),
+    "state of another type": (
+        GOOD,
+        content(STATE, '{"step": "four"}'),
+        f'{{run}}/{STATE}: step must be a whole number, got "four"; {TRAIN_ANEW}',
+    ),
+    "state with an unknown key": (
+        GOOD,
+        content(STATE, '{"step": 4, "tokns": 3}'),
+        f"{{run}}/{STATE}: unknown key 'tokns'; did you mean 'tokens'?; {TRAIN_ANEW}",
+    ),
+    "best weights that are none": (
+        TRANSLATE,
+        content("best/model.safetensors", b"abc"),
+        "{run}/best/model.safetensors is damaged (Error while deserializing header: header too small); "
+        + TRAIN_ANEW,
+    ),
+    "no best weights": (
+        TRANSLATE,
+        lambda folder: shutil.rmtree(folder / "best"),
+        "no checkpoint in {run}/best; train the run first: normlab train",
+    ),
+    "a vocabulary that does not match": (
+        TRANSLATE,
+        lambda folder: Tokenizer.train(["a b c d e"], 60).save(folder / "tokenizer.json"),
+        "the checkpoint {run}/best holds embedding.weight of shape [100, 16], the model wants [15, 16]; "
+        + BRING_BACK,
+    ),
+    "a vocabulary that is none": (
+        TRANSLATE,
+        content("tokenizer.json", "{"),
+        (
+            "{run}/tokenizer.json is no tokenizer (EOF while parsing an object at line 1 "
+            "column 1); bring back the "
+            "file that the model was trained with"
+        ),
+    ),
+    "a run's configuration that was edited": (
+        TRANSLATE,
+        content("config.json", '{"config": {"modle": 1}}'),
+        "{run}/config.json: unknown key 'modle'; did you mean 'model'?",
+    ),
+    "output into a folder that is not there": (
+        [*TRANSLATE, "--output", "no/such.txt"],
+        lambda folder: None,
+        (
+            "No such file or directory: 'no/such.txt'; look at that path; a folder of it may "
+            "be missing: mkdir -p"
+        ),
+    ),
+}
+"""A command, what was done to the run's folder before it, and the sentence."""

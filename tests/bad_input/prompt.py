@@ -1,0 +1,45 @@
+"""The prompt of these tests: what was said, with which exit code, and that nothing was lost."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from bad_input.cases import TINY
+from normlab.cli.main import main
+from run.tiny import NAMES
+
+GOOD = [
+    "train",
+    *(word for name in NAMES for word in (f"--{name.replace('_', '-')}", f"{name}.txt")),
+    *TINY,
+    "--recipe",
+    "pre",
+]
+"""A run of a quarter of a second, in a folder with the six texts."""
+
+
+def held(folder: Path) -> dict[str, bytes]:
+    """Every file under a folder."""
+    return {str(p.relative_to(folder)): p.read_bytes() for p in sorted(folder.rglob("*")) if p.is_file()}
+
+
+def refused(words: list[str], capsys) -> str:
+    """The one sentence that answers a command line; every file that was there is still there, as it was."""
+    before = held(Path.cwd())
+    assert main(words) == 2
+    told = capsys.readouterr()
+    after = held(Path.cwd())
+    volatile = ("status.json", "lock")
+    assert {name: after.get(name) for name in before if Path(name).name not in volatile} == {
+        name: content for name, content in before.items() if Path(name).name not in volatile
+    }
+    assert told.out == ""
+    *progress, sentence = told.err.splitlines()
+    assert all(" · seed " in line for line in progress), "nothing but progress comes before it"
+    assert sentence.startswith("normlab: ")
+    return sentence.removeprefix("normlab: ")
+
+
+def runs_made() -> list[str]:
+    """Run folders that are not the prepared data."""
+    return [path.parent.name for path in Path("runs").glob("*/config.json")]

@@ -1,0 +1,31 @@
+"""Damaged run folders: the exact sentence, and nothing else is touched."""
+
+from __future__ import annotations
+
+import pytest
+
+from bad_input.damage import DAMAGED, MODEL, before
+from bad_input.prompt import GOOD, refused
+from normlab.cli.main import main
+
+
+@pytest.mark.parametrize(("words", "damage", "sentence"), DAMAGED.values(), ids=list(DAMAGED))
+def test_a_damaged_run_is_named(run, capsys, words, damage, sentence):
+    damage(run)
+    said = refused([word.replace("{run}", str(run)) for word in words], capsys)
+    assert said == sentence.replace("{run}", str(run))
+
+
+def test_a_run_without_status_goes_on_from_its_checkpoint(run, trained):
+    (run / "status.json").unlink()
+    assert main(GOOD) == 0
+    assert (run / MODEL).read_bytes() == (trained / run.name / MODEL).read_bytes()
+
+
+def test_a_damaged_line_that_was_deleted_stops_nothing(run, trained, capsys):
+    before("metrics.jsonl", "rubbish")(run)
+    assert "delete that line" in refused(GOOD, capsys)
+    metrics = run / "metrics.jsonl"
+    metrics.write_text(metrics.read_text().partition("\n")[2])
+    assert main(GOOD) == 0
+    assert (run / MODEL).read_bytes() == (trained / run.name / MODEL).read_bytes()
