@@ -6,6 +6,7 @@ from normlab.nn import Placement
 from normlab.optim import OPTIMISERS
 from normlab.run.plugins import HINT
 from normlab.run.recipes import PLACEMENT, parts
+from normlab.tasks.registry import TASKS
 
 TINY = (
     "--steps 4 --validate-every-steps 2 --dim 16 --ffn-dim 32 --heads 2 --encoder-layers 1 "
@@ -278,7 +279,7 @@ CONFIGS = {
     ),
     "an unknown task": (
         '{"task": "translaton"}',
-        "unknown task 'translaton', did you mean 'translation'? (allowed: language_model, translation)",
+        f"unknown task 'translaton', did you mean 'translation'? (allowed: {', '.join(TASKS)})",
     ),
     "an unknown word": (
         '{"machine": {"probes": "lots"}}',

@@ -102,8 +102,17 @@ def test_validation_gives_no_rows():
     assert [r.step for r in rows] == [0, 0, 1, 1]
 
 
-def test_a_call_by_data_parallelism_is_no_forward_pass(monkeypatch):
+@pytest.fixture
+def ranks(monkeypatch):
+    """Ranks speak over the loopback; Lightning leaves its process group behind."""
     monkeypatch.setenv("GLOO_SOCKET_IFNAME", "lo")
+    yield
+    if torch.distributed.is_initialized():
+        torch.distributed.destroy_process_group()
+
+
+@pytest.mark.usefixtures("ranks")
+def test_a_call_by_data_parallelism_is_no_forward_pass():
     one, ranked = [], []
     trained(Probes("standard", every_steps=2, emit=one.append))
     alone, _ = trained(strategy="ddp")

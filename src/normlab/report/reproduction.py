@@ -204,12 +204,17 @@ def _cell(value: Any) -> str:
     return number(value) if isinstance(value, float) else str(value)
 
 
+def _plain(value: Any) -> str:
+    """A setting in words."""
+    return ", ".join(map(str, value)) if isinstance(value, (tuple, list)) else str(value)
+
+
 def _how(artefact: Artefact, found: Reproduction | None) -> Section:
     facts = {"claim's fingerprint": artefact.fingerprint()}
     if artefact.study:
-        facts = {"study": artefact.study, **{k: str(v) for k, v in artefact.settings.items()}, **facts}
+        facts = {"study": artefact.study, **{k: _plain(v) for k, v in artefact.settings.items()}, **facts}
     if found is not None:
-        facts = {**found.facts, **facts, "measured for": found.fingerprint}
+        facts = {**facts, **found.facts, "measured for": found.fingerprint}
     rows = [[Cell(name.replace("_", " ")), Cell(value)] for name, value in facts.items()]
     blocks: list[Block] = [Table(("", ""), rows, text_columns=2)]
     return Section("How", [*([Code(command(artefact))] if artefact.study else []), *blocks], "how")

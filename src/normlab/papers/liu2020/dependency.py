@@ -26,7 +26,9 @@ FIG4: Final = Artefact(
     asserts="A line in N fits Post-LN better, one in log N Pre-LN, each as well as that; under updates "
     "Post-LN moves far more than Pre-LN; Admin is near Pre-LN.",
     discussion="The random change has to be small: the change of a normalised output cannot pass 2 an "
-    "element.",
+    "element. Whole models of this size are measured here, where one update moves the embeddings, too; of "
+    "encoders alone, over more depths and seeds, docs/amplification.md has Post-LN ten times and more above "
+    "Pre-LN.",
     study="over_depth",
     settings={
         "text": "wmt14.en-de",
