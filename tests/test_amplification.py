@@ -2,31 +2,16 @@
 
 from __future__ import annotations
 
-import importlib.util
 import json
-import sys
 from dataclasses import replace
-from pathlib import Path
-from types import ModuleType
 
 import pytest
 import torch
 
 from normlab.nn import PAD, Encoder, Seq2Seq
+from scripts import script
 
-
-def script() -> ModuleType:
-    path = Path(__file__).resolve().parents[1] / "benchmarks/amplification.py"
-    spec = importlib.util.spec_from_file_location("benchmarks_amplification", path)
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[spec.name] = module  # dataclasses look their module up
-    spec.loader.exec_module(module)
-    return module
-
-
-amplification = script()
+amplification = script("amplification")
 KEPT = amplification.kept()
 AGAIN = "python benchmarks/amplification.py"
 

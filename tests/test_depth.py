@@ -2,30 +2,15 @@
 
 from __future__ import annotations
 
-import importlib.util
-import sys
 from dataclasses import replace
-from pathlib import Path
-from types import ModuleType
 
 import pytest
 import torch
 
 from normlab.nn import Placement
+from scripts import script
 
-
-def script() -> ModuleType:
-    path = Path(__file__).resolve().parents[1] / "benchmarks/depth.py"
-    spec = importlib.util.spec_from_file_location("benchmarks_depth", path)
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[spec.name] = module  # dataclasses look their module up
-    spec.loader.exec_module(module)
-    return module
-
-
-depth = script()
+depth = script("depth")
 ROWS = depth.kept()
 SHIPPED = [name for name, place in Placement.registry.items() if place.__module__.startswith("normlab.")]
 AGAIN = "python benchmarks/depth.py"

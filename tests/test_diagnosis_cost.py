@@ -2,27 +2,14 @@
 
 from __future__ import annotations
 
-import importlib.util
 import sys
 from dataclasses import replace
-from pathlib import Path
-from types import ModuleType
 
 import pytest
 
+from scripts import script
 
-def script() -> ModuleType:
-    path = Path(__file__).resolve().parents[1] / "benchmarks/diagnosis.py"
-    spec = importlib.util.spec_from_file_location("benchmarks_diagnosis", path)
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[spec.name] = module  # dataclasses look their module up
-    spec.loader.exec_module(module)
-    return module
-
-
-cost = script()
+cost = script("diagnosis")
 ROWS, MACHINE = cost.kept()
 AGAIN = "python benchmarks/diagnosis.py"
 ROW = cost.Row(6, "cheap", 12.0, {"scales": 9.0, "similarity": 2.0, "attention": 1.0}, 14.0, 25.0, 2**31, 1.9)

@@ -2,27 +2,14 @@
 
 from __future__ import annotations
 
-import importlib.util
-from pathlib import Path
-from types import ModuleType
-
 import pytest
+
+from scripts import script
 
 pytest.importorskip("transformers", reason="the extra normlab[hf] is not installed")
 pytest.importorskip("x_transformers", reason="the extra normlab[hf] is not installed")
 
-
-def script() -> ModuleType:
-    path = Path(__file__).resolve().parents[1] / "benchmarks/foreign.py"
-    spec = importlib.util.spec_from_file_location("benchmarks_foreign", path)
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
-
-
-foreign = script()
+foreign = script("foreign")
 KEPT = foreign.kept()
 
 

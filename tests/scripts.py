@@ -1,0 +1,20 @@
+"""Scripts of ``benchmarks/`` as modules."""
+
+from __future__ import annotations
+
+import importlib.util
+import sys
+from pathlib import Path
+from types import ModuleType
+
+
+def script(name: str) -> ModuleType:
+    """``benchmarks/<name>.py``."""
+    path = Path(__file__).resolve().parents[1] / f"benchmarks/{name}.py"
+    spec = importlib.util.spec_from_file_location(f"benchmarks_{name}", path)
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[spec.name] = module  # dataclasses look their module up
+    spec.loader.exec_module(module)
+    return module
