@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from normlab.diagnosis.kinds import Width, measuring
+from normlab.diagnosis.kinds import Part, Width, kinds, measuring
 from normlab.diagnosis.parameters import Owner, owners
 from normlab.diagnosis.stepping import Slope, trainable
 from normlab.diagnosis.structure import Structure
@@ -79,6 +79,13 @@ def real_of(subject: Subject, passed: Pass) -> Real:
     begun = {s.name: g for s in stacks if (g := passed.stream.get(s.sublayers[0].before)) is not None}
     awake = all(bool(g.to_dense().any()) for g in passed.slope.gradients.values())
     return real_tokens(subject, begun=begun if awake else {})
+
+
+def parts_of(subject: Subject, seen: Seen) -> Mapping[str, tuple[Part, ...]]:
+    """What every parameter does, by path: a packed matrix of queries, keys and values has a part for each."""
+    stacks = subject.structure.stacks
+    dims: dict[str | None, int] = {s.name: seen.tensors[s.sublayers[0].before].shape[-1] for s in stacks}
+    return kinds(subject.model, seen.owned, seen.widths, dims)
 
 
 def _seen(subject: Subject, caught: Mapping[Tap, Tensor], widths: Mapping[str, Width]) -> Seen:

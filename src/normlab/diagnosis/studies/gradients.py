@@ -10,9 +10,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from normlab.diagnosis.parameters import owners, stream_taps
-from normlab.diagnosis.passes import Pass, examine
-from normlab.diagnosis.stepping import Weights, gradients_of, trainable
+from normlab.diagnosis.kinds import Part
+from normlab.diagnosis.passes import Pass, examine, parts_of
+from normlab.diagnosis.stepping import gradients_of, trainable
 from normlab.diagnosis.structure import SublayerView
 from normlab.diagnosis.subject import Subject
 from normlab.diagnosis.table import Row, Table
@@ -57,7 +57,9 @@ def sublayer_gradients(subject: Subject, *, real: Real | None = None, passed: Pa
 
 def parameter_gradients(subject: Subject, *, batches: Sequence[Any] = (), first: Pass | None = None) -> Table:
     r""":math:`\|\frac{1}{B} \sum_b g_b\|` (``mean_grad_l2``) and :math:`\frac{1}{B} \sum_b \|g_b\|`
-    (``grad_l2``) of the gradients of B mini-batches, for every parameter that is trained.
+    (``grad_l2``) of the gradients of B mini-batches, for every parameter that is trained, by ``kind`` of
+    matrix: query, key, value, output, ffn_in, ffn_out, norm, embedding, other. A packed matrix of queries,
+    keys and values has a row for each.
 
     Without ``batches`` the subject's own batch is split by its rows into four. A loss that is a mean over
     tokens is taken as one over those of its mini-batch. ``role`` is ``shared`` for what several sublayers use
@@ -66,32 +68,36 @@ def parameter_gradients(subject: Subject, *, batches: Sequence[Any] = (), first:
 
     Xiong et al. 2020, Figure 3 and Section 3.4 (arXiv 2002.04745).
     """
-    trained, owned = trainable(subject.model), first.seen.owned if first else {}
-    sums, lengths = dict[str, Tensor](), dict[str, Tensor]()
     mini = list(batches) or split(subject.batch, PARTS)
-    for i, batch in enumerate(mini):
-        gradients: Weights = first.slope.gradients if first and not i else {}
-        if not gradients:
-            with capture(subject.model, stream_taps(subject.structure)) as seen:
-                loss = replace(subject, batch=batch).loss()
-            owned = owned or owners(subject.model, subject.structure, seen)
-            gradients = gradients_of(loss, subject.model)
-        for path, g in gradients.items():
-            sums[path] = sums[path].add_(g) if path in sums else g.clone()
-            lengths[path] = lengths[path] + g.norm() if path in lengths else g.norm()
-    return Table(
-        "parameter_gradients",
-        tuple(
-            {
-                **owned[path]._asdict(),
-                "parameter": path,
-                "shape": "x".join(map(str, p.shape)),
-                "mean_grad_l2": (sums[path].norm() / len(mini)).item(),
-                "grad_l2": (lengths[path] / len(mini)).item(),
-            }
-            for path, p in trained.items()
-        ),
-    )
+    first = first or examine(replace(subject, batch=mini[0]))
+    parts = parts_of(subject, first.seen)
+    sums = {path: g.clone() for path, g in first.slope.gradients.items()}
+    lengths = {path: _lengths(g, parts[path]) for path, g in sums.items()}
+    for batch in mini[1:]:
+        for path, g in gradients_of(replace(subject, batch=batch).loss(), subject.model).items():
+            sums[path] += g
+            lengths[path] += _lengths(g, parts[path])
+    found: list[Row] = []
+    for path, p in trainable(subject.model).items():
+        together = (_lengths(sums[path], parts[path]) / len(mini)).tolist()
+        apart = (lengths[path] / len(mini)).tolist()
+        for part, mean_grad_l2, grad_l2 in zip(parts[path], together, apart, strict=True):
+            found.append(
+                {
+                    **first.seen.owned[path]._asdict(),
+                    "kind": part.kind,
+                    "parameter": path,
+                    "shape": "x".join(map(str, part.of(p).shape)),
+                    "mean_grad_l2": mean_grad_l2,
+                    "grad_l2": grad_l2,
+                }
+            )
+    return Table("parameter_gradients", tuple(found))
+
+
+def _lengths(gradient: Tensor, parts: Sequence[Part]) -> Tensor:
+    """The norm of each part, `[parts]`."""
+    return torch.stack([part.of(gradient.to_dense()).norm() for part in parts])
 
 
 def branch_jacobians(subject: Subject, *, real: Real | None = None, seed: int = 0) -> Table:

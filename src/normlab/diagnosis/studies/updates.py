@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-
 from torch import Tensor
 from torch.optim import Optimizer
 
-from normlab.diagnosis.kinds import Part, kinds
+from normlab.diagnosis.kinds import Part
 from normlab.diagnosis.parameters import Owner
-from normlab.diagnosis.passes import Pass, Seen, examine
+from normlab.diagnosis.passes import Pass, examine, parts_of
 from normlab.diagnosis.stats import measure
 from normlab.diagnosis.step import Make, updated
 from normlab.diagnosis.stepping import trainable
@@ -30,7 +28,7 @@ def updates(subject: Subject, optimiser: Optimizer | Make, *, passed: Pass | Non
     and a loss that is not finite.
     """
     passed = passed or examine(subject)
-    grads, owned, parts = passed.slope.gradients, passed.seen.owned, _parts(subject, passed.seen)
+    grads, owned, parts = passed.slope.gradients, passed.seen.owned, parts_of(subject, passed.seen)
     after = updated(subject, optimiser, passed.slope)
     rows: list[Row] = []
     for path, p in trainable(subject.model).items():
@@ -39,12 +37,6 @@ def updates(subject: Subject, optimiser: Optimizer | Make, *, passed: Pass | Non
             _row(path, part, owned[path], grad=grads[path], step=step, weight=weight) for part in parts[path]
         )
     return Table("updates", tuple(_with_shares(rows)))
-
-
-def _parts(subject: Subject, seen: Seen) -> Mapping[str, tuple[Part, ...]]:
-    stacks = subject.structure.stacks
-    dims: dict[str | None, int] = {s.name: seen.tensors[s.sublayers[0].before].shape[-1] for s in stacks}
-    return kinds(subject.model, seen.owned, seen.widths, dims)
 
 
 def _row(path: str, part: Part, owner: Owner, *, grad: Tensor, step: Tensor, weight: Tensor) -> Row:
