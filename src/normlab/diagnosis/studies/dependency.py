@@ -53,8 +53,8 @@ def dependency(
 
 
 def dependency_own(subject: Subject, dependencies: Table) -> Table:
-    r""":math:`\beta_{ii}^2` and :math:`\sum_j \beta_{ij}^2` of each sublayer, from the table of
-    ``dependency``.
+    r""":math:`\beta_{ii}^2` and :math:`\sum_j \beta_{ij}^2` of each sublayer in a table of ``dependency``,
+    of some stacks or of all.
 
     Columns: stack, index, role, own, total. The first is 1/i in a Pre-LN whose branches all have the same
     variance, and constant in a Post-LN; its sum over i is to what Theorem 2 holds the output change
@@ -67,6 +67,7 @@ def dependency_own(subject: Subject, dependencies: Table) -> Table:
         total[where] = total.get(where, 0.0) + share
         if row["of"] == row["on"]:
             own[where] = share
+    known = set(dependencies.column("stack"))
     return Table(
         "dependency_own",
         tuple(
@@ -78,6 +79,7 @@ def dependency_own(subject: Subject, dependencies: Table) -> Table:
                 "total": total[stack.name, view.index],
             }
             for stack in subject.structure.stacks
+            if stack.name in known
             for view in stack.sublayers
         ),
     )

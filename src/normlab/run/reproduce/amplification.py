@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
+from itertools import pairwise
 from statistics import fmean
 
 import torch
@@ -13,7 +14,6 @@ from normlab.diagnosis.fits import Fit, fits
 from normlab.diagnosis.studies.dependency import dependency, dependency_own
 from normlab.diagnosis.studies.output_change import output_change, output_change_family
 from normlab.diagnosis.subject import Subject
-from normlab.diagnosis.table import Table
 from normlab.run.reproduce.lab import Found, Lab, Row, apart, log_slope, mean, mean_ratio, real, size
 from normlab.spec.claim import Measure
 
@@ -34,9 +34,8 @@ def over_depth(
             table = output_change_family(
                 family, depths, optimiser=partial(torch.optim.Adam, lr=lr), seed=seed
             )
-            layers = {
-                5 * n: n for n in depths
-            }  # two sublayers in a layer of the encoder, three in the decoder's
+            # two sublayers in a layer of the encoder, three in the decoder's
+            layers = {5 * n: n for n in depths}
             rows += [
                 {"placement": placement, "layers": layers[int(row["depth"] or 0)], **row} for row in table
             ]
@@ -107,7 +106,7 @@ def dependencies(
                     shares += [
                         {**named, "of": r["of"], "on": r["on"], "beta_sq": r["beta_sq"]} for r in table
                     ]
-                sums = dependency_own(subject, _with_others(subject, table, encoder)).where(stack=encoder)
+                sums = dependency_own(subject, table)
                 own += [
                     {
                         **named,
@@ -137,17 +136,6 @@ def dependencies(
     )
 
 
-def _with_others(subject: Subject, table: Table, stack: str) -> Table:
-    """Rows of one stack, and empty ones for the others, which ``dependency_own`` wants too."""
-    others = [
-        {"stack": s.name, "of": v.index, "on": v.index, "beta_sq": 0.0}
-        for s in subject.structure.stacks
-        if s.name != stack
-        for v in s.sublayers
-    ]
-    return Table(table.name, (*table, *others))
-
-
 def prefixes(
     lab: Lab, *, text: str, model: str, layers: int, tokens: int, followed: int, seeds: int
 ) -> Found:
@@ -163,7 +151,7 @@ def prefixes(
             encoder, masks = subject.structure.stacks[0].name, real(subject)
             changes = output_change(subject, seed=seed, stack=encoder, real=masks)
             table = dependency(subject, tokens=followed, real=masks).where(stack=encoder)
-            own = dependency_own(subject, _with_others(subject, table, encoder)).where(stack=encoder)
+            own = dependency_own(subject, table)
             total = 0.0
             for change, share in zip(changes, own, strict=True):
                 total += float(share["own"] or 0)
@@ -190,13 +178,7 @@ def prefixes(
         )
         measures[f"{placement}_own_exponent"] = log_slope(
             depths,
-            (
-                [
-                    float(kept[n, s]["sum_own"]) - float(kept[n - 1, s]["sum_own"]) if n > 1 else sums[s][0]
-                    for n in depths
-                ]
-                for s in range(seeds)
-            ),
+            ([after - before for before, after in pairwise([0.0, *one])] for one in sums),
         )
     facts = {
         "text": lab.text(text),
