@@ -22,7 +22,7 @@ from bad_input.damage import MODEL
 from bad_input.prompt import GOOD, refused
 from normlab.cli.main import main
 from normlab.run import checkpoint
-from normlab.store import RunFolder, busy, files, folder
+from normlab.store import RunFolder, busy, files
 
 ROOM = (
     "make room on that device, then type the same command again; what was trained is "
@@ -67,7 +67,7 @@ def safetensors_full(*args: object, **kwargs: object) -> None:
     [
         (files.os, "fsync", full, r"runs/\w{12}/config\.json"),
         (checkpoint, "save_file", safetensors_full, r"runs/\w{12}/best\.new/model\.safetensors"),
-        (folder, "to_plain", full, r"runs/\w{12}/metrics\.jsonl"),
+        (files, "row_line", full, r"runs/\w{12}/metrics\.jsonl"),
         (np, "save", numpy_full, r"runs/data/\w{12}"),
     ],
     ids=["a file", "a checkpoint", "a line of metrics", "the prepared data"],

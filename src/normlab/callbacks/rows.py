@@ -9,8 +9,7 @@ from typing import Any
 import torch
 
 from normlab.diagnosis import Record
-from normlab.spec.serialise import to_plain
-from normlab.store.files import write_text_atomic
+from normlab.store.files import append_rows, write_text_atomic
 
 
 class Rows:
@@ -38,9 +37,7 @@ class Rows:
         rows, self._waiting = self._waiting, list[Record]()
         if rows:
             self.path.parent.mkdir(parents=True, exist_ok=True)
-            lines = [json.dumps(to_plain(row._asdict()), ensure_ascii=False, allow_nan=False) for row in rows]
-            with self.path.open("a", encoding="utf-8") as file:
-                file.write("\n".join(lines) + "\n")
+            append_rows(self.path, (row._asdict() for row in rows))
 
     def cut(self, step: int) -> None:
         """Leave out what belongs to ``step`` or later, because that is done again."""

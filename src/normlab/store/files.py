@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import os
 import threading
-from collections.abc import Generator
+from collections.abc import Generator, Iterable, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
@@ -32,6 +32,17 @@ def named(path: Path) -> Generator[None]:
         if error.errno is not None:
             error.filename = str(path)
         raise
+
+
+def append_rows(path: Path, rows: Iterable[Mapping[str, Any]]) -> None:
+    """A row a line, in one go."""
+    with named(path), path.open("a", encoding="utf-8") as file:
+        file.write("".join(map(row_line, rows)))
+
+
+def row_line(row: Mapping[str, Any]) -> str:
+    """A row as JSON in a line; numbers that are not finite become "nan", "inf" and "-inf"."""
+    return json.dumps(to_plain(row), allow_nan=False) + "\n"
 
 
 def write_json_atomic(path: Path, content: Any) -> None:

@@ -12,10 +12,10 @@ from typing import Any
 from normlab.spec.allowed import COUNT, Choice, check
 from normlab.spec.config import SEMANTICS, Config, run_id
 from normlab.spec.outcome import Outcome
-from normlab.spec.serialise import NOT_FINITE, from_plain, to_plain
+from normlab.spec.serialise import NOT_FINITE, from_plain
 
 from .busy import RunBusyError, held, hold
-from .files import named, read_json, write_json_atomic, write_text_atomic
+from .files import append_rows, read_json, row_line, write_json_atomic, write_text_atomic
 
 __all__ = [
     "RunBusyError",
@@ -116,7 +116,7 @@ class RunFolder:
 
     def append_metrics(self, row: Row) -> None:
         """One more line, flushed; numbers that are not finite become "nan", "inf" and "-inf"."""
-        _append(self.path / "metrics.jsonl", [row])
+        append_rows(self.path / "metrics.jsonl", [row])
 
     def metrics(self) -> list[Row]:
         """Every whole line; a last one that a crash tore is left out.
@@ -127,7 +127,7 @@ class RunFolder:
 
     def append_probes(self, rows: Sequence[Row]) -> None:
         """As ``append_metrics``; a row has ``step``, ``module``, ``probe`` and ``value``."""
-        _append(self.path / "probes.jsonl", rows)
+        append_rows(self.path / "probes.jsonl", rows)
 
     def probes(self) -> list[Row]:
         """As ``metrics``; empty where nothing was measured."""
@@ -156,7 +156,7 @@ class RunFolder:
         for path in (self.path / "metrics.jsonl", self.path / "probes.jsonl"):
             if path.exists() or path.name == "metrics.jsonl":
                 kept = [row for row in _rows(path) if row["step"] <= step]
-                write_text_atomic(path, "".join(_line(row) for row in kept))
+                write_text_atomic(path, "".join(row_line(row) for row in kept))
         if reports := self.flights():
             self._write_flights([report for report in reports if report["step"] <= step])
 
@@ -219,11 +219,6 @@ def read_config(path: Path) -> Config:
         raise ValueError(f"{path}: {error}") from error
 
 
-def _append(path: Path, rows: Sequence[Row]) -> None:
-    with named(path), path.open("a", encoding="utf-8") as file:
-        file.write("".join(_line(row) for row in rows))
-
-
 def _rows(path: Path) -> list[Row]:
     if not path.exists():
         return []
@@ -240,10 +235,6 @@ def _rows(path: Path) -> list[Row]:
             raise ValueError(f"{path} is damaged in line {number}; delete that line") from error
         rows.append({key: float(v) if v in NOT_FINITE else v for key, v in row.items()})
     return rows
-
-
-def _line(row: Row) -> str:
-    return json.dumps(to_plain(row), allow_nan=False) + "\n"
 
 
 def _some(ids: list[str], most: int = 8) -> str:
