@@ -25,9 +25,9 @@ import probing
 from normlab.run import blame, flight
 from normlab.run.devices import prepare_process
 from normlab.run.flight import Trigger
+from normlab.run.loop import Loop
 from normlab.run.probing import PRESETS
 from normlab.run.recipes import resolve
-from normlab.run.train import Loop
 from normlab.spec.config import Config, DataConfig, MachineConfig, ModelConfig, OptimConfig, TrainConfig
 from normlab.store import RunFolder
 from normlab.tasks.registry import TASKS

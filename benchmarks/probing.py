@@ -22,9 +22,9 @@ from torch import Tensor
 
 from normlab.diagnosis import Record
 from normlab.run.devices import hardware, prepare_process
+from normlab.run.loop import Loop
 from normlab.run.meter import Meter
 from normlab.run.probing import NOTHING, PRESETS, Preset, Probing
-from normlab.run.train import Loop
 from normlab.spec.config import Config, DataConfig, MachineConfig, ModelConfig, TrainConfig
 from normlab.store import RunFolder
 from normlab.tasks.registry import TASKS

@@ -10,7 +10,8 @@ import torch
 
 from normlab.run.examine import examine
 from normlab.run.flight import RING, Trigger
-from normlab.run.train import Loop, train
+from normlab.run.loop import Loop
+from normlab.run.train import train
 from normlab.store import RunFolder
 from normlab.tasks.translation import Translation
 from run.tiny import tiny

@@ -7,9 +7,10 @@ import pytest
 import torch
 
 from normlab.run import probing
+from normlab.run.loop import Loop
 from normlab.run.meter import Meter
 from normlab.run.probing import NOTHING, PRESETS, Probing
-from normlab.run.train import Loop, train
+from normlab.run.train import train
 from normlab.store import RunFolder
 from normlab.tasks.translation import Translation
 from run.tiny import tiny

@@ -12,7 +12,8 @@ import torch
 from safetensors.torch import load_file
 
 from normlab.run import train as module
-from normlab.run.train import Loop, train
+from normlab.run.loop import Loop
+from normlab.run.train import train
 from normlab.spec.config import run_id
 from normlab.spec.serialise import to_json
 from normlab.store import RunBusyError, RunFolder, Status

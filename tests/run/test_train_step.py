@@ -6,7 +6,7 @@ from dataclasses import replace
 import pytest
 import torch
 
-from normlab.run.train import Loop
+from normlab.run.loop import Loop
 from normlab.spec.config import SeedConfig
 from normlab.store import RunFolder
 from normlab.tasks.translation import Translation

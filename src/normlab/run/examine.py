@@ -11,8 +11,8 @@ from typing import Any
 from normlab.run.checkpoint import has_checkpoint
 from normlab.run.devices import prepare_process
 from normlab.run.flight import WATCHED, Trigger
+from normlab.run.loop import Loop
 from normlab.run.recipes import require_known
-from normlab.run.train import Loop
 from normlab.store.folder import RunFolder
 from normlab.tasks.registry import TASKS
 

@@ -24,7 +24,7 @@ from normlab.run.checkpoint import has_checkpoint, load_checkpoint
 from normlab.run.probing import NOTHING, Preset, Probing
 
 if TYPE_CHECKING:
-    from normlab.run.train import Loop
+    from normlab.run.loop import Loop
 
 RING: Final = 32
 """Steps that are always kept."""
