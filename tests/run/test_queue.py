@@ -83,7 +83,39 @@ def test_every_run_ends_and_a_failure_takes_only_its_own(stand_in, tmp_path):
     status = RunFolder(tmp_path / run_id(configs[3])).status()
     assert (status.state, status.error) == ("failed", killed)
     assert all(w.poll() is not None for w in stand_in), "no process is left behind"
-    assert len(stand_in) <= 2 + 2, "only the dead ones are replaced"
+    assert len(stand_in) <= 2 + 2 * 3, "only the dead ones are replaced, a run that never moves is given up"
+
+
+def test_a_run_goes_on_in_another_worker_while_it_gets_further(workers, monkeypatch, tmp_path):
+    """Each life takes it a step further, nine of them: three would be too many at one step."""
+    life = """
+import json, os, signal, sys
+from pathlib import Path
+from dataclasses import replace
+from normlab.spec.config import Config, run_id
+from normlab.spec.serialise import from_json
+from normlab.store import RunFolder, Status
+for line in sys.stdin:
+    folder = RunFolder(Path(sys.argv[1]) / run_id(from_json(Config, line)))
+    step = folder.status().step + 1
+    folder.set_status(Status("running", step=step))
+    if step < 9:
+        os.kill(os.getpid(), signal.SIGKILL)
+    print("done", flush=True)
+"""
+    whole = module.subprocess.Popen
+    monkeypatch.setattr(
+        module.subprocess,
+        "Popen",
+        lambda command, **kwargs: whole([command[0], "-c", life, *command[3:]], **kwargs),
+    )
+    config, queue, ended = named("mortal", 1), Queue(tmp_path, 1), []
+    RunFolder.create(tmp_path / run_id(config), config)
+    queue.add(config)
+    queue.run(ended.append)
+    assert queue.failed == {}
+    assert ended == [config]
+    assert len(workers) == 9
 
 
 def test_what_is_added_on_the_way_is_done_too_by_as_many_as_allowed(stand_in, tmp_path):
@@ -155,21 +187,20 @@ def test_jobs_are_at_least_one(tmp_path):
 # ------------------------------------------------------------------------------------- with real training
 
 
-def test_a_killed_worker_fails_only_its_own_run(ready, tmp_path, workers):
-    long, short = tiny(ready, steps=100_000, validate_every_steps=50_000), tiny(ready, steps=4)
+def test_the_run_of_a_killed_worker_goes_on(ready, tmp_path, workers):
+    first, second = tiny(ready, steps=300, validate_every_steps=300), tiny(ready, steps=4)
 
     def kill(folders):
         if len(workers) == 1 and folders[0].metrics():
             workers[0].kill()
 
     queue, ended = Queue(tmp_path, 1, kill), []
-    queue.add(long)
-    queue.add(short)
+    queue.add(first)
+    queue.add(second)
     queue.run(lambda config: ended.append(run_id(config)))
-    assert ended == [run_id(long), run_id(short)]
-    assert queue.failed == {run_id(long): "the worker process ended with code -9"}
-    assert RunFolder(tmp_path / run_id(long)).status().state == "failed"
-    assert RunFolder(tmp_path / run_id(short)).status().state == "done"
+    assert ended == [run_id(first), run_id(second)]
+    assert queue.failed == {}
+    assert [RunFolder(tmp_path / run).status().state for run in ended] == ["done", "done"]
     assert len(workers) == 2
 
 

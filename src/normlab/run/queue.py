@@ -14,6 +14,7 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import NamedTuple
 
 from normlab.spec.config import Config, run_id
 from normlab.spec.serialise import to_json
@@ -24,12 +25,25 @@ Watch = Callable[[Sequence[RunFolder]], None]
 
 _POLL_SECONDS = 0.5
 
+_DEATHS = 3
+"""So many workers may die in a run without taking it further before it has failed."""
+
+
+class _Answer(NamedTuple):
+    """How a run ended for its worker."""
+
+    words: str
+    """``done``, or why not."""
+    died: bool = False
+    """Whether the worker itself is gone."""
+
 
 class Queue:
     """Runs configurations in ``jobs`` worker processes.
 
-    A worker that dies takes only its own run with it, and is replaced. Workers sit in process groups of their
-    own, so that one Ctrl-C reaches them once, from here: each saves its run and ends.
+    A worker that dies (killed, out of memory) is replaced, and its run goes on from its last checkpoint as
+    long as that takes it further. Workers sit in process groups of their own, so that one Ctrl-C reaches them
+    once, from here: each saves its run and ends.
     """
 
     def __init__(self, root: Path, jobs: int, watch: Watch = lambda folders: None) -> None:
@@ -39,6 +53,8 @@ class Queue:
         self.waiting: deque[Config] = deque()
         self.asked: list[RunFolder] = []
         self.failed: dict[str, str] = {}
+        self._deaths: dict[str, tuple[int, int]] = {}
+        """Of a run, its step when its last worker died, and how many have died there."""
 
     def add(self, config: Config) -> None:
         """Ask for a run; its data must be prepared (``data.digest`` set)."""
@@ -96,9 +112,21 @@ class Queue:
             if answer is None or worker.config is None:
                 continue
             config, worker.config = worker.config, None
-            if answer != "done":
-                self._fail(config, answer)
+            if answer.died and self._goes_on(config):
+                self.waiting.appendleft(config)
+                continue
+            if answer.words != "done":
+                self._fail(config, answer.words)
             done(config)
+
+    def _goes_on(self, config: Config) -> bool:
+        """Whether a run whose worker died has come further since the last time, or may still try."""
+        run, step = run_id(config), 0
+        with contextlib.suppress(OSError, ValueError):
+            step = RunFolder(self.root / run).status().step
+        before, count = self._deaths.get(run, (0, 0))
+        self._deaths[run] = step, 1 if step > before else count + 1
+        return self._deaths[run][1] < _DEATHS
 
 
 class _Worker:
@@ -117,18 +145,17 @@ class _Worker:
             text=True,
             start_new_session=True,
         )
-        self.answers: queue.Queue[str] = queue.Queue()
+        self.answers: queue.Queue[_Answer] = queue.Queue()
         self.reader = threading.Thread(target=self._read, args=(self.process, self.answers), daemon=True)
         self.reader.start()
 
     @staticmethod
-    def _read(process: subprocess.Popen[str], answers: queue.Queue[str]) -> None:
+    def _read(process: subprocess.Popen[str], answers: queue.Queue[_Answer]) -> None:
         assert process.stdout is not None
         with process.stdout:
             for line in process.stdout:
-                answers.put(line.strip())
-        code = process.wait()
-        answers.put(f"the worker process ended with code {code}")
+                answers.put(_Answer(line.strip()))
+        answers.put(_Answer(f"the worker process ended with code {process.wait()}", died=True))
 
     def start(self, config: Config) -> None:
         if self.process.poll() is not None:
@@ -139,8 +166,8 @@ class _Worker:
         self.process.stdin.write(to_json(config) + "\n")
         self.process.stdin.flush()
 
-    def answer(self, timeout_seconds: float) -> str | None:
-        """``done``, or why the run failed; None while it goes on."""
+    def answer(self, timeout_seconds: float) -> _Answer | None:
+        """None while the run goes on."""
         try:
             return self.answers.get(timeout=timeout_seconds)
         except queue.Empty:
