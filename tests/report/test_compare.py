@@ -150,6 +150,17 @@ def test_one_recipe_one_learning_rate_one_seed_no_samples(comparison: Comparison
     assert "One seed only" in body
 
 
+def test_both_tests_of_a_difference_stand_side_by_side(comparison: Comparison, root: Path) -> None:
+    assert (
+        "xchanged" not in without_scripts(compare_page(comparison, root)).split('id="significance"')[1][:9000]
+    )
+    first, *others = comparison.differences
+    marked = dataclasses.replace(first, p_randomisation=0.0421)
+    body = without_scripts(compare_page(dataclasses.replace(comparison, differences=(marked, *others)), root))
+    assert body.count("exchanged: p = 0.042") == 2, "row minus column, and the other way round"
+    assert "approximate randomisation, of these very models" in body
+
+
 def test_a_forced_recipe_is_marked_and_explained(comparison: Comparison, root: Path) -> None:
     first, *others = comparison.recipes
     said = {"in short": "what it is", "placement": "its equation"}

@@ -166,3 +166,8 @@ def test_a_difference_is_turned_round() -> None:
     assert d is not None
     assert (d.delta.low, d.delta.value, d.delta.high) == (-2.5, -2.0, -1.5)
     assert words.difference(c, "a", "z") is None
+    exchanged = dataclasses.replace(
+        c, differences=tuple(dataclasses.replace(x, p_randomisation=0.04) for x in c.differences)
+    )
+    turned = [words.difference(exchanged, *pair) for pair in (("a", "b"), ("b", "a"))]
+    assert [x.p_randomisation for x in turned if x] == [0.04, 0.04]

@@ -62,7 +62,9 @@ METHOD: Final = (
     (
         "A difference is computed on the same draws of sentences for both recipes (paired bootstrap), with "
         "the seeds' spread of both. p is two-sided and corrected for the number of pairs by Holm's "
-        "method; significant means below 0.05."
+        "method; significant means below 0.05. Where “exchanged” stands, translations of the same sentence "
+        "were exchanged between the two at random (approximate randomisation): what that says holds for the "
+        "trained models, not for other seeds of their recipes."
     ),
     (
         "A run is stuck if its training loss never gets clearly below what token frequencies alone give, "
@@ -217,18 +219,20 @@ def _significance(comparison: Comparison) -> list[Section]:
             if a == b or d is None:
                 row.append(Cell("·" if a == b else "–", tone="faint"))
                 continue
-            small = Markup("{}<br>{}").format(
-                interval(d.delta.low, d.delta.high, sign=True), p_value(d.p_corrected)
-            )
+            small = [interval(d.delta.low, d.delta.high, sign=True), p_value(d.p_corrected)]
+            if d.p_randomisation is not None:
+                small.append(f"exchanged: {p_value(d.p_randomisation)}")
             tone = "faint" if not d.significant else "good" if d.delta.value > 0 else "bad"
             verdict = "significant" if d.significant else "not significant"
             title = f"{a} minus {b}: {signed(d.delta.value, 2)} BLEU, {verdict}; uncorrected {p_value(d.p)}"
-            row.append(Cell(signed(d.delta.value), small, f"#{slug(b)}", tone, title))
+            row.append(Cell(signed(d.delta.value), Markup("<br>").join(small), f"#{slug(b)}", tone, title))
         rows.append(row)
     caption = (
         "Row minus column, test BLEU. Coloured: significant at 0.05 after correction. "
         "Small: 95% interval, corrected p."
     )
+    if any(d.p_randomisation is not None for d in comparison.differences):
+        caption += " “Exchanged”: p of approximate randomisation, of these very models, not corrected."
     table = Table(("", *map(breakable, order)), rows, caption)
     return [Section("Which differences are real?", [table], "significance")]
 

@@ -23,6 +23,7 @@ TEST_SCORES: Final = {
     "chrf": ("chrF", ".2f"),
     "bleu_tokenised": ("tokenised BLEU", ".2f"),
     "perplexity": ("perplexity of a token", ".2f"),
+    "perplexity_smoothed": ("label-smoothed perplexity", ".2f"),
     "word_perplexity": ("perplexity of a word", ".2f"),
     "bits_per_byte": ("bits a byte", ".3f"),
     "nll": ("nats a token", ".3f"),

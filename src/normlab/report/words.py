@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Sequence
+from dataclasses import replace
 
 from markupsafe import Markup
 
@@ -68,7 +69,7 @@ def difference(comparison: Comparison, a: str, b: str) -> Difference | None:
             return d
         if (d.a, d.b) == (b, a):
             turned = Interval(-d.delta.value, -d.delta.high, -d.delta.low)
-            return Difference(a, b, turned, d.p, d.p_corrected, d.significant)
+            return replace(d, a=a, b=b, delta=turned)
     return None
 
 
