@@ -27,7 +27,7 @@ import vl_convert
 from torch import Tensor, nn
 
 from normlab.data.builtin import generate
-from normlab.data.tokenizer import EOS, UNK, Tokenizer
+from normlab.data.tokenizer import EOS, UNK, BytePairs
 from normlab.diagnosis.fits import Fit, better
 from normlab.diagnosis.structure import Structure, read_structure
 from normlab.diagnosis.studies.output_change import SIZE, output_change_family, output_change_fit
@@ -139,7 +139,7 @@ def cases() -> Iterator[Case]:
 def text() -> tuple[Tensor, Tensor, int]:
     """Both sides of the built-in corpus end to end, cut into windows `[rows, LENGTH]`, and the vocabulary."""
     pairs = generate(CORPUS, pairs=SENTENCES, seed=0).train
-    tokenizer = Tokenizer.train([*pairs.source, *pairs.target], VOCAB)
+    tokenizer = BytePairs.train([*pairs.source, *pairs.target], VOCAB)
 
     def windows(lines: Sequence[str]) -> Tensor:
         ids = torch.tensor([i for line in tokenizer.encode(lines) for i in (*line, EOS)])

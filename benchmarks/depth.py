@@ -25,7 +25,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from normlab.data.builtin import generate
-from normlab.data.tokenizer import EOS, Tokenizer
+from normlab.data.tokenizer import EOS, BytePairs
 from normlab.init import profile_
 from normlab.nn import Decoder, Embedding, Placement
 from normlab.optim import build_optimiser
@@ -87,7 +87,7 @@ class Row:
 def text() -> Text:
     """The built-in corpus's English sentences end to end, cut into windows."""
     splits = generate(CORPUS, pairs=SENTENCES, seed=0)
-    tokenizer = Tokenizer.train(splits.train.source, VOCAB)
+    tokenizer = BytePairs.train(splits.train.source, VOCAB)
 
     def windows(lines: Sequence[str]) -> Tensor:
         ids = torch.tensor([i for line in tokenizer.encode(lines) for i in (*line, EOS)])

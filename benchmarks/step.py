@@ -1,18 +1,15 @@
-"""A training step of ours against ``torch.nn.Transformer`` of the same size, interleaved in one process.
+"""A training step of ours against other libraries' of the same size, interleaved in one process.
 
-Equal on both sides: parameters (their number is checked), one embedding tied three ways, sinusoidal
-positions, dropout on embeddings, attention weights, the activation and every branch's output, batches, the
-label-smoothed loss, fused Adam, fp32 or bf16 autocast. What differs:
-
-- torch.nn draws its dropout masks element by element, ours cuts four from one integer (``nn.ops.dropout``);
-- torch.nn wants an additive causal matrix, which is made once a length and kept;
-- starting weights, which change no time.
+Equal on all sides: batches, the label-smoothed loss, fused Adam, fp32 or bf16 autocast, the allocator. What
+the models have in common and what not is in ``peers.py``; the table has their parameters. Starting weights
+differ, which changes no time. JoeyNMT takes part where it is installed.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
+import re
 import statistics
 import time
 from collections.abc import Callable, Iterator
@@ -21,70 +18,56 @@ from pathlib import Path
 
 import numpy as np
 import torch
-from torch import Tensor, nn
+from torch import nn
 
-from normlab.data.batches import Batch, Batches, Ragged, TokenPairs, plan_shapes
-from normlab.nn import PAD, Embedding
-from normlab.nn.position import sinusoids
+from normlab.data.batches import Batch, Batches
+from normlab.data.ragged import Ragged, TokenPairs
+from normlab.data.shapes import plan_shapes
+from normlab.nn import PAD
 from normlab.optim import build_optimiser
 from normlab.run.devices import autocast, hardware, prepare_process
 from normlab.spec.config import MachineConfig, ModelConfig, OptimConfig
 from normlab.tasks.build import build_seq2seq
 from normlab.tasks.loss import label_smoothed
+from peers import PEERS, installed
 
 RESULTS = Path(__file__).parent / "results"
 CPU = torch.device("cpu")
 VOCAB = 5000
 SMOOTHING = 0.1
+Quartiles = tuple[float, float, float]
 
 
-class TorchTransformer(nn.Module):
-    """torch.nn's encoder and decoder between our embedding and positions; no final norms for Post-LN."""
+@dataclass(frozen=True)
+class Setting:
+    """A model's size and the positions of a batch, source and target together."""
 
-    def __init__(self, config: ModelConfig) -> None:
-        super().__init__()
-        self.embedding = Embedding.registry[config.embedding](VOCAB, config.dim)
-        self.embedding.start_(torch.Generator().manual_seed(1))
-        self.dropout = nn.Dropout(config.dropout)
-        self.register_buffer("positions", sinusoids(256, config.dim), persistent=False)
-        self.positions: Tensor
-        first = config.encoder_placement == "pre"
-        layer = {
-            "d_model": config.dim,
-            "nhead": config.heads,
-            "dim_feedforward": config.ffn_dim,
-            "dropout": config.dropout,
-            "batch_first": True,
-            "norm_first": first,
-        }
-        norms = [nn.LayerNorm(config.dim) if first else None for _ in range(2)]
-        encoder = nn.TransformerEncoder(
-            nn.TransformerEncoderLayer(**layer), config.encoder_layers, norms[0], enable_nested_tensor=False
+    layers: int
+    dim: int
+    ffn_dim: int
+    max_tokens: int
+
+    def config(self, placement: str) -> ModelConfig:
+        return replace(
+            ModelConfig(),
+            dim=self.dim,
+            ffn_dim=self.ffn_dim,
+            heads=4,
+            encoder_layers=self.layers,
+            decoder_layers=self.layers,
+            encoder_placement=placement,
+            decoder_placement=placement,
+            dropout=0.1,
+            attention_dropout=0.1,
+            ffn_dropout=0.1,
         )
-        decoder = nn.TransformerDecoder(nn.TransformerDecoderLayer(**layer), config.decoder_layers, norms[1])
-        self.transformer = nn.Transformer(
-            config.dim, config.heads, custom_encoder=encoder, custom_decoder=decoder, batch_first=True
-        )
-        self.causal: dict[int, Tensor] = {}
 
-    def embed(self, ids: Tensor) -> Tensor:
-        return self.dropout(self.embedding(ids) + self.positions[: ids.shape[1]])
 
-    def forward(self, source: Tensor, target: Tensor) -> Tensor:
-        """Logits `[B, T, V]`."""
-        length = target.shape[1]
-        if length not in self.causal:
-            self.causal[length] = nn.Transformer.generate_square_subsequent_mask(length)
-        padding = source == PAD
-        hidden = self.transformer(
-            self.embed(source),
-            self.embed(target),
-            tgt_mask=self.causal[length],
-            tgt_is_causal=True,
-            src_key_padding_mask=padding,
-            memory_key_padding_mask=padding,
-        )
-        return self.embedding.logits(hidden)
+SETTINGS = {
+    "small": Setting(layers=6, dim=512, ffn_dim=1024, max_tokens=2048),
+    "default": Setting(layers=3, dim=256, ffn_dim=1024, max_tokens=4096),
+}
+"""Transformer-small, and the size that a configuration has by default."""
 
 
 def batches(max_tokens: int, count: int) -> list[Batch]:
@@ -95,7 +78,7 @@ def batches(max_tokens: int, count: int) -> list[Batch]:
     pairs = TokenPairs(
         *(Ragged.of([rng.integers(4, VOCAB, n).tolist() for n in lengths]) for lengths in (source, target))
     )
-    made = Batches(pairs, plan_shapes(*pairs.lengths, max_tokens), 1)
+    made = Batches(pairs, plan_shapes(pairs, max_tokens), 1)
     return [made.at(i) for i in range(min(count, made.steps_per_epoch))]
 
 
@@ -122,55 +105,62 @@ def stepper(model: nn.Module, precision: str) -> Callable[[Batch], float]:
 
 @dataclass(frozen=True)
 class Row:
-    """One setting: milliseconds a step, quartiles over batches and rounds."""
+    """One side of one setting; quartiles over batches and rounds."""
 
+    setting: str
     placement: str
     precision: str
     threads: int
+    side: str
+    parameters: int
     steps: int
-    ours_ms: tuple[float, float, float]
-    torch_ms: tuple[float, float, float]
-    ratio: tuple[float, float, float]
-    """Ours over torch.nn, step by step on the same batch; below 1 is faster."""
+    step_ms: Quartiles
     tokens_per_second: float
-    """Source and target tokens of ours, without padding."""
+    """Source and target tokens, without padding."""
+    speedup: Quartiles
+    """Its step over ours on the same batch: above 1, ours is faster."""
 
 
-def measure(config: ModelConfig, precision: str, threads: int, data: list[Batch], seconds: float) -> Row:
-    """Ours and torch's step on each batch in turn, whose turn is first alternating, until the time is up."""
+def measure(setting: str, placement: str, precision: str, threads: int, seconds: float) -> list[Row]:
+    """Every side's step on each batch in turn, whose turn is first going round, until the time is up."""
     prepare_process(MachineConfig(threads=threads))
-    models = (build_seq2seq(config, VOCAB, 1), TorchTransformer(config))
-    sizes = [sum(p.numel() for p in model.parameters()) for model in models]
-    if sizes[0] != sizes[1]:
-        raise AssertionError(f"not the same model: {sizes[0]} parameters against torch.nn's {sizes[1]}")
-    steps = [stepper(model, precision) for model in models]
-    for step in steps:
-        step(max(data, key=lambda b: b.target_in.numel()))
-    pairs: list[tuple[float, float]] = []
-    end = time.perf_counter() + seconds
-    tokens = 0
-    while time.perf_counter() < end or len(pairs) < 4:
-        batch = data[len(pairs) // 2 % len(data)]
-        if len(pairs) % 2:
-            theirs, ours = steps[1](batch), steps[0](batch)
-        else:
-            ours, theirs = steps[0](batch), steps[1](batch)
-        pairs.append((ours, theirs))
+    size = SETTINGS[setting]
+    config = size.config(placement)
+    data = batches(size.max_tokens, 16)
+    models = {"normlab": build_seq2seq(config, VOCAB, 1)}
+    models |= {name: PEERS[name][1](config, VOCAB) for name in installed(config)}
+    steps = {name: stepper(model, precision) for name, model in models.items()}
+    for step in steps.values():
+        for batch in sorted(data, key=lambda b: -b.target_in.numel())[:2]:
+            step(batch)
+    names = list(models)
+    taken: dict[str, list[float]] = {name: [] for name in names}
+    tokens, rounds, end = 0, 0, time.perf_counter() + seconds
+    while time.perf_counter() < end or rounds < 2 * len(names):
+        batch = data[rounds // 2 % len(data)]
+        first = rounds % len(names)
+        for name in names[first:] + names[:first]:
+            taken[name].append(steps[name](batch))
         tokens += batch.tokens + batch.source_tokens
-    ours_ms, torch_ms = ([1000 * t for t in side] for side in zip(*pairs, strict=True))
-    return Row(
-        config.encoder_placement,
-        precision,
-        threads,
-        len(pairs),
-        quartiles(ours_ms),
-        quartiles(torch_ms),
-        quartiles([a / b for a, b in pairs]),
-        tokens / sum(a for a, _ in pairs),
-    )
+        rounds += 1
+    return [
+        Row(
+            setting,
+            placement,
+            precision,
+            threads,
+            name,
+            sum(p.numel() for p in models[name].parameters()),
+            rounds,
+            quartiles([1000 * t for t in taken[name]]),
+            tokens / sum(taken[name]),
+            quartiles([a / b for a, b in zip(taken[name], taken["normlab"], strict=True)]),
+        )
+        for name in names
+    ]
 
 
-def quartiles(values: list[float]) -> tuple[float, float, float]:
+def quartiles(values: list[float]) -> Quartiles:
     """Lower quartile, median, upper quartile."""
     low, middle, high = statistics.quantiles(values, n=4, method="inclusive")
     return low, middle, high
@@ -178,47 +168,56 @@ def quartiles(values: list[float]) -> tuple[float, float, float]:
 
 def table(rows: list[Row]) -> Iterator[str]:
     """Markdown lines."""
-    yield "| placement | precision | threads | steps | ours, ms | torch.nn, ms | ratio | our tokens/s |"
-    yield "| --- | --- | --- | --- | --- | --- | --- | --- |"
+    yield (
+        "| size | placement | precision | threads | side | parameters | step, ms | tokens/s | times ours |"
+    )
+    yield "| --- | --- | --- | --- | --- | --- | --- | --- | --- |"
     for r in rows:
-        ours, theirs = (f"{m:.0f} ({a:.0f} to {b:.0f})" for a, m, b in (r.ours_ms, r.torch_ms))
-        low, middle, high = r.ratio
+        low, middle, high = r.step_ms
+        ours = r.side == "normlab"
+        factor = "" if ours else f"{r.speedup[1]:.2f} ({r.speedup[0]:.2f} to {r.speedup[2]:.2f})"
         yield (
-            f"| {r.placement} | {r.precision} | {r.threads} | {r.steps} | {ours} | {theirs} "
-            f"| {middle:.2f} ({low:.2f} to {high:.2f}) | {r.tokens_per_second:.0f} |"
+            f"| {r.setting} | {r.placement} | {r.precision} | {r.threads} | {r.side} | {r.parameters:,} "
+            f"| {middle:.0f} ({low:.0f} to {high:.0f}) | {r.tokens_per_second:.0f} | {factor} |"
         )
+
+
+def about() -> str:
+    """Sizes and machine in words."""
+    sizes = "; ".join(
+        f"{name}: {s.layers}+{s.layers} layers, d {s.dim}, FFN {s.ffn_dim}, {s.max_tokens} positions a batch"
+        for name, s in SETTINGS.items()
+    )
+    return f"{sizes}; vocabulary {VOCAB}, dropout 0.1; medians with quartiles; {machine()}"
+
+
+def machine() -> str:
+    """Processor and torch; the threads stand in the rows."""
+    return re.sub(r"\d+ threads?, ", "", hardware(CPU))
 
 
 def main() -> None:
     """Measure every setting, print the table, write it when asked."""
-    parser = argparse.ArgumentParser(description="A training step against torch.nn.Transformer.")
-    parser.add_argument("--seconds", type=float, default=20.0, help="for each setting")
-    parser.add_argument("--threads", type=int, nargs="+", default=[1, 2])
+    parser = argparse.ArgumentParser(description="A training step against other libraries'.")
+    parser.add_argument("--seconds", type=float, default=30.0, help="for each setting")
+    parser.add_argument("--threads", type=int, nargs="+", default=[2])
     parser.add_argument("--precisions", nargs="+", default=["fp32", "bf16"])
     parser.add_argument("--placements", nargs="+", choices=["post", "pre"], default=["post", "pre"])
-    parser.add_argument("--max-tokens", type=int, default=4096)
+    parser.add_argument("--sizes", nargs="+", choices=list(SETTINGS), default=list(SETTINGS))
     parser.add_argument("--write", action="store_true", help="write benchmarks/results/step.json and step.md")
     args = parser.parse_args()
-    data = batches(args.max_tokens, 16)
-    size = replace(ModelConfig(), dropout=0.1, attention_dropout=0.1, ffn_dropout=0.1)
-    rows = []
-    for threads in args.threads:
-        for precision in args.precisions:
-            for placement in args.placements:
-                config = replace(size, encoder_placement=placement, decoder_placement=placement)
-                rows.append(measure(config, precision, threads, data, args.seconds))
-                print(list(table(rows))[-1], flush=True)
-    machine = hardware(CPU).replace(f"{torch.get_num_threads()} threads, ", "")
-    about = (
-        f"{size.encoder_layers}+{size.decoder_layers} layers, d {size.dim}, FFN {size.ffn_dim}, "
-        f"vocabulary {VOCAB}, dropout 0.1, at most {args.max_tokens} positions a batch; "
-        f"medians with quartiles; {machine}"
-    )
-    text = "\n".join([about, "", *table(rows), ""])
-    print(f"\n{text}")
+    rows: list[Row] = []
+    for setting in args.sizes:
+        for threads in args.threads:
+            for precision in args.precisions:
+                for placement in args.placements:
+                    found = measure(setting, placement, precision, threads, args.seconds)
+                    rows += found
+                    print(*list(table(found))[2:], sep="\n", flush=True)
+    text = "\n".join([about(), "", *table(rows), ""])
     if args.write:
         RESULTS.mkdir(exist_ok=True)
-        content = {"about": about, "rows": [asdict(row) for row in rows]}
+        content = {"about": about(), "rows": [asdict(row) for row in rows]}
         (RESULTS / "step.json").write_text(json.dumps(content, indent=1) + "\n", encoding="utf-8")
         (RESULTS / "step.md").write_text(f"# A training step\n\n{text}", encoding="utf-8")
 

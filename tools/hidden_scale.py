@@ -16,9 +16,10 @@ import torch
 import vl_convert
 from torch import Tensor, nn
 
-from normlab.data.batches import Batch, Ragged, TokenPairs, dev_batches
+from normlab.data.batches import Batch, dev_batches
 from normlab.data.builtin import generate
-from normlab.data.tokenizer import Tokenizer
+from normlab.data.ragged import Ragged, TokenPairs
+from normlab.data.tokenizer import BytePairs
 from normlab.figures.depth import hidden_scale
 from normlab.figures.theme import Mode, theme
 from normlab.init import profile_
@@ -43,7 +44,7 @@ Points = dict[str, list[tuple[float, float, float]]]
 def batches() -> tuple[list[Batch], int]:
     """A batch of the built-in corpus for each seed, and the vocabulary's size."""
     splits = generate(CORPUS, pairs=PAIRS, seed=0)
-    tokenizer = Tokenizer.train([*splits.train.source, *splits.train.target], VOCAB)
+    tokenizer = BytePairs.train([*splits.train.source, *splits.train.target], VOCAB)
     made = []
     for i in range(len(SEEDS)):
         rows = slice(i * SENTENCES, (i + 1) * SENTENCES)

@@ -6,6 +6,7 @@ page is written anew from the copy, so that it is known to need nothing else.
 
 from __future__ import annotations
 
+import json
 import os
 import shutil
 import sys
@@ -16,21 +17,28 @@ from normlab.spec.comparison import Comparison
 from normlab.spec.serialise import from_json
 from normlab.store import RunFolder
 
-KEPT = ("config.json", "metrics.jsonl", "status.json", "scores.json", "test.hyp.txt")
+KEPT = (
+    *("config.json", "metrics.jsonl", "status.json", "start.json"),
+    *("scores.json", "test.hyp.txt", "scores-best.json", "test-best.hyp.txt"),
+)
 
 
 def keep_run(run: RunFolder, into: Path) -> None:
-    """Copy the small files of a run; paths of local data sets become portable."""
+    """Copy the small files of a run; paths of local data sets become portable, and of the run that it starts
+    from the id alone is kept.
+    """
     into.mkdir(parents=True, exist_ok=True)
     for name in KEPT:
         if (run.path / name).exists():
             shutil.copy(run.path / name, into / name)
+    config = into / "config.json"
+    text, start = config.read_text(encoding="utf-8"), run.config().train.start_from
+    if start:
+        text = text.replace(json.dumps(start), json.dumps(Path(start).name))
     data = os.environ.get("NORMLAB_DATA")
     if data:
-        config = into / "config.json"
-        config.write_text(
-            config.read_text(encoding="utf-8").replace(data.rstrip("/"), "$NORMLAB_DATA"), encoding="utf-8"
-        )
+        text = text.replace(data.rstrip("/"), "$NORMLAB_DATA")
+    config.write_text(text, encoding="utf-8")
 
 
 def keep(source: Path, into: Path) -> None:

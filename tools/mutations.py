@@ -109,7 +109,7 @@ MUTATIONS = (
     Mutation(
         "FixNorm at the input alone",
         "nn/embedding.py",
-        (("return F.linear(x, self.vectors())", "return F.linear(x, self.weight)"),),
+        (("return linear(x, self.vectors())", "return linear(x, self.weight)"),),
     ),
     Mutation(
         "ReZero's alpha for each sublayer",

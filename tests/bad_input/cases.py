@@ -12,7 +12,9 @@ TINY = (
     "--steps 4 --validate-every-steps 2 --dim 16 --ffn-dim 32 --heads 2 --encoder-layers 1 "
     "--decoder-layers 1 --max-tokens 512 --precision fp32 --threads 1 --vocab-size 100"
 ).split()
-TRAIN_ANEW = "move the run's folder away to train it anew"
+TRAIN_ANEW = (
+    "to train it anew: mv {run} {run}.aside && normlab train --config {run}.aside/config.json --out runs"
+)
 BRING_BACK = "bring back the config.json and tokenizer.json that it was trained with"
 MEND = "; mend or delete it"
 _PLACEMENTS = ", ".join(Placement.registry)
@@ -102,7 +104,7 @@ NAMES = {
         "--config dmo",
         (
             "no configuration is called 'dmo', did you mean 'demo'? there are demo, "
-            "language_model, multi30k, "
+            "gl_en, gl_en_small, language_model, multi30k, "
             "multi30k_small, text, or give a file: --config runs/<id>/config.json"
         ),
     ),
@@ -138,7 +140,7 @@ UNPARSED = {
     ),
     "unknown precision": (
         "--precision fp8",
-        "invalid choice 'fp8' for argument '--precision'. Expected one of ('auto', 'fp32', 'bf16').",
+        "invalid choice 'fp8' for argument '--precision'. Expected one of ('auto', 'fp32', 'bf16', 'fp16').",
     ),
 }
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import shutil
 from collections.abc import Callable
 from pathlib import Path
@@ -12,7 +13,9 @@ from torch import Tensor
 
 from bad_input.cases import BRING_BACK, MEND, TRAIN_ANEW
 from bad_input.prompt import GOOD
-from normlab.data.tokenizer import Tokenizer
+from normlab.data.tokenizer import BytePairs
+from normlab.store import sealed
+from normlab.store.sealed import replaced, unsealed
 
 Damage = Callable[[Path], object]
 TRANSLATE = ["translate", "{run}", "dev_src.txt"]
@@ -47,7 +50,71 @@ def edited(name: str, edit: Callable[[dict[str, Tensor]], object]) -> Damage:
     return damage
 
 
+def changed(name: str) -> Damage:
+    """One bit of the last number is another: it is still a number."""
+
+    def damage(folder: Path) -> None:
+        content = bytearray((folder / name).read_bytes())
+        content[-3] ^= 1
+        (folder / name).write_bytes(content)
+
+    return damage
+
+
+def resealed(damage: Damage) -> Damage:
+    """The same by somebody who can write seals: what they close over is looked at, too."""
+
+    def both(folder: Path) -> None:
+        damage(folder)
+        for path in folder.glob("*/state.json"):
+            seal_again(path)
+
+    return both
+
+
+def seal_again(path: Path, **changed: object) -> None:
+    """Write a ``state.json`` for the files that lie beside it now; None takes a field out."""
+    state = json.loads(path.read_text()) | changed
+    run = state.pop("seal")["run"]
+    path.unlink()
+    sealed._seal(path.parent, {k: v for k, v in state.items() if v is not None}, run)
+
+
+def foreign(name: str) -> Damage:
+    """A whole checkpoint that another run wrote."""
+
+    def damage(folder: Path) -> None:
+        kept = folder / name
+        state = unsealed(kept)
+        with replaced(kept, state, run="0123456789ab") as new:
+            for path in kept.glob("*.safetensors"):
+                shutil.copy(path, new)
+
+    return damage
+
+
+def counted(folder: Path) -> None:
+    """Somebody changed a number of the state."""
+    content = json.loads((folder / STATE).read_text())
+    (folder / STATE).write_text(json.dumps(content | {"tokens": content["tokens"] + 1}))
+
+
+class Payload:
+    """Makes a file, ``executed``, when it is unpickled."""
+
+    def __reduce__(self) -> tuple[Callable[..., object], tuple[str, str]]:
+        return open, (str(Path("executed").resolve()), "w")
+
+
+def pickled(name: str) -> Damage:
+    """A file that executes code where it is loaded as PyTorch can load files."""
+    return lambda folder: torch.save({"a": Payload()}, folder / name)
+
+
+EDITED = "was edited: it no longer has the SHA-256 that state.json says"
+SHORT = "is shorter than it was written: cut off, or another file"
 MODEL, ADAM, STATE = "last/model.safetensors", "last/optimiser.safetensors", "last/state.json"
+BEST = "best/model.safetensors"
 FIRST = "decoder.end.bias"
 DAMAGED: dict[str, tuple[list[str], Damage, str]] = {
     "status is no JSON": (
@@ -83,28 +150,44 @@ DAMAGED: dict[str, tuple[list[str], Damage, str]] = {
         before("metrics.jsonl", '{"loss": 1}'),
         "{run}/metrics.jsonl is damaged in line 1; delete that line",
     ),
-    "weights cut off": (
+    "weights cut off": (GOOD, cut(MODEL), f"{{run}}/{MODEL} {SHORT}; {TRAIN_ANEW}"),
+    "weights with a number edited": (GOOD, changed(MODEL), f"{{run}}/{MODEL} {EDITED}; {TRAIN_ANEW}"),
+    "weights that are missing": (GOOD, gone(MODEL), f"{{run}}/{MODEL} is missing; {TRAIN_ANEW}"),
+    "moments with a number edited": (GOOD, changed(ADAM), f"{{run}}/{ADAM} {EDITED}; {TRAIN_ANEW}"),
+    "moments that are a pickle": (GOOD, pickled(ADAM), f"{{run}}/{ADAM} {SHORT}; {TRAIN_ANEW}"),
+    "a checkpoint of another run": (
         GOOD,
-        cut(MODEL),
+        foreign("last"),
+        f"{{run}}/last is of the run 0123456789ab, and this is {{id}}; {TRAIN_ANEW}",
+    ),
+    "state with a number edited": (
+        GOOD,
+        counted,
+        f"{{run}}/{STATE} was edited: it no longer has the SHA-256 that it says; {TRAIN_ANEW}",
+    ),
+    "state that is missing": (GOOD, gone(STATE), f"{{run}}/{STATE} is missing; {TRAIN_ANEW}"),
+    "old weights cut off": (
+        GOOD,
+        resealed(cut(MODEL)),
         (
             f"{{run}}/{MODEL} is damaged (Error while deserializing header: incomplete "
             f"metadata, file not fully "
             f"covered); {TRAIN_ANEW}"
         ),
     ),
-    "weights of nothing": (
+    "old weights of nothing": (
         GOOD,
-        content(MODEL, b""),
+        resealed(content(MODEL, b"")),
         f"{{run}}/{MODEL} is damaged (Error while deserializing header: header too small); {TRAIN_ANEW}",
     ),
-    "weights that are a pickle": (
+    "old weights that are a pickle": (
         GOOD,
-        lambda folder: torch.save({"a": 1}, folder / MODEL),
+        resealed(pickled(MODEL)),
         f"{{run}}/{MODEL} is damaged (Error while deserializing header: header too large); {TRAIN_ANEW}",
     ),
     "weights with a tensor less": (
         GOOD,
-        edited(MODEL, lambda tensors: tensors.pop(FIRST)),
+        resealed(edited(MODEL, lambda tensors: tensors.pop(FIRST))),
         (
             f"the checkpoint {{run}}/last belongs to another model: 1 tensors differ, first "
             f"{FIRST}; {BRING_BACK}"
@@ -112,27 +195,27 @@ DAMAGED: dict[str, tuple[list[str], Damage, str]] = {
     ),
     "weights of another width": (
         GOOD,
-        edited(MODEL, lambda tensors: tensors.update({FIRST: torch.zeros(8)})),
+        resealed(edited(MODEL, lambda tensors: tensors.update({FIRST: torch.zeros(8)}))),
         f"the checkpoint {{run}}/last holds {FIRST} of shape [8], the model wants [16]; {BRING_BACK}",
     ),
     "no optimiser": (
         GOOD,
-        gone(ADAM),
-        f"the checkpoint has no {{run}}/{ADAM}; resume from a run's folder `last`",
+        resealed(gone(ADAM)),
+        f"{{run}}/{ADAM} is missing; {TRAIN_ANEW}",
     ),
     "optimiser of another model": (
         GOOD,
-        edited(ADAM, lambda tensors: tensors.update({"foo/step": torch.zeros(1)})),
+        resealed(edited(ADAM, lambda tensors: tensors.update({"foo/step": torch.zeros(1)}))),
         f"{{run}}/{ADAM} belongs to another model: foo/step does not fit; {TRAIN_ANEW}",
     ),
     "optimiser of another width": (
         GOOD,
-        edited(ADAM, lambda tensors: tensors.update({f"{FIRST}/exp_avg": torch.zeros(3)})),
+        resealed(edited(ADAM, lambda tensors: tensors.update({f"{FIRST}/exp_avg": torch.zeros(3)}))),
         f"{{run}}/{ADAM} belongs to another model: {FIRST}/exp_avg does not fit; {TRAIN_ANEW}",
     ),
     "optimiser with a tensor less": (
         GOOD,
-        edited(ADAM, lambda tensors: tensors.pop(f"{FIRST}/exp_avg")),
+        resealed(edited(ADAM, lambda tensors: tensors.pop(f"{FIRST}/exp_avg"))),
         f"{{run}}/{ADAM} is damaged ({FIRST} lacks exp_avg); {TRAIN_ANEW}",
     ),
     "state cut off": (
@@ -162,18 +245,43 @@ DAMAGED: dict[str, tuple[list[str], Damage, str]] = {
     ),
     "best weights that are none": (
         TRANSLATE,
-        content("best/model.safetensors", b"abc"),
-        "{run}/best/model.safetensors is damaged (Error while deserializing header: header too small); "
-        + TRAIN_ANEW,
+        content(BEST, b"abc"),
+        f"{{run}}/{BEST} {SHORT}; {TRAIN_ANEW}",
+    ),
+    "best weights with a number edited": (
+        TRANSLATE,
+        changed(BEST),
+        f"{{run}}/{BEST} {EDITED}; {TRAIN_ANEW}",
+    ),
+    "best weights that are a pickle": (TRANSLATE, pickled(BEST), f"{{run}}/{BEST} {SHORT}; {TRAIN_ANEW}"),
+    "best weights of another run": (
+        TRANSLATE,
+        foreign("best"),
+        f"{{run}}/best is of the run 0123456789ab, and this is {{id}}; {TRAIN_ANEW}",
+    ),
+    "best weights that are edited, diagnosed": (
+        ["diagnose", "{run}", "--checkpoints", "best"],
+        changed(BEST),
+        f"{{run}}/{BEST} {EDITED}; {TRAIN_ANEW}",
+    ),
+    "the last weights of another run, diagnosed": (
+        ["diagnose", "{run}", "--checkpoints", "last"],
+        foreign("last"),
+        f"{{run}}/last is of the run 0123456789ab, and this is {{id}}; {TRAIN_ANEW}",
+    ),
+    "best weights that are missing": (
+        TRANSLATE,
+        gone(BEST),
+        f"{{run}}/{BEST} is missing; {TRAIN_ANEW}",
     ),
     "no best weights": (
         TRANSLATE,
         lambda folder: shutil.rmtree(folder / "best"),
-        "no checkpoint in {run}/best; train the run first: normlab train",
+        "the run {run} has no checkpoint 'best' yet; train it on: normlab train --config {run}/config.json",
     ),
     "a vocabulary that does not match": (
         TRANSLATE,
-        lambda folder: Tokenizer.train(["a b c d e"], 60).save(folder / "tokenizer.json"),
+        lambda folder: BytePairs.train(["a b c d e"], 60).save(folder / "tokenizer.json"),
         "the checkpoint {run}/best holds embedding.weight of shape [100, 16], the model wants [15, 16]; "
         + BRING_BACK,
     ),

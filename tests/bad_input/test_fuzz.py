@@ -12,7 +12,8 @@ from typing import Any
 from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
-from normlab.data.text import read_lines, read_parallel
+from normlab.data.lines import read_parallel
+from normlab.data.text import read_lines
 from normlab.run.recipes import describe, parts, resolve
 from normlab.spec.config import Config, OptimConfig, numbers
 from normlab.spec.serialise import from_json, to_json

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 
 from bad_input.damage import DAMAGED, MODEL, before
@@ -13,7 +15,8 @@ from normlab.cli.main import main
 def test_a_damaged_run_is_named(run, capsys, words, damage, sentence):
     damage(run)
     said = refused([word.replace("{run}", str(run)) for word in words], capsys)
-    assert said == sentence.replace("{run}", str(run))
+    assert said == sentence.replace("{run}", str(run)).replace("{id}", run.name)
+    assert not Path("executed").exists()
 
 
 def test_a_run_without_status_goes_on_from_its_checkpoint(run, trained):

@@ -14,13 +14,13 @@ import threading
 import time
 from pathlib import Path
 
-import numpy as np
 import pytest
 from safetensors import SafetensorError
 
 from bad_input.damage import MODEL
 from bad_input.prompt import GOOD, refused
 from normlab.cli.main import main
+from normlab.data.arrays import GrowingFile
 from normlab.run import checkpoint
 from normlab.store import RunFolder, busy, files
 
@@ -51,10 +51,6 @@ def full(*args: object, **kwargs: object) -> None:
     raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
 
-def numpy_full(*args: object, **kwargs: object) -> None:
-    raise OSError("4712 requested and 100 written")
-
-
 def safetensors_full(*args: object, **kwargs: object) -> None:
     raise SafetensorError("Error while serializing: I/O error: No space left on device (os error 28)")
 
@@ -68,7 +64,7 @@ def safetensors_full(*args: object, **kwargs: object) -> None:
         (files.os, "fsync", full, r"runs/\w{12}/config\.json"),
         (checkpoint, "save_file", safetensors_full, r"runs/\w{12}/best\.new/model\.safetensors"),
         (files, "row_line", full, r"runs/\w{12}/metrics\.jsonl"),
-        (np, "save", numpy_full, r"runs/data/\w{12}"),
+        (GrowingFile, "append", full, r"runs/data/\w{12}"),
     ],
     ids=["a file", "a checkpoint", "a line of metrics", "the prepared data"],
 )

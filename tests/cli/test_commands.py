@@ -20,6 +20,7 @@ from normlab.spec.outcome import Outcome
 from normlab.spec.serialise import to_json
 from normlab.store import RunFolder, Runs, Status
 from normlab.store.folder import write_json_atomic
+from normlab.tasks.scores import corpus_bleu
 
 
 @pytest.fixture
@@ -156,6 +157,20 @@ def test_score_takes_tokenised_text_as_it_is(tmp_path, capsys):
     text.write_text("the cat &apos;s mat , and so on\na second line of words\n")
     assert main(["score", str(text), str(text), "--tokenised"]) == 0
     assert "tok:none" in capsys.readouterr().out
+
+
+def test_score_has_the_tokens_of_the_language(tmp_path, capsys):
+    texts = {"ref": "我们今天去北京,好吗?", "near": "我们明天去北京,好吗?", "far": "他们今天来上海,对吗?"}
+    for name, line in texts.items():
+        (tmp_path / name).write_text(f"{line}\n" * 5, encoding="utf-8")
+    ref, near, far = (str(tmp_path / name) for name in texts)
+    assert main(["score", near, ref, "--target-lang", "zh", "--against", far]) == 0
+    out = capsys.readouterr().out
+    five = {name: [line] * 5 for name, line in texts.items()}
+    better, worse = (corpus_bleu(five[name], five["ref"], target_lang="zh") for name in ("near", "far"))
+    assert f"bleu             {better:.2f}\n" in out
+    assert "tok:zh" in out
+    assert f"minus {far}: {better - worse:+.2f} BLEU" in out
 
 
 def test_score_says_whether_a_difference_may_be_chance(tmp_path, capsys):

@@ -13,26 +13,32 @@ from normlab.spec.config import Config, DataConfig, ModelConfig, OptimConfig, Tr
 from normlab.store import RunFolder
 
 DATA = (
-    "train_src train_tgt dev_src dev_tgt test_src test_tgt train_text dev_text test_text builtin vocab_size "
-    "max_len block_len word_dropout target_vocab_mask"
+    "train_src train_tgt dev_src dev_tgt test_src test_tgt train_text dev_text test_text dataset "
+    "source_lang target_lang builtin words tokenizer vocab_size max_len block_len word_dropout "
+    "target_vocab_mask"
 )
 MODEL = "dim ffn_dim heads kv_heads qk_norm_len max_positions encoder_layers decoder_layers dropout"
-OPTIM = "warmup_steps decay_step weight_decay clip_norm_l2 label_smoothing"
-TRAIN = "steps max_tokens accumulation precision validate_every_steps"
-MACHINE = "device threads checkpoint_every_steps probes probe_every_steps"
+OPTIM = (
+    "warmup_steps decay_step decay_factor decay_patience stop_lr weight_decay clip_norm_l2 label_smoothing"
+)
+TRAIN = "steps max_tokens accumulation precision validate_every_steps stop_patience average_last ema_decay"
+MACHINE = (
+    "device threads loader_workers shard checkpoint_every_steps probes probe_every_steps keep_checkpoints "
+    "tensorboard"
+)
 OWN = {
     "compare": "recipes lrs seeds first_seed title jobs out resamples config dry_run force imports",
-    "train": "recipe lr seed out config force imports",
+    "train": "recipe lr seed out config start_from force imports",
     "translate": (
-        "run_folder files output beam length_penalty length_penalty_formula n_best sample temperature top_k "
-        "top_p sample_seed min_length prefix runs imports"
+        "run_folder files weights step threads output beam length_penalty length_penalty_formula n_best "
+        "sample temperature top_k top_p sample_seed min_length prefix runs imports"
     ),
-    "score": "hypotheses references tokenised against",
+    "score": "hypotheses references tokenised target_lang against",
     "runs": "runs",
     "report": "of page runs",
     "diagnose": (
         "run_folder model batch loss blocks branches recipe lr seed config tokens preset checkpoints "
-        "flight fail_on out runs as_json force imports"
+        "step flight fail_on out runs as_json force imports"
     ),
     "recipes": "names axis config force imports",
     "papers": "names as_json runs",

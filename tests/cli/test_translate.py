@@ -11,9 +11,17 @@ from normlab.store import RunFolder
 from normlab.tasks.translation import Candidate
 
 
+def made(path, config):
+    """A run's folder with nothing of a checkpoint but its state."""
+    folder = RunFolder.create(path, config)
+    folder.best.mkdir()
+    (folder.best / "state.json").write_text('{"step": 1}')
+    return folder
+
+
 @pytest.fixture
 def run(tmp_path):
-    return RunFolder.create(tmp_path / "runs" / "abc123", Config(recipe="pre"))
+    return made(tmp_path / "runs" / "abc123", Config(recipe="pre"))
 
 
 @pytest.fixture
@@ -38,10 +46,11 @@ class Reversing:
     def __init__(self) -> None:
         self.decode = None
 
-    def translate(self, folder, lines, decode, *, prefixes):
+    def translate(self, folder, lines, decode, *, prefixes, weights, threads):
+        self.weights, self.threads = weights, threads
         return [found[0].text for found in self.n_best(folder, lines, 1, decode, prefixes=prefixes)]
 
-    def n_best(self, folder, lines, count, decode, *, prefixes):
+    def n_best(self, folder, lines, count, decode, *, prefixes, weights="best", threads=None):
         self.decode = decode
         return [
             [Candidate(begin + line[::-1] * (k + 1), -0.5 * k) for k in range(count)]
@@ -62,6 +71,13 @@ def test_standard_input_to_standard_output(run, reverse, standard_input, capsys)
     assert main(["translate", "abc", "--runs", str(run.path.parent), "--beam", "2"]) == 0
     assert capsys.readouterr().out == "néé\neewt\n"
     assert reverse.decode == DecodeConfig(beam=2)
+    assert (reverse.weights, reverse.threads) == ("best", None)
+
+
+def test_threads_are_passed_on(run, reverse, standard_input):
+    standard_input(b"ab\n")
+    assert main(["translate", str(run.path), "--threads", "3"]) == 0
+    assert reverse.threads == 3
 
 
 def test_files_to_a_file(run, reverse, tmp_path, capsys):
@@ -115,7 +131,7 @@ def test_flags_are_the_fields_of_a_decoding(run, reverse, standard_input, typed,
 
 def test_what_is_not_typed_is_the_runs_own(run, reverse, standard_input):
     own = DecodeConfig(sample=True, top_k=5, temperature=0.5)
-    run = RunFolder.create(run.path.parent / "drawing", Config(decode=own))
+    run = made(run.path.parent / "drawing", Config(decode=own))
     standard_input(b"ab\n")
     assert main(["translate", str(run.path), "--top-k", "0"]) == 0
     assert reverse.decode == DecodeConfig(sample=True, temperature=0.5)

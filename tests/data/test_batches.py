@@ -1,12 +1,17 @@
-import itertools
 from collections import Counter
 
 import numpy as np
 import pytest
 import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
-from normlab.data.batches import Batches, Ragged, Shape, TokenPairs, dev_batches, plan_shapes
+from normlab.data import batches as module
+from normlab.data.batches import Batches, dev_batches, permutation
+from normlab.data.ragged import Ragged, TokenPairs
+from normlab.data.shapes import Shape, plan_shapes
 from normlab.data.tokenizer import BOS, EOS, PAD, UNK
+from normlab.spec.randomness import derive
 
 
 def made_pairs(count=1000, seed=0, longest=40, shortest=1):
@@ -35,78 +40,10 @@ def rows_of(batch):
         yield source[:end], target_out[:stop]
 
 
-def test_ragged_arrays():
-    ragged = Ragged.of([[5, 6], [], [7]])
-    assert len(ragged) == 3
-    assert [ragged[i] for i in range(3)] == [[5, 6], [], [7]]
-    assert ragged.lengths.tolist() == [2, 0, 1]
-    ids, lengths = ragged.padded(np.array([2, 1, 0]), 3)
-    assert ids.tolist() == [[7, PAD, PAD], [PAD] * 3, [5, 6, PAD]]
-    assert lengths.tolist() == [1, 0, 2]
-
-
-def naive_positions(corners, source, target):
-    """Padded positions when every pair goes to the first corner that holds it."""
-    return sum(
-        next(s + t for s, t in corners if a + 1 <= s and b + 1 <= t)
-        for a, b in zip(source, target, strict=True)
-    )
-
-
-@pytest.mark.parametrize("count", [1, 2, 16])
-@pytest.mark.parametrize("max_tokens", [30, 4096])
-def test_shapes(count, max_tokens):
-    source, target = made_pairs().lengths
-    shapes = plan_shapes(source, target, max_tokens, count)
-    assert 1 <= len(shapes) <= count
-    for small, large in itertools.pairwise(shapes):
-        assert small.source <= large.source
-        assert small.target <= large.target
-        assert (small.source, small.target) != (large.source, large.target)
-    assert (shapes[-1].source, shapes[-1].target) == (source.max() + 1, target.max() + 1)
-    for shape in shapes:
-        assert shape.rows == max(1, max_tokens // (shape.source + shape.target))
-
-
-def test_two_shapes_are_the_best_two():
-    # With two shapes there is one corner to place, and the search is exhaustive.
-    source, target = made_pairs(200, longest=12).lengths
-    last = (int(source.max()) + 1, int(target.max()) + 1)
-    best = min(
-        naive_positions([corner, last], source, target)
-        for corner in itertools.product(range(1, last[0] + 1), range(1, last[1] + 1))
-    )
-    shapes = plan_shapes(source, target, 100, 2)
-    assert naive_positions([(shape.source, shape.target) for shape in shapes], source, target) == best
-
-
-def test_more_shapes_pad_less():
-    source, target = made_pairs(3000, longest=80).lengths
-    real = float((source + target + 2).sum())
-    share = {}
-    for count in (1, 4, 16):
-        shapes = plan_shapes(source, target, 4096, count)
-        share[count] = real / naive_positions([(s.source, s.target) for s in shapes], source, target)
-    assert share[1] < share[4] < share[16]
-    assert share[16] > 0.8
-
-
-def test_shapes_of_odd_texts():
-    one = np.array([5])
-    assert plan_shapes(one, one, 100) == [Shape(6, 6, 8)]
-    assert plan_shapes(np.full(50, 5), np.full(50, 7), 100) == [Shape(6, 8, 7)]
-    assert plan_shapes(one, one, 4) == [Shape(6, 6, 1)]
-    long = np.array([3, 5000, 20_000])
-    shapes = plan_shapes(long, long, 4096)
-    assert (shapes[-1].source, shapes[-1].target, shapes[-1].rows) == (20_001, 20_001, 1)
-    with pytest.raises(ValueError, match="no pair"):
-        plan_shapes(one[:0], one[:0], 100)
-
-
 @pytest.mark.parametrize(("count", "max_tokens"), [(1000, 512), (1000, 60), (37, 4096), (1, 100)])
 def test_an_epoch_is_every_pair_once(count, max_tokens):
     pairs = made_pairs(count)
-    shapes = plan_shapes(*pairs.lengths, max_tokens)
+    shapes = plan_shapes(pairs, max_tokens)
     batches = Batches(pairs, shapes, seed=3)
     for epoch in range(2):
         seen, short, plain = [], 0, {(s.rows, s.source, s.target) for s in shapes}
@@ -131,7 +68,7 @@ def test_an_epoch_is_every_pair_once(count, max_tokens):
 
 def test_a_pair_goes_to_the_smallest_shape_that_holds_it_or_moves_up():
     pairs = made_pairs(2000)
-    shapes = plan_shapes(*pairs.lengths, 256)
+    shapes = plan_shapes(pairs, 256)
     batches = Batches(pairs, shapes, seed=0)
     moved = Counter()
     for step in range(batches.steps_per_epoch):
@@ -146,7 +83,7 @@ def test_a_pair_goes_to_the_smallest_shape_that_holds_it_or_moves_up():
 
 def test_order_depends_on_seed_and_epoch_alone():
     pairs = made_pairs(300)
-    shapes = plan_shapes(*pairs.lengths, 256)
+    shapes = plan_shapes(pairs, 256)
     straight, jumping, other = (Batches(pairs, shapes, seed) for seed in (1, 1, 2))
     steps = straight.steps_per_epoch
     first = [straight.at(i).source for i in range(3 * steps)]
@@ -159,6 +96,64 @@ def test_order_depends_on_seed_and_epoch_alone():
     assert widths != sorted(widths), "shapes come mixed"
 
 
+def test_any_batch_of_any_epoch_is_reached_at_once():
+    pairs = made_pairs(500)
+    shapes = plan_shapes(pairs, 512)
+    straight = Batches(pairs, shapes, seed=4)
+    steps = straight.steps_per_epoch
+    one_pass = [straight.at(i) for i in range(4 * steps)]
+    for index in np.random.default_rng(0).integers(0, 4 * steps, 40).tolist():
+        fresh = Batches(pairs, shapes, seed=4).at(index)
+        assert torch.equal(fresh.source, one_pass[index].source)
+        assert torch.equal(fresh.target_out, one_pass[index].target_out)
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.integers(1, 400), st.integers(0, 2**64), st.integers(30, 500))
+def test_a_permutation_by_ranges_is_the_sort_of_all_draws(count, seed, at_a_time):
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(module, "_DRAWS_AT_A_TIME", at_a_time)
+        order = permutation(count, seed)
+    assert order.dtype == np.uint32
+    assert order.tolist() == np.argsort(np.random.PCG64(seed).random_raw(count), kind="stable").tolist()
+
+
+def plan_at_once(pairs, shapes, seed, epoch):
+    """``[(shape, rows), ...]`` of an epoch, by the definition and with everything in memory."""
+    source, target = (lengths + 1 for lengths in pairs.lengths)
+    fits = [(source <= shape.source) & (target <= shape.target) for shape in shapes]
+    bucket = np.argmax(np.stack(fits), axis=0)
+
+    def shuffled(count, purpose):
+        draws = np.random.PCG64(derive(seed, purpose, epoch)).random_raw(count)
+        return np.argsort(draws, kind="stable")
+
+    order = shuffled(len(pairs), "shuffle")
+    plan, left = [], order[:0]
+    for k, shape in enumerate(shapes):
+        rows = np.concatenate([left, order[bucket[order] == k]])
+        full = len(rows) // shape.rows * shape.rows
+        plan += [(shape, rows[start : start + shape.rows]) for start in range(0, full, shape.rows)]
+        left = rows[full:]
+    if len(left):
+        plan.append((shapes[-1], left))
+    return [plan[i] for i in shuffled(len(plan), "batch_order")]
+
+
+@settings(max_examples=25, deadline=None)
+@given(st.integers(1, 300), st.integers(8, 600), st.integers(0, 99), st.integers(0, 3))
+def test_the_plan_is_the_one_made_with_everything_in_memory(count, max_tokens, seed, epoch):
+    pairs = made_pairs(count, seed=seed, longest=15)
+    shapes = plan_shapes(pairs, max_tokens)
+    batches = Batches(pairs, shapes, seed)
+    plan = plan_at_once(pairs, shapes, seed, epoch)
+    assert batches.steps_per_epoch == len(plan)
+    for step, (shape, rows) in enumerate(plan):
+        batch = batches.at(epoch * len(plan) + step)
+        assert batch.source.shape == (shape.rows, shape.source)
+        assert [source[0] - 4 for source, _ in rows_of(batch)] == rows.tolist()
+
+
 def test_order_never_changes():
     # Resumed runs rest on it; NumPy promises these bits for ever.
     pairs = made_pairs(12, longest=3)
@@ -168,7 +163,7 @@ def test_order_never_changes():
 
 def test_word_dropout():
     pairs = made_pairs(400, shortest=3)
-    batches = Batches(pairs, plan_shapes(*pairs.lengths, 4096), seed=1)
+    batches = Batches(pairs, plan_shapes(pairs, 4096), seed=1)
     dropped = total = 0
     for step in range(batches.steps_per_epoch):
         whole, batch = batches.at(step), batches.at(step, word_dropout=0.3, seed=7)
@@ -185,6 +180,13 @@ def test_word_dropout():
     assert dropped / total == pytest.approx(0.3, abs=0.02)
     everything = batches.at(0, word_dropout=1.0)
     assert set(everything.source.unique().tolist()) <= {PAD, UNK, EOS}
+
+
+def test_word_dropout_draws_anew_for_every_batch():
+    same = Ragged.of([[5] * 9] * 32)
+    batches = Batches(TokenPairs(same, same), [Shape(10, 10, 4)], seed=1)
+    dropped = {batches.at(i, word_dropout=0.5, seed=7).source.numpy().tobytes() for i in range(16)}
+    assert len(dropped) == 16
 
 
 @pytest.mark.parametrize("max_tokens", [1, 60, 500, 10**6])

@@ -8,6 +8,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from normlab.data import arrays
 from normlab.data.blocks import Blocks, block_count, blocks_in_order
 from normlab.data.tokenizer import EOS, PAD, UNK
 
@@ -89,9 +90,25 @@ def test_word_dropout_touches_inputs_alone_and_repeats_itself():
     assert not torch.equal(dropped.ids, other)
 
 
+def test_word_dropout_draws_anew_for_every_batch():
+    blocks = Blocks(np.array([EOS, *[10] * 320], np.uint16), block_len=10, rows=4, seed=1)
+    dropped = {(blocks.at(i, word_dropout=0.5, seed=7).ids == UNK).numpy().tobytes() for i in range(16)}
+    assert len(dropped) == 16
+
+
 @pytest.mark.parametrize("rows", [1, 3, 64])
 def test_in_order_every_block_comes_once_whatever_the_rows(rows):
     stream = stream_of(101)
     target = torch.cat([batch.target for batch in blocks_in_order(stream, block_len=8, rows=rows)])
     assert target[target != PAD].tolist() == stream[1:].tolist()
     assert len(target) == 13, "no empty rows"
+
+
+def test_a_large_stream_is_read_past_its_mapping_and_says_the_same(tmp_path, monkeypatch):
+    np.save(tmp_path / "a.npy", stream_of(101))
+    mapped = np.load(tmp_path / "a.npy", mmap_mode="r")
+    monkeypatch.setattr(arrays, "LARGE_BYTES", 1)
+    for index in range(12):
+        small, large = (Blocks(s, block_len=8, rows=3, seed=2).at(index) for s in (stream_of(101), mapped))
+        assert torch.equal(small.ids, large.ids)
+        assert torch.equal(small.target, large.target)

@@ -13,7 +13,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from normlab.data import plain as module
+from normlab.data import lines
 from normlab.data.builtin import generate
 from normlab.data.plain import TextCorpus, prepare_text
 from normlab.data.tokenizer import EOS, UNK
@@ -75,7 +75,7 @@ def test_words_and_bytes_are_those_of_the_raw_text(tmp_path):
 def test_a_long_text_is_encoded_in_parts_that_change_nothing(tmp_path, monkeypatch):
     config = files_config(tmp_path)
     whole = prepare_text(config, tmp_path / "a")[1]
-    monkeypatch.setattr(module, "_LINES_AT_A_TIME", 7)
+    monkeypatch.setattr(lines, "LINES_AT_A_TIME", 7)
     parts = prepare_text(config, tmp_path / "b")[1]
     assert np.array_equal(whole.train.tokens, parts.train.tokens)
 

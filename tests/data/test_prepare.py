@@ -11,10 +11,12 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from normlab.data import prepare as module
 from normlab.data.builtin import generate
 from normlab.data.prepare import Corpus, prepare
 from normlab.data.text import read_lines
 from normlab.data.tokenizer import EOS
+from normlab.data.vocabulary import vocabulary
 from normlab.spec.config import DataConfig
 
 NAMES = ("train_src", "train_tgt", "dev_src", "dev_tgt", "test_src", "test_tgt")
@@ -167,6 +169,25 @@ def test_a_changed_text_is_not_taken_for_the_old_one(tmp_path):
     assert prepare(replace(config, digest=""), tmp_path / "data")[0].digest != config.digest
 
 
+@pytest.mark.parametrize("side", ["src", "tgt"])
+def test_a_text_that_changes_meanwhile_is_refused(tmp_path, monkeypatch, side):
+    config = files_config(tmp_path)
+    path = Path(getattr(config, f"train_{side}"))
+
+    def learn(*args):
+        found = vocabulary(*args)
+        lines = read_lines(path)
+        path.write_text("".join(f"{line}\n" for line in [*lines[:-1], lines[-1] + " more"]))
+        return found
+
+    monkeypatch.setattr(module, "vocabulary", learn)
+    with pytest.raises(
+        ValueError, match=rf"train_{side}\.txt changed while it was prepared; type the command"
+    ):
+        prepare(config, tmp_path / "data")
+    assert list((tmp_path / "data").iterdir()) == []
+
+
 def test_without_test_text_dev_serves(tmp_path):
     config = files_config(tmp_path, test_src="", test_tgt="")
     _, corpus = prepare(config, tmp_path / "data")
@@ -198,7 +219,8 @@ def test_no_pair_left(tmp_path):
     reason="needs Multi30k in $NORMLAB_DATA/multi30k",
 )
 def test_multi30k_is_prepared_in_seconds_and_padded_little(tmp_path):
-    from normlab.data.batches import Batches, plan_shapes
+    from normlab.data.batches import Batches
+    from normlab.data.shapes import plan_shapes
 
     folder = Path(os.environ["NORMLAB_DATA"], "multi30k")
     sets = {"train": "train", "dev": "val", "test": "test2016"}
@@ -211,7 +233,7 @@ def test_multi30k_is_prepared_in_seconds_and_padded_little(tmp_path):
     _, corpus = prepare(DataConfig(**paths, vocab_size=8000), tmp_path)
     assert time.monotonic() - start < 20, "usually 2.5 s"
     assert (len(corpus.train), len(corpus.dev), len(corpus.test_text)) == (29_000, 1014, 1000)
-    batches = Batches(corpus.train, plan_shapes(*corpus.train.lengths, 4096), seed=1)
+    batches = Batches(corpus.train, plan_shapes(corpus.train, 4096), seed=1)
     real = positions = 0
     for step in range(batches.steps_per_epoch):
         batch = batches.at(step)

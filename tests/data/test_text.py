@@ -1,9 +1,13 @@
 import gzip
 import lzma
+import re
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
-from normlab.data.text import read_lines, read_parallel
+from normlab.data import text as module
+from normlab.data.text import TextFile, read_lines
 
 LINES = ["Ein Café.", "", "two\u2028lines\x0cin\x85one", "last"]
 
@@ -55,13 +59,48 @@ def test_missing_files_and_folders(tmp_path):
         read_lines(tmp_path)
 
 
-def test_parallel_text_must_be_parallel(tmp_path):
-    source, target, empty = tmp_path / "a.de", tmp_path / "a.en", tmp_path / "a.fr"
-    source.write_text("eins\nzwei\n")
-    target.write_text("one\n")
-    empty.write_text("")
-    assert read_parallel(source, source) == (["eins", "zwei"], ["eins", "zwei"])
-    with pytest.raises(ValueError, match=r"a\.de has 2 lines but .*a\.en has 1"):
-        read_parallel(source, target)
-    with pytest.raises(ValueError, match=r"a\.fr is empty"):
-        read_parallel(source, empty)
+def lines_at_once(path):
+    """What a file's lines are, said with all of it in memory."""
+    content = path.read_bytes()
+    try:
+        text = content.decode("utf-8")
+    except UnicodeDecodeError as error:
+        line = content.count(b"\n", 0, error.start) + 1
+        raise ValueError(f"line {line}: byte 0x{content[error.start]:02x} is not UTF-8") from error
+    lines = text.removeprefix("\ufeff").split("\n")
+    if lines[-1] == "":
+        lines.pop()
+    return [line.rstrip("\r") for line in lines]
+
+
+PIECES = [*(c.encode() for c in "a\n\n\r é中\ufeff"), b"\xe4", b"\xf0\x9f"]
+
+
+@settings(max_examples=150, deadline=None)
+@given(st.lists(st.sampled_from(PIECES), max_size=12), st.integers(1, 9), st.sampled_from(["", ".gz", ".xz"]))
+def test_reading_in_parts_changes_nothing(tmp_path_factory, pieces, at_a_time, ending):
+    folder = tmp_path_factory.getbasetemp()
+    plain, packed = folder / "whole", folder / f"packed{ending}"
+    plain.write_bytes(b"".join(pieces))
+    with module._OPENERS.get(ending, open)(packed, "wb") as stream:
+        stream.write(b"".join(pieces))
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(module, "_BYTES_AT_A_TIME", at_a_time)
+        try:
+            expected = lines_at_once(plain)
+        except ValueError as error:
+            with pytest.raises(ValueError, match=re.escape(str(error))):
+                read_lines(packed)
+        else:
+            assert read_lines(packed) == expected
+
+
+def test_a_text_is_read_from_its_beginning_each_time_and_no_further_than_asked(tmp_path):
+    (tmp_path / "a").write_bytes(b"one\ntwo\n" + b"x" * 3 * module._BYTES_AT_A_TIME + b"\n\xff\n")
+    text = TextFile(tmp_path / "a")
+    assert text.name == str(tmp_path / "a")
+    for _ in range(2):
+        lines = iter(text)
+        assert [next(lines), next(lines)] == ["one", "two"]
+        with pytest.raises(ValueError, match="line 4: byte 0xff"):
+            next(lines)

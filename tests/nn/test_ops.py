@@ -50,6 +50,36 @@ def test_dropout_is_repeatable_and_its_gradient_is_its_mask(plain):
     assert torch.equal(x.grad, y.detach())
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16, torch.float64], ids=str)
+@pytest.mark.parametrize("p", [0.1, 0.5, 0.9])
+def test_dropout_is_the_product_with_its_mask_in_every_type(dtype, p):
+    """The mask by comparison from the same draws, to the bit."""
+    x = torch.randn(7, 33, generator=torch.Generator().manual_seed(1)).to(dtype)
+    torch.manual_seed(9)
+    y = ops.dropout(x, p)
+    torch.manual_seed(9)
+    draws = torch.empty(58, dtype=torch.int64).random_(-(2**63), None).view(torch.int16)[:231].view(7, 33)
+    mask = (draws >= round(p * 2**16) - 2**15).to(dtype).mul_(1 / (1 - p))
+    assert torch.equal(y, x * mask)
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+def test_a_search_step_equals_the_reference(dtype):
+    """Few queries of many keys, on slices of a cache, some out of sight."""
+    torch.manual_seed(5)
+    q = torch.randn(3, 5, 2, 8, dtype=dtype).transpose(1, 2)
+    k, v = (torch.randn(3, 2, 20, 8, dtype=dtype)[:, :, :15] for _ in range(2))
+    mask = torch.rand(3, 1, 5, 15) < 0.5
+    mask[..., 0] = True
+    how = {"mask": mask, "causal": False, "p": 0.0}
+    fast = ops.attention(q, k, v, **how)
+    with reference():
+        plain = ops.attention(q, k, v, **how)
+    tolerance = 1e-5 if dtype == torch.float32 else 3e-2
+    torch.testing.assert_close(fast, plain, rtol=tolerance, atol=tolerance)
+
+
 def test_dropout_module_is_nothing_in_evaluation_and_refuses_bad_rates():
     x = torch.randn(5, 5)
     assert Dropout(0.5).eval()(x) is x

@@ -10,6 +10,7 @@ from normlab.nn import Seq2Seq
 from normlab.nn.decode import Bounds, Hypothesis, search
 from normlab.nn.sampling import likeliest, nucleus
 from normlab.spec.config import ModelConfig
+from scripts import script
 
 transformers = pytest.importorskip("transformers", reason="Hugging Face's Marian comes with the extra hf")
 
@@ -52,33 +53,7 @@ def ours(marian: nn.Module) -> Seq2Seq:
     size = ModelConfig(
         dim=DIM, ffn_dim=24, heads=HEADS, encoder_layers=LAYERS, decoder_layers=LAYERS, dropout=0.0
     )
-    model = Seq2Seq(size, VOCAB).eval()
-    theirs = marian.model
-    with torch.no_grad():
-        model.embedding.weight.copy_(theirs.shared.weight)
-        model.positions.table = theirs.encoder.embed_positions.weight.detach().clone()
-        for stack, other in ((model.encoder, theirs.encoder), (model.decoder, theirs.decoder)):
-            sublayers = iter(stack.sublayers)
-            for layer in other.layers:
-                _attention(next(sublayers), layer.self_attn, layer.self_attn_layer_norm)
-                if hasattr(layer, "encoder_attn"):
-                    _attention(next(sublayers), layer.encoder_attn, layer.encoder_attn_layer_norm)
-                feed_forward = next(sublayers)
-                feed_forward.f.inner.load_state_dict(layer.fc1.state_dict())
-                feed_forward.f.outer.load_state_dict(layer.fc2.state_dict())
-                feed_forward.place.norm.load_state_dict(layer.final_layer_norm.state_dict())
-    return model
-
-
-def _attention(sublayer: nn.Module, theirs: nn.Module, norm: nn.Module) -> None:
-    parts = [theirs.q_proj, theirs.k_proj, theirs.v_proj]
-    packed = [(sublayer.f.qkv, parts)] if hasattr(sublayer.f, "qkv") else []
-    packed = packed or [(sublayer.f.q, parts[:1]), (sublayer.f.kv, parts[1:])]
-    for mine, several in packed:
-        mine.weight.copy_(torch.cat([p.weight for p in several]))
-        mine.bias.copy_(torch.cat([p.bias for p in several]))
-    sublayer.f.out.load_state_dict(theirs.out_proj.state_dict())
-    sublayer.place.norm.load_state_dict(norm.state_dict())
+    return script("peers").like_marian(marian, size, VOCAB)
 
 
 def sources() -> Tensor:

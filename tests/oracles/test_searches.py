@@ -210,6 +210,8 @@ class Letters:
     def encode(self, lines: list[str]) -> list[list[int]]:
         return [[ord(c) - ord("a") + 4 for c in line.strip()] for line in lines]
 
+    encode_target = encode
+
     def decode(self, ids: list[list[int]]) -> list[str]:
         return ["".join(chr(i - 4 + ord("a")) for i in row if i > 3) for row in ids]
 

@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+import json
+import math
 import re
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 import torch
+from safetensors import SafetensorError
 from torch import nn
 
 from contracts.variants import SIZE, VOCAB, perturbed
 from normlab.run import checkpoint
-from normlab.run.checkpoint import has_checkpoint, load_checkpoint, save_checkpoint
+from normlab.run.checkpoint import has_checkpoint, load_checkpoint, load_extra, save_checkpoint
 from normlab.tasks.build import build_seq2seq
 
 
@@ -41,42 +44,60 @@ def test_a_new_checkpoint_takes_the_place_of_the_old_one(folder):
     assert [p.name for p in folder.parent.iterdir()] == ["last"]
 
 
-@pytest.mark.parametrize("moment", ["while writing", "before renaming", "between the renames"])
-def test_a_process_killed_while_saving_leaves_a_whole_checkpoint(folder, monkeypatch, moment):
+def test_the_one_before_it_is_kept_where_somebody_wants_it(folder):
+    previous = folder.with_name("previous")
+    for step in (1, 2, 3):
+        save_checkpoint(folder, Scalar(step), None, {"step": step}, previous=previous)
+    assert stored(folder) == (3, {"step": 3})
+    assert stored(previous) == (2, {"step": 2})
+    assert sorted(p.name for p in folder.parent.iterdir()) == ["last", "previous"]
+
+
+def test_a_save_that_fails_leaves_the_old_one_and_no_rubbish(folder, monkeypatch):
     save_checkpoint(folder, Scalar(1), None, {"step": 1})
 
-    def killed(*args) -> None:
-        raise SystemExit
+    def full(*args) -> None:
+        raise SafetensorError("No space left on device (os error 28)")
 
-    if moment == "while writing":
-        monkeypatch.setattr(checkpoint, "save_file", killed)
-    elif moment == "before renaming":
-        monkeypatch.setattr(checkpoint, "_fsync", killed)
-    else:
-        rename = Path.rename
-        monkeypatch.setattr(Path, "rename", lambda p, to: killed() if p.suffix == ".new" else rename(p, to))
-    with pytest.raises(SystemExit):
+    monkeypatch.setattr(checkpoint, "save_file", full)
+    with pytest.raises(OSError, match="No space left on device"):
         save_checkpoint(folder, Scalar(2), None, {"step": 2})
-    monkeypatch.undo()
-    assert has_checkpoint(folder)
     assert stored(folder) == (1, {"step": 1})
-    save_checkpoint(folder, Scalar(3), None, {"step": 3})
-    assert stored(folder) == (3, {"step": 3})
     assert [p.name for p in folder.parent.iterdir()] == ["last"]
 
 
-def test_a_killed_save_straight_after_another_loses_nothing(folder, monkeypatch):
-    """The renames stopped half-way and the next save is killed too: the first checkpoint is still there."""
-    save_checkpoint(folder, Scalar(1), None, {"step": 1})
-    folder.rename(folder.with_name("last.old"))
+def test_a_new_one_that_did_not_come_to_its_place_is_the_one_that_counts(folder):
+    for step in (1, 2):
+        save_checkpoint(folder.with_name(f"at{step}"), Scalar(step), None, {"step": step})
+    folder.with_name("at1").rename(folder)
+    folder.with_name("at2").rename(folder.with_name("last.new"))
+    assert stored(folder) == (2, {"step": 2})
+    save_checkpoint(folder, Scalar(3), None, {"step": 3}, previous=folder.with_name("previous"))
+    assert stored(folder) == (3, {"step": 3})
+    assert stored(folder.with_name("previous")) == (2, {"step": 2})
 
-    def killed(*args) -> None:
-        raise SystemExit
 
-    monkeypatch.setattr(checkpoint, "save_file", killed)
-    with pytest.raises(SystemExit):
-        save_checkpoint(folder, Scalar(2), None, {"step": 2})
+def test_more_tensors_are_kept_beside_the_model(folder):
+    extra = {"a": torch.arange(3.0), "b": torch.ones(2, 2, dtype=torch.float64)}
+    save_checkpoint(folder, Scalar(1), None, {"step": 1}, extra=extra)
     assert stored(folder) == (1, {"step": 1})
+    assert {name: t.tolist() for name, t in load_extra(folder).items()} == {
+        name: t.tolist() for name, t in extra.items()
+    }
+    save_checkpoint(folder, Scalar(1), None, {"step": 1})
+    assert load_extra(folder) == {}
+
+
+STATES = [
+    {"step": 1, "loss": math.nan, "bleu": -0.0, "name": "zwölf \u2028"},
+    {"pending": [(0.1, [1e-320, 1.0])], "deep": {"2": None, "10": True}, "numbers": {2: "a", 10: "b"}},
+]
+
+
+@pytest.mark.parametrize("state", STATES)
+def test_any_state_keeps_its_seal(folder, state):
+    save_checkpoint(folder, Scalar(1), None, state)
+    assert repr(stored(folder)[1]) == repr(json.loads(json.dumps(state)))
 
 
 def test_a_shared_parameter_is_stored_once(folder):
@@ -95,11 +116,19 @@ def refusal(folder: Path, model: nn.Module, kind: type[Exception] = ValueError) 
     return str(error.value).replace(str(folder), "FOLDER")
 
 
+def anew(folder: Path) -> str:
+    run = folder.parent
+    aside = f"{run}.aside"
+    return (
+        f"to train it anew: mv {run} {aside} && normlab train --config {aside}/config.json --out {run.parent}"
+    )
+
+
 def test_a_missing_checkpoint_is_named(folder):
     sentence = "no checkpoint in FOLDER; train the run first: normlab train"
     assert refusal(folder, Scalar(0), FileNotFoundError) == sentence
     folder.mkdir()
-    assert refusal(folder, Scalar(0), FileNotFoundError) == sentence
+    assert refusal(folder, Scalar(0)) == f"FOLDER/state.json is missing; {anew(folder)}"
 
 
 def test_another_model_is_named(folder):

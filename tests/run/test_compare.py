@@ -17,7 +17,7 @@ from normlab.spec.request import CompareRequest
 from normlab.spec.serialise import from_json
 from normlab.store import RunFolder, Runs, Status
 from normlab.store.files import write_json_atomic, write_text_atomic
-from normlab.tasks.scores import score
+from normlab.tasks.scores import corpus_bleu, score
 from run.tiny import tiny
 
 
@@ -227,6 +227,24 @@ def test_a_planted_difference_is_found_and_shown(text, tmp_path, in_process):
             "pre": sample.reference,
             "post": worse[read_lines(text.test_tgt).index(sample.reference)],
         }
+
+
+def test_intervals_and_differences_have_the_tokens_of_the_target_language(text, tmp_path, in_process):
+    references = [f"我们今天去北京{k}号,好吗?" for k in range(30)]
+    near = [line.replace("今天", "明天") for line in references]
+    chinese = tmp_path / "test.zh"
+    chinese.write_text("".join(f"{line}\n" for line in references), encoding="utf-8")
+    data = replace(text, test_tgt=str(chinese), target_lang="zh")
+    request = request_of(data, tmp_path, lrs=(1e-3,))
+    for seed in (1, 2):
+        plant(request, "pre", 1e-3, seed, bleu=1.0, nll=2.0, test=references)
+        plant(request, "post", 1e-3, seed, bleu=1.0, nll=2.0, test=near)
+    comparison = compare(request)
+    bleu = {recipe.name: recipe.bleu.value for recipe in comparison.recipes}
+    expected = corpus_bleu(near, references, target_lang="zh")
+    assert expected > corpus_bleu(near, references) + 1
+    assert bleu == {"pre": pytest.approx(100.0), "post": pytest.approx(expected)}
+    assert abs(comparison.differences[0].delta.value) == pytest.approx(100.0 - expected)
 
 
 def test_a_run_that_fails_is_a_result_and_stops_nothing(text, tmp_path, in_process):

@@ -28,6 +28,7 @@ def test_threads_are_set_where_they_are_given():
     assert torch.get_num_threads() == 2
     assert hardware(CPU).endswith(f", 2 threads, torch {torch.__version__}")
     assert not hardware(CPU).startswith(",")
+    assert hardware(CPU, 3).endswith(f", 2 threads, 3 ranks, torch {torch.__version__}")
 
 
 def test_a_missing_gpu_is_refused(monkeypatch):
@@ -47,7 +48,10 @@ def test_bf16_is_chosen_where_the_processor_multiplies_it(monkeypatch, flags, ex
     assert best_precision("cpu") == "fp32", "a torch that does not say"
 
 
-@pytest.mark.parametrize(("precision", "dtype"), [("fp32", torch.float32), ("bf16", torch.bfloat16)])
+HALVES = [("fp32", torch.float32), ("bf16", torch.bfloat16), ("fp16", torch.float16)]
+
+
+@pytest.mark.parametrize(("precision", "dtype"), HALVES)
 def test_autocast_multiplies_in_the_precision_over_fp32_weights(precision, dtype):
     layer = torch.nn.Linear(4, 4)
     with autocast(CPU, precision):
@@ -64,3 +68,15 @@ def test_automatic_precision_becomes_the_best_one_and_any_other_stays():
     for precision in ("fp32", "bf16"):
         config = Config(train=TrainConfig(precision=precision))
         assert resolved_precision(config) is config
+
+
+@pytest.mark.parametrize("device", ["cpu", "cpu:0"])
+def test_fp16_is_for_a_gpu(device):
+    config = Config(train=TrainConfig(precision="fp16"), machine=MachineConfig(device="cuda"))
+    assert resolved_precision(config) is config
+    with pytest.raises(ValueError, match="precision is fp16") as refused:
+        resolved_precision(replace(config, machine=MachineConfig(device=device)))
+    assert str(refused.value) == (
+        "precision is fp16, and a CPU has no fast products in fp16, whose gradients underflow besides; "
+        "type --precision bf16 or fp32, or --device cuda"
+    )

@@ -9,11 +9,12 @@ import torch
 from normlab.run import probing
 from normlab.run.loop import Loop
 from normlab.run.meter import Meter
+from normlab.run.parallel import Alone
 from normlab.run.probing import NOTHING, PRESETS, Probing
 from normlab.run.train import train
 from normlab.store import RunFolder
 from normlab.tasks.translation import Translation
-from run.tiny import tiny
+from run.tiny import PowerCutError, tiny
 
 LAST = ("last/model.safetensors", "last/optimiser.safetensors", "best/model.safetensors", "test.hyp.txt")
 
@@ -36,9 +37,6 @@ def left_by(folder):
 
 
 def killed_at(step):
-    class PowerCutError(BaseException):
-        pass
-
     def cut(row):
         if row["step"] == step:
             raise PowerCutError
@@ -147,7 +145,7 @@ def test_every_sublayer_of_a_deep_stack_is_measured(text, tmp_path):
 
 def test_the_meter_counts_a_parameter_without_gradient_as_zero():
     model = torch.nn.Sequential(torch.nn.Linear(2, 2), torch.nn.Linear(2, 2))
-    meter = Meter(model)
+    meter = Meter(Alone(model))
     model[1](torch.ones(1, 2)).sum().backward()
     weight = model[1].weight.grad.norm().item()
     assert meter.gradients().tolist() == pytest.approx([0, 0, weight, 2**0.5])

@@ -18,7 +18,7 @@ from normlab.spec.config import run_id
 from normlab.spec.serialise import to_json
 from normlab.store import RunBusyError, RunFolder, Status
 from normlab.tasks.translation import Translation
-from run.tiny import tiny
+from run.tiny import PowerCutError, tiny
 
 
 def without_seconds(folder):
@@ -137,7 +137,8 @@ def test_an_interrupted_run_goes_on_as_if_nothing_had_been(
 ):
     data = replace(text, word_dropout=0.1)
     config = tiny(data, "admin+warmup", accumulation=accumulation, precision=precision, max_tokens=300)
-    config = replace(config, machine=replace(config.machine, log_every_steps=4))
+    machine = replace(config.machine, log_every_steps=4, probes="standard", probe_every_steps=1)
+    config = replace(config, machine=machine)
     whole = train(config, tmp_path / "whole")
 
     interrupt_at(monkeypatch, step)
@@ -150,7 +151,21 @@ def test_an_interrupted_run_goes_on_as_if_nothing_had_been(
 
     assert without_seconds(parts) == without_seconds(whole)
     assert files(parts) == files(whole)
+    assert parts.probes() == whole.probes(), "in the same order, too"
     assert replace(parts.status(), train_seconds=0.0) == replace(whole.status(), train_seconds=0.0)
+
+
+def test_the_configuration_is_the_last_that_a_new_folder_is_given(text, tmp_path, monkeypatch):
+    """A folder without it, of a run that was killed, is given everything again."""
+    create, there = RunFolder.create, []
+
+    def noted(path, config):
+        there.append({p.name for p in path.iterdir()})
+        return create(path, config)
+
+    monkeypatch.setattr(RunFolder, "create", noted)
+    train(tiny(text, steps=2), tmp_path)
+    assert there[0] >= {"tokenizer.json", "target_types.npy"}
 
 
 def test_a_killed_run_goes_on_from_its_last_checkpoint(text, tmp_path):
@@ -158,9 +173,6 @@ def test_a_killed_run_goes_on_from_its_last_checkpoint(text, tmp_path):
     config = tiny(text)
     config = replace(config, machine=replace(config.machine, checkpoint_every_steps=5))
     whole = train(config, tmp_path / "whole")
-
-    class PowerCutError(BaseException):
-        pass
 
     def cut(row):
         if row["step"] == 8:

@@ -136,7 +136,8 @@ def test_a_task_from_outside_is_trained(text, tmp_path, monkeypatch):
         def test(self, model):
             return Scored({"nll": self.dev_nll(model)})
 
-    monkeypatch.setattr("normlab.run.train.TASKS", {"silent": Silent})
+    for module in ("train", "record"):
+        monkeypatch.setattr(f"normlab.run.{module}.TASKS", {"silent": Silent})
     config = replace(tiny(text, steps=4, best_by="nll"), task="silent")
     folder = train(config, tmp_path)
     assert folder.status().best_dev_bleu is None

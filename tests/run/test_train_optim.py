@@ -5,6 +5,7 @@ from dataclasses import replace
 
 import pytest
 
+from bad_input.damage import seal_again
 from normlab.optim import OPTIMISERS, SCHEDULES
 from normlab.run.train import train
 from normlab.store import RunFolder
@@ -106,8 +107,6 @@ def test_a_checkpoint_from_before_there_was_val_decay_is_read(text, tmp_path, mo
         train(config, tmp_path / "parts")
     parts = RunFolder(tmp_path / "parts" / whole.path.name)
     state = parts.last / "state.json"
-    kept = json.loads(state.read_text())
-    del kept["val_decay"]
-    state.write_text(json.dumps(kept))
+    seal_again(state, val_decay=None)
     train(config, tmp_path / "parts")
     assert files(parts) == files(whole)

@@ -4,8 +4,10 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
+import torch
 
-from normlab.data.text import read_parallel
+from normlab.data.lines import read_parallel
+from normlab.run import translate as module
 from normlab.run.train import train
 from normlab.run.translate import n_best, translate
 from normlab.spec.config import DecodeConfig
@@ -38,6 +40,20 @@ def test_a_run_folder_gives_the_translations_that_were_scored(run, test_text):
     assert vars(score(found, references)).items() <= scores.items()
     assert scores["perplexity"] == pytest.approx(math.exp(scores["nll"]))
     assert 1 < scores["perplexity"] != scores["perplexity_smoothed"]
+
+
+def test_threads_are_those_of_the_run_unless_others_are_asked_for(run, monkeypatch):
+    asked = []
+
+    def prepared(machine):
+        asked.append(machine.threads)
+        return torch.device("cpu")
+
+    monkeypatch.setattr(module, "prepare_process", prepared)
+    translate(run.path, ["x"])
+    translate(run.path, ["x"], threads=3)
+    n_best(run.path, ["x"], 1, threads=2)
+    assert asked == [1, 3, 2]
 
 
 def test_order_and_empty_lines_stay(run, test_text):
@@ -97,7 +113,10 @@ def test_the_mask_comes_from_the_run_folder(run, tmp_path, test_text):
 def test_a_run_without_weights_is_told(run, tmp_path):
     folder = RunFolder.create(tmp_path / "new", run.config())
     folder.tokenizer.write_bytes(run.tokenizer.read_bytes())
-    with pytest.raises(FileNotFoundError, match=r"no checkpoint in .*new/best; train the run first"):
+    with pytest.raises(
+        FileNotFoundError,
+        match=r"new has no checkpoint 'best' yet; train it on: normlab train --config .*new/config\.json",
+    ):
         translate(folder.path, ["one"])
     with pytest.raises(FileNotFoundError, match=r"there is no .*config\.json"):
         translate(tmp_path / "nowhere", ["one"])

@@ -21,6 +21,10 @@ from normlab.spec.config import (
 NAMES = ("train_src", "train_tgt", "dev_src", "dev_tgt", "test_src", "test_tgt")
 
 
+class PowerCutError(BaseException):
+    """A process ends without a word."""
+
+
 def write_text(folder: Path) -> DataConfig:
     """Six small files of the built-in corpus; 30 dev and 30 test pairs keep searches short."""
     folder.mkdir(parents=True, exist_ok=True)

@@ -27,9 +27,13 @@ STAYS_OUT = {
     "forced",
     *(f"data.{side}" for side in ("train_src", "train_tgt", "dev_src", "dev_tgt", "test_src", "test_tgt")),
     *("data.train_text", "data.dev_text", "data.test_text"),
-    *("data.builtin", "data.builtin_pairs", "data.builtin_seed"),
+    *("data.dataset", "data.builtin", "data.builtin_pairs", "data.builtin_seed"),
+    "data.tokenizer",  # its content is in the digest
     *("machine.device", "machine.threads", "machine.log_every_steps", "machine.checkpoint_every_steps"),
     *("machine.probes", "machine.probe_every_steps"),
+    *("machine.loader_workers", "machine.shard"),
+    *("machine.keep_checkpoints", "machine.tensorboard"),
+    "train.start_from",  # train.start_digest stands for it
 }
 
 
@@ -159,8 +163,8 @@ def test_every_number_has_a_range(section, name):
     [
         (
             TrainConfig,
-            {"precision": "fp16"},
-            "precision is one of auto, fp32, bf16 (did you mean 'bf16'?), got 'fp16'",
+            {"precision": "bf61"},
+            "precision is one of auto, fp32, bf16, fp16 (did you mean 'bf16'?), got 'bf61'",
         ),
         (TrainConfig, {"best_by": "x"}, "best_by is one of bleu, nll, got 'x'"),
         (TrainConfig, {"accumulation": 0}, "accumulation is at least 1, got 0"),

@@ -111,7 +111,7 @@ def test_absent_fields_take_their_defaults():
         (Config, '{"optim": {"betas": 0.9}}', "optim.betas must be a list, got 0.9"),
         (Config, '{"optim": {"betas": [0.9, "x"]}}', r'optim.betas\[1\] must be a number, got "x"'),
         (Config, '{"model": 3}', "model must be an object, the fields of ModelConfig, got 3"),
-        (Config, '{"train": {"precision": "fp16"}}', "^train: precision is one of auto, fp32, bf16"),
+        (Config, '{"train": {"precision": "fp8"}}', "^train: precision is one of auto, fp32, bf16, fp16"),
         (OptimConfig, '{"lr": 0}', "^lr is above 0, got 0.0"),
         (Config, '{"optim": {"betas": [0.9, 1]}}', "^optim: betas is at least 0 and below 1, got 1.0"),
         (Config, "[]", r"the whole must be an object, the fields of Config, got \[\]"),

@@ -1,9 +1,13 @@
+import importlib
 import math
 from collections import Counter
 
 import pytest
 
-from normlab.tasks.scores import corpus_bleu, score
+from normlab.run.significance import corpus_scores, differences, sentence_statistics
+from normlab.spec.config import Config, DataConfig
+from normlab.tasks.scores import bleu_tokens, corpus_bleu, score
+from normlab.tasks.translation import Translation
 
 HYP = ["the cat sat on the mat .", "a man in a red hat is here .", "there is nothing (at all) ."]
 REF = ["the cat sat on a mat .", "a man with a red hat is here .", "there is nothing , at all ."]
@@ -61,6 +65,69 @@ def test_signatures_say_what_was_measured():
     for part in ("nrefs:1", "case:mixed", "tok:13a", "smooth:exp", "version:"):
         assert part in found.signature
     assert "nc:6" in found.signature_chrf
+
+
+LANGUAGES = {
+    "zh": (["我们今天去北京,好吗?"] * 2, ["我们明天去北京,好吗?"] * 2),
+    "ja": (["私は毎日本を読みます。"] * 2, ["私は今日本を読みました。"] * 2),
+    "ko": (["나는 매일 책을 읽는다."] * 2, ["나는 오늘 책을 읽었다."] * 2),
+}
+
+
+@pytest.mark.parametrize(("language", "tokens"), [("zh", "zh"), ("ja", "ja-mecab"), ("ko", "ko-mecab")])
+def test_languages_with_tokens_of_their_own(language, tokens):
+    pytest.importorskip({"zh": "sacrebleu", "ja": "MeCab", "ko": "mecab_ko"}[language])
+    hypotheses, references = LANGUAGES[language]
+    found, plain = (score(hypotheses, references, target_lang=name) for name in (language, ""))
+    assert found.signature.split("|tok:")[1].startswith(tokens)
+    assert found.signature_tokenised.split("|tok:")[1].startswith(tokens)
+    assert 0 < found.bleu != plain.bleu, "13a takes a Chinese sentence for one word"
+    assert (found.chrf, found.signature_chrf) == (plain.chrf, plain.signature_chrf)
+    assert corpus_bleu(hypotheses, references, target_lang=language) == found.bleu
+    statistics = sentence_statistics([hypotheses], references, target_lang=language)
+    assert corpus_scores(statistics.sum(axis=1))[0] == pytest.approx(found.bleu)
+    systems = {"a": [references], "b": [hypotheses]}
+    (delta,) = differences(systems, references, resamples=50, target_lang=language)
+    assert delta.delta.value == pytest.approx(100 - found.bleu)
+
+
+def test_chinese_is_scored_character_by_character():
+    assert corpus_bleu(["一二三四"], ["一二三四五"], target_lang="zh") == pytest.approx(
+        100 * math.exp(1 - 5 / 4)
+    )
+
+
+@pytest.mark.parametrize(
+    ("language", "tokens"),
+    [
+        ("", "13a"),
+        ("en", "13a"),
+        ("deu", "13a"),
+        ("zho_Hans", "zh"),
+        ("jpn", "ja-mecab"),
+        ("zh-TW", "zh"),
+        ("ZH_cn", "zh"),
+        ("ja-JP", "ja-mecab"),
+    ],
+)
+def test_the_language_decides_on_the_tokens(language, tokens):
+    assert bleu_tokens(language) == tokens
+
+
+@pytest.mark.parametrize(
+    ("language", "module"), [("ja", "tokenizer_ja_mecab"), ("ko-KR", "tokenizer_ko_mecab")]
+)
+def test_a_missing_package_is_named_before_anything_is_trained(monkeypatch, language, module):
+    tokenizers = importlib.import_module(f"sacrebleu.tokenizers.{module}")
+    monkeypatch.setattr(tokenizers, "MeCab", None)
+    said = (
+        f"^BLEU of the target language '{language}' needs MeCab to find words; type: pip install "
+        rf"'sacrebleu\[{language[:2]}\]'$"
+    )
+    with pytest.raises(ValueError, match=said):
+        score(HYP, REF, target_lang=language)
+    with pytest.raises(ValueError, match=said):
+        Translation.check(Config(data=DataConfig(target_lang=language)))
 
 
 def test_corpus_bleu_is_the_same_number():

@@ -352,3 +352,18 @@ def test_a_diverged_model_translates_into_nothing(searching):
     for decode in (DecodeConfig(beam=2), DecodeConfig(sample=True)):
         found = n_best_lines(model, tokenizer, lines, decode, count=2)
         assert found == [[Candidate("", -math.inf)]] * 9 + [[Candidate("", 0.0)]] * 2
+
+
+def test_bleu_has_the_tokens_of_the_target_language_on_dev_and_on_test(prepared, monkeypatch):
+    task = task_of(prepared, target_lang="zh")
+    pairs = Pairs(["eins", "zwei"], ["我们今天去北京,好吗?", "他们明天来上海。"])
+    task.corpus = replace(task.corpus, dev_text=pairs, test_text=pairs)
+    written = ["我们明天去北京,好吗?", "他们今天来上海。"]
+    monkeypatch.setattr(module, "translate_lines", lambda *args, **options: written)
+    model = task.build()
+    expected = corpus_bleu(written, pairs.target, target_lang="zh")
+    assert expected > corpus_bleu(written, pairs.target) + 1
+    assert task.dev_bleu(model) == expected
+    scores = task.test(model).scores
+    assert scores["bleu"] == expected
+    assert "tok:zh" in scores["signature"]

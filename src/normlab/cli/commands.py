@@ -7,17 +7,18 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Sequence
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Annotated, Literal, Protocol, Self
+from typing import Annotated, Protocol, Self
 
 from tyro.conf import Positional, arg
 
-from normlab.cli.common import RUNS, ConfigParts, Imports, Switch, config_name, find, resolved
+from normlab.cli.common import RUNS, ConfigParts, Imports, Switch, config_name, find, lines_of, resolved
 from normlab.cli.diagnose import Diagnose
 from normlab.cli.flags import ConfigFlags, load
 from normlab.cli.papers import Papers, Reproduce
-from normlab.spec.config import Config, DecodeConfig
+from normlab.cli.translate import Translate
+from normlab.spec.config import Config
 from normlab.spec.request import CompareRequest
 from normlab.store import Runs as Store
 from normlab.store.folder import write_text_atomic
@@ -143,6 +144,8 @@ class Train:
     """Folder of the run folders."""
     config: str
     """Where defaults come from: a configuration's name (demo, text, multi30k ...) or a run's config.json."""
+    start_from: str = ""
+    """Begin with the weights of this run, by its folder or the beginning of its id, where they fit."""
     force: Switch = False
     """Also train a combination that its source does not define; the run is marked."""
     imports: Imports = ()
@@ -156,7 +159,7 @@ class Train:
 
     def resolved(self) -> Config:
         """The configuration to train. A run's own file is kept as it is, but for what was typed."""
-        return resolved(
+        config = resolved(
             self.config,
             self.flags,
             recipe=self.recipe,
@@ -165,96 +168,23 @@ class Train:
             force=self.force,
             imports=self.imports,
         )
+        if self.start_from:
+            start = replace(config.train, start_from=self.start_from, start_digest="")
+            config = replace(config, train=start)
+        return config
 
     def run(self) -> None:
         from normlab.cli import show
+        from normlab.run.ranks import leads
         from normlab.run.train import train
 
         config = self.resolved()
+        if not leads():
+            train(config, self.out)
+            return
         with show.progress() as progress:
             folder = train(config, self.out, progress.watch_one(config))
         show.run(folder)
-
-
-@dataclass(frozen=True)
-class Translate:
-    """Translate files, or standard input, with the best checkpoint of a run.
-
-    Without flags by the run's own search.
-    """
-
-    run_folder: Annotated[Positional[str], arg(metavar="RUN")]
-    """A run's folder, or the beginning of its id."""
-    files: Annotated[Positional[tuple[str, ...]], arg(metavar="FILE")] = ()
-    """Text, one sentence a line; none or -: standard input."""
-    output: str = "-"
-    """File for the translations; -: standard output."""
-    beam: int | None = None
-    """Beam width; 1 is greedy."""
-    length_penalty: float | None = None
-    """alpha of the length penalty; 0 sums log-probabilities."""
-    length_penalty_formula: Literal["power", "gnmt"] | None = None
-    """power: score / length**alpha; gnmt: score / ((5 + length) / 6)**alpha."""
-    n_best: int | None = None
-    """So many translations of each line: its number, score and text, separated by tabs."""
-    sample: Switch = False
-    """Draw translations, --n-best of each line, instead of searching for the best."""
-    temperature: float | None = None
-    """Of the draws; below 1 nearer to the likeliest."""
-    top_k: int | None = None
-    """Draw from so many likeliest types; 0: from all."""
-    top_p: float | None = None
-    """Draw from the fewest likeliest types that together have this probability."""
-    sample_seed: int | None = None
-    """Another one gives other draws."""
-    min_length: int | None = None
-    """Tokens of a translation, at least."""
-    prefix: str = ""
-    """Text with which every translation begins."""
-    runs: Path = RUNS
-    """Folder of the run folders."""
-    imports: Imports = ()
-    """A module of yours that registers placements, norms and so on; may be given several times."""
-
-    @classmethod
-    def defaults(cls, argv: Sequence[str]) -> None:
-        return None
-
-    def decode(self, own: DecodeConfig) -> DecodeConfig:
-        """The run's own decoding, with what was typed; a beam means a search."""
-        if self.beam is not None and not self.sample:
-            own = own.searching()
-        typed = {f.name: getattr(self, f.name, None) for f in fields(own)}
-        typed["sample"] = self.sample or None
-        decode = replace(own, **{name: value for name, value in typed.items() if value is not None})
-        if self.beam is not None and decode.sample:
-            raise ValueError(
-                f"--beam is {self.beam}, and outputs are drawn, which needs no beam; leave out --beam, and "
-                f"for several draws of each line type --n-best {self.beam}"
-            )
-        return decode
-
-    def run(self) -> None:
-        from normlab.run.plugins import load_plugins
-        from normlab.run.recipes import require_known
-        from normlab.run.translate import n_best, translate
-
-        load_plugins(*self.imports)
-        folder = find(self.run_folder, self.runs)
-        require_known(folder.config())
-        decode = self.decode(folder.config().decode)
-        lines = [line for name in self.files or ("-",) for line in _lines(name)]
-        prefixes = [self.prefix] * len(lines)
-        if self.n_best is None:
-            written = translate(folder.path, lines, decode, prefixes=prefixes)
-        else:
-            found = n_best(folder.path, lines, self.n_best, decode, prefixes=prefixes)
-            written = [f"{i}\t{c.score:z.4f}\t{c.text}" for i, row in enumerate(found, 1) for c in row]
-        text = "".join(f"{line}\n" for line in written)
-        if self.output == "-":
-            sys.stdout.write(text)
-        else:
-            write_text_atomic(Path(self.output), text)
 
 
 @dataclass(frozen=True)
@@ -266,6 +196,8 @@ class Score:
     references: Positional[str]
     tokenised: Switch = False
     """The text is split into tokens by blanks already (by Moses, say): tokenised BLEU takes it as it is."""
+    target_lang: str = ""
+    """Language of the text, such as zh: BLEU of zh, ja and ko has tokens of its own."""
     against: str = ""
     """Other translations of the same text: how much better BLEU is than theirs, and whether by chance."""
 
@@ -278,12 +210,13 @@ class Score:
         from normlab.spec.comparison import in_words
         from normlab.tasks.scores import score
 
-        hypotheses, references = _lines(self.hypotheses), _lines(self.references)
-        for name, value in vars(score(hypotheses, references, tokenised=self.tokenised)).items():
+        hypotheses, references = lines_of(self.hypotheses), lines_of(self.references)
+        scores = score(hypotheses, references, tokenised=self.tokenised, target_lang=self.target_lang)
+        for name, value in vars(scores).items():
             print(f"{name:<16} {value:.2f}" if isinstance(value, float) else f"{name:<16} {value}")
         if self.against:
-            systems = {"these": [hypotheses], "those": [_lines(self.against)]}
-            (found,) = differences(systems, references)
+            systems = {"these": [hypotheses], "those": [lines_of(self.against)]}
+            (found,) = differences(systems, references, target_lang=self.target_lang)
             print(f"minus {self.against}: {in_words(found)}")
 
 
@@ -382,10 +315,3 @@ COMMANDS: dict[str, type[Command]] = {
     kind.__name__.lower(): kind
     for kind in (Compare, Train, Translate, Score, Runs, Report, Recipes, Diagnose, Papers, Reproduce)
 }
-
-
-def _lines(name: str) -> list[str]:
-    """Lines of a file; - is standard input."""
-    from normlab.data.text import read_lines
-
-    return read_lines("/dev/stdin" if name == "-" else name)

@@ -31,7 +31,7 @@ def flag(argv: Sequence[str], name: str) -> str | None:
 
 def config_name(argv: Sequence[str]) -> str:
     """What ``--config`` names; without it what suits the text that is given, ``demo`` where none is."""
-    suiting = {"--train-src": "text", "--train-text": "language_model"}
+    suiting = {"--train-src": "text", "--dataset": "text", "--train-text": "language_model"}
     given = (name for typed, name in suiting.items() if flag(argv, typed))
     return flag(argv, "--config") or next(given, "demo")
 
@@ -70,3 +70,10 @@ def resolved(
 def find(run: str, runs: Path) -> RunFolder:
     """A run by its folder or the beginning of its id."""
     return RunFolder(Path(run)) if (Path(run) / "config.json").is_file() else Runs(runs).find(run)
+
+
+def lines_of(name: str) -> list[str]:
+    """Lines of a file or a column, see ``data.sources``; - is standard input."""
+    from normlab.data.lines import open_lines
+
+    return list(open_lines("/dev/stdin" if name == "-" else name))

@@ -65,8 +65,10 @@ class Diagnose:
     """Padded source + target positions of the batch that is looked at."""
     preset: Literal["cheap", "standard", "full"] = "standard"
     """cheap: a few passes; standard: all but second derivatives; full: all."""
-    checkpoints: tuple[Literal["last", "best"], ...] = ()
+    checkpoints: tuple[Literal["last", "best", "average"], ...] = ()
     """Of a run; without it the last, and the best where that is another."""
+    step: int | None = None
+    """Of a run with --keep-checkpoints: look at the weights after this step."""
     flight: Switch = False
     """Of a run: do its steps again with every module watched, and name the first one that went wrong."""
     fail_on: Literal["", "warning", "problem"] = ""
@@ -148,7 +150,8 @@ class Diagnose:
                 f"{missing} is missing: a model of yours needs a batch; give both, as in {missing} "
                 f"my_package.my_module:{name}"
             )
-        ignored = [f"--{n.replace('_', '-')}" for n in ("fail_on", "checkpoints") if getattr(self, n)]
+        typed = {"fail_on": self.fail_on, "checkpoints": self.checkpoints, "step": self.step is not None}
+        ignored = [f"--{name.replace('_', '-')}" for name, value in typed.items() if value]
         if self.flight and ignored:
             raise ValueError(
                 f"--flight makes no diagnosis, so that {' and '.join(ignored)} says nothing; leave it out"
@@ -160,6 +163,11 @@ class Diagnose:
         if self.flight and not self.run_folder:
             raise ValueError(
                 "--flight does a run's steps again; name the run, as in normlab diagnose RUN --flight"
+            )
+        if self.step is not None and not self.run_folder:
+            raise ValueError(
+                f"--step is {self.step}, which is one of a run's; name the run, as in normlab diagnose RUN "
+                f"--step {self.step}"
             )
         if self.loss and not self.model:
             raise ValueError("--loss goes with --model and --batch; a recipe and a run have their own")
@@ -203,10 +211,11 @@ class Diagnose:
         if self.run_folder:
             folder = find(self.run_folder, self.runs)
             require_known(folder.config())
-            wanted = self.checkpoints or diagnose.checkpoints(folder)
-            names = {"last": "diagnosis", "best": "diagnosis-best"}
+            wanted: Sequence[str | int] = self.checkpoints or diagnose.checkpoints(folder)
+            if self.step is not None:
+                wanted = [*self.checkpoints, self.step]
             return [
-                (diagnose.of_run(folder, one, tokens=self.tokens), self.out or folder.path, names[one])
+                (diagnose.of_run(folder, one, tokens=self.tokens), self.out or folder.path, _page_name(one))
                 for one in wanted
             ]
         config = resolved(
@@ -220,6 +229,12 @@ class Diagnose:
         )
         case = diagnose.of_config(config, self.runs, tokens=self.tokens)
         return [(case, self.out or self.runs, "diagnosis")]
+
+
+def _page_name(checkpoint: str | int) -> str:
+    if isinstance(checkpoint, int):
+        return f"diagnosis-step-{checkpoint}"
+    return "diagnosis" if checkpoint == "last" else f"diagnosis-{checkpoint}"
 
 
 def _say(case: Case, diagnosis: Diagnosis, page: Path) -> None:

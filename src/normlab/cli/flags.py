@@ -9,10 +9,10 @@ from __future__ import annotations
 import difflib
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
-from typing import Literal, Self, TypeVar
+from typing import Any, Literal, Self, TypeVar
 
 from normlab.configs import CONFIGS
-from normlab.spec.config import Config
+from normlab.spec.config import PARALLEL_TEXTS, Config
 from normlab.store.folder import read_config
 
 Section = TypeVar("Section")
@@ -20,7 +20,10 @@ Section = TypeVar("Section")
 
 @dataclass(frozen=True)
 class DataFlags:
-    """Parallel text (plain, .gz or .xz), or the built-in corpus."""
+    """Parallel text, or the built-in corpus. A text is a file (plain, .gz or .xz), a column of one
+    (pairs.tsv#2, pairs.tsv#en) or a column of a Hugging Face data set
+    (hf:wmt14:de-en#train.translation.de).
+    """
 
     train_src: str
     """Training text, source side: one sentence a line."""
@@ -36,10 +39,20 @@ class DataFlags:
     """Plain text to train a language model on; --config language_model."""
     dev_text: str
     test_text: str
+    dataset: str
+    """Instead of those six: a folder of $NORMLAB_DATA or a Hugging Face data set, such as wmt14:de-en."""
+    source_lang: str
+    """Such as de: of a data set's sides and of words."""
+    target_lang: str
+    """Such as en; BLEU of zh, ja and ko has tokens of its own."""
     builtin: str
     """Built-in corpus where no text is given: kinds-source-target."""
+    words: Literal["", "moses"]
+    """Split text into Moses tokens before the tokenizer, and join them after decoding."""
+    tokenizer: str
+    """bpe or unigram, learned from the text, or the file of a ready SentencePiece model."""
     vocab_size: int
-    """Types of the joint BPE vocabulary."""
+    """Types of the joint vocabulary, where it is learned."""
     max_len: int
     """Longest side in training, in tokens."""
     block_len: int
@@ -79,6 +92,12 @@ class OptimFlags:
     """Of the recipes that warm up."""
     decay_step: int
     """Where the recipes with step_decay lower the rate."""
+    decay_factor: float
+    """What the recipes with step_decay or val_decay multiply the rate by; 0: as published, 0.1 and 0.8."""
+    decay_patience: int
+    """Validations without a new best dev score after which the recipes with val_decay lower the rate."""
+    stop_lr: float
+    """End the run when the rate has fallen below this, such as 1e-6; 0: never."""
     weight_decay: float
     clip_norm_l2: float
     """Largest global gradient norm; 0 leaves gradients as they are."""
@@ -95,9 +114,15 @@ class TrainFlags:
     """Padded source + target positions of a micro-batch, at most."""
     accumulation: int
     """Micro-batches a step."""
-    precision: Literal["auto", "fp32", "bf16"]
-    """auto: bf16 where the hardware multiplies it, else fp32."""
+    precision: Literal["auto", "fp32", "bf16", "fp16"]
+    """auto: bf16 where the hardware multiplies it, else fp32. fp16 is for a GPU."""
     validate_every_steps: int
+    stop_patience: int
+    """End the run after so many validations in a row without a new best dev score; 0: never."""
+    average_last: int
+    """Test the mean of the weights at so many last validations, too; 0: only the best weights."""
+    ema_decay: float
+    """Validate and keep a moving average of the weights, such as 0.999; 0: the weights themselves."""
 
 
 @dataclass(frozen=True)
@@ -107,12 +132,20 @@ class MachineFlags:
     device: str
     """cpu, cuda or cuda:1."""
     threads: int
-    """Of one run; 0 shares the cores among the runs."""
+    """Of one run, for torch and the tokenizer; 0 shares the cores among the runs."""
+    loader_workers: int
+    """Threads that make batches ahead of their use."""
+    shard: bool
+    """Under torchrun: a part of the model on each process instead of all of it."""
     checkpoint_every_steps: int
     probes: Literal["", "cheap", "standard", "full"]
     """What is measured of the model while it trains, by cost; '' for nothing."""
     probe_every_steps: int
     """The first step is measured, too."""
+    keep_checkpoints: Literal["", "log", "all"]
+    """Weights that stay: log, of steps 0, 1, 2, 4, 8 ... and the last; all, of every validation; '': none."""
+    tensorboard: bool
+    """Write metrics and probes for TensorBoard; needs pip install 'normlab[tensorboard]'."""
 
 
 @dataclass(frozen=True)
@@ -137,8 +170,15 @@ class ConfigFlags:
         )
 
     def applied_to(self, config: Config) -> Config:
-        """The configuration with what was typed; other text than before loses the old text's digest."""
+        """The configuration with what was typed. Another data set takes the place of the texts there were;
+        other text than before loses the old text's digest.
+        """
         data = replace(config.data, **vars(self.data))
+        if data.dataset not in ("", config.data.dataset):
+            old: dict[str, Any] = {
+                name: "" for name in PARALLEL_TEXTS if getattr(data, name) == getattr(config.data, name)
+            }
+            data = replace(data, **old)
         where = [f.name for f in fields(data) if not f.metadata.get("numbers", True)]
         if any(getattr(data, name) != getattr(config.data, name) for name in where):
             data = replace(data, digest="")

@@ -17,6 +17,8 @@ from typing import Any
 USAGE_ERROR, OTHER_ERROR, INTERRUPTED = 2, 1, 130
 TRAINING = ("compare", "train")
 """Commands that go on where they were stopped."""
+SPREAD = ("train",)
+"""Commands whose work the processes of a torchrun share."""
 FULL = (errno.ENOSPC, errno.EDQUOT)
 _ALLOW = "name a place that you may use, or give yourself the permission with chmod or chown"
 HINTS = {
@@ -72,6 +74,11 @@ def _dispatch(args: Sequence[str]) -> None:
         close = difflib.get_close_matches(name, COMMANDS, 1)
         hint = f", did you mean {close[0]!r}?" if close else ";"
         raise ValueError(f"there is no command {name!r}{hint} there are {', '.join(COMMANDS)}")
+    if name not in SPREAD and os.environ.get("WORLD_SIZE", "1") != "1":
+        raise ValueError(
+            f"torchrun has started {os.environ['WORLD_SIZE']} processes, and normlab {name} is one; type it "
+            f"without torchrun, or what several can share: {', '.join(SPREAD)}"
+        )
     import tyro
 
     command = COMMANDS[name]

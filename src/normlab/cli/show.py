@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from itertools import groupby
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from rich.console import Console
@@ -17,7 +18,7 @@ from normlab.spec.config import Config
 from normlab.spec.tex import readable
 from normlab.spec.units import duration, p_value, quality, rate
 from normlab.store import RunFolder, Runs
-from normlab.store.folder import read_json
+from normlab.store.folder import Status, read_json
 
 if TYPE_CHECKING:
     from normlab.run.compare import ComparePlan
@@ -75,23 +76,37 @@ def comparison(result: Comparison) -> None:
 def run(folder: RunFolder) -> None:
     """How a single training ended."""
     status = folder.status()
+    if folder.start.exists():
+        print(read_json(folder.start)["sentence"])
     if status.outcome:
         print(f"{status.outcome.state} at step {status.outcome.step}: {status.outcome.evidence}")
+    if status.stopped:
+        print(_stopped(status))
     for report in folder.flights():
         print(f"flight recorder: {report['verdict']['sentence']}")
     if status.best_step is not None:
         dev = quality(bleu=status.best_dev_bleu, nll=status.best_dev_nll)
         print(f"best checkpoint: step {status.best_step}, dev {dev}")
-    if folder.scores.exists():
-        print(f"test {_test_scores(folder)}")
+    if folder.best_scores.exists():
+        print(f"test {_scores(folder.best_scores)}")
+        average = read_json(folder.average / "state.json")
+        steps = ", ".join(f"{step:,}" for step in average["steps"])
+        print(f"average of steps {steps}: dev {quality(bleu=average.get('bleu'), nll=average['nll'])}")
+        print(f"its test {_scores(folder.scores)}")
+    elif folder.scores.exists():
+        print(f"test {_scores(folder.scores)}")
     print(f"{duration(status.train_seconds)} of training; run folder: {folder.path}")
 
 
-def _test_scores(folder: RunFolder) -> str:
+def _stopped(status: Status) -> str:
+    return f"ended at step {status.step:,}: {status.stopped}"
+
+
+def _scores(path: Path) -> str:
     """The most telling first; empty where the test has not been done."""
-    if not folder.scores.exists():
+    if not path.exists():
         return ""
-    scores = read_json(folder.scores)
+    scores = read_json(path)
     if "bleu" in scores:
         return f"{quality(bleu=scores['bleu'])}, chrF {scores['chrf']:.1f}  {scores['signature']}"
     word, bits = float(scores["word_perplexity"]), float(scores["bits_per_byte"])
@@ -104,10 +119,12 @@ def runs(store: Runs) -> None:
     rows: list[list[str]] = []
     forced: dict[str, str] = {}
     damaged: list[str] = []
+    stopped: list[str] = []
     for folder in store:
         try:
             rows.append(_run_cells(folder))
-            config = folder.config()
+            config, status = folder.config(), folder.status()
+            stopped += [f"{folder.path.name}: {_stopped(status)}"] if status.stopped else []
             forced |= {config.recipe: config.forced} if config.forced else {}
         except (ValueError, OSError) as error:
             damaged.append(f"{folder.path.name}: {error}")
@@ -117,7 +134,7 @@ def runs(store: Runs) -> None:
         print(f"no runs in {store.root}; `normlab train` or `normlab compare` makes some")
     if any(STALE in row[header.index("state")] for row in rows):
         print("stale: made by older code; today's gives the same configuration other numbers and another id")
-    terminal.write(*_forced(forced), *damaged)
+    terminal.write(*_forced(forced), *stopped, *damaged)
 
 
 def _forced(reasons: Mapping[str, str]) -> list[str]:
@@ -135,7 +152,7 @@ def _run_cells(folder: RunFolder) -> list[str]:
         f"{status.step:,}/{config.train.steps:,}",
         ", ".join([state_of(status), *[STALE] * folder.stale(), *[FORCED] * bool(config.forced)]),
         quality(bleu=status.best_dev_bleu, nll=status.best_dev_nll),
-        _test_scores(folder).partition(",")[0],
+        _scores(folder.scores).partition(",")[0],
         duration(status.train_seconds),
     ]
 
@@ -211,4 +228,5 @@ def _difference(d: Difference) -> str:
     return (
         f"{d.a} - {d.b}: {_signed(d.delta.value)} BLEU ({_signed(d.delta.low)} to {_signed(d.delta.high)}), "
         f"{p_value(d.p_corrected)} corrected, {verdict}"
+        + ("" if d.p_randomisation is None else f"; randomisation {p_value(d.p_randomisation)}")
     )

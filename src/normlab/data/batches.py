@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+import threading
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
@@ -9,61 +11,12 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from normlab.data.ragged import Ints, TokenPairs
+from normlab.data.shapes import Shape
 from normlab.data.tokenizer import BOS, EOS, PAD, UNK
 from normlab.spec.randomness import derive
 
-Ints = NDArray[np.integer]
-
-
-@dataclass(frozen=True)
-class Ragged:
-    """Sentences of different lengths end to end: sentence i is ``tokens[offsets[i]:offsets[i + 1]]``."""
-
-    tokens: Ints
-    offsets: Ints
-
-    @classmethod
-    def of(cls, sentences: Sequence[Sequence[int]], dtype: type[np.integer] = np.int32) -> Ragged:
-        offsets = np.zeros(len(sentences) + 1, np.int64)
-        np.cumsum([len(sentence) for sentence in sentences], out=offsets[1:])
-        tokens = np.fromiter((token for sentence in sentences for token in sentence), dtype, int(offsets[-1]))
-        return cls(tokens, offsets)
-
-    def __len__(self) -> int:
-        return len(self.offsets) - 1
-
-    def __getitem__(self, row: int) -> list[int]:
-        return self.tokens[self.offsets[row] : self.offsets[row + 1]].tolist()
-
-    @property
-    def lengths(self) -> Ints:
-        return np.diff(self.offsets)
-
-    def padded(self, rows: Ints, width: int) -> tuple[Ints, Ints]:
-        """``[B, width]`` ids padded with PAD, and ``[B]`` lengths."""
-        starts = np.asarray(self.offsets[rows])
-        lengths = np.asarray(self.offsets[rows + 1]) - starts
-        column = np.arange(width)
-        inside = column < lengths[:, None]
-        ids = np.full(inside.shape, PAD, np.int64)
-        ids[inside] = self.tokens[(starts[:, None] + column)[inside]]
-        return ids, lengths
-
-
-@dataclass(frozen=True)
-class TokenPairs:
-    """Both sides as ids without special tokens."""
-
-    source: Ragged
-    target: Ragged
-
-    def __len__(self) -> int:
-        return len(self.source)
-
-    @property
-    def lengths(self) -> tuple[Ints, Ints]:
-        """Tokens of each source and each target, special tokens not counted."""
-        return self.source.lengths, self.target.lengths
+_DRAWS_AT_A_TIME = 2**21
 
 
 @dataclass(frozen=True)
@@ -94,110 +47,38 @@ class Batch:
         )
 
 
-@dataclass(frozen=True)
-class Shape:
-    """Positions of a micro-batch, ``[rows, source]`` and ``[rows, target]``, with those of BOS and EOS."""
-
-    source: int
-    target: int
-    rows: int
-
-
-def plan_shapes(source_lengths: Ints, target_lengths: Ints, max_tokens: int, count: int = 16) -> list[Shape]:
-    """At most ``count`` shapes of at most ``max_tokens`` positions; what fits one fits all later ones.
-
-    Lengths are in tokens without special tokens. The first cut gives every shape an equal share of the
-    tokens. Then each corner (S, T) in turn moves to the place between its neighbours that leaves the fewest
-    positions, sum_k n_k (S_k + T_k) with n_k pairs fitting shape k but not k - 1, until none can move. The
-    last holds every pair. A shape has one row even if that is more than ``max_tokens``.
-    """
-    if len(source_lengths) == 0:
-        raise ValueError("there is no pair to plan batch shapes for; pass at least one")
-    sides = np.stack([source_lengths, target_lengths]).astype(np.int64) + 1
-    # Very long texts are planned on a coarser grid, so that the table below stays small.
-    unit = -(-int(sides.max()) // 512)
-    cells = -(-sides // unit)
-    fit = np.zeros(cells.max(axis=1) + 1, np.int64)
-    np.add.at(fit, (cells[0], cells[1]), 1)
-    fit = fit.cumsum(0).cumsum(1)  # fit[s, t]: pairs with source <= s and target <= t
-
-    total = cells.sum(axis=0)
-    order = np.argsort(total, kind="stable")
-    mass = total[order].cumsum()
-    cuts = np.searchsorted(mass, mass[-1] * np.arange(1, count) / count)
-    parts = np.split(order, cuts)
-    corners = [np.quantile(cells[:, part], 0.9, axis=1).astype(np.int64) for part in parts if len(part)]
-    corners = list(np.maximum.accumulate(np.array([*corners[:-1], cells.max(axis=1)])))
-    _move_corners(corners, fit)
-
-    shapes: list[Shape] = []
-    held = 0
-    for corner in corners:
-        if fit[tuple(corner)] > held:
-            held = int(fit[tuple(corner)])
-            source, target = (int(side) for side in np.minimum(corner * unit, sides.max(axis=1)))
-            shapes.append(Shape(source, target, max(1, max_tokens // (source + target))))
-    return shapes
-
-
-def _move_corners(corners: list[NDArray[np.int64]], fit: NDArray[np.int64], sweeps: int = 20) -> None:
-    """Coordinate descent of ``plan_shapes``, in place; the last corner stays."""
-    for _ in range(sweeps):
-        moved = False
-        for k in range(len(corners) - 1):
-            low = corners[k - 1] if k else np.zeros(2, np.int64)
-            high = corners[k + 1]
-            window = fit[low[0] : high[0] + 1, low[1] : high[1] + 1]
-            size = np.add.outer(np.arange(low[0], high[0] + 1), np.arange(low[1], high[1] + 1))
-            positions = (window - fit[tuple(low)]) * size + (fit[tuple(high)] - window) * high.sum()
-            at = np.unravel_index(np.argmin(positions), positions.shape)
-            here = tuple(corners[k] - low)
-            if positions[at] < positions[here]:
-                corners[k] = low + np.array(at)
-                moved = True
-        if not moved:
-            return
-
-
 class Batches:
     """Endless training batches: index i is the i-th micro-batch over all epochs, so resuming needs i alone.
 
     In every epoch each pair occurs once, in the smallest shape that holds it. What is left of a shape at the
     end goes to the next one, so only one batch of an epoch has empty rows. An epoch always has
-    ``steps_per_epoch`` batches, whatever its order.
+    ``steps_per_epoch`` batches, whatever its order. Memory is 5 bytes a pair, and 6 more while an epoch
+    is planned.
     """
 
     def __init__(self, pairs: TokenPairs, shapes: Sequence[Shape], seed: int) -> None:
-        source, target = (lengths + 1 for lengths in pairs.lengths)
-        largest = shapes[-1]
         if len(pairs) == 0:
             raise ValueError("there is no pair to make batches of; pass at least one")
-        if source.max() > largest.source or target.max() > largest.target:
-            raise ValueError(
-                f"the largest shape holds {largest.source} + {largest.target} positions, but the pairs need "
-                f"up to {source.max()} + {target.max()}; plan the shapes from these pairs with plan_shapes"
-            )
-        fits = [np.maximum(source - shape.source, target - shape.target) <= 0 for shape in shapes]
-        self._bucket = np.argmax(np.stack(fits), axis=0)
         self._pairs, self._shapes, self._seed = pairs, tuple(shapes), seed
-        self._epoch, self._plan = 0, self._plan_epoch(0)
+        self._bucket = _buckets(pairs, self._shapes)
+        sizes = np.bincount(self._bucket, minlength=len(shapes))
+        self._layout = _layout(sizes, self._shapes)
+        self._epoch = -1
+        self._rows: Ints = self._bucket[:0]
+        self._order: Ints = self._bucket[:0]
+        self._planning = threading.Lock()
 
     @property
     def steps_per_epoch(self) -> int:
-        return len(self._plan)
+        return len(self._layout)
 
-    def _plan_epoch(self, epoch: int) -> list[tuple[Shape, Ints]]:
-        order = permutation(len(self._pairs), derive(self._seed, "shuffle", epoch))
-        plan: list[tuple[Shape, Ints]] = []
-        left = order[:0]
-        for k, shape in enumerate(self._shapes):
-            rows = np.concatenate([left, order[self._bucket[order] == k]])
-            full = len(rows) // shape.rows * shape.rows
-            plan += [(shape, rows[start : start + shape.rows]) for start in range(0, full, shape.rows)]
-            left = rows[full:]
-        if len(left):
-            plan.append((self._shapes[-1], left))
-        return [plan[i] for i in permutation(len(plan), derive(self._seed, "batch_order", epoch))]
+    def _plan_epoch(self, epoch: int) -> None:
+        # The old plan goes first: there is never room for two.
+        self._epoch, self._rows, self._order = -1, self._bucket[:0], self._bucket[:0]
+        shuffled = permutation(len(self._pairs), derive(self._seed, "shuffle", epoch))
+        self._rows = _grouped(shuffled, self._bucket)
+        self._order = permutation(len(self._layout), derive(self._seed, "batch_order", epoch))
+        self._epoch = epoch
 
     def at(self, index: int, *, word_dropout: float = 0.0, seed: int = 0) -> Batch:
         """The micro-batch ``index``, counted from 0 over all epochs.
@@ -206,11 +87,64 @@ class Batches:
         generator of (``seed``, ``index``); ``target_out`` stays whole.
         """
         epoch, step = divmod(index, self.steps_per_epoch)
-        if epoch != self._epoch:
-            self._epoch, self._plan = epoch, self._plan_epoch(epoch)
-        shape, rows = self._plan[step]
+        with self._planning:
+            if epoch != self._epoch:
+                self._plan_epoch(epoch)
+            start, stop, k = self._layout[self._order[step]]
+            rows = self._rows[start:stop].astype(np.int64)
         drop = (word_dropout, derive(seed, "word_dropout", index)) if word_dropout else None
-        return _collate(self._pairs, rows, shape, drop)
+        return _collate(self._pairs, rows, self._shapes[k], drop)
+
+
+def _buckets(pairs: TokenPairs, shapes: Sequence[Shape]) -> NDArray[np.uint8]:
+    """The smallest shape that holds each pair. Raises ValueError where there is none."""
+    buckets = np.empty(len(pairs), np.uint8)
+    longest = np.zeros(2, np.int64)
+    start = 0
+    for lengths in pairs.lengths_in_parts():
+        source, target = (side + 1 for side in lengths)
+        longest = np.maximum(longest, [source.max(), target.max()])
+        bucket = buckets[start : start + len(source)]
+        bucket[:] = len(shapes) - 1
+        for k in range(len(shapes) - 2, -1, -1):
+            bucket[(source <= shapes[k].source) & (target <= shapes[k].target)] = k
+        start += len(source)
+    largest = shapes[-1]
+    if longest[0] > largest.source or longest[1] > largest.target:
+        raise ValueError(
+            f"the largest shape holds {largest.source} + {largest.target} positions, but the pairs need "
+            f"up to {longest[0]} + {longest[1]}; plan the shapes from these pairs with plan_shapes"
+        )
+    return buckets
+
+
+def _layout(sizes: Ints, shapes: Sequence[Shape]) -> NDArray[np.int64]:
+    """``[batches, 3]``: where each batch begins and ends among the pairs grouped by bucket, and its shape.
+
+    What a shape leaves is the beginning of the next one's, because it lies right before it.
+    """
+    batches = []
+    start = stop = 0
+    for k, (size, shape) in enumerate(zip(sizes, shapes, strict=True)):
+        stop += int(size)
+        starts = np.arange(start, stop - shape.rows + 1, shape.rows)
+        batches.append(np.stack([starts, starts + shape.rows, np.full(len(starts), k)], axis=1))
+        start += len(starts) * shape.rows
+    if start < stop:
+        batches.append(np.array([[start, stop, len(shapes) - 1]]))
+    return np.concatenate(batches)
+
+
+def _grouped(order: Ints, bucket: NDArray[np.uint8]) -> Ints:
+    """``order`` sorted by bucket, stable."""
+    buckets = bucket[order]
+    grouped = np.empty_like(order)
+    start = 0
+    for k in range(int(bucket.max()) + 1):
+        chosen = order[buckets == k]
+        grouped[start : start + len(chosen)] = chosen
+        start += len(chosen)
+    return grouped
 
 
 def dev_batches(pairs: TokenPairs, max_tokens: int) -> list[Batch]:
@@ -260,8 +194,34 @@ def drop_words(inputs: Sequence[Ints], probability: float, seed: int) -> None:
 
 # NumPy promises the bits of PCG64 for ever, but not what Generator's methods make of them.
 def permutation(count: int, seed: int) -> Ints:
-    """The numbers below ``count`` in an order that depends on the seed alone."""
-    return np.argsort(np.random.PCG64(seed).random_raw(count), kind="stable")
+    """The numbers below ``count``, uint32 where that is enough, in an order that depends on the seed alone.
+
+    It sorts as many draws of 64 bits. They come in ranges of their value, the generator started again for
+    each, so that few are in memory at a time.
+    """
+    order = np.empty(count, np.uint32 if count <= 2**32 else np.int64)
+    ranges = -(-count // _DRAWS_AT_A_TIME)
+    edges = [k * 2**64 // ranges for k in range(ranges + 1)]
+    done = 0
+    for low, end in itertools.pairwise(edges):
+        draws, places = _draws_within(np.uint64(low), np.uint64(end - 1), count, seed)
+        chosen = places[np.argsort(draws, kind="stable")]
+        order[done : done + len(chosen)] = chosen
+        done += len(chosen)
+    return order
+
+
+def _draws_within(low: np.uint64, high: np.uint64, count: int, seed: int) -> tuple[NDArray[np.uint64], Ints]:
+    """Those of ``count`` draws from ``low`` to ``high``, and their places."""
+    generator = np.random.PCG64(seed)
+    draws: list[NDArray[np.uint64]] = []
+    places: list[Ints] = []
+    for start in range(0, count, _DRAWS_AT_A_TIME):
+        raw = generator.random_raw(min(_DRAWS_AT_A_TIME, count - start))
+        inside = np.flatnonzero((raw >= low) & (raw <= high))
+        draws.append(raw[inside])
+        places.append(start + inside)
+    return np.concatenate(draws), np.concatenate(places)
 
 
 def _uniform(count: int, seed: int) -> NDArray[np.float64]:

@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
+from functools import partial
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from normlab.data.batches import Ints, drop_words, permutation
+from normlab.data.arrays import reader_of
+from normlab.data.batches import drop_words, permutation
+from normlab.data.ragged import Ints
 from normlab.data.tokenizer import PAD
 from normlab.spec.randomness import derive
 
@@ -50,7 +54,9 @@ class Blocks:
         self.block_len, self.rows = block_len, rows
         self._stream, self._seed = stream, seed
         self._count = block_count(stream, block_len)
-        self._epoch, self._order = 0, self._shuffled(0)
+        self._epoch = -1
+        self._order: Ints = np.empty(0, np.uint32)
+        self._planning = threading.Lock()
 
     @property
     def steps_per_epoch(self) -> int:
@@ -66,9 +72,10 @@ class Blocks:
         ``index``); what is predicted stays whole.
         """
         epoch, step = divmod(index, self.steps_per_epoch)
-        if epoch != self._epoch:
-            self._epoch, self._order = epoch, self._shuffled(epoch)
-        chosen = self._order[step * self.rows : (step + 1) * self.rows]
+        with self._planning:
+            if epoch != self._epoch:
+                self._epoch, self._order = epoch, self._shuffled(epoch)
+            chosen = self._order[step * self.rows : (step + 1) * self.rows].astype(np.int64)
         ids, target = _cut(self._stream, chosen, self.block_len)
         if word_dropout:
             drop_words([ids], word_dropout, derive(seed, "word_dropout", index))
@@ -89,13 +96,18 @@ def block_count(stream: Ints, block_len: int) -> int:
 
 def _cut(stream: Ints, chosen: Ints, block_len: int) -> tuple[Ints, Ints]:
     """``[B, L]`` inputs and targets of some blocks; what the stream has no token for is PAD in both."""
-    places = chosen[:, None] * block_len + np.arange(block_len + 1)
-    inside = places < len(stream)
-    window = np.full(places.shape, PAD, np.int64)
-    window[inside] = stream[places[inside]]
+    read = reader_of(stream) or partial(_part, stream)
+    window = np.full((len(chosen), block_len + 1), PAD, np.int64)
+    for line, start in zip(window, (chosen * block_len).tolist(), strict=True):
+        part = read(start, min(start + block_len + 1, len(stream)))
+        line[: len(part)] = part
     ids, target = window[:, :-1].copy(), window[:, 1:].copy()
     ids[target == PAD] = PAD
     return ids, target
+
+
+def _part(stream: Ints, start: int, stop: int) -> Ints:
+    return stream[start:stop]
 
 
 def _batch(ids: Ints, target: Ints, rows: int) -> TextBatch:

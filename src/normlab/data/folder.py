@@ -22,15 +22,13 @@ FORMAT = 1
 """Version of what a prepared folder holds. Raise it when files or their meaning change."""
 
 
-def with_digest(config: DataConfig, texts: Iterable[Sequence[str]]) -> DataConfig:
+def with_digest(config: DataConfig, texts: Iterable[bytes]) -> DataConfig:
     """The configuration with the digest of its texts: SHA-256 over the SHA-256 of each, so that no text can
     run into the next.
 
     Raises ValueError if the configuration was made with another text.
     """
-    whole = hashlib.sha256()
-    for lines in texts:
-        whole.update(hashlib.sha256("".join(f"{line}\n" for line in lines).encode()).digest())
+    whole = hashlib.sha256(b"".join(texts))
     digest = whole.hexdigest()
     if config.digest not in ("", digest):
         raise ValueError(
@@ -94,10 +92,11 @@ def _write(folder: Path, fill: Callable[[Path], dict[str, Any]]) -> None:
     try:
         _write_beside(folder, fill)
     except OSError as error:
-        if type(error) is not OSError or error.errno is not None:
+        if type(error) is not OSError or error.filename is not None:
             raise
-        # NumPy says how many bytes it could not write, and no more.
-        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(folder)) from error
+        # NumPy says how many bytes it could not write, and no more; a stream knows no name.
+        code = error.errno or errno.ENOSPC
+        raise OSError(code, os.strerror(code), str(folder)) from error
 
 
 def _write_beside(folder: Path, fill: Callable[[Path], dict[str, Any]]) -> None:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import hashlib
+from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -11,16 +12,17 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from normlab.data.batches import Ints
+from normlab.data.arrays import GrowingFile
 from normlab.data.builtin import generate
+from normlab.data.encode import encoded
 from normlab.data.folder import entropy_nats, id_type, prepared, types_of, whole_manifest, with_digest
-from normlab.data.text import read_lines
+from normlab.data.lines import open_lines, parts, raw, require_unchanged, survey
+from normlab.data.ragged import Ints
 from normlab.data.tokenizer import EOS, UNK, Tokenizer
+from normlab.data.vocabulary import digests, load, vocabulary
 from normlab.spec.config import DataConfig
 
 SPLITS = ("train", "dev", "test")
-
-_LINES_AT_A_TIME = 20_000
 
 
 @dataclass(frozen=True)
@@ -64,7 +66,7 @@ class TextCorpus:
         """Raises FileNotFoundError if the folder is not there or not whole."""
         folder = Path(folder)
         manifest = whole_manifest(folder)
-        tokenizer = Tokenizer.load(folder / "tokenizer.json")
+        tokenizer = load(folder / "tokenizer.json")
 
         def stream(name: str) -> Stream:
             tokens = np.load(folder / f"{name}.tokens.npy", mmap_mode="r", allow_pickle=False)
@@ -87,18 +89,25 @@ def prepare_text(config: DataConfig, root: str | Path) -> tuple[DataConfig, Text
 
     Returns the config with ``digest`` filled. Without files it is the target side of the built-in corpus;
     where no test text is given, dev serves. Raises ``ValueError`` if a digest was given and the text is not
-    that text any more, if train or dev text is missing from the config, or if a text has no word.
+    that text any more, if train or dev text is missing from the config, if a text has no word, or if one
+    changes meanwhile. No text is in memory as a whole.
     """
     texts, origin = _read(config)
-    config = with_digest(config, texts.values())
+    surveys = {name: survey(lines) for name, lines in texts.items()}
+    for name, found in surveys.items():
+        path = getattr(config, f"{name}_text")
+        if path and found.blank:
+            raise ValueError(f"{path} holds no word; pass a file of text")
+    before = {name: found.digest for name, found in surveys.items()}
+    config = with_digest(config, [*before.values(), *digests(config)])
     key = ["plain", config.digest, config.vocab_size]
-    folder = prepared(root, key, partial(_fill, texts=texts, config=config))
+    folder = prepared(root, key, partial(_fill, texts=texts, config=config, before=before))
     corpus = TextCorpus.load(folder)
     return config, replace(corpus, facts=origin | corpus.facts)
 
 
-def _read(config: DataConfig) -> tuple[dict[str, list[str]], dict[str, str]]:
-    """Lines of train, dev and test, and where they come from in words."""
+def _read(config: DataConfig) -> tuple[dict[str, Iterable[str]], dict[str, str]]:
+    """Train, dev and test, which can be iterated again and again, and where they come from in words."""
     paths = {name: getattr(config, f"{name}_text") for name in SPLITS}
     given = [name for name in SPLITS if paths[name]]
     if not given:
@@ -112,29 +121,22 @@ def _read(config: DataConfig) -> tuple[dict[str, list[str]], dict[str, str]]:
             f"only {', '.join(f'--{name}-text' for name in given)} came, but train and dev text are needed; "
             f"pass {', '.join(f'--{name}-text' for name in missing)}"
         )
-    texts = {name: read_lines(paths[name]) for name in given}
-    for name, lines in texts.items():
-        if not any(line.strip() for line in lines):
-            raise ValueError(f"{paths[name]} holds no word; pass a file of text")
+    texts = {name: open_lines(paths[name]) for name in given}
     origin = {f"{name.capitalize()} text": Path(paths[name]).name for name in given}
     return {"test": texts["dev"], **texts}, {"Test text": "none given, so the dev text", **origin}
 
 
-def _fill(work: Path, *, texts: dict[str, list[str]], config: DataConfig) -> dict[str, Any]:
-    tokenizer = Tokenizer.train(texts["train"], config.vocab_size)
+def _fill(
+    work: Path, *, texts: dict[str, Iterable[str]], config: DataConfig, before: dict[str, bytes]
+) -> dict[str, Any]:
+    tokenizer = vocabulary(config, texts["train"], ())
     tokenizer.save(work / "tokenizer.json")
-    streams = {name: _tokens(tokenizer, lines) for name, lines in texts.items()}
-    for name, tokens in streams.items():
-        np.save(work / f"{name}.tokens.npy", tokens, allow_pickle=False)
-    sizes = {
-        name: {
-            "words": sum(len(line.split()) + 1 for line in lines),
-            "bytes": sum(len(line.encode()) + 1 for line in lines),
-        }
-        for name, lines in texts.items()
-    }
-    unknown = {name: int((tokens == UNK).sum()) for name, tokens in streams.items()}
-    counts = np.bincount(streams["train"][1:], minlength=tokenizer.vocab_size)
+    tallies = {name: _encode(work / f"{name}.tokens.npy", tokenizer, lines) for name, lines in texts.items()}
+    for name, tally in tallies.items():
+        require_unchanged(getattr(config, f"{name}_text"), before[name], tally.digest)
+    sizes = {name: {"words": tally.words, "bytes": tally.bytes} for name, tally in tallies.items()}
+    unknown = {name: int(tally.counts[UNK]) for name, tally in tallies.items()}
+    counts = tallies["train"].counts
     entropy = entropy_nats(counts)
     read = {name: f"{sizes[name]['words']:,} words, {sizes[name]['bytes']:,} bytes" for name in SPLITS}
     return {
@@ -147,17 +149,37 @@ def _fill(work: Path, *, texts: dict[str, list[str]], config: DataConfig) -> dic
             "Training size": f"{read['train']}, {int(counts.sum()):,} tokens",
             "Dev size": f"{read['dev']}, {unknown['dev']:,} unknown characters",
             "Test size": f"{read['test']}, {unknown['test']:,} unknown characters",
-            "Vocabulary": f"{tokenizer.vocab_size:,} types, byte-pair encoding",
+            "Vocabulary": f"{tokenizer.vocab_size:,} types, {tokenizer.kind}",
             "Unigram entropy": f"{entropy:.3f} nats a token",
         },
     }
 
 
-def _tokens(tokenizer: Tokenizer, lines: Sequence[str]) -> Ints:
-    """The stream of some lines, a part at a time: lists of ids take many times the room of the stream."""
+@dataclass(frozen=True)
+class _Tally:
+    """What is known of a text once it is encoded."""
+
+    words: int
+    bytes: int
+    counts: NDArray[np.int64]
+    """``[V]``: of each type among what is predicted."""
+    digest: bytes
+
+
+def _encode(path: Path, tokenizer: Tokenizer, lines: Iterable[str]) -> _Tally:
+    """Writes the stream of a text."""
+    words = size = 0
+    counts = np.zeros(tokenizer.vocab_size, np.int64)
+    whole = hashlib.sha256()
     dtype = id_type(tokenizer.vocab_size)
-    parts = [np.array([EOS], dtype)]
-    for start in range(0, len(lines), _LINES_AT_A_TIME):
-        encoded = tokenizer.encode(lines[start : start + _LINES_AT_A_TIME])
-        parts.append(np.array([token for ids in encoded for token in (*ids, EOS)], dtype))
-    return np.concatenate(parts)
+    with GrowingFile(path, dtype) as file:
+        file.append(np.array([EOS], dtype))
+        for (part,), (ragged,) in encoded(tokenizer, ((part,) for part in parts(lines)), dtype):
+            content = raw(part)
+            whole.update(content)
+            size += len(content)
+            words += sum(len(line.split()) + 1 for line in part)
+            stream = np.insert(ragged.tokens, ragged.offsets[1:], EOS)
+            counts += np.bincount(stream, minlength=len(counts))
+            file.append(stream)
+    return _Tally(words, size, counts, whole.digest())

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+import hashlib
+from collections.abc import Iterable
+from contextlib import ExitStack
+from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -10,8 +13,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from normlab.data.batches import Ragged, TokenPairs
-from normlab.data.builtin import Splits, generate
+from normlab.data.builtin import generate
+from normlab.data.encode import encoded
 from normlab.data.folder import (
     entropy_nats,
     id_type,
@@ -20,9 +23,23 @@ from normlab.data.folder import (
     whole_manifest,
     with_digest,
 )
-from normlab.data.text import Pairs, read_lines, read_parallel
+from normlab.data.lines import (
+    Survey,
+    open_lines,
+    paired_parts,
+    raw,
+    require_parallel,
+    require_unchanged,
+    survey,
+)
+from normlab.data.named import by_name
+from normlab.data.ragged import GrowingRagged, Ragged, TokenPairs
+from normlab.data.text import Pairs, read_lines
 from normlab.data.tokenizer import EOS, Tokenizer
+from normlab.data.vocabulary import corpus_key, digests, load, vocabulary
 from normlab.spec.config import DataConfig
+
+_TEXTS = ("train_src", "train_tgt", "dev_src", "dev_tgt", "test_src", "test_tgt")
 
 
 @dataclass(frozen=True)
@@ -47,7 +64,7 @@ class Corpus:
     def load(cls, folder: str | Path) -> Corpus:
         folder = Path(folder)
         manifest = whole_manifest(folder)
-        tokenizer = Tokenizer.load(folder / "tokenizer.json")
+        tokenizer = load(folder / "tokenizer.json")
         return cls(
             folder=folder,
             tokenizer=tokenizer,
@@ -64,44 +81,47 @@ class Corpus:
 def prepare(config: DataConfig, root: str | Path) -> tuple[DataConfig, Corpus]:
     """Reads or generates the text and prepares it under ``root``, or takes what is there for the same text.
 
-    Returns the config with ``digest`` filled. Raises ``ValueError`` if a digest was given and the text is not
-    that text any more, if files are missing from the config, or if no training pair is left.
+    Training text is never in memory as a whole: it is read once for its digest, and twice more where it is
+    not prepared yet, for the tokenizer and for its tokens. A unigram model is the exception: it is learned
+    from the whole text in memory.
+
+    Returns the config with ``digest`` and the texts of its data set filled. Raises ``ValueError`` if a digest
+    was given and the text is not that text any more, if files are missing from the config, if the sides of a
+    text have not the same number of lines, if dev or test text has no word, if no training pair is left, or
+    if the text changes meanwhile.
     """
-    splits, origin = _read(config)
-    texts = [
-        side for pairs in (splits.train, splits.dev, splits.test) for side in (pairs.source, pairs.target)
-    ]
-    config = with_digest(config, texts)
-    key = [config.digest, config.vocab_size, config.max_len]
-    folder = prepared(root, key, partial(_fill, splits=splits, config=config))
+    config, named = by_name(config)
+    texts, origin = _read(config)
+    surveys = {name: survey(lines) for name, lines in texts.items()}
+    if config.train_src:
+        _require_sound(config, surveys)
+    texts_digests = [found.digest for found in surveys.values()]
+    config = with_digest(config, [*texts_digests, *digests(config)])
+    key = [config.digest, config.vocab_size, config.max_len, *corpus_key(config)]
+    folder = prepared(root, key, partial(_fill, texts=texts, config=config, train=texts_digests[:2]))
     corpus = Corpus.load(folder)
-    return config, replace(corpus, facts=origin | corpus.facts)
+    return config, replace(corpus, facts=named | origin | corpus.facts)
 
 
-def _read(config: DataConfig) -> tuple[Splits, dict[str, str]]:
-    """The six texts, and where they come from in words."""
-    names = ("train_src", "train_tgt", "dev_src", "dev_tgt", "test_src", "test_tgt")
-    flags = {name: f"--{name.replace('_', '-')}" for name in names}
-    given = [name for name in names if getattr(config, name)]
+def _read(config: DataConfig) -> tuple[dict[str, Iterable[str]], dict[str, str]]:
+    """The six texts, which can be iterated again and again, and where they come from in words."""
+    flags = {name: f"--{name.replace('_', '-')}" for name in _TEXTS}
+    given = [name for name in _TEXTS if getattr(config, name)]
     if not given:
-        name = config.builtin
-        splits = generate(name, pairs=config.builtin_pairs, seed=config.builtin_seed)
-        return splits, {"Corpus": f"built-in {name}, seed {config.builtin_seed}"}
-    wanted = names[:4] + (names[4:] if config.test_src or config.test_tgt else ())
-    missing = [name for name in wanted if name not in given]
+        splits = generate(config.builtin, pairs=config.builtin_pairs, seed=config.builtin_seed)
+        sides = (side for pairs in (splits.train, splits.dev, splits.test) for side in vars(pairs).values())
+        return dict(zip(_TEXTS, sides, strict=True)), {
+            "Corpus": f"built-in {config.builtin}, seed {config.builtin_seed}"
+        }
+    needed = _TEXTS if config.test_src or config.test_tgt else _TEXTS[:4]
+    missing = [name for name in needed if name not in given]
     if missing:
         raise ValueError(
             f"only {', '.join(flags[name] for name in given)} came, but both sides of train and dev text are "
             f"needed, and of test text if there is any; pass {', '.join(flags[name] for name in missing)}"
         )
-    train = Pairs(*read_parallel(config.train_src, config.train_tgt))
-    dev = Pairs(*read_parallel(config.dev_src, config.dev_tgt))
-    test = Pairs(*read_parallel(config.test_src, config.test_tgt)) if config.test_src else dev
-    for name, pairs in (("dev", dev), ("test", test)):
-        for side, lines in (("src", pairs.source), ("tgt", pairs.target)):
-            if not any(line.strip() for line in lines):
-                path = getattr(config, f"{name}_{side}")
-                raise ValueError(f"all {len(lines)} lines of {path} are empty; give text with words")
+    opened = {name: open_lines(getattr(config, name)) for name in given}
+    held_out = {name: list(lines) for name, lines in opened.items() if name not in _TEXTS[:2]}
     files = {name: Path(getattr(config, name)).name for name in given}
     origin = {
         "Training text": f"{files['train_src']}, {files['train_tgt']}",
@@ -110,76 +130,131 @@ def _read(config: DataConfig) -> tuple[Splits, dict[str, str]]:
     }
     if config.test_src:
         origin["Test text"] = f"{files['test_src']}, {files['test_tgt']}"
-    return Splits(train, dev, test), origin
+    dev_for_test = {"test_src": held_out["dev_src"], "test_tgt": held_out["dev_tgt"]}
+    return {**opened, **dev_for_test, **held_out}, origin
 
 
-def _fill(work: Path, *, splits: Splits, config: DataConfig) -> dict[str, Any]:
-    train = splits.train
-    tokenizer = Tokenizer.train([*train.source, *train.target], config.vocab_size)
+def _require_sound(config: DataConfig, surveys: dict[str, Survey]) -> None:
+    """Raise ValueError for sides of different length and for dev or test text without a word."""
+    for name in ("train", "dev", "test"):
+        source, target = f"{name}_src", f"{name}_tgt"
+        paths = getattr(config, source), getattr(config, target)
+        if not paths[0]:
+            continue
+        require_parallel(paths, (surveys[source].lines, surveys[target].lines))
+        for path, side in zip(paths, (source, target), strict=True):
+            if name != "train" and surveys[side].blank:
+                raise ValueError(f"all {surveys[side].lines} lines of {path} are empty; give text with words")
+
+
+def _fill(
+    work: Path, *, texts: dict[str, Iterable[str]], config: DataConfig, train: list[bytes]
+) -> dict[str, Any]:
+    tokenizer = vocabulary(config, texts["train_src"], texts["train_tgt"])
     tokenizer.save(work / "tokenizer.json")
-    tokens = tokenizer.encode(train.source), tokenizer.encode(train.target)
-    source, target, left_out = _keep(*tokens, config.max_len)
-    if not source:
-        hint = (
-            f"type a larger --max-len than {config.max_len}"
-            if left_out["too long"]
-            else "give text with words"
-        )
-        raise ValueError(
-            f"none of the {len(train)} training pairs is left: {left_out['empty side']} have an empty side, "
-            f"{left_out['too long']} are longer than max_len; {hint}"
-        )
-    dtype = id_type(tokenizer.vocab_size)
-    target_train = Ragged.of(target, dtype)
-    _save_tokens(work, "train", Ragged.of(source, dtype), target_train)
-    dev = [Ragged.of(tokenizer.encode(lines), dtype) for lines in (splits.dev.source, splits.dev.target)]
-    _save_tokens(work, "dev", *dev)
-    for name, pairs in (("dev", splits.dev), ("test", splits.test)):
-        for side, lines in (("src", pairs.source), ("tgt", pairs.target)):
-            (work / f"{name}.{side}.txt").write_bytes("".join(f"{line}\n" for line in lines).encode())
-    counts = np.bincount(target_train.tokens, minlength=tokenizer.vocab_size)
-    counts[EOS] += len(target)
-    entropy = entropy_nats(counts)
+    tally = _encode_train(work, tokenizer, (texts["train_src"], texts["train_tgt"]), config.max_len)
+    for name, before, now in zip(_TEXTS[:2], train, tally.digests, strict=True):
+        require_unchanged(getattr(config, name), before, now)
+    _require_some(config, tally)
+    sizes = []
+    for name in ("dev", "test"):
+        sides = {side: list(texts[f"{name}_{side}"]) for side in ("src", "tgt")}
+        sizes.append(len(sides["src"]))
+        encoders = tokenizer.encode, tokenizer.encode_target
+        for (side, lines), encode in zip(sides.items(), encoders, strict=True):
+            (work / f"{name}.{side}.txt").write_bytes(raw(lines))
+            if name == "dev":
+                _save_tokens(work, f"dev.{side}", Ragged.of(encode(lines), tally.dtype))
+    entropy = entropy_nats(tally.target_counts)
     return {
         "digest": config.digest,
         "max_len": config.max_len,
         "vocab_size": tokenizer.vocab_size,
-        "pairs": {"read": len(train), "kept": len(source), "left out": left_out},
+        "pairs": {"read": tally.read, "kept": tally.kept, "left out": tally.left_out},
         "unigram_entropy_nats": entropy,
-        "target_types": np.flatnonzero(counts).tolist(),
+        "target_types": np.flatnonzero(tally.target_counts).tolist(),
         "facts": {
-            "Training pairs": f"{len(source):,} kept of {len(train):,}; left out: {left_out['empty side']:,} "
-            f"with an empty side, {left_out['too long']:,} with a side over {config.max_len} tokens",
-            "Dev and test pairs": f"{len(splits.dev):,} and {len(splits.test):,}",
-            "Training tokens": f"{sum(map(len, source)):,} source, {len(target_train.tokens):,} target",
-            "Vocabulary": f"{tokenizer.vocab_size:,} types, joint byte-pair encoding",
+            "Training pairs": f"{tally.kept:,} kept of {tally.read:,}; left out: "
+            f"{tally.left_out['empty side']:,} with an empty side, {tally.left_out['too long']:,} with a "
+            f"side over {config.max_len} tokens",
+            "Dev and test pairs": f"{sizes[0]:,} and {sizes[1]:,}",
+            "Training tokens": f"{tally.tokens[0]:,} source, {tally.tokens[1]:,} target",
+            "Vocabulary": f"{tokenizer.vocab_size:,} types, joint {tokenizer.kind}",
             "Unigram entropy": f"{entropy:.3f} nats a target token",
         },
     }
 
 
-def _keep(
-    source: list[list[int]], target: list[list[int]], max_len: int
-) -> tuple[list[list[int]], list[list[int]], dict[str, int]]:
-    """Pairs with two sides of 1 to ``max_len`` - 1 tokens, and how many were left out for what reason."""
-    empty = [not s or not t for s, t in zip(source, target, strict=True)]
-    long = [max(len(s), len(t)) >= max_len for s, t in zip(source, target, strict=True)]
-    kept = [i for i in range(len(source)) if not empty[i] and not long[i]]
-    left_out = {"empty side": sum(empty), "too long": len(source) - len(kept) - sum(empty)}
-    return [source[i] for i in kept], [target[i] for i in kept], left_out
+@dataclass
+class _Tally:
+    """What is known of a training text once it is encoded."""
+
+    dtype: type[np.integer]
+    target_counts: NDArray[np.int64]
+    """``[V]``: of each type on the target side, EOS included."""
+    read: int = 0
+    kept: int = 0
+    left_out: dict[str, int] = field(default_factory=lambda: {"empty side": 0, "too long": 0})
+    tokens: tuple[int, int] = (0, 0)
+    """Of the pairs kept, source and target."""
+    digests: list[bytes] = field(default_factory=list)
 
 
-def _save_tokens(folder: Path, name: str, source: Ragged, target: Ragged) -> None:
-    for side, ragged in (("src", source), ("tgt", target)):
-        np.save(folder / f"{name}.{side}.tokens.npy", ragged.tokens, allow_pickle=False)
-        np.save(folder / f"{name}.{side}.offsets.npy", ragged.offsets, allow_pickle=False)
+def _encode_train(
+    work: Path, tokenizer: Tokenizer, sides: tuple[Iterable[str], Iterable[str]], max_len: int
+) -> _Tally:
+    """Writes the tokens of all pairs with two sides of 1 to ``max_len`` - 1 tokens."""
+    dtype = id_type(tokenizer.vocab_size)
+    tally = _Tally(dtype, np.zeros(tokenizer.vocab_size, np.int64))
+    whole = hashlib.sha256(), hashlib.sha256()
+    with ExitStack() as open_files:
+        files = [
+            open_files.enter_context(GrowingRagged(work / f"train.{side}", dtype)) for side in ("src", "tgt")
+        ]
+        for part, both in encoded(tokenizer, paired_parts(*sides), dtype):
+            for hashed, lines in zip(whole, part, strict=True):
+                hashed.update(raw(lines))
+            kept = _keep(tally, both, max_len)
+            for file, side in zip(files, kept, strict=True):
+                file.append(side)
+            tally.target_counts += np.bincount(kept[1].tokens, minlength=tokenizer.vocab_size)
+        tally.tokens = files[0].tokens, files[1].tokens
+    tally.target_counts[EOS] += tally.kept
+    tally.digests = [hashed.digest() for hashed in whole]
+    return tally
+
+
+def _keep(tally: _Tally, both: list[Ragged], max_len: int) -> list[Ragged]:
+    """The pairs of a part that training takes; counts them and the others."""
+    shorter = np.minimum(both[0].lengths, both[1].lengths)
+    longer = np.maximum(both[0].lengths, both[1].lengths)
+    kept = (shorter > 0) & (longer < max_len)
+    empty = int((shorter == 0).sum())
+    tally.read += len(kept)
+    tally.kept += int(kept.sum())
+    tally.left_out["empty side"] += empty
+    tally.left_out["too long"] += len(kept) - int(kept.sum()) - empty
+    return [side.only(kept) for side in both]
+
+
+def _require_some(config: DataConfig, tally: _Tally) -> None:
+    if tally.kept:
+        return
+    too_long = tally.left_out["too long"]
+    hint = f"type a larger --max-len than {config.max_len}" if too_long else "give text with words"
+    raise ValueError(
+        f"none of the {tally.read} training pairs is left: {tally.left_out['empty side']} have an empty "
+        f"side, {too_long} are longer than max_len; {hint}"
+    )
+
+
+def _save_tokens(folder: Path, name: str, ragged: Ragged) -> None:
+    with GrowingRagged(folder / name, ragged.tokens.dtype.type) as file:
+        file.append(ragged)
 
 
 def _load_tokens(folder: Path, name: str) -> TokenPairs:
-    def load(side: str, what: str) -> Any:
-        return np.load(folder / f"{name}.{side}.{what}.npy", mmap_mode="r", allow_pickle=False)
-
-    return TokenPairs(*(Ragged(load(side, "tokens"), load(side, "offsets")) for side in ("src", "tgt")))
+    return TokenPairs(*(Ragged.mapped(folder / f"{name}.{side}") for side in ("src", "tgt")))
 
 
 def _load_text(folder: Path, name: str) -> Pairs:

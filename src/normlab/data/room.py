@@ -6,9 +6,9 @@ from pathlib import Path
 
 import numpy as np
 
-from normlab.data.batches import TokenPairs
 from normlab.data.plain import TextCorpus
 from normlab.data.prepare import Corpus
+from normlab.data.ragged import TokenPairs
 from normlab.spec.config import DataConfig
 
 
@@ -28,12 +28,15 @@ def require_room(corpus: object, data: DataConfig, *, max_tokens: int, positions
 
 
 def _require_batch(pairs: TokenPairs, max_tokens: int) -> None:
-    source, target = (lengths + 1 for lengths in pairs.lengths)
-    longest = int(np.argmax(source + target))
-    needed = int(source[longest] + target[longest])
+    longest = [0, 0]
+    for source, target in pairs.lengths_in_parts():
+        row = int(np.argmax(source + target))
+        if source[row] + target[row] + 2 > sum(longest):
+            longest = [int(source[row]) + 1, int(target[row]) + 1]
+    needed = sum(longest)
     if needed > max_tokens:
         raise ValueError(
-            f"the longest training pair has {source[longest]} + {target[longest]} positions, and a batch "
+            f"the longest training pair has {longest[0]} + {longest[1]} positions, and a batch "
             f"--max-tokens {max_tokens}; type --max-tokens {needed}, or leave such pairs out with --max-len "
             f"{max(2, max_tokens // 2)}"
         )
@@ -41,7 +44,7 @@ def _require_batch(pairs: TokenPairs, max_tokens: int) -> None:
 
 def _require_positions(corpus: Corpus, data: DataConfig, positions: int) -> None:
     """Of what a model reads: both sides of train and dev, and the source of the test."""
-    longest = max(int(lengths.max()) + 1 for lengths in corpus.train.lengths)
+    longest = max(int(max(s.max(), t.max())) + 1 for s, t in corpus.train.lengths_in_parts())
     if longest > positions:
         raise ValueError(
             f"the longest training sentence has {longest} positions, and the model has learned positions for "

@@ -1,4 +1,4 @@
-"""Parallel text files: plain, ``.gz`` or ``.xz``, one sentence a line, strict UTF-8."""
+"""Text files: plain, ``.gz`` or ``.xz``, one sentence a line, strict UTF-8, read a part at a time."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import gzip
 import lzma
 import os
 import zlib
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -21,7 +22,44 @@ class Pairs:
         return len(self.source)
 
 
+@dataclass(frozen=True)
+class TextFile:
+    r"""The lines of a file, without their ends; never more than a part of it is in memory.
+
+    Only ``\n`` ends a line (U+2028, form feeds and their like stay inside one); a ``\r`` before it and a
+    byte-order mark at the start of the file are dropped. Iteration raises ``FileNotFoundError``, or
+    ``ValueError`` for a broken archive and for bytes that are not UTF-8, naming file and line.
+    """
+
+    path: str | Path
+
+    @property
+    def name(self) -> str:
+        """For messages: the path as it was given."""
+        return str(self.path)
+
+    def __iter__(self) -> Iterator[str]:
+        path = located(self.path)
+        ended = 0
+        for content in _whole_lines(path):
+            try:
+                text = content.decode("utf-8")
+            except UnicodeDecodeError as error:
+                line = ended + content.count(b"\n", 0, error.start) + 1
+                raise ValueError(
+                    f"{path}, line {line}: byte 0x{content[error.start]:02x} is not UTF-8; convert the file, "
+                    f"for example with iconv -f latin1 -t utf-8"
+                ) from error
+            lines = (text if ended else text.removeprefix("\ufeff")).split("\n")
+            if lines[-1] == "":
+                lines.pop()
+            ended += len(lines)
+            yield from (line.rstrip("\r") for line in lines)
+
+
 _OPENERS = {".gz": gzip.open, ".xz": lzma.open}
+
+_BYTES_AT_A_TIME = 2**20
 
 
 def located(path: str | Path) -> Path:
@@ -41,50 +79,33 @@ def located(path: str | Path) -> Path:
     return plain if plain.exists() else next((p for p in packed if p.exists()), plain)
 
 
-def _read_bytes(path: Path) -> bytes:
+def read_lines(path: str | Path) -> list[str]:
+    """All lines of a ``TextFile``, which says what a line is and what is raised."""
+    return list(TextFile(path))
+
+
+def _whole_lines(path: Path) -> Iterator[bytes]:
+    """The file in parts that end where a line does; no part is empty."""
+    rest: list[bytes] = []
+    for block in _blocks(path):
+        end = block.rfind(b"\n") + 1
+        if end:
+            yield b"".join([*rest, block[:end]])
+            rest = []
+        if end < len(block):
+            rest.append(block[end:])
+    if rest:
+        yield b"".join(rest)
+
+
+def _blocks(path: Path) -> Iterator[bytes]:
     try:
         with _OPENERS.get(path.suffix, open)(path, "rb") as stream:
-            return stream.read()
+            while block := stream.read(_BYTES_AT_A_TIME):
+                yield block
     except FileNotFoundError:
         raise FileNotFoundError(f"there is no text file {path}; pass the path of an existing one") from None
     except IsADirectoryError:
         raise ValueError(f"{path} is a folder; pass a text file, plain, .gz or .xz") from None
     except (gzip.BadGzipFile, lzma.LZMAError, zlib.error, EOFError) as error:
         raise ValueError(f"{path} cannot be unpacked as {path.suffix} ({error}); pack it again") from error
-
-
-def read_lines(path: str | Path) -> list[str]:
-    r"""The lines of a text file, without their ends.
-
-    Only ``\n`` ends a line (U+2028, form feeds and their like stay inside one); a ``\r`` before it and a
-    byte-order mark at the start of the file are dropped. Raises ``FileNotFoundError``, or ``ValueError`` for
-    a broken archive and for bytes that are not UTF-8, naming file and line.
-    """
-    path = located(path)
-    content = _read_bytes(path)
-    try:
-        text = content.decode("utf-8")
-    except UnicodeDecodeError as error:
-        line = content.count(b"\n", 0, error.start) + 1
-        raise ValueError(
-            f"{path}, line {line}: byte 0x{content[error.start]:02x} is not UTF-8; convert the file, for "
-            f"example with iconv -f latin1 -t utf-8"
-        ) from error
-    lines = text.removeprefix("\ufeff").split("\n")
-    if lines[-1] == "":
-        lines.pop()
-    return [line.rstrip("\r") for line in lines]
-
-
-def read_parallel(source: str | Path, target: str | Path) -> tuple[list[str], list[str]]:
-    """Both sides of a parallel text. Raises ``ValueError`` if one is empty or their line counts differ."""
-    sides = read_lines(source), read_lines(target)
-    for path, lines in zip((source, target), sides, strict=True):
-        if not lines:
-            raise ValueError(f"{path} is empty; pass a file with one sentence a line")
-    if len(sides[0]) != len(sides[1]):
-        raise ValueError(
-            f"{source} has {len(sides[0])} lines but {target} has {len(sides[1])}; line n of one must be the "
-            f"translation of line n of the other"
-        )
-    return sides

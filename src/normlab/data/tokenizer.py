@@ -1,83 +1,144 @@
-"""Joint byte-pair encoding of both sides, with the four special tokens the models know."""
+"""What every tokenizer does, and joint byte-pair encoding, which serves where no other is asked for."""
 
 from __future__ import annotations
 
+import json
+from abc import ABC, abstractmethod
 from collections.abc import Iterable, Sequence
 from pathlib import Path
+from typing import final
 
 from tokenizers import Regex, decoders, models, normalizers, pre_tokenizers, trainers
 from tokenizers import Tokenizer as Backend
+
+from normlab.data.wordwise import Wordwise
 
 PAD, UNK, BOS, EOS = range(4)
 
 # A space inside the name: no merge of the text's own pieces can ever spell it.
 SPECIALS = ("[ pad ]", "[ unk ]", "[ bos ]", "[ eos ]")
 
+_SPACE = "\u2581"
 
-class Tokenizer:
+
+class Tokenizer(ABC):
+    """Text to ids and back; PAD = 0, UNK = 1, BOS = 2, EOS = 3 whatever is behind it."""
+
+    @property
+    @abstractmethod
+    def vocab_size(self) -> int: ...
+
+    @property
+    @abstractmethod
+    def kind(self) -> str:
+        """In words, for people."""
+
+    @abstractmethod
+    def encode(self, lines: Sequence[str]) -> list[list[int]]:
+        """Ids of source text without special tokens; what no piece spells becomes UNK."""
+
+    def encode_target(self, lines: Sequence[str]) -> list[list[int]]:
+        """The same of target text; only where languages have rules of their own does it differ."""
+        return self.encode(lines)
+
+    @abstractmethod
+    def decode(self, ids: Sequence[Sequence[int]]) -> list[str]:
+        """Target text without special tokens."""
+
+    @abstractmethod
+    def to_json(self) -> str:
+        """Everything it is, for ``vocabulary.load``."""
+
+    def save(self, path: str | Path) -> None:
+        Path(path).write_text(self.to_json(), encoding="utf-8", newline="\n")
+
+
+@final
+class BytePairs(Tokenizer):
     """Byte-pair encoding (Sennrich et al. 2016, Section 3.2, arXiv 1508.07909) after NFC normalisation.
 
     White space of any kind and length becomes one space, written U+2581 at the start of a word, so that
-    decoding restores it. PAD = 0, UNK = 1, BOS = 2, EOS = 3.
+    decoding restores it. U+2581 in the text itself reads as a space.
     """
 
     def __init__(self, backend: Backend) -> None:
         # Text that happens to spell a special token is text.
         backend.encode_special_tokens = True
         self._backend = backend
+        self._encode = Wordwise(self._whole, _SPACE) if _sees_words_alone(backend) else self._whole
 
     @classmethod
-    def train(cls, lines: Iterable[str], vocab_size: int) -> Tokenizer:
+    def train(cls, lines: Iterable[str], vocab_size: int) -> BytePairs:
         """Learns merges until there are ``vocab_size`` types, special tokens and single characters included.
 
         There are fewer when the text has no more pairs to merge. Raises ``ValueError`` if the characters
         alone are more.
         """
-        backend = Backend(models.BPE(unk_token=SPECIALS[UNK]))
-        backend.normalizer = normalizers.Sequence(
-            [normalizers.NFC(), normalizers.Replace(Regex(r"\s+"), " "), normalizers.Strip()]
-        )
-        backend.pre_tokenizer = pre_tokenizers.Metaspace()
-        backend.decoder = decoders.Metaspace()
+        backend = _untrained()
         trainer = trainers.BpeTrainer(
             vocab_size=max(vocab_size, 0), special_tokens=list(SPECIALS), show_progress=False
         )
         backend.train_from_iterator(lines, trainer)
-        least = backend.get_vocab_size()
-        if least > vocab_size:
-            raise ValueError(
-                f"vocab_size is {vocab_size}, but the text's different characters and the {len(SPECIALS)} "
-                f"special tokens are {least} already; pass at least {least}"
-            )
+        require_room_for_characters(vocab_size, least=backend.get_vocab_size())
         return cls(backend)
 
     @classmethod
-    def load(cls, path: str | Path) -> Tokenizer:
-        if not Path(path).is_file():
-            raise FileNotFoundError(f"there is no tokenizer file {path}; prepare the data again")
+    def of_json(cls, text: str) -> BytePairs:
+        """Raises ValueError for what is no tokenizer, and for one whose special tokens are others."""
         try:
-            return cls(Backend.from_str(Path(path).read_text(encoding="utf-8")))
+            backend = Backend.from_str(text)
         except Exception as error:  # the library raises no narrower one
-            if isinstance(error, OSError):
-                raise
-            raise ValueError(
-                f"{path} is no tokenizer ({error}); bring back the file that the model was trained with"
-            ) from error
-
-    def save(self, path: str | Path) -> None:
-        Path(path).write_text(self._backend.to_str(pretty=True), encoding="utf-8", newline="\n")
+            raise ValueError(str(error)) from error
+        if [backend.token_to_id(name) for name in SPECIALS] != [PAD, UNK, BOS, EOS]:
+            raise ValueError(f"its first types are not {', '.join(SPECIALS)}")
+        return cls(backend)
 
     @property
     def vocab_size(self) -> int:
         return self._backend.get_vocab_size()
 
+    @property
+    def kind(self) -> str:
+        return "byte-pair encoding"
+
     def encode(self, lines: Sequence[str]) -> list[list[int]]:
-        """Ids without special tokens; a character never seen in training becomes UNK."""
+        return self._encode(lines)
+
+    def _whole(self, lines: Sequence[str]) -> list[list[int]]:
         return [line.ids for line in self._backend.encode_batch_fast(list(lines), add_special_tokens=False)]
 
     def decode(self, ids: Sequence[Sequence[int]]) -> list[str]:
-        """Text without special tokens: the inverse of ``encode`` up to NFC, white space, unseen characters.
-
-        U+2581 in the text itself reads as a space.
-        """
+        """The inverse of ``encode`` up to NFC, white space and unseen characters."""
         return self._backend.decode_batch([list(line) for line in ids], skip_special_tokens=True)
+
+    def to_json(self) -> str:
+        return self._backend.to_str(pretty=True)
+
+
+def _untrained() -> Backend:
+    backend = Backend(models.BPE(unk_token=SPECIALS[UNK]))
+    backend.normalizer = normalizers.Sequence(
+        [normalizers.NFC(), normalizers.Replace(Regex(r"\s+"), " "), normalizers.Strip()]
+    )
+    backend.pre_tokenizer = pre_tokenizers.Metaspace(replacement=_SPACE)
+    backend.decoder = decoders.Metaspace(replacement=_SPACE)
+    return backend
+
+
+def _sees_words_alone(backend: Backend) -> bool:
+    """Whether it differs from ours in its pieces alone: a ready one may do anything with a line."""
+    same, ours = (json.loads(one.to_str()) for one in (backend, _untrained()))
+    added = [token["content"] for token in same.pop("added_tokens")]
+    del ours["added_tokens"]
+    for fields in (same, ours):
+        del fields["model"]["vocab"], fields["model"]["merges"]
+    return same == ours and added == list(SPECIALS)
+
+
+def require_room_for_characters(vocab_size: int, *, least: int) -> None:
+    """Raise ValueError if a vocabulary is smaller than ``least``, the characters of the text and specials."""
+    if least > vocab_size:
+        raise ValueError(
+            f"vocab_size is {vocab_size}, but the text's different characters and the {len(SPECIALS)} "
+            f"special tokens are {least} already; pass at least {least}"
+        )

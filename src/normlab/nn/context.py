@@ -76,7 +76,8 @@ class Cache:
         return self._memory.get(module)
 
     def keep_memory(self, module: nn.Module, key: Tensor, value: Tensor) -> None:
-        self._memory[module] = (key, value)
+        # Read at every step, and products of strided matrices copy them first.
+        self._memory[module] = (key.contiguous(), value.contiguous())
 
     def reorder(self, parents: Tensor) -> None:
         """Beam k goes on from beam ``parents[:, k]``, `[B, K]`."""

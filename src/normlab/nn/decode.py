@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from normlab.nn.context import Cache
+from normlab.nn.linear import kept_copies
 from normlab.nn.model import Seq2Seq
 
 BOS, EOS = 2, 3
@@ -122,7 +123,7 @@ class Search(ABC):
 
     @abstractmethod
     def advance(self, log_p: Tensor) -> None:
-        """Take the next token of every continuation from `[B', K, V]`."""
+        """Take the next token of every continuation from `[B', K, V]`, which may be overwritten."""
 
     @abstractmethod
     def results(self) -> list[list[Hypothesis]]:
@@ -141,6 +142,7 @@ class Search(ABC):
 
 
 @torch.inference_mode()
+@kept_copies()
 def decode(
     model: Seq2Seq, source: Tensor, bounds: Bounds, begin: Callable[[Tensor], Search]
 ) -> list[list[Hypothesis]]:
@@ -216,7 +218,7 @@ class _Beams(Search):
 
     def advance(self, log_p: Tensor) -> None:
         vocab = log_p.shape[-1]
-        total = (self.scores[:, :, None] + log_p).flatten(1)
+        total = log_p.add_(self.scores[:, :, None]).flatten(1)
         scores, flat = total.topk(2 * self.width, dim=1)
         parents, words = flat // vocab, flat % vocab
         self._collect(scores, parents, words)

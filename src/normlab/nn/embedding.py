@@ -9,6 +9,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from normlab.nn.linear import linear
 from normlab.nn.registry import Registry
 
 
@@ -48,7 +49,7 @@ class Embedding(nn.Module, ABC):
 
     def logits(self, x: Tensor) -> Tensor:
         """`[..., D]` to `[..., V]`."""
-        return F.linear(x, self.vectors())
+        return linear(x, self.vectors())
 
 
 class PlainEmbedding(Embedding, name="plain"):
@@ -86,7 +87,7 @@ class UntiedEmbedding(Embedding, name="untied"):
             weight.normal_(0.0, factor * weight.shape[1] ** -0.5, generator=generator)
 
     def logits(self, x: Tensor) -> Tensor:
-        return F.linear(x, self.output)
+        return linear(x, self.output)
 
 
 class FixNormEmbedding(Embedding, name="fixnorm"):

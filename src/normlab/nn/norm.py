@@ -10,6 +10,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from normlab.nn.fused import root_mean_square_normed, scaled_to
 from normlab.nn.registry import Registry
 
 
@@ -58,7 +59,7 @@ class RMSNorm(Norm, name="rmsnorm"):
         self.eps = eps
 
     def forward(self, x: Tensor) -> Tensor:
-        return x * torch.rsqrt(x.square().mean(-1, keepdim=True) + self.eps) * self.weight
+        return root_mean_square_normed(x, self.weight, self.eps)
 
 
 class ScaleNorm(Norm, name="scalenorm"):
@@ -91,11 +92,6 @@ class FixedScaleNorm(Norm, name="fixedscalenorm"):
     @classmethod
     def final(cls, dim: int) -> nn.Module:
         return ScaleNorm(dim)
-
-
-def scaled_to(x: Tensor, length: Tensor | float) -> Tensor:
-    """x `[..., D]` with each vector brought to a Euclidean length; vectors below 1e-5 stay shorter."""
-    return x * (length / torch.linalg.vector_norm(x, dim=-1, keepdim=True).clamp(min=1e-5))
 
 
 class DyT(Norm, name="dyt"):

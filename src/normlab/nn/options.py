@@ -16,15 +16,17 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from normlab.nn.norm import LayerNorm, scaled_to
+from normlab.nn.fused import scaled_to
+from normlab.nn.linear import Linear, linear
+from normlab.nn.norm import LayerNorm
 from normlab.nn.placement import Placement
 from normlab.nn.registry import Registry
 from normlab.nn.size import Size
 
-Linear = Callable[[int, Sequence[int]], nn.Linear]
+Packed = Callable[[int, Sequence[int]], nn.Linear]
 """``linear(in, (out, …))``: one packed weight `[sum of outs, in]` of one or several matrices."""
 
-BIASES: Registry[Linear] = Registry("bias")
+BIASES: Registry[Packed] = Registry("bias")
 INNER_NORMS: Registry[Callable[[str], bool]] = Registry("inner norm")
 """Role of a branch to whether it has a norm before its last matrix."""
 HEAD_GAINS: Registry[Callable[[int], nn.Module]] = Registry("head gain")
@@ -37,7 +39,7 @@ def vector_bias(n_in: int, n_out: Sequence[int]) -> nn.Linear:
 
     Vaswani et al. 2017, Section 3.3 (arXiv 1706.03762).
     """
-    return nn.Linear(n_in, sum(n_out))
+    return Linear(n_in, sum(n_out))
 
 
 @BIASES.register("nobias")
@@ -46,7 +48,7 @@ def no_bias(n_in: int, n_out: Sequence[int]) -> nn.Linear:
 
     Touvron et al. 2023, Section 2.2 (arXiv 2302.13971).
     """
-    return nn.Linear(n_in, sum(n_out), bias=False)
+    return Linear(n_in, sum(n_out), bias=False)
 
 
 @BIASES.register("scalarbias")
@@ -66,7 +68,7 @@ class ScalarBiasLinear(nn.Linear):
         biases = [
             w.sum(1) * self.before[i] + self.after[i] for i, w in enumerate(self.weight.split(self.n_out))
         ]
-        return F.linear(input, self.weight, torch.cat(biases))
+        return linear(input, self.weight, torch.cat(biases))
 
 
 @INNER_NORMS.register("noinnernorm")

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 import polars as pl
 from markupsafe import Markup
@@ -14,7 +15,7 @@ from normlab.report.page import Cell, Chart, Grid, Page, Section, Table
 from normlab.report.pictures import SPIKY_POINTS
 from normlab.report.runs import RunView, marks, metrics_frame, run_details, seed_of, view
 from normlab.spec.units import duration, quality, rate
-from normlab.store.folder import RunFolder
+from normlab.store.folder import RunFolder, read_json
 
 SIDES: Final = ("training", "dev")
 
@@ -54,7 +55,7 @@ def run_page(folder: Path) -> str:
             Section("", [_pictures(run)], "pictures", listed=False),
             *flown(kept.flights()),
             *watched(kept.probes()),
-            *_test(run),
+            *_test(run, read_json(kept.best_scores) if kept.best_scores.exists() else {}),
             Section("The run, exactly", details.blocks, f"run-{run.id}"),
         ],
         recipes=SIDES,
@@ -127,16 +128,20 @@ def _dev_charts(dev: pl.DataFrame) -> list[Chart]:
     return [Chart("perplexity", "Dev perplexity", "Of a token, log scale.", curve(frame, SIDES, axis), frame)]
 
 
-def _test(run: RunView) -> list[Section]:
-    """What the best checkpoint did on the test text, once it has been scored."""
+def _test(run: RunView, beside: Mapping[str, Any]) -> list[Section]:
+    """What the run's weights did on the test text, once they have been scored."""
+    columns = [run.scores, beside] if beside else [run.scores]
     rows = [
-        [Cell(said), Cell(format(float(run.scores[name]), form))]
+        [Cell(said), *(Cell(format(float(scores[name]), form)) for scores in columns)]
         for name, (said, form) in TEST_SCORES.items()
         if name in run.scores
     ]
     if not rows:
         return []
-    return [Section("On the test text", [Table(("score", "best checkpoint"), rows)], "test")]
+    header = ("score", "best checkpoint")
+    if beside:
+        header = ("score", "average of the last checkpoints", "best checkpoint")
+    return [Section("On the test text", [Table(header, rows)], "test")]
 
 
 def _named(run: RunView, kind: str, side: str, columns: tuple[str, ...]) -> pl.DataFrame:

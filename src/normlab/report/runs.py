@@ -157,6 +157,8 @@ def run_details(run: RunView, root: Path, common: Mapping[str, str]) -> Details:
     if status.outcome:
         ended = status.outcome
         blocks.append(Text(f"{ended.state.capitalize()} at step {ended.step:,}: {ended.evidence}"))
+    if status.stopped:
+        blocks.append(Text(f"Ended at step {status.step:,}: {status.stopped}"))
     if run.stale:
         blocks.append(
             Text("Stale: made by older code. Today's gives this configuration other numbers.", "alarm")

@@ -178,9 +178,11 @@ def _conclude(grid: _Grid, failed: dict[str, str]) -> Comparison:
     folders = {r: [grid.folder(r, chosen[r], seed) for seed in grid.seeds] for r in request.recipes}
     translated = {r: [f for f in runs if f.translations.exists()] for r, runs in folders.items()}
     systems = {r: [read_lines(f.translations) for f in runs] for r, runs in translated.items() if runs}
-    references = grid.corpus.test_text.target
+    references, language = grid.corpus.test_text.target, request.base.data.target_lang
     intervals = {
-        recipe: bleu_interval(sentence_statistics(outputs, references), resamples=request.resamples)
+        recipe: bleu_interval(
+            sentence_statistics(outputs, references, target_lang=language), resamples=request.resamples
+        )
         for recipe, outputs in systems.items()
     }
     device = prepare_process(next(iter(grid.base.values())).machine)
@@ -196,7 +198,7 @@ def _conclude(grid: _Grid, failed: dict[str, str]) -> Comparison:
             _recipe_result(grid, recipe, chosen[recipe], folders[recipe], intervals.get(recipe))
             for recipe in request.recipes
         ),
-        differences=differences(systems, references, resamples=request.resamples),
+        differences=differences(systems, references, resamples=request.resamples, target_lang=language),
         samples=_samples(grid.corpus, {recipe: runs[0] for recipe, runs in systems.items()}),
         failed=tuple(f"{run}: {reason}" for run, reason in failed.items()),
         test_is_dev=bool(request.base.data.train_src) and not request.base.data.test_src,

@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 import ctypes
+import os
 import platform
 import sys
 from dataclasses import replace
 from pathlib import Path
+from typing import Final
 
 import torch
 
 from normlab.spec.config import Config, MachineConfig
 
 _M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3
+_HALVES: Final = {"bf16": torch.bfloat16, "fp16": torch.float16}
 
 
 def prepare_process(machine: MachineConfig) -> torch.device:
@@ -27,6 +30,8 @@ def prepare_process(machine: MachineConfig) -> torch.device:
         raise ValueError("the device cuda was asked for, and torch sees none; use --device cpu")
     if machine.threads:
         torch.set_num_threads(machine.threads)
+        # of the tokenizers' pool of threads, which reads it when it first works
+        os.environ["RAYON_NUM_THREADS"] = str(machine.threads)
     _keep_freed_memory()
     return device
 
@@ -57,7 +62,15 @@ def best_precision(device: str) -> str:
 
 
 def resolved_precision(config: Config) -> Config:
-    """The configuration with ``best_precision`` of its device in the place of ``auto``."""
+    """The configuration with ``best_precision`` of its device in the place of ``auto``.
+
+    Raises ValueError for fp16 on a CPU.
+    """
+    if config.train.precision == "fp16" and config.machine.device.startswith("cpu"):
+        raise ValueError(
+            "precision is fp16, and a CPU has no fast products in fp16, whose gradients underflow besides; "
+            "type --precision bf16 or fp32, or --device cuda"
+        )
     if config.train.precision != "auto":
         return config
     precision = best_precision(config.machine.device)
@@ -66,15 +79,17 @@ def resolved_precision(config: Config) -> Config:
 
 def autocast(device: torch.device, precision: str) -> torch.autocast:
     """Matrix products in the run's precision over fp32 weights."""
-    return torch.autocast(device.type, dtype=torch.bfloat16, enabled=precision == "bf16")
+    dtype = _HALVES.get(precision)
+    return torch.autocast(device.type, dtype=dtype or torch.bfloat16, enabled=dtype is not None)
 
 
-def hardware(device: torch.device) -> str:
-    """The machine in words, for a run's record."""
+def hardware(device: torch.device, ranks: int = 1) -> str:
+    """The machine in words, for a run's record, and how many processes had one like it."""
+    each = f", {ranks} ranks" if ranks > 1 else ""
     if device.type == "cuda":
-        return f"{torch.cuda.get_device_name(device)}, torch {torch.__version__}"
+        return f"{torch.cuda.get_device_name(device)}{each}, torch {torch.__version__}"
     threads = torch.get_num_threads()
-    return f"{_cpu_name()}, {threads} thread{'s' if threads > 1 else ''}, torch {torch.__version__}"
+    return f"{_cpu_name()}, {threads} thread{'s' if threads > 1 else ''}{each}, torch {torch.__version__}"
 
 
 def _cpu_name() -> str:

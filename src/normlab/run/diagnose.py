@@ -22,9 +22,11 @@ from normlab.optim import Course, ValDecay, build_optimiser, schedule_factor
 from normlab.run.checkpoint import has_checkpoint, load_checkpoint
 from normlab.run.devices import prepare_process
 from normlab.run.recipes import describe
+from normlab.run.weights import checkpoint_of
 from normlab.spec.config import Config, OptimConfig
 from normlab.spec.units import rate
 from normlab.store.folder import RunFolder
+from normlab.store.sealed import standing
 from normlab.tasks.registry import TASKS
 from normlab.tasks.task import Task
 
@@ -87,36 +89,34 @@ def of_config(config: Config, root: Path, *, tokens: int) -> Case:
     return _case(_title(config), (task, small), model, facts)
 
 
-def of_run(folder: RunFolder, checkpoint: str, *, tokens: int) -> Case:
-    """A run at its checkpoint ``last`` or ``best``, on the first batch of its training text.
+def of_run(folder: RunFolder, checkpoint: str | int, *, tokens: int) -> Case:
+    """A run at its checkpoint ``last``, ``best`` or ``average``, or at a step whose weights were kept, on the
+    first batch of its training text.
 
     At the last checkpoint a step is the run's next one, with its optimiser's moments and at its learning
-    rate; the best one keeps no moments, so that its optimiser begins. Raises FileNotFoundError for a run
-    that has no such checkpoint.
+    rate; the others keep no moments, so that their optimiser begins. Raises FileNotFoundError for a run that
+    has no such checkpoint.
     """
-    path = {"last": folder.last, "best": folder.best}[checkpoint]
-    if not has_checkpoint(path):
-        raise FileNotFoundError(
-            f"the run {folder.path} has no checkpoint {checkpoint!r} yet; train it on: normlab train "
-            f"--config {folder.path / 'config.json'}"
-        )
+    path = standing(checkpoint_of(folder, checkpoint))
     config = folder.config()
     task, small = _tasks(config, folder.path.parent, tokens)
     model = task.build()
     begun = build_optimiser(model.parameters(), config.optim)
     amid = (path / "optimiser.safetensors").exists()
-    state = load_checkpoint(path, model, begun if amid else None)
+    state = load_checkpoint(path, model, begun if amid else None, run=folder.id())
     step = int(state["step"])
     decays = ValDecay(**state.get("val_decay", {})).decays
     lr = config.optim.lr * schedule_factor(step + 1, Course(config.optim, config.train.steps, decays))
+    named = f"step {step:,}" if isinstance(checkpoint, int) else f"{checkpoint}, step {step:,}"
     facts = {
         "run": folder.path.name,
-        "checkpoint": f"{checkpoint}, step {step:,}",
+        "checkpoint": named,
         "recipe": describe(config),
     }
     if not lr:
         facts["learning rate"] = f"0 by now, so its peak {rate(config.optim.lr)} is looked at"
-    case = _case(f"{_title(config)}, {checkpoint} checkpoint", (task, small), model, facts)
+    which = named if isinstance(checkpoint, int) else f"{checkpoint} checkpoint"
+    case = _case(f"{_title(config)}, {which}", (task, small), model, facts)
     lr = lr or config.optim.lr
     return replace(case, optimiser=_at(begun, lr) if amid else partial(_make, optim=config.optim, lr=lr))
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import shutil
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -14,6 +13,7 @@ from normlab.run.flight import WATCHED, Trigger
 from normlab.run.loop import Loop
 from normlab.run.recipes import require_known
 from normlab.store.folder import RunFolder
+from normlab.store.sealed import standing, unsealed
 from normlab.tasks.registry import TASKS
 
 
@@ -38,15 +38,11 @@ def examine(path: str | Path, step: int | None = None, *, watched: int = WATCHED
     _, corpus = kind.prepare(config.data, folder.path.parent / "data")
     with folder.lock(), TemporaryDirectory() as scratch:
         again = RunFolder(scratch)
-        if has_checkpoint(folder.last) and _step_of(folder.last) < stop:
-            shutil.copytree(folder.last, again.last)
+        if has_checkpoint(folder.last) and int(unsealed(folder.last, run=folder.id())["step"]) < stop:
+            shutil.copytree(standing(folder.last), again.last)
+            shutil.copy(folder.path / "config.json", again.path)
         loop = Loop(kind(config, corpus, device), again, lambda row: None)
         asked = Trigger("asked", stop, stop, f"asked about step {stop}")
         report = loop.recorder.report(asked, watched=watched, most=stop, history=folder.metrics())
         folder.add_flight(report | {"step": stop})
     return report
-
-
-def _step_of(checkpoint: Path) -> int:
-    state = checkpoint / "state.json"
-    return int(json.loads(state.read_text("utf-8"))["step"]) if state.exists() else 0

@@ -73,7 +73,27 @@ class Recorder:
         self.ring: deque[Kept] = deque(maxlen=steps)
         self.losses: dict[int, tuple[float, float]] = {}
         """Loss and gradient norm of the steps since the last checkpoint, as far as they were fetched."""
-        self._said: set[str] = set()
+        told = [report.get("trigger", {}).get("kind", "") for report in loop.folder.flights()]
+        self._said = {settled for kind in told for settled in _settles(kind)}
+
+    def tensors(self) -> dict[str, Tensor]:
+        """What it remembers, for a checkpoint."""
+        if not self.ring:
+            return {}
+        steps, rates, *kept = zip(*self.ring, strict=True)
+        losses = torch.tensor([(s, *v) for s, v in self.losses.items()], dtype=torch.float64)
+        numbers = {"step": torch.tensor(steps), "lr": torch.tensor(rates, dtype=torch.float64)}
+        named = zip(Kept._fields[2:], map(torch.stack, kept), strict=True)
+        return {**numbers, **dict(named), "losses": losses.reshape(-1, 3)}
+
+    def restore(self, tensors: Mapping[str, Tensor]) -> None:
+        """Remember what ``tensors`` gave to a checkpoint."""
+        if not tensors:
+            return
+        steps, rates, losses = (tensors[name].tolist() for name in ("step", "lr", "losses"))
+        kept = zip(*(tensors[name].to(self._loop.device) for name in Kept._fields[2:]), strict=True)
+        self.ring.extend(Kept(s, lr, *x) for s, lr, x in zip(steps, rates, kept, strict=True))
+        self.losses = {int(step): (loss, norm) for step, loss, norm in losses}
 
     def keep(self, step: int, pending: tuple[float, Tensor], gradients: Tensor, updates: Tensor) -> None:
         """Add a step; nothing waits for the device."""
@@ -89,7 +109,7 @@ class Recorder:
         trigger = self._trigger()
         self.losses = {s: v for s, v in self.losses.items() if s in self._loop.rates or s in self._recent()}
         if trigger is not None and trigger.kind not in self._said:
-            self._said |= {trigger.kind} | ({"diverged", "not finite"} if trigger.kind != "spike" else set())
+            self._said |= _settles(trigger.kind)
             self.report(trigger)
 
     def report(
@@ -117,7 +137,7 @@ class Recorder:
             "replay": {"from_step": replay.start, "checkpoint": replay.checkpoint, "agrees": replay.agrees},
             "ring": held,
         }
-        self._loop.folder.add_flight(content)
+        self._loop.ranks.on_main(self._loop.folder.add_flight, content)
         return content
 
     def _recent(self) -> set[int]:
@@ -159,6 +179,12 @@ class Recorder:
         return {"parameters": list(self._loop.meter.names), "steps": rows}
 
 
+def _settles(kind: str) -> set[str]:
+    """The kinds of triggers that a report of this kind is the one report of."""
+    ends = {"diverged", "not finite"}
+    return ends if kind in ends else {kind}
+
+
 @dataclass(frozen=True)
 class Replay:
     """What came of doing steps again."""
@@ -174,6 +200,9 @@ class Replay:
 def _replayed(
     loop: Loop, stop: int, watched: int, most: int | None, history: Sequence[Mapping[str, Any]]
 ) -> Replay:
+    if loop.ranks.count > 1:
+        sentence = "steps of several ranks are not done again while training; ask normlab.run.examine"
+        return Replay(Verdict(sentence, "none"))
     most = most or loop.config.machine.checkpoint_every_steps
     recorded = {step: loss for step, (loss, _) in loop.recorder.losses.items()}
     with _set_back(loop, stop) as checkpoint:
@@ -228,7 +257,8 @@ def _means(steps: Sequence[Observed], history: Sequence[Mapping[str, Any]]) -> I
         if row["kind"] == "train":
             step = int(row["step"])
             covered = range(before + 1, step + 1)
-            if all(s in losses for s in covered):
+            # Several ranks add in another order, and a training makes such a difference larger.
+            if all(s in losses for s in covered) and "ranks" not in row:
                 yield _Loss(step, float(row["loss"]), sum(losses[s] for s in covered) / len(covered))
             before = step
 
@@ -273,27 +303,31 @@ def _set_back(loop: Loop, stop: int) -> Iterator[bool]:
     ``stop``; then it is as it was. Gives whether it is a checkpoint.
     """
     state = loop.optimiser.state
-    now = loop.progress, loop.pending, loop.probing, loop.recorder, dict(loop.rates)
+    now = loop.progress, loop.pending, loop.probing, loop.recorder, dict(loop.rates), loop.scaling
     weights = [w.to("cpu", copy=True) for w in loop.meter.weights]
     loop.optimiser.state = type(state)(dict)
     loop.pending, loop.recorder = list[tuple[float, Tensor]](), Recorder(loop, steps=1)
+    loop.scaling = loop.unscaled()
     try:
         found = has_checkpoint(loop.folder.last)
         if found:
-            kept = load_checkpoint(loop.folder.last, loop.model, loop.optimiser)
+            kept = load_checkpoint(loop.folder.last, loop.model, loop.optimiser, run=loop.folder.id())
             kept.pop("pending", None)
+            loop.scaling.load(kept.pop("scaling", {}))
             decay = ValDecay(**kept.get("val_decay", {}))
             loop.progress = type(loop.progress)(**kept | {"val_decay": decay})
             found = loop.progress.step < stop or bool(_not_finite(loop))
         if not found:
             loop.optimiser.state.clear()
-            loop.progress = type(loop.progress)()
+            loop.progress, loop.scaling = type(loop.progress)(), loop.unscaled()
+            anew = loop.task.build()
+            loop.begin(anew)
             with torch.no_grad():
-                for w, first in zip(loop.meter.weights, loop.task.build().parameters(), strict=True):
+                for w, first in zip(loop.meter.weights, anew.parameters(), strict=True):
                     w.copy_(first)
         yield found
     finally:
-        loop.progress, loop.pending, loop.probing, loop.recorder, loop.rates = now
+        loop.progress, loop.pending, loop.probing, loop.recorder, loop.rates, loop.scaling = now
         loop.optimiser.state = state
         loop.optimiser.zero_grad(set_to_none=True)
         with torch.no_grad():

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
+
+from normlab.run.parallel import Parallel
 
 
 class Meter:
@@ -13,17 +15,17 @@ class Meter:
     Adam keeps anyway.
     """
 
-    def __init__(self, model: nn.Module) -> None:
-        named = dict(model.named_parameters())
-        self.names, self.weights = tuple(named), tuple(p.detach() for p in named.values())
-        self._parameters = tuple(named.values())
+    def __init__(self, parallel: Parallel) -> None:
+        self.parallel, parts = parallel, parallel.parts
+        self.names, self.weights = tuple(parts), tuple(p.detach() for p in parts.values())
+        self._parameters = tuple(parts.values())
         self.moved = [torch.empty_like(w) for w in self.weights]
         """By what the last step moved each parameter, with the sign turned round."""
 
     def gradients(self) -> Tensor:
         """`[P]`: the L2 norm of each gradient, 0 where there is none."""
         here = [(i, p.grad) for i, p in enumerate(self._parameters) if p.grad is not None]
-        norms = norms_of([gradient for _, gradient in here])
+        norms = self.parallel.norms([gradient for _, gradient in here])
         if len(here) == len(self.names):
             return norms
         whole = norms.new_zeros(len(self.names))
@@ -38,9 +40,4 @@ class Meter:
     def after(self) -> Tensor:
         """`[P]`: the L2 norm of what the step has added to each parameter."""
         torch._foreach_sub_(self.moved, self.weights)
-        return norms_of(self.moved)
-
-
-def norms_of(tensors: list[Tensor] | tuple[Tensor, ...]) -> Tensor:
-    """`[P]`: the L2 norm of each, without a wait for the device."""
-    return torch.stack(torch._foreach_norm(list(tensors)))
+        return self.parallel.norms(self.moved)

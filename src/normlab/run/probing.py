@@ -12,7 +12,8 @@ from torch import Tensor, nn
 from normlab.diagnosis.observe import Emit, Probe, Record, observe
 from normlab.nn.stack import Stack
 from normlab.nn.sublayer import Branch, Sublayer
-from normlab.run.meter import Meter, norms_of
+from normlab.run.meter import Meter
+from normlab.run.parallel import norms_of
 
 SUBLAYERS: Final = "sublayers"
 """Stands in a probe for the paths of all sublayers; ``sublayers.f`` are their branches."""
@@ -132,11 +133,15 @@ class _Groups:
     @torch.no_grad()
     def measured(self, meter: Meter, gradients: Tensor, updates: Tensor) -> Tensor:
         """One value a name: gradient norms, and updates relative to the weights after them."""
-        ratios = self._together(updates) / self._together(norms_of(meter.weights))
+        whole = meter.parallel.whole
+        ratios = self._together(updates) / self._together(meter.parallel.norms(meter.weights))
         values = [self._together(gradients), ratios]
         if self._views:
-            moved = norms_of([view.of(meter.moved[view.index]) for view in self._views])
-            values.append(moved / norms_of([view.of(meter.weights[view.index]) for view in self._views]))
+            moved, weights = (
+                norms_of([v.of(whole(v.index, tensors[v.index])) for v in self._views])
+                for tensors in (meter.moved, meter.weights)
+            )
+            values.append(moved / weights)
         return torch.cat(values)
 
     def _together(self, norms: Tensor) -> Tensor:

@@ -23,7 +23,7 @@ from sacrebleu.metrics.bleu import BLEU
 from scipy.stats import t as student_t
 
 from normlab.spec.comparison import Difference, Interval
-from normlab.tasks.scores import check_lengths
+from normlab.tasks.scores import bleu_tokens, check_lengths
 
 Array = np.ndarray[tuple[int, ...], np.dtype[np.float64]]
 
@@ -39,13 +39,17 @@ _CHUNK = 512
 """Resamples drawn at a time: bounds memory at some 10 kB a sentence."""
 
 
-def sentence_statistics(outputs: Sequence[Sequence[str]], references: Sequence[str]) -> Array:
+def sentence_statistics(
+    outputs: Sequence[Sequence[str]], references: Sequence[str], *, target_lang: str = ""
+) -> Array:
     """`[seeds, sentences, 10]`: what corpus BLEU is a function of, by sentence.
 
     In order: tokens of the translation, of the reference, matching 1- to 4-grams, and 1- to 4-grams of the
-    translation; sacreBLEU's tokens (13a). Summed over sentences, ``corpus_scores`` makes them BLEU.
+    translation; sacreBLEU's tokens for the language (13a for most). Summed over sentences, ``corpus_scores``
+    makes them BLEU.
     """
-    metric = BLEU(effective_order=True)  # concerns sentence scores alone, which nobody looks at
+    # effective_order concerns sentence scores alone, which nobody looks at
+    metric = BLEU(effective_order=True, tokenize=bleu_tokens(target_lang))
     rows: list[list[list[int]]] = []
     for hypotheses in outputs:
         check_lengths(hypotheses, references)
@@ -132,9 +136,13 @@ def differences(
     references: Sequence[str],
     *,
     resamples: int = RESAMPLES,
+    target_lang: str = "",
 ) -> tuple[Difference, ...]:
     """Every pair of systems, each a list over seeds of lists of translations; p Holm-corrected over all."""
-    statistics = {name: sentence_statistics(outputs, references) for name, outputs in systems.items()}
+    statistics = {
+        name: sentence_statistics(outputs, references, target_lang=target_lang)
+        for name, outputs in systems.items()
+    }
     measured = {name: _System(rows, resamples) for name, rows in statistics.items()}
     pairs = list(itertools.combinations(measured, 2))
     found = [_compare(measured[a], measured[b]) for a, b in pairs]

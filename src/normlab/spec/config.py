@@ -76,6 +76,10 @@ class ModelConfig:
         )
 
 
+PARALLEL_TEXTS = ("train_src", "train_tgt", "dev_src", "dev_tgt", "test_src", "test_tgt")
+"""Fields of ``DataConfig`` that name the texts of a translation."""
+
+
 @dataclass(frozen=True)
 class DataConfig:
     """Text, parallel or plain as the task reads it: files, or the built-in corpus when no file is given."""
@@ -90,11 +94,21 @@ class DataConfig:
     """Plain text, as in the next two; a translation has the six above."""
     dev_text: str = machine("")
     test_text: str = machine("")
+    dataset: str = machine("")
+    """A data set by name, see ``data.named``; the preparation fills those of the six texts that are empty."""
+    source_lang: str = ""
+    """A language such as ``de``, like the next: of a data set, of words and of BLEU's tokens."""
+    target_lang: str = ""
     builtin: str = machine("mixed-de-en")
     """Built-in corpus used when the paths are empty, ``<kinds>-<source>-<target>``."""
     builtin_pairs: int = machine(20000)
     builtin_seed: int = machine(0)
+    words: str = ""
+    """How text is split before the tokenizer sees it, and joined after decoding: ``moses``, or not at all."""
+    tokenizer: str = machine("bpe")
+    """``bpe`` or ``unigram``, learned from the text, or a ready model's file; ``digest`` stands for it."""
     vocab_size: int = 4000
+    """Types of a tokenizer that is learned."""
     max_len: int = 128
     """Longer sides (tokens, end of sentence included) are left out of training."""
     block_len: int = 128
@@ -104,7 +118,9 @@ class DataConfig:
     target_vocab_mask: bool = False
     """Whether logits of types that never occur on the target side are masked to minus infinity."""
     digest: str = ""
-    """Content digest of all text; filled in by the preparation. Stands for the paths in the run id."""
+    """Content digest of all text and of ``tokenizer``; filled in by the preparation. Stands for the paths in
+    the run id.
+    """
 
     def __post_init__(self) -> None:
         check(
@@ -114,8 +130,14 @@ class DataConfig:
                 Range(least=2, whole=True): "max_len",
                 SIZE: "builtin_pairs block_len",
                 SHARE: "word_dropout",
+                Choice(("", "moses")): "words",
             },
         )
+        if self.words and not (self.source_lang and self.target_lang):
+            raise ValueError(
+                f"words are {self.words!r}, whose rules are those of languages; name both: --source-lang de "
+                f"--target-lang en, for example"
+            )
 
 
 @dataclass(frozen=True)
@@ -140,6 +162,8 @@ class OptimConfig:
     """What those and ``val_decay`` multiply the rate by; 0 is the factor each was published with."""
     decay_patience: int = 3
     """Validations in a row without a new best dev score after which ``val_decay`` lowers the rate."""
+    stop_lr: float = 0.0
+    """The run ends once the rate has fallen below this after the warm-up; 0: it does not."""
     label_smoothing: float = 0.1
 
     def __post_init__(self) -> None:
@@ -150,7 +174,7 @@ class OptimConfig:
             {
                 POSITIVE: "lr eps",
                 SHARE: "betas momentum label_smoothing",
-                AMOUNT: "weight_decay decay_factor",
+                AMOUNT: "weight_decay decay_factor stop_lr",
                 Range(least=0): "clip_norm_l2",
                 COUNT: "warmup_steps decay_step",
                 SIZE: "decay_patience",
@@ -170,8 +194,9 @@ class TrainConfig:
     accumulation: int = 1
     """Micro-batches a step."""
     precision: str = "fp32"
-    """``fp32``, ``bf16`` (autocast over fp32 weights), or ``auto``: what the device does best, resolved by
-    ``run.devices.resolved_precision`` before the run has an id.
+    """``fp32``, ``bf16`` or ``fp16`` (autocast over fp32 weights; fp16 with a scaled loss, on a GPU), or
+    ``auto``: what the device does best, resolved by ``run.devices.resolved_precision`` before the run has an
+    id.
     """
     validate_every_steps: int = 500
     """Changes which checkpoint is best, so it enters the run id."""
@@ -181,16 +206,33 @@ class TrainConfig:
     """``bleu`` (higher) or ``nll`` (lower) on dev decides which checkpoint is best."""
     stop_early: bool = True
     """Whether a run ends as soon as its outcome is stuck or diverged."""
+    stop_patience: int = 0
+    """Validations in a row without a new best dev score after which the run ends; 0: it does not."""
+    average_last: int = 0
+    """The test is of the mean of the weights at so many last validations; 0: of the best ones."""
+    ema_decay: float = 0.0
+    """Of a moving average of the weights, which validations and the best checkpoint are of; 0: none."""
+    start_from: str = machine("")
+    """Folder of the run whose weights are the start, see ``start_digest``."""
+    start_digest: str = ""
+    """Digest of those weights; filled in by ``run.warm_start``. Stands for the folder in the run id."""
 
     def __post_init__(self) -> None:
         check(
             self,
             {
                 SIZE: "steps max_tokens accumulation validate_every_steps dev_bleu_sentences",
-                Choice(("auto", "fp32", "bf16")): "precision",
+                Choice(("auto", "fp32", "bf16", "fp16")): "precision",
                 Choice(("bleu", "nll")): "best_by",
+                COUNT: "stop_patience average_last",
+                SHARE: "ema_decay",
             },
         )
+        if self.average_last and self.ema_decay:
+            raise ValueError(
+                f"average_last is {self.average_last} and ema_decay {self.ema_decay!r}, and both average the "
+                "weights; leave one of them at 0"
+            )
 
 
 @dataclass(frozen=True)
@@ -263,20 +305,31 @@ class MachineConfig:
 
     device: str = machine("cpu")
     threads: int = machine(0)
-    """Threads of one process; 0 leaves torch's default."""
+    """Threads of one process, for torch and for the tokenizer; 0 leaves both their defaults."""
+    loader_workers: int = machine(0)
+    """Threads that make batches ahead of their use; 0: each is made when it is needed."""
+    shard: bool = machine(False)
+    """Whether each of several ranks has a part of the weights, gradients and moments, instead of all."""
     log_every_steps: int = machine(10)
     checkpoint_every_steps: int = machine(500)
     probes: str = machine("cheap")
     """What is measured of the model while it trains: nothing if empty, or a preset named by its cost."""
     probe_every_steps: int = machine(50)
+    keep_checkpoints: str = machine("")
+    """Which weights stay in ``steps/``: none if empty, ``log`` (steps 0, 1, 2, 4, 8 ... and the last) or
+    ``all`` (of every validation).
+    """
+    tensorboard: bool = machine(False)
+    """Whether metrics and probes are written for TensorBoard, too."""
 
     def __post_init__(self) -> None:
         check(
             self,
             {
-                COUNT: "threads",
+                COUNT: "threads loader_workers",
                 SIZE: "log_every_steps checkpoint_every_steps probe_every_steps",
                 Choice(("", "cheap", "standard", "full")): "probes",
+                Choice(("", "log", "all")): "keep_checkpoints",
             },
         )
 

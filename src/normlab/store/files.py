@@ -65,8 +65,14 @@ def write_text_atomic(path: Path, text: str) -> None:
             with suppress(OSError):
                 new.unlink(missing_ok=True)
             raise
-    descriptor = os.open(path.parent, os.O_RDONLY)
+    sync(path.parent)
+
+
+def sync(path: Path) -> None:
+    """Wait until a file, or a folder's list of names, is on the disk."""
+    descriptor = os.open(path, os.O_RDONLY)
     try:
-        os.fsync(descriptor)
+        with named(path):
+            os.fsync(descriptor)
     finally:
         os.close(descriptor)

@@ -15,7 +15,7 @@ from normlab.spec.outcome import Outcome
 from normlab.spec.serialise import NOT_FINITE, from_plain
 
 from .busy import RunBusyError, held, hold
-from .files import append_rows, read_json, row_line, write_json_atomic, write_text_atomic
+from .files import append_rows, read_json, row_line, sync, write_json_atomic, write_text_atomic
 
 __all__ = [
     "RunBusyError",
@@ -50,6 +50,8 @@ class Status:
     """From the first step on, validations included, pauses between resumptions left out."""
     error: str = ""
     hardware: str = ""
+    stopped: str = ""
+    """Why a run ended before its last step although its outcome did not end it."""
 
     def __post_init__(self) -> None:
         check(self, {Choice(STATES): "state", COUNT: "step"})
@@ -67,13 +69,26 @@ class RunFolder:
         self.path = Path(path)
         self.last = self.path / "last"
         """Checkpoint to go on from."""
+        self.previous = self.path / "previous"
+        """The one before it, for where ``last`` turns out to be damaged."""
         self.best = self.path / "best"
         """Weights with the best dev score."""
+        self.average = self.path / "average"
+        """Mean of the weights at the last validations, where the configuration asks for it."""
+        self.steps = self.path / "steps"
+        """Weights that were kept, a folder a step."""
+        self.start = self.path / "start.json"
+        """What was taken from another run's weights, where the run began with these."""
+        self.tensorboard = self.path / "tensorboard"
         self.tokenizer = self.path / "tokenizer.json"
         self.target_types = self.path / "target_types.npy"
         self.log = self.path / "log.txt"
         self.translations = self.path / "test.hyp.txt"
         self.scores = self.path / "scores.json"
+        self._row_files = (self.path / "metrics.jsonl", self.path / "probes.jsonl")
+        self.best_translations = self.path / "test-best.hyp.txt"
+        """Of ``best``, where ``translations`` and ``scores`` are of ``average``."""
+        self.best_scores = self.path / "scores-best.json"
 
     @classmethod
     def create(cls, path: str | Path, config: Config) -> RunFolder:
@@ -87,6 +102,12 @@ class RunFolder:
     def config(self) -> Config:
         """The resolved configuration. Raises ValueError with the place of what is wrong in it."""
         return read_config(self.path / "config.json")
+
+    def id(self) -> str:
+        """The run's id as its ``config.json`` says it; empty without one."""
+        path = self.path / "config.json"
+        content = read_json(path) if path.exists() else {}
+        return str(content.get("id", "")) if isinstance(content, dict) else ""
 
     def stale(self) -> bool:
         """Whether today's code would give other numbers: the run's id is no longer that of its config."""
@@ -153,12 +174,18 @@ class RunFolder:
 
     def cut_rows(self, step: int) -> None:
         """Drop what was written after a step, and a torn line, so that a resumed run writes it anew."""
-        for path in (self.path / "metrics.jsonl", self.path / "probes.jsonl"):
+        for path in self._row_files:
             if path.exists() or path.name == "metrics.jsonl":
                 kept = [row for row in _rows(path) if row["step"] <= step]
                 write_text_atomic(path, "".join(row_line(row) for row in kept))
         if reports := self.flights():
             self._write_flights([report for report in reports if report["step"] <= step])
+
+    def sync_rows(self) -> None:
+        """Wait until every row is on the disk."""
+        for path in self._row_files:
+            if path.exists():
+                sync(path)
 
     def _write_flights(self, reports: Sequence[Mapping[str, Any]]) -> None:
         write_json_atomic(self.path / "flight.json", {"reports": list(reports)})

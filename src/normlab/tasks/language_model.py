@@ -48,6 +48,11 @@ class LanguageModel(Task[TextCorpus, Decoder, TextBatch], name="language_model")
                 f"max_tokens is {config.train.max_tokens}, less than one block of {config.data.block_len}; "
                 f"raise --max-tokens or lower --block-len"
             )
+        if config.data.words:
+            raise ValueError(
+                f"data.words are {config.data.words!r}, and a language model reads its text as it is, or its "
+                f"perplexity would be of another text; leave out --words"
+            )
         if config.data.target_vocab_mask:
             raise ValueError(
                 "target_vocab_mask leaves tokens out of the dev likelihood, and so out of a perplexity; "

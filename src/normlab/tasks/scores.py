@@ -8,13 +8,17 @@ from dataclasses import dataclass
 from sacrebleu.metrics.bleu import BLEU
 from sacrebleu.metrics.chrf import CHRF
 
+from normlab.data.words import primary
+
 
 @dataclass(frozen=True)
 class Scores:
     """Corpus scores of one translation, all from 0 to 100, each with sacreBLEU's signature."""
 
     bleu: float
-    """Papineni et al. 2002, on sacreBLEU's own tokens (13a), n-grams without a match smoothed (exp)."""
+    """Papineni et al. 2002, on sacreBLEU's own tokens (13a, or those of the language: ``bleu_tokens``),
+    n-grams without a match smoothed (exp).
+    """
     chrf: float
     """chrF2 of characters up to 6-grams, Popović 2015 (W15-3049)."""
     bleu_tokenised: float
@@ -25,29 +29,65 @@ class Scores:
     signature_tokenised: str
 
 
-def score(hypotheses: Sequence[str], references: Sequence[str], *, tokenised: bool = False) -> Scores:
+_OF_LANGUAGES = {
+    code: tokens
+    for tokens, codes in {"zh": "zh zho cmn yue", "ja-mecab": "ja jpn", "ko-mecab": "ko kor"}.items()
+    for code in codes.split()
+}
+
+
+def bleu_tokens(target_lang: str) -> str:
+    """The sacreBLEU tokeniser of a language: ``zh``, ``ja-mecab`` and ``ko-mecab`` of languages that put no
+    blanks, or not only blanks, between words, ``13a`` of all others.
+    """
+    return _OF_LANGUAGES.get(primary(target_lang), "13a")
+
+
+def require_bleu_tokens(target_lang: str) -> None:
+    """Raise ValueError where BLEU of that language needs a package that is not installed."""
+    tokens = bleu_tokens(target_lang)
+    try:
+        BLEU(tokenize=tokens)
+    except RuntimeError as error:
+        raise ValueError(
+            f"BLEU of the target language {target_lang!r} needs MeCab to find words; type: pip install "
+            f"'sacrebleu[{tokens.partition('-')[0]}]'"
+        ) from error
+
+
+def score(
+    hypotheses: Sequence[str], references: Sequence[str], *, tokenised: bool = False, target_lang: str = ""
+) -> Scores:
     """Corpus scores of one translation against one reference.
+
+    ``target_lang`` decides on the tokens of ``bleu``, and of ``bleu_tokenised`` where that language is
+    written without blanks; chrF needs none.
 
     ``tokenised``: the text is already split into tokens by blanks (by Moses, say); ``bleu_tokenised`` takes
     it as it is (``tok:none``). Raw text is split for it at punctuation and symbols (``tok:intl``), which is
     not Moses to the letter: abbreviations and apostrophes differ.
 
-    Raises ValueError if there is nothing to score or the two differ in length.
+    Raises ValueError if there is nothing to score or the two differ in length, and where a package for the
+    language is missing.
     """
     check_lengths(hypotheses, references)
+    require_bleu_tokens(target_lang)
+    tokens = bleu_tokens(target_lang)
+    raw = tokens if primary(target_lang) in _OF_LANGUAGES else "intl"
     metrics = (
-        BLEU(force=tokenised),
+        BLEU(force=tokenised, tokenize=tokens),
         CHRF(),
-        BLEU(tokenize="none" if tokenised else "intl", smooth_method="none", force=True),
+        BLEU(tokenize="none" if tokenised else raw, smooth_method="none", force=True),
     )
     bleu, chrf, own = (float(m.corpus_score(list(hypotheses), [list(references)]).score) for m in metrics)
     return Scores(bleu, chrf, own, *(str(m.get_signature()) for m in metrics))
 
 
-def corpus_bleu(hypotheses: Sequence[str], references: Sequence[str]) -> float:
+def corpus_bleu(hypotheses: Sequence[str], references: Sequence[str], *, target_lang: str = "") -> float:
     """``Scores.bleu`` alone, as validations need it."""
     check_lengths(hypotheses, references)
-    return float(BLEU(force=True).corpus_score(list(hypotheses), [list(references)]).score)
+    metric = BLEU(force=True, tokenize=bleu_tokens(target_lang))
+    return float(metric.corpus_score(list(hypotheses), [list(references)]).score)
 
 
 def check_lengths(hypotheses: Sequence[str], references: Sequence[str]) -> None:

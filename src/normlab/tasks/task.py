@@ -118,7 +118,10 @@ class Task(ABC, Generic[CorpusT, ModelT, BatchT]):
 
     @abstractmethod
     def batch(self, index: int) -> BatchT:
-        """The ``index``-th micro-batch of training, on the device; it depends on seed and index alone."""
+        """The ``index``-th micro-batch of training, on the device; it depends on seed and index alone.
+
+        Several threads may ask at once.
+        """
 
     @abstractmethod
     def loss(self, model: ModelT, batch: BatchT) -> LossSum:

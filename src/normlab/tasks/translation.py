@@ -12,19 +12,21 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from normlab.data.batches import Batch, Batches, Ragged, TokenPairs, dev_batches, plan_shapes
+from normlab.data.batches import Batch, Batches, dev_batches
 from normlab.data.prepare import Corpus, prepare
+from normlab.data.ragged import Ragged, TokenPairs
+from normlab.data.shapes import plan_shapes
 from normlab.data.tokenizer import UNK, Tokenizer
 from normlab.init import profile_
 from normlab.nn import PAD, Seq2Seq
 from normlab.nn.decode import EOS, FREE, Bounds, Hypothesis, search
 from normlab.nn.sampling import sample
-from normlab.spec.config import Config, DataConfig, DecodeConfig
+from normlab.spec.config import PARALLEL_TEXTS, Config, DataConfig, DecodeConfig
 from normlab.spec.randomness import derive
 from normlab.spec.units import perplexity
 from normlab.tasks.build import build_seq2seq
 from normlab.tasks.loss import LossSum, label_smoothed
-from normlab.tasks.scores import corpus_bleu, score
+from normlab.tasks.scores import corpus_bleu, require_bleu_tokens, score
 from normlab.tasks.task import Scored, Task
 
 _SEARCHED_SENTENCES = 200
@@ -34,16 +36,20 @@ _SEARCHED_SENTENCES = 200
 class Translation(Task[Corpus, Seq2Seq, Batch], name="translation"):
     """Pairs of sentences, label-smoothed loss, BLEU of a search."""
 
-    texts = ("train_src", "train_tgt", "dev_src", "dev_tgt", "test_src", "test_tgt")
+    texts = (*PARALLEL_TEXTS, "dataset")
     stacks = ("encoder", "decoder")
     best_by = ("bleu", "nll")
 
     def __init__(self, config: Config, corpus: Corpus, device: torch.device) -> None:
         super().__init__(config, corpus, device)
-        source_lengths, target_lengths = corpus.train.lengths
-        shapes = plan_shapes(source_lengths, target_lengths, config.train.max_tokens)
+        shapes = plan_shapes(corpus.train, config.train.max_tokens)
         self.batches = Batches(corpus.train, shapes, config.seeds.data)
         self.allowed = allowed_types(config, corpus.target_types, device)
+
+    @classmethod
+    def check(cls, config: Config) -> None:
+        super().check(config)
+        require_bleu_tokens(config.data.target_lang)
 
     @staticmethod
     def prepare(config: DataConfig, root: str | Path) -> tuple[DataConfig, Corpus]:
@@ -102,7 +108,7 @@ class Translation(Task[Corpus, Seq2Seq, Batch], name="translation"):
         hypotheses = translate_lines(
             model, self.corpus.tokenizer, pairs.source[:count], greedy, allowed=self.allowed
         )
-        return corpus_bleu(hypotheses, pairs.target[:count])
+        return corpus_bleu(hypotheses, pairs.target[:count], target_lang=self.config.data.target_lang)
 
     def dev_scores(self, model: Seq2Seq) -> dict[str, float]:
         return {"nll": self.dev_nll(model), "bleu": self.dev_bleu(model)}
@@ -113,7 +119,8 @@ class Translation(Task[Corpus, Seq2Seq, Batch], name="translation"):
         hypotheses = translate_lines(
             model, self.corpus.tokenizer, pairs.source, self.config.decode, allowed=self.allowed
         )
-        return Scored({**vars(score(hypotheses, pairs.target)), **self._perplexities(model)}, hypotheses)
+        scores = score(hypotheses, pairs.target, target_lang=self.config.data.target_lang)
+        return Scored({**vars(scores), **self._perplexities(model)}, hypotheses)
 
     def _perplexities(self, model: Seq2Seq) -> dict[str, float]:
         r"""Of a test token: ``nll`` in nats, ``perplexity`` :math:`e^{nll}`, and ``perplexity_smoothed``,
@@ -124,7 +131,7 @@ class Translation(Task[Corpus, Seq2Seq, Batch], name="translation"):
         """
         text, tokenizer = self.corpus.test_text, self.corpus.tokenizer
         longest = model.positions.longest or math.inf
-        both = zip(tokenizer.encode(text.source), tokenizer.encode(text.target), strict=True)
+        both = zip(tokenizer.encode(text.source), tokenizer.encode_target(text.target), strict=True)
         fitting = [pair for pair in both if max(map(len, pair)) < longest]
         nll = loss = math.nan
         if fitting:
@@ -264,7 +271,7 @@ def _prefix_ids(tokenizer: Tokenizer, prefixes: Sequence[str], allowed: Tensor |
     """Raises ValueError for a prefix that no output can spell."""
     known: dict[str, list[int]] = {}
     for text in dict.fromkeys(prefixes):
-        (ids,) = tokenizer.encode([text])
+        (ids,) = tokenizer.encode_target([text])
         if UNK in ids:
             raise ValueError(
                 f"the prefix {text!r} has characters that the run's vocabulary does not have; leave them out"

@@ -1,0 +1,114 @@
+"""``normlab translate``: a run's weights at work."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass, fields, replace
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+from tyro.conf import Positional, arg
+
+from normlab.cli.common import RUNS, Imports, Switch, find, lines_of
+from normlab.spec.config import DecodeConfig
+from normlab.store.folder import write_text_atomic
+
+
+@dataclass(frozen=True)
+class Translate:
+    """Translate files, or standard input, with the weights of a run.
+
+    Without flags by the run's own search, with the weights that its test scores are of: the average of the
+    last ones where the run has it, else the best.
+    """
+
+    run_folder: Annotated[Positional[str], arg(metavar="RUN")]
+    """A run's folder, or the beginning of its id."""
+    files: Annotated[Positional[tuple[str, ...]], arg(metavar="FILE")] = ()
+    """Text, one sentence a line; none or -: standard input."""
+    weights: Literal["average", "best", "last"] | None = None
+    """Which of the run's weights."""
+    step: int | None = None
+    """Those after this step, of a run with --keep-checkpoints."""
+    threads: int | None = None
+    """Without it those of the run."""
+    output: str = "-"
+    """File for the translations; -: standard output."""
+    beam: int | None = None
+    """Beam width; 1 is greedy."""
+    length_penalty: float | None = None
+    """alpha of the length penalty; 0 sums log-probabilities."""
+    length_penalty_formula: Literal["power", "gnmt"] | None = None
+    """power: score / length**alpha; gnmt: score / ((5 + length) / 6)**alpha."""
+    n_best: int | None = None
+    """So many translations of each line: its number, score and text, separated by tabs."""
+    sample: Switch = False
+    """Draw translations, --n-best of each line, instead of searching for the best."""
+    temperature: float | None = None
+    """Of the draws; below 1 nearer to the likeliest."""
+    top_k: int | None = None
+    """Draw from so many likeliest types; 0: from all."""
+    top_p: float | None = None
+    """Draw from the fewest likeliest types that together have this probability."""
+    sample_seed: int | None = None
+    """Another one gives other draws."""
+    min_length: int | None = None
+    """Tokens of a translation, at least."""
+    prefix: str = ""
+    """Text with which every translation begins."""
+    runs: Path = RUNS
+    """Folder of the run folders."""
+    imports: Imports = ()
+    """A module of yours that registers placements, norms and so on; may be given several times."""
+
+    @classmethod
+    def defaults(cls, argv: Sequence[str]) -> None:
+        return None
+
+    def decode(self, own: DecodeConfig) -> DecodeConfig:
+        """The run's own decoding, with what was typed; a beam means a search."""
+        if self.beam is not None and not self.sample:
+            own = own.searching()
+        typed = {f.name: getattr(self, f.name, None) for f in fields(own)}
+        typed["sample"] = self.sample or None
+        decode = replace(own, **{name: value for name, value in typed.items() if value is not None})
+        if self.beam is not None and decode.sample:
+            raise ValueError(
+                f"--beam is {self.beam}, and outputs are drawn, which needs no beam; leave out --beam, and "
+                f"for several draws of each line type --n-best {self.beam}"
+            )
+        return decode
+
+    def _weights(self) -> str | int:
+        if self.step is not None and self.weights:
+            raise ValueError(
+                f"--step is {self.step} and --weights {self.weights}, and each names weights; leave one out"
+            )
+        return self.weights or "" if self.step is None else self.step
+
+    def run(self) -> None:
+        from normlab.run.plugins import load_plugins
+        from normlab.run.recipes import require_known
+        from normlab.run.translate import n_best, translate
+        from normlab.run.weights import chosen
+
+        load_plugins(*self.imports)
+        folder = find(self.run_folder, self.runs)
+        require_known(folder.config())
+        decode = self.decode(folder.config().decode)
+        lines = [line for name in self.files or ("-",) for line in lines_of(name)]
+        prefixes = [self.prefix] * len(lines)
+        weights = chosen(folder, self._weights())
+        print(f"translating with {weights.said}", file=sys.stderr)
+        how: dict[str, Any] = {"prefixes": prefixes, "weights": weights.name, "threads": self.threads}
+        if self.n_best is None:
+            written = translate(folder.path, lines, decode, **how)
+        else:
+            found = n_best(folder.path, lines, self.n_best, decode, **how)
+            written = [f"{i}\t{c.score:z.4f}\t{c.text}" for i, row in enumerate(found, 1) for c in row]
+        text = "".join(f"{line}\n" for line in written)
+        if self.output == "-":
+            sys.stdout.write(text)
+        else:
+            write_text_atomic(Path(self.output), text)

@@ -1,0 +1,84 @@
+"""NumPy files that grow while they are written, and files whose pages do not stay in memory."""
+
+from __future__ import annotations
+
+import os
+import weakref
+from pathlib import Path
+from types import TracebackType
+from typing import final
+
+import numpy as np
+from numpy.typing import NDArray
+
+LARGE_BYTES = 2**25
+"""From this size on a mapped file counts: a smaller one may stay in memory as a whole."""
+
+
+class GrowingFile:
+    """A one-dimensional ``.npy`` file written part by part, byte for byte what ``numpy.save`` writes.
+
+    A context manager: the header tells the final length once the block is left without an error.
+    """
+
+    def __init__(self, path: Path, dtype: type[np.integer]) -> None:
+        self._stream, self._dtype, self.length = path.open("wb"), np.dtype(dtype), 0
+        self._write_header()
+
+    def append(self, values: NDArray[np.integer]) -> None:
+        """Raises TypeError for values of a type that is signed where the file's is not."""
+        part = values.astype(self._dtype, casting="same_kind", copy=False)
+        # Through the stream, not ndarray.tofile, so that a full disk is told with its errno.
+        self._stream.write(np.ascontiguousarray(part).data)
+        self.length += len(values)
+
+    def __enter__(self) -> GrowingFile:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        with self._stream:
+            if kind is None:
+                # NumPy leaves room in a header for the longest length there can be, so it keeps its size.
+                self._stream.seek(0)
+                self._write_header()
+
+    def _write_header(self) -> None:
+        described = {
+            "descr": np.lib.format.dtype_to_descr(self._dtype),
+            "fortran_order": False,
+            "shape": (self.length,),
+        }
+        np.lib.format.write_array_header_1_0(self._stream, described)
+
+
+@final
+class FileReader:
+    """Ranges of a mapped array, read from its file past the mapping.
+
+    A page that is mapped counts as this process's memory, and a system with huge pages in its file cache maps
+    some MiB of them for every sentence that is read.
+    """
+
+    def __init__(self, array: np.memmap) -> None:
+        self._file = os.open(str(array.filename), os.O_RDONLY)
+        weakref.finalize(self, os.close, self._file)
+        self._dtype, self._begin = array.dtype, array.offset
+
+    def __call__(self, start: int, stop: int) -> NDArray[np.integer]:
+        size = self._dtype.itemsize
+        raw = os.pread(self._file, (stop - start) * size, self._begin + start * size)
+        return np.frombuffer(raw, self._dtype)
+
+
+def reader_of(array: NDArray[np.integer]) -> FileReader | None:
+    """For a large mapped array; None for others, which may be in memory as a whole."""
+    if (
+        isinstance(array, np.memmap)
+        and array.nbytes >= LARGE_BYTES
+        and array.filename
+        and hasattr(os, "pread")
+    ):
+        return FileReader(array)
+    return None

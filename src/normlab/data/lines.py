@@ -1,0 +1,118 @@
+"""Texts that are read line by line, as often as needed, wherever they are."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Protocol, TypeVar
+
+from normlab.data.sources import located_lines
+
+LINES_AT_A_TIME = 8192
+"""Of a text that is worked through in parts: few enough that a part's memory does not matter."""
+
+CHARACTERS_AT_A_TIME = 2**21
+"""The same for texts of long lines; a line is never cut."""
+
+T = TypeVar("T")
+
+
+class Lines(Protocol):
+    """A text: each iteration starts again at its first line."""
+
+    @property
+    def name(self) -> str:
+        """What messages call it."""
+        ...
+
+    def __iter__(self) -> Iterator[str]: ...
+
+
+def open_lines(spec: str | Path) -> Lines:
+    """The text that a path of the configuration means. Nothing is read yet."""
+    return located_lines(spec)
+
+
+@dataclass(frozen=True)
+class Survey:
+    """What one pass over a text tells."""
+
+    lines: int
+    blank: bool
+    """Whether no line has anything but white space."""
+    digest: bytes
+    """SHA-256 of ``raw`` of its lines."""
+
+
+def survey(lines: Iterable[str]) -> Survey:
+    """One pass over a text, in constant memory."""
+    whole, count, blank = hashlib.sha256(), 0, True
+    for part in parts(lines):
+        whole.update(raw(part))
+        count += len(part)
+        blank = blank and not any(line.strip() for line in part)
+    return Survey(count, blank, whole.digest())
+
+
+def raw(part: Sequence[str]) -> bytes:
+    r"""UTF-8 of the lines, each with ``\n`` at its end."""
+    return "\n".join([*part, ""]).encode()
+
+
+def parts(lines: Iterable[str]) -> Iterator[list[str]]:
+    """The lines in lists of bounded size; no list is empty."""
+    return _parts(lines, len)
+
+
+def paired_parts(source: Iterable[str], target: Iterable[str]) -> Iterator[tuple[list[str], list[str]]]:
+    """Both sides of a parallel text in lists of bounded size, line n beside line n.
+
+    Where one side ends before the other, so does this.
+    """
+    both = zip(source, target, strict=False)
+    for part in _parts(both, lambda pair: len(pair[0]) + len(pair[1])):
+        yield [pair[0] for pair in part], [pair[1] for pair in part]
+
+
+def _parts(items: Iterable[T], characters: Callable[[T], int]) -> Iterator[list[T]]:
+    part: list[T] = []
+    size = 0
+    for item in items:
+        part.append(item)
+        size += characters(item)
+        if len(part) == LINES_AT_A_TIME or size >= CHARACTERS_AT_A_TIME:
+            yield part
+            part = list[T]()
+            size = 0
+    if part:
+        yield part
+
+
+def require_parallel(names: tuple[str, str], counts: tuple[int, int]) -> None:
+    """Raise ValueError if a side of a parallel text is empty or the numbers of lines differ."""
+    for name, count in zip(names, counts, strict=True):
+        if not count:
+            raise ValueError(f"{name} is empty; pass a file with one sentence a line")
+    if counts[0] != counts[1]:
+        raise ValueError(
+            f"{names[0]} has {counts[0]} lines but {names[1]} has {counts[1]}; line n of one must be the "
+            f"translation of line n of the other"
+        )
+
+
+def require_unchanged(name: str, before: bytes, now: bytes) -> None:
+    """Raise ValueError if a text's digest is another one than at its first reading."""
+    if before != now:
+        raise ValueError(
+            f"{name} changed while it was prepared; type the command again when nothing writes to it any more"
+        )
+
+
+def read_parallel(source: str | Path, target: str | Path) -> tuple[list[str], list[str]]:
+    """Both sides of a parallel text. Raises ``ValueError`` if one is empty or their line counts differ."""
+    texts = open_lines(source), open_lines(target)
+    sides = list(texts[0]), list(texts[1])
+    require_parallel((texts[0].name, texts[1].name), (len(sides[0]), len(sides[1])))
+    return sides

@@ -1,0 +1,175 @@
+"""Data sets by name: which of their texts are train, dev and test."""
+
+from __future__ import annotations
+
+import difflib
+import os
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from normlab.data.hub import HUB, HubSet
+from normlab.spec.config import DataConfig
+
+ROLES = ("train", "dev", "test")
+SIDES = ("src", "tgt")
+
+_NAMES = {
+    "train": re.compile(r"train([._-].*)?"),
+    "dev": re.compile(r"(dev|val|valid|validation)([._-].*|\d.*)?"),
+    "test": re.compile(r"test([._-].*|\d.*)?"),
+}
+_DATED = re.compile(r"tst\d*")
+"""IWSLT's way: of two such years the earlier is for development."""
+_BOTH_SIDES = "translation"
+"""The column that iwslt2017, wmt14 and their like have."""
+
+
+def by_name(config: DataConfig) -> tuple[DataConfig, dict[str, str]]:
+    """The configuration with the texts of its data set filled in where none were given, and that in words.
+
+    The name is a folder of ``$NORMLAB_DATA`` with ``<split>.<language>``, plain, ``.gz`` or ``.xz``; else a
+    Hugging Face data set (``wmt14:de-en``; ``hf:`` before it skips the folders) with a column ``translation``
+    or one for each language. Raises ValueError or FileNotFoundError for a data set, language or split there
+    is not, and where several texts could be meant, with what was found.
+    """
+    if not config.dataset:
+        return config, {}
+    wanted = [role for role in ROLES if not _given(config, role)]
+    languages = _languages(config)
+    root = os.environ.get("NORMLAB_DATA", "")
+    name = Path(config.dataset)
+    local = not (config.dataset.startswith(HUB) or name.is_absolute()) and root and (root / name).is_dir()
+    where = f"$NORMLAB_DATA/{name.as_posix()}" if local else ""
+    texts = _of_folder(where, languages, wanted) if where else _of_hub(config, languages, wanted, root)
+    found: dict[str, Any] = {
+        f"{role}_{side}": spec for role in texts for side, spec in zip(SIDES, texts[role], strict=True)
+    }
+    origin = {"Data set": f"{Path(config.dataset).name}, {languages[0]} to {languages[1]}"}
+    return replace(config, **found, dataset=""), origin
+
+
+def _given(config: DataConfig, role: str) -> bool:
+    """Whether both sides were given. Raises ValueError if one was."""
+    given = [side for side in SIDES if getattr(config, f"{role}_{side}")]
+    if len(given) == 1:
+        other = "tgt" if given == ["src"] else "src"
+        raise ValueError(
+            f"--{role}-{given[0]} came beside --dataset {config.dataset}; give --{role}-{other} too, or "
+            f"neither"
+        )
+    return bool(given)
+
+
+def _languages(config: DataConfig) -> tuple[str, str]:
+    missing = [f"--{side}-lang" for side in ("source", "target") if not getattr(config, f"{side}_lang")]
+    if missing:
+        raise ValueError(
+            f"--dataset {config.dataset} came without {' and '.join(missing)}; type --dataset "
+            f"{config.dataset} --source-lang de --target-lang en, for example"
+        )
+    return config.source_lang, config.target_lang
+
+
+def _of_folder(where: str, languages: tuple[str, str], roles: Sequence[str]) -> dict[str, tuple[str, str]]:
+    """The texts of a folder by role."""
+    by_language: dict[str, set[str]] = {}
+    for file in Path(os.path.expandvars(where)).iterdir():
+        split, _, language = re.sub(r"\.(gz|xz)$", "", file.name).rpartition(".")
+        by_language.setdefault(language, set()).add(split)
+    _require_languages(where, languages, sorted(by_language))
+    splits = sorted(by_language[languages[0]] & by_language[languages[1]])
+    return _texts(where, {split: f"{where}/{split}." for split in splits}, roles, languages)
+
+
+def _of_hub(
+    config: DataConfig, languages: tuple[str, str], roles: Sequence[str], root: str
+) -> dict[str, tuple[str, str]]:
+    """The texts of a Hugging Face data set by role."""
+    try:
+        of_set = _configured(HubSet.of(config.dataset), languages)
+        splits = of_set.splits()
+    except OSError as error:
+        if config.dataset.startswith(HUB):
+            raise
+        raise FileNotFoundError(f"{_no_folder(config.dataset, root)}; {error}") from error
+    table = of_set.table(splits[0])
+    prefix, known = "", list(table.column_names)
+    if _BOTH_SIDES in known:
+        both = table.features[_BOTH_SIDES]
+        prefix, known = f"{_BOTH_SIDES}.", list(getattr(both, "languages", None) or both)
+    _require_languages(str(of_set), languages, known)
+    return _texts(str(of_set), {split: f"{of_set}#{split}.{prefix}" for split in splits}, roles, languages)
+
+
+def _configured(of_set: HubSet, languages: tuple[str, str]) -> HubSet:
+    """The data set with its only configuration, or that of the two languages."""
+    if of_set.config:
+        return of_set
+    configs = of_set.configs()
+    for ending in ("-".join(languages), "-".join(reversed(languages)), ""):
+        suiting = [name for name in configs if name.endswith(ending)]
+        if len(suiting) == 1:
+            return replace(of_set, config=suiting[0])
+    raise ValueError(
+        f"{of_set} has the configurations {', '.join(configs)}, and none or several are of {languages[0]} "
+        f"and {languages[1]}; type --dataset {of_set}:{configs[0]}, for example"
+    )
+
+
+def _texts(
+    where: str, starts: Mapping[str, str], roles: Sequence[str], languages: tuple[str, str]
+) -> dict[str, tuple[str, str]]:
+    """Both sides of each role. ``starts``: of each split the path of its texts, up to the language.
+
+    Raises ValueError for a role that no split or several could have.
+    """
+    candidates = _candidates(sorted(starts))
+    for role in roles:
+        if len(candidates[role]) != 1:
+            several = ", ".join(candidates[role])
+            said = f"several {role} texts, {several}" if several else f"no {role} text"
+            among = (
+                f"; in both languages it has {', '.join(sorted(starts))}" if starts and not several else ""
+            )
+            start = starts[candidates[role][0]] if several else next(iter(starts.values()), "FILE.")
+            raise ValueError(
+                f"{where} has {said}{among}; say which, for example --{role}-src {start}{languages[0]} "
+                f"--{role}-tgt {start}{languages[1]}"
+            )
+    found = {role: starts[candidates[role][0]] for role in roles}
+    return {role: (start + languages[0], start + languages[1]) for role, start in found.items()}
+
+
+def _candidates(splits: Sequence[str]) -> dict[str, list[str]]:
+    """The splits that could be train, dev and test; one whose name is that word alone is."""
+    found = {role: [s for s in splits if name.fullmatch(s)] for role, name in _NAMES.items()}
+    found = {role: [role] if role in names and role != "dev" else names for role, names in found.items()}
+    dated = [split for split in splits if _DATED.fullmatch(split)]
+    if not found["dev"] and not found["test"] and len(dated) == 2:
+        found["dev"], found["test"] = [[split] for split in dated]
+    for role in ("dev", "test"):
+        found[role] = found[role] or dated
+    return found
+
+
+def _require_languages(where: str, languages: tuple[str, str], known: Sequence[str]) -> None:
+    for language in languages:
+        if language not in known:
+            raise ValueError(
+                f"{where} has no text in {language!r}; it has {', '.join(known)}; name two of these with "
+                f"--source-lang and --target-lang"
+            )
+
+
+def _no_folder(name: str, root: str) -> str:
+    if not root:
+        return "NORMLAB_DATA is not set (type: export NORMLAB_DATA=/folder/of/data/sets)"
+    folders = (
+        sorted(path.name for path in Path(root).iterdir() if path.is_dir()) if Path(root).is_dir() else []
+    )
+    close = difflib.get_close_matches(name, folders, 1)
+    hint = f" (did you mean {close[0]!r}?)" if close else ""
+    return f"$NORMLAB_DATA has no folder {name!r}{hint}, only {', '.join(folders) or 'nothing'}"

@@ -1,0 +1,144 @@
+"""SentencePiece models: ready ones, unigram or BPE, and unigram ones learned from the text."""
+
+from __future__ import annotations
+
+import base64
+import io
+import json
+import re
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Any, final
+
+import numpy as np
+
+from normlab.data.tokenizer import SPECIALS, UNK, Tokenizer, require_room_for_characters
+
+KEY = "sentencepiece"
+"""Of the JSON of such a tokenizer: its value is the model in base 64."""
+
+
+@final
+class SentencePieces(Tokenizer):
+    """A SentencePiece model (Kudo and Richardson 2018, arXiv 1808.06226) behind our special tokens.
+
+    The model's own unknown and control pieces (``<unk>``, ``<s>``, ``</s>``, ``<pad>`` …) give way to ours;
+    all its other pieces follow from 4 on, in its order. It normalises as it was trained to, and decoding
+    cannot bring back what that took away.
+    """
+
+    def __init__(self, model: bytes) -> None:
+        """Raises ValueError if the bytes are no SentencePiece model. They are data; nothing is executed."""
+        self._model = model
+        self._backend: Any = _processor(model)
+        kept = [
+            i
+            for i in range(self._backend.get_piece_size())
+            if not self._backend.is_unknown(i) and not self._backend.is_control(i)
+        ]
+        self._theirs = [0] * len(SPECIALS) + kept
+        self._ours = np.full(self._backend.get_piece_size(), UNK)
+        self._ours[kept] = np.arange(len(SPECIALS), len(self._theirs))
+
+    @classmethod
+    def train(cls, lines: Iterable[str], vocab_size: int) -> SentencePieces:
+        """A unigram model (Kudo 2018, Section 3, arXiv 1804.10959) of ``vocab_size`` types, special tokens
+        and single characters included; fewer when the text gives no more.
+
+        SentencePiece's own normalisation (``nmt_nfkc``) and defaults, but every line and every character is
+        used; the text is held in memory. Raises ``ValueError`` if the characters alone are more.
+        """
+        from sentencepiece import SentencePieceTrainer
+
+        model = io.BytesIO()
+        try:
+            SentencePieceTrainer.train(
+                sentence_iterator=iter(lines),
+                model_writer=model,
+                model_type="unigram",
+                vocab_size=max(vocab_size, len(SPECIALS)),
+                hard_vocab_limit=False,
+                character_coverage=1.0,
+                max_sentence_length=2**30,
+                pad_id=0,
+                unk_id=1,
+                bos_id=2,
+                eos_id=3,
+                minloglevel=2,
+            )
+        except RuntimeError as error:
+            found = re.search(rf"\b{max(vocab_size, len(SPECIALS))} vs (\d+)", str(error))
+            if found:
+                require_room_for_characters(vocab_size, least=int(found[1]))
+            raise ValueError(f"no unigram model can be learned from this text ({error})") from error
+        return cls(model.getvalue())
+
+    @classmethod
+    def of_json(cls, content: dict[str, Any]) -> SentencePieces:
+        return cls(base64.b64decode(content[KEY], validate=True))
+
+    @property
+    def vocab_size(self) -> int:
+        return len(self._theirs)
+
+    @property
+    def kind(self) -> str:
+        return "SentencePiece"
+
+    def encode(self, lines: Sequence[str]) -> list[list[int]]:
+        found = self._backend.encode(list(lines), out_type=int)
+        return [self._ours[ids].tolist() if ids else [] for ids in found]
+
+    def decode(self, ids: Sequence[Sequence[int]]) -> list[str]:
+        """The inverse of ``encode`` up to the model's normalisation and unknown characters."""
+        pieces = [[self._theirs[i] for i in line if i >= len(SPECIALS)] for line in ids]
+        return [self._backend.decode(line) if line else "" for line in pieces]
+
+    def to_json(self) -> str:
+        return json.dumps({KEY: base64.b64encode(self._model).decode("ascii")})
+
+
+def _processor(model: bytes) -> Any:
+    from sentencepiece import SentencePieceProcessor
+
+    if not model:
+        raise ValueError("it is empty")
+    try:
+        whole = {_TRAINER, _NORMALISER} <= set(_fields(model))
+        backend = SentencePieceProcessor(model_proto=model)
+    except (RuntimeError, IndexError) as error:
+        raise ValueError("it is neither JSON nor a SentencePiece model") from error
+    if not whole or not backend.get_piece_size():
+        raise ValueError("it is a SentencePiece model of which a part is missing")
+    return backend
+
+
+_TRAINER, _NORMALISER = 2, 3
+"""Fields of a model that stand after its pieces."""
+
+
+def _fields(message: bytes) -> Iterator[int]:
+    """The numbers of a protocol buffer's fields that have a length, up to the first that has none.
+
+    The library takes a model that ends after any of its pieces for a whole one. Raises IndexError at an end
+    within a number.
+    """
+    place = 0
+
+    def number() -> int:
+        nonlocal place
+        value = shift = 0
+        while True:
+            byte = message[place]
+            place += 1
+            value |= (byte & 0x7F) << shift
+            shift += 7
+            if byte < 0x80:
+                return value
+
+    while place < len(message):
+        tag = number()
+        if tag & 7 != 2:
+            return
+        yield tag >> 3
+        length = number()
+        place += length

@@ -1,0 +1,89 @@
+"""Where a text is: a file, a column of a table, or a column of a Hugging Face data set."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import final
+
+from normlab.data.hub import HUB, HubColumn
+from normlab.data.text import TextFile, located
+
+
+def located_lines(spec: str | Path) -> TextFile | Column | HubColumn:
+    """The text that a path of the configuration means; its rows are read when it is iterated.
+
+    ``corpus.de``, a file; ``pairs.tsv#2`` and ``pairs.tsv#en``, a ``Column``;
+    ``hf:wmt14:de-en#train.translation.de``, a ``HubColumn``. A file whose own name has a ``#`` is a file.
+    """
+    text = str(spec)
+    if text.startswith(HUB):
+        return HubColumn.of(text)
+    if "#" not in text or located(text).exists():
+        return TextFile(spec)
+    cuts = [place for place, character in enumerate(text) if character == "#"]
+    cut = next((place for place in cuts if located(text[:place]).is_file()), cuts[0])
+    return Column(text[:cut], text[cut + 1 :])
+
+
+@final
+@dataclass(frozen=True)
+class Column:
+    r"""A column of a table: a text file (plain, ``.gz`` or ``.xz``) with columns between tabs.
+
+    A tab ends a column and ``\n`` a row, always: quotation marks are characters like any other, nothing is
+    escaped, as in the tables of GLUE. By number, from 1 on, every row is text; by name the first row has the
+    names of the columns.
+    """
+
+    path: str
+    column: str
+
+    @property
+    def name(self) -> str:
+        return f"{self.path}#{self.column}"
+
+    def __iter__(self) -> Iterator[str]:
+        """Raises ValueError for a column there is not and for a row with more or fewer columns than the
+        first, and what ``TextFile`` raises.
+        """
+        rows = iter(TextFile(self.path))
+        first = next(rows, None)
+        if first is None:
+            return
+        names = first.split("\t")
+        numbered = self.column.isascii() and self.column.isdecimal()
+        place = self._numbered(len(names)) if numbered else self._named(names)
+        text = itertools.chain([first], rows) if numbered else rows
+        for number, row in enumerate(text, 1 if numbered else 2):
+            cells = row.split("\t")
+            if len(cells) != len(names):
+                raise ValueError(
+                    f"{self.path}, line {number} has {_columns(len(cells))} and line 1 has {len(names)}; put "
+                    f"one tab between two columns and none inside a column"
+                )
+            yield cells[place]
+
+    def _numbered(self, count: int) -> int:
+        place = int(self.column)
+        if not 1 <= place <= count:
+            raise ValueError(
+                f"{self.path} has {_columns(count)}, and #{self.column} is none of them; type {self.path}#1"
+                + (f" to #{count}" if count > 1 else "")
+            )
+        return place - 1
+
+    def _named(self, names: list[str]) -> int:
+        if names.count(self.column) != 1:
+            again = "more than one column" if self.column in names else "no column"
+            raise ValueError(
+                f"{self.path} has {again} {self.column!r}; its first line has {', '.join(map(repr, names))}; "
+                f"type one of these after the #, or a number from 1 to {len(names)}"
+            )
+        return names.index(self.column)
+
+
+def _columns(count: int) -> str:
+    return f"{count} column" + ("s" if count > 1 else "")

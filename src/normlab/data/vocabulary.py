@@ -1,0 +1,117 @@
+"""Which tokenizer a configuration asks for, and the one that a file holds."""
+
+from __future__ import annotations
+
+import hashlib
+import itertools
+import json
+from collections.abc import Callable, Iterable, Mapping
+from pathlib import Path
+
+from normlab.data import pieces, words
+from normlab.data.pieces import SentencePieces
+from normlab.data.text import located
+from normlab.data.tokenizer import BytePairs, Tokenizer
+from normlab.data.words import Worded, split_both
+from normlab.spec.config import DataConfig
+
+LEARNED: Mapping[str, Callable[[Iterable[str], int], Tokenizer]] = {
+    "bpe": BytePairs.train,
+    "unigram": SentencePieces.train,
+}
+"""From the training text. Everything else that ``DataConfig.tokenizer`` may be is a file."""
+
+_DEFAULT = "bpe"
+
+
+def vocabulary(config: DataConfig, source: Iterable[str], target: Iterable[str]) -> Tokenizer:
+    """The tokenizer for a text: learned from both sides, each read once or not at all, or a ready one."""
+    languages = (config.source_lang, config.target_lang)
+    if config.tokenizer not in LEARNED:
+        inner = ready(config.tokenizer)
+    else:
+        both = itertools.chain(source, target)
+        if config.words:
+            both = split_both(config.words, languages, source, target)
+        inner = LEARNED[config.tokenizer](both, config.vocab_size)
+    return Worded(inner, config.words, languages) if config.words else inner
+
+
+def digests(config: DataConfig) -> list[bytes]:
+    """What a corpus's digest covers of its tokenizer: nothing of the one there has always been, the name of
+    another one that is learned, the content of a ready one.
+    """
+    if config.tokenizer == _DEFAULT:
+        return []
+    learned = config.tokenizer in LEARNED
+    content = config.tokenizer.encode() if learned else _content(config.tokenizer)
+    return [hashlib.sha256(content).digest()]
+
+
+def corpus_key(config: DataConfig) -> list[str]:
+    """What the name of a prepared corpus covers beside its digest: how words are found, if they are."""
+    return [config.words, config.source_lang, config.target_lang] if config.words else []
+
+
+def ready(path: str | Path) -> Tokenizer:
+    """The tokenizer of a file that a user names. Raises FileNotFoundError or ValueError, naming it."""
+    content = _content(path)
+    try:
+        found = parse(content)
+    except ValueError as error:
+        raise ValueError(f"{path} is no tokenizer: {error}; type {_FORMS}") from error
+    if isinstance(found, Worded):
+        raise ValueError(
+            f"{path} is a tokenizer of {found.name} words; give the one without them, and type --words "
+            f"{found.name} beside it"
+        )
+    return found
+
+
+def load(path: str | Path) -> Tokenizer:
+    """The tokenizer that a run or a prepared corpus keeps; its content says of which kind it is."""
+    if not Path(path).is_file():
+        raise FileNotFoundError(f"there is no tokenizer file {path}; prepare the data again")
+    try:
+        return parse(Path(path).read_bytes())
+    except ValueError as error:
+        raise ValueError(
+            f"{path} is no tokenizer ({error}); bring back the file that the model was trained with"
+        ) from error
+
+
+def parse(content: bytes) -> Tokenizer:
+    """The tokenizer of a file's content: our JSON, that of the library tokenizers, or a SentencePiece model.
+
+    Nothing is executed, whatever the bytes are. Raises ValueError with the reason if they are none.
+    """
+    if not content.lstrip().startswith(b"{"):
+        return SentencePieces(content)
+    text = content.decode("utf-8")
+    try:
+        fields = json.loads(text)
+    except (json.JSONDecodeError, RecursionError):
+        return BytePairs.of_json(text)  # which says where it ends to be one
+    try:
+        if words.KEY in fields:
+            about, inner = fields[words.KEY], json.dumps(fields["tokenizer"])
+            source, target = about["languages"]
+            return Worded(parse(inner.encode()), about["name"], (source, target))
+        if pieces.KEY in fields:
+            return SentencePieces.of_json(fields)
+    except (KeyError, TypeError, AttributeError) as error:
+        raise ValueError(f"its JSON is damaged: {error!r}") from error
+    return BytePairs.of_json(text)
+
+
+_FORMS = "--tokenizer bpe or --tokenizer unigram, which are learned from the text, or name a model's file"
+
+
+def _content(path: str | Path) -> bytes:
+    file = located(path)
+    try:
+        return file.read_bytes()
+    except FileNotFoundError:
+        raise FileNotFoundError(f"there is no tokenizer model {file}; type {_FORMS}") from None
+    except IsADirectoryError:
+        raise ValueError(f"{file} is a folder; type {_FORMS}") from None

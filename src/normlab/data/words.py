@@ -1,0 +1,97 @@
+"""Words before pieces: text is split into Moses tokens before a tokenizer sees it, and joined again after it.
+
+Punctuation and contractions are split off by the rules of the language (English ones where Moses has none, as
+in Moses). Nothing is escaped: ``&`` stays ``&`` and an apostrophe an apostrophe. Hyphens stay inside words
+(the default of ``tokenizer.perl``, without ``-a``).
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from typing import Any, Protocol, final
+
+from normlab.data.tokenizer import Tokenizer
+
+KEY = "words"
+"""Of the JSON of such a tokenizer: how its words are found."""
+
+
+class Words(Protocol):
+    """How the text of one language becomes words, and words become text."""
+
+    def split(self, line: str) -> str:
+        """The line's words with single spaces between them."""
+        ...
+
+    def join(self, line: str) -> str:
+        """The inverse, as far as the rules go."""
+        ...
+
+
+@final
+class Moses:
+    """The tokens of Koehn et al. 2007, Moses (P07-2045), by sacremoses."""
+
+    def __init__(self, language: str) -> None:
+        from sacremoses import MosesDetokenizer, MosesTokenizer
+
+        language = primary(language)
+        self._split: Any = MosesTokenizer(lang=language)
+        self._join: Any = MosesDetokenizer(lang=language)
+
+    def split(self, line: str) -> str:
+        return self._split.tokenize(line, aggressive_dash_splits=False, escape=False, return_str=True)
+
+    def join(self, line: str) -> str:
+        return self._join.detokenize(line.split(), return_str=True, unescape=False)
+
+
+WORDS: Mapping[str, Callable[[str], Words]] = {"moses": Moses}
+
+
+def primary(language: str) -> str:
+    """``zh`` of ``zh-CN``, ``zh_TW`` and ``ZH``."""
+    return language.replace("_", "-").partition("-")[0].lower()
+
+
+@final
+class Worded(Tokenizer):
+    """A tokenizer that sees words: source and target lines are split before it, target lines joined after."""
+
+    def __init__(self, inner: Tokenizer, name: str, languages: tuple[str, str]) -> None:
+        """``languages``: source and target. Raises ValueError for a name there is not."""
+        if name not in WORDS:
+            raise ValueError(f"there are no words called {name!r}; there are {', '.join(WORDS)}")
+        self.inner, self.name, self.languages = inner, name, languages
+        self._source, self._target = (WORDS[name](language) for language in languages)
+
+    @property
+    def vocab_size(self) -> int:
+        return self.inner.vocab_size
+
+    @property
+    def kind(self) -> str:
+        return f"{self.inner.kind} of {self.name} words"
+
+    def encode(self, lines: Sequence[str]) -> list[list[int]]:
+        return self.inner.encode([self._source.split(line) for line in lines])
+
+    def encode_target(self, lines: Sequence[str]) -> list[list[int]]:
+        return self.inner.encode_target([self._target.split(line) for line in lines])
+
+    def decode(self, ids: Sequence[Sequence[int]]) -> list[str]:
+        return [self._target.join(line) for line in self.inner.decode(ids)]
+
+    def to_json(self) -> str:
+        about = {"name": self.name, "languages": self.languages}
+        return json.dumps({KEY: about, "tokenizer": json.loads(self.inner.to_json())})
+
+
+def split_both(
+    name: str, languages: tuple[str, str], source: Iterable[str], target: Iterable[str]
+) -> Iterator[str]:
+    """The words of the source, then those of the target: what a joint vocabulary is learned from."""
+    for language, lines in zip(languages, (source, target), strict=True):
+        words = WORDS[name](language)
+        yield from (words.split(line) for line in lines)

@@ -1,0 +1,143 @@
+"""No room or no permission in the middle of a checkpoint: the last one stays whole, the run goes on later."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import resource
+import subprocess
+import tempfile
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+
+import pytest
+from safetensors.torch import load_file
+
+from bad_input.damage import MODEL
+from bad_input.prompt import GOOD
+from normlab.cli.main import main
+from normlab.store import RunFolder
+from normlab.store.sealed import unsealed
+
+WORDS = [*GOOD, "--checkpoint-every-steps", "1"]
+"""Checkpoints of the steps 1 to 4."""
+STOPPED = 3
+
+
+@contextmanager
+def stopped_by(monkeypatch: pytest.MonkeyPatch, trouble: Callable[[Path], None]) -> Iterator[None]:
+    """What happens to the run's folder when its third checkpoint has just begun."""
+    count, sync = [0], RunFolder.sync_rows
+
+    def begun(self: RunFolder) -> None:
+        sync(self)
+        count[0] += 1
+        if count[0] == STOPPED:
+            trouble(self.path)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(RunFolder, "sync_rows", begun)
+        yield
+    assert count == [STOPPED], "it stopped there"
+
+
+def whole_and_of_step_two(run: Path) -> None:
+    assert unsealed(run / "last", run=run.name)["step"] == STOPPED - 1
+    assert load_file(run / MODEL)
+    assert not (run / "last.new").exists(), "what nobody can use takes no room"
+
+
+def same_end(run: Path, trained: Path) -> bool:
+    return (run / MODEL).read_bytes() == (trained / run.name / MODEL).read_bytes()
+
+
+def only_run(runs: Path) -> Path:
+    (config,) = runs.glob("*/config.json")
+    return config.parent
+
+
+def test_a_limit_to_the_size_of_files(place, trained, capsys, monkeypatch):
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    limit = (trained / only_run(trained).name / MODEL).stat().st_size - 1
+
+    def limited(run: Path) -> None:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (limit, before[1]))
+
+    try:
+        with stopped_by(monkeypatch, limited):
+            assert main(WORDS) == 2
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+    run = only_run(Path("runs"))
+    assert capsys.readouterr().err.splitlines()[-1] == (
+        f"normlab: File too large: '{run}/last.new/model.safetensors'; look at that path, then type the same "
+        "command again"
+    )
+    assert json.loads((run / "status.json").read_text())["state"] == "failed"
+    whole_and_of_step_two(run)
+    assert main(WORDS) == 0
+    assert same_end(run, trained)
+
+
+def test_a_disk_that_is_full_by_then(place, trained, capsys, monkeypatch):
+    disk = place / "disk"
+    disk.mkdir()
+    mount = ["mount", "-t", "tmpfs", "-o", "size=8m", "tmpfs", str(disk)]
+    try:
+        mounted = subprocess.run(mount, capture_output=True, check=False).returncode == 0
+    except FileNotFoundError:
+        mounted = False
+    if not mounted:
+        pytest.skip("no file system may be mounted here")
+    filler = disk / "filler"
+
+    def filled(run: Path) -> None:
+        with suppress(OSError), filler.open("wb", buffering=0) as file:
+            while True:
+                file.write(bytes(1 << 12))
+
+    try:
+        words = [*WORDS, "--out", str(disk)]
+        with stopped_by(monkeypatch, filled):
+            assert main(words) == 2
+        said = capsys.readouterr().err.splitlines()[-1]
+        run = only_run(disk)
+        filler.unlink()
+        assert re.fullmatch(
+            f"normlab: No space left on device: '{run}/last.new(/model.safetensors)?'; make room on that "
+            "device, then type the same command again; what was trained is saved, it goes on from there",
+            said,
+        )
+        whole_and_of_step_two(run)
+        assert main(words) == 0
+        assert same_end(run, trained)
+    finally:
+        # what was read stays mapped until it is forgotten
+        subprocess.run(["umount", "--lazy", str(disk)], check=True)
+
+
+def test_a_folder_that_may_no_longer_be_written(texts, trained, capsys, monkeypatch):
+    with tempfile.TemporaryDirectory() as folder:
+        for path in texts.glob("*.txt"):
+            (Path(folder) / path.name).write_bytes(path.read_bytes())
+        Path(folder).chmod(0o777)
+        monkeypatch.chdir(folder)
+        user = os.geteuid()
+        if user == 0:  # who may do everything, so it works as somebody else
+            os.seteuid(65534)
+        try:
+            with stopped_by(monkeypatch, lambda run: run.chmod(0o555)):
+                assert main(WORDS) == 2
+            run = only_run(Path("runs"))
+            assert capsys.readouterr().err.splitlines()[-1] == (
+                f"normlab: Permission denied: '{run}/last.new'; name a place that you may use, or give "
+                "yourself the permission with chmod or chown"
+            )
+            whole_and_of_step_two(run)
+            run.chmod(0o755)
+            assert main(WORDS) == 0
+        finally:
+            os.seteuid(user)
+        assert same_end(run, trained)

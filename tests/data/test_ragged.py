@@ -1,0 +1,103 @@
+"""Sentences end to end: in memory, in files that grow, in files that are mapped."""
+
+from __future__ import annotations
+
+import os
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from normlab.data import arrays
+from normlab.data import ragged as module
+from normlab.data.arrays import FileReader, GrowingFile
+from normlab.data.ragged import GrowingRagged, Ragged, TokenPairs
+from normlab.data.tokenizer import PAD
+
+
+def test_ragged_arrays():
+    ragged = Ragged.of([[5, 6], [], [7]])
+    assert len(ragged) == 3
+    assert [ragged[i] for i in range(3)] == [[5, 6], [], [7]]
+    assert ragged.lengths.tolist() == [2, 0, 1]
+    ids, lengths = ragged.padded(np.array([2, 1, 0]), 3)
+    assert ids.tolist() == [[7, PAD, PAD], [PAD] * 3, [5, 6, PAD]]
+    assert lengths.tolist() == [1, 0, 2]
+
+
+def test_some_sentences_of_many():
+    ragged = Ragged.of([[5, 6], [], [7], [8, 9, 10]])
+    chosen = ragged.only(np.array([True, True, False, True]))
+    assert [chosen[i] for i in range(len(chosen))] == [[5, 6], [], [8, 9, 10]]
+    assert len(ragged.only(np.zeros(4, bool))) == 0
+
+
+@settings(max_examples=40, deadline=None)
+@given(
+    st.lists(st.lists(st.lists(st.integers(0, 60_000), max_size=5), max_size=4), max_size=5),
+    st.sampled_from([np.uint16, np.int32]),
+)
+def test_a_file_that_grew_is_byte_for_byte_the_one_written_at_once(tmp_path_factory, parts, dtype):
+    folder = tmp_path_factory.mktemp("ragged")
+    with GrowingRagged(folder / "train.src", dtype) as file:
+        for part in parts:
+            file.append(Ragged.of(part, dtype))
+    whole = Ragged.of([sentence for part in parts for sentence in part], dtype)
+    assert file.tokens == len(whole.tokens)
+    for name in ("tokens", "offsets"):
+        np.save(folder / "whole.npy", getattr(whole, name), allow_pickle=False)
+        written = (folder / f"train.src.{name}.npy").read_bytes()
+        assert written == (folder / "whole.npy").read_bytes()
+
+
+def test_a_growing_file_holds_its_own_type_of_number(tmp_path):
+    with pytest.raises(TypeError, match="same_kind"), GrowingFile(tmp_path / "a.npy", np.uint16) as file:
+        file.append(np.array([-1]))
+
+
+def test_lengths_in_parts_are_the_lengths(monkeypatch):
+    monkeypatch.setattr(module, "_PAIRS_AT_A_TIME", 3)
+    pairs = TokenPairs(Ragged.of([[1] * n for n in range(8)]), Ragged.of([[1] * (9 - n) for n in range(8)]))
+    parts = list(pairs.lengths_in_parts())
+    assert [len(source) for source, _ in parts] == [3, 3, 2]
+    for side, whole in enumerate(pairs.lengths):
+        assert np.concatenate([part[side] for part in parts]).tolist() == whole.tolist()
+
+
+@settings(max_examples=40, deadline=None)
+@given(st.lists(st.lists(st.integers(4, 60_000), max_size=6), min_size=1, max_size=20), st.data())
+def test_a_large_file_is_read_past_its_mapping_and_says_the_same(tmp_path_factory, sentences, data):
+    folder = tmp_path_factory.mktemp("large")
+    whole = Ragged.of(sentences, np.uint16)
+    with GrowingRagged(folder / "a", np.uint16) as file:
+        file.append(whole)
+    rows = np.array(data.draw(st.lists(st.integers(0, len(sentences) - 1), min_size=1, max_size=9)))
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(arrays, "LARGE_BYTES", 1)
+        large = Ragged.mapped(folder / "a")
+        found = large.padded(rows, 7)
+        lengths = [part.tolist() for part, _ in TokenPairs(large, large).lengths_in_parts()]
+    assert isinstance(large._read_offsets, FileReader)
+    assert large._read_tokens or not len(whole.tokens)
+    for one, other in zip(found, whole.padded(rows, 7), strict=True):
+        assert one.dtype == other.dtype
+        assert one.tolist() == other.tolist()
+    assert lengths == [whole.lengths.tolist()]
+
+
+def test_files_are_closed_with_what_reads_them(tmp_path):
+    np.save(tmp_path / "a.npy", np.arange(9))
+    read = FileReader(np.load(tmp_path / "a.npy", mmap_mode="r"))
+    assert read(2, 5).tolist() == [2, 3, 4]
+    number = read._file
+    os.fstat(number)
+    del read
+    with pytest.raises(OSError, match="Bad file descriptor"):
+        os.fstat(number)
+
+
+def test_small_files_and_arrays_in_memory_have_no_reader(tmp_path):
+    np.save(tmp_path / "a.npy", np.arange(9))
+    assert arrays.reader_of(np.load(tmp_path / "a.npy", mmap_mode="r")) is None
+    assert arrays.reader_of(np.zeros(arrays.LARGE_BYTES, np.uint8)) is None

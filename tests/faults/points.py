@@ -1,0 +1,51 @@
+"""A hundred points at which a run is killed, drawn from one seed."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Final
+
+from faults.runs import RECIPES
+
+SEED: Final = 20
+KINDS: Final = {
+    "checkpoint": ("last", "best", "previous"),
+    "rows": ("metrics.jsonl", "probes.jsonl"),
+    "anywhere": ("",),
+    "time": (),
+}
+"""Kind of a kill to what the operation is on at which it happens."""
+COUNTS: Final = {"checkpoint": 50, "rows": 20, "anywhere": 10, "time": 20}
+
+
+@dataclass(frozen=True)
+class Kill:
+    """One SIGKILL."""
+
+    kind: str
+    place: float
+    """Of the operations of its kind, or of the time that a run takes: from 0, the first, to 1."""
+    torn: float
+    """Share of the bytes that a write comes to; negative: it does not begin."""
+
+
+@dataclass(frozen=True)
+class Point:
+    """A run, the kill, and further ones of the run that goes on."""
+
+    recipe: str
+    kills: tuple[Kill, ...]
+
+
+def points() -> Iterator[Point]:
+    generator = random.Random(SEED)
+    kinds = [kind for kind, count in COUNTS.items() for _ in range(count)]
+    for i, kind in enumerate(kinds):
+        more = generator.choice((0, 0, 0, 1, 2))
+        kinds_of_all = (kind, *generator.choices(tuple(KINDS), k=more))
+        kills = tuple(
+            Kill(k, generator.random(), generator.choice((-1.0, generator.random()))) for k in kinds_of_all
+        )
+        yield Point(RECIPES[i % len(RECIPES)][0], kills)

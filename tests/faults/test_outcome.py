@@ -1,0 +1,92 @@
+"""What the kill points compare can differ: one bit, one digit or one row is enough."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+
+import pytest
+
+from bad_input.damage import changed
+from faults.runs import RECIPES, configuration, differences, outcome, write_text
+from normlab.run.train import train
+from normlab.store import RunFolder
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("whole")
+    return train(configuration(write_text(folder / "text"), *RECIPES[0]), folder / "runs")
+
+
+@pytest.fixture
+def copy(whole, tmp_path):
+    shutil.copytree(whole.path, tmp_path / "copy")
+    return tmp_path / "copy"
+
+
+def edited_row(name: str, field: str):
+    """The last digit of one number of the second row."""
+
+    def edit(run: Path) -> None:
+        lines = (run / name).read_text().splitlines()
+        row = json.loads(lines[1])
+        lines[1] = json.dumps(row | {field: row[field] * (1 + 2**-50)})
+        (run / name).write_text("".join(f"{line}\n" for line in lines))
+
+    return edit
+
+
+def missing_row(name: str):
+    def edit(run: Path) -> None:
+        (run / name).write_text("".join(f"{line}\n" for line in (run / name).read_text().splitlines()[:-1]))
+
+    return edit
+
+
+def edited_state(name: str, **fields: object):
+    def edit(run: Path) -> None:
+        content = json.loads((run / name).read_text())
+        (run / name).write_text(json.dumps(content | fields))
+
+    return edit
+
+
+EDITS = {
+    "last/model.safetensors": changed("last/model.safetensors"),
+    "last/optimiser.safetensors": changed("last/optimiser.safetensors"),
+    "best/model.safetensors": changed("best/model.safetensors"),
+    "test.hyp.txt": lambda run: (run / "test.hyp.txt").write_text("a\n"),
+    "scores.json": edited_state("scores.json", bleu=1e-9),
+    "metrics": edited_row("metrics.jsonl", "loss"),
+    "last": edited_state("last/state.json", tokens=1),
+    "best": edited_state("best/state.json", step=1),
+    "status": edited_state("status.json", best_step=1),
+}
+
+
+@pytest.mark.parametrize(("name", "edit"), EDITS.items(), ids=list(EDITS))
+def test_an_edit_is_seen(whole, copy, name, edit):
+    assert differences(outcome(whole), outcome(RunFolder(copy))) == []
+    edit(copy)
+    assert differences(outcome(whole), outcome(RunFolder(copy))) == [name]
+
+
+@pytest.mark.parametrize(
+    ("name", "edit"),
+    [
+        ("metrics", missing_row("metrics.jsonl")),
+        ("probes.jsonl", missing_row("probes.jsonl")),
+        ("probes.jsonl", edited_row("probes.jsonl", "value")),
+    ],
+)
+def test_a_row_more_or_less_is_seen(whole, copy, name, edit):
+    edit(copy)
+    assert differences(outcome(whole), outcome(RunFolder(copy))) == [name]
+
+
+def test_seconds_are_not_compared(whole, copy):
+    edited_state("status.json", train_seconds=1e3)(copy)
+    edited_row("metrics.jsonl", "seconds")(copy)
+    assert differences(outcome(whole), outcome(RunFolder(copy))) == []

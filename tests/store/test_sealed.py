@@ -1,0 +1,110 @@
+"""Sealed folders without torch: what is written counts as a whole or not at all."""
+
+from __future__ import annotations
+
+import json
+import os
+from contextlib import suppress
+from pathlib import Path
+
+import pytest
+
+from normlab.store.sealed import SealError, replaced, settle, standing, unsealed
+
+
+def write(folder: Path, text: str, **more) -> None:
+    with replaced(folder, {"text": text}, **more) as new:
+        (new / "a.txt").write_text(text)
+
+
+@pytest.fixture
+def folder(tmp_path):
+    folder = tmp_path / "run" / "kept"
+    write(folder, "one", run="it")
+    return folder
+
+
+def test_what_was_written_is_read(folder):
+    assert unsealed(folder, run="it") == unsealed(folder) == {"text": "one"}
+    seal = json.loads((folder / "state.json").read_text())["seal"]
+    assert seal["run"] == "it"
+    assert seal["files"]["a.txt"] == {
+        "bytes": 3,
+        "sha256": "7692c3ad3540bb803c020b3aee66cd8887123234ea0c6e7143c0add73ff431ed",
+    }
+
+
+def test_a_writer_that_fails_changes_nothing(folder):
+    with suppress(ZeroDivisionError), replaced(folder, {"text": "two"}) as new:
+        (new / "a.txt").write_text("two")
+        _ = 1 / 0
+    assert unsealed(folder) == {"text": "one"}
+    assert [p.name for p in folder.parent.iterdir()] == ["kept"]
+
+
+def test_a_new_one_counts_from_its_state_on(folder):
+    new = folder.with_name("kept.new")
+    new.mkdir()
+    (new / "a.txt").write_text("two")
+    assert standing(folder) == folder
+    write(folder.with_name("other"), "two", run="it")
+    (folder.with_name("other") / "state.json").rename(new / "state.json")
+    assert standing(folder) == new
+    settle(folder, keep=folder.with_name("before"))
+    assert unsealed(folder, run="it") == {"text": "two"}
+    assert unsealed(folder.with_name("before"), run="it") == {"text": "one"}
+
+
+def test_everything_is_on_the_disk_before_it_is_relied_on(folder, monkeypatch):
+    """Files before the state that vouches for them; at the end the names of the folders."""
+    synced, wait = [], os.fsync
+
+    def fsync(descriptor: int) -> None:
+        path = Path(f"/proc/self/fd/{descriptor}").readlink()
+        synced.append((path.name, sorted(p.name for p in folder.parent.iterdir())))
+        wait(descriptor)
+
+    monkeypatch.setattr(os, "fsync", fsync)
+    write(folder, "two", keep=folder.with_name("before"))
+    names = [name for name, _ in synced]
+    written = next(name for name in names if name.startswith(".state.json."))
+    assert names == ["a.txt", "kept.new", written, "kept.new", "run", "run"]
+    assert [there for name, there in synced if name == "run"] == [["kept", "kept.new"], ["before", "kept"]]
+
+
+def refusal(folder: Path, run: str = "") -> str:
+    with pytest.raises(SealError) as error:
+        unsealed(folder, run=run)
+    assert str(error.value) == f"{error.value.why}; {error.value.todo}"
+    return error.value.why.replace(str(folder), "FOLDER")
+
+
+def test_what_is_wrong_is_named(folder):
+    assert refusal(folder, "other") == "FOLDER is of the run it, and this is other"
+    path = folder / "a.txt"
+    for text, why in {
+        "onf": "was edited: it no longer has the SHA-256 that state.json says",
+        "on": "is shorter than it was written: cut off, or another file",
+        "ones": "was edited: it no longer has the SHA-256 that state.json says",
+    }.items():
+        path.write_text(text)
+        assert refusal(folder) == f"FOLDER/a.txt {why}"
+    path.unlink()
+    assert refusal(folder) == "FOLDER/a.txt is missing"
+
+
+def test_tensors_that_were_put_there_later_are_named(folder):
+    (folder / "notes.txt").write_text("nobody loads it")
+    assert unsealed(folder) == {"text": "one"}
+    (folder / "extra.safetensors").write_bytes(b"")
+    assert refusal(folder) == ("FOLDER/extra.safetensors was put there later: state.json does not name it")
+
+
+@pytest.mark.parametrize("key", ["text", "run", "files", "state"])
+def test_every_part_of_the_state_is_under_the_seal(folder, key):
+    path = folder / "state.json"
+    content = json.loads(path.read_text())
+    place = content if key in content else content["seal"]
+    place[key] = {} if key == "files" else "another"
+    path.write_text(json.dumps(content))
+    assert refusal(folder) == "FOLDER/state.json was edited: it no longer has the SHA-256 that it says"
