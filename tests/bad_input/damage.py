@@ -80,6 +80,11 @@ def seal_again(path: Path, **changed: object) -> None:
     sealed._seal(path.parent, {k: v for k, v in state.items() if v is not None}, run)
 
 
+def states(**changed: object) -> Damage:
+    """The last checkpoint's state says something else; None takes a field out."""
+    return lambda folder: seal_again(folder / STATE, **changed)
+
+
 def foreign(name: str) -> Damage:
     """A whole checkpoint that another run wrote."""
 
@@ -230,17 +235,17 @@ DAMAGED: dict[str, tuple[list[str], Damage, str]] = {
     ),
     "state without a step": (
         GOOD,
-        content(STATE, "{}"),
+        states(step=None),
         f"{{run}}/{STATE}: step is missing; {TRAIN_ANEW}",
     ),
     "state of another type": (
         GOOD,
-        content(STATE, '{"step": "four"}'),
+        states(step="four"),
         f'{{run}}/{STATE}: step must be a whole number, got "four"; {TRAIN_ANEW}',
     ),
     "state with an unknown key": (
         GOOD,
-        content(STATE, '{"step": 4, "tokns": 3}'),
+        states(tokns=3),
         f"{{run}}/{STATE}: unknown key 'tokns'; did you mean 'tokens'?; {TRAIN_ANEW}",
     ),
     "best weights that are none": (

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import weakref
+from contextlib import ExitStack
 from pathlib import Path
 from types import TracebackType
 from typing import final
@@ -22,8 +23,11 @@ class GrowingFile:
     """
 
     def __init__(self, path: Path, dtype: type[np.integer]) -> None:
-        self._stream, self._dtype, self.length = path.open("wb"), np.dtype(dtype), 0
-        self._write_header()
+        self._dtype, self.length = np.dtype(dtype), 0
+        with ExitStack() as opened:
+            self._stream = opened.enter_context(path.open("wb"))
+            self._write_header()
+            opened.pop_all()
 
     def append(self, values: NDArray[np.integer]) -> None:
         """Raises TypeError for values of a type that is signed where the file's is not."""

@@ -117,11 +117,12 @@ class GrowingRagged:
     """A ``Ragged`` that is written to files part by part; a context manager."""
 
     def __init__(self, path: Path, dtype: type[np.integer]) -> None:
-        self._open = ExitStack()
         tokens, offsets = _files(path)
-        self._tokens = self._open.enter_context(GrowingFile(tokens, dtype))
-        self._offsets = self._open.enter_context(GrowingFile(offsets, np.int64))
-        self._offsets.append(np.zeros(1, np.int64))
+        with ExitStack() as opened:
+            self._tokens = opened.enter_context(GrowingFile(tokens, dtype))
+            self._offsets = opened.enter_context(GrowingFile(offsets, np.int64))
+            self._offsets.append(np.zeros(1, np.int64))
+            self._open = opened.pop_all()
 
     @property
     def tokens(self) -> int:
