@@ -8,15 +8,15 @@ from normlab.cli.main import main
 from normlab.run import translate as module
 from normlab.spec.config import Config, DecodeConfig
 from normlab.store import RunFolder
+from normlab.store.sealed import replaced
 from normlab.tasks.translation import Candidate
 
 
 def made(path, config):
     """A run's folder with nothing of a checkpoint but its state."""
     folder = RunFolder.create(path, config)
-    folder.best.mkdir()
-    (folder.best / "state.json").write_text('{"step": 1}')
-    return folder
+    with replaced(folder.best, {"step": 1}, run=folder.id()):
+        return folder
 
 
 @pytest.fixture
