@@ -97,6 +97,16 @@ def test_files_are_closed_with_what_reads_them(tmp_path):
         os.fstat(number)
 
 
+def test_a_file_that_was_cut_off_is_named(tmp_path):
+    path = tmp_path / "a.npy"
+    np.save(path, np.arange(9))
+    read = FileReader(np.load(path, mmap_mode="r"))
+    os.truncate(path, path.stat().st_size - 8)
+    assert read(2, 8).tolist() == [2, 3, 4, 5, 6, 7]
+    with pytest.raises(ValueError, match=r"a\.npy was cut off since it was prepared; delete its folder"):
+        read(2, 9)
+
+
 def test_small_files_and_arrays_in_memory_have_no_reader(tmp_path):
     np.save(tmp_path / "a.npy", np.arange(9))
     assert arrays.reader_of(np.load(tmp_path / "a.npy", mmap_mode="r")) is None

@@ -163,10 +163,10 @@ def test_a_slash_at_its_end_is_no_part_of_a_name(root):
     assert texts(dataset="set/") == texts(dataset="set")
 
 
-def test_a_whole_path_is_no_name_of_a_local_set(root, monkeypatch):
+def test_a_path_to_a_folder_without_the_languages_is_no_local_set(root, monkeypatch):
     datasets = pytest.importorskip("datasets", reason="needs normlab[hf]")
     monkeypatch.setattr(datasets.config, "HF_HUB_OFFLINE", True)
-    fill(root, "set", both("train dev test"))
+    fill(root, "set", "train.de dev.de test.de")
     path = str(root / "set")
     assert refusal(dataset=path).startswith(f"$NORMLAB_DATA has no folder {path!r}, only set; hf:{path} was")
 
@@ -206,3 +206,12 @@ def test_real_data_sets():
     ]
     assert "several test texts, test2016, test2017" in refusal(dataset="multi30k")
     assert "no train text" in refusal(dataset="iwslt15.en-vi", source_lang="en", target_lang="vi")
+
+
+def test_a_folder_anywhere_is_named_by_its_path(root, tmp_path_factory, monkeypatch):
+    elsewhere = tmp_path_factory.mktemp("elsewhere")
+    fill(elsewhere, "set", both("train dev test"))
+    wanted = [f"{split}.{language}" for split in ("train", "dev", "test") for language in ("de", "en")]
+    assert texts(dataset=str(elsewhere / "set")) == [f"{elsewhere}/set/{name}" for name in wanted]
+    monkeypatch.chdir(elsewhere)
+    assert texts(dataset="./set/") == [f"set/{name}" for name in wanted]

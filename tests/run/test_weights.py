@@ -72,6 +72,8 @@ def test_the_moving_average_is_the_one_of_the_equation(name):
 def test_validations_and_the_best_weights_are_the_moving_averages(text, tmp_path):
     plain = train(keeping(tiny(text), "all"), tmp_path)
     folder = train(keeping(tiny(text, ema_decay=0.5), "all"), tmp_path)
+    assert chosen(folder, 6).said == "the moving average of the weights after step 6"
+    assert chosen(folder, "last").said == "the weights after step 12"
     assert folder.path != plain.path
     for name in ("loss", "nll", "lr"):
         assert [row[name] for row in folder.metrics() if row["kind"] == "train"] == [

@@ -66,13 +66,16 @@ class FileReader:
     """
 
     def __init__(self, array: np.memmap) -> None:
-        self._file = os.open(str(array.filename), os.O_RDONLY)
+        self._name = str(array.filename)
+        self._file = os.open(self._name, os.O_RDONLY)
         weakref.finalize(self, os.close, self._file)
         self._dtype, self._begin = array.dtype, array.offset
 
     def __call__(self, start: int, stop: int) -> NDArray[np.integer]:
         size = self._dtype.itemsize
         raw = os.pread(self._file, (stop - start) * size, self._begin + start * size)
+        if len(raw) < (stop - start) * size:
+            raise ValueError(f"{self._name} was cut off since it was prepared; delete its folder and go on")
         return np.frombuffer(raw, self._dtype)
 
 

@@ -30,25 +30,42 @@ _BOTH_SIDES = "translation"
 def by_name(config: DataConfig) -> tuple[DataConfig, dict[str, str]]:
     """The configuration with the texts of its data set filled in where none were given, and that in words.
 
-    The name is a folder of ``$NORMLAB_DATA`` with ``<split>.<language>``, plain, ``.gz`` or ``.xz``; else a
-    Hugging Face data set (``wmt14:de-en``; ``hf:`` before it skips the folders) with a column ``translation``
-    or one for each language. Raises ValueError or FileNotFoundError for a data set, language or split there
-    is not, and where several texts could be meant, with what was found.
+    The name is a folder of ``$NORMLAB_DATA``, or a folder's path, with ``<split>.<language>``, plain, ``.gz``
+    or ``.xz``; else a Hugging Face data set (``wmt14:de-en``; ``hf:`` before it skips the folders) with a
+    column ``translation`` or one for each language. Raises ValueError or FileNotFoundError for a data set,
+    language or split there is not, and where several texts could be meant, with what was found.
     """
     if not config.dataset:
         return config, {}
     wanted = [role for role in ROLES if not _given(config, role)]
     languages = _languages(config)
     root = os.environ.get("NORMLAB_DATA", "")
-    name = Path(config.dataset)
-    local = not (config.dataset.startswith(HUB) or name.is_absolute()) and root and (root / name).is_dir()
-    where = f"$NORMLAB_DATA/{name.as_posix()}" if local else ""
+    where = _folder(config.dataset, languages, root)
     texts = _of_folder(where, languages, wanted) if where else _of_hub(config, languages, wanted, root)
     found: dict[str, Any] = {
         f"{role}_{side}": spec for role in texts for side, spec in zip(SIDES, texts[role], strict=True)
     }
     origin = {"Data set": f"{Path(config.dataset).name}, {languages[0]} to {languages[1]}"}
     return replace(config, **found, dataset=""), origin
+
+
+def _folder(name: str, languages: tuple[str, str], root: str) -> str:
+    """The folder of texts that a name means, as their paths begin; empty where it is none."""
+    path = Path(name)
+    if name.startswith(HUB):
+        return ""
+    if root and not path.is_absolute() and (root / path).is_dir():
+        return f"$NORMLAB_DATA/{path.as_posix()}"
+    return path.as_posix() if path.is_dir() and set(languages) <= _splits(path).keys() else ""
+
+
+def _splits(folder: Path) -> dict[str, set[str]]:
+    """Language to the splits that a folder has in it."""
+    found: dict[str, set[str]] = {}
+    for file in folder.iterdir():
+        split, _, language = re.sub(r"\.(gz|xz)$", "", file.name).rpartition(".")
+        found.setdefault(language, set()).add(split)
+    return found
 
 
 def _given(config: DataConfig, role: str) -> bool:
@@ -75,10 +92,7 @@ def _languages(config: DataConfig) -> tuple[str, str]:
 
 def _of_folder(where: str, languages: tuple[str, str], roles: Sequence[str]) -> dict[str, tuple[str, str]]:
     """The texts of a folder by role."""
-    by_language: dict[str, set[str]] = {}
-    for file in Path(os.path.expandvars(where)).iterdir():
-        split, _, language = re.sub(r"\.(gz|xz)$", "", file.name).rpartition(".")
-        by_language.setdefault(language, set()).add(split)
+    by_language = _splits(Path(os.path.expandvars(where)))
     _require_languages(where, languages, sorted(by_language))
     splits = sorted(by_language[languages[0]] & by_language[languages[1]])
     return _texts(where, {split: f"{where}/{split}." for split in splits}, roles, languages)

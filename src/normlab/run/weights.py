@@ -165,6 +165,8 @@ def chosen(folder: RunFolder, weights: str | int = "") -> Chosen:
     path = checkpoint_of(folder, weights)
     state = unsealed(standing(path))
     said = f"the weights after step {state['step']:,}"
+    if path != folder.last and folder.config().train.ema_decay:
+        said = f"the moving average of the weights after step {state['step']:,}"
     if path == folder.average:
         said = f"the average of the weights after steps {', '.join(f'{s:,}' for s in state['steps'])}"
     elif path == folder.best:
