@@ -13,7 +13,7 @@ from normlab.cli.flags import ConfigFlags, load
 from normlab.data.named import by_name
 from normlab.data.prepare import prepare
 from normlab.spec.config import PARALLEL_TEXTS, DataConfig
-from normlab.tasks.language_model import LanguageModel
+from normlab.tasks.registry import TASKS
 
 DE_EN = {"source_lang": "de", "target_lang": "en"}
 
@@ -191,7 +191,7 @@ def test_a_data_set_at_the_prompt_takes_the_place_of_the_texts_of_a_configuratio
 def test_a_language_model_has_no_such_data_sets():
     config = replace(load("language_model"), data=DataConfig(dataset="set"))
     with pytest.raises(ValueError, match="--dataset is for the task translation"):
-        LanguageModel.check(config)
+        TASKS["language_model"].check(config)
 
 
 @pytest.mark.skipif(
