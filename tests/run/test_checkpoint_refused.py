@@ -167,6 +167,14 @@ def test_best_weights_of_another_run_are_not_tested(text, tmp_path, monkeypatch)
         train(config, tmp_path)
 
 
+def test_damaged_best_weights_are_told_before_the_training_and_not_after(text, run):
+    changed("best/model.safetensors")(run.path)
+    rows = run.metrics()
+    with pytest.raises(ValueError, match="best/model.safetensors was edited: .* to train it anew: "):
+        train(config_of(text), run.path.parent)
+    assert run.metrics() == rows
+
+
 def test_no_permission_to_read_is_no_reason_to_go_back(run):
     def denied(checkpoint: Path) -> int:
         raise PermissionError(13, "Permission denied", str(checkpoint / MODEL))

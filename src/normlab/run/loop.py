@@ -34,6 +34,7 @@ from normlab.run.weights import Ema, Kept
 from normlab.spec.outcome import Outcome
 from normlab.spec.randomness import derive
 from normlab.store.folder import RunFolder, Status
+from normlab.store.sealed import standing, unsealed
 from normlab.tasks.task import Task
 
 Row = dict[str, Any]
@@ -58,6 +59,8 @@ class Loop:
         with ranks.main_first():
             if refused := resume(folder.last, folder.previous, self._restore):
                 notice(folder, refused)
+            if self.progress.best_step is not None:  # or the run would find out when it is over
+                unsealed(standing(folder.best), run=folder.id())
             ranks.on_main(folder.cut_rows, self.progress.step)
         self.rows: list[Row] = folder.metrics()
         if not self.progress.step:
