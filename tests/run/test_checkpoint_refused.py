@@ -170,7 +170,7 @@ def test_best_weights_of_another_run_are_not_tested(text, tmp_path, monkeypatch)
 def test_damaged_best_weights_are_told_before_the_training_and_not_after(text, run):
     changed("best/model.safetensors")(run.path)
     rows = run.metrics()
-    with pytest.raises(ValueError, match="best/model.safetensors was edited: .* to train it anew: "):
+    with pytest.raises(ValueError, match=r"best/model\.safetensors was edited: .* to train it anew: "):
         train(config_of(text), run.path.parent)
     assert run.metrics() == rows
 
