@@ -6,7 +6,6 @@ import json
 import os
 import re
 import resource
-import subprocess
 import tempfile
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
@@ -16,6 +15,7 @@ import pytest
 from safetensors.torch import load_file
 
 from bad_input.damage import MODEL
+from bad_input.disk import small_disk
 from bad_input.prompt import GOOD
 from normlab.cli.main import main
 from normlab.store import RunFolder
@@ -82,23 +82,14 @@ def test_a_limit_to_the_size_of_files(place, trained, capsys, monkeypatch):
 
 
 def test_a_disk_that_is_full_by_then(place, trained, capsys, monkeypatch):
-    disk = place / "disk"
-    disk.mkdir()
-    mount = ["mount", "-t", "tmpfs", "-o", "size=8m", "tmpfs", str(disk)]
-    try:
-        mounted = subprocess.run(mount, capture_output=True, check=False).returncode == 0
-    except FileNotFoundError:
-        mounted = False
-    if not mounted:
-        pytest.skip("no file system may be mounted here")
-    filler = disk / "filler"
+    with small_disk(place, "8m") as disk:
+        filler = disk / "filler"
 
-    def filled(run: Path) -> None:
-        with suppress(OSError), filler.open("wb", buffering=0) as file:
-            while True:
-                file.write(bytes(1 << 12))
+        def filled(run: Path) -> None:
+            with suppress(OSError), filler.open("wb", buffering=0) as file:
+                while True:
+                    file.write(bytes(1 << 12))
 
-    try:
         words = [*WORDS, "--out", str(disk)]
         with stopped_by(monkeypatch, filled):
             assert main(words) == 2
@@ -113,9 +104,6 @@ def test_a_disk_that_is_full_by_then(place, trained, capsys, monkeypatch):
         whole_and_of_step_two(run)
         assert main(words) == 0
         assert same_end(run, trained)
-    finally:
-        # what was read stays mapped until it is forgotten
-        subprocess.run(["umount", "--lazy", str(disk)], check=True)
 
 
 def test_a_folder_that_may_no_longer_be_written(texts, trained, capsys, monkeypatch):

@@ -18,6 +18,7 @@ import pytest
 from safetensors import SafetensorError
 
 from bad_input.damage import MODEL
+from bad_input.disk import small_disk
 from bad_input.prompt import GOOD, refused
 from normlab.cli.main import main
 from normlab.data.arrays import GrowingFile
@@ -93,16 +94,7 @@ class _Full:
 
 
 def test_a_really_full_disk(place, trained, capsys):
-    disk = place / "disk"
-    disk.mkdir()
-    mount = ["mount", "-t", "tmpfs", "-o", "size=160k", "tmpfs", str(disk)]
-    try:
-        mounted = subprocess.run(mount, capture_output=True, check=False).returncode == 0
-    except FileNotFoundError:
-        mounted = False
-    if not mounted:
-        pytest.skip("no file system may be mounted here")
-    try:
+    with small_disk(place, "160k") as disk:
         words = [*GOOD, "--out", str(disk)]
         assert main(words) == 2
         said = capsys.readouterr().err.splitlines()[-1]
@@ -110,9 +102,6 @@ def test_a_really_full_disk(place, trained, capsys):
         subprocess.run(["mount", "-o", "remount,size=8m", str(disk)], check=True)
         assert main(words) == 0
         assert _weights(disk) == _weights(trained)
-    finally:
-        # what was read stays mapped until it is forgotten
-        subprocess.run(["umount", "--lazy", str(disk)], check=True)
 
 
 def _weights(runs: Path) -> bytes:

@@ -9,7 +9,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from normlab.data import lines as module
-from normlab.data.lines import open_lines, paired_parts, parts, read_parallel, survey
+from normlab.data.lines import paired_parts, parts, read_parallel, survey
+from normlab.data.sources import open_lines
 
 TEXTS = st.lists(st.text("aé \u2028", max_size=6), max_size=30)
 

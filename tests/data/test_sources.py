@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from normlab.data.lines import open_lines
 from normlab.data.prepare import prepare
+from normlab.data.sources import open_lines
 from normlab.spec.config import DataConfig
 
 TABLE = 'gl\ten\nola\t"hi"\nadeus\t\n'

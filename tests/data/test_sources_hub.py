@@ -9,9 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from normlab.data.lines import open_lines
 from normlab.data.named import by_name
 from normlab.data.prepare import prepare
+from normlab.data.sources import open_lines
 from normlab.spec.config import PARALLEL_TEXTS, DataConfig
 
 datasets = pytest.importorskip("datasets", reason="needs normlab[hf]")

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from normlab.cli.flags import load as configuration
-from normlab.data.lines import open_lines
+from normlab.data.sources import open_lines
 from normlab.data.tokenizer import BytePairs
 from normlab.data.words import Moses, Worded, primary, split_both
 from normlab.spec.config import DataConfig

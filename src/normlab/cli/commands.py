@@ -13,7 +13,7 @@ from typing import Annotated, Protocol, Self
 
 from tyro.conf import Positional, arg
 
-from normlab.cli.common import RUNS, ConfigParts, Imports, Switch, config_name, find, lines_of, resolved
+from normlab.cli.common import RUNS, ConfigParts, Imports, Switch, config_name, lines_of, resolved
 from normlab.cli.diagnose import Diagnose
 from normlab.cli.flags import ConfigFlags, load
 from normlab.cli.papers import Papers, Reproduce
@@ -21,7 +21,7 @@ from normlab.cli.translate import Translate
 from normlab.spec.config import Config
 from normlab.spec.request import CompareRequest
 from normlab.store import Runs as Store
-from normlab.store.folder import write_text_atomic
+from normlab.store.folder import find_run, write_text_atomic
 
 
 class Command(Protocol):
@@ -260,7 +260,7 @@ class Report:
         if self.of and not self.of.endswith(".json"):
             from normlab.report.run import run_page
 
-            folder = find(self.of, self.runs)
+            folder = find_run(self.of, self.runs)
             page = self.page or folder.path / "run.html"
             write_text_atomic(page, run_page(folder.path))
             return page

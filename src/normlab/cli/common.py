@@ -11,7 +11,6 @@ from tyro.conf import FlagCreatePairsOff, OmitArgPrefixes, UseAppendAction, arg
 
 from normlab.cli.flags import ConfigFlags, is_file_name, load
 from normlab.spec.config import Config, SeedConfig
-from normlab.store import RunFolder, Runs
 
 RUNS = Path("runs")
 Switch = FlagCreatePairsOff[bool]
@@ -67,13 +66,8 @@ def resolved(
     return resolved_precision(config)
 
 
-def find(run: str, runs: Path) -> RunFolder:
-    """A run by its folder or the beginning of its id."""
-    return RunFolder(Path(run)) if (Path(run) / "config.json").is_file() else Runs(runs).find(run)
-
-
 def lines_of(name: str) -> list[str]:
     """Lines of a file or a column, see ``data.sources``; - is standard input."""
-    from normlab.data.lines import open_lines
+    from normlab.data.sources import open_lines
 
     return list(open_lines("/dev/stdin" if name == "-" else name))

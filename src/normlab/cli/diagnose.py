@@ -12,8 +12,9 @@ from typing import TYPE_CHECKING, Annotated, Literal, Self
 
 from tyro.conf import Positional, arg
 
-from normlab.cli.common import RUNS, ConfigParts, Imports, Switch, config_name, find, resolved
+from normlab.cli.common import RUNS, ConfigParts, Imports, Switch, config_name, resolved
 from normlab.cli.flags import ConfigFlags, load
+from normlab.store.folder import find_run
 
 if TYPE_CHECKING:
     from normlab.diagnosis import Diagnosis
@@ -181,7 +182,7 @@ class Diagnose:
         from normlab.store.folder import write_text_atomic
 
         load_plugins(*self.imports)
-        folder = find(self.run_folder, self.runs)
+        folder = find_run(self.run_folder, self.runs)
         made = folder.status().step
         print(
             f"doing the {made:,} steps of {folder.path.name} again, every module watched in the last",
@@ -209,7 +210,7 @@ class Diagnose:
             case = diagnose.of_names(self.model, self.batch, self.loss, lr=self.lr)
             return [(case, self.out or self.runs, "diagnosis")]
         if self.run_folder:
-            folder = find(self.run_folder, self.runs)
+            folder = find_run(self.run_folder, self.runs)
             require_known(folder.config())
             wanted: Sequence[str | int] = self.checkpoints or diagnose.checkpoints(folder)
             if self.step is not None:

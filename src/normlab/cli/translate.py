@@ -10,9 +10,9 @@ from typing import Annotated, Any, Literal
 
 from tyro.conf import Positional, arg
 
-from normlab.cli.common import RUNS, Imports, Switch, find, lines_of
+from normlab.cli.common import RUNS, Imports, Switch, lines_of
 from normlab.spec.config import DecodeConfig
-from normlab.store.folder import write_text_atomic
+from normlab.store.folder import find_run, write_text_atomic
 
 
 @dataclass(frozen=True)
@@ -94,7 +94,7 @@ class Translate:
         from normlab.run.weights import chosen
 
         load_plugins(*self.imports)
-        folder = find(self.run_folder, self.runs)
+        folder = find_run(self.run_folder, self.runs)
         require_known(folder.config())
         decode = self.decode(folder.config().decode)
         lines = [line for name in self.files or ("-",) for line in lines_of(name)]

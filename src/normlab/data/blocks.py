@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from functools import partial
 
@@ -16,6 +16,8 @@ from normlab.data.batches import drop_words, permutation
 from normlab.data.ragged import Ints
 from normlab.data.tokenizer import PAD
 from normlab.spec.randomness import derive
+
+Read = Callable[[int, int], Ints]
 
 
 @dataclass(frozen=True)
@@ -54,6 +56,7 @@ class Blocks:
         self.block_len, self.rows = block_len, rows
         self._stream, self._seed = stream, seed
         self._count = block_count(stream, block_len)
+        self._read = _reader(stream)
         self._epoch = -1
         self._order: Ints = np.empty(0, np.uint32)
         self._planning = threading.Lock()
@@ -76,7 +79,7 @@ class Blocks:
             if epoch != self._epoch:
                 self._epoch, self._order = epoch, self._shuffled(epoch)
             chosen = self._order[step * self.rows : (step + 1) * self.rows].astype(np.int64)
-        ids, target = _cut(self._stream, chosen, self.block_len)
+        ids, target = _cut(self._read, len(self._stream), chosen, self.block_len)
         if word_dropout:
             drop_words([ids], word_dropout, derive(seed, "word_dropout", index))
         return _batch(ids, target, self.rows)
@@ -84,9 +87,10 @@ class Blocks:
 
 def blocks_in_order(stream: Ints, *, block_len: int, rows: int) -> Iterator[TextBatch]:
     """Every block once, ``rows`` at a time, from the text's beginning to its end."""
+    read = _reader(stream)
     for start in range(0, block_count(stream, block_len), rows):
         chosen = np.arange(start, min(start + rows, block_count(stream, block_len)))
-        yield _batch(*_cut(stream, chosen, block_len), len(chosen))
+        yield _batch(*_cut(read, len(stream), chosen, block_len), len(chosen))
 
 
 def block_count(stream: Ints, block_len: int) -> int:
@@ -94,16 +98,22 @@ def block_count(stream: Ints, block_len: int) -> int:
     return -(-(len(stream) - 1) // block_len)
 
 
-def _cut(stream: Ints, chosen: Ints, block_len: int) -> tuple[Ints, Ints]:
-    """``[B, L]`` inputs and targets of some blocks; what the stream has no token for is PAD in both."""
-    read = reader_of(stream) or partial(_part, stream)
+def _cut(read: Read, length: int, chosen: Ints, block_len: int) -> tuple[Ints, Ints]:
+    """``[B, L]`` inputs and targets of some blocks of a stream of so many tokens; what it has no token for is
+    PAD in both.
+    """
     window = np.full((len(chosen), block_len + 1), PAD, np.int64)
     for line, start in zip(window, (chosen * block_len).tolist(), strict=True):
-        part = read(start, min(start + block_len + 1, len(stream)))
+        part = read(start, min(start + block_len + 1, length))
         line[: len(part)] = part
     ids, target = window[:, :-1].copy(), window[:, 1:].copy()
     ids[target == PAD] = PAD
     return ids, target
+
+
+def _reader(stream: Ints) -> Read:
+    """Of ranges of a stream; of a large file past its mapping."""
+    return reader_of(stream) or partial(_part, stream)
 
 
 def _part(stream: Ints, start: int, stop: int) -> Ints:

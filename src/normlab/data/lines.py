@@ -6,9 +6,9 @@ import hashlib
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Protocol, TypeVar
+from typing import TypeVar
 
-from normlab.data.sources import located_lines
+from normlab.data.sources import open_lines
 
 LINES_AT_A_TIME = 8192
 """Of a text that is worked through in parts: few enough that a part's memory does not matter."""
@@ -17,22 +17,6 @@ CHARACTERS_AT_A_TIME = 2**21
 """The same for texts of long lines; a line is never cut."""
 
 T = TypeVar("T")
-
-
-class Lines(Protocol):
-    """A text: each iteration starts again at its first line."""
-
-    @property
-    def name(self) -> str:
-        """What messages call it."""
-        ...
-
-    def __iter__(self) -> Iterator[str]: ...
-
-
-def open_lines(spec: str | Path) -> Lines:
-    """The text that a path of the configuration means. Nothing is read yet."""
-    return located_lines(spec)
 
 
 @dataclass(frozen=True)

@@ -16,8 +16,9 @@ from normlab.data.arrays import GrowingFile
 from normlab.data.builtin import generate
 from normlab.data.encode import encoded
 from normlab.data.folder import entropy_nats, id_type, prepared, types_of, whole_manifest, with_digest
-from normlab.data.lines import open_lines, parts, raw, require_unchanged, survey
+from normlab.data.lines import parts, raw, require_unchanged, survey
 from normlab.data.ragged import Ints
+from normlab.data.sources import open_lines
 from normlab.data.tokenizer import EOS, UNK, Tokenizer
 from normlab.data.vocabulary import digests, load, vocabulary
 from normlab.spec.config import DataConfig

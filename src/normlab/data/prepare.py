@@ -25,7 +25,6 @@ from normlab.data.folder import (
 )
 from normlab.data.lines import (
     Survey,
-    open_lines,
     paired_parts,
     raw,
     require_parallel,
@@ -34,12 +33,11 @@ from normlab.data.lines import (
 )
 from normlab.data.named import by_name
 from normlab.data.ragged import GrowingRagged, Ragged, TokenPairs
+from normlab.data.sources import open_lines
 from normlab.data.text import Pairs, read_lines
 from normlab.data.tokenizer import EOS, Tokenizer
 from normlab.data.vocabulary import corpus_key, digests, load, vocabulary
-from normlab.spec.config import DataConfig
-
-_TEXTS = ("train_src", "train_tgt", "dev_src", "dev_tgt", "test_src", "test_tgt")
+from normlab.spec.config import PARALLEL_TEXTS, DataConfig
 
 
 @dataclass(frozen=True)
@@ -105,15 +103,15 @@ def prepare(config: DataConfig, root: str | Path) -> tuple[DataConfig, Corpus]:
 
 def _read(config: DataConfig) -> tuple[dict[str, Iterable[str]], dict[str, str]]:
     """The six texts, which can be iterated again and again, and where they come from in words."""
-    flags = {name: f"--{name.replace('_', '-')}" for name in _TEXTS}
-    given = [name for name in _TEXTS if getattr(config, name)]
+    flags = {name: f"--{name.replace('_', '-')}" for name in PARALLEL_TEXTS}
+    given = [name for name in PARALLEL_TEXTS if getattr(config, name)]
     if not given:
         splits = generate(config.builtin, pairs=config.builtin_pairs, seed=config.builtin_seed)
         sides = (side for pairs in (splits.train, splits.dev, splits.test) for side in vars(pairs).values())
-        return dict(zip(_TEXTS, sides, strict=True)), {
+        return dict(zip(PARALLEL_TEXTS, sides, strict=True)), {
             "Corpus": f"built-in {config.builtin}, seed {config.builtin_seed}"
         }
-    needed = _TEXTS if config.test_src or config.test_tgt else _TEXTS[:4]
+    needed = PARALLEL_TEXTS if config.test_src or config.test_tgt else PARALLEL_TEXTS[:4]
     missing = [name for name in needed if name not in given]
     if missing:
         raise ValueError(
@@ -121,7 +119,7 @@ def _read(config: DataConfig) -> tuple[dict[str, Iterable[str]], dict[str, str]]
             f"needed, and of test text if there is any; pass {', '.join(flags[name] for name in missing)}"
         )
     opened = {name: open_lines(getattr(config, name)) for name in given}
-    held_out = {name: list(lines) for name, lines in opened.items() if name not in _TEXTS[:2]}
+    held_out = {name: list(lines) for name, lines in opened.items() if name not in PARALLEL_TEXTS[:2]}
     files = {name: Path(getattr(config, name)).name for name in given}
     origin = {
         "Training text": f"{files['train_src']}, {files['train_tgt']}",
@@ -153,7 +151,7 @@ def _fill(
     tokenizer = vocabulary(config, texts["train_src"], texts["train_tgt"])
     tokenizer.save(work / "tokenizer.json")
     tally = _encode_train(work, tokenizer, (texts["train_src"], texts["train_tgt"]), config.max_len)
-    for name, before, now in zip(_TEXTS[:2], train, tally.digests, strict=True):
+    for name, before, now in zip(PARALLEL_TEXTS[:2], train, tally.digests, strict=True):
         require_unchanged(getattr(config, name), before, now)
     _require_some(config, tally)
     sizes = []

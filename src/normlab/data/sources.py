@@ -12,7 +12,7 @@ from normlab.data.hub import HUB, HubColumn
 from normlab.data.text import TextFile, located
 
 
-def located_lines(spec: str | Path) -> TextFile | Column | HubColumn:
+def open_lines(spec: str | Path) -> TextFile | Column | HubColumn:
     """The text that a path of the configuration means; its rows are read when it is iterated.
 
     ``corpus.de``, a file; ``pairs.tsv#2`` and ``pairs.tsv#en``, a ``Column``;

@@ -68,6 +68,13 @@ def load_checkpoint(
     return state
 
 
+def load_weights(folder: Path, *, run: str) -> dict[str, Tensor]:
+    """A checkpoint's weights by name, without a model to put them in. Raises as ``load_checkpoint``."""
+    folder = standing(folder)
+    unsealed(folder, run=run)
+    return _load(folder / _MODEL)
+
+
 def load_extra(folder: Path) -> dict[str, Tensor]:
     """The further tensors of a checkpoint; ``load_checkpoint`` has looked whether they are whole."""
     path = standing(folder) / _EXTRA

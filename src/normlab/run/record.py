@@ -19,7 +19,7 @@ import torch
 from torch import nn
 
 from normlab.data.hub import HUB, HubColumn
-from normlab.data.sources import located_lines
+from normlab.data.sources import open_lines
 from normlab.data.text import located
 from normlab.data.vocabulary import LEARNED
 from normlab.run.devices import hardware
@@ -119,7 +119,7 @@ def repeat_command(folder: RunFolder) -> str:
 
 def _file(spec: str) -> str:
     """Where a text is, with size and SHA-256 of the file that it is in."""
-    text = located_lines(spec)
+    text = open_lines(spec)
     if isinstance(text, HubColumn):
         return spec
     path = located(text.path)

@@ -9,13 +9,12 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 
 import torch
-from safetensors.torch import load_file
 from torch import Tensor, nn
 
+from normlab.run.checkpoint import load_weights
 from normlab.run.weights import checkpoint_of, tested
 from normlab.spec.config import Config
-from normlab.store.folder import RunFolder, Runs, write_json_atomic
-from normlab.store.sealed import standing, unsealed
+from normlab.store.folder import RunFolder, find_run, write_json_atomic
 from normlab.tasks.task import Prepared
 
 _DIGITS = 16
@@ -53,11 +52,6 @@ class Taken:
         )
 
 
-def start_of(name: str, root: Path) -> RunFolder:
-    """The run to start from, by its folder or the beginning of its id under ``root``."""
-    return RunFolder(name) if (Path(name) / "config.json").is_file() else Runs(root).find(name)
-
-
 def with_start(config: Config, root: Path) -> Config:
     """The configuration with the digest of the weights that ``train.start_from`` names, which enters the run
     id.
@@ -68,7 +62,7 @@ def with_start(config: Config, root: Path) -> Config:
     train = config.train
     if not train.start_from or train.start_digest:
         return config
-    source = start_of(train.start_from, root)
+    source = find_run(train.start_from, root)
     start = replace(train, start_from=str(source.path), start_digest=digest(_weights(source)))
     return replace(config, train=start)
 
@@ -127,9 +121,7 @@ def digest(weights: Mapping[str, Tensor]) -> str:
 
 
 def _weights(folder: RunFolder) -> dict[str, Tensor]:
-    path = standing(checkpoint_of(folder))
-    unsealed(path, run=folder.id())
-    return load_file(path / "model.safetensors")
+    return load_weights(checkpoint_of(folder), run=folder.id())
 
 
 def _require_same_tokenizer(folder: RunFolder, corpus: Prepared) -> None:

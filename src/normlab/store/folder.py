@@ -231,6 +231,11 @@ class Runs:
         )
 
 
+def find_run(name: str, root: Path) -> RunFolder:
+    """A run by its folder, or by the beginning of its id under ``root``. Raises as ``Runs.find``."""
+    return RunFolder(name) if (Path(name) / "config.json").is_file() else Runs(root).find(name)
+
+
 def read_config(path: Path) -> Config:
     """A configuration from a run's ``config.json``, or from a file that holds only the configuration."""
     try:
