@@ -42,7 +42,7 @@ format: $(STAMP) ## let ruff mend what it can
 	$(BIN)/python -m ruff format
 
 bench: $(STAMP) ## time a training step against peers
-	@for script in benchmarks/*.py; do echo "== $$script"; $(BIN)/python "$$script" || exit 1; done
+	@for script in $$(grep -l __main__ benchmarks/*.py); do echo "== $$script"; $(BIN)/python "$$script" || exit 1; done
 
 clean: ## remove the environment, caches and builds; run folders stay
 	rm -rf $(VENV) build dist .pytest_cache .ruff_cache .import_linter_cache .hypothesis
