@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Final
 
-from faults.runs import RECIPES
+from faults.runs import CASES, Case
 
 SEED: Final = 20
 KINDS: Final = {
@@ -35,7 +35,7 @@ class Kill:
 class Point:
     """A run, the kill, and further ones of the run that goes on."""
 
-    recipe: str
+    case: Case
     kills: tuple[Kill, ...]
 
 
@@ -48,4 +48,4 @@ def points() -> Iterator[Point]:
         kills = tuple(
             Kill(k, generator.random(), generator.choice((-1.0, generator.random()))) for k in kinds_of_all
         )
-        yield Point(RECIPES[i % len(RECIPES)][0], kills)
+        yield Point(CASES[i % len(CASES)], kills)

@@ -6,9 +6,9 @@ import json
 import os
 import subprocess
 import sys
-from collections.abc import Generator, Iterator
+from collections.abc import Generator
 from contextlib import contextmanager
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -27,16 +27,32 @@ from normlab.spec.config import (
 from normlab.store import RunFolder
 from run.tiny import NAMES
 
-RECIPES = (
-    ("post+warmup", 1, "fp32"),
-    ("pre+scalenorm+fixnorm", 2, "bf16"),
-    ("admin+warmup", 3, "fp32"),
-    ("rezero", 1, "bf16"),
-    ("pre+radam", 2, "fp32"),
-    ("pre+val_decay", 3, "bf16"),
-    ("enc:post/dec:pre+warmup", 1, "fp32"),
+
+@dataclass(frozen=True)
+class Case:
+    """A run that is killed."""
+
+    recipe: str
+    accumulation: int
+    precision: str
+    changes: tuple[tuple[str, object], ...] = ()
+    """Field of the configuration, as ``train.steps``, and its value."""
+    leaves: str = "scores.json"
+    """A file that such a run has."""
+
+
+KEEP_LOG = ("machine.keep_checkpoints", "log")
+CASES = (
+    Case("post+warmup", 1, "fp32"),
+    Case("pre+scalenorm+fixnorm", 2, "bf16", (("train.ema_decay", 0.9),)),
+    Case("admin+warmup", 3, "fp32", (("train.average_last", 2), KEEP_LOG), "steps/8/model.safetensors"),
+    Case("rezero", 1, "bf16", (("train.average_last", 3),), "average/model.safetensors"),
+    Case("pre+radam", 2, "fp32", (("train.ema_decay", 0.5), ("train.stop_patience", 2))),
+    Case("pre+val_decay", 3, "bf16", (KEEP_LOG,), "steps/14/model.safetensors"),
+    Case("enc:post/dec:pre+warmup", 1, "fp32"),
+    Case("post", 1, "fp32", (("optim.lr", 300.0),), "flight.json"),
 )
-"""Recipe, accumulation, precision."""
+"""The last one diverges, and the flight recorder tells why."""
 
 
 class Server:
@@ -96,51 +112,59 @@ def _short(pairs: Pairs) -> tuple[tuple[str, ...], ...]:
     return tuple(zip(*both[:3], strict=True))
 
 
-def configuration(data: DataConfig, recipe: str, accumulation: int, precision: str) -> Config:
+def configuration(data: DataConfig, case: Case) -> Config:
     """2+2 layers of width 16, 14 steps, a checkpoint every 3, rows and validations at another pace."""
-    train = TrainConfig(
-        steps=14,
-        max_tokens=200,
-        validate_every_steps=4,
-        dev_bleu_sentences=3,
-        accumulation=accumulation,
-        precision=precision,
-    )
     base = Config(
         model=ModelConfig(dim=16, ffn_dim=32, heads=2, encoder_layers=2, decoder_layers=2, dropout=0.1),
         data=data,
         optim=OptimConfig(lr=5e-3, schedule="constant", warmup_steps=4, decay_step=5, decay_patience=1),
-        train=train,
+        train=TrainConfig(
+            steps=14,
+            max_tokens=200,
+            validate_every_steps=4,
+            dev_bleu_sentences=3,
+            accumulation=case.accumulation,
+            precision=case.precision,
+        ),
         decode=DecodeConfig(beam=2, max_len_ratio=1.0),
         machine=MachineConfig(
             threads=1, log_every_steps=2, checkpoint_every_steps=3, probes="full", probe_every_steps=2
         ),
     )
-    return resolve(recipe, base)
+    config = resolve(case.recipe, base)
+    for name, value in case.changes:
+        part, field = name.split(".")
+        config = replace(config, **{part: replace(getattr(config, part), **{field: value})})
+    return config
 
 
-def outcome(run: RunFolder) -> dict[str, Any]:
-    """All that must be the same, bit by bit, however often a run was killed."""
-    names = ("last/model.safetensors", "last/optimiser.safetensors", "best/model.safetensors")
-    files = (*names, "probes.jsonl", "test.hyp.txt", "scores.json")
-    state = json.loads((run.last / "state.json").read_text())
-    best = json.loads((run.best / "state.json").read_text())
+def outcome(run: RunFolder) -> dict[str, object]:
+    """Every file of a run without what only the clock decides.
+
+    Left out are its lock, its log, the checkpoint before the last one, and the parts that a killed write
+    left, whose names begin with a dot.
+    """
+    found = {path.relative_to(run.path): path for path in run.path.rglob("*") if path.is_file()}
     return {
-        **{name: (run.path / name).read_bytes() for name in files},
-        "metrics": [_timeless(row) for row in map(json.loads, _lines(run.path / "metrics.jsonl"))],
-        "last": {key: state[key] for key in state.keys() - {"seconds", "seal"}},
-        "best": {key: best[key] for key in best.keys() - {"seal"}},
-        "status": replace(run.status(), train_seconds=0.0),
+        str(name): _timeless(path)
+        for name, path in sorted(found.items())
+        if name.parts[0] not in {"lock", "log.txt", "previous"} and not name.name.startswith(".")
     }
 
 
-def differences(one: dict[str, Any], other: dict[str, Any]) -> list[str]:
-    return [name for name in one if repr(one[name]) != repr(other[name])]
+def differences(one: dict[str, object], other: dict[str, object]) -> list[str]:
+    """Files that only one has, or that differ."""
+    return sorted(name for name in one.keys() | other.keys() if repr(one.get(name)) != repr(other.get(name)))
 
 
-def _lines(path: Path) -> Iterator[str]:
-    yield from path.read_text().splitlines()
+def _timeless(path: Path) -> object:
+    if path.name in {"state.json", "status.json"}:
+        return _without_clock(json.loads(path.read_text()))
+    if path.name == "metrics.jsonl":
+        return [_without_clock(json.loads(line)) for line in path.read_text().splitlines()]
+    return path.read_bytes()
 
 
-def _timeless(row: dict[str, Any]) -> dict[str, Any]:
-    return {key: value for key, value in row.items() if key != "seconds"}
+def _without_clock(row: dict[str, object]) -> dict[str, object]:
+    """A seal is of a state's ``seconds`` too."""
+    return {key: row[key] for key in row.keys() - {"seconds", "train_seconds", "seal"}}

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from faults.points import COUNTS, KINDS, SEED, Kill, points
-from faults.runs import RECIPES, Server, configuration, differences, outcome, serving, write_text
+from faults.runs import CASES, Case, Server, configuration, differences, outcome, serving, write_text
 from normlab.spec.config import Config
 from normlab.spec.serialise import to_json
 from normlab.store import RunFolder
@@ -31,7 +31,7 @@ def ready(server, tmp_path_factory):
     """Text, and a folder whose prepared data all runs share."""
     folder = tmp_path_factory.mktemp("ready")
     data = write_text(folder / "text")
-    config = configuration(data, *RECIPES[0])
+    config = configuration(data, CASES[0])
     assert server.do("train", here=True, config=to_json(config), root=str(folder)) == 0
     return data, folder / "data"
 
@@ -79,14 +79,15 @@ def killed(server: Server, reference: Reference, root: Path, kill: Kill) -> bool
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("recipe", "accumulation", "precision"), RECIPES, ids=[r[0] for r in RECIPES])
-def test_a_killed_run_ends_with_the_same_bits(server, ready, tmp_path, recipe, accumulation, precision):
+@pytest.mark.parametrize("case", CASES, ids=[case.recipe for case in CASES])
+def test_a_killed_run_ends_with_the_same_bits(server, ready, tmp_path, case: Case):
     data, prepared = ready
-    config = configuration(data, recipe, accumulation, precision)
+    config = configuration(data, case)
     reference = undisturbed(server, config, root_for(tmp_path / "whole", prepared))
     whole = outcome(reference.run)
+    assert case.leaves in whole
     happened: Counter[str] = Counter()
-    of_this = [point for point in points() if point.recipe == recipe]
+    of_this = [point for point in points() if point.case == case]
     for number, point in enumerate(of_this):
         about = f"seed {SEED}, {point}"
         root = root_for(tmp_path / str(number), prepared)
@@ -103,15 +104,14 @@ def test_a_killed_run_ends_with_the_same_bits(server, ready, tmp_path, recipe, a
         shutil.rmtree(root)
     kinds = ", ".join(f"{kind} {happened[kind]}" for kind in KINDS)
     sys.stdout.write(
-        f"{recipe}, {precision}, accumulation {accumulation}: {len(of_this)} runs were killed "
-        f"{happened.total()} times ({kinds}), and all are identical\n"
+        f"{case}: {len(of_this)} runs were killed {happened.total()} times ({kinds}), and all are identical\n"
     )
 
 
 def test_there_are_a_hundred_points_of_all_kinds():
     drawn = list(points())
     assert len(drawn) == COUNTS["checkpoint"] + COUNTS["rows"] + COUNTS["anywhere"] + COUNTS["time"] == 100
-    assert len({point.recipe for point in drawn}) >= 6
-    assert {accumulation for _, accumulation, _ in RECIPES} == {1, 2, 3}
-    assert {precision for _, _, precision in RECIPES} == {"fp32", "bf16"}
+    assert len({point.case.recipe for point in drawn}) == len(CASES)
+    assert {case.accumulation for case in CASES} == {1, 2, 3}
+    assert {case.precision for case in CASES} == {"fp32", "bf16"}
     assert sum(len(point.kills) > 1 for point in drawn) > 20

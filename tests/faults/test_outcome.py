@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from bad_input.damage import changed
-from faults.runs import RECIPES, configuration, differences, outcome, write_text
+from faults.runs import CASES, configuration, differences, outcome, write_text
 from normlab.run.train import train
 from normlab.store import RunFolder
 
@@ -17,7 +17,7 @@ from normlab.store import RunFolder
 @pytest.fixture(scope="module")
 def whole(tmp_path_factory):
     folder = tmp_path_factory.mktemp("whole")
-    return train(configuration(write_text(folder / "text"), *RECIPES[0]), folder / "runs")
+    return train(configuration(write_text(folder / "text"), CASES[0]), folder / "runs")
 
 
 @pytest.fixture
@@ -59,10 +59,11 @@ EDITS = {
     "best/model.safetensors": changed("best/model.safetensors"),
     "test.hyp.txt": lambda run: (run / "test.hyp.txt").write_text("a\n"),
     "scores.json": edited_state("scores.json", bleu=1e-9),
-    "metrics": edited_row("metrics.jsonl", "loss"),
-    "last": edited_state("last/state.json", tokens=1),
-    "best": edited_state("best/state.json", step=1),
-    "status": edited_state("status.json", best_step=1),
+    "flight.json": lambda run: (run / "flight.json").write_text("{}"),
+    "metrics.jsonl": edited_row("metrics.jsonl", "loss"),
+    "last/state.json": edited_state("last/state.json", tokens=1),
+    "best/state.json": edited_state("best/state.json", step=1),
+    "status.json": edited_state("status.json", best_step=1),
 }
 
 
@@ -76,7 +77,7 @@ def test_an_edit_is_seen(whole, copy, name, edit):
 @pytest.mark.parametrize(
     ("name", "edit"),
     [
-        ("metrics", missing_row("metrics.jsonl")),
+        ("metrics.jsonl", missing_row("metrics.jsonl")),
         ("probes.jsonl", missing_row("probes.jsonl")),
         ("probes.jsonl", edited_row("probes.jsonl", "value")),
     ],
