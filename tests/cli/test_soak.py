@@ -26,7 +26,8 @@ SEED = 20
 COMPARE = (
     *("compare", "--recipes", "post", "post+warmup", "pre", "admin", "pre+fixnorm+scalenorm"),
     *("--lrs", "5e-4", "1e-3", "2e-3", "--seeds", "4", "--jobs", "2", "--resamples", "200"),
-    *("--checkpoint-every-steps", "50"),
+    *("--steps", "150", "--max-tokens", "2048", "--warmup-steps", "50"),
+    *("--validate-every-steps", "50", "--checkpoint-every-steps", "25"),
 )
 OF_THE_CLOCK = {"seconds", "train_seconds", "total_seconds", "hardware"}
 """Fields that say how long something took: all that may differ."""
