@@ -248,6 +248,21 @@ DAMAGED: dict[str, tuple[list[str], Damage, str]] = {
         states(tokns=3),
         f"{{run}}/{STATE}: unknown key 'tokns'; did you mean 'tokens'?; {TRAIN_ANEW}",
     ),
+    "state with steps that are none": (
+        GOOD,
+        states(pending=[[1]]),
+        f"{{run}}/{STATE}: pending[0] must be a list of 2, got [1]; {TRAIN_ANEW}",
+    ),
+    "state without a step, diagnosed": (
+        ["diagnose", "{run}", "--checkpoints", "last"],
+        states(step=None),
+        f"{{run}}/{STATE}: step is missing; {TRAIN_ANEW}",
+    ),
+    "best weights without a step": (
+        ["translate", "{run}", "dev_src.txt", "--weights", "best"],
+        lambda folder: seal_again(folder / "best/state.json", step=None),
+        f"{{run}}/best/state.json: step is missing; {TRAIN_ANEW}",
+    ),
     "best weights that are none": (
         TRANSLATE,
         content(BEST, b"abc"),
@@ -307,10 +322,7 @@ DAMAGED: dict[str, tuple[list[str], Damage, str]] = {
     "output into a folder that is not there": (
         [*TRANSLATE, "--output", "no/such.txt"],
         lambda folder: None,
-        (
-            "No such file or directory: 'no/such.txt'; look at that path; a folder of it may "
-            "be missing: mkdir -p"
-        ),
+        ("--output is in no, which is no folder; type: mkdir -p no"),
     ),
 }
 """A command, what was done to the run's folder before it, and the sentence."""

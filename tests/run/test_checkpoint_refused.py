@@ -11,11 +11,27 @@ from pathlib import Path
 
 import pytest
 
-from bad_input.damage import ADAM, EDITED, MODEL, SHORT, STATE, changed, counted, cut, foreign, gone
+from bad_input.damage import (
+    ADAM,
+    EDITED,
+    MODEL,
+    SHORT,
+    STATE,
+    changed,
+    counted,
+    cut,
+    edited,
+    foreign,
+    gone,
+    resealed,
+    states,
+)
+from bad_input.prompt import held as every_file
 from normlab.run.checkpoint import resume
 from normlab.run.loop import Loop
 from normlab.run.train import train
 from normlab.store import RunFolder
+from normlab.store.files import row_line
 from run.test_train import interrupt_at
 from run.tiny import PowerCutError, tiny
 
@@ -76,6 +92,14 @@ DAMAGED = {
         f"{{run}}/{STATE} was edited: it no longer has the SHA-256 that it says",
     ),
     "another run's": (foreign("last"), "{run}/last is of the run 0123456789ab, and this is {id}"),
+    "garbage under a seal": (states(scaling=[1]), f"{{run}}/{STATE}: scaling must be an object, got [1]"),
+    "last steps without their rates": (
+        resealed(edited("last/extra.safetensors", lambda kept: kept.pop("lr"))),
+        (
+            "the last steps that {run}/last keeps are none of this run (gradients [9, 38], losses [8, 3], "
+            "step [9], updates [9, 38], values [9, 3])"
+        ),
+    ),
 }
 
 
@@ -134,6 +158,45 @@ def test_what_is_said_to_type_brings_the_run_back(text, run, whole, tmp_path, mo
     assert verb == "mv"
     os.rename(source, target)  # noqa: PTH104 - as mv does
     assert main(retrain.split()[1:]) == 0
+    assert held(run) == held(whole)
+
+
+def first_row_alone(path: Path) -> None:
+    path.write_text(path.read_text().partition("\n")[0] + "\n")
+
+
+@pytest.mark.parametrize(
+    ("name", "lose", "why"),
+    [
+        ("metrics.jsonl", Path.unlink, "is missing"),
+        ("probes.jsonl", first_row_alone, "is shorter than it was"),
+    ],
+)
+def test_without_rows_that_are_gone_it_goes_on_when_somebody_says_so(text, run, name, lose, why):
+    path, volatile = run.path / name, ("status.json", "lock")
+    lose(path)
+    before = {n: content for n, content in every_file(run.path).items() if n not in volatile}
+    with pytest.raises(ValueError, match=name) as error:
+        train(config_of(text), run.path.parent)
+    said = [f"{path} {why}, and {c} was made after rows that stood there" for c in (run.last, run.previous)]
+    assert str(error.value) == (
+        f"{', and '.join(said)}; bring the whole file back, or go on without them: touch {run.path}/rows.lost"
+    )
+    now = every_file(run.path)
+    assert {n: now[n] for n in now if n not in volatile} == before
+    (run.path / "rows.lost").touch()
+    again = []
+    train(config_of(text), run.path.parent, again.append)
+    assert run.status().state == "done"
+    assert again[0]["step"] == 10, "from the last checkpoint on"
+
+
+@pytest.mark.parametrize("name", ["metrics.jsonl", "probes.jsonl"])
+def test_rows_that_are_cut_short_are_made_again_from_the_checkpoint_before(text, run, whole, capsys, name):
+    rows = [json.loads(line) for line in (run.path / name).read_text().splitlines()]
+    (run.path / name).write_text("".join(row_line(row) for row in rows if row["step"] <= 6))
+    train(config_of(text), run.path.parent)
+    assert f"{name} is shorter than it was, and {run.last} was made after rows" in capsys.readouterr().err
     assert held(run) == held(whole)
 
 

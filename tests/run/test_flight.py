@@ -2,6 +2,7 @@
 
 import json
 import math
+import shutil
 import threading
 from dataclasses import replace
 
@@ -255,6 +256,10 @@ def test_a_finished_run_can_be_asked_and_keeps_all_else(text, tmp_path):
     assert {p.name for p in after.keys() - before.keys()} == {"flight.json"}
     with pytest.raises(ValueError, match=r"step is 13, and the run .* has made 12; give one from 1 to 12"):
         examine(folder.path, 13)
+    shutil.rmtree(folder.last)
+    folder.previous.rename(folder.last)
+    asked = examine(folder.path)
+    assert asked["replay"] == {"from_step": 10, "checkpoint": True, "agrees": True}
 
 
 def test_a_damaged_file_is_named(tmp_path):

@@ -6,9 +6,12 @@ from dataclasses import replace
 
 import pytest
 import torch
+from torch import distributed
 
 from normlab.run.checkpoint import load_checkpoint
+from normlab.run.flight import Trigger
 from normlab.run.loop import Loop
+from normlab.run.parallel import Alone, Sharded
 from normlab.run.scaling import Scaling
 from normlab.spec.config import TrainConfig
 from normlab.store import RunFolder
@@ -61,6 +64,36 @@ def test_a_step_that_is_not_finite_is_skipped_counted_and_halves_the_scale():
     one_step(scaling, weight, optimiser, 1.0)
     assert scaling.row() == {"loss_scale": 1024.0, "skipped_steps": 1}, "doubled after two that are finite"
     assert optimiser.state[weight]["step"].item() == 2
+
+
+def test_a_step_that_is_not_finite_on_another_rank_is_skipped_here_too(tmp_path, monkeypatch):
+    """A part of a gradient may be finite although the whole is not."""
+    distributed.init_process_group("gloo", f"file://{tmp_path}/meeting", world_size=1, rank=0)
+    try:
+        scaling = Scaling(Sharded.scaler(None, CPU, enabled=True), CPU)
+        scaling.load(scaling.state() | {"scale": 1024.0})
+        weight = torch.nn.Parameter(torch.ones(1))
+        optimiser, reduce = optimiser_of(weight), distributed.all_reduce
+        one_step(scaling, weight, optimiser, 0.5)
+        assert weight.item() == pytest.approx(0.9)
+
+        def with_another(found, **more):
+            return reduce(found.add_(1.0), **more)
+
+        monkeypatch.setattr(distributed, "all_reduce", with_another)
+        one_step(scaling, weight, optimiser, 0.5)
+        assert weight.item() == pytest.approx(0.9)
+        assert scaling.row()["loss_scale"] == 512.0
+    finally:
+        distributed.destroy_process_group()
+
+
+def test_a_loop_scales_as_its_ranks_want_it(text, tmp_path, monkeypatch):
+    def scaler(self, device, *, enabled):
+        return torch.amp.GradScaler(device.type, init_scale=8.0, enabled=enabled)
+
+    monkeypatch.setattr(Alone, "scaler", scaler)
+    assert loop_of(text, tmp_path).scaling.row() == {"loss_scale": 8.0, "skipped_steps": 0}
 
 
 def test_the_state_goes_on_where_it_was():
@@ -125,6 +158,25 @@ def test_a_run_in_fp16_keeps_its_scale_in_the_checkpoint_and_its_skipped_steps_i
     assert (
         load_checkpoint(loop.folder.last, loop.model, run=loop.folder.id())["scaling"]["skipped_steps"] == 1
     )
+
+
+@pytest.mark.parametrize("saved", [True, False], ids=["from a checkpoint", "from the start"])
+def test_steps_that_are_done_again_have_their_scale(text, tmp_path, saved):
+    """Which steps are skipped hangs on it, and so does every loss after them."""
+    loop = loop_of(text, tmp_path)
+    loop.step()
+    if saved:
+        loop.scaling.load(loop.scaling.state() | {"scale": 2.0**40})
+        loop.checkpoint("running")
+    for _ in range(3):
+        loop.step()
+    loop.flush()
+    now = loop.scaling.state() | {"scale": 4.0 if saved else 2.0**40}
+    loop.scaling.load(now)
+    report = loop.recorder.report(Trigger("asked", 4, 4, "asked for"))
+    assert report["replay"] == {"from_step": int(saved), "checkpoint": saved, "agrees": True}
+    assert loop.scaling.state() == now
+    assert now["skipped_steps"] == (3 if saved else 0)
 
 
 def test_a_run_in_another_precision_has_no_scale(text, tmp_path):

@@ -53,7 +53,8 @@ def test_threads_are_those_of_the_run_unless_others_are_asked_for(run, monkeypat
     translate(run.path, ["x"])
     translate(run.path, ["x"], threads=3)
     n_best(run.path, ["x"], 1, threads=2)
-    assert asked == [1, 3, 2]
+    translate(run.path, ["x"], threads=0)
+    assert asked == [1, 3, 2, 0]
 
 
 def test_order_and_empty_lines_stay(run, test_text):

@@ -121,8 +121,8 @@ def test_what_cannot_be_a_start_is_refused(text, source, tmp_path):
     config = started(tiny(text, steps=2), source)
     other = replace(config, data=replace(config.data, vocab_size=90))
     assert refused(other, tmp_path) == (
-        f"{source.path} was trained with another tokenizer, so its embeddings are of other pieces; give the "
-        "training text and the --vocab-size of that run, or leave out --start-from"
+        f"{source.path} was trained with another tokenizer, so its embeddings are of other pieces; type "
+        f"--tokenizer {source.tokenizer}, or leave out --start-from"
     )
     model = replace(config.model, dim=24, ffn_dim=40, encoder_layers=0)
     assert "nothing would be taken" in refused(

@@ -236,7 +236,7 @@ def test_what_cannot_be_chosen_is_said(text, tmp_path):
         checkpoint_of(folder, 3)
     assert str(told.value) == (
         f"the run {folder.path} keeps no weights of step 3; there are steps 0, 1, 2, 4; train one with "
-        "--keep-checkpoints log or all"
+        "--keep-checkpoints log or all, and in another --out: a run that is done is not done again"
     )
     with pytest.raises(FileNotFoundError) as told:
         checkpoint_of(folder, "average")

@@ -1,8 +1,11 @@
 import json
 import math
+import os
+import socket
 import subprocess
 import sys
 import threading
+import time
 from dataclasses import replace
 
 import pytest
@@ -13,6 +16,7 @@ from normlab.spec.outcome import Outcome
 from normlab.store import RunBusyError, RunFolder, Runs, Status
 from normlab.store.files import write_json_atomic
 from normlab.store.folder import read_config
+from normlab.store.sealed import SealError
 
 CONFIG = Config(
     recipe="pre",
@@ -133,6 +137,29 @@ def test_cutting_drops_what_came_after_a_step_and_keeps_bytes_before(folder):
     assert (folder.path / "metrics.jsonl").read_bytes() == b"".join(before[:3])
 
 
+def test_rows_that_are_gone_since_a_checkpoint_are_told(folder):
+    metrics = folder.path / "metrics.jsonl"
+    assert folder.row_sizes() == {}
+    for step in (1, 2, 30):
+        folder.append_metrics(train_row(step))
+    sizes = folder.row_sizes()
+    assert sizes == {"metrics.jsonl": metrics.stat().st_size}
+    folder.append_metrics(train_row(4000))
+    folder.require_rows(sizes, folder.last)
+    folder.require_rows({}, folder.last)
+    first, *others = metrics.read_bytes().splitlines(keepends=True)
+    for content, why in (
+        (b"".join(others), "is not what it was"),
+        (first, "is shorter than it was"),
+        (None, "is missing"),
+    ):
+        metrics.unlink() if content is None else metrics.write_bytes(content)
+        with pytest.raises(SealError, match=rf"metrics\.jsonl {why}, and .*last was made after rows"):
+            folder.require_rows(sizes, folder.last)
+    folder.lost.touch()
+    folder.require_rows(sizes, folder.last)
+
+
 # --------------------------------------------------------------------------------------- status and lock
 
 HOLD = """
@@ -175,6 +202,25 @@ def test_running_is_only_what_a_process_is_in(folder, holder):
     assert folder.status() == Status("interrupted", step=5)
     folder.set_status(Status("done", step=9))
     assert folder.status() == Status("done", step=9)
+
+
+@pytest.mark.parametrize(
+    ("said", "seconds_ago", "state", "host"),
+    [
+        ("far-away 77", 3, "running", "far-away"),
+        ("far-away 77", -3, "running", "far-away"),
+        ("far-away 77", 60, "interrupted", ""),
+        ("far-away 77", -3600, "interrupted", ""),
+        ("", 0, "interrupted", ""),
+        (f"{socket.gethostname()} 77", 0, "interrupted", ""),
+    ],
+)
+def test_a_process_of_another_host_is_there_while_it_touches_its_lock(folder, said, seconds_ago, state, host):
+    folder.set_status(Status("running", step=5))
+    lock, then = folder.path / "lock", time.time() - seconds_ago
+    lock.write_text(said)
+    os.utime(lock, (then, then))
+    assert (folder.status(), folder.elsewhere()) == (Status(state, step=5), host)
 
 
 def test_the_lock_is_free_again_after_an_error(folder):

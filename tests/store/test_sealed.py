@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from normlab.store import sealed
 from normlab.store.sealed import SealError, replaced, settle, standing, unsealed
 
 
@@ -98,6 +99,26 @@ def test_tensors_that_were_put_there_later_are_named(folder):
     assert unsealed(folder) == {"text": "one"}
     (folder / "extra.safetensors").write_bytes(b"")
     assert refusal(folder) == ("FOLDER/extra.safetensors was put there later: state.json does not name it")
+
+
+@pytest.mark.parametrize(
+    ("seal", "why"),
+    [
+        (3, "seal must be an object, the fields of Seal, got 3"),
+        ({"run": "it", "files": {}}, "seal lacks state; add what is missing"),
+        ({"run": "it", "files": [], "state": ""}, "seal.files must be an object, got []"),
+        (
+            {"run": "it", "files": {"a.txt": {"bytes": "3", "sha256": ""}}, "state": ""},
+            'seal.files.a.txt.bytes must be a whole number, got "3"',
+        ),
+    ],
+)
+def test_a_seal_of_another_kind_is_named(folder, seal, why):
+    path = folder / "state.json"
+    if isinstance(seal, dict) and "state" in seal:
+        seal["state"] = sealed._digest({"text": "one"}, seal)
+    path.write_text(json.dumps({"text": "one", "seal": seal}))
+    assert refusal(folder) == f"FOLDER/state.json is damaged ({why})"
 
 
 @pytest.mark.parametrize("key", ["text", "run", "files", "state"])

@@ -144,13 +144,15 @@ def _forced(reasons: Mapping[str, str]) -> list[str]:
 
 def _run_cells(folder: RunFolder) -> list[str]:
     config, status = folder.config(), folder.status()
+    host = folder.elsewhere() if status.state == "running" else ""
+    state = f"running on {host}" if host else state_of(status)
     return [
         folder.path.name,
         config.recipe,
         rate(config.optim.lr),
         str(config.seeds.init),
         f"{status.step:,}/{config.train.steps:,}",
-        ", ".join([state_of(status), *[STALE] * folder.stale(), *[FORCED] * bool(config.forced)]),
+        ", ".join([state, *[STALE] * folder.stale(), *[FORCED] * bool(config.forced)]),
         quality(bleu=status.best_dev_bleu, nll=status.best_dev_nll),
         _scores(folder.scores).partition(",")[0],
         duration(status.train_seconds),

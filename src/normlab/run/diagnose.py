@@ -18,9 +18,10 @@ from torch import Tensor, nn
 from normlab.diagnosis import Diagnosis, diagnose, read_structure
 from normlab.diagnosis.programme import SMALL_TOKENS
 from normlab.diagnosis.step import Make
-from normlab.optim import Course, ValDecay, build_optimiser, schedule_factor
+from normlab.optim import Course, build_optimiser, schedule_factor
 from normlab.run.checkpoint import has_checkpoint, load_checkpoint
 from normlab.run.devices import prepare_process
+from normlab.run.position import made_of
 from normlab.run.recipes import describe
 from normlab.run.weights import checkpoint_of
 from normlab.spec.config import Config, OptimConfig
@@ -103,10 +104,10 @@ def of_run(folder: RunFolder, checkpoint: str | int, *, tokens: int) -> Case:
     model = task.build()
     begun = build_optimiser(model.parameters(), config.optim)
     amid = (path / "optimiser.safetensors").exists()
-    state = load_checkpoint(path, model, begun if amid else None, run=folder.id())
-    step = int(state["step"])
-    decays = ValDecay(**state.get("val_decay", {})).decays
-    lr = config.optim.lr * schedule_factor(step + 1, Course(config.optim, config.train.steps, decays))
+    made = made_of(load_checkpoint(path, model, begun if amid else None, run=folder.id()), path)
+    step = made.step
+    course = Course(config.optim, config.train.steps, made.val_decay.decays)
+    lr = config.optim.lr * schedule_factor(step + 1, course)
     named = f"step {step:,}" if isinstance(checkpoint, int) else f"{checkpoint}, step {step:,}"
     facts = {
         "run": folder.path.name,

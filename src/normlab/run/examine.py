@@ -11,6 +11,7 @@ from normlab.run.checkpoint import has_checkpoint
 from normlab.run.devices import prepare_process
 from normlab.run.flight import WATCHED, Trigger
 from normlab.run.loop import Loop
+from normlab.run.position import made_of
 from normlab.run.recipes import require_known
 from normlab.store.folder import RunFolder
 from normlab.store.sealed import standing, unsealed
@@ -37,9 +38,12 @@ def examine(path: str | Path, step: int | None = None, *, watched: int = WATCHED
     device = prepare_process(config.machine)
     _, corpus = kind.prepare(config.data, folder.path.parent / "data")
     with folder.lock(), TemporaryDirectory() as scratch:
-        again = RunFolder(scratch)
-        if has_checkpoint(folder.last) and int(unsealed(folder.last, run=folder.id())["step"]) < stop:
-            shutil.copytree(standing(folder.last), again.last)
+        again, last = RunFolder(scratch), standing(folder.last)
+        again.lost.touch()  # its rows stay where they are
+        if has_checkpoint(folder.last) and made_of(unsealed(last, run=folder.id()), last).step < stop:
+            shutil.copytree(last, again.last)
+            if has_checkpoint(folder.best):  # a run that goes on looks whether it has it
+                shutil.copytree(standing(folder.best), again.best)
             shutil.copy(folder.path / "config.json", again.path)
         loop = Loop(kind(config, corpus, device), again, lambda row: None)
         asked = Trigger("asked", stop, stop, f"asked about step {stop}")

@@ -12,16 +12,18 @@ from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 import torch
 from torch import Tensor
 
 from normlab.diagnosis.observe import Record
-from normlab.optim import ValDecay
 from normlab.run.blame import EVERYTHING, Observed, Verdict, blame
 from normlab.run.checkpoint import has_checkpoint, load_checkpoint
+from normlab.run.position import saved_of
 from normlab.run.probing import NOTHING, Preset, Probing
+from normlab.store.sealed import SealError
 
 if TYPE_CHECKING:
     from normlab.run.loop import Loop
@@ -59,6 +61,19 @@ class Trigger:
     step: int
     until: int
     words: str
+
+
+def require_memory(tensors: Mapping[str, Tensor], parameters: int, checkpoint: Path) -> None:
+    """Raise SealError for what ``Recorder.tensors`` cannot have given in a run of so many parameters."""
+    if not tensors:
+        return
+    shapes = {name: list(tensor.shape) for name, tensor in tensors.items()}
+    steps, losses = shapes.get("step", []), shapes.pop("losses", [])
+    norms = {name: [*steps, parameters] for name in Kept._fields[3:]}
+    wanted = {"step": steps, "lr": steps, "values": [*steps, 3], **norms}
+    if len(steps) != 1 or shapes != wanted or losses[1:] != [3]:
+        found = ", ".join(f"{name} {shape}" for name, shape in sorted({**shapes, "losses": losses}.items()))
+        raise SealError(checkpoint, f"the last steps that {checkpoint} keeps are none of this run ({found})")
 
 
 class Recorder:
@@ -311,11 +326,10 @@ def _set_back(loop: Loop, stop: int) -> Iterator[bool]:
     try:
         found = has_checkpoint(loop.folder.last)
         if found:
-            kept = load_checkpoint(loop.folder.last, loop.model, loop.optimiser, run=loop.folder.id())
-            kept.pop("pending", None)
-            loop.scaling.load(kept.pop("scaling", {}))
-            decay = ValDecay(**kept.get("val_decay", {}))
-            loop.progress = type(loop.progress)(**kept | {"val_decay": decay})
+            last = loop.folder.last
+            saved = saved_of(load_checkpoint(last, loop.model, loop.optimiser, run=loop.folder.id()), last)
+            loop.scaling.load(saved.scaling)
+            loop.progress = saved.position
             found = loop.progress.step < stop or bool(_not_finite(loop))
         if not found:
             loop.optimiser.state.clear()

@@ -18,12 +18,12 @@ from normlab.data.prefetch import Prefetch
 from normlab.optim import Course, build_optimiser, schedule_factor
 from normlab.run.checkpoint import has_checkpoint, load_checkpoint, load_extra, resume, save_checkpoint
 from normlab.run.devices import autocast, hardware
-from normlab.run.flight import Recorder
+from normlab.run.flight import Recorder, require_memory
 from normlab.run.followers import Follower
 from normlab.run.meter import Meter
 from normlab.run.notice import notice
 from normlab.run.outcome import outcome
-from normlab.run.position import Position, position_of
+from normlab.run.position import Position, saved_of
 from normlab.run.probing import NOTHING, PRESETS, Probing, rows_into
 from normlab.run.ranks import ALONE, Ranks
 from normlab.run.scaling import Scaling
@@ -228,7 +228,8 @@ class Loop:
         self.progress.seconds = self._seconds()
         pending = [(lr, values.tolist()) for lr, values in self.pending]
         scaling = self.scaling.state()
-        kept = asdict(self.progress) | {"pending": pending} | ({"scaling": scaling} if scaling else {})
+        kept = asdict(self.progress) | {"pending": pending, "rows": self.folder.row_sizes()}
+        kept |= {"scaling": scaling} if scaling else {}
         folder, whole = self.folder, self.parallel.plain(self.optimiser)
         extra = self.recorder.tensors()
         save = partial(save_checkpoint, run=folder.id(), extra=extra, previous=folder.previous)
@@ -241,9 +242,12 @@ class Loop:
     def _restore(self, checkpoint: Path) -> int:
         """Go back to where a checkpoint was made; its step."""
         state = load_checkpoint(checkpoint, self.model, self.optimiser, run=self.folder.id())
-        self.pending = [(lr, torch.tensor(v, device=self.device)) for lr, v in state.pop("pending", [])]
-        self._scaled, self._remembered = state.pop("scaling", {}), load_extra(checkpoint)
-        self.progress = position_of(state, checkpoint)
+        saved = saved_of(state, checkpoint)
+        self.folder.require_rows(saved.rows, checkpoint)
+        self.pending = [(lr, torch.tensor(v, device=self.device)) for lr, v in saved.pending]
+        self.progress, self._scaled = saved.position, saved.scaling
+        self._remembered = load_extra(checkpoint)
+        require_memory(self._remembered, len(list(self.model.parameters())), checkpoint)
         return self.progress.step
 
     def _seconds(self) -> float:

@@ -1,12 +1,16 @@
-"""How far a run is."""
+"""How far a run is, and how a checkpoint says it."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Generator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 from normlab.optim import ValDecay
+from normlab.run.scaling import scaling_of
+from normlab.spec.allowed import COUNT, check
 from normlab.spec.serialise import from_plain
 from normlab.store.sealed import STATE, SealError
 
@@ -28,13 +32,57 @@ class Position:
     stopped: str = ""
     """Why the run ends here, before its last step."""
 
+    def __post_init__(self) -> None:
+        check(self, {COUNT: "step tokens positions waited"})
 
-def position_of(state: dict[str, Any], checkpoint: Path) -> Position:
-    """What a checkpoint's state says. Raises SealError where somebody else wrote it."""
+
+@dataclass(frozen=True)
+class Saved:
+    """What the state of a run's last checkpoint says."""
+
+    position: Position = field(default_factory=Position)
+    pending: tuple[tuple[float, tuple[float, float, float]], ...] = ()
+    """Learning rate, and loss, likelihood and gradient norm, of the steps that are in no row yet."""
+    scaling: dict[str, Any] = field(default_factory=dict)
+    rows: dict[str, int] = field(default_factory=dict)
+    """Bytes of each file of rows."""
+
+
+_BESIDE: Final = ("pending", "scaling", "rows")
+
+
+@dataclass(frozen=True)
+class Made:
+    """When the weights of a checkpoint were made; every kind of checkpoint says it."""
+
+    step: int
+    steps: tuple[int, ...] = ()
+    """Those that an average is of."""
+    val_decay: ValDecay = ValDecay()
+
+
+def saved_of(state: Mapping[str, Any], checkpoint: Path) -> Saved:
+    """What the state of a run's last checkpoint says. Raises SealError where somebody else wrote it."""
+    with _understood(state, checkpoint):
+        beside = {name: state[name] for name in _BESIDE if name in state}
+        position = from_plain(Position, {k: v for k, v in state.items() if k not in beside})
+        saved: Saved = from_plain(Saved, beside)
+        scaling = scaling_of(saved.scaling)
+    return replace(saved, position=position, scaling=scaling)
+
+
+def made_of(state: Mapping[str, Any], checkpoint: Path) -> Made:
+    """When weights were made, by their checkpoint's state. Raises as ``saved_of``."""
+    with _understood(state, checkpoint):
+        made: Made = from_plain(Made, {k: state[k] for k in ("step", "steps", "val_decay") if k in state})
+    return made
+
+
+@contextmanager
+def _understood(state: Mapping[str, Any], checkpoint: Path) -> Generator[None]:
     try:
         if "step" not in state:
             raise ValueError("step is missing")
-        position: Position = from_plain(Position, state)
+        yield
     except ValueError as error:
         raise SealError(checkpoint, f"{checkpoint / STATE}: {error}") from error
-    return position

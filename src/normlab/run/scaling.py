@@ -2,12 +2,23 @@ r"""Scaling of the loss, where gradients are in fp16 and would underflow."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any, Final
 
 import torch
 from torch import Tensor
 
+from normlab.spec.serialise import from_plain
+
 _SKIPPED: Final = "skipped_steps"
+
+
+def scaling_of(state: Mapping[str, Any]) -> dict[str, Any]:
+    """What ``Scaling.state`` gave, as a checkpoint says it. Raises ValueError for anything else."""
+    kinds = {name: type(v) for name, v in {**torch.amp.GradScaler("cpu").state_dict(), _SKIPPED: 0}.items()}
+    if state and state.keys() != kinds.keys():
+        raise ValueError(f"scaling has {', '.join(kinds)}, got {', '.join(state)}")
+    return {name: from_plain(kinds[name], value, f"scaling.{name}") for name, value in state.items()}
 
 
 class Scaling:
@@ -29,6 +40,9 @@ class Scaling:
     def unscale(self, optimiser: torch.optim.Optimizer) -> None:
         """Divide the gradients of the optimiser's parameters, once a step."""
         self._scaler.unscale_(optimiser)
+        if self._scaler.is_enabled():
+            for found in self._scaler._found_inf_per_device(optimiser).values():
+                found.squeeze_()  # that of shards has an axis, which no fused optimiser takes
 
     def step(self, optimiser: torch.optim.Optimizer, norm: Tensor) -> Tensor:
         """The optimiser's step or none; the gradient's norm, 0 where the step was skipped."""

@@ -32,9 +32,9 @@ def translate(
     """Translate raw lines with a run's weights, by its own tokenizer and search.
 
     ``prefixes``: what each translation begins with. ``weights``: ``average``, ``best``, ``last`` or a step
-    whose weights were kept; without it those that the run's test scores are of. ``threads``: the run's own
-    number without it. Raises FileNotFoundError for weights that there are not, ValueError for a run of
-    another task, and for a prefix that cannot be produced.
+    whose weights were kept; without it those that the run's test scores are of. ``threads``: 0 for all
+    cores, the run's own number without it. Raises FileNotFoundError for weights that there are not,
+    ValueError for a run of another task, and for a prefix that cannot be produced.
     """
     found = n_best(run, lines, 1, decode, prefixes=prefixes, weights=weights, threads=threads)
     return [candidates[0].text for candidates in found]
@@ -61,7 +61,8 @@ def n_best(
             f"the run {folder.path.name} is of the task {config.task} and translates nothing; name a run of "
             f"{Translation.name}, `normlab runs` lists them"
         )
-    device = prepare_process(replace(config.machine, threads=threads or config.machine.threads))
+    threads = config.machine.threads if threads is None else threads
+    device = prepare_process(replace(config.machine, threads=threads))
     tokenizer = load(folder.tokenizer)
     model = build_seq2seq(config.model, tokenizer.vocab_size, config.seeds.init).to(device)
     load_checkpoint(checkpoint_of(folder, weights), model, run=folder.id())

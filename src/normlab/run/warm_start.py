@@ -132,6 +132,6 @@ def _require_same_tokenizer(folder: RunFolder, corpus: Prepared) -> None:
         if own.read_bytes() == folder.tokenizer.read_bytes():
             return
     raise ValueError(
-        f"{folder.path} was trained with another tokenizer, so its embeddings are of other pieces; give the "
-        "training text and the --vocab-size of that run, or leave out --start-from"
+        f"{folder.path} was trained with another tokenizer, so its embeddings are of other pieces; type "
+        f"--tokenizer {folder.tokenizer}, or leave out --start-from"
     )

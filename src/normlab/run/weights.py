@@ -13,6 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from normlab.run.checkpoint import has_checkpoint, load_checkpoint, save_checkpoint
+from normlab.run.position import made_of
 from normlab.spec.config import Config
 from normlab.store.folder import RunFolder
 from normlab.store.sealed import settle, standing, unsealed
@@ -163,14 +164,14 @@ class Chosen:
 def chosen(folder: RunFolder, weights: str | int = "") -> Chosen:
     """``checkpoint_of`` and what it is. Raises as that does."""
     path = checkpoint_of(folder, weights)
-    state = unsealed(standing(path))
-    said = f"the weights after step {state['step']:,}"
+    made = made_of(unsealed(standing(path)), path)
+    said = f"the weights after step {made.step:,}"
     if path != folder.last and folder.config().train.ema_decay:
-        said = f"the moving average of the weights after step {state['step']:,}"
+        said = f"the moving average of the weights after step {made.step:,}"
     if path == folder.average:
-        said = f"the average of the weights after steps {', '.join(f'{s:,}' for s in state['steps'])}"
+        said = f"the average of the weights after steps {', '.join(f'{s:,}' for s in made.steps)}"
     elif path == folder.best:
-        said = f"the best weights on dev, after step {state['step']:,}"
+        said = f"the best weights on dev, after step {made.step:,}"
     return Chosen(weights or tested(folder), path, said)
 
 
@@ -186,7 +187,7 @@ def checkpoint_of(folder: RunFolder, weights: str | int = "") -> Path:
         there = f"there are steps {', '.join(map(str, steps))}" if steps else "none were kept"
         raise FileNotFoundError(
             f"the run {folder.path} keeps no weights of step {weights}; {there}; train one with "
-            "--keep-checkpoints log or all"
+            "--keep-checkpoints log or all, and in another --out: a run that is done is not done again"
         )
     name = weights or tested(folder)
     found: Mapping[str, Path] = {"best": folder.best, "last": folder.last, "average": folder.average}

@@ -61,6 +61,20 @@ def held(folder: Path) -> bool:
     return False
 
 
+def elsewhere(folder: Path) -> str:
+    """The other host whose process has just touched the folder's lock; empty if there is none.
+
+    Where the two clocks are further apart than a holder may be silent, nobody seems to be there.
+    """
+    lock = folder / "lock"
+    with suppress(FileNotFoundError):
+        host = _said(lock).partition(" ")[0]
+        silent = abs(time.time() - _touched(lock) / 1e9)
+        if host != socket.gethostname() and silent < _WATCH_SECONDS:
+            return host
+    return ""
+
+
 def _take(file: TextIO, folder: Path) -> None:
     for remaining in reversed(range(_TRIES)):
         try:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shlex
 from collections.abc import Generator, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
@@ -14,8 +15,9 @@ from normlab.spec.config import SEMANTICS, Config, run_id
 from normlab.spec.outcome import Outcome
 from normlab.spec.serialise import NOT_FINITE, from_plain
 
-from .busy import RunBusyError, held, hold
+from .busy import RunBusyError, elsewhere, held, hold
 from .files import append_rows, read_json, row_line, sync, write_json_atomic, write_text_atomic
+from .sealed import SealError
 
 __all__ = [
     "RunBusyError",
@@ -86,6 +88,8 @@ class RunFolder:
         self.translations = self.path / "test.hyp.txt"
         self.scores = self.path / "scores.json"
         self._row_files = (self.path / "metrics.jsonl", self.path / "probes.jsonl")
+        self.lost = self.path / "rows.lost"
+        """Whoever makes this file lets the run go on although rows are gone."""
         self.best_translations = self.path / "test-best.hyp.txt"
         """Of ``best``, where ``translations`` and ``scores`` are of ``average``."""
         self.best_scores = self.path / "scores-best.json"
@@ -117,7 +121,8 @@ class RunFolder:
     def status(self) -> Status:
         """How far the run is; ``new`` where nothing has been written yet.
 
-        A run whose process is gone without a word (killed, out of memory) reads as ``interrupted``.
+        A run whose process is gone without a word (killed, out of memory) reads as ``interrupted``. That of
+        another host counts as there while ``elsewhere`` names it.
         """
         path = self.path / "status.json"
         try:
@@ -128,9 +133,13 @@ class RunFolder:
             status: Status = from_plain(Status, content)
         except ValueError as error:
             raise ValueError(f"{path}: {error}; mend or delete it") from error
-        if status.state == "running" and not held(self.path):
+        if status.state == "running" and not held(self.path) and not self.elsewhere():
             return replace(status, state="interrupted")
         return status
+
+    def elsewhere(self) -> str:
+        """The other host whose process is in this run; empty if there is none."""
+        return elsewhere(self.path)
 
     def set_status(self, status: Status) -> None:
         write_json_atomic(self.path / "status.json", status)
@@ -186,6 +195,21 @@ class RunFolder:
         for path in self._row_files:
             if path.exists():
                 sync(path)
+
+    def row_sizes(self) -> dict[str, int]:
+        """Bytes of each file of rows, for a checkpoint to keep."""
+        return {path.name: path.stat().st_size for path in self._row_files if path.exists()}
+
+    def require_rows(self, sizes: Mapping[str, int], checkpoint: Path) -> None:
+        """Raise SealError where rows are gone that were there when a checkpoint kept ``row_sizes``."""
+        for path in self._row_files:
+            size = sizes.get(path.name, 0)
+            if size > 0 and not self.lost.exists() and (gone := _gone(path, size)):
+                raise SealError(
+                    checkpoint,
+                    f"{path} {gone}, and {checkpoint} was made after rows that stood there",
+                    f"bring the whole file back, or go on without them: touch {shlex.quote(str(self.lost))}",
+                )
 
     def _write_flights(self, reports: Sequence[Mapping[str, Any]]) -> None:
         write_json_atomic(self.path / "flight.json", {"reports": list(reports)})
@@ -249,6 +273,20 @@ def read_config(path: Path) -> Config:
         return from_plain(Config, content["config"] if wrapped else content)
     except ValueError as error:
         raise ValueError(f"{path}: {error}") from error
+
+
+def _gone(path: Path, size: int) -> str:
+    """What is wrong with a file that had so many bytes, and maybe more rows since; empty if nothing is."""
+    if not path.exists():
+        return "is missing"
+    if path.stat().st_size < size:
+        return "is shorter than it was"
+    with path.open("rb") as file:
+        file.seek(size - 1)
+        if file.read(1) == b"\n":
+            return ""
+    _rows(path)  # a damaged line is named
+    return "is not what it was"
 
 
 def _rows(path: Path) -> list[Row]:

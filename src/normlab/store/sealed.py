@@ -12,14 +12,32 @@ import shlex
 import shutil
 from collections.abc import Generator, Mapping
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
-from normlab.spec.serialise import parsed
+from normlab.spec.serialise import from_plain, parsed
 from normlab.store.files import sync, write_text_atomic
 
 STATE: Final = "state.json"
 _SEAL: Final = "seal"
+
+
+@dataclass(frozen=True)
+class _File:
+    """A file as it was written."""
+
+    bytes: int
+    sha256: str
+
+
+@dataclass(frozen=True)
+class Seal:
+    """What a state's seal says."""
+
+    run: str
+    files: dict[str, _File]
+    state: str
 
 
 class SealError(ValueError):
@@ -103,18 +121,19 @@ def unsealed(folder: Path, *, run: str = "") -> dict[str, Any]:
             raise ValueError("it holds no object")
         if _SEAL not in state:
             raise ValueError("it has no seal")
+        said = state.pop(_SEAL)
+        seal: Seal = from_plain(Seal, said, _SEAL)
     except (ValueError, OSError) as error:
         raise SealError(folder, f"{path} is damaged ({error})") from error
-    seal = state.pop(_SEAL)
-    if not isinstance(seal, dict) or seal.get("state") != _digest(state, seal):
+    if seal.state != _digest(state, said):
         raise SealError(folder, f"{path} was edited: it no longer has the SHA-256 that it says")
-    if run and seal["run"] and seal["run"] != run:
-        raise SealError(folder, f"{folder} is of the run {seal['run']}, and this is {run}")
+    if run and seal.run and seal.run != run:
+        raise SealError(folder, f"{folder} is of the run {seal.run}, and this is {run}")
     for path in sorted(folder.glob("*.safetensors")):
-        if path.name not in seal["files"]:
+        if path.name not in seal.files:
             raise SealError(folder, f"{path} was put there later: {STATE} does not name it")
-    for name, written in seal["files"].items():
-        _check(folder / name, written["bytes"], written["sha256"])
+    for name, written in seal.files.items():
+        _check(folder / name, written.bytes, written.sha256)
     return state
 
 
