@@ -192,7 +192,12 @@ def test_score_says_whether_a_difference_may_be_chance(tmp_path, capsys):
     )
     (tmp_path / "short").write_text("a b c d\n")
     assert main(["score", good, ref, "--against", str(tmp_path / "short")]) == 2
-    assert "1 translations but 40 references; give one line for each" in capsys.readouterr().err
+    said = "normlab: 1 translations but 40 references; give one line for each\n"
+    assert capsys.readouterr() == ("", said), "nothing is scored before everything is read"
+    assert main(["score", "-", ref, "--against", "-"]) == 2
+    assert capsys.readouterr().err == (
+        "normlab: - is standard input, which is read once; give the other texts as files\n"
+    )
 
 
 def test_runs_says_which_are_stale(run, capsys):
@@ -256,6 +261,15 @@ def test_runs_lists_good_and_damaged_folders(run, capsys):
     ]
     assert second.startswith("zzz")
     assert "not JSON" in second
+
+
+def test_runs_names_the_host_that_a_run_is_on(run, capsys):
+    run.set_status(Status("running", step=5))
+    for said, state in (("far-away 77", "running on far-away"), ("", "interrupted")):
+        (run.path / "lock").write_text(said)
+        show.runs(Runs(run.path.parent))
+        printed = capsys.readouterr().out
+        assert (state in printed, "running" in printed) == (True, bool(said))
 
 
 def test_runs_of_an_empty_folder_says_what_to_type(tmp_path, capsys):

@@ -103,6 +103,21 @@ def test_text_that_is_not_utf8_is_a_sentence(run, standard_input, capsys):
     assert "line 2: byte 0xff is not UTF-8" in capsys.readouterr().err
 
 
+@pytest.mark.parametrize(
+    ("place", "sentence"),
+    [
+        ("", "--output is '', a folder; name a file, or - for standard output"),
+        (".", "--output is '.', a folder; name a file, or - for standard output"),
+        ("none/out", "--output is in none, which is no folder; type: mkdir -p none"),
+    ],
+)
+def test_a_place_for_no_file_is_told_before_the_work(run, reverse, standard_input, capsys, place, sentence):
+    standard_input(b"ab\n")
+    assert main(["translate", str(run.path), "--output", place]) == 2
+    assert capsys.readouterr() == ("", f"normlab: {sentence}\n")
+    assert reverse.decode is None
+
+
 def test_the_n_best_have_number_score_and_text(run, standard_input, capsys):
     standard_input(b"ab\ncd\n")
     assert main(["translate", str(run.path), "--n-best", "2", "--prefix", "> "]) == 0
@@ -143,6 +158,7 @@ IDLE = (
     "top_k is 5 and says how outputs are drawn, but nothing is drawn; add --sample (decode.sample in a "
     "configuration), or leave top_k at 0"
 )
+DRAWN = "and weighs what a search finds, but outputs are drawn; leave it out, or search"
 NO_BEAM = (
     "--beam is 4, and outputs are drawn, which needs no beam; leave out --beam, and for several draws of "
     "each line type --n-best 4"
@@ -153,7 +169,19 @@ NO_BEAM = (
     ("typed", "sentence"),
     [
         ("--beam 0", "beam is at least 1, got 0"),
-        ("--length-penalty -1", "length_penalty is at least 0, got -1.0"),
+        ("--length-penalty -1", "length_penalty is at least 0 and below 100, got -1.0"),
+        ("--length-penalty 1e300", "length_penalty is at least 0 and below 100, got 1e+300"),
+        (
+            "--sample --length-penalty 2",
+            f"--length-penalty is 2.0 {DRAWN}: --beam 5 --length-penalty 2.0 without --sample",
+        ),
+        (
+            "--sample --length-penalty-formula gnmt",
+            (
+                f"--length-penalty-formula is gnmt {DRAWN}: "
+                "--beam 5 --length-penalty-formula gnmt without --sample"
+            ),
+        ),
         ("--min-length -2", "min_length is at least 0, got -2"),
         ("--sample --temperature 0", "temperature is above 0, got 0.0"),
         ("--sample --temperature inf", "temperature is above 0 and finite, got inf"),

@@ -91,6 +91,14 @@ def test_data_folder_is_filled_in(table, monkeypatch):
         ("pairs.tsv#0", "pairs.tsv has 2 columns, and #0 is none of them; type pairs.tsv#1 to #2"),
         ("one.txt#2", "one.txt has 1 column, and #2 is none of them; type one.txt#1"),
         (
+            "one.txt#en",
+            (
+                "one.txt has no column 'en'; its first line has 'a line'; type one of these after the #, "
+                "or 1 for its only column"
+            ),
+        ),
+        ("#en", "#en names no table; type its file before the #, for example pairs.tsv#en"),
+        (
             "twice.tsv#a",
             (
                 "twice.tsv has more than one column 'a'; its first line has 'a', 'a'; type one of these "
@@ -121,11 +129,15 @@ def test_what_is_wrong_with_a_table(table, spec, said):
     assert sentence(spec) == said
 
 
-def test_an_unset_data_folder_is_named(table, monkeypatch):
+@pytest.mark.parametrize("unset", [None, ""])
+@pytest.mark.parametrize("path", ["$NORMLAB_DATA/pairs.tsv#gl", "${NORMLAB_DATA}/train.gl"])
+def test_an_unset_data_folder_is_named(table, monkeypatch, path, unset):
     monkeypatch.delenv("NORMLAB_DATA", raising=False)
-    assert sentence("$NORMLAB_DATA/pairs.tsv#gl") == (
-        "$NORMLAB_DATA/pairs.tsv#gl is in the folder of local data sets, and NORMLAB_DATA is not set; type: "
-        "export NORMLAB_DATA=/folder/of/data/sets"
+    if unset is not None:
+        monkeypatch.setenv("NORMLAB_DATA", unset)
+    assert sentence(path) == (
+        f"{path} is in the folder of local data sets, and NORMLAB_DATA is not set; type: "
+        f"export NORMLAB_DATA=/folder/of/data/sets"
     )
 
 

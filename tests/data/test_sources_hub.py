@@ -207,12 +207,40 @@ def test_what_is_not_there(hub, spec, said):
     assert sentence(spec.replace("@", str(hub))).replace(str(hub), "@") == said
 
 
+NOWHERE = "); check the name and the network, or give the folder of its files: hf:./folder#SPLIT.COLUMN"
+
+
 def test_a_set_that_is_nowhere():
     said = sentence("hf:no_such_set#train.text")
     assert said.startswith("hf:no_such_set was not found or cannot be read (")
-    assert said.endswith(
-        "); check the name and the network, or give the folder of its files: hf:./folder#SPLIT.COLUMN"
-    )
+    assert said.endswith(NOWHERE)
+
+
+@pytest.mark.parametrize("path", ["./nowhere", "/no/where", "$NO_SUCH_VARIABLE/set"])
+def test_a_folder_that_is_nowhere(path):
+    said = f"hf:{path} was not found or cannot be read (there is no folder {path}{NOWHERE}"
+    assert sentence(f"hf:{path}#train.text") == said
+    with pytest.raises(FileNotFoundError) as error:
+        by_name(DataConfig(dataset=f"hf:{path}", **LANGUAGES))
+    assert str(error.value) == said
+
+
+def test_a_path_may_begin_at_home(hub, monkeypatch):
+    monkeypatch.setenv("HOME", str(hub))
+    assert list(open_lines("hf:~/glue:rte#test.sentence1")) == ["a0", "a1", "a2"]
+
+
+@pytest.mark.parametrize("part", ["train[:1", "train[900:]"])
+def test_a_part_that_no_split_has(hub, part):
+    said = sentence(f"hf:{hub}/iwslt2017#{part}.translation.en")
+    assert said.startswith(f"hf:{hub}/iwslt2017 cannot be read (")
+    assert part in said
+    assert said.endswith("); check its name and the part of its split, such as train[:1000]")
+
+
+def test_no_name_is_no_data_set():
+    with pytest.raises(ValueError, match=r"^hf: names no data set; type hf:NAME or hf:NAME:CONFIG$"):
+        by_name(DataConfig(dataset="hf:", **LANGUAGES))
 
 
 @pytest.mark.parametrize("spec", ["hf:./scripted#train.text", "hf:./scripted/scripted.py#train.text"])
@@ -296,6 +324,11 @@ def test_a_column_for_each_language():
                 "hf:@/wmt14 has the configurations cs-en, de-en, and none or several are of en and fr; type "
                 "--dataset hf:@/wmt14:cs-en, for example"
             ),
+        ),
+        (
+            "wmt14:de-fr",
+            "fr",
+            "hf:@/wmt14 has no configuration 'de-fr'; it has cs-en, de-en; type hf:@/wmt14:cs-en#…",
         ),
         (
             "wmt14:de-en",

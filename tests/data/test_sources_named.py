@@ -135,6 +135,22 @@ def test_languages_are_needed(root):
     )
 
 
+def test_languages_are_two(root):
+    assert refusal(dataset="set", source_lang="en") == (
+        "--source-lang and --target-lang are both 'en', so both sides of --dataset set would be the same "
+        "text; name two languages"
+    )
+
+
+def test_a_file_is_no_data_set(root, monkeypatch):
+    monkeypatch.chdir(root)
+    (root / "pairs.tsv").write_text("de\ten\n", "utf-8")
+    assert refusal(dataset="pairs.tsv") == (
+        "--dataset pairs.tsv is a file; name a folder with <split>.<language> in it, or give texts one by "
+        "one with --train-src, --train-tgt and so on"
+    )
+
+
 def test_one_side_alone_is_refused(root):
     fill(root, "set", both("train dev test"))
     assert refusal(dataset="set", test_src="mine.de") == (
@@ -150,6 +166,10 @@ def test_a_name_that_is_nowhere(root, monkeypatch):
     assert said.startswith(
         "$NORMLAB_DATA has no folder 'multi31k' (did you mean 'multi30k'?), only multi30k; hf:multi31k "
         "was not found or cannot be read ("
+    )
+    monkeypatch.setenv("NORMLAB_DATA", "nowhere")
+    assert refusal(dataset="multi31k").startswith(
+        "NORMLAB_DATA is nowhere, and there is no such folder; hf:multi31k was not found"
     )
     monkeypatch.delenv("NORMLAB_DATA")
     assert refusal(dataset="multi31k").startswith(
@@ -167,8 +187,15 @@ def test_a_path_to_a_folder_without_the_languages_is_no_local_set(root, monkeypa
     datasets = pytest.importorskip("datasets", reason="needs normlab[hf]")
     monkeypatch.setattr(datasets.config, "HF_HUB_OFFLINE", True)
     fill(root, "set", "train.de dev.de test.de")
-    path = str(root / "set")
-    assert refusal(dataset=path).startswith(f"$NORMLAB_DATA has no folder {path!r}, only set; hf:{path} was")
+    (root / "empty").mkdir()
+    for name, known in {
+        "set": "there is text in de",
+        "empty": "no file is called <split>.<language>",
+    }.items():
+        path = str(root / name)
+        assert refusal(dataset=path).startswith(
+            f"the folder {path} has not both de and en, {known}; hf:{path} was not found or cannot be read ("
+        )
 
 
 def test_what_was_chosen_is_recorded(root):

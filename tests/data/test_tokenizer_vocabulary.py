@@ -68,6 +68,13 @@ def test_ready_models_are_told_by_their_content(model, tmp_path):
     assert isinstance(vocabulary(replace(MOSES, tokenizer=str(model)), [], []), Worded)
 
 
+def test_the_tokenizer_of_a_run_with_words_is_taken_with_the_same_words(tmp_path):
+    learned = vocabulary(MOSES, SOURCE, TARGET)
+    learned.save(tmp_path / "tokenizer.json")
+    again = vocabulary(replace(MOSES, tokenizer=str(tmp_path / "tokenizer.json")), [], [])
+    assert again.to_json() == learned.to_json()
+
+
 class Payload:
     """Writes a file if it is unpickled."""
 
@@ -98,8 +105,8 @@ FORMS = "type --tokenizer bpe or --tokenizer unigram, which are learned from the
             "a.model",
             vocabulary(MOSES, SOURCE, TARGET).to_json().encode(),
             (
-                "a.model is a tokenizer of moses words; give the one without them, and type --words moses "
-                "beside it"
+                "a.model is a tokenizer of moses words of de and en; type --words moses --source-lang de "
+                "--target-lang en beside it"
             ),
         ),
     ],

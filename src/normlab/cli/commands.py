@@ -191,9 +191,10 @@ class Train:
 class Score:
     """Score translations against references: sacreBLEU with its signature, chrF and tokenised BLEU."""
 
-    hypotheses: Positional[str]
-    """Translations, one a line; -: standard input."""
-    references: Positional[str]
+    hypotheses: Annotated[Positional[str], arg(metavar="TRANSLATIONS")]
+    """One a line; -: standard input."""
+    references: Annotated[Positional[str], arg(metavar="REFERENCES")]
+    """As many lines."""
     tokenised: Switch = False
     """The text is split into tokens by blanks already (by Moses, say): tokenised BLEU takes it as it is."""
     target_lang: str = ""
@@ -208,14 +209,19 @@ class Score:
     def run(self) -> None:
         from normlab.run.significance import differences
         from normlab.spec.comparison import in_words
-        from normlab.tasks.scores import score
+        from normlab.tasks.scores import check_lengths, score
 
+        given = (self.hypotheses, self.references, self.against)
+        if given.count("-") > 1:
+            raise ValueError("- is standard input, which is read once; give the other texts as files")
         hypotheses, references = lines_of(self.hypotheses), lines_of(self.references)
+        others = lines_of(self.against) if self.against else references
+        check_lengths(others, references)
         scores = score(hypotheses, references, tokenised=self.tokenised, target_lang=self.target_lang)
         for name, value in vars(scores).items():
             print(f"{name:<16} {value:.2f}" if isinstance(value, float) else f"{name:<16} {value}")
         if self.against:
-            systems = {"these": [hypotheses], "those": [lines_of(self.against)]}
+            systems = {"these": [hypotheses], "those": [others]}
             (found,) = differences(systems, references, target_lang=self.target_lang)
             print(f"minus {self.against}: {in_words(found)}")
 

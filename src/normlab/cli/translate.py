@@ -32,7 +32,7 @@ class Translate:
     step: int | None = None
     """Those after this step, of a run with --keep-checkpoints."""
     threads: int | None = None
-    """Without it those of the run."""
+    """0: all cores; without it those of the run."""
     output: str = "-"
     """File for the translations; -: standard output."""
     beam: int | None = None
@@ -78,6 +78,13 @@ class Translate:
                 f"--beam is {self.beam}, and outputs are drawn, which needs no beam; leave out --beam, and "
                 f"for several draws of each line type --n-best {self.beam}"
             )
+        for name in ("length_penalty", "length_penalty_formula"):
+            if typed[name] is not None and decode.sample:
+                flag = f"--{name.replace('_', '-')}"
+                raise ValueError(
+                    f"{flag} is {typed[name]} and weighs what a search finds, but outputs are drawn; leave "
+                    f"it out, or search: --beam 5 {flag} {typed[name]} without --sample"
+                )
         return decode
 
     def _weights(self) -> str | int:
@@ -87,6 +94,16 @@ class Translate:
             )
         return self.weights or "" if self.step is None else self.step
 
+    def _require_place(self) -> None:
+        """Raise, before an hour's work and not after it, where the output can have no file."""
+        place = Path(self.output)
+        if place.is_dir():
+            raise ValueError(f"--output is {self.output!r}, a folder; name a file, or - for standard output")
+        if not place.parent.is_dir():
+            raise FileNotFoundError(
+                f"--output is in {place.parent}, which is no folder; type: mkdir -p {place.parent}"
+            )
+
     def run(self) -> None:
         from normlab.run.plugins import load_plugins
         from normlab.run.recipes import require_known
@@ -94,6 +111,7 @@ class Translate:
         from normlab.run.weights import chosen
 
         load_plugins(*self.imports)
+        self._require_place()
         folder = find_run(self.run_folder, self.runs)
         require_known(folder.config())
         decode = self.decode(folder.config().decode)

@@ -6,6 +6,7 @@ import os
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from pathlib import Path
 from types import ModuleType
 from typing import Any, Self, final
 
@@ -25,8 +26,10 @@ class HubSet:
 
     @classmethod
     def of(cls, spec: str) -> Self:
-        """From ``name`` or ``name:config``, with or without ``hf:``."""
+        """From ``name`` or ``name:config``, with or without ``hf:``. Raises ValueError for no name."""
         path, _, config = spec.removeprefix(HUB).partition(":")
+        if not path:
+            raise ValueError(f"{spec} names no data set; type {HUB}NAME or {HUB}NAME:CONFIG")
         return cls(path, config)
 
     def __str__(self) -> str:
@@ -38,8 +41,12 @@ class HubSet:
             return list(datasets.get_dataset_config_names(self._where))
 
     def splits(self) -> list[str]:
-        with _in_words(self) as datasets:
-            return list(datasets.get_dataset_split_names(self._where, self.config or None))
+        try:
+            with _in_words(self) as datasets:
+                return list(datasets.get_dataset_split_names(self._where, self.config or None))
+        except ValueError:
+            self._require_config()
+            raise
 
     def table(self, split: str) -> Any:
         """Its rows, memory-mapped. Raises ValueError or OSError in words."""
@@ -53,7 +60,12 @@ class HubSet:
 
     @property
     def _where(self) -> str:
-        return os.path.expandvars(self.path)
+        where = os.path.expandvars(self.path)
+        if where.startswith("~"):
+            where = str(Path(where).expanduser())
+        if where.startswith((".", "/", "$")) and not Path(where).exists():
+            raise FileNotFoundError(f"there is no folder {where}")
+        return where
 
     def _require_config(self) -> None:
         configs = self.configs()
@@ -157,6 +169,11 @@ def _in_words(of_set: HubSet) -> Iterator[ModuleType]:
         raise ValueError(
             f"{of_set} is a script, and no code of a data set is executed; save its tables as parquet, JSON "
             f"lines or CSV in a folder, and type hf:./folder#SPLIT.COLUMN"
+        ) from error
+    except ValueError as error:
+        raise ValueError(
+            f"{of_set} cannot be read ({' '.join(str(error).split())}); check its name and the part of "
+            f"its split, such as train[:1000]"
         ) from error
     except (OSError, datasets.exceptions.DatasetsError) as error:
         raise FileNotFoundError(

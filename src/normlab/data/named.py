@@ -56,13 +56,18 @@ def _folder(name: str, languages: tuple[str, str], root: str) -> str:
         return ""
     if root and not path.is_absolute() and (root / path).is_dir():
         return f"$NORMLAB_DATA/{path.as_posix()}"
+    if path.is_file():
+        raise ValueError(
+            f"--dataset {name} is a file; name a folder with <split>.<language> in it, or give texts one by "
+            f"one with --train-src, --train-tgt and so on"
+        )
     return path.as_posix() if path.is_dir() and set(languages) <= _splits(path).keys() else ""
 
 
 def _splits(folder: Path) -> dict[str, set[str]]:
     """Language to the splits that a folder has in it."""
     found: dict[str, set[str]] = {}
-    for file in folder.iterdir():
+    for file in filter(Path.is_file, folder.iterdir()):
         split, _, language = re.sub(r"\.(gz|xz)$", "", file.name).rpartition(".")
         found.setdefault(language, set()).add(split)
     return found
@@ -87,6 +92,11 @@ def _languages(config: DataConfig) -> tuple[str, str]:
             f"--dataset {config.dataset} came without {' and '.join(missing)}; type --dataset "
             f"{config.dataset} --source-lang de --target-lang en, for example"
         )
+    if config.source_lang == config.target_lang:
+        raise ValueError(
+            f"--source-lang and --target-lang are both {config.source_lang!r}, so both sides of --dataset "
+            f"{config.dataset} would be the same text; name two languages"
+        )
     return config.source_lang, config.target_lang
 
 
@@ -108,7 +118,7 @@ def _of_hub(
     except OSError as error:
         if config.dataset.startswith(HUB):
             raise
-        raise FileNotFoundError(f"{_no_folder(config.dataset, root)}; {error}") from error
+        raise FileNotFoundError(f"{_no_folder(config.dataset, languages, root)}; {error}") from error
     table = of_set.table(splits[0])
     prefix, known = "", list(table.column_names)
     if _BOTH_SIDES in known:
@@ -178,12 +188,17 @@ def _require_languages(where: str, languages: tuple[str, str], known: Sequence[s
             )
 
 
-def _no_folder(name: str, root: str) -> str:
+def _no_folder(name: str, languages: tuple[str, str], root: str) -> str:
+    """Why a name is no folder of texts."""
+    if Path(name).is_dir():
+        known = ", ".join(sorted(_splits(Path(name))))
+        there = f"there is text in {known}" if known else "no file is called <split>.<language>"
+        return f"the folder {name} has not both {languages[0]} and {languages[1]}, {there}"
     if not root:
         return "NORMLAB_DATA is not set (type: export NORMLAB_DATA=/folder/of/data/sets)"
-    folders = (
-        sorted(path.name for path in Path(root).iterdir() if path.is_dir()) if Path(root).is_dir() else []
-    )
+    if not Path(root).is_dir():
+        return f"NORMLAB_DATA is {root}, and there is no such folder"
+    folders = sorted(path.name for path in Path(root).iterdir() if path.is_dir())
     close = difflib.get_close_matches(name, folders, 1)
     hint = f" (did you mean {close[0]!r}?)" if close else ""
     return f"$NORMLAB_DATA has no folder {name!r}{hint}, only {', '.join(folders) or 'nothing'}"

@@ -17,6 +17,7 @@ def open_lines(spec: str | Path) -> TextFile | Column | HubColumn:
 
     ``corpus.de``, a file; ``pairs.tsv#2`` and ``pairs.tsv#en``, a ``Column``;
     ``hf:wmt14:de-en#train.translation.de``, a ``HubColumn``. A file whose own name has a ``#`` is a file.
+    Raises ValueError for what has none of these forms.
     """
     text = str(spec)
     if text.startswith(HUB):
@@ -25,6 +26,8 @@ def open_lines(spec: str | Path) -> TextFile | Column | HubColumn:
         return TextFile(spec)
     cuts = [place for place, character in enumerate(text) if character == "#"]
     cut = next((place for place in cuts if located(text[:place]).is_file()), cuts[0])
+    if not cut:
+        raise ValueError(f"{text} names no table; type its file before the #, for example pairs.tsv{text}")
     return Column(text[:cut], text[cut + 1 :])
 
 
@@ -80,7 +83,8 @@ class Column:
             again = "more than one column" if self.column in names else "no column"
             raise ValueError(
                 f"{self.path} has {again} {self.column!r}; its first line has {', '.join(map(repr, names))}; "
-                f"type one of these after the #, or a number from 1 to {len(names)}"
+                f"type one of these after the #, or "
+                + (f"a number from 1 to {len(names)}" if len(names) > 1 else "1 for its only column")
             )
         return names.index(self.column)
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import gzip
 import lzma
 import os
+import re
 import zlib
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -60,6 +61,7 @@ class TextFile:
 _OPENERS = {".gz": gzip.open, ".xz": lzma.open}
 
 _BYTES_AT_A_TIME = 2**20
+_DATA_FOLDER = re.compile(r"\$(NORMLAB_DATA\b|\{NORMLAB_DATA\})")
 
 
 def located(path: str | Path) -> Path:
@@ -69,7 +71,7 @@ def located(path: str | Path) -> Path:
     Raises FileNotFoundError where ``$NORMLAB_DATA`` is meant and not set.
     """
     expanded = os.path.expandvars(path)
-    if "$NORMLAB_DATA" in expanded:
+    if _DATA_FOLDER.search(str(path)) and not os.environ.get("NORMLAB_DATA"):
         raise FileNotFoundError(
             f"{path} is in the folder of local data sets, and NORMLAB_DATA is not set; "
             f"type: export NORMLAB_DATA=/folder/of/data/sets"

@@ -28,7 +28,7 @@ def vocabulary(config: DataConfig, source: Iterable[str], target: Iterable[str])
     """The tokenizer for a text: learned from both sides, each read once or not at all, or a ready one."""
     languages = (config.source_lang, config.target_lang)
     if config.tokenizer not in LEARNED:
-        inner = ready(config.tokenizer)
+        inner = _ready(config)
     else:
         both = itertools.chain(source, target)
         if config.words:
@@ -53,19 +53,25 @@ def corpus_key(config: DataConfig) -> list[str]:
     return [config.words, config.source_lang, config.target_lang] if config.words else []
 
 
-def ready(path: str | Path) -> Tokenizer:
-    """The tokenizer of a file that a user names. Raises FileNotFoundError or ValueError, naming it."""
-    content = _content(path)
+def _ready(config: DataConfig) -> Tokenizer:
+    """The tokenizer of a file that a user names; of words, what stands behind the words that were asked for.
+
+    Raises FileNotFoundError or ValueError, naming it.
+    """
+    path, content = config.tokenizer, _content(config.tokenizer)
     try:
         found = parse(content)
     except ValueError as error:
         raise ValueError(f"{path} is no tokenizer: {error}; type {_FORMS}") from error
-    if isinstance(found, Worded):
+    if not isinstance(found, Worded):
+        return found
+    source, target = found.languages
+    if (config.words, config.source_lang, config.target_lang) != (found.name, source, target):
         raise ValueError(
-            f"{path} is a tokenizer of {found.name} words; give the one without them, and type --words "
-            f"{found.name} beside it"
+            f"{path} is a tokenizer of {found.name} words of {source} and {target}; type --words "
+            f"{found.name} --source-lang {source} --target-lang {target} beside it"
         )
-    return found
+    return found.inner
 
 
 def load(path: str | Path) -> Tokenizer:

@@ -264,7 +264,7 @@ class DecodeConfig:
             self,
             {
                 SIZE: "beam",
-                AMOUNT: "length_penalty max_len_ratio",
+                Range(least=0, below=100): "length_penalty max_len_ratio",  # 1,024 ** 100 is finite
                 Choice(("power", "gnmt")): "length_penalty_formula",
                 COUNT: "min_length top_k sample_seed",
                 POSITIVE: "temperature top_p",
