@@ -78,6 +78,16 @@ def test_a_finished_run_says_both_scores_and_why_it_ended(folder, runs, capsys):
     assert "average of the last checkpoints" in page
 
 
+def test_an_edited_average_is_named(folder, runs, capsys):
+    state = folder.average / "state.json"
+    whole = state.read_text()
+    state.write_text(whole.replace('"steps"', '"stepps"'))
+    code, _, err = said(capsys, "train", "--config", "config.json", "--out", "runs")
+    state.write_text(whole)
+    assert code == 2
+    assert f"{state} was edited" in " ".join(err.split())
+
+
 def test_translate_says_which_weights_it_uses(folder, runs, capsys):
     run, text = folder.path.name, str(runs / "text" / "test_src.txt")
     for words, which in (

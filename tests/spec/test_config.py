@@ -179,6 +179,11 @@ def test_every_number_has_a_range(section, name):
         (OptimConfig, {"label_smoothing": 3.0}, "label_smoothing is at least 0 and below 1, got 3.0"),
         (OptimConfig, {"betas": (0.9, 1.0)}, "betas is at least 0 and below 1, got 1.0"),
         (OptimConfig, {"betas": (0.9,)}, "betas are two numbers, got (0.9,)"),
+        (
+            OptimConfig,
+            {"lr": 1e-3, "stop_lr": 1e-3},
+            "stop_lr is below lr, 0.001, or no run would begin; got 0.001",
+        ),
         (DecodeConfig, {"beam": 0}, "beam is at least 1, got 0"),
         (DecodeConfig, {"max_len_ratio": 1e300}, "max_len_ratio is at least 0 and below 100, got 1e+300"),
         (DataConfig, {"block_len": 0}, "block_len is at least 1, got 0"),

@@ -2,7 +2,7 @@ import math
 
 import pytest
 
-from normlab.spec.units import duration, p_value, perplexity, quality, rate
+from normlab.spec.units import duration, p_value, perplexity, quality, rate, steps_named
 
 
 @pytest.mark.parametrize(
@@ -54,3 +54,7 @@ def test_perplexity_of_what_is_no_number():
     assert perplexity(0.0) == 1.0
     assert perplexity(math.inf) == math.inf
     assert math.isnan(perplexity(math.nan))
+
+
+def test_steps():
+    assert (steps_named([400]), steps_named([400, 12_000])) == ("step 400", "steps 400, 12,000")

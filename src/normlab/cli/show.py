@@ -16,9 +16,10 @@ from normlab.cli.progress import STYLES, Progress, state_of
 from normlab.spec.comparison import Comparison, Difference, RecipeResult
 from normlab.spec.config import Config
 from normlab.spec.tex import readable
-from normlab.spec.units import duration, p_value, quality, rate
+from normlab.spec.units import duration, p_value, quality, rate, steps_named
 from normlab.store import RunFolder, Runs
 from normlab.store.folder import Status, read_json
+from normlab.store.sealed import unsealed
 
 if TYPE_CHECKING:
     from normlab.run.compare import ComparePlan
@@ -89,9 +90,9 @@ def run(folder: RunFolder) -> None:
         print(f"best checkpoint: step {status.best_step}, dev {dev}")
     if folder.best_scores.exists():
         print(f"test {_scores(folder.best_scores)}")
-        average = read_json(folder.average / "state.json")
-        steps = ", ".join(f"{step:,}" for step in average["steps"])
-        print(f"average of steps {steps}: dev {quality(bleu=average.get('bleu'), nll=average['nll'])}")
+        average = unsealed(folder.average)
+        dev = quality(bleu=average.get("bleu"), nll=average["nll"])
+        print(f"average of {steps_named(average['steps'])}: dev {dev}")
         print(f"its test {_scores(folder.scores)}")
     elif folder.scores.exists():
         print(f"test {_scores(folder.scores)}")

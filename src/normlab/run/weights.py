@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from normlab.run.checkpoint import has_checkpoint, load_checkpoint, save_checkpoint
 from normlab.run.position import made_of
 from normlab.spec.config import Config
+from normlab.spec.units import steps_named
 from normlab.store.folder import RunFolder
 from normlab.store.sealed import settle, standing, unsealed
 
@@ -169,7 +170,7 @@ def chosen(folder: RunFolder, weights: str | int = "") -> Chosen:
     if path != folder.last and folder.config().train.ema_decay:
         said = f"the moving average of the weights after step {made.step:,}"
     if path == folder.average:
-        said = f"the average of the weights after steps {', '.join(f'{s:,}' for s in made.steps)}"
+        said = f"the average of the weights after {steps_named(made.steps)}"
     elif path == folder.best:
         said = f"the best weights on dev, after step {made.step:,}"
     return Chosen(weights or tested(folder), path, said)

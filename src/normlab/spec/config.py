@@ -182,6 +182,8 @@ class OptimConfig:
         )
         if self.decay_factor > 1:
             raise ValueError(f"decay_factor is at most 1, or the rate would rise; got {self.decay_factor!r}")
+        if self.stop_lr >= self.lr:
+            raise ValueError(f"stop_lr is below lr, {self.lr!r}, or no run would begin; got {self.stop_lr!r}")
 
 
 @dataclass(frozen=True)

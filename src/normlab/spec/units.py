@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 
 
 def duration(seconds: float) -> str:
@@ -30,6 +31,11 @@ def perplexity(nll: float) -> float:
 def p_value(p: float) -> str:
     """``p = 0.034``, or ``p < 0.001``."""
     return "p < 0.001" if p < 0.001 else f"p = {p:.3f}"
+
+
+def steps_named(steps: Sequence[int]) -> str:
+    """``step 400``, or ``steps 400, 800``."""
+    return f"step{'s' * (len(steps) > 1)} {', '.join(f'{step:,}' for step in steps)}"
 
 
 def rate(lr: float) -> str:
