@@ -322,7 +322,7 @@ DAMAGED: dict[str, tuple[list[str], Damage, str]] = {
     "output into a folder that is not there": (
         [*TRANSLATE, "--output", "no/such.txt"],
         lambda folder: None,
-        ("--output is in no, which is no folder; type: mkdir -p no"),
+        "--output is in no, which is no folder; type: mkdir -p no",
     ),
 }
 """A command, what was done to the run's folder before it, and the sentence."""

@@ -209,21 +209,22 @@ class Score:
     def run(self) -> None:
         from normlab.run.significance import differences
         from normlab.spec.comparison import in_words
-        from normlab.tasks.scores import check_lengths, score
+        from normlab.tasks.scores import score
 
         given = (self.hypotheses, self.references, self.against)
         if given.count("-") > 1:
             raise ValueError("- is standard input, which is read once; give the other texts as files")
         hypotheses, references = lines_of(self.hypotheses), lines_of(self.references)
-        others = lines_of(self.against) if self.against else references
-        check_lengths(others, references)
         scores = score(hypotheses, references, tokenised=self.tokenised, target_lang=self.target_lang)
-        for name, value in vars(scores).items():
-            print(f"{name:<16} {value:.2f}" if isinstance(value, float) else f"{name:<16} {value}")
+        said = [
+            f"{name:<16} {value:.2f}" if isinstance(value, float) else f"{name:<16} {value}"
+            for name, value in vars(scores).items()
+        ]
         if self.against:
-            systems = {"these": [hypotheses], "those": [others]}
+            systems = {"these": [hypotheses], "those": [lines_of(self.against)]}
             (found,) = differences(systems, references, target_lang=self.target_lang)
-            print(f"minus {self.against}: {in_words(found)}")
+            said.append(f"minus {self.against}: {in_words(found)}")
+        print("\n".join(said))
 
 
 @dataclass(frozen=True)

@@ -19,7 +19,7 @@ from normlab.spec.tex import readable
 from normlab.spec.units import duration, p_value, quality, rate, steps_named
 from normlab.store import RunFolder, Runs
 from normlab.store.folder import Status, read_json
-from normlab.store.sealed import unsealed
+from normlab.store.sealed import standing, unsealed
 
 if TYPE_CHECKING:
     from normlab.run.compare import ComparePlan
@@ -90,7 +90,7 @@ def run(folder: RunFolder) -> None:
         print(f"best checkpoint: step {status.best_step}, dev {dev}")
     if folder.best_scores.exists():
         print(f"test {_scores(folder.best_scores)}")
-        average = unsealed(folder.average)
+        average = unsealed(standing(folder.average))
         dev = quality(bleu=average.get("bleu"), nll=average["nll"])
         print(f"average of {steps_named(average['steps'])}: dev {dev}")
         print(f"its test {_scores(folder.scores)}")
