@@ -225,6 +225,12 @@ def test_a_folder_that_is_nowhere(path):
     assert str(error.value) == said
 
 
+def test_the_folder_of_local_sets_that_nobody_named(monkeypatch):
+    monkeypatch.delenv("NORMLAB_DATA", raising=False)
+    said = sentence("hf:$NORMLAB_DATA/set#train.text")
+    assert "NORMLAB_DATA is not set; type: export NORMLAB_DATA=/folder/of/data/sets" in said
+
+
 def test_a_path_may_begin_at_home(hub, monkeypatch):
     monkeypatch.setenv("HOME", str(hub))
     assert list(open_lines("hf:~/glue:rte#test.sentence1")) == ["a0", "a1", "a2"]

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from types import ModuleType
 from typing import Any, Self, final
+
+from normlab.data.text import filled_in
 
 HUB = "hf:"
 _ROWS_AT_A_TIME = 1000
@@ -60,7 +61,7 @@ class HubSet:
 
     @property
     def _where(self) -> str:
-        where = os.path.expandvars(self.path)
+        where = filled_in(self.path)
         if where.startswith("~"):
             where = str(Path(where).expanduser())
         if where.startswith((".", "/", "$")) and not Path(where).exists():

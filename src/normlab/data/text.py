@@ -64,19 +64,24 @@ _BYTES_AT_A_TIME = 2**20
 _DATA_FOLDER = re.compile(r"\$(NORMLAB_DATA\b|\{NORMLAB_DATA\})")
 
 
-def located(path: str | Path) -> Path:
-    """The file that a path means: ``$NORMLAB_DATA`` is filled in, and ``x`` is ``x.gz`` or ``x.xz`` where
-    only that exists.
+def filled_in(path: str | Path) -> str:
+    """A path with the values of its environment variables.
 
     Raises FileNotFoundError where ``$NORMLAB_DATA`` is meant and not set.
     """
-    expanded = os.path.expandvars(path)
     if _DATA_FOLDER.search(str(path)) and not os.environ.get("NORMLAB_DATA"):
         raise FileNotFoundError(
             f"{path} is in the folder of local data sets, and NORMLAB_DATA is not set; "
             f"type: export NORMLAB_DATA=/folder/of/data/sets"
         )
-    plain = Path(expanded)
+    return os.path.expandvars(path)
+
+
+def located(path: str | Path) -> Path:
+    """The file that a path means: variables are ``filled_in``, and ``x`` is ``x.gz`` or ``x.xz`` where only
+    that exists. Raises as ``filled_in``.
+    """
+    plain = Path(filled_in(path))
     packed = (plain.with_name(plain.name + ending) for ending in _OPENERS)
     return plain if plain.exists() else next((p for p in packed if p.exists()), plain)
 
