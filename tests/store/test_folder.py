@@ -241,13 +241,15 @@ def test_asking_for_the_status_does_not_keep_a_trainer_out(folder):
 
     asker = threading.Thread(target=ask)
     asker.start()
+    taken = 0
     try:
         for _ in range(50):
             with folder.lock():
-                pass
+                taken += 1
     finally:
         stop.set()
         asker.join()
+    assert taken == 50
 
 
 def test_status_reads_back(folder):

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Generator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
-from typing import Any, Final
+from typing import Any
 
 from normlab.optim import ValDecay
 from normlab.run.scaling import scaling_of
@@ -48,9 +48,6 @@ class Saved:
     """Bytes of each file of rows."""
 
 
-_BESIDE: Final = ("pending", "scaling", "rows")
-
-
 @dataclass(frozen=True)
 class Made:
     """When the weights of a checkpoint were made; every kind of checkpoint says it."""
@@ -64,7 +61,7 @@ class Made:
 def saved_of(state: Mapping[str, Any], checkpoint: Path) -> Saved:
     """What the state of a run's last checkpoint says. Raises SealError where somebody else wrote it."""
     with _understood(state, checkpoint):
-        beside = {name: state[name] for name in _BESIDE if name in state}
+        beside = _of_fields(Saved, state)
         position = from_plain(Position, {k: v for k, v in state.items() if k not in beside})
         saved: Saved = from_plain(Saved, beside)
         scaling = scaling_of(saved.scaling)
@@ -74,8 +71,12 @@ def saved_of(state: Mapping[str, Any], checkpoint: Path) -> Saved:
 def made_of(state: Mapping[str, Any], checkpoint: Path) -> Made:
     """When weights were made, by their checkpoint's state. Raises as ``saved_of``."""
     with _understood(state, checkpoint):
-        made: Made = from_plain(Made, {k: state[k] for k in ("step", "steps", "val_decay") if k in state})
+        made: Made = from_plain(Made, _of_fields(Made, state))
     return made
+
+
+def _of_fields(of: type, state: Mapping[str, Any]) -> dict[str, Any]:
+    return {f.name: state[f.name] for f in fields(of) if f.name in state}
 
 
 @contextmanager
