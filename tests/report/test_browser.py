@@ -10,6 +10,7 @@ import pytest
 from normlab.report.compare import write_compare_page
 from normlab.report.run import run_page
 from normlab.spec.comparison import Comparison
+from report import example
 
 sync_api = pytest.importorskip("playwright.sync_api")
 
@@ -87,6 +88,18 @@ def test_every_chart_is_drawn_and_nothing_is_wrong(
     assert trouble == []
     dark = page.evaluate("getComputedStyle(document.body).backgroundColor") == "rgb(15, 18, 22)"
     assert dark == (mode == "dark")
+    page.close()
+
+
+def test_long_names_fit_a_phone(browser: "sync_api.Browser", tmp_path: Path) -> None:
+    names = ("post+smallinit+warmup", "pre+fixnorm+scalenorm+smallinit+warmup")
+    ends = dict.fromkeys(names, ((31.2, 33.0, 32.0), 1))
+    runs = tmp_path / "runs"
+    path = write_compare_page(example.make(runs, rows=20, plan=ends), runs, tmp_path / "compare.html")
+    page, _ = opened(browser, path, width=PHONE)
+    check(page, PHONE)
+    labels = page.locator("figure#figure-test-bleu svg", has_text="scalenorm+")
+    assert labels.get_by_text("smallinit+warmup").count()
     page.close()
 
 

@@ -116,6 +116,16 @@ def test_a_single_seed_that_went_wrong() -> None:
     assert "at the chosen 1e-3, 1 of 3 seeds did not train" in told(c)
 
 
+def test_one_translation_for_the_whole_text() -> None:
+    deaf = dataclasses.replace(recipe("post", 1.4), repeated=(1.0, 0.968, 0.5))
+    c = comparison(recipe("pre", 38.2), deaf)
+    assert (
+        "post: 2 of 3 seeds gave at least 96% of the test sentences one and the same translation, so it does "
+        "not read its source, whatever its BLEU." in told(c)
+    )
+    assert "the same translation" not in told(comparison(dataclasses.replace(deaf, repeated=(0.5, 0.1))))
+
+
 def test_a_choice_at_the_edge_of_the_sweep() -> None:
     c = comparison(recipe("pre", 38.2), recipe("post", 30.0, lr=5e-4))
     assert "pre did best at the largest learning rate tried, 1e-3; a larger one may be better still." in told(

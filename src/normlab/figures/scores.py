@@ -37,7 +37,7 @@ def bleu_dots(results: pl.DataFrame, seeds: pl.DataFrame, recipes: Sequence[str]
         "recipe:N",
         sort=order,
         title=None,
-        axis=alt.Axis(ticks=False, domain=False, labelPadding=8, labelFontSize=12),
+        axis=_recipe_names(),
     )
     base = alt.Chart(rows(on)).encode(y=y, color=recipe_colour(recipes), opacity=focused(1.0, 0.15))
     x = alt.X("bleu:Q", title="test BLEU, 95% interval", scale=scale, axis=alt.Axis(tickCount=6))
@@ -141,7 +141,7 @@ def time_bars(results: pl.DataFrame, recipes: Sequence[str]) -> Drawn:
         "recipe:N",
         sort=list(recipes),
         title=None,
-        axis=alt.Axis(ticks=False, domain=False, labelPadding=8, labelFontSize=12),
+        axis=_recipe_names(),
     )
     most = results["minutes"].max()
     longest = float(most) if isinstance(most, int | float) and most > 0 else 1.0
@@ -156,6 +156,12 @@ def time_bars(results: pl.DataFrame, recipes: Sequence[str]) -> Drawn:
         base.mark_text(align="left", dx=1, dy=-13, style="faint").encode(x=alt.value(0), text="words:N"),
     ]
     return finish(layers, ROW * len(recipes))
+
+
+def _recipe_names() -> alt.Axis:
+    """Names down the left side; a long one goes on in a second line, after a ``+``, ``/`` or ``:``."""
+    lines = r"split(replace(datum.label, /^(?=.{27})(.{1,25}[+\/:])/, '$1\n'), '\n')"
+    return alt.Axis(ticks=False, domain=False, labelPadding=8, labelFontSize=12, labelExpr=lines)
 
 
 def _number(column: str, title: str) -> alt.Tooltip:

@@ -27,7 +27,6 @@ from normlab.report.pictures import pictures
 from normlab.report.runs import RunView, run_details, settings_table, shared, tag, view
 from normlab.report.words import (
     breakable,
-    count,
     difference,
     headline,
     interval,
@@ -38,7 +37,7 @@ from normlab.report.words import (
     slug,
 )
 from normlab.spec.comparison import Comparison, RecipeResult, Sample
-from normlab.spec.units import duration, p_value, rate
+from normlab.spec.units import count, duration, p_value, rate
 from normlab.store.folder import write_text_atomic
 
 CHOICE: Final = (
@@ -288,7 +287,7 @@ def _runs(comparison: Comparison, views: Mapping[str, RunView], root: Path) -> S
         inside: list[Block] = [run_details(views[i], root, common) for i in ids]
         if r.explained:
             inside.insert(0, Details("What the recipe resolves to", [settings_table(r.explained)]))
-        blocks.append(Section(r.name, inside, slug(r.name), r.resolves_to, listed=False))
+        blocks.append(Section(breakable(r.name), inside, slug(r.name), r.resolves_to, listed=False))
         rest = {i: None for i in rest if i not in ids}
     if rest:
         blocks.append(

@@ -13,7 +13,7 @@ from markupsafe import Markup
 from normlab.papers.words import counts, in_short
 from normlab.report.page import Cell, Page, Section, Table
 from normlab.report.reproduction import state_cell, write_reproduction_page
-from normlab.report.words import count
+from normlab.spec.units import count
 from normlab.store.folder import write_text_atomic
 from normlab.store.reproductions import Standing
 

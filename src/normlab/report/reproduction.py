@@ -13,10 +13,9 @@ from normlab.figures.artefact import colours, panels
 from normlab.papers.words import command, measured, number, stood_in
 from normlab.report.page import Block, Cell, Chart, Code, Details, Grid, Page, Section, Table, Text
 from normlab.report.studies import anchor, frame
-from normlab.report.words import count
 from normlab.spec.artefact import Artefact, Drawing, Reproduction
 from normlab.spec.claim import Claim
-from normlab.spec.units import duration
+from normlab.spec.units import count, duration
 from normlab.store.folder import write_text_atomic
 from normlab.store.reproductions import Standing, State
 

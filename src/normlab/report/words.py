@@ -10,7 +10,7 @@ from markupsafe import Markup
 
 from normlab.report.page import Text
 from normlab.spec.comparison import Comparison, Difference, Interval, RecipeResult
-from normlab.spec.units import p_value, rate
+from normlab.spec.units import count, p_value, rate
 
 
 def signed(value: float, digits: int = 1) -> str:
@@ -32,11 +32,6 @@ def listing(items: Iterable[str]) -> Markup:
     if len(parts) < 2:
         return Markup("").join(parts)
     return Markup("{} and {}").format(Markup(", ").join(parts[:-1]), parts[-1])
-
-
-def count(number: int, thing: str) -> str:
-    """``1 run``, ``3 runs``."""
-    return f"{number:,} {thing}" if number == 1 else f"{number:,} {thing}s"
 
 
 def slug(name: str) -> str:
@@ -110,6 +105,8 @@ def notes(comparison: Comparison, missing: Sequence[str] = (), stale: Sequence[s
             found.append(
                 Text(Markup("{} was forced: {}.").format(called[recipe.name], recipe.forced), "alarm")
             )
+        if recipe.unheard:
+            found.append(Text(Markup("{}: {}.").format(called[recipe.name], recipe.unheard), "alarm"))
     for entry in comparison.failed:
         run, _, reason = entry.partition(":")
         link = Markup('Run <a href="#run-{0}">{0}</a> ended in an error').format(run.strip())

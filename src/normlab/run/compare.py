@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import datetime
 import math
+from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from statistics import fmean, median
@@ -195,7 +196,10 @@ def _conclude(grid: _Grid, failed: dict[str, str]) -> Comparison:
         seeds=grid.seeds,
         lrs=tuple(request.lrs),
         recipes=tuple(
-            _recipe_result(grid, recipe, chosen[recipe], folders[recipe], intervals.get(recipe))
+            replace(
+                _recipe_result(grid, recipe, chosen[recipe], folders[recipe], intervals.get(recipe)),
+                repeated=tuple(_repeated(lines, references) for lines in systems.get(recipe, ())),
+            )
             for recipe in request.recipes
         ),
         differences=differences(systems, references, resamples=request.resamples, target_lang=language),
@@ -235,6 +239,12 @@ def _recipe_result(
         forced=grid.base[recipe].forced,
         explained=explain(grid.base[recipe]),
     )
+
+
+def _repeated(translations: Sequence[str], references: Sequence[str]) -> float:
+    """The share that the commonest translation has, where the text itself does not repeat as much; else 0."""
+    share, due = (max(Counter(lines).values()) / len(lines) for lines in (translations, references))
+    return share if share > due else 0.0
 
 
 def _signatures(folders: Iterable[RunFolder]) -> dict[str, str]:

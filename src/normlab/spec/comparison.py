@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, field
 
-from normlab.spec.units import p_value
+from normlab.spec.units import count, p_value
+
+MOSTLY = 0.5
+"""Share of the translations from which on one that comes again and again is a failure."""
 
 
 @dataclass(frozen=True)
@@ -54,6 +58,20 @@ class RecipeResult:
     """Why a source does not define this combination, where it was forced."""
     explained: dict[str, str] = field(default_factory=dict)
     """Label to text of everything that it resolves to; empty: not recorded."""
+    repeated: tuple[float, ...] = ()
+    """Of each seed's translations, the share that the commonest one has; empty: not recorded."""
+
+    @property
+    def unheard(self) -> str:
+        """In words, that it answers most of the test text with one sentence; empty where no seed does."""
+        shares = [share for share in self.repeated if share > MOSTLY]
+        if not shares:
+            return ""
+        seeds = f"{len(shares)} of {count(len(self.repeated), 'seed')}"
+        return (
+            f"{seeds} gave at least {math.floor(100 * min(shares))}% of the test sentences one and the same "
+            f"translation, so it does not read its source, whatever its BLEU"
+        )
 
 
 @dataclass(frozen=True)

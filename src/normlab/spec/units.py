@@ -6,6 +6,11 @@ import math
 from collections.abc import Sequence
 
 
+def count(number: int, thing: str) -> str:
+    """``1 run``, ``3 runs``."""
+    return f"{number:,} {thing}" if number == 1 else f"{number:,} {thing}s"
+
+
 def duration(seconds: float) -> str:
     """Seconds in the two largest units that say something: ``48 s``, ``4 min 05 s``, ``2 h 10 min``."""
     whole = round(seconds)
