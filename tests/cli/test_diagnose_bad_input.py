@@ -258,6 +258,27 @@ OWN = "--model {0}:build --batch {0}:batch"
             "a run has its own learning rate; leave --lr out, or name a recipe instead of the run",
         ),
         (
+            "0123abcd --recipe pre --heads 2 --train-src a.txt",
+            (
+                "a run has its own configuration, so that nothing reads --recipe and --train-src and "
+                "--heads; leave that out, or name a recipe instead"
+            ),
+        ),
+        (
+            "0123abcd --config multi30k",
+            (
+                "a run has its own configuration, so that nothing reads --config; leave that out, or name a "
+                "recipe instead"
+            ),
+        ),
+        (
+            f"{OWN} --seed 7 --force",
+            (
+                "a model of yours has no configuration, so that nothing reads --seed and --force; leave that "
+                "out, or name a recipe instead"
+            ),
+        ),
+        (
             "0123abcd --flight --fail-on problem",
             "--flight makes no diagnosis, so that --fail-on says nothing; leave it out",
         ),

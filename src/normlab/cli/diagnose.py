@@ -161,6 +161,13 @@ class Diagnose:
             raise ValueError(
                 "a run has its own learning rate; leave --lr out, or name a recipe instead of the run"
             )
+        unused = self._of_a_recipe() if self.run_folder or self.model else []
+        if unused:
+            whose = "a run has its own" if self.run_folder else "a model of yours has no"
+            raise ValueError(
+                f"{whose} configuration, so that nothing reads {' and '.join(unused)}; leave that out, or "
+                f"name a recipe instead"
+            )
         if self.flight and not self.run_folder:
             raise ValueError(
                 "--flight does a run's steps again; name the run, as in normlab diagnose RUN --flight"
@@ -172,6 +179,17 @@ class Diagnose:
             )
         if self.loss and not self.model:
             raise ValueError("--loss goes with --model and --batch; a recipe and a run have their own")
+
+    def _of_a_recipe(self) -> list[str]:
+        """What was typed that only the diagnosis of a recipe would read."""
+        base = load(self.config)
+        typed = {
+            "--recipe": self.recipe != base.recipe,
+            "--seed": self.seed != base.seeds.init,
+            "--force": self.force,
+        }
+        found = [*(name for name, there in typed.items() if there), *self.flags.differing_from(base)]
+        return found or ["--config"] * (self.config != config_name(()))
 
     def _say_flight(self) -> None:
         """The flight recorder's report on a run that is over or interrupted, and the run's page with it."""

@@ -169,6 +169,17 @@ class ConfigFlags:
             machine=_pick(MachineFlags, config.machine),
         )
 
+    def differing_from(self, config: Config) -> list[str]:
+        """The flags whose values a configuration does not have, as they are typed."""
+        others = type(self).of(config)
+        return [
+            f"--{field.name.replace('_', '-')}"
+            for part in fields(self)
+            for mine, theirs in [(getattr(self, part.name), getattr(others, part.name))]
+            for field in fields(mine)
+            if getattr(mine, field.name) != getattr(theirs, field.name)
+        ]
+
     def applied_to(self, config: Config) -> Config:
         """The configuration with what was typed. Another data set takes the place of the texts there were;
         other text than before loses the old text's digest.
