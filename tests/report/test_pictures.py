@@ -15,6 +15,12 @@ def test_a_chart_for_every_question(comparison: Comparison) -> None:
     ]
 
 
+def test_one_learning_rate_asks_nothing_of_sensitivity(comparison: Comparison) -> None:
+    alone = pictures.pictures(dataclasses.replace(comparison, lrs=(1e-3,)), {}, [])
+    assert [s.anchor for s in alone] == ["glance", "training", "time"]
+    assert [chart.name for chart in alone[0].blocks[0].blocks] == ["test-bleu"]
+
+
 def test_more_lines_get_fewer_points_each(comparison: Comparison) -> None:
     assert pictures._points(comparison) == POINTS
     many = dataclasses.replace(comparison, recipes=comparison.recipes * 6)

@@ -40,16 +40,18 @@ def pictures(comparison: Comparison, views: Mapping[str, RunView], known: Sequen
         tables.trials(comparison),
     )
     ticks = " Ticks: single seeds." if len(seeds) else ""
-    first = Grid(
-        [
-            Chart(
-                "test-bleu",
-                "Test BLEU",
-                f"Dot: mean over seeds; bar: 95% interval over sentences and seeds.{ticks} "
-                "A recipe below half the best score is written at the left edge.",
-                bleu_dots(result, seeds, recipes),
-                result,
-            ),
+    first = [
+        Chart(
+            "test-bleu",
+            "Test BLEU",
+            f"Dot: mean over seeds; bar: 95% interval over sentences and seeds.{ticks} "
+            "A recipe below half the best score is written at the left edge.",
+            bleu_dots(result, seeds, recipes),
+            result,
+        )
+    ]
+    if len(comparison.lrs) > 1:
+        first.append(
             Chart(
                 "learning-rate",
                 "Who is sensitive to the learning rate?",
@@ -57,11 +59,10 @@ def pictures(comparison: Comparison, views: Mapping[str, RunView], known: Sequen
                 "Points at one learning rate stand slightly apart so that all can be seen.",
                 sensitivity(sweep, recipes, sorted(comparison.lrs)),
                 sweep,
-            ),
-        ]
-    )
+            )
+        )
     return [
-        Section("", [first, Notes(known)], "glance", listed=False),
+        Section("", [Grid(first), Notes(known)], "glance", listed=False),
         Section("While training", [_seed_grid(comparison, views)], "training", _CURVES),
         *_sweep_section(comparison, views),
         _time_section(comparison, views),
