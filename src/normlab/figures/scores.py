@@ -33,12 +33,7 @@ def bleu_dots(results: pl.DataFrame, seeds: pl.DataFrame, recipes: Sequence[str]
     pad = max(0.5, 0.1 * (high - low))
     scale = alt.Scale(domain=[max(0.0, low - pad), high + pad], nice=False, zero=False)
     order = results.sort("bleu", descending=True, nulls_last=True)["recipe"].to_list()
-    y = alt.Y(
-        "recipe:N",
-        sort=order,
-        title=None,
-        axis=_recipe_names(),
-    )
+    y = _by_recipe(order)
     base = alt.Chart(rows(on)).encode(y=y, color=recipe_colour(recipes), opacity=focused(1.0, 0.15))
     x = alt.X("bleu:Q", title="test BLEU, 95% interval", scale=scale, axis=alt.Axis(tickCount=6))
     told = [alt.Tooltip("recipe:N"), *(_number(c, c) for c in ("bleu", "low", "high")), alt.Tooltip("note:N")]
@@ -137,12 +132,7 @@ def time_bars(results: pl.DataFrame, recipes: Sequence[str]) -> Drawn:
     ``results``: ``recipe``, ``minutes``, ``words`` (the same in words), ``note`` (why it is short,
     if a run was stopped).
     """
-    y = alt.Y(
-        "recipe:N",
-        sort=list(recipes),
-        title=None,
-        axis=_recipe_names(),
-    )
+    y = _by_recipe(list(recipes))
     most = results["minutes"].max()
     longest = float(most) if isinstance(most, int | float) and most > 0 else 1.0
     scale = alt.Scale(domain=[0, 1.04 * longest], nice=False)
@@ -158,10 +148,11 @@ def time_bars(results: pl.DataFrame, recipes: Sequence[str]) -> Drawn:
     return finish(layers, ROW * len(recipes))
 
 
-def _recipe_names() -> alt.Axis:
+def _by_recipe(order: list[str]) -> alt.Y:
     """Names down the left side; a long one goes on in a second line, after a ``+``, ``/`` or ``:``."""
     lines = r"split(replace(datum.label, /^(?=.{27})(.{1,25}[+\/:])/, '$1\n'), '\n')"
-    return alt.Axis(ticks=False, domain=False, labelPadding=8, labelFontSize=12, labelExpr=lines)
+    axis = alt.Axis(ticks=False, domain=False, labelPadding=8, labelFontSize=12, labelExpr=lines)
+    return alt.Y("recipe:N", sort=order, title=None, axis=axis)
 
 
 def _number(column: str, title: str) -> alt.Tooltip:

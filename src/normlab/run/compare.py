@@ -186,6 +186,11 @@ def _conclude(grid: _Grid, failed: dict[str, str]) -> Comparison:
         )
         for recipe, outputs in systems.items()
     }
+    due = _repeated(references)
+    repeated = {
+        recipe: tuple(share if share > due else 0.0 for share in map(_repeated, outputs))
+        for recipe, outputs in systems.items()
+    }
     device = prepare_process(next(iter(grid.base.values())).machine)
     return Comparison(
         title=request.title,
@@ -196,9 +201,10 @@ def _conclude(grid: _Grid, failed: dict[str, str]) -> Comparison:
         seeds=grid.seeds,
         lrs=tuple(request.lrs),
         recipes=tuple(
-            replace(
-                _recipe_result(grid, recipe, chosen[recipe], folders[recipe], intervals.get(recipe)),
-                repeated=tuple(_repeated(lines, references) for lines in systems.get(recipe, ())),
+            _recipe_result(
+                *(grid, recipe, chosen[recipe], folders[recipe]),
+                bleu=intervals.get(recipe),
+                repeated=repeated.get(recipe, ()),
             )
             for recipe in request.recipes
         ),
@@ -216,7 +222,9 @@ def _recipe_result(
     recipe: str,
     lr: float,
     folders: Sequence[RunFolder],
+    *,
     bleu: Interval | None,
+    repeated: tuple[float, ...],
 ) -> RecipeResult:
     statuses = [f.status() for f in folders]
     scores = [read_json(f.scores) for f in folders if f.scores.exists()] if bleu else []
@@ -238,13 +246,13 @@ def _recipe_result(
         total_seconds=sum(f.status().train_seconds for f in every),
         forced=grid.base[recipe].forced,
         explained=explain(grid.base[recipe]),
+        repeated=repeated,
     )
 
 
-def _repeated(translations: Sequence[str], references: Sequence[str]) -> float:
-    """The share that the commonest translation has, where the text itself does not repeat as much; else 0."""
-    share, due = (max(Counter(lines).values()) / len(lines) for lines in (translations, references))
-    return share if share > due else 0.0
+def _repeated(lines: Sequence[str]) -> float:
+    """The share that the commonest line has."""
+    return max(Counter(lines).values()) / len(lines)
 
 
 def _signatures(folders: Iterable[RunFolder]) -> dict[str, str]:

@@ -61,7 +61,7 @@ class Made:
 def saved_of(state: Mapping[str, Any], checkpoint: Path) -> Saved:
     """What the state of a run's last checkpoint says. Raises SealError where somebody else wrote it."""
     with _understood(state, checkpoint):
-        beside = _of_fields(Saved, state)
+        beside = _of_fields(Saved, {name: state[name] for name in state if name != "position"})
         position = from_plain(Position, {k: v for k, v in state.items() if k not in beside})
         saved: Saved = from_plain(Saved, beside)
         scaling = scaling_of(saved.scaling)

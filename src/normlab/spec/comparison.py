@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from normlab.spec.units import count, p_value
 
 MOSTLY = 0.5
-"""Share of the translations from which on one that comes again and again is a failure."""
+"""A share of the translations; that one of them has more is a failure."""
 
 
 @dataclass(frozen=True)
@@ -59,7 +59,8 @@ class RecipeResult:
     explained: dict[str, str] = field(default_factory=dict)
     """Label to text of everything that it resolves to; empty: not recorded."""
     repeated: tuple[float, ...] = ()
-    """Of each seed's translations, the share that the commonest one has; empty: not recorded."""
+    """Of each seed's translations, the share that the commonest one has, in 0 to 1; 0 where a line of the
+    reference has as large a share. Empty: not recorded."""
 
     @property
     def unheard(self) -> str:
