@@ -22,15 +22,15 @@ import torch
 from torch import nn
 
 import probing
-from normlab.run import blame, flight
-from normlab.run.devices import prepare_process
-from normlab.run.flight import Trigger
-from normlab.run.loop import Loop
-from normlab.run.probing import PRESETS
-from normlab.run.recipes import resolve
+from normlab.recipes.grammar import resolve
 from normlab.spec.config import Config, DataConfig, MachineConfig, ModelConfig, OptimConfig, TrainConfig
 from normlab.store import RunFolder
 from normlab.tasks.registry import TASKS
+from normlab.training.callbacks import blame, flight
+from normlab.training.callbacks.flight import Trigger
+from normlab.training.callbacks.probing import PRESETS
+from normlab.training.devices import prepare_process
+from normlab.training.trainer import Loop
 
 ROOT = Path(__file__).resolve().parents[1]
 PAGE = ROOT / "docs/flight-recorder.md"
@@ -306,7 +306,7 @@ gradient and update, on the device. It writes a report
 - at a spike, once a run: the middle loss of {recent} steps is above every kept step before them, at least
   as many, and {nats} nats above their middle one;
 - when it is asked, by `normlab diagnose RUN --flight` or from Python:
-  `normlab.run.examine.examine("runs/<id>", step)`, which does the run's steps again.
+  `normlab.training.replay.examine("runs/<id>", step)`, which does the run's steps again.
 
 A report is an entry of the run folder's `flight.json`: the kept steps, and who went wrong first. For that
 the steps from the last checkpoint on are done again, from the start where there is none before the bad

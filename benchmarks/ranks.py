@@ -26,13 +26,13 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from normlab.run.devices import hardware, prepare_process
-from normlab.run.loop import Loop
-from normlab.run.ranks import ALONE, Ranks, joined
-from normlab.run.recipes import resolve
+from normlab.recipes.grammar import resolve
 from normlab.spec.config import Config, DataConfig, MachineConfig, ModelConfig, TrainConfig
 from normlab.store import RunFolder
 from normlab.tasks.registry import TASKS
+from normlab.training.devices import hardware, prepare_process
+from normlab.training.ranks import ALONE, Ranks, joined
+from normlab.training.trainer import Loop
 
 PAGE = Path(__file__).parents[1] / "docs/ranks.md"
 BEGIN, END = "<!-- table: benchmarks/ranks.py --write -->", "<!-- end of table -->"

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from normlab.nn import Placement
 from normlab.optim import OPTIMISERS
-from normlab.run.plugins import HINT
-from normlab.run.recipes import PLACEMENT, parts
+from normlab.recipes.grammar import PLACEMENT, parts
+from normlab.recipes.plugins import HINT
 from normlab.tasks.registry import TASKS
 
 TINY = (

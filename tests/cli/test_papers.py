@@ -45,7 +45,7 @@ def measured(monkeypatch, tmp_path) -> list[tuple]:
     def each(artefacts, data, root, say, *, jobs):
         return ((artefact, partial(reproduce, artefact, data, root, say)) for artefact in artefacts)
 
-    monkeypatch.setitem(sys.modules, "normlab.run.reproduce", SimpleNamespace(each=each))
+    monkeypatch.setitem(sys.modules, "normlab.reproduce", SimpleNamespace(each=each))
     monkeypatch.setattr(papers, "ARTEFACTS", {a.id: a for a in (PLAIN, FAILING, BARE)})
     monkeypatch.delenv("NORMLAB_DATA", raising=False)
     monkeypatch.chdir(tmp_path)

@@ -13,10 +13,10 @@ import tyro
 from normlab.cli.commands import COMMANDS, Train
 from normlab.cli.main import main
 from normlab.report.run import run_page
-from normlab.run.train import train
 from normlab.spec.serialise import to_json
 from normlab.store import RunFolder, Runs
-from run.tiny import tiny, write_text
+from normlab.training.train import train
+from training.tiny import tiny, write_text
 
 PAGE = (Path(__file__).parents[2] / "docs" / "training.md").read_text(encoding="utf-8")
 LINES = [

@@ -27,7 +27,7 @@ from contracts.variants import (
 )
 from normlab.init import SCHEMES, profile_
 from normlab.nn import Branch, Placement, Sublayer, TokenModel
-from normlab.run.checkpoint import load_checkpoint, save_checkpoint
+from normlab.training.checkpoint import load_checkpoint, save_checkpoint
 
 every_variant = pytest.mark.parametrize("config", VARIANTS, ids=label)
 

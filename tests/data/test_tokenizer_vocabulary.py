@@ -14,9 +14,9 @@ from normlab.data.prepare import prepare
 from normlab.data.tokenizer import BytePairs
 from normlab.data.vocabulary import load, vocabulary
 from normlab.data.words import Worded
-from normlab.run.train import train
-from normlab.run.translate import translate
 from normlab.spec.config import Config, DataConfig, DecodeConfig, ModelConfig, TrainConfig, run_id
+from normlab.training.train import train
+from normlab.training.translate import translate
 
 SOURCE = ["Ein Mann, ein Hut.", "Zwei Männer!", "Drei Hüte: rot, grün."] * 5
 TARGET = ["A man, a hat.", "Two men!", "Three hats: red, green."] * 5

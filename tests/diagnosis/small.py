@@ -12,7 +12,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from contracts.variants import SIZE, build, uniform
-from normlab.diagnosis.subject import Subject
+from normlab.diagnosis.reading.subject import Subject
 from normlab.diagnosis.table import Table
 from normlab.nn import ENCODER_LAYER, PAD, Context, build_stack
 from normlab.spec.config import ModelConfig

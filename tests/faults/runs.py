@@ -14,7 +14,7 @@ from typing import Any
 
 from normlab.data.builtin import generate
 from normlab.data.text import Pairs
-from normlab.run.recipes import resolve
+from normlab.recipes.grammar import resolve
 from normlab.spec.config import (
     Config,
     DataConfig,
@@ -25,7 +25,7 @@ from normlab.spec.config import (
     TrainConfig,
 )
 from normlab.store import RunFolder
-from run.tiny import NAMES
+from training.tiny import NAMES
 
 
 @dataclass(frozen=True)

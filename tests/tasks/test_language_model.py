@@ -13,7 +13,7 @@ from normlab.data.tokenizer import EOS, PAD, UNK
 from normlab.nn import Placement
 from normlab.tasks.language_model import LanguageModel
 from normlab.tasks.registry import TASKS
-from run.tiny import tiny, tiny_language_model, write_plain
+from training.tiny import tiny, tiny_language_model, write_plain
 
 CPU = torch.device("cpu")
 
@@ -218,7 +218,7 @@ def test_what_a_translation_cannot_do_is_refused(text, parts, sentence):
 
 @pytest.fixture(scope="module")
 def text(tmp_path_factory):
-    from run.tiny import write_text
+    from training.tiny import write_text
 
     return write_text(tmp_path_factory.mktemp("text"))
 

@@ -19,7 +19,7 @@ from normlab.tasks.translation import (
     n_best_lines,
     translate_lines,
 )
-from run.tiny import tiny, write_text
+from training.tiny import tiny, write_text
 
 CPU = torch.device("cpu")
 

@@ -108,8 +108,8 @@ class Compare:
         import shlex
 
         from normlab.cli import show
-        from normlab.run import compare
-        from normlab.run.plugins import load_plugins
+        from normlab.comparison import compare
+        from normlab.recipes.plugins import load_plugins
 
         load_plugins(*self.imports)
         request = self.request(shlex.join(["normlab", *sys.argv[1:]]))
@@ -175,8 +175,8 @@ class Train:
 
     def run(self) -> None:
         from normlab.cli import show
-        from normlab.run.ranks import leads
-        from normlab.run.train import train
+        from normlab.training.ranks import leads
+        from normlab.training.train import train
 
         config = self.resolved()
         if not leads():
@@ -207,7 +207,7 @@ class Score:
         return None
 
     def run(self) -> None:
-        from normlab.run.significance import differences
+        from normlab.comparison.significance import differences
         from normlab.spec.comparison import in_words
         from normlab.tasks.scores import score
 
@@ -305,8 +305,8 @@ class Recipes:
 
     def run(self) -> None:
         from normlab.cli import show
-        from normlab.run.plugins import load_plugins
-        from normlab.run.recipes import resolve
+        from normlab.recipes.grammar import resolve
+        from normlab.recipes.plugins import load_plugins
 
         load_plugins(*self.imports)
         if not self.names:

@@ -18,7 +18,7 @@ from normlab.store.folder import find_run
 
 if TYPE_CHECKING:
     from normlab.diagnosis import Diagnosis
-    from normlab.run.diagnose import Case
+    from normlab.examine.subjects import Case
 
 GATE_CLOSED = 3
 """Exit code where ``--fail-on`` found something."""
@@ -193,11 +193,11 @@ class Diagnose:
 
     def _say_flight(self) -> None:
         """The flight recorder's report on a run that is over or interrupted, and the run's page with it."""
+        from normlab.recipes.plugins import load_plugins
         from normlab.report.run import run_page
-        from normlab.run.examine import examine
-        from normlab.run.plugins import load_plugins
         from normlab.spec.serialise import to_plain
         from normlab.store.folder import write_text_atomic
+        from normlab.training.replay import examine
 
         load_plugins(*self.imports)
         folder = find_run(self.run_folder, self.runs)
@@ -219,9 +219,9 @@ class Diagnose:
 
     def _cases(self) -> list[tuple[Case, Path, str]]:
         """What to look at, the folder of its page, and the page's name."""
-        from normlab.run import diagnose
-        from normlab.run.plugins import load_plugins
-        from normlab.run.recipes import require_known
+        from normlab.examine import subjects as diagnose
+        from normlab.recipes.grammar import require_known
+        from normlab.recipes.plugins import load_plugins
 
         load_plugins(*self.imports)
         if self.model:

@@ -110,7 +110,7 @@ class Reproduce:
 
     def _each(self) -> Iterator[tuple[Artefact, Callable[[], Reproduction] | None]]:
         """What was asked for, with what measures it; None where that was done before."""
-        from normlab.run.reproduce import each
+        from normlab.reproduce import each
         from normlab.spec.request import usable_cores
 
         wanted = self._wanted()

@@ -22,7 +22,7 @@ from normlab.store.folder import Status, read_json
 from normlab.store.sealed import standing, unsealed
 
 if TYPE_CHECKING:
-    from normlab.run.compare import ComparePlan
+    from normlab.comparison.compare import ComparePlan
 
 STALE = "stale"
 FORCED = "forced"
@@ -164,7 +164,7 @@ def _run_cells(folder: RunFolder) -> list[str]:
 def recipes(axis: str = "") -> None:
     """Every part, or those of one axis. Raises ValueError for an axis that there is not."""
     from normlab.nn.registry import nearest
-    from normlab.run.recipes import listed, summary
+    from normlab.recipes.grammar import listed, summary
 
     found = listed()
     axes = dict.fromkeys(part.axis for part in found)
@@ -192,7 +192,7 @@ def recipes(axis: str = "") -> None:
 
 def recipe(config: Config) -> None:
     """What a recipe resolves to."""
-    from normlab.run.explain import explain
+    from normlab.recipes.explain import explain
 
     table = terminal.table("", "")
     table.show_header = False

@@ -105,10 +105,10 @@ class Translate:
             )
 
     def run(self) -> None:
-        from normlab.run.plugins import load_plugins
-        from normlab.run.recipes import require_known
-        from normlab.run.translate import n_best, translate
-        from normlab.run.weights import chosen
+        from normlab.recipes.grammar import require_known
+        from normlab.recipes.plugins import load_plugins
+        from normlab.training.translate import n_best, translate
+        from normlab.training.weights import chosen
 
         load_plugins(*self.imports)
         self._require_place()

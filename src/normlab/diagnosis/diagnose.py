@@ -15,15 +15,15 @@ from typing import Any, Final
 import torch
 from torch import Tensor, nn
 
-from normlab.diagnosis.finding import Finding, Records, at_least
-from normlab.diagnosis.findings import find
 from normlab.diagnosis.presets import require_preset
+from normlab.diagnosis.probing.step import Make
 from normlab.diagnosis.programme import PRESETS, STUDIES, Question
-from normlab.diagnosis.step import Make
-from normlab.diagnosis.structure import Structure, read_structure
-from normlab.diagnosis.subject import Loss, Subject, output_loss
+from normlab.diagnosis.reading.structure import Structure, read_structure
+from normlab.diagnosis.reading.subject import Loss, Subject, output_loss
+from normlab.diagnosis.reading.taps import bare, leaves
+from normlab.diagnosis.rules.finding import Finding, Records, at_least
+from normlab.diagnosis.rules.findings import find
 from normlab.diagnosis.table import Table
-from normlab.diagnosis.taps import bare, leaves
 
 STEP_LR: Final = 1e-3
 """Of the step that studies try where no learning rate was given; nothing is then said about the rate."""

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from typing import Final
 
-from normlab.diagnosis.observe import PARAMETERS, Probe
+from normlab.diagnosis.probing.observe import PARAMETERS, Probe
 from normlab.diagnosis.programme import PRESETS
-from normlab.diagnosis.structure import StackView, Structure
-from normlab.diagnosis.taps import Tap
+from normlab.diagnosis.reading.structure import StackView, Structure
+from normlab.diagnosis.reading.taps import Tap
 
 FIRST: Final = ((), (0,))
 """Ways to the tensor that a probe takes first."""

@@ -2,9 +2,9 @@
 
 from normlab.nn.context import Cache, Context
 from normlab.nn.embedding import Embedding, FixNormEmbedding, PlainEmbedding, UntiedEmbedding
+from normlab.nn.kernels.ops import Dropout, reference
 from normlab.nn.model import PAD, Decoder, Encoder, Seq2Seq, TokenModel
 from normlab.nn.norm import Derf, DyT, FixedScaleNorm, LayerNorm, Norm, RMSNorm, ScaleNorm
-from normlab.nn.ops import Dropout, reference
 from normlab.nn.options import (
     BIASES,
     HEAD_GAINS,

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from normlab.nn.context import Cache
-from normlab.nn.linear import kept_copies
+from normlab.nn.kernels.linear import kept_copies
 from normlab.nn.model import Seq2Seq
 
 BOS, EOS = 2, 3

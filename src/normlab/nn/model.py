@@ -10,8 +10,8 @@ from torch import Tensor, nn
 
 from normlab.nn.context import Cache, Context
 from normlab.nn.embedding import Embedding
+from normlab.nn.kernels.ops import Dropout
 from normlab.nn.norm import Norm
-from normlab.nn.ops import Dropout
 from normlab.nn.position import Positions
 from normlab.nn.site import DECODER_LAYER, ENCODER_LAYER, LANGUAGE_LAYER
 from normlab.nn.size import Size

@@ -16,8 +16,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from normlab.nn.fused import scaled_to
-from normlab.nn.linear import Linear, linear
+from normlab.nn.kernels.fused import scaled_to
+from normlab.nn.kernels.linear import Linear, linear
 from normlab.nn.norm import LayerNorm
 from normlab.nn.placement import Placement
 from normlab.nn.registry import Registry

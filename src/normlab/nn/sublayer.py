@@ -9,9 +9,9 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from normlab.nn import ops
 from normlab.nn.context import Context
-from normlab.nn.ops import Dropout
+from normlab.nn.kernels import ops
+from normlab.nn.kernels.ops import Dropout
 from normlab.nn.options import HEAD_GAINS, PLAIN, Activation, Options, QueryKeyNorm
 from normlab.nn.placement import Placement, Stream
 from normlab.nn.position import Positions

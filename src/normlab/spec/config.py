@@ -382,7 +382,7 @@ def run_id(config: Config) -> str:
     if config.train.precision == "auto":
         raise ValueError(
             "train.precision is 'auto', so the run has no id yet; choose fp32 or bf16, or let "
-            "normlab.run.devices.resolved_precision(config) choose"
+            "normlab.training.devices.resolved_precision(config) choose"
         )
     content = json.dumps({"semantics": SEMANTICS, **numbers(config)}, sort_keys=True)
     return hashlib.sha256(content.encode()).hexdigest()[:12]

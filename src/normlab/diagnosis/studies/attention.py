@@ -12,11 +12,11 @@ from torch import Tensor, nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from normlab.diagnosis.structure import StackView
-from normlab.diagnosis.subject import Subject
+from normlab.diagnosis.reading.structure import StackView
+from normlab.diagnosis.reading.subject import Subject
+from normlab.diagnosis.reading.taps import Side, Tap, at, evaluating, watching
+from normlab.diagnosis.reading.tokens import Real, real_tokens
 from normlab.diagnosis.table import Row, Table
-from normlab.diagnosis.taps import Side, Tap, at, evaluating, watching
-from normlab.diagnosis.tokens import Real, real_tokens
 
 SOFTMAXES: Final = frozenset({torch.ops.aten._softmax, torch.ops.aten._safe_softmax})
 """What every attention comes down to that is not one kernel: written out, scaled dot product, multi-head."""

@@ -7,9 +7,9 @@ from typing import Any
 
 import torch
 
+from normlab.diagnosis.reading.subject import Subject
+from normlab.diagnosis.reading.taps import capture, leaves
 from normlab.diagnosis.studies.gradients import split
-from normlab.diagnosis.subject import Subject
-from normlab.diagnosis.taps import capture, leaves
 
 
 def cropped(subject: Subject, tokens: int) -> tuple[Subject, int]:

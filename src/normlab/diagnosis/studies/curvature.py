@@ -12,12 +12,12 @@ from torch import Tensor, nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.optim import Optimizer
 
-from normlab.diagnosis.step import Make, slope_of, updated
-from normlab.diagnosis.stepping import Slope, Weights, at_weights, trainable
+from normlab.diagnosis.probing.step import Make, slope_of, updated
+from normlab.diagnosis.probing.stepping import Slope, Weights, at_weights, trainable
+from normlab.diagnosis.reading.subject import Subject
+from normlab.diagnosis.reading.tokens import FROZEN
 from normlab.diagnosis.studies.cropping import cropped
-from normlab.diagnosis.subject import Subject
 from normlab.diagnosis.table import Row, Table
-from normlab.diagnosis.tokens import FROZEN
 
 DOUBLINGS: Final = 40
 """Of a learning rate before it is called boundless."""

@@ -9,12 +9,12 @@ import torch
 from torch import Tensor, nn
 from torch.func import functional_call
 
-from normlab.diagnosis.passes import Seen, look
-from normlab.diagnosis.structure import StackView, SublayerView
-from normlab.diagnosis.subject import Subject
+from normlab.diagnosis.probing.passes import Seen, look
+from normlab.diagnosis.reading.structure import StackView, SublayerView
+from normlab.diagnosis.reading.subject import Subject
+from normlab.diagnosis.reading.taps import Tap
+from normlab.diagnosis.reading.tokens import Real, real_tokens, rows
 from normlab.diagnosis.table import Row, Table
-from normlab.diagnosis.taps import Tap
-from normlab.diagnosis.tokens import Real, real_tokens, rows
 
 MAX_TOKENS = 256
 INPUT = -1

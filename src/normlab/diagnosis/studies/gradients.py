@@ -10,14 +10,14 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from normlab.diagnosis.kinds import Part
-from normlab.diagnosis.passes import Pass, examine, parts_of
-from normlab.diagnosis.stepping import gradients_of, trainable
-from normlab.diagnosis.structure import SublayerView
-from normlab.diagnosis.subject import Subject
+from normlab.diagnosis.probing.passes import Pass, examine, parts_of
+from normlab.diagnosis.probing.stepping import gradients_of, trainable
+from normlab.diagnosis.reading.kinds import Part
+from normlab.diagnosis.reading.structure import SublayerView
+from normlab.diagnosis.reading.subject import Subject
+from normlab.diagnosis.reading.taps import capture, leaves
+from normlab.diagnosis.reading.tokens import FROZEN, Real, real_tokens, rows
 from normlab.diagnosis.table import Row, Table
-from normlab.diagnosis.taps import capture, leaves
-from normlab.diagnosis.tokens import FROZEN, Real, real_tokens, rows
 
 PARTS = 4
 """Mini-batches into which a single batch is split."""

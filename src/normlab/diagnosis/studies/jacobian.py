@@ -8,12 +8,12 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from normlab.diagnosis.structure import StackView
-from normlab.diagnosis.subject import Subject, undisturbed
+from normlab.diagnosis.reading.structure import StackView
+from normlab.diagnosis.reading.subject import Subject, undisturbed
+from normlab.diagnosis.reading.taps import Side, activations, watching
+from normlab.diagnosis.reading.tokens import Real, real_tokens, rows
+from normlab.diagnosis.rules.theory import layer_norm_jacobian, rms_norm_jacobian
 from normlab.diagnosis.table import Row, Table
-from normlab.diagnosis.taps import Side, activations, watching
-from normlab.diagnosis.theory import layer_norm_jacobian, rms_norm_jacobian
-from normlab.diagnosis.tokens import Real, real_tokens, rows
 
 TOKENS = 4
 """Of each norm that are looked at, evenly spaced among the real ones."""

@@ -8,15 +8,15 @@ import torch
 from torch import Tensor
 from torch.optim import Optimizer
 
-from normlab.diagnosis.fits import Curve, fits_of_curves
-from normlab.diagnosis.passes import Pass, Seen, look
-from normlab.diagnosis.step import Make, updated
-from normlab.diagnosis.stepping import Weights, at_weights
-from normlab.diagnosis.structure import StackView
-from normlab.diagnosis.subject import Subject
+from normlab.diagnosis.probing.passes import Pass, Seen, look
+from normlab.diagnosis.probing.step import Make, updated
+from normlab.diagnosis.probing.stepping import Weights, at_weights
+from normlab.diagnosis.reading.structure import StackView
+from normlab.diagnosis.reading.subject import Subject
+from normlab.diagnosis.reading.taps import Tap, capture
+from normlab.diagnosis.reading.tokens import Real, real_tokens, rows
+from normlab.diagnosis.rules.fits import Curve, fits_of_curves
 from normlab.diagnosis.table import Table
-from normlab.diagnosis.taps import Tap, capture
-from normlab.diagnosis.tokens import Real, real_tokens, rows
 
 SIZE = 0.01
 """Of a random change, relative to each matrix's root mean square."""
