@@ -192,7 +192,7 @@ class ForeignModel(TokenModel):
         self.decoder = Stack.of(branches, Placement.registry[size.decoder_placement], first)
 
     def forward(self, ids: Tensor) -> Tensor:
-        return self.embedding.logits(self.decoder(self.embed(ids), Context(real=ids != 0)))
+        return self.embedding.logits(self.decoder(self.embed(ids), Context(padding_mask=ids != 0)))
 
 
 class ForeignConfig(ModelConfig):

@@ -85,7 +85,7 @@ OUTSIDE = [
 ]
 """A foreign placement alone, with foreign everything, and in half a model."""
 SEQ2SEQ = UNIFORM + MIXED + OUTSIDE
-ALONE = [
+SINGLE_PROCESS = [
     replace(config, **{f"{stack}_layers": 0})
     for config in [*BY_PLACEMENT, uniform("pre", positions="rope", kv_heads=1), OUTSIDE[0]]
     for stack in ("encoder", "decoder")
@@ -96,7 +96,7 @@ FOREIGN = [
     for name in ("post", "residual", NAMES["placement"])
 ]
 """Branches of somebody else."""
-VARIANTS = SEQ2SEQ + ALONE + FOREIGN
+VARIANTS = SEQ2SEQ + SINGLE_PROCESS + FOREIGN
 
 
 def kind_of(config: ModelConfig) -> type[TokenModel]:

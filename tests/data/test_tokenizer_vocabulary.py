@@ -20,7 +20,7 @@ from normlab.training.translate import translate
 
 SOURCE = ["Ein Mann, ein Hut.", "Zwei Männer!", "Drei Hüte: rot, grün."] * 5
 TARGET = ["A man, a hat.", "Two men!", "Three hats: red, green."] * 5
-MOSES = DataConfig(words="moses", source_lang="de", target_lang="en", vocab_size=70)
+MOSES = DataConfig(pretokenizer="moses", source_lang="de", target_lang="en", vocab_size=70)
 KINDS = {
     "bpe": DataConfig(vocab_size=70),
     "unigram": DataConfig(tokenizer="unigram", vocab_size=70),
@@ -105,8 +105,8 @@ FORMS = "type --tokenizer bpe or --tokenizer unigram, which are learned from the
             "a.model",
             vocabulary(MOSES, SOURCE, TARGET).to_json().encode(),
             (
-                "a.model is a tokenizer of moses words of de and en; type --words moses --source-lang de "
-                "--target-lang en beside it"
+                "a.model is a tokenizer of moses words of de and en; type --pretokenizer moses "
+                "--source-lang de --target-lang en beside it"
             ),
         ),
     ],
@@ -166,7 +166,7 @@ def files(folder):
 
 def test_each_kind_has_a_corpus_and_an_id_of_its_own(tmp_path, model):
     plain = files(tmp_path)
-    moses = {"words": "moses", "source_lang": "de", "target_lang": "en"}
+    moses = {"pretokenizer": "moses", "source_lang": "de", "target_lang": "en"}
     kinds = [
         plain,
         replace(plain, tokenizer="unigram"),
@@ -188,7 +188,9 @@ def test_each_kind_has_a_corpus_and_an_id_of_its_own(tmp_path, model):
 
 
 def test_a_run_keeps_its_model_and_scores_raw_text(tmp_path, model):
-    data = replace(files(tmp_path), tokenizer=str(model), words="moses", source_lang="de", target_lang="en")
+    data = replace(
+        files(tmp_path), tokenizer=str(model), pretokenizer="moses", source_lang="de", target_lang="en"
+    )
     config = Config(
         model=ModelConfig(dim=16, ffn_dim=32, heads=2, encoder_layers=1, decoder_layers=1, dropout=0.0),
         data=data,

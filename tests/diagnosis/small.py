@@ -50,7 +50,7 @@ class TheorySetting(nn.Module):
                     weight.mul_(name not in ("query", "key"))
 
     def forward(self, x: Tensor) -> Tensor:
-        return self.stack(x, Context(real=torch.ones(x.shape[:-1], dtype=torch.bool)))
+        return self.stack(x, Context(padding_mask=torch.ones(x.shape[:-1], dtype=torch.bool)))
 
 
 def theory_setting(placement: str, *, layers: int, dim: int, ffn_dim: int, seeds: int) -> list[Subject]:

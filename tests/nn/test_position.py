@@ -62,20 +62,20 @@ def test_rope_keeps_lengths_and_its_scores_depend_on_the_distance_alone():
     q, k = torch.randn(2, 1, 1, 1, 8, dtype=torch.float64)
 
     def score(t: int, s: int) -> float:
-        return (ROPE.turn(q, t) * ROPE.turn(k, s)).sum().item()
+        return (ROPE.apply_rotary(q, t) * ROPE.apply_rotary(k, s)).sum().item()
 
     assert score(5, 3) == pytest.approx(score(105, 103), rel=1e-9)
     assert score(5, 3) == pytest.approx(score(2, 0), rel=1e-9)
     assert abs(score(5, 3) - score(5, 4)) > 1e-3
     assert abs(score(5, 3) - score(3, 5)) > 1e-3
     assert score(9, 9) == pytest.approx((q * k).sum().item(), rel=1e-12)
-    torch.testing.assert_close(ROPE.turn(q, 77).norm(), q.norm())
+    torch.testing.assert_close(ROPE.apply_rotary(q, 77).norm(), q.norm())
 
 
 def test_rope_turns_pairs_of_neighbours():
     x = torch.zeros(1, 1, 4, 6, dtype=torch.float64)
     x[..., 2] = 1.0
-    turned = ROPE.turn(x, None)
+    turned = ROPE.apply_rotary(x, None)
     for t in range(4):
         angle = t / 10000 ** (2 / 6)
         expected = torch.tensor([0, 0, math.cos(angle), math.sin(angle), 0, 0], dtype=torch.float64)
@@ -88,8 +88,10 @@ def test_the_scores_of_an_attention_do_not_know_where_it_begins():
     torch.manual_seed(0)
     projected = attention.qkv(torch.randn(1, 4, 16, dtype=torch.float64))
     q, k, _ = projected.unflatten(2, (-1, 8)).transpose(1, 2).split(2, 1)
-    later = [torch.cat([attention.turn(y[:, :, t : t + 1], 11 + t) for t in range(4)], 2) for y in (q, k)]
-    scores = attention.turn(q, None) @ attention.turn(k, None).mT
+    later = [
+        torch.cat([attention.apply_rotary(y[:, :, t : t + 1], 11 + t) for t in range(4)], 2) for y in (q, k)
+    ]
+    scores = attention.apply_rotary(q, None) @ attention.apply_rotary(k, None).mT
     torch.testing.assert_close(later[0] @ later[1].mT, scores, rtol=1e-9, atol=1e-9)
     assert not torch.allclose(q @ k.mT, scores)
 

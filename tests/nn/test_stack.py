@@ -65,10 +65,10 @@ def test_encoder_and_decoder_equal_torch(placement, norm_first, grad):
     copy_stack(model.decoder, decoder)
     source, source_real, target, target_real = streams()
     with torch.set_grad_enabled(grad):
-        memory = model.encoder(source, Context(real=source_real))
+        memory = model.encoder(source, Context(padding_mask=source_real))
         theirs = encoder(source, src_key_padding_mask=~source_real)
         torch.testing.assert_close(memory[source_real], theirs[source_real], **TOLERANCE)
-        context = Context(real=target_real, memory=theirs, memory_real=source_real)
+        context = Context(padding_mask=target_real, memory=theirs, memory_mask=source_real)
         expected = decoder(
             target,
             theirs,

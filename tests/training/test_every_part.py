@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from normlab.optim import build_optimiser, schedule_factor
-from normlab.optim.schedule import Course
+from normlab.optim.schedule import ScheduleState
 from normlab.recipes.grammar import PLACEMENT, listed, resolve
 from normlab.spec.config import Config, DataConfig, ModelConfig, OptimConfig, TrainConfig
 from normlab.tasks.translation import Translation
@@ -57,7 +57,7 @@ def test_it_trains(part, corpus):
         (sums.loss / batch.tokens).backward()
         losses.append(sums.nll.item() / batch.tokens)
         for group in optimiser.param_groups:
-            group["lr"].fill_(optim.lr * schedule_factor(step, Course(optim, STEPS)))
+            group["lr"].fill_(optim.lr * schedule_factor(step, ScheduleState(optim, STEPS)))
         optimiser.step()
         optimiser.zero_grad()
     fell = sum(losses[-5:]) / 5 < losses[0] - 0.5

@@ -39,7 +39,7 @@ def test_a_long_search_is_timed_in_part_and_scaled(text, tmp_path, monkeypatch):
 
 def test_real_steps_are_timed_and_the_first_two_are_not_counted(text, tmp_path, monkeypatch):
     data, corpus = prepare(text, tmp_path / "data")
-    config = tiny(data, accumulation=2)
+    config = tiny(data, grad_accum_steps=2)
     asked = []
     whole = Translation.batch
     monkeypatch.setattr(Translation, "batch", lambda self, i: asked.append(i) or whole(self, i))

@@ -18,7 +18,7 @@ from torch import distributed
 
 from normlab.store import RunFolder
 from normlab.tasks.translation import Translation
-from normlab.training.ranks import ALONE, OtherRankError, Ranks, check_share, joined
+from normlab.training.ranks import SINGLE_PROCESS, OtherRankError, Ranks, check_share, joined
 from normlab.training.replay import examine
 from normlab.training.train import train
 from normlab.training.trainer import Loop
@@ -33,7 +33,7 @@ STEPS, EACH = 20, 2048
 
 
 def test_every_micro_batch_has_one_rank_and_one_place():
-    assert list(ALONE.share(3)) == [0, 1, 2]
+    assert list(SINGLE_PROCESS.share(3)) == [0, 1, 2]
     shares = [list(Ranks(index, 3).share(6)) for index in range(3)]
     assert shares == [[0, 3], [1, 4], [2, 5]]
     assert [Ranks(index, 3).main for index in range(3)] == [True, False, False]
@@ -41,30 +41,30 @@ def test_every_micro_batch_has_one_rank_and_one_place():
 
 def test_alone_everything_is_as_it_is_given():
     values = torch.tensor([1.0, 2.0])
-    assert ALONE.sum(values) is values
-    assert ALONE.total(3, 4) == [3, 4]
-    assert (ALONE.any(True), ALONE.any(False)) == (True, False)
-    assert ALONE.from_main(lambda: {"nll": 1.5}) == {"nll": 1.5}
-    assert ALONE.row() == {}
-    with ALONE.main_first(), joined(torch.device("cpu")) as (ranks, device):
-        assert (ranks, device) == (ALONE, torch.device("cpu"))
+    assert SINGLE_PROCESS.sum(values) is values
+    assert SINGLE_PROCESS.total(3, 4) == [3, 4]
+    assert (SINGLE_PROCESS.any(True), SINGLE_PROCESS.any(False)) == (True, False)
+    assert SINGLE_PROCESS.from_main(lambda: {"nll": 1.5}) == {"nll": 1.5}
+    assert SINGLE_PROCESS.row() == {}
+    with SINGLE_PROCESS.main_first(), joined(torch.device("cpu")) as (ranks, device):
+        assert (ranks, device) == (SINGLE_PROCESS, torch.device("cpu"))
 
 
 @pytest.mark.parametrize(
-    ("accumulation", "count", "typed"),
+    ("grad_accum_steps", "count", "typed"),
     [
-        (1, 2, "--accumulation 2, or torchrun --nproc-per-node 1"),
-        (6, 4, "--accumulation 8, or torchrun --nproc-per-node 3"),
+        (1, 2, "--grad-accum-steps 2, or torchrun --nproc-per-node 1"),
+        (6, 4, "--grad-accum-steps 8, or torchrun --nproc-per-node 3"),
     ],
 )
-def test_micro_batches_that_the_ranks_cannot_share_are_refused(monkeypatch, accumulation, count, typed):
-    check_share(accumulation)
+def test_micro_batches_that_the_ranks_cannot_share_are_refused(monkeypatch, grad_accum_steps, count, typed):
+    check_share(grad_accum_steps)
     monkeypatch.setenv("WORLD_SIZE", str(count))
-    with pytest.raises(ValueError, match="accumulation is") as refused:
-        check_share(accumulation)
+    with pytest.raises(ValueError, match="grad_accum_steps is") as refused:
+        check_share(grad_accum_steps)
     assert str(refused.value) == (
-        f"accumulation is {accumulation}, and {count} processes cannot share so many micro-batches a step "
-        f"alike; type {typed}"
+        f"grad_accum_steps is {grad_accum_steps}, and {count} processes cannot share so many micro-batches "
+        f"a step alike; type {typed}"
     )
 
 
@@ -87,8 +87,8 @@ def test_ranks_need_a_gpu_each_and_no_number_of_one(monkeypatch):
 def test_loader_workers_change_no_number(text, tmp_path):
     rows = []
     for workers in (0, 1, 3):
-        config = tiny(replace(text, word_dropout=0.1), steps=6, accumulation=2)
-        config = replace(config, machine=replace(config.machine, loader_workers=workers))
+        config = tiny(replace(text, word_dropout=0.1), steps=6, grad_accum_steps=2)
+        config = replace(config, machine=replace(config.machine, num_workers=workers))
         rows.append([{k: v for k, v in row.items() if k != "seconds"} for row in _rows(config, tmp_path)])
     assert rows[0] == rows[1] == rows[2]
     assert [row["step"] for row in rows[0]] == [1, 2, 4, 6, 6]
@@ -96,14 +96,16 @@ def test_loader_workers_change_no_number(text, tmp_path):
 
 
 def _rows(config, root: Path) -> list[dict]:
-    workers = config.machine.loader_workers
+    workers = config.machine.num_workers
     return train(config, root / str(workers)).metrics()
 
 
 # ------------------------------------------------------------------------- one gradient, spread three ways
 
 
-def gradients(config, root: Path, ranks: Ranks = ALONE) -> tuple[list[float], dict[str, torch.Tensor]]:
+def gradients(
+    config, root: Path, ranks: Ranks = SINGLE_PROCESS
+) -> tuple[list[float], dict[str, torch.Tensor]]:
     """Loss, likelihood and norm of the first step, and the whole gradient that the optimiser is given."""
     data, corpus = Translation.prepare(config.data, root / "data")
     folder = RunFolder(root / "loop")
@@ -124,8 +126,8 @@ def gradients(config, root: Path, ranks: Ranks = ALONE) -> tuple[list[float], di
     return loop.pending[0][1].tolist(), seen
 
 
-def config_of(text, placement: str, accumulation: int):
-    config = tiny(text, placement, max_tokens=2 * EACH // accumulation, accumulation=accumulation)
+def config_of(text, placement: str, grad_accum_steps: int):
+    config = tiny(text, placement, max_tokens=2 * EACH // grad_accum_steps, grad_accum_steps=grad_accum_steps)
     return replace(config, model=replace(config.model, dropout=0.0, encoder_layers=2, decoder_layers=2))
 
 
@@ -172,8 +174,8 @@ def together(batches):
 
 
 SPREAD = {
-    f"{placement}-{'sharded' if shard else 'copied'}": (placement, accumulation, shard)
-    for placement, accumulation in (("post", 2), ("admin", 4), ("rezero", 2))
+    f"{placement}-{'sharded' if shard else 'copied'}": (placement, grad_accum_steps, shard)
+    for placement, grad_accum_steps in (("post", 2), ("admin", 4), ("rezero", 2))
     for shard in (False, True)
 }
 """Of 4 micro-batches each of the two ranks has two."""
@@ -182,15 +184,15 @@ SPREAD = {
 @pytest.mark.slow
 def test_one_batch_its_micro_batches_and_two_ranks_have_one_gradient(text, tmp_path):
     configs = {}
-    for name, (placement, accumulation, shard) in SPREAD.items():
-        config = config_of(text, placement, accumulation)
+    for name, (placement, grad_accum_steps, shard) in SPREAD.items():
+        config = config_of(text, placement, grad_accum_steps)
         configs[name] = replace(config, machine=replace(config.machine, shard=shard, probes=""))
     torch.multiprocessing.spawn(work, args=(str(tmp_path), sys.path, configs), nprocs=2)
     for name, config in configs.items():
         values, accumulated = gradients(config, tmp_path / f"{name}.one")
         _, corpus = Translation.prepare(config.data, tmp_path / "data")
         whole = Translation(config, corpus, torch.device("cpu"))
-        parts = [whole.batch(i) for i in range(config.train.accumulation)]
+        parts = [whole.batch(i) for i in range(config.train.grad_accum_steps)]
         model, batch = whole.build(), together(parts)
         loss = whole.loss(model.train(), batch).loss / batch.tokens
         loss.backward()
@@ -228,9 +230,9 @@ def assert_alike(found: RunFolder, wanted: RunFolder) -> None:
 
 
 def whole_run(text, **machine):
-    train = {"steps": STEPS, "accumulation": 2, "validate_every_steps": 10}
+    train = {"steps": STEPS, "grad_accum_steps": 2, "validate_every_steps": 10}
     config = tiny(replace(text, word_dropout=0.1), "admin", **train)
-    optim = replace(config.optim, clip_norm_l2=0.5)
+    optim = replace(config.optim, max_grad_norm=0.5)
     machine = replace(config.machine, probes="full", probe_every_steps=4, **machine)
     return replace(config, optim=optim, machine=machine)
 
@@ -313,7 +315,7 @@ def test_a_rank_that_is_killed_takes_the_others_with_it(text, tmp_path):
 def test_what_the_ranks_cannot_do_is_said_at_once(text, tmp_path):
     words = command(tiny(text, steps=3), tmp_path, 2)
     refused = subprocess.run(words, env=environment(), capture_output=True, text=True, timeout=120)
-    assert "accumulation is 1, and 2 processes cannot share" in refused.stderr
+    assert "grad_accum_steps is 1, and 2 processes cannot share" in refused.stderr
     words = [*words[: words.index("normlab") + 1], "compare"]
     refused = subprocess.run(words, env=environment(), capture_output=True, text=True, timeout=120)
     assert (

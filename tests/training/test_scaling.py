@@ -13,7 +13,7 @@ from normlab.store import RunFolder
 from normlab.tasks.translation import Translation
 from normlab.training.callbacks.flight import Trigger
 from normlab.training.checkpoint import load_checkpoint
-from normlab.training.parallel import Alone, Sharded
+from normlab.training.parallel import FSDP, SingleProcess
 from normlab.training.scaling import Scaling
 from normlab.training.trainer import Loop
 from training.tiny import tiny
@@ -70,7 +70,7 @@ def test_a_step_that_is_not_finite_on_another_rank_is_skipped_here_too(tmp_path,
     """A part of a gradient may be finite although the whole is not."""
     distributed.init_process_group("gloo", f"file://{tmp_path}/meeting", world_size=1, rank=0)
     try:
-        scaling = Scaling(Sharded.scaler(None, CPU, enabled=True), CPU)
+        scaling = Scaling(FSDP.scaler(None, CPU, enabled=True), CPU)
         scaling.load(scaling.state() | {"scale": 1024.0})
         weight = torch.nn.Parameter(torch.ones(1))
         optimiser, reduce = optimiser_of(weight), distributed.all_reduce
@@ -92,7 +92,7 @@ def test_a_loop_scales_as_its_ranks_want_it(text, tmp_path, monkeypatch):
     def scaler(self, device, *, enabled):
         return torch.amp.GradScaler(device.type, init_scale=8.0, enabled=enabled)
 
-    monkeypatch.setattr(Alone, "scaler", scaler)
+    monkeypatch.setattr(SingleProcess, "scaler", scaler)
     assert loop_of(text, tmp_path).scaling.row() == {"loss_scale": 8.0, "skipped_steps": 0}
 
 
@@ -133,7 +133,7 @@ def loop_of(text, root, **optim):
 
 
 def test_a_run_in_fp16_keeps_its_scale_in_the_checkpoint_and_its_skipped_steps_in_the_rows(text, tmp_path):
-    loop = loop_of(text, tmp_path, clip_norm_l2=1.0)
+    loop = loop_of(text, tmp_path, max_grad_norm=1.0)
     before = {n: p.detach().clone() for n, p in loop.model.named_parameters()}
     loop.scaling.load(loop.scaling.state() | {"scale": 2.0**40})
     loop.step()
@@ -149,7 +149,7 @@ def test_a_run_in_fp16_keeps_its_scale_in_the_checkpoint_and_its_skipped_steps_i
     assert row["nll"] < 10
     assert any(not torch.equal(before[n], p) for n, p in loop.model.named_parameters())
     loop.checkpoint("running")
-    again = loop_of(text, tmp_path, clip_norm_l2=1.0)
+    again = loop_of(text, tmp_path, max_grad_norm=1.0)
     assert again.progress.step == 4
     assert again.scaling.state() == loop.scaling.state()
     for each in (loop, again):

@@ -17,7 +17,7 @@ from training.tiny import PowerCutError, tiny
 
 def config(*, patience=0, stop_lr=0.0, warmup_steps=0):
     return Config(
-        train=TrainConfig(stop_patience=patience),
+        train=TrainConfig(early_stopping_patience=patience),
         optim=OptimConfig(stop_lr=stop_lr, warmup_steps=warmup_steps),
     )
 
@@ -49,7 +49,7 @@ def test_a_run_ends_when_its_patience_does(text, tmp_path, monkeypatch):
     nlls = iter([3.0, 2.0, 1.9, 2.1, 2.2, 2.3])
     monkeypatch.setattr(Translation, "dev_bleu", lambda self, model: next(bleus))
     monkeypatch.setattr(Translation, "dev_nll", lambda self, model: next(nlls))
-    given = tiny(text, steps=100, validate_every_steps=3, stop_patience=2)
+    given = tiny(text, steps=100, validate_every_steps=3, early_stopping_patience=2)
     folder = train(given, tmp_path)
     status = folder.status()
     assert (status.state, status.step, status.best_step) == ("done", 12, 6)
@@ -63,7 +63,7 @@ def test_a_run_ends_when_its_patience_does(text, tmp_path, monkeypatch):
 def test_patience_goes_on_where_a_run_was_interrupted(text, tmp_path, monkeypatch):
     monkeypatch.setattr(Translation, "dev_bleu", lambda self, model: 0.0)
     monkeypatch.setattr(Translation, "dev_nll", lambda self, model: 3.0)
-    given = tiny(text, steps=100, validate_every_steps=2, stop_patience=3)
+    given = tiny(text, steps=100, validate_every_steps=2, early_stopping_patience=3)
     interrupt_at(monkeypatch, 5)
     with pytest.raises(KeyboardInterrupt):
         train(given, tmp_path)
@@ -74,7 +74,7 @@ def test_the_outcome_of_a_stopped_run_is_judged_by_its_own_length(text, tmp_path
     """Within a tenth of 3000 steps the whole run would be one window, and its middle above what it learnt."""
     monkeypatch.setattr(Translation, "dev_bleu", lambda self, model: 0.0)
     monkeypatch.setattr(Translation, "dev_nll", lambda self, model: 3.0)
-    stopped = train(tiny(text, steps=3000, validate_every_steps=20, stop_patience=2), tmp_path)
+    stopped = train(tiny(text, steps=3000, validate_every_steps=20, early_stopping_patience=2), tmp_path)
     whole = train(tiny(text, steps=60, validate_every_steps=20), tmp_path)
     assert stopped.status().step == 60
     assert stopped.status().outcome == whole.status().outcome

@@ -129,14 +129,16 @@ def test_which_checkpoint_is_best(text, tmp_path, monkeypatch, best_by, bleus, n
 
 
 @pytest.mark.parametrize(
-    ("accumulation", "precision", "step"),
+    ("grad_accum_steps", "precision", "step"),
     [(1, "fp32", 5), (2, "fp32", 8), (1, "bf16", 6), (2, "bf16", 11), (1, "fp32", 12)],
 )
 def test_an_interrupted_run_goes_on_as_if_nothing_had_been(
-    text, tmp_path, monkeypatch, accumulation, precision, step
+    text, tmp_path, monkeypatch, grad_accum_steps, precision, step
 ):
     data = replace(text, word_dropout=0.1)
-    config = tiny(data, "admin+warmup", accumulation=accumulation, precision=precision, max_tokens=300)
+    config = tiny(
+        data, "admin+warmup", grad_accum_steps=grad_accum_steps, precision=precision, max_tokens=300
+    )
     machine = replace(config.machine, log_every_steps=4, probes="standard", probe_every_steps=1)
     config = replace(config, machine=machine)
     whole = train(config, tmp_path / "whole")

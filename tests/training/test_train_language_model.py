@@ -59,7 +59,7 @@ def test_an_interrupted_run_goes_on_as_if_nothing_had_been(
     plain, tmp_path, monkeypatch, step, recipe, precision
 ):
     data = replace(plain, word_dropout=0.1)
-    config = tiny_language_model(data, recipe, accumulation=2, precision=precision, max_tokens=100)
+    config = tiny_language_model(data, recipe, grad_accum_steps=2, precision=precision, max_tokens=100)
     whole = train(config, tmp_path / "whole")
     interrupt_at(monkeypatch, step)
     with pytest.raises(KeyboardInterrupt):

@@ -57,7 +57,7 @@ def test_seeds_change_only_what_they_are_for(text, tmp_path):
 
 
 def test_every_micro_batch_has_dropout_of_its_own(text, tmp_path, monkeypatch):
-    config = tiny(text, accumulation=2)
+    config = tiny(text, grad_accum_steps=2)
     loop = loop_of(config, tmp_path)
     seen = []
     whole = loop.task.loss
@@ -70,11 +70,11 @@ def test_every_micro_batch_has_dropout_of_its_own(text, tmp_path, monkeypatch):
     assert len({s.loss.item() for s in seen}) == 4, "the same batch and weights, four drops"
 
 
-# ------------------------------------------------------------------------------------------ accumulation
+# ------------------------------------------------------------------------------------------ grad_accum_steps
 
 
 def test_accumulated_gradient_is_that_of_the_batches_together(text, tmp_path, monkeypatch):
-    config = tiny(text, accumulation=3, max_tokens=256)
+    config = tiny(text, grad_accum_steps=3, max_tokens=256)
     config = replace(config, model=replace(config.model, dropout=0.0))
     loop = loop_of(config, tmp_path)
     loop.model.double()
@@ -111,7 +111,7 @@ def test_accumulated_gradient_is_that_of_the_batches_together(text, tmp_path, mo
 
 def test_gradients_are_clipped_to_the_norm_that_was_asked_for(text, tmp_path, monkeypatch):
     config = tiny(text)
-    loop = loop_of(replace(config, optim=replace(config.optim, clip_norm_l2=0.01)), tmp_path)
+    loop = loop_of(replace(config, optim=replace(config.optim, max_grad_norm=0.01)), tmp_path)
     norms = []
 
     def look():

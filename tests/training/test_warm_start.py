@@ -29,7 +29,7 @@ def source(text, tmp_path_factory):
 
 
 def started(config, source, digest=""):
-    return replace(config, train=replace(config.train, start_from=str(source.path), start_digest=digest))
+    return replace(config, train=replace(config.train, init_from=str(source.path), init_digest=digest))
 
 
 def test_a_run_starts_from_all_weights_that_fit(text, source, tmp_path):
@@ -62,10 +62,10 @@ def test_the_id_holds_the_weights_and_not_where_they_lie(text, source, tmp_path)
     moved = tmp_path / "elsewhere"
     shutil.copytree(source.path, moved)
     here, there = (with_start(started(config, folder), tmp_path) for folder in (source, type(source)(moved)))
-    assert here.train.start_digest == digest(load_file(source.best / "model.safetensors"))
+    assert here.train.init_digest == digest(load_file(source.best / "model.safetensors"))
     assert run_id(here) == run_id(there) != run_id(config)
     assert with_start(config, tmp_path) == config
-    by_id = replace(config, train=replace(config.train, start_from=source.path.name[:8]))
+    by_id = replace(config, train=replace(config.train, init_from=source.path.name[:8]))
     assert with_start(by_id, source.path.parent) == here
 
 
@@ -104,7 +104,7 @@ def test_what_is_kept_for_good_names_the_run_and_no_path(text, source, tmp_path)
     assert str(source.path) in folder.log.read_text()
     keep_run(folder, tmp_path / "kept")
     kept = RunFolder(tmp_path / "kept")
-    assert kept.config().train.start_from == source.path.name
+    assert kept.config().train.init_from == source.path.name
     assert kept.start.read_bytes() == folder.start.read_bytes()
     assert not kept.log.exists()
     for path in kept.path.iterdir():
@@ -122,7 +122,7 @@ def test_what_cannot_be_a_start_is_refused(text, source, tmp_path):
     other = replace(config, data=replace(config.data, vocab_size=90))
     assert refused(other, tmp_path) == (
         f"{source.path} was trained with another tokenizer, so its embeddings are of other pieces; type "
-        f"--tokenizer {source.tokenizer}, or leave out --start-from"
+        f"--tokenizer {source.tokenizer}, or leave out --init-from"
     )
     model = replace(config.model, dim=24, ffn_dim=40, encoder_layers=0)
     assert "nothing would be taken" in refused(
@@ -131,7 +131,7 @@ def test_what_cannot_be_a_start_is_refused(text, source, tmp_path):
     edited = started(config, source, "0" * 16)
     assert refused(edited, tmp_path) == (
         f"the weights of {source.path} have the digest {digest(weights(source.best))}, and this run starts "
-        f"from {'0' * 16}; bring those back, or start another run from what is there: --start-from "
+        f"from {'0' * 16}; bring those back, or start another run from what is there: --init-from "
         f"{source.path}"
     )
     for damage, why in (
@@ -142,7 +142,7 @@ def test_what_cannot_be_a_start_is_refused(text, source, tmp_path):
         damage(copy)
         assert refused(started(config, RunFolder(copy)), tmp_path).startswith(f"{copy}{why}; ")
         shutil.rmtree(copy)
-    nowhere = replace(config, train=replace(config.train, start_from="zzz"))
+    nowhere = replace(config, train=replace(config.train, init_from="zzz"))
     assert refused(nowhere, source.path.parent).startswith(
         f"no run 'zzz' in {source.path.parent}, which holds"
     )

@@ -176,7 +176,7 @@ def test_which_weights_are_kept(text, tmp_path, keep, steps):
         ("log", {"average_last": 2}),
         ("log", {"ema_decay": 0.6}),
         pytest.param("", {"average_last": 3}, marks=pytest.mark.slow),
-        pytest.param("all", {"stop_patience": 2}, marks=pytest.mark.slow),
+        pytest.param("all", {"early_stopping_patience": 2}, marks=pytest.mark.slow),
     ],
     ids=["average and log", "moving average", "average", "patience"],
 )

@@ -14,6 +14,8 @@ from collections.abc import Sequence
 from contextlib import suppress
 from typing import Any
 
+from normlab.errors import UserError
+
 USAGE_ERROR, OTHER_ERROR, INTERRUPTED = 2, 1, 130
 TRAINING = ("compare", "train")
 """Commands that go on where they were stopped."""
@@ -49,7 +51,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         return 0
     except OSError as error:
         return _say(error, f"normlab: {_of_system(error, argv[0])}", USAGE_ERROR)
-    except ValueError as error:
+    except UserError as error:
         return _say(error, f"normlab: {error}", USAGE_ERROR)
     except Exception as error:
         return _say(
@@ -73,9 +75,9 @@ def _dispatch(args: Sequence[str]) -> None:
     if name not in COMMANDS:
         close = difflib.get_close_matches(name, COMMANDS, 1)
         hint = f", did you mean {close[0]!r}?" if close else ";"
-        raise ValueError(f"there is no command {name!r}{hint} there are {', '.join(COMMANDS)}")
+        raise UserError(f"there is no command {name!r}{hint} there are {', '.join(COMMANDS)}")
     if name not in SPREAD and os.environ.get("WORLD_SIZE", "1") != "1":
-        raise ValueError(
+        raise UserError(
             f"torchrun has started {os.environ['WORLD_SIZE']} processes, and normlab {name} is one; type it "
             f"without torchrun, or what several can share: {', '.join(SPREAD)}"
         )

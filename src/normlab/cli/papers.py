@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Final
 from tyro.conf import Positional, arg
 
 from normlab.cli.common import RUNS, Switch
+from normlab.errors import UserError
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -98,14 +99,14 @@ class Reproduce:
             raise SystemExit(FAILED)
 
     def _wanted(self) -> list[Artefact]:
-        """Raises ValueError where none of several has a study; one named by its id says so itself."""
+        """Raises UserError where none of several has a study; one named by its id says so itself."""
         from normlab.papers import ARTEFACTS, chosen
 
         found = chosen(self.names)
         wanted = [a for a in found if a.study or a.id in self.names]
         if not wanted:
             having = ", ".join(a.id for a in ARTEFACTS.values() if a.study)
-            raise ValueError(f"no artefact of {', '.join(self.names)} has a study yet; these have: {having}")
+            raise UserError(f"no artefact of {', '.join(self.names)} has a study yet; these have: {having}")
         return wanted
 
     def _each(self) -> Iterator[tuple[Artefact, Callable[[], Reproduction] | None]]:

@@ -13,6 +13,7 @@ from rich.text import Text
 
 from normlab.cli import terminal
 from normlab.cli.progress import STYLES, Progress, state_of
+from normlab.errors import UserError
 from normlab.spec.comparison import Comparison, Difference, RecipeResult
 from normlab.spec.config import Config
 from normlab.spec.tex import readable
@@ -162,14 +163,14 @@ def _run_cells(folder: RunFolder) -> list[str]:
 
 
 def recipes(axis: str = "") -> None:
-    """Every part, or those of one axis. Raises ValueError for an axis that there is not."""
+    """Every part, or those of one axis. Raises UserError for an axis that there is not."""
     from normlab.nn.registry import nearest
     from normlab.recipes.grammar import listed, summary
 
     found = listed()
     axes = dict.fromkeys(part.axis for part in found)
     if axis and axis not in axes:
-        raise ValueError(f"there is no axis {axis!r}{nearest(axis, axes)}")
+        raise UserError(f"there is no axis {axis!r}{nearest(axis, axes)}")
     roomy = terminal.console().width >= ROOMY
     table = terminal.table("name", "equation", *(("source",) if roomy else ()))
     for heading, members in groupby(found, key=lambda part: part.axis):

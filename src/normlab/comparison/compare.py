@@ -12,6 +12,7 @@ from statistics import fmean, median
 from normlab.comparison.significance import bleu_interval, differences, sentence_statistics
 from normlab.data.prepare import Corpus
 from normlab.data.text import read_lines
+from normlab.errors import UserError
 from normlab.jobs.queue import Queue, Watch
 from normlab.recipes.explain import explain
 from normlab.recipes.grammar import describe, resolve
@@ -58,7 +59,7 @@ class _Grid:
 
     def __init__(self, request: CompareRequest) -> None:
         if request.base.task != Translation.name:
-            raise ValueError(
+            raise UserError(
                 f"a comparison scores translations, and the configuration's task is {request.base.task}; "
                 f"train its recipes one by one with `normlab train`, `normlab runs` shows their test scores"
             )
@@ -82,7 +83,7 @@ class _Grid:
         for name, config in self.base.items():
             other = names.setdefault(run_id(config), name)
             if other != name:
-                raise ValueError(f"the recipes {other!r} and {name!r} are the same; keep one of them")
+                raise UserError(f"the recipes {other!r} and {name!r} are the same; keep one of them")
 
     def config(self, recipe: str, lr: float, seed: int) -> Config:
         base = self.base[recipe]

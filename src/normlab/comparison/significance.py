@@ -22,6 +22,7 @@ import numpy as np
 from sacrebleu.metrics.bleu import BLEU
 from scipy.stats import t as student_t
 
+from normlab.errors import UserError
 from normlab.spec.comparison import Difference, Interval
 from normlab.tasks.scores import bleu_tokens, check_lengths
 
@@ -96,11 +97,11 @@ def paired_randomisation(a: Array, b: Array, *, trials: int = RESAMPLES) -> floa
 
     In each of R trials every sentence's translations by ``a`` and by ``b``, those of all seeds together, are
     exchanged with a probability of one half. Both are `[seeds, sentences, 10]` statistics of the same
-    sentences; the k-th seed of one takes the place of the k-th of the other. Raises ValueError for different
+    sentences; the k-th seed of one takes the place of the k-th of the other. Raises UserError for different
     numbers of seeds or sentences. Riezler and Maxwell 2005, Figure 1 (W05-0908).
     """
     if a.shape != b.shape:
-        raise ValueError(
+        raise UserError(
             f"a has {a.shape[0]} seeds of {a.shape[1]} sentences and b {b.shape[0]} of {b.shape[1]}, but all "
             f"translations of a sentence are exchanged at once; give as many seeds and sentences of both"
         )
@@ -179,7 +180,7 @@ class _System:
 
 def _compare(a: _System, b: _System) -> tuple[Interval, float]:
     if a.sentences != b.sentences:
-        raise ValueError(f"a has {a.sentences} sentences and b {b.sentences}; score both on the same text")
+        raise UserError(f"a has {a.sentences} sentences and b {b.sentences}; score both on the same text")
     delta = float(a.scores.mean() - b.scores.mean())
     error, freedom = _standard_error(a.resampled.mean(axis=1) - b.resampled.mean(axis=1), (a, b))
     margin = error * float(student_t.isf(LEVEL / 2, freedom))

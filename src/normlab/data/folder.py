@@ -16,6 +16,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from normlab.errors import UserError
 from normlab.spec.config import DataConfig
 
 FORMAT = 1
@@ -26,12 +27,12 @@ def with_digest(config: DataConfig, texts: Iterable[bytes]) -> DataConfig:
     """The configuration with the digest of its texts: SHA-256 over the SHA-256 of each, so that no text can
     run into the next.
 
-    Raises ValueError if the configuration was made with another text.
+    Raises UserError if the configuration was made with another text.
     """
     whole = hashlib.sha256(b"".join(texts))
     digest = whole.hexdigest()
     if config.digest not in ("", digest):
-        raise ValueError(
+        raise UserError(
             f"the text has digest {digest}, but the configuration was made with {config.digest}; bring that "
             f"text back, or empty the field digest to go on with this one"
         )

@@ -13,6 +13,7 @@ from normlab.data.pieces import SentencePieces
 from normlab.data.text import located
 from normlab.data.tokenizer import BytePairs, Tokenizer
 from normlab.data.words import Worded, split_both
+from normlab.errors import UserError
 from normlab.spec.config import DataConfig
 
 LEARNED: Mapping[str, Callable[[Iterable[str], int], Tokenizer]] = {
@@ -31,10 +32,10 @@ def vocabulary(config: DataConfig, source: Iterable[str], target: Iterable[str])
         inner = _ready(config)
     else:
         both = itertools.chain(source, target)
-        if config.words:
-            both = split_both(config.words, languages, source, target)
+        if config.pretokenizer:
+            both = split_both(config.pretokenizer, languages, source, target)
         inner = LEARNED[config.tokenizer](both, config.vocab_size)
-    return Worded(inner, config.words, languages) if config.words else inner
+    return Worded(inner, config.pretokenizer, languages) if config.pretokenizer else inner
 
 
 def digests(config: DataConfig) -> list[bytes]:
@@ -50,25 +51,25 @@ def digests(config: DataConfig) -> list[bytes]:
 
 def corpus_key(config: DataConfig) -> list[str]:
     """What the name of a prepared corpus covers beside its digest: how words are found, if they are."""
-    return [config.words, config.source_lang, config.target_lang] if config.words else []
+    return [config.pretokenizer, config.source_lang, config.target_lang] if config.pretokenizer else []
 
 
 def _ready(config: DataConfig) -> Tokenizer:
     """The tokenizer of a file that a user names; of words, what stands behind the words that were asked for.
 
-    Raises FileNotFoundError or ValueError, naming it.
+    Raises FileNotFoundError or UserError it.
     """
     path, content = config.tokenizer, _content(config.tokenizer)
     try:
         found = parse(content)
     except ValueError as error:
-        raise ValueError(f"{path} is no tokenizer: {error}; type {_FORMS}") from error
+        raise UserError(f"{path} is no tokenizer: {error}; type {_FORMS}") from error
     if not isinstance(found, Worded):
         return found
     source, target = found.languages
-    if (config.words, config.source_lang, config.target_lang) != (found.name, source, target):
-        raise ValueError(
-            f"{path} is a tokenizer of {found.name} words of {source} and {target}; type --words "
+    if (config.pretokenizer, config.source_lang, config.target_lang) != (found.name, source, target):
+        raise UserError(
+            f"{path} is a tokenizer of {found.name} words of {source} and {target}; type --pretokenizer "
             f"{found.name} --source-lang {source} --target-lang {target} beside it"
         )
     return found.inner
@@ -81,7 +82,7 @@ def load(path: str | Path) -> Tokenizer:
     try:
         return parse(Path(path).read_bytes())
     except ValueError as error:
-        raise ValueError(
+        raise UserError(
             f"{path} is no tokenizer ({error}); bring back the file that the model was trained with"
         ) from error
 
@@ -89,7 +90,7 @@ def load(path: str | Path) -> Tokenizer:
 def parse(content: bytes) -> Tokenizer:
     """The tokenizer of a file's content: our JSON, that of the library tokenizers, or a SentencePiece model.
 
-    Nothing is executed, whatever the bytes are. Raises ValueError with the reason if they are none.
+    Nothing is executed, whatever the bytes are. Raises UserError with the reason if they are none.
     """
     if not content.lstrip().startswith(b"{"):
         return SentencePieces(content)
@@ -106,7 +107,7 @@ def parse(content: bytes) -> Tokenizer:
         if pieces.KEY in fields:
             return SentencePieces.of_json(fields)
     except (KeyError, TypeError, AttributeError) as error:
-        raise ValueError(f"its JSON is damaged: {error!r}") from error
+        raise UserError(f"its JSON is damaged: {error!r}") from error
     return BytePairs.of_json(text)
 
 
@@ -120,4 +121,4 @@ def _content(path: str | Path) -> bytes:
     except FileNotFoundError:
         raise FileNotFoundError(f"there is no tokenizer model {file}; type {_FORMS}") from None
     except IsADirectoryError:
-        raise ValueError(f"{file} is a folder; type {_FORMS}") from None
+        raise UserError(f"{file} is a folder; type {_FORMS}") from None

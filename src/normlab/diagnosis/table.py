@@ -6,6 +6,8 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import TypeAlias
 
+from normlab.errors import UserError
+
 Value: TypeAlias = float | int | str | None
 Row: TypeAlias = Mapping[str, Value]
 
@@ -14,7 +16,7 @@ Row: TypeAlias = Mapping[str, Value]
 class Table:
     """Rows of numbers and words under one name; every row has the same columns.
 
-    Raises ValueError for a row that has others than the first.
+    Raises UserError for a row that has others than the first.
     """
 
     name: str
@@ -23,7 +25,7 @@ class Table:
     def __post_init__(self) -> None:
         for row in self.rows:
             if tuple(row) != self.columns:
-                raise ValueError(
+                raise UserError(
                     f"table {self.name!r}: a row has the columns {tuple(row)}, not {self.columns}"
                 )
 

@@ -18,7 +18,8 @@ from torch import Tensor, nn
 from normlab.diagnosis import Diagnosis, diagnose, read_structure
 from normlab.diagnosis.probing.step import Make
 from normlab.diagnosis.programme import SMALL_TOKENS
-from normlab.optim import Course, build_optimiser, schedule_factor
+from normlab.errors import UserError
+from normlab.optim import ScheduleState, build_optimiser, schedule_factor
 from normlab.recipes.grammar import describe
 from normlab.spec.config import Config, OptimConfig
 from normlab.spec.units import rate
@@ -53,7 +54,7 @@ class Case:
     def diagnosed(
         self, preset: str, *, blocks: Sequence[str] = (), branches: Sequence[str] = ()
     ) -> Diagnosis:
-        """Raises ValueError with what to do for what cannot be diagnosed, see ``diagnosis.diagnose``."""
+        """Raises UserError with what to do for what cannot be diagnosed, see ``diagnosis.diagnose``."""
         named = bool(blocks or branches)
         return diagnose(
             self.model,
@@ -80,7 +81,7 @@ class Fed(dict[str, Any]):
 def of_config(config: Config, root: Path, *, tokens: int) -> Case:
     """A resolved configuration at its start, on ``tokens`` positions of its training text, in float32.
 
-    Text is prepared under ``root``. Raises ValueError for a configuration that cannot be trained.
+    Text is prepared under ``root``. Raises UserError for a configuration that cannot be trained.
     """
     task, small = _tasks(config, root, tokens)
     model = task.build()
@@ -106,7 +107,7 @@ def of_run(folder: RunFolder, checkpoint: str | int, *, tokens: int) -> Case:
     amid = (path / "optimiser.safetensors").exists()
     made = made_of(load_checkpoint(path, model, begun if amid else None, run=folder.id()), path)
     step = made.step
-    course = Course(config.optim, config.train.steps, made.val_decay.decays)
+    course = ScheduleState(config.optim, config.train.steps, made.val_decay.decays)
     lr = config.optim.lr * schedule_factor(step + 1, course)
     named = f"step {step:,}" if isinstance(checkpoint, int) else f"{checkpoint}, step {step:,}"
     facts = {
@@ -140,11 +141,11 @@ def of_names(model: str, batch: str, loss: str = "", *, lr: float | None = None)
     and, where the model's output holds no loss, ``loss(model, batch)``.
 
     Names may also be those of a module or a batch itself. They are found as ``import`` finds them, and in the
-    current directory. Raises ValueError with what to type for what cannot be imported.
+    current directory. Raises UserError with what to type for what cannot be imported.
     """
     built = _made(model, "--model", nn.Module)
     if not isinstance(built, nn.Module):
-        raise ValueError(
+        raise UserError(
             f"--model {model} gives {_kind(built)}, not a torch.nn.Module; name a function that returns one"
         )
     given = _made(batch, "--batch", (Tensor, dict, tuple, list))
@@ -206,7 +207,7 @@ def _at(optimiser: torch.optim.Optimizer, lr: float) -> torch.optim.Optimizer:
 
 
 def _fed(task: Task[Any, Any, Any], model: nn.Module, micro: Any) -> Fed:
-    """Watches the loss call the model. Raises ValueError where it does not call the model itself."""
+    """Watches the loss call the model. Raises UserError where it does not call the model itself."""
     calls: list[Mapping[str, Any]] = []
 
     def see(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
@@ -219,7 +220,7 @@ def _fed(task: Task[Any, Any, Any], model: nn.Module, micro: Any) -> Fed:
     finally:
         hook.remove()
     if not calls:
-        raise ValueError(
+        raise UserError(
             f"the loss of the task {task.name} does not call the model as a whole; diagnose the model from "
             "Python: normlab.diagnose(model, batch, loss=…)"
         )
@@ -236,7 +237,7 @@ def _made(name: str, flag: str, kind: Any) -> Any:
     try:
         return found()
     except Exception as error:
-        raise ValueError(
+        raise UserError(
             f"{flag} {name} was called without arguments and raised {type(error).__name__}: {error}"
         ) from error
 
@@ -245,7 +246,7 @@ def _named(name: str, flag: str) -> Any:
     example = f"{flag} my_package.my_module:{flag.strip('-')}"
     module, colon, attribute = name.partition(":")
     if not colon or not re.fullmatch(r"[\w.]+", module) or not attribute:
-        raise ValueError(f"{flag} {name!r} is not a module and a name in it; type them as in {example}")
+        raise UserError(f"{flag} {name!r} is not a module and a name in it; type them as in {example}")
     if str(Path.cwd()) not in sys.path:
         sys.path.insert(0, str(Path.cwd()))
     try:
@@ -253,13 +254,13 @@ def _named(name: str, flag: str) -> Any:
     except Exception as error:
         where = f"; it is looked for in {Path.cwd()} and among what is installed"
         missing = where if isinstance(error, ModuleNotFoundError) else ""
-        raise ValueError(
+        raise UserError(
             f"{flag}: cannot import {module!r}: {type(error).__name__}: {error}{missing}"
         ) from error
     for part in attribute.split("."):
         if not hasattr(found, part):
             there = [n for n, value in vars(found).items() if callable(value) and not n.startswith("_")]
-            raise ValueError(
+            raise UserError(
                 f"{flag}: {module!r} has no {attribute!r}; it has {', '.join(there) or 'nothing'}"
             )
         found = getattr(found, part)

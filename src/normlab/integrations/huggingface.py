@@ -32,7 +32,7 @@ class Probes(TrainerCallback):
     that goes on from a checkpoint replaces the rows from there on. Where a step raises, ``close()`` takes the
     hooks off; so does the next ``train()``.
 
-    Raises ValueError for a preset that there is not, and at the first step for a model that cannot be read.
+    Raises UserError for a preset that there is not, and at the first step for a model that cannot be read.
     """
 
     def __init__(

@@ -30,7 +30,7 @@ class Probes(Callback):
     optimiser that steps, gradients before clipping; each micro-batch of an accumulated step gives rows of its
     own, and validation gives none. A training that goes on from a checkpoint replaces the rows from there on.
 
-    Raises ValueError for a preset that there is not, and at the first step for a model that cannot be read.
+    Raises UserError for a preset that there is not, and at the first step for a model that cannot be read.
     """
 
     def __init__(

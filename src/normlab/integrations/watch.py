@@ -16,6 +16,7 @@ from normlab.diagnosis.presets import require_preset, stream_probes, weight_prob
 from normlab.diagnosis.reading.naming import candidates
 from normlab.diagnosis.reading.subject import undisturbed
 from normlab.diagnosis.reading.taps import bare, compiles
+from normlab.errors import UserError
 from normlab.integrations.rows import Rows
 
 Emit = Callable[[Record], None]
@@ -27,7 +28,7 @@ class Watch:
 
     ``probes`` are a preset's name or probes. A preset is of what ``structure`` says; without it the model is
     read when it is first called, on the arguments of that call, which draws no random number. Raises
-    ValueError for a preset that there is not and steps below 1.
+    UserError for a preset that there is not and steps below 1.
     """
 
     def __init__(
@@ -40,14 +41,14 @@ class Watch:
         structure: Structure | None,
     ) -> None:
         if every_steps < 1:
-            raise ValueError(f"every_steps is {every_steps}, and must be 1 or more, as in every_steps=50")
+            raise UserError(f"every_steps is {every_steps}, and must be 1 or more, as in every_steps=50")
         self._preset = probes if isinstance(probes, str) else None
         self._probes = [] if isinstance(probes, str) else list(probes)
         if self._preset is not None:
             require_preset(self._preset)
             self._probes = stream_probes(structure, self._preset) if structure else []
         elif not self._probes:
-            raise ValueError(
+            raise UserError(
                 'there are no probes; give a preset, as in Probes("standard"), or probes, as in '
                 'Probes([Probe("*.mlp")])'
             )
@@ -141,7 +142,7 @@ class Watch:
             with undisturbed(module):
                 structure = read_structure(module, given, call=call)
         except ValueError as error:
-            raise ValueError(
+            raise UserError(
                 f'{error}. Or name the probes: Probes([Probe("*.mlp", "output", "rms")])'
             ) from error
         finally:
@@ -150,10 +151,10 @@ class Watch:
 
 
 def _containers(model: nn.Module) -> list[str]:
-    """Raises ValueError for a model without repeated blocks."""
+    """Raises UserError for a model without repeated blocks."""
     found = [name for name, _ in candidates(model, ())]
     if not found:
-        raise ValueError(
+        raise UserError(
             f"{type(model).__name__} has no repeated blocks that a preset could watch; name the modules, as "
             'in Probes([Probe("*.mlp", "output", "rms")])'
         )

@@ -16,6 +16,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import NamedTuple
 
+from normlab.errors import UserError
 from normlab.spec.config import Config, run_id
 from normlab.spec.serialise import to_json
 from normlab.store.folder import RunFolder
@@ -48,7 +49,7 @@ class Queue:
 
     def __init__(self, root: Path, jobs: int, watch: Watch = lambda folders: None) -> None:
         if jobs < 1:
-            raise ValueError(f"jobs is at least 1, got {jobs}")
+            raise UserError(f"jobs is at least 1, got {jobs}")
         self.root, self.jobs, self.watch = root, jobs, watch
         self.waiting: deque[Config] = deque()
         self.asked: list[RunFolder] = []

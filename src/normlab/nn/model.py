@@ -8,6 +8,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from normlab.errors import UserError
 from normlab.nn.context import Cache, Context
 from normlab.nn.embedding import Embedding
 from normlab.nn.kernels.ops import Dropout
@@ -53,17 +54,17 @@ class Seq2Seq(TokenModel):
     def encode(self, source: Tensor) -> tuple[Tensor, Tensor]:
         """`[B, S]` to the memory `[B, S, D]` and where it is real `[B, S]`."""
         real = source != PAD
-        return self.encoder(self.embed(source), Context(real=real)), real
+        return self.encoder(self.embed(source), Context(padding_mask=real)), real
 
-    def decode(self, target_in: Tensor, memory: Tensor, memory_real: Tensor) -> Tensor:
+    def decode(self, target_in: Tensor, memory: Tensor, memory_mask: Tensor) -> Tensor:
         """Hidden states `[B, T, D]` for every prefix of ``target_in`` `[B, T]`."""
-        context = Context(real=target_in != PAD, memory=memory, memory_real=memory_real)
+        context = Context(padding_mask=target_in != PAD, memory=memory, memory_mask=memory_mask)
         return self.decoder(self.embed(target_in), context)
 
-    def decode_step(self, tokens: Tensor, memory: Tensor, memory_real: Tensor, cache: Cache) -> Tensor:
+    def decode_step(self, tokens: Tensor, memory: Tensor, memory_mask: Tensor, cache: Cache) -> Tensor:
         """Hidden states `[B, K, D]` of the next position for K beams whose last tokens are `[B, K]`."""
         cache.begin_position()
-        context = Context(memory=memory, memory_real=memory_real, cache=cache)
+        context = Context(memory=memory, memory_mask=memory_mask, cache=cache)
         return self.decoder(self.embed(tokens, context.position), context)
 
     def hidden(self, source: Tensor, target_in: Tensor) -> Tensor:
@@ -88,7 +89,7 @@ class Decoder(TokenModel):
 
     def hidden(self, ids: Tensor) -> Tensor:
         """The decoder's output `[B, T, D]`, before the logits."""
-        return self.decoder(self.embed(ids), Context(real=ids != PAD))
+        return self.decoder(self.embed(ids), Context(padding_mask=ids != PAD))
 
     def decode_step(self, tokens: Tensor, cache: Cache) -> Tensor:
         """Hidden states `[B, K, D]` of the next position for K continuations, last tokens `[B, K]`."""
@@ -123,7 +124,7 @@ class Encoder(TokenModel):
         """The encoder's output `[B, T, D]`; ``segments`` `[B, T]` holds 0 and 1, all 0 if not given."""
         x = self.positions(self.embedding(ids))
         x = x + (self.segments[0] if segments is None else F.embedding(segments, self.segments))
-        return self.encoder(self.dropout(x), Context(real=ids != PAD))
+        return self.encoder(self.dropout(x), Context(padding_mask=ids != PAD))
 
     def token_logits(self, hidden: Tensor) -> Tensor:
         """Masked-LM logits `[..., V]` of hidden states `[..., D]`, say those of the masked positions."""
@@ -141,9 +142,9 @@ class Encoder(TokenModel):
 
 
 def _require(size: Size, *, encoder: bool, decoder: bool) -> None:
-    """Raise ValueError unless the model has just these stacks."""
+    """Raise UserError unless the model has just these stacks."""
     wanted = {"encoder_layers": encoder, "decoder_layers": decoder}
     for name, has in wanted.items():
         given = getattr(size, name)
         if bool(given) != has:
-            raise ValueError(f"{name} is {given}, and this model needs {'at least 1' if has else '0'}")
+            raise UserError(f"{name} is {given}, and this model needs {'at least 1' if has else '0'}")

@@ -9,6 +9,7 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor, nn
 
+from normlab.errors import UserError
 from normlab.nn.registry import Registry
 from normlab.nn.size import Size
 
@@ -38,7 +39,7 @@ class Positions(nn.Module, ABC):
         """Embeddings `[B, T, D]` with their positions added."""
 
     @staticmethod
-    def turn(x: Tensor, position: int | None) -> Tensor:
+    def apply_rotary(x: Tensor, position: int | None) -> Tensor:
         """Queries or keys of self-attention `[B, H, T, w]` with their positions in them."""
         return x
 
@@ -78,7 +79,7 @@ class Learned(Positions, name="learned"):
     def forward(self, x: Tensor, position: int | None = None) -> Tensor:
         places = _places(x.shape[1], position)
         if places.stop > len(self.weight):
-            raise ValueError(
+            raise UserError(
                 f"an input of {places.stop} positions, and the model has learned positions for "
                 f"{len(self.weight)}; shorten it, or train with a larger max_positions"
             )
@@ -100,7 +101,7 @@ class Rotary(Positions, name="rope"):
         super().__init__(size)
         if size.dim // size.heads % 2:
             fewer = [heads for heads in range(1, size.heads) if size.dim % (2 * heads) == 0]
-            raise ValueError(
+            raise UserError(
                 f"rope turns pairs, so heads need an even width, got {size.dim // size.heads} "
                 f"({size.dim} wide, {size.heads} heads); "
                 + (f"fewer heads that have one: {fewer}" if fewer else f"try a width of {size.dim + 1}")
@@ -110,7 +111,7 @@ class Rotary(Positions, name="rope"):
         return x
 
     @staticmethod
-    def turn(x: Tensor, position: int | None) -> Tensor:
+    def apply_rotary(x: Tensor, position: int | None) -> Tensor:
         places = _places(x.shape[2], position)
         sin, cos = angles(places.start, places.stop, x.shape[3], x).unbind(-1)
         even, odd = x.unflatten(-1, (-1, 2)).unbind(-1)
@@ -135,5 +136,5 @@ def angles(start: int, stop: int, width: int, like: Tensor) -> Tensor:
 def sinusoids(length: int, dim: int) -> Tensor:
     """The table of ``Sinusoidal``, `[length, dim]` in float32."""
     if dim % 2:
-        raise ValueError(f"sinusoidal positions need an even width, got {dim}; try {dim + 1}")
+        raise UserError(f"sinusoidal positions need an even width, got {dim}; try {dim + 1}")
     return angles(0, length, dim, torch.empty(0)).flatten(1)

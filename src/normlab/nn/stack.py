@@ -7,6 +7,7 @@ from typing import Any, cast
 
 from torch import Tensor, nn
 
+from normlab.errors import UserError
 from normlab.nn.norm import Norm
 from normlab.nn.options import Options
 from normlab.nn.placement import Placement
@@ -26,10 +27,10 @@ class Stack(nn.Module):
     def of(cls, branches: Sequence[nn.Module], placement: type[Placement], first: Site) -> Stack:
         """A stack of anybody's branches, one for each site from the first one on.
 
-        Raises ValueError when there are not ``first.sublayers`` branches.
+        Raises UserError when there are not ``first.sublayers`` branches.
         """
         if len(branches) != first.sublayers:
-            raise ValueError(
+            raise UserError(
                 f"{len(branches)} branches for {first.layers} layers of {len(first.roles)} sublayers; "
                 f"give {first.sublayers}"
             )

@@ -9,6 +9,7 @@ from typing import Any
 
 from torch import Tensor, nn
 
+from normlab.errors import UserError
 from normlab.nn.context import Context
 from normlab.nn.kernels import ops
 from normlab.nn.kernels.ops import Dropout
@@ -41,7 +42,7 @@ def wrap(f: nn.Module, placement: str, site: Site) -> Sublayer:
     builds all. f keeps the start that it has: where the source scales the weights of a branch (DeepNorm,
     Sub-LN, FixUp, T-Fixup), multiply yours by ``place.gain(site, "value")`` and so on.
 
-    Raises ValueError for a placement that nobody registered.
+    Raises UserError for a placement that nobody registered.
     """
     return Sublayer(f, Placement.registry[placement](site), site)
 
@@ -77,7 +78,7 @@ class Attention(Branch):
             self.q, self.kv = options.linear(dim, dim), options.linear(dim, keys, keys)
         else:
             self.qkv = options.linear(dim, dim, keys, keys)
-            self.turn = Positions.registry[size.positions].turn
+            self.apply_rotary = Positions.registry[size.positions].apply_rotary
         self.qk_norm = QueryKeyNorm.registry[options.qk_norm](size, options.norm)
         self.head_gain = HEAD_GAINS[options.head_gain](size.heads)
         self.inner_norm = options.inner("attention", dim)
@@ -112,7 +113,7 @@ class Attention(Branch):
     def _from_self(self, x: Tensor, context: Context) -> tuple[Tensor, Tensor, Tensor]:
         q, k, v = self._split(self.qkv(x), self.heads, self.kv_heads, self.kv_heads)
         q, k = self.qk_norm(q, k)
-        return self.turn(q, context.position), self.turn(k, context.position), v
+        return self.apply_rotary(q, context.position), self.apply_rotary(k, context.position), v
 
     def _from_memory(self, x: Tensor, context: Context) -> tuple[Tensor, Tensor, Tensor]:
         (q,) = self._split(self.q(x), self.heads)
@@ -120,7 +121,7 @@ class Attention(Branch):
         if kept is not None:
             return self.qk_norm.queries(q), *kept
         if context.memory is None:
-            raise ValueError("attention to the memory needs context.memory; pass the encoder's output")
+            raise UserError("attention to the memory needs context.memory; pass the encoder's output")
         k, v = self._split(self.kv(context.memory), self.kv_heads, self.kv_heads)
         q, k = self.qk_norm(q, k)
         if context.cache is not None:
@@ -130,7 +131,7 @@ class Attention(Branch):
     def _mask(self, context: Context) -> Tensor | None:
         if self.causal:
             return None
-        real = context.memory_real if self.from_memory else context.real
+        real = context.memory_mask if self.from_memory else context.padding_mask
         if real is None:
             return None
         mask = real.clone()
@@ -139,16 +140,14 @@ class Attention(Branch):
 
 
 def _width(size: Size) -> int:
-    """Of a head. Raises ValueError where heads do not divide what they should."""
+    """Of a head. Raises UserError where heads do not divide what they should."""
     dim, heads = size.dim, size.heads
     if dim % heads:
         fitting = [h for h in range(1, dim + 1) if dim % h == 0 and h <= 4 * heads]
-        raise ValueError(f"{heads} heads do not divide the width {dim}; heads that do: {fitting}")
+        raise UserError(f"{heads} heads do not divide the width {dim}; heads that do: {fitting}")
     if size.kv_heads and heads % size.kv_heads:
         fitting = [h for h in range(1, heads + 1) if heads % h == 0]
-        raise ValueError(
-            f"{size.kv_heads} kv_heads do not divide the {heads} heads; those that do: {fitting}"
-        )
+        raise UserError(f"{size.kv_heads} kv_heads do not divide the {heads} heads; those that do: {fitting}")
     return dim // heads
 
 

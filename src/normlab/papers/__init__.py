@@ -6,6 +6,7 @@ import difflib
 from collections.abc import Iterable
 from typing import Final, NoReturn
 
+from normlab.errors import UserError
 from normlab.papers import apx, liu2020, nguyen2019, xiong2020
 from normlab.spec.artefact import Artefact
 
@@ -16,7 +17,7 @@ ARTEFACTS: Final[dict[str, Artefact]] = {
 
 
 def artefact(id_: str) -> Artefact:
-    """The artefact of that id. Raises ValueError with the nearest one."""
+    """The artefact of that id. Raises UserError with the nearest one."""
     if id_ not in ARTEFACTS:
         _refuse(id_, ARTEFACTS)
     return ARTEFACTS[id_]
@@ -30,7 +31,7 @@ def keys() -> list[str]:
 def chosen(names: Iterable[str]) -> list[Artefact]:
     """Artefacts by id, by their paper's key, or all of them by ``all``; each once, as they were named.
 
-    Raises ValueError with the nearest id or key for a name that is none.
+    Raises UserError with the nearest id or key for a name that is none.
     """
     found: dict[str, Artefact] = {}
     for name in names:
@@ -44,4 +45,4 @@ def chosen(names: Iterable[str]) -> list[Artefact]:
 def _refuse(name: str, allowed: Iterable[str]) -> NoReturn:
     close = difflib.get_close_matches(name, list(allowed), 1)
     hint = f"did you mean {close[0]}?" if close else "normlab papers lists all of them"
-    raise ValueError(f"there is no artefact {name!r}; {hint}")
+    raise UserError(f"there is no artefact {name!r}; {hint}")

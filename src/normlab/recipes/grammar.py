@@ -12,6 +12,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from normlab.errors import UserError
 from normlab.init import SCHEMES
 from normlab.nn import (
     BIASES,
@@ -110,13 +111,13 @@ class Part:
 
 
 def parts() -> list[Part]:
-    """Everything registered, axis by axis. Raises ValueError for a name that two axes have."""
+    """Everything registered, axis by axis. Raises UserError for a name that two axes have."""
     axes = {axis.name: axis.names for axis in (PLACEMENT, *AXES)} | {"warm-up": WARM_UP}
     found = [Part(axis, name, source) for axis, names in axes.items() for name, source in names.items()]
     for name, number in Counter(part.name for part in found).items():
         if number > 1:
             homes = " and a ".join(part.axis for part in found if part.name == name)
-            raise ValueError(f"{name!r} is the name of a {homes}; a recipe could mean either, rename one")
+            raise UserError(f"{name!r} is the name of a {homes}; a recipe could mean either, rename one")
     return found
 
 
@@ -154,7 +155,7 @@ def resolve(name: str, base: Config, *, force: bool = False) -> Config:
     bias, inner norm and head gain what the placement's source says; positions, activation, optimiser and
     schedule stay the base's. Without ``warmup`` there are no warm-up steps.
 
-    Raises ValueError with the allowed names, or with the reason why a choice is not defined with another;
+    Raises UserError with the allowed names, or with the reason why a choice is not defined with another;
     ``force`` overrides that one, and the configuration's ``forced`` then holds the reason.
     """
     recipe = _parse(name.strip())
@@ -163,12 +164,12 @@ def resolve(name: str, base: Config, *, force: bool = False) -> Config:
     if reasons and not force:
         better = [other.typed for other in recipe.without_conflict(base)]
         to_type = f"type {' or '.join(better)}" if better else "use another part"
-        raise ValueError(
+        raise UserError(
             f"recipe {name!r}: {'; '.join(reasons)}; {to_type}; --force (in Python force=True) runs it all "
             "the same, with a mark"
         )
     if "warm-up" in recipe.named and not base.optim.warmup_steps:
-        raise ValueError(
+        raise UserError(
             f"recipe {name!r} warms up, and optim.warmup_steps is 0; type e.g. --warmup-steps 400, "
             "or in Python give a base with OptimConfig(warmup_steps=400)"
         )
@@ -229,16 +230,16 @@ def unfilled(model: ModelConfig, vocab_size: int) -> TokenModel:
 
 
 def require_known(config: Config) -> None:
-    """Raise ValueError where a configuration names something that nobody registered in this process."""
+    """Raise UserError where a configuration names something that nobody registered in this process."""
     for axis in (PLACEMENT, *AXES):
         for name in set(_stacks(config.model).values()) if axis is PLACEMENT else {axis.of(config)}:
             if name and name not in axis.names:
-                raise ValueError(f"unknown {axis.name} {name!r}{nearest(name, axis.names)}; {HINT}")
+                raise UserError(f"unknown {axis.name} {name!r}{nearest(name, axis.names)}; {HINT}")
     _require_sizes(config.model)
 
 
 def _require_sizes(model: ModelConfig) -> None:
-    """Raise ValueError where width and heads do not go together, before anything is prepared or written."""
+    """Raise UserError where width and heads do not go together, before anything is prepared or written."""
     if model.encoder_layers or model.decoder_layers:
         unfilled(_shallow(model), 1)
 
@@ -346,15 +347,15 @@ def _parse(name: str) -> _Recipe:
     for part in rest:
         if part in Placement.registry:
             apart = () if "/" in head or head == part else (f"enc:{head}/dec:{part}",)
-            raise ValueError(
+            raise UserError(
                 f"recipe {name!r}: {part!r} is a placement, and a stack has one, which comes first; "
                 f"type {' or '.join(dict.fromkeys([head, part, *apart]))}"
             )
         if part not in axis_of:
-            raise ValueError(f"recipe {name!r}: unknown part {part!r}{nearest(part, axis_of)}; {HINT}")
+            raise UserError(f"recipe {name!r}: unknown part {part!r}{nearest(part, axis_of)}; {HINT}")
         axis = axis_of[part]
         if axis in named:
-            raise ValueError(f"recipe {name!r} names two of {axis}; keep one")
+            raise UserError(f"recipe {name!r} names two of {axis}; keep one")
         named[axis] = part
     return _Recipe(placements, named)
 
@@ -372,7 +373,7 @@ def _placements(head: str, name: str) -> tuple[str, str]:
             wrong = (
                 f"is a name of {other}" if other else f"is not one{nearest(placement, Placement.registry)}"
             )
-            raise ValueError(
+            raise UserError(
                 f"recipe {name!r} begins with a placement or enc:A/dec:B; {placement!r} {wrong}; {HINT}"
             )
     return encoder, decoder

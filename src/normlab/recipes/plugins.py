@@ -14,6 +14,8 @@ from importlib import import_module
 from importlib.metadata import entry_points
 from pathlib import Path
 
+from normlab.errors import UserError
+
 ENVIRONMENT = "NORMLAB_IMPORT"
 """Variable with the names of modules, separated by commas; worker processes inherit it."""
 GROUP = "normlab.plugins"
@@ -27,7 +29,7 @@ def load_plugins(*names: str) -> None:
     Found are installed ones and those in the current directory. Those of the variable ``NORMLAB_IMPORT`` and
     of installed packages with an entry point in the group ``normlab.plugins`` are imported with them.
 
-    Raises ValueError with the reason why a module cannot be imported.
+    Raises UserError with the reason why a module cannot be imported.
     """
     inherited = os.environ.get(ENVIRONMENT, "").replace(",", " ").split()
     wanted = list(dict.fromkeys([*inherited, *names]))
@@ -72,4 +74,4 @@ def _import(name: str, asked_by: str) -> None:
         said = (
             str(error) if isinstance(error, (ImportError, ValueError)) else f"{type(error).__name__}: {error}"
         )
-        raise ValueError(f"cannot import {name!r} ({asked_by}): {said}{hint}") from error
+        raise UserError(f"cannot import {name!r} ({asked_by}): {said}{hint}") from error

@@ -17,6 +17,7 @@ import jinja2
 import polars as pl
 from markupsafe import Markup
 
+from normlab.errors import UserError
 from normlab.figures.theme import Drawn, colour, dash, theme
 
 LIMIT_BYTES: Final = 5_000_000
@@ -144,7 +145,7 @@ class Page:
         names = [chart.name for chart in charts]
         twice = sorted({name for name in names if names.count(name) > 1})
         if twice:
-            raise ValueError(
+            raise UserError(
                 f"charts need names of their own, but these occur twice: {', '.join(twice)}; rename one"
             )
         text = _template().render(
@@ -158,7 +159,7 @@ class Page:
         )
         size = len(text.encode())
         if size > LIMIT_BYTES:
-            raise ValueError(
+            raise UserError(
                 f"the page has {size:,} bytes, at most {LIMIT_BYTES:,} are allowed; draw fewer points"
             )
         return text

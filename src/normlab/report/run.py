@@ -9,6 +9,7 @@ from typing import Any, Final
 import polars as pl
 from markupsafe import Markup
 
+from normlab.errors import UserError
 from normlab.figures.curves import Axis, curve
 from normlab.report.flight import flown, watched
 from normlab.report.page import Cell, Chart, Grid, Page, Section, Table
@@ -42,7 +43,7 @@ def run_page(folder: Path) -> str:
     folder = folder.resolve()
     run = view(folder.parent, folder.name)
     if run.config is None:
-        raise ValueError(
+        raise UserError(
             f"{folder} holds no readable run ({run.problem}); `normlab runs` lists those there are"
         )
     details, kept = run_details(run, folder.parent, {}), RunFolder(folder)

@@ -13,6 +13,7 @@ from typing import Any, Final
 
 import torch
 
+from normlab.errors import UserError
 from normlab.reproduce import amplification, gradients, pieces, statements
 from normlab.reproduce.lab import Found, Lab, quiet
 from normlab.spec.artefact import Artefact, Reproduction
@@ -54,10 +55,10 @@ def reproduce(
     """Run the study of an artefact with its settings. ``data`` is the folder of local data sets, else
     ``$NORMLAB_DATA``; text is prepared below ``root``; ``say`` is told what is done as it is done.
 
-    Raises ValueError for an artefact that has no study yet.
+    Raises UserError for an artefact that has no study yet.
     """
     if not artefact.study:
-        raise ValueError(
+        raise UserError(
             f"{artefact.id} has no study yet: it needs training; `normlab papers` lists those that have one"
         )
     start = time.perf_counter()

@@ -297,7 +297,7 @@ class Alone(nn.Module):
 
     def forward(self, source: Tensor, target_in: Tensor) -> Tensor:
         x = self.positions(self.embedding(source), None)
-        return self.embedding.logits(self.encoder(x, Context(real=source != PAD)))
+        return self.embedding.logits(self.encoder(x, Context(padding_mask=source != PAD)))
 
 
 def _token_loss(model: nn.Module, fed: Fed) -> Tensor:

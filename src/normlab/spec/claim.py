@@ -7,6 +7,8 @@ from dataclasses import dataclass
 from math import inf, isfinite
 from typing import Final, Literal, TypeAlias
 
+from normlab.errors import UserError
+
 Verdict: TypeAlias = Literal["agrees", "disagrees", "undecided", "not run"]
 VERDICTS: Final[tuple[Verdict, ...]] = ("disagrees", "undecided", "not run", "agrees")
 """The one that decides first: a whole agrees only where each of its parts does."""
@@ -30,7 +32,7 @@ class Measure:
 class Claim:
     """One assertion: that a measure lies between two bounds.
 
-    Raises ValueError for a claim that nothing could contradict.
+    Raises UserError for a claim that nothing could contradict.
     """
 
     says: str
@@ -44,7 +46,7 @@ class Claim:
 
     def __post_init__(self) -> None:
         if not (isfinite(self.at_least) or isfinite(self.at_most)) or self.at_least > self.at_most:
-            raise ValueError(
+            raise UserError(
                 f"the claim {self.says!r} allows {self.at_least} to {self.at_most}, which decides nothing; "
                 "give at_least, at_most or both, the smaller one first"
             )

@@ -10,17 +10,18 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
+from normlab.errors import UserError
 from normlab.spec.serialise import parsed, to_plain
 
 
 def read_json(path: Path) -> Any:
-    """Raises ValueError with line and column where the file is not JSON."""
+    """Raises UserError with line and column where the file is not JSON."""
     try:
         return parsed(path.read_text(encoding="utf-8"))
     except UnicodeDecodeError as error:
-        raise ValueError(f"{path} is not UTF-8 text: byte {error.start}; mend or delete it") from error
+        raise UserError(f"{path} is not UTF-8 text: byte {error.start}; mend or delete it") from error
     except ValueError as error:
-        raise ValueError(f"{path} is not JSON: {error}; mend or delete it") from error
+        raise UserError(f"{path} is not JSON: {error}; mend or delete it") from error
 
 
 @contextmanager

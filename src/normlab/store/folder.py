@@ -10,6 +10,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from normlab.errors import UserError
 from normlab.spec.allowed import COUNT, Choice, check
 from normlab.spec.config import SEMANTICS, Config, run_id
 from normlab.spec.outcome import Outcome
@@ -104,7 +105,7 @@ class RunFolder:
         return folder
 
     def config(self) -> Config:
-        """The resolved configuration. Raises ValueError with the place of what is wrong in it."""
+        """The resolved configuration. Raises UserError with the place of what is wrong in it."""
         return read_config(self.path / "config.json")
 
     def id(self) -> str:
@@ -132,7 +133,7 @@ class RunFolder:
         try:
             status: Status = from_plain(Status, content)
         except ValueError as error:
-            raise ValueError(f"{path}: {error}; mend or delete it") from error
+            raise UserError(f"{path}: {error}; mend or delete it") from error
         if status.state == "running" and not held(self.path) and not self.elsewhere():
             return replace(status, state="interrupted")
         return status
@@ -151,7 +152,7 @@ class RunFolder:
     def metrics(self) -> list[Row]:
         """Every whole line; a last one that a crash tore is left out.
 
-        Raises ValueError naming the line where anything but the last one is damaged.
+        Raises UserError naming the line where anything but the last one is damaged.
         """
         return _rows(self.path / "metrics.jsonl")
 
@@ -170,7 +171,7 @@ class RunFolder:
     def flights(self) -> list[Row]:
         """The flight recorder's reports, the oldest first.
 
-        Raises ValueError where the file is damaged.
+        Raises UserError where the file is damaged.
         """
         path = self.path / "flight.json"
         if not path.exists():
@@ -178,7 +179,7 @@ class RunFolder:
         content = read_json(path)
         reports = content.get("reports") if isinstance(content, dict) else None
         if not isinstance(reports, list) or not all(isinstance(report, dict) for report in reports):
-            raise ValueError(f"{path} holds no flight reports; delete that file")
+            raise UserError(f"{path} holds no flight reports; delete that file")
         return reports
 
     def cut_rows(self, step: int) -> None:
@@ -240,14 +241,14 @@ class Runs:
     def find(self, prefix: str) -> RunFolder:
         """The one run whose id begins with ``prefix``.
 
-        Raises ValueError with the candidates if several do, FileNotFoundError with what there is if none.
+        Raises UserError with the candidates if several do, FileNotFoundError with what there is if none.
         """
         ids = [folder.path.name for folder in self]
         found = [prefix] if prefix in ids else [i for i in ids if i.startswith(prefix)]
         if len(found) == 1:
             return RunFolder(self.root / found[0])
         if found:
-            raise ValueError(f"{prefix!r} begins {len(found)} run ids, {_some(found)}; type more of it")
+            raise UserError(f"{prefix!r} begins {len(found)} run ids, {_some(found)}; type more of it")
         if not ids:
             raise FileNotFoundError(f"no runs in {self.root}; make one: normlab train")
         raise FileNotFoundError(
@@ -272,7 +273,7 @@ def read_config(path: Path) -> Config:
     try:
         return from_plain(Config, content["config"] if wrapped else content)
     except ValueError as error:
-        raise ValueError(f"{path}: {error}") from error
+        raise UserError(f"{path}: {error}") from error
 
 
 def _gone(path: Path, size: int) -> str:
@@ -302,7 +303,7 @@ def _rows(path: Path) -> list[Row]:
         except (ValueError, TypeError, RecursionError) as error:
             if number == len(whole):
                 break
-            raise ValueError(f"{path} is damaged in line {number}; delete that line") from error
+            raise UserError(f"{path} is damaged in line {number}; delete that line") from error
         rows.append({key: float(v) if v in NOT_FINITE else v for key, v in row.items()})
     return rows
 

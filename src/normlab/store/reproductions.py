@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Final, Literal, TypeAlias
 
+from normlab.errors import UserError
 from normlab.spec.artefact import Artefact, Reproduction
 from normlab.spec.claim import VERDICTS, Measure, Verdict
 from normlab.spec.serialise import NOT_FINITE, from_plain
@@ -52,14 +53,14 @@ def write_reproduction(found: Reproduction, folder: Path) -> Path:
 def read_reproduction(path: Path) -> Reproduction:
     """What ``write_reproduction`` wrote.
 
-    Raises ValueError where the file is damaged, or holds something else than its name says.
+    Raises UserError where the file is damaged, or holds something else than its name says.
     """
     try:
         stored: _Stored = from_plain(_Stored, read_json(path))
     except ValueError as error:
-        raise ValueError(f"{path} holds no reproduction: {error}; delete it, then: {again(path)}") from error
+        raise UserError(f"{path} holds no reproduction: {error}; delete it, then: {again(path)}") from error
     if stored.id != path.stem:
-        raise ValueError(
+        raise UserError(
             f"{path} holds the reproduction of {stored.id}; name it {stored.id}.json, or delete it and type: "
             f"{again(path)}"
         )

@@ -10,6 +10,7 @@ import torch
 
 from normlab.data.blocks import Blocks, TextBatch, blocks_in_order
 from normlab.data.plain import Stream, TextCorpus, prepare_text
+from normlab.errors import UserError
 from normlab.init import profile_
 from normlab.nn import PAD, Decoder
 from normlab.spec.config import Config, DataConfig
@@ -44,17 +45,17 @@ class LanguageModel(Task[TextCorpus, Decoder, TextBatch], name="language_model")
     def check(cls, config: Config) -> None:
         super().check(config)
         if not _rows(config):
-            raise ValueError(
+            raise UserError(
                 f"max_tokens is {config.train.max_tokens}, less than one block of {config.data.block_len}; "
                 f"raise --max-tokens or lower --block-len"
             )
-        if config.data.words:
-            raise ValueError(
-                f"data.words are {config.data.words!r}, and a language model reads its text as it is, or its "
-                f"perplexity would be of another text; leave out --words"
+        if config.data.pretokenizer:
+            raise UserError(
+                f"data.pretokenizer is {config.data.pretokenizer!r}, and a language model reads its text as "
+                f"it is, or its perplexity would be of another text; leave out --pretokenizer"
             )
         if config.data.target_vocab_mask:
-            raise ValueError(
+            raise UserError(
                 "target_vocab_mask leaves tokens out of the dev likelihood, and so out of a perplexity; "
                 "set data.target_vocab_mask to false"
             )

@@ -9,6 +9,7 @@ from sacrebleu.metrics.bleu import BLEU
 from sacrebleu.metrics.chrf import CHRF
 
 from normlab.data.words import primary
+from normlab.errors import UserError
 
 
 @dataclass(frozen=True)
@@ -44,12 +45,12 @@ def bleu_tokens(target_lang: str) -> str:
 
 
 def require_bleu_tokens(target_lang: str) -> None:
-    """Raise ValueError where BLEU of that language needs a package that is not installed."""
+    """Raise UserError where BLEU of that language needs a package that is not installed."""
     tokens = bleu_tokens(target_lang)
     try:
         BLEU(tokenize=tokens)
     except RuntimeError as error:
-        raise ValueError(
+        raise UserError(
             f"BLEU of the target language {target_lang!r} needs MeCab to find words; type: pip install "
             f"'sacrebleu[{tokens.partition('-')[0]}]'"
         ) from error
@@ -67,7 +68,7 @@ def score(
     it as it is (``tok:none``). Raw text is split for it at punctuation and symbols (``tok:intl``), which is
     not Moses to the letter: abbreviations and apostrophes differ.
 
-    Raises ValueError if there is nothing to score or the two differ in length, and where a package for the
+    Raises UserError if there is nothing to score or the two differ in length, and where a package for the
     language is missing.
     """
     check_lengths(hypotheses, references)
@@ -91,10 +92,10 @@ def corpus_bleu(hypotheses: Sequence[str], references: Sequence[str], *, target_
 
 
 def check_lengths(hypotheses: Sequence[str], references: Sequence[str]) -> None:
-    """Raise ValueError unless there is one reference for each hypothesis, and at least one."""
+    """Raise UserError unless there is one reference for each hypothesis, and at least one."""
     if len(hypotheses) != len(references):
-        raise ValueError(
+        raise UserError(
             f"{len(hypotheses):,} translations but {len(references):,} references; give one line for each"
         )
     if not references:
-        raise ValueError("there is nothing to score: translations and references are empty")
+        raise UserError("there is nothing to score: translations and references are empty")

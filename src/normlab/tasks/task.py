@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 
 from normlab.data.room import require_room
 from normlab.data.tokenizer import Tokenizer
+from normlab.errors import UserError
 from normlab.nn import Positions, TokenModel
 from normlab.nn.registry import Registry
 from normlab.spec.config import Config, DataConfig
@@ -91,18 +92,18 @@ class Task(ABC, Generic[CorpusT, ModelT, BatchT]):
 
     @classmethod
     def check(cls, config: Config) -> None:
-        """Raise ValueError where a configuration asks for what the task does not have."""
+        """Raise UserError where a configuration asks for what the task does not have."""
         _check_stacks(cls, config)
         _check_texts(cls, config.data)
         if config.train.best_by not in cls.best_by:
-            raise ValueError(
+            raise UserError(
                 f"best_by is {config.train.best_by!r}, and {cls.name} has no such score on dev; "
                 f"set train.best_by to {' or '.join(map(repr, cls.best_by))}"
             )
 
     @classmethod
     def check_text(cls, config: Config, corpus: CorpusT) -> None:
-        """Raise ValueError where a sentence is too long for the configuration's batches or its model."""
+        """Raise UserError where a sentence is too long for the configuration's batches or its model."""
         with torch.device("meta"):
             positions = Positions.registry[config.model.positions](config.model).longest
         require_room(corpus, config.data, max_tokens=config.train.max_tokens, positions=positions)
@@ -147,12 +148,12 @@ def _check_stacks(task: type[Task[Any, Any, Any]], config: Config) -> None:
         if bool(layers) != (stack in task.stacks):
             needs = f"has {' and '.join(task.stacks)}"
             wanted = f"at least --{stack}-layers 1" if stack in task.stacks else f"--{stack}-layers 0"
-            raise ValueError(
+            raise UserError(
                 f"{stack}_layers is {layers}, and a model of the task {task.name} {needs}; type {wanted}"
             )
     one_stack = len(task.stacks) == 1
     if one_stack and model.encoder_placement != model.decoder_placement:
-        raise ValueError(
+        raise UserError(
             f"a model of the task {task.name} has one stack, and the placements are two, encoder "
             f"{model.encoder_placement} and decoder {model.decoder_placement}; name one placement for both"
         )
@@ -163,7 +164,7 @@ def _check_texts(task: type[Task[Any, Any, Any]], data: DataConfig) -> None:
     for field in fields(data):
         if field.name in readers and field.name not in task.texts and getattr(data, field.name):
             flags = ", ".join(f"--{name.replace('_', '-')}" for name in task.texts)
-            raise ValueError(
+            raise UserError(
                 f"--{field.name.replace('_', '-')} is for the task {readers[field.name]}, and this "
                 f"configuration's is {task.name}, which reads {flags}; give those, or with --config a "
                 f"configuration of the task {readers[field.name]}"

@@ -17,6 +17,7 @@ from normlab.data.prepare import Corpus, prepare
 from normlab.data.ragged import Ragged, TokenPairs
 from normlab.data.shapes import plan_shapes
 from normlab.data.tokenizer import UNK, Tokenizer
+from normlab.errors import UserError
 from normlab.init import profile_
 from normlab.nn import PAD, Seq2Seq
 from normlab.nn.decode import EOS, FREE, Bounds, Hypothesis, search
@@ -203,12 +204,12 @@ def n_best_lines(
     Each begins with its line's prefix. A line without a word has one empty translation; so has one for which
     a diverged model finds none. Draws depend on ``sample_seed``, the line's number and the draw's alone.
 
-    Raises ValueError for a count that the search cannot give and for prefixes that cannot be produced.
+    Raises UserError for a count that the search cannot give and for prefixes that cannot be produced.
     """
     width = _width(decode, count)
     forced = _prefix_ids(tokenizer, [""] * len(lines) if prefixes is None else prefixes, allowed)
     if len(forced) != len(lines):
-        raise ValueError(f"{len(lines):,} lines but {len(forced):,} prefixes; give one for each, '' for none")
+        raise UserError(f"{len(lines):,} lines but {len(forced):,} prefixes; give one for each, '' for none")
     device = next(model.parameters()).device
     was_training = model.training
     model.eval()
@@ -229,13 +230,13 @@ def n_best_lines(
 
 
 def _width(decode: DecodeConfig, count: int) -> int:
-    """Hypotheses of a sentence that are computed side by side. Raises ValueError for an impossible count."""
+    """Hypotheses of a sentence that are computed side by side. Raises UserError for an impossible count."""
     if count < 1:
-        raise ValueError(f"n_best is at least 1, got {count}")
+        raise UserError(f"n_best is at least 1, got {count}")
     if decode.sample:
         return count
     if count > decode.beam:
-        raise ValueError(
+        raise UserError(
             f"n_best is {count}, but a search gives at most as many as it has beams, {decode.beam}; "
             f"type --beam {count}, or --sample to draw them"
         )
@@ -268,17 +269,17 @@ def _search(
 
 
 def _prefix_ids(tokenizer: Tokenizer, prefixes: Sequence[str], allowed: Tensor | None) -> list[list[int]]:
-    """Raises ValueError for a prefix that no output can spell."""
+    """Raises UserError for a prefix that no output can spell."""
     known: dict[str, list[int]] = {}
     for text in dict.fromkeys(prefixes):
         (ids,) = tokenizer.encode_target([text])
         if UNK in ids:
-            raise ValueError(
+            raise UserError(
                 f"the prefix {text!r} has characters that the run's vocabulary does not have; leave them out"
             )
         masked = [i for i in ids if allowed is not None and not allowed[i]]
         if masked:
-            raise ValueError(
+            raise UserError(
                 f"the prefix {text!r} has {tokenizer.decode([masked])[0]!r}, which never occurs on the "
                 f"target side of the training text, and target_vocab_mask rules out such pieces; leave it out"
             )

@@ -12,6 +12,7 @@ from typing import Final
 
 import torch
 
+from normlab.errors import UserError
 from normlab.spec.config import Config, MachineConfig
 
 _M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3
@@ -25,9 +26,9 @@ def prepare_process(machine: MachineConfig) -> torch.device:
         if device.type not in ("cpu", "cuda"):
             raise RuntimeError(f"runs train on no {device.type}")
     except RuntimeError:
-        raise ValueError(f"there is no device {machine.device!r}; use cpu, cuda or cuda:1") from None
+        raise UserError(f"there is no device {machine.device!r}; use cpu, cuda or cuda:1") from None
     if device.type == "cuda" and not torch.cuda.is_available():
-        raise ValueError("the device cuda was asked for, and torch sees none; use --device cpu")
+        raise UserError("the device cuda was asked for, and torch sees none; use --device cpu")
     if machine.threads:
         torch.set_num_threads(machine.threads)
         # of the tokenizers' pool of threads, which reads it when it first works
@@ -64,10 +65,10 @@ def best_precision(device: str) -> str:
 def resolved_precision(config: Config) -> Config:
     """The configuration with ``best_precision`` of its device in the place of ``auto``.
 
-    Raises ValueError for fp16 on a CPU.
+    Raises UserError for fp16 on a CPU.
     """
     if config.train.precision == "fp16" and config.machine.device.startswith("cpu"):
-        raise ValueError(
+        raise UserError(
             "precision is fp16, and a CPU has no fast products in fp16, whose gradients underflow besides; "
             "type --precision bf16 or fp32, or --device cuda"
         )

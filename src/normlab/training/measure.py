@@ -38,8 +38,8 @@ def measure(config: Config, corpus: Prepared, *, steps: int = 5) -> Seconds:
     taken = []
     for index in range(steps + 2):
         start = time.perf_counter()
-        for i in range(config.train.accumulation):
-            batch = task.batch(index * config.train.accumulation + i)
+        for i in range(config.train.grad_accum_steps):
+            batch = task.batch(index * config.train.grad_accum_steps + i)
             with autocast(device, config.train.precision):
                 sums = task.loss(model, batch)
             (sums.loss / batch.tokens).backward()

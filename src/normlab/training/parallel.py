@@ -54,7 +54,7 @@ class Parallel(ABC):
 
 
 @final
-class Alone(Parallel):
+class SingleProcess(Parallel):
     """One process."""
 
     def passing(self, *, last: bool) -> AbstractContextManager[None]:
@@ -62,7 +62,7 @@ class Alone(Parallel):
 
 
 @final
-class Copied(Parallel):
+class DDP(Parallel):
     """Data parallel: every rank has the model, and gradients are reduced once a step, while the last
     micro-batch's backward pass goes on.
 
@@ -90,7 +90,7 @@ class Copied(Parallel):
 
 
 @final
-class Sharded(Parallel):
+class FSDP(Parallel):
     """Fully sharded: weights, gradients and the optimiser's state are cut in ``count`` parts along the first
     axis, and a sublayer's weights are whole while it computes.
 

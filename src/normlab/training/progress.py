@@ -8,6 +8,7 @@ from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any
 
+from normlab.errors import UserError
 from normlab.optim import ValDecay
 from normlab.spec.allowed import COUNT, check
 from normlab.spec.serialise import from_plain
@@ -83,7 +84,7 @@ def _of_fields(of: type, state: Mapping[str, Any]) -> dict[str, Any]:
 def _understood(state: Mapping[str, Any], checkpoint: Path) -> Generator[None]:
     try:
         if "step" not in state:
-            raise ValueError("step is missing")
+            raise UserError("step is missing")
         yield
     except ValueError as error:
         raise SealError(checkpoint, f"{checkpoint / STATE}: {error}") from error

@@ -1,6 +1,6 @@
 """The processes that share the steps of a run: this one alone, or those that torchrun has started.
 
-A step has ``train.accumulation`` micro-batches, whoever computes them: of R ranks, rank r takes the
+A step has ``train.grad_accum_steps`` micro-batches, whoever computes them: of R ranks, rank r takes the
 micro-batches i with i mod R = r. Batches, dropout masks, loss and gradient are those of one process, but for
 the order of sums.
 """
@@ -18,7 +18,8 @@ from typing import Any, Final, TypeVar
 import torch
 from torch import Tensor, distributed, nn
 
-from normlab.training.parallel import Alone, Copied, Parallel, Sharded
+from normlab.errors import UserError
+from normlab.training.parallel import DDP, FSDP, Parallel, SingleProcess
 
 T = TypeVar("T")
 
@@ -107,8 +108,8 @@ class Ranks:
     def parallel(self, model: nn.Module, optimiser: torch.optim.Optimizer, *, shard: bool) -> Parallel:
         """The model spread over the ranks, whole on each or, with ``shard``, a part on each."""
         if self.count == 1:
-            return Alone(model)
-        return Sharded(model, optimiser, self.count) if shard else Copied(model)
+            return SingleProcess(model)
+        return FSDP(model, optimiser, self.count) if shard else DDP(model)
 
     def _tell(self, message: dict[str, Any]) -> None:
         if self.count > 1:
@@ -127,7 +128,7 @@ class Ranks:
         return message[_RESULT]
 
 
-ALONE: Final = Ranks()
+SINGLE_PROCESS: Final = Ranks()
 
 
 def world() -> int:
@@ -140,15 +141,16 @@ def leads() -> bool:
     return int(os.environ.get("RANK", "0")) == 0
 
 
-def check_share(accumulation: int) -> None:
-    """Raise ValueError where the ranks cannot have the same number of a step's micro-batches."""
+def check_share(grad_accum_steps: int) -> None:
+    """Raise UserError where the ranks cannot have the same number of a step's micro-batches."""
     count = world()
-    if accumulation % count:
-        above = -(-accumulation // count) * count
-        fewer = max(n for n in range(1, min(count, accumulation) + 1) if accumulation % n == 0)
-        raise ValueError(
-            f"accumulation is {accumulation}, and {count} processes cannot share so many micro-batches a "
-            f"step alike; type --accumulation {above}, or torchrun --nproc-per-node {fewer}"
+    if grad_accum_steps % count:
+        above = -(-grad_accum_steps // count) * count
+        fewer = max(n for n in range(1, min(count, grad_accum_steps) + 1) if grad_accum_steps % n == 0)
+        raise UserError(
+            f"grad_accum_steps is {grad_accum_steps}, and {count} processes cannot share "
+            f"so many micro-batches a step alike; type --grad-accum-steps {above}, or torchrun "
+            f"--nproc-per-node {fewer}"
         )
 
 
@@ -157,11 +159,11 @@ def joined(device: torch.device) -> Generator[tuple[Ranks, torch.device]]:
     """The ranks of this process and the device of this one, as torchrun has laid them out; a process that is
     in a group of its own making stays in it.
 
-    Raises ValueError where the ranks of a machine have no GPU each.
+    Raises UserError where the ranks of a machine have no GPU each.
     """
     count = world()
     if count == 1:
-        yield ALONE, device
+        yield SINGLE_PROCESS, device
         return
     device = _own(device)
     owner = not distributed.is_initialized()
@@ -192,13 +194,13 @@ def _own(device: torch.device) -> torch.device:
     if device.type != "cuda":
         return device
     if device.index is not None:
-        raise ValueError(
+        raise UserError(
             f"the device {device} was asked for, and each of {world()} processes needs one of its own; "
             "type --device cuda"
         )
     local, there = int(os.environ.get("LOCAL_RANK", "0")), torch.cuda.device_count()
     if local >= there:
-        raise ValueError(
+        raise UserError(
             f"process {local + 1} of this machine finds no GPU, there are {there}; "
             f"type torchrun --nproc-per-node {there}"
         )

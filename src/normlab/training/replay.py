@@ -7,6 +7,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
+from normlab.errors import UserError
 from normlab.recipes.grammar import require_known
 from normlab.store.folder import RunFolder
 from normlab.store.sealed import standing, unsealed
@@ -24,13 +25,13 @@ def examine(path: str | Path, step: int | None = None, *, watched: int = WATCHED
     It begins at the run's last checkpoint where that lies before ``step``, else at the start; every module is
     watched in the last ``watched`` steps. Nothing of the run changes but its ``flight.json``, which gets the
     report that is returned. Where losses do not come out as they were, the report says so and blames nobody.
-    Raises ValueError for a step that the run has not made, and where another process works at the run.
+    Raises UserError for a step that the run has not made, and where another process works at the run.
     """
     folder = RunFolder(path)
     config, made = folder.config(), folder.status().step
     stop = made if step is None else step
     if not 1 <= stop <= made:
-        raise ValueError(
+        raise UserError(
             f"step is {stop}, and the run {folder.path} has made {made}; give one from 1 to {made}"
         )
     require_known(config)

@@ -8,16 +8,17 @@ from typing import Any, Final
 import torch
 from torch import Tensor
 
+from normlab.errors import UserError
 from normlab.spec.serialise import from_plain
 
 _SKIPPED: Final = "skipped_steps"
 
 
 def scaling_of(state: Mapping[str, Any]) -> dict[str, Any]:
-    """What ``Scaling.state`` gave, as a checkpoint says it. Raises ValueError for anything else."""
+    """What ``Scaling.state`` gave, as a checkpoint says it. Raises UserError for anything else."""
     kinds = {name: type(v) for name, v in {**torch.amp.GradScaler("cpu").state_dict(), _SKIPPED: 0}.items()}
     if state and state.keys() != kinds.keys():
-        raise ValueError(f"scaling has {', '.join(kinds)}, got {', '.join(state)}")
+        raise UserError(f"scaling has {', '.join(kinds)}, got {', '.join(state)}")
     return {name: from_plain(kinds[name], value, f"scaling.{name}") for name, value in state.items()}
 
 

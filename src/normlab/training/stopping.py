@@ -14,7 +14,7 @@ def why_stop(config: Config, *, step: int, waited: int, next_lr: float) -> str:
     Both are rules of Nguyen and Salazar 2019, Appendix A (arXiv 1910.05895), whose limit is 1e-6 and whose
     patience is 20 validations, 50 for their smallest pair.
     """
-    patience, least = config.train.stop_patience, config.optim.stop_lr
+    patience, least = config.train.early_stopping_patience, config.optim.stop_lr
     if patience and waited >= patience:
         many = f"{waited} validations in a row" if waited > 1 else "a validation"
         return f"{many} brought no new best dev score"

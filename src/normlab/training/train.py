@@ -38,11 +38,11 @@ def train(config: Config, root: str | Path, on_row: Callable[[Row], None] = lamb
     sees every metrics row as it is written. Ctrl-C saves a checkpoint and raises KeyboardInterrupt. Under
     torchrun its processes share the micro-batches of a step, and the first one alone writes.
 
-    Raises ValueError for a task that nobody registered or that cannot do what the configuration asks for.
+    Raises UserError for a task that nobody registered or that cannot do what the configuration asks for.
     """
     kind = TASKS[config.task]
     kind.check(config)
-    check_share(config.train.accumulation)
+    check_share(config.train.grad_accum_steps)
     if config.machine.tensorboard:
         require_tensorboard()
     config, root = resolved_precision(config), Path(root)

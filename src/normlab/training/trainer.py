@@ -15,13 +15,13 @@ import torch
 from torch import Tensor, nn
 
 from normlab.data.prefetch import Prefetch
-from normlab.optim import Course, build_optimiser, schedule_factor
+from normlab.optim import ScheduleState, build_optimiser, schedule_factor
 from normlab.spec.outcome import Outcome
 from normlab.spec.randomness import derive
 from normlab.store.folder import RunFolder, Status
 from normlab.store.sealed import standing, unsealed
 from normlab.tasks.task import Task
-from normlab.training.callbacks.base import Follower
+from normlab.training.callbacks.base import Callback
 from normlab.training.callbacks.flight import Recorder, require_memory
 from normlab.training.callbacks.probing import NOTHING, PRESETS, Probing, rows_into
 from normlab.training.checkpoint import has_checkpoint, load_checkpoint, load_extra, resume, save_checkpoint
@@ -30,7 +30,7 @@ from normlab.training.meter import Meter
 from normlab.training.notice import notice
 from normlab.training.outcome import outcome
 from normlab.training.progress import Position, saved_of
-from normlab.training.ranks import ALONE, Ranks
+from normlab.training.ranks import SINGLE_PROCESS, Ranks
 from normlab.training.scaling import Scaling
 from normlab.training.stopping import why_stop
 from normlab.training.warm_start import fill
@@ -45,7 +45,7 @@ class Loop:
     """One run in progress. Every random draw is derived from (seed, purpose, step, micro-batch)."""
 
     def __init__(
-        self, task: AnyTask, folder: RunFolder, on_row: Callable[[Row], None], ranks: Ranks = ALONE
+        self, task: AnyTask, folder: RunFolder, on_row: Callable[[Row], None], ranks: Ranks = SINGLE_PROCESS
     ) -> None:
         self.task, self.folder, self.on_row, self.ranks = task, folder, on_row, ranks
         self.config, self.device = task.config, task.device
@@ -73,14 +73,14 @@ class Loop:
         self.scaling.load(self._scaled)
         self.batches = Prefetch(
             lambda index: self.task.batch(index),
-            workers=machine.loader_workers,
-            stop=self.config.train.steps * self.config.train.accumulation,
+            workers=machine.num_workers,
+            stop=self.config.train.steps * self.config.train.grad_accum_steps,
             stride=ranks.count,
         )
         self.ema = Ema(self.optimiser, self.config.train.ema_decay)
         self.kept = Kept(folder, self.config)
         self._saved = self.progress.step
-        self.followers: list[Follower] = []
+        self.callbacks: list[Callback] = []
         self.outcome = self._judge(final=self._over())
         self.rates: dict[int, float] = {}
         """Learning rates of the steps since the checkpoint: a step that is done again takes its own."""
@@ -125,8 +125,8 @@ class Loop:
         """One optimiser step over the micro-batches of the global batch; nothing waits for the device."""
         config, p = self.config, self.progress
         p.step += 1
-        first = (p.step - 1) * config.train.accumulation
-        mine = self.ranks.share(config.train.accumulation)
+        first = (p.step - 1) * config.train.grad_accum_steps
+        mine = self.ranks.share(config.train.grad_accum_steps)
         batches = [self.batches.at(first + i) for i in mine]
         tokens, positions = self.ranks.total(
             sum(b.tokens for b in batches), sum(b.positions for b in batches)
@@ -207,7 +207,7 @@ class Loop:
 
     def begin(self, model: nn.Module) -> None:
         """Give a model at its start the weights that the run starts from, if there are any."""
-        if self.config.train.start_digest:
+        if self.config.train.init_digest:
             self.ranks.on_main(write_taken, self.folder, fill(model, self.config, self.task.corpus))
 
     def plain(self) -> nn.Module:
@@ -235,8 +235,8 @@ class Loop:
         save = partial(save_checkpoint, run=folder.id(), extra=extra, previous=folder.previous)
         self.ranks.on_main(save, folder.last, *whole, kept)
         self.rates.clear()
-        for follower in self.followers:
-            follower.saved()
+        for callback in self.callbacks:
+            callback.saved()
         self._report(state)
 
     def _restore(self, checkpoint: Path) -> int:
@@ -257,7 +257,7 @@ class Loop:
     def _clip(self, gradients: Tensor) -> Tensor:
         """The global gradient norm; gradients are scaled down to the configured one if it is larger."""
         norm = torch.linalg.vector_norm(gradients)
-        largest = self.config.optim.clip_norm_l2
+        largest = self.config.optim.max_grad_norm
         if largest:
             nn.utils.clip_grads_with_norm_(self.parallel.parts.values(), largest, norm)
         return norm
@@ -273,8 +273,8 @@ class Loop:
         if self._probed:
             self._probed.sort(key=lambda row: row["step"])  # whenever they are fetched, in one order
             self.ranks.on_main(self.folder.append_probes, self._probed)
-            for follower in self.followers:
-                follower.probes(self._probed)
+            for callback in self.callbacks:
+                callback.probes(self._probed)
             self._probed.clear()
 
     def _over(self) -> bool:
@@ -339,7 +339,7 @@ class Loop:
     def _learning_rate(self, ahead: int = 0) -> float:
         """Of this step, or of one so many steps ahead."""
         optim, p = self.config.optim, self.progress
-        course = Course(optim, self.config.train.steps, p.val_decay.decays)
+        course = ScheduleState(optim, self.config.train.steps, p.val_decay.decays)
         return optim.lr * schedule_factor(p.step + ahead, course)
 
     def _is_best(self, scores: Mapping[str, float]) -> bool:
@@ -362,8 +362,8 @@ class Loop:
     def _emit(self, row: Row) -> None:
         self.rows.append(row)
         self.ranks.on_main(self.folder.append_metrics, row)
-        for follower in self.followers:
-            follower.metrics(row)
+        for callback in self.callbacks:
+            callback.metrics(row)
         self.ranks.on_main(self.on_row, row)
 
     def _report(self, state: str) -> None:

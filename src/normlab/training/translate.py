@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from normlab.data.vocabulary import load
+from normlab.errors import UserError
 from normlab.spec.config import DecodeConfig
 from normlab.store.folder import RunFolder
 from normlab.tasks.build import build_seq2seq
@@ -34,7 +35,7 @@ def translate(
     ``prefixes``: what each translation begins with. ``weights``: ``average``, ``best``, ``last`` or a step
     whose weights were kept; without it those that the run's test scores are of. ``threads``: 0 for all
     cores, the run's own number without it. Raises FileNotFoundError for weights that there are not,
-    ValueError for a run of another task, and for a prefix that cannot be produced.
+    UserError for a run of another task, and for a prefix that cannot be produced.
     """
     found = n_best(run, lines, 1, decode, prefixes=prefixes, weights=weights, threads=threads)
     return [candidates[0].text for candidates in found]
@@ -52,12 +53,12 @@ def n_best(
 ) -> list[list[Candidate]]:
     """``count`` translations of each line with their scores: the best, best first, or as many draws.
 
-    Raises ValueError as ``translate``, and for more than the search's beams.
+    Raises UserError as ``translate``, and for more than the search's beams.
     """
     folder = RunFolder(run)
     config = folder.config()
     if config.task != Translation.name:
-        raise ValueError(
+        raise UserError(
             f"the run {folder.path.name} is of the task {config.task} and translates nothing; name a run of "
             f"{Translation.name}, `normlab runs` lists them"
         )
@@ -86,9 +87,9 @@ def _target_types(path: Path, count: int) -> Tensor:
     try:
         types = np.load(path, allow_pickle=False)
         if not isinstance(types, np.ndarray) or types.dtype != bool or types.shape != (count,):
-            raise ValueError(f"it is no array of {count} truth values")
+            raise UserError(f"it is no array of {count} truth values")
     except (ValueError, EOFError) as error:
-        raise ValueError(
+        raise UserError(
             f"{path} is damaged ({error}); bring back the file that the model was trained with"
         ) from error
     return torch.from_numpy(types)

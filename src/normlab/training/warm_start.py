@@ -11,6 +11,7 @@ from tempfile import TemporaryDirectory
 import torch
 from torch import Tensor, nn
 
+from normlab.errors import UserError
 from normlab.spec.config import Config
 from normlab.store.folder import RunFolder, find_run, write_json_atomic
 from normlab.tasks.task import Prepared
@@ -53,44 +54,44 @@ class Taken:
 
 
 def with_start(config: Config, root: Path) -> Config:
-    """The configuration with the digest of the weights that ``train.start_from`` names, which enters the run
+    """The configuration with the digest of the weights that ``train.init_from`` names, which enters the run
     id.
 
     A digest that the configuration has already is kept: ``fill`` checks it. Raises FileNotFoundError for a
     run that is not there or has no weights yet.
     """
     train = config.train
-    if not train.start_from or train.start_digest:
+    if not train.init_from or train.init_digest:
         return config
-    source = find_run(train.start_from, root)
-    start = replace(train, start_from=str(source.path), start_digest=digest(_weights(source)))
+    source = find_run(train.init_from, root)
+    start = replace(train, init_from=str(source.path), init_digest=digest(_weights(source)))
     return replace(config, train=start)
 
 
 def fill(model: nn.Module, config: Config, corpus: Prepared) -> Taken:
-    """Give a new model the weights of ``train.start_from`` whose names and shapes are its own.
+    """Give a new model the weights of ``train.init_from`` whose names and shapes are its own.
 
-    Raises ValueError where the tokenizers differ, where nothing matches, and where the weights are no longer
-    those of ``train.start_digest``; FileNotFoundError where they are gone.
+    Raises UserError where the tokenizers differ, where nothing matches, and where the weights are no longer
+    those of ``train.init_digest``; FileNotFoundError where they are gone.
     """
-    folder = RunFolder(config.train.start_from)
+    folder = RunFolder(config.train.init_from)
     _require_same_tokenizer(folder, corpus)
     given = _weights(folder)
     found = digest(given)
-    if found != config.train.start_digest:
-        raise ValueError(
+    if found != config.train.init_digest:
+        raise UserError(
             f"the weights of {folder.path} have the digest {found}, and this run starts from "
-            f"{config.train.start_digest}; bring those back, or start another run from what is there: "
-            f"--start-from {folder.path}"
+            f"{config.train.init_digest}; bring those back, or start another run from what is there: "
+            f"--init-from {folder.path}"
         )
     own = {name: p.detach() for name, p in model.named_parameters()}
     both = [name for name in own if name in given]
     taken = [name for name in both if own[name].shape == given[name].shape]
     if not taken:
-        raise ValueError(
+        raise UserError(
             f"no tensor of {folder.path} has both the name and the shape of one of this model's, so nothing "
             f"would be taken; give the sizes of that run ({folder.path / 'config.json'}), or leave out "
-            "--start-from"
+            "--init-from"
         )
     for name in taken:
         own[name].copy_(given[name])
@@ -125,13 +126,13 @@ def _weights(folder: RunFolder) -> dict[str, Tensor]:
 
 
 def _require_same_tokenizer(folder: RunFolder, corpus: Prepared) -> None:
-    """Raise ValueError unless the other run's pieces have the same numbers."""
+    """Raise UserError unless the other run's pieces have the same numbers."""
     with TemporaryDirectory() as scratch:
         own = Path(scratch) / folder.tokenizer.name
         corpus.tokenizer.save(own)
         if own.read_bytes() == folder.tokenizer.read_bytes():
             return
-    raise ValueError(
+    raise UserError(
         f"{folder.path} was trained with another tokenizer, so its embeddings are of other pieces; type "
-        f"--tokenizer {folder.tokenizer}, or leave out --start-from"
+        f"--tokenizer {folder.tokenizer}, or leave out --init-from"
     )

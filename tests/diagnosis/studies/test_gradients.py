@@ -242,7 +242,7 @@ def test_branch_jacobians_are_those_of_the_full_matrix():
     with capture(short.model, [views[0].before]) as seen, torch.no_grad():
         short.forward()
     x = seen[views[0].before]
-    context = Context(real=real["encoder.sublayers"])
+    context = Context(padding_mask=real["encoder.sublayers"])
     matrix = torch.autograd.functional.jacobian(lambda v: layer.f(layer.place.read(v), context), x)
     exact = matrix.square().sum().item() / x.numel()
     tables = [branch_jacobians(short, real=real, seed=seed) for seed in range(150)]

@@ -42,7 +42,7 @@ def prefixes(model: nn.Module, depth: int) -> Tensor:
     source, _ = tokens()
     stream = model.encoder.begin(model.embed(source))
     for sublayer in list(model.encoder.sublayers)[:depth]:
-        stream = sublayer(stream, Context(real=source != 0))
+        stream = sublayer(stream, Context(padding_mask=source != 0))
     return model.encoder.end(stream)[source != 0]
 
 

@@ -194,7 +194,9 @@ def test_a_sound_run_has_no_report(prepared, tmp_path):
 
 
 def test_a_report_in_the_middle_changes_nothing_of_the_training(prepared, tmp_path):
-    loops = [loop_of(prepared, tmp_path / name, accumulation=2, checkpoint=4) for name in ("alone", "asked")]
+    loops = [
+        loop_of(prepared, tmp_path / name, grad_accum_steps=2, checkpoint=4) for name in ("alone", "asked")
+    ]
     for loop in loops:
         for _ in range(4):
             loop.step()

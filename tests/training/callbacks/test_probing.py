@@ -11,7 +11,7 @@ from normlab.tasks.translation import Translation
 from normlab.training.callbacks import probing
 from normlab.training.callbacks.probing import NOTHING, PRESETS, Probing
 from normlab.training.meter import Meter
-from normlab.training.parallel import Alone
+from normlab.training.parallel import SingleProcess
 from normlab.training.train import train
 from normlab.training.trainer import Loop
 from training.tiny import PowerCutError, tiny
@@ -45,13 +45,13 @@ def killed_at(step):
 
 
 @pytest.mark.parametrize(
-    ("preset", "accumulation", "precision"),
+    ("preset", "grad_accum_steps", "precision"),
     [("full", 2, "bf16"), ("standard", 1, "fp32"), ("cheap", 1, "fp32")],
 )
 def test_metrics_and_weights_are_bit_identical_also_after_resume(
-    text, tmp_path, preset, accumulation, precision
+    text, tmp_path, preset, grad_accum_steps, precision
 ):
-    config = tiny(text, accumulation=accumulation, precision=precision, max_tokens=300)
+    config = tiny(text, grad_accum_steps=grad_accum_steps, precision=precision, max_tokens=300)
     config = replace(config, machine=replace(config.machine, checkpoint_every_steps=5))
     alone = train(watched(config, ""), tmp_path / "alone")
     assert alone.probes() == []
@@ -73,7 +73,7 @@ def test_metrics_and_weights_are_bit_identical_also_after_resume(
 
 
 def test_only_steps_of_the_cadence_are_hooked_and_only_their_first_micro_batch(text, tmp_path, monkeypatch):
-    loop, steps = loop_of(watched(tiny(text, accumulation=2), "full"), tmp_path), []
+    loop, steps = loop_of(watched(tiny(text, grad_accum_steps=2), "full"), tmp_path), []
     whole = probing.observe
 
     def observing(*args):
@@ -145,7 +145,7 @@ def test_every_sublayer_of_a_deep_stack_is_measured(text, tmp_path):
 
 def test_the_meter_counts_a_parameter_without_gradient_as_zero():
     model = torch.nn.Sequential(torch.nn.Linear(2, 2), torch.nn.Linear(2, 2))
-    meter = Meter(Alone(model))
+    meter = Meter(SingleProcess(model))
     model[1](torch.ones(1, 2)).sum().backward()
     weight = model[1].weight.grad.norm().item()
     assert meter.gradients().tolist() == pytest.approx([0, 0, weight, 2**0.5])

@@ -14,6 +14,7 @@ from torch import Tensor, nn
 
 from normlab.diagnosis.probing.stats import STATISTICS, measure
 from normlab.diagnosis.reading.taps import Place, Side, activations, bare, compiles, unwrapped, watching
+from normlab.errors import UserError
 
 ACTIVATIONS = ("input", "output", "grad_output")
 PARAMETERS = ("weight", "grad")
@@ -28,7 +29,7 @@ class Probe:
     from its first floating tensor `[..., D]`; ``weight`` and ``grad`` when the records are fetched, from its
     first own parameter. ``every_tensor`` takes all of them, those after the first under a name with a suffix.
 
-    Raises ValueError for a signal or statistic that does not exist.
+    Raises UserError for a signal or statistic that does not exist.
     """
 
     modules: str
@@ -42,7 +43,7 @@ class Probe:
             ("statistic", self.statistic, tuple(STATISTICS)),
         ):
             if given not in allowed:
-                raise ValueError(f"unknown {kind} {given!r} in a probe (allowed: {', '.join(allowed)})")
+                raise UserError(f"unknown {kind} {given!r} in a probe (allowed: {', '.join(allowed)})")
 
     def of(self, named: Iterable[tuple[Place, Tensor]]) -> Iterator[tuple[str, Tensor]]:
         """The tensors that are measured, each under the name of its record."""
@@ -142,7 +143,7 @@ def observe(model: nn.Module, probes: Sequence[Probe], emit: Emit) -> Iterator[O
     their fused inference path, which gradients never take, while hooks are on them. Modules that run compiled
     are not watched, with a warning: their hooks may or may not be part of the compiled code.
 
-    Raises ValueError for a probe that matches no module.
+    Raises UserError for a probe that matches no module.
     """
     modules = dict(bare(model).named_modules())
     matched: dict[str, list[Probe]] = {path: [] for path in modules}
@@ -150,7 +151,7 @@ def observe(model: nn.Module, probes: Sequence[Probe], emit: Emit) -> Iterator[O
         paths = [path for path in modules if fnmatchcase(path, probe.modules)]
         if not paths:
             some = ", ".join([path for path in modules if path][:8])
-            raise ValueError(f"no module matches {probe.modules!r}; the paths begin {some}, …")
+            raise UserError(f"no module matches {probe.modules!r}; the paths begin {some}, …")
         for path in paths:
             matched[path].append(probe)
     observer = Observer(modules, matched, emit)

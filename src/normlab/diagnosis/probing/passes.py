@@ -15,6 +15,7 @@ from normlab.diagnosis.reading.structure import Structure
 from normlab.diagnosis.reading.subject import Subject
 from normlab.diagnosis.reading.taps import Tap, capture
 from normlab.diagnosis.reading.tokens import FROZEN, Real, real_tokens
+from normlab.errors import UserError
 
 
 @dataclass(frozen=True)
@@ -52,13 +53,13 @@ def look(subject: Subject) -> Seen:
 def examine(subject: Subject) -> Pass:
     """A pass forward and one back, to the streams and to every trainable parameter.
 
-    Raises ValueError where every parameter is frozen.
+    Raises UserError where every parameter is frozen.
     """
     model, weights = subject.model, trainable(subject.model)
     with capture(model, _taps(subject.structure)) as caught, measuring(model) as widths, torch.enable_grad():
         loss = subject.loss()
     if not loss.requires_grad:
-        raise ValueError(FROZEN)
+        raise UserError(FROZEN)
     seen = _seen(subject, caught, widths)
     stacks = subject.structure.stacks
     taps = [t for s in stacks for t in (s.sublayers[0].before, *(v.after for v in s.sublayers))]

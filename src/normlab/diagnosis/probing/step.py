@@ -16,6 +16,7 @@ from torch.optim import Optimizer
 
 from normlab.diagnosis.probing.stepping import Slope, Weights, at_weights, gradients_of, trainable
 from normlab.diagnosis.reading.subject import Subject, undisturbed
+from normlab.errors import UserError
 
 Make: TypeAlias = Callable[[list[Parameter]], Optimizer]
 """Parameters to an optimiser that begins: ``partial(torch.optim.AdamW, lr=5e-4)``."""
@@ -30,7 +31,7 @@ def updated(subject: Subject, optimiser: Optimizer | Make, slope: Slope | None =
     evaluate the loss several times, as LBFGS, do so. ``slope`` is what the first evaluation gives, at the
     model's own weights, where it is known already.
 
-    Raises ValueError for a frozen model, a loss that is not finite, and another model's optimiser.
+    Raises UserError for a frozen model, a loss that is not finite, and another model's optimiser.
     """
     own = trainable(subject.model)
     twins = {path: Parameter(p.detach().clone()) for path, p in own.items()}
@@ -46,7 +47,7 @@ def updated(subject: Subject, optimiser: Optimizer | Make, slope: Slope | None =
     def evaluate() -> float:
         loss, gradients = known.pop() if known else slope_of(subject, twins)
         if not math.isfinite(loss):
-            raise ValueError(f"the loss is {loss}, and no update follows; check weights and batch")
+            raise UserError(f"the loss is {loss}, and no update follows; check weights and batch")
         for path, twin in twins.items():
             twin.grad = gradients[path]
         return loss
@@ -72,7 +73,7 @@ def _copy(optimiser: Optimizer, twin_of: Mapping[int, Parameter]) -> Optimizer:
     """The same optimiser on the twins of its parameters."""
     held = [p for group in optimiser.param_groups for p in group["params"]]
     if not any(id(p) in twin_of for p in held):
-        raise ValueError(
+        raise UserError(
             "the optimiser holds no parameter of the model; pass the one that trains it, or a function that "
             "makes one, as in partial(torch.optim.AdamW, lr=5e-4)"
         )

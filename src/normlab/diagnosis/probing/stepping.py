@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from normlab.diagnosis.reading.tokens import FROZEN
+from normlab.errors import UserError
 
 Weights: TypeAlias = Mapping[str, Tensor]
 """Trainable parameters, or what belongs to each, by path."""
@@ -23,21 +24,21 @@ class Slope(NamedTuple):
 
 
 def trainable(model: nn.Module) -> dict[str, nn.Parameter]:
-    """The parameters that need gradients, by path. Raises ValueError for a frozen model."""
+    """The parameters that need gradients, by path. Raises UserError for a frozen model."""
     found = {path: p for path, p in model.named_parameters() if p.requires_grad}
     if not found:
-        raise ValueError(FROZEN)
+        raise UserError(FROZEN)
     return found
 
 
 def gradients_of(loss: Tensor, model: nn.Module) -> dict[str, Tensor]:
     """The gradient of a loss in every trainable parameter, zero where the loss does not reach one.
 
-    Raises ValueError for a loss without a graph.
+    Raises UserError for a loss without a graph.
     """
     parameters = trainable(model)
     if not loss.requires_grad:
-        raise ValueError(FROZEN)
+        raise UserError(FROZEN)
     found = torch.autograd.grad(loss, list(parameters.values()), materialize_grads=True)
     return dict(zip(parameters, found, strict=True))
 

@@ -10,6 +10,7 @@ from torch import nn
 
 from normlab.diagnosis.reading.block import Block, Step
 from normlab.diagnosis.reading.recording import Event
+from normlab.errors import UserError
 
 ATTENTION = re.compile(r"att(n|ention)|mha", re.IGNORECASE)
 FFN = re.compile(r"mlp|ff|feed_?forward|fc\d|intermediate|linear\d|dense|moe|expert|glu", re.IGNORECASE)
@@ -19,7 +20,7 @@ def candidates(model: nn.Module, named: Sequence[str]) -> Iterator[tuple[str, li
     """Containers with the paths of what may be their blocks, outer ones first.
 
     Those that are named, or else all modules with children that are numbered siblings: one type at least
-    twice, or a list of one. Raises ValueError for a name that fits no module.
+    twice, or a list of one. Raises UserError for a name that fits no module.
     """
     modules = dict(model.named_modules())
     for name in named:
@@ -28,7 +29,7 @@ def candidates(model: nn.Module, named: Sequence[str]) -> Iterator[tuple[str, li
             paths = [f"{name}.{child}" for child, _ in modules[name].named_children()]
         if not paths:
             some = ", ".join([path for path in modules if path][:8])
-            raise ValueError(f"blocks={name!r} fits no module of the model; the paths begin {some}, …")
+            raise UserError(f"blocks={name!r} fits no module of the model; the paths begin {some}, …")
         yield name, paths
     for path, module in () if named else modules.items():
         for children in _siblings(module):

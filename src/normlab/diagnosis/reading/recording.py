@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from torch.func import functional_call
 
 from normlab.diagnosis.reading.taps import Place, Side, Tap, activations, evaluating, leaves, watching
+from normlab.errors import UserError
 
 Call = Callable[[nn.Module, Any], Any]
 
@@ -97,7 +98,7 @@ class Called(nn.Module):
 def record(model: nn.Module, batch: Any, call: Call, weights: Mapping[str, Tensor]) -> Recording:
     """One pass in evaluation mode, with ``weights`` in the place of the model's own of these names.
 
-    Raises ValueError with what to change when the model raises.
+    Raises UserError with what to change when the model raises.
     """
     recording = Recording()
     called = Called(model, call)
@@ -106,7 +107,7 @@ def record(model: nn.Module, batch: Any, call: Call, weights: Mapping[str, Tenso
         try:
             functional_call(called, replaced, (batch,))
         except Exception as error:
-            raise ValueError(_why(model, batch, error)) from error
+            raise UserError(_why(model, batch, error)) from error
     return recording
 
 

@@ -14,6 +14,7 @@ from normlab.diagnosis.reading.naming import candidates, role_of
 from normlab.diagnosis.reading.recording import Call, Recording, awake, record
 from normlab.diagnosis.reading.relations import Factor, Sum, refit
 from normlab.diagnosis.reading.taps import Tap, bare, call_model
+from normlab.errors import UserError
 
 
 @dataclass(frozen=True)
@@ -100,7 +101,7 @@ def read_structure(
 
     ``blocks`` names the container of the blocks, or the blocks themselves by globs, where numbered siblings
     are not enough; ``branches`` names, by their paths in a block, the modules whose outputs are added, where
-    the sums themselves cannot be seen. Raises ValueError with what to pass for a model that raises or cannot
+    the sums themselves cannot be seen. Raises UserError with what to pass for a model that raises or cannot
     be read.
     """
     model, call = bare(model), call or call_model
@@ -118,7 +119,7 @@ def read_structure(
         elif found and not _inside(name, unread):
             unread[name] = reader.sentence(name, found, (failed or found)[0])
     if not stacks:
-        raise ValueError(_sorry(model, reader.recording, list(unread.values())))
+        raise UserError(_sorry(model, reader.recording, list(unread.values())))
     missed = [why for name, why in unread.items() if not any(_inside(stack, [name]) for stack in stacks)]
     return Structure(tuple(stacks.values()), tuple(missed))
 

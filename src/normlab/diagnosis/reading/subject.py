@@ -12,6 +12,7 @@ from torch import Tensor, nn
 
 from normlab.diagnosis.reading.structure import Structure, read_structure
 from normlab.diagnosis.reading.taps import activations, bare, call_model
+from normlab.errors import UserError
 
 Loss = Callable[[nn.Module, Any], Tensor]
 """``loss(model, batch)``: a scalar with its graph."""
@@ -20,12 +21,12 @@ Loss = Callable[[nn.Module, Any], Tensor]
 def output_loss(model: nn.Module, batch: Any) -> Tensor:
     """The loss that the model itself puts out, as Hugging Face's do when the batch holds labels.
 
-    Raises ValueError with what to pass where there is none.
+    Raises UserError with what to pass where there is none.
     """
     output = call_model(model, batch)
     loss = output if isinstance(output, Tensor) else getattr(output, "loss", None)
     if not isinstance(loss, Tensor) or loss.ndim:
-        raise ValueError(
+        raise UserError(
             f"{type(model).__name__} puts out no loss: give a batch with labels, or a function "
             "loss=lambda model, batch: … that returns a differentiable scalar"
         )

@@ -11,6 +11,8 @@ from typing import Any, Literal
 import torch
 from torch import Tensor, nn
 
+from normlab.errors import UserError
+
 Side = Literal["input", "output"]
 Place = tuple[int | str, ...]
 
@@ -107,13 +109,13 @@ def watching(modules: Mapping[str, nn.Module], see: Callable[[str, Side, Any], N
 def capture(model: nn.Module, taps: Iterable[Tap]) -> Iterator[dict[Tap, Tensor]]:
     """Within this block the dictionary is filled with the tensors of one forward pass, graphs included.
 
-    Raises ValueError for a module that the model does not have.
+    Raises UserError for a module that the model does not have.
     """
     modules = dict(bare(model).named_modules())
     wanted: dict[tuple[str, Side, int], list[Tap]] = defaultdict(list)
     for tap in taps:
         if tap.module not in modules:
-            raise ValueError(f"the model has no module {tap.module!r}; read_structure gives taps that it has")
+            raise UserError(f"the model has no module {tap.module!r}; read_structure gives taps that it has")
         wanted[tap.module, tap.side, tap.call].append(tap)
     calls: Counter[tuple[str, Side]] = Counter()
     caught: dict[Tap, Tensor] = {}

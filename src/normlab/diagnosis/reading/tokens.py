@@ -14,6 +14,7 @@ from normlab.diagnosis.reading.recording import Called, awake
 from normlab.diagnosis.reading.structure import StackView
 from normlab.diagnosis.reading.subject import Loss, Subject
 from normlab.diagnosis.reading.taps import capture
+from normlab.errors import UserError
 
 Real = Mapping[str, Tensor]
 """Stack to a mask over its tokens, True where a token is real, in the order of its stream."""
@@ -34,7 +35,7 @@ def real_tokens(subject: Subject, *, begun: Mapping[str, Tensor] | None = None) 
     stand in for parameters that are zero, as ReZero's, since no gradient comes through them; no pass is made
     for a stack whose gradient is ``begun`` with, `[..., D]` by name.
 
-    Raises ValueError where there is no mask and no gradient.
+    Raises UserError where there is no mask and no gradient.
     """
     stacks = subject.structure.stacks
     given = {stack.name: mask for stack in stacks if (mask := _given(subject.batch, stack)) is not None}
@@ -58,7 +59,7 @@ def _reached(subject: Subject, stacks: list[StackView]) -> dict[str, Tensor]:
         loss = replace(subject, loss_of=_awake(subject.loss_of)).loss()
     begun = {n: [seen[t] for t in some if seen[t].requires_grad][:1] for n, some in taps.items()}
     if not loss.requires_grad or not all(begun.values()):
-        raise ValueError(f"{FROZEN}, or pass real={{stack: mask}} to say which tokens are not padding")
+        raise UserError(f"{FROZEN}, or pass real={{stack: mask}} to say which tokens are not padding")
     gradients = torch.autograd.grad(loss, [x for (x,) in begun.values()], materialize_grads=True)
     return dict(zip(begun, gradients, strict=True))
 
@@ -66,7 +67,7 @@ def _reached(subject: Subject, stacks: list[StackView]) -> dict[str, Tensor]:
 def _nonzero(name: str, gradient: Tensor) -> Tensor:
     real = (gradient != 0).any(-1)
     if not real.any():
-        raise ValueError(
+        raise UserError(
             f"the loss does not change with any token of {name}, so padding cannot be told; "
             "pass real={stack: mask}, or a loss that uses what the model puts out"
         )
@@ -84,11 +85,11 @@ def _awake(loss_of: Loss) -> Loss:
 def rows(x: Tensor, real: Tensor) -> Tensor:
     """The real tokens `[N, D]` of a tensor `[..., D]`, without its graph, in float32 or wider.
 
-    Raises ValueError for a mask over another number of tokens.
+    Raises UserError for a mask over another number of tokens.
     """
     flat = x.detach().reshape(-1, x.shape[-1])
     if len(flat) != real.numel():
-        raise ValueError(
+        raise UserError(
             f"a mask of shape {tuple(real.shape)} does not fit a stream of shape {tuple(x.shape)}; pass "
             "real={stack: mask} with a mask over all but the last dimension"
         )

@@ -11,6 +11,8 @@ from typing import TypeAlias
 import torch
 from torch import Tensor
 
+from normlab.errors import UserError
+
 LAWS = ("power", "log", "linear", "constant")
 GRID = 200_000
 Curve: TypeAlias = tuple[Sequence[float], Sequence[float]]
@@ -45,7 +47,7 @@ def fits(depths: Sequence[float], values: Sequence[float], *, level: float = 0.9
     the values as independent: those of several seeds are, those of the prefixes of one model are not. R² is
     0 where all values are equal.
 
-    Raises ValueError for fewer than three depths, or values that are not finite.
+    Raises UserError for fewer than three depths, or values that are not finite.
     """
     n, y = torch.tensor(depths, dtype=torch.float64), torch.tensor(values, dtype=torch.float64)
     _check(n, y)
@@ -71,11 +73,11 @@ def fits_of_curves(curves: Sequence[Curve], *, level: float = 0.95) -> tuple[Fit
     The power law's p and :math:`\ln b` are the means of those of the curves, so that its interval is around
     the estimate that it belongs to; the other laws are linear in y, and need no such care. All that holds
     where the points of one curve depend on each other, as those of the prefixes of one model do.
-    One curve alone has the intervals of :func:`fits`. Raises ValueError for curves of different depths.
+    One curve alone has the intervals of :func:`fits`. Raises UserError for curves of different depths.
     """
     depths = list(curves[0][0])
     if any(list(n) != depths for n, _ in curves):
-        raise ValueError("curves of different depths have no mean; give each seed the same depths")
+        raise UserError("curves of different depths have no mean; give each seed the same depths")
     values = torch.tensor([y for _, y in curves], dtype=torch.float64)
     whole = fits(depths, values.mean(0).tolist(), level=level)
     if len(curves) == 1:
@@ -89,11 +91,11 @@ def fits_of_curves(curves: Sequence[Curve], *, level: float = 0.95) -> tuple[Fit
 def better(found: Iterable[Fit], *, among: Sequence[str] = ("log", "linear")) -> Fit:
     """The fit of the lowest AIC among these laws.
 
-    Raises ValueError where none of them was fitted.
+    Raises UserError where none of them was fitted.
     """
     known = {fit.law: fit for fit in found if fit.law in among}
     if not known:
-        raise ValueError(f"none of the laws {', '.join(among)} was fitted (there are {', '.join(LAWS)})")
+        raise UserError(f"none of the laws {', '.join(among)} was fitted (there are {', '.join(LAWS)})")
     return min(known.values(), key=lambda fit: fit.aic)
 
 
@@ -102,11 +104,11 @@ def student(degrees: int, level: float = 0.95) -> float:
     r"""t with :math:`P(|T| \le t) = \text{level}`, by :math:`T = \sqrt\nu \tan\theta`, which makes the
     density proportional to :math:`\cos^{\nu - 1} \theta`.
 
-    The integral is a sum of trapezia on a fixed grid, good to six digits. Raises ValueError for a level
+    The integral is a sum of trapezia on a fixed grid, good to six digits. Raises UserError for a level
     outside 0 to 1, or no degree of freedom.
     """
     if degrees < 1 or not 0 < level < 1:
-        raise ValueError(f"Student's t needs degrees >= 1 and 0 < level < 1, not {degrees} and {level}")
+        raise UserError(f"Student's t needs degrees >= 1 and 0 < level < 1, not {degrees} and {level}")
     theta = torch.linspace(0, math.pi / 2, GRID + 1, dtype=torch.float64)
     mass = torch.cumulative_trapezoid(theta.cos() ** (degrees - 1), dx=math.pi / 2 / GRID)
     share = torch.cat([torch.zeros(1, dtype=torch.float64), mass / mass[-1]])
@@ -117,12 +119,12 @@ def student(degrees: int, level: float = 0.95) -> float:
 
 def _check(n: Tensor, y: Tensor) -> None:
     if len(n) != len(y):
-        raise ValueError(f"{len(n)} depths and {len(y)} values; give one value for each depth")
+        raise UserError(f"{len(n)} depths and {len(y)} values; give one value for each depth")
     if len(n.unique()) < 3 or not bool((n > 0).all()):
-        raise ValueError(f"a law in N needs three different depths above 0, not {n.unique().tolist()}")
+        raise UserError(f"a law in N needs three different depths above 0, not {n.unique().tolist()}")
     if not bool(y.isfinite().all()):
         worst = n[~y.isfinite()][0].item()
-        raise ValueError(
+        raise UserError(
             f"the value at depth {worst:g} is not finite; fit the depths below, or lower the size"
         )
 

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from normlab.diagnosis.reading.structure import SublayerView
+from normlab.errors import UserError
 
 LEMMA_2 = "Xiong et al. 2020, Lemma 2 (arXiv 2002.04745)"
 
@@ -105,10 +106,10 @@ def chi_square_tail(dim: int, epsilon: float) -> float:
     r""":math:`P[\|Y\|^2 \ge (1 + \epsilon) d] \le \exp(-d \epsilon^2 / 8)` for :math:`Y \sim N(0, I_d)`,
     :math:`0 < \epsilon < 1`.
 
-    Raises ValueError for another epsilon. Xiong et al. 2020, Appendix G (arXiv 2002.04745).
+    Raises UserError for another epsilon. Xiong et al. 2020, Appendix G (arXiv 2002.04745).
     """
     if not 0 < epsilon < 1:
-        raise ValueError(f"epsilon is {epsilon}; the bound holds between 0 and 1, try 0.1")
+        raise UserError(f"epsilon is {epsilon}; the bound holds between 0 and 1, try 0.1")
     return math.exp(-dim * epsilon**2 / 8)
 
 

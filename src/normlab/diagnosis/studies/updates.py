@@ -24,7 +24,7 @@ def updates(subject: Subject, optimiser: Optimizer | Make, *, passed: Pass | Non
     Frozen parameters have none. ``optimiser`` as for ``step.updated``, any class of ``torch.optim``:
     ``partial(torch.optim.AdamW, lr=5e-4)``. ``passed`` is found by ``examine`` if not given.
 
-    Liu et al. 2020, Section 3.2, Figures 5 and 11 (arXiv 2004.08249). Raises ValueError for a frozen model
+    Liu et al. 2020, Section 3.2, Figures 5 and 11 (arXiv 2004.08249). Raises UserError for a frozen model
     and a loss that is not finite.
     """
     passed = passed or examine(subject)

@@ -9,6 +9,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from normlab.errors import UserError
+
 # A plain global: torch.compile guards on it, refuses a ContextVar, and reads a threading.local once for all.
 _reference = False
 
@@ -96,7 +98,7 @@ class Dropout(nn.Module):
     def __init__(self, p: float) -> None:
         super().__init__()
         if not 0 <= p < 1:
-            raise ValueError(f"a dropout probability is at least 0 and below 1, got {p}")
+            raise UserError(f"a dropout probability is at least 0 and below 1, got {p}")
         self.p = p
 
     def forward(self, x: Tensor) -> Tensor:

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 Row = Mapping[str, Any]
 
 
-class Follower(Protocol):
+class Callback(Protocol):
     """Sees every row as it is written."""
 
     def metrics(self, row: Row) -> None:
@@ -41,10 +41,10 @@ def followed(loop: Loop) -> Iterator[Record]:
         return
     record.start(loop.config, loop.model, loop.device, step=step)
     boards = [Board(folder.tensorboard, step)] if loop.config.machine.tensorboard else []
-    loop.followers.extend([record, *boards])
+    loop.callbacks.extend([record, *boards])
     try:
         yield record
     finally:
-        loop.followers.clear()
+        loop.callbacks.clear()
         for board in boards:
             board.close()

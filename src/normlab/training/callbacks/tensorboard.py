@@ -7,14 +7,16 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, Final
 
+from normlab.errors import UserError
+
 Row = Mapping[str, Any]
 _NO_SCALARS: Final = ("kind", "step")
 
 
 def require_tensorboard() -> None:
-    """Raise ValueError with what to type where the package is missing."""
+    """Raise UserError with what to type where the package is missing."""
     if find_spec("tensorboard") is None:
-        raise ValueError(
+        raise UserError(
             "--tensorboard needs the package tensorboard, which is not installed; type: "
             "pip install 'normlab[tensorboard]', or leave --tensorboard out"
         )
