@@ -14,7 +14,7 @@ from normlab.store import RunFolder
 
 DATA = (
     "train_src train_tgt dev_src dev_tgt test_src test_tgt train_text dev_text test_text dataset "
-    "source_lang target_lang builtin words tokenizer vocab_size max_len block_len word_dropout "
+    "source_lang target_lang builtin pretokenizer tokenizer vocab_size max_len block_len word_dropout "
     "target_vocab_mask"
 )
 MODEL = "dim ffn_dim heads kv_heads qk_norm_len max_positions encoder_layers decoder_layers dropout"
