@@ -45,7 +45,7 @@ class Papers:
     as_json: Annotated[Switch, arg(name="json")] = False
     """Print everything as JSON."""
     runs: Path = RUNS
-    """Folder whose papers/ holds the results; those in results/papers count where there is none."""
+    """Folder whose papers/ holds the results; the results kept by normlab stand in where there is none."""
 
     @classmethod
     def defaults(cls, argv: Sequence[str]) -> None:
@@ -67,8 +67,8 @@ class Papers:
 class Reproduce:
     """Measure what artefacts of the papers assert, and write a page about each and one about all.
 
-    What was measured for the same claim is not measured twice. An artefact that fails does not stop the
-    others; the exit code is then 1.
+    A result for the same claim in the folder of results is not measured twice. An artefact that fails does
+    not stop the others; the exit code is then 1.
     """
 
     names: Annotated[Positional[tuple[str, ...]], arg(metavar="ID|KEY|all")]
@@ -113,9 +113,11 @@ class Reproduce:
         """What was asked for, with what measures it; None where that was done before."""
         from normlab.reproduce import each
         from normlab.spec.request import usable_cores
+        from normlab.store.reproductions import standing
 
         wanted = self._wanted()
-        fresh = {s.artefact.id for s in _standings(wanted, self.runs) if s.fresh and not self.again}
+        done = (standing(artefact, [self._folder()]) for artefact in wanted)
+        fresh = {s.artefact.id for s in done if s.fresh and not self.again}
         yield from ((artefact, None) for artefact in wanted if artefact.id in fresh)
         todo = [artefact for artefact in wanted if artefact.id not in fresh]
         jobs = min(self.jobs or usable_cores(), len(todo))
