@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Final
 
 from tyro.conf import Positional, arg
 
-from normlab.cli.common import RUNS, Switch
+from normlab.cli.common import RUNS, Imports, Switch
 from normlab.errors import UserError
 
 if TYPE_CHECKING:
@@ -45,7 +45,9 @@ class Papers:
     as_json: Annotated[Switch, arg(name="json")] = False
     """Print everything as JSON."""
     runs: Path = RUNS
-    """Folder whose papers/ holds the results; those in results/papers count where there is none."""
+    """Folder whose papers/ holds the results; the results kept by normlab stand in where there is none."""
+    imports: Imports = ()
+    """Module of your own that adds papers; may be repeated."""
 
     @classmethod
     def defaults(cls, argv: Sequence[str]) -> None:
@@ -53,7 +55,9 @@ class Papers:
 
     def run(self) -> None:
         from normlab.papers import chosen
+        from normlab.recipes.plugins import load_plugins
 
+        load_plugins(*self.imports)
         standings = _standings(chosen(self.names or ("all",)), self.runs)
         if self.as_json:
             print(json.dumps([_plain(s) for s in standings], ensure_ascii=False, allow_nan=False))
@@ -67,8 +71,8 @@ class Papers:
 class Reproduce:
     """Measure what artefacts of the papers assert, and write a page about each and one about all.
 
-    What was measured for the same claim is not measured twice. An artefact that fails does not stop the
-    others; the exit code is then 1.
+    What was measured for the same claim, here or for the results kept by normlab, is not measured again
+    without --again. An artefact that fails does not stop the others; the exit code is then 1.
     """
 
     names: Annotated[Positional[tuple[str, ...]], arg(metavar="ID|KEY|all")]
@@ -81,6 +85,8 @@ class Reproduce:
     """Artefacts that are measured at the same time; 0: one for each usable core."""
     again: Switch = False
     """Also measure what was measured for the same claim already."""
+    imports: Imports = ()
+    """Module of your own that adds papers or studies; may be repeated."""
 
     @classmethod
     def defaults(cls, argv: Sequence[str]) -> None:
@@ -89,8 +95,10 @@ class Reproduce:
     def run(self) -> None:
         """Raises SystemExit with code 1 where something could not be measured."""
         from normlab.papers import ARTEFACTS
+        from normlab.recipes.plugins import load_plugins
         from normlab.report.papers import write_papers_page
 
+        load_plugins(*self.imports)
         failed = [artefact.id for artefact, measure in self._each() if not self._done(artefact, measure)]
         page = write_papers_page(_standings(ARTEFACTS.values(), self.runs), self._folder())
         print(f"all artefacts: {page}")

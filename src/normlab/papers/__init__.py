@@ -1,19 +1,60 @@
-"""The papers' tables and figures as data, one module a paper; no torch."""
+"""The papers' tables and figures as data, one module a paper; no torch.
+
+A module of your own adds a paper by ``publish`` and the measurement of a claim by ``@study``;
+``normlab papers --import my_module`` then lists it and ``normlab reproduce`` measures it.
+"""
 
 from __future__ import annotations
 
 import difflib
-from collections.abc import Iterable
-from typing import Final, NoReturn
+from collections.abc import Callable, Iterable
+from typing import Final, NoReturn, TypeAlias
 
 from normlab.errors import UserError
 from normlab.papers import apx, liu2020, nguyen2019, xiong2020
-from normlab.spec.artefact import Artefact
+from normlab.spec.artefact import Artefact, Drawing, Measurement
+from normlab.spec.claim import Claim, Measure
 
+__all__ = [
+    "ARTEFACTS",
+    "STUDIES",
+    "Artefact",
+    "Claim",
+    "Drawing",
+    "Measure",
+    "Measurement",
+    "artefact",
+    "chosen",
+    "keys",
+    "publish",
+    "study",
+]
+
+Study: TypeAlias = Callable[..., Measurement]
 ARTEFACTS: Final[dict[str, Artefact]] = {
     artefact.id: artefact for paper in (xiong2020, nguyen2019, liu2020, apx) for artefact in paper.ARTEFACTS
 }
 """Every artefact by its id, in the papers' order."""
+STUDIES: Final[dict[str, Study]] = {}
+"""Functions that measure artefacts, by name; importing ``normlab.reproduce`` registers those of normlab."""
+
+
+def publish(*artefacts: Artefact) -> None:
+    """Add the artefacts of a paper. Raises UserError for an id that is taken."""
+    for new in artefacts:
+        if ARTEFACTS.setdefault(new.id, new) is not new:
+            raise UserError(f"the artefact id {new.id!r} is taken; give yours another one")
+
+
+def study(function: Study) -> Study:
+    """Register a function of a ``Lab`` and an artefact's settings under its own name, as a decorator.
+
+    Raises UserError for a name that is taken.
+    """
+    if STUDIES.setdefault(function.__name__, function) is not function:
+        taken = STUDIES[function.__name__].__module__
+        raise UserError(f"the study name {function.__name__!r} is taken by {taken}; give yours another one")
+    return function
 
 
 def artefact(id_: str) -> Artefact:

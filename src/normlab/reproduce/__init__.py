@@ -1,52 +1,29 @@
-"""Measures what the papers' artefacts assert: a study by its name, for a table or figure as data."""
+"""Measures what the papers' artefacts assert, each by the study that it names.
+
+A study is a function of a ``Lab`` and the artefact's settings, registered by ``normlab.papers.study``.
+"""
 
 from __future__ import annotations
 
 import platform
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
 from functools import partial
 from multiprocessing import get_context
 from pathlib import Path
-from typing import Any, Final
+from typing import Any
 
 import torch
 
 from normlab.errors import UserError
-from normlab.reproduce import amplification, gradients, pieces, statements
-from normlab.reproduce.lab import Found, Lab, quiet
+from normlab.papers import STUDIES
+from normlab.recipes.plugins import HINT, load_plugins
+from normlab.reproduce import amplification, gradients, pieces, statements  # noqa: F401 (they register)
+from normlab.reproduce.lab import Lab, quiet
 from normlab.spec.artefact import Artefact, Reproduction
 from normlab.spec.request import usable_cores
 from normlab.training.devices import hardware
-
-STUDIES: Final[Mapping[str, Callable[..., Found]]] = {
-    study.__name__: study
-    for study in (
-        statements.relu_scale,
-        statements.hidden_scales,
-        statements.norm_jacobian,
-        statements.last_gradient,
-        statements.chi_square,
-        gradients.bounded_lengths,
-        gradients.last_matrix,
-        gradients.by_layer,
-        gradients.decay,
-        gradients.sublayer_outputs,
-        gradients.encoder_gradients,
-        gradients.cross_attention,
-        amplification.over_depth,
-        amplification.dependencies,
-        amplification.prefixes,
-        pieces.table_1,
-        pieces.wrapped_blocks,
-        pieces.parameter_counts,
-        pieces.profiles,
-        pieces.attention_matrices,
-        pieces.speed,
-    )
-}
-"""What an artefact names. Each takes the lab and the artefact's settings."""
 
 
 def reproduce(
@@ -55,12 +32,14 @@ def reproduce(
     """Run the study of an artefact with its settings. ``data`` is the folder of local data sets, else
     ``$NORMLAB_DATA``; text is prepared below ``root``; ``say`` is told what is done as it is done.
 
-    Raises UserError for an artefact that has no study yet.
+    Raises UserError for an artefact that has no study yet, or one that is not registered.
     """
     if not artefact.study:
         raise UserError(
             f"{artefact.id} has no study yet: it needs training; `normlab papers` lists those that have one"
         )
+    if artefact.study not in STUDIES:
+        raise UserError(f"no study {artefact.study!r} is registered, which {artefact.id} names; {HINT}")
     start = time.perf_counter()
     settings: dict[str, Any] = dict(artefact.settings)
     lab = Lab(root, data, say)
@@ -77,6 +56,11 @@ def reproduce(
         seconds=seconds,
         stand_in=lab.missing(),
     )
+
+
+def _prepare_worker(threads: int) -> None:
+    torch.set_num_threads(threads)
+    load_plugins()
 
 
 def each(
@@ -96,7 +80,7 @@ def each(
     if together:
         threads = max(1, usable_cores() // jobs)
         pool = ProcessPoolExecutor(
-            jobs, get_context("spawn"), initializer=torch.set_num_threads, initargs=(threads,)
+            jobs, get_context("spawn"), initializer=_prepare_worker, initargs=(threads,)
         )
         with pool:
             futures = {pool.submit(reproduce, artefact, data, root, say): artefact for artefact in together}

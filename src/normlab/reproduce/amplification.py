@@ -14,15 +14,18 @@ from normlab.diagnosis.reading.subject import Subject
 from normlab.diagnosis.rules.fits import Fit, fits
 from normlab.diagnosis.studies.dependency import dependency, dependency_own
 from normlab.diagnosis.studies.output_change import output_change, output_change_family
-from normlab.reproduce.lab import Found, Lab, Row, apart, log_slope, mean, mean_ratio, real, size
+from normlab.papers import study
+from normlab.reproduce.lab import Lab, Row, apart, log_slope, mean, mean_ratio, real, size
+from normlab.spec.artefact import Measurement
 from normlab.spec.claim import Measure
 
 PLACEMENTS = ("post", "pre", "admin")
 
 
+@study
 def over_depth(
     lab: Lab, *, text: str, model: str, depths: Sequence[int], tokens: int, lr: float, seeds: int
-) -> Found:
+) -> Measurement:
     """Figure 4: the output change of whole models, for a random change and one Adam update, over depth."""
     rows: list[Row] = []
     for placement in PLACEMENTS:
@@ -61,7 +64,7 @@ def over_depth(
         "batch": f"{tokens:,} positions, {seeds} seeds",
         "update": f"Adam, lr {lr:g}",
     }
-    return Found(measures, apart(rows, "kind"), facts)
+    return Measurement(measures, apart(rows, "kind"), facts)
 
 
 def _curves(
@@ -86,9 +89,10 @@ def _laws(depths: Sequence[float], curves: Sequence[Sequence[float]]) -> dict[st
     }
 
 
+@study
 def dependencies(
     lab: Lab, *, text: str, model: str, depths: Sequence[int], tokens: int, followed: int, seeds: int
-) -> Found:
+) -> Measurement:
     """Figures 7 and 8 at initialisation: the shares β_ij² of every branch in every sublayer's output, of the
     encoder. ``own_times_i`` is i β_ii² over the upper half, 1 where a layer leans evenly on all before it.
     """
@@ -129,16 +133,17 @@ def dependencies(
                 fmean(r["total"] for r in mine if r["seed"] == s) for s in range(seeds)
             )
     facts = {"text": lab.text(text), "tokens": f"{followed} of {tokens:,}, {seeds} seeds"}
-    return Found(
+    return Measurement(
         measures,
         {**{f"shares_{n}": [r for r in shares if r["layers"] == n] for n in depths}, "own": own},
         facts,
     )
 
 
+@study
 def prefixes(
     lab: Lab, *, text: str, model: str, layers: int, tokens: int, followed: int, seeds: int
-) -> Found:
+) -> Measurement:
     """Theorem 2 on the prefixes of one encoder: the output change after N sublayers against N, log N, and
     the sum of β_ii² up to N.
     """
@@ -184,7 +189,7 @@ def prefixes(
         "text": lab.text(text),
         "network": f"encoder of {layers} layers, {tokens:,} positions, {seeds} seeds",
     }
-    return Found(measures, {"changes": rows}, facts)
+    return Measurement(measures, {"changes": rows}, facts)
 
 
 def _proportional_r2(x: Sequence[float], y: Sequence[float]) -> float:

@@ -16,30 +16,32 @@ from normlab.diagnosis.studies.gradients import branch_jacobians, parameter_grad
 from normlab.diagnosis.studies.scales import scales
 from normlab.diagnosis.table import Table
 from normlab.nn import PAD, Context, Seq2Seq
+from normlab.papers import study
 from normlab.reproduce.lab import (
     READING_TOKENS,
-    Fed,
-    Found,
     Lab,
+    ModelInputs,
     Row,
     apart,
     exponential,
     geometric,
     mean,
+    mean_loss,
     mean_ratio,
     real,
     size,
     slope,
-    smoothed,
 )
 from normlab.reproduce.statements import norm_factor
 from normlab.reproduce.theory import Setting
+from normlab.spec.artefact import Measurement
 from normlab.spec.claim import Measure
 
 BOTH = ("post", "pre")
 
 
-def bounded_lengths(lab: Lab, *, text: str, model: str, layers: int, tokens: int, seeds: int) -> Found:
+@study
+def bounded_lengths(lab: Lab, *, text: str, model: str, layers: int, tokens: int, seeds: int) -> Measurement:
     """The share of real tokens whose ‖x‖² is at most 1.1 times its mean, where the last norm reads it."""
     rows: list[Row] = []
     for placement in BOTH:
@@ -65,10 +67,15 @@ def bounded_lengths(lab: Lab, *, text: str, model: str, layers: int, tokens: int
         for placement in BOTH
         for stack in ("encoder", "decoder")
     }
-    return Found(measures, {"bounded": rows}, {"text": lab.text(text), "batch": f"{tokens:,} positions"})
+    return Measurement(
+        measures, {"bounded": rows}, {"text": lab.text(text), "batch": f"{tokens:,} positions"}
+    )
 
 
-def last_matrix(lab: Lab, *, text: str, model: str, depths: Sequence[int], tokens: int, seeds: int) -> Found:
+@study
+def last_matrix(
+    lab: Lab, *, text: str, model: str, depths: Sequence[int], tokens: int, seeds: int
+) -> Measurement:
     """‖∂L/∂W₂‖ of the decoder's last feed-forward over the depth of the model; all else stands still, so that
     the pass back ends there.
     """
@@ -80,7 +87,7 @@ def last_matrix(lab: Lab, *, text: str, model: str, depths: Sequence[int], token
                 network.requires_grad_(False).eval()
                 last = network.get_parameter(f"decoder.sublayers.{3 * layers - 1}.f.outer.weight")
                 last.requires_grad_()
-                loss = smoothed(network, lab.batches(text, tokens, 1)[0])
+                loss = mean_loss(network, lab.batches(text, tokens, 1)[0])
                 (found,) = torch.autograd.grad(loss, [last])
                 rows.append(
                     {"placement": placement, "layers": layers, "seed": seed, "grad_l2": found.norm().item()}
@@ -93,10 +100,15 @@ def last_matrix(lab: Lab, *, text: str, model: str, depths: Sequence[int], token
         measures[f"{placement}_level"] = mean(
             math.fsum(own[n, seed] for n in depths) / len(depths) for seed in range(seeds)
         )
-    return Found(measures, {"gradients": rows}, {"text": lab.text(text), "batch": f"{tokens:,} positions"})
+    return Measurement(
+        measures, {"gradients": rows}, {"text": lab.text(text), "batch": f"{tokens:,} positions"}
+    )
 
 
-def by_layer(lab: Lab, *, text: str, model: str, layers: int, tokens: int, batches: int, seeds: int) -> Found:
+@study
+def by_layer(
+    lab: Lab, *, text: str, model: str, layers: int, tokens: int, batches: int, seeds: int
+) -> Measurement:
     """The norm of the mean gradient over mini-batches, of both feed-forward matrices of every layer."""
     rows: list[Row] = []
     for placement in BOTH:
@@ -116,7 +128,7 @@ def by_layer(lab: Lab, *, text: str, model: str, layers: int, tokens: int, batch
                 ratios = (own[layers, s] / own[1, s] for s in range(seeds))
                 measures[f"{placement}_{stack}_{matrix}"] = mean_ratio(ratios)
     facts = {"text": lab.text(text), "mini-batches": f"{batches} of {tokens:,} positions, {seeds} seeds"}
-    return Found(measures, apart(rows, "stack", "matrix"), facts)
+    return Measurement(measures, apart(rows, "stack", "matrix"), facts)
 
 
 def _by_layer(
@@ -146,9 +158,10 @@ def _by_layer(
     ]
 
 
+@study
 def decay(
     lab: Lab, *, theory: dict[str, int], text: str, model: str, layers: int, tokens: int, seeds: int
-) -> Found:
+) -> Measurement:
     """Appendix F: the factor of the norm alone, and b of ‖g_l‖ ∝ b^(L − l) for W₂ and for the stream, in the
     setting of the theory and in a real model's decoder.
     """
@@ -168,7 +181,7 @@ def decay(
         "theory": "d {dim}, {layers} layers, {tokens} tokens, {seeds} seeds".format(**theory),
         "text": lab.text(text),
     }
-    return Found(measures, apart(rows, "where", "signal"), facts)
+    return Measurement(measures, apart(rows, "where", "signal"), facts)
 
 
 def _theory_gradients(placement: str, seed: int, theory: dict[str, int]) -> list[Row]:
@@ -228,9 +241,10 @@ def _base(rows: Sequence[Row], placement: str, where: str, signal: str) -> Measu
     return exponential(slope(layers, curves))
 
 
+@study
 def sublayer_outputs(
     lab: Lab, *, text: str, model: str, layers: int, tokens: int, seeds: int, placements: Sequence[str] = BOTH
-) -> Found:
+) -> Measurement:
     """Gradients of sublayer outputs relative to the model's largest, and how they change from one sublayer to
     the one before it, in length and in variance.
     """
@@ -255,7 +269,7 @@ def sublayer_outputs(
             geometric([s.through("self_attention"), s.through("ffn")]) for s in crossing
         )
     facts = {"text": lab.text(text), "batch": f"{tokens:,} positions, {seeds} seeds"}
-    return Found(measures, apart(rows, "stack"), facts)
+    return Measurement(measures, apart(rows, "stack"), facts)
 
 
 def _named(table: Table, placement: str, seed: int, **more: str) -> list[Row]:
@@ -300,20 +314,23 @@ class Alone(nn.Module):
         return self.embedding.logits(self.encoder(x, Context(padding_mask=source != PAD)))
 
 
-def _token_loss(model: nn.Module, fed: Fed) -> Tensor:
+def _token_loss(model: nn.Module, fed: ModelInputs) -> Tensor:
     """The mean over real tokens of the likelihood of the token at the next place, as a label of each."""
     labels = fed["source"].roll(-1, 1)
     return F.cross_entropy(model(**fed).flatten(0, 1), labels.flatten(), ignore_index=PAD)
 
 
-def _pooled_loss(model: nn.Module, fed: Fed) -> Tensor:
+def _pooled_loss(model: nn.Module, fed: ModelInputs) -> Tensor:
     """One label a sentence, its first token, from the mean of its logits."""
     is_real = (fed["source"] != PAD)[..., None]
     pooled = (model(**fed) * is_real).sum(1) / is_real.sum(1)
     return F.cross_entropy(pooled, fed["source"][:, 0])
 
 
-def encoder_gradients(lab: Lab, *, text: str, model: str, layers: int, tokens: int, seeds: int) -> Found:
+@study
+def encoder_gradients(
+    lab: Lab, *, text: str, model: str, layers: int, tokens: int, seeds: int
+) -> Measurement:
     """Variances of the gradient through a Post-LN encoder: in an encoder-decoder, and alone under a loss of
     every token, and of the mean of the tokens.
     """
@@ -337,14 +354,15 @@ def encoder_gradients(lab: Lab, *, text: str, model: str, layers: int, tokens: i
         measures[f"{where}_first_over_last"] = mean_ratio(s.first_over_last() ** 2 for s in steps)
         measures[f"{where}_least_step"] = mean_ratio(s.least_variance_step() for s in steps)
     facts = {"text": lab.text(text), "batch": f"{tokens:,} positions, {seeds} seeds"}
-    return Found(measures, {"gradients": rows}, facts)
+    return Measurement(measures, {"gradients": rows}, facts)
 
 
 def _encoder_rows(table: Table, where: str, seed: int) -> list[Row]:
     return [{**row, "stack": "encoder"} for row in _named(table, "post", seed, where=where)]
 
 
-def cross_attention(lab: Lab, *, text: str, model: str, layers: int, tokens: int, seeds: int) -> Found:
+@study
+def cross_attention(lab: Lab, *, text: str, model: str, layers: int, tokens: int, seeds: int) -> Measurement:
     """Var[∂a/∂x] + 1 against σ_b² at the cross-attention of every decoder layer of a Post-LN model."""
     rows: list[Row] = []
     for seed in range(seeds):
@@ -360,4 +378,4 @@ def cross_attention(lab: Lab, *, text: str, model: str, layers: int, tokens: int
         ]
     largest = mean(max(r["ratio"] for r in rows if r["seed"] == seed) for seed in range(seeds))
     facts = {"text": lab.text(text), "batch": f"{tokens:,} positions, {seeds} seeds"}
-    return Found({"largest_ratio": largest}, {"jacobians": rows}, facts)
+    return Measurement({"largest_ratio": largest}, {"jacobians": rows}, facts)

@@ -1,4 +1,4 @@
-"""What every study of an artefact uses: text, models at their start, and means with their intervals."""
+"""The tools of every study of an artefact: text, initialised models, and means with their intervals."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from statistics import fmean, stdev
-from typing import Any, Final, TypeAlias
+from typing import Any, Final, TypeAlias, cast
 
 import torch
 from torch import Tensor, nn
@@ -22,7 +22,6 @@ from normlab.diagnosis.rules.fits import student
 from normlab.nn import PAD, Seq2Seq
 from normlab.spec.claim import Measure
 from normlab.spec.config import Config, DataConfig, ModelConfig, SeedConfig, TrainConfig
-from normlab.tasks.loss import label_smoothed
 from normlab.tasks.translation import Translation
 from normlab.training.devices import prepare_process
 
@@ -39,35 +38,26 @@ TEXTS: Final = {
 }
 """Folder of local data to source and target language, and the names of train, dev and test."""
 VOCABULARY: Final = 10_000
-"""Types, as many as some ten thousand pairs can fill."""
+"""Vocabulary entries: as many as some ten thousand pairs can fill."""
 READING_TOKENS: Final = 256
 """Positions of the batch on which the structure of a model is read."""
 
 
-@dataclass(frozen=True)
-class Found:
-    """What a study measured."""
-
-    measures: Mapping[str, Measure]
-    tables: Mapping[str, Sequence[Row]] = field(default_factory=dict)
-    facts: Mapping[str, str] = field(default_factory=dict)
-
-
 def quiet(line: str) -> None:
-    """What is done is told to nobody."""
+    """Report progress to nobody."""
 
 
-class Fed(dict[str, Tensor]):
-    """A batch as the model is given it by name, and what it is to predict."""
+class ModelInputs(dict[str, Tensor]):
+    """The keyword arguments of a translation model, with the task and the batch that give its loss."""
 
-    def __init__(self, batch: Batch) -> None:
+    def __init__(self, task: Translation, batch: Batch) -> None:
         super().__init__(source=batch.source, target_in=batch.target_in)
-        self.target_out = batch.target_out
+        self.task, self.batch = task, batch
 
 
 @dataclass
 class Lab:
-    """Where studies find text and models."""
+    """The source of text and models for studies."""
 
     root: Path
     """Text is prepared below it."""
@@ -77,31 +67,32 @@ class Lab:
     _tasks: dict[tuple[str, int], Translation] = field(default_factory=dict)
 
     def model(self, config: ModelConfig, text: str, *, seed: int, tokens: int) -> Seq2Seq:
-        """A model at its start for ``seed``; what a start needs of data is the first batch of a text."""
+        """A model as ``seed`` initialises it; data-dependent parts read the first batch of the text."""
         self.say(f"{describe(config)}, seed {seed}")
         task = self._task(text, tokens)
-        task.config = replace(task.config, model=config, seeds=SeedConfig(init=seed))
-        return task.build()
+        own = replace(task.config, model=config, seeds=SeedConfig(init=seed))
+        return Translation(own, task.corpus, task.device).build()
 
     def subject(self, config: ModelConfig, text: str, *, seed: int, tokens: int) -> Subject:
-        """The same on the first batch of ``tokens`` padded positions, its residual stream read.
+        """``model`` on the first batch of ``tokens`` padded positions, its residual stream read.
 
         Seeds draw the weights; batches are the same for all of them.
         """
         model = self.model(config, text, seed=seed, tokens=tokens)
         structure = read_structure(model, self.batches(text, READING_TOKENS, 1)[0])
-        return Subject(model, self.batches(text, tokens, 1)[0], smoothed, structure)
+        return Subject(model, self.batches(text, tokens, 1)[0], mean_loss, structure)
 
-    def batches(self, text: str, tokens: int, count: int) -> list[Fed]:
-        """The first batches of a text."""
-        return [Fed(self._task(text, tokens).batch(i)) for i in range(count)]
+    def batches(self, text: str, tokens: int, count: int) -> list[ModelInputs]:
+        """The first ``count`` batches of a text."""
+        task = self._task(text, tokens)
+        return [ModelInputs(task, task.batch(i)) for i in range(count)]
 
     def missing(self) -> str:
-        """Name of a text that a study used and that was not there; empty where all were."""
+        """The name of a text that a study asked for and that was not there; empty where all were."""
         return next((name for name, _ in self._tasks if self._folder(name) is None), "")
 
     def text(self, name: str) -> str:
-        """What the text is, in words."""
+        """A description of the text."""
         if self._folder(name) is None:
             return f"the built-in corpus, because {name} is not there; set NORMLAB_DATA to its folder"
         return f"{name}, {TEXTS[name][2][0]}; a joint BPE of {VOCABULARY:,} types learnt on it"
@@ -135,11 +126,9 @@ class Lab:
         return replace(DataConfig(vocab_size=VOCABULARY), **paths)
 
 
-def smoothed(model: nn.Module, fed: Fed) -> Tensor:
-    """The papers' loss: label smoothing 0.1, the mean over target tokens."""
-    logits = model(fed["source"], fed["target_in"])
-    sums = label_smoothed(logits, fed.target_out, 0.1, None, PAD)
-    return sums.loss / (fed.target_out != PAD).sum()
+def mean_loss(model: nn.Module, inputs: ModelInputs) -> Tensor:
+    """The loss of the translation task, label smoothing 0.1, as a mean over target tokens."""
+    return inputs.task.loss(cast("Seq2Seq", model), inputs.batch).loss / inputs.batch.tokens
 
 
 def size(name: str, placement: str, layers: int) -> ModelConfig:
@@ -159,7 +148,7 @@ def describe(model: ModelConfig) -> str:
 
 
 def real(subject: Subject) -> Real:
-    """Which tokens of our own models' streams are no padding: those of the source, and of the target."""
+    """The masks of real tokens, by stack: the source's for the encoder, the target's for the decoder."""
     encoder, decoder = subject.structure.stacks
     return {encoder.name: subject.batch["source"] != PAD, decoder.name: subject.batch["target_in"] != PAD}
 
@@ -202,7 +191,7 @@ def geometric(values: Iterable[float]) -> float:
 
 
 def apart(rows: Iterable[Row], *columns: str) -> dict[str, list[Row]]:
-    """Rows by the values of some columns, which name the tables: ``encoder_W1``."""
+    """Split rows into tables that are named by the values of some columns, such as ``encoder_W1``."""
     tables: dict[str, list[Row]] = {}
     for row in rows:
         tables.setdefault("_".join(str(row[column]) for column in columns), []).append(row)
@@ -210,5 +199,5 @@ def apart(rows: Iterable[Row], *columns: str) -> dict[str, list[Row]]:
 
 
 def generator(*, seed: int) -> torch.Generator:
-    """Random numbers of a study."""
+    """A generator of a study's random numbers."""
     return torch.Generator().manual_seed(seed)

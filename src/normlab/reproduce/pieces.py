@@ -14,27 +14,29 @@ from torch import Tensor, nn
 
 from normlab.init import profile_
 from normlab.nn import Attention, LayerNorm, Seq2Seq, Sublayer, stack_of, wrap
+from normlab.papers import study
 from normlab.reproduce.lab import (
     SIZES,
-    Fed,
-    Found,
     Lab,
+    ModelInputs,
     Row,
     apart,
     generator,
     geometric,
     mean,
+    mean_loss,
     size,
-    smoothed,
 )
 from normlab.reproduce.theory import ROLES, Setting
+from normlab.spec.artefact import Measurement
 from normlab.spec.claim import Measure
 from normlab.spec.config import ModelConfig
 
 ATTENTION: Final = ("query", "key", "value", "output")
 
 
-def table_1(lab: Lab, *, dim: int, layers: int, tokens: int, seeds: int) -> Found:
+@study
+def table_1(lab: Lab, *, dim: int, layers: int, tokens: int, seeds: int) -> Measurement:
     """Both columns of Table 1 line by line in float64, against a stack of ours on the same weights."""
     measures: dict[str, Measure] = {}
     rows: list[Row] = []
@@ -54,7 +56,7 @@ def table_1(lab: Lab, *, dim: int, layers: int, tokens: int, seeds: int) -> Foun
             )
         farthest = max(r["difference"] for r in rows if r["placement"] == placement)
         measures[f"{placement}_difference"] = Measure.exact(farthest)
-    return Found(
+    return Measurement(
         measures, {"differences": rows}, {"network": f"{layers} layers, d {dim}, float64, {seeds} seeds"}
     )
 
@@ -93,7 +95,8 @@ PAGE: Final[Mapping[str, Callable[[Tensor, nn.Module, nn.Module], Tensor]]] = {
 """The page's definitions."""
 
 
-def wrapped_blocks(lab: Lab, *, shape: Sequence[int]) -> Found:
+@study
+def wrapped_blocks(lab: Lab, *, shape: Sequence[int]) -> Measurement:
     """The page's two blocks as written, around modules of torch's, against ``nn.wrap`` of the same."""
     batch, length, dim = shape
     branches: Mapping[str, nn.Module] = {
@@ -122,7 +125,7 @@ def wrapped_blocks(lab: Lab, *, shape: Sequence[int]) -> Found:
                 }
             )
     same_shape = all(r["shape"] == "x".join(map(str, shape)) for r in rows)
-    return Found(
+    return Measurement(
         {
             **{
                 f"{placement}_difference": Measure.exact(max(r["difference"] for r in some))
@@ -134,9 +137,10 @@ def wrapped_blocks(lab: Lab, *, shape: Sequence[int]) -> Found:
     )
 
 
+@study
 def parameter_counts(
     lab: Lab, *, models: Mapping[str, Sequence[int | str]], published: Mapping[str, float]
-) -> Found:
+) -> Measurement:
     """Parameters of whole models in millions, built on no device. ``models``: size, layers of encoder and
     decoder, types.
     """
@@ -155,7 +159,7 @@ def parameter_counts(
                 }
             )
     differences = {name: _farthest([r for r in rows if r["model"] == name]) for name in models}
-    return Found({name: Measure.exact(d) for name, d in differences.items()}, {"counts": rows})
+    return Measurement({name: Measure.exact(d) for name, d in differences.items()}, {"counts": rows})
 
 
 def _count(config: ModelConfig, types: int) -> float:
@@ -168,9 +172,10 @@ def _farthest(rows: Sequence[Row]) -> float:
     return max((float(r["millions"] - r["published"]) for r in rows), key=abs)
 
 
+@study
 def profiles(
     lab: Lab, *, text: str, model: str, layers: int, tokens: Sequence[int], batches: int, seed: int
-) -> Found:
+) -> Measurement:
     """ω of Admin from other batches of one size, and from batches of other sizes."""
     rows: list[Row] = []
     network = lab.model(size(model, "admin", layers), text, seed=seed, tokens=tokens[0])
@@ -190,20 +195,21 @@ def profiles(
         if count == max(tokens):
             spread = [statistics.stdev(o) / statistics.fmean(o) for o in omegas]
     by_size = [max(m[i] for m in means.values()) / min(m[i] for m in means.values()) - 1 for i in sublayers]
-    return Found(
+    return Measurement(
         {"spread_over_batches": Measure.exact(max(spread)), "spread_over_sizes": Measure.exact(max(by_size))},
         {"omegas": rows},
         {"text": lab.text(text), "batches": f"{batches} of {', '.join(f'{n:,}' for n in tokens)} positions"},
     )
 
 
-def _profile(model: Seq2Seq, fed: Fed) -> dict[str, float]:
+def _profile(model: Seq2Seq, fed: ModelInputs) -> dict[str, float]:
     return profile_(model, lambda: model.hidden(fed["source"], fed["target_in"]))
 
 
+@study
 def attention_matrices(
     lab: Lab, *, text: str, model: str, layers: int, tokens: int, steps: int, lr: float, seed: int
-) -> Found:
+) -> Measurement:
     """Figures 5 and 11: norms of the gradients of the self-attention's matrices at the start, and of what
     Adam moves them by over some steps.
     """
@@ -211,7 +217,7 @@ def attention_matrices(
     batches = lab.batches(text, tokens, steps)
     matrices = dict(_self_attention(network))
     weights = [weight for weight, _ in matrices.values()]
-    found = torch.autograd.grad(smoothed(network, batches[0]), weights)
+    found = torch.autograd.grad(mean_loss(network, batches[0]), weights)
     gradients = {
         key: g[rows].norm().item() for (key, (_, rows)), g in zip(matrices.items(), found, strict=True)
     }
@@ -219,7 +225,7 @@ def attention_matrices(
     optimiser = torch.optim.Adam(network.parameters(), lr=lr, betas=(0.9, 0.98))
     for i, batch in enumerate(batches):
         optimiser.zero_grad()
-        smoothed(network, batch).backward()
+        mean_loss(network, batch).backward()
         optimiser.step()
         lab.say(f"step {i + 1} of {steps}")
     rows: list[dict[str, Any]] = [
@@ -245,7 +251,7 @@ def attention_matrices(
         measures["gradient_spread"].value / measures["update_spread"].value
     )
     facts = {"text": lab.text(text), "update": f"{steps} steps of Adam on {tokens:,} positions, lr {lr:g}"}
-    return Found(measures, {"matrices": rows}, facts)
+    return Measurement(measures, {"matrices": rows}, facts)
 
 
 def _self_attention(network: nn.Module) -> Iterator[tuple[tuple[str, int, str], tuple[nn.Parameter, slice]]]:
@@ -260,7 +266,8 @@ def _self_attention(network: nn.Module) -> Iterator[tuple[tuple[str, int, str], 
                 yield where, (weight, slice(start, start + len(view)))
 
 
-def speed(lab: Lab, *, text: str, model: str, layers: int, tokens: int, steps: int) -> Found:
+@study
+def speed(lab: Lab, *, text: str, model: str, layers: int, tokens: int, steps: int) -> Measurement:
     """Seconds of a training step with LayerNorm over those with ScaleNorm, pair by pair, one after the other
     in one process, after one pair that is not counted.
     """
@@ -275,7 +282,7 @@ def speed(lab: Lab, *, text: str, model: str, layers: int, tokens: int, steps: i
         for norm, network in list(both.items())[:: 1 if i % 2 else -1]:  # neither is always the first
             start = time.perf_counter()
             optimisers[norm].zero_grad()
-            smoothed(network.train(), batch).backward()
+            mean_loss(network.train(), batch).backward()
             optimisers[norm].step()
             rows.append({"pair": i, "norm": norm, "seconds": time.perf_counter() - start})
     counted = [{r["norm"]: r["seconds"] for r in rows if r["pair"] == i} for i in range(1, steps + 1)]
@@ -284,4 +291,4 @@ def speed(lab: Lab, *, text: str, model: str, layers: int, tokens: int, steps: i
         "text": lab.text(text),
         "steps": f"{steps} pairs of {tokens:,} positions, {torch.get_num_threads()} threads",
     }
-    return Found({"layernorm_over_scalenorm": ratio}, {"steps": rows}, facts)
+    return Measurement({"layernorm_over_scalenorm": ratio}, {"steps": rows}, facts)

@@ -18,12 +18,17 @@ from normlab.diagnosis.rules.theory import (
 )
 from normlab.diagnosis.studies.jacobian import spectral_norm, token_jacobian
 from normlab.nn import LayerNorm
-from normlab.reproduce.lab import Found, Lab, Row, generator, log_slope, mean
+from normlab.papers import study
+from normlab.reproduce.lab import Lab, Row, generator, log_slope, mean
 from normlab.reproduce.theory import Setting
+from normlab.spec.artefact import Measurement
 from normlab.spec.claim import Measure
 
 
-def relu_scale(lab: Lab, *, dims: Sequence[int], sigmas: Sequence[float], draws: int, seeds: int) -> Found:
+@study
+def relu_scale(
+    lab: Lab, *, dims: Sequence[int], sigmas: Sequence[float], draws: int, seeds: int
+) -> Measurement:
     """Lemma 1: the mean of ‖ReLU(X)‖² over what the lemma says, at every width and deviation."""
     rows: list[Row] = []
     for dim in dims:
@@ -51,7 +56,7 @@ def relu_scale(lab: Lab, *, dims: Sequence[int], sigmas: Sequence[float], draws:
                 }
             )
     lowest, highest = min(rows, key=lambda r: r["low"]), max(rows, key=lambda r: r["high"])
-    return Found(
+    return Measurement(
         {
             "lowest_ratio": Measure(lowest["ratio"], lowest["low"], lowest["high"]),
             "highest_ratio": Measure(highest["ratio"], highest["low"], highest["high"]),
@@ -68,9 +73,10 @@ LEMMA_2: Final[Mapping[str, Callable[[int, float], tuple[float, float]]]] = {
 """Bounds of the mean square behind layer l, with the gain of a feed-forward."""
 
 
+@study
 def hidden_scales(
     lab: Lab, *, dim: int, layers: int, tokens: int, seeds: int, ffn_dims: Sequence[int]
-) -> Found:
+) -> Measurement:
     """Lemma 2, and the formula for other widths of the feed-forward: mean squares over d by layer."""
     rows: list[Row] = []
     measures: dict[str, Measure] = {}
@@ -100,7 +106,7 @@ def hidden_scales(
         name = placement if ffn_dim == dim else f"post_d_ff_{ffn_dim}"
         measures[f"{name}_lowest"] = _worst(own, "theory_low", lowest=True)
         measures[f"{name}_highest"] = _worst(own, "theory_high", lowest=False)
-    return Found(
+    return Measurement(
         measures, {"scales": rows}, {"network": f"d {dim}, {layers} layers, {tokens} tokens, {seeds} seeds"}
     )
 
@@ -116,9 +122,10 @@ def _worst(rows: Sequence[Row], bound: str, *, lowest: bool) -> Measure:
     return Measure(*(row[name] / row[bound] for name in ("mean_square", "interval_low", "interval_high")))
 
 
+@study
 def norm_jacobian(
     lab: Lab, *, dims: Sequence[int], lengths: Sequence[float], mean_over_sd: float, seeds: int
-) -> Found:
+) -> Measurement:
     """Lemma 3 on full Jacobian matrices in float64: its exact form, and the published one."""
     rows: list[Row] = []
     for dim in dims:
@@ -141,7 +148,7 @@ def norm_jacobian(
     farthest = max(abs(r["spectral"] / r["exact"] - 1) for r in rows)
     plain = [r["spectral"] / r["published"] for r in rows if not r["shift"]]
     moved = [r["spectral"] / r["published"] for r in rows if r["shift"]]
-    return Found(
+    return Measurement(
         {
             "exact_error": Measure.exact(farthest),
             "slope": log_slope(lengths, slopes),
@@ -166,9 +173,10 @@ def _jacobian_row(norm: LayerNorm, x: Tensor, *, seed: int, shift: float) -> Row
     }
 
 
+@study
 def last_gradient(
     lab: Lab, *, depths: Sequence[int], dims: Sequence[int], dim: int, tokens: int, seeds: int
-) -> Found:
+) -> Measurement:
     """Theorem 1: the gradient of the last feed-forward matrix over depth, and over width; beside it the scale
     of what the last norm reads, whose inverse root it is to follow.
     """
@@ -210,10 +218,13 @@ def last_gradient(
         measures[f"{placement}_exponent_of_inverse_rms"] = log_slope(depths, scales)
         widths = curves(placement, "d", dims, layers=depths[0])
         measures[f"{placement}_exponent_in_d"] = log_slope(dims, widths)
-    return Found(measures, {"gradients": rows}, {"network": f"{tokens} tokens, {seeds} seeds, 1,000 types"})
+    return Measurement(
+        measures, {"gradients": rows}, {"network": f"{tokens} tokens, {seeds} seeds, 1,000 types"}
+    )
 
 
-def chi_square(lab: Lab, *, dim: int, epsilon: float, draws: int, seeds: int) -> Found:
+@study
+def chi_square(lab: Lab, *, dim: int, epsilon: float, draws: int, seeds: int) -> Measurement:
     """Appendix G: how often ‖Y‖² of a normal vector is beyond (1 + ε)d, and the bound for it."""
     bound = chi_square_tail(dim, epsilon)
     tails = []
@@ -221,7 +232,7 @@ def chi_square(lab: Lab, *, dim: int, epsilon: float, draws: int, seeds: int) ->
         lengths = torch.randn(draws, dim, generator=generator(seed=seed)).square().sum(-1)
         tails.append((lengths >= (1 + epsilon) * dim).double().mean().item())
     found = mean(tails)
-    return Found(
+    return Measurement(
         {"bound": Measure.exact(bound), "tail": found, "tail_over_bound": mean(t / bound for t in tails)},
         {"tails": [{"seed": s, "tail": t, "bound": bound} for s, t in enumerate(tails)]},
         {"draws": f"{seeds} times {draws:,} vectors of width {dim}, epsilon {epsilon:g}"},

@@ -1,4 +1,4 @@
-"""Reproductions as files: ``<folder>/<id>.json``, in the runs and among the kept results of a checkout."""
+"""Reproductions as files: ``<folder>/<id>.json``, in the runs and among the results that normlab keeps."""
 
 from __future__ import annotations
 
@@ -13,8 +13,10 @@ from normlab.spec.claim import VERDICTS, Measure, Verdict
 from normlab.spec.serialise import NOT_FINITE, from_plain
 from normlab.store.files import read_json, write_json_atomic
 
-KEPT: Final = Path("results/papers")
-"""Results of a checkout that are kept."""
+_PACKAGE: Final = Path(__file__).parents[1]
+INSTALLED: Final = _PACKAGE / "papers" / "results"
+KEPT: Final = INSTALLED if INSTALLED.is_dir() else _PACKAGE.parents[1] / "results" / "papers"
+"""Kept results: a wheel holds them inside the package, a checkout in its folder ``results/papers``."""
 State: TypeAlias = Verdict | Literal["stale", "damaged", "no study yet"]
 STATES: Final[tuple[State, ...]] = (*reversed(VERDICTS), "stale", "damaged", "no study yet")
 
@@ -38,7 +40,7 @@ class Standing:
 
 
 def folders(runs: Path) -> tuple[Path, ...]:
-    """Where reproductions are looked for, one folder after the other."""
+    """The folders that are searched for reproductions, in this order."""
     return runs / "papers", KEPT
 
 
