@@ -122,7 +122,7 @@ def _first(name: str, base: Result, head: Result) -> str:
         return f"first {name}, which only {'HEAD' if before is None else 'BASE'} has"
     if before[:2] != after[:2]:
         return f"first {name}, {before.dtype} {list(before.shape)} became {after.dtype} {list(after.shape)}"
-    return f"first {name}, by at most {before.apart(after):.3g}"
+    return f"first {name}, by up to {before.apart(after):.3g}"
 
 
 def _cells(

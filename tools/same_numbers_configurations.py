@@ -33,6 +33,16 @@ class DiagnosisOf:
     preset: str = "full"
 
 
+@dataclass(frozen=True)
+class Starts:
+    """The starting weights of several recipes, and logits and gradients of one fixed batch."""
+
+    model: str
+    """The class of the model."""
+    recipes: tuple[str, ...]
+    fields: Fields = field(default_factory=dict)
+
+
 _BASE: Final[Fields] = {
     "model.dim": 32,
     "model.ffn_dim": 64,
@@ -61,6 +71,16 @@ _PLAIN_TEXT: Final[Fields] = {
 }
 
 
+_PLACEMENTS: Final = (
+    "post pre sandwich periln olmo2 subln normformer mixln lnscale keel b2t residual admin admin_code "
+    "admin_free deepnorm rezero rezero_post skipinit fixup+untied tfixup layerscale"
+)
+_PARTS: Final = (
+    "rmsnorm scalenorm fixedscalenorm dyt derf untied fixnorm xavier_uniform smallinit looklinear learned "
+    "rope gelu swiglu qknorm normed nobias scalarbias innernorm ffn_innernorm headgain"
+)
+
+
 def translation(recipe: str, fields: Fields | None = None, **more: Any) -> Training:
     """A training on pairs of sentences."""
     return Training(recipe, _BASE | (fields or {}), **more)
@@ -71,7 +91,7 @@ def language_model(recipe: str, fields: Fields | None = None, **more: Any) -> Tr
     return Training(recipe, _BASE | _PLAIN_TEXT | (fields or {}), **more)
 
 
-CONFIGURATIONS: Final[dict[str, Training | DiagnosisOf]] = {
+CONFIGURATIONS: Final[dict[str, Training | DiagnosisOf | Starts]] = {
     "post": translation("post+warmup", {"machine.probes": "standard"}),
     "pre-adamw": translation(
         "pre+untied+gelu+adamw+cosine",
@@ -140,6 +160,12 @@ CONFIGURATIONS: Final[dict[str, Training | DiagnosisOf]] = {
     ),
     "two-ranks-shard": language_model(
         "subln+adamw", {"train.grad_accum_steps": 2, "machine.shard": True}, ranks=2
+    ),
+    "starts": Starts(
+        "Seq2Seq", (*_PLACEMENTS.split(), *(f"enc:pre/dec:post+{part}" for part in _PARTS.split())), _BASE
+    ),
+    "starts-encoder": Starts(
+        "Encoder", ("post", "pre+learned", "deepnorm", "subln+gelu"), _BASE | {"model.decoder_layers": 0}
     ),
     "diagnosis-pre": DiagnosisOf("pre", _BASE),
     "diagnosis-admin": DiagnosisOf("admin", _BASE | _PLAIN_TEXT | {"model.decoder_layers": 4}),

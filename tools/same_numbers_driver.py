@@ -47,6 +47,8 @@ class Driver:
     def give(self, name: str, out: Path) -> Tables:
         """The tables of one configuration; files of weights go to ``out``."""
         spec = self.configurations[name]
+        if "recipes" in spec:
+            return self.started(spec, out)
         if "preset" not in spec:
             return collected(self.trained(name), self.files, out)
         diagnosis = self.of_ours(spec) if spec["recipe"] else self.of_torch(spec)
@@ -67,6 +69,27 @@ class Driver:
             config = self.config(spec["recipe"], spec["fields"] | source)
             self._folders[name] = Path(self.home("train")(config, self.runs).path)
         return self._folders[name]
+
+    def started(self, spec: Mapping[str, Any], out: Path) -> Tables:
+        """Weights at the start, and logits and gradients of one batch, of some recipes: no table."""
+        import torch
+        from safetensors.torch import save_file
+
+        torch.set_num_threads(1)
+        kind, ids = self.home(spec["model"]), torch.arange(2, 34).reshape(2, 16)
+        for recipe in spec["recipes"]:
+            config = self.config(recipe, spec["fields"])
+            model = self.home("build")(kind, config.model, 40, seed=1).eval()
+            given = model(ids, ids.flip(1)) if config.model.decoder_layers else model(ids)
+            logits = given if isinstance(given, torch.Tensor) else given[0]
+            logits.square().mean().backward()
+            tensors = {"logits": logits.detach().contiguous()}
+            for name, weight in model.named_parameters():
+                tensors[name] = weight.detach()
+                if weight.grad is not None:
+                    tensors[f"{name}.grad"] = weight.grad
+            save_file(tensors, out / f"{recipe.replace('/', '-')}.safetensors")
+        return {}
 
     def of_ours(self, spec: Mapping[str, Any]) -> Any:
         """A diagnosis of a recipe at its start."""

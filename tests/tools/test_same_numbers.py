@@ -15,7 +15,7 @@ from safetensors.numpy import save_file
 
 import same_numbers
 from same_numbers_comparing import Names, difference, load, same
-from same_numbers_configurations import CONFIGURATIONS, Training
+from same_numbers_configurations import CONFIGURATIONS, Starts, Training
 from same_numbers_driver import TABLES, Driver, collected, configured, without_prose
 
 NO_NAMES: dict[str, Any] = {"tables": {}, "columns": {}, "words": {}, "tensors": {}, "left_out": ["seconds"]}
@@ -196,8 +196,8 @@ def test_every_name_is_known_to_the_code_as_it_is(tmp_path):
     for what in same_numbers.RENAMES["homes"]:
         assert driver.home(what)
     for one in CONFIGURATIONS.values():
-        if one.recipe:
-            assert driver.config(one.recipe, one.fields).recipe == one.recipe
+        for recipe in one.recipes if isinstance(one, Starts) else filter(None, [one.recipe]):
+            assert driver.config(recipe, one.fields).recipe == recipe
 
 
 @pytest.mark.parametrize("count", [1, 2, 40])
