@@ -1,0 +1,150 @@
+"""Compares the tables and tensors of two results bit by bit, under a map from old names to new ones."""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+import struct
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final, NamedTuple
+
+import numpy as np
+from safetensors import deserialize
+
+from same_numbers_driver import TABLES
+
+Row = Mapping[str, Any]
+ABSENT: Final = "nothing"
+"""Stands for a value that one of the two results does not have."""
+FLOATS: Final = {"F16": "<f2", "F32": "<f4", "F64": "<f8"}
+
+
+class Names:
+    """The newest names of tables, columns, text in cells and tensors.
+
+    ``tables``, ``columns`` and ``words`` map a new name to older ones. A column is given for one table, as
+    ``table.column``, or for all; a name with dots is renamed part by part. ``tensors`` maps a regular
+    expression over old names of tensors to what replaces the match, in cells that hold paths as well.
+    """
+
+    def __init__(self, renames: Mapping[str, Any]) -> None:
+        self._tables, self._columns, self._words = (
+            {old: new for new, olds in renames[kind].items() for old in olds}
+            for kind in ("tables", "columns", "words")
+        )
+        self._tensors = [(re.compile(old), new) for old, new in renames["tensors"].items()]
+        self._left_out = frozenset(renames["left_out"])
+
+    def tensor(self, name: str) -> str:
+        """The newest name of a tensor."""
+        for old, new in self._tensors:
+            name = old.sub(new, name)
+        return name
+
+    def tables(self, tables: Mapping[str, Sequence[Row]]) -> dict[str, list[dict[str, Any]]]:
+        """The tables under newest names, without the columns that are left out."""
+        return {(new := self._tables.get(name, name)): self._rows(new, tables[name]) for name in tables}
+
+    def _rows(self, table: str, rows: Sequence[Row]) -> list[dict[str, Any]]:
+        named = [{self._column(table, key): self._cell(value) for key, value in row.items()} for row in rows]
+        return [{key: value for key, value in row.items() if key not in self._left_out} for row in named]
+
+    def _column(self, table: str, name: str) -> str:
+        for_table = self._columns.get(f"{table}.{name}")
+        if for_table is not None:
+            return for_table.removeprefix(f"{table}.")
+        return ".".join(self._columns.get(part, part) for part in name.split("."))
+
+    def _cell(self, value: Any) -> Any:
+        return self.tensor(self._words.get(value, value)) if isinstance(value, str) else value
+
+
+class Tensor(NamedTuple):
+    """A stored tensor."""
+
+    dtype: str
+    shape: tuple[int, ...]
+    data: bytes
+
+    def apart(self, other: Tensor) -> float:
+        """The largest absolute difference; not a number where there is none to state."""
+        if self[:2] != other[:2] or self.dtype not in FLOATS:
+            return math.nan
+        mine, its = (np.frombuffer(t.data, FLOATS[t.dtype]).astype(np.float64) for t in (self, other))
+        with np.errstate(invalid="ignore"):
+            return float(np.abs(mine - its).max(initial=0.0))
+
+
+@dataclass(frozen=True)
+class Result:
+    """What one configuration gave."""
+
+    tables: Mapping[str, Sequence[Row]]
+    tensors: Mapping[str, Tensor]
+
+    @property
+    def cells(self) -> int:
+        return sum(len(row) for rows in self.tables.values() for row in rows)
+
+
+def load(folder: Path, names: Names) -> Result:
+    """A result that the driver wrote, under newest names."""
+    tensors = {
+        names.tensor(f"{file.stem}.{name}"): Tensor(
+            found["dtype"], tuple(found["shape"]), bytes(found["data"])
+        )
+        for file in sorted(folder.glob("*.safetensors"))
+        for name, found in deserialize(file.read_bytes())
+    }
+    return Result(names.tables(json.loads((folder / TABLES).read_text(encoding="utf-8"))), tensors)
+
+
+def difference(base: Result, head: Result) -> str:
+    """The first difference, and how many there are; empty where every bit is the same."""
+    cells = list(_cells(base.tables, head.tables))
+    names = sorted(base.tensors.keys() | head.tensors.keys())
+    tensors = [name for name in names if base.tensors.get(name) != head.tensors.get(name)]
+    said = []
+    if cells:
+        where, before, after = cells[0]
+        said.append(f"{where}: {before!r} became {after!r} (first of {len(cells)} cells)")
+    if tensors:
+        said.append(f"{len(tensors)} of {len(names)} tensors differ, {_first(tensors[0], base, head)}")
+    return "; ".join(said)
+
+
+def _first(name: str, base: Result, head: Result) -> str:
+    before, after = base.tensors.get(name), head.tensors.get(name)
+    if before is None or after is None:
+        return f"first {name}, which only {'HEAD' if before is None else 'BASE'} has"
+    if before[:2] != after[:2]:
+        return f"first {name}, {before.dtype} {list(before.shape)} became {after.dtype} {list(after.shape)}"
+    return f"first {name}, by up to {before.apart(after):.3g}"
+
+
+def _cells(
+    base: Mapping[str, Sequence[Row]], head: Mapping[str, Sequence[Row]]
+) -> Iterator[tuple[str, Any, Any]]:
+    """Place and both values of every cell that differs, in the order of the tables."""
+    for table in dict.fromkeys((*base, *head)):
+        before, after = base.get(table, ()), head.get(table, ())
+        if len(before) != len(after):
+            yield f"{table}, number of rows", len(before), len(after)
+        for number, (one, other) in enumerate(zip(before, after, strict=False), start=1):
+            step = f", step {one['step']}" if "step" in one else ""
+            for column in dict.fromkeys((*one, *other)):
+                values = one.get(column, ABSENT), other.get(column, ABSENT)
+                if not same(*values):
+                    yield f"{table} row {number}{step}, {column}", *values
+
+
+def same(one: Any, other: Any) -> bool:
+    """Whether two cells are equal to the last bit; a whole number equals the same number as a float."""
+    if isinstance(one, (bool, str, type(None))) or isinstance(other, (bool, str, type(None))):
+        return type(one) is type(other) and one == other
+    if isinstance(one, int) and isinstance(other, int):
+        return one == other
+    return struct.pack("d", one) == struct.pack("d", other)

@@ -1,0 +1,276 @@
+"""Runs the configurations of one job with the normlab of one commit; ``tools/same_numbers.py`` starts it.
+
+    PYTHONPATH=<checkout>/src python tools/same_numbers_driver.py FOLDER
+
+``FOLDER/job.json`` says what to run, and where modules, fields and files of normlab are: the driver knows
+none by name. ``FOLDER/<configuration>`` then holds the result: ``tables.json``, tables of rows by name, and
+files of weights; or ``error.txt``.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import os
+import re
+import shutil
+import sys
+import tempfile
+from collections.abc import Collection, Iterator, Mapping
+from importlib import import_module
+from pathlib import Path
+from typing import Any, Final
+
+PAIRS, HELD_OUT, BATCH_TOKENS = 300, 24, 256
+TABLES: Final = "tables.json"
+ERROR: Final = "error.txt"
+STATUS: Final = ("step", "best_step", "outcome.state", "outcome.step")
+"""The parts of a run's status that are compared."""
+REQUIRED: Final = ("metrics", "scores", "last.model", "best.model")
+"""Every run has these; without the check, two commits whose files are not found would look identical."""
+NUMBER: Final = re.compile(r"\d+(?:\.\d+)?(?:e[+-]\d+)?")
+Row = dict[str, Any]
+Tables = dict[str, list[Row]]
+
+
+class Driver:
+    """Trains and diagnoses with the normlab that this process imports."""
+
+    def __init__(self, job: Mapping[str, Any], runs: Path, text: Path) -> None:
+        self.homes, self.files = job["homes"], job["files"]
+        self.older, self.optional = job["fields"], job["optional"]
+        self.configurations = job["configurations"]
+        self.runs = runs
+        self.text = written(self.home("generate")("mixed-de-en", pairs=PAIRS, seed=0), text)
+        self._folders: dict[str, Path] = {}
+
+    def give(self, name: str, out: Path) -> Tables:
+        """The tables of one configuration; files of weights go to ``out``."""
+        spec = self.configurations[name]
+        if "recipes" in spec:
+            return self.started(spec, out)
+        if "preset" not in spec:
+            return collected(self.trained(name), self.files, out)
+        diagnosis = self.of_ours(spec) if spec["recipe"] else self.of_torch(spec)
+        found = [
+            {"name": f.name, "severity": f.severity, "table": f.table, **f.numbers}
+            for f in diagnosis.findings
+        ]
+        return {
+            name: [{column: without_prose(value) for column, value in row.items()} for row in rows]
+            for name, rows in {**diagnosis.tables, "findings": found}.items()
+        }
+
+    def trained(self, name: str) -> Path:
+        """The run folder of a training, which is done once."""
+        if name not in self._folders:
+            spec = self.configurations[name]
+            source = {"train.init_from": str(self.trained(spec["init_from"]))} if spec["init_from"] else {}
+            config = self.config(spec["recipe"], spec["fields"] | source)
+            self._folders[name] = Path(self.home("train")(config, self.runs).path)
+        return self._folders[name]
+
+    def started(self, spec: Mapping[str, Any], out: Path) -> Tables:
+        """Weights at the start, and logits and gradients of one batch, of some recipes: no table."""
+        import torch
+        from safetensors.torch import save_file
+
+        torch.set_num_threads(1)
+        kind, ids = self.home(spec["model"]), torch.arange(2, 34).reshape(2, 16)
+        for recipe in spec["recipes"]:
+            config = self.config(recipe, spec["fields"])
+            model = self.home("build")(kind, config.model, 40, seed=1).eval()
+            given = model(ids, ids.flip(1)) if config.model.decoder_layers else model(ids)
+            logits = given if isinstance(given, torch.Tensor) else given[0]
+            logits.square().mean().backward()
+            tensors = {"logits": logits.detach().contiguous()}
+            for name, weight in model.named_parameters():
+                tensors[name] = weight.detach()
+                if weight.grad is not None:
+                    tensors[f"{name}.grad"] = weight.grad
+            save_file(tensors, out / f"{recipe.replace('/', '-')}.safetensors")
+        return {}
+
+    def of_ours(self, spec: Mapping[str, Any]) -> Any:
+        """A diagnosis of a recipe at its start."""
+        config = self.config(spec["recipe"], spec["fields"])
+        case = self.home("case")(config, self.runs, tokens=BATCH_TOKENS)
+        return self.home("diagnosed")(case, spec["preset"])
+
+    def of_torch(self, spec: Mapping[str, Any]) -> Any:
+        """A diagnosis of ``torch.nn.TransformerEncoder`` on a fixed batch."""
+        import torch
+        from torch import nn
+
+        torch.manual_seed(1)
+        torch.set_num_threads(1)
+        layer = nn.TransformerEncoderLayer(32, 4, 64, batch_first=True)
+        encoder = nn.TransformerEncoder(layer, 4, enable_nested_tensor=False)
+        model = nn.Sequential(nn.Embedding(50, 32), encoder, nn.Linear(32, 50))
+        ids = torch.randint(50, (6, 11))
+
+        def loss(model: nn.Module, batch: torch.Tensor) -> torch.Tensor:
+            return nn.functional.cross_entropy(model(batch).flatten(0, 1), batch.flip(1).flatten())
+
+        return self.home("diagnose")(model, ids, loss=loss, lr=1e-3, preset=spec["preset"])
+
+    def home(self, what: str) -> Any:
+        """A function or class of normlab, from the first of its places that there is.
+
+        Raises LookupError where there is none, and what its module raises when it cannot be imported.
+        """
+        for place in self.homes[what]:
+            module, _, attribute = place.partition(":")
+            try:
+                found: Any = import_module(module)
+            except ModuleNotFoundError as error:
+                if error.name is None or not f"{module}.".startswith(f"{error.name}."):
+                    raise
+                continue
+            for part in attribute.split("."):
+                found = getattr(found, part, None)
+            if callable(found):
+                return found
+        raise LookupError(
+            f"{what!r} is in none of {', '.join(self.homes[what])}; add its new place to RENAMES"
+        )
+
+    def config(self, recipe: str, wanted: Mapping[str, Any]) -> Any:
+        """The resolved configuration with these fields."""
+        kind = wanted.get("task", "translation")
+        default, fields = self.home("Config")(), {**wanted, **self.text[kind]}
+        base = configured(default, fields, self.older, self.optional)
+        return self.home("resolve")(recipe, base)
+
+
+def written(splits: Any, folder: Path) -> dict[str, dict[str, str]]:
+    """Task to the fields that name its text: a built-in corpus, and its target side as plain text."""
+    files: dict[str, dict[str, str]] = {"translation": {}, "language_model": {}}
+    for name, count in {"train": PAIRS, "dev": HELD_OUT, "test": HELD_OUT}.items():
+        pairs = getattr(splits, name)
+        for side, lines in {"src": pairs.source, "tgt": pairs.target}.items():
+            path = folder / f"{name}.{side}"
+            path.write_text("".join(f"{line}\n" for line in lines[:count]), encoding="utf-8")
+            files["translation"][f"data.{name}_{side}"] = str(path)
+        files["language_model"][f"data.{name}_text"] = str(path)
+    return files
+
+
+def configured(
+    default: Any, wanted: Mapping[str, Any], older: Mapping[str, list[str]], optional: Collection[str] = ()
+) -> Any:
+    """A dataclass of dataclasses with fields at dotted paths changed, each under the first of its names that
+    there is.
+
+    Raises LookupError for a field with none of its names there, unless it is optional.
+    """
+    known, placed = set(paths(default)), dict[str, Any]()
+    for path, value in wanted.items():
+        names = [name for name in (path, *older.get(path, ())) if name in known]
+        if not names and path in optional:
+            continue
+        if not names:
+            tried = ", ".join((path, *older.get(path, ())))
+            raise LookupError(f"no field {tried} in {type(default).__name__}; add its name there to RENAMES")
+        placed[names[0]] = value
+    return _filled(default, placed)
+
+
+def paths(section: Any) -> Iterator[str]:
+    """Dotted paths of the fields that are no dataclasses."""
+    for f in dataclasses.fields(section):
+        value = getattr(section, f.name)
+        inner = paths(value) if dataclasses.is_dataclass(value) else ("",)
+        yield from (f"{f.name}.{path}".rstrip(".") for path in inner)
+
+
+def _filled(section: Any, placed: Mapping[str, Any]) -> Any:
+    changes: dict[str, Any] = {}
+    for f in dataclasses.fields(section):
+        inside = {p.partition(".")[2]: v for p, v in placed.items() if p.partition(".")[0] == f.name}
+        if "" in inside:
+            changes[f.name] = inside[""]
+        elif inside:
+            changes[f.name] = _filled(getattr(section, f.name), inside)
+    return dataclasses.replace(section, **changes)
+
+
+def collected(folder: Path, files: Mapping[str, list[str]], out: Path) -> Tables:
+    """The tables of a run folder's files, each under the first of its names; files of weights are copied.
+
+    Raises LookupError where a file that every run has is not found.
+    """
+    tables: Tables = {}
+    for name, places in files.items():
+        path = next((folder / place for place in places if (folder / place).exists()), None)
+        if path is None and name in REQUIRED:
+            raise LookupError(f"no {' or '.join(places)} in the run folder; add the new name to RENAMES")
+        if path is None:
+            continue
+        if path.suffix == ".safetensors":
+            shutil.copy(path, out / f"{name}.safetensors")
+        else:
+            for table, row in _rows(name, path.read_text(encoding="utf-8"), path.suffix):
+                tables.setdefault(table, []).append(row)
+    return tables
+
+
+def _rows(name: str, text: str, suffix: str) -> Iterator[tuple[str, Row]]:
+    """Table and row of everything in a file."""
+    if suffix == ".txt":
+        yield from ((name, {"line": line}) for line in text.split("\n"))
+    elif suffix == ".json":
+        leaves = dict(flat(json.loads(text)))
+        kept = STATUS if name == "status" else [key for key in leaves if not _is_prose(leaves[key])]
+        yield name, {key: leaves.get(key) for key in kept}
+    else:
+        rows = [json.loads(line) for line in text.splitlines()]
+        if name == "probes":  # names of probes change, their values do not
+            rows = [{"step": row["step"], "value": row["value"]} for row in rows]
+            rows.sort(key=lambda row: (row["step"], str(row["value"])))
+        yield from ((f"{name}.{row['kind']}" if "kind" in row else name, row) for row in rows)
+
+
+def without_prose(value: Any) -> Any:
+    """A sentence's numbers alone, since its words may improve; any other value as it is."""
+    return " ".join(NUMBER.findall(value)) if _is_prose(value) else value
+
+
+def _is_prose(value: Any) -> bool:
+    return isinstance(value, str) and " " in value
+
+
+def flat(value: Any, path: str = "") -> Iterator[tuple[str, Any]]:
+    """Dotted path and value of everything in nested dicts and lists that is neither."""
+    if isinstance(value, (dict, list)):
+        items = value.items() if isinstance(value, dict) else enumerate(value)
+        for key, inner in items:
+            yield from flat(inner, f"{path}.{key}" if path else str(key))
+    else:
+        yield path, value
+
+
+def main(work: Path) -> None:
+    """Run each configuration of a job; under torchrun the first rank writes."""
+    import normlab
+
+    job = json.loads((work / "job.json").read_text(encoding="utf-8"))
+    imported = Path(normlab.__file__).resolve()
+    if not imported.is_relative_to(job["source"]):
+        raise RuntimeError(f"normlab was imported from {imported}, not from {job['source']}")
+    with tempfile.TemporaryDirectory() as scratch:
+        driver = Driver(job, work / "runs", Path(scratch))
+        for name in job["names"]:
+            out = work / name if os.environ.get("RANK", "0") == "0" else Path(scratch) / name
+            out.mkdir()
+            try:
+                tables = driver.give(name, out)
+                (out / TABLES).write_text(json.dumps(tables), encoding="utf-8")
+            except Exception as error:
+                (out / ERROR).write_text(f"{type(error).__name__}: {error}", encoding="utf-8")
+                if "RANK" in os.environ:  # or the other ranks would wait for this one
+                    raise
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]))
