@@ -135,7 +135,7 @@ class Diagnose:
         """Raises UserError with what to type for what cannot be diagnosed."""
         try:
             return case.diagnosed(self.preset, blocks=self.blocks, branches=self.branches)
-        except ValueError as error:
+        except UserError as error:
             typed = ", ".join(flag for python, flag in FLAGS.items() if python in str(error))
             if not typed:
                 raise

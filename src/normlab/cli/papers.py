@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import sys
-import traceback
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,6 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Final
 
 from tyro.conf import Positional, arg
 
+from normlab.cli import failures
 from normlab.cli.common import RUNS, Imports, Switch
 from normlab.errors import UserError
 
@@ -152,11 +152,8 @@ class Reproduce:
                 console.print(Text.assemble((artefact.id, "bold"), f": {artefact.asserts}"))
             _verdicts(console, standing)
             page = write_reproduction_page(standing, self._folder())
-        except Exception as error:
-            if os.environ.get("NORMLAB_DEBUG"):
-                traceback.print_exception(error)
-            kind = "" if isinstance(error, (ValueError, OSError)) else f" ({type(error).__name__})"
-            print(f"normlab: {error}{kind}", file=sys.stderr)
+        except Exception as error:  # the artefacts that follow are measured all the same
+            failures.tell(error, ["reproduce", artefact.id])
             return False
         print(f"page: {page}")
         return True

@@ -129,7 +129,7 @@ def runs(store: Runs) -> None:
             config, status = folder.config(), folder.status()
             stopped += [f"{folder.path.name}: {_stopped(status)}"] if status.stopped else []
             forced |= {config.recipe: config.forced} if config.forced else {}
-        except (ValueError, OSError) as error:
+        except (UserError, OSError) as error:
             damaged.append(f"{folder.path.name}: {error}")
     if rows:
         terminal.write(_fitted(header, rows, (">time", ">step", ">dev", ">seed")))

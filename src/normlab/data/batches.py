@@ -14,7 +14,6 @@ from numpy.typing import NDArray
 from normlab.data.ragged import Ints, TokenPairs
 from normlab.data.shapes import Shape
 from normlab.data.tokenizer import BOS, EOS, PAD, UNK
-from normlab.errors import UserError
 from normlab.spec.randomness import derive
 
 _DRAWS_AT_A_TIME = 2**21
@@ -59,7 +58,7 @@ class Batches:
 
     def __init__(self, pairs: TokenPairs, shapes: Sequence[Shape], seed: int) -> None:
         if len(pairs) == 0:
-            raise UserError("there is no pair to make batches of; pass at least one")
+            raise ValueError("there is no pair to make batches of; pass at least one")
         self._pairs, self._shapes, self._seed = pairs, tuple(shapes), seed
         self._bucket = _buckets(pairs, self._shapes)
         sizes = np.bincount(self._bucket, minlength=len(shapes))
@@ -98,7 +97,7 @@ class Batches:
 
 
 def _buckets(pairs: TokenPairs, shapes: Sequence[Shape]) -> NDArray[np.uint8]:
-    """The smallest shape that holds each pair. Raises UserError where there is none."""
+    """The smallest shape that holds each pair. Raises ValueError where there is none."""
     buckets = np.empty(len(pairs), np.uint8)
     longest = np.zeros(2, np.int64)
     start = 0
@@ -112,7 +111,7 @@ def _buckets(pairs: TokenPairs, shapes: Sequence[Shape]) -> NDArray[np.uint8]:
         start += len(source)
     largest = shapes[-1]
     if longest[0] > largest.source or longest[1] > largest.target:
-        raise UserError(
+        raise ValueError(
             f"the largest shape holds {largest.source} + {largest.target} positions, but the pairs need "
             f"up to {longest[0]} + {longest[1]}; plan the shapes from these pairs with plan_shapes"
         )

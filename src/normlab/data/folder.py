@@ -63,11 +63,14 @@ def whole_manifest(folder: Path) -> dict[str, Any]:
 def manifest_of(folder: Path) -> dict[str, Any] | None:
     """The manifest of a folder that is there and whole, else None."""
     try:
-        manifest = json.loads((folder / "manifest.json").read_text("utf-8"))
-        whole = all((folder / name).stat().st_size == size for name, size in manifest["files"].items())
-    except (OSError, ValueError, KeyError, TypeError, AttributeError):
+        manifest = json.loads((folder / "manifest.json").read_bytes())
+    except (OSError, ValueError, RecursionError):
         return None
-    return manifest if whole else None
+    files = manifest.get("files") if isinstance(manifest, dict) else None
+    if not isinstance(files, dict):
+        return None
+    sizes = {path.name: path.stat().st_size for path in folder.iterdir()}
+    return manifest if all(sizes.get(name) == size for name, size in files.items()) else None
 
 
 def id_type(vocab_size: int) -> type[np.integer]:

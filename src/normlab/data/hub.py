@@ -46,7 +46,7 @@ class HubSet:
         try:
             with _in_words(self) as datasets:
                 return list(datasets.get_dataset_split_names(self._where, self.config or None))
-        except ValueError:
+        except UserError:
             self._require_config()
             raise
 
@@ -55,7 +55,7 @@ class HubSet:
         try:
             with _in_words(self) as datasets:
                 return datasets.load_dataset(self._where, self.config or None, split=split)
-        except ValueError:
+        except UserError:
             self._require_config()
             self._require_split(split)
             raise

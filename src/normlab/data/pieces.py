@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import binascii
 import io
 import json
 import re
@@ -75,7 +76,13 @@ class SentencePieces(Tokenizer):
 
     @classmethod
     def of_json(cls, content: dict[str, Any]) -> SentencePieces:
-        return cls(base64.b64decode(content[KEY], validate=True))
+        """Raises UserError if the value is not base 64 or no SentencePiece model."""
+        value = content[KEY]
+        try:
+            model = base64.b64decode(value if isinstance(value, str) else "", validate=True)
+        except binascii.Error as error:
+            raise UserError(f"its JSON is damaged: {KEY} is not base 64 ({error})") from error
+        return cls(model)
 
     @property
     def vocab_size(self) -> int:

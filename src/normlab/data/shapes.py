@@ -10,7 +10,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from normlab.data.ragged import TokenPairs
-from normlab.errors import UserError
 
 
 @dataclass(frozen=True)
@@ -31,7 +30,7 @@ def plan_shapes(pairs: TokenPairs, max_tokens: int, count: int = 16) -> list[Sha
     that is more than ``max_tokens``. Memory does not grow with the text.
     """
     if len(pairs) == 0:
-        raise UserError("there is no pair to plan batch shapes for; pass at least one")
+        raise ValueError("there is no pair to plan batch shapes for; pass at least one")
     cells = _Cells(pairs)
     table = cells.table()
     corners = _equal_shares(cells, table, count)

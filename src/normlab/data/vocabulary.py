@@ -6,7 +6,9 @@ import hashlib
 import itertools
 import json
 from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from normlab.data import pieces, words
 from normlab.data.pieces import SentencePieces
@@ -15,6 +17,7 @@ from normlab.data.tokenizer import BytePairs, Tokenizer
 from normlab.data.words import Worded, split_both
 from normlab.errors import UserError
 from normlab.spec.config import DataConfig
+from normlab.spec.serialise import from_plain
 
 LEARNED: Mapping[str, Callable[[Iterable[str], int], Tokenizer]] = {
     "bpe": BytePairs.train,
@@ -62,7 +65,7 @@ def _ready(config: DataConfig) -> Tokenizer:
     path, content = config.tokenizer, _content(config.tokenizer)
     try:
         found = parse(content)
-    except ValueError as error:
+    except UserError as error:
         raise UserError(f"{path} is no tokenizer: {error}; type {_FORMS}") from error
     if not isinstance(found, Worded):
         return found
@@ -81,7 +84,7 @@ def load(path: str | Path) -> Tokenizer:
         raise FileNotFoundError(f"there is no tokenizer file {path}; prepare the data again")
     try:
         return parse(Path(path).read_bytes())
-    except ValueError as error:
+    except UserError as error:
         raise UserError(
             f"{path} is no tokenizer ({error}); bring back the file that the model was trained with"
         ) from error
@@ -94,21 +97,35 @@ def parse(content: bytes) -> Tokenizer:
     """
     if not content.lstrip().startswith(b"{"):
         return SentencePieces(content)
-    text = content.decode("utf-8")
+    try:
+        text = content.decode("utf-8")
+    except UnicodeDecodeError as error:
+        raise UserError(f"byte {error.start} is not UTF-8") from error
     try:
         fields = json.loads(text)
-    except (json.JSONDecodeError, RecursionError):
-        return BytePairs.of_json(text)  # which says where it ends to be one
-    try:
-        if words.KEY in fields:
-            about, inner = fields[words.KEY], json.dumps(fields["tokenizer"])
-            source, target = about["languages"]
-            return Worded(parse(inner.encode()), about["name"], (source, target))
-        if pieces.KEY in fields:
-            return SentencePieces.of_json(fields)
-    except (KeyError, TypeError, AttributeError) as error:
-        raise UserError(f"its JSON is damaged: {error!r}") from error
+    except (ValueError, RecursionError):
+        return BytePairs.of_json(text)  # its error says where the JSON breaks off
+    if words.KEY in fields:
+        return _worded(fields)
+    if pieces.KEY in fields:
+        return SentencePieces.of_json(fields)
     return BytePairs.of_json(text)
+
+
+@dataclass(frozen=True)
+class PretokenizerEntry:
+    """The entry of a ``Worded`` tokenizer's JSON that says how its words are found."""
+
+    name: str
+    languages: tuple[str, str]
+
+
+def _worded(fields: dict[str, Any]) -> Worded:
+    about: PretokenizerEntry = from_plain(PretokenizerEntry, fields[words.KEY], words.KEY)
+    if not isinstance(fields.get("tokenizer"), dict):
+        raise UserError("its JSON is damaged: it has no object 'tokenizer'")
+    inner = json.dumps(fields["tokenizer"])
+    return Worded(parse(inner.encode()), about.name, about.languages)
 
 
 _FORMS = "--tokenizer bpe or --tokenizer unigram, which are learned from the text, or name a model's file"

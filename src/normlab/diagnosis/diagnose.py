@@ -218,7 +218,7 @@ def _finite_loss(subject: Subject) -> float:
 
 def _failure(study: str, error: Exception) -> Finding:
     said = " ".join(str(error).split())[:300]
-    refused = isinstance(error, ValueError)
+    refused = isinstance(error, UserError)
     kind, severity = ("", "note") if refused else (f"{type(error).__name__}: ", "warning")
     return Finding("not_done", severity, f"the study {study} was not done: {kind}{said}", "", {})
 

@@ -24,6 +24,7 @@ from normlab.diagnosis.studies.representation import norm_parameters, similarity
 from normlab.diagnosis.studies.scales import scales
 from normlab.diagnosis.studies.updates import updates
 from normlab.diagnosis.table import Table
+from normlab.errors import UserError
 
 SEEDS: Final = 4
 """Random changes of the weights, for the interval of the exponent; dear where there are many weights."""
@@ -63,7 +64,7 @@ class Question:
             return replace(self.subject, batch=self.batches[0])
         try:
             return cropped(self.subject, SMALL_TOKENS)[0]
-        except ValueError:
+        except UserError:
             return self.subject
 
     @cached_property

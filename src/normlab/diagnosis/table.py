@@ -6,8 +6,6 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import TypeAlias
 
-from normlab.errors import UserError
-
 Value: TypeAlias = float | int | str | None
 Row: TypeAlias = Mapping[str, Value]
 
@@ -16,7 +14,7 @@ Row: TypeAlias = Mapping[str, Value]
 class Table:
     """Rows of numbers and words under one name; every row has the same columns.
 
-    Raises UserError for a row that has others than the first.
+    Raises ValueError for a row that has others than the first.
     """
 
     name: str
@@ -25,7 +23,7 @@ class Table:
     def __post_init__(self) -> None:
         for row in self.rows:
             if tuple(row) != self.columns:
-                raise UserError(
+                raise ValueError(
                     f"table {self.name!r}: a row has the columns {tuple(row)}, not {self.columns}"
                 )
 

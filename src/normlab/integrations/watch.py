@@ -141,7 +141,7 @@ class Watch:
         try:
             with undisturbed(module):
                 structure = read_structure(module, given, call=call)
-        except ValueError as error:
+        except UserError as error:
             raise UserError(
                 f'{error}. Or name the probes: Probes([Probe("*.mlp", "output", "rms")])'
             ) from error

@@ -49,7 +49,7 @@ class Queue:
 
     def __init__(self, root: Path, jobs: int, watch: Watch = lambda folders: None) -> None:
         if jobs < 1:
-            raise UserError(f"jobs is at least 1, got {jobs}")
+            raise ValueError(f"jobs is at least 1, got {jobs}")
         self.root, self.jobs, self.watch = root, jobs, watch
         self.waiting: deque[Config] = deque()
         self.asked: list[RunFolder] = []
@@ -101,7 +101,7 @@ class Queue:
         """
         folder = RunFolder(self.root / run_id(config))
         self.failed[folder.path.name] = reason
-        with contextlib.suppress(OSError, ValueError):
+        with contextlib.suppress(OSError, UserError):
             status = folder.status()
             if folder.path.exists() and status.state != "running":
                 folder.set_status(replace(status, state="failed", error=reason))
@@ -123,7 +123,7 @@ class Queue:
     def _goes_on(self, config: Config) -> bool:
         """Whether a run whose worker died has come further since the last time, or may still try."""
         run, step = run_id(config), 0
-        with contextlib.suppress(OSError, ValueError):
+        with contextlib.suppress(OSError, UserError):
             step = RunFolder(self.root / run).status().step
         before, count = self._deaths.get(run, (0, 0))
         self._deaths[run] = step, 1 if step > before else count + 1

@@ -8,6 +8,7 @@ import time
 import traceback
 from pathlib import Path
 
+from normlab.errors import UserError
 from normlab.recipes.plugins import load_plugins
 from normlab.spec.config import Config, run_id
 from normlab.spec.serialise import from_json
@@ -50,7 +51,8 @@ def _answer(config: Config, root: Path) -> str:
             time.sleep(_BUSY_SECONDS)
         except Exception as error:
             traceback.print_exc()
-            return " ".join(f"{type(error).__name__}: {error}".split())
+            kind = "" if isinstance(error, UserError) else f"{type(error).__name__}: "
+            return " ".join(f"{kind}{error}".split())
         else:
             return "done"
 

@@ -72,6 +72,6 @@ def _import(name: str, asked_by: str) -> None:
         elif missing and (name + ".").startswith(f"{getattr(error, 'name', '')}."):
             hint = f"; it is looked for in {Path.cwd()} and among what is installed"
         said = (
-            str(error) if isinstance(error, (ImportError, ValueError)) else f"{type(error).__name__}: {error}"
+            str(error) if isinstance(error, (ImportError, UserError)) else f"{type(error).__name__}: {error}"
         )
         raise UserError(f"cannot import {name!r} ({asked_by}): {said}{hint}") from error

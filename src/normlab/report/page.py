@@ -17,7 +17,6 @@ import jinja2
 import polars as pl
 from markupsafe import Markup
 
-from normlab.errors import UserError
 from normlab.figures.theme import Drawn, colour, dash, theme
 
 LIMIT_BYTES: Final = 5_000_000
@@ -145,7 +144,7 @@ class Page:
         names = [chart.name for chart in charts]
         twice = sorted({name for name in names if names.count(name) > 1})
         if twice:
-            raise UserError(
+            raise ValueError(
                 f"charts need names of their own, but these occur twice: {', '.join(twice)}; rename one"
             )
         text = _template().render(
@@ -159,7 +158,7 @@ class Page:
         )
         size = len(text.encode())
         if size > LIMIT_BYTES:
-            raise UserError(
+            raise ValueError(
                 f"the page has {size:,} bytes, at most {LIMIT_BYTES:,} are allowed; draw fewer points"
             )
         return text

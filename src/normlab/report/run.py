@@ -38,7 +38,7 @@ def run_page(folder: Path) -> str:
     """The run in ``folder`` as one self-contained HTML page; also while it is still running.
 
     Raises:
-        ValueError: the folder holds no readable run.
+        UserError: the folder holds no readable run.
     """
     folder = folder.resolve()
     run = view(folder.parent, folder.name)

@@ -7,8 +7,6 @@ from dataclasses import dataclass
 from math import inf, isfinite
 from typing import Final, Literal, TypeAlias
 
-from normlab.errors import UserError
-
 Verdict: TypeAlias = Literal["agrees", "disagrees", "undecided", "not run"]
 VERDICTS: Final[tuple[Verdict, ...]] = ("disagrees", "undecided", "not run", "agrees")
 """The one that decides first: a whole agrees only where each of its parts does."""
@@ -32,7 +30,7 @@ class Measure:
 class Claim:
     """One assertion: that a measure lies between two bounds.
 
-    Raises UserError for a claim that nothing could contradict.
+    Raises ValueError for a claim that nothing could contradict.
     """
 
     says: str
@@ -46,7 +44,7 @@ class Claim:
 
     def __post_init__(self) -> None:
         if not (isfinite(self.at_least) or isfinite(self.at_most)) or self.at_least > self.at_most:
-            raise UserError(
+            raise ValueError(
                 f"the claim {self.says!r} allows {self.at_least} to {self.at_most}, which decides nothing; "
                 "give at_least, at_most or both, the smaller one first"
             )

@@ -36,7 +36,7 @@ def from_json(kind: type[T], text: str) -> T:
     """
     try:
         content = parsed(text)
-    except ValueError as error:
+    except UserError as error:
         raise UserError(f"this is not JSON: {error}") from error
     return from_plain(kind, content)
 
@@ -47,6 +47,10 @@ def parsed(text: str) -> Any:
         return json.loads(text.removeprefix("\ufeff"), object_pairs_hook=_object)
     except json.JSONDecodeError as error:
         raise UserError(f"{error.msg} in line {error.lineno}, column {error.colno}") from error
+    except UserError:
+        raise
+    except ValueError as error:  # Python reads no whole number of thousands of digits
+        raise UserError(str(error)) from error
     except RecursionError:
         raise UserError("lists or objects inside one another, thousands deep") from None
 
@@ -109,7 +113,7 @@ def _dataclass(kind: Any, value: Any, where: str) -> Any:
     read = {key: from_plain(fields[key][0], v, _join(where, key)) for key, v in value.items()}
     try:
         return kind(**read)
-    except ValueError as error:
+    except UserError as error:
         raise UserError(f"{where}: {error}" if where else str(error)) from error
 
 
@@ -149,12 +153,14 @@ def _scalar(kind: Any, value: Any, where: str) -> Any:
     if type(value) is not kind:
         _refuse(value, where, _WORDS[kind])
     if kind is str and not _encodable(str(value)):
-        _refuse(value, where, "text without halves of surrogate pairs")
+        _refuse(value, where, "text without halves of surrogate pairs and without NUL")
     return value
 
 
 def _encodable(text: str) -> bool:
-    """Whether UTF-8 can hold the text; JSON can spell some that it cannot."""
+    """Whether UTF-8 and a path can hold the text; JSON can spell some that they cannot."""
+    if "\0" in text:
+        return False
     try:
         text.encode()
     except UnicodeEncodeError:

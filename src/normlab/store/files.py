@@ -15,12 +15,14 @@ from normlab.spec.serialise import parsed, to_plain
 
 
 def read_json(path: Path) -> Any:
-    """Raises UserError with line and column where the file is not JSON."""
+    """Read a JSON file. Raises UserError with line and column if it is not JSON, or not UTF-8 text."""
     try:
-        return parsed(path.read_text(encoding="utf-8"))
+        text = path.read_text(encoding="utf-8")
     except UnicodeDecodeError as error:
         raise UserError(f"{path} is not UTF-8 text: byte {error.start}; mend or delete it") from error
-    except ValueError as error:
+    try:
+        return parsed(text)
+    except UserError as error:
         raise UserError(f"{path} is not JSON: {error}; mend or delete it") from error
 
 

@@ -132,7 +132,7 @@ class RunFolder:
             return Status()
         try:
             status: Status = from_plain(Status, content)
-        except ValueError as error:
+        except UserError as error:
             raise UserError(f"{path}: {error}; mend or delete it") from error
         if status.state == "running" and not held(self.path) and not self.elsewhere():
             return replace(status, state="interrupted")
@@ -272,7 +272,7 @@ def read_config(path: Path) -> Config:
     wrapped = isinstance(content, dict) and "config" in content
     try:
         return from_plain(Config, content["config"] if wrapped else content)
-    except ValueError as error:
+    except UserError as error:
         raise UserError(f"{path}: {error}") from error
 
 
@@ -296,16 +296,22 @@ def _rows(path: Path) -> list[Row]:
     *whole, _ = path.read_text(encoding="utf-8", errors="replace").split("\n")
     rows: list[Row] = []
     for number, line in enumerate(whole, start=1):
-        try:
-            row = json.loads(line)
-            if not isinstance(row, dict) or type(row.get("step")) is not int:
-                raise TypeError("a row is an object with a step")
-        except (ValueError, TypeError, RecursionError) as error:
-            if number == len(whole):
-                break
-            raise UserError(f"{path} is damaged in line {number}; delete that line") from error
+        row = _row(line)
+        if row is None and number == len(whole):
+            break
+        if row is None:
+            raise UserError(f"{path} is damaged in line {number}; delete that line")
         rows.append({key: float(v) if v in NOT_FINITE else v for key, v in row.items()})
     return rows
+
+
+def _row(line: str) -> Row | None:
+    """Parse a line; None if it holds no object with a step."""
+    try:
+        row = json.loads(line)
+    except (ValueError, RecursionError):
+        return None
+    return row if isinstance(row, dict) and type(row.get("step")) is int else None
 
 
 def _some(ids: list[str], most: int = 8) -> str:

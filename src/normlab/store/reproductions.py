@@ -59,7 +59,7 @@ def read_reproduction(path: Path) -> Reproduction:
     """
     try:
         stored: _Stored = from_plain(_Stored, read_json(path))
-    except ValueError as error:
+    except UserError as error:
         raise UserError(f"{path} holds no reproduction: {error}; delete it, then: {again(path)}") from error
     if stored.id != path.stem:
         raise UserError(
@@ -98,7 +98,7 @@ def again(path: Path) -> str:
 def _read(artefact: Artefact, path: Path) -> Standing:
     try:
         found = read_reproduction(path)
-    except ValueError as error:
+    except UserError as error:
         return Standing(artefact, "damaged", path=path, trouble=str(error))
     current = found.fingerprint == artefact.fingerprint()
     return Standing(artefact, found.verdict(artefact) if current else "stale", found, path)

@@ -117,14 +117,14 @@ def unsealed(folder: Path, *, run: str = "") -> dict[str, Any]:
     if not path.exists():
         raise SealError(folder, f"{path} is missing")
     try:
-        state = parsed(path.read_text(encoding="utf-8"))
+        state = parsed(path.read_bytes().decode(errors="replace"))
         if not isinstance(state, dict):
             raise UserError("it holds no object")
         if _SEAL not in state:
             raise UserError("it has no seal")
         said = state.pop(_SEAL)
         seal: Seal = from_plain(Seal, said, _SEAL)
-    except (ValueError, OSError) as error:
+    except (UserError, OSError) as error:
         raise SealError(folder, f"{path} is damaged ({error})") from error
     if seal.state != _digest(state, said):
         raise SealError(folder, f"{path} was edited: it no longer has the SHA-256 that it says")

@@ -47,7 +47,7 @@ def load_checkpoint(
 ) -> dict[str, Any]:
     """Fill model and optimiser from a checkpoint; its state. Nothing that is read can execute code.
 
-    Raises ``SealError``, a ValueError that names the file and what is wrong with it, before anything is
+    Raises ``SealError``, which names the file and what is wrong with it, before anything is
     filled: where a file is cut off, edited or missing, or of another model, or where the checkpoint is of
     another run than ``run``.
     """

@@ -86,5 +86,5 @@ def _understood(state: Mapping[str, Any], checkpoint: Path) -> Generator[None]:
         if "step" not in state:
             raise UserError("step is missing")
         yield
-    except ValueError as error:
+    except UserError as error:
         raise SealError(checkpoint, f"{checkpoint / STATE}: {error}") from error

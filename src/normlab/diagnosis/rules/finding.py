@@ -8,7 +8,6 @@ from dataclasses import dataclass, field
 from typing import Final
 
 from normlab.diagnosis.table import Row, Table, Value
-from normlab.errors import UserError
 
 XIONG: Final = "Xiong et al. 2020, {} (arXiv 2002.04745)"
 LIU: Final = "Liu et al. 2020, {} (arXiv 2004.08249)"
@@ -33,7 +32,7 @@ class Finding:
 
     def __post_init__(self) -> None:
         if self.severity not in SEVERITIES:
-            raise UserError(f"a finding is one of {', '.join(SEVERITIES)}, not {self.severity!r}")
+            raise ValueError(f"a finding is one of {', '.join(SEVERITIES)}, not {self.severity!r}")
 
     @property
     def evidence(self) -> str:
