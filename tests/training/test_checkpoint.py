@@ -13,7 +13,7 @@ import torch
 from safetensors import SafetensorError
 from torch import nn
 
-from contracts.variants import SIZE, VOCAB, perturbed
+from contracts.variants import CONFIG, VOCAB, perturbed
 from normlab.tasks.build import build_seq2seq
 from normlab.training import checkpoint
 from normlab.training.checkpoint import has_checkpoint, load_checkpoint, load_extra, save_checkpoint
@@ -101,9 +101,9 @@ def test_any_state_keeps_its_seal(folder, state):
 
 
 def test_a_shared_parameter_is_stored_once(folder):
-    model = perturbed(replace(SIZE, encoder_placement="rezero"))
+    model = perturbed(replace(CONFIG, encoder_placement="rezero"))
     save_checkpoint(folder, model, None, {})
-    other = build_seq2seq(replace(SIZE, encoder_placement="rezero"), VOCAB, 1).double()
+    other = build_seq2seq(replace(CONFIG, encoder_placement="rezero"), VOCAB, 1).double()
     load_checkpoint(folder, other)
     first, second = (m.encoder.sublayers[0].place.alpha for m in (model, other))
     assert torch.equal(first, second)
@@ -132,13 +132,13 @@ def test_a_missing_checkpoint_is_named(folder):
 
 
 def test_another_model_is_named(folder):
-    save_checkpoint(folder, perturbed(SIZE), None, {})
-    pre = build_seq2seq(replace(SIZE, decoder_placement="pre"), VOCAB, 1)
+    save_checkpoint(folder, perturbed(CONFIG), None, {})
+    pre = build_seq2seq(replace(CONFIG, decoder_placement="pre"), VOCAB, 1)
     assert refusal(folder, pre) == (
         "the checkpoint FOLDER belongs to another model: 2 tensors differ, first decoder.end.bias; "
         "bring back the config.json and tokenizer.json that it was trained with"
     )
-    larger = build_seq2seq(SIZE, VOCAB + 1, 1)
+    larger = build_seq2seq(CONFIG, VOCAB + 1, 1)
     assert refusal(folder, larger) == (
         "the checkpoint FOLDER holds embedding.weight of shape [13, 16], the model wants [14, 16]; "
         "bring back the config.json and tokenizer.json that it was trained with"

@@ -15,8 +15,8 @@ from normlab.nn.kernels.ops import Dropout
 from normlab.nn.norm import Norm
 from normlab.nn.position import Positions
 from normlab.nn.site import DECODER_LAYER, ENCODER_LAYER, LANGUAGE_LAYER
-from normlab.nn.size import Size
 from normlab.nn.stack import build_stack
+from normlab.spec.model import ModelConfig
 
 PAD = 0
 """Token id of padding; a position that holds it is not real."""
@@ -28,11 +28,11 @@ class TokenModel(nn.Module, ABC):
     Token ids are `[B, T]`, padded on the right with 0.
     """
 
-    def __init__(self, size: Size, vocab_size: int) -> None:
+    def __init__(self, config: ModelConfig, vocab_size: int) -> None:
         super().__init__()
-        self.embedding = Embedding.registry[size.embedding](vocab_size, size.dim)
-        self.positions = Positions.registry[size.positions](size)
-        self.dropout = Dropout(size.dropout)
+        self.embedding = Embedding.registry[config.embedding](vocab_size, config.dim)
+        self.positions = Positions.registry[config.positions](config)
+        self.dropout = Dropout(config.dropout)
 
     def embed(self, ids: Tensor, position: int | None = None) -> Tensor:
         """Tokens `[B, T]` at positions 0 to T - 1, or all of them at one ``position``, to `[B, T, D]`."""
@@ -45,11 +45,11 @@ class Seq2Seq(TokenModel):
     Vaswani et al. 2017, Section 3 (arXiv 1706.03762). Token ids are `[B, S]` and `[B, T]`.
     """
 
-    def __init__(self, size: Size, vocab_size: int) -> None:
-        super().__init__(size, vocab_size)
-        _require(size, encoder=True, decoder=True)
-        self.encoder = build_stack("encoder", ENCODER_LAYER, size)
-        self.decoder = build_stack("decoder", DECODER_LAYER, size)
+    def __init__(self, config: ModelConfig, vocab_size: int) -> None:
+        super().__init__(config, vocab_size)
+        _require(config, encoder=True, decoder=True)
+        self.encoder = build_stack("encoder", ENCODER_LAYER, config)
+        self.decoder = build_stack("decoder", DECODER_LAYER, config)
 
     def encode(self, source: Tensor) -> tuple[Tensor, Tensor]:
         """`[B, S]` to the memory `[B, S, D]` and where it is real `[B, S]`."""
@@ -82,10 +82,10 @@ class Decoder(TokenModel):
     Radford et al. 2018, Section 3.1 (Improving Language Understanding by Generative Pre-Training).
     """
 
-    def __init__(self, size: Size, vocab_size: int) -> None:
-        super().__init__(size, vocab_size)
-        _require(size, encoder=False, decoder=True)
-        self.decoder = build_stack("decoder", LANGUAGE_LAYER, size)
+    def __init__(self, config: ModelConfig, vocab_size: int) -> None:
+        super().__init__(config, vocab_size)
+        _require(config, encoder=False, decoder=True)
+        self.decoder = build_stack("decoder", LANGUAGE_LAYER, config)
 
     def hidden(self, ids: Tensor) -> Tensor:
         """The decoder's output `[B, T, D]`, before the logits."""
@@ -110,15 +110,15 @@ class Encoder(TokenModel):
     3.1 (arXiv 1810.04805).
     """
 
-    def __init__(self, size: Size, vocab_size: int) -> None:
-        super().__init__(size, vocab_size)
-        _require(size, encoder=True, decoder=False)
-        self.encoder = build_stack("encoder", ENCODER_LAYER, size)
-        self.segments = nn.Parameter(torch.zeros(2, size.dim))
-        self.transform = nn.Linear(size.dim, size.dim)
-        self.transform_norm = Norm.registry[size.norm](size.dim)
+    def __init__(self, config: ModelConfig, vocab_size: int) -> None:
+        super().__init__(config, vocab_size)
+        _require(config, encoder=True, decoder=False)
+        self.encoder = build_stack("encoder", ENCODER_LAYER, config)
+        self.segments = nn.Parameter(torch.zeros(2, config.dim))
+        self.transform = nn.Linear(config.dim, config.dim)
+        self.transform_norm = Norm.registry[config.norm](config.dim)
         self.token_bias = nn.Parameter(torch.zeros(vocab_size))
-        self.pooler, self.next_sentence = nn.Linear(size.dim, size.dim), nn.Linear(size.dim, 2)
+        self.pooler, self.next_sentence = nn.Linear(config.dim, config.dim), nn.Linear(config.dim, 2)
 
     def hidden(self, ids: Tensor, segments: Tensor | None = None) -> Tensor:
         """The encoder's output `[B, T, D]`; ``segments`` `[B, T]` holds 0 and 1, all 0 if not given."""
@@ -141,10 +141,10 @@ class Encoder(TokenModel):
         return self.token_logits(hidden), self.sentence_logits(hidden)
 
 
-def _require(size: Size, *, encoder: bool, decoder: bool) -> None:
+def _require(config: ModelConfig, *, encoder: bool, decoder: bool) -> None:
     """Raise UserError unless the model has just these stacks."""
     wanted = {"encoder_layers": encoder, "decoder_layers": decoder}
     for name, has in wanted.items():
-        given = getattr(size, name)
+        given = getattr(config, name)
         if bool(given) != has:
             raise UserError(f"{name} is {given}, and this model needs {'at least 1' if has else '0'}")

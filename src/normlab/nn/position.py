@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from normlab.errors import UserError
 from normlab.nn.registry import Registry
-from normlab.nn.size import Size
+from normlab.spec.model import ModelConfig
 
 
 class Positions(nn.Module, ABC):
@@ -31,7 +31,7 @@ class Positions(nn.Module, ABC):
     """Positions that there are, where they end."""
 
     @abstractmethod
-    def __init__(self, size: Size) -> None:
+    def __init__(self, config: ModelConfig) -> None:
         super().__init__()
 
     @abstractmethod
@@ -53,9 +53,9 @@ class Sinusoidal(Positions, name="sinusoidal"):
     Vaswani et al. 2017, Section 3.5 (arXiv 1706.03762).
     """
 
-    def __init__(self, size: Size) -> None:
-        super().__init__(size)
-        self.register_buffer("table", sinusoids(256, size.dim), persistent=False)
+    def __init__(self, config: ModelConfig) -> None:
+        super().__init__(config)
+        self.register_buffer("table", sinusoids(256, config.dim), persistent=False)
         self.table: Tensor
 
     def forward(self, x: Tensor, position: int | None = None) -> Tensor:
@@ -71,10 +71,10 @@ class Learned(Positions, name="learned"):
     Gehring et al. 2017, Section 3.1 (arXiv 1705.03122).
     """
 
-    def __init__(self, size: Size) -> None:
-        super().__init__(size)
-        self.longest = size.max_positions
-        self.weight = nn.Parameter(torch.empty(size.max_positions, size.dim))
+    def __init__(self, config: ModelConfig) -> None:
+        super().__init__(config)
+        self.longest = config.max_positions
+        self.weight = nn.Parameter(torch.empty(config.max_positions, config.dim))
 
     def forward(self, x: Tensor, position: int | None = None) -> Tensor:
         places = _places(x.shape[1], position)
@@ -97,14 +97,14 @@ class Rotary(Positions, name="rope"):
     Nothing is added to the embeddings. Su et al. 2021, Section 3.2 (arXiv 2104.09864).
     """
 
-    def __init__(self, size: Size) -> None:
-        super().__init__(size)
-        if size.dim // size.heads % 2:
-            fewer = [heads for heads in range(1, size.heads) if size.dim % (2 * heads) == 0]
+    def __init__(self, config: ModelConfig) -> None:
+        super().__init__(config)
+        if config.dim // config.heads % 2:
+            fewer = [heads for heads in range(1, config.heads) if config.dim % (2 * heads) == 0]
             raise UserError(
-                f"rope turns pairs, so heads need an even width, got {size.dim // size.heads} "
-                f"({size.dim} wide, {size.heads} heads); "
-                + (f"fewer heads that have one: {fewer}" if fewer else f"try a width of {size.dim + 1}")
+                f"rope turns pairs, so heads need an even width, got {config.dim // config.heads} "
+                f"({config.dim} wide, {config.heads} heads); "
+                + (f"fewer heads that have one: {fewer}" if fewer else f"try a width of {config.dim + 1}")
             )
 
     def forward(self, x: Tensor, position: int | None = None) -> Tensor:

@@ -10,7 +10,6 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
-from torch import nn
 
 from normlab.errors import UserError
 from normlab.init import SCHEMES
@@ -23,7 +22,6 @@ from normlab.nn import (
     Embedding,
     Encoder,
     Norm,
-    Options,
     Placement,
     Positions,
     QueryKeyNorm,
@@ -78,7 +76,7 @@ class Axis:
     @property
     def plain(self) -> str:
         """What a model has of which nothing is said."""
-        return str(getattr(Options, self.field)) if self.of_branch else self.of(DEFAULTS)
+        return str(getattr(Placement, self.field)) if self.of_branch else self.of(DEFAULTS)
 
 
 PLACEMENT = Axis("placement", Placement.registry, "model", "encoder_placement")
@@ -205,7 +203,7 @@ def by_stack(axis: Axis, config: Config) -> dict[str, str]:
         found = placements
     elif axis.of_branch:
         found = {
-            stack: getattr(Options.of(config.model, Placement.registry[name], nn.Identity), axis.field)
+            stack: getattr(Placement.registry[name].complete(config.model), axis.field)
             for stack, name in placements.items()
         }
     else:

@@ -1,80 +1,20 @@
-"""A run's configuration: frozen dataclasses, their JSON form and the run id.
-
-Every field that changes numbers enters the run id. A field that does not (paths, devices, threads,
-log cadence) is declared with ``machine(default)``. When the default of a field changes after its
-introduction, declare it with ``since(new, introduced=old)``, so that the ids of old runs stay.
-"""
+"""A run's configuration: frozen dataclasses, their JSON form and the run id."""
 
 from __future__ import annotations
 
 import dataclasses
 import hashlib
 import json
-from dataclasses import dataclass, field
-from typing import Any, TypeVar
+from dataclasses import dataclass
+from typing import Any
 
 from normlab.errors import UserError
 from normlab.spec.allowed import AMOUNT, COUNT, POSITIVE, SHARE, SIZE, Choice, Range, check
-
-T = TypeVar("T")
+from normlab.spec.fields import changes_numbers, machine, since
+from normlab.spec.model import ModelConfig
 
 SEMANTICS = 1
 """Version of what the code computes. Raise it when the same config starts to give other numbers."""
-
-
-def machine(default: T) -> T:
-    """A field that does not change numbers: it stays out of the run id."""
-    return field(default=default, metadata={"numbers": False})
-
-
-def since(default: T, *, introduced: T) -> T:
-    """A field whose default was another one when the field was introduced."""
-    return field(default=default, metadata={"introduced": introduced})
-
-
-@dataclass(frozen=True)
-class ModelConfig:
-    """An encoder-decoder Transformer; placements are chosen apart for encoder and decoder."""
-
-    dim: int = 256
-    ffn_dim: int = 1024
-    heads: int = 4
-    encoder_layers: int = 3
-    decoder_layers: int = 3
-    encoder_placement: str = "post"
-    decoder_placement: str = "post"
-    norm: str = "layernorm"
-    embedding: str = "plain"
-    scheme: str = "xavier"
-    dropout: float = 0.1
-    """On the embeddings and on every branch's output."""
-    attention_dropout: float = 0.0
-    ffn_dropout: float = 0.0
-    """After the activation inside the feed-forward branch."""
-    kv_heads: int = 0
-    """Heads of keys and values, which several heads of queries share; 0 for as many as ``heads``."""
-    positions: str = "sinusoidal"
-    max_positions: int = 1024
-    """Of learned positions."""
-    activation: str = "relu"
-    qk_norm: str = ""
-    """Empty, as in the next three: what the placement's source says."""
-    bias: str = ""
-    inner_norm: str = ""
-    head_gain: str = ""
-    qk_norm_len: int = 64
-    """97.5th percentile of the sentences' lengths, from which QK-norm takes its start."""
-
-    def __post_init__(self) -> None:
-        check(
-            self,
-            {
-                SIZE: "dim ffn_dim heads max_positions",
-                COUNT: "encoder_layers decoder_layers kv_heads",
-                Range(least=2, whole=True): "qk_norm_len",
-                SHARE: "dropout attention_dropout ffn_dropout",
-            },
-        )
 
 
 PARALLEL_TEXTS = ("train_src", "train_tgt", "dev_src", "dev_tgt", "test_src", "test_tgt")
@@ -363,7 +303,7 @@ def numbers(config: Any) -> dict[str, Any]:
     kept: dict[str, Any] = {}
     for f in dataclasses.fields(config):
         value = getattr(config, f.name)
-        if not f.metadata.get("numbers", True):
+        if not changes_numbers(f):
             continue
         if dataclasses.is_dataclass(value):
             inner = numbers(value)

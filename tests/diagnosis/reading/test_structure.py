@@ -7,7 +7,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from contracts.variants import BY_PLACEMENT, SIZE, build, inputs, label, perturbed, uniform
+from contracts.variants import BY_PLACEMENT, CONFIG, build, inputs, label, perturbed, uniform
 from diagnosis.following import alike, follow, shape_of
 from normlab.diagnosis import read_structure
 from normlab.nn import Decoder, DeepNorm, Encoder, sites
@@ -137,14 +137,14 @@ def test_every_kind_of_norm_counts_as_one(placement, norm):
 @pytest.mark.parametrize("kind", [Encoder, Decoder])
 def test_a_single_stack_is_read(kind):
     layers = {"decoder_layers": 0} if kind is Encoder else {"encoder_layers": 0}
-    model = build_model(kind, replace(SIZE, **layers), 13, 1)
+    model = build_model(kind, replace(CONFIG, **layers), 13, 1)
     (stack,) = read_structure(model, inputs(model)).stacks
     assert stack.name == f"{kind.__name__.lower()}.sublayers"
     assert [view.layer for view in stack.sublayers] == [0, 0, 1, 1]
 
 
 def test_narrow_types_are_read_where_sums_are_plain():
-    model = build(ModelConfig(**{**vars(SIZE), "encoder_placement": "pre"})).to(torch.bfloat16)
+    model = build(ModelConfig(**{**vars(CONFIG), "encoder_placement": "pre"})).to(torch.bfloat16)
     placements = [
         v.placement for stack in read_structure(model, inputs(model)).stacks for v in stack.sublayers
     ]

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 from torch.func import functional_call
 
-from contracts.variants import SIZE, build
+from contracts.variants import CONFIG, build
 from diagnosis.small import SOURCE, TARGET, labelled, translating, untouched
 from normlab.diagnosis.reading.structure import Structure
 from normlab.diagnosis.reading.subject import Subject
@@ -41,7 +41,7 @@ def tiny(placement: str = "post") -> Subject:
     """An encoder-decoder of ours so small that its Hessian can be written down."""
     sizes = {"dim": 4, "ffn_dim": 6, "heads": 2, "encoder_layers": 1, "decoder_layers": 1}
     placements = {"encoder_placement": placement, "decoder_placement": placement}
-    return Subject.of(build(replace(SIZE, **sizes, **placements)), (SOURCE, TARGET), labelled)
+    return Subject.of(build(replace(CONFIG, **sizes, **placements)), (SOURCE, TARGET), labelled)
 
 
 def full_hessian(subject: Subject) -> Tensor:
