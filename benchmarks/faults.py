@@ -52,7 +52,7 @@ def config(lr: float = LR) -> Config:
             steps=STEPS,
             max_tokens=1024,
             validate_every_steps=STEPS,
-            dev_bleu_sentences=10,
+            dev_decode_sentences=10,
             precision="fp32",
         ),
         machine=MachineConfig(

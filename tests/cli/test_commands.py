@@ -40,7 +40,9 @@ def run(tmp_path):
     """A finished run in ``tmp_path/runs``."""
     folder = RunFolder.create(tmp_path / "runs" / "abc123", Config(recipe="pre", optim=OptimConfig(lr=2e-3)))
     outcome = Outcome("trained", 2000, "likelihood loss 1.2 nats a token")
-    folder.set_status(Status("done", 2000, outcome, best_step=1500, best_dev_bleu=31.25, train_seconds=90.0))
+    folder.set_status(
+        Status("done", 2000, outcome, best_step=1500, best_dev={"bleu": 31.25}, train_seconds=90.0)
+    )
     write_json_atomic(folder.scores, {"bleu": 30.5, "chrf": 55.0, "bleu_tokenised": 31.0, "signature": "sig"})
     return folder
 

@@ -46,7 +46,7 @@ def test_flags_are_fields_of_the_configuration(tmp_path):
 def runs(tmp_path_factory):
     """A folder of two runs: one with an average that was stopped early, and one that starts from it."""
     root = tmp_path_factory.mktemp("training")
-    config = tiny(write_text(root / "text"), steps=50, validate_every_steps=2, dev_bleu_sentences=2)
+    config = tiny(write_text(root / "text"), steps=50, validate_every_steps=2, dev_decode_sentences=2)
     config = replace(config, train=replace(config.train, average_last=2, early_stopping_patience=1))
     config = replace(config, machine=replace(config.machine, keep_checkpoints="log"))
     (root / "config.json").write_text(to_json(config))
@@ -106,9 +106,9 @@ def test_translate_says_which_weights_it_uses(folder, runs, capsys):
         assert (code, err) == (0, f"translating with {which}\n")
         assert len(out.splitlines()) == 30
         if not words:
-            assert out == folder.translations.read_text()
+            assert out == folder.outputs.read_text()
         if words == ["--weights", "best"]:
-            assert out == folder.best_translations.read_text()
+            assert out == folder.best_outputs.read_text()
     assert said(capsys, "translate", run, text, "--step", "1", "--weights", "last") == (
         2,
         "",
@@ -144,7 +144,7 @@ def test_the_page_has_a_command_of_each_kind():
 @pytest.mark.slow
 def test_the_commands_of_the_page_work(tmp_path, monkeypatch):
     pytest.importorskip("tensorboard")
-    small = tiny(write_text(tmp_path / "text"), steps=3, validate_every_steps=1, dev_bleu_sentences=2)
+    small = tiny(write_text(tmp_path / "text"), steps=3, validate_every_steps=1, dev_decode_sentences=2)
     (tmp_path / "small.json").write_text(to_json(small))
     (tmp_path / "test.de").write_bytes((tmp_path / "text" / "test_src.txt").read_bytes())
     monkeypatch.chdir(tmp_path)

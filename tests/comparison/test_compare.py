@@ -77,7 +77,7 @@ def plant(request, recipe, lr, seed, *, bleu, nll, test=None):
     status = Status("done", 20, Outcome("trained", 20, "planted"), 20, bleu, nll, train_seconds=10.0 * seed)
     folder.set_status(status)
     lines = test or corpus.test_text.target
-    write_text_atomic(folder.translations, "".join(f"{line}\n" for line in lines))
+    write_text_atomic(folder.outputs, "".join(f"{line}\n" for line in lines))
     write_json_atomic(folder.scores, vars(score(lines, corpus.test_text.target)))
     return folder
 
@@ -104,7 +104,7 @@ def test_a_comparison_from_text_to_its_table(text, tmp_path, monkeypatch):
         assert [c.optim.lr for c in configs] == [recipe.lr] * 2
         assert [(c.seeds.init, c.seeds.data, c.seeds.dropout) for c in configs] == [(1, 1, 1), (2, 2, 2)]
         assert {c.recipe for c in configs} == {recipe.name}
-        scores = [score(read_lines(f.translations), references) for f in folders]
+        scores = [score(read_lines(f.outputs), references) for f in folders]
         assert recipe.bleu.value == pytest.approx(sum(s.bleu for s in scores) / 2, abs=1e-9)
         assert recipe.bleu.low <= recipe.bleu.value <= recipe.bleu.high
         assert recipe.chrf == pytest.approx(sum(s.chrf for s in scores) / 2)
@@ -267,7 +267,7 @@ def test_a_run_that_fails_is_a_result_and_stops_nothing(text, tmp_path, in_proce
     plant(request, "post", 1e-3, 1, bleu=1.0, nll=2.0)
     broken = plant(request, "post", 1e-3, 2, bleu=1.0, nll=2.0)
     broken.set_status(Status("interrupted"))
-    broken.translations.unlink()
+    broken.outputs.unlink()
     broken.last.mkdir()
     (broken.last / "state.json").write_text("{}")
     comparison = compare(request)

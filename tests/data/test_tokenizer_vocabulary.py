@@ -189,6 +189,6 @@ def test_a_run_keeps_its_model_and_scores_raw_text(tmp_path, model):
     )
     run = train(config, tmp_path / "runs")
     model.unlink()
-    written = run.translations.read_text("utf-8").splitlines()
+    written = run.outputs.read_text("utf-8").splitlines()
     assert translate(run.path, SOURCE) == written
     assert isinstance(load(run.tokenizer), Worded)

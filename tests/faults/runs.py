@@ -122,7 +122,7 @@ def configuration(data: DataConfig, case: Case) -> Config:
             steps=14,
             max_tokens=200,
             validate_every_steps=4,
-            dev_bleu_sentences=3,
+            dev_decode_sentences=3,
             grad_accum_steps=case.grad_accum_steps,
             precision=case.precision,
         ),

@@ -166,7 +166,6 @@ def test_every_number_has_a_range(section, name):
             {"precision": "bf61"},
             "precision is one of auto, fp32, bf16, fp16 (did you mean 'bf16'?), got 'bf61'",
         ),
-        (TrainConfig, {"best_by": "x"}, "best_by is one of bleu, nll, got 'x'"),
         (TrainConfig, {"grad_accum_steps": 0}, "grad_accum_steps is at least 1, got 0"),
         (TrainConfig, {"validate_every_steps": 0}, "validate_every_steps is at least 1, got 0"),
         (TrainConfig, {"steps": 1.5}, "steps is a whole number, got 1.5"),

@@ -183,7 +183,7 @@ def changed(config, **parts):
         ({"model": {"encoder_layers": 3}}, "encoder_layers is 3, .* has decoder; type --encoder-layers 0"),
         ({"model": {"decoder_layers": 0}}, "decoder_layers is 0, .*; type at least --decoder-layers 1"),
         ({"model": {"encoder_placement": "post"}}, "encoder post and decoder pre; name one placement"),
-        ({"train": {"best_by": "bleu"}}, "best_by is 'bleu', .* set train.best_by to 'nll'"),
+        ({"train": {"best_by": "perplexiti"}}, "best_by is 'perplexiti', .* did you mean 'perplexity'"),
         ({"train": {"max_tokens": 23}}, "max_tokens is 23, less than one block of 24; raise --max-tokens"),
         ({"data": {"target_vocab_mask": True}}, "set data.target_vocab_mask to false"),
         (

@@ -26,7 +26,7 @@ def test_a_run_is_its_steps_and_validations(text, tmp_path, monkeypatch):
 
 def test_a_long_search_is_timed_in_part_and_scaled(text, tmp_path, monkeypatch):
     data, corpus = prepare(text, tmp_path / "data")
-    config = tiny(data, dev_bleu_sentences=1000)
+    config = tiny(data, dev_decode_sentences=1000)
     searched = []
     monkeypatch.setattr(translation, "_SEARCHED_SENTENCES", 6)
     monkeypatch.setattr(Translation, "dev_bleu", lambda self, _, count: searched.append(count))

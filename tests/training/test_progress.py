@@ -13,7 +13,7 @@ from normlab.store.sealed import SealError
 from normlab.training.progress import Made, Position, Saved, made_of, saved_of
 
 PLACE = Path("run/last")
-POSITION = Position(step=4, tokens=9, best_step=2, best_dev_nll=1.5, val_decay=ValDecay(decays=1))
+POSITION = Position(step=4, tokens=9, best_step=2, best_dev={"nll": 1.5}, val_decay=ValDecay(decays=1))
 SCALE = {
     "scale": 2.0,
     "growth_factor": 2.0,
@@ -36,7 +36,7 @@ def test_a_state_reads_back():
     assert (saved.scaling, saved.rows) == (SCALE, {"metrics.jsonl": 80})
     assert saved_of({"step": 4}, PLACE) == Saved(Position(4)), "what older runs left out"
     assert made_of(STATE, PLACE) == Made(4, val_decay=ValDecay(decays=1))
-    assert made_of({"step": 6, "steps": [4, 6], "nll": 1.0}, PLACE) == Made(6, (4, 6))
+    assert made_of({"step": 6, "steps": [4, 6], "dev": {"nll": 1.0}}, PLACE) == Made(6, (4, 6))
 
 
 KEYS = f"scaling has {', '.join(SCALE)}, got "

@@ -71,17 +71,17 @@ def test_a_run_learns_and_leaves_a_whole_folder(text, tmp_path):
     status = folder.status()
     assert (status.state, status.step, status.error) == ("done", 60, "")
     best = max(dev, key=lambda row: (row["bleu"], -row["nll"]))
-    assert (status.best_step, status.best_dev_bleu, status.best_dev_nll) == (
+    assert (status.best_step, *status.best_dev.values()) == (
         best["step"],
-        best["bleu"],
         best["nll"],
+        best["bleu"],
     )
     assert status.outcome is not None
     assert (status.outcome.state, status.outcome.step) == ("trained", 60)
     assert status.train_seconds >= rows[-1]["seconds"]
     assert status.hardware
-    assert len(folder.translations.read_text().splitlines()) == 30
-    assert json.loads(folder.scores.read_text())["signature"].startswith("nrefs:1")
+    assert len(folder.outputs.read_text().splitlines()) == 30
+    assert json.loads(folder.scores.read_text())["signatures"]["bleu"].startswith("nrefs:1")
 
 
 def test_the_same_run_is_never_done_twice_and_the_data_is_prepared_once(text, tmp_path, monkeypatch):
@@ -106,7 +106,7 @@ def test_checkpoints_keep_the_best_and_the_last(text, tmp_path, monkeypatch):
     best, last = (load_file(f / "model.safetensors") for f in (folder.best, folder.last))
     assert any(not torch.equal(best[name], last[name]) for name in best)
     assert not (folder.best / "optimiser.safetensors").exists()
-    assert folder.status().best_dev_bleu == 3.0
+    assert folder.status().best_dev["bleu"] == 3.0
 
 
 @pytest.mark.parametrize(
@@ -148,7 +148,7 @@ def test_an_interrupted_run_goes_on_as_if_nothing_had_been(
         train(config, tmp_path / "parts")
     parts = RunFolder(tmp_path / "parts" / whole.path.name)
     assert (parts.status().state, parts.status().step) == ("interrupted", step)
-    assert not parts.translations.exists()
+    assert not parts.outputs.exists()
     train(config, tmp_path / "parts")
 
     assert without_seconds(parts) == without_seconds(whole)
@@ -161,9 +161,9 @@ def test_the_configuration_is_the_last_that_a_new_folder_is_given(text, tmp_path
     """A folder without it, of a run that was killed, is given everything again."""
     create, there = RunFolder.create, []
 
-    def noted(path, config):
+    def noted(path, *parts):
         there.append({p.name for p in path.iterdir()})
-        return create(path, config)
+        return create(path, *parts)
 
     monkeypatch.setattr(RunFolder, "create", noted)
     train(tiny(text, steps=2), tmp_path)
@@ -240,7 +240,7 @@ def test_a_diverging_run_is_stopped_and_says_why(text, tmp_path, lr, evidence):
     assert re.search(evidence, status.outcome.evidence)
     assert status.best_step is not None, "a stopped run is validated, so that it can be compared"
     assert json.loads(folder.scores.read_text())["bleu"] < 5
-    assert len(folder.translations.read_text().splitlines()) == 30
+    assert len(folder.outputs.read_text().splitlines()) == 30
 
 
 def test_a_diverging_run_goes_to_its_end_when_asked_to(text, tmp_path):

@@ -9,12 +9,14 @@ from dataclasses import replace
 import pytest
 
 from normlab.comparison.compare import plan
+from normlab.errors import UserError
 from normlab.spec.config import run_id
+from normlab.spec.metric import NLL
 from normlab.spec.request import CompareRequest
 from normlab.spec.serialise import to_json
 from normlab.store import RunFolder
 from normlab.tasks.language_model import LanguageModel
-from normlab.tasks.task import Scored, Task
+from normlab.tasks.task import Evaluation, Task
 from normlab.training.measure import measure
 from normlab.training.train import train
 from normlab.training.translate import translate
@@ -46,11 +48,12 @@ def test_it_learns_and_leaves_a_whole_folder(plain, tmp_path):
     assert "bleu" not in dev[0]
     status = folder.status()
     best = min(dev, key=lambda row: row["nll"])
-    assert (status.best_step, status.best_dev_nll, status.best_dev_bleu) == (best["step"], best["nll"], None)
+    assert (status.best_step, status.best_dev["nll"]) == (best["step"], best["nll"])
+    assert list(status.best_dev) == ["nll", "perplexity", "word_perplexity", "bits_per_byte"]
     assert (status.state, status.outcome.state) == ("done", "trained")
     scores = json.loads(folder.scores.read_text())
     assert scores["perplexity"] == pytest.approx(dev[-1]["perplexity"], rel=0.3)
-    assert not folder.translations.exists()
+    assert not folder.outputs.exists()
     assert folder.tokenizer.exists()
 
 
@@ -116,8 +119,8 @@ def test_what_needs_translations_refuses_it(plain, tmp_path):
 
 
 def test_a_run_is_refused_before_there_is_a_folder(plain, tmp_path):
-    config = tiny_language_model(plain, best_by="bleu")
-    with pytest.raises(ValueError, match="best_by is 'bleu'"):
+    config = tiny_language_model(plain, best_by="bits")
+    with pytest.raises(UserError, match=r"best_by is 'bits'.*did you mean 'bits_per_byte'"):
         train(config, tmp_path)
     with pytest.raises(ValueError, match="unknown task"):
         train(replace(config, task="language"), tmp_path)
@@ -130,15 +133,17 @@ def test_a_task_from_outside_is_trained(text, tmp_path, monkeypatch):
     from normlab.tasks.translation import Translation
 
     class Silent(Translation, name="silent"):
+        metrics = (NLL,)
+
         def dev_scores(self, model):
             return {"nll": self.dev_nll(model)}
 
         def test(self, model):
-            return Scored({"nll": self.dev_nll(model)})
+            return Evaluation({"nll": self.dev_nll(model)})
 
     for module in ("train", "record"):
         monkeypatch.setattr(f"normlab.training.{module}.TASKS", {"silent": Silent})
     config = replace(tiny(text, steps=4, best_by="nll"), task="silent")
     folder = train(config, tmp_path)
-    assert folder.status().best_dev_bleu is None
+    assert list(folder.status().best_dev) == ["nll"]
     assert list(json.loads(folder.scores.read_text())) == ["nll"]

@@ -34,7 +34,7 @@ def test_text(text):
 def test_a_run_folder_gives_the_translations_that_were_scored(run, test_text):
     source, references = test_text
     found = translate(run.path, source)
-    assert found == run.translations.read_text(encoding="utf-8").split("\n")[:-1]
+    assert found == run.outputs.read_text(encoding="utf-8").split("\n")[:-1]
     assert len(set(found)) > 3, "it has learnt to tell sentences apart"
     scores = read_json(run.scores)
     assert vars(score(found, references)).items() <= scores.items()

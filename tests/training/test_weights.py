@@ -182,7 +182,7 @@ def test_which_weights_are_kept(text, tmp_path, keep, steps):
 )
 @pytest.mark.parametrize("step", [7, pytest.param(12, marks=pytest.mark.slow)])
 def test_an_interrupted_run_ends_with_the_same_weights(text, tmp_path, monkeypatch, keep, options, step):
-    config = keeping(tiny(text, validate_every_steps=2, dev_bleu_sentences=2, **options), keep)
+    config = keeping(tiny(text, validate_every_steps=2, dev_decode_sentences=2, **options), keep)
     whole = train(config, tmp_path / "whole")
     interrupt_at(monkeypatch, step)
     with pytest.raises(KeyboardInterrupt):
@@ -196,7 +196,7 @@ def test_an_interrupted_run_ends_with_the_same_weights(text, tmp_path, monkeypat
 @pytest.mark.parametrize("step", [8, *(pytest.param(step, marks=pytest.mark.slow) for step in (4, 6, 12))])
 def test_a_killed_run_keeps_what_its_average_needs_and_writes_nothing_twice(text, tmp_path, step):
     """Validations after the last checkpoint are done again."""
-    config = tiny(text, validate_every_steps=2, dev_bleu_sentences=2, average_last=4)
+    config = tiny(text, validate_every_steps=2, dev_decode_sentences=2, average_last=4)
     config = keeping(config, "log", checkpoint_every_steps=3)
     whole = train(config, tmp_path / "whole")
     assert kept_steps(whole) == [0, 1, 2, 4, 8, 12], "what only the average needed is gone"
@@ -216,7 +216,7 @@ def test_a_killed_run_keeps_what_its_average_needs_and_writes_nothing_twice(text
 
 
 def test_what_the_checkpoint_before_the_last_can_ask_for_is_kept(text, tmp_path):
-    config = tiny(text, validate_every_steps=2, dev_bleu_sentences=2, average_last=1)
+    config = tiny(text, validate_every_steps=2, dev_decode_sentences=2, average_last=1)
 
     def cut(row):
         if row["step"] == 10:

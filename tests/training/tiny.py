@@ -49,7 +49,7 @@ def tiny(
         data=data,
         optim=OptimConfig(lr=lr, schedule="constant", warmup_steps=4, decay_step=5),
         train=replace(
-            TrainConfig(steps=12, max_tokens=512, validate_every_steps=6, dev_bleu_sentences=10), **train
+            TrainConfig(steps=12, max_tokens=512, validate_every_steps=6, dev_decode_sentences=10), **train
         ),
         decode=DecodeConfig(beam=2),
         seeds=SeedConfig(seed, seed, seed),
@@ -71,7 +71,7 @@ def write_plain(folder: Path) -> DataConfig:
 
 def tiny_language_model(data: DataConfig, recipe: str = "pre", **train: object) -> Config:
     """``tiny`` for a decoder alone."""
-    config = tiny(data, recipe, **{"best_by": "nll", **train})
+    config = tiny(data, recipe, **train)
     model = replace(config.model, encoder_layers=0, decoder_layers=2)
     optim = replace(config.optim, label_smoothing=0.0)
     return replace(config, task="language_model", model=model, optim=optim)

@@ -88,12 +88,12 @@ def run(folder: RunFolder) -> None:
     for report in folder.flights():
         print(f"flight recorder: {report['verdict']['sentence']}")
     if status.best_step is not None:
-        dev = quality(bleu=status.best_dev_bleu, nll=status.best_dev_nll)
+        dev = quality(bleu=status.best_dev.get("bleu"), nll=status.best_dev.get("nll"))
         print(f"best checkpoint: step {status.best_step}, dev {dev}")
     if folder.best_scores.exists():
         print(f"test {_scores(folder.best_scores)}")
         average = unsealed(standing(folder.average))
-        dev = quality(bleu=average.get("bleu"), nll=average["nll"])
+        dev = quality(bleu=average["dev"].get("bleu"), nll=average["dev"]["nll"])
         print(f"average of {steps_named(average['steps'])}: dev {dev}")
         print(f"its test {_scores(folder.scores)}")
     elif folder.scores.exists():
@@ -111,7 +111,7 @@ def _scores(path: Path) -> str:
         return ""
     scores = read_json(path)
     if "bleu" in scores:
-        return f"{quality(bleu=scores['bleu'])}, chrF {scores['chrf']:.1f}  {scores['signature']}"
+        return f"{quality(bleu=scores['bleu'])}, chrF {scores['chrf']:.1f}  {scores['signatures']['bleu']}"
     word, bits = float(scores["word_perplexity"]), float(scores["bits_per_byte"])
     return f"{quality(nll=float(scores['nll']))}, word perplexity {word:.1f}, {bits:.3f} bits a byte"
 
@@ -156,7 +156,7 @@ def _run_cells(folder: RunFolder) -> list[str]:
         str(config.seeds.init),
         f"{status.step:,}/{config.train.steps:,}",
         ", ".join([state, *[STALE] * folder.stale(), *[FORCED] * bool(config.forced)]),
-        quality(bleu=status.best_dev_bleu, nll=status.best_dev_nll),
+        quality(bleu=status.best_dev.get("bleu"), nll=status.best_dev.get("nll")),
         _scores(folder.scores).partition(",")[0],
         duration(status.train_seconds),
     ]

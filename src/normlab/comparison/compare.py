@@ -97,13 +97,13 @@ class _Grid:
         folder = self.folder(recipe, lr, self.seeds[0])
         status = folder.status()
         outcome = status.outcome.state if status.outcome else status.state
-        return Trial(lr, folder.path.name, status.best_dev_bleu, status.best_dev_nll, outcome)
+        return Trial(lr, folder.path.name, status.best_dev.get("bleu"), status.best_dev.get("nll"), outcome)
 
     def chosen_lr(self, recipe: str) -> float:
         """Of the learning rates that trained, or of all where none did, the one with the best dev score; of
         equal ones that with the lower dev likelihood loss, then the smaller.
         """
-        by_nll = self.request.base.train.best_by == "nll"
+        by_nll = Translation.decides(self.request.base).name == "nll"
 
         def merit(trial: Trial) -> tuple[bool, float, float, float]:
             bleu = -1.0 if trial.dev_bleu is None else trial.dev_bleu
@@ -178,8 +178,8 @@ def _conclude(grid: _Grid, failed: dict[str, str]) -> Comparison:
     request = grid.request
     chosen = {recipe: grid.chosen_lr(recipe) for recipe in request.recipes}
     folders = {r: [grid.folder(r, chosen[r], seed) for seed in grid.seeds] for r in request.recipes}
-    translated = {r: [f for f in runs if f.translations.exists()] for r, runs in folders.items()}
-    systems = {r: [read_lines(f.translations) for f in runs] for r, runs in translated.items() if runs}
+    translated = {r: [f for f in runs if f.outputs.exists()] for r, runs in folders.items()}
+    systems = {r: [read_lines(f.outputs) for f in runs] for r, runs in translated.items() if runs}
     references, language = grid.corpus.test_text.target, request.base.data.target_lang
     intervals = {
         recipe: bleu_interval(
@@ -229,7 +229,7 @@ def _recipe_result(
 ) -> RecipeResult:
     statuses = [f.status() for f in folders]
     scores = [read_json(f.scores) for f in folders if f.scores.exists()] if bleu else []
-    dev = [s.best_dev_bleu for s in statuses if s.best_dev_bleu is not None]
+    dev = [s.best_dev.get("bleu") for s in statuses if s.best_dev.get("bleu") is not None]
     sweep = [grid.folder(recipe, other, grid.seeds[0]) for other in grid.request.lrs]
     every = {f.path: f for f in [*sweep, *folders]}.values()
     return RecipeResult(
@@ -259,8 +259,8 @@ def _repeated(lines: Sequence[str]) -> float:
 def _signatures(folders: Iterable[RunFolder]) -> dict[str, str]:
     """sacreBLEU's signatures, the same for every run of a comparison; empty where no run ended."""
     for folder in folders:
-        scores = read_json(folder.scores)
-        return {name: str(scores[name]) for name in scores if name.startswith("signature")}
+        said = read_json(folder.scores)["signatures"]
+        return dict(zip(("signature", "signature_chrf", "signature_tokenised"), said.values(), strict=True))
     return {"signature": ""}
 
 

@@ -24,6 +24,7 @@ from scipy.stats import t as student_t
 
 from normlab.errors import UserError
 from normlab.spec.comparison import Difference, Interval
+from normlab.tasks.scores import bleu_of_sums as corpus_scores
 from normlab.tasks.scores import bleu_tokens, check_lengths
 
 Array = np.ndarray[tuple[int, ...], np.dtype[np.float64]]
@@ -57,20 +58,6 @@ def sentence_statistics(
         found = [metric.sentence_score(h, [r]) for h, r in zip(hypotheses, references, strict=True)]
         rows.append([[s.sys_len, s.ref_len, *s.counts, *s.totals] for s in found])
     return np.array(rows, dtype=np.float64)
-
-
-def corpus_scores(sums: Array) -> Array:
-    """`[..., 10]` summed statistics to `[...]` BLEU, 0 to 100, as sacreBLEU's ``smooth:exp`` computes it.
-
-    The k-th order without a match counts as 2**-k matches; no match at all, or no 4-gram, is 0.
-    """
-    lengths, wanted, correct, total = sums[..., 0], sums[..., 1], sums[..., 2:6], sums[..., 6:10]
-    none = correct == 0
-    matches = np.where(none, 0.5 ** np.cumsum(none, axis=-1), correct)
-    usable = (total > 0).all(axis=-1) & ~none.all(axis=-1)
-    precision = np.where(usable[..., None], matches / np.maximum(total, 1), 1.0)
-    brevity = np.minimum(0.0, 1 - wanted / np.maximum(lengths, 1))
-    return np.where(usable, 100 * np.exp(np.log(precision).mean(axis=-1) + brevity), 0.0)
 
 
 def bleu_interval(statistics: Array, *, resamples: int = RESAMPLES) -> Interval:

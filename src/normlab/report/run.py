@@ -67,7 +67,7 @@ def _headline(run: RunView) -> Markup:
     assert run.config is not None
     assert run.status is not None
     name = Markup('{} at <span class="whole">{}</span>').format(run.config.recipe, rate(run.config.optim.lr))
-    best = quality(bleu=run.status.best_dev_bleu, nll=run.status.best_dev_nll)
+    best = quality(bleu=run.status.best_dev.get("bleu"), nll=run.status.best_dev.get("nll"))
     score = f": {best} on dev" if best else ""
     if run.outcome == "trained":
         return Markup("{} trained{}").format(name, score)

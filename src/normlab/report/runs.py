@@ -142,7 +142,7 @@ def run_details(run: RunView, root: Path, common: Mapping[str, str]) -> Details:
             summary, [Text(run.problem or "The run's folder is incomplete.", "alarm")], f"run-{run.id}"
         )
     status = run.status
-    dev = quality(bleu=status.best_dev_bleu, nll=status.best_dev_nll)
+    dev = quality(bleu=status.best_dev.get("bleu"), nll=status.best_dev.get("nll"))
     best = f", best dev {dev}" if dev else ""
     summary = Markup("<code>{}</code> lr {}, seed {} {} <span class=note>{}{}</span>").format(
         run.id,

@@ -143,10 +143,10 @@ class TrainConfig:
     """
     validate_every_steps: int = 500
     """Changes which checkpoint is best, so it enters the run id."""
-    dev_bleu_sentences: int = 1000
-    """Greedy BLEU at a validation uses the first so many dev pairs."""
-    best_by: str = "bleu"
-    """``bleu`` (higher) or ``nll`` (lower) on dev decides which checkpoint is best."""
+    dev_decode_sentences: int = 1000
+    """Sentences of dev that a validation decodes, the first so many."""
+    best_by: str = ""
+    """Name of the dev metric that decides which checkpoint is best; empty: the task's headline metric."""
     stop_early: bool = True
     """Whether a run ends as soon as its outcome is stuck or diverged."""
     early_stopping_patience: int = 0
@@ -164,9 +164,8 @@ class TrainConfig:
         check(
             self,
             {
-                SIZE: "steps max_tokens grad_accum_steps validate_every_steps dev_bleu_sentences",
+                SIZE: "steps max_tokens grad_accum_steps validate_every_steps dev_decode_sentences",
                 Choice(("auto", "fp32", "bf16", "fp16")): "precision",
-                Choice(("bleu", "nll")): "best_by",
                 COUNT: "early_stopping_patience average_last",
                 SHARE: "ema_decay",
             },

@@ -56,11 +56,16 @@ def write_json_atomic(path: Path, content: Any) -> None:
 
 def write_text_atomic(path: Path, text: str) -> None:
     """Write beside the file, sync, rename: a reader sees the old text or the new one, never a part."""
+    write_bytes_atomic(path, text.encode())
+
+
+def write_bytes_atomic(path: Path, content: bytes) -> None:
+    """As ``write_text_atomic``."""
     new = path.with_name(f".{path.name}.{os.getpid()}.{threading.get_ident()}")
     with named(path):
         try:
-            with new.open("w", encoding="utf-8", newline="\n") as file:
-                file.write(text)
+            with new.open("wb") as file:
+                file.write(content)
                 file.flush()
                 os.fsync(file.fileno())
             new.replace(path)

@@ -6,13 +6,14 @@ import json
 import shlex
 from collections.abc import Generator, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 from normlab.errors import UserError
 from normlab.spec.allowed import COUNT, Choice, check
 from normlab.spec.config import SEMANTICS, Config, run_id
+from normlab.spec.metric import NLL, Metric
 from normlab.spec.outcome import Outcome
 from normlab.spec.serialise import NOT_FINITE, from_plain
 
@@ -46,22 +47,25 @@ class Status:
     step: int = 0
     outcome: Outcome | None = None
     best_step: int | None = None
-    best_dev_bleu: float | None = None
-    best_dev_nll: float | None = None
-    """Nats a token."""
+    best_dev: dict[str, float] = field(default_factory=dict)
+    """The dev scores at ``best_step``, by metric name."""
     train_seconds: float = 0.0
     """From the first step on, validations included, pauses between resumptions left out."""
     error: str = ""
     hardware: str = ""
     stopped: str = ""
     """Why a run ended before its last step although its outcome did not end it."""
+    phase: str = ""
+    """The work in progress beside training: ``validating``, ``translating``, ``scoring``; else empty."""
+    phase_done: float | None = None
+    """The share of it that is done, 0 to 1, where that is known."""
 
     def __post_init__(self) -> None:
         check(self, {Choice(STATES): "state", COUNT: "step"})
 
 
 class RunFolder:
-    """``runs/<id>/``: configuration, metrics, status, checkpoints, translations and scores of one run.
+    """``runs/<id>/``: configuration, metrics, status, checkpoints, outputs and scores of one run.
 
     ``config.json`` holds the resolved ``config`` with the ``id`` and ``semantics`` it was made under,
     ``metrics.jsonl`` a row a line, ``probes.jsonl`` a measurement of a module a line, ``flight.json`` what
@@ -86,21 +90,27 @@ class RunFolder:
         self.tokenizer = self.path / "tokenizer.json"
         self.target_types = self.path / "target_types.npy"
         self.log = self.path / "log.txt"
-        self.translations = self.path / "test.hyp.txt"
+        self.outputs = self.path / "test.hyp.txt"
+        """The model's outputs on the test text, one line an example, where the task writes any."""
         self.scores = self.path / "scores.json"
+        self.examples = self.path / "test.examples.safetensors"
+        """The statistics of each test example, by metric, as ``store.examples`` reads them."""
         self._row_files = (self.path / "metrics.jsonl", self.path / "probes.jsonl")
         self.lost = self.path / "rows.lost"
         """Whoever makes this file lets the run go on although rows are gone."""
-        self.best_translations = self.path / "test-best.hyp.txt"
-        """Of ``best``, where ``translations`` and ``scores`` are of ``average``."""
+        self.best_outputs = self.path / "test-best.hyp.txt"
+        """As ``outputs`` for ``best``, where ``outputs`` and ``scores`` are of ``average``."""
         self.best_scores = self.path / "scores-best.json"
+        self.best_examples = self.path / "test-best.examples.safetensors"
 
     @classmethod
-    def create(cls, path: str | Path, config: Config) -> RunFolder:
-        """The run folder of a resolved configuration; what it holds already stays."""
+    def create(cls, path: str | Path, config: Config, metrics: Sequence[Metric] = ()) -> RunFolder:
+        """Make the run folder of a resolved configuration, whose task has these metrics; what it holds
+        already stays.
+        """
         folder = cls(path)
         folder.path.mkdir(parents=True, exist_ok=True)
-        content = {"id": run_id(config), "semantics": SEMANTICS, "config": config}
+        content = {"id": run_id(config), "semantics": SEMANTICS, "config": config, "metrics": list(metrics)}
         write_json_atomic(folder.path / "config.json", content)
         return folder
 
@@ -113,6 +123,12 @@ class RunFolder:
         path = self.path / "config.json"
         content = read_json(path) if path.exists() else {}
         return str(content.get("id", "")) if isinstance(content, dict) else ""
+
+    def task_metrics(self) -> tuple[Metric, ...]:
+        """The metrics of the run's task, the headline first; NLL alone where the folder does not say."""
+        content = read_json(self.path / "config.json")
+        recorded = content.get("metrics") if isinstance(content, dict) else None
+        return from_plain(tuple[Metric, ...], recorded) if recorded else (NLL,)
 
     def stale(self) -> bool:
         """Whether today's code would give other numbers: the run's id is no longer that of its config."""

@@ -14,10 +14,11 @@ from normlab.errors import UserError
 from normlab.init import profile_
 from normlab.nn import PAD, Decoder
 from normlab.spec.config import Config, DataConfig
+from normlab.spec.metric import NLL, Metric
 from normlab.spec.randomness import derive
 from normlab.tasks.build import build_model
 from normlab.tasks.loss import LossSum, label_smoothed
-from normlab.tasks.task import Scored, Task
+from normlab.tasks.task import Evaluation, Task
 
 
 class LanguageModel(Task[TextCorpus, Decoder, TextBatch], name="language_model"):
@@ -30,7 +31,12 @@ class LanguageModel(Task[TextCorpus, Decoder, TextBatch], name="language_model")
 
     texts = ("train_text", "dev_text", "test_text")
     stacks = ("decoder",)
-    best_by = ("nll",)
+    metrics = (
+        Metric("bits_per_byte", "bits per byte", higher_is_better=False, digits=3, least=0.0),
+        Metric("perplexity", "perplexity", "of a token", higher_is_better=False, digits=1, least=1.0),
+        Metric("word_perplexity", "word perplexity", higher_is_better=False, digits=1, least=1.0),
+        NLL,
+    )
 
     def __init__(self, config: Config, corpus: TextCorpus, device: torch.device) -> None:
         super().__init__(config, corpus, device)
@@ -84,8 +90,8 @@ class LanguageModel(Task[TextCorpus, Decoder, TextBatch], name="language_model")
     def dev_scores(self, model: Decoder) -> dict[str, float]:
         return self._scores(model, self.corpus.dev)
 
-    def test(self, model: Decoder) -> Scored:
-        return Scored({**self._scores(model, self.corpus.test), "tokens": self.corpus.test.predicted})
+    def test(self, model: Decoder) -> Evaluation:
+        return Evaluation({**self._scores(model, self.corpus.test), "tokens": self.corpus.test.predicted})
 
     def rehearse(self, model: Decoder) -> tuple[float, float]:
         start = time.perf_counter()

@@ -25,8 +25,8 @@ class Position:
     positions: int = 0
     seconds: float = 0.0
     best_step: int | None = None
-    best_dev_bleu: float | None = None
-    best_dev_nll: float | None = None
+    best_dev: dict[str, float] = field(default_factory=dict)
+    """The dev scores at ``best_step``, by metric name."""
     val_decay: ValDecay = ValDecay()
     waited: int = 0
     """Validations since the best one."""

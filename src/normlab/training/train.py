@@ -17,6 +17,7 @@ import numpy as np
 from torch import nn
 
 from normlab.spec.config import Config, run_id
+from normlab.store.examples import write_examples
 from normlab.store.files import named
 from normlab.store.folder import RunFolder, write_json_atomic, write_text_atomic
 from normlab.tasks.registry import TASKS
@@ -95,19 +96,22 @@ def _mark(folder: RunFolder, state: str, error: str = "") -> None:
 
 
 def score_test(task: AnyTask, folder: RunFolder, model: nn.Module) -> None:
-    """The run's weights on the test text: ``scores.json``, and what the model wrote, if it writes.
+    """The run's weights on the test text: ``scores.json``, the statistics of each example, and the outputs.
 
     Of a run with an average these are of the average; those of the best weights stand beside them.
     """
-    files = {checkpoint_of(folder): (folder.translations, folder.scores)}
-    files.setdefault(folder.best, (folder.best_translations, folder.best_scores))
-    for checkpoint, (translations, scores) in files.items():
+    files = {checkpoint_of(folder): (folder.outputs, folder.examples, folder.scores)}
+    files.setdefault(folder.best, (folder.best_outputs, folder.best_examples, folder.best_scores))
+    for checkpoint, (outputs, examples, scores) in files.items():
         load_checkpoint(checkpoint, model, run=folder.id())
         with autocast(task.device, task.config.train.precision):
             tested = task.test(model)
-        if tested.lines is not None:
-            write_text_atomic(translations, "".join(f"{line}\n" for line in tested.lines))
-        write_json_atomic(scores, dict(tested.scores))
+        if tested.outputs is not None:
+            write_text_atomic(outputs, "".join(f"{line}\n" for line in tested.outputs))
+        if tested.examples:
+            write_examples(examples, tested.examples)
+        signatures = {"signatures": dict(tested.signatures)} if tested.signatures else {}
+        write_json_atomic(scores, {**tested.scores, **signatures})
 
 
 def _furnish(folder: RunFolder, config: Config, corpus: Prepared) -> None:
@@ -119,7 +123,7 @@ def _furnish(folder: RunFolder, config: Config, corpus: Prepared) -> None:
         np.save(types, corpus.target_types, allow_pickle=False)
         with named(folder.target_types):
             folder.target_types.write_bytes(types.getbuffer())
-        RunFolder.create(folder.path, config)
+        RunFolder.create(folder.path, config, TASKS[config.task].metrics)
 
 
 @contextmanager

@@ -16,6 +16,7 @@ from torch import Tensor, nn
 
 from normlab.data.prefetch import Prefetch
 from normlab.optim import ScheduleState, build_optimiser, schedule_factor
+from normlab.spec.metric import NLL
 from normlab.spec.outcome import Outcome
 from normlab.spec.randomness import derive
 from normlab.store.folder import RunFolder, Status
@@ -194,7 +195,7 @@ class Loop:
             p.seconds = self._seconds()
             self._emit({"kind": "dev", "step": p.step, **scores, "seconds": p.seconds})
             if self.improved(scores):
-                self._save_scored(self.folder.best, model, {"step": p.step, **scores})
+                self._save_scored(self.folder.best, model, {"step": p.step, "dev": scores})
 
     def improved(self, scores: Mapping[str, float]) -> bool:
         """Take note of dev scores; whether they are the best so far."""
@@ -202,7 +203,7 @@ class Loop:
         p.val_decay = p.val_decay.after(p.step, self.config.optim, improved=best)
         p.waited = 0 if best else p.waited + 1
         if best:
-            p.best_step, p.best_dev_bleu, p.best_dev_nll = p.step, scores.get("bleu"), scores["nll"]
+            p.best_step, p.best_dev = p.step, dict(scores)
         return best
 
     def begin(self, model: nn.Module) -> None:
@@ -310,7 +311,7 @@ class Loop:
         """Put the average of the weights in its folder, with its dev scores, in the model's place."""
         if not has_checkpoint(self.folder.average):
             steps = self.kept.average(model, self._validations())
-            scores = {"step": self.progress.step, "steps": steps, **self._dev_scores(model)}
+            scores = {"step": self.progress.step, "steps": steps, "dev": self._dev_scores(model)}
             self._save_scored(self.folder.average, model, scores)
         self.kept.finish()
 
@@ -343,13 +344,13 @@ class Loop:
         return optim.lr * schedule_factor(p.step + ahead, course)
 
     def _is_best(self, scores: Mapping[str, float]) -> bool:
-        """By the score that decides, the likelihood loss where it is equal."""
-        p, nll = self.progress, scores["nll"]
-        if p.best_step is None or p.best_dev_nll is None:
+        """By the metric that decides; where it is equal, by the negative log-likelihood."""
+        p = self.progress
+        if p.best_step is None:
             return True
-        if self.config.train.best_by == "nll" or p.best_dev_bleu is None:
-            return nll < p.best_dev_nll
-        return (scores["bleu"], -nll) > (p.best_dev_bleu, -p.best_dev_nll)
+        decides = (self.task.decides(self.config), NLL)
+        now, then = ([m.merit(of.get(m.name)) for m in decides] for of in (scores, p.best_dev))
+        return now > then
 
     def _judge(self, *, final: bool) -> Outcome | None:
         return outcome(
@@ -373,8 +374,7 @@ class Loop:
             step=p.step,
             outcome=self.outcome,
             best_step=p.best_step,
-            best_dev_bleu=p.best_dev_bleu,
-            best_dev_nll=p.best_dev_nll,
+            best_dev=dict(p.best_dev),
             train_seconds=p.seconds,
             hardware=hardware(self.device, self.ranks.count),
             stopped=p.stopped,
