@@ -19,8 +19,8 @@ EXAMPLES = {
     )
 }
 SMALL = (
-    "--steps 4 --validate-every-steps 2 --dim 16 --ffn-dim 32 --heads 2 --encoder-layers 1 --decoder-layers 1 "
-    "--vocab-size 150 --max-tokens 512 --threads 1"
+    "--steps 4 --validate-every-steps 2 --dim 16 --ffn-dim 32 --heads 2 --encoder-layers 1 "
+    "--decoder-layers 1 --vocab-size 150 --max-tokens 512 --threads 1"
 ).split()
 SHRUNK = {"train": SMALL}
 """Flags that make a command small."""
