@@ -28,7 +28,7 @@ class TorchTransformer(nn.Module):
     def __init__(self, config: ModelConfig, vocab: int) -> None:
         super().__init__()
         self.embedding = Embedding.registry[config.embedding](vocab, config.dim)
-        self.embedding.start_(torch.Generator().manual_seed(1))
+        self.embedding.init_(torch.Generator().manual_seed(1))
         self.dropout = nn.Dropout(config.dropout)
         self.register_buffer("positions", sinusoids(LONGEST, config.dim), persistent=False)
         self.positions: Tensor
@@ -121,7 +121,7 @@ def like_marian(model: nn.Module, config: ModelConfig, vocab: int) -> Seq2Seq:
     """Our Post-LN model with the weights of a ``MarianMTModel``."""
     ours, theirs = Seq2Seq(config, vocab).eval(), model.model
     ours.embedding.weight.copy_(theirs.shared.weight)
-    ours.positions.table = theirs.encoder.embed_positions.weight.detach().clone()
+    ours.position_encoding.table = theirs.encoder.embed_positions.weight.detach().clone()
     for stack, other in ((ours.encoder, theirs.encoder), (ours.decoder, theirs.decoder)):
         sublayers = iter(stack.sublayers)
         for layer in other.layers:

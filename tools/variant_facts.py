@@ -162,7 +162,7 @@ def profiled_parameters(place: Placement) -> set[str]:
     if not place.profiled:
         return set()
     started = deepcopy(place)
-    started.start_(4.0)
+    started.init_(4.0)
     before = dict(place.named_parameters())
     return {name for name, weight in started.named_parameters() if not torch.equal(weight, before[name])}
 

@@ -169,7 +169,7 @@ def test_a_forced_run_is_marked_and_its_repetition_too(tmp_path):
 def test_every_size_and_step_that_a_recipe_needs_can_be_typed():
     typed = ["--kv-heads", "2", "--decay-step", "200", "--weight-decay", "0.1", "--warmup-steps", "20"]
     config = parse(Train, *typed, "--recipe", "pre+rope+adamw+step_decay").resolved()
-    assert (config.model.kv_heads, config.model.positions) == (2, "rope")
+    assert (config.model.kv_heads, config.model.position_encoding) == (2, "rope")
     assert (config.optim.decay_step, config.optim.weight_decay) == (200, 0.1)
 
 

@@ -27,7 +27,11 @@ def test_every_command_copes_with_a_language_model(tmp_path, capsys, monkeypatch
 
     (folder,) = Runs(tmp_path / "runs")
     config = folder.config()
-    assert (config.task, config.model.encoder_layers, config.model.positions) == ("language_model", 0, "rope")
+    assert (config.task, config.model.encoder_layers, config.model.position_encoding) == (
+        "language_model",
+        0,
+        "rope",
+    )
     assert (config.model.encoder_placement, config.model.decoder_placement) == ("pre", "pre")
     assert main(["train", "--config", f"runs/{folder.path.name}/config.json", "--out", "again"]) == 0
     assert (tmp_path / "again" / folder.path.name / "scores.json").read_bytes() == folder.scores.read_bytes()

@@ -69,7 +69,7 @@ class MaxNorm(Norm, name="maxnorm"):
 
 
 @SCHEDULES.register("half")
-def half(step, course):
+def half(step, state):
     r""":math:`1/2` of the peak."""
     return 0.5
 '''

@@ -30,7 +30,7 @@ def row(step, loss=3.0, *, norm=0.5, per_step=0.1):
         "grad_norm_l2": norm,
         "lr": 1e-3,
         "tokens": 1000 * step,
-        "positions": 1200 * step,
+        "padded_tokens": 1200 * step,
         "seconds": per_step * step,
     }
 

@@ -22,7 +22,7 @@ from normlab.nn import (
     Context,
     Norm,
     Placement,
-    Positions,
+    PositionEncoding,
     QueryKeyNorm,
     Site,
     Stack,
@@ -125,15 +125,15 @@ class Slopes(QueryKeyNorm, name="slopes"):
         return k
 
 
-class Ramp(Positions, name="ramp"):
+class Ramp(PositionEncoding, name="ramp"):
     """One trained vector times log(1 + t)."""
 
     def __init__(self, config: ModelConfig) -> None:
         super().__init__(config)
         self.direction = nn.Parameter(torch.linspace(-1, 1, config.dim))
 
-    def forward(self, x: Tensor, position: int | None = None) -> Tensor:
-        first, count = (0, x.shape[1]) if position is None else (position, 1)
+    def forward(self, x: Tensor, decode_index: int | None = None) -> Tensor:
+        first, count = (0, x.shape[1]) if decode_index is None else (decode_index, 1)
         t = torch.arange(first, first + count, device=x.device, dtype=x.dtype)
         return x + torch.log1p(t)[:, None] * self.direction
 
@@ -208,7 +208,7 @@ _REGISTRIES = {
     "scheme": SCHEMES,
     "activation": Activation.registry,
     "qk_norm": QueryKeyNorm.registry,
-    "positions": Positions.registry,
+    "position_encoding": PositionEncoding.registry,
     "inner_norm": INNER_NORMS,
     "head_gain": HEAD_GAINS,
 }
@@ -218,7 +218,7 @@ NAMES = {
     "scheme": "fan_in",
     "activation": "squared_relu",
     "qk_norm": "slopes",
-    "positions": "ramp",
+    "position_encoding": "ramp",
     "inner_norm": "attention_innernorm",
     "head_gain": "head_softplus",
 }

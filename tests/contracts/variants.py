@@ -22,7 +22,7 @@ from normlab.nn import (
     Encoder,
     Norm,
     Placement,
-    Positions,
+    PositionEncoding,
     PreNorm,
     QueryKeyNorm,
     Seq2Seq,
@@ -35,7 +35,7 @@ VOCAB = 13
 CONFIG = ModelConfig(dim=16, ffn_dim=24, heads=2, encoder_layers=2, decoder_layers=2, dropout=0.0)
 CHOICES: dict[str, Any] = {
     "embedding": Embedding.registry,
-    "positions": Positions.registry,
+    "position_encoding": PositionEncoding.registry,
     "activation": Activation.registry,
     "qk_norm": QueryKeyNorm.registry,
     "bias": BIASES,
@@ -87,7 +87,7 @@ OUTSIDE = [
 SEQ2SEQ = UNIFORM + MIXED + OUTSIDE
 SINGLE_PROCESS = [
     replace(config, **{f"{stack}_layers": 0})
-    for config in [*BY_PLACEMENT, uniform("pre", positions="rope", kv_heads=1), OUTSIDE[0]]
+    for config in [*BY_PLACEMENT, uniform("pre", position_encoding="rope", kv_heads=1), OUTSIDE[0]]
     for stack in ("encoder", "decoder")
 ]
 """Encoders (BERT) and decoders (language models) of each placement."""

@@ -41,7 +41,7 @@ def test_an_epoch_predicts_every_token_once_from_the_one_before_it(predicted, bl
     )
     assert sum(batch.tokens for batch in batches) == predicted
     assert all(batch.ids.shape == batch.target.shape == (rows, block_len) for batch in batches)
-    assert all(batch.positions == rows * block_len for batch in batches)
+    assert all(batch.padded_tokens == rows * block_len for batch in batches)
 
 
 def test_blocks_begin_at_multiples_of_their_length():

@@ -72,7 +72,11 @@ def test_what_look_linear_may_not_be_combined_with(choices, reason):
 @pytest.mark.parametrize("scheme", SCHEMES)
 @pytest.mark.parametrize(
     "config",
-    [CONFIG, replace(CONFIG, decoder_layers=0, positions="learned"), replace(CONFIG, embedding="untied")],
+    [
+        CONFIG,
+        replace(CONFIG, decoder_layers=0, position_encoding="learned"),
+        replace(CONFIG, embedding="untied"),
+    ],
     ids=["seq2seq", "encoder", "untied"],
 )
 def test_everything_that_is_drawn_is_drawn_anew(config, scheme):

@@ -11,7 +11,7 @@ from normlab.nn import Cache, Context
 
 def test_a_cache_must_be_told_of_the_position():
     model = perturbed(CONFIG)
-    with pytest.raises(RuntimeError, match=r"^begin_position comes before the first step$"):
+    with pytest.raises(RuntimeError, match=r"^begin_step comes before the first step$"):
         _ = Cache(1, 1, 4, torch.device("cpu")).mask
     with pytest.raises(ValueError, match=r"^attention to the memory needs context\.memory"):
         model.decoder(torch.zeros(1, 2, 16, dtype=torch.float64), Context())
@@ -19,7 +19,7 @@ def test_a_cache_must_be_told_of_the_position():
 
 def test_the_position_is_that_of_the_last_step():
     cache = Cache(1, 1, 4, torch.device("cpu"))
-    assert Context().position is None
+    assert Context().decode_index is None
     for position in range(3):
-        cache.begin_position()
-        assert Context(cache=cache).position == position
+        cache.begin_step()
+        assert Context(cache=cache).decode_index == position

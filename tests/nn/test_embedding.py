@@ -10,7 +10,7 @@ from normlab.nn import Embedding
 
 def started(name: str, seed: int = 1) -> Embedding:
     embedding = Embedding.registry[name](300, 64)
-    embedding.start_(torch.Generator().manual_seed(seed))
+    embedding.init_(torch.Generator().manual_seed(seed))
     return embedding
 
 
@@ -42,7 +42,7 @@ def test_fixnorm_start_and_length():
 
 def test_an_untied_output_has_its_own_start_and_its_own_factor():
     embedding = Embedding.registry["untied"](300, 64)
-    embedding.start_(torch.Generator().manual_seed(1), gain=0.5, classifier_gain=2.0)
+    embedding.init_(torch.Generator().manual_seed(1), gain=0.5, classifier_gain=2.0)
     assert embedding.weight.std().item() == pytest.approx(0.5 / 8, rel=0.03)
     assert embedding.output.std().item() == pytest.approx(2 / 8, rel=0.03)
     assert not torch.allclose(4 * embedding.weight, embedding.output)

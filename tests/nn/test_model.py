@@ -11,7 +11,7 @@ import torch.nn.functional as F
 from contracts.variants import CONFIG, VOCAB, build, perturbed, tokens
 from normlab.nn import PAD, Cache, Decoder, Encoder, Seq2Seq
 
-BERT = replace(CONFIG, decoder_layers=0, activation="gelu", positions="learned")
+BERT = replace(CONFIG, decoder_layers=0, activation="gelu", position_encoding="learned")
 GPT = replace(CONFIG, encoder_layers=0, encoder_placement="pre", decoder_placement="pre")
 
 
@@ -21,7 +21,7 @@ def test_positions_grow_as_they_are_needed():
     at_once = model.embed(ids)
     torch.testing.assert_close(model.embed(ids[:, :3], 699), at_once[:, 699:].expand(1, 3, -1))
     torch.testing.assert_close(perturbed(CONFIG).embed(ids[:, :3], 699), at_once[:, 699:].expand(1, 3, -1))
-    assert not any(name.startswith("positions") for name in model.state_dict())
+    assert not any(name.startswith("position_encoding") for name in model.state_dict())
 
 
 @pytest.mark.parametrize(

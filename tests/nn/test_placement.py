@@ -34,7 +34,7 @@ def test_what_a_placement_states(name):
     assert set(built) <= {site.dim}
     if not place.profiled:
         with pytest.raises(NotImplementedError, match=f"^placement '{name}' has no data-dependent start$"):
-            Placement.start_(place(SITE), 1.0)
+            Placement.init_(place(SITE), 1.0)
 
 
 @pytest.mark.parametrize("name", Placement.registry)

@@ -9,11 +9,11 @@ import pytest
 import torch
 
 from contracts.variants import CONFIG, build
-from normlab.nn import Positions
+from normlab.nn import PositionEncoding
 from normlab.nn.decode import beam_search
 from normlab.nn.position import sinusoids
 
-ROPE, LEARNED = (Positions.registry[name] for name in ("rope", "learned"))
+ROPE, LEARNED = (PositionEncoding.registry[name] for name in ("rope", "learned"))
 
 
 def test_sinusoids_are_a_sine_and_a_cosine_by_turns():
@@ -37,7 +37,7 @@ def test_an_odd_width_is_refused():
 
 
 def test_learned_positions_refuse_what_is_longer():
-    model = build(replace(CONFIG, positions="learned", max_positions=5))
+    model = build(replace(CONFIG, position_encoding="learned", max_positions=5))
     assert model.embed(torch.full((1, 5), 4)).shape == (1, 5, 16)
     sentence = (
         r"^an input of 6 positions, and the model has learned positions for 5; shorten it, or train with a "
@@ -50,11 +50,11 @@ def test_learned_positions_refuse_what_is_longer():
 
 
 def test_learned_positions_start():
-    positions = LEARNED(replace(CONFIG, dim=64, max_positions=400))
-    positions.start_(torch.Generator().manual_seed(1))
-    assert positions.weight.std().item() == pytest.approx(64**-0.5, rel=0.02)
-    assert positions(torch.zeros(1, 3, 64))[0].equal(positions.weight[:3])
-    assert positions(torch.zeros(1, 3, 64), 7)[0].equal(positions.weight[7].expand(3, 64))
+    encoding = LEARNED(replace(CONFIG, dim=64, max_positions=400))
+    encoding.init_(torch.Generator().manual_seed(1))
+    assert encoding.weight.std().item() == pytest.approx(64**-0.5, rel=0.02)
+    assert encoding(torch.zeros(1, 3, 64))[0].equal(encoding.weight[:3])
+    assert encoding(torch.zeros(1, 3, 64), 7)[0].equal(encoding.weight[7].expand(3, 64))
 
 
 def test_rope_keeps_lengths_and_its_scores_depend_on_the_distance_alone():
@@ -84,7 +84,9 @@ def test_rope_turns_pairs_of_neighbours():
 
 def test_the_scores_of_an_attention_do_not_know_where_it_begins():
     """The keys of a whole sentence, and those of its words placed one by one eleven positions later."""
-    attention = build(replace(CONFIG, encoder_layers=0, positions="rope")).double().decoder.sublayers[0].f
+    attention = (
+        build(replace(CONFIG, encoder_layers=0, position_encoding="rope")).double().decoder.sublayers[0].f
+    )
     torch.manual_seed(0)
     projected = attention.qkv(torch.randn(1, 4, 16, dtype=torch.float64))
     q, k, _ = projected.unflatten(2, (-1, 8)).transpose(1, 2).split(2, 1)
@@ -97,7 +99,7 @@ def test_the_scores_of_an_attention_do_not_know_where_it_begins():
 
 
 def test_a_search_ends_where_learned_positions_do():
-    config = replace(CONFIG, positions="learned", max_positions=7)
+    config = replace(CONFIG, position_encoding="learned", max_positions=7)
     (found,) = beam_search(build(config).eval(), torch.full((1, 6), 5), beams=2)
     assert len(found) <= 7
     (longer,) = beam_search(build(replace(config, max_positions=30)).eval(), torch.full((1, 6), 5), beams=2)

@@ -46,10 +46,10 @@ def plain_heads(attention: Attention, x: Tensor) -> tuple[list[Tensor], list[Ten
     return tuple(list(heads) for heads in split)
 
 
-@pytest.mark.parametrize("positions", ["sinusoidal", "rope"])
+@pytest.mark.parametrize("position_encoding", ["sinusoidal", "rope"])
 @pytest.mark.parametrize("source", ["self", "memory"])
-def test_shared_keys_equal_full_attention_with_the_keys_repeated(source, positions):
-    config = replace(CONFIG, heads=4, positions=positions)
+def test_shared_keys_equal_full_attention_with_the_keys_repeated(source, position_encoding):
+    config = replace(CONFIG, heads=4, position_encoding=position_encoding)
     few, full = (Attention(replace(config, kv_heads=n), source=source) for n in (2, 0))
     drawn(few), drawn(full)
     assert few.matrices()["key"].shape == few.matrices()["value"].shape == (8, 16)

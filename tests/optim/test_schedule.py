@@ -12,8 +12,8 @@ from normlab.spec.config import OptimConfig
 
 
 def factors(name, steps, total_steps=10, decays=0, **optim):
-    course = ScheduleState(OptimConfig(schedule=name, **optim), total_steps, decays)
-    return {n: schedule_factor(n, course) for n in steps}
+    state = ScheduleState(OptimConfig(schedule=name, **optim), total_steps, decays)
+    return {n: schedule_factor(n, state) for n in steps}
 
 
 CORNERS = [

@@ -198,7 +198,7 @@ def attention(w: Weights, choices: Choices, role: str) -> Callable[[Array, Array
         kv_heads=config.kv_heads or config.heads,
         causal=role == "causal_attention",
         qk_norm=QK_NORMS[choices["qk_norm"]],
-        rope=config.positions == "rope",
+        rope=config.position_encoding == "rope",
         head_gain=HEAD_GAINS[choices["head_gain"]],
         inner_norm="attention" in INNER_NORMS[choices["inner_norm"]],
         bias=BIASES[choices["bias"]][0],
@@ -309,7 +309,7 @@ EMBEDDINGS: dict[str, tuple[Callable[[Weights, Array], Array], Callable[[Weights
 
 POSITIONS: dict[str, Callable[[Weights, int, int], Array]] = {
     "sinusoidal": lambda w, length, dim: embeddings.sinusoids(length, dim),
-    "learned": lambda w, length, dim: embeddings.learned_positions(length, w["positions.weight"]),
+    "learned": lambda w, length, dim: embeddings.learned_positions(length, w["position_encoding.weight"]),
     "rope": lambda w, length, dim: np.zeros((length, dim)),
 }
 """What is added to the embeddings."""
@@ -317,7 +317,9 @@ POSITIONS: dict[str, Callable[[Weights, int, int], Array]] = {
 
 def embed(w: Weights, config: ModelConfig, ids: list[int]) -> Array:
     vectors = EMBEDDINGS[config.embedding][0](w, np.array(ids))
-    return embeddings.embed_with_positions(vectors, POSITIONS[config.positions](w, len(ids), config.dim))
+    return embeddings.embed_with_positions(
+        vectors, POSITIONS[config.position_encoding](w, len(ids), config.dim)
+    )
 
 
 def seq2seq_logits(w: Weights, config: ModelConfig, source: list[int], target: list[int]) -> Array:

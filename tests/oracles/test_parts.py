@@ -22,7 +22,7 @@ from normlab.nn import (
     FeedForward,
     Norm,
     Placement,
-    Positions,
+    PositionEncoding,
     QueryKeyNorm,
 )
 from normlab.nn.position import sinusoids
@@ -44,7 +44,7 @@ every_norm = pytest.mark.parametrize("norm", ours_alone(Norm.registry))
         (Placement.registry, adapter.PLACEMENTS),
         (Norm.registry, adapter.NORMS),
         (Embedding.registry, adapter.EMBEDDINGS),
-        (Positions.registry, adapter.POSITIONS),
+        (PositionEncoding.registry, adapter.POSITIONS),
         (Activation.registry, adapter.ACTIVATIONS),
         (QueryKeyNorm.registry, adapter.QK_NORMS),
         (BIASES, adapter.BIASES),
@@ -120,11 +120,13 @@ of_even_width = [heads for heads in HEADS if heads[0] // heads[1] % 2 == 0]
 @pytest.mark.parametrize("role", ROLES)
 @pytest.mark.parametrize("qk_norm", ours_alone(QueryKeyNorm.registry))
 @pytest.mark.parametrize(
-    ("positions", "dim", "heads", "kv_heads"),
+    ("position_encoding", "dim", "heads", "kv_heads"),
     [("sinusoidal", *h) for h in HEADS] + [("rope", *h) for h in of_even_width],
 )
-def test_attention(role, qk_norm, positions, dim, heads, kv_heads):
-    config = replace(CONFIG, qk_norm=qk_norm, positions=positions, dim=dim, heads=heads, kv_heads=kv_heads)
+def test_attention(role, qk_norm, position_encoding, dim, heads, kv_heads):
+    config = replace(
+        CONFIG, qk_norm=qk_norm, position_encoding=position_encoding, dim=dim, heads=heads, kv_heads=kv_heads
+    )
     check_attention(config, role)
 
 
@@ -184,10 +186,10 @@ def test_sinusoids_in_float32(length, dim):
     np.testing.assert_allclose(sinusoids(length, dim), embeddings.sinusoids(length, dim), atol=1e-7)
 
 
-@pytest.mark.parametrize("name", ours_alone(Positions.registry))
+@pytest.mark.parametrize("name", ours_alone(PositionEncoding.registry))
 def test_positions_are_added_to_the_embeddings(name):
-    module = scattered(Positions.registry[name](replace(CONFIG, max_positions=300)))
-    arrays = {f"positions.{key}": p.detach().numpy() for key, p in module.named_parameters()}
+    module = scattered(PositionEncoding.registry[name](replace(CONFIG, max_positions=300)))
+    arrays = {f"position_encoding.{key}": p.detach().numpy() for key, p in module.named_parameters()}
     for length in (5, 300):
         x = normal(length, 6).detach()
         added = adapter.POSITIONS[name](Weights(arrays), length, 6)

@@ -24,13 +24,13 @@ class Bigrams:
 
     def __init__(self, table: Tensor) -> None:
         self.embedding = SimpleNamespace(logits=lambda tokens: table[tokens])
-        self.positions = SimpleNamespace(longest=None)
+        self.position_encoding = SimpleNamespace(longest=None)
 
     def encode(self, source: Tensor) -> tuple[Tensor, Tensor]:
         return source, source != 0
 
     def decode_step(self, tokens: Tensor, memory: Tensor, real: Tensor, cache: Cache) -> Tensor:
-        cache.begin_position()
+        cache.begin_step()
         return tokens
 
 
@@ -106,7 +106,7 @@ def test_least_lengths_and_prefixes_equal_plain_searches(least, beams):
 @pytest.mark.parametrize(("least", "longest"), [(0, 0), (MAX_LEN, 0), (7, 7)])
 def test_what_has_no_room_is_refused(least, longest):
     model = Bigrams(table(t2={3: 1.0}))
-    model.positions.longest = longest
+    model.position_encoding.longest = longest
     prefix = torch.full((1, 2 if least else MAX_LEN), 5)
     with pytest.raises(
         ValueError, match=r"min_length is \d+ and the longest prefix has \d+ tokens"

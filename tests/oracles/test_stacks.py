@@ -19,7 +19,7 @@ from normlab.nn import (
     Embedding,
     Norm,
     Placement,
-    Positions,
+    PositionEncoding,
     Seq2Seq,
     build_stack,
 )
@@ -120,14 +120,21 @@ def test_language_models(placement):
 
 
 @pytest.mark.parametrize(
-    ("embedding", "positions", "activation"),
+    ("embedding", "position_encoding", "activation"),
     list(
         product(
-            ours_alone(Embedding.registry), ours_alone(Positions.registry), ours_alone(Activation.registry)
+            ours_alone(Embedding.registry),
+            ours_alone(PositionEncoding.registry),
+            ours_alone(Activation.registry),
         )
     ),
 )
-def test_embeddings_positions_and_activations(embedding, positions, activation):
-    choices = {"embedding": embedding, "positions": positions, "activation": activation, "kv_heads": 1}
+def test_embeddings_positions_and_activations(embedding, position_encoding, activation):
+    choices = {
+        "embedding": embedding,
+        "position_encoding": position_encoding,
+        "activation": activation,
+        "kv_heads": 1,
+    }
     check_seq2seq(under("pre", "post", decoder_layers=1, encoder_layers=1, **choices), together=False)
     check_decoder(under("post", encoder_layers=0, decoder_layers=1, **choices), together=False)

@@ -19,7 +19,7 @@ def test_everything_that_is_not_plain_has_its_equation_and_the_rest_its_name():
     assert said["placement"].endswith(
         "(arXiv 2203.00555). Its source claims that very deep models train with it."
     )
-    assert said["positions"].startswith("rope: RoPE: ")
+    assert said["position encoding"].startswith("rope: RoPE: ")
     assert said["otherwise"] == "plain embedding, relu, scaled, bias, noinnernorm, noheadgain, adam"
     assert said["warm-up"].startswith("100 steps: n/k of the peak")
     assert "forced" not in said

@@ -56,7 +56,7 @@ def test_a_name_resolves_to_its_parts_and_defaults(name, line):
 
 
 def test_what_a_recipe_does_not_name_stays_the_bases_where_that_is_no_property_of_its_paper():
-    kept = {"positions": "rope", "activation": "swiglu", "kv_heads": 2, "max_positions": 99}
+    kept = {"position_encoding": "rope", "activation": "swiglu", "kv_heads": 2, "max_positions": 99}
     model = replace(BASE.model, inner_norm="innernorm", head_gain="headgain", qk_norm="qknorm", **kept)
     config = resolve("olmo2", replace(BASE, model=model, optim=replace(BASE.optim, optimiser="adamw")))
     assert {name: getattr(config.model, name) for name in kept} == kept
@@ -113,7 +113,7 @@ REFUSED = {
         "first; type enc:pre/dec:post or admin"
     ),
     "pre+pre": "recipe 'pre+pre': 'pre' is a placement, and a stack has one, which comes first; type pre",
-    "pre+rope+learned": "recipe 'pre+rope+learned' names two of positions; keep one",
+    "pre+rope+learned": "recipe 'pre+rope+learned' names two of position encoding; keep one",
     "pre+warmup+warmup": "recipe 'pre+warmup+warmup' names two of warm-up; keep one",
     "rezero+scalenorm": conflict(
         "rezero+scalenorm",

@@ -161,7 +161,7 @@ def _metrics(
             "grad_norm_l2": norm,
             "lr": lr,
             "tokens": step * 1800,
-            "positions": step * 4096,
+            "padded_tokens": step * 4096,
         }
         found.append({"kind": "train", "step": step, **row, "seconds": step * 0.25})
         if (i + 1) % max(1, rows // 8) == 0 and math.isfinite(nll):

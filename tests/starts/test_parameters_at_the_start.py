@@ -6,7 +6,17 @@ import numpy as np
 import pytest
 
 from normlab.init import initialise_
-from normlab.nn import HEAD_GAINS, Embedding, Norm, Placement, Positions, QueryKeyNorm, Site, Sublayer, sites
+from normlab.nn import (
+    HEAD_GAINS,
+    Embedding,
+    Norm,
+    Placement,
+    PositionEncoding,
+    QueryKeyNorm,
+    Site,
+    Sublayer,
+    sites,
+)
 from oracles import adapter, norms, starts
 from oracles.adapter import Weights
 from oracles.comparing import arrays_of, ours_alone
@@ -58,13 +68,13 @@ def test_every_embedding_is_tested_here():
 
 def test_positions():
     """Learned ones are as large as the embeddings before the factor of the input."""
-    size = sized("post", 1, 1, positions="learned", max_positions=300)
-    weight = started(model_of(size))["positions.weight"]
+    size = sized("post", 1, 1, position_encoding="learned", max_positions=300)
+    weight = started(model_of(size))["position_encoding.weight"]
     assert weight.shape == (300, 64)
     assert_drawn([weight], starts.embedding_std("plain", 64))
-    for name in set(ours_alone(Positions.registry)) - {"learned"}:
-        model = model_of(sized("post", 1, 1, positions=name))
-        assert not [p for p in started(model) if p.startswith("positions")]
+    for name in set(ours_alone(PositionEncoding.registry)) - {"learned"}:
+        model = model_of(sized("post", 1, 1, position_encoding=name))
+        assert not [p for p in started(model) if p.startswith("position_encoding")]
 
 
 def test_heads_of_an_encoder_alone():

@@ -72,7 +72,7 @@ def test_the_seed_decides_the_start_whatever_the_global_generator_did(axis):
         ("encoder_placement", "placement", "psot", "post"),
         ("decoder_placement", "placement", "per", "pre"),
         ("scheme", "scheme", "xaver", "xavier"),
-        ("positions", "positions", "learnt", "learned"),
+        ("position_encoding", "position encoding", "learnt", "learned"),
         ("activation", "activation", "glu", "gelu"),
         ("qk_norm", "query-key norm", "qk_norm", "qknorm"),
         ("bias", "bias", "no_bias", "nobias"),
@@ -96,7 +96,7 @@ def test_parameters_are_as_many_as_the_sizes_say():
 
 @pytest.mark.parametrize(("kind", "layers"), [(Seq2Seq, (2, 1)), (Encoder, (2, 0)), (Decoder, (0, 2))])
 def test_every_kind_of_model_is_built_from_its_seed(kind, layers):
-    config = replace(CONFIG, encoder_layers=layers[0], decoder_layers=layers[1], positions="learned")
+    config = replace(CONFIG, encoder_layers=layers[0], decoder_layers=layers[1], position_encoding="learned")
     models = [build_model(kind, config, VOCAB, seed) for seed in (4, 4, 5)]
     assert type(models[0]) is kind
     weights = [torch.cat([p.flatten() for p in m.parameters()]) for m in models]

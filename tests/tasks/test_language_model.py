@@ -124,7 +124,7 @@ def test_micro_batches_stay_within_the_budget_and_depend_on_index_and_seed(prepa
     other = LanguageModel(replace(task.config, seeds=replace(task.config.seeds, data=2)), task.corpus, CPU)
     for index in (0, 3, 1000):
         batch = task.batch(index)
-        assert batch.positions <= task.config.train.max_tokens
+        assert batch.padded_tokens <= task.config.train.max_tokens
         assert torch.equal(batch.ids, again.batch(index).ids)
         assert (batch.ids == UNK).any()
         assert not torch.equal(batch.target, other.batch(index).target)

@@ -185,16 +185,16 @@ def test_references_beyond_the_models_positions_are_left_out_of_the_perplexity(p
     sides = task.corpus.tokenizer.encode(task.corpus.test_text.source)
     longest = sorted(max(n, len(s) + 1) for n, s in zip(lengths, sides, strict=True))[10]
     whole = task._perplexities(model)
-    model.positions.longest = longest
+    model.position_encoding.longest = longest
     kept = [i for i, s in enumerate(sides) if max(len(s) + 1, lengths[i]) <= longest]
     assert 10 < len(kept) < len(sides)
     text = task.corpus.test_text
     fewer = Pairs([text.source[i] for i in kept], [text.target[i] for i in kept])
     found = task._perplexities(model)
-    model.positions.longest = None
+    model.position_encoding.longest = None
     other = Translation(task.config, replace(task.corpus, test_text=fewer), CPU)
     assert found == other._perplexities(model) != whole
-    model.positions.longest = 1
+    model.position_encoding.longest = 1
     assert all(math.isnan(value) for value in task._perplexities(model).values())
 
 

@@ -52,7 +52,7 @@ GARBAGE = [
     ({"scaling": {"scale": 1.0}}, KEYS + "scale"),
     ({"scaling": SCALE | {"more": 1}}, KEYS + ", ".join([*SCALE, "more"])),
     ({"scaling": SCALE | {"skipped_steps": "1"}}, 'scaling.skipped_steps must be a whole number, got "1"'),
-    ({"position": {"step": 3}}, "unknown key 'position'; did you mean 'positions'?"),
+    ({"position": {"step": 3}}, f"unknown key 'position'; allowed: {', '.join(vars(Position()))}"),
     ({"rows": {"metrics.jsonl": "80"}}, 'rows.metrics.jsonl must be a whole number, got "80"'),
 ]
 

@@ -59,10 +59,10 @@ def test_a_run_learns_and_leaves_a_whole_folder(text, tmp_path):
     assert [row["step"] for row in dev] == [30, 60]
     assert learning[-1]["nll"] < learning[0]["nll"] - 1.5
     assert dev[1]["nll"] < dev[0]["nll"] < learning[0]["nll"]
-    for name in ("tokens", "positions", "seconds"):
+    for name in ("tokens", "padded_tokens", "seconds"):
         counts = [row[name] for row in learning]
         assert counts == sorted(counts)
-    assert all(row["tokens"] < row["positions"] for row in learning)
+    assert all(row["tokens"] < row["padded_tokens"] for row in learning)
     assert all(row["loss"] > row["nll"] for row in learning[-5:]), "label smoothing costs something"
 
     filled = replace(config, data=replace(text, digest=folder.config().data.digest))

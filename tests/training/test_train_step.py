@@ -106,7 +106,7 @@ def test_accumulated_gradient_is_that_of_the_batches_together(text, tmp_path, mo
     assert nll == pytest.approx(float(sums.nll) / tokens, rel=1e-5)
     assert norm == pytest.approx(math.sqrt(sum(float((g**2).sum()) for g in grads.values())), rel=1e-5)
     assert loop.progress.tokens == tokens
-    assert loop.progress.positions == sum(b.source.numel() + b.target_in.numel() for b in batches)
+    assert loop.progress.padded_tokens == sum(b.source.numel() + b.target_in.numel() for b in batches)
 
 
 def test_gradients_are_clipped_to_the_norm_that_was_asked_for(text, tmp_path, monkeypatch):

@@ -34,7 +34,7 @@ class Batch:
     source_tokens: int
 
     @property
-    def positions(self) -> int:
+    def padded_tokens(self) -> int:
         """Of both sides, padding included."""
         return self.source.numel() + self.target_in.numel()
 

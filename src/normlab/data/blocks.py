@@ -32,7 +32,7 @@ class TextBatch:
     """Of ``target``, PAD not counted."""
 
     @property
-    def positions(self) -> int:
+    def padded_tokens(self) -> int:
         """Padding included."""
         return self.ids.numel()
 

@@ -107,8 +107,8 @@ def of_run(folder: RunFolder, checkpoint: str | int, *, tokens: int) -> Case:
     amid = (path / "optimiser.safetensors").exists()
     made = made_of(load_checkpoint(path, model, begun if amid else None, run=folder.id()), path)
     step = made.step
-    course = ScheduleState(config.optim, config.train.steps, made.val_decay.decays)
-    lr = config.optim.lr * schedule_factor(step + 1, course)
+    state = ScheduleState(config.optim, config.train.steps, made.val_decay.decays)
+    lr = config.optim.lr * schedule_factor(step + 1, state)
     named = f"step {step:,}" if isinstance(checkpoint, int) else f"{checkpoint}, step {step:,}"
     facts = {
         "run": folder.path.name,
@@ -192,7 +192,7 @@ def _case(
         loss=loss,
         optimiser=partial(_make, optim=task.config.optim, lr=task.config.optim.lr),
         batches=[_fed(small, model, small.batch(i)) for i in range(MINI_BATCHES)],
-        facts=dict(facts) | {"tokens": f"{micro.tokens:,} predicted in {micro.positions:,} positions"},
+        facts=dict(facts) | {"tokens": f"{micro.tokens:,} predicted in {micro.padded_tokens:,} positions"},
     )
 
 

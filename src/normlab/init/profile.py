@@ -42,7 +42,7 @@ def profile_(model: nn.Module, forward: Callable[[], Any]) -> dict[str, float]:
     modes = [(module, module.training) for module in model.modules()]
     kept = [(p, p.clone()) for sublayer in profiled.values() for p in sublayer.place.parameters()]
     for sublayer in profiled.values():
-        sublayer.place.start_(1.0)  # a model that was started before is profiled as a fresh one is
+        sublayer.place.init_(1.0)  # a model that was started before is profiled as a fresh one is
     model.eval()
     try:
         forward()
@@ -59,7 +59,7 @@ def profile_(model: nn.Module, forward: Callable[[], Any]) -> dict[str, float]:
         for hook in hooks:
             hook.remove()
     for name, sublayer in profiled.items():
-        sublayer.place.start_(float(pass_.given[name]))
+        sublayer.place.init_(float(pass_.given[name]))
     return {name: float(variance) for name, variance in pass_.given.items()}
 
 
@@ -98,7 +98,7 @@ class _Pass:
             self.carried = place.first(self.stream)
         self.given[name] = self.carried
         if place.in_order:
-            place.start_(float(self.carried))
+            place.init_(float(self.carried))
 
     def after(
         self, sublayer: Sublayer, f: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], y: Tensor

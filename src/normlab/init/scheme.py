@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from normlab.nn import Activation, Branch, Embedding, Encoder, Positions, ReLU, Sublayer
+from normlab.nn import Activation, Branch, Embedding, Encoder, PositionEncoding, ReLU, Sublayer
 from normlab.nn.registry import Registry
 from normlab.spec.model import ModelConfig
 from normlab.spec.randomness import derive
@@ -122,14 +122,14 @@ def initialise_(model: nn.Module, scheme: str, seed: int) -> None:
     for module in model.modules():
         if isinstance(module, Embedding):
             generator = _generator(module.weight, derive(seed, "init.embedding"))
-            module.start_(
+            module.init_(
                 generator,
                 gain=min((g for g, _ in gains), default=1.0),
                 classifier_gain=min((c for _, c in gains), default=1.0),
             )
-        elif isinstance(module, Positions):
+        elif isinstance(module, PositionEncoding):
             device = next(model.parameters()).device
-            module.start_(torch.Generator(device).manual_seed(derive(seed, "init.positions")))
+            module.init_(torch.Generator(device).manual_seed(derive(seed, "init.positions")))
         elif isinstance(module, Encoder):
             for i, head in enumerate((module.transform, module.pooler, module.next_sentence)):
                 fill_(head.weight, "head", 1.0, _generator(head.weight, derive(seed, "init.head", i)))

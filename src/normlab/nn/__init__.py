@@ -42,7 +42,7 @@ from normlab.nn.placement import (
     SubNorm,
     TFixup,
 )
-from normlab.nn.position import Positions
+from normlab.nn.position import PositionEncoding
 from normlab.nn.site import DECODER_LAYER, ENCODER_LAYER, LANGUAGE_LAYER, Site, sites, stack_of
 from normlab.nn.stack import Stack, build_stack, shards
 from normlab.nn.sublayer import Attention, Branch, FeedForward, Sublayer, wrap
@@ -86,7 +86,7 @@ __all__ = [
     "PeriNorm",
     "Placement",
     "PlainEmbedding",
-    "Positions",
+    "PositionEncoding",
     "PostNorm",
     "PreNorm",
     "ProfiledPlacement",

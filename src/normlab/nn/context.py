@@ -23,7 +23,7 @@ class Context:
     cache: Cache | None = None
 
     @property
-    def position(self) -> int | None:
+    def decode_index(self) -> int | None:
         """The one position of a step of a search; None stands for 0 to T - 1."""
         return None if self.cache is None else self.cache.length - 1
 
@@ -45,7 +45,7 @@ class Cache:
         self._memory: dict[nn.Module, tuple[Tensor, Tensor]] = {}
         self._mask: Tensor | None = None
 
-    def begin_position(self) -> None:
+    def begin_step(self) -> None:
         """Every beam writes its key of the coming position into its own place."""
         self.slots[:, :, self.length] = self._places
         self.length += 1
@@ -56,7 +56,7 @@ class Cache:
     def mask(self) -> Tensor:
         """`[B, 1, K, t·K]`: True where a beam may look."""
         if self._mask is None:
-            raise RuntimeError("begin_position comes before the first step")
+            raise RuntimeError("begin_step comes before the first step")
         return self._mask
 
     def extend(self, module: nn.Module, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor]:

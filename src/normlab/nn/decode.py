@@ -67,7 +67,7 @@ class Bounds:
 
     def limits(self, model: Seq2Seq, real: Tensor) -> Tensor:
         """`[B]`: tokens of each output at most. Raises UserError where what is asked for has no room."""
-        longest = min(MAX_LEN, model.positions.longest or MAX_LEN)
+        longest = min(MAX_LEN, model.position_encoding.longest or MAX_LEN)
         lengths = real.sum(1)
         forced = torch.zeros_like(lengths) if self.prefix is None else (self.prefix != FREE).sum(1)
         least = forced.clamp(min=self.min_length) + 1

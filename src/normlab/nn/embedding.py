@@ -38,7 +38,7 @@ class Embedding(nn.Module, ABC):
         """The matrix as it is used, `[V, D]`."""
 
     @abstractmethod
-    def start_(self, generator: torch.Generator, *, gain: float = 1.0, classifier_gain: float = 1.0) -> None:
+    def init_(self, generator: torch.Generator, *, gain: float = 1.0, classifier_gain: float = 1.0) -> None:
         """Draw the starting weights, ``gain`` times as large at the input and ``classifier_gain`` times at an
         output matrix of its own.
         """
@@ -62,7 +62,7 @@ class PlainEmbedding(Embedding, name="plain"):
         return self.weight
 
     @torch.no_grad()
-    def start_(self, generator: torch.Generator, *, gain: float = 1.0, classifier_gain: float = 1.0) -> None:
+    def init_(self, generator: torch.Generator, *, gain: float = 1.0, classifier_gain: float = 1.0) -> None:
         self.weight.normal_(0.0, gain * self.weight.shape[1] ** -0.5, generator=generator)
 
 
@@ -82,7 +82,7 @@ class UntiedEmbedding(Embedding, name="untied"):
         return self.weight
 
     @torch.no_grad()
-    def start_(self, generator: torch.Generator, *, gain: float = 1.0, classifier_gain: float = 1.0) -> None:
+    def init_(self, generator: torch.Generator, *, gain: float = 1.0, classifier_gain: float = 1.0) -> None:
         for weight, factor in ((self.weight, gain), (self.output, classifier_gain)):
             weight.normal_(0.0, factor * weight.shape[1] ** -0.5, generator=generator)
 
@@ -102,5 +102,5 @@ class FixNormEmbedding(Embedding, name="fixnorm"):
         return F.normalize(self.weight, dim=-1)
 
     @torch.no_grad()
-    def start_(self, generator: torch.Generator, *, gain: float = 1.0, classifier_gain: float = 1.0) -> None:
+    def init_(self, generator: torch.Generator, *, gain: float = 1.0, classifier_gain: float = 1.0) -> None:
         self.weight.uniform_(-0.01 * gain, 0.01 * gain, generator=generator)

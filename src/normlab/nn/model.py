@@ -13,7 +13,7 @@ from normlab.nn.context import Cache, Context
 from normlab.nn.embedding import Embedding
 from normlab.nn.kernels.ops import Dropout
 from normlab.nn.norm import Norm
-from normlab.nn.position import Positions
+from normlab.nn.position import PositionEncoding
 from normlab.nn.site import DECODER_LAYER, ENCODER_LAYER, LANGUAGE_LAYER
 from normlab.nn.stack import build_stack
 from normlab.spec.model import ModelConfig
@@ -31,12 +31,12 @@ class TokenModel(nn.Module, ABC):
     def __init__(self, config: ModelConfig, vocab_size: int) -> None:
         super().__init__()
         self.embedding = Embedding.registry[config.embedding](vocab_size, config.dim)
-        self.positions = Positions.registry[config.positions](config)
+        self.position_encoding = PositionEncoding.registry[config.position_encoding](config)
         self.dropout = Dropout(config.dropout)
 
-    def embed(self, ids: Tensor, position: int | None = None) -> Tensor:
+    def embed(self, ids: Tensor, decode_index: int | None = None) -> Tensor:
         """Tokens `[B, T]` at positions 0 to T - 1, or all of them at one ``position``, to `[B, T, D]`."""
-        return self.dropout(self.positions(self.embedding(ids), position))
+        return self.dropout(self.position_encoding(self.embedding(ids), decode_index))
 
 
 class Seq2Seq(TokenModel):
@@ -63,9 +63,9 @@ class Seq2Seq(TokenModel):
 
     def decode_step(self, tokens: Tensor, memory: Tensor, memory_mask: Tensor, cache: Cache) -> Tensor:
         """Hidden states `[B, K, D]` of the next position for K beams whose last tokens are `[B, K]`."""
-        cache.begin_position()
+        cache.begin_step()
         context = Context(memory=memory, memory_mask=memory_mask, cache=cache)
-        return self.decoder(self.embed(tokens, context.position), context)
+        return self.decoder(self.embed(tokens, context.decode_index), context)
 
     def hidden(self, source: Tensor, target_in: Tensor) -> Tensor:
         """The decoder's output `[B, T, D]`, before the logits."""
@@ -93,9 +93,9 @@ class Decoder(TokenModel):
 
     def decode_step(self, tokens: Tensor, cache: Cache) -> Tensor:
         """Hidden states `[B, K, D]` of the next position for K continuations, last tokens `[B, K]`."""
-        cache.begin_position()
+        cache.begin_step()
         context = Context(cache=cache)
-        return self.decoder(self.embed(tokens, context.position), context)
+        return self.decoder(self.embed(tokens, context.decode_index), context)
 
     def forward(self, ids: Tensor) -> Tensor:
         """Logits `[B, T, V]`."""
@@ -122,7 +122,7 @@ class Encoder(TokenModel):
 
     def hidden(self, ids: Tensor, segments: Tensor | None = None) -> Tensor:
         """The encoder's output `[B, T, D]`; ``segments`` `[B, T]` holds 0 and 1, all 0 if not given."""
-        x = self.positions(self.embedding(ids))
+        x = self.position_encoding(self.embedding(ids))
         x = x + (self.segments[0] if segments is None else F.embedding(segments, self.segments))
         return self.encoder(self.dropout(x), Context(padding_mask=ids != PAD))
 

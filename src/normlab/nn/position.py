@@ -14,18 +14,18 @@ from normlab.nn.registry import Registry
 from normlab.spec.model import ModelConfig
 
 
-class Positions(nn.Module, ABC):
+class PositionEncoding(nn.Module, ABC):
     """Base of all positions; a subclass registers itself under ``name``.
 
     ``position`` None stands for 0 to T - 1, a number for one position that all T places share (the beams of a
     search).
     """
 
-    registry: ClassVar[Registry[type[Positions]]] = Registry("positions")
+    registry: ClassVar[Registry[type[PositionEncoding]]] = Registry("position encoding")
 
     def __init_subclass__(cls, *, name: str, **kwargs: Any) -> None:
         super().__init_subclass__(**kwargs)
-        Positions.registry[name] = cls
+        PositionEncoding.registry[name] = cls
 
     longest: int | None = None
     """Positions that there are, where they end."""
@@ -35,19 +35,19 @@ class Positions(nn.Module, ABC):
         super().__init__()
 
     @abstractmethod
-    def forward(self, x: Tensor, position: int | None = None) -> Tensor:
+    def forward(self, x: Tensor, decode_index: int | None = None) -> Tensor:
         """Embeddings `[B, T, D]` with their positions added."""
 
     @staticmethod
-    def apply_rotary(x: Tensor, position: int | None) -> Tensor:
+    def apply_rotary(x: Tensor, decode_index: int | None) -> Tensor:
         """Queries or keys of self-attention `[B, H, T, w]` with their positions in them."""
         return x
 
-    def start_(self, generator: torch.Generator) -> None:
+    def init_(self, generator: torch.Generator) -> None:
         """Draw the starting weights, if there are any."""
 
 
-class Sinusoidal(Positions, name="sinusoidal"):
+class Sinusoidal(PositionEncoding, name="sinusoidal"):
     r""":math:`\sin(t / 10000^{2i/d})` at 2i, :math:`\cos` of the same at 2i + 1, added to the embeddings.
 
     Vaswani et al. 2017, Section 3.5 (arXiv 1706.03762).
@@ -58,14 +58,14 @@ class Sinusoidal(Positions, name="sinusoidal"):
         self.register_buffer("table", sinusoids(256, config.dim), persistent=False)
         self.table: Tensor
 
-    def forward(self, x: Tensor, position: int | None = None) -> Tensor:
-        places = _places(x.shape[1], position)
+    def forward(self, x: Tensor, decode_index: int | None = None) -> Tensor:
+        places = _places(x.shape[1], decode_index)
         if places.stop > len(self.table):
             self.table = sinusoids(2 * places.stop, x.shape[2]).to(self.table)
         return x + self.table[places]
 
 
-class Learned(Positions, name="learned"):
+class Learned(PositionEncoding, name="learned"):
     r"""A trained vector for each position (`[max_positions, D]`), start N(0, 1/d), added to the embeddings.
 
     Gehring et al. 2017, Section 3.1 (arXiv 1705.03122).
@@ -76,8 +76,8 @@ class Learned(Positions, name="learned"):
         self.longest = config.max_positions
         self.weight = nn.Parameter(torch.empty(config.max_positions, config.dim))
 
-    def forward(self, x: Tensor, position: int | None = None) -> Tensor:
-        places = _places(x.shape[1], position)
+    def forward(self, x: Tensor, decode_index: int | None = None) -> Tensor:
+        places = _places(x.shape[1], decode_index)
         if places.stop > len(self.weight):
             raise UserError(
                 f"an input of {places.stop} positions, and the model has learned positions for "
@@ -86,11 +86,11 @@ class Learned(Positions, name="learned"):
         return x + self.weight[places]
 
     @torch.no_grad()
-    def start_(self, generator: torch.Generator) -> None:
+    def init_(self, generator: torch.Generator) -> None:
         self.weight.normal_(0.0, self.weight.shape[1] ** -0.5, generator=generator)
 
 
-class Rotary(Positions, name="rope"):
+class Rotary(PositionEncoding, name="rope"):
     r"""RoPE: queries and keys of self-attention, turned in each plane (2i, 2i + 1) by
     :math:`t / 10000^{2i/w}`.
 
@@ -107,19 +107,19 @@ class Rotary(Positions, name="rope"):
                 + (f"fewer heads that have one: {fewer}" if fewer else f"try a width of {config.dim + 1}")
             )
 
-    def forward(self, x: Tensor, position: int | None = None) -> Tensor:
+    def forward(self, x: Tensor, decode_index: int | None = None) -> Tensor:
         return x
 
     @staticmethod
-    def apply_rotary(x: Tensor, position: int | None) -> Tensor:
-        places = _places(x.shape[2], position)
+    def apply_rotary(x: Tensor, decode_index: int | None) -> Tensor:
+        places = _places(x.shape[2], decode_index)
         sin, cos = angles(places.start, places.stop, x.shape[3], x).unbind(-1)
         even, odd = x.unflatten(-1, (-1, 2)).unbind(-1)
         return torch.stack((even * cos - odd * sin, even * sin + odd * cos), dim=-1).flatten(-2)
 
 
-def _places(length: int, position: int | None) -> slice:
-    return slice(0, length) if position is None else slice(position, position + 1)
+def _places(length: int, decode_index: int | None) -> slice:
+    return slice(0, length) if decode_index is None else slice(decode_index, decode_index + 1)
 
 
 def angles(start: int, stop: int, width: int, like: Tensor) -> Tensor:

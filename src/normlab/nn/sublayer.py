@@ -15,7 +15,7 @@ from normlab.nn.kernels import ops
 from normlab.nn.kernels.ops import Dropout
 from normlab.nn.options import BIASES, HEAD_GAINS, Activation, QueryKeyNorm, inner_norm
 from normlab.nn.placement import Placement, Stream
-from normlab.nn.position import Positions
+from normlab.nn.position import PositionEncoding
 from normlab.nn.site import Site
 from normlab.spec.model import ModelConfig
 
@@ -80,7 +80,7 @@ class Attention(Branch):
             self.q, self.kv = linear(dim, [dim]), linear(dim, [keys, keys])
         else:
             self.qkv = linear(dim, [dim, keys, keys])
-            self.apply_rotary = Positions.registry[config.positions].apply_rotary
+            self.apply_rotary = PositionEncoding.registry[config.position_encoding].apply_rotary
         self.qk_norm = QueryKeyNorm.registry[config.qk_norm](config)
         self.head_gain = HEAD_GAINS[config.head_gain](config.heads)
         self.inner_norm = inner_norm(config, "attention", dim)
@@ -115,7 +115,7 @@ class Attention(Branch):
     def _from_self(self, x: Tensor, context: Context) -> tuple[Tensor, Tensor, Tensor]:
         q, k, v = self._split(self.qkv(x), self.heads, self.kv_heads, self.kv_heads)
         q, k = self.qk_norm(q, k)
-        return self.apply_rotary(q, context.position), self.apply_rotary(k, context.position), v
+        return self.apply_rotary(q, context.decode_index), self.apply_rotary(k, context.decode_index), v
 
     def _from_memory(self, x: Tensor, context: Context) -> tuple[Tensor, Tensor, Tensor]:
         (q,) = self._split(self.q(x), self.heads)

@@ -1,4 +1,4 @@
-"""Schedules as functions (step, course) -> factor, and optimisers."""
+"""Schedules as functions (step, state) -> factor, and optimisers."""
 
 from .optimiser import OPTIMISERS, build_optimiser
 from .schedule import SCHEDULES, ScheduleState, ValDecay, schedule_factor, warmup

@@ -1,4 +1,4 @@
-r"""Learning-rate schedules: functions (step, course) -> factor of ``optim.lr``, which is the peak rate.
+r"""Learning-rate schedules: functions (step, state) -> factor of ``optim.lr``, which is the peak rate.
 
 Steps count from 1. Every schedule starts with the warm-up, if that has steps, and all scale with ``lr``: what
 a paper calls twice the learning rate is ``lr`` times two.
@@ -37,53 +37,53 @@ SCHEDULES: Registry[Schedule] = Registry("schedule")
 
 
 @SCHEDULES.register("constant")
-def constant(step: int, course: ScheduleState) -> float:
+def constant(step: int, state: ScheduleState) -> float:
     """The peak rate to the end."""
     return 1.0
 
 
 @SCHEDULES.register("inverse_sqrt")
-def inverse_sqrt(step: int, course: ScheduleState) -> float:
+def inverse_sqrt(step: int, state: ScheduleState) -> float:
     r""":math:`\sqrt{k/n}` with :math:`k = \max(1, \text{warm-up})`.
 
     Vaswani et al. 2017, Equation 3 (arXiv 1706.03762), written relative to its peak. In absolute terms
     :math:`\frac{\lambda}{\sqrt{d}} \min(n^{-1/2}, n\,k^{-3/2})` has its peak at step k, so ``lr`` is
     :math:`\lambda / \sqrt{d\,k}`: 4.94e-4 for a multiplier of 1 at width 512 and 8000 warm-up steps.
     """
-    return (course.peak_step / step) ** 0.5
+    return (state.peak_step / step) ** 0.5
 
 
 @SCHEDULES.register("linear")
-def linear(step: int, course: ScheduleState) -> float:
+def linear(step: int, state: ScheduleState) -> float:
     r""":math:`(N - n)/(N - k)` from the peak to 0 at step N.
 
     Devlin et al. 2019, Section A.2 (arXiv 1810.04805).
     """
-    return _left(step, course)
+    return _left(step, state)
 
 
 @SCHEDULES.register("cosine")
-def cosine(step: int, course: ScheduleState) -> float:
+def cosine(step: int, state: ScheduleState) -> float:
     r""":math:`\frac{1}{2}\left(1 + \cos \pi\frac{n - k}{N - k}\right)` from the peak to 0 at step N.
 
     Loshchilov and Hutter 2017, Equation 5 (arXiv 1608.03983), without restarts.
     """
-    return 0.5 * (1.0 - math.cos(math.pi * _left(step, course)))
+    return 0.5 * (1.0 - math.cos(math.pi * _left(step, state)))
 
 
 @SCHEDULES.register("step_decay")
-def step_decay(step: int, course: ScheduleState) -> float:
+def step_decay(step: int, state: ScheduleState) -> float:
     r""":math:`1` before step s, :math:`\alpha` from there on (``optim.decay_factor``, 0.1).
 
     Step s is ``optim.decay_step``; with S steps an epoch, epoch e begins at step (e - 1) S + 1.
 
     Xiong et al. 2020, Section 4.1 (arXiv 2002.04745).
     """
-    return (course.optim.decay_factor or 0.1) if step >= _decay_step(course) else 1.0
+    return (state.optim.decay_factor or 0.1) if step >= _decay_step(state) else 1.0
 
 
 @SCHEDULES.register("step_decay_inverse_sqrt")
-def step_decay_inverse_sqrt(step: int, course: ScheduleState) -> float:
+def step_decay_inverse_sqrt(step: int, state: ScheduleState) -> float:
     r""":math:`1` before step s, :math:`\alpha \sqrt{s/n}` from there on (``optim.decay_factor``, 0.1).
 
     Step s is ``optim.decay_step``, as in ``step_decay``. The source leaves :math:`\alpha` open here;
@@ -91,18 +91,18 @@ def step_decay_inverse_sqrt(step: int, course: ScheduleState) -> float:
 
     Xiong et al. 2020, Section 4.1 and Footnote 1 (arXiv 2002.04745).
     """
-    return step_decay(step, course) * min(1.0, _decay_step(course) / step) ** 0.5
+    return step_decay(step, state) * min(1.0, _decay_step(state) / step) ** 0.5
 
 
 @SCHEDULES.register("val_decay")
-def val_decay(step: int, course: ScheduleState) -> float:
+def val_decay(step: int, state: ScheduleState) -> float:
     r""":math:`\alpha^m` after m times that dev had not improved for P validations.
 
     :math:`\alpha` is ``optim.decay_factor`` (0.8) and P ``optim.decay_patience``; ``ValDecay`` counts m.
 
     Nguyen and Salazar 2019, Sections 2.4 and 3.3 (arXiv 1910.05895).
     """
-    return (course.optim.decay_factor or 0.8) ** course.decays
+    return (state.optim.decay_factor or 0.8) ** state.decays
 
 
 def warmup(step: int, warmup_steps: int) -> float:
@@ -113,11 +113,11 @@ def warmup(step: int, warmup_steps: int) -> float:
     return step / warmup_steps
 
 
-def schedule_factor(step: int, course: ScheduleState) -> float:
+def schedule_factor(step: int, state: ScheduleState) -> float:
     """Factor of the peak learning rate at a step, counted from 1."""
-    if step <= course.optim.warmup_steps:
-        return warmup(step, course.optim.warmup_steps)
-    return SCHEDULES[course.optim.schedule](step, course)
+    if step <= state.optim.warmup_steps:
+        return warmup(step, state.optim.warmup_steps)
+    return SCHEDULES[state.optim.schedule](step, state)
 
 
 def check_schedule(optim: OptimConfig) -> None:
@@ -151,17 +151,17 @@ class ValDecay:
         return ValDecay(decays=self.decays + 1)
 
 
-def _left(step: int, course: ScheduleState) -> float:
+def _left(step: int, state: ScheduleState) -> float:
     """Share of the way from the peak to the last step that is still ahead, at least 0."""
-    return max(0.0, (course.total_steps - step) / max(1, course.total_steps - course.optim.warmup_steps))
+    return max(0.0, (state.total_steps - step) / max(1, state.total_steps - state.optim.warmup_steps))
 
 
-def _decay_step(course: ScheduleState) -> int:
-    optim = course.optim
-    if optim.decay_step <= course.peak_step:
+def _decay_step(state: ScheduleState) -> int:
+    optim = state.optim
+    if optim.decay_step <= state.peak_step:
         raise UserError(
             f"schedule {optim.schedule!r} decays at optim.decay_step = {optim.decay_step}, and its peak is "
-            f"at step {course.peak_step}; choose a later step: --decay-step 8000, or in "
+            f"at step {state.peak_step}; choose a later step: --decay-step 8000, or in "
             "Python OptimConfig(decay_step=8000)"
         )
     return optim.decay_step

@@ -23,7 +23,7 @@ from normlab.nn import (
     Encoder,
     Norm,
     Placement,
-    Positions,
+    PositionEncoding,
     QueryKeyNorm,
     Seq2Seq,
     TokenModel,
@@ -84,7 +84,7 @@ AXES = (
     Axis("norm", Norm.registry, "model", "norm", always_said=True),
     Axis("embedding", Embedding.registry, "model", "embedding", form="{} embedding"),
     Axis("scheme", SCHEMES, "model", "scheme", always_said=True),
-    Axis("positions", Positions.registry, "model", "positions", keeps=True),
+    Axis("position encoding", PositionEncoding.registry, "model", "position_encoding", keeps=True),
     Axis("activation", Activation.registry, "model", "activation", keeps=True),
     Axis("query-key norm", QueryKeyNorm.registry, "model", "qk_norm"),
     Axis("bias", BIASES, "model", "bias"),
@@ -149,9 +149,9 @@ def resolve(name: str, base: Config, *, force: bool = False) -> Config:
     """The base configuration with a recipe's choices.
 
     A recipe is a placement (or ``enc:A/dec:B``) and then, joined by ``+``, at most one name from each axis,
-    and ``warmup``. What it does not name: norm, embedding and scheme are the default ones, query-key norm,
-    bias, inner norm and head gain what the placement's source says; positions, activation, optimiser and
-    schedule stay the base's. Without ``warmup`` there are no warm-up steps.
+    and ``warmup``. Without a name, norm, embedding and scheme are the defaults; query-key norm, bias, inner
+    norm and head gain follow the placement's source; position encoding, activation, optimiser and schedule
+    stay those of the base. Without ``warmup`` there are no warm-up steps.
 
     Raises UserError with the allowed names, or with the reason why a choice is not defined with another;
     ``force`` overrides that one, and the configuration's ``forced`` then holds the reason.

@@ -307,10 +307,11 @@ class Alone(nn.Module):
 
     def __init__(self, model: Seq2Seq) -> None:
         super().__init__()
-        self.embedding, self.positions, self.encoder = model.embedding, model.positions, model.encoder
+        self.embedding, self.encoder = model.embedding, model.encoder
+        self.position_encoding = model.position_encoding
 
     def forward(self, source: Tensor, target_in: Tensor) -> Tensor:
-        x = self.positions(self.embedding(source), None)
+        x = self.position_encoding(self.embedding(source), None)
         return self.embedding.logits(self.encoder(x, Context(padding_mask=source != PAD)))
 
 

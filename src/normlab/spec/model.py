@@ -39,7 +39,7 @@ class ModelConfig:
     """Dropout after the activation of the feed-forward branches."""
     kv_heads: int = 0
     """Heads of keys and values, each shared by several heads of queries; 0: as many as heads."""
-    positions: str = no_flag("sinusoidal")
+    position_encoding: str = no_flag("sinusoidal")
     max_positions: int = 1024
     """Number of positions that learned position encodings have; no input may be longer."""
     activation: str = no_flag("relu")

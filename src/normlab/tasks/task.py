@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from normlab.data.room import require_room
 from normlab.data.tokenizer import Tokenizer
 from normlab.errors import UserError
-from normlab.nn import Positions, TokenModel
+from normlab.nn import PositionEncoding, TokenModel
 from normlab.nn.registry import Registry
 from normlab.spec.config import Config, DataConfig
 from normlab.spec.metric import NLL, Metric, named
@@ -50,7 +50,7 @@ class MicroBatch(Protocol):
         ...
 
     @property
-    def positions(self) -> int:
+    def padded_tokens(self) -> int:
         """Padding included."""
         ...
 
@@ -126,8 +126,8 @@ class Task(ABC, Generic[CorpusT, ModelT, BatchT]):
     def check_text(cls, config: Config, corpus: CorpusT) -> None:
         """Raise UserError where a sentence is too long for the configuration's batches or its model."""
         with torch.device("meta"):
-            positions = Positions.registry[config.model.positions](config.model).longest
-        require_room(corpus, config.data, max_tokens=config.train.max_tokens, positions=positions)
+            longest = PositionEncoding.registry[config.model.position_encoding](config.model).longest
+        require_room(corpus, config.data, max_tokens=config.train.max_tokens, positions=longest)
 
     @staticmethod
     @abstractmethod

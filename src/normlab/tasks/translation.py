@@ -160,7 +160,7 @@ class Translation(Task[Corpus, Seq2Seq, Batch], name="translation"):
         none is left, they are not a number.
         """
         text, tokenizer = self.corpus.test_text, self.corpus.tokenizer
-        longest = model.positions.longest or math.inf
+        longest = model.position_encoding.longest or math.inf
         both = zip(tokenizer.encode(text.source), tokenizer.encode_target(text.target), strict=True)
         fitting = [pair for pair in both if max(map(len, pair)) < longest]
         nll = loss = math.nan

@@ -22,7 +22,7 @@ class Position:
 
     step: int = 0
     tokens: int = 0
-    positions: int = 0
+    padded_tokens: int = 0
     seconds: float = 0.0
     best_step: int | None = None
     best_dev: dict[str, float] = field(default_factory=dict)
@@ -34,7 +34,7 @@ class Position:
     """Why the run ends here, before its last step."""
 
     def __post_init__(self) -> None:
-        check(self, {COUNT: "step tokens positions waited"})
+        check(self, {COUNT: "step tokens padded_tokens waited"})
 
 
 @dataclass(frozen=True)

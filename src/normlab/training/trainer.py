@@ -129,8 +129,8 @@ class Loop:
         first = (p.step - 1) * config.train.grad_accum_steps
         mine = self.ranks.share(config.train.grad_accum_steps)
         batches = [self.batches.at(first + i) for i in mine]
-        tokens, positions = self.ranks.total(
-            sum(b.tokens for b in batches), sum(b.positions for b in batches)
+        tokens, padded_tokens = self.ranks.total(
+            sum(b.tokens for b in batches), sum(b.padded_tokens for b in batches)
         )
         self.parallel.model.train()
         loss = nll = torch.zeros((), device=self.device)
@@ -154,7 +154,7 @@ class Loop:
         self.probing.stepped(p.step, self.meter, gradients, updates)
         self.optimiser.zero_grad(set_to_none=True)
         p.tokens += tokens
-        p.positions += positions
+        p.padded_tokens += padded_tokens
         self.pending.append((lr, torch.stack([loss / tokens, nll / tokens, norm])))
         self.recorder.keep(p.step, self.pending[-1], gradients, updates)
 
@@ -177,7 +177,7 @@ class Loop:
                 "grad_norm_l2": next((n for n in norms if not math.isfinite(n)), norms[-1]),
                 "lr": self.pending[-1][0],
                 "tokens": self.progress.tokens,
-                "positions": self.progress.positions,
+                "padded_tokens": self.progress.padded_tokens,
                 "seconds": self.progress.seconds,
                 **self.scaling.row(),
                 **self.ranks.row(),
@@ -340,8 +340,8 @@ class Loop:
     def _learning_rate(self, ahead: int = 0) -> float:
         """Of this step, or of one so many steps ahead."""
         optim, p = self.config.optim, self.progress
-        course = ScheduleState(optim, self.config.train.steps, p.val_decay.decays)
-        return optim.lr * schedule_factor(p.step + ahead, course)
+        state = ScheduleState(optim, self.config.train.steps, p.val_decay.decays)
+        return optim.lr * schedule_factor(p.step + ahead, state)
 
     def _is_best(self, scores: Mapping[str, float]) -> bool:
         """By the metric that decides; where it is equal, by the negative log-likelihood."""

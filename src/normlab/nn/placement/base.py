@@ -38,7 +38,7 @@ class Placement(nn.Module, ABC):
     final_norm: ClassVar[bool] = False
     """Whether the stream ends with a norm, because nothing norms its sum on the way."""
     profiled: ClassVar[bool] = False
-    """Whether its start depends on data: ``init.profile_`` then calls ``start_``."""
+    """Whether its start depends on data: ``init.profile_`` then calls ``init_``."""
     deep: ClassVar[bool] = False
     """Whether its source claims that very deep models train with it."""
 
@@ -94,7 +94,7 @@ class Placement(nn.Module, ABC):
         """Factor on the start of an output matrix that is not tied to the embeddings."""
         return 1.0
 
-    def start_(self, variance: float) -> None:
+    def init_(self, variance: float) -> None:
         """Set the data-dependent start from the variance that ``carry`` has summed up to this sublayer."""
         raise NotImplementedError(f"placement {self.name!r} has no data-dependent start")
 
@@ -113,7 +113,7 @@ class Placement(nn.Module, ABC):
 
 
 class ProfiledPlacement(Placement, ABC):
-    """A placement whose start is profiled on one batch, sublayer by sublayer, from ``start_(1.0)`` on."""
+    """A placement whose start is profiled on one batch, sublayer by sublayer, from ``init_(1.0)`` on."""
 
     profiled: ClassVar[bool] = True
     in_order: ClassVar[bool] = False

@@ -29,7 +29,7 @@ class WeightedShortcut(OneNorm, ABC):
         return self.norm(stream * self.omega + y)
 
     @torch.no_grad()
-    def start_(self, variance: float) -> None:
+    def init_(self, variance: float) -> None:
         self.omega.fill_(variance**0.5)
 
 
@@ -82,7 +82,7 @@ class AdminDataFree(WeightedShortcut, name="admin_free"):
     def build(self, site: Site) -> None:
         super().build(site)
         terms = site.sublayers + 1
-        self.start_(terms / math.log(terms) - 1)
+        self.init_(terms / math.log(terms) - 1)
 
 
 class DeepNorm(OneNorm, name="deepnorm"):
