@@ -44,13 +44,26 @@ RENAMES: Final[dict[str, Any]] = {
     "homes": {
         "Config": ["normlab.spec.config:Config"],
         "resolve": ["normlab.recipes.grammar:resolve", "normlab.run.recipes:resolve"],
-        "train": ["normlab.train.train:train", "normlab.train.run:train", "normlab.run.train:train"],
+        "train": [
+            "normlab.training.train:train",
+            "normlab.train.train:train",
+            "normlab.train.run:train",
+            "normlab.run.train:train",
+        ],
         "build": ["normlab.tasks.build:build_model"],
         "Seq2Seq": ["normlab.nn:Seq2Seq"],
         "Encoder": ["normlab.nn:Encoder"],
         "generate": ["normlab.data.builtin:generate"],
-        "case": ["normlab.examine.diagnose:of_config", "normlab.run.diagnose:of_config"],
-        "diagnosed": ["normlab.examine.diagnose:Case.diagnosed", "normlab.run.diagnose:Case.diagnosed"],
+        "case": [
+            "normlab.examine.subjects:of_config",
+            "normlab.examine.diagnose:of_config",
+            "normlab.run.diagnose:of_config",
+        ],
+        "diagnosed": [
+            "normlab.examine.subjects:Case.diagnosed",
+            "normlab.examine.diagnose:Case.diagnosed",
+            "normlab.run.diagnose:Case.diagnosed",
+        ],
         "diagnose": ["normlab.diagnosis:diagnose"],
     },
     # field of Config, as the configurations name it -> older names
@@ -88,7 +101,7 @@ RENAMES: Final[dict[str, Any]] = {
     # text in a cell -> older texts
     "words": {},
     # regular expression over old names of tensors, "<file>.<name>" -> what replaces the match
-    "tensors": {},
+    "tensors": {r"\bpositions\.weight": "position_encoding.weight"},
     # columns that are never compared
     "left_out": ["seconds"],
 }
