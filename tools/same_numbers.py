@@ -71,6 +71,7 @@ RENAMES: Final[dict[str, Any]] = {
         "data.pretokenizer": ["data.words"],
         "machine.num_workers": ["machine.loader_workers"],
         "optim.max_grad_norm": ["optim.clip_norm_l2"],
+        "train.dev_decode_sentences": ["train.dev_bleu_sentences"],
         "train.early_stopping_patience": ["train.stop_patience"],
         "train.grad_accum_steps": ["train.accumulation"],
         "train.init_from": ["train.start_from"],
