@@ -32,6 +32,8 @@ from normlab.spec.config import ModelConfig
 from normlab.tasks.build import build_model
 
 VOCAB = 13
+TOLERANCE = 1e-11
+"""The rounding of a float64 forward and backward pass, relative to the largest number of a comparison."""
 SIZE = ModelConfig(dim=16, ffn_dim=24, heads=2, encoder_layers=2, decoder_layers=2, dropout=0.0)
 CHOICES: dict[str, Any] = {
     "embedding": Embedding.registry,
@@ -193,6 +195,17 @@ def backward(model: TokenModel, *ids: Tensor) -> Tensor:
     loss = loss_of(model, *ids)
     loss.backward()
     return loss.detach()
+
+
+def assert_close(found: Tensor | dict[str, Tensor], expected: Tensor | dict[str, Tensor]) -> None:
+    """Assert equality but for rounding, relative to the largest of all the numbers that are compared.
+
+    The gradient of a query is a small difference of large gradients of a softmax: it carries their rounding
+    error, which the largest gradient of the model tells and its own size does not.
+    """
+    tensors = expected.values() if isinstance(expected, dict) else (expected,)
+    largest = max(t.detach().abs().max().item() for t in tensors)
+    torch.testing.assert_close(found, expected, rtol=0, atol=TOLERANCE * largest)
 
 
 def grads(model: TokenModel) -> dict[str, Tensor]:
