@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from contracts.variants import VARIANTS, VOCAB, kind_of, label, perturbed, tokens
+from contracts.variants import VARIANTS, VOCAB, assert_close, kind_of, label, perturbed, tokens
 from normlab.nn import Cache, Decoder, Seq2Seq, TokenModel
 
 STEPS = 6
@@ -44,7 +44,7 @@ def drive(model: TokenModel, beams: int) -> None:
     for position in range(STEPS):
         hidden = step(prefix[:, :, -1], cache)
         expected = whole(prefix.flatten(0, 1))[:, -1].view_as(hidden)
-        torch.testing.assert_close(hidden, expected, rtol=1e-11, atol=1e-11)
+        assert_close(hidden, expected)
         parents = torch.randint(beams, prefix.shape[:2], generator=generator)
         words = torch.randint(4, VOCAB, prefix.shape[:2], generator=generator)
         if beams > 1:

@@ -7,7 +7,17 @@ import torch
 from torch import Tensor
 from torch.func import functional_call, stack_module_state, vmap
 
-from contracts.variants import VARIANTS, backward, grads, inputs, label, logits_of, loss_of, perturbed
+from contracts.variants import (
+    VARIANTS,
+    assert_close,
+    backward,
+    grads,
+    inputs,
+    label,
+    logits_of,
+    loss_of,
+    perturbed,
+)
 from normlab.nn import reference
 from normlab.nn.kernels import ops
 
@@ -21,13 +31,13 @@ def test_the_fast_path_equals_the_reference(config, scores, monkeypatch):
     monkeypatch.setattr(ops, "_PLAIN_ATTENTION_SCORES", scores)
     model = perturbed(config).train()
     ids = inputs(model)
-    fast = backward(model), grads(model)
+    loss, fast = backward(model), grads(model)
     with torch.no_grad():
         searched = logits_of(model, *ids)
     with reference():
-        plain = backward(model), grads(model)
-        torch.testing.assert_close(searched, logits_of(model, *ids), rtol=1e-10, atol=1e-10)
-    torch.testing.assert_close(fast, plain, rtol=1e-9, atol=1e-10)
+        assert_close(loss, backward(model))
+        assert_close(fast, grads(model))
+        assert_close(searched, logits_of(model, *ids))
 
 
 @every_variant
@@ -61,7 +71,7 @@ def test_the_reference_maps_over_weights(config):
 
     with reference():
         found = vmap(logits)(*stack_module_state(models))
-    torch.testing.assert_close(found, torch.stack([logits_of(model, *ids) for model in models]))
+    assert_close(found, torch.stack([logits_of(model, *ids) for model in models]))
 
 
 def gradients_at(model, weights: list[Tensor], direction: list[Tensor], far: float) -> list[Tensor]:

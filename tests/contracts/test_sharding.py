@@ -13,7 +13,17 @@ from torch import Tensor, distributed
 from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor import DTensor
 
-from contracts.variants import VARIANTS, backward, build, grads, inputs, label, perturbed, uniform
+from contracts.variants import (
+    VARIANTS,
+    assert_close,
+    backward,
+    build,
+    grads,
+    inputs,
+    label,
+    perturbed,
+    uniform,
+)
 from normlab.nn import Sublayer, TokenModel, shards
 
 RANKS = 2
@@ -31,12 +41,13 @@ def difference(config) -> str:
     """What a sharded model does otherwise, or nothing. Each rank has every row: gradients are averaged."""
     single, model = perturbed(config), sharded(perturbed(config))
     ids = inputs(single)
-    expected = backward(single, *ids), grads(single)
-    found = backward(model, *ids), {n: whole(g) for n, g in grads(model).items()}
+    loss, expected = backward(single, *ids), grads(single)
+    sharded_loss, found = backward(model, *ids), {n: whole(g) for n, g in grads(model).items()}
     if not all(isinstance(p, DTensor) for p in model.parameters()):
         return "a parameter is not sharded"
     try:
-        torch.testing.assert_close(found, expected, rtol=1e-10, atol=1e-10)
+        assert_close(sharded_loss, loss)
+        assert_close(found, expected)
     except AssertionError as error:
         return str(error)
     return ""

@@ -10,14 +10,23 @@ import torch
 from torch import Tensor, nn
 from torch._dynamo.utils import counters
 
-from contracts.variants import SINGLE_PROCESS, VARIANTS, backward, grads, kind_of, label, perturbed, started
+from contracts.variants import (
+    ALONE,
+    VARIANTS,
+    assert_close,
+    backward,
+    grads,
+    kind_of,
+    label,
+    perturbed,
+    started,
+)
 from normlab.nn import Decoder, TokenModel
 from normlab.spec.config import ModelConfig
 
-DECODERS = [c for c in SINGLE_PROCESS if kind_of(c) is Decoder]
+DECODERS = [c for c in ALONE if kind_of(c) is Decoder]
 # The package that turns graphs into machine code imports torch's own deprecated parts.
 inductor = pytest.mark.filterwarnings("ignore:.torch.jit:DeprecationWarning")
-CLOSE = {"rtol": 1e-10, "atol": 1e-10}
 
 
 @pytest.mark.parametrize("config", VARIANTS, ids=label)
@@ -70,11 +79,12 @@ def compiled_equals_eager(config: ModelConfig, backend: str) -> None:
     """One graph of one layer a stack; loss and gradients."""
     layers = {f"{s}_layers": min(1, getattr(config, f"{s}_layers")) for s in ("encoder", "decoder")}
     model = perturbed(replace(config, **layers))
-    expected = backward(model), grads(model)
+    loss, expected = backward(model), grads(model)
     torch._dynamo.reset()
     counters.clear()
     model.compile(backend=backend, fullgraph=True)
-    torch.testing.assert_close((backward(model), grads(model)), expected, **CLOSE)
+    assert_close(backward(model), loss)
+    assert_close(grads(model), expected)
     assert counters["stats"]["unique_graphs"] == 1
     torch._dynamo.reset()
 

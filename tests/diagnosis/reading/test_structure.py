@@ -96,6 +96,20 @@ def test_factors_are_those_of_the_models_own_weights():
         assert view.scale == pytest.approx([1e-6] * 16, rel=0.2)
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_small_factors_of_a_channel_are_read(dtype):
+    """Where the stream is nearly 0, a branch is as far off as its fitted factor, and not as the stream."""
+    model = build(uniform("layerscale", dim=64, encoder_layers=12)).to(dtype)
+    generator = torch.Generator().manual_seed(4)
+    for sublayer in (*model.encoder.sublayers, *model.decoder.sublayers):
+        small = 0.002 * (0.5 + torch.rand(64, generator=generator, dtype=dtype))
+        sublayer.place.lam.data = small
+    structure = read_structure(model, inputs(model))
+    assert structure.unread == ()
+    for view, ours in zip(structure.stacks[0].sublayers, model.encoder.sublayers, strict=True):
+        assert view.scale == pytest.approx(ours.place.lam.tolist(), rel=1e-3)
+
+
 def test_norms_are_found_where_they_are():
     (stack, _) = read_structure(
         model := perturbed(uniform("keel"), dtype=torch.float32), inputs(model)

@@ -65,17 +65,36 @@ class Sums:
         self, s: int, t: int, ys: tuple[int, ...], shortcut: Factor = 1.0, scale: Factor = 1.0
     ) -> Iterator[Sum]:
         """The sum, if it holds."""
-        fitted = (shortcut, scale) != (1.0, 1.0)
         x, first = self._x, (s, *ys)
-        parts = [x[s] * _tensor(shortcut), x[ys[0]] * _tensor(scale), *(x[y] for y in ys[1:])]
+        found = Sum(t, ys, shortcut, scale)
+        if (shortcut, scale) != (1.0, 1.0):
+            found = refit(found, stream=x[s], branch=x[ys[0]], total=x[t])
+        factors = (found.shortcut, found.scale, *(1.0 for _ in ys[1:]))
+        fitted = any(factor != 1.0 for factor in factors)
         if fitted or not self._bit_identical(t, first):
+            parts = [x[i] * _tensor(factor) for i, factor in zip(first, factors, strict=True)]
             error = x[t] - torch.stack(parts).sum(0)
-            size = torch.stack([part.abs() for part in parts]).sum(0)
-            rounding = bool((error.abs() <= (16 if fitted else 4) * self._eps * size).all())
+            rounding = bool((error.abs() <= self._rounding(parts, factors)).all())
             if not rounding or error.norm() > 0.02 * min(part.norm() for part in parts):
                 return
         numbers = self._numbers
-        yield Sum(numbers[t], tuple(numbers[y] for y in ys), shortcut, scale)
+        yield found._replace(total=numbers[t], terms=tuple(numbers[y] for y in ys))
+
+    def _rounding(self, parts: Sequence[Tensor], factors: Sequence[Factor]) -> Tensor:
+        r"""How far each element of a sum may be from its parts.
+
+        Every element is rounded to a few units of the size of what is added, :math:`\delta_i = 4 \epsilon
+        \sum_p |p_i|`. By Cauchy and Schwarz these errors move a fitted factor, and with it the part p, by at
+        most :math:`|p_i| \, \|\delta\| / \|p\|`, with norms over what the factor was fitted to.
+        """
+        size = 4 * self._eps * torch.stack([part.abs() for part in parts]).sum(0)
+        bound = size.clone()
+        for part, factor in zip(parts, factors, strict=True):
+            if factor != 1.0:
+                over = 0 if isinstance(factor, tuple) else (0, 1)
+                share = size.norm(dim=over) / part.norm(dim=over)
+                bound += share.nan_to_num() * part.abs()
+        return bound
 
     def _bit_identical(self, t: int, terms: tuple[int, ...]) -> bool:
         """Whether the terms, added in some order in their own precision, are the total to the last bit."""
