@@ -343,4 +343,4 @@ def test_blocks_that_share_a_module_are_read(theirs):
         found.structure
     )
     assert [f.sentence for f in found.findings if f.name == "not_done" and "KeyError" in f.sentence] == []
-    assert len(found.tables["dependency_own"]) == 3
+    assert len(found.tables["residual_dependency"]) == 3

@@ -21,7 +21,7 @@ SOURCE = torch.tensor([[4, 8, 11, 6, 8, 10], [12, 9, 8, 12, 0, 0], [12, 10, 7, 0
 TARGET = torch.tensor([[2, 10, 7, 8, 9], [2, 11, 6, 0, 0], [2, 9, 4, 5, 0], [2, 6, 5, 11, 8]])
 LABELS = torch.tensor([[10, 7, 8, 9, 3], [11, 6, 3, 0, 0], [9, 4, 5, 3, 0], [6, 5, 11, 8, 3]])
 BATCH = (SOURCE, TARGET, LABELS)
-REAL = {"encoder.sublayers": SOURCE != PAD, "decoder.sublayers": TARGET != PAD}
+PADDING_MASKS = {"encoder.sublayers": SOURCE != PAD, "decoder.sublayers": TARGET != PAD}
 
 
 def translating(placement: str = "post", **choices: Any) -> Subject:

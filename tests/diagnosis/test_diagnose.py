@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 from diagnosis.small import BATCH, labelled, translating, untouched
-from normlab.diagnosis import PRESETS, STUDIES, Table, diagnose, programme, read_structure
+from normlab.diagnosis import Table, diagnose, read_structure, registered, study
 from normlab.diagnosis.table import Row
 from normlab.spec.serialise import to_plain
 
@@ -62,9 +62,10 @@ def seen():
 
 
 def test_every_study_of_the_preset_gives_its_table(seen):
-    assert set(seen.seconds) == set(PRESETS["standard"])
+    names = {one.name for one in registered("standard")}
+    assert set(seen.seconds) == names == {one.name for one in seen.studies}
     assert {f.name for f in seen.findings} & {"not_done", "not_finite"} == set()
-    expected = {"structure", "dependency_own", "output_change_fit", "curvature", *PRESETS["standard"]}
+    expected = {"residual_dependency", "output_change_fit", "curvature", *names}
     assert set(seen.tables) == expected - {"critical_lr"}
     assert all(seconds > 0 for seconds in seen.seconds.values())
     assert seen.peak_memory_bytes > 1e7
@@ -99,7 +100,8 @@ def test_all_of_it_can_be_written_as_json(seen):
 
 
 def test_presets_name_studies_and_grow():
-    assert set(PRESETS["cheap"]) < set(PRESETS["standard"]) < set(PRESETS["full"]) == set(STUDIES)
+    cheap, standard, full = ({s.name for s in registered(p)} for p in ("cheap", "standard", "full"))
+    assert cheap < standard < full
 
 
 def test_full_has_second_derivatives():
@@ -112,7 +114,7 @@ def test_post_and_pre_are_told_apart():
     for placement in ("post", "pre"):
         subject = translating(placement, encoder_layers=6, decoder_layers=6)
         found = diagnose(subject.model, BATCH[:2], loss=labelled)
-        own[placement] = [f.numbers["sum_own"] for f in found.findings if f.name == "own_branch"]
+        own[placement] = [f.numbers["sum_beta_sq"] for f in found.findings if f.name == "residual_dependency"]
     assert all(post > 1.5 * pre for post, pre in zip(own["post"], own["pre"], strict=True))
 
 
@@ -148,10 +150,11 @@ def test_the_optimiser_that_is_given_is_used():
 
 
 def test_a_study_that_fails_becomes_a_warning(monkeypatch):
-    def fail(question):
+    def fail(context):
         raise ZeroDivisionError("division\n by zero")
 
-    monkeypatch.setitem(programme.STUDIES, "scales", fail)
+    broken = study.Study("scales", fail, "cheap")
+    monkeypatch.setitem(study._STUDIES, "scales", broken)
     found = diagnose(tower(), X, loss=square, preset="cheap")
     (note,) = [f for f in found.findings if f.name == "not_done" and "scales" in f.sentence]
     assert note.severity == "warning"

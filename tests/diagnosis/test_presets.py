@@ -5,7 +5,7 @@ import torch
 from torch import nn
 
 from normlab.diagnosis import PRESETS, Probe, Tap, observe, read_structure
-from normlab.diagnosis.presets import _at, stream_probes, weight_probes
+from normlab.diagnosis.probing.presets import _at, stream_probes, weight_probes
 
 X = torch.randn(2, 3, 8)
 

@@ -8,6 +8,7 @@ import shutil
 import polars as pl
 import pytest
 
+from normlab.diagnosis import registered
 from normlab.report.diagnosis import ROWS, diagnosis_page, write_diagnosis
 from normlab.report.page import Chart
 from normlab.report.studies import View, anchor, frame, pictures
@@ -106,6 +107,7 @@ def plain(count=6):
             finding("b", "warning", "a second thing", "", reference=""),
             finding("c", "note", "this is so", share=None),
         ],
+        "studies": [study.to_plain() for study in registered()],
         "seconds": {"scales": 1.5, "output_change": 70.0},
         "peak_memory_bytes": 3 * 2**30,
         "tables": hand_made(count),
@@ -145,8 +147,16 @@ def test_without_findings_of_weight_notes_are_open():
 
 def test_every_stack_has_its_charts():
     found = charts(plain())
-    by_stack = ("scales-mean_square", "sublayer_gradients-relative", "parameters-grad_l2", "dependency",
-                "change", "attention-entropy", "similarity-cosine", "similarity-effective_rank")  # fmt: skip
+    by_stack = (
+        "scales-mean_square",
+        "sublayer_gradients-relative",
+        "parameter_gradients-grad_l2",
+        "dependency",
+        "output_change",
+        "attention-entropy",
+        "similarity-cosine",
+        "similarity-effective_rank",
+    )
     assert set(found) == {f"{name}-{label}" for name in by_stack for label in STACKS.values()} | {"updates"}
     scales = found["scales-mean_square-encoder"].table
     assert scales["sublayer"].to_list() == [1, 2, 3, 4, 5, 6]
@@ -164,7 +174,7 @@ def test_stacks_share_an_axis():
 
 
 def test_fitted_lines_go_through_the_means():
-    chart = charts(plain())["change-encoder"].chart.to_dict()
+    chart = charts(plain())["output_change-encoder"].chart.to_dict()
     text = max((d for d in chart["datasets"].values() if "value" in d), key=len)
     lines = pl.read_csv(text.encode())
     linear = lines.filter((pl.col("law") == "linear") & pl.col("recipe").str.starts_with("a random"))
@@ -182,8 +192,8 @@ def test_deep_stacks_are_drawn_in_groups():
     chart = charts(plain(150))["dependency-decoder"].chart.to_dict()
     cells = pl.read_csv(max(chart["datasets"].values(), key=len).encode())
     assert len(cells) <= 60 * 61
-    rows = cells.group_by("y").agg(pl.col("beta_sq").sum())
-    assert rows["beta_sq"].to_list() == pytest.approx([1.0] * len(rows), rel=1e-3)
+    rows = cells.group_by("y").agg(pl.col("value").sum())
+    assert rows["value"].to_list() == pytest.approx([1.0] * len(rows), rel=1e-3)
 
 
 def test_what_was_not_measured_is_not_drawn():

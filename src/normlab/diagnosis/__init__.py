@@ -1,31 +1,40 @@
-"""Watches any ``nn.Module``: probes and records, the residual stream read from numbers, and what follows."""
+"""Measure any ``nn.Module``: read its residual stream, probe its signals, run studies, conclude."""
 
 from normlab.diagnosis.diagnose import Diagnosis, diagnose
 from normlab.diagnosis.probing.observe import Observer, Probe, Record, observe
+from normlab.diagnosis.probing.presets import PRESETS
 from normlab.diagnosis.probing.stats import STATISTICS, Statistic, measure
-from normlab.diagnosis.programme import PRESETS, STUDIES
 from normlab.diagnosis.reading.structure import StackView, Structure, SublayerView, read_structure
 from normlab.diagnosis.reading.subject import Subject
 from normlab.diagnosis.reading.taps import Tap, capture
-from normlab.diagnosis.rules.finding import Finding
-from normlab.diagnosis.rules.findings import find
+from normlab.diagnosis.rules.finding import Finding, Tables
+from normlab.diagnosis.study import Study, StudyContext, register, registered
+from normlab.diagnosis.suite import find
 from normlab.diagnosis.table import Table
+from normlab.spec.chart import ByDepth, Growth, HeatMap, Lines, Strips
 
 __all__ = [
     "PRESETS",
     "STATISTICS",
-    "STUDIES",
+    "ByDepth",
     "Diagnosis",
     "Finding",
+    "Growth",
+    "HeatMap",
+    "Lines",
     "Observer",
     "Probe",
     "Record",
     "StackView",
     "Statistic",
+    "Strips",
     "Structure",
+    "Study",
+    "StudyContext",
     "Subject",
     "SublayerView",
     "Table",
+    "Tables",
     "Tap",
     "capture",
     "diagnose",
@@ -33,4 +42,6 @@ __all__ = [
     "measure",
     "observe",
     "read_structure",
+    "register",
+    "registered",
 ]

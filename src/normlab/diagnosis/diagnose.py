@@ -1,4 +1,4 @@
-"""A model, a batch and a loss to tables and findings."""
+"""Run the studies of a preset on a model and collect their tables and findings."""
 
 from __future__ import annotations
 
@@ -15,54 +15,56 @@ from typing import Any, Final
 import torch
 from torch import Tensor, nn
 
-from normlab.diagnosis.presets import require_preset
-from normlab.diagnosis.probing.step import Make
-from normlab.diagnosis.programme import PRESETS, STUDIES, Question
+from normlab.diagnosis.probing.step import OptimiserFactory
 from normlab.diagnosis.reading.structure import Structure, read_structure
 from normlab.diagnosis.reading.subject import Loss, Subject, output_loss
 from normlab.diagnosis.reading.taps import bare, leaves
-from normlab.diagnosis.rules.finding import Finding, Records, at_least
-from normlab.diagnosis.rules.findings import find
+from normlab.diagnosis.rules.finding import Finding, Tables, at_least
+from normlab.diagnosis.study import Study, StudyContext, registered
+from normlab.diagnosis.suite import find
 from normlab.diagnosis.table import Table
 from normlab.errors import UserError
 
 STEP_LR: Final = 1e-3
-"""Of the step that studies try where no learning rate was given; nothing is then said about the rate."""
+"""Learning rate of the step that studies try if none was given; no finding then judges the rate."""
 
 
 @dataclass(frozen=True)
 class Diagnosis:
-    """What was measured, and what was found in it."""
+    """The tables that were measured, and the findings that follow from them."""
 
     model: str
-    """Class of the model."""
+    """Name of the model's class."""
     preset: str
     structure: Structure
     tables: Mapping[str, Table]
     findings: tuple[Finding, ...]
-    """The most severe first."""
+    """The most severe ones first."""
+    studies: tuple[Study, ...]
+    """The studies that ran, in their order."""
     seconds: Mapping[str, float]
-    """By study."""
+    """Time of each study by its name."""
     peak_memory_bytes: int
-    """Of the process so far on a CPU, of torch's tensors during the diagnosis on a GPU."""
+    """Peak of the process so far on a CPU, of torch's tensors during the diagnosis on a GPU."""
     facts: Mapping[str, str]
     """Parameters, batch, loss, learning rate, optimiser and device, in words."""
 
     def at_least(self, severity: str) -> list[Finding]:
-        """The findings that are as severe as ``warning``, say, or more."""
+        """Return the findings of this severity (``warning``, say) or above."""
         return at_least(self.findings, severity)
 
     def to_plain(self) -> dict[str, Any]:
-        """All of it as dicts and lists of numbers and words. JSON needs a word for numbers that are not
-        finite; see ``normlab.spec.serialise.to_plain``.
+        """Return the diagnosis as dicts and lists of numbers and words. JSON needs a word for numbers that
+        are not finite; see ``normlab.spec.serialise.to_plain``.
         """
         return {
             "model": self.model,
             "preset": self.preset,
             "facts": dict(self.facts),
             "structure": str(self.structure),
-            "stacks": {stack.name: Records(self.tables).label(stack.name) for stack in self.structure.stacks},
+            "stacks": {stack.name: Tables(self.tables).label(stack.name) for stack in self.structure.stacks},
             "findings": [{**vars(f), "numbers": dict(f.numbers)} for f in self.findings],
+            "studies": [study.to_plain() for study in self.studies],
             "seconds": dict(self.seconds),
             "peak_memory_bytes": self.peak_memory_bytes,
             "tables": {name: [dict(row) for row in table] for name, table in self.tables.items()},
@@ -78,44 +80,44 @@ def diagnose(
     *,
     loss: Loss | None = None,
     lr: float | None = None,
-    optimiser: torch.optim.Optimizer | Make | None = None,
+    optimiser: torch.optim.Optimizer | OptimiserFactory | None = None,
     preset: str = "standard",
     batches: Sequence[Any] = (),
     structure: Structure | None = None,
 ) -> Diagnosis:
-    """Measure a model on a batch, compare with theory, say what was found. Nothing is trained or changed.
+    """Measure a model on a batch, compare it with theory and report findings; the model does not change.
 
-    ``batch`` is a tensor, or a tuple or dict of arguments; ``loss(model, batch)`` gives a scalar, without it
-    the model's output must hold one, as Hugging Face's does with labels. ``lr`` is that of an Adam; with
-    ``optimiser``, a function that makes one of parameters or one amid its training, its own rate counts.
-    ``batches`` are mini-batches for studies that want several small ones; without them the batch is split.
-    ``structure`` is what ``read_structure`` found, for a model that needs names. ``preset``: cheap, standard
-    or full.
+    ``batch`` is a tensor, or a tuple or dict of arguments. ``loss(model, batch)`` returns a scalar; without
+    it the model's output must hold one, as Hugging Face's does when the batch holds labels. ``lr`` is the
+    learning rate of an Adam; ``optimiser``, either a function that makes one from parameters or one in the
+    middle of its training, brings its own. ``batches`` are mini-batches for studies that need several small
+    ones; without them the batch is split. ``structure`` is a result of ``read_structure``, for a model in
+    which modules must be named. ``preset`` is cheap, standard or full.
 
-    A study that refuses a strange model becomes a note, one that fails a warning. Raises UserError with what
-    to do for a model without repeated blocks, one that raises or has no trainable parameter, a batch on
-    another device, and a loss that is not finite.
+    A study that does not apply to the model becomes a note, one that fails a warning. Raises UserError for a
+    model without repeated blocks, one that raises or has no trainable parameter, a batch on another device,
+    and a loss that is not finite.
     """
-    model = _checked(model, batch, preset)
+    studies = registered(preset)
+    model = _checked(model, batch)
     subject = Subject(model, batch, loss or output_loss, structure or read_structure(model, batch))
     begun = _finite_loss(subject)
     make = optimiser or partial(_adam, lr=lr or STEP_LR)
     used, rate = _optimiser(make)
-    question = Question(subject, make, tuple(batches))
-    seconds, failed = dict[str, float](), list[Finding]()
-    tables = {"structure": _structure_table(subject.structure)}
+    context = StudyContext(subject, make, tuple(batches))
+    seconds, failed, tables = dict[str, float](), list[Finding](), dict[str, Table]()
     with _peak(device := _device(model)) as peak:
-        for name in PRESETS[preset]:
+        for study in studies:
             start = time.perf_counter()
             try:
-                for table in STUDIES[name](question):
+                for table in study.measure(context):
                     known = tables[table.name].rows if table.name in tables else ()
                     tables[table.name] = Table(table.name, (*known, *table))
             except Exception as error:  # of any kind: the model is anybody's
-                failed.append(_failure(name, error))
+                failed.append(_failure(study.name, error))
             if device.type == "cuda":
                 torch.cuda.synchronize(device)
-            seconds[name] = time.perf_counter() - start
+            seconds[study.name] = time.perf_counter() - start
     tables = {name: table for name, table in tables.items() if len(table)}
     unread = [Finding("unread", "note", why, "structure", {}) for why in subject.structure.unread]
     return Diagnosis(
@@ -124,6 +126,7 @@ def diagnose(
         structure=subject.structure,
         tables=tables,
         findings=(*find(tables, rate if lr or optimiser else None), *unread, *failed),
+        studies=tuple(studies),
         seconds=seconds,
         peak_memory_bytes=peak(),
         facts=_facts(subject) | {"loss": f"{begun:.4g}", "optimiser": f"{used}, lr {rate:g}"},
@@ -134,7 +137,7 @@ def _adam(parameters: list[nn.Parameter], *, lr: float) -> torch.optim.Optimizer
     return torch.optim.Adam(parameters, lr=lr)
 
 
-def _optimiser(given: torch.optim.Optimizer | Make) -> tuple[str, float]:
+def _optimiser(given: torch.optim.Optimizer | OptimiserFactory) -> tuple[str, float]:
     """What it is called, and its largest learning rate."""
     made = given if isinstance(given, torch.optim.Optimizer) else given([nn.Parameter(torch.zeros(1))])
     amid = " amid its training" if made.state else ""
@@ -145,9 +148,8 @@ def _device(model: nn.Module) -> torch.device:
     return next(model.parameters()).device
 
 
-def _checked(model: nn.Module, batch: Any, preset: str) -> nn.Module:
-    """The bare model. Raises UserError with what to do where it cannot be examined on this batch."""
-    require_preset(preset)
+def _checked(model: nn.Module, batch: Any) -> nn.Module:
+    """Return the bare model. Raises UserError if it cannot be examined on this batch."""
     if not isinstance(model, nn.Module):
         raise UserError(f"the model is of type {type(model).__name__}; give a torch.nn.Module")
     model = bare(model)
@@ -232,30 +234,6 @@ def _peak(device: torch.device) -> Iterator[Callable[[], int]]:
     else:
         unit = 1 if sys.platform == "darwin" else 1024
         yield lambda: unit * resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-
-
-def _structure_table(structure: Structure) -> Table:
-    """A row a sublayer: what was recognised."""
-    return Table(
-        "structure",
-        tuple(
-            {
-                "stack": stack.name,
-                "index": view.index,
-                "layer": view.layer,
-                "role": view.role,
-                "placement": view.placement,
-                "relation": view.relation,
-                "norm_read": view.norm_read,
-                "norm_branch": view.norm_branch,
-                "norm_write": view.norm_write,
-                "branch": str(view.branch),
-                "final_norm": stack.final_norm,
-            }
-            for stack in structure.stacks
-            for view in stack.sublayers
-        ),
-    )
 
 
 def _facts(subject: Subject) -> dict[str, str]:

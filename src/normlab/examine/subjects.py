@@ -16,8 +16,8 @@ import torch
 from torch import Tensor, nn
 
 from normlab.diagnosis import Diagnosis, diagnose, read_structure
-from normlab.diagnosis.probing.step import Make
-from normlab.diagnosis.programme import SMALL_TOKENS
+from normlab.diagnosis.probing.step import OptimiserFactory
+from normlab.diagnosis.study import SMALL_TOKENS
 from normlab.errors import UserError
 from normlab.optim import ScheduleState, build_optimiser, schedule_factor
 from normlab.recipes.grammar import describe
@@ -47,7 +47,7 @@ class Case:
     loss: Callable[[nn.Module, Any], Tensor] | None = None
     lr: float | None = None
     """Of an Adam, where there is no optimiser."""
-    optimiser: torch.optim.Optimizer | Make | None = None
+    optimiser: torch.optim.Optimizer | OptimiserFactory | None = None
     batches: Sequence[Any] = ()
     facts: Mapping[str, str] = field(default_factory=dict)
 

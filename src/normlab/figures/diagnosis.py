@@ -30,14 +30,14 @@ def by_depth(
     roles: Sequence[str],
     *,
     log: bool = False,
-    apart: bool = False,
+    by_role: bool = False,
     domain: Sequence[float] | None = None,
 ) -> Drawn:
     """A quantity at every sublayer: a point each, coloured by role, and a line through their means.
 
     ``frame``: ``sublayer``, ``recipe``, ``layer`` and the column ``y``; ``theory``, ``theory_low`` and
     ``theory_high`` where there are any, drawn as a dashed line or bars. A log axis leaves out what is not
-    positive. ``apart`` draws a line a role, for what does not flow from one to the next. ``domain`` is the
+    positive. ``by_role`` draws a line a role, for what does not flow from one to the next. ``domain`` is the
     vertical axis, given so that stacks can be compared.
     """
     names = [n for n in (y, "theory", "theory_low", "theory_high") if n in frame.columns]
@@ -63,21 +63,21 @@ def by_depth(
         bar = alt.Chart(rows(band)).mark_rule(opacity=0.35, strokeWidth=4, style="faint", clip=True)
         layers.append(bar.encode(x=x, y=alt.Y("theory_low:Q", scale=scale, title=title), y2="theory_high:Q"))
     line = base.mark_line(strokeWidth=1, style="faint", opacity=0.7, clip=True)
-    line = line.encode(detail="recipe:N") if apart else line
+    line = line.encode(detail="recipe:N") if by_role else line
     layers.append(line.encode(y=alt.Y(f"mean({y}):Q", title=title, scale=scale, axis=axis)))
     if len(theory):
         dashed = alt.Chart(rows(theory)).mark_line(strokeDash=[5, 4], strokeWidth=1.5, style="ink", clip=True)
         dashed = dashed.encode(x=x, y=alt.Y("theory:Q", scale=scale, title=title))
-        layers.append(dashed.encode(detail="recipe:N") if apart else dashed)
+        layers.append(dashed.encode(detail="recipe:N") if by_role else dashed)
     dots = base.mark_circle(size=42 if len(points) < 120 else 20, clip=True, opacity=1)
     layers.append(dots.encode(y=up, color=recipe_colour(roles), opacity=focused(0.95, 0.08), tooltip=told))
     return finish(layers, HEIGHT)
 
 
-def heat_map(frame: pl.DataFrame) -> Drawn:
-    """Shares ``beta_sq`` of branch ``on`` (-1: the input) in the output of sublayer ``of``, light to dark.
+def heat_map(frame: pl.DataFrame, x_axis: str, y_axis: str) -> Drawn:
+    """Shares ``value`` of branch ``on`` (-1: the input) in the output of sublayer ``of``, light to dark.
 
-    Deep stacks are drawn in groups: shares of the branches of a group are added, those of its sublayers
+    Deep stacks are drawn in groups: the shares of the branches of a group are added, those of its sublayers
     averaged.
     """
     if frame.is_empty():
@@ -87,9 +87,9 @@ def heat_map(frame: pl.DataFrame) -> Drawn:
     grouped = (
         frame.with_columns(of_group=pl.col("of") // size, on_group=_branch_group(size))
         .group_by("of_group", "of", "on_group")
-        .agg(pl.col("beta_sq").sum())
+        .agg(pl.col("value").sum())
         .group_by("of_group", "on_group")
-        .agg(pl.col("beta_sq").mean())
+        .agg(pl.col("value").mean())
         .with_columns(x=pl.col("on_group") * size + 0.5, y=pl.col("of_group") * size + 0.5)
         .with_columns(x2=pl.col("x") + size, y2=pl.col("y") + size)
         .sort("y", "x")
@@ -99,17 +99,16 @@ def heat_map(frame: pl.DataFrame) -> Drawn:
     axis = _whole(deepest)
     cells = alt.Chart(rows(grouped)).mark_rect(clip=True, strokeWidth=0)
     drawn = cells.encode(
-        x=alt.X("x:Q", title="branch it comes from (left column: the input)", axis=axis,
-                scale=alt.Scale(domain=[0.5 - size, top], nice=False)),
+        x=alt.X("x:Q", title=x_axis, axis=axis, scale=alt.Scale(domain=[0.5 - size, top], nice=False)),
         x2="x2:Q",
-        y=alt.Y("y:Q", title="output of sublayer", axis=axis,
+        y=alt.Y("y:Q", title=y_axis, axis=axis,
                 scale=alt.Scale(domain=[0.5, top], nice=False, reverse=True)),
         y2="y2:Q",
-        color=alt.Color("beta_sq:Q", scale=alt.Scale(range="heatmap", domain=[0, 1]), legend=None),
+        color=alt.Color("value:Q", scale=alt.Scale(range="heatmap", domain=[0, 1]), legend=None),
         tooltip=[
-            alt.Tooltip("y:Q", title="output of"),
-            alt.Tooltip("x:Q", title="from branch"),
-            alt.Tooltip("beta_sq:Q", title="share", format=".3f"),
+            alt.Tooltip("y:Q", title=y_axis),
+            alt.Tooltip("x:Q", title=x_axis),
+            alt.Tooltip("value:Q", title="share", format=".3f"),
         ],
     )  # fmt: skip
     return finish([drawn], 320)
@@ -166,31 +165,47 @@ def growth(changes: pl.DataFrame, fits: pl.DataFrame) -> Drawn:
     return finish(layers, HEIGHT)
 
 
-def by_kind(frame: pl.DataFrame, kinds: Sequence[str]) -> Drawn:
-    """Every parameter's gradient and what one step moves it by, each relative to the model's largest.
+def strips(frame: pl.DataFrame, order: Sequence[str], quantities: Sequence[str], axis_title: str) -> Drawn:
+    """A strip for each category and quantity, with a tick per row.
 
-    ``frame``: ``kind``, ``what`` ("gradient" or "update"), ``parameter``, ``relative``. A row a kind, with a
-    tick a parameter.
+    ``frame``: ``category``, ``what`` (the quantity), ``label`` and ``value``, which is positive.
     """
-    shown = frame.filter(pl.col("relative").is_finite() & (pl.col("relative") > 0))
+    shown = frame.filter(pl.col("value").is_finite() & (pl.col("value") > 0))
     if shown.is_empty():
         return nothing(HEIGHT)
-    scale, axis = log_or_linear(shown["relative"].to_list(), log=True)
-    order = [f"{kind}, {what}" for kind in kinds for what in ("gradient", "update")]
-    named = shown.with_columns(row=pl.col("kind") + ", " + pl.col("what"))
+    scale, axis = log_or_linear(shown["value"].to_list(), log=True)
+    named = shown.with_columns(row=pl.col("category") + ", " + pl.col("what"))
     present = set(named["row"].to_list())
-    y = alt.Y(
-        "row:N", sort=[n for n in order if n in present], title=None, axis=alt.Axis(ticks=False, grid=False)
-    )
-    colour = alt.Color("what:N", scale=alt.Scale(domain=["gradient", "update"], range="category"), title=None)
+    categories = dict.fromkeys([*order, *shown["category"].to_list()])
+    sort = [n for category in categories for what in quantities if (n := f"{category}, {what}") in present]
+    y = alt.Y("row:N", sort=sort, title=None, axis=alt.Axis(ticks=False, grid=False))
+    colour = alt.Color("what:N", scale=alt.Scale(domain=list(quantities), range="category"), title=None)
     ticks = alt.Chart(rows(named)).mark_tick(thickness=1.5, size=13, opacity=0.55)
     drawn = ticks.encode(
-        x=alt.X("relative:Q", title="relative to the largest", scale=scale, axis=axis),
+        x=alt.X("value:Q", title=axis_title, scale=scale, axis=axis),
         y=y,
         color=colour,
-        tooltip=[alt.Tooltip("parameter:N"), alt.Tooltip("what:N"), alt.Tooltip("relative:Q", format=".3g")],
+        tooltip=[alt.Tooltip("label:N"), alt.Tooltip("what:N"), alt.Tooltip("value:Q", format=".3g")],
     )
     return finish([drawn], 20 * len(present))
+
+
+def lines(frame: pl.DataFrame, x_axis: str, y_axis: str, *, log: bool = False) -> Drawn:
+    """``y`` against ``x`` with a point per row, and a line per ``group`` where the frame has that column."""
+    shown = frame.filter(pl.col("y").is_finite() & ((pl.col("y") > 0) | pl.lit(not log)))
+    if shown.is_empty():
+        return nothing(HEIGHT)
+    scale, axis = log_or_linear(shown["y"].to_list(), log=log)
+    told = [alt.Tooltip("x:Q", title=x_axis), alt.Tooltip("y:Q", title=y_axis, format=".3g")]
+    base = alt.Chart(rows(shown)).encode(
+        x=alt.X("x:Q", title=x_axis, scale=_snug()), y=alt.Y("y:Q", title=y_axis, scale=scale, axis=axis)
+    )
+    if "group" in shown.columns:
+        groups = list(dict.fromkeys(shown["group"].to_list()))
+        colour = alt.Color("group:N", scale=alt.Scale(domain=groups, range="category"), title=None)
+        base, told = base.encode(color=colour), [alt.Tooltip("group:N", title="line"), *told]
+    line = base.mark_line(strokeWidth=1.5, clip=True)
+    return finish([line, base.mark_circle(size=36, clip=True).encode(tooltip=told)], HEIGHT)
 
 
 def _whole(most: int) -> alt.Axis:

@@ -23,8 +23,8 @@ class Probes(TrainerCallback):
     """``Trainer(..., callbacks=[Probes("standard")])``: one step in ``every_steps`` is observed, and becomes
     rows of step, module, probe and value, a JSON line each in ``out``, or calls of ``emit``.
 
-    ``probes`` is a preset (``cheap``, ``standard``, ``full``: see ``normlab.diagnosis.presets``) or a list of
-    ``normlab.diagnosis.Probe``. For a model whose blocks are not found, give the ``structure`` that
+    ``probes`` is a preset (``cheap``, ``standard``, ``full``: see ``normlab.diagnosis.probing.presets``) or a
+    list of ``normlab.diagnosis.Probe``. For a model whose blocks are not found, give the ``structure`` that
     ``read_structure(model, batch, blocks=…)`` finds. Losses and weights are bit-identical with and without.
 
     Steps count from 0, as those that are done before. Weights and gradients are those that the optimiser is

@@ -21,10 +21,10 @@ class Probes(Callback):
     """``Trainer(..., callbacks=[Probes("standard")])``: one step in ``every_steps`` is observed, and becomes
     rows of step, module, probe and value, a JSON line each in ``out``, or calls of ``emit``.
 
-    ``probes`` is a preset (``cheap``, ``standard``, ``full``: see ``normlab.diagnosis.presets``) or a list of
-    ``normlab.diagnosis.Probe``, whose globs are of paths in the LightningModule. For a model whose blocks are
-    not found, give the ``structure`` that ``read_structure(module, batch, blocks=…)`` finds. Losses and
-    weights are bit-identical with and without.
+    ``probes`` is a preset (``cheap``, ``standard``, ``full``: see ``normlab.diagnosis.probing.presets``) or a
+    list of ``normlab.diagnosis.Probe``, whose globs are of paths in the LightningModule. For a model whose
+    blocks are not found, give the ``structure`` that ``read_structure(module, batch, blocks=…)`` finds.
+    Losses and weights are bit-identical with and without.
 
     Steps are ``trainer.global_step`` before they are done. Weights and gradients are those of the first
     optimiser that steps, gradients before clipping; each micro-batch of an accumulated step gives rows of its

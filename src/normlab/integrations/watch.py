@@ -12,7 +12,7 @@ import torch
 from torch import nn
 
 from normlab.diagnosis import Observer, Probe, Record, Structure, observe, read_structure
-from normlab.diagnosis.presets import require_preset, stream_probes, weight_probes
+from normlab.diagnosis.probing.presets import require_preset, stream_probes, weight_probes
 from normlab.diagnosis.reading.naming import candidates
 from normlab.diagnosis.reading.subject import undisturbed
 from normlab.diagnosis.reading.taps import bare, compiles

@@ -7,22 +7,20 @@ from __future__ import annotations
 
 import json
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final
 
 from markupsafe import Markup
 
 from normlab.report.page import Block, Cell, Code, Details, Html, Page, Section, Table, Text
-from normlab.report.studies import Row, View, anchor, pictures
+from normlab.report.studies import Row, View, anchor, pictured, pictures
 from normlab.spec.serialise import NOT_FINITE
 from normlab.spec.units import duration
 from normlab.store.folder import write_text_atomic
 
 ROWS: Final = 400
 """Rows of a table on the page, at most; the file beside it holds all."""
-NO_TABLE: Final = ("dependency",)
-"""Tables whose rows are a picture."""
 
 
 def write_diagnosis(diagnosis: Mapping[str, Any], folder: Path, name: str = "diagnosis") -> Path:
@@ -50,7 +48,7 @@ def diagnosis_page(diagnosis: Mapping[str, Any]) -> str:
         blocks=[
             Section("", [_findings(diagnosis["findings"])], "findings", listed=False),
             *pictures(view),
-            _tables(diagnosis),
+            _tables(diagnosis, pictured(view)),
             _how(diagnosis),
         ],
         recipes=view.roles,
@@ -90,7 +88,7 @@ def _findings(findings: Sequence[Row]) -> Html:
     if notes:
         listed = Markup('<ul class="findings">{}</ul>').format(notes)
         count = sum(severity == "note" for severity, _ in drawn)
-        summary = Markup("<details{}><summary>{} on what was measured besides</summary>{}</details>")
+        summary = Markup("<details{}><summary>{} on other measurements</summary>{}</details>")
         opened = "" if grave else Markup(" open")
         parts.append(summary.format(opened, f"{count} note{'s' if count > 1 else ''}", listed))
     return Html(Markup("").join(parts))
@@ -106,10 +104,10 @@ def _support(finding: Row) -> str:
     return " · ".join(filter(None, (measured, finding["reference"])))
 
 
-def _tables(diagnosis: Mapping[str, Any]) -> Section:
+def _tables(diagnosis: Mapping[str, Any], left_out: Collection[str]) -> Section:
     blocks: list[Block] = []
     for name, rows in diagnosis["tables"].items():
-        if not rows or name in NO_TABLE:
+        if not rows or name in left_out:
             continue
         header = list(rows[0])
         numeric = [all(not isinstance(r[c], str) or r[c] in NOT_FINITE for r in rows) for c in header]
@@ -126,22 +124,23 @@ def _tables(diagnosis: Mapping[str, Any]) -> Section:
 
 
 def _how(diagnosis: Mapping[str, Any]) -> Section:
-    seconds = [[Cell(n.replace("_", " ")), Cell(duration(s))] for n, s in diagnosis["seconds"].items()]
+    batches = {study["name"]: study["batch"] for study in diagnosis.get("studies", ())}
+    studies = [
+        [Cell(name.replace("_", " ")), Cell(batches.get(name, "")), Cell(duration(seconds))]
+        for name, seconds in diagnosis["seconds"].items()
+    ]
     facts = {**diagnosis["facts"], **diagnosis.get("case", {})}
     blocks: list[Block] = [
         Text(
-            "Everything was measured without dropout; nothing was trained, and the model is as it was. "
-            "Statistics leave padding out. Scales, gradients of sublayers, attention, similarity and updates "
-            "are those of the whole batch; dependency, Jacobians, output change and the critical rate, which "
-            "take many passes, those of some 256 tokens of it or of one mini-batch; parameter gradients are "
-            "those of the mini-batches."
+            "Everything was measured without dropout; nothing was trained, and the model is unchanged. "
+            "Statistics leave padding out."
         ),
         *([Code(diagnosis["command"])] if diagnosis.get("command") else []),
-        Details("What was recognised", [Code(diagnosis["structure"])]),
+        Details("Structure of the model", [Code(diagnosis["structure"])]),
         Details(
             "Facts", [Table(("", ""), [[Cell(k), Cell(str(v))] for k, v in facts.items()], text_columns=2)]
         ),
-        Details("Time of each study", [Table(("study", "time"), seconds)]),
+        Details("Studies", [Table(("study", "measured on", "time"), studies, text_columns=2)]),
     ]
     return Section("How it was measured", blocks, "how")
 

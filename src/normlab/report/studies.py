@@ -1,17 +1,18 @@
-"""The charts of a diagnosis: its tables as frames, by stack, with the roles of sublayers in words."""
+"""The charts of a diagnosis, drawn from its tables as its studies describe them."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import cached_property
 from typing import Any, Final
 
 import polars as pl
 
-from normlab.figures.diagnosis import by_depth, by_kind, growth, heat_map
+from normlab.figures.diagnosis import by_depth, growth, heat_map, lines, strips
 from normlab.report.page import Chart, Grid, Section
 from normlab.report.words import slug
+from normlab.spec.chart import ByDepth, Growth, HeatMap, Lines, Strips, StudyChart
 from normlab.spec.serialise import NOT_FINITE
 
 ROLES: Final = {
@@ -20,23 +21,17 @@ ROLES: Final = {
     "ffn": "feed-forward",
     "branch": "branch",
 }
-KINDS: Final = ("query", "key", "value", "output", "ffn_in", "ffn_out", "norm", "embedding", "other")
-CHANGED: Final = {
-    "random": "a random change of the sublayers' matrices",
-    "update": "one step of the optimiser",
-}
-DRAWN: Final = ("sublayer", "layer", "recipe", "theory", "theory_low", "theory_high")
-"""Columns of a chart by depth; Vega takes a column named signal for one of its own."""
 
 Row = Mapping[str, Any]
 
 
 class View:
-    """The tables as frames, with the role and the number of each sublayer in words."""
+    """The tables of a diagnosis, with the role and the number of each sublayer in words."""
 
     def __init__(self, diagnosis: Mapping[str, Any]) -> None:
         self.tables: Mapping[str, Sequence[Row]] = diagnosis["tables"]
         self.stacks: Mapping[str, str] = diagnosis["stacks"]
+        self.studies: Sequence[Mapping[str, Any]] = diagnosis.get("studies", ())
 
     @cached_property
     def sublayers(self) -> dict[tuple[str, int], Row]:
@@ -44,17 +39,21 @@ class View:
 
     @cached_property
     def roles(self) -> list[str]:
-        """Roles that occur, in words."""
+        """The roles that occur, in words."""
         found = {row["role"] for row in self.sublayers.values()}
         return [words for role, words in ROLES.items() if role in found]
 
-    def of(self, table: str, stack: str, **equal: Any) -> list[Row]:
-        """A table's rows of a stack, with ``sublayer``, ``layer`` and ``recipe`` (the role) added."""
-        wanted = {"stack": stack, **equal}
-        rows = [r for r in self.tables.get(table, ()) if all(r.get(k) == v for k, v in wanted.items())]
-        return [{**row, **self._where(row)} for row in rows]
+    def charts(self, study: Mapping[str, Any]) -> list[StudyChart]:
+        """The charts that a study describes, as far as their tables hold rows."""
+        described = [StudyChart.from_plain(chart) for chart in study["charts"]]
+        return [chart for chart in described if self.tables.get(chart.table)]
 
-    def _where(self, row: Row) -> dict[str, Any]:
+    def of(self, table: str, stack: str) -> list[Row]:
+        """The rows of a stack in a table."""
+        return [row for row in self.tables.get(table, ()) if row.get("stack") == stack]
+
+    def where(self, row: Row) -> dict[str, Any]:
+        """``sublayer`` and ``layer`` of a row, counted from 1, and its role as ``recipe``."""
         index = row.get("index")
         known = self.sublayers.get((row["stack"], -1 if index is None else index))
         if known is None:
@@ -78,83 +77,59 @@ def _numbers(values: list[Any]) -> pl.Series:
 
 
 def pictures(view: View) -> Iterator[Section]:
-    """A section a quantity, for those that were measured."""
-    sections = (
-        ("scales", "Hidden scale", SCALE, _scales(view)),
-        ("gradients", "Gradients", GRADIENTS, [*_gradients(view), *_parameters(view)]),
-        ("dependency", "Dependency", DEPENDENCY, _dependency(view)),
-        ("change", "Output change", CHANGE, _changes(view)),
-        ("updates", "Updates", UPDATES, _updates(view)),
-        ("attention", "Attention", ATTENTION, _attention(view)),
-        ("similarity", "Similarity", SIMILARITY, _similarity(view)),
-    )
-    for anchor, title, intro, charts in sections:
+    """Yield a section for each study whose charts have something to show."""
+    for study in view.studies:
+        charts = [drawn for chart in view.charts(study) for drawn in DRAW[type(chart)](view, chart)]
         if charts:
-            yield Section(title, [Grid(charts)], anchor, intro)
+            title = study["title"] or study["name"].replace("_", " ")
+            yield Section(title, [Grid(charts)], study["name"], study["intro"])
 
 
-SCALE: Final = (
-    "Mean square of stream plus branch at each sublayer, which in a Post-LN is what the norm is given, log "
-    "scale. Dashed line or bar: what theory says at a Xavier start (Xiong et al. 2020, Lemma 2), where it "
-    "says anything."
-)
-GRADIENTS: Final = (
-    "Of outputs: of the loss in the output of each sublayer, relative to the largest of the model (Liu et "
-    "al. 2020, Figure 3). Of parameters: L2 norm of the gradients of each sublayer's parameters, the mean "
-    "over mini-batches (Xiong et al. 2020, Figure 3). Log scales."
-)
-DEPENDENCY: Final = (
-    "How much of the variance of each sublayer's output comes from which branch (Liu et al. 2020, Section "
-    "4.1, Figures 7 and 8). A dark diagonal: sublayers lean on their own branches. Even rows: on all "
-    "branches before."
-)
-CHANGE: Final = (
-    "How far the output of the first N sublayers moves when the matrices of all sublayers do, in mean "
-    "square. Solid: the power law that fits best; dashed: a line in N; dotted: log N. Theory expects N of a "
-    "Post-LN and log N of a Pre-LN (Liu et al. 2020, Theorem 2)."
-)
-UPDATES: Final = (
-    "A tick a matrix or gain, relative to the model's largest: gradients may differ where one step of the "
-    "optimiser moves all alike (Liu et al. 2020, Figure 5)."
-)
-ATTENTION: Final = "Entropy of each head's attention, in nats. Dashed: uniform attention. Zero: a single key."
-SIMILARITY: Final = (
-    "Mean cosine of two tokens' states, and how many directions a sequence's states use (effective rank)."
-)
+def pictured(view: View) -> set[str]:
+    """Tables that a chart shows whole, so that the page need not repeat their rows."""
+    charts = [chart for study in view.studies for chart in view.charts(study)]
+    return {chart.table for chart in charts if isinstance(chart, HeatMap)}
 
 
-def _stacked(
-    view: View,
-    table: str,
-    column: str,
-    words: tuple[str, str],
-    *,
-    log: bool = False,
-    apart: bool = False,
-    **equal: Any,
-) -> list[Chart]:
-    """A chart a stack, all with one vertical axis; ``words`` are the title and the axis's."""
-    title, axis = words
+def _by_depth(view: View, chart: ByDepth) -> list[Chart]:
+    """Draw a chart per stack, all with one vertical axis."""
     frames = {
-        label: found.select(c for c in (*DRAWN, column) if c in found.columns)
+        label: frame(rows)
         for stack, label in view.stacks.items()
-        if len(found := frame(view.of(table, stack, **equal)))
+        if (rows := [*_points(view, chart, view.of(chart.table, stack))])
     }
-    values = [v for one in frames.values() for v in _drawable(one[column], log=log)]
+    values = [v for one in frames.values() for v in _drawable(one[chart.y], log=chart.log)]
     if not values:
         return []
     low, high = min(values), max(values)
-    pad = (low / 1.4, high * 1.4) if log else (min(0.0, low), high + 0.05 * (high - min(0.0, low) or 1.0))
+    pad = (
+        (low / 1.4, high * 1.4) if chart.log else (min(0.0, low), high + 0.05 * (high - min(0.0, low) or 1.0))
+    )
     return [
         Chart(
-            f"{table}-{column}-{anchor(label)}",
-            f"{title}, {label}",
-            "",
-            by_depth(one, column, axis, view.roles, log=log, apart=apart, domain=pad),
+            f"{chart.table}-{chart.y}-{anchor(label)}",
+            f"{chart.title}, {label}",
+            chart.caption,
+            by_depth(one, chart.y, chart.axis, view.roles, log=chart.log, by_role=chart.by_role, domain=pad),
             one,
         )
         for label, one in frames.items()
     ]
+
+
+def _points(view: View, chart: ByDepth, rows: Sequence[Row]) -> Iterator[Row]:
+    rows = [row for row in rows if all(row.get(k) == v for k, v in chart.where.items())]
+    if chart.sum_squares:
+        squares: dict[int, float] = {}
+        for row in rows:
+            if row["index"] is not None and isinstance(row[chart.y], float):
+                squares[row["index"]] = squares.get(row["index"], 0.0) + row[chart.y] ** 2
+        rows = [{"stack": rows[0]["stack"], "index": i, chart.y: s**0.5} for i, s in squares.items()]
+    # Vega takes a column named signal for one of its own
+    columns = dict(zip(("theory", "theory_low", "theory_high"), (chart.theory, *chart.bounds), strict=False))
+    for row in rows:
+        expected = {name: row[column] for name, column in columns.items() if column in row}
+        yield {**view.where(row), **expected, chart.y: row[chart.y]}
 
 
 def _drawable(column: pl.Series, *, log: bool) -> list[float]:
@@ -162,64 +137,40 @@ def _drawable(column: pl.Series, *, log: bool) -> list[float]:
     return [v for v in values if math.isfinite(v) and (v > 0 or not log)]
 
 
-def _scales(view: View) -> list[Chart]:
-    return _stacked(view, "scales", "mean_square", ("Hidden scale", "mean square"), log=True, signal="total")
-
-
-def _gradients(view: View) -> list[Chart]:
-    return _stacked(
-        view, "sublayer_gradients", "relative", ("Gradients of outputs", "relative gradient"), log=True
-    )
-
-
-def _parameters(view: View) -> list[Chart]:
-    """The parameters of a sublayer taken together: gains and biases with their matrices."""
-    summed: dict[tuple[str, int], float] = {}
-    for row in view.tables.get("parameter_gradients", ()):
-        if row["stack"] is not None and row["index"] is not None and isinstance(row["grad_l2"], float):
-            place = row["stack"], row["index"]
-            summed[place] = summed.get(place, 0.0) + row["grad_l2"] ** 2
-    rows = [{"stack": s, "index": i, "grad_l2": square**0.5} for (s, i), square in summed.items()]
-    together = View({"tables": {**view.tables, "parameters": rows}, "stacks": view.stacks})
-    return _stacked(together, "parameters", "grad_l2", ("Gradients of parameters", "L2 norm"), log=True)
-
-
-def _dependency(view: View) -> list[Chart]:
-    rows = view.tables.get("dependency", ())
+def _heat_map(view: View, chart: HeatMap) -> list[Chart]:
+    names = {chart.x: "on", chart.y: "of", chart.value: "value"}
     return [
         Chart(
-            f"dependency-{anchor(label)}",
-            f"Where outputs come from, {label}",
-            "Light: nothing. Dark: all.",
-            heat_map(own),
-            own,
+            f"{chart.table}-{anchor(label)}",
+            f"{chart.title}, {label}",
+            chart.caption,
+            heat_map(frame(rows).rename(names), chart.x_axis, chart.y_axis),
+            frame(rows),
         )
         for stack, label in view.stacks.items()
-        if len(own := frame([row for row in rows if row["stack"] == stack]))
+        if (rows := view.of(chart.table, stack))
     ]
 
 
-def _changes(view: View) -> list[Chart]:
-    charts: list[Chart] = []
+def _growth(view: View, chart: Growth) -> Iterator[Chart]:
     for stack, label in view.stacks.items():
-        rows = [row for row in view.tables.get("output_change", ()) if row["stack"] == stack]
+        rows = view.of(chart.table, stack)
         if not rows:
             continue
-        points = frame([{**row, "recipe": CHANGED.get(row["kind"], row["kind"])} for row in rows])
-        fits = [row for row in view.tables.get("output_change_fit", ()) if row["stack"] == stack]
-        lines = [point for fit in fits for point in _line(fit, rows)]
+        points = frame([{**row, "recipe": chart.words.get(row["kind"], row["kind"])} for row in rows])
+        laws = [
+            {**point, "recipe": chart.words.get(fit["kind"], fit["kind"])}
+            for fit in view.of(chart.fits, stack)
+            for point in _law(fit, rows)
+        ]
         schema = {"recipe": pl.String, "law": pl.String, "depth": pl.Int64, "value": pl.Float64}
-        drawn = growth(points, pl.DataFrame(lines, schema=schema))
-        caption = "Blue: a random change of the sublayers' matrices, a point a seed."
-        if any(row["kind"] == "update" for row in rows):
-            caption += " Orange: one step of the optimiser."
-        charts.append(Chart(f"change-{anchor(label)}", f"Output change, {label}", caption, drawn, points))
-    return charts
+        drawn = growth(points, pl.DataFrame(laws, schema=schema))
+        yield Chart(f"{chart.table}-{anchor(label)}", f"{chart.title}, {label}", chart.caption, drawn, points)
 
 
-def _line(fit: Row, rows: Sequence[Row]) -> Iterator[Row]:
-    """Points of a fitted law. Of those in log N and N the table holds the slope; the line goes through the
-    means.
+def _law(fit: Row, rows: Sequence[Row]) -> Iterator[Row]:
+    """Yield points of a fitted law. For those in log N and N the table holds the slope; the line goes through
+    the means.
     """
     laws = {"log": math.log, "linear": float}
     own = [r for r in rows if r["kind"] == fit["kind"] and isinstance(r["change"], float)]
@@ -235,37 +186,40 @@ def _line(fit: Row, rows: Sequence[Row]) -> Iterator[Row]:
     else:
         return
     for depth, value in zip(depths, values, strict=True):
-        changed = CHANGED.get(fit["kind"], fit["kind"])
-        yield {"recipe": changed, "law": fit["law"], "depth": depth, "value": value}
+        yield {"law": fit["law"], "depth": depth, "value": value}
 
 
-def _updates(view: View) -> list[Chart]:
-    rows = [
-        {"kind": row["kind"].replace("_", "-"), "what": what, "parameter": row["parameter"],
-         "relative": row[f"{short}_relative"]}
-        for row in view.tables.get("updates", ())
-        if not row["parameter"].endswith("bias")
-        for what, short in (("gradient", "grad"), ("update", "update"))
-    ]  # fmt: skip
-    if not rows:
+def _strips(view: View, chart: Strips) -> list[Chart]:
+    found = frame(
+        [
+            {"category": str(row[chart.category]).replace("_", "-"), "what": what, "label": row[chart.label],
+             "value": row[column]}
+            for row in view.tables[chart.table]
+            if not (chart.without and str(row[chart.label]).endswith(chart.without))
+            for what, column in chart.quantities.items()
+        ]
+    )  # fmt: skip
+    if found.is_empty():
         return []
-    found = frame(rows)
-    kinds = [kind.replace("_", "-") for kind in KINDS]
-    drawn = by_kind(found, kinds)
-    return [Chart("updates", "Gradients and updates", "", drawn, found)]
+    order = [category.replace("_", "-") for category in chart.order]
+    drawn = strips(found, order, list(chart.quantities), chart.axis)
+    return [Chart(chart.table, chart.title, chart.caption, drawn, found)]
 
 
-def _attention(view: View) -> list[Chart]:
-    renamed = [{**row, "theory": row.get("uniform")} for row in view.tables.get("attention", ())]
-    uniform = View({"tables": {**view.tables, "attention": renamed}, "stacks": view.stacks})
-    return _stacked(uniform, "attention", "entropy", ("Attention entropy", "nats"), apart=True)
+def _lines(view: View, chart: Lines) -> list[Chart]:
+    columns = {"x": chart.x, "y": chart.y} | ({"group": chart.group} if chart.group else {})
+    found = frame([{n: row[column] for n, column in columns.items()} for row in view.tables[chart.table]])
+    drawn = lines(found, chart.x_axis, chart.y_axis, log=chart.log)
+    return [Chart(f"{chart.table}-{chart.y}", chart.title, chart.caption, drawn, found)]
 
 
-def _similarity(view: View) -> list[Chart]:
-    return [
-        *_stacked(view, "similarity", "cosine", ("Cosine of tokens", "mean cosine")),
-        *_stacked(view, "similarity", "effective_rank", ("Directions in use", "effective rank")),
-    ]
+DRAW: Final[Mapping[type[StudyChart], Callable[[View, Any], Iterator[Chart] | list[Chart]]]] = {
+    ByDepth: _by_depth,
+    HeatMap: _heat_map,
+    Growth: _growth,
+    Strips: _strips,
+    Lines: _lines,
+}
 
 
 def anchor(text: str) -> str:

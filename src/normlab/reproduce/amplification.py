@@ -12,10 +12,10 @@ import torch
 
 from normlab.diagnosis.reading.subject import Subject
 from normlab.diagnosis.rules.fits import Fit, fits
-from normlab.diagnosis.studies.dependency import dependency, dependency_own
+from normlab.diagnosis.studies.dependency import dependency, residual_dependency
 from normlab.diagnosis.studies.output_change import output_change, output_change_family
 from normlab.papers import study
-from normlab.reproduce.lab import Lab, Row, apart, log_slope, mean, mean_ratio, real, size
+from normlab.reproduce.lab import Lab, Row, apart, log_slope, mean, mean_ratio, padding_masks, size
 from normlab.spec.artefact import Measurement
 from normlab.spec.claim import Measure
 
@@ -104,19 +104,21 @@ def dependencies(
                 config = replace(size(model, placement, layers), decoder_layers=1)
                 subject = lab.subject(config, text, seed=seed, tokens=tokens)
                 encoder = subject.structure.stacks[0].name
-                table = dependency(subject, tokens=followed, real=real(subject)).where(stack=encoder)
+                table = dependency(subject, tokens=followed, padding_masks=padding_masks(subject)).where(
+                    stack=encoder
+                )
                 named = {"placement": placement, "layers": layers, "seed": seed}
                 if not seed:
                     shares += [
                         {**named, "of": r["of"], "on": r["on"], "beta_sq": r["beta_sq"]} for r in table
                     ]
-                sums = dependency_own(subject, table)
+                sums = residual_dependency(subject, table)
                 own += [
                     {
                         **named,
                         "i": int(r["index"] or 0) + 1,
                         "role": r["role"],
-                        "own": r["own"],
+                        "own": r["beta_sq"],
                         "total": r["total"],
                     }
                     for r in sums
@@ -153,13 +155,13 @@ def prefixes(
             subject = lab.subject(
                 replace(size(model, placement, layers), decoder_layers=1), text, seed=seed, tokens=tokens
             )
-            encoder, masks = subject.structure.stacks[0].name, real(subject)
-            changes = output_change(subject, seed=seed, stack=encoder, real=masks)
-            table = dependency(subject, tokens=followed, real=masks).where(stack=encoder)
-            own = dependency_own(subject, table)
+            encoder, masks = subject.structure.stacks[0].name, padding_masks(subject)
+            changes = output_change(subject, seed=seed, stack=encoder, padding_masks=masks)
+            table = dependency(subject, tokens=followed, padding_masks=masks).where(stack=encoder)
+            own = residual_dependency(subject, table)
             total = 0.0
             for change, share in zip(changes, own, strict=True):
-                total += float(share["own"] or 0)
+                total += float(share["beta_sq"] or 0)
                 rows.append(
                     {
                         "placement": placement,

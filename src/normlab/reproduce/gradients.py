@@ -28,7 +28,7 @@ from normlab.reproduce.lab import (
     mean,
     mean_loss,
     mean_ratio,
-    real,
+    padding_masks,
     size,
     slope,
 )
@@ -48,7 +48,7 @@ def bounded_lengths(lab: Lab, *, text: str, model: str, layers: int, tokens: int
         for seed in range(seeds):
             subject = lab.subject(size(model, placement, layers), text, seed=seed, tokens=tokens)
             with torch.no_grad():
-                table = scales(subject, real=real(subject))
+                table = scales(subject, padding_masks=padding_masks(subject))
             for stack in subject.structure.stacks:
                 (last,) = table.where(stack=stack.name, index=len(stack.sublayers) - 1, signal="total")
                 rows.append(
@@ -214,7 +214,9 @@ def _real_gradients(
 ) -> list[Row]:
     subject = lab.subject(size(model, placement, layers), text, seed=seed, tokens=tokens)
     decoder = subject.structure.stacks[-1]
-    streams = sublayer_gradients(subject, real=real(subject)).where(stack=decoder.name, role="ffn")
+    streams = sublayer_gradients(subject, padding_masks=padding_masks(subject)).where(
+        stack=decoder.name, role="ffn"
+    )
     subject.model.requires_grad_(False)
     matrices = [
         subject.model.get_parameter(f"decoder.sublayers.{view.index}.f.outer.weight").requires_grad_()
@@ -252,7 +254,7 @@ def sublayer_outputs(
     for placement in placements:
         for seed in range(seeds):
             subject = lab.subject(size(model, placement, layers), text, seed=seed, tokens=tokens)
-            rows += _named(sublayer_gradients(subject, real=real(subject)), placement, seed)
+            rows += _named(sublayer_gradients(subject, padding_masks=padding_masks(subject)), placement, seed)
     measures: dict[str, Measure] = {}
     for placement in placements:
         for stack in ("encoder", "decoder"):
@@ -340,7 +342,9 @@ def encoder_gradients(
         whole = lab.subject(size(model, "post", layers), text, seed=seed, tokens=tokens)
         encoder = whole.structure.stacks[0]
         rows += _encoder_rows(
-            sublayer_gradients(whole, real=real(whole)).where(stack=encoder.name), "in_model", seed
+            sublayer_gradients(whole, padding_masks=padding_masks(whole)).where(stack=encoder.name),
+            "in_model",
+            seed,
         )
         alone = Alone(cast("Seq2Seq", whole.model))
         small = lab.batches(text, READING_TOKENS, 1)[0]
@@ -348,7 +352,7 @@ def encoder_gradients(
         mask = {stack.name: whole.batch["source"] != PAD}
         for where, loss in (("alone_token_loss", _token_loss), ("alone_pooled_loss", _pooled_loss)):
             subject = Subject(alone, whole.batch, loss, structure)
-            rows += _encoder_rows(sublayer_gradients(subject, real=mask), where, seed)
+            rows += _encoder_rows(sublayer_gradients(subject, padding_masks=mask), where, seed)
     measures: dict[str, Measure] = {}
     for where in ("in_model", "alone_token_loss", "alone_pooled_loss"):
         steps = [_Steps([r for r in rows if r["where"] == where], "post", "encoder", s) for s in range(seeds)]
@@ -368,7 +372,9 @@ def cross_attention(lab: Lab, *, text: str, model: str, layers: int, tokens: int
     rows: list[Row] = []
     for seed in range(seeds):
         subject = lab.subject(size(model, "post", layers), text, seed=seed, tokens=tokens)
-        table = branch_jacobians(subject, real=real(subject), seed=seed).where(role="cross_attention")
+        table = branch_jacobians(subject, padding_masks=padding_masks(subject), seed=seed).where(
+            role="cross_attention"
+        )
         rows += [
             {
                 **row,

@@ -17,7 +17,7 @@ from normlab.data.batches import Batch
 from normlab.data.text import located
 from normlab.diagnosis.reading.structure import read_structure
 from normlab.diagnosis.reading.subject import Subject
-from normlab.diagnosis.reading.tokens import Real
+from normlab.diagnosis.reading.tokens import PaddingMasks
 from normlab.diagnosis.rules.fits import student
 from normlab.nn import PAD, Seq2Seq
 from normlab.spec.claim import Measure
@@ -147,8 +147,8 @@ def describe(model: ModelConfig) -> str:
     return f"{model.decoder_placement} {model.encoder_layers}-{model.decoder_layers}"
 
 
-def real(subject: Subject) -> Real:
-    """The masks of real tokens, by stack: the source's for the encoder, the target's for the decoder."""
+def padding_masks(subject: Subject) -> PaddingMasks:
+    """Return the padding mask of each stack: the source's for the encoder, the target's for the decoder."""
     encoder, decoder = subject.structure.stacks
     return {encoder.name: subject.batch["source"] != PAD, decoder.name: subject.batch["target_in"] != PAD}
 

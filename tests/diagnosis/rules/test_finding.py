@@ -2,12 +2,12 @@
 
 import pytest
 
-from normlab.diagnosis.rules.finding import Records, cosine, percent
+from normlab.diagnosis.rules.finding import Tables, cosine, percent
 from normlab.diagnosis.table import Table
 
 
 def records(*stacks):
-    return Records({"structure": Table("structure", tuple({"stack": stack} for stack in stacks))})
+    return Tables({"structure": Table("structure", tuple({"stack": stack} for stack in stacks))})
 
 
 @pytest.mark.parametrize(

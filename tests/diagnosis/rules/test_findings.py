@@ -4,8 +4,8 @@ import math
 
 import pytest
 
-from normlab.diagnosis.rules.finding import SEVERITIES, Finding, Records, at_least, said
-from normlab.diagnosis.rules.findings import RULES, find
+from normlab.diagnosis import find
+from normlab.diagnosis.rules.finding import SEVERITIES, Finding, Tables, at_least, said
 from normlab.diagnosis.table import Table
 
 
@@ -68,7 +68,6 @@ def test_numbers_are_said_at_three_digits(value, words):
 def test_nothing_measured_nothing_found():
     assert find({}) == ()
     assert find({name: Table(name, ()) for name in ("scales", "updates", "curvature", "attention")}) == ()
-    assert len(RULES) == 14
 
 
 def test_the_most_severe_come_first():
@@ -78,9 +77,9 @@ def test_the_most_severe_come_first():
 
 def test_stacks_are_called_by_what_tells_them_apart():
     rows = [{"stack": name} for name in ("encoder.layers", "decoder.layers", "blocks", "")]
-    records = Records(table("structure", *rows))
+    records = Tables(table("structure", *rows))
     assert [records.label(row["stack"]) for row in rows] == ["encoder", "decoder", "blocks", "the model"]
-    same = Records(table("structure", {"stack": "body.a"}, {"stack": "body.b"}))
+    same = Tables(table("structure", {"stack": "body.a"}, {"stack": "body.b"}))
     assert (same.label("body.a"), same.label("body.b")) == ("body.a", "body.b")
 
 
@@ -93,7 +92,7 @@ def test_what_is_not_finite_is_a_problem(bad):
     found = one(table("anything", *rows), "not_finite")
     assert found.severity == "problem"
     assert found.numbers["values"] == 1
-    assert "first mean_square at decoder.layers, 1, 0, ffn" in found.sentence
+    assert "mean_square at decoder.layers, 1, 0, ffn" in found.sentence
 
 
 @pytest.mark.parametrize(
@@ -136,8 +135,8 @@ def test_no_critical_rate_no_sentence():
 @pytest.mark.parametrize(
     ("slope", "severity", "words"),
     [
-        (0.5, "warning", "vanish towards the input of decoder: layer 1, self-attention"),
-        (-0.5, "warning", "grow towards the input of decoder: layer 6, ffn"),
+        (0.5, "warning", "vanish towards the input of decoder: that of layer 1, self-attention"),
+        (-0.5, "warning", "grow towards the input of decoder: that of layer 6, ffn"),
         (0.05, "note", "stay within a factor of"),
     ],
 )
@@ -150,7 +149,9 @@ def test_gradients_that_vanish_or_grow(slope, severity, words):
 
 def test_sublayers_without_gradient_are_counted():
     rows = sublayers(4, relative=lambda i: 0.0 if i < 2 else 1.0)
-    assert "2 sublayers get none" in one(table("sublayer_gradients", *rows), "sublayer_gradients").sentence
+    assert (
+        "2 sublayers receive none" in one(table("sublayer_gradients", *rows), "sublayer_gradients").sentence
+    )
     assert find(table("sublayer_gradients", *sublayers(4, relative=lambda i: 0.0))) == ()
 
 
@@ -168,10 +169,10 @@ def test_gradients_of_first_and_last_layer(slope, severity):
      (12, lambda i: 0.6, "note", True)],
 )  # fmt: skip
 def test_leaning_on_the_own_branch(count, share, severity, amplified):
-    rows = sublayers(count, own=share, total=lambda i: 1.0)
-    found = one(table("dependency_own", *rows), "own_branch")
+    rows = sublayers(count, beta_sq=share, total=lambda i: 1.0)
+    found = one(table("residual_dependency", *rows), "residual_dependency")
     assert (found.severity, "like N" in found.sentence) == (severity, amplified)
-    assert found.numbers["sum_own"] == pytest.approx(sum(share(i) for i in range(count)))
+    assert found.numbers["sum_beta_sq"] == pytest.approx(sum(share(i) for i in range(count)))
     assert found.numbers["sum_1_over_i"] == pytest.approx(sum(1 / i for i in range(1, count + 1)))
 
 
@@ -192,9 +193,9 @@ def test_how_the_output_change_grows(exponent, low, aic, severity):
     assert f"N^{exponent:.2f} (95% interval {low:.2f}" in found.sentence
     assert ("N fits better than log N" in found.sentence) == (aic[1] < aic[0])
     assert found.numbers["low"] == low
-    small = table("dependency_own", *sublayers(36, own=lambda i: 0.001, total=lambda i: 1.0))
+    small = table("residual_dependency", *sublayers(36, beta_sq=lambda i: 0.001, total=lambda i: 1.0))
     assert one(table("output_change_fit", *fits) | small, "output_change").severity == "note"
-    large = table("dependency_own", *sublayers(36, own=lambda i: 0.4, total=lambda i: 1.0))
+    large = table("residual_dependency", *sublayers(36, beta_sq=lambda i: 0.4, total=lambda i: 1.0))
     assert one(table("output_change_fit", *fits) | large, "output_change").severity == severity
 
 
@@ -249,7 +250,7 @@ def test_updates_that_differ_too_much():
     assert even.numbers["update_ratio"] == pytest.approx(1e-3 / 9e-4)
     uneven = one(table("updates", *rows, update("d.weight", 1.0, 1e-6)), "updates")
     assert uneven.severity == "warning"
-    assert "(d.weight least, a.weight most)" in uneven.sentence
+    assert "(smallest: d.weight, largest: a.weight)" in uneven.sentence
 
 
 def test_a_step_that_moves_a_matrix_far():
@@ -297,8 +298,8 @@ def norm(module, spectral, exact=1.0):
 def test_gains_as_the_jacobian_has_them():
     tables = table("jacobian", norm("a", 0.001), norm("b", 1.0), norm("c", 500.0))
     dead, large = one(tables, "dead_gain"), one(tables, "large_gain")
-    assert (dead.severity, dead.numbers["norms"], "a foremost" in dead.sentence) == ("warning", 1, True)
-    assert (large.severity, large.numbers["gain"], "c foremost" in large.sentence) == ("warning", 500.0, True)
+    assert (dead.severity, dead.numbers["norms"], dead.sentence.endswith(" a")) == ("warning", 1, True)
+    assert (large.severity, large.numbers["gain"], large.sentence.endswith(" c")) == ("warning", 500.0, True)
     found = one(table("jacobian", norm("a", 0.5, 0.5), norm("b", 2.0, 1.0)), "jacobian")
     assert (found.numbers["smallest"], found.numbers["largest"]) == (0.5, 2.0)
     assert found.numbers["measured_over_exact"] == 2.0

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor, nn
 
 from contracts.variants import perturbed, uniform
-from diagnosis.small import REAL, SOURCE, TARGET, labelled, translating, untouched
+from diagnosis.small import PADDING_MASKS, SOURCE, TARGET, labelled, translating, untouched
 from normlab.diagnosis.reading.subject import Subject
 from normlab.diagnosis.studies.attention import attention
 
@@ -32,8 +32,8 @@ def by_hand(model: nn.Module) -> dict[tuple[str, int, int], tuple[float, float, 
                 q, (k, _) = seen[f.q], seen[f.kv].split(WIDTH * f.kv_heads, dim=-1)
             else:
                 q, k, _ = seen[f.qkv].split([16, WIDTH * f.kv_heads, WIDTH * f.kv_heads], dim=-1)
-            queries = REAL[f"{name}.sublayers"]
-            keys = REAL["encoder.sublayers"] if f.from_memory else queries
+            queries = PADDING_MASKS[f"{name}.sublayers"]
+            keys = PADDING_MASKS["encoder.sublayers"] if f.from_memory else queries
             for head in range(2):
                 key = f"{name}.sublayers", i, head
                 found[key] = one_head(q, k, head, queries, keys, group=2 // f.kv_heads, causal=f.causal)
@@ -131,7 +131,7 @@ def test_torchs_layers_are_seen_whichever_dimension_leads(norm_first):
         subject = Subject.of(model, batch, lambda model, batch: model(**batch).square().sum())
         real = {"encoder.layers": ~padded, "decoder.layers": torch.ones(3, 5, dtype=torch.bool)}
         real = real if first else {name: mask.T for name, mask in real.items()}
-        tables.append(attention(subject, real=real))
+        tables.append(attention(subject, padding_masks=real))
     assert [len(table) for table in tables] == [6, 6]
     one, other = tables
     for column in ("entropy", "max_logit", "uniform"):

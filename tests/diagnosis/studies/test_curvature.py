@@ -13,9 +13,9 @@ from torch.func import functional_call
 
 from contracts.variants import CONFIG, build
 from diagnosis.small import SOURCE, TARGET, labelled, translating, untouched
+from normlab.diagnosis.probing.cropping import crop, cropped
 from normlab.diagnosis.reading.structure import Structure
 from normlab.diagnosis.reading.subject import Subject
-from normlab.diagnosis.studies.cropping import crop, cropped
 from normlab.diagnosis.studies.curvature import Hessian, critical_lr, curvature, largest_eigenvalue
 
 SGD = partial(torch.optim.SGD, lr=1e-3)

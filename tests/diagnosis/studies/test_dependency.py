@@ -7,7 +7,7 @@ from torch.autograd.functional import jvp
 
 from contracts.variants import BY_PLACEMENT, build, inputs, label, loss_of, perturbed, uniform
 from normlab.diagnosis.reading.subject import Subject
-from normlab.diagnosis.studies.dependency import FrozenNorm, dependency, dependency_own
+from normlab.diagnosis.studies.dependency import FrozenNorm, dependency, residual_dependency
 from normlab.nn import LayerNorm, Norm
 
 STACKS = ("encoder", "decoder")
@@ -99,7 +99,7 @@ def without_norm_biases(config) -> nn.Module:
 @pytest.mark.parametrize("config", BY_PLACEMENT, ids=label)
 def test_every_placement_is_that_of_its_own_write_part_by_part(config):
     model = without_norm_biases(config)
-    table = dependency(subject_of(model), tokens=256, real=masks(model))
+    table = dependency(subject_of(model), tokens=256, padding_masks=masks(model))
     for name, (path, real) in zip(STACKS, masks(model).items(), strict=True):
         expected = slow(model, getattr(model, name), real)
         found = matrix(table, path)
@@ -111,7 +111,7 @@ def test_every_placement_is_that_of_its_own_write_part_by_part(config):
 def test_a_norms_own_bias_is_nobodys(name):
     config = uniform(name)
     model = perturbed(config)
-    table = dependency(subject_of(model), tokens=256, real=masks(model))
+    table = dependency(subject_of(model), tokens=256, padding_masks=masks(model))
     real = masks(model)["encoder.sublayers"]
     assert matrix(table, "encoder.sublayers") == pytest.approx(slow(model, model.encoder, real), rel=1e-5)
 
@@ -163,8 +163,8 @@ def test_a_plain_sum_of_equal_branches_leans_on_all_alike():
     assert len(table) == sum(range(2, 10))
     for row in table:
         assert row["beta_sq"] == pytest.approx(1 / (row["of"] + 2), rel=0.05)
-    for row in dependency_own(subject, table):
-        assert row["own"] == pytest.approx(1 / (row["index"] + 2), rel=0.05)
+    for row in residual_dependency(subject, table):
+        assert row["beta_sq"] == pytest.approx(1 / (row["index"] + 2), rel=0.05)
         assert row["total"] == pytest.approx(1, abs=0.03)
 
 
@@ -174,8 +174,8 @@ def test_norms_on_the_way_halve_what_came_before():
     for row in table:
         ago = row["of"] - max(row["on"], 0)
         assert row["beta_sq"] == pytest.approx(0.5 ** (ago + 1), rel=0.05)
-    assert all(row["own"] == pytest.approx(0.5, abs=0.02) for row in dependency_own(subject, table))
-    assert all(row["total"] == pytest.approx(1, abs=0.03) for row in dependency_own(subject, table))
+    assert all(row["beta_sq"] == pytest.approx(0.5, abs=0.02) for row in residual_dependency(subject, table))
+    assert all(row["total"] == pytest.approx(1, abs=0.03) for row in residual_dependency(subject, table))
 
 
 def test_what_is_missing_from_one_is_the_cross_terms():
@@ -187,7 +187,7 @@ def test_what_is_missing_from_one_is_the_cross_terms():
     whole = parts.sum(0).square().mean(-1)
     pairs = torch.einsum("itd,jtd->ijt", parts, parts) / parts.shape[-1]
     cross = ((pairs.sum((0, 1)) - pairs.diagonal().sum(-1)) / whole).mean()
-    own = dependency_own(subject, dependency(subject, tokens=256, real=masks(model)))
+    own = residual_dependency(subject, dependency(subject, tokens=256, padding_masks=masks(model)))
     last = own.where(stack="encoder.sublayers").rows[-1]
     assert abs(cross) > 1e-3
     assert last["total"] == pytest.approx(1 - float(cross), rel=1e-6)
@@ -198,9 +198,9 @@ def test_post_leans_on_its_own_and_pre_on_all():
     for name in ("post", "pre"):
         model = build(uniform(name, dim=128, ffn_dim=256, encoder_layers=8))
         subject = subject_of(model)
-        table = dependency_own(subject, dependency(subject)).where(stack="encoder.sublayers")
+        table = residual_dependency(subject, dependency(subject)).where(stack="encoder.sublayers")
         assert all(0.8 < total < 1.25 for total in table.column("total"))
-        own[name] = table.column("own")
+        own[name] = table.column("beta_sq")
     early, late = ({name: sum(table[part]) for name, table in own.items()} for part in EARLY_AND_LATE)
     assert late["post"] > 0.8 * early["post"], "constant"
     assert late["pre"] < 0.4 * early["pre"], "falls as 1 / i"
@@ -372,10 +372,10 @@ def test_nothing_is_left_behind():
 def test_narrow_types_are_followed_in_float32():
     model = build(uniform("post", dim=64, ffn_dim=64, encoder_layers=6)).eval()
     subject = subject_of(model)
-    wide = dependency_own(subject, dependency(subject, real=masks(model)))
+    wide = residual_dependency(subject, dependency(subject, padding_masks=masks(model)))
     model.to(torch.bfloat16)
-    narrow = dependency_own(subject, dependency(subject, real=masks(model)))
-    assert narrow.column("own") == pytest.approx(wide.column("own"), rel=0.1)
+    narrow = residual_dependency(subject, dependency(subject, padding_masks=masks(model)))
+    assert narrow.column("beta_sq") == pytest.approx(wide.column("beta_sq"), rel=0.1)
 
 
 @pytest.mark.parametrize("tokens", [0, 257])

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from contracts.variants import build, uniform
-from diagnosis.small import BATCH, REAL, labelled, translating, untouched
+from diagnosis.small import BATCH, PADDING_MASKS, labelled, translating, untouched
 from normlab.diagnosis import capture
 from normlab.diagnosis.reading.parameters import Owner, owners, stream_taps
 from normlab.diagnosis.reading.subject import Subject
@@ -41,7 +41,7 @@ def test_gradients_of_sublayer_outputs_are_those_of_plain_backward(placement):
 
             sublayer.register_forward_hook(keep)
     labelled(model, subject.batch).backward()
-    expected = {key: x.grad[REAL[key[0]]] for key, x in outputs.items()}
+    expected = {key: x.grad[PADDING_MASKS[key[0]]] for key, x in outputs.items()}
     largest = max(g.norm().item() for g in expected.values())
     table = sublayer_gradients(subject)
     assert [(r["stack"], r["index"]) for r in table] == list(expected)
@@ -236,7 +236,7 @@ def test_what_several_sublayers_use_is_shared():
 def test_branch_jacobians_are_those_of_the_full_matrix():
     subject = translating("pre")
     short = Subject(subject.model, tuple(x[2:3, :3] for x in subject.batch), labelled, subject.structure)
-    real = {name: mask[2:3, :3] for name, mask in REAL.items()}
+    real = {name: mask[2:3, :3] for name, mask in PADDING_MASKS.items()}
     (stack, _), layer = subject.structure.stacks, subject.model.encoder.sublayers[0]
     views = {v.index: v for v in stack.sublayers}
     with capture(short.model, [views[0].before]) as seen, torch.no_grad():
@@ -245,7 +245,7 @@ def test_branch_jacobians_are_those_of_the_full_matrix():
     context = Context(padding_mask=real["encoder.sublayers"])
     matrix = torch.autograd.functional.jacobian(lambda v: layer.f(layer.place.read(v), context), x)
     exact = matrix.square().sum().item() / x.numel()
-    tables = [branch_jacobians(short, real=real, seed=seed) for seed in range(150)]
+    tables = [branch_jacobians(short, padding_masks=real, seed=seed) for seed in range(150)]
     values = [table.rows[0]["jacobian_variance"] for table in tables]
     error = stdev(values) / len(values) ** 0.5
     assert error < 0.05 * exact

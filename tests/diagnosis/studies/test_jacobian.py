@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import nn
 
-from diagnosis.small import REAL, theory_setting, translating, untouched
+from diagnosis.small import PADDING_MASKS, theory_setting, translating, untouched
 from normlab.diagnosis import capture
 from normlab.diagnosis.reading.subject import Subject
 from normlab.diagnosis.studies.jacobian import jacobian, spectral_norm, token_jacobian
@@ -57,7 +57,7 @@ def test_rows_are_those_of_every_token_taken_alone(placement):
         for view in stack.sublayers:
             path = view.norm_read or view.norm_write
             x = seen[view.before if view.norm_read else view.total]
-            tokens = x.detach()[REAL[stack.name]]
+            tokens = x.detach()[PADDING_MASKS[stack.name]]
             norm = subject.model.get_submodule(str(path))
             full = [torch.func.jacrev(norm)(token) for token in tokens]
             largest = [torch.linalg.svdvals(j)[0].item() for j in full]
@@ -99,16 +99,16 @@ def test_the_published_form_fails_where_the_mean_dominates():
 def test_tokens_are_spread_over_the_real_ones():
     subject = translating("post")
     assert set(jacobian(subject).column("tokens")) == {4}
-    assert jacobian(subject, tokens=1000, real=REAL) == jacobian(subject, tokens=1000)
+    assert jacobian(subject, tokens=1000, padding_masks=PADDING_MASKS) == jacobian(subject, tokens=1000)
     with pytest.raises(ValueError, match="give 1 or more, say 4"):
         jacobian(subject, tokens=0)
 
 
 def test_narrow_floats_are_measured_in_float32():
     subject = translating("post")
-    wide = jacobian(subject, real=REAL)
+    wide = jacobian(subject, padding_masks=PADDING_MASKS)
     subject.model.bfloat16()
-    for narrow, row in zip(jacobian(subject, real=REAL), wide, strict=True):
+    for narrow, row in zip(jacobian(subject, padding_masks=PADDING_MASKS), wide, strict=True):
         assert narrow["spectral"] == pytest.approx(row["spectral"], rel=0.1)
 
 

@@ -56,7 +56,7 @@ def test_prefixes_are_those_of_a_model_cut_off(placement):
     model = build(uniform(placement, encoder_layers=3)).double().eval()
     subject = subject_of(model)
     table = output_change(
-        subject, optimiser=ADAM, seed=4, stack="encoder.sublayers", real=masks(model), size=0.1
+        subject, optimiser=ADAM, seed=4, stack="encoder.sublayers", padding_masks=masks(model), size=0.1
     )
     assert [(row["kind"], row["depth"], row["seed"]) for row in table] == [
         (kind, depth, 4) for kind in ("random", "update") for depth in range(1, 7)
@@ -77,9 +77,9 @@ def test_the_last_stack_is_meant_and_real_tokens_are_found():
     subject = subject_of(model)
     table = output_change(subject)
     assert table.column("depth") == [1, 2, 3, 4, 5, 6]
-    assert table == output_change(subject, stack="decoder.sublayers", real=masks(model))
+    assert table == output_change(subject, stack="decoder.sublayers", padding_masks=masks(model))
     all_tokens = {name: torch.ones_like(mask) for name, mask in masks(model).items()}
-    assert table != output_change(subject, real=all_tokens)
+    assert table != output_change(subject, padding_masks=all_tokens)
     with pytest.raises(ValueError, match=r"no stack 'encoder'; its stacks are 'encoder.sublayers', 'dec"):
         output_change(subject, stack="encoder")
 

@@ -7,7 +7,7 @@ import torch
 from torch import nn
 
 from contracts.variants import perturbed, uniform
-from diagnosis.small import REAL, SOURCE, TARGET, labelled, translating, untouched
+from diagnosis.small import PADDING_MASKS, SOURCE, TARGET, labelled, translating, untouched
 from normlab.diagnosis.reading.subject import Subject
 from normlab.diagnosis.studies.representation import effective_rank, norm_parameters, similarity
 
@@ -40,7 +40,7 @@ def test_similarity_and_rank_are_those_of_plain_loops(placement):
         (f"{name}.sublayers", i) for name, count in (("encoder", 4), ("decoder", 6)) for i in range(-1, count)
     ]
     for row in table:
-        x, real = streams[row["stack"], row["index"]], REAL[row["stack"]]
+        x, real = streams[row["stack"], row["index"]], PADDING_MASKS[row["stack"]]
         cosines, ranks = [], []
         for b in range(len(x)):
             tokens = [x[b, t].double() for t in range(x.shape[1]) if real[b, t]]
@@ -68,15 +68,17 @@ def test_the_rank_of_known_matrices():
 
 def test_padding_and_sequences_of_one_token_do_not_count():
     subject = translating("pre")
-    whole = similarity(subject, real={name: torch.ones_like(mask) for name, mask in REAL.items()})
+    whole = similarity(
+        subject, padding_masks={name: torch.ones_like(mask) for name, mask in PADDING_MASKS.items()}
+    )
     assert whole != similarity(subject)
-    single = {name: torch.zeros_like(mask) for name, mask in REAL.items()}
+    single = {name: torch.zeros_like(mask) for name, mask in PADDING_MASKS.items()}
     for mask in single.values():
         mask[:, 0] = True
-    assert similarity(subject, real=single).column("cosine") == [None] * 12
+    assert similarity(subject, padding_masks=single).column("cosine") == [None] * 12
     for mask in single.values():
         mask[0, 1] = True
-    pair = similarity(subject, real=single).rows[0]
+    pair = similarity(subject, padding_masks=single).rows[0]
     assert 1 < pair["effective_rank"] <= 2
 
 

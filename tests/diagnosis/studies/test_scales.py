@@ -7,9 +7,9 @@ import torch
 from torch import Tensor
 
 from contracts.variants import build, uniform
-from diagnosis.small import BATCH, REAL, theory_setting, translating, untouched
+from diagnosis.small import BATCH, PADDING_MASKS, theory_setting, translating, untouched
 from normlab.diagnosis.reading.subject import Subject
-from normlab.diagnosis.reading.tokens import real_tokens
+from normlab.diagnosis.reading.tokens import find_padding_masks
 from normlab.diagnosis.rules.theory import ffn_gain
 from normlab.diagnosis.studies.scales import scales
 
@@ -39,7 +39,7 @@ def by_hand(subject: Subject) -> dict[tuple[str, int, str], list[Tensor]]:
         if signal == "before":
             seen[stack, i, "total"] = seen[stack, i, "before"] + seen[stack, i, "branch"]
     return {
-        key: [x[b, t] for b in range(x.shape[0]) for t in range(x.shape[1]) if REAL[key[0]][b, t]]
+        key: [x[b, t] for b in range(x.shape[0]) for t in range(x.shape[1]) if PADDING_MASKS[key[0]][b, t]]
         for key, x in seen.items()
     }
 
@@ -123,9 +123,9 @@ def test_scales_leave_no_trace():
 
 @pytest.mark.parametrize("placement", ["post", "pre", "residual", "rezero", "tfixup", "layerscale"])
 def test_padding_is_where_the_loss_has_no_gradient(placement):
-    found = real_tokens(translating(placement))
-    assert found.keys() == REAL.keys()
-    assert all(torch.equal(found[name], REAL[name]) for name in REAL)
+    found = find_padding_masks(translating(placement))
+    assert found.keys() == PADDING_MASKS.keys()
+    assert all(torch.equal(found[name], PADDING_MASKS[name]) for name in PADDING_MASKS)
 
 
 def test_a_mask_of_the_batch_decides_and_needs_no_loss():
@@ -135,21 +135,21 @@ def test_a_mask_of_the_batch_decides_and_needs_no_loss():
     model = tf.BertModel(tf.BertConfig(vocab_size=20, **small))
     mask = torch.tensor([[1, 1, 1, 1, 1, 1], [1, 1, 1, 0, 0, 0], [1, 1, 0, 0, 0, 0], [1, 0, 0, 0, 0, 0]])
     subject = Subject.of(model, {"input_ids": BATCH[0], "attention_mask": mask})
-    (name,) = real_tokens(subject)
-    assert torch.equal(real_tokens(subject)[name], mask.bool())
+    (name,) = find_padding_masks(subject)
+    assert torch.equal(find_padding_masks(subject)[name], mask.bool())
     shorter = Subject(
         model, {**subject.batch, "attention_mask": mask[:, :4]}, subject.loss_of, subject.structure
     )
-    with pytest.raises(ValueError, match=r"does not fit a stream of shape \(4, 6, 16\); pass real="):
-        scales(subject, real=real_tokens(shorter))
+    with pytest.raises(ValueError, match=r"does not fit a stream of shape \(4, 6, 16\); pass padding_masks="):
+        scales(subject, padding_masks=find_padding_masks(shorter))
 
 
 def test_masks_that_are_given_are_taken():
     subject = translating("post")
-    all_real = {name: torch.ones_like(mask) for name, mask in REAL.items()}
-    with_padding = scales(subject, real=all_real)
+    all_tokens = {name: torch.ones_like(mask) for name, mask in PADDING_MASKS.items()}
+    with_padding = scales(subject, padding_masks=all_tokens)
     assert with_padding != scales(subject)
-    assert scales(subject, real=REAL) == scales(subject)
+    assert scales(subject, padding_masks=PADDING_MASKS) == scales(subject)
 
 
 def test_a_frozen_model_and_a_loss_apart_get_a_sentence():
@@ -158,9 +158,9 @@ def test_a_frozen_model_and_a_loss_apart_get_a_sentence():
     with pytest.raises(ValueError, match=r"does not change with any token of encoder\.sublayers"):
         scales(apart)
     subject.model.requires_grad_(requires_grad=False)
-    with pytest.raises(ValueError, match=r"frozen.* unfreeze .* pass real=\{stack: mask\}"):
+    with pytest.raises(ValueError, match=r"frozen.* unfreeze .* pass padding_masks=\{stack: mask\}"):
         scales(subject)
-    frozen = scales(subject, real=REAL)
+    frozen = scales(subject, padding_masks=PADDING_MASKS)
     assert {row["theory"] for row in frozen.where(role="ffn", signal="branch")} == {None}
 
 
@@ -170,5 +170,9 @@ def test_a_branch_that_adds_nothing_has_no_spread():
     with torch.no_grad():
         for p in model.encoder.sublayers[0].f.parameters():
             p.zero_()
-    row = scales(subject, real=REAL).where(stack="encoder.sublayers", index=0, signal="branch").rows[0]
+    row = (
+        scales(subject, padding_masks=PADDING_MASKS)
+        .where(stack="encoder.sublayers", index=0, signal="branch")
+        .rows[0]
+    )
     assert (row["mean_square"], row["spread"]) == (0.0, None)

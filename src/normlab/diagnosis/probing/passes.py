@@ -14,12 +14,12 @@ from normlab.diagnosis.reading.parameters import Owner, owners
 from normlab.diagnosis.reading.structure import Structure
 from normlab.diagnosis.reading.subject import Subject
 from normlab.diagnosis.reading.taps import Tap, capture
-from normlab.diagnosis.reading.tokens import FROZEN, Real, real_tokens
+from normlab.diagnosis.reading.tokens import FROZEN, PaddingMasks, find_padding_masks
 from normlab.errors import UserError
 
 
 @dataclass(frozen=True)
-class Seen:
+class ForwardPass:
     """What a forward pass showed, without dropout."""
 
     tensors: Mapping[Tap, Tensor]
@@ -31,10 +31,10 @@ class Seen:
 
 
 @dataclass(frozen=True)
-class Pass:
+class BackwardPass:
     """What a pass forward and back showed, without dropout."""
 
-    seen: Seen
+    forward: ForwardPass
     slope: Slope
     stream: Mapping[Tap, Tensor]
     """Gradients of the loss in the stream where each stack begins and after each sublayer; none for a tensor
@@ -42,15 +42,15 @@ class Pass:
     """
 
 
-def look(subject: Subject) -> Seen:
+def forward_pass(subject: Subject) -> ForwardPass:
     """A pass forward. Parameters have owners only where gradients are on."""
     model = subject.model
     with capture(model, _taps(subject.structure)) as caught, measuring(model) as widths:
         subject.forward()
-    return _seen(subject, caught, widths)
+    return _forward(subject, caught, widths)
 
 
-def examine(subject: Subject) -> Pass:
+def backward_pass(subject: Subject) -> BackwardPass:
     """A pass forward and one back, to the streams and to every trainable parameter.
 
     Raises UserError where every parameter is frozen.
@@ -60,38 +60,38 @@ def examine(subject: Subject) -> Pass:
         loss = subject.loss()
     if not loss.requires_grad:
         raise UserError(FROZEN)
-    seen = _seen(subject, caught, widths)
+    forward = _forward(subject, caught, widths)
     stacks = subject.structure.stacks
     taps = [t for s in stacks for t in (s.sublayers[0].before, *(v.after for v in s.sublayers))]
     inner = {tap: caught[tap] for tap in dict.fromkeys(taps) if caught[tap].requires_grad}
     found = torch.autograd.grad(loss, [*inner.values(), *weights.values()], materialize_grads=True)
     stream = dict(zip(inner, found, strict=False))
     gradients = dict(zip(weights, found[len(inner) :], strict=True))
-    return Pass(seen, Slope(loss.item(), gradients), stream)
+    return BackwardPass(forward, Slope(loss.item(), gradients), stream)
 
 
-def real_of(subject: Subject, passed: Pass) -> Real:
-    """``real_tokens``, from a pass that was made where it can tell.
+def padding_masks_of(subject: Subject, backward: BackwardPass) -> PaddingMasks:
+    """``find_padding_masks``, from a pass that was made where it can tell.
 
     It can where every parameter has a gradient: a branch that adds nothing, as ReZero's at the start, leaves
     none in the parameters behind it, and hides which tokens they read.
     """
     stacks = subject.structure.stacks
-    begun = {s.name: g for s in stacks if (g := passed.stream.get(s.sublayers[0].before)) is not None}
-    awake = all(bool(g.to_dense().any()) for g in passed.slope.gradients.values())
-    return real_tokens(subject, begun=begun if awake else {})
+    begun = {s.name: g for s in stacks if (g := backward.stream.get(s.sublayers[0].before)) is not None}
+    awake = all(bool(g.to_dense().any()) for g in backward.slope.gradients.values())
+    return find_padding_masks(subject, begun=begun if awake else {})
 
 
-def parts_of(subject: Subject, seen: Seen) -> Mapping[str, tuple[Part, ...]]:
+def parts_of(subject: Subject, forward: ForwardPass) -> Mapping[str, tuple[Part, ...]]:
     """What every parameter does, by path: a packed matrix of queries, keys and values has a part for each."""
     stacks = subject.structure.stacks
-    dims: dict[str | None, int] = {s.name: seen.tensors[s.sublayers[0].before].shape[-1] for s in stacks}
-    return kinds(subject.model, seen.owned, seen.widths, dims)
+    dims: dict[str | None, int] = {s.name: forward.tensors[s.sublayers[0].before].shape[-1] for s in stacks}
+    return kinds(subject.model, forward.owned, forward.widths, dims)
 
 
-def _seen(subject: Subject, caught: Mapping[Tap, Tensor], widths: Mapping[str, Width]) -> Seen:
+def _forward(subject: Subject, caught: Mapping[Tap, Tensor], widths: Mapping[str, Width]) -> ForwardPass:
     owned = owners(subject.model, subject.structure, caught)
-    return Seen({tap: x.detach() for tap, x in caught.items()}, owned, dict(widths))
+    return ForwardPass({tap: x.detach() for tap, x in caught.items()}, owned, dict(widths))
 
 
 def _taps(structure: Structure) -> list[Tap]:

@@ -18,11 +18,13 @@ from normlab.diagnosis.probing.stepping import Slope, Weights, at_weights, gradi
 from normlab.diagnosis.reading.subject import Subject, undisturbed
 from normlab.errors import UserError
 
-Make: TypeAlias = Callable[[list[Parameter]], Optimizer]
+OptimiserFactory: TypeAlias = Callable[[list[Parameter]], Optimizer]
 """Parameters to an optimiser that begins: ``partial(torch.optim.AdamW, lr=5e-4)``."""
 
 
-def updated(subject: Subject, optimiser: Optimizer | Make, slope: Slope | None = None) -> dict[str, Tensor]:
+def updated(
+    subject: Subject, optimiser: Optimizer | OptimiserFactory, slope: Slope | None = None
+) -> dict[str, Tensor]:
     """What the trainable parameters are after one update on the subject's loss, without dropout, by path.
 
     An optimiser amid its training goes on from a copy of its state, without its hooks and without what a

@@ -1,4 +1,4 @@
-"""Which tokens of a stream are real: statistics leave padding out."""
+"""Padding masks: which positions of a stream hold a token, since statistics leave padding out."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ from normlab.diagnosis.reading.subject import Loss, Subject
 from normlab.diagnosis.reading.taps import capture
 from normlab.errors import UserError
 
-Real = Mapping[str, Tensor]
-"""Stack to a mask over its tokens, True where a token is real, in the order of its stream."""
+PaddingMasks = Mapping[str, Tensor]
+"""By stack, a mask over the positions of its stream, True where there is a token."""
 
 FROZEN = (
     "the loss has no gradient in the model: its parameters are frozen, or it runs without gradients; "
@@ -25,17 +25,17 @@ FROZEN = (
 )
 
 
-def real_tokens(subject: Subject, *, begun: Mapping[str, Tensor] | None = None) -> Real:
-    """Stack to a mask `[...]` over the tokens of its stream `[..., D]`.
+def find_padding_masks(subject: Subject, *, begun: Mapping[str, Tensor] | None = None) -> PaddingMasks:
+    """Find the padding mask `[...]` of each stack, whose stream is `[..., D]`.
 
     A mask in the batch decides: the keyword ``attention_mask``, or ``decoder_attention_mask`` for a stack
-    with cross-attention, `[B, T]`, not zero where a token is real. Without one a token is real if the
-    gradient of the loss in it is not zero where the stream begins: what padding holds does not change the
-    loss. So a token that has no label and is read by no other counts as padding. For this pass other values
-    stand in for parameters that are zero, as ReZero's, since no gradient comes through them; no pass is made
-    for a stack whose gradient is ``begun`` with, `[..., D]` by name.
+    with cross-attention, `[B, T]`, not zero where there is a token. Without one, a position holds a token if
+    the gradient of the loss in it is not zero where the stream begins: the content of padding does not change
+    the loss. A token that has no label and that no other token reads therefore counts as padding. During this
+    pass other values replace parameters that are zero, as ReZero's are, since no gradient passes through
+    them. ``begun`` gives gradients `[..., D]`, by stack, that are known already and need no pass.
 
-    Raises UserError where there is no mask and no gradient.
+    Raises UserError where there is neither a mask nor a gradient.
     """
     stacks = subject.structure.stacks
     given = {stack.name: mask for stack in stacks if (mask := _given(subject.batch, stack)) is not None}
@@ -53,25 +53,25 @@ def _given(batch: Any, stack: StackView) -> Tensor | None:
 
 
 def _reached(subject: Subject, stacks: list[StackView]) -> dict[str, Tensor]:
-    """The gradient of the loss where each stack begins."""
+    """Return the gradient of the loss where each stack begins, by its name."""
     taps = {stack.name: [*(v.before for v in stack.sublayers), stack.sublayers[-1].after] for stack in stacks}
     with capture(subject.model, [tap for some in taps.values() for tap in some]) as seen:
         loss = replace(subject, loss_of=_awake(subject.loss_of)).loss()
     begun = {n: [seen[t] for t in some if seen[t].requires_grad][:1] for n, some in taps.items()}
     if not loss.requires_grad or not all(begun.values()):
-        raise UserError(f"{FROZEN}, or pass real={{stack: mask}} to say which tokens are not padding")
+        raise UserError(f"{FROZEN}, or pass padding_masks={{stack: mask}}, True where there is a token")
     gradients = torch.autograd.grad(loss, [x for (x,) in begun.values()], materialize_grads=True)
     return dict(zip(begun, gradients, strict=True))
 
 
 def _nonzero(name: str, gradient: Tensor) -> Tensor:
-    real = (gradient != 0).any(-1)
-    if not real.any():
+    mask = (gradient != 0).any(-1)
+    if not mask.any():
         raise UserError(
-            f"the loss does not change with any token of {name}, so padding cannot be told; "
-            "pass real={stack: mask}, or a loss that uses what the model puts out"
+            f"the loss does not change with any token of {name}, so that padding cannot be recognised; pass "
+            "padding_masks={stack: mask}, or a loss that uses the model's output"
         )
-    return real
+    return mask
 
 
 def _awake(loss_of: Loss) -> Loss:
@@ -82,15 +82,15 @@ def _awake(loss_of: Loss) -> Loss:
     return loss
 
 
-def rows(x: Tensor, real: Tensor) -> Tensor:
-    """The real tokens `[N, D]` of a tensor `[..., D]`, without its graph, in float32 or wider.
+def rows(x: Tensor, mask: Tensor) -> Tensor:
+    """Return the tokens `[N, D]` of a tensor `[..., D]` without padding and graph, in float32 or wider.
 
     Raises UserError for a mask over another number of tokens.
     """
     flat = x.detach().reshape(-1, x.shape[-1])
-    if len(flat) != real.numel():
+    if len(flat) != mask.numel():
         raise UserError(
-            f"a mask of shape {tuple(real.shape)} does not fit a stream of shape {tuple(x.shape)}; pass "
-            "real={stack: mask} with a mask over all but the last dimension"
+            f"a mask of shape {tuple(mask.shape)} does not fit a stream of shape {tuple(x.shape)}; pass "
+            "padding_masks={stack: mask} with a mask over all but the last dimension"
         )
-    return flat[real.reshape(-1)].to(torch.promote_types(x.dtype, torch.float32))
+    return flat[mask.reshape(-1)].to(torch.promote_types(x.dtype, torch.float32))

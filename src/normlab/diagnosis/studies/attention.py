@@ -15,34 +15,45 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from normlab.diagnosis.reading.structure import StackView
 from normlab.diagnosis.reading.subject import Subject
 from normlab.diagnosis.reading.taps import Side, Tap, at, evaluating, watching
-from normlab.diagnosis.reading.tokens import Real, real_tokens
+from normlab.diagnosis.reading.tokens import PaddingMasks, find_padding_masks
+from normlab.diagnosis.rules.finding import Finding, Tables, mean, number, numbers, said
+from normlab.diagnosis.study import Study, register
 from normlab.diagnosis.table import Row, Table
 from normlab.errors import UserError
+from normlab.spec.chart import ByDepth
+
+SATURATED: Final = 100.0
+"""A logit this far above the others leaves a softmax without gradient: e^-88 is float32's last normal number.
+"""
+COLLAPSED_NATS: Final = 0.1
+"""Entropy of attention below which one key has more than 97 % of the weight."""
+UNIFORM: Final = 0.99
+"""Share of the entropy of uniform attention beyond which no key is told from another."""
 
 SOFTMAXES: Final = frozenset({torch.ops.aten._softmax, torch.ops.aten._safe_softmax})
 """What every attention comes down to that is not one kernel: written out, scaled dot product, multi-head."""
 
 
-def attention(subject: Subject, *, real: Real | None = None) -> Table:
+def attention(subject: Subject, *, padding_masks: PaddingMasks | None = None) -> Table:
     r""":math:`-\sum_j p_{ij} \ln p_{ij}` in nats, the mean over queries i, and :math:`\max_{ij} z_{ij}`, with
     the attention weights :math:`p_i = \mathrm{softmax}(z_i)`, for each head.
 
     z is what goes into the softmax: scaled, with all biases, and only where it is not masked. ``uniform`` is
     the mean of :math:`\ln` of the number of keys that a query may look at, the largest entropy there can be.
-    Queries of padding are left out; ``real`` is found by ``real_tokens`` if not given. All softmaxes over
-    scores `[..., T, S]` are seen that run while a sublayer other than a feed-forward one is at work, whoever
-    wrote the attention, with fused kernels replaced for this pass by plain code.
+    Queries of padding are left out; ``padding_masks`` is found by ``find_padding_masks`` if not given. All
+    softmaxes over scores `[..., T, S]` are seen that run while a sublayer other than a feed-forward one is at
+    work, whoever wrote the attention, with fused kernels replaced for this pass by plain code.
 
     Zhai et al. 2023, Section 3 (arXiv 2303.06296) for the entropy; Dehghani et al. 2023, Section 2 (arXiv
     2302.05442) for the logits. Raises UserError where no softmax is seen.
     """
-    real = real or real_tokens(subject)
-    moments = _Moments(subject)
+    masks = padding_masks or find_padding_masks(subject)
+    moments = _SoftmaxRecorder(subject)
     with evaluating(subject.model), _plain_attention(), watching(moments.watched, moments.see), moments:
         subject.forward()
     turned = is_sequence_first(subject.model)
     stacks = subject.structure.stacks
-    rows = [row for s in stacks for row in _rows(s, moments, real[s.name], sequence_first=turned)]
+    rows = [row for s in stacks for row in _rows(s, moments, masks[s.name], sequence_first=turned)]
     if not rows:
         raise UserError(
             f"no softmax over attention scores ran in {type(subject.model).__name__}: its attention is a "
@@ -51,7 +62,7 @@ def attention(subject: Subject, *, real: Real | None = None) -> Table:
     return Table("attention", tuple(rows))
 
 
-class _Seen(NamedTuple):
+class _Softmax(NamedTuple):
     """One softmax over `[N, T, S]`: when it ran, and what it did to each query."""
 
     moment: int
@@ -63,7 +74,7 @@ class _Seen(NamedTuple):
     """`[N, T]`; minus infinity for a query that may look nowhere."""
 
 
-class _Moments(TorchDispatchMode):
+class _SoftmaxRecorder(TorchDispatchMode):
     """Counts the moments at which a forward pass shows a stream, and notes the softmaxes between them."""
 
     def __init__(self, subject: Subject) -> None:
@@ -72,7 +83,7 @@ class _Moments(TorchDispatchMode):
         self._taps = {tap for view in views for tap in (view.before, view.total)}
         modules = dict(subject.model.named_modules())
         self.watched = {tap.module: modules[tap.module] for tap in self._taps}
-        self.softmaxes: list[_Seen] = []
+        self.softmaxes: list[_Softmax] = []
         self.moments: dict[tuple[str, Side, int], int] = {}
         self.shapes: dict[Tap, torch.Size] = {}
         self._calls: Counter[tuple[str, Side]] = Counter()
@@ -98,13 +109,13 @@ class _Moments(TorchDispatchMode):
         return output
 
 
-def _summary(moment: int, scores: Tensor, weights: Tensor) -> _Seen:
+def _summary(moment: int, scores: Tensor, weights: Tensor) -> _Softmax:
     """Masks are minus infinity, or about the least number of the scores' type."""
     wide = torch.promote_types(weights.dtype, torch.float32)
     allowed = scores > torch.finfo(scores.dtype).min / 2
     entropy = torch.special.entr(weights.to(wide)).sum(-1)
     parts = entropy, scores.amax(-1).to(wide), allowed.sum(-1).to(wide).log()
-    return _Seen(moment, *(part.flatten(0, -2) for part in parts))
+    return _Softmax(moment, *(part.flatten(0, -2) for part in parts))
 
 
 @contextmanager
@@ -119,9 +130,11 @@ def _plain_attention() -> Iterator[None]:
         torch.backends.mha.set_fastpath_enabled(fast)
 
 
-def _rows(stack: StackView, moments: _Moments, real: Tensor, *, sequence_first: bool) -> Iterator[Row]:
+def _rows(
+    stack: StackView, moments: _SoftmaxRecorder, mask: Tensor, *, sequence_first: bool
+) -> Iterator[Row]:
     """Of sublayers side by side, those that attend: a softmax belongs to the first whose time it ran in."""
-    real = real.T if sequence_first and real.ndim == 2 else real
+    mask = mask.T if sequence_first and mask.ndim == 2 else mask
     taken: set[int] = set()
     for view in stack.sublayers:
         if view.role == "ffn":
@@ -130,12 +143,12 @@ def _rows(stack: StackView, moments: _Moments, real: Tensor, *, sequence_first: 
         inside = [i for i, s in enumerate(moments.softmaxes) if start <= s.moment < end and i not in taken]
         taken.update(inside)
         tokens = moments.shapes[view.before][:-1].numel()
-        found = [heads for i in inside if (heads := _by_head(moments.softmaxes[i], tokens, real))]
+        found = [heads for i in inside if (heads := _by_head(moments.softmaxes[i], tokens, mask))]
         for head, those in enumerate(zip(*found, strict=True) if found else ()):
             yield {"stack": stack.name, "index": view.index, "head": head, **_joined(those)}
 
 
-def _by_head(seen: _Seen, tokens: int, real: Tensor) -> list[_Seen]:
+def _by_head(seen: _Softmax, tokens: int, mask: Tensor) -> list[_Softmax]:
     """A softmax over `[B x H, T, S]` cut into heads, each with its real queries alone `[Q]`; nothing for one
     that is not over heads and tokens.
     """
@@ -143,13 +156,13 @@ def _by_head(seen: _Seen, tokens: int, real: Tensor) -> list[_Seen]:
     heads, odd = divmod(n * t, tokens)
     if odd or not heads or n % heads:
         return []
-    kept = real.reshape(n // heads, t).to(seen.entropy.device)
+    kept = mask.reshape(n // heads, t).to(seen.entropy.device)
     split = [part.unflatten(0, (-1, heads)).unbind(1) for part in seen[1:]]
     masks = [kept & uniform.isfinite() for uniform in split[-1]]
-    return [_Seen(seen.moment, *(part[h][mask] for part in split)) for h, mask in enumerate(masks)]
+    return [_Softmax(seen.moment, *(part[h][mask] for part in split)) for h, mask in enumerate(masks)]
 
 
-def _joined(those: Sequence[_Seen]) -> Row:
+def _joined(those: Sequence[_Softmax]) -> Row:
     """A head's statistics over all its queries, None where all are padding or masked."""
     entropy, largest, uniform = (torch.cat(parts) for parts in list(zip(*those, strict=True))[1:])
     if not len(entropy):
@@ -164,3 +177,72 @@ def _joined(those: Sequence[_Seen]) -> Row:
 def is_sequence_first(model: nn.Module) -> bool:
     """Whether streams are `[T, B, D]`, as torch's layers have them unless told ``batch_first``."""
     return any(getattr(module, "batch_first", True) is False for module in model.modules())
+
+
+def entropy_of_heads(tables: Tables) -> Iterator[Finding]:
+    """Count heads that attend to one key only or to all alike, and report logits that saturate softmax."""
+    for stack, table in tables.stacks("attention"):
+        entropies = numbers(table, "entropy")
+        if not entropies:
+            continue
+        sharp = sum(map(_collapsed, table))
+        flat = sum(share > UNIFORM for share in _of_uniform(table))
+        sentence = (
+            f"the attention entropy in {stack} is {min(entropies):.2f} to {max(entropies):.2f} nats, "
+            f"{mean(entropies):.2f} on average over {len(entropies)} heads"
+        )
+        if sharp:
+            sentence += f"; {sharp} of them attend to one key only"
+        if flat:
+            sentence += f"; {flat} of them attend almost uniformly"
+        yield Finding(
+            "attention",
+            "warning" if sharp else "note",
+            sentence,
+            "attention",
+            {"lowest": min(entropies), "highest": max(entropies), "collapsed": sharp, "uniform": flat},
+            "Zhai et al. 2023, Section 3 (arXiv 2303.06296)",
+        )
+        highest = max(numbers(table, "max_logit"), default=0.0)
+        if highest > SATURATED:
+            yield Finding(
+                "attention_logits",
+                "warning",
+                f"attention logits in {stack} reach {said(highest)}: the softmax is saturated and passes no "
+                "gradient; query-key normalisation bounds them",
+                "attention",
+                {"max_logit": highest},
+                "Dehghani et al. 2023, Section 2 (arXiv 2302.05442)",
+            )
+
+
+def _collapsed(row: Row) -> bool:
+    """Whether a head that may attend to several keys attends to one."""
+    entropy, uniform = number(row["entropy"]), number(row.get("uniform"))
+    choice = uniform is None or uniform > COLLAPSED_NATS
+    return choice and entropy is not None and entropy < COLLAPSED_NATS
+
+
+def _of_uniform(table: Table) -> Iterator[float]:
+    """Yield the entropy of each head as a share of that of uniform attention, where the table has it."""
+    for row in table:
+        entropy, uniform = number(row["entropy"]), number(row.get("uniform"))
+        if entropy is not None and uniform:
+            yield entropy / uniform
+
+
+register(
+    Study(
+        "attention",
+        lambda context: [attention(context.subject, padding_masks=context.padding_masks)],
+        "cheap",
+        rules=(entropy_of_heads,),
+        title="Attention",
+        intro="Entropy of the attention of each head, in nats; zero means a single key. Dashed: uniform "
+        "attention.",
+        charts=(
+            ByDepth("attention", "Attention entropy", "entropy", "nats", theory="uniform", by_role=True),
+        ),
+        order=80,
+    )
+)

@@ -12,20 +12,31 @@ from torch import Tensor, nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.optim import Optimizer
 
-from normlab.diagnosis.probing.step import Make, slope_of, updated
+from normlab.diagnosis.probing.cropping import cropped
+from normlab.diagnosis.probing.step import OptimiserFactory, slope_of, updated
 from normlab.diagnosis.probing.stepping import Slope, Weights, at_weights, trainable
 from normlab.diagnosis.reading.subject import Subject
 from normlab.diagnosis.reading.tokens import FROZEN
-from normlab.diagnosis.studies.cropping import cropped
+from normlab.diagnosis.rules.finding import Finding, Tables, number, said
+from normlab.diagnosis.study import SMALL_BATCH, Study, StudyContext, register
 from normlab.diagnosis.table import Row, Table
 from normlab.errors import UserError
+
+CLOSE: Final = 0.2
+"""In a diagnosis the critical learning rate is known within this relative error."""
+FAR_ABOVE: Final = 10.0
+"""Times the critical learning rate: one step overshoots so far that a few steps of warm-up do not help."""
 
 DOUBLINGS: Final = 40
 """Of a learning rate before it is called boundless."""
 
 
 def critical_lr(
-    subject: Subject, optimiser: Optimizer | Make, *, tolerance: float = 0.1, slope: Slope | None = None
+    subject: Subject,
+    optimiser: Optimizer | OptimiserFactory,
+    *,
+    tolerance: float = 0.1,
+    slope: Slope | None = None,
 ) -> Table:
     r""":math:`\min \{\eta : L(w + u(\eta)) > L(w)\}`, u being the optimiser's step at the learning rate
     :math:`\eta`.
@@ -56,7 +67,7 @@ def critical_lr(
     return Table("curvature", (_row("critical_lr", rate * high if low and high else None, detail),))
 
 
-def _rate(subject: Subject, optimiser: Optimizer | Make) -> float:
+def _rate(subject: Subject, optimiser: Optimizer | OptimiserFactory) -> float:
     trained = list(trainable(subject.model).values())
     made = optimiser if isinstance(optimiser, Optimizer) else optimiser(trained)
     rate = max(float(group.get("lr", 0.0)) for group in made.param_groups)
@@ -73,7 +84,9 @@ class _Trials:
     rounding error, in which smaller changes are lost.
     """
 
-    def __init__(self, subject: Subject, optimiser: Optimizer | Make, slope: Slope | None) -> None:
+    def __init__(
+        self, subject: Subject, optimiser: Optimizer | OptimiserFactory, slope: Slope | None
+    ) -> None:
         self._subject, self._optimiser = subject, optimiser
         with torch.no_grad():  # as for the steps: where there is a graph attention may round otherwise
             loss = subject.loss()
@@ -121,7 +134,7 @@ def _search(change: Callable[[float], float], tolerance: float) -> tuple[float |
 
 
 @contextmanager
-def _scaled(optimiser: Optimizer | Make, factor: float) -> Iterator[Optimizer | Make]:
+def _scaled(optimiser: Optimizer | OptimiserFactory, factor: float) -> Iterator[Optimizer | OptimiserFactory]:
     """The optimiser with every learning rate multiplied; one amid its training only within this block."""
     if not isinstance(optimiser, Optimizer):
 
@@ -156,7 +169,7 @@ def _bracket(change: Callable[[float], float]) -> tuple[float | None, float | No
 
 def curvature(
     subject: Subject,
-    optimiser: Optimizer | Make,
+    optimiser: Optimizer | OptimiserFactory,
     *,
     tokens: int = 256,
     products: int = 50,
@@ -322,3 +335,49 @@ def _best(basis: list[Tensor], images: list[Tensor]) -> tuple[list[Tensor], list
 
 def _combined(weights: Tensor, vectors: list[Tensor]) -> Tensor:
     return sum((w * v for w, v in zip(weights[1:], vectors[1:], strict=True)), weights[0] * vectors[0])
+
+
+def critical_rate(tables: Tables) -> Iterator[Finding]:
+    """Compare the learning rate with the smallest one at which a step raises the loss."""
+    rows = tables.table("curvature").where(quantity="critical_lr").rows
+    critical = number(rows[0]["value"]) if rows else None
+    if not critical or tables.lr is None:
+        return
+    ratio = tables.lr / critical
+    above = ratio > 1
+    yield Finding(
+        "learning_rate",
+        ("problem" if ratio > FAR_ABOVE else "warning") if above else "note",
+        f"the learning rate {said(tables.lr)} is {said(ratio if above else 1 / ratio)} times "
+        f"{'above' if above else 'below'} {said(critical)}, the rate from which a single step from here "
+        "raises the loss of its own mini-batch, or of a few hundred tokens where there is none"
+        + ("; begin with a warm-up from below it, or lower the rate" if above else ""),
+        "curvature",
+        {"lr": tables.lr, "critical_lr": critical, "ratio": ratio},
+    )
+
+
+def _measure_critical_lr(context: StudyContext) -> Iterator[Table]:
+    slope = context.small_backward.slope
+    yield critical_lr(context.small, context.optimiser, tolerance=CLOSE, slope=slope)
+
+
+register(
+    Study(
+        "critical_lr",
+        _measure_critical_lr,
+        "standard",
+        rules=(critical_rate,),
+        batch=SMALL_BATCH,
+        order=5,
+    )
+)
+register(
+    Study(
+        "curvature",
+        lambda context: [curvature(context.small, context.optimiser)],
+        "full",
+        batch=SMALL_BATCH,
+        order=70,
+    )
+)

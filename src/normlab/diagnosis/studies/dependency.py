@@ -4,18 +4,29 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from itertools import groupby
+from typing import Final
 
 import torch
 from torch import Tensor, nn
 from torch.func import functional_call
 
-from normlab.diagnosis.probing.passes import Seen, look
+from normlab.diagnosis.probing.passes import ForwardPass, forward_pass
 from normlab.diagnosis.reading.structure import StackView, SublayerView
 from normlab.diagnosis.reading.subject import Subject
 from normlab.diagnosis.reading.taps import Tap
-from normlab.diagnosis.reading.tokens import Real, real_tokens, rows
-from normlab.diagnosis.table import Row, Table
+from normlab.diagnosis.reading.tokens import PaddingMasks, find_padding_masks, rows
+from normlab.diagnosis.rules.finding import LIU, Finding, Tables, mean, numbers, percent, said
+from normlab.diagnosis.study import SMALL_BATCH, Study, StudyContext, register
+from normlab.diagnosis.table import Row, Table, Value
 from normlab.errors import UserError
+from normlab.spec.chart import HeatMap
+
+ASKED: Final = 32
+"""Tokens in a diagnosis; every branch is followed through every later norm."""
+LEANING: Final = 1.5
+"""Times the harmonic number: dependencies then fall more slowly than 1/i, that of a sum of equal branches."""
+SHALLOW: Final = 12
+"""Sublayers of a 6-layer encoder, which every placement trains with warm-up: up to here it is a note."""
 
 MAX_TOKENS = 256
 INPUT = -1
@@ -23,7 +34,11 @@ INPUT = -1
 
 
 def dependency(
-    subject: Subject, *, tokens: int = 64, real: Real | None = None, seen: Seen | None = None
+    subject: Subject,
+    *,
+    tokens: int = 64,
+    padding_masks: PaddingMasks | None = None,
+    forward: ForwardPass | None = None,
 ) -> Table:
     r""":math:`\beta_{ij}^2 = \mathbb{E}_t[\mathrm{Var}[D_{ij}] / \mathrm{Var}[x_i]]` with the stream after
     sublayer i, :math:`x_i = \sum_{j \le i} D_{ij} + r_i`, split into what the input (j = -1) and every branch
@@ -34,7 +49,7 @@ def dependency(
     channels, the mean over ``tokens`` real ones, evenly spaced in the batch. :math:`r_i` holds what no branch
     brings, as the norms' own biases. The parts' shares add up to 1 where they are uncorrelated; what is
     missing from 1, or beyond it, is their cross terms and r. Branches that run side by side enter the stream
-    together. ``seen`` is found by ``look`` if not given. Columns: stack, of (i), on (j), beta_sq.
+    together. ``forward`` is found by ``forward_pass`` if not given. Columns: stack, of (i), on (j), beta_sq.
 
     Liu et al. 2020, Section 4.1 and Figures 7 and 8 (arXiv 2004.08249). Raises UserError for more than 256
     tokens, and for a stack whose sums are not seen.
@@ -43,22 +58,22 @@ def dependency(
         raise UserError(
             f"{tokens} tokens; dependency takes 1 to {MAX_TOKENS}, which it spreads over the batch"
         )
-    real = real or real_tokens(subject)
+    masks = padding_masks or find_padding_masks(subject)
     modules = dict(subject.model.named_modules())
     found: list[Row] = []
     with torch.no_grad():
-        tensors = (seen or look(subject)).tensors
+        tensors = (forward or forward_pass(subject)).tensors
         for stack in subject.structure.stacks:
-            found.extend(_follow(stack, _Sample(stack, tensors, real[stack.name], tokens), modules))
+            found.extend(_follow(stack, _Sample(stack, tensors, masks[stack.name], tokens), modules))
     return Table("dependency", tuple(found))
 
 
-def dependency_own(subject: Subject, dependencies: Table) -> Table:
-    r""":math:`\beta_{ii}^2` and :math:`\sum_j \beta_{ij}^2` of each sublayer in a table of ``dependency``,
-    of some stacks or of all.
+def residual_dependency(subject: Subject, dependencies: Table) -> Table:
+    r""":math:`\beta_{ii}^2` and :math:`\sum_j \beta_{ij}^2` of each sublayer in a table of ``dependency``, of
+    some stacks or of all.
 
-    Columns: stack, index, role, own, total. The first is 1/i in a Pre-LN whose branches all have the same
-    variance, and constant in a Post-LN; its sum over i is to what Theorem 2 holds the output change
+    Columns: stack, index, role, beta_sq, total. The first share is 1/i in a Pre-LN whose branches all have
+    the same variance, and constant in a Post-LN; its sum over i is to what Theorem 2 holds the output change
     proportional. Liu et al. 2020, Section 4.2 (arXiv 2004.08249).
     """
     total: dict[tuple[object, object], float] = {}
@@ -70,13 +85,13 @@ def dependency_own(subject: Subject, dependencies: Table) -> Table:
             own[where] = share
     known = set(dependencies.column("stack"))
     return Table(
-        "dependency_own",
+        "residual_dependency",
         tuple(
             {
                 "stack": stack.name,
                 "index": view.index,
                 "role": view.role,
-                "own": own[stack.name, view.index],
+                "beta_sq": own[stack.name, view.index],
                 "total": total[stack.name, view.index],
             }
             for stack in subject.structure.stacks
@@ -171,12 +186,12 @@ def _taps(view: SublayerView) -> tuple[Tap, ...]:
 class _Sample:
     """The same tokens `[T, D]` of every tensor of a stack, in float32 at least."""
 
-    def __init__(self, stack: StackView, seen: Mapping[Tap, Tensor], real: Tensor, tokens: int) -> None:
+    def __init__(self, stack: StackView, seen: Mapping[Tap, Tensor], mask: Tensor, tokens: int) -> None:
         self.stack, self.rows = stack, dict[Tap, Tensor]()
         native = seen[stack.sublayers[0].before]
         self._tolerance = 1e-3 + 16 * torch.finfo(native.dtype).eps
         for tap in dict.fromkeys(tap for view in stack.sublayers for tap in _taps(view)):
-            all_of_them = rows(seen[tap], real)
+            all_of_them = rows(seen[tap], mask)
             spaced = torch.linspace(0, len(all_of_them) - 1, min(tokens, len(all_of_them)))
             self.rows[tap] = all_of_them[spaced.long().to(all_of_them.device)]
 
@@ -237,3 +252,71 @@ def _add(parts: _Parts, group: Sequence[SublayerView], seen: Mapping[Tap, Tensor
             continue
         state = older.of(seen[tap])
         parts.add_state(seen[tap][None] if state is None else state)
+
+
+def dependency_on_branches(tables: Tables) -> Iterator[Finding]:
+    """Compare how strongly each sublayer's output depends on its residual branch with 1/i."""
+    for stack, table in tables.stacks("residual_dependency"):
+        shares = numbers(table, "beta_sq")
+        if len(shares) < 2:
+            continue
+        amplification, expected = sum(shares), harmonic(len(shares))
+        strong = amplification > LEANING * expected
+        late = mean(shares[len(shares) // 2 :])
+        yield Finding(
+            "residual_dependency",
+            "warning" if strong and len(shares) > SHALLOW else "note",
+            f"the residual branch contributes {percent(mean(shares))} of the variance of a sublayer's output "
+            f"in {stack}, {percent(late)} in the upper half; over {len(shares)} sublayers the dependency "
+            f"adds up to {said(amplification)}, where 1/i gives {said(expected)}"
+            + ("; in theory a change of weights is then amplified like N, not log N" if strong else ""),
+            "residual_dependency",
+            {"mean_beta_sq": mean(shares), "sum_beta_sq": amplification, "sum_1_over_i": expected},
+            LIU.format("Section 4.1 and Theorem 2"),
+        )
+
+
+def harmonic(n: int) -> float:
+    """Return the sum of 1/i for i from 1 to n."""
+    return sum(1 / i for i in range(1, n + 1))
+
+
+def depends_strongly(tables: Tables, stack: Value) -> bool:
+    """Whether the sublayers of a stack depend on their residual branches, or that was not measured."""
+    shares = numbers(tables.table("residual_dependency").where(stack=stack), "beta_sq")
+    return not shares or sum(shares) > LEANING * harmonic(len(shares))
+
+
+def _measure(context: StudyContext) -> Iterator[Table]:
+    forward, masks = context.small_backward.forward, context.small_padding_masks
+    table = dependency(context.small, tokens=ASKED, padding_masks=masks, forward=forward)
+    yield table
+    yield residual_dependency(context.small, table)
+
+
+register(
+    Study(
+        "dependency",
+        _measure,
+        "standard",
+        rules=(dependency_on_branches,),
+        title="Dependency",
+        intro="How much of the variance of each sublayer's output comes from which branch (Liu et al. 2020, "
+        "Section 4.1, Figures 7 and 8). A dark diagonal means that sublayers depend on their own residual "
+        "branches, even rows that they depend on all branches before.",
+        charts=(
+            HeatMap(
+                "dependency",
+                "Dependency on branches",
+                "on",
+                "of",
+                "beta_sq",
+                "branch (left column: the input)",
+                "output of sublayer",
+                caption="Light: no dependency. Dark: all of the variance.",
+            ),
+        ),
+        batch=SMALL_BATCH,
+        order=40,
+    )
+)

@@ -2,44 +2,61 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import fields, is_dataclass, replace
-from itertools import pairwise
-from typing import Any
+from collections import defaultdict
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from math import log
+from typing import Any, Final
 
 import torch
 from torch import Tensor
 
-from normlab.diagnosis.probing.passes import Pass, examine, parts_of
+from normlab.diagnosis.probing.cropping import split
+from normlab.diagnosis.probing.passes import BackwardPass, backward_pass, parts_of
 from normlab.diagnosis.probing.stepping import gradients_of, trainable
 from normlab.diagnosis.reading.kinds import Part
 from normlab.diagnosis.reading.structure import SublayerView
 from normlab.diagnosis.reading.subject import Subject
-from normlab.diagnosis.reading.taps import capture, leaves
-from normlab.diagnosis.reading.tokens import FROZEN, Real, real_tokens, rows
+from normlab.diagnosis.reading.taps import capture
+from normlab.diagnosis.reading.tokens import FROZEN, PaddingMasks, find_padding_masks, rows
+from normlab.diagnosis.rules.finding import LIU, XIONG, Finding, Tables, extremes, mean, number, place, said
+from normlab.diagnosis.study import MINI_BATCHES, Study, StudyContext, register
 from normlab.diagnosis.table import Row, Table
 from normlab.errors import UserError
+from normlab.spec.chart import ByDepth
+
+VANISHED: Final = 0.01
+"""Share of the largest gradient in a stack: two orders of magnitude are more than the second moments of an
+adaptive optimiser even out in its first steps.
+"""
+SLOPED: Final = 10.0
+"""Ratio between the gradients of the last and the first layer: under plain gradient descent, a learning rate
+for the one is an order of magnitude off for the other.
+"""
 
 PARTS = 4
 """Mini-batches into which a single batch is split."""
 
 
-def sublayer_gradients(subject: Subject, *, real: Real | None = None, passed: Pass | None = None) -> Table:
+def sublayer_gradients(
+    subject: Subject, *, padding_masks: PaddingMasks | None = None, backward: BackwardPass | None = None
+) -> Table:
     r""":math:`\|\Delta x_i\| / \max_j \|\Delta x_j\|` with :math:`\Delta x_i = \partial L/\partial x_i`, the
     gradient of the loss in the output of sublayer i.
 
     The largest is that of the whole model. ``variance`` is :math:`\mathrm{Var}[\Delta x_i]` over the elements
-    of real tokens, found by ``real_tokens`` if ``real`` is not given; ``passed`` is found by ``examine``. An
-    output before which all is frozen has neither. Raises UserError where every parameter is frozen.
+    of real tokens, found by ``find_padding_masks`` if ``padding_masks`` is not given; ``backward`` is found
+    by ``backward_pass``. An output before which all is frozen has neither. Raises UserError where every
+    parameter is frozen.
 
     Liu et al. 2020, Figure 3, Theorem 1 and Remark 1 (arXiv 2004.08249).
     """
-    real = real or real_tokens(subject)
+    masks = padding_masks or find_padding_masks(subject)
     views = _views(subject)
-    gradients = (passed or examine(subject)).stream
+    gradients = (backward or backward_pass(subject)).stream
     if not gradients:
         raise UserError(FROZEN)
-    kept = [rows(gradients[v.after], real[stack]) if v.after in gradients else None for stack, v in views]
+    kept = [rows(gradients[v.after], masks[stack]) if v.after in gradients else None for stack, v in views]
     lengths = [None if g is None else g.norm().item() for g in kept]
     largest = max((x for x in lengths if x is not None), default=0.0) or 1.0
     return Table(
@@ -56,7 +73,9 @@ def sublayer_gradients(subject: Subject, *, real: Real | None = None, passed: Pa
     )
 
 
-def parameter_gradients(subject: Subject, *, batches: Sequence[Any] = (), first: Pass | None = None) -> Table:
+def parameter_gradients(
+    subject: Subject, *, batches: Sequence[Any] = (), first: BackwardPass | None = None
+) -> Table:
     r""":math:`\|\frac{1}{B} \sum_b g_b\|` (``mean_grad_l2``) and :math:`\frac{1}{B} \sum_b \|g_b\|`
     (``grad_l2``) of the gradients of B mini-batches, for every parameter that is trained, by ``kind`` of
     matrix: query, key, value, output, ffn_in, ffn_out, norm, embedding, other. A packed matrix of queries,
@@ -70,8 +89,8 @@ def parameter_gradients(subject: Subject, *, batches: Sequence[Any] = (), first:
     Xiong et al. 2020, Figure 3 and Section 3.4 (arXiv 2002.04745).
     """
     mini = list(batches) or split(subject.batch, PARTS)
-    first = first or examine(replace(subject, batch=mini[0]))
-    parts = parts_of(subject, first.seen)
+    first = first or backward_pass(replace(subject, batch=mini[0]))
+    parts = parts_of(subject, first.forward)
     sums = {path: g.clone() for path, g in first.slope.gradients.items()}
     lengths = {path: _lengths(g, parts[path]) for path, g in sums.items()}
     for batch in mini[1:]:
@@ -85,7 +104,7 @@ def parameter_gradients(subject: Subject, *, batches: Sequence[Any] = (), first:
         for part, mean_grad_l2, grad_l2 in zip(parts[path], together, apart, strict=True):
             found.append(
                 {
-                    **first.seen.owned[path]._asdict(),
+                    **first.forward.owned[path]._asdict(),
                     "kind": part.kind,
                     "parameter": path,
                     "shape": "x".join(map(str, part.of(p).shape)),
@@ -101,7 +120,7 @@ def _lengths(gradient: Tensor, parts: Sequence[Part]) -> Tensor:
     return torch.stack([part.of(gradient.to_dense()).norm() for part in parts])
 
 
-def branch_jacobians(subject: Subject, *, real: Real | None = None, seed: int = 0) -> Table:
+def branch_jacobians(subject: Subject, *, padding_masks: PaddingMasks | None = None, seed: int = 0) -> Table:
     r""":math:`\mathrm{Var}[\partial a/\partial x] = \|\partial a/\partial x\|_F^2 / n` of a branch a(x) of n
     elements (``jacobian_variance``) beside :math:`\sigma_b^2 = \mathrm{Var}[x + a]` (``total_variance``).
 
@@ -112,7 +131,7 @@ def branch_jacobians(subject: Subject, *, real: Real | None = None, seed: int = 
 
     Liu et al. 2020, Appendix A.3 (arXiv 2004.08249).
     """
-    real = real or real_tokens(subject)
+    masks = padding_masks or find_padding_masks(subject)
     views = _views(subject)
     with capture(subject.model, [tap for _, v in views for tap in (v.before, v.branch, v.total)]) as seen:
         subject.forward()
@@ -123,39 +142,12 @@ def branch_jacobians(subject: Subject, *, real: Real | None = None, seed: int = 
         if before.requires_grad and branch.requires_grad:
             generator = torch.Generator().manual_seed(seed * len(views) + i)
             drawn = torch.randn(branch.shape, generator=generator).to(branch)
-            drawn = drawn * real[stack].to(drawn).reshape(*branch.shape[:-1], 1)
+            drawn = drawn * masks[stack].to(drawn).reshape(*branch.shape[:-1], 1)
             (back,) = torch.autograd.grad(branch, before, drawn, retain_graph=True, materialize_grads=True)
             gain = (back.norm() / drawn.norm()).square().item()
-        variance = rows(seen[view.total], real[stack]).var(correction=0).item()
+        variance = rows(seen[view.total], masks[stack]).var(correction=0).item()
         found.append({**_place(stack, view), "jacobian_variance": gain, "total_variance": variance})
     return Table("branch_jacobians", tuple(found))
-
-
-def split(batch: Any, parts: int) -> list[Any]:
-    """The batch as mini-batches of consecutive rows, at most ``parts``: every tensor in it whose first
-    dimension is that of the first one is split, anything else goes to all of them.
-
-    Raises UserError for a batch without a tensor.
-    """
-    count = next((len(x) for _, x in leaves(batch) if x.ndim), 0)
-    if not count:
-        raise UserError(f"a batch of type {type(batch).__name__} has no rows to split; pass batches=[…]")
-    bounds = [round(i * count / min(parts, count)) for i in range(min(parts, count) + 1)]
-    return [_cut(batch, count, slice(a, b)) for a, b in pairwise(bounds)]
-
-
-def _cut(value: Any, count: int, part: slice) -> Any:
-    if isinstance(value, Tensor):
-        return value[part] if value.ndim and len(value) == count else value
-    if isinstance(value, Mapping):
-        return {key: _cut(item, count, part) for key, item in value.items()}
-    if isinstance(value, (tuple, list)):
-        items = [_cut(item, count, part) for item in value]
-        return type(value)(*items) if hasattr(value, "_fields") else type(value)(items)
-    if is_dataclass(value) and not isinstance(value, type):
-        given = {f.name: getattr(value, f.name) for f in fields(value) if f.init}
-        return replace(value, **{name: _cut(item, count, part) for name, item in given.items()})
-    return value
 
 
 def _views(subject: Subject) -> list[tuple[str, SublayerView]]:
@@ -164,3 +156,108 @@ def _views(subject: Subject) -> list[tuple[str, SublayerView]]:
 
 def _place(stack: str, view: SublayerView) -> Row:
     return {"stack": stack, "index": view.index, "layer": view.layer, "role": view.role}
+
+
+def gradients_of_sublayers(tables: Tables) -> Iterator[Finding]:
+    """Say whether gradients of sublayer outputs vanish or grow on their way to the input."""
+    for stack, table in tables.stacks("sublayer_gradients"):
+        found = extremes(table, "relative")
+        silent = sum(value == 0 for value in table.column("relative"))
+        if found is None:
+            continue
+        small, large = found
+        least, most = float(small["relative"] or 0), float(large["relative"] or 1)
+        vanished = least / most < VANISHED
+        if vanished:
+            trend = f"{'vanish' if _small_below(table.rows) else 'grow'} towards the input of {stack}"
+        else:
+            trend = f"stay within a factor of {said(most / least)} in {stack}"
+        yield Finding(
+            "sublayer_gradients",
+            "warning" if vanished else "note",
+            f"the gradients of sublayer outputs {trend}: that of {place(small)} is {said(least / most)} "
+            f"times that of {place(large)}" + (f"; {silent} sublayers receive none" if silent else ""),
+            "sublayer_gradients",
+            {"smallest": least, "largest": most, "ratio": least / most, "without_gradient": silent},
+            LIU.format("Section 3.1, Figure 3"),
+        )
+
+
+def _small_below(rows: Sequence[Row]) -> bool:
+    """Whether the gradients are smaller in the half of the sublayers that is nearer the input."""
+    logs = [log(x) for row in rows if (x := number(row["relative"])) is not None and x > 0]
+    half = len(logs) // 2
+    return half > 0 and mean(logs[:half]) <= mean(logs[half:])
+
+
+def gradients_of_parameters(tables: Tables) -> Iterator[Finding]:
+    """Compare the gradients of the feed-forward matrices in the last layer and in the first."""
+    for stack, table in tables.stacks("parameter_gradients"):
+        squares: dict[int, float] = defaultdict(float)
+        for row in table.where(role="ffn"):
+            squares[int(number(row["layer"]) or 0)] += (number(row["grad_l2"]) or 0.0) ** 2
+        layers = {layer: square**0.5 for layer, square in squares.items() if square > 0}
+        if len(layers) < 2:
+            continue
+        first, last = layers[min(layers)], layers[max(layers)]
+        ratio = last / first
+        steep = max(ratio, 1 / ratio) > SLOPED
+        yield Finding(
+            "parameter_gradients",
+            "warning" if steep else "note",
+            f"the gradients of the last feed-forward sublayer of {stack} are {said(ratio)} times those of "
+            "the first",
+            "parameter_gradients",
+            {"first": first, "last": last, "ratio": ratio},
+            XIONG.format("Theorem 1 and Section 3.3"),
+        )
+
+
+def _measure_sublayers(context: StudyContext) -> Iterator[Table]:
+    masks, backward = context.padding_masks, context.backward
+    yield sublayer_gradients(context.subject, padding_masks=masks, backward=backward)
+
+
+def _measure_parameters(context: StudyContext) -> Iterator[Table]:
+    first = context.small_backward if context.batches else None
+    yield parameter_gradients(context.subject, batches=context.batches, first=first)
+
+
+register(
+    Study(
+        "sublayer_gradients",
+        _measure_sublayers,
+        "cheap",
+        rules=(gradients_of_sublayers,),
+        title="Gradients of outputs",
+        intro="Gradient of the loss in the output of each sublayer, relative to the largest one of the "
+        "model, on a log scale (Liu et al. 2020, Figure 3).",
+        charts=(
+            ByDepth("sublayer_gradients", "Gradients of outputs", "relative", "relative gradient", log=True),
+        ),
+        order=20,
+    )
+)
+register(
+    Study(
+        "parameter_gradients",
+        _measure_parameters,
+        "standard",
+        rules=(gradients_of_parameters,),
+        title="Gradients of parameters",
+        intro="L2 norm of the gradient of each sublayer's parameters, averaged over mini-batches, on a log "
+        "scale (Xiong et al. 2020, Figure 3).",
+        charts=(
+            ByDepth(
+                "parameter_gradients",
+                "Gradients of parameters",
+                "grad_l2",
+                "L2 norm",
+                log=True,
+                sum_squares=True,
+            ),
+        ),
+        batch=MINI_BATCHES,
+        order=30,
+    )
+)

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Any
+from math import log
+from typing import Any, Final
 
 import torch
 from torch import Tensor, nn
@@ -11,10 +12,19 @@ from torch import Tensor, nn
 from normlab.diagnosis.reading.structure import StackView
 from normlab.diagnosis.reading.subject import Subject, undisturbed
 from normlab.diagnosis.reading.taps import Side, activations, watching
-from normlab.diagnosis.reading.tokens import Real, real_tokens, rows
+from normlab.diagnosis.reading.tokens import PaddingMasks, find_padding_masks, rows
+from normlab.diagnosis.rules.finding import XIONG, Finding, Tables, extremes, number, said
 from normlab.diagnosis.rules.theory import layer_norm_jacobian, rms_norm_jacobian
+from normlab.diagnosis.study import SMALL_BATCH, Study, StudyContext, register
 from normlab.diagnosis.table import Row, Table
 from normlab.errors import UserError
+
+ASKED: Final = 1
+"""Tokens per norm in a diagnosis, at the cost of d rows each; the Jacobian hardly differs between tokens."""
+DEAD_GAIN: Final = 0.01
+"""A norm with a gain below this scales its input down a hundredfold; gains start at 1."""
+LARGE_GAIN: Final = 100.0
+"""A norm with a gain above this does the opposite."""
 
 TOKENS = 4
 """Of each norm that are looked at, evenly spaced among the real ones."""
@@ -24,21 +34,21 @@ ROUNDING = 1e-4
 """What is left of a vector by less than this share of it is rounding errors."""
 
 
-def jacobian(subject: Subject, *, real: Real | None = None, tokens: int = TOKENS) -> Table:
+def jacobian(subject: Subject, *, padding_masks: PaddingMasks | None = None, tokens: int = TOKENS) -> Table:
     r""":math:`\|J\|_2` of :math:`J = \partial\,\mathrm{norm}(x)/\partial x` over tokens x: its largest value
     and its mean (``spectral_mean``), measured on the full matrix, beside :math:`\sqrt{d}/\|x - \bar x\|`
     (``exact``, a LayerNorm of gain 1) and :math:`\sqrt{d}/\|x\|` (``published``, an RMSNorm of gain 1).
 
-    ``spectral_square`` is :math:`\mathbb{E}\|J\|_2^2`, 2/3 behind a Post-LN feed-forward sum of
-    :math:`3d/2`; ``mean_square`` is :math:`\mathbb{E}\|J\|_F^2/d`, less by the two directions that a
-    LayerNorm takes away. A row for each norm that reads or writes a stream, at its first call; real tokens as
-    found by ``real_tokens`` if ``real`` is not given. Raises UserError for fewer than one token.
+    ``spectral_square`` is :math:`\mathbb{E}\|J\|_2^2`, 2/3 behind a Post-LN feed-forward sum of :math:`3d/2`;
+    ``mean_square`` is :math:`\mathbb{E}\|J\|_F^2/d`, less by the two directions that a LayerNorm takes away.
+    A row for each norm that reads or writes a stream, at its first call; real tokens as found by
+    ``find_padding_masks`` if ``padding_masks`` is not given. Raises UserError for fewer than one token.
 
     Xiong et al. 2020, Lemma 3 and Appendix F (arXiv 2002.04745).
     """
     if tokens < 1:
         raise UserError(f"tokens is {tokens}; give 1 or more, say {TOKENS}")
-    real = real or real_tokens(subject)
+    masks = padding_masks or find_padding_masks(subject)
     modules = dict(subject.model.named_modules())
     places = {path: at for stack in subject.structure.stacks for path, at in _norms(stack)}
     given: dict[str, Tensor] = {}
@@ -52,7 +62,7 @@ def jacobian(subject: Subject, *, real: Real | None = None, tokens: int = TOKENS
     found: list[Row] = []
     with undisturbed(subject.model):
         for path, (stack, index) in places.items():
-            x = rows(given[path], real[stack])
+            x = rows(given[path], masks[stack])
             kept = x[torch.linspace(0, len(x) - 1, min(tokens, len(x))).long().to(x.device)]
             measured = _measured(modules[path], kept.to(given[path].dtype), kept)
             found.append({"module": path, "stack": stack, "index": index, **measured})
@@ -119,3 +129,66 @@ def spectral_norm(matrices: Tensor, *, steps: int = STEPS) -> Tensor:
         basis = torch.cat([basis, torch.where(goes_on, new / lengths, 0.0)], dim=-1)
     images = matrices @ basis
     return torch.linalg.eigvalsh(images.mT @ images)[:, -1].clamp(min=0).sqrt()
+
+
+def gains(tables: Tables) -> Iterator[Finding]:
+    """Report norms whose gain, measured by their Jacobian, is near zero or far above one."""
+    effective: dict[str, float] = {}
+    for row in tables.table("jacobian"):
+        measured, exact = number(row["spectral"]), number(row["exact"])
+        if measured is not None and exact:
+            effective[str(row["module"])] = measured / exact
+    for name, words, limit, some in (
+        ("dead_gain", "less than", DEAD_GAIN, {k: v for k, v in effective.items() if v < DEAD_GAIN}),
+        ("large_gain", "more than", LARGE_GAIN, {k: v for k, v in effective.items() if v > LARGE_GAIN}),
+    ):
+        if some:
+            worst = max(some, key=lambda k: abs(log(some[k] or 1e-45)))
+            yield Finding(
+                name,
+                "warning",
+                f"{len(some)} of {len(effective)} norms scale by {words} {limit:g} times what a gain of 1 "
+                f"does, above all {worst}",
+                "jacobian",
+                {"norms": len(some), "gain": some[worst]},
+            )
+
+
+def scaling_of_gradients(tables: Tables) -> Iterator[Finding]:
+    """Say by how much the norms scale gradients, and compare it with the exact form of Lemma 3."""
+    rows = tables.table("jacobian").rows
+    largest, ratios = extremes(rows, "spectral"), list[float]()
+    for row in rows:
+        measured, exact = number(row["spectral"]), number(row["exact"])
+        if measured and exact:
+            ratios.append(measured / exact)
+    if not largest or not ratios:
+        return
+    (small, large), off = largest, max(ratios, key=lambda r: abs(log(r)))
+    low, high = float(small["spectral"] or 0), float(large["spectral"] or 0)
+    yield Finding(
+        "jacobian",
+        "note",
+        f"norms multiply gradients by at most {said(low)} ({small['module']}) to {said(high)} "
+        f"({large['module']}); sqrt(d) / ||x - mean|| predicts this within a factor of "
+        f"{max(off, 1 / off):.3f}",
+        "jacobian",
+        {"smallest": low, "largest": high, "measured_over_exact": off},
+        XIONG.format("Lemma 3"),
+    )
+
+
+def _measure(context: StudyContext) -> Iterator[Table]:
+    yield jacobian(context.small, padding_masks=context.small_padding_masks, tokens=ASKED)
+
+
+register(
+    Study(
+        "jacobian",
+        _measure,
+        "standard",
+        rules=(gains, scaling_of_gradients),
+        batch=SMALL_BATCH,
+        order=96,
+    )
+)

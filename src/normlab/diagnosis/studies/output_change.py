@@ -3,21 +3,40 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Final
 
 import torch
 from torch import Tensor
 from torch.optim import Optimizer
 
-from normlab.diagnosis.probing.passes import Pass, Seen, look
-from normlab.diagnosis.probing.step import Make, updated
+from normlab.diagnosis.probing.passes import BackwardPass, ForwardPass, forward_pass
+from normlab.diagnosis.probing.step import OptimiserFactory, updated
 from normlab.diagnosis.probing.stepping import Weights, at_weights
 from normlab.diagnosis.reading.structure import StackView
 from normlab.diagnosis.reading.subject import Subject
 from normlab.diagnosis.reading.taps import Tap, capture
-from normlab.diagnosis.reading.tokens import Real, real_tokens, rows
+from normlab.diagnosis.reading.tokens import PaddingMasks, find_padding_masks, rows
+from normlab.diagnosis.rules.finding import LIU, Finding, Tables, number, said
 from normlab.diagnosis.rules.fits import Curve, fits_of_curves
-from normlab.diagnosis.table import Table
+from normlab.diagnosis.studies.dependency import depends_strongly
+from normlab.diagnosis.study import SMALL_BATCH, Study, StudyContext, register
+from normlab.diagnosis.table import Row, Table
 from normlab.errors import UserError
+from normlab.spec.chart import Growth
+
+ASKED: Final = 4
+"""Random changes of the weights in a diagnosis, for the interval of the exponent; they cost time where there
+are many weights.
+"""
+FAST_CHANGE: Final = 0.5
+"""Exponent of the output change: log N has a local exponent of 1 / ln N, which is below one half from 8
+sublayers on. An interval that lies wholly above it is no logarithm. Where branches are small beside the
+stack's input, changes add up like N in a Pre-LN, too: it counts where sublayers depend on their branches.
+"""
+REPLACED: Final = 1.0
+"""Share of the output's mean square that one step changes: little is left, as two unrelated outputs differ
+by 2.
+"""
 
 SIZE = 0.01
 """Of a random change, relative to each matrix's root mean square."""
@@ -28,11 +47,11 @@ MIN_DEPTHS = 3
 def output_change(
     subject: Subject,
     *,
-    optimiser: Optimizer | Make | None = None,
+    optimiser: Optimizer | OptimiserFactory | None = None,
     size: float = SIZE,
     seed: int = 0,
     stack: str | None = None,
-    real: Real | None = None,
+    padding_masks: PaddingMasks | None = None,
 ) -> Table:
     r""":math:`\frac{1}{d} \mathbb{E} \|F_l(x_0, W) - F_l(x_0, W^*)\|^2` for the prefixes :math:`F_l` of one
     model: the stream after sublayer l, through the final norm of its stack where there is one.
@@ -48,7 +67,9 @@ def output_change(
     exist, and for a model without gradients, whose sublayers own nothing.
     """
     view = _stack(subject, stack)
-    found = output_changes(subject, [view], optimiser=optimiser, size=size, seeds=[seed], real=real)
+    found = output_changes(
+        subject, [view], optimiser=optimiser, size=size, seeds=[seed], padding_masks=padding_masks
+    )
     return Table("output_change", tuple({k: x for k, x in row.items() if k != "stack"} for row in found))
 
 
@@ -56,20 +77,28 @@ def output_changes(
     subject: Subject,
     stacks: Sequence[StackView],
     *,
-    optimiser: Optimizer | Make | None = None,
+    optimiser: Optimizer | OptimiserFactory | None = None,
     size: float = SIZE,
     seeds: Sequence[int] = (0,),
-    real: Real | None = None,
-    passed: Pass | None = None,
+    padding_masks: PaddingMasks | None = None,
+    backward: BackwardPass | None = None,
 ) -> Table:
     """The same of several stacks for several random changes, with the stack's name as the first column.
 
     All stacks look at one changed model. The update, into which no seed enters, has the first one, and is
-    that of the last of the stacks. ``passed`` is of the subject, if there was a pass.
+    that of the last of the stacks. ``backward`` is of the subject, if there was a pass.
     """
     # branches side by side are one place, which has the last one's depth
     taps = {view.name: {v.after: v.index + 1 for v in view.sublayers} for view in stacks}
-    found = _changes(subject, taps, optimiser=optimiser, size=size, seeds=seeds, real=real, passed=passed)
+    found = _changes(
+        subject,
+        taps,
+        optimiser=optimiser,
+        size=size,
+        seeds=seeds,
+        padding_masks=padding_masks,
+        backward=backward,
+    )
     order = {name: i for i, name in enumerate(taps)}
     kinds = {"random": 0, "update": 1}
     ordered = sorted(found, key=lambda r: (order[r[0]], r[-1], kinds[r[1]], r[2]))
@@ -80,7 +109,7 @@ def output_change_family(
     family: Callable[[int], Subject],
     depths: Sequence[int],
     *,
-    optimiser: Make | None = None,
+    optimiser: OptimiserFactory | None = None,
     size: float = SIZE,
     seed: int = 0,
     stack: str | None = None,
@@ -97,7 +126,7 @@ def output_change_family(
         sublayers = sum(len(stack.sublayers) for stack in subject.structure.stacks)
         whole = {view.name: {view.sublayers[-1].after: sublayers}}
         changes = _changes(
-            subject, whole, optimiser=optimiser, size=size, seeds=[seed], real=None, passed=None
+            subject, whole, optimiser=optimiser, size=size, seeds=[seed], padding_masks=None, backward=None
         )
         found.extend(change[1:] for change in changes)
     return Table("output_change", tuple(_row(*change) for change in found))
@@ -121,18 +150,18 @@ def output_change_fit(changes: Table) -> Table:
 
 
 def random_change(
-    subject: Subject, *, size: float = SIZE, seed: int = 0, seen: Seen | None = None
+    subject: Subject, *, size: float = SIZE, seed: int = 0, forward: ForwardPass | None = None
 ) -> dict[str, Tensor]:
     r""":math:`W + \delta`, :math:`\delta_i \sim N(0, (\text{size} \cdot \mathrm{rms}(W))^2)`, for every
     matrix W of a sublayer, by its path.
 
     The gains, biases and factors of norms and shortcuts, vectors, are not drawn at random and stay: where
     they are on the shortcut, noise on them moves the stream whatever its dependency is. Numbers depend on the
-    seed and the order of parameters only, not on the device. ``seen`` is found by ``look`` if not given.
-    Raises UserError where no sublayer owns a matrix that needs a gradient.
+    seed and the order of parameters only, not on the device. ``forward`` is found by ``forward_pass`` if not
+    given. Raises UserError where no sublayer owns a matrix that needs a gradient.
     """
-    seen = seen or look(subject)
-    owned = {path for path, owner in seen.owned.items() if owner.role != "other"}
+    forward = forward or forward_pass(subject)
+    owned = {path for path, owner in forward.owned.items() if owner.role != "other"}
     generator = torch.Generator().manual_seed(seed)
     changed: dict[str, Tensor] = {}
     for path, p in subject.model.named_parameters():
@@ -163,15 +192,15 @@ def _changes(
     subject: Subject,
     wanted: Mapping[str, Mapping[Tap, int]],
     *,
-    optimiser: Optimizer | Make | None,
+    optimiser: Optimizer | OptimiserFactory | None,
     size: float,
     seeds: Sequence[int],
-    real: Real | None,
-    passed: Pass | None,
+    padding_masks: PaddingMasks | None,
+    backward: BackwardPass | None,
 ) -> Iterator[tuple[str, str, int, float, int]]:
     """Stack, kind, depth, change and seed at every tap of every stack; the update of the last stack alone."""
-    masks = real or real_tokens(subject)
-    seen = passed.seen if passed else look(subject)
+    masks = padding_masks or find_padding_masks(subject)
+    forward = backward.forward if backward else forward_pass(subject)
     before = _outputs(subject, wanted, masks)
 
     def changes(kind: str, seed: int, weights: Weights) -> Iterator[tuple[str, str, int, float, int]]:
@@ -184,17 +213,19 @@ def _changes(
             yield from ((name, kind, n, c, seed) for n, c in zip(wanted[name].values(), found, strict=True))
 
     for seed in seeds:
-        yield from changes("random", seed, random_change(subject, size=size, seed=seed, seen=seen))
+        yield from changes("random", seed, random_change(subject, size=size, seed=seed, forward=forward))
     if optimiser is not None:
-        slope = passed.slope if passed else None
+        slope = backward.slope if backward else None
         yield from changes("update", seeds[0], updated(subject, optimiser, slope))
 
 
 @torch.no_grad()
 def _outputs(
-    subject: Subject, wanted: Mapping[str, Mapping[Tap, int]], masks: Real
+    subject: Subject, wanted: Mapping[str, Mapping[Tap, int]], masks: PaddingMasks
 ) -> dict[str, list[Tensor]]:
-    """Real tokens `[N, D]` of the stream at every tap, normed as its stack's output is, by stack."""
+    """Tokens `[N, D]`, without padding, of the stream at every tap, normed as its stack's output is, by
+    stack.
+    """
     with capture(subject.model, [tap for taps in wanted.values() for tap in taps]) as caught:
         subject.forward()
     finals = {stack.name: stack.final_norm for stack in subject.structure.stacks}
@@ -213,3 +244,107 @@ def _stack(subject: Subject, name: str | None) -> StackView:
     if name not in stacks:
         raise UserError(f"the model has no stack {name!r}; its stacks are {', '.join(map(repr, stacks))}")
     return stacks[name]
+
+
+def growth_of_change(tables: Tables) -> Iterator[Finding]:
+    """Say how the output change grows with depth, and how far one step of the optimiser moves the output."""
+    for stack, fits in tables.stacks("output_change_fit"):
+        laws = {str(row["law"]): row for row in fits.where(kind="random")}
+        if "power" in laws and number(laws["power"]["exponent"]) is not None:
+            yield _law(stack, laws, strong=depends_strongly(tables, fits.rows[0]["stack"]))
+    for stack, changes in tables.stacks("output_change"):
+        rows = [row for row in changes.where(kind="update") if number(row["change"]) is not None]
+        if rows:
+            yield _one_step(stack, max(rows, key=lambda row: number(row["depth"]) or 0.0), tables)
+
+
+def _law(stack: str, laws: Mapping[str, Row], *, strong: bool) -> Finding:
+    power = laws["power"]
+    exponent, low, high = float(power["exponent"] or 0), number(power["low"]), number(power["high"])
+    interval = "" if low is None or high is None else f" (95% interval {low:.2f} to {high:.2f})"
+    aic = {law: number(laws[law]["aic"]) for law in ("log", "linear") if law in laws}
+    log_aic, linear_aic = aic.get("log"), aic.get("linear")
+    better, steep = "", False
+    if log_aic is not None and linear_aic is not None:
+        steep = linear_aic < log_aic
+        winner, loser = ("N", "log N") if steep else ("log N", "N")
+        best, other = sorted((log_aic, linear_aic))
+        better = f"; {winner} fits better than {loser}, with an AIC of {best:.1f} against {other:.1f}"
+    fast = strong and steep and (exponent if low is None else low) > FAST_CHANGE
+    advice = ": depth amplifies every update; warm up, or choose an initialisation that bounds it"
+    return Finding(
+        "output_change",
+        "warning" if fast else "note",
+        f"a small random change of the sublayers' matrices moves the output of {stack} like "
+        f"N^{exponent:.2f}{interval} as the number N of sublayers grows{better}{advice if fast else ''}",
+        "output_change_fit",
+        {"exponent": exponent, "low": low, "high": high, **{f"aic_{law}": a for law, a in aic.items()}},
+        LIU.format("Theorem 2, Corollaries 1 and 2"),
+    )
+
+
+def _one_step(stack: str, deepest: Row, tables: Tables) -> Finding:
+    """Compare one step with the output's own mean square: 1 behind a norm, otherwise as measured."""
+    own = [row for row in tables.table("structure") if row["stack"] == deepest["stack"]]
+    scales = [
+        row for row in tables.table("scales") if (row["stack"], row["signal"]) == (deepest["stack"], "after")
+    ]
+    normed = not own or own[-1]["norm_write"] is not None or own[-1]["final_norm"] is not None
+    size = 1.0 if normed or not scales else number(scales[-1]["mean_square"]) or 1.0
+    share = (number(deepest["change"]) or 0.0) / size
+    replaced = share > REPLACED
+    return Finding(
+        "update_change",
+        "warning" if replaced else "note",
+        f"one step of the optimiser changes the output of {stack} by {said(share)} of its mean square"
+        + ("; use a lower learning rate or a warm-up" if replaced else ""),
+        "output_change",
+        {"depth": deepest["depth"], "change": deepest["change"], "share": share},
+        LIU.format("Section 4.2, Figure 4"),
+    )
+
+
+def _measure(context: StudyContext) -> Iterator[Table]:
+    """Measure all stacks that are deep enough for a law; a few tokens are enough for a mean square."""
+    deep = [s for s in context.subject.structure.stacks if len(s.sublayers) >= MIN_DEPTHS]
+    if not deep:
+        return
+    changes = output_changes(
+        context.small,
+        deep,
+        optimiser=context.optimiser,
+        seeds=range(ASKED),
+        padding_masks=context.small_padding_masks,
+        backward=context.small_backward,
+    )
+    yield changes
+    fits = [(stack.name, output_change_fit(changes.where(stack=stack.name))) for stack in deep]
+    yield Table("output_change_fit", tuple({"stack": n, **row} for n, table in fits for row in table))
+
+
+register(
+    Study(
+        "output_change",
+        _measure,
+        "standard",
+        rules=(growth_of_change,),
+        title="Output change",
+        intro="How far the output of the first N sublayers moves when the matrices of all sublayers change, "
+        "in mean square. Solid: the power law that fits best; dashed: a line in N; dotted: log N. Theory "
+        "expects N for a Post-LN and log N for a Pre-LN (Liu et al. 2020, Theorem 2).",
+        charts=(
+            Growth(
+                "output_change",
+                "Output change",
+                "output_change_fit",
+                {
+                    "random": "a random change of the sublayers' matrices",
+                    "update": "one step of the optimiser",
+                },
+                caption="A point per random change; the optimiser's step is that of the last stack.",
+            ),
+        ),
+        batch=SMALL_BATCH,
+        order=50,
+    )
+)

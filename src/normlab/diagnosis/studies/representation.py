@@ -3,55 +3,65 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import Final
 
 import torch
 from torch import Tensor, nn
 
-from normlab.diagnosis.probing.passes import Seen, look
+from normlab.diagnosis.probing.passes import ForwardPass, forward_pass
 from normlab.diagnosis.reading.kinds import norms_of
 from normlab.diagnosis.reading.parameters import Owner
 from normlab.diagnosis.reading.subject import Subject
-from normlab.diagnosis.reading.tokens import Real, real_tokens
+from normlab.diagnosis.reading.tokens import PaddingMasks, find_padding_masks
+from normlab.diagnosis.rules.finding import Finding, Tables, cosine, number, said
 from normlab.diagnosis.studies.attention import is_sequence_first
+from normlab.diagnosis.study import Study, StudyContext, register
 from normlab.diagnosis.table import Row, Table
+from normlab.spec.chart import ByDepth
+
+ALIKE: Final = 0.95
+"""Mean cosine of two tokens' states beyond which less than a tenth of their energy distinguishes tokens."""
 
 
-def similarity(subject: Subject, *, real: Real | None = None, seen: Seen | None = None) -> Table:
+def similarity(
+    subject: Subject, *, padding_masks: PaddingMasks | None = None, forward: ForwardPass | None = None
+) -> Table:
     r""":math:`\cos(x_i, x_j)`, the mean over pairs :math:`i \ne j` of tokens of a sequence, and the effective
     rank :math:`\exp(-\sum_k p_k \ln p_k)` with :math:`p_k = \sigma_k / \sum_l \sigma_l` of a sequence's
     singular values.
 
     Of the stream `[B, T, D]` that a stack begins with, index -1, and after each sublayer; the mean over
-    sequences of more than one token. Padding is left out; ``real`` is found by ``real_tokens`` and ``seen``
-    by ``look`` if not given. A stream `[N, D]` is one sequence.
+    sequences of more than one token. Padding is left out; ``padding_masks`` is found by
+    ``find_padding_masks`` and ``forward`` by ``forward_pass`` if not given. A stream `[N, D]` is one
+    sequence.
 
     Dong et al. 2021, Section 2 (arXiv 2103.03404) for tokens that grow alike; Roy and Vetterli 2007, Section
     2 (EUSIPCO) for the rank.
     """
-    real = real or real_tokens(subject)
+    masks = padding_masks or find_padding_masks(subject)
     turned = is_sequence_first(subject.model)
-    if seen is None:
+    if forward is None:
         with torch.no_grad():
-            seen = look(subject)
-    tensors = seen.tensors
+            forward = forward_pass(subject)
+    tensors = forward.tensors
     found: list[Row] = []
     for stack in subject.structure.stacks:
         taps = {-1: stack.sublayers[0].before} | {view.index: view.after for view in stack.sublayers}
         for index, tap in taps.items():
             x = tensors[tap]
-            mask = real[stack.name].reshape(x.shape[:-1]).to(x.device)
+            mask = masks[stack.name].reshape(x.shape[:-1]).to(x.device)
             if turned and x.ndim == 3:
                 x, mask = x.transpose(0, 1), mask.T
             found.append({"stack": stack.name, "index": index, **_alike(x, mask)})
     return Table("similarity", tuple(found))
 
 
-def _alike(x: Tensor, real: Tensor) -> Row:
-    x = x.to(torch.promote_types(x.dtype, torch.float32)) * real[..., None]
-    sequences = x.reshape(-1, *x.shape[-2:])[(real.sum(-1) > 1).reshape(-1)]
+def _alike(x: Tensor, mask: Tensor) -> Row:
+    x = x.to(torch.promote_types(x.dtype, torch.float32)) * mask[..., None]
+    sequences = x.reshape(-1, *x.shape[-2:])[(mask.sum(-1) > 1).reshape(-1)]
     if not len(sequences):
         return {"cosine": None, "effective_rank": None}
-    tokens = real.reshape(-1, x.shape[-2]).sum(-1)
+    tokens = mask.reshape(-1, x.shape[-2]).sum(-1)
     pairs = (tokens * (tokens - 1))[tokens > 1]
     unit = nn.functional.normalize(sequences, dim=-1)
     together = unit.sum(-2).square().sum(-1) - unit.square().sum((-2, -1))
@@ -75,7 +85,7 @@ def effective_rank(x: Tensor) -> Tensor:
     return torch.special.entr(shares).sum(-1).exp()
 
 
-def norm_parameters(subject: Subject, *, seen: Seen | None = None) -> Table:
+def norm_parameters(subject: Subject, *, forward: ForwardPass | None = None) -> Table:
     r""":math:`\frac{1}{n} \sum_i w_i`, :math:`\min_i w_i` and :math:`\max_i w_i` of the gains, biases and
     scalars w of every norm, and of what scales streams and branches: :math:`g, \gamma, \beta, \omega,
     \alpha, \lambda`.
@@ -83,14 +93,14 @@ def norm_parameters(subject: Subject, *, seen: Seen | None = None) -> Table:
     That is, of all parameters with at most one dimension of norms anywhere, told by their numbers, and of
     modules without a matrix in the sublayers but outside their branches. ``parameter`` is the path from the
     model, ``module`` that of its module; stack and index are None outside of all sublayers, and index is the
-    first sublayer's for what those of a layer share, such as ReZero's :math:`\alpha`. ``seen`` is found by
-    ``look`` if not given.
+    first sublayer's for what those of a layer share, such as ReZero's :math:`\alpha`. ``forward`` is found by
+    ``forward_pass`` if not given.
 
     Nguyen and Salazar 2019, Figure 3 (arXiv 1910.05895) for the g of ScaleNorm by depth.
     """
     model, structure = subject.model, subject.structure
-    seen = seen or look(subject)
-    owned, norms = seen.owned, norms_of(model, seen.widths)
+    forward = forward or forward_pass(subject)
+    owned, norms = forward.owned, norms_of(model, forward.widths)
     by_structure = dict(_norms_by_structure(subject))
     finals = {stack.final_norm: stack.name for stack in structure.stacks if stack.final_norm}
     rows: list[Row] = []
@@ -129,3 +139,54 @@ def _index(subject: Subject, owner: Owner) -> int | None:
 def _levels(p: Tensor) -> dict[str, float]:
     wide = p.detach().to(torch.promote_types(p.dtype, torch.float32))
     return {"mean": wide.mean().item(), "low": wide.min().item(), "high": wide.max().item()}
+
+
+def similarity_of_tokens(tables: Tables) -> Iterator[Finding]:
+    """Say whether depth makes tokens alike."""
+    for stack, table in tables.stacks("similarity"):
+        rows = [row for row in table if number(row["cosine"]) is not None]
+        if not rows:
+            continue
+        first, last = float(rows[0]["cosine"] or 0), float(rows[-1]["cosine"] or 0)
+        rank = number(rows[-1]["effective_rank"])
+        yield Finding(
+            "similarity",
+            "warning" if last > ALIKE else "note",
+            f"the mean cosine between the states of two tokens goes from {cosine(first)} to {cosine(last)} "
+            f"through {stack}"
+            + ("" if rank is None else f", whose output has an effective rank of {said(rank)}")
+            + ("; its tokens are nearly alike" if last > ALIKE else ""),
+            "similarity",
+            {"first": first, "last": last, "effective_rank": rank},
+            "Dong et al. 2021, Section 2 (arXiv 2103.03404)",
+        )
+
+
+def _measure_similarity(context: StudyContext) -> Iterator[Table]:
+    yield similarity(context.subject, padding_masks=context.padding_masks, forward=context.backward.forward)
+
+
+register(
+    Study(
+        "similarity",
+        _measure_similarity,
+        "cheap",
+        rules=(similarity_of_tokens,),
+        title="Similarity",
+        intro="Mean cosine between the states of two tokens, and the effective rank of a sequence's states, "
+        "which counts the directions that they use.",
+        charts=(
+            ByDepth("similarity", "Cosine of tokens", "cosine", "mean cosine"),
+            ByDepth("similarity", "Directions in use", "effective_rank", "effective rank"),
+        ),
+        order=90,
+    )
+)
+register(
+    Study(
+        "norm_parameters",
+        lambda context: [norm_parameters(context.subject, forward=context.backward.forward)],
+        "cheap",
+        order=95,
+    )
+)

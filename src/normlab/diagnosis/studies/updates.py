@@ -2,34 +2,53 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from typing import Final
+
 from torch import Tensor
 from torch.optim import Optimizer
 
-from normlab.diagnosis.probing.passes import Pass, examine, parts_of
+from normlab.diagnosis.probing.passes import BackwardPass, backward_pass, parts_of
 from normlab.diagnosis.probing.stats import measure
-from normlab.diagnosis.probing.step import Make, updated
+from normlab.diagnosis.probing.step import OptimiserFactory, updated
 from normlab.diagnosis.probing.stepping import trainable
 from normlab.diagnosis.reading.kinds import Part
 from normlab.diagnosis.reading.parameters import Owner
 from normlab.diagnosis.reading.subject import Subject
+from normlab.diagnosis.rules.finding import LIU, Finding, Tables, extremes, said
+from normlab.diagnosis.study import Study, StudyContext, register
 from normlab.diagnosis.table import Row, Table
+from normlab.spec.chart import Strips
+
+MATRICES: Final = ("query", "key", "value", "output", "ffn_in", "ffn_out")
+KINDS: Final = (*MATRICES, "norm", "embedding", "other")
+UNBALANCED: Final = 100.0
+"""Ratio between updates in proportion to their matrices: too large for one learning rate to suit both."""
+LARGE_UPDATE: Final = 0.1
+"""Share of a matrix's norm that one step changes: ten such steps can replace it."""
 
 
-def updates(subject: Subject, optimiser: Optimizer | Make, *, passed: Pass | None = None) -> Table:
+def updates(
+    subject: Subject, optimiser: Optimizer | OptimiserFactory, *, backward: BackwardPass | None = None
+) -> Table:
     r""":math:`\|g\|`, :math:`\|u\|` and :math:`\|u\| / \|w\|` of each parameter w: its gradient g and the
     update u that the optimiser makes of it, in its first step or, amid a training, in its next.
 
     ``grad_relative`` and ``update_relative`` are relative to the largest of the model, ``update_over_weight``
     is None for weights that are all zero. A packed matrix of queries, keys and values has a row for each.
     Frozen parameters have none. ``optimiser`` as for ``step.updated``, any class of ``torch.optim``:
-    ``partial(torch.optim.AdamW, lr=5e-4)``. ``passed`` is found by ``examine`` if not given.
+    ``partial(torch.optim.AdamW, lr=5e-4)``. ``backward`` is found by ``backward_pass`` if not given.
 
     Liu et al. 2020, Section 3.2, Figures 5 and 11 (arXiv 2004.08249). Raises UserError for a frozen model
     and a loss that is not finite.
     """
-    passed = passed or examine(subject)
-    grads, owned, parts = passed.slope.gradients, passed.seen.owned, parts_of(subject, passed.seen)
-    after = updated(subject, optimiser, passed.slope)
+    backward = backward or backward_pass(subject)
+    grads, owned, parts = (
+        backward.slope.gradients,
+        backward.forward.owned,
+        parts_of(subject, backward.forward),
+    )
+    after = updated(subject, optimiser, backward.slope)
     rows: list[Row] = []
     for path, p in trainable(subject.model).items():
         weight, step = p.detach(), after[path].sub_(p.detach())
@@ -61,3 +80,85 @@ def _with_shares(rows: list[Row]) -> list[Row]:
         {**row, **{f"{n}_relative": float(row[f"{n}_l2"] or 0) / most[n] if most[n] else None for n in most}}
         for row in rows
     ]
+
+
+def _is_matrix(row: Row) -> bool:
+    """Whether the parameter is a matrix inside a stack; biases and gains move in other proportions."""
+    return row["kind"] in MATRICES and not str(row["parameter"]).endswith("bias")
+
+
+def balance_of_updates(tables: Tables) -> Iterator[Finding]:
+    """Compare gradients with updates, and updates with weights, over the matrices of all layers."""
+    rows = [row for row in tables.table("updates") if _is_matrix(row)]
+    gradients, moves = extremes(rows, "grad_l2"), extremes(rows, "update_over_weight")
+    if not gradients or not moves:
+        return
+    (weak, strong), (slow, fast) = gradients, moves
+    gradient = float(strong["grad_l2"] or 0) / float(weak["grad_l2"] or 1)
+    move = float(fast["update_over_weight"] or 0) / float(slow["update_over_weight"] or 1)
+    yield Finding(
+        "updates",
+        "warning" if move > UNBALANCED else "note",
+        f"the gradients of matrices differ by a factor of {said(gradient)} (smallest: {weak['parameter']}, "
+        f"largest: {strong['parameter']}), their updates relative to their weights by a factor of "
+        f"{said(move)} (smallest: {slow['parameter']}, largest: {fast['parameter']})",
+        "updates",
+        {"gradient_ratio": gradient, "update_ratio": move},
+        LIU.format("Section 3.2, Figure 5"),
+    )
+    largest = float(fast["update_over_weight"] or 0)
+    if largest > LARGE_UPDATE:
+        yield Finding(
+            "large_update",
+            "warning",
+            f"one step changes {fast['parameter']} by {largest:.0%} of its norm; lower the learning rate or "
+            "warm up",
+            "updates",
+            {"update_over_weight": largest},
+        )
+
+
+def no_gradient(tables: Tables) -> Iterator[Finding]:
+    """Report parameters that the loss does not reach."""
+    rows = tables.table("updates").rows
+    still = [str(row["parameter"]) for row in rows if row["grad_l2"] == 0]
+    if still:
+        some = ", ".join(still[:3]) + (" …" if len(still) > 3 else "")
+        yield Finding(
+            "no_gradient",
+            "warning",
+            f"{len(still)} of {len(rows)} parameters receive no gradient from this batch: {some}; that is "
+            "intended where branches start at zero, and a mistake where a part of the model is not used",
+            "updates",
+            {"without_gradient": len(still), "parameters": len(rows)},
+        )
+
+
+def _measure(context: StudyContext) -> Iterator[Table]:
+    yield updates(context.subject, context.optimiser, backward=context.backward)
+
+
+register(
+    Study(
+        "updates",
+        _measure,
+        "standard",
+        rules=(balance_of_updates, no_gradient),
+        title="Updates",
+        intro="A tick per matrix or gain, relative to the model's largest: gradients may differ where one "
+        "step of the optimiser moves all alike (Liu et al. 2020, Figure 5).",
+        charts=(
+            Strips(
+                "updates",
+                "Gradients and updates",
+                "kind",
+                "parameter",
+                {"gradient": "grad_relative", "update": "update_relative"},
+                "relative to the largest",
+                order=KINDS,
+                without="bias",
+            ),
+        ),
+        order=60,
+    )
+)

@@ -6,11 +6,12 @@ from collections.abc import Iterable, Iterator
 from typing import Final
 
 from normlab.diagnosis.probing.observe import PARAMETERS, Probe
-from normlab.diagnosis.programme import PRESETS
 from normlab.diagnosis.reading.structure import StackView, Structure
 from normlab.diagnosis.reading.taps import Tap
 from normlab.errors import UserError
 
+PRESETS: Final = ("cheap", "standard", "full")
+"""From the least to the most that is measured; each includes the one before."""
 FIRST: Final = ((), (0,))
 """Ways to the tensor that a probe takes first."""
 STREAM: Final = {

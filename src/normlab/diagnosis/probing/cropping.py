@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
+from collections.abc import Mapping
+from dataclasses import fields, is_dataclass, replace
+from itertools import pairwise
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from normlab.diagnosis.reading.subject import Subject
 from normlab.diagnosis.reading.taps import capture, leaves
-from normlab.diagnosis.studies.gradients import split
 from normlab.errors import UserError
 
 
@@ -48,3 +50,30 @@ def crop(batch: Any, rows: int) -> Any:
 
 def _count(batch: Any) -> int:
     return next((len(x) for _, x in leaves(batch) if x.ndim), 1)
+
+
+def split(batch: Any, parts: int) -> list[Any]:
+    """The batch as mini-batches of consecutive rows, at most ``parts``: every tensor in it whose first
+    dimension is that of the first one is split, anything else goes to all of them.
+
+    Raises UserError for a batch without a tensor.
+    """
+    count = next((len(x) for _, x in leaves(batch) if x.ndim), 0)
+    if not count:
+        raise UserError(f"a batch of type {type(batch).__name__} has no rows to split; pass batches=[…]")
+    bounds = [round(i * count / min(parts, count)) for i in range(min(parts, count) + 1)]
+    return [_cut(batch, count, slice(a, b)) for a, b in pairwise(bounds)]
+
+
+def _cut(value: Any, count: int, part: slice) -> Any:
+    if isinstance(value, Tensor):
+        return value[part] if value.ndim and len(value) == count else value
+    if isinstance(value, Mapping):
+        return {key: _cut(item, count, part) for key, item in value.items()}
+    if isinstance(value, (tuple, list)):
+        items = [_cut(item, count, part) for item in value]
+        return type(value)(*items) if hasattr(value, "_fields") else type(value)(items)
+    if is_dataclass(value) and not isinstance(value, type):
+        given = {f.name: getattr(value, f.name) for f in fields(value) if f.init}
+        return replace(value, **{name: _cut(item, count, part) for name, item in given.items()})
+    return value

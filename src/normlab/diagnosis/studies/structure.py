@@ -1,0 +1,75 @@
+"""The residual stream as it was read: one row per sublayer, and the placement of each stack."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator
+from typing import Final
+
+from normlab.diagnosis.reading.structure import Structure
+from normlab.diagnosis.rules.finding import XIONG, Finding, Tables, number
+from normlab.diagnosis.study import Study, register
+from normlab.diagnosis.table import Table
+
+PLACEMENTS: Final = {
+    "post": ("Post-LN", XIONG.format("Table 1")),
+    "pre": ("Pre-LN", XIONG.format("Table 1")),
+    "other": ("neither Post-LN nor Pre-LN", ""),
+}
+
+
+def structure(read: Structure) -> Table:
+    """Tabulate each sublayer with its role, its placement and its norms."""
+    return Table(
+        "structure",
+        tuple(
+            {
+                "stack": stack.name,
+                "index": view.index,
+                "layer": view.layer,
+                "role": view.role,
+                "placement": view.placement,
+                "relation": view.relation,
+                "norm_read": view.norm_read,
+                "norm_branch": view.norm_branch,
+                "norm_write": view.norm_write,
+                "branch": str(view.branch),
+                "final_norm": stack.final_norm,
+            }
+            for stack in read.stacks
+            for view in stack.sublayers
+        ),
+    )
+
+
+def placement(tables: Tables) -> Iterator[Finding]:
+    """Name the placement of each stack, and how many of its sublayers follow it."""
+    for stack, table in tables.stacks("structure"):
+        counted = Counter(str(row["placement"]) for row in table)
+        kind, count = counted.most_common(1)[0]
+        words, reference = PLACEMENTS.get(kind, PLACEMENTS["other"])
+        relations = Counter(str(row["relation"]) for row in table.where(placement=kind))
+        relation, same = relations.most_common(1)[0]
+        layers = int(max(number(row["layer"]) or 0.0 for row in table)) + 1
+        rest = "" if count == len(table) else f", {count} of {len(table)} sublayers,"
+        like = "in each" if same == count else f"in {same} of them"
+        yield Finding(
+            "placement",
+            "note",
+            f"{stack} is {words}{rest} with {layers} layers: {like} {relation}",
+            "structure",
+            {"layers": layers, "sublayers": len(table), **counted},
+            reference,
+        )
+
+
+register(
+    Study(
+        "structure",
+        lambda context: [structure(context.subject.structure)],
+        "cheap",
+        rules=(placement,),
+        batch="the model alone",
+        order=0,
+    )
+)

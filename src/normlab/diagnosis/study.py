@@ -1,0 +1,122 @@
+"""A study is declared in its own file: how it measures, what its rules conclude, and what is drawn of it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+from typing import Any, Final
+
+from torch.optim import Optimizer
+
+from normlab.diagnosis.probing.cropping import cropped
+from normlab.diagnosis.probing.passes import BackwardPass, backward_pass, padding_masks_of
+from normlab.diagnosis.probing.presets import PRESETS, require_preset
+from normlab.diagnosis.probing.step import OptimiserFactory
+from normlab.diagnosis.reading.subject import Subject
+from normlab.diagnosis.reading.tokens import PaddingMasks
+from normlab.diagnosis.rules.finding import Rule
+from normlab.diagnosis.table import Table
+from normlab.errors import UserError
+from normlab.spec.chart import StudyChart
+
+SMALL_TOKENS: Final = 256
+"""Size of the batch for studies that make many passes or need second derivatives."""
+WHOLE_BATCH: Final = "the whole batch"
+SMALL_BATCH: Final = f"the first mini-batch, or about {SMALL_TOKENS} tokens of the batch"
+MINI_BATCHES: Final = "the mini-batches, or the batch in four parts"
+
+
+@dataclass(frozen=True)
+class StudyContext:
+    """The model, its batch and its optimiser, with the passes that several studies share."""
+
+    subject: Subject
+    optimiser: Optimizer | OptimiserFactory
+    batches: Sequence[Any] = ()
+    """Mini-batches; without any, studies of several batches split the subject's."""
+
+    @cached_property
+    def backward(self) -> BackwardPass:
+        """A forward and backward pass on the whole batch."""
+        return backward_pass(self.subject)
+
+    @cached_property
+    def padding_masks(self) -> PaddingMasks:
+        """The padding masks of the whole batch."""
+        return padding_masks_of(self.subject, self.backward)
+
+    @cached_property
+    def small(self) -> Subject:
+        """The subject on a mini-batch, or on some rows of the batch if its loss can be taken on them."""
+        if self.batches:
+            return replace(self.subject, batch=self.batches[0])
+        try:
+            return cropped(self.subject, SMALL_TOKENS)[0]
+        except UserError:
+            return self.subject
+
+    @cached_property
+    def small_backward(self) -> BackwardPass:
+        """A forward and backward pass of the small subject."""
+        return self.backward if self.small is self.subject else backward_pass(self.small)
+
+    @cached_property
+    def small_padding_masks(self) -> PaddingMasks:
+        """The padding masks of the small subject."""
+        if self.small is self.subject:
+            return self.padding_masks
+        return padding_masks_of(self.small, self.small_backward)
+
+
+@dataclass(frozen=True)
+class Study:
+    """A measurement of a model, with everything that a diagnosis needs to run, judge and draw it.
+
+    Raises UserError for a preset that does not exist.
+    """
+
+    name: str
+    measure: Callable[[StudyContext], Iterable[Table]]
+    """Returns the tables. Tables of one name, from several studies, are joined."""
+    preset: str
+    """The smallest preset that includes the study: ``cheap`` takes a few passes, ``standard`` no second
+    derivatives.
+    """
+    rules: tuple[Rule, ...] = ()
+    """What the tables mean, in sentences."""
+    title: str = ""
+    """Heading of its charts on the page; a study without charts needs none."""
+    intro: str = ""
+    """What the charts show, and where they come from."""
+    charts: tuple[StudyChart, ...] = ()
+    batch: str = WHOLE_BATCH
+    """What it is measured on, in words."""
+    order: int = 100
+    """Its place among the studies: small numbers run, and stand on the page, first."""
+
+    def __post_init__(self) -> None:
+        require_preset(self.preset)
+
+    def to_plain(self) -> dict[str, Any]:
+        """Return what a page needs to know, for JSON."""
+        words = {"name": self.name, "title": self.title, "intro": self.intro, "batch": self.batch}
+        return words | {"charts": [chart.to_plain() for chart in self.charts]}
+
+
+_STUDIES: Final[dict[str, Study]] = {}
+
+
+def register(study: Study) -> Study:
+    """Add a study to every diagnosis whose preset includes it. Raises UserError if its name is taken."""
+    if study.name in _STUDIES:
+        raise UserError(f"the study name {study.name!r} is taken; give yours another")
+    _STUDIES[study.name] = study
+    return study
+
+
+def registered(preset: str = PRESETS[-1]) -> list[Study]:
+    """Return the studies that a preset includes, in their order."""
+    require_preset(preset)
+    included = PRESETS[: PRESETS.index(preset) + 1]
+    return sorted((s for s in _STUDIES.values() if s.preset in included), key=lambda s: (s.order, s.name))

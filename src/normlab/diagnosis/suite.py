@@ -1,0 +1,23 @@
+"""The studies of this package, found in their folder, and the findings that their rules draw from tables."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from importlib import import_module
+from pkgutil import iter_modules
+
+from normlab.diagnosis import studies
+from normlab.diagnosis.rules.finding import SEVERITIES, Finding, Tables
+from normlab.diagnosis.rules.finite import not_finite
+from normlab.diagnosis.study import registered
+from normlab.diagnosis.table import Table
+
+for module in iter_modules(studies.__path__):
+    import_module(f"{studies.__name__}.{module.name}")
+
+
+def find(tables: Mapping[str, Table], lr: float | None = None) -> tuple[Finding, ...]:
+    """Apply the rules of all studies to these tables; the most severe findings come first."""
+    rules = (not_finite, *(rule for study in registered() for rule in study.rules))
+    findings = [finding for rule in rules for finding in rule(Tables(tables, lr))]
+    return tuple(sorted(findings, key=lambda f: -SEVERITIES.index(f.severity)))
