@@ -1,4 +1,4 @@
-"""Ways in which a run's folder is damaged, edited or mixed up, each with the sentence that answers it."""
+"""Ways in which a run's folder is damaged, edited or mixed up, each with the facts of the answer."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
-from bad_input.cases import BRING_BACK, MEND, TRAIN_ANEW
+from bad_input.cases import TRAIN_ANEW
 from bad_input.prompt import GOOD
 from normlab.data.tokenizer import BytePairs
 from normlab.store import sealed
@@ -125,204 +125,209 @@ DAMAGED: dict[str, tuple[list[str], Damage, str]] = {
     "status is no JSON": (
         GOOD,
         content("status.json", "{"),
-        "{run}/status.json is not JSON: Expecting property name enclosed in double "
-        "quotes in line 1, column 2" + MEND,
+        "{run}/status.json | not JSON | line 1 | column 2",
     ),
     "status is a list": (
         GOOD,
         content("status.json", "[]"),
-        "{run}/status.json: the whole must be an object, the fields of Status, got []" + MEND,
+        "{run}/status.json | an object | []",
     ),
     "status of an unknown state": (
         GOOD,
         content("status.json", '{"state": "dnoe"}'),
-        "{run}/status.json: state is one of new, running, done, interrupted, failed (did "
-        "you mean 'done'?), "
-        "got 'dnoe'" + MEND,
+        "{run}/status.json | state | interrupted | did you mean 'done' | 'dnoe'",
     ),
     "metrics with a damaged line": (
         GOOD,
         before("metrics.jsonl", "rubbish"),
-        "{run}/metrics.jsonl is damaged in line 1; delete that line",
+        "{run}/metrics.jsonl | damaged | line 1",
     ),
     "metrics with a line that is no object": (
         GOOD,
         before("metrics.jsonl", "[1]"),
-        "{run}/metrics.jsonl is damaged in line 1; delete that line",
+        "{run}/metrics.jsonl | damaged | line 1",
     ),
     "metrics with a line without its step": (
         GOOD,
         before("metrics.jsonl", '{"loss": 1}'),
-        "{run}/metrics.jsonl is damaged in line 1; delete that line",
+        "{run}/metrics.jsonl | damaged | line 1",
     ),
-    "weights cut off": (GOOD, cut(MODEL), f"{{run}}/{MODEL} {SHORT}; {TRAIN_ANEW}"),
-    "weights with a number edited": (GOOD, changed(MODEL), f"{{run}}/{MODEL} {EDITED}; {TRAIN_ANEW}"),
-    "weights that are missing": (GOOD, gone(MODEL), f"{{run}}/{MODEL} is missing; {TRAIN_ANEW}"),
-    "moments with a number edited": (GOOD, changed(ADAM), f"{{run}}/{ADAM} {EDITED}; {TRAIN_ANEW}"),
-    "moments that are a pickle": (GOOD, pickled(ADAM), f"{{run}}/{ADAM} {SHORT}; {TRAIN_ANEW}"),
+    "weights cut off": (GOOD, cut(MODEL), f"{{run}}/last/model.safetensors | shorter | {TRAIN_ANEW}"),
+    "weights with a number edited": (
+        GOOD,
+        changed(MODEL),
+        f"{{run}}/last/model.safetensors | edited | SHA-256 | state.json | {TRAIN_ANEW}",
+    ),
+    "weights that are missing": (
+        GOOD,
+        gone(MODEL),
+        f"{{run}}/last/model.safetensors | missing | {TRAIN_ANEW}",
+    ),
+    "moments with a number edited": (
+        GOOD,
+        changed(ADAM),
+        f"{{run}}/last/optimiser.safetensors | edited | SHA-256 | state.json | {TRAIN_ANEW}",
+    ),
+    "moments that are a pickle": (
+        GOOD,
+        pickled(ADAM),
+        f"{{run}}/last/optimiser.safetensors | shorter | {TRAIN_ANEW}",
+    ),
     "a checkpoint of another run": (
         GOOD,
         foreign("last"),
-        f"{{run}}/last is of the run 0123456789ab, and this is {{id}}; {TRAIN_ANEW}",
+        f"{{run}}/last | 0123456789ab | {{id}} | {TRAIN_ANEW}",
     ),
     "state with a number edited": (
         GOOD,
         counted,
-        f"{{run}}/{STATE} was edited: it no longer has the SHA-256 that it says; {TRAIN_ANEW}",
+        f"{{run}}/last/state.json | edited | SHA-256 | {TRAIN_ANEW}",
     ),
-    "state that is missing": (GOOD, gone(STATE), f"{{run}}/{STATE} is missing; {TRAIN_ANEW}"),
+    "state that is missing": (GOOD, gone(STATE), f"{{run}}/last/state.json | missing | {TRAIN_ANEW}"),
     "old weights cut off": (
         GOOD,
         resealed(cut(MODEL)),
-        (
-            f"{{run}}/{MODEL} is damaged (Error while deserializing header: incomplete "
-            f"metadata, file not fully "
-            f"covered); {TRAIN_ANEW}"
-        ),
+        f"{{run}}/last/model.safetensors | damaged | {TRAIN_ANEW}",
     ),
     "old weights of nothing": (
         GOOD,
         resealed(content(MODEL, b"")),
-        f"{{run}}/{MODEL} is damaged (Error while deserializing header: header too small); {TRAIN_ANEW}",
+        f"{{run}}/last/model.safetensors | damaged | {TRAIN_ANEW}",
     ),
     "old weights that are a pickle": (
         GOOD,
         resealed(pickled(MODEL)),
-        f"{{run}}/{MODEL} is damaged (Error while deserializing header: header too large); {TRAIN_ANEW}",
+        f"{{run}}/last/model.safetensors | damaged | {TRAIN_ANEW}",
     ),
     "weights with a tensor less": (
         GOOD,
         resealed(edited(MODEL, lambda tensors: tensors.pop(FIRST))),
-        (
-            f"the checkpoint {{run}}/last belongs to another model: 1 tensors differ, first "
-            f"{FIRST}; {BRING_BACK}"
-        ),
+        "{run}/last | another model | decoder.end.bias | config.json | tokenizer.json",
     ),
     "weights of another width": (
         GOOD,
         resealed(edited(MODEL, lambda tensors: tensors.update({FIRST: torch.zeros(8)}))),
-        f"the checkpoint {{run}}/last holds {FIRST} of shape [8], the model wants [16]; {BRING_BACK}",
+        "{run}/last | decoder.end.bias | [8] | [16] | config.json | tokenizer.json",
     ),
     "no optimiser": (
         GOOD,
         resealed(gone(ADAM)),
-        f"{{run}}/{ADAM} is missing; {TRAIN_ANEW}",
+        f"{{run}}/last/optimiser.safetensors | missing | {TRAIN_ANEW}",
     ),
     "optimiser of another model": (
         GOOD,
         resealed(edited(ADAM, lambda tensors: tensors.update({"foo/step": torch.zeros(1)}))),
-        f"{{run}}/{ADAM} belongs to another model: foo/step does not fit; {TRAIN_ANEW}",
+        f"{{run}}/last/optimiser.safetensors | another model | foo/step | {TRAIN_ANEW}",
     ),
     "optimiser of another width": (
         GOOD,
         resealed(edited(ADAM, lambda tensors: tensors.update({f"{FIRST}/exp_avg": torch.zeros(3)}))),
-        f"{{run}}/{ADAM} belongs to another model: {FIRST}/exp_avg does not fit; {TRAIN_ANEW}",
+        f"{{run}}/last/optimiser.safetensors | another model | decoder.end.bias/exp_avg | {TRAIN_ANEW}",
     ),
     "optimiser with a tensor less": (
         GOOD,
         resealed(edited(ADAM, lambda tensors: tensors.pop(f"{FIRST}/exp_avg"))),
-        f"{{run}}/{ADAM} is damaged ({FIRST} lacks exp_avg); {TRAIN_ANEW}",
+        f"{{run}}/last/optimiser.safetensors | damaged | decoder.end.bias | exp_avg | {TRAIN_ANEW}",
     ),
     "state cut off": (
         GOOD,
         content(STATE, '{"step": 4'),
-        f"{{run}}/{STATE} is damaged (Expecting ',' delimiter in line 1, column 11); {TRAIN_ANEW}",
+        f"{{run}}/last/state.json | damaged | ',' | line 1 | column 11 | {TRAIN_ANEW}",
     ),
     "state that is a list": (
         GOOD,
         content(STATE, "[]"),
-        f"{{run}}/{STATE} is damaged (it holds no object); {TRAIN_ANEW}",
+        f"{{run}}/last/state.json | damaged | {TRAIN_ANEW}",
     ),
     "state without a step": (
         GOOD,
         states(step=None),
-        f"{{run}}/{STATE}: step is missing; {TRAIN_ANEW}",
+        f"{{run}}/last/state.json | step is missing | {TRAIN_ANEW}",
     ),
     "state of another type": (
         GOOD,
         states(step="four"),
-        f'{{run}}/{STATE}: step must be a whole number, got "four"; {TRAIN_ANEW}',
+        f'{{run}}/last/state.json | a whole number | "four" | {TRAIN_ANEW}',
     ),
     "state with an unknown key": (
         GOOD,
         states(tokns=3),
-        f"{{run}}/{STATE}: unknown key 'tokns'; did you mean 'tokens'?; {TRAIN_ANEW}",
+        f"{{run}}/last/state.json | unknown | 'tokns' | did you mean | 'tokens' | {TRAIN_ANEW}",
     ),
     "state with steps that are none": (
         GOOD,
         states(pending=[[1]]),
-        f"{{run}}/{STATE}: pending[0] must be a list of 2, got [1]; {TRAIN_ANEW}",
+        f"{{run}}/last/state.json | [0] | a list of 2 | [1] | {TRAIN_ANEW}",
     ),
     "state without a step, diagnosed": (
         ["diagnose", "{run}", "--checkpoints", "last"],
         states(step=None),
-        f"{{run}}/{STATE}: step is missing; {TRAIN_ANEW}",
+        f"{{run}}/last/state.json | step is missing | {TRAIN_ANEW}",
     ),
     "best weights without a step": (
         ["translate", "{run}", "dev_src.txt", "--weights", "best"],
         lambda folder: seal_again(folder / "best/state.json", step=None),
-        f"{{run}}/best/state.json: step is missing; {TRAIN_ANEW}",
+        f"{{run}}/best/state.json | step is missing | {TRAIN_ANEW}",
     ),
     "best weights that are none": (
         TRANSLATE,
         content(BEST, b"abc"),
-        f"{{run}}/{BEST} {SHORT}; {TRAIN_ANEW}",
+        f"{{run}}/best/model.safetensors | shorter | {TRAIN_ANEW}",
     ),
     "best weights with a number edited": (
         TRANSLATE,
         changed(BEST),
-        f"{{run}}/{BEST} {EDITED}; {TRAIN_ANEW}",
+        f"{{run}}/best/model.safetensors | edited | SHA-256 | state.json | {TRAIN_ANEW}",
     ),
-    "best weights that are a pickle": (TRANSLATE, pickled(BEST), f"{{run}}/{BEST} {SHORT}; {TRAIN_ANEW}"),
+    "best weights that are a pickle": (
+        TRANSLATE,
+        pickled(BEST),
+        f"{{run}}/best/model.safetensors | shorter | {TRAIN_ANEW}",
+    ),
     "best weights of another run": (
         TRANSLATE,
         foreign("best"),
-        f"{{run}}/best is of the run 0123456789ab, and this is {{id}}; {TRAIN_ANEW}",
+        f"{{run}}/best | 0123456789ab | {{id}} | {TRAIN_ANEW}",
     ),
     "best weights that are edited, diagnosed": (
         ["diagnose", "{run}", "--checkpoints", "best"],
         changed(BEST),
-        f"{{run}}/{BEST} {EDITED}; {TRAIN_ANEW}",
+        f"{{run}}/best/model.safetensors | edited | SHA-256 | state.json | {TRAIN_ANEW}",
     ),
     "the last weights of another run, diagnosed": (
         ["diagnose", "{run}", "--checkpoints", "last"],
         foreign("last"),
-        f"{{run}}/last is of the run 0123456789ab, and this is {{id}}; {TRAIN_ANEW}",
+        f"{{run}}/last | 0123456789ab | {{id}} | {TRAIN_ANEW}",
     ),
     "best weights that are missing": (
         TRANSLATE,
         gone(BEST),
-        f"{{run}}/{BEST} is missing; {TRAIN_ANEW}",
+        f"{{run}}/best/model.safetensors | missing | {TRAIN_ANEW}",
     ),
     "no best weights": (
         TRANSLATE,
         lambda folder: shutil.rmtree(folder / "best"),
-        "the run {run} has no checkpoint 'best' yet; train it on: normlab train --config {run}/config.json",
+        "no checkpoint | 'best' | normlab train --config {run}/config.json",
     ),
     "a vocabulary that does not match": (
         TRANSLATE,
         lambda folder: BytePairs.train(["a b c d e"], 60).save(folder / "tokenizer.json"),
-        "the checkpoint {run}/best holds embedding.weight of shape [100, 16], the model wants [15, 16]; "
-        + BRING_BACK,
+        "{run}/best | embedding.weight | [100, 16] | [15, 16] | config.json | tokenizer.json",
     ),
     "a vocabulary that is none": (
         TRANSLATE,
         content("tokenizer.json", "{"),
-        (
-            "{run}/tokenizer.json is no tokenizer (EOF while parsing an object at line 1 "
-            "column 1); bring back the "
-            "file that the model was trained with"
-        ),
+        "{run}/tokenizer.json | no tokenizer | line 1 column 1 | bring back",
     ),
     "a run's configuration that was edited": (
         TRANSLATE,
         content("config.json", '{"config": {"modle": 1}}'),
-        "{run}/config.json: unknown key 'modle'; did you mean 'model'?",
+        "{run}/config.json | unknown | 'modle' | did you mean | 'model'",
     ),
     "output into a folder that is not there": (
         [*TRANSLATE, "--output", "no/such.txt"],
         lambda folder: None,
-        "--output is in no, which is no folder; type: mkdir -p no",
+        "--output | no folder | mkdir -p no",
     ),
 }
-"""A command, what was done to the run's folder before it, and the sentence."""
+"""A command, the damage done to the run's folder before it, and the facts of the answer."""

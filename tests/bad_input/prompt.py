@@ -41,6 +41,13 @@ def refused(words: list[str], capsys) -> str:
     return sentence.removeprefix("normlab: ")
 
 
+def lacking(said: str, facts: str, **names: str) -> list[str]:
+    """The facts that a sentence does not hold; ``{run}`` and its like stand for ``names``."""
+    for name, value in names.items():
+        facts = facts.replace(f"{{{name}}}", value)
+    return [fact for fact in facts.split(" | ") if fact not in said]
+
+
 def runs_made() -> list[str]:
     """Run folders that are not the prepared data."""
     return [path.parent.name for path in Path("runs").glob("*/config.json")]

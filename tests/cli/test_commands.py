@@ -327,8 +327,8 @@ def test_recipes_lists_what_is_registered_with_equation_and_source(width, capsys
     for said in (
         "Post-LN: x ← LN(x + f(x))",
         "g x / ‖x‖₂, one scalar g",
-        "√(σ² + ε)",
-        "m\u0302 / (√v\u0302 + ε)",
+        "√(σ² + ϵ)",
+        "m\u0302 / (√v\u0302 + ϵ)",
     ):
         assert said in together
     assert "\\" not in printed

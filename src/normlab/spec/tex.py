@@ -1,58 +1,39 @@
-"""TeX of docstrings as a terminal can show it."""
+"""Formulas of docstrings as text that a terminal can show.
+
+The library pylatexenc supplies the signs. Its own text drops the braces of scripts, so that ``x_{i+1}`` and
+``x_i+1`` would read alike; the grouping is therefore done here.
+"""
 
 from __future__ import annotations
 
 import re
-import unicodedata
+from functools import cache
 
 _MATH = re.compile(r":math:`([^`]*)`")
 _TOKEN = re.compile(r"\\[a-zA-Z]+|\\.|[{}^_]|\s+|[^\\{}^_\s]")
-_SYMBOLS = {
-    "leftarrow": "←",
-    "odot": "⊙",
-    "cdot": "·",
-    "times": "×",
-    "le": "≤",
-    "ge": "≥",
-    "in": "∈",
-    "infty": "∞",
-    "sum": "Σ",
-    "top": "T",
-    "lfloor": "⌊",
-    "rfloor": "⌋",
-    "|": "‖",
-    ";": " ",
-    ",": " ",
-    "quad": " ",
-    "left": "",
-    "right": "",
-    "Phi": "Φ",
-    "Pi": "Π",
-    "lambda": "λ",
-}
-"""Commands that stand for a sign. Other small Greek letters go by their names, ``\\ln`` and such are words.
-"""
+_SIGNS = {"|": "‖", "left": "", "right": ""}
+"""Commands that pylatexenc has no sign for; it knows the others."""
 _UPRIGHT = ("mathrm", "text", "operatorname")
-_HAT = "\N{COMBINING CIRCUMFLEX ACCENT}"
+_ACCENTS = {"hat": "\N{COMBINING CIRCUMFLEX ACCENT}", "bar": "\N{COMBINING MACRON}"}
 _SUPERSCRIPTS = str.maketrans("0123456789", "⁰¹²³⁴⁵⁶⁷⁸⁹")
 _SUBSCRIPTS = str.maketrans("0123456789", "₀₁₂₃₄₅₆₇₈₉")
 
 
 def readable(text: str) -> str:
-    r"""A docstring's paragraph without its marks: ``\sqrt{d} \, x \leftarrow y`` becomes ``√d x ← y``."""
+    r"""Replace the formulas of a paragraph: ``\sqrt{d} \, x \leftarrow y`` becomes ``√d x ← y``."""
     text = _MATH.sub(lambda found: _Reader(found[1]).whole(), " ".join(text.split()))
     return text.replace("`", "")
 
 
 class _Reader:
-    """Reads the tokens of one formula from left to right."""
+    """Read the tokens of one formula from left to right."""
 
     def __init__(self, formula: str) -> None:
         self.tokens = _TOKEN.findall(formula)
         self.at = 0
 
     def whole(self) -> str:
-        """The formula up to its end, or to the brace that closes the group it is in."""
+        """Return the formula up to its end, or to the brace that closes the group it is in."""
         parts: list[str] = []
         while self.at < len(self.tokens):
             token = self.tokens[self.at]
@@ -73,7 +54,7 @@ class _Reader:
         return token
 
     def _argument(self) -> str:
-        """What a command or a script applies to: a group, a command or one sign."""
+        """Return the argument of a command or a script: a group, a command or one sign."""
         while self.at < len(self.tokens) and self.tokens[self.at].isspace():
             self.at += 1
         token = self.tokens[self.at] if self.at < len(self.tokens) else ""
@@ -85,13 +66,11 @@ class _Reader:
             return f"{_bracketed(self._argument())}/{_bracketed(self._argument())} "
         if name == "sqrt":
             return f"√{_bracketed(self._argument())}"
-        if name == "hat":
-            return self._argument() + _HAT
+        if name in _ACCENTS:
+            return self._argument() + _ACCENTS[name]
         if name in _UPRIGHT:
             return self._argument()
-        if name in _SYMBOLS:
-            return _SYMBOLS[name]
-        return _greek(name) or name
+        return _sign(name)
 
     @staticmethod
     def _script(kind: str, content: str) -> str:
@@ -101,12 +80,21 @@ class _Reader:
 
 
 def _bracketed(content: str) -> str:
-    """In brackets, unless it is one word, number or sign."""
-    return content if re.fullmatch(r"\w*|\W", content.replace(_HAT, "")) else f"({content})"
+    """Put brackets around the content unless it is one word, number or sign."""
+    return (
+        content
+        if re.fullmatch(r"\w*|\W", re.sub(f"[{''.join(_ACCENTS.values())}]", "", content))
+        else f"({content})"
+    )
 
 
-def _greek(name: str) -> str:
-    try:
-        return unicodedata.lookup(f"GREEK SMALL LETTER {name}")
-    except KeyError:
-        return ""
+@cache
+def _sign(name: str) -> str:
+    """Return the sign that a command stands for, or its name (``max``) if it stands for none."""
+    from pylatexenc.latex2text import get_default_latex_context_db
+
+    if name in _SIGNS:
+        return _SIGNS[name]
+    known = get_default_latex_context_db().get_macro_spec(name)
+    sign = getattr(known, "simplify_repl", None)
+    return sign if isinstance(sign, str) else name
