@@ -28,18 +28,18 @@ from torch import Tensor, nn
 
 from normlab.data.builtin import generate
 from normlab.data.tokenizer import EOS, UNK, BytePairs
-from normlab.diagnosis.fits import Fit, better
-from normlab.diagnosis.structure import Structure, read_structure
+from normlab.diagnosis.reading.structure import Structure, read_structure
+from normlab.diagnosis.reading.subject import Subject
+from normlab.diagnosis.rules.fits import Fit, better
 from normlab.diagnosis.studies.output_change import SIZE, output_change_family, output_change_fit
-from normlab.diagnosis.subject import Subject
 from normlab.diagnosis.table import Table
 from normlab.figures.diagnosis import growth
 from normlab.figures.theme import theme
 from normlab.init import profile_
 from normlab.nn import Encoder, Seq2Seq, TokenModel
-from normlab.run.devices import prepare_process
 from normlab.spec.config import MachineConfig, ModelConfig
 from normlab.tasks.build import build_model
+from normlab.training.devices import prepare_process
 
 ROOT = Path(__file__).resolve().parents[1]
 RESULTS = ROOT / "results/amplification.jsonl"

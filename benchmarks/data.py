@@ -111,7 +111,7 @@ def write_text(folder: Path, pairs: int) -> None:
 
 def config(folder: Path) -> Any:
     """A Transformer that is too small to matter, on the text of a folder."""
-    from normlab.run.recipes import resolve
+    from normlab.recipes.grammar import resolve
     from normlab.spec.config import Config, DataConfig, MachineConfig, ModelConfig, TrainConfig
 
     names = [f"{name}_{side}" for name in ("train", "dev", "test") for side in ("src", "tgt")]
@@ -173,10 +173,10 @@ def training(folder: Path) -> dict[str, Any]:
     """Some steps on a prepared text, the order of the second epoch, and some of its batches at random."""
     from dataclasses import replace
 
-    from normlab.run.devices import hardware, prepare_process
-    from normlab.run.loop import Loop
     from normlab.store import RunFolder
     from normlab.tasks.registry import TASKS
+    from normlab.training.devices import hardware, prepare_process
+    from normlab.training.trainer import Loop
 
     wanted = config(folder)
     device = prepare_process(wanted.machine)

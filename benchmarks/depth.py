@@ -29,9 +29,9 @@ from normlab.data.tokenizer import EOS, BytePairs
 from normlab.init import profile_
 from normlab.nn import Decoder, Embedding, Placement
 from normlab.optim import build_optimiser
-from normlab.run.devices import prepare_process
 from normlab.spec.config import MachineConfig, ModelConfig, OptimConfig
 from normlab.tasks.build import build_model
+from normlab.training.devices import prepare_process
 
 ROOT = Path(__file__).resolve().parents[1]
 RESULTS = ROOT / "benchmarks/results/depth.json"

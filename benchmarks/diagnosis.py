@@ -27,11 +27,11 @@ import torch.nn.functional as F
 from torch import nn
 
 from normlab.diagnosis import diagnose
-from normlab.diagnosis.fits import Fit, fits
+from normlab.diagnosis.rules.fits import Fit, fits
 from normlab.nn import Encoder
-from normlab.run.devices import hardware, prepare_process
 from normlab.spec.config import MachineConfig, ModelConfig
 from normlab.tasks.build import build_model
+from normlab.training.devices import hardware, prepare_process
 
 ROOT = Path(__file__).resolve().parents[1]
 RESULTS = ROOT / "benchmarks/results/diagnosis.json"

@@ -22,15 +22,15 @@ import torch
 from torch import nn
 
 import probing
-from normlab.run import blame, flight
-from normlab.run.devices import prepare_process
-from normlab.run.flight import Trigger
-from normlab.run.loop import Loop
-from normlab.run.probing import PRESETS
-from normlab.run.recipes import resolve
+from normlab.recipes.grammar import resolve
 from normlab.spec.config import Config, DataConfig, MachineConfig, ModelConfig, OptimConfig, TrainConfig
 from normlab.store import RunFolder
 from normlab.tasks.registry import TASKS
+from normlab.training.callbacks import blame, flight
+from normlab.training.callbacks.flight import Trigger
+from normlab.training.callbacks.probing import PRESETS
+from normlab.training.devices import prepare_process
+from normlab.training.trainer import Loop
 
 ROOT = Path(__file__).resolve().parents[1]
 PAGE = ROOT / "docs/flight-recorder.md"
@@ -52,7 +52,7 @@ def config(lr: float = LR) -> Config:
             steps=STEPS,
             max_tokens=1024,
             validate_every_steps=STEPS,
-            dev_bleu_sentences=10,
+            dev_decode_sentences=10,
             precision="fp32",
         ),
         machine=MachineConfig(
@@ -281,7 +281,7 @@ benchmarks/probing.py --write`.
 `--probes cheap|standard|full` measures the model while it trains, in the first step and in every one that
 `--probe-every-steps` divides ({every}); `--probes ''` measures nothing, the default is `{default}`.
 Observation is one-way: metrics and weights are bit-identical with and without, the run's id is the same,
-and between two measured steps there is no hook on the model. With accumulation the first micro-batch is
+and between two measured steps there is no hook on the model. With grad_accum_steps the first micro-batch is
 measured. Rows of `step`, `module`, `probe`, `value` lie in the run folder's `probes.jsonl`; `normlab report
 RUN` draws them. Entropy and logits of attention are not measured in training, because its weights are
 inside a kernel: `normlab diagnose RUN` has them.
@@ -306,7 +306,7 @@ gradient and update, on the device. It writes a report
 - at a spike, once a run: the middle loss of {recent} steps is above every kept step before them, at least
   as many, and {nats} nats above their middle one;
 - when it is asked, by `normlab diagnose RUN --flight` or from Python:
-  `normlab.run.examine.examine("runs/<id>", step)`, which does the run's steps again.
+  `normlab.training.replay.examine("runs/<id>", step)`, which does the run's steps again.
 
 A report is an entry of the run folder's `flight.json`: the kept steps, and who went wrong first. For that
 the steps from the last checkpoint on are done again, from the start where there is none before the bad

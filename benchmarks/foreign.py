@@ -24,7 +24,7 @@ import x_transformers as xt
 from torch import Tensor, nn
 
 from normlab.diagnosis import Diagnosis, diagnose, read_structure
-from normlab.run.devices import hardware
+from normlab.training.devices import hardware
 
 PAGE = Path(__file__).resolve().parents[1] / "docs/foreign-models.md"
 RESULTS = Path(__file__).parent / "results/foreign.json"

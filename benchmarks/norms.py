@@ -16,8 +16,8 @@ import torch
 from torch import Tensor, nn
 
 from normlab.nn import Norm, reference
-from normlab.run.devices import prepare_process
 from normlab.spec.config import MachineConfig
+from normlab.training.devices import prepare_process
 from step import machine, quartiles
 
 RESULTS = Path(__file__).parent / "results"

@@ -21,13 +21,13 @@ import torch
 from torch import Tensor
 
 from normlab.diagnosis import Record
-from normlab.run.devices import hardware, prepare_process
-from normlab.run.loop import Loop
-from normlab.run.meter import Meter
-from normlab.run.probing import NOTHING, PRESETS, Preset, Probing
 from normlab.spec.config import Config, DataConfig, MachineConfig, ModelConfig, TrainConfig
 from normlab.store import RunFolder
 from normlab.tasks.registry import TASKS
+from normlab.training.callbacks.probing import NOTHING, PRESETS, Preset, Probing
+from normlab.training.devices import hardware, prepare_process
+from normlab.training.meter import Meter
+from normlab.training.trainer import Loop
 
 RESULTS = Path(__file__).parent / "results/probing.json"
 ROUNDS, WARM = 12, 2

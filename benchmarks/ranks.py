@@ -26,13 +26,13 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from normlab.run.devices import hardware, prepare_process
-from normlab.run.loop import Loop
-from normlab.run.ranks import ALONE, Ranks, joined
-from normlab.run.recipes import resolve
+from normlab.recipes.grammar import resolve
 from normlab.spec.config import Config, DataConfig, MachineConfig, ModelConfig, TrainConfig
 from normlab.store import RunFolder
 from normlab.tasks.registry import TASKS
+from normlab.training.devices import hardware, prepare_process
+from normlab.training.ranks import SINGLE_PROCESS, Ranks, joined
+from normlab.training.trainer import Loop
 
 PAGE = Path(__file__).parents[1] / "docs/ranks.md"
 BEGIN, END = "<!-- table: benchmarks/ranks.py --write -->", "<!-- end of table -->"
@@ -59,13 +59,13 @@ def config_of(placement: str, *, shard: bool = False) -> Config:
     base = Config(
         model=ModelConfig(dim=128, ffn_dim=512, dropout=0.0),
         data=DataConfig(builtin_pairs=4000, vocab_size=4000),
-        train=TrainConfig(max_tokens=POSITIONS, accumulation=2, steps=100),
+        train=TrainConfig(max_tokens=POSITIONS, grad_accum_steps=2, steps=100),
         machine=machine,
     )
     return replace(resolve(placement, base), machine=machine)
 
 
-def loop_of(config: Config, root: Path, ranks: Ranks = ALONE) -> Loop:
+def loop_of(config: Config, root: Path, ranks: Ranks = SINGLE_PROCESS) -> Loop:
     """A loop at its start."""
     kind = TASKS[config.task]
     with ranks.main_first():

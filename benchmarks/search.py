@@ -18,8 +18,8 @@ import torch
 from torch import Tensor, nn
 
 from normlab.nn.decode import Bounds, search
-from normlab.run.devices import autocast, prepare_process
 from normlab.spec.config import MachineConfig
+from normlab.training.devices import autocast, prepare_process
 from peers import like_marian, marian
 from step import CPU, SETTINGS, VOCAB, machine, quartiles
 

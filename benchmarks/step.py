@@ -25,10 +25,10 @@ from normlab.data.ragged import Ragged, TokenPairs
 from normlab.data.shapes import plan_shapes
 from normlab.nn import PAD
 from normlab.optim import build_optimiser
-from normlab.run.devices import autocast, hardware, prepare_process
 from normlab.spec.config import MachineConfig, ModelConfig, OptimConfig
 from normlab.tasks.build import build_seq2seq
 from normlab.tasks.loss import label_smoothed
+from normlab.training.devices import autocast, hardware, prepare_process
 from peers import PEERS, installed
 
 RESULTS = Path(__file__).parent / "results"

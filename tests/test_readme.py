@@ -76,7 +76,7 @@ def test_the_python_works(texts: Path, monkeypatch: pytest.MonkeyPatch, capsys: 
 
     def small() -> Config:
         model = replace(whole.model, dim=16, ffn_dim=32, heads=2, encoder_layers=1, decoder_layers=1)
-        train = replace(whole.train, steps=3, precision="fp32", dev_bleu_sentences=10)
+        train = replace(whole.train, steps=3, precision="fp32", dev_decode_sentences=10)
         data = replace(whole.data, builtin_pairs=300)
         return replace(whole, model=model, train=train, data=data, decode=replace(whole.decode, beam=2))
 

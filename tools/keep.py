@@ -32,7 +32,7 @@ def keep_run(run: RunFolder, into: Path) -> None:
         if (run.path / name).exists():
             shutil.copy(run.path / name, into / name)
     config = into / "config.json"
-    text, start = config.read_text(encoding="utf-8"), run.config().train.start_from
+    text, start = config.read_text(encoding="utf-8"), run.config().train.init_from
     if start:
         text = text.replace(json.dumps(start), json.dumps(Path(start).name))
     data = os.environ.get("NORMLAB_DATA")

@@ -98,9 +98,9 @@ MUTATIONS = (
     Mutation(
         "padding in Admin's profile",
         "init/profile.py",
-        (("            x = x[context.real]\n", "            pass\n"),),
+        (("            x = x[context.padding_mask]\n", "            pass\n"),),
     ),
-    Mutation("causal mask off by one", "nn/ops.py", ((".tril()", ".tril(1)"),)),
+    Mutation("causal mask off by one", "nn/kernels/ops.py", ((".tril()", ".tril(1)"),)),
     Mutation(
         "residual added after the norm",
         "nn/placement/normed.py",

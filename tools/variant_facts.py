@@ -14,7 +14,7 @@ import torch
 from torch import nn
 
 from normlab.nn import DECODER_LAYER, ENCODER_LAYER, Placement, Seq2Seq, Site, sites
-from normlab.run.recipes import AXES, PLACEMENT, Axis, Part, parts, resolve
+from normlab.recipes.grammar import AXES, PLACEMENT, Axis, Part, parts, resolve
 from normlab.spec.config import Config, ModelConfig, OptimConfig
 
 SIZE = ModelConfig(dim=512, ffn_dim=2048, heads=8, encoder_layers=6, decoder_layers=6, max_positions=1000)

@@ -7,17 +7,17 @@ from importlib import import_module
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    from normlab.comparison.compare import compare, plan
     from normlab.diagnosis import diagnose
+    from normlab.recipes.grammar import resolve
+    from normlab.recipes.plugins import load_plugins
     from normlab.report.compare import write_compare_page
-    from normlab.run.compare import compare, plan
-    from normlab.run.plugins import load_plugins
-    from normlab.run.recipes import resolve
-    from normlab.run.train import train
-    from normlab.run.translate import translate
     from normlab.spec.config import Config
     from normlab.spec.request import CompareRequest
     from normlab.store import RunFolder, Runs
     from normlab.tasks.scores import score
+    from normlab.training.train import train
+    from normlab.training.translate import translate
 
 __version__ = "0.1.0"
 
@@ -26,14 +26,14 @@ _HOME = {
     "Config": "normlab.spec.config",
     "RunFolder": "normlab.store",
     "Runs": "normlab.store",
-    "compare": "normlab.run.compare",
+    "compare": "normlab.comparison.compare",
     "diagnose": "normlab.diagnosis",
-    "load_plugins": "normlab.run.plugins",
-    "plan": "normlab.run.compare",
-    "resolve": "normlab.run.recipes",
+    "load_plugins": "normlab.recipes.plugins",
+    "plan": "normlab.comparison.compare",
+    "resolve": "normlab.recipes.grammar",
     "score": "normlab.tasks.scores",
-    "train": "normlab.run.train",
-    "translate": "normlab.run.translate",
+    "train": "normlab.training.train",
+    "translate": "normlab.training.translate",
     "write_compare_page": "normlab.report.compare",
 }
 

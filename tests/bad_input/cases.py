@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from normlab.nn import Placement
 from normlab.optim import OPTIMISERS
-from normlab.run.plugins import HINT
-from normlab.run.recipes import PLACEMENT, parts
+from normlab.recipes.grammar import PLACEMENT, parts
+from normlab.recipes.plugins import HINT
 from normlab.tasks.registry import TASKS
 
 TINY = (
@@ -68,7 +68,7 @@ RATES = {
     "lr -1": ("--lr -1", "lr is above 0, got -1.0"),
     "lr nan": ("--lr nan", "lr is above 0, got nan"),
     "lr inf": ("--lr inf", "lr is above 0 and finite, got inf"),
-    "clip nan": ("--clip-norm-l2 nan", "clip_norm_l2 is at least 0, got nan"),
+    "clip nan": ("--max-grad-norm nan", "max_grad_norm is at least 0, got nan"),
     "smoothing 1": ("--label-smoothing 1", "label_smoothing is at least 0 and below 1, got 1.0"),
     "weight decay -1": ("--weight-decay -1", "weight_decay is at least 0, got -1.0"),
     "warm-up -4": ("--warmup-steps -4", "warmup_steps is at least 0, got -4"),

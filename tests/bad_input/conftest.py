@@ -6,7 +6,7 @@ import pytest
 
 from bad_input.prompt import GOOD
 from normlab.cli.main import main
-from run.tiny import write_text
+from training.tiny import write_text
 
 
 @pytest.fixture(scope="session")

@@ -6,7 +6,7 @@ from pathlib import Path
 
 from bad_input.cases import TINY
 from normlab.cli.main import main
-from run.tiny import NAMES
+from training.tiny import NAMES
 
 GOOD = [
     "train",

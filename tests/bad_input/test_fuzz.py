@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from normlab.data.lines import read_parallel
 from normlab.data.text import read_lines
-from normlab.run.recipes import describe, parts, resolve
+from normlab.recipes.grammar import describe, parts, resolve
 from normlab.spec.config import Config, OptimConfig, numbers
 from normlab.spec.serialise import from_json, to_json
 from normlab.store.folder import read_config

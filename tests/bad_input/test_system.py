@@ -22,8 +22,8 @@ from bad_input.disk import small_disk
 from bad_input.prompt import GOOD, refused
 from normlab.cli.main import main
 from normlab.data.arrays import GrowingFile
-from normlab.run import checkpoint
 from normlab.store import RunFolder, busy, files
+from normlab.training import checkpoint
 
 ROOM = (
     "make room on that device, then type the same command again; what was trained is "

@@ -13,7 +13,7 @@ from rich.console import Console
 
 from normlab.cli import show, terminal
 from normlab.cli.main import main
-from normlab.run.recipes import listed
+from normlab.recipes.grammar import listed
 from normlab.spec.comparison import Comparison, Difference, Interval, RecipeResult, Trial
 from normlab.spec.config import Config, OptimConfig
 from normlab.spec.outcome import Outcome
@@ -40,7 +40,9 @@ def run(tmp_path):
     """A finished run in ``tmp_path/runs``."""
     folder = RunFolder.create(tmp_path / "runs" / "abc123", Config(recipe="pre", optim=OptimConfig(lr=2e-3)))
     outcome = Outcome("trained", 2000, "likelihood loss 1.2 nats a token")
-    folder.set_status(Status("done", 2000, outcome, best_step=1500, best_dev_bleu=31.25, train_seconds=90.0))
+    folder.set_status(
+        Status("done", 2000, outcome, best_step=1500, best_dev={"bleu": 31.25}, train_seconds=90.0)
+    )
     write_json_atomic(folder.scores, {"bleu": 30.5, "chrf": 55.0, "bleu_tokenised": 31.0, "signature": "sig"})
     return folder
 
@@ -91,7 +93,7 @@ def test_compare_trains_writes_the_page_and_prints_the_table(stand_in, tmp_path,
         assert root == tmp_path
         return path
 
-    stand_in("normlab.run.compare", compare=compare)
+    stand_in("normlab.comparison.compare", compare=compare)
     stand_in("normlab.report.compare", write_compare_page=write_page)
     assert main(["compare", "--out", str(tmp_path), "--lrs", "1e-3", "--precision", "fp32"]) == 0
     assert seen["request"].lrs == (1e-3,)
@@ -119,7 +121,7 @@ def test_a_dry_run_says_what_and_how_long(stand_in, capsys, tmp_path):
         seconds=SimpleNamespace(step=0.05, validation=1.0, run=30.0),
         total_seconds=75.0,
     )
-    stand_in("normlab.run.compare", plan=lambda request: plan)
+    stand_in("normlab.comparison.compare", plan=lambda request: plan)
     assert main(["compare", "--dry-run", "--jobs", "2", "--precision", "fp32", "--out", str(tmp_path)]) == 0
     printed = capsys.readouterr().out
     assert "to train" in printed
@@ -133,7 +135,7 @@ def test_train_prints_the_outcome_and_where_it_is(stand_in, run, capsys):
         assert (config.recipe, config.optim.lr, root) == ("pre", 2e-3, run.path.parent)
         return run
 
-    stand_in("normlab.run.train", train=train)
+    stand_in("normlab.training.train", train=train)
     given = ["--recipe", "pre", "--lr", "2e-3", "--precision", "fp32", "--out", str(run.path.parent)]
     assert main(["train", *given]) == 0
     printed = capsys.readouterr().out

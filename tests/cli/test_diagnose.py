@@ -9,7 +9,7 @@ import pytest
 from cli.typed import TINY, normlab
 from normlab.cli.diagnose import GATE_CLOSED, Diagnose
 from normlab.cli.main import main
-from run.tiny import NAMES, tiny, write_text
+from training.tiny import NAMES, tiny, write_text
 
 SMALL = ["--dim", "16", "--ffn-dim", "32", "--heads", "2", "--encoder-layers", "2", "--decoder-layers", "2"]
 SMALL += ["--vocab-size", "150", "--threads", "1", "--tokens", "256", "--preset", "cheap"]
@@ -80,7 +80,7 @@ def test_a_model_of_ones_own(here, capsys):
 
 
 def test_a_run_is_looked_at_through_its_checkpoints(here, capsys):
-    from normlab.run.train import train
+    from normlab.training.train import train
 
     folder = train(tiny(write_text(here / "text"), "pre"), here / "runs")
     assert main(["diagnose", folder.path.name[:6], *SMALL[-4:], "--checkpoints", "last", "best"]) == 0
@@ -92,7 +92,7 @@ def test_a_run_is_looked_at_through_its_checkpoints(here, capsys):
 
 
 def test_the_flight_recorder_is_asked_about_a_run(here, capsys):
-    from normlab.run.train import train
+    from normlab.training.train import train
 
     folder = train(tiny(write_text(here / "text"), "pre"), here / "runs")
     assert main(["diagnose", str(folder.path), "--flight"]) == 0
@@ -166,7 +166,7 @@ def test_the_studies_of_a_preset_are_asked_for(monkeypatch):
         seen["names"] = (*names, lr)
         return SimpleNamespace(title="t")
 
-    monkeypatch.setattr("normlab.run.diagnose.of_names", of_names)
+    monkeypatch.setattr("normlab.examine.subjects.of_names", of_names)
     words = [*WITH_LOSS, "--lr", "1e-2"]
     command = Diagnose.defaults(words)
     import tyro

@@ -14,21 +14,24 @@ from normlab.store import RunFolder
 
 DATA = (
     "train_src train_tgt dev_src dev_tgt test_src test_tgt train_text dev_text test_text dataset "
-    "source_lang target_lang builtin words tokenizer vocab_size max_len block_len word_dropout "
+    "source_lang target_lang builtin pretokenizer tokenizer vocab_size max_len block_len word_dropout "
     "target_vocab_mask"
 )
 MODEL = "dim ffn_dim heads kv_heads qk_norm_len max_positions encoder_layers decoder_layers dropout"
 OPTIM = (
-    "warmup_steps decay_step decay_factor decay_patience stop_lr weight_decay clip_norm_l2 label_smoothing"
+    "warmup_steps decay_step decay_factor decay_patience stop_lr weight_decay max_grad_norm label_smoothing"
 )
-TRAIN = "steps max_tokens accumulation precision validate_every_steps stop_patience average_last ema_decay"
+TRAIN = (
+    "steps max_tokens grad_accum_steps precision validate_every_steps early_stopping_patience average_last "
+    "ema_decay"
+)
 MACHINE = (
-    "device threads loader_workers shard checkpoint_every_steps probes probe_every_steps keep_checkpoints "
+    "device threads num_workers shard checkpoint_every_steps probes probe_every_steps keep_checkpoints "
     "tensorboard"
 )
 OWN = {
     "compare": "recipes lrs seeds first_seed title jobs out resamples config dry_run force imports",
-    "train": "recipe lr seed out config start_from force imports",
+    "train": "recipe lr seed out config init_from force imports",
     "translate": (
         "run_folder files weights step threads output beam length_penalty length_penalty_formula n_best "
         "sample temperature top_k top_p sample_seed min_length prefix runs imports"

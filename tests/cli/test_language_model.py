@@ -8,7 +8,7 @@ from normlab.cli.main import main
 from normlab.cli.progress import Progress
 from normlab.spec.config import Config
 from normlab.store import Runs
-from run.tiny import write_plain
+from training.tiny import write_plain
 
 SMALL = ["--dim", "16", "--ffn-dim", "32", "--heads", "2", "--decoder-layers", "1", "--max-tokens", "256"]
 SHORT = ["--vocab-size", "80", "--block-len", "16", "--steps", "12", "--validate-every-steps", "6"]

@@ -13,6 +13,7 @@ import pytest
 from normlab import papers
 from normlab.cli.main import main
 from normlab.spec.artefact import Artefact, Reproduction
+from normlab.store import reproductions as reproductions_store
 from normlab.store.reproductions import write_reproduction
 from report import reproductions
 from report.reproductions import ARTEFACT, changed
@@ -45,7 +46,7 @@ def measured(monkeypatch, tmp_path) -> list[tuple]:
     def each(artefacts, data, root, say, *, jobs):
         return ((artefact, partial(reproduce, artefact, data, root, say)) for artefact in artefacts)
 
-    monkeypatch.setitem(sys.modules, "normlab.run.reproduce", SimpleNamespace(each=each))
+    monkeypatch.setitem(sys.modules, "normlab.reproduce", SimpleNamespace(each=each))
     monkeypatch.setattr(papers, "ARTEFACTS", {a.id: a for a in (PLAIN, FAILING, BARE)})
     monkeypatch.delenv("NORMLAB_DATA", raising=False)
     monkeypatch.chdir(tmp_path)
@@ -54,6 +55,7 @@ def measured(monkeypatch, tmp_path) -> list[tuple]:
 
 def test_the_list_has_every_artefact_and_counts_states(capsys, monkeypatch, tmp_path):
     monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(reproductions_store, "KEPT", tmp_path)
     assert main(["papers"]) == 0
     *lines, footer = capsys.readouterr().out.splitlines()
     assert [line.split()[0] for line in lines] == ["artefact", *papers.ARTEFACTS]

@@ -13,10 +13,10 @@ import tyro
 from normlab.cli.commands import COMMANDS, Train
 from normlab.cli.main import main
 from normlab.report.run import run_page
-from normlab.run.train import train
 from normlab.spec.serialise import to_json
 from normlab.store import RunFolder, Runs
-from run.tiny import tiny, write_text
+from normlab.training.train import train
+from training.tiny import tiny, write_text
 
 PAGE = (Path(__file__).parents[2] / "docs" / "training.md").read_text(encoding="utf-8")
 LINES = [
@@ -27,11 +27,17 @@ LINES = [
 
 
 def test_flags_are_fields_of_the_configuration(tmp_path):
-    words = "--average-last 3 --stop-patience 20 --stop-lr 1e-6 --decay-factor 0.5 --decay-patience 2"
-    words += " --keep-checkpoints log --tensorboard --start-from abc"
+    words = (
+        "--average-last 3 --early-stopping-patience 20 --stop-lr 1e-6 --decay-factor 0.5 --decay-patience 2"
+    )
+    words += " --decay-patience 2 --keep-checkpoints log --tensorboard --init-from abc"
     args = words.split()
     config = tyro.cli(Train, args=args, default=Train.defaults(args)).resolved()
-    assert (config.train.average_last, config.train.stop_patience, config.train.start_from) == (3, 20, "abc")
+    assert (config.train.average_last, config.train.early_stopping_patience, config.train.init_from) == (
+        3,
+        20,
+        "abc",
+    )
     assert (config.optim.stop_lr, config.optim.decay_factor, config.optim.decay_patience) == (1e-6, 0.5, 2)
     assert (config.machine.keep_checkpoints, config.machine.tensorboard) == ("log", True)
 
@@ -40,8 +46,8 @@ def test_flags_are_fields_of_the_configuration(tmp_path):
 def runs(tmp_path_factory):
     """A folder of two runs: one with an average that was stopped early, and one that starts from it."""
     root = tmp_path_factory.mktemp("training")
-    config = tiny(write_text(root / "text"), steps=50, validate_every_steps=2, dev_bleu_sentences=2)
-    config = replace(config, train=replace(config.train, average_last=2, stop_patience=1))
+    config = tiny(write_text(root / "text"), steps=50, validate_every_steps=2, dev_decode_sentences=2)
+    config = replace(config, train=replace(config.train, average_last=2, early_stopping_patience=1))
     config = replace(config, machine=replace(config.machine, keep_checkpoints="log"))
     (root / "config.json").write_text(to_json(config))
     with pytest.MonkeyPatch.context() as patch:
@@ -100,9 +106,9 @@ def test_translate_says_which_weights_it_uses(folder, runs, capsys):
         assert (code, err) == (0, f"translating with {which}\n")
         assert len(out.splitlines()) == 30
         if not words:
-            assert out == folder.translations.read_text()
+            assert out == folder.outputs.read_text()
         if words == ["--weights", "best"]:
-            assert out == folder.best_translations.read_text()
+            assert out == folder.best_outputs.read_text()
     assert said(capsys, "translate", run, text, "--step", "1", "--weights", "last") == (
         2,
         "",
@@ -114,7 +120,7 @@ def test_translate_says_which_weights_it_uses(folder, runs, capsys):
 
 def test_a_start_from_another_run_is_said(folder, runs, capsys):
     words = ["--config", "config.json", "--out", "runs", "--steps", "1", "--encoder-layers", "2"]
-    code, out, _ = said(capsys, "train", *words, "--start-from", folder.path.name[:8])
+    code, out, _ = said(capsys, "train", *words, "--init-from", folder.path.name[:8])
     assert code == 0
     first = out.splitlines()[0]
     assert first.startswith(f"starts from the average weights of {folder.path.name}: ")
@@ -138,7 +144,7 @@ def test_the_page_has_a_command_of_each_kind():
 @pytest.mark.slow
 def test_the_commands_of_the_page_work(tmp_path, monkeypatch):
     pytest.importorskip("tensorboard")
-    small = tiny(write_text(tmp_path / "text"), steps=3, validate_every_steps=1, dev_bleu_sentences=2)
+    small = tiny(write_text(tmp_path / "text"), steps=3, validate_every_steps=1, dev_decode_sentences=2)
     (tmp_path / "small.json").write_text(to_json(small))
     (tmp_path / "test.de").write_bytes((tmp_path / "text" / "test_src.txt").read_bytes())
     monkeypatch.chdir(tmp_path)

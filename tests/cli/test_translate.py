@@ -5,11 +5,11 @@ import os
 import pytest
 
 from normlab.cli.main import main
-from normlab.run import translate as module
 from normlab.spec.config import Config, DecodeConfig
 from normlab.store import RunFolder
 from normlab.store.sealed import replaced
 from normlab.tasks.translation import Candidate
+from normlab.training import translate as module
 
 
 def made(path, config):

@@ -5,11 +5,11 @@ from __future__ import annotations
 import pytest
 
 from normlab.configs import CONFIGS
-from normlab.run.devices import resolved_precision
-from normlab.run.recipes import resolve
+from normlab.recipes.grammar import resolve
 from normlab.spec.config import Config, run_id
 from normlab.spec.request import CompareRequest
 from normlab.spec.serialise import from_json, to_json
+from normlab.training.devices import resolved_precision
 
 
 @pytest.mark.parametrize("name", CONFIGS)

@@ -28,7 +28,6 @@ from normlab.nn import (
     Stack,
     TokenModel,
 )
-from normlab.nn.size import Size
 from normlab.spec.config import ModelConfig
 
 
@@ -115,9 +114,9 @@ class SquaredReLU(Activation, name="squared_relu"):
 class Slopes(QueryKeyNorm, name="slopes"):
     """A trained gain for each element of the queries."""
 
-    def __init__(self, size: Size, norm: Any) -> None:
+    def __init__(self, config: ModelConfig) -> None:
         super().__init__()
-        self.gain = nn.Parameter(torch.ones(size.dim // size.heads))
+        self.gain = nn.Parameter(torch.ones(config.dim // config.heads))
 
     def queries(self, q: Tensor) -> Tensor:
         return q * self.gain
@@ -129,9 +128,9 @@ class Slopes(QueryKeyNorm, name="slopes"):
 class Ramp(Positions, name="ramp"):
     """One trained vector times log(1 + t)."""
 
-    def __init__(self, size: Size) -> None:
-        super().__init__(size)
-        self.direction = nn.Parameter(torch.linspace(-1, 1, size.dim))
+    def __init__(self, config: ModelConfig) -> None:
+        super().__init__(config)
+        self.direction = nn.Parameter(torch.linspace(-1, 1, config.dim))
 
     def forward(self, x: Tensor, position: int | None = None) -> Tensor:
         first, count = (0, x.shape[1]) if position is None else (position, 1)
@@ -183,16 +182,18 @@ class TwoLines(nn.Module):
 class ForeignModel(TokenModel):
     """A causal language model of foreign branches under a placement of the package."""
 
-    def __init__(self, size: Size, vocab_size: int) -> None:
-        super().__init__(size, vocab_size)
+    def __init__(self, config: ModelConfig, vocab_size: int) -> None:
+        super().__init__(config, vocab_size)
         roles = ("mixer", "ffn")
-        norm = Norm.registry[size.norm]
-        first = Site("decoder", "mixer", 0, 0, size.dim, 0, size.decoder_layers, norm, roles)
-        branches = [kind(size.dim) for _ in range(size.decoder_layers) for kind in (RunningMean, TwoLines)]
-        self.decoder = Stack.of(branches, Placement.registry[size.decoder_placement], first)
+        norm = Norm.registry[config.norm]
+        first = Site("decoder", "mixer", 0, 0, config.dim, 0, config.decoder_layers, norm, roles)
+        branches = [
+            kind(config.dim) for _ in range(config.decoder_layers) for kind in (RunningMean, TwoLines)
+        ]
+        self.decoder = Stack.of(branches, Placement.registry[config.decoder_placement], first)
 
     def forward(self, ids: Tensor) -> Tensor:
-        return self.embedding.logits(self.decoder(self.embed(ids), Context(real=ids != 0)))
+        return self.embedding.logits(self.decoder(self.embed(ids), Context(padding_mask=ids != 0)))
 
 
 class ForeignConfig(ModelConfig):

@@ -8,7 +8,8 @@ from torch import Tensor
 from torch.func import functional_call, stack_module_state, vmap
 
 from contracts.variants import VARIANTS, backward, grads, inputs, label, logits_of, loss_of, perturbed
-from normlab.nn import ops, reference
+from normlab.nn import reference
+from normlab.nn.kernels import ops
 
 every_variant = pytest.mark.parametrize("config", VARIANTS, ids=label)
 

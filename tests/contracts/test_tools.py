@@ -10,11 +10,11 @@ import torch
 from torch import Tensor, nn
 from torch._dynamo.utils import counters
 
-from contracts.variants import ALONE, VARIANTS, backward, grads, kind_of, label, perturbed, started
+from contracts.variants import SINGLE_PROCESS, VARIANTS, backward, grads, kind_of, label, perturbed, started
 from normlab.nn import Decoder, TokenModel
 from normlab.spec.config import ModelConfig
 
-DECODERS = [c for c in ALONE if kind_of(c) is Decoder]
+DECODERS = [c for c in SINGLE_PROCESS if kind_of(c) is Decoder]
 # The package that turns graphs into machine code imports torch's own deprecated parts.
 inductor = pytest.mark.filterwarnings("ignore:.torch.jit:DeprecationWarning")
 CLOSE = {"rtol": 1e-10, "atol": 1e-10}

@@ -11,8 +11,8 @@ from torch import Tensor, nn
 from contracts.outsiders import NAMES, enrolled
 from contracts.variants import (
     BY_PLACEMENT,
+    CONFIG,
     OUTSIDE,
-    SIZE,
     VARIANTS,
     backward,
     build,
@@ -27,7 +27,7 @@ from contracts.variants import (
 )
 from normlab.init import SCHEMES, profile_
 from normlab.nn import Branch, Placement, Sublayer, TokenModel
-from normlab.run.checkpoint import load_checkpoint, save_checkpoint
+from normlab.training.checkpoint import load_checkpoint, save_checkpoint
 
 every_variant = pytest.mark.parametrize("config", VARIANTS, ids=label)
 
@@ -200,7 +200,7 @@ def test_starts_of_one_seed_differ_by_the_gain_alone(config, scheme):
 
 @pytest.mark.parametrize("scheme", [*SCHEMES, NAMES["scheme"]])
 def test_no_two_matrices_share_their_draw(scheme):
-    model, other = (build(replace(SIZE, scheme=scheme, norm="rmsnorm"), seed) for seed in (6, 7))
+    model, other = (build(replace(CONFIG, scheme=scheme, norm="rmsnorm"), seed) for seed in (6, 7))
     branches = [m for m in model.modules() if isinstance(m, Branch)]
     drawn = [w.flatten()[:9] for f in branches for w in f.matrices().values()]
     assert len({tuple(w.tolist()) for w in drawn}) == len(drawn)

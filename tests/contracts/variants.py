@@ -32,7 +32,7 @@ from normlab.spec.config import ModelConfig
 from normlab.tasks.build import build_model
 
 VOCAB = 13
-SIZE = ModelConfig(dim=16, ffn_dim=24, heads=2, encoder_layers=2, decoder_layers=2, dropout=0.0)
+CONFIG = ModelConfig(dim=16, ffn_dim=24, heads=2, encoder_layers=2, decoder_layers=2, dropout=0.0)
 CHOICES: dict[str, Any] = {
     "embedding": Embedding.registry,
     "positions": Positions.registry,
@@ -53,7 +53,7 @@ def refused(config: ModelConfig) -> bool:
 
 def uniform(placement: str, **choices: Any) -> ModelConfig:
     """One placement everywhere, with the first embedding that it allows unless one is chosen."""
-    config = replace(SIZE, encoder_placement=placement, decoder_placement=placement, **choices)
+    config = replace(CONFIG, encoder_placement=placement, decoder_placement=placement, **choices)
     if "embedding" in choices:
         return config
     with enrolled():
@@ -63,7 +63,7 @@ def uniform(placement: str, **choices: Any) -> ModelConfig:
 def ring(names: list[str]) -> list[ModelConfig]:
     """Each placement in an encoder with the next one in the decoder, where that is defined."""
     pairs = zip(names, names[1:] + names[:1], strict=True)
-    configs = [replace(SIZE, encoder_placement=a, decoder_placement=b) for a, b in pairs]
+    configs = [replace(CONFIG, encoder_placement=a, decoder_placement=b) for a, b in pairs]
     return [config for config in configs if not refused(config)]
 
 
@@ -77,15 +77,15 @@ BY_CHOICE = [
     if name != getattr(PreNorm, axis, None)
 ]
 UNIFORM = list(dict.fromkeys(BY_PLACEMENT + BY_NORM + BY_CHOICE))
-MIXED = ring([n for n in Placement.registry if not refused(replace(SIZE, encoder_placement=n))])
+MIXED = ring([n for n in Placement.registry if not refused(replace(CONFIG, encoder_placement=n))])
 OUTSIDE = [
     uniform(NAMES["placement"]),
     uniform(NAMES["placement"], **{axis: name for axis, name in NAMES.items() if axis != "placement"}),
-    replace(SIZE, decoder_placement=NAMES["placement"], norm=NAMES["norm"]),
+    replace(CONFIG, decoder_placement=NAMES["placement"], norm=NAMES["norm"]),
 ]
 """A foreign placement alone, with foreign everything, and in half a model."""
 SEQ2SEQ = UNIFORM + MIXED + OUTSIDE
-ALONE = [
+SINGLE_PROCESS = [
     replace(config, **{f"{stack}_layers": 0})
     for config in [*BY_PLACEMENT, uniform("pre", positions="rope", kv_heads=1), OUTSIDE[0]]
     for stack in ("encoder", "decoder")
@@ -96,7 +96,7 @@ FOREIGN = [
     for name in ("post", "residual", NAMES["placement"])
 ]
 """Branches of somebody else."""
-VARIANTS = SEQ2SEQ + ALONE + FOREIGN
+VARIANTS = SEQ2SEQ + SINGLE_PROCESS + FOREIGN
 
 
 def kind_of(config: ModelConfig) -> type[TokenModel]:
@@ -114,7 +114,9 @@ def label(config: ModelConfig) -> str:
     placements = dict.fromkeys((config.encoder_placement, config.decoder_placement))
     apart = {"encoder_placement", "decoder_placement", "encoder_layers", "decoder_layers"}
     names = (f.name for f in fields(config) if f.name not in apart)
-    given = [(name, getattr(config, name)) for name in names if getattr(config, name) != getattr(SIZE, name)]
+    given = [
+        (name, getattr(config, name)) for name in names if getattr(config, name) != getattr(CONFIG, name)
+    ]
     words = [value if isinstance(value, str) else f"{name}={value}" for name, value in given]
     return "-".join(([] if kind is Seq2Seq else [kind.__name__]) + ["/".join(placements), *words])
 

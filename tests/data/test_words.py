@@ -60,20 +60,20 @@ def test_each_side_has_the_rules_of_its_language():
 
 def test_words_need_two_languages_and_a_name_there_is():
     with pytest.raises(
-        ValueError, match=r"^words are 'moses', whose rules are those of languages; name both: --so"
+        ValueError, match=r"^pretokenizer is 'moses', whose rules are those of languages; name both, "
     ):
-        DataConfig(words="moses", source_lang="de")
-    with pytest.raises(ValueError, match=r"^words is one of '', moses, got 'perl'$"):
-        DataConfig(words="perl", source_lang="de", target_lang="en")
+        DataConfig(pretokenizer="moses", source_lang="de")
+    with pytest.raises(ValueError, match=r"^pretokenizer is one of '', moses, got 'perl'$"):
+        DataConfig(pretokenizer="perl", source_lang="de", target_lang="en")
     with pytest.raises(ValueError, match=r"^there are no words called 'perl'; there are moses$"):
         Worded(BytePairs.train(["a"], 9), "perl", ("de", "en"))
 
 
 def test_a_language_model_reads_its_text_as_it_is():
     config = configuration("language_model")
-    data = replace(config.data, words="moses", source_lang="en", target_lang="en")
+    data = replace(config.data, pretokenizer="moses", source_lang="en", target_lang="en")
     with pytest.raises(
-        ValueError, match=r"^data\.words are 'moses', and a language model reads its text as it is"
+        ValueError, match=r"^data\.pretokenizer is 'moses', and a language model reads its text as it is"
     ):
         LanguageModel.check(replace(config, data=data))
 

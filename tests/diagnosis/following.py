@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from normlab.diagnosis import StackView, Structure, SublayerView, capture
-from normlab.diagnosis.taps import call_model
+from normlab.diagnosis.reading.taps import call_model
 
 
 def shape_of(structure: Structure) -> dict[str, list[tuple[int, str, str]]]:

@@ -11,8 +11,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from contracts.variants import SIZE, build, uniform
-from normlab.diagnosis.subject import Subject
+from contracts.variants import CONFIG, build, uniform
+from normlab.diagnosis.reading.subject import Subject
 from normlab.diagnosis.table import Table
 from normlab.nn import ENCODER_LAYER, PAD, Context, build_stack
 from normlab.spec.config import ModelConfig
@@ -50,13 +50,13 @@ class TheorySetting(nn.Module):
                     weight.mul_(name not in ("query", "key"))
 
     def forward(self, x: Tensor) -> Tensor:
-        return self.stack(x, Context(real=torch.ones(x.shape[:-1], dtype=torch.bool)))
+        return self.stack(x, Context(padding_mask=torch.ones(x.shape[:-1], dtype=torch.bool)))
 
 
 def theory_setting(placement: str, *, layers: int, dim: int, ffn_dim: int, seeds: int) -> list[Subject]:
     """A subject for each seed, Gaussian tokens going in."""
     sizes = {"dim": dim, "ffn_dim": ffn_dim, "heads": 1, "encoder_layers": layers, "decoder_layers": 0}
-    size = replace(SIZE, **sizes)
+    size = replace(CONFIG, **sizes)
     found: list[Subject] = []
     for seed in range(seeds):
         x = torch.randn(2, 12, dim, generator=torch.Generator().manual_seed(1000 + seed))

@@ -13,8 +13,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from normlab.run import checkpoint
 from normlab.store import folder as folders
+from normlab.training import checkpoint
 
 WRITING = os.O_WRONLY | os.O_RDWR | os.O_CREAT
 

@@ -14,7 +14,7 @@ from typing import Any
 
 from normlab.data.builtin import generate
 from normlab.data.text import Pairs
-from normlab.run.recipes import resolve
+from normlab.recipes.grammar import resolve
 from normlab.spec.config import (
     Config,
     DataConfig,
@@ -25,7 +25,7 @@ from normlab.spec.config import (
     TrainConfig,
 )
 from normlab.store import RunFolder
-from run.tiny import NAMES
+from training.tiny import NAMES
 
 
 @dataclass(frozen=True)
@@ -33,7 +33,7 @@ class Case:
     """A run that is killed."""
 
     recipe: str
-    accumulation: int
+    grad_accum_steps: int
     precision: str
     changes: tuple[tuple[str, object], ...] = ()
     """Field of the configuration, as ``train.steps``, and its value."""
@@ -47,7 +47,7 @@ CASES = (
     Case("pre+scalenorm+fixnorm", 2, "bf16", (("train.ema_decay", 0.9),)),
     Case("admin+warmup", 3, "fp32", (("train.average_last", 2), KEEP_LOG), "steps/8/model.safetensors"),
     Case("rezero", 1, "bf16", (("train.average_last", 3),), "average/model.safetensors"),
-    Case("pre+radam", 2, "fp32", (("train.ema_decay", 0.5), ("train.stop_patience", 2))),
+    Case("pre+radam", 2, "fp32", (("train.ema_decay", 0.5), ("train.early_stopping_patience", 2))),
     Case("pre+val_decay", 3, "bf16", (KEEP_LOG,), "steps/14/model.safetensors"),
     Case("enc:post/dec:pre+warmup", 1, "fp32"),
     Case("post", 1, "fp32", (("optim.lr", 300.0),), "flight.json"),
@@ -122,8 +122,8 @@ def configuration(data: DataConfig, case: Case) -> Config:
             steps=14,
             max_tokens=200,
             validate_every_steps=4,
-            dev_bleu_sentences=3,
-            accumulation=case.accumulation,
+            dev_decode_sentences=3,
+            grad_accum_steps=case.grad_accum_steps,
             precision=case.precision,
         ),
         decode=DecodeConfig(beam=2, max_len_ratio=1.0),

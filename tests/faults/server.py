@@ -18,10 +18,10 @@ import torch
 from torch import nn
 
 from faults.killing import Operations
-from normlab.run.checkpoint import save_checkpoint
-from normlab.run.train import train
 from normlab.spec.config import Config
 from normlab.spec.serialise import from_json
+from normlab.training.checkpoint import save_checkpoint
+from normlab.training.train import train
 
 
 class Scalar(nn.Module):

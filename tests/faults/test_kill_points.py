@@ -112,6 +112,6 @@ def test_there_are_a_hundred_points_of_all_kinds():
     drawn = list(points())
     assert len(drawn) == COUNTS["checkpoint"] + COUNTS["rows"] + COUNTS["anywhere"] + COUNTS["time"] == 100
     assert len({point.case.recipe for point in drawn}) == len(CASES)
-    assert {case.accumulation for case in CASES} == {1, 2, 3}
+    assert {case.grad_accum_steps for case in CASES} == {1, 2, 3}
     assert {case.precision for case in CASES} == {"fp32", "bf16"}
     assert sum(len(point.kills) > 1 for point in drawn) > 20

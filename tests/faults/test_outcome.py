@@ -10,8 +10,8 @@ import pytest
 
 from bad_input.damage import changed
 from faults.runs import CASES, configuration, differences, outcome, write_text
-from normlab.run.train import train
 from normlab.store import RunFolder
+from normlab.training.train import train
 
 
 @pytest.fixture(scope="module")

@@ -10,12 +10,12 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from contracts.variants import SIZE, VOCAB, tokens
+from contracts.variants import CONFIG, VOCAB, tokens
 from normlab.init import admin_, profile_
 from normlab.nn import Placement, Seq2Seq, stack_of, wrap
 from normlab.tasks.build import build_seq2seq
 
-ADMIN = replace(SIZE, encoder_placement="admin", decoder_placement="admin", dropout=0.3)
+ADMIN = replace(CONFIG, encoder_placement="admin", decoder_placement="admin", dropout=0.3)
 
 
 def fresh() -> Seq2Seq:

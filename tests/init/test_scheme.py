@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from contracts.outsiders import NAMES
-from contracts.variants import SIZE, VOCAB, build, perturbed
+from contracts.variants import CONFIG, VOCAB, build, perturbed
 from normlab.init import SCHEMES, initialise_
 from normlab.nn import Sublayer
 
@@ -25,7 +25,7 @@ DEVIATIONS = {
 @pytest.mark.parametrize("scheme", DEVIATIONS)
 def test_standard_deviations(scheme):
     """Of every matrix, with a mean of 0; the placement's gain is in the contracts."""
-    model = build(replace(SIZE, dim=64, ffn_dim=192, scheme=scheme))
+    model = build(replace(CONFIG, dim=64, ffn_dim=192, scheme=scheme))
     for sublayer in (*model.encoder, *model.decoder):
         for name, weight in sublayer.f.matrices().items():
             kind = "ffn" if name.startswith("ffn") else "attention"
@@ -47,7 +47,7 @@ def test_a_uniform_scheme_has_a_bound():
 
 
 def test_look_linear_makes_a_feed_forward_linear():
-    branch = build(replace(SIZE, scheme="looklinear")).encoder.sublayers[1].f
+    branch = build(replace(CONFIG, scheme="looklinear")).encoder.sublayers[1].f
     x = torch.randn(2, 5, 16)
     a, b = branch(x, None)
     torch.testing.assert_close(branch(2 * x[0] - 3 * x[1], None), 2 * a - 3 * b, rtol=1e-4, atol=1e-5)
@@ -64,15 +64,15 @@ def test_look_linear_makes_a_feed_forward_linear():
     ],
 )
 def test_what_look_linear_may_not_be_combined_with(choices, reason):
-    assert SCHEMES["looklinear"].conflict(replace(SIZE, **choices)) == reason
-    assert SCHEMES["looklinear"].conflict(SIZE) is None
-    assert SCHEMES["xavier"].conflict(replace(SIZE, **choices)) is None
+    assert SCHEMES["looklinear"].conflict(replace(CONFIG, **choices)) == reason
+    assert SCHEMES["looklinear"].conflict(CONFIG) is None
+    assert SCHEMES["xavier"].conflict(replace(CONFIG, **choices)) is None
 
 
 @pytest.mark.parametrize("scheme", SCHEMES)
 @pytest.mark.parametrize(
     "config",
-    [SIZE, replace(SIZE, decoder_layers=0, positions="learned"), replace(SIZE, embedding="untied")],
+    [CONFIG, replace(CONFIG, decoder_layers=0, positions="learned"), replace(CONFIG, embedding="untied")],
     ids=["seq2seq", "encoder", "untied"],
 )
 def test_everything_that_is_drawn_is_drawn_anew(config, scheme):
@@ -88,13 +88,13 @@ def test_everything_that_is_drawn_is_drawn_anew(config, scheme):
         {n: p for n, p in m.named_parameters() if not any(w in n for w in placed)} for m in models
     )
     assert all(torch.equal(p, second[n]) for n, p in first.items())
-    assert first["embedding.weight"].shape == (VOCAB, SIZE.dim)
+    assert first["embedding.weight"].shape == (VOCAB, CONFIG.dim)
 
 
 def test_packed_projections_count_as_matrices_of_their_own():
     weight = torch.empty(64, 64)
     SCHEMES["xavier"].fill_(weight, "query", 1.0, torch.Generator().manual_seed(1))
-    packed = perturbed(SIZE).encoder.sublayers[0].f
+    packed = perturbed(CONFIG).encoder.sublayers[0].f
     shapes = {name: tuple(w.shape) for name, w in packed.matrices().items()}
     assert shapes == dict.fromkeys(("query", "key", "value", "output"), (16, 16))
     assert packed.matrices()["value"].data_ptr() == packed.qkv.weight[32:].data_ptr()

@@ -5,12 +5,12 @@ from __future__ import annotations
 import pytest
 import torch
 
-from contracts.variants import SIZE, perturbed
+from contracts.variants import CONFIG, perturbed
 from normlab.nn import Cache, Context
 
 
 def test_a_cache_must_be_told_of_the_position():
-    model = perturbed(SIZE)
+    model = perturbed(CONFIG)
     with pytest.raises(RuntimeError, match=r"^begin_position comes before the first step$"):
         _ = Cache(1, 1, 4, torch.device("cpu")).mask
     with pytest.raises(ValueError, match=r"^attention to the memory needs context\.memory"):

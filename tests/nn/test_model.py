@@ -8,19 +8,19 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from contracts.variants import SIZE, VOCAB, build, perturbed, tokens
+from contracts.variants import CONFIG, VOCAB, build, perturbed, tokens
 from normlab.nn import PAD, Cache, Decoder, Encoder, Seq2Seq
 
-BERT = replace(SIZE, decoder_layers=0, activation="gelu", positions="learned")
-GPT = replace(SIZE, encoder_layers=0, encoder_placement="pre", decoder_placement="pre")
+BERT = replace(CONFIG, decoder_layers=0, activation="gelu", positions="learned")
+GPT = replace(CONFIG, encoder_layers=0, encoder_placement="pre", decoder_placement="pre")
 
 
 def test_positions_grow_as_they_are_needed():
-    model = perturbed(SIZE)
+    model = perturbed(CONFIG)
     ids = torch.full((1, 700), 5)
     at_once = model.embed(ids)
     torch.testing.assert_close(model.embed(ids[:, :3], 699), at_once[:, 699:].expand(1, 3, -1))
-    torch.testing.assert_close(perturbed(SIZE).embed(ids[:, :3], 699), at_once[:, 699:].expand(1, 3, -1))
+    torch.testing.assert_close(perturbed(CONFIG).embed(ids[:, :3], 699), at_once[:, 699:].expand(1, 3, -1))
     assert not any(name.startswith("positions") for name in model.state_dict())
 
 
@@ -36,7 +36,7 @@ def test_positions_grow_as_they_are_needed():
 )
 def test_a_model_needs_its_stacks_and_no_other(kind, layers, sentence):
     with pytest.raises(ValueError, match=f"^{sentence}"):
-        kind(replace(SIZE, encoder_layers=layers[0], decoder_layers=layers[1]), VOCAB)
+        kind(replace(CONFIG, encoder_layers=layers[0], decoder_layers=layers[1]), VOCAB)
 
 
 def test_the_heads_of_an_encoder():

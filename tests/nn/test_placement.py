@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 import torch
 
-from contracts.variants import BY_PLACEMENT, SIZE, label
+from contracts.variants import BY_PLACEMENT, CONFIG, label
 from normlab.nn import LayerNorm, LayerScale, MixNorm, Placement, PostNorm, PreNorm, Site, stack_of
 
 SITE = Site("encoder", "ffn", 0, 0, 8, 2, 2)
@@ -103,7 +103,7 @@ def test_the_stream_ends_with_a_norm_where_the_placement_says_so(name):
 )
 def test_what_a_placement_may_not_be_combined_with(placement, choices, reason):
     both = {"encoder_placement": placement, "decoder_placement": placement}
-    assert Placement.registry[placement].conflict(replace(SIZE, **{**both, **choices})) == reason
+    assert Placement.registry[placement].conflict(replace(CONFIG, **{**both, **choices})) == reason
 
 
 @pytest.mark.parametrize("config", BY_PLACEMENT, ids=label)

@@ -8,7 +8,7 @@ from dataclasses import replace
 import pytest
 import torch
 
-from contracts.variants import SIZE, build
+from contracts.variants import CONFIG, build
 from normlab.nn import Positions
 from normlab.nn.decode import beam_search
 from normlab.nn.position import sinusoids
@@ -31,13 +31,13 @@ def test_an_odd_width_is_refused():
     sentence = r"^rope turns pairs, so heads need an even width, got {}; {}$"
     fewer = sentence.format(r"5 \(20 wide, 4 heads\)", r"fewer heads that have one: \[1, 2\]")
     with pytest.raises(ValueError, match=fewer):
-        ROPE(replace(SIZE, dim=20, heads=4))
+        ROPE(replace(CONFIG, dim=20, heads=4))
     with pytest.raises(ValueError, match=sentence.format(r"5 \(15 wide, 3 heads\)", "try a width of 16")):
-        ROPE(replace(SIZE, dim=15, heads=3))
+        ROPE(replace(CONFIG, dim=15, heads=3))
 
 
 def test_learned_positions_refuse_what_is_longer():
-    model = build(replace(SIZE, positions="learned", max_positions=5))
+    model = build(replace(CONFIG, positions="learned", max_positions=5))
     assert model.embed(torch.full((1, 5), 4)).shape == (1, 5, 16)
     sentence = (
         r"^an input of 6 positions, and the model has learned positions for 5; shorten it, or train with a "
@@ -50,7 +50,7 @@ def test_learned_positions_refuse_what_is_longer():
 
 
 def test_learned_positions_start():
-    positions = LEARNED(replace(SIZE, dim=64, max_positions=400))
+    positions = LEARNED(replace(CONFIG, dim=64, max_positions=400))
     positions.start_(torch.Generator().manual_seed(1))
     assert positions.weight.std().item() == pytest.approx(64**-0.5, rel=0.02)
     assert positions(torch.zeros(1, 3, 64))[0].equal(positions.weight[:3])
@@ -62,20 +62,20 @@ def test_rope_keeps_lengths_and_its_scores_depend_on_the_distance_alone():
     q, k = torch.randn(2, 1, 1, 1, 8, dtype=torch.float64)
 
     def score(t: int, s: int) -> float:
-        return (ROPE.turn(q, t) * ROPE.turn(k, s)).sum().item()
+        return (ROPE.apply_rotary(q, t) * ROPE.apply_rotary(k, s)).sum().item()
 
     assert score(5, 3) == pytest.approx(score(105, 103), rel=1e-9)
     assert score(5, 3) == pytest.approx(score(2, 0), rel=1e-9)
     assert abs(score(5, 3) - score(5, 4)) > 1e-3
     assert abs(score(5, 3) - score(3, 5)) > 1e-3
     assert score(9, 9) == pytest.approx((q * k).sum().item(), rel=1e-12)
-    torch.testing.assert_close(ROPE.turn(q, 77).norm(), q.norm())
+    torch.testing.assert_close(ROPE.apply_rotary(q, 77).norm(), q.norm())
 
 
 def test_rope_turns_pairs_of_neighbours():
     x = torch.zeros(1, 1, 4, 6, dtype=torch.float64)
     x[..., 2] = 1.0
-    turned = ROPE.turn(x, None)
+    turned = ROPE.apply_rotary(x, None)
     for t in range(4):
         angle = t / 10000 ** (2 / 6)
         expected = torch.tensor([0, 0, math.cos(angle), math.sin(angle), 0, 0], dtype=torch.float64)
@@ -84,18 +84,20 @@ def test_rope_turns_pairs_of_neighbours():
 
 def test_the_scores_of_an_attention_do_not_know_where_it_begins():
     """The keys of a whole sentence, and those of its words placed one by one eleven positions later."""
-    attention = build(replace(SIZE, encoder_layers=0, positions="rope")).double().decoder.sublayers[0].f
+    attention = build(replace(CONFIG, encoder_layers=0, positions="rope")).double().decoder.sublayers[0].f
     torch.manual_seed(0)
     projected = attention.qkv(torch.randn(1, 4, 16, dtype=torch.float64))
     q, k, _ = projected.unflatten(2, (-1, 8)).transpose(1, 2).split(2, 1)
-    later = [torch.cat([attention.turn(y[:, :, t : t + 1], 11 + t) for t in range(4)], 2) for y in (q, k)]
-    scores = attention.turn(q, None) @ attention.turn(k, None).mT
+    later = [
+        torch.cat([attention.apply_rotary(y[:, :, t : t + 1], 11 + t) for t in range(4)], 2) for y in (q, k)
+    ]
+    scores = attention.apply_rotary(q, None) @ attention.apply_rotary(k, None).mT
     torch.testing.assert_close(later[0] @ later[1].mT, scores, rtol=1e-9, atol=1e-9)
     assert not torch.allclose(q @ k.mT, scores)
 
 
 def test_a_search_ends_where_learned_positions_do():
-    config = replace(SIZE, positions="learned", max_positions=7)
+    config = replace(CONFIG, positions="learned", max_positions=7)
     (found,) = beam_search(build(config).eval(), torch.full((1, 6), 5), beams=2)
     assert len(found) <= 7
     (longer,) = beam_search(build(replace(config, max_positions=30)).eval(), torch.full((1, 6), 5), beams=2)

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from contracts.variants import SIZE, build
+from contracts.variants import CONFIG, build
 from normlab.nn import (
     DECODER_LAYER,
     LANGUAGE_LAYER,
@@ -21,7 +21,7 @@ from normlab.nn import (
 
 
 def test_sites_of_an_encoder_decoder():
-    model = build(replace(SIZE, encoder_layers=3, decoder_layers=1))
+    model = build(replace(CONFIG, encoder_layers=3, decoder_layers=1))
     encoder, decoder = ([s.site for s in stack] for stack in (model.encoder, model.decoder))
     assert [s.index for s in encoder] == list(range(6))
     assert [s.layer for s in encoder] == [0, 0, 1, 1, 2, 2]
@@ -34,7 +34,7 @@ def test_sites_of_an_encoder_decoder():
 @pytest.mark.parametrize(("stack", "roles"), [("encoder", 2), ("decoder", 2)])
 def test_a_stack_alone_counts_itself(stack, roles):
     other = {"encoder": "decoder", "decoder": "encoder"}[stack]
-    model = build(replace(SIZE, **{f"{stack}_layers": 4, f"{other}_layers": 0}))
+    model = build(replace(CONFIG, **{f"{stack}_layers": 4, f"{other}_layers": 0}))
     found = {(s.site.layers, s.site.sublayers, s.site.branches, s.site.alone) for s in getattr(model, stack)}
     assert found == {(4, 4 * roles, 4 * roles, True)}
 

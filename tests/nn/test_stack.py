@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from contracts.variants import SIZE, perturbed
+from contracts.variants import CONFIG, perturbed
 from normlab.nn import Attention, Context, Stack
 
 TORCH_LAYERS = (nn.TransformerEncoderLayer, nn.TransformerDecoderLayer)
@@ -55,7 +55,7 @@ def streams() -> tuple[Tensor, Tensor, Tensor, Tensor]:
 @pytest.mark.parametrize(("placement", "norm_first"), [("post", False), ("pre", True)])
 def test_encoder_and_decoder_equal_torch(placement, norm_first, grad):
     torch.manual_seed(1)
-    config = replace(SIZE, encoder_placement=placement, decoder_placement=placement)
+    config = replace(CONFIG, encoder_placement=placement, decoder_placement=placement)
     model = perturbed(config, dtype=torch.float32)
     final = [nn.LayerNorm(16) if norm_first else None for _ in TORCH_LAYERS]
     layers = [kind(16, 2, norm_first=norm_first, **OPTIONS) for kind in TORCH_LAYERS]
@@ -65,10 +65,10 @@ def test_encoder_and_decoder_equal_torch(placement, norm_first, grad):
     copy_stack(model.decoder, decoder)
     source, source_real, target, target_real = streams()
     with torch.set_grad_enabled(grad):
-        memory = model.encoder(source, Context(real=source_real))
+        memory = model.encoder(source, Context(padding_mask=source_real))
         theirs = encoder(source, src_key_padding_mask=~source_real)
         torch.testing.assert_close(memory[source_real], theirs[source_real], **TOLERANCE)
-        context = Context(real=target_real, memory=theirs, memory_real=source_real)
+        context = Context(padding_mask=target_real, memory=theirs, memory_mask=source_real)
         expected = decoder(
             target,
             theirs,
@@ -82,12 +82,12 @@ def test_encoder_and_decoder_equal_torch(placement, norm_first, grad):
 
 
 def test_the_paths_of_streams_and_branches_are_promised():
-    names = {name for name, _ in perturbed(SIZE).named_modules()}
+    names = {name for name, _ in perturbed(CONFIG).named_modules()}
     assert {"encoder.sublayers.3", "encoder.sublayers.3.f", "decoder.sublayers.5.f.inner"} <= names
 
 
 def test_sublayers_of_a_layer_share_what_the_placement_shares_and_no_more():
-    stack = perturbed(replace(SIZE, encoder_placement="rezero")).encoder
+    stack = perturbed(replace(CONFIG, encoder_placement="rezero")).encoder
     alphas = [s.place.alpha for s in stack.sublayers]
     assert alphas[0] is alphas[1]
     assert alphas[2] is alphas[3]

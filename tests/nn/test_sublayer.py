@@ -9,16 +9,14 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from contracts.variants import BY_PLACEMENT, SIZE, label
+from contracts.variants import BY_PLACEMENT, CONFIG, label
 from normlab.nn import (
     Attention,
     Context,
     FeedForward,
     LayerNorm,
-    Options,
     Placement,
     PreNorm,
-    RMSNorm,
     Stack,
     stack_of,
     wrap,
@@ -51,8 +49,8 @@ def plain_heads(attention: Attention, x: Tensor) -> tuple[list[Tensor], list[Ten
 @pytest.mark.parametrize("positions", ["sinusoidal", "rope"])
 @pytest.mark.parametrize("source", ["self", "memory"])
 def test_shared_keys_equal_full_attention_with_the_keys_repeated(source, positions):
-    size = replace(SIZE, heads=4, positions=positions)
-    few, full = (Attention(replace(size, kv_heads=n), source=source) for n in (2, 0))
+    config = replace(CONFIG, heads=4, positions=positions)
+    few, full = (Attention(replace(config, kv_heads=n), source=source) for n in (2, 0))
     drawn(few), drawn(full)
     assert few.matrices()["key"].shape == few.matrices()["value"].shape == (8, 16)
     with torch.no_grad():
@@ -82,15 +80,15 @@ def test_shared_keys_equal_full_attention_with_the_keys_repeated(source, positio
 )
 def test_heads_must_divide_what_they_share(heads, kv_heads, sentence):
     with pytest.raises(ValueError, match=sentence):
-        Attention(replace(SIZE, heads=heads, kv_heads=kv_heads), source="self")
+        Attention(replace(CONFIG, heads=heads, kv_heads=kv_heads), source="self")
 
 
 @torch.no_grad()
 @pytest.mark.parametrize("qk_norm", ["scaled", "qknorm", "normed"])
 def test_attention_equals_a_plain_loop(qk_norm):
     """With each norm of queries and keys, over each query and each key of each head."""
-    options = Options(RMSNorm, qk_norm=qk_norm, bias="nobias")
-    attention, x = drawn(Attention(SIZE, options, source="self", causal=True)), stream(1, 4, 16)
+    config = replace(CONFIG, norm="rmsnorm", qk_norm=qk_norm, bias="nobias")
+    attention, x = drawn(Attention(config, source="self", causal=True)), stream(1, 4, 16)
     q, k, v = plain_heads(attention, x)
     if qk_norm == "normed":
         norms = attention.qk_norm.query, attention.qk_norm.key
@@ -114,18 +112,18 @@ def test_attention_equals_a_plain_loop(qk_norm):
 
 
 def test_qk_norm_starts_from_the_length_of_sentences():
-    attention = Attention(replace(SIZE, qk_norm_len=20), Options(qk_norm="qknorm"), source="self")
+    attention = Attention(replace(CONFIG, qk_norm_len=20, qk_norm="qknorm"), source="self")
     assert attention.qk_norm.g.tolist() == pytest.approx([math.log2(20 * 20 - 20)])
 
 
 def test_scalar_biases_stand_before_and_after_each_matrix():
-    attention, x = drawn(Attention(SIZE, Options(bias="scalarbias"), source="self")), stream(1, 3, 16)
+    attention, x = drawn(Attention(replace(CONFIG, bias="scalarbias"), source="self")), stream(1, 3, 16)
     before, after = attention.qkv.before, attention.qkv.after
     parts = [attention.matrices()[name] for name in ("query", "key", "value")]
     expected = [(x + before[i]) @ w.T + after[i] for i, w in enumerate(parts)]
     torch.testing.assert_close(attention.qkv(x), torch.cat(expected, -1), **CLOSE)
     assert before.shape == after.shape == (3,)
-    fresh = Attention(SIZE, Options(bias="scalarbias"), source="self").qkv
+    fresh = Attention(replace(CONFIG, bias="scalarbias"), source="self").qkv
     assert not fresh.before.any()
     assert not fresh.after.any()
 
@@ -133,22 +131,22 @@ def test_scalar_biases_stand_before_and_after_each_matrix():
 def test_head_gains_and_inner_norms_stand_before_the_last_matrix():
     """A gain of 0 takes a head out, as zero columns of the output matrix would; the norm sees all heads."""
     x = stream(1, 3, 16)
-    attention = drawn(Attention(SIZE, Options(head_gain="headgain"), source="self"))
+    attention = drawn(Attention(replace(CONFIG, head_gain="headgain"), source="self"))
     with torch.no_grad():
         attention.head_gain.gain.copy_(torch.tensor([0.0, 1.0]))
         y = attention(x, Context())
         attention.head_gain.gain.fill_(1.0)
         attention.out.weight[:, :8] = 0
         torch.testing.assert_close(attention(x, Context()), y, **CLOSE)
-    inner = drawn(FeedForward(SIZE, Options(inner_norm="ffn_innernorm")))
+    inner = drawn(FeedForward(replace(CONFIG, inner_norm="ffn_innernorm")))
     hidden = inner.inner_norm(torch.relu(inner.inner(x)))
     torch.testing.assert_close(inner(x, Context()), inner.outer(hidden), **CLOSE)
     placed = {
         name: [
             isinstance(branch.inner_norm, LayerNorm)
             for branch in (
-                Attention(SIZE, Options(inner_norm=name), source="self"),
-                FeedForward(SIZE, Options(inner_norm=name)),
+                Attention(replace(CONFIG, inner_norm=name), source="self"),
+                FeedForward(replace(CONFIG, inner_norm=name)),
             )
         ]
         for name in ("noinnernorm", "innernorm", "ffn_innernorm")
@@ -161,7 +159,7 @@ def test_head_gains_and_inner_norms_stand_before_the_last_matrix():
 
 
 def test_swiglu_gates_with_a_third_matrix():
-    branch, x = drawn(FeedForward(replace(SIZE, activation="swiglu"))), stream(1, 3, 16)
+    branch, x = drawn(FeedForward(replace(CONFIG, activation="swiglu"))), stream(1, 3, 16)
     w = branch.matrices()
     assert {name: tuple(m.shape) for name, m in w.items()} == {
         "ffn_in": (24, 16),
@@ -227,9 +225,8 @@ def test_a_stack_wants_a_branch_for_each_site():
 def test_a_models_own_choice_goes_before_the_placements(config):
     """Each option of the branch, with every placement: what the model says, or what the placement says."""
     place = Placement.registry[config.encoder_placement]
-    options = Options.of(config, place, LayerNorm)
-    axes = ("qk_norm", "bias", "inner_norm", "head_gain")
-    assert [getattr(options, axis) for axis in axes] == [getattr(place, axis) for axis in axes]
+    left_open = {"qk_norm": "", "bias": "", "inner_norm": "", "head_gain": ""}
+    own = {axis: getattr(place, axis) for axis in left_open}
+    assert place.complete(replace(config, **left_open)) == replace(config, **own)
     chosen = {"qk_norm": "qknorm", "bias": "nobias", "inner_norm": "innernorm", "head_gain": "headgain"}
-    options = Options.of(replace(config, **chosen), place, LayerNorm)
-    assert options == Options(LayerNorm, **chosen)
+    assert place.complete(replace(config, **chosen)) == replace(config, **chosen)

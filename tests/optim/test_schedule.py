@@ -7,12 +7,12 @@ import math
 import pytest
 import torch
 
-from normlab.optim import SCHEDULES, Course, ValDecay, schedule_factor
+from normlab.optim import SCHEDULES, ScheduleState, ValDecay, schedule_factor
 from normlab.spec.config import OptimConfig
 
 
 def factors(name, steps, total_steps=10, decays=0, **optim):
-    course = Course(OptimConfig(schedule=name, **optim), total_steps, decays)
+    course = ScheduleState(OptimConfig(schedule=name, **optim), total_steps, decays)
     return {n: schedule_factor(n, course) for n in steps}
 
 
@@ -114,7 +114,7 @@ def rates_of_ours(scores, optim):
     for step, score in enumerate(scores, start=1):
         state = state.after(step, optim, improved=score > best)
         best = max(best, score)
-        rates.append(schedule_factor(step + 1, Course(optim, 1000, state.decays)))
+        rates.append(schedule_factor(step + 1, ScheduleState(optim, 1000, state.decays)))
     return rates
 
 

@@ -127,16 +127,16 @@ def inside(prefix: str, bundle: Bundle) -> Bundle:
 class Choices:
     """One stack's branches: the model's choices, and the placement's where it leaves them open."""
 
-    size: ModelConfig
+    config: ModelConfig
     placement: str
 
     def __getitem__(self, option: str) -> str:
         own = PLACEMENTS[self.placement].branch if self.placement else {}
-        return getattr(self.size, option) or {**CHOICES, **own}[option]
+        return getattr(self.config, option) or {**CHOICES, **own}[option]
 
     @property
     def norm(self) -> str:
-        return NORMS[self.size.norm]
+        return NORMS[self.config.norm]
 
     def linear(self, w: Weights, names: str, n_out: list[int]) -> Bundle:
         """One packed projection as the oracle's matrices, one letter or word each."""
@@ -155,8 +155,8 @@ class Choices:
 
 def attention_bundle(w: Weights, choices: Choices, role: str) -> Bundle:
     """The parameters of one of our attentions."""
-    size, norm, d = choices.size, choices.norm, choices.size.dim
-    keys = d // size.heads * (size.kv_heads or size.heads)
+    config, norm, d = choices.config, choices.norm, choices.config.dim
+    keys = d // config.heads * (config.kv_heads or config.heads)
     if role == "cross_attention":
         p = choices.linear(w.at("q"), "q", [d]) | choices.linear(w.at("kv"), "k v", [keys, keys])
     else:
@@ -176,10 +176,10 @@ def attention_bundle(w: Weights, choices: Choices, role: str) -> Bundle:
 
 def feed_forward_bundle(w: Weights, choices: Choices) -> Bundle:
     """The parameters of one of our feed-forwards."""
-    size = choices.size
-    names = "in gate" if size.activation == "swiglu" else "in"
-    p = choices.linear(w.at("inner"), names, [size.ffn_dim] * len(names.split()))
-    p |= choices.linear(w.at("outer"), "out", [size.dim])
+    config = choices.config
+    names = "in gate" if config.activation == "swiglu" else "in"
+    p = choices.linear(w.at("inner"), names, [config.ffn_dim] * len(names.split()))
+    p |= choices.linear(w.at("outer"), "out", [config.dim])
     if "ffn" in INNER_NORMS[choices["inner_norm"]]:
         p |= inside("inner_norm", norm_bundle(w.at("inner_norm"), choices.norm))
     return p
@@ -192,13 +192,13 @@ def bundle(w: Weights, choices: Choices, role: str) -> Bundle:
 
 def attention(w: Weights, choices: Choices, role: str) -> Callable[[Array, Array | None], Array]:
     """f(x, memory) of one of our attentions."""
-    size, p = choices.size, attention_bundle(w, choices, role)
+    config, p = choices.config, attention_bundle(w, choices, role)
     options = branches.AttentionOptions(
-        heads=size.heads,
-        kv_heads=size.kv_heads or size.heads,
+        heads=config.heads,
+        kv_heads=config.kv_heads or config.heads,
         causal=role == "causal_attention",
         qk_norm=QK_NORMS[choices["qk_norm"]],
-        rope=size.positions == "rope",
+        rope=config.positions == "rope",
         head_gain=HEAD_GAINS[choices["head_gain"]],
         inner_norm="attention" in INNER_NORMS[choices["inner_norm"]],
         bias=BIASES[choices["bias"]][0],
@@ -210,9 +210,9 @@ def attention(w: Weights, choices: Choices, role: str) -> Callable[[Array, Array
 
 def feed_forward(w: Weights, choices: Choices) -> Callable[[Array, Array | None], Array]:
     """f(x, memory), which does not look at the memory."""
-    size, p = choices.size, feed_forward_bundle(w, choices)
+    config, p = choices.config, feed_forward_bundle(w, choices)
     options = branches.FeedForwardOptions(
-        activation=ACTIVATIONS[size.activation],
+        activation=ACTIVATIONS[config.activation],
         inner_norm="ffn" in INNER_NORMS[choices["inner_norm"]],
         bias=BIASES[choices["bias"]][0],
         norm=norms.NORMS[choices.norm],
@@ -223,12 +223,14 @@ def feed_forward(w: Weights, choices: Choices) -> Callable[[Array, Array | None]
 # ------------------------------------------------------------------------------------ stacks and models
 
 
-def roles_of(name: str, size: ModelConfig) -> tuple[str, ...]:
+def roles_of(name: str, config: ModelConfig) -> tuple[str, ...]:
     """Of one layer."""
     if name == "encoder":
         return "self_attention", "ffn"
     return (
-        ("causal_attention", "cross_attention", "ffn") if size.encoder_layers else ("causal_attention", "ffn")
+        ("causal_attention", "cross_attention", "ffn")
+        if config.encoder_layers
+        else ("causal_attention", "ffn")
     )
 
 
@@ -238,25 +240,25 @@ class StackOracle:
 
     w: Weights
     name: str
-    size: ModelConfig
+    config: ModelConfig
     memory: Array | None = None
 
     @property
     def placement(self) -> str:
-        return self.size.encoder_placement if self.name == "encoder" else self.size.decoder_placement
+        return self.config.encoder_placement if self.name == "encoder" else self.config.decoder_placement
 
     @property
     def layers(self) -> int:
-        return self.size.encoder_layers if self.name == "encoder" else self.size.decoder_layers
+        return self.config.encoder_layers if self.name == "encoder" else self.config.decoder_layers
 
     def branch(self, role: str, index: int) -> Callable[[Array, Array | None], Array]:
         """f(x, memory) of a sublayer."""
-        w, choices = self.w.at(f"sublayers.{index}.f"), Choices(self.size, self.placement)
+        w, choices = self.w.at(f"sublayers.{index}.f"), Choices(self.config, self.placement)
         return feed_forward(w, choices) if role == "ffn" else attention(w, choices, role)
 
     def bundles(self, role: str, index: int, first_of_layer: int) -> dict[str, Bundle | Array]:
         """The placement's parameters of a sublayer."""
-        place, norm = PLACEMENTS[self.placement], NORMS[self.size.norm]
+        place, norm = PLACEMENTS[self.placement], NORMS[self.config.norm]
         w = self.w.at(f"sublayers.{index}.place")
         owner = self.w.at(f"sublayers.{first_of_layer}.place") if place.by_layer else w
         p: dict[str, Bundle | Array] = {theirs: owner[ours] for ours, theirs in place.keys.items()}
@@ -266,7 +268,7 @@ class StackOracle:
         return p
 
     def sublayers(self) -> list[placements.Sublayer]:
-        roles, found = roles_of(self.name, self.size), []
+        roles, found = roles_of(self.name, self.config), []
         for layer in range(self.layers):
             for i, role in enumerate(roles):
                 index = layer * len(roles) + i
@@ -275,12 +277,12 @@ class StackOracle:
         return found
 
     def info(self) -> placements.StackInfo:
-        place, norm = PLACEMENTS[self.placement], NORMS[self.size.norm]
+        place, norm = PLACEMENTS[self.placement], NORMS[self.config.norm]
         final = norms.FINAL[norm]
         return placements.StackInfo(
             self.name,
-            self.size.encoder_layers,
-            self.size.decoder_layers,
+            self.config.encoder_layers,
+            self.config.decoder_layers,
             norms.NORMS[norm],
             {"norm": norm_bundle(self.w.at(place.begin), norm)} if place.begin else {},
             {"norm": norm_bundle(self.w.at(place.end), final)} if place.end else {},
@@ -313,19 +315,19 @@ POSITIONS: dict[str, Callable[[Weights, int, int], Array]] = {
 """What is added to the embeddings."""
 
 
-def embed(w: Weights, size: ModelConfig, ids: list[int]) -> Array:
-    vectors = EMBEDDINGS[size.embedding][0](w, np.array(ids))
-    return embeddings.embed_with_positions(vectors, POSITIONS[size.positions](w, len(ids), size.dim))
+def embed(w: Weights, config: ModelConfig, ids: list[int]) -> Array:
+    vectors = EMBEDDINGS[config.embedding][0](w, np.array(ids))
+    return embeddings.embed_with_positions(vectors, POSITIONS[config.positions](w, len(ids), config.dim))
 
 
-def seq2seq_logits(w: Weights, size: ModelConfig, source: list[int], target: list[int]) -> Array:
+def seq2seq_logits(w: Weights, config: ModelConfig, source: list[int], target: list[int]) -> Array:
     """`[T, V]` of one sentence without padding."""
-    memory = StackOracle(w.at("encoder"), "encoder", size)(embed(w, size, source))
-    hidden = StackOracle(w.at("decoder"), "decoder", size, memory)(embed(w, size, target))
-    return EMBEDDINGS[size.embedding][1](w, hidden)
+    memory = StackOracle(w.at("encoder"), "encoder", config)(embed(w, config, source))
+    hidden = StackOracle(w.at("decoder"), "decoder", config, memory)(embed(w, config, target))
+    return EMBEDDINGS[config.embedding][1](w, hidden)
 
 
-def decoder_logits(w: Weights, size: ModelConfig, ids: list[int]) -> Array:
+def decoder_logits(w: Weights, config: ModelConfig, ids: list[int]) -> Array:
     """`[T, V]` of a language model on one sentence without padding."""
-    hidden = StackOracle(w.at("decoder"), "decoder", size)(embed(w, size, ids))
-    return EMBEDDINGS[size.embedding][1](w, hidden)
+    hidden = StackOracle(w.at("decoder"), "decoder", config)(embed(w, config, ids))
+    return EMBEDDINGS[config.embedding][1](w, hidden)

@@ -10,7 +10,8 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from normlab.nn import ops, reference
+from normlab.nn import reference
+from normlab.nn.kernels import ops
 from normlab.nn.registry import Registry
 from oracles.derivative import derivative
 

@@ -57,8 +57,8 @@ def by_paper(stacks: list[StackOracle], inputs: list[Array]) -> tuple[Array, lis
 
 def by_code(stacks: list[StackOracle], inputs: list[Array]) -> tuple[Array, list[Array]]:
     """Omegas of one stack, and its outputs with these in force."""
-    first, norm = stacks[0], NORMS[stacks[0].size.norm]
-    roles = roles_of(first.name, first.size)
+    first, norm = stacks[0], NORMS[stacks[0].config.norm]
+    roles = roles_of(first.name, first.config)
     count = len(first.sublayers())
 
     def branch(x: Array, n: int, index: int) -> Array:
@@ -96,27 +96,27 @@ def assert_started(model: TokenModel, stack: str, expected: Array) -> None:
 @profiled
 @pytest.mark.parametrize("norm", ours_alone(Norm.registry))
 def test_profiles_of_an_encoder_and_a_decoder(placement, norm):
-    size = under(placement, norm=norm)
-    model = at_one(exactly_placed(Seq2Seq(size, VOCAB), size))
+    config = under(placement, norm=norm)
+    model = at_one(exactly_placed(Seq2Seq(config, VOCAB), config))
     w, profile = Weights(arrays_of(model)), PROFILES[placement]
     given = profile_(model, lambda: model(padded(SOURCES), padded(TARGETS)))
-    encoder = [StackOracle(w.at("encoder"), "encoder", size) for _ in SOURCES]
-    expected, memories = profile(encoder, [embed(w, size, ids) for ids in SOURCES])
+    encoder = [StackOracle(w.at("encoder"), "encoder", config) for _ in SOURCES]
+    expected, memories = profile(encoder, [embed(w, config, ids) for ids in SOURCES])
     assert_started(model, "encoder", expected)
-    decoder = [StackOracle(w.at("decoder"), "decoder", size, memory) for memory in memories]
-    expected_too, _ = profile(decoder, [embed(w, size, ids) for ids in TARGETS])
+    decoder = [StackOracle(w.at("decoder"), "decoder", config, memory) for memory in memories]
+    expected_too, _ = profile(decoder, [embed(w, config, ids) for ids in TARGETS])
     assert_started(model, "decoder", expected_too)
     np.testing.assert_allclose(list(given.values()), [*expected**2, *expected_too**2], rtol=FLOAT32)
 
 
 @profiled
 def test_profiles_of_a_decoder_alone(placement):
-    size = under(placement, encoder_layers=0)
-    model = at_one(exactly_placed(Decoder(size, VOCAB), size))
+    config = under(placement, encoder_layers=0)
+    model = at_one(exactly_placed(Decoder(config, VOCAB), config))
     w = Weights(arrays_of(model))
     profile_(model, lambda: model(padded(TARGETS)))
-    stacks = [StackOracle(w.at("decoder"), "decoder", size) for _ in TARGETS]
-    expected, _ = PROFILES[placement](stacks, [embed(w, size, ids) for ids in TARGETS])
+    stacks = [StackOracle(w.at("decoder"), "decoder", config) for _ in TARGETS]
+    expected, _ = PROFILES[placement](stacks, [embed(w, config, ids) for ids in TARGETS])
     assert_started(model, "decoder", expected)
 
 

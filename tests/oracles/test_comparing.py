@@ -10,7 +10,7 @@ from normlab.nn import Attention, Context
 from oracles import comparing
 from oracles.adapter import Choices, Weights, attention
 from oracles.comparing import arrays_of, compare, scattered
-from oracles.toys import SIZE, normal
+from oracles.toys import CONFIG, normal
 
 
 class Scaled(nn.Module):
@@ -44,12 +44,12 @@ def test_errors_are_found(together):
 
 @pytest.mark.parametrize("path", comparing.PATHS, ids=lambda path: path.__name__)
 def test_every_path_is_compared(monkeypatch, path):
-    module = scattered(Attention(SIZE, source="self"))
+    module = scattered(Attention(CONFIG, source="self"))
     x = normal(5, 6)
     monkeypatch.setattr(comparing, "PATHS", (path,))
 
     def oracle(arrays: dict) -> object:
-        return 1.000001 * attention(Weights(arrays), Choices(SIZE, "post"), "self_attention")(
+        return 1.000001 * attention(Weights(arrays), Choices(CONFIG, "post"), "self_attention")(
             arrays["x"], None
         )
 
@@ -58,6 +58,6 @@ def test_every_path_is_compared(monkeypatch, path):
 
 
 def test_scattered_parameters_stand_at_no_special_value():
-    arrays = arrays_of(scattered(Attention(SIZE, source="memory")))
+    arrays = arrays_of(scattered(Attention(CONFIG, source="memory")))
     assert all(((abs(a) > 0.19) & (abs(a) < 0.81)).all() for a in arrays.values())
     assert all((a < 0).any() and (a > 0).any() for a in arrays.values())

@@ -50,10 +50,10 @@ def marian() -> nn.Module:
 
 
 def ours(marian: nn.Module) -> Seq2Seq:
-    size = ModelConfig(
+    config = ModelConfig(
         dim=DIM, ffn_dim=24, heads=HEADS, encoder_layers=LAYERS, decoder_layers=LAYERS, dropout=0.0
     )
-    return script("peers").like_marian(marian, size, VOCAB)
+    return script("peers").like_marian(marian, config, VOCAB)
 
 
 def sources() -> Tensor:

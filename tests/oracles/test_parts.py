@@ -21,7 +21,6 @@ from normlab.nn import (
     Embedding,
     FeedForward,
     Norm,
-    Options,
     Placement,
     Positions,
     QueryKeyNorm,
@@ -31,7 +30,7 @@ from normlab.spec.config import ModelConfig
 from oracles import adapter, embeddings, norms
 from oracles.adapter import Choices, Weights
 from oracles.comparing import compare, ours_alone, scattered
-from oracles.toys import SIZE, normal
+from oracles.toys import CONFIG, normal
 
 HEADS = [(6, 3, 0), (6, 2, 0), (6, 3, 1), (12, 6, 2), (10, 5, 5)]
 """Width, heads and heads of keys and values."""
@@ -95,17 +94,13 @@ def test_final_norms(norm):
 # --------------------------------------------------------------------------------------------- branches
 
 
-def check_attention(size: ModelConfig, role: str) -> None:
-    choices = Choices(size, "post")
-    options = Options(
-        Norm.registry[size.norm],
-        **{option: choices[option] for option in ("qk_norm", "bias", "inner_norm", "head_gain")},
-    )
+def check_attention(config: ModelConfig, role: str) -> None:
+    choices = Choices(config, "post")
     source = "memory" if role == "cross_attention" else "self"
-    module = scattered(Attention(size, options, source=source, causal=role == "causal_attention"))
-    inputs = {"x": normal(5, size.dim)}
+    module = scattered(Attention(config, source=source, causal=role == "causal_attention"))
+    inputs = {"x": normal(5, config.dim)}
     if source == "memory":
-        inputs["memory"] = normal(7, size.dim, seed=12)
+        inputs["memory"] = normal(7, config.dim, seed=12)
 
     def ours() -> Tensor:
         memory = inputs.get("memory")
@@ -129,8 +124,8 @@ of_even_width = [heads for heads in HEADS if heads[0] // heads[1] % 2 == 0]
     [("sinusoidal", *h) for h in HEADS] + [("rope", *h) for h in of_even_width],
 )
 def test_attention(role, qk_norm, positions, dim, heads, kv_heads):
-    size = replace(SIZE, qk_norm=qk_norm, positions=positions, dim=dim, heads=heads, kv_heads=kv_heads)
-    check_attention(size, role)
+    config = replace(CONFIG, qk_norm=qk_norm, positions=positions, dim=dim, heads=heads, kv_heads=kv_heads)
+    check_attention(config, role)
 
 
 @pytest.mark.parametrize("role", ROLES)
@@ -139,14 +134,16 @@ def test_attention(role, qk_norm, positions, dim, heads, kv_heads):
     list(product(ours_alone(BIASES), ours_alone(INNER_NORMS), ours_alone(HEAD_GAINS))),
 )
 def test_attention_with_options(role, bias, inner_norm, head_gain):
-    size = replace(SIZE, bias=bias, inner_norm=inner_norm, head_gain=head_gain, dim=12, heads=6, kv_heads=3)
-    check_attention(size, role)
+    config = replace(
+        CONFIG, bias=bias, inner_norm=inner_norm, head_gain=head_gain, dim=12, heads=6, kv_heads=3
+    )
+    check_attention(config, role)
 
 
 @every_norm
 @pytest.mark.parametrize("role", ROLES)
 def test_attention_with_norms_inside(role, norm):
-    check_attention(replace(SIZE, norm=norm, qk_norm="normed", inner_norm="innernorm", kv_heads=1), role)
+    check_attention(replace(CONFIG, norm=norm, qk_norm="normed", inner_norm="innernorm", kv_heads=1), role)
 
 
 @pytest.mark.parametrize(
@@ -155,10 +152,10 @@ def test_attention_with_norms_inside(role, norm):
 )
 @pytest.mark.parametrize("norm", ["layernorm", "scalenorm"])
 def test_feed_forward(activation, bias, inner_norm, norm):
-    size = replace(SIZE, activation=activation, bias=bias, inner_norm=inner_norm, norm=norm)
-    choices = Choices(size, "post")
-    module = scattered(FeedForward(size, Options(Norm.registry[norm], bias=bias, inner_norm=inner_norm)))
-    x = normal(5, size.dim)
+    config = replace(CONFIG, activation=activation, bias=bias, inner_norm=inner_norm, norm=norm)
+    choices = Choices(config, "post")
+    module = scattered(FeedForward(config))
+    x = normal(5, config.dim)
 
     def oracle(arrays: dict[str, np.ndarray]) -> np.ndarray:
         return adapter.feed_forward(Weights(arrays), choices)(arrays["x"], None)
@@ -189,7 +186,7 @@ def test_sinusoids_in_float32(length, dim):
 
 @pytest.mark.parametrize("name", ours_alone(Positions.registry))
 def test_positions_are_added_to_the_embeddings(name):
-    module = scattered(Positions.registry[name](replace(SIZE, max_positions=300)))
+    module = scattered(Positions.registry[name](replace(CONFIG, max_positions=300)))
     arrays = {f"positions.{key}": p.detach().numpy() for key, p in module.named_parameters()}
     for length in (5, 300):
         x = normal(length, 6).detach()

@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from contracts.variants import SIZE, VOCAB, perturbed
+from contracts.variants import CONFIG, VOCAB, perturbed
 from normlab.nn import Cache, Seq2Seq
 from normlab.nn.decode import FREE, LENGTH_PENALTIES, MAX_LEN, Bounds, Hypothesis, beam_search, search
 from normlab.spec.config import DecodeConfig
@@ -42,7 +42,7 @@ def sources(count: int) -> Tensor:
 
 def searcher(placement: str = "post", seed: int = 25) -> Seq2Seq:
     """A model (seeds were looked for) that ends its outputs early, late and at the limit."""
-    config = replace(SIZE, encoder_placement=placement, decoder_placement=placement)
+    config = replace(CONFIG, encoder_placement=placement, decoder_placement=placement)
     return perturbed(config, seed=seed)
 
 

@@ -34,18 +34,18 @@ PLACEMENTS = ours_alone(Placement.registry)
 every_placement = pytest.mark.parametrize("placement", PLACEMENTS)
 
 
-def check_stack(name: str, size: ModelConfig, *, together: bool = False) -> None:
+def check_stack(name: str, config: ModelConfig, *, together: bool = False) -> None:
     """A stack `[5, D]` to `[5, D]`, its memory of another length where it has one."""
-    reads = name == "decoder" and size.encoder_layers > 0
+    reads = name == "decoder" and config.encoder_layers > 0
     roles = ENCODER_LAYER if name == "encoder" else DECODER_LAYER if reads else LANGUAGE_LAYER
-    stack = scattered(build_stack(name, roles, size))
-    inputs = {"x": normal(5, size.dim)} | ({"memory": normal(4, size.dim, seed=12)} if reads else {})
+    stack = scattered(build_stack(name, roles, config))
+    inputs = {"x": normal(5, config.dim)} | ({"memory": normal(4, config.dim, seed=12)} if reads else {})
 
     def ours() -> Tensor:
         return stack(inputs["x"][None], Context(memory=inputs["memory"][None] if reads else None))[0]
 
     def oracle(arrays: Mapping[str, np.ndarray]) -> np.ndarray:
-        return StackOracle(Weights(arrays), name, size, arrays.get("memory"))(arrays["x"])
+        return StackOracle(Weights(arrays), name, config, arrays.get("memory"))(arrays["x"])
 
     compare(stack, ours, oracle, inputs, together=together)
 
@@ -57,8 +57,8 @@ def check_stack(name: str, size: ModelConfig, *, together: bool = False) -> None
 )
 def test_stacks(placement, name, layers, heads):
     encoder, decoder = layers
-    size = under(placement, encoder_layers=encoder, decoder_layers=decoder, heads=heads)
-    check_stack(name, size, together=heads == 2)
+    config = under(placement, encoder_layers=encoder, decoder_layers=decoder, heads=heads)
+    check_stack(name, config, together=heads == 2)
 
 
 @every_placement
@@ -78,25 +78,25 @@ def test_norms_under_placements(placement, norm):
 # --------------------------------------------------------------------------------------- whole models
 
 
-def check_seq2seq(size: ModelConfig, *, together: bool) -> None:
+def check_seq2seq(config: ModelConfig, *, together: bool) -> None:
     """Logits at every real position of a padded batch."""
-    model = exactly_placed(Seq2Seq(size, VOCAB), size)
+    model = exactly_placed(Seq2Seq(config, VOCAB), config)
     sources, targets = (padded(list(side)) for side in zip(*SENTENCES, strict=True))
 
     def oracle(arrays: Mapping[str, np.ndarray]) -> np.ndarray:
         w = Weights(arrays)
-        return np.concatenate([adapter.seq2seq_logits(w, size, s, t) for s, t in SENTENCES])
+        return np.concatenate([adapter.seq2seq_logits(w, config, s, t) for s, t in SENTENCES])
 
     compare(model, lambda: model(sources, targets)[targets != 0], oracle, together=together)
 
 
-def check_decoder(size: ModelConfig, *, together: bool) -> None:
-    model = exactly_placed(Decoder(size, VOCAB), size)
+def check_decoder(config: ModelConfig, *, together: bool) -> None:
+    model = exactly_placed(Decoder(config, VOCAB), config)
     rows = [target for _, target in SENTENCES]
     ids = padded(rows)
 
     def oracle(arrays: Mapping[str, np.ndarray]) -> np.ndarray:
-        return np.concatenate([adapter.decoder_logits(Weights(arrays), size, row) for row in rows])
+        return np.concatenate([adapter.decoder_logits(Weights(arrays), config, row) for row in rows])
 
     compare(model, lambda: model(ids)[ids != 0], oracle, together=together)
 

@@ -12,7 +12,7 @@ from normlab.spec.config import ModelConfig
 from oracles import embeddings
 from oracles.comparing import scattered
 
-SIZE = ModelConfig(
+CONFIG = ModelConfig(
     dim=6, ffn_dim=7, heads=3, encoder_layers=2, decoder_layers=3, dropout=0.0, max_positions=9
 )
 VOCAB = 11
@@ -22,7 +22,7 @@ SENTENCES = [([4, 9, 3, 7, 5], [2, 5, 9, 4]), ([8, 3], [2, 10, 7, 7, 4])]
 
 def under(placement: str, decoder: str = "", **others: object) -> ModelConfig:
     """The toy size with a placement, or two."""
-    return replace(SIZE, encoder_placement=placement, decoder_placement=decoder or placement, **others)
+    return replace(CONFIG, encoder_placement=placement, decoder_placement=decoder or placement, **others)
 
 
 def normal(*shape: int, scale: float = 1.0, seed: int = 11) -> Tensor:
@@ -31,10 +31,10 @@ def normal(*shape: int, scale: float = 1.0, seed: int = 11) -> Tensor:
     return (scale * torch.randn(*shape, generator=generator, dtype=torch.float64)).requires_grad_()
 
 
-def exactly_placed(model: TokenModel, size: ModelConfig) -> TokenModel:
+def exactly_placed(model: TokenModel, config: ModelConfig) -> TokenModel:
     """With its sinusoids in float64, not rounded to float32."""
-    if size.positions == "sinusoidal":
-        model.positions.table = torch.from_numpy(embeddings.sinusoids(9, size.dim))
+    if config.positions == "sinusoidal":
+        model.positions.table = torch.from_numpy(embeddings.sinusoids(9, config.dim))
     return scattered(model)
 
 

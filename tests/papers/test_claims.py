@@ -12,7 +12,6 @@ from normlab.papers import ARTEFACTS
 from normlab.store.reproductions import KEPT, read_reproduction
 
 LOCK = Path(__file__).with_name("claims.json")
-RESULTS = Path(__file__).parents[2] / KEPT
 
 
 def locked() -> dict[str, str]:
@@ -41,7 +40,7 @@ def test_claims_are_the_locked_ones():
 
 
 def test_kept_results_are_of_the_locked_claims():
-    others = unlocked(RESULTS, locked())
+    others = unlocked(KEPT, locked())
     assert not others, (
         f"the results of {', '.join(others)} in {KEPT} were measured for other claims; measure them anew: "
         f"normlab reproduce {' '.join(others)}"

@@ -125,8 +125,7 @@ def _run(root: Path, name: str, lr: float, seed: int, end: float | str, rows: in
             state="done",
             step=int(curve[-1]["step"]),
             outcome=Outcome(state, int(curve[-1]["step"]), evidence),
-            best_dev_bleu=best[0],
-            best_dev_nll=best[1],
+            best_dev={} if best[0] is None else {"bleu": best[0], "nll": best[1]},
             train_seconds=598.0,
             hardware="Xeon, 2 cores",
         )

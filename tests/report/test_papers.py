@@ -6,20 +6,21 @@ import re
 
 from normlab.papers import ARTEFACTS
 from normlab.report.papers import papers_page, write_papers_page
+from normlab.report.reproduction import write_reproduction_page
 from normlab.spec.artefact import Artefact
 from normlab.store.reproductions import Standing, standing, write_reproduction
 from report.reproductions import ARTEFACT, found
 
 
-def test_the_overview_links_to_the_pages_of_what_was_measured(tmp_path):
+def test_the_overview_links_to_the_pages_that_lie_beside_it(tmp_path):
     write_reproduction(found(), tmp_path / "kept")
     where = [tmp_path / "papers", tmp_path / "kept"]
     artefacts = [ARTEFACT, Artefact("other.one", "P", "Shows.", {}, "A.")]
+    write_reproduction_page(standing(ARTEFACT, where), where[0])
     page = write_papers_page([standing(a, where) for a in artefacts], where[0])
     assert page == where[0] / "papers.html"
     html = page.read_text(encoding="utf-8")
     assert re.findall(r'<a href="(example[^"]*)"', html) == ["example.change.html"]
-    assert (where[0] / "example.change.html").exists()
     assert "2 artefacts of the papers: 1 disagree" in html
     assert "1 of 5: pre exponent 0.52 [0.45, 0.59]" in html
     assert "no study yet" in html

@@ -3,10 +3,10 @@ from pathlib import Path
 
 import pytest
 
-from normlab.run.devices import resolved_precision
-from normlab.run.recipes import resolve
+from normlab.recipes.grammar import resolve
 from normlab.spec.config import Config, MachineConfig, run_id
 from normlab.spec.request import CompareRequest, usable_cores
+from normlab.training.devices import resolved_precision
 
 
 @pytest.mark.parametrize(

@@ -13,7 +13,7 @@ CONFIG = Config(
     recipe="enc:post/dec:pre+scalenorm",
     model=ModelConfig(dim=48, encoder_placement="post", decoder_placement="pre", dropout=0.25),
     data=DataConfig(train_src="Straße/ tränk.de", vocab_size=99, target_vocab_mask=True, digest="ab"),
-    optim=OptimConfig(lr=1e-30, betas=(0.5, 0.75), clip_norm_l2=math.inf),
+    optim=OptimConfig(lr=1e-30, betas=(0.5, 0.75), max_grad_norm=math.inf),
     train=TrainConfig(steps=7, stop_early=False),
     seeds=SeedConfig(1, 2, 3),
 )

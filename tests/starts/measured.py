@@ -18,7 +18,7 @@ from oracles import adapter, starts
 from oracles.adapter import Array, Bundle, Choices, Weights
 from oracles.comparing import ours_alone
 
-SIZE = ModelConfig(dim=64, ffn_dim=192, heads=4, dropout=0.0, embedding="untied")
+CONFIG = ModelConfig(dim=64, ffn_dim=192, heads=4, dropout=0.0, embedding="untied")
 VOCAB = 501
 PLACEMENTS = ours_alone(Placement.registry)
 MATRICES = {
@@ -38,7 +38,7 @@ def sized(placement: str, encoder_layers: int, decoder_layers: int, **others: ob
     """The small model at a depth; a very deep one, which has more matrices to pool, is half as wide."""
     half = {"dim": 32, "ffn_dim": 96} if encoder_layers + decoder_layers > 50 else {}
     return replace(
-        SIZE,
+        CONFIG,
         encoder_placement=placement,
         decoder_placement=placement,
         encoder_layers=encoder_layers,

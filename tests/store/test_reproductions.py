@@ -11,6 +11,7 @@ import pytest
 from normlab.spec.artefact import Artefact, Reproduction
 from normlab.spec.claim import Measure
 from normlab.store.reproductions import (
+    KEPT,
     _Stored,
     folders,
     read_reproduction,
@@ -91,7 +92,8 @@ def test_a_fresh_result_counts_before_a_stale_and_a_stale_before_a_damaged_one(t
 
 
 def test_runs_come_before_kept_results(tmp_path):
-    assert [str(path) for path in folders(tmp_path)] == [str(tmp_path / "papers"), "results/papers"]
+    assert folders(tmp_path) == (tmp_path / "papers", KEPT)
+    assert len(list(KEPT.glob("*.json"))) == 22
 
 
 def test_a_result_on_another_text_is_undecided_and_not_fresh(tmp_path):

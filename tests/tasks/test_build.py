@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 import torch
 
-from contracts.variants import CHOICES, SIZE, VOCAB
+from contracts.variants import CHOICES, CONFIG, VOCAB
 from normlab.init import SCHEMES
 from normlab.nn import Decoder, Encoder, FixNormEmbedding, Norm, Placement, Seq2Seq, Stack
 from normlab.tasks.build import build_model, build_seq2seq
@@ -25,7 +25,7 @@ def roles(stack: Stack) -> list[str]:
 
 def test_encoder_and_decoder_are_chosen_apart():
     config = replace(
-        SIZE, encoder_layers=3, decoder_layers=1, encoder_placement="pre", decoder_placement="deepnorm"
+        CONFIG, encoder_layers=3, decoder_layers=1, encoder_placement="pre", decoder_placement="deepnorm"
     )
     model = build_seq2seq(replace(config, norm="scalenorm", embedding="fixnorm", dropout=0.25), VOCAB, 1)
     assert places(model.encoder) == ["pre"] * 6
@@ -47,7 +47,7 @@ def test_encoder_and_decoder_are_chosen_apart():
 
 
 def test_rates_reach_their_places():
-    model = build_seq2seq(replace(SIZE, dropout=0.1, attention_dropout=0.2, ffn_dropout=0.3), VOCAB, 1)
+    model = build_seq2seq(replace(CONFIG, dropout=0.1, attention_dropout=0.2, ffn_dropout=0.3), VOCAB, 1)
     attention, ffn = (s.f for s in model.encoder.sublayers[:2])
     assert (attention.p, attention.dropout.p) == (0.2, 0.1)
     assert (ffn.inner_dropout.p, ffn.dropout.p) == (0.3, 0.1)
@@ -59,7 +59,7 @@ def test_the_seed_decides_the_start_whatever_the_global_generator_did(axis):
         models = []
         for global_seed in (1, 2):
             torch.manual_seed(global_seed)
-            models.append(build_seq2seq(replace(SIZE, **{axis: name}), VOCAB, 9))
+            models.append(build_seq2seq(replace(CONFIG, **{axis: name}), VOCAB, 9))
         pairs = zip(models[0].parameters(), models[1].parameters(), strict=True)
         assert all(torch.equal(a, b) for a, b in pairs)
 
@@ -83,20 +83,20 @@ def test_the_seed_decides_the_start_whatever_the_global_generator_did(axis):
 def test_an_unknown_name_is_told_with_the_nearest(axis, kind, wrong, right):
     sentence = rf"^unknown {kind} '{wrong}', did you mean '{right}'\? \(allowed: .*{right}.*\)$"
     with pytest.raises(ValueError, match=sentence):
-        build_seq2seq(replace(SIZE, **{axis: wrong}), VOCAB, 1)
+        build_seq2seq(replace(CONFIG, **{axis: wrong}), VOCAB, 1)
 
 
 def test_parameters_are_as_many_as_the_sizes_say():
     d, f, v = 16, 24, VOCAB
     attention, ffn, norm = 4 * (d * d + d), 2 * d * f + d + f, 2 * d
     encoder, decoder = attention + ffn + 2 * norm, 2 * attention + ffn + 3 * norm
-    model = build_seq2seq(SIZE, VOCAB, 1)
+    model = build_seq2seq(CONFIG, VOCAB, 1)
     assert sum(p.numel() for p in model.parameters()) == v * d + 2 * encoder + 2 * decoder
 
 
 @pytest.mark.parametrize(("kind", "layers"), [(Seq2Seq, (2, 1)), (Encoder, (2, 0)), (Decoder, (0, 2))])
 def test_every_kind_of_model_is_built_from_its_seed(kind, layers):
-    config = replace(SIZE, encoder_layers=layers[0], decoder_layers=layers[1], positions="learned")
+    config = replace(CONFIG, encoder_layers=layers[0], decoder_layers=layers[1], positions="learned")
     models = [build_model(kind, config, VOCAB, seed) for seed in (4, 4, 5)]
     assert type(models[0]) is kind
     weights = [torch.cat([p.flatten() for p in m.parameters()]) for m in models]
@@ -107,7 +107,7 @@ def test_every_kind_of_model_is_built_from_its_seed(kind, layers):
 
 
 def test_what_a_config_leaves_open_is_what_the_placement_says():
-    model = build_seq2seq(replace(SIZE, encoder_placement="normformer"), VOCAB, 1)
+    model = build_seq2seq(replace(CONFIG, encoder_placement="normformer"), VOCAB, 1)
     inner = [type(s.f.inner_norm).__name__ for stack in (model.encoder, model.decoder) for s in stack]
     assert inner == ["Identity", "LayerNorm"] * 2 + ["Identity"] * 6
     gains = [type(s.f.head_gain).__name__ for s in (model.encoder.sublayers[0], model.decoder.sublayers[0])]

@@ -13,7 +13,7 @@ from normlab.data.tokenizer import EOS, PAD, UNK
 from normlab.nn import Placement
 from normlab.tasks.language_model import LanguageModel
 from normlab.tasks.registry import TASKS
-from run.tiny import tiny, tiny_language_model, write_plain
+from training.tiny import tiny, tiny_language_model, write_plain
 
 CPU = torch.device("cpu")
 
@@ -183,7 +183,7 @@ def changed(config, **parts):
         ({"model": {"encoder_layers": 3}}, "encoder_layers is 3, .* has decoder; type --encoder-layers 0"),
         ({"model": {"decoder_layers": 0}}, "decoder_layers is 0, .*; type at least --decoder-layers 1"),
         ({"model": {"encoder_placement": "post"}}, "encoder post and decoder pre; name one placement"),
-        ({"train": {"best_by": "bleu"}}, "best_by is 'bleu', .* set train.best_by to 'nll'"),
+        ({"train": {"best_by": "perplexiti"}}, "best_by is 'perplexiti', .* did you mean 'perplexity'"),
         ({"train": {"max_tokens": 23}}, "max_tokens is 23, less than one block of 24; raise --max-tokens"),
         ({"data": {"target_vocab_mask": True}}, "set data.target_vocab_mask to false"),
         (
@@ -218,7 +218,7 @@ def test_what_a_translation_cannot_do_is_refused(text, parts, sentence):
 
 @pytest.fixture(scope="module")
 def text(tmp_path_factory):
-    from run.tiny import write_text
+    from training.tiny import write_text
 
     return write_text(tmp_path_factory.mktemp("text"))
 

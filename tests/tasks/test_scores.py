@@ -4,7 +4,7 @@ from collections import Counter
 
 import pytest
 
-from normlab.run.significance import corpus_scores, differences, sentence_statistics
+from normlab.comparison.significance import corpus_scores, differences, sentence_statistics
 from normlab.spec.config import Config, DataConfig
 from normlab.tasks.scores import bleu_tokens, corpus_bleu, score
 from normlab.tasks.translation import Translation

@@ -19,7 +19,7 @@ from normlab.tasks.translation import (
     n_best_lines,
     translate_lines,
 )
-from run.tiny import tiny, write_text
+from training.tiny import tiny, write_text
 
 CPU = torch.device("cpu")
 
@@ -173,7 +173,7 @@ def test_scores_know_no_dropout_and_leave_the_model_in_its_mode(prepared):
     found = []
     for training in (True, False):
         model.train(training)
-        found.append((task.test(model), task.dev_nll(model)))
+        found.append((task.test(model).scores, task.dev_nll(model)))
         assert model.training == training
     assert found[0] == found[1]
 
@@ -201,14 +201,15 @@ def test_references_beyond_the_models_positions_are_left_out_of_the_perplexity(p
 # ------------------------------------------------------------------------------------------ translating
 
 
-def test_lines_keep_their_order_whatever_the_batches(prepared):
+def test_lines_keep_their_order_whatever_the_batches(prepared, monkeypatch):
     task = task_of(prepared)
     model = task.build()
     lines = [*task.corpus.dev_text.source[:12], "", "   ", task.corpus.dev_text.source[0]]
     decode = DecodeConfig(beam=2)
     alone = [translate_lines(model, task.corpus.tokenizer, [line], decode)[0] for line in lines]
     for max_positions in (1, 40, 4096):
-        found = translate_lines(model, task.corpus.tokenizer, lines, decode, max_positions=max_positions)
+        monkeypatch.setattr(module, "SEARCH_POSITIONS", max_positions)
+        found = translate_lines(model, task.corpus.tokenizer, lines, decode)
         assert found == alone
     assert found[12] == found[13] == ""
     assert found[0] == found[14]
@@ -287,11 +288,12 @@ def test_every_translation_begins_with_its_lines_prefix(searching):
         assert found[9] == [Candidate("", 0.0)]
 
 
-def test_draws_are_repeated_whatever_the_batches_and_their_number(searching):
+def test_draws_are_repeated_whatever_the_batches_and_their_number(searching, monkeypatch):
     decode = DecodeConfig(sample=True, temperature=1.5)
     found = n_best_lines(*searching, decode, count=3)
     model, tokenizer, lines = searching
-    again = n_best_lines(model, tokenizer, lines[:5], decode, count=2, max_positions=1)
+    monkeypatch.setattr(module, "SEARCH_POSITIONS", 1)
+    again = n_best_lines(model, tokenizer, lines[:5], decode, count=2)
     assert [[c.text for c in row] for row in again] == [[c.text for c in row[:2]] for row in found[:5]]
     other = n_best_lines(*searching, replace(decode, sample_seed=2), count=3)
     texts, others = ({c.text for row in rows[:9] for c in row} - {""} for rows in (found, other))
@@ -364,6 +366,7 @@ def test_bleu_has_the_tokens_of_the_target_language_on_dev_and_on_test(prepared,
     expected = corpus_bleu(written, pairs.target, target_lang="zh")
     assert expected > corpus_bleu(written, pairs.target) + 1
     assert task.dev_bleu(model) == expected
-    scores = task.test(model).scores
-    assert scores["bleu"] == expected
-    assert "tok:zh" in scores["signature"]
+    tested = task.test(model)
+    assert tested.scores["bleu"] == expected
+    assert "tok:zh" in tested.signatures["bleu"]
+    assert float(task.combine("bleu", tested.examples["bleu"].sum(axis=0))) == pytest.approx(expected)

@@ -18,6 +18,7 @@ from normlab.cli.diagnose import Diagnose
 from normlab.cli.flags import ConfigFlags, load
 from normlab.cli.papers import Papers, Reproduce
 from normlab.cli.translate import Translate
+from normlab.errors import UserError
 from normlab.spec.config import Config
 from normlab.spec.request import CompareRequest
 from normlab.store import Runs as Store
@@ -33,7 +34,7 @@ class Command(Protocol):
         ...
 
     def run(self) -> None:
-        """Do it. Raises ValueError or OSError with one sentence for the user."""
+        """Do it. Raises UserError or OSError with one sentence for the user."""
         ...
 
 
@@ -108,8 +109,8 @@ class Compare:
         import shlex
 
         from normlab.cli import show
-        from normlab.run import compare
-        from normlab.run.plugins import load_plugins
+        from normlab.comparison import compare
+        from normlab.recipes.plugins import load_plugins
 
         load_plugins(*self.imports)
         request = self.request(shlex.join(["normlab", *sys.argv[1:]]))
@@ -144,7 +145,7 @@ class Train:
     """Folder of the run folders."""
     config: str
     """Where defaults come from: a configuration's name (demo, text, multi30k ...) or a run's config.json."""
-    start_from: str = ""
+    init_from: str = ""
     """Begin with the weights of this run, by its folder or the beginning of its id, where they fit."""
     force: Switch = False
     """Also train a combination that its source does not define; the run is marked."""
@@ -168,15 +169,15 @@ class Train:
             force=self.force,
             imports=self.imports,
         )
-        if self.start_from:
-            start = replace(config.train, start_from=self.start_from, start_digest="")
+        if self.init_from:
+            start = replace(config.train, init_from=self.init_from, init_digest="")
             config = replace(config, train=start)
         return config
 
     def run(self) -> None:
         from normlab.cli import show
-        from normlab.run.ranks import leads
-        from normlab.run.train import train
+        from normlab.training.ranks import leads
+        from normlab.training.train import train
 
         config = self.resolved()
         if not leads():
@@ -207,13 +208,13 @@ class Score:
         return None
 
     def run(self) -> None:
-        from normlab.run.significance import differences
+        from normlab.comparison.significance import differences
         from normlab.spec.comparison import in_words
         from normlab.tasks.scores import score
 
         given = (self.hypotheses, self.references, self.against)
         if given.count("-") > 1:
-            raise ValueError("- is standard input, which is read once; give the other texts as files")
+            raise UserError("- is standard input, which is read once; give the other texts as files")
         hypotheses, references = lines_of(self.hypotheses), lines_of(self.references)
         scores = score(hypotheses, references, tokenised=self.tokenised, target_lang=self.target_lang)
         said = [
@@ -305,8 +306,8 @@ class Recipes:
 
     def run(self) -> None:
         from normlab.cli import show
-        from normlab.run.plugins import load_plugins
-        from normlab.run.recipes import resolve
+        from normlab.recipes.grammar import resolve
+        from normlab.recipes.plugins import load_plugins
 
         load_plugins(*self.imports)
         if not self.names:

@@ -48,9 +48,9 @@ def resolved(
     """The configuration of that name or file, with what was typed, resolved for this machine. A run's own
     file is kept as it is, but for what was typed.
     """
-    from normlab.run.devices import resolved_precision
-    from normlab.run.plugins import load_plugins
-    from normlab.run.recipes import own_code, require_known, resolve
+    from normlab.recipes.grammar import own_code, require_known, resolve
+    from normlab.recipes.plugins import load_plugins
+    from normlab.training.devices import resolved_precision
 
     load_plugins(*imports)
     base = load(name)

@@ -14,11 +14,12 @@ from tyro.conf import Positional, arg
 
 from normlab.cli.common import RUNS, ConfigParts, Imports, Switch, config_name, resolved
 from normlab.cli.flags import ConfigFlags, load
+from normlab.errors import UserError
 from normlab.store.folder import find_run
 
 if TYPE_CHECKING:
     from normlab.diagnosis import Diagnosis
-    from normlab.run.diagnose import Case
+    from normlab.examine.subjects import Case
 
 GATE_CLOSED = 3
 """Exit code where ``--fail-on`` found something."""
@@ -131,54 +132,54 @@ class Diagnose:
             raise SystemExit(GATE_CLOSED)
 
     def _diagnosed(self, case: Case) -> Diagnosis:
-        """Raises ValueError with what to type for what cannot be diagnosed."""
+        """Raises UserError with what to type for what cannot be diagnosed."""
         try:
             return case.diagnosed(self.preset, blocks=self.blocks, branches=self.branches)
-        except ValueError as error:
+        except UserError as error:
             typed = ", ".join(flag for python, flag in FLAGS.items() if python in str(error))
             if not typed:
                 raise
-            raise ValueError(f"{error}. On the command line: {typed}") from error
+            raise UserError(f"{error}. On the command line: {typed}") from error
 
     def _check(self) -> None:
-        """Raise ValueError where what was typed names several things, or half of one."""
+        """Raise UserError where what was typed names several things, or half of one."""
         if self.run_folder and self.model:
-            raise ValueError("both a run and --model were given; leave one of them out")
+            raise UserError("both a run and --model were given; leave one of them out")
         if bool(self.model) != bool(self.batch):
             missing = "--batch" if self.model else "--model"
             name = missing.strip("-")
-            raise ValueError(
+            raise UserError(
                 f"{missing} is missing: a model of yours needs a batch; give both, as in {missing} "
                 f"my_package.my_module:{name}"
             )
         typed = {"fail_on": self.fail_on, "checkpoints": self.checkpoints, "step": self.step is not None}
         ignored = [f"--{name.replace('_', '-')}" for name, value in typed.items() if value]
         if self.flight and ignored:
-            raise ValueError(
+            raise UserError(
                 f"--flight makes no diagnosis, so that {' and '.join(ignored)} says nothing; leave it out"
             )
         if self.run_folder and self.lr is not None:
-            raise ValueError(
+            raise UserError(
                 "a run has its own learning rate; leave --lr out, or name a recipe instead of the run"
             )
         unused = self._of_a_recipe() if self.run_folder or self.model else []
         if unused:
             whose = "a run has its own" if self.run_folder else "a model of yours has no"
-            raise ValueError(
+            raise UserError(
                 f"{whose} configuration, so that nothing reads {' and '.join(unused)}; leave that out, or "
                 f"name a recipe instead"
             )
         if self.flight and not self.run_folder:
-            raise ValueError(
+            raise UserError(
                 "--flight does a run's steps again; name the run, as in normlab diagnose RUN --flight"
             )
         if self.step is not None and not self.run_folder:
-            raise ValueError(
+            raise UserError(
                 f"--step is {self.step}, which is one of a run's; name the run, as in normlab diagnose RUN "
                 f"--step {self.step}"
             )
         if self.loss and not self.model:
-            raise ValueError("--loss goes with --model and --batch; a recipe and a run have their own")
+            raise UserError("--loss goes with --model and --batch; a recipe and a run have their own")
 
     def _of_a_recipe(self) -> list[str]:
         """What was typed that only the diagnosis of a recipe would read."""
@@ -193,11 +194,11 @@ class Diagnose:
 
     def _say_flight(self) -> None:
         """The flight recorder's report on a run that is over or interrupted, and the run's page with it."""
+        from normlab.recipes.plugins import load_plugins
         from normlab.report.run import run_page
-        from normlab.run.examine import examine
-        from normlab.run.plugins import load_plugins
         from normlab.spec.serialise import to_plain
         from normlab.store.folder import write_text_atomic
+        from normlab.training.replay import examine
 
         load_plugins(*self.imports)
         folder = find_run(self.run_folder, self.runs)
@@ -219,9 +220,9 @@ class Diagnose:
 
     def _cases(self) -> list[tuple[Case, Path, str]]:
         """What to look at, the folder of its page, and the page's name."""
-        from normlab.run import diagnose
-        from normlab.run.plugins import load_plugins
-        from normlab.run.recipes import require_known
+        from normlab.examine import subjects as diagnose
+        from normlab.recipes.grammar import require_known
+        from normlab.recipes.plugins import load_plugins
 
         load_plugins(*self.imports)
         if self.model:

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any, Literal, Self, TypeVar
 
 from normlab.configs import CONFIGS
+from normlab.errors import UserError
 from normlab.spec.config import PARALLEL_TEXTS, Config
 from normlab.store.folder import read_config
 
@@ -47,7 +48,7 @@ class DataFlags:
     """Such as en; BLEU of zh, ja and ko has tokens of its own."""
     builtin: str
     """Built-in corpus where no text is given: kinds-source-target."""
-    words: Literal["", "moses"]
+    pretokenizer: Literal["", "moses"]
     """Split text into Moses tokens before the tokenizer, and join them after decoding."""
     tokenizer: str
     """bpe or unigram, learned from the text, or the file of a ready SentencePiece model."""
@@ -99,7 +100,7 @@ class OptimFlags:
     stop_lr: float
     """End the run when the rate has fallen below this, such as 1e-6; 0: never."""
     weight_decay: float
-    clip_norm_l2: float
+    max_grad_norm: float
     """Largest global gradient norm; 0 leaves gradients as they are."""
     label_smoothing: float
 
@@ -112,12 +113,12 @@ class TrainFlags:
     """Optimiser steps of a run."""
     max_tokens: int
     """Padded source + target positions of a micro-batch, at most."""
-    accumulation: int
+    grad_accum_steps: int
     """Micro-batches a step."""
     precision: Literal["auto", "fp32", "bf16", "fp16"]
     """auto: bf16 where the hardware multiplies it, else fp32. fp16 is for a GPU."""
     validate_every_steps: int
-    stop_patience: int
+    early_stopping_patience: int
     """End the run after so many validations in a row without a new best dev score; 0: never."""
     average_last: int
     """Test the mean of the weights at so many last validations, too; 0: only the best weights."""
@@ -133,7 +134,7 @@ class MachineFlags:
     """cpu, cuda or cuda:1."""
     threads: int
     """Of one run, for torch and the tokenizer; 0 shares the cores among the runs."""
-    loader_workers: int
+    num_workers: int
     """Threads that make batches ahead of their use."""
     shard: bool
     """Under torchrun: a part of the model on each process instead of all of it."""
@@ -210,14 +211,14 @@ def _pick(kind: type[Section], section: object) -> Section:
 def load(name_or_file: str) -> Config:
     """A configuration by name, or the one of a run from its ``config.json``.
 
-    Raises ValueError for an unknown name, with the nearest known one; FileNotFoundError for a missing file.
+    Raises UserError for an unknown name, with the nearest known one; FileNotFoundError for a missing file.
     """
     if not is_file_name(name_or_file):
         if name_or_file in CONFIGS:
             return CONFIGS[name_or_file]()
         close = difflib.get_close_matches(name_or_file, CONFIGS, 1)
         hint = f", did you mean {close[0]!r}?" if close else ";"
-        raise ValueError(
+        raise UserError(
             f"no configuration is called {name_or_file!r}{hint} there are {', '.join(CONFIGS)}, "
             "or give a file: --config runs/<id>/config.json"
         )

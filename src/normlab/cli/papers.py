@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import sys
-import traceback
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,7 +12,9 @@ from typing import TYPE_CHECKING, Annotated, Any, Final
 
 from tyro.conf import Positional, arg
 
-from normlab.cli.common import RUNS, Switch
+from normlab.cli import failures
+from normlab.cli.common import RUNS, Imports, Switch
+from normlab.errors import UserError
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -44,7 +45,9 @@ class Papers:
     as_json: Annotated[Switch, arg(name="json")] = False
     """Print everything as JSON."""
     runs: Path = RUNS
-    """Folder whose papers/ holds the results; those in results/papers count where there is none."""
+    """Folder whose papers/ holds the results; the results kept by normlab stand in where there is none."""
+    imports: Imports = ()
+    """Module of your own that adds papers; may be repeated."""
 
     @classmethod
     def defaults(cls, argv: Sequence[str]) -> None:
@@ -52,7 +55,9 @@ class Papers:
 
     def run(self) -> None:
         from normlab.papers import chosen
+        from normlab.recipes.plugins import load_plugins
 
+        load_plugins(*self.imports)
         standings = _standings(chosen(self.names or ("all",)), self.runs)
         if self.as_json:
             print(json.dumps([_plain(s) for s in standings], ensure_ascii=False, allow_nan=False))
@@ -66,8 +71,8 @@ class Papers:
 class Reproduce:
     """Measure what artefacts of the papers assert, and write a page about each and one about all.
 
-    What was measured for the same claim is not measured twice. An artefact that fails does not stop the
-    others; the exit code is then 1.
+    What was measured for the same claim, here or for the results kept by normlab, is not measured again
+    without --again. An artefact that fails does not stop the others; the exit code is then 1.
     """
 
     names: Annotated[Positional[tuple[str, ...]], arg(metavar="ID|KEY|all")]
@@ -80,6 +85,8 @@ class Reproduce:
     """Artefacts that are measured at the same time; 0: one for each usable core."""
     again: Switch = False
     """Also measure what was measured for the same claim already."""
+    imports: Imports = ()
+    """Module of your own that adds papers or studies; may be repeated."""
 
     @classmethod
     def defaults(cls, argv: Sequence[str]) -> None:
@@ -88,8 +95,10 @@ class Reproduce:
     def run(self) -> None:
         """Raises SystemExit with code 1 where something could not be measured."""
         from normlab.papers import ARTEFACTS
+        from normlab.recipes.plugins import load_plugins
         from normlab.report.papers import write_papers_page
 
+        load_plugins(*self.imports)
         failed = [artefact.id for artefact, measure in self._each() if not self._done(artefact, measure)]
         page = write_papers_page(_standings(ARTEFACTS.values(), self.runs), self._folder())
         print(f"all artefacts: {page}")
@@ -98,19 +107,19 @@ class Reproduce:
             raise SystemExit(FAILED)
 
     def _wanted(self) -> list[Artefact]:
-        """Raises ValueError where none of several has a study; one named by its id says so itself."""
+        """Raises UserError where none of several has a study; one named by its id says so itself."""
         from normlab.papers import ARTEFACTS, chosen
 
         found = chosen(self.names)
         wanted = [a for a in found if a.study or a.id in self.names]
         if not wanted:
             having = ", ".join(a.id for a in ARTEFACTS.values() if a.study)
-            raise ValueError(f"no artefact of {', '.join(self.names)} has a study yet; these have: {having}")
+            raise UserError(f"no artefact of {', '.join(self.names)} has a study yet; these have: {having}")
         return wanted
 
     def _each(self) -> Iterator[tuple[Artefact, Callable[[], Reproduction] | None]]:
         """What was asked for, with what measures it; None where that was done before."""
-        from normlab.run.reproduce import each
+        from normlab.reproduce import each
         from normlab.spec.request import usable_cores
 
         wanted = self._wanted()
@@ -143,11 +152,8 @@ class Reproduce:
                 console.print(Text.assemble((artefact.id, "bold"), f": {artefact.asserts}"))
             _verdicts(console, standing)
             page = write_reproduction_page(standing, self._folder())
-        except Exception as error:
-            if os.environ.get("NORMLAB_DEBUG"):
-                traceback.print_exception(error)
-            kind = "" if isinstance(error, (ValueError, OSError)) else f" ({type(error).__name__})"
-            print(f"normlab: {error}{kind}", file=sys.stderr)
+        except Exception as error:  # the artefacts that follow are measured all the same
+            failures.tell(error, ["reproduce", artefact.id])
             return False
         print(f"page: {page}")
         return True

@@ -13,6 +13,7 @@ from rich.text import Text
 
 from normlab.cli import terminal
 from normlab.cli.progress import STYLES, Progress, state_of
+from normlab.errors import UserError
 from normlab.spec.comparison import Comparison, Difference, RecipeResult
 from normlab.spec.config import Config
 from normlab.spec.tex import readable
@@ -22,7 +23,7 @@ from normlab.store.folder import Status, read_json
 from normlab.store.sealed import standing, unsealed
 
 if TYPE_CHECKING:
-    from normlab.run.compare import ComparePlan
+    from normlab.comparison.compare import ComparePlan
 
 STALE = "stale"
 FORCED = "forced"
@@ -87,12 +88,12 @@ def run(folder: RunFolder) -> None:
     for report in folder.flights():
         print(f"flight recorder: {report['verdict']['sentence']}")
     if status.best_step is not None:
-        dev = quality(bleu=status.best_dev_bleu, nll=status.best_dev_nll)
+        dev = quality(bleu=status.best_dev.get("bleu"), nll=status.best_dev.get("nll"))
         print(f"best checkpoint: step {status.best_step}, dev {dev}")
     if folder.best_scores.exists():
         print(f"test {_scores(folder.best_scores)}")
         average = unsealed(standing(folder.average))
-        dev = quality(bleu=average.get("bleu"), nll=average["nll"])
+        dev = quality(bleu=average["dev"].get("bleu"), nll=average["dev"]["nll"])
         print(f"average of {steps_named(average['steps'])}: dev {dev}")
         print(f"its test {_scores(folder.scores)}")
     elif folder.scores.exists():
@@ -110,7 +111,7 @@ def _scores(path: Path) -> str:
         return ""
     scores = read_json(path)
     if "bleu" in scores:
-        return f"{quality(bleu=scores['bleu'])}, chrF {scores['chrf']:.1f}  {scores['signature']}"
+        return f"{quality(bleu=scores['bleu'])}, chrF {scores['chrf']:.1f}  {scores['signatures']['bleu']}"
     word, bits = float(scores["word_perplexity"]), float(scores["bits_per_byte"])
     return f"{quality(nll=float(scores['nll']))}, word perplexity {word:.1f}, {bits:.3f} bits a byte"
 
@@ -128,7 +129,7 @@ def runs(store: Runs) -> None:
             config, status = folder.config(), folder.status()
             stopped += [f"{folder.path.name}: {_stopped(status)}"] if status.stopped else []
             forced |= {config.recipe: config.forced} if config.forced else {}
-        except (ValueError, OSError) as error:
+        except (UserError, OSError) as error:
             damaged.append(f"{folder.path.name}: {error}")
     if rows:
         terminal.write(_fitted(header, rows, (">time", ">step", ">dev", ">seed")))
@@ -155,21 +156,21 @@ def _run_cells(folder: RunFolder) -> list[str]:
         str(config.seeds.init),
         f"{status.step:,}/{config.train.steps:,}",
         ", ".join([state, *[STALE] * folder.stale(), *[FORCED] * bool(config.forced)]),
-        quality(bleu=status.best_dev_bleu, nll=status.best_dev_nll),
+        quality(bleu=status.best_dev.get("bleu"), nll=status.best_dev.get("nll")),
         _scores(folder.scores).partition(",")[0],
         duration(status.train_seconds),
     ]
 
 
 def recipes(axis: str = "") -> None:
-    """Every part, or those of one axis. Raises ValueError for an axis that there is not."""
+    """Every part, or those of one axis. Raises UserError for an axis that there is not."""
     from normlab.nn.registry import nearest
-    from normlab.run.recipes import listed, summary
+    from normlab.recipes.grammar import listed, summary
 
     found = listed()
     axes = dict.fromkeys(part.axis for part in found)
     if axis and axis not in axes:
-        raise ValueError(f"there is no axis {axis!r}{nearest(axis, axes)}")
+        raise UserError(f"there is no axis {axis!r}{nearest(axis, axes)}")
     roomy = terminal.console().width >= ROOMY
     table = terminal.table("name", "equation", *(("source",) if roomy else ()))
     for heading, members in groupby(found, key=lambda part: part.axis):
@@ -192,7 +193,7 @@ def recipes(axis: str = "") -> None:
 
 def recipe(config: Config) -> None:
     """What a recipe resolves to."""
-    from normlab.run.explain import explain
+    from normlab.recipes.explain import explain
 
     table = terminal.table("", "")
     table.show_header = False

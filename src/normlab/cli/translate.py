@@ -11,6 +11,7 @@ from typing import Annotated, Any, Literal
 from tyro.conf import Positional, arg
 
 from normlab.cli.common import RUNS, Imports, Switch, lines_of
+from normlab.errors import UserError
 from normlab.spec.config import DecodeConfig
 from normlab.store.folder import find_run, write_text_atomic
 
@@ -74,14 +75,14 @@ class Translate:
         typed["sample"] = self.sample or None
         decode = replace(own, **{name: value for name, value in typed.items() if value is not None})
         if self.beam is not None and decode.sample:
-            raise ValueError(
+            raise UserError(
                 f"--beam is {self.beam}, and outputs are drawn, which needs no beam; leave out --beam, and "
                 f"for several draws of each line type --n-best {self.beam}"
             )
         for name in ("length_penalty", "length_penalty_formula"):
             if typed[name] is not None and decode.sample:
                 flag = f"--{name.replace('_', '-')}"
-                raise ValueError(
+                raise UserError(
                     f"{flag} is {typed[name]} and weighs what a search finds, but outputs are drawn; leave "
                     f"it out, or search: --beam 5 {flag} {typed[name]} without --sample"
                 )
@@ -89,7 +90,7 @@ class Translate:
 
     def _weights(self) -> str | int:
         if self.step is not None and self.weights:
-            raise ValueError(
+            raise UserError(
                 f"--step is {self.step} and --weights {self.weights}, and each names weights; leave one out"
             )
         return self.weights or "" if self.step is None else self.step
@@ -98,17 +99,17 @@ class Translate:
         """Raise, before an hour's work and not after it, where the output can have no file."""
         place = Path(self.output)
         if place.is_dir():
-            raise ValueError(f"--output is {self.output!r}, a folder; name a file, or - for standard output")
+            raise UserError(f"--output is {self.output!r}, a folder; name a file, or - for standard output")
         if not place.parent.is_dir():
             raise FileNotFoundError(
                 f"--output is in {place.parent}, which is no folder; type: mkdir -p {place.parent}"
             )
 
     def run(self) -> None:
-        from normlab.run.plugins import load_plugins
-        from normlab.run.recipes import require_known
-        from normlab.run.translate import n_best, translate
-        from normlab.run.weights import chosen
+        from normlab.recipes.grammar import require_known
+        from normlab.recipes.plugins import load_plugins
+        from normlab.training.translate import n_best, translate
+        from normlab.training.weights import chosen
 
         load_plugins(*self.imports)
         self._require_place()

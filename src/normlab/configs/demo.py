@@ -12,6 +12,6 @@ def demo() -> Config:
         data=DataConfig(vocab_size=200),
         optim=OptimConfig(schedule="constant", warmup_steps=100),
         train=TrainConfig(
-            steps=300, max_tokens=4096, precision="auto", validate_every_steps=100, dev_bleu_sentences=200
+            steps=300, max_tokens=4096, precision="auto", validate_every_steps=100, dev_decode_sentences=200
         ),
     )

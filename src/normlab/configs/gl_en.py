@@ -55,7 +55,7 @@ def gl_en() -> Config:
             lr=(512 * 8000) ** -0.5,
             betas=(0.9, 0.999),
             eps=1e-8,
-            clip_norm_l2=1.0,
+            max_grad_norm=1.0,
             schedule="inverse_sqrt",
             warmup_steps=8000,
             stop_lr=1e-6,
@@ -65,7 +65,7 @@ def gl_en() -> Config:
             max_tokens=4096,
             precision="auto",
             validate_every_steps=100,
-            stop_patience=50,
+            early_stopping_patience=50,
         ),
         decode=DecodeConfig(beam=4, length_penalty=0.6, length_penalty_formula="gnmt"),
     )

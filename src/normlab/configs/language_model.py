@@ -18,5 +18,5 @@ def language_model() -> Config:
         ),
         data=DataConfig(block_len=128),
         optim=OptimConfig(warmup_steps=100, label_smoothing=0.0),
-        train=TrainConfig(steps=1000, precision="auto", validate_every_steps=200, best_by="nll"),
+        train=TrainConfig(steps=1000, precision="auto", validate_every_steps=200),
     )

@@ -12,6 +12,8 @@ from typing import final
 import numpy as np
 from numpy.typing import NDArray
 
+from normlab.errors import UserError
+
 LARGE_BYTES = 2**25
 """From this size on a mapped file counts: a smaller one may stay in memory as a whole."""
 
@@ -75,7 +77,7 @@ class FileReader:
         size = self._dtype.itemsize
         raw = os.pread(self._file, (stop - start) * size, self._begin + start * size)
         if len(raw) < (stop - start) * size:
-            raise ValueError(f"{self._name} was cut off since it was prepared; delete its folder and go on")
+            raise UserError(f"{self._name} was cut off since it was prepared; delete its folder and go on")
         return np.frombuffer(raw, self._dtype)
 
 

@@ -15,6 +15,7 @@ from random import Random
 from typing import Any
 
 from normlab.data.text import Pairs
+from normlab.errors import UserError
 from normlab.spec.randomness import derive
 
 HELD_OUT = 500
@@ -39,11 +40,11 @@ def generate(name: str, *, pairs: int, seed: int) -> Splits:
 
     No source of dev or test occurs twice or in training, and they are the same for any ``pairs``. Training
     text may repeat itself. The same arguments give the same text everywhere, for the same versions of
-    num2words and Babel. Raises ``ValueError`` for a kind or language there is not, with those there are.
+    num2words and Babel. Raises ``UserError`` for a kind or language there is not, with those there are.
     """
     kinds, source, target = parse(name)
     if pairs < 1:
-        raise ValueError(f"{pairs} training pairs were asked for; pass 1 or more")
+        raise UserError(f"{pairs} training pairs were asked for; pass 1 or more")
     held: dict[str, str] = {}
     rng = Random(derive(seed, f"{name} held out"))
     while len(held) < 2 * HELD_OUT:
@@ -63,7 +64,7 @@ def parse(name: str) -> tuple[tuple[str, ...], str, str]:
     parts = name.split("-")
     known = ", ".join((*KINDS, "mixed"))
     if len(parts) != 3 or parts[0] not in (*KINDS, "mixed"):
-        raise ValueError(
+        raise UserError(
             f"there is no built-in corpus {name!r}; its name is <kind>-<source>-<target> with a kind of "
             f"{known}, for example mixed-en-de"
         )
@@ -71,12 +72,12 @@ def parse(name: str) -> tuple[tuple[str, ...], str, str]:
     allowed = [lang for lang in KINDS[kinds[0]].write if all(lang in KINDS[kind].write for kind in kinds)]
     for language in parts[1:]:
         if language not in allowed:
-            raise ValueError(
+            raise UserError(
                 f"the built-in corpus {parts[0]} is not there in language {language!r}; pass one of "
                 f"{', '.join(allowed)}"
             )
     if parts[1] == parts[2]:
-        raise ValueError(f"source and target of {name!r} are one language; pass two of {', '.join(allowed)}")
+        raise UserError(f"source and target of {name!r} are one language; pass two of {', '.join(allowed)}")
     return kinds, parts[1], parts[2]
 
 

@@ -16,6 +16,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from normlab.errors import UserError
 from normlab.spec.config import DataConfig
 
 FORMAT = 1
@@ -26,12 +27,12 @@ def with_digest(config: DataConfig, texts: Iterable[bytes]) -> DataConfig:
     """The configuration with the digest of its texts: SHA-256 over the SHA-256 of each, so that no text can
     run into the next.
 
-    Raises ValueError if the configuration was made with another text.
+    Raises UserError if the configuration was made with another text.
     """
     whole = hashlib.sha256(b"".join(texts))
     digest = whole.hexdigest()
     if config.digest not in ("", digest):
-        raise ValueError(
+        raise UserError(
             f"the text has digest {digest}, but the configuration was made with {config.digest}; bring that "
             f"text back, or empty the field digest to go on with this one"
         )
@@ -62,11 +63,14 @@ def whole_manifest(folder: Path) -> dict[str, Any]:
 def manifest_of(folder: Path) -> dict[str, Any] | None:
     """The manifest of a folder that is there and whole, else None."""
     try:
-        manifest = json.loads((folder / "manifest.json").read_text("utf-8"))
-        whole = all((folder / name).stat().st_size == size for name, size in manifest["files"].items())
-    except (OSError, ValueError, KeyError, TypeError, AttributeError):
+        manifest = json.loads((folder / "manifest.json").read_bytes())
+    except (OSError, ValueError, RecursionError):
         return None
-    return manifest if whole else None
+    files = manifest.get("files") if isinstance(manifest, dict) else None
+    if not isinstance(files, dict):
+        return None
+    sizes = {path.name: path.stat().st_size for path in folder.iterdir()}
+    return manifest if all(sizes.get(name) == size for name, size in files.items()) else None
 
 
 def id_type(vocab_size: int) -> type[np.integer]:

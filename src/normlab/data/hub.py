@@ -10,6 +10,7 @@ from types import ModuleType
 from typing import Any, Self, final
 
 from normlab.data.text import filled_in
+from normlab.errors import UserError
 
 HUB = "hf:"
 _ROWS_AT_A_TIME = 1000
@@ -27,10 +28,10 @@ class HubSet:
 
     @classmethod
     def of(cls, spec: str) -> Self:
-        """From ``name`` or ``name:config``, with or without ``hf:``. Raises ValueError for no name."""
+        """From ``name`` or ``name:config``, with or without ``hf:``. Raises UserError for no name."""
         path, _, config = spec.removeprefix(HUB).partition(":")
         if not path:
-            raise ValueError(f"{spec} names no data set; type {HUB}NAME or {HUB}NAME:CONFIG")
+            raise UserError(f"{spec} names no data set; type {HUB}NAME or {HUB}NAME:CONFIG")
         return cls(path, config)
 
     def __str__(self) -> str:
@@ -45,16 +46,16 @@ class HubSet:
         try:
             with _in_words(self) as datasets:
                 return list(datasets.get_dataset_split_names(self._where, self.config or None))
-        except ValueError:
+        except UserError:
             self._require_config()
             raise
 
     def table(self, split: str) -> Any:
-        """Its rows, memory-mapped. Raises ValueError or OSError in words."""
+        """Its rows, memory-mapped. Raises UserError or OSError in words."""
         try:
             with _in_words(self) as datasets:
                 return datasets.load_dataset(self._where, self.config or None, split=split)
-        except ValueError:
+        except UserError:
             self._require_config()
             self._require_split(split)
             raise
@@ -72,14 +73,14 @@ class HubSet:
         configs = self.configs()
         if self.config not in (configs if len(configs) > 1 else ["", *configs]):
             said = f"has no configuration {self.config!r}" if self.config else "has several configurations"
-            raise ValueError(
+            raise UserError(
                 f"{HUB}{self.path} {said}; it has {', '.join(configs)}; type {HUB}{self.path}:{configs[0]}#…"
             )
 
     def _require_split(self, split: str) -> None:
         splits = self.splits()
         if split.partition("[")[0] not in splits:
-            raise ValueError(
+            raise UserError(
                 f"{self} has no split {split!r}; it has {', '.join(splits)}; type {self}#{splits[0]}.…"
             )
 
@@ -100,11 +101,11 @@ class HubColumn:
 
     @classmethod
     def of(cls, spec: str) -> Self:
-        """Raises ValueError for what has another form."""
+        """Raises UserError for what has another form."""
         name, _, place = spec.removeprefix(HUB).partition("#")
         split, *keys = place.split(".")
         if not name or not split or not keys or not all(keys):
-            raise ValueError(
+            raise UserError(
                 f"{spec} names no column of a data set; type hf:NAME#SPLIT.COLUMN or "
                 f"hf:NAME:CONFIG#SPLIT.COLUMN, for example {_EXAMPLE}"
             )
@@ -115,7 +116,7 @@ class HubColumn:
         return f"{self.of_set}#{self.split}.{'.'.join(self.keys)}"
 
     def __iter__(self) -> Iterator[str]:
-        """Raises ValueError for what is not there, for a row without text and for what is no text."""
+        """Raises UserError for what is not there, for a row without text and for what is no text."""
         table = self.of_set.table(self.split)
         self._require_key(self.keys[0], table.column_names, f"{self.of_set}#{self.split}.")
         parts = table.select_columns([self.keys[0]]).with_format("arrow").iter(batch_size=_ROWS_AT_A_TIME)
@@ -135,7 +136,7 @@ class HubColumn:
             self._require_key("", list(value), before)
         if value is None or isinstance(value, (list, bytes)):
             what = "nothing" if value is None else f"a {type(value).__name__}"
-            raise ValueError(
+            raise UserError(
                 f"row {row} of {self.name} has {what} where a text is needed; name another column"
             )
         text = value if isinstance(value, str) else str(value)
@@ -145,9 +146,9 @@ class HubColumn:
         if key in known:
             return
         if not known:
-            raise ValueError(f"{self.name} does not exist, {before[:-1]} is a text; type {before[:-1]}")
+            raise UserError(f"{self.name} does not exist, {before[:-1]} is a text; type {before[:-1]}")
         said = f"has no {key!r}" if key else "is no text"
-        raise ValueError(f"{before[:-1]} {said}; it has {', '.join(known)}; type {before}{known[0]}")
+        raise UserError(f"{before[:-1]} {said}; it has {', '.join(known)}; type {before}{known[0]}")
 
 
 @contextmanager
@@ -167,12 +168,12 @@ def _in_words(of_set: HubSet) -> Iterator[ModuleType]:
     except RuntimeError as error:
         if "scripts are no longer supported" not in str(error):
             raise
-        raise ValueError(
+        raise UserError(
             f"{of_set} is a script, and no code of a data set is executed; save its tables as parquet, JSON "
             f"lines or CSV in a folder, and type hf:./folder#SPLIT.COLUMN"
         ) from error
     except ValueError as error:
-        raise ValueError(
+        raise UserError(
             f"{of_set} cannot be read ({' '.join(str(error).split())}); check its name and the part of "
             f"its split, such as train[:1000]"
         ) from error

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import TypeVar
 
 from normlab.data.sources import open_lines
+from normlab.errors import UserError
 
 LINES_AT_A_TIME = 8192
 """Of a text that is worked through in parts: few enough that a part's memory does not matter."""
@@ -75,27 +76,27 @@ def _parts(items: Iterable[T], characters: Callable[[T], int]) -> Iterator[list[
 
 
 def require_parallel(names: tuple[str, str], counts: tuple[int, int]) -> None:
-    """Raise ValueError if a side of a parallel text is empty or the numbers of lines differ."""
+    """Raise UserError if a side of a parallel text is empty or the numbers of lines differ."""
     for name, count in zip(names, counts, strict=True):
         if not count:
-            raise ValueError(f"{name} is empty; pass a file with one sentence a line")
+            raise UserError(f"{name} is empty; pass a file with one sentence a line")
     if counts[0] != counts[1]:
-        raise ValueError(
+        raise UserError(
             f"{names[0]} has {counts[0]} lines but {names[1]} has {counts[1]}; line n of one must be the "
             f"translation of line n of the other"
         )
 
 
 def require_unchanged(name: str, before: bytes, now: bytes) -> None:
-    """Raise ValueError if a text's digest is another one than at its first reading."""
+    """Raise UserError if a text's digest is another one than at its first reading."""
     if before != now:
-        raise ValueError(
+        raise UserError(
             f"{name} changed while it was prepared; type the command again when nothing writes to it any more"
         )
 
 
 def read_parallel(source: str | Path, target: str | Path) -> tuple[list[str], list[str]]:
-    """Both sides of a parallel text. Raises ``ValueError`` if one is empty or their line counts differ."""
+    """Both sides of a parallel text. Raises ``UserError`` if one is empty or their line counts differ."""
     texts = open_lines(source), open_lines(target)
     sides = list(texts[0]), list(texts[1])
     require_parallel((texts[0].name, texts[1].name), (len(sides[0]), len(sides[1])))

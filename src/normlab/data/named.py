@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from normlab.data.hub import HUB, HubSet
+from normlab.errors import UserError
 from normlab.spec.config import DataConfig
 
 ROLES = ("train", "dev", "test")
@@ -32,7 +33,7 @@ def by_name(config: DataConfig) -> tuple[DataConfig, dict[str, str]]:
 
     The name is a folder of ``$NORMLAB_DATA``, or a folder's path, with ``<split>.<language>``, plain, ``.gz``
     or ``.xz``; else a Hugging Face data set (``wmt14:de-en``; ``hf:`` before it skips the folders) with a
-    column ``translation`` or one for each language. Raises ValueError or FileNotFoundError for a data set,
+    column ``translation`` or one for each language. Raises UserError or FileNotFoundError for a data set,
     language or split there is not, and where several texts could be meant, with what was found.
     """
     if not config.dataset:
@@ -57,7 +58,7 @@ def _folder(name: str, languages: tuple[str, str], root: str) -> str:
     if root and not path.is_absolute() and (root / path).is_dir():
         return f"$NORMLAB_DATA/{path.as_posix()}"
     if path.is_file():
-        raise ValueError(
+        raise UserError(
             f"--dataset {name} is a file; name a folder with <split>.<language> in it, or give texts one by "
             f"one with --train-src, --train-tgt and so on"
         )
@@ -74,11 +75,11 @@ def _splits(folder: Path) -> dict[str, set[str]]:
 
 
 def _given(config: DataConfig, role: str) -> bool:
-    """Whether both sides were given. Raises ValueError if one was."""
+    """Whether both sides were given. Raises UserError if one was."""
     given = [side for side in SIDES if getattr(config, f"{role}_{side}")]
     if len(given) == 1:
         other = "tgt" if given == ["src"] else "src"
-        raise ValueError(
+        raise UserError(
             f"--{role}-{given[0]} came beside --dataset {config.dataset}; give --{role}-{other} too, or "
             f"neither"
         )
@@ -88,12 +89,12 @@ def _given(config: DataConfig, role: str) -> bool:
 def _languages(config: DataConfig) -> tuple[str, str]:
     missing = [f"--{side}-lang" for side in ("source", "target") if not getattr(config, f"{side}_lang")]
     if missing:
-        raise ValueError(
+        raise UserError(
             f"--dataset {config.dataset} came without {' and '.join(missing)}; type --dataset "
             f"{config.dataset} --source-lang de --target-lang en, for example"
         )
     if config.source_lang == config.target_lang:
-        raise ValueError(
+        raise UserError(
             f"--source-lang and --target-lang are both {config.source_lang!r}, so both sides of --dataset "
             f"{config.dataset} would be the same text; name two languages"
         )
@@ -137,7 +138,7 @@ def _configured(of_set: HubSet, languages: tuple[str, str]) -> HubSet:
         suiting = [name for name in configs if name.endswith(ending)]
         if len(suiting) == 1:
             return replace(of_set, config=suiting[0])
-    raise ValueError(
+    raise UserError(
         f"{of_set} has the configurations {', '.join(configs)}, and none or several are of {languages[0]} "
         f"and {languages[1]}; type --dataset {of_set}:{configs[0]}, for example"
     )
@@ -148,7 +149,7 @@ def _texts(
 ) -> dict[str, tuple[str, str]]:
     """Both sides of each role. ``starts``: of each split the path of its texts, up to the language.
 
-    Raises ValueError for a role that no split or several could have.
+    Raises UserError for a role that no split or several could have.
     """
     candidates = _candidates(sorted(starts))
     for role in roles:
@@ -159,7 +160,7 @@ def _texts(
                 f"; in both languages it has {', '.join(sorted(starts))}" if starts and not several else ""
             )
             start = starts[candidates[role][0]] if several else next(iter(starts.values()), "FILE.")
-            raise ValueError(
+            raise UserError(
                 f"{where} has {said}{among}; say which, for example --{role}-src {start}{languages[0]} "
                 f"--{role}-tgt {start}{languages[1]}"
             )
@@ -182,7 +183,7 @@ def _candidates(splits: Sequence[str]) -> dict[str, list[str]]:
 def _require_languages(where: str, languages: tuple[str, str], known: Sequence[str]) -> None:
     for language in languages:
         if language not in known:
-            raise ValueError(
+            raise UserError(
                 f"{where} has no text in {language!r}; it has {', '.join(known)}; name two of these with "
                 f"--source-lang and --target-lang"
             )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import binascii
 import io
 import json
 import re
@@ -12,6 +13,7 @@ from typing import Any, final
 import numpy as np
 
 from normlab.data.tokenizer import SPECIALS, UNK, Tokenizer, require_room_for_characters
+from normlab.errors import UserError
 
 KEY = "sentencepiece"
 """Of the JSON of such a tokenizer: its value is the model in base 64."""
@@ -27,7 +29,7 @@ class SentencePieces(Tokenizer):
     """
 
     def __init__(self, model: bytes) -> None:
-        """Raises ValueError if the bytes are no SentencePiece model. They are data; nothing is executed."""
+        """Raises UserError if the bytes are no SentencePiece model. They are data; nothing is executed."""
         self._model = model
         self._backend: Any = _processor(model)
         kept = [
@@ -45,7 +47,7 @@ class SentencePieces(Tokenizer):
         and single characters included; fewer when the text gives no more.
 
         SentencePiece's own normalisation (``nmt_nfkc``) and defaults, but every line and every character is
-        used; the text is held in memory. Raises ``ValueError`` if the characters alone are more.
+        used; the text is held in memory. Raises ``UserError`` if the characters alone are more.
         """
         from sentencepiece import SentencePieceTrainer
 
@@ -69,12 +71,18 @@ class SentencePieces(Tokenizer):
             found = re.search(rf"\b{max(vocab_size, len(SPECIALS))} vs (\d+)", str(error))
             if found:
                 require_room_for_characters(vocab_size, least=int(found[1]))
-            raise ValueError(f"no unigram model can be learned from this text ({error})") from error
+            raise UserError(f"no unigram model can be learned from this text ({error})") from error
         return cls(model.getvalue())
 
     @classmethod
     def of_json(cls, content: dict[str, Any]) -> SentencePieces:
-        return cls(base64.b64decode(content[KEY], validate=True))
+        """Raises UserError if the value is not base 64 or no SentencePiece model."""
+        value = content[KEY]
+        try:
+            model = base64.b64decode(value if isinstance(value, str) else "", validate=True)
+        except binascii.Error as error:
+            raise UserError(f"its JSON is damaged: {KEY} is not base 64 ({error})") from error
+        return cls(model)
 
     @property
     def vocab_size(self) -> int:
@@ -101,14 +109,14 @@ def _processor(model: bytes) -> Any:
     from sentencepiece import SentencePieceProcessor
 
     if not model:
-        raise ValueError("it is empty")
+        raise UserError("it is empty")
     try:
         whole = {_TRAINER, _NORMALISER} <= set(_fields(model))
         backend = SentencePieceProcessor(model_proto=model)
     except (RuntimeError, IndexError) as error:
-        raise ValueError("it is neither JSON nor a SentencePiece model") from error
+        raise UserError("it is neither JSON nor a SentencePiece model") from error
     if not whole or not backend.get_piece_size():
-        raise ValueError("it is a SentencePiece model of which a part is missing")
+        raise UserError("it is a SentencePiece model of which a part is missing")
     return backend
 
 

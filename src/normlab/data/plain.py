@@ -21,6 +21,7 @@ from normlab.data.ragged import Ints
 from normlab.data.sources import open_lines
 from normlab.data.tokenizer import EOS, UNK, Tokenizer
 from normlab.data.vocabulary import digests, load, vocabulary
+from normlab.errors import UserError
 from normlab.spec.config import DataConfig
 
 SPLITS = ("train", "dev", "test")
@@ -89,7 +90,7 @@ def prepare_text(config: DataConfig, root: str | Path) -> tuple[DataConfig, Text
     """Reads or generates the text and prepares it under ``root``, or takes what is there for the same text.
 
     Returns the config with ``digest`` filled. Without files it is the target side of the built-in corpus;
-    where no test text is given, dev serves. Raises ``ValueError`` if a digest was given and the text is not
+    where no test text is given, dev serves. Raises ``UserError`` if a digest was given and the text is not
     that text any more, if train or dev text is missing from the config, if a text has no word, or if one
     changes meanwhile. No text is in memory as a whole.
     """
@@ -98,7 +99,7 @@ def prepare_text(config: DataConfig, root: str | Path) -> tuple[DataConfig, Text
     for name, found in surveys.items():
         path = getattr(config, f"{name}_text")
         if path and found.blank:
-            raise ValueError(f"{path} holds no word; pass a file of text")
+            raise UserError(f"{path} holds no word; pass a file of text")
     before = {name: found.digest for name, found in surveys.items()}
     config = with_digest(config, [*before.values(), *digests(config)])
     key = ["plain", config.digest, config.vocab_size]
@@ -118,7 +119,7 @@ def _read(config: DataConfig) -> tuple[dict[str, Iterable[str]], dict[str, str]]
         return texts, {"Corpus": f"target side of built-in {name}, seed {seed}"}
     missing = [name for name in SPLITS[:2] if name not in given]
     if missing:
-        raise ValueError(
+        raise UserError(
             f"only {', '.join(f'--{name}-text' for name in given)} came, but train and dev text are needed; "
             f"pass {', '.join(f'--{name}-text' for name in missing)}"
         )

@@ -37,6 +37,7 @@ from normlab.data.sources import open_lines
 from normlab.data.text import Pairs, read_lines
 from normlab.data.tokenizer import EOS, Tokenizer
 from normlab.data.vocabulary import corpus_key, digests, load, vocabulary
+from normlab.errors import UserError
 from normlab.spec.config import PARALLEL_TEXTS, DataConfig
 
 
@@ -83,7 +84,7 @@ def prepare(config: DataConfig, root: str | Path) -> tuple[DataConfig, Corpus]:
     not prepared yet, for the tokenizer and for its tokens. A unigram model is the exception: it is learned
     from the whole text in memory.
 
-    Returns the config with ``digest`` and the texts of its data set filled. Raises ``ValueError`` if a digest
+    Returns the config with ``digest`` and the texts of its data set filled. Raises ``UserError`` if a digest
     was given and the text is not that text any more, if files are missing from the config, if the sides of a
     text have not the same number of lines, if dev or test text has no word, if no training pair is left, or
     if the text changes meanwhile.
@@ -114,7 +115,7 @@ def _read(config: DataConfig) -> tuple[dict[str, Iterable[str]], dict[str, str]]
     needed = PARALLEL_TEXTS if config.test_src or config.test_tgt else PARALLEL_TEXTS[:4]
     missing = [name for name in needed if name not in given]
     if missing:
-        raise ValueError(
+        raise UserError(
             f"only {', '.join(flags[name] for name in given)} came, but both sides of train and dev text are "
             f"needed, and of test text if there is any; pass {', '.join(flags[name] for name in missing)}"
         )
@@ -133,7 +134,7 @@ def _read(config: DataConfig) -> tuple[dict[str, Iterable[str]], dict[str, str]]
 
 
 def _require_sound(config: DataConfig, surveys: dict[str, Survey]) -> None:
-    """Raise ValueError for sides of different length and for dev or test text without a word."""
+    """Raise UserError for sides of different length and for dev or test text without a word."""
     for name in ("train", "dev", "test"):
         source, target = f"{name}_src", f"{name}_tgt"
         paths = getattr(config, source), getattr(config, target)
@@ -142,7 +143,7 @@ def _require_sound(config: DataConfig, surveys: dict[str, Survey]) -> None:
         require_parallel(paths, (surveys[source].lines, surveys[target].lines))
         for path, side in zip(paths, (source, target), strict=True):
             if name != "train" and surveys[side].blank:
-                raise ValueError(f"all {surveys[side].lines} lines of {path} are empty; give text with words")
+                raise UserError(f"all {surveys[side].lines} lines of {path} are empty; give text with words")
 
 
 def _fill(
@@ -240,7 +241,7 @@ def _require_some(config: DataConfig, tally: _Tally) -> None:
         return
     too_long = tally.left_out["too long"]
     hint = f"type a larger --max-len than {config.max_len}" if too_long else "give text with words"
-    raise ValueError(
+    raise UserError(
         f"none of the {tally.read} training pairs is left: {tally.left_out['empty side']} have an empty "
         f"side, {too_long} are longer than max_len; {hint}"
     )

@@ -9,11 +9,12 @@ import numpy as np
 from normlab.data.plain import TextCorpus
 from normlab.data.prepare import Corpus
 from normlab.data.ragged import TokenPairs
+from normlab.errors import UserError
 from normlab.spec.config import DataConfig
 
 
 def require_room(corpus: object, data: DataConfig, *, max_tokens: int, positions: int | None) -> None:
-    """Raise ValueError at the first text with a sentence too long for a batch of ``max_tokens`` positions, or
+    """Raise UserError at the first text with a sentence too long for a batch of ``max_tokens`` positions, or
     for a model of so many ``positions``, None for one without an end.
     """
     if isinstance(corpus, Corpus):
@@ -21,7 +22,7 @@ def require_room(corpus: object, data: DataConfig, *, max_tokens: int, positions
         if positions is not None:
             _require_positions(corpus, data, positions)
     elif isinstance(corpus, TextCorpus) and positions is not None and data.block_len > positions:
-        raise ValueError(
+        raise UserError(
             f"a block has {data.block_len} positions, and the model has learned positions for {positions}; "
             f"type --block-len {positions}, or --max-positions {data.block_len}"
         )
@@ -35,7 +36,7 @@ def _require_batch(pairs: TokenPairs, max_tokens: int) -> None:
             longest = [int(source[row]) + 1, int(target[row]) + 1]
     needed = sum(longest)
     if needed > max_tokens:
-        raise ValueError(
+        raise UserError(
             f"the longest training pair has {longest[0]} + {longest[1]} positions, and a batch "
             f"--max-tokens {max_tokens}; type --max-tokens {needed}, or leave such pairs out with --max-len "
             f"{max(2, max_tokens // 2)}"
@@ -46,7 +47,7 @@ def _require_positions(corpus: Corpus, data: DataConfig, positions: int) -> None
     """Of what a model reads: both sides of train and dev, and the source of the test."""
     longest = max(int(max(s.max(), t.max())) + 1 for s, t in corpus.train.lengths_in_parts())
     if longest > positions:
-        raise ValueError(
+        raise UserError(
             f"the longest training sentence has {longest} positions, and the model has learned positions for "
             f"{positions}; type --max-positions {longest}, or leave longer ones out: --max-len {positions}"
         )
@@ -57,7 +58,7 @@ def _require_positions(corpus: Corpus, data: DataConfig, positions: int) -> None
         longest = int(lengths[line]) + 1
         if longest > positions:
             file = Path(getattr(data, name)).name or name
-            raise ValueError(
+            raise UserError(
                 f"{file}, line {line + 1} has {longest} positions, and the model has learned positions for "
                 f"{positions}; type --max-positions {longest}, or shorten the line"
             )

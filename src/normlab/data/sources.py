@@ -10,6 +10,7 @@ from typing import final
 
 from normlab.data.hub import HUB, HubColumn
 from normlab.data.text import TextFile, located
+from normlab.errors import UserError
 
 
 def open_lines(spec: str | Path) -> TextFile | Column | HubColumn:
@@ -17,7 +18,7 @@ def open_lines(spec: str | Path) -> TextFile | Column | HubColumn:
 
     ``corpus.de``, a file; ``pairs.tsv#2`` and ``pairs.tsv#en``, a ``Column``;
     ``hf:wmt14:de-en#train.translation.de``, a ``HubColumn``. A file whose own name has a ``#`` is a file.
-    Raises ValueError for what has none of these forms.
+    Raises UserError for what has none of these forms.
     """
     text = str(spec)
     if text.startswith(HUB):
@@ -27,7 +28,7 @@ def open_lines(spec: str | Path) -> TextFile | Column | HubColumn:
     cuts = [place for place, character in enumerate(text) if character == "#"]
     cut = next((place for place in cuts if located(text[:place]).is_file()), cuts[0])
     if not cut:
-        raise ValueError(f"{text} names no table; type its file before the #, for example pairs.tsv{text}")
+        raise UserError(f"{text} names no table; type its file before the #, for example pairs.tsv{text}")
     return Column(text[:cut], text[cut + 1 :])
 
 
@@ -49,7 +50,7 @@ class Column:
         return f"{self.path}#{self.column}"
 
     def __iter__(self) -> Iterator[str]:
-        """Raises ValueError for a column there is not and for a row with more or fewer columns than the
+        """Raises UserError for a column there is not and for a row with more or fewer columns than the
         first, and what ``TextFile`` raises.
         """
         rows = iter(TextFile(self.path))
@@ -63,7 +64,7 @@ class Column:
         for number, row in enumerate(text, 1 if numbered else 2):
             cells = row.split("\t")
             if len(cells) != len(names):
-                raise ValueError(
+                raise UserError(
                     f"{self.path}, line {number} has {_columns(len(cells))} and line 1 has {len(names)}; put "
                     f"one tab between two columns and none inside a column"
                 )
@@ -72,7 +73,7 @@ class Column:
     def _numbered(self, count: int) -> int:
         place = int(self.column)
         if not 1 <= place <= count:
-            raise ValueError(
+            raise UserError(
                 f"{self.path} has {_columns(count)}, and #{self.column} is none of them; type {self.path}#1"
                 + (f" to #{count}" if count > 1 else "")
             )
@@ -81,7 +82,7 @@ class Column:
     def _named(self, names: list[str]) -> int:
         if names.count(self.column) != 1:
             again = "more than one column" if self.column in names else "no column"
-            raise ValueError(
+            raise UserError(
                 f"{self.path} has {again} {self.column!r}; its first line has {', '.join(map(repr, names))}; "
                 f"type one of these after the #, or "
                 + (f"a number from 1 to {len(names)}" if len(names) > 1 else "1 for its only column")

@@ -11,6 +11,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
+from normlab.errors import UserError
+
 
 @dataclass(frozen=True)
 class Pairs:
@@ -29,7 +31,7 @@ class TextFile:
 
     Only ``\n`` ends a line (U+2028, form feeds and their like stay inside one); a ``\r`` before it and a
     byte-order mark at the start of the file are dropped. Iteration raises ``FileNotFoundError``, or
-    ``ValueError`` for a broken archive and for bytes that are not UTF-8, naming file and line.
+    ``UserError`` for a broken archive and for bytes that are not UTF-8, naming file and line.
     """
 
     path: str | Path
@@ -47,7 +49,7 @@ class TextFile:
                 text = content.decode("utf-8")
             except UnicodeDecodeError as error:
                 line = ended + content.count(b"\n", 0, error.start) + 1
-                raise ValueError(
+                raise UserError(
                     f"{path}, line {line}: byte 0x{content[error.start]:02x} is not UTF-8; convert the file, "
                     f"for example with iconv -f latin1 -t utf-8"
                 ) from error
@@ -113,6 +115,6 @@ def _blocks(path: Path) -> Iterator[bytes]:
     except FileNotFoundError:
         raise FileNotFoundError(f"there is no text file {path}; pass the path of an existing one") from None
     except IsADirectoryError:
-        raise ValueError(f"{path} is a folder; pass a text file, plain, .gz or .xz") from None
+        raise UserError(f"{path} is a folder; pass a text file, plain, .gz or .xz") from None
     except (gzip.BadGzipFile, lzma.LZMAError, zlib.error, EOFError) as error:
-        raise ValueError(f"{path} cannot be unpacked as {path.suffix} ({error}); pack it again") from error
+        raise UserError(f"{path} cannot be unpacked as {path.suffix} ({error}); pack it again") from error

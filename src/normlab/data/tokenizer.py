@@ -12,6 +12,7 @@ from tokenizers import Regex, decoders, models, normalizers, pre_tokenizers, tra
 from tokenizers import Tokenizer as Backend
 
 from normlab.data.wordwise import Wordwise
+from normlab.errors import UserError
 
 PAD, UNK, BOS, EOS = range(4)
 
@@ -71,7 +72,7 @@ class BytePairs(Tokenizer):
     def train(cls, lines: Iterable[str], vocab_size: int) -> BytePairs:
         """Learns merges until there are ``vocab_size`` types, special tokens and single characters included.
 
-        There are fewer when the text has no more pairs to merge. Raises ``ValueError`` if the characters
+        There are fewer when the text has no more pairs to merge. Raises ``UserError`` if the characters
         alone are more.
         """
         backend = _untrained()
@@ -84,13 +85,13 @@ class BytePairs(Tokenizer):
 
     @classmethod
     def of_json(cls, text: str) -> BytePairs:
-        """Raises ValueError for what is no tokenizer, and for one whose special tokens are others."""
+        """Raises UserError for what is no tokenizer, and for one whose special tokens are others."""
         try:
             backend = Backend.from_str(text)
         except Exception as error:  # the library raises no narrower one
-            raise ValueError(str(error)) from error
+            raise UserError(str(error)) from error
         if [backend.token_to_id(name) for name in SPECIALS] != [PAD, UNK, BOS, EOS]:
-            raise ValueError(f"its first types are not {', '.join(SPECIALS)}")
+            raise UserError(f"its first types are not {', '.join(SPECIALS)}")
         return cls(backend)
 
     @property
@@ -136,9 +137,9 @@ def _sees_words_alone(backend: Backend) -> bool:
 
 
 def require_room_for_characters(vocab_size: int, *, least: int) -> None:
-    """Raise ValueError if a vocabulary is smaller than ``least``, the characters of the text and specials."""
+    """Raise UserError if a vocabulary is smaller than ``least``, the characters of the text and specials."""
     if least > vocab_size:
-        raise ValueError(
+        raise UserError(
             f"vocab_size is {vocab_size}, but the text's different characters and the {len(SPECIALS)} "
             f"special tokens are {least} already; pass at least {least}"
         )

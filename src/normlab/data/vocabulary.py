@@ -6,14 +6,18 @@ import hashlib
 import itertools
 import json
 from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from normlab.data import pieces, words
 from normlab.data.pieces import SentencePieces
 from normlab.data.text import located
 from normlab.data.tokenizer import BytePairs, Tokenizer
 from normlab.data.words import Worded, split_both
+from normlab.errors import UserError
 from normlab.spec.config import DataConfig
+from normlab.spec.serialise import from_plain
 
 LEARNED: Mapping[str, Callable[[Iterable[str], int], Tokenizer]] = {
     "bpe": BytePairs.train,
@@ -31,10 +35,10 @@ def vocabulary(config: DataConfig, source: Iterable[str], target: Iterable[str])
         inner = _ready(config)
     else:
         both = itertools.chain(source, target)
-        if config.words:
-            both = split_both(config.words, languages, source, target)
+        if config.pretokenizer:
+            both = split_both(config.pretokenizer, languages, source, target)
         inner = LEARNED[config.tokenizer](both, config.vocab_size)
-    return Worded(inner, config.words, languages) if config.words else inner
+    return Worded(inner, config.pretokenizer, languages) if config.pretokenizer else inner
 
 
 def digests(config: DataConfig) -> list[bytes]:
@@ -50,25 +54,25 @@ def digests(config: DataConfig) -> list[bytes]:
 
 def corpus_key(config: DataConfig) -> list[str]:
     """What the name of a prepared corpus covers beside its digest: how words are found, if they are."""
-    return [config.words, config.source_lang, config.target_lang] if config.words else []
+    return [config.pretokenizer, config.source_lang, config.target_lang] if config.pretokenizer else []
 
 
 def _ready(config: DataConfig) -> Tokenizer:
     """The tokenizer of a file that a user names; of words, what stands behind the words that were asked for.
 
-    Raises FileNotFoundError or ValueError, naming it.
+    Raises FileNotFoundError or UserError it.
     """
     path, content = config.tokenizer, _content(config.tokenizer)
     try:
         found = parse(content)
-    except ValueError as error:
-        raise ValueError(f"{path} is no tokenizer: {error}; type {_FORMS}") from error
+    except UserError as error:
+        raise UserError(f"{path} is no tokenizer: {error}; type {_FORMS}") from error
     if not isinstance(found, Worded):
         return found
     source, target = found.languages
-    if (config.words, config.source_lang, config.target_lang) != (found.name, source, target):
-        raise ValueError(
-            f"{path} is a tokenizer of {found.name} words of {source} and {target}; type --words "
+    if (config.pretokenizer, config.source_lang, config.target_lang) != (found.name, source, target):
+        raise UserError(
+            f"{path} is a tokenizer of {found.name} words of {source} and {target}; type --pretokenizer "
             f"{found.name} --source-lang {source} --target-lang {target} beside it"
         )
     return found.inner
@@ -80,8 +84,8 @@ def load(path: str | Path) -> Tokenizer:
         raise FileNotFoundError(f"there is no tokenizer file {path}; prepare the data again")
     try:
         return parse(Path(path).read_bytes())
-    except ValueError as error:
-        raise ValueError(
+    except UserError as error:
+        raise UserError(
             f"{path} is no tokenizer ({error}); bring back the file that the model was trained with"
         ) from error
 
@@ -89,25 +93,39 @@ def load(path: str | Path) -> Tokenizer:
 def parse(content: bytes) -> Tokenizer:
     """The tokenizer of a file's content: our JSON, that of the library tokenizers, or a SentencePiece model.
 
-    Nothing is executed, whatever the bytes are. Raises ValueError with the reason if they are none.
+    Nothing is executed, whatever the bytes are. Raises UserError with the reason if they are none.
     """
     if not content.lstrip().startswith(b"{"):
         return SentencePieces(content)
-    text = content.decode("utf-8")
+    try:
+        text = content.decode("utf-8")
+    except UnicodeDecodeError as error:
+        raise UserError(f"byte {error.start} is not UTF-8") from error
     try:
         fields = json.loads(text)
-    except (json.JSONDecodeError, RecursionError):
-        return BytePairs.of_json(text)  # which says where it ends to be one
-    try:
-        if words.KEY in fields:
-            about, inner = fields[words.KEY], json.dumps(fields["tokenizer"])
-            source, target = about["languages"]
-            return Worded(parse(inner.encode()), about["name"], (source, target))
-        if pieces.KEY in fields:
-            return SentencePieces.of_json(fields)
-    except (KeyError, TypeError, AttributeError) as error:
-        raise ValueError(f"its JSON is damaged: {error!r}") from error
+    except (ValueError, RecursionError):
+        return BytePairs.of_json(text)  # its error says where the JSON breaks off
+    if words.KEY in fields:
+        return _worded(fields)
+    if pieces.KEY in fields:
+        return SentencePieces.of_json(fields)
     return BytePairs.of_json(text)
+
+
+@dataclass(frozen=True)
+class PretokenizerEntry:
+    """The entry of a ``Worded`` tokenizer's JSON that says how its words are found."""
+
+    name: str
+    languages: tuple[str, str]
+
+
+def _worded(fields: dict[str, Any]) -> Worded:
+    about: PretokenizerEntry = from_plain(PretokenizerEntry, fields[words.KEY], words.KEY)
+    if not isinstance(fields.get("tokenizer"), dict):
+        raise UserError("its JSON is damaged: it has no object 'tokenizer'")
+    inner = json.dumps(fields["tokenizer"])
+    return Worded(parse(inner.encode()), about.name, about.languages)
 
 
 _FORMS = "--tokenizer bpe or --tokenizer unigram, which are learned from the text, or name a model's file"
@@ -120,4 +138,4 @@ def _content(path: str | Path) -> bytes:
     except FileNotFoundError:
         raise FileNotFoundError(f"there is no tokenizer model {file}; type {_FORMS}") from None
     except IsADirectoryError:
-        raise ValueError(f"{file} is a folder; type {_FORMS}") from None
+        raise UserError(f"{file} is a folder; type {_FORMS}") from None

@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, Protocol, final
 
 from normlab.data.tokenizer import Tokenizer
+from normlab.errors import UserError
 
 KEY = "words"
 """Of the JSON of such a tokenizer: how its words are found."""
@@ -60,9 +61,9 @@ class Worded(Tokenizer):
     """A tokenizer that sees words: source and target lines are split before it, target lines joined after."""
 
     def __init__(self, inner: Tokenizer, name: str, languages: tuple[str, str]) -> None:
-        """``languages``: source and target. Raises ValueError for a name there is not."""
+        """``languages``: source and target. Raises UserError for a name there is not."""
         if name not in WORDS:
-            raise ValueError(f"there are no words called {name!r}; there are {', '.join(WORDS)}")
+            raise UserError(f"there are no words called {name!r}; there are {', '.join(WORDS)}")
         self.inner, self.name, self.languages = inner, name, languages
         self._source, self._target = (WORDS[name](language) for language in languages)
 

@@ -15,15 +15,16 @@ from typing import Any, Final
 import torch
 from torch import Tensor, nn
 
-from normlab.diagnosis.finding import Finding, Records, at_least
-from normlab.diagnosis.findings import find
 from normlab.diagnosis.presets import require_preset
+from normlab.diagnosis.probing.step import Make
 from normlab.diagnosis.programme import PRESETS, STUDIES, Question
-from normlab.diagnosis.step import Make
-from normlab.diagnosis.structure import Structure, read_structure
-from normlab.diagnosis.subject import Loss, Subject, output_loss
+from normlab.diagnosis.reading.structure import Structure, read_structure
+from normlab.diagnosis.reading.subject import Loss, Subject, output_loss
+from normlab.diagnosis.reading.taps import bare, leaves
+from normlab.diagnosis.rules.finding import Finding, Records, at_least
+from normlab.diagnosis.rules.findings import find
 from normlab.diagnosis.table import Table
-from normlab.diagnosis.taps import bare, leaves
+from normlab.errors import UserError
 
 STEP_LR: Final = 1e-3
 """Of the step that studies try where no learning rate was given; nothing is then said about the rate."""
@@ -91,7 +92,7 @@ def diagnose(
     ``structure`` is what ``read_structure`` found, for a model that needs names. ``preset``: cheap, standard
     or full.
 
-    A study that refuses a strange model becomes a note, one that fails a warning. Raises ValueError with what
+    A study that refuses a strange model becomes a note, one that fails a warning. Raises UserError with what
     to do for a model without repeated blocks, one that raises or has no trainable parameter, a batch on
     another device, and a loss that is not finite.
     """
@@ -145,20 +146,20 @@ def _device(model: nn.Module) -> torch.device:
 
 
 def _checked(model: nn.Module, batch: Any, preset: str) -> nn.Module:
-    """The bare model. Raises ValueError with what to do where it cannot be examined on this batch."""
+    """The bare model. Raises UserError with what to do where it cannot be examined on this batch."""
     require_preset(preset)
     if not isinstance(model, nn.Module):
-        raise ValueError(f"the model is of type {type(model).__name__}; give a torch.nn.Module")
+        raise UserError(f"the model is of type {type(model).__name__}; give a torch.nn.Module")
     model = bare(model)
     if not any(p.requires_grad for p in model.parameters()):
-        raise ValueError(
+        raise UserError(
             f"no parameter of {type(model).__name__} is trained, so it has no gradients to look at; unfreeze "
             "what is to be examined, as in model.requires_grad_()"
         )
     _somewhere(model, batch)
     for path, parameter in model.named_parameters():
         if bad := int((~parameter.detach().isfinite()).sum()):
-            raise ValueError(
+            raise UserError(
                 f"{bad} of {parameter.numel()} values of the parameter {path} are infinite or not a number; "
                 "go back to weights from before that step"
             )
@@ -166,10 +167,10 @@ def _checked(model: nn.Module, batch: Any, preset: str) -> nn.Module:
 
 
 def _somewhere(model: nn.Module, batch: Any) -> None:
-    """Raise ValueError with what to do where weights or batch hold no numbers, or lie apart."""
+    """Raise UserError with what to do where weights or batch hold no numbers, or lie apart."""
     hollow = [path for path, p in model.named_parameters() if p.is_meta]
     if hollow:
-        raise ValueError(
+        raise UserError(
             f"{len(hollow)} parameters of {type(model).__name__} are on the device meta and hold no numbers, "
             f'first {hollow[0]}; build the model outside of torch.device("meta"), or give it weights: '
             'model.to_empty(device="cpu"), then model.load_state_dict(…)'
@@ -181,35 +182,35 @@ def _somewhere(model: nn.Module, batch: Any) -> None:
         how = f'as in model.to("{strangers[0]}")'
         if "meta" in strangers:
             how = f"or rather make the batch on {homes[0]}: on meta it holds no numbers"
-        raise ValueError(
+        raise UserError(
             f"the model is on {', '.join(homes)} and the batch on {', '.join(strangers)}; move one of them, "
             f"{how}"
         )
     if hollow := [list(x.shape) for x in given if not x.numel()]:
-        raise ValueError(
+        raise UserError(
             f"the batch has a tensor of shape {hollow[0]}, with nothing in it; give one of some sequences"
         )
 
 
 def _finite_loss(subject: Subject) -> float:
-    """The loss before anything is changed. Raises ValueError with what to do where it is none."""
+    """The loss before anything is changed. Raises UserError with what to do where it is none."""
     try:
         loss = subject.loss()
     except (RuntimeError, TypeError, KeyError, IndexError, AttributeError) as error:
-        raise ValueError(
+        raise UserError(
             f"the loss raised {type(error).__name__}: {error}; give loss=lambda model, batch: … that calls "
             "the model on the batch and returns a scalar"
         ) from error
     if not isinstance(loss, Tensor) or loss.numel() != 1:
         given = f"a tensor of shape {list(loss.shape)}" if isinstance(loss, Tensor) else type(loss).__name__
-        raise ValueError(f"the loss is {given}, and must be one number; return its mean, as in loss.mean()")
+        raise UserError(f"the loss is {given}, and must be one number; return its mean, as in loss.mean()")
     if not math.isfinite(value := float(loss.detach())):
-        raise ValueError(
+        raise UserError(
             f"the loss is {value} before any step, though all weights are finite; look at the labels (are "
             "all of them ignored?), at masks that leave a row of attention empty, and at the loss function"
         )
     if not loss.requires_grad:
-        raise ValueError(
+        raise UserError(
             "the loss has no gradient: it is detached or made under torch.no_grad(); return it with its graph"
         )
     return value
@@ -217,7 +218,7 @@ def _finite_loss(subject: Subject) -> float:
 
 def _failure(study: str, error: Exception) -> Finding:
     said = " ".join(str(error).split())[:300]
-    refused = isinstance(error, ValueError)
+    refused = isinstance(error, UserError)
     kind, severity = ("", "note") if refused else (f"{type(error).__name__}: ", "warning")
     return Finding("not_done", severity, f"the study {study} was not done: {kind}{said}", "", {})
 

@@ -5,10 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from typing import Final
 
-from normlab.diagnosis.observe import PARAMETERS, Probe
+from normlab.diagnosis.probing.observe import PARAMETERS, Probe
 from normlab.diagnosis.programme import PRESETS
-from normlab.diagnosis.structure import StackView, Structure
-from normlab.diagnosis.taps import Tap
+from normlab.diagnosis.reading.structure import StackView, Structure
+from normlab.diagnosis.reading.taps import Tap
+from normlab.errors import UserError
 
 FIRST: Final = ((), (0,))
 """Ways to the tensor that a probe takes first."""
@@ -23,9 +24,9 @@ ONLY_STREAM: Final = "cheap"
 
 
 def require_preset(name: str) -> None:
-    """Raises ValueError with those that there are for a preset that there is not."""
+    """Raises UserError with those that there are for a preset that there is not."""
     if name not in PRESETS:
-        raise ValueError(f"there is no preset {name!r}; there are {', '.join(PRESETS)}")
+        raise UserError(f"there is no preset {name!r}; there are {', '.join(PRESETS)}")
 
 
 def stream_probes(structure: Structure, preset: str, *, prefix: str = "") -> list[Probe]:
@@ -34,7 +35,7 @@ def stream_probes(structure: Structure, preset: str, *, prefix: str = "") -> lis
     also the stream's largest element, what of it is not finite, and how alike its tokens are.
 
     ``prefix`` is the path of the module that was read within the one that is observed, with its point.
-    Raises ValueError for a preset that there is not.
+    Raises UserError for a preset that there is not.
     """
     require_preset(preset)
     found = [probe for stack in structure.stacks for probe in _of_stack(stack, preset, prefix)]

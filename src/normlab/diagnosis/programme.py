@@ -9,8 +9,10 @@ from typing import Any, Final
 
 from torch.optim import Optimizer
 
-from normlab.diagnosis.passes import Pass, examine, real_of
-from normlab.diagnosis.step import Make
+from normlab.diagnosis.probing.passes import Pass, examine, real_of
+from normlab.diagnosis.probing.step import Make
+from normlab.diagnosis.reading.subject import Subject
+from normlab.diagnosis.reading.tokens import Real
 from normlab.diagnosis.studies.attention import attention
 from normlab.diagnosis.studies.cropping import cropped
 from normlab.diagnosis.studies.curvature import critical_lr, curvature
@@ -21,9 +23,8 @@ from normlab.diagnosis.studies.output_change import MIN_DEPTHS, output_change_fi
 from normlab.diagnosis.studies.representation import norm_parameters, similarity
 from normlab.diagnosis.studies.scales import scales
 from normlab.diagnosis.studies.updates import updates
-from normlab.diagnosis.subject import Subject
 from normlab.diagnosis.table import Table
-from normlab.diagnosis.tokens import Real
+from normlab.errors import UserError
 
 SEEDS: Final = 4
 """Random changes of the weights, for the interval of the exponent; dear where there are many weights."""
@@ -63,7 +64,7 @@ class Question:
             return replace(self.subject, batch=self.batches[0])
         try:
             return cropped(self.subject, SMALL_TOKENS)[0]
-        except ValueError:
+        except UserError:
             return self.subject
 
     @cached_property

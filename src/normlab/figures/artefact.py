@@ -8,6 +8,7 @@ from typing import Any, Final
 import altair as alt
 import polars as pl
 
+from normlab.errors import UserError
 from normlab.figures.axes import log_or_linear, nothing
 from normlab.figures.downsample import downsample
 from normlab.figures.theme import Drawn, finish, focused, recipe_colour, recipe_dash, rows
@@ -40,12 +41,12 @@ def panels(drawing: Drawing, frame: pl.DataFrame, legend: Sequence[str]) -> dict
     drawn as their mean, with a band from the lowest to the highest. What has no place on the axes is left
     out: numbers that are not finite, and on a logarithmic axis those that are not positive.
 
-    Raises ValueError naming a column that the table has not.
+    Raises UserError naming a column that the table has not.
     """
     wanted = (drawing.x, drawing.y, drawing.colour, drawing.panel, drawing.shade, drawing.theory)
     missing = [name for name in wanted if name and name not in frame.columns]
     if missing:
-        raise ValueError(
+        raise UserError(
             f"the drawing {drawing.title!r} wants {', '.join(missing)} of the table {drawing.table!r}, which "
             f"has {', '.join(frame.columns)}; name one of these"
         )

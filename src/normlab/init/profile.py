@@ -9,6 +9,7 @@ from typing import Any, cast
 import torch
 from torch import Tensor, nn
 
+from normlab.errors import UserError
 from normlab.nn import Context, ProfiledPlacement, Sublayer
 
 
@@ -23,7 +24,7 @@ def profile_(model: nn.Module, forward: Callable[[], Any]) -> dict[str, float]:
     the model once. Returns the variance handed to each sublayer by its path; empty, and the model untouched,
     where nothing asks for a profile.
 
-    Raises ValueError if the pass does not run a sublayer that is to be started, or not those of a stack one
+    Raises UserError if the pass does not run a sublayer that is to be started, or not those of a stack one
     after the other.
     """
     profiled = {
@@ -47,7 +48,7 @@ def profile_(model: nn.Module, forward: Callable[[], Any]) -> dict[str, float]:
         forward()
         missed = profiled.keys() - pass_.given.keys()
         if missed:
-            raise ValueError(f"the profiling pass did not run {sorted(missed)}; give it a batch that does")
+            raise UserError(f"the profiling pass did not run {sorted(missed)}; give it a batch that does")
     except BaseException:
         for parameter, value in kept:
             parameter.copy_(value)
@@ -88,7 +89,7 @@ class _Pass:
         self.stream = _variance(stream, tuple(others), kwargs)
         index = sublayer.site.index
         if index != self.due:
-            raise ValueError(
+            raise UserError(
                 f"{name} is at index {index} of its stack, and the sublayer at index {self.due} was due; "
                 "wrap all of a stack with one placement, each at its own site, in order (nn.stack_of)"
             )
@@ -109,6 +110,6 @@ class _Pass:
 def _variance(x: Tensor, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Tensor:
     """Variance over the elements of x `[B, T, D]`, at real positions where a ``Context`` says which."""
     for context in (*args, *kwargs.values()):
-        if isinstance(context, Context) and context.real is not None:
-            x = x[context.real]
+        if isinstance(context, Context) and context.padding_mask is not None:
+            x = x[context.padding_mask]
     return x.float().var(correction=0)

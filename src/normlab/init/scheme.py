@@ -8,8 +8,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from normlab.nn import Activation, Branch, Embedding, Encoder, Positions, ReLU, Size, Sublayer
+from normlab.nn import Activation, Branch, Embedding, Encoder, Positions, ReLU, Sublayer
 from normlab.nn.registry import Registry
+from normlab.spec.model import ModelConfig
 from normlab.spec.randomness import derive
 
 
@@ -29,7 +30,7 @@ class Scheme(ABC):
         """
 
     @classmethod
-    def conflict(cls, size: Size) -> str | None:
+    def conflict(cls, config: ModelConfig) -> str | None:
         """The reason why the scheme is not defined in a model of these choices, or None."""
         return None
 
@@ -93,11 +94,11 @@ class LookLinear(Scheme, name="looklinear"):
             mirror.copy_(-half)
 
     @classmethod
-    def conflict(cls, size: Size) -> str | None:
-        if Activation.registry[size.activation] is not ReLU:
-            return f"LookLinear is defined for ReLU, and its source says nothing of {size.activation}"
-        if size.ffn_dim % 2:
-            return f"LookLinear mirrors one half of the feed-forward, and its width {size.ffn_dim} is odd"
+    def conflict(cls, config: ModelConfig) -> str | None:
+        if Activation.registry[config.activation] is not ReLU:
+            return f"LookLinear is defined for ReLU, and its source says nothing of {config.activation}"
+        if config.ffn_dim % 2:
+            return f"LookLinear mirrors one half of the feed-forward, and its width {config.ffn_dim} is odd"
         return None
 
 

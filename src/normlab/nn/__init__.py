@@ -1,16 +1,18 @@
-"""Transformers from placements, norms and branches: pure torch, imports nothing else of ours."""
+"""Transformers from placements, norms and branches.
+
+Pure torch: of this package it imports only ``spec.model``, the description of a model, and ``errors``.
+"""
 
 from normlab.nn.context import Cache, Context
 from normlab.nn.embedding import Embedding, FixNormEmbedding, PlainEmbedding, UntiedEmbedding
+from normlab.nn.kernels.ops import Dropout, reference
 from normlab.nn.model import PAD, Decoder, Encoder, Seq2Seq, TokenModel
 from normlab.nn.norm import Derf, DyT, FixedScaleNorm, LayerNorm, Norm, RMSNorm, ScaleNorm
-from normlab.nn.ops import Dropout, reference
 from normlab.nn.options import (
     BIASES,
     HEAD_GAINS,
     INNER_NORMS,
     Activation,
-    Options,
     QueryKeyNorm,
     ReLU,
 )
@@ -42,7 +44,6 @@ from normlab.nn.placement import (
 )
 from normlab.nn.position import Positions
 from normlab.nn.site import DECODER_LAYER, ENCODER_LAYER, LANGUAGE_LAYER, Site, sites, stack_of
-from normlab.nn.size import Size
 from normlab.nn.stack import Stack, build_stack, shards
 from normlab.nn.sublayer import Attention, Branch, FeedForward, Sublayer, wrap
 
@@ -82,7 +83,6 @@ __all__ = [
     "Norm",
     "NormFormer",
     "OLMo2Norm",
-    "Options",
     "PeriNorm",
     "Placement",
     "PlainEmbedding",
@@ -100,7 +100,6 @@ __all__ = [
     "ScaleNorm",
     "Seq2Seq",
     "Site",
-    "Size",
     "SkipInit",
     "Stack",
     "SubNorm",

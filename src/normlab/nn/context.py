@@ -12,14 +12,14 @@ from torch import Tensor, nn
 class Context:
     """Padding, memory and caches of one forward pass.
 
-    ``real`` and ``memory_real`` are True where there is a token, `[B, T]` and `[B, S]`; None means
+    ``padding_mask`` and ``memory_mask`` are True where there is a token, `[B, T]` and `[B, S]`; None means
     everywhere.
     """
 
-    real: Tensor | None = None
+    padding_mask: Tensor | None = None
     memory: Tensor | None = None
     """The encoder's output, `[B, S, D]`."""
-    memory_real: Tensor | None = None
+    memory_mask: Tensor | None = None
     cache: Cache | None = None
 
     @property

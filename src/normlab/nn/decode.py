@@ -9,8 +9,9 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from normlab.errors import UserError
 from normlab.nn.context import Cache
-from normlab.nn.linear import kept_copies
+from normlab.nn.kernels.linear import kept_copies
 from normlab.nn.model import Seq2Seq
 
 BOS, EOS = 2, 3
@@ -65,13 +66,13 @@ class Bounds:
     """`[V]`: types that are False get the logit minus infinity."""
 
     def limits(self, model: Seq2Seq, real: Tensor) -> Tensor:
-        """`[B]`: tokens of each output at most. Raises ValueError where what is asked for has no room."""
+        """`[B]`: tokens of each output at most. Raises UserError where what is asked for has no room."""
         longest = min(MAX_LEN, model.positions.longest or MAX_LEN)
         lengths = real.sum(1)
         forced = torch.zeros_like(lengths) if self.prefix is None else (self.prefix != FREE).sum(1)
         least = forced.clamp(min=self.min_length) + 1
         if int(least.max()) > longest:
-            raise ValueError(
+            raise UserError(
                 f"min_length is {self.min_length} and the longest prefix has {int(forced.max())} tokens, but "
                 f"an output has at most {longest - 1} before its end; lower min_length or shorten the prefix"
             )
@@ -148,7 +149,7 @@ def decode(
 ) -> list[list[Hypothesis]]:
     """What a search finds for each source row `[B, S]`; ``begin`` makes it from the outputs' limits `[B]`.
 
-    Raises ValueError where an output has no room for what the bounds ask for.
+    Raises UserError where an output has no room for what the bounds ask for.
     """
     memory, real = model.encode(source)
     limits = bounds.limits(model, real)

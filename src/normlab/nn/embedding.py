@@ -9,7 +9,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from normlab.nn.linear import linear
+from normlab.nn.kernels.linear import linear
 from normlab.nn.registry import Registry
 
 

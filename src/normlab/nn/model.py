@@ -8,14 +8,15 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from normlab.errors import UserError
 from normlab.nn.context import Cache, Context
 from normlab.nn.embedding import Embedding
+from normlab.nn.kernels.ops import Dropout
 from normlab.nn.norm import Norm
-from normlab.nn.ops import Dropout
 from normlab.nn.position import Positions
 from normlab.nn.site import DECODER_LAYER, ENCODER_LAYER, LANGUAGE_LAYER
-from normlab.nn.size import Size
 from normlab.nn.stack import build_stack
+from normlab.spec.model import ModelConfig
 
 PAD = 0
 """Token id of padding; a position that holds it is not real."""
@@ -27,11 +28,11 @@ class TokenModel(nn.Module, ABC):
     Token ids are `[B, T]`, padded on the right with 0.
     """
 
-    def __init__(self, size: Size, vocab_size: int) -> None:
+    def __init__(self, config: ModelConfig, vocab_size: int) -> None:
         super().__init__()
-        self.embedding = Embedding.registry[size.embedding](vocab_size, size.dim)
-        self.positions = Positions.registry[size.positions](size)
-        self.dropout = Dropout(size.dropout)
+        self.embedding = Embedding.registry[config.embedding](vocab_size, config.dim)
+        self.positions = Positions.registry[config.positions](config)
+        self.dropout = Dropout(config.dropout)
 
     def embed(self, ids: Tensor, position: int | None = None) -> Tensor:
         """Tokens `[B, T]` at positions 0 to T - 1, or all of them at one ``position``, to `[B, T, D]`."""
@@ -44,26 +45,26 @@ class Seq2Seq(TokenModel):
     Vaswani et al. 2017, Section 3 (arXiv 1706.03762). Token ids are `[B, S]` and `[B, T]`.
     """
 
-    def __init__(self, size: Size, vocab_size: int) -> None:
-        super().__init__(size, vocab_size)
-        _require(size, encoder=True, decoder=True)
-        self.encoder = build_stack("encoder", ENCODER_LAYER, size)
-        self.decoder = build_stack("decoder", DECODER_LAYER, size)
+    def __init__(self, config: ModelConfig, vocab_size: int) -> None:
+        super().__init__(config, vocab_size)
+        _require(config, encoder=True, decoder=True)
+        self.encoder = build_stack("encoder", ENCODER_LAYER, config)
+        self.decoder = build_stack("decoder", DECODER_LAYER, config)
 
     def encode(self, source: Tensor) -> tuple[Tensor, Tensor]:
         """`[B, S]` to the memory `[B, S, D]` and where it is real `[B, S]`."""
         real = source != PAD
-        return self.encoder(self.embed(source), Context(real=real)), real
+        return self.encoder(self.embed(source), Context(padding_mask=real)), real
 
-    def decode(self, target_in: Tensor, memory: Tensor, memory_real: Tensor) -> Tensor:
+    def decode(self, target_in: Tensor, memory: Tensor, memory_mask: Tensor) -> Tensor:
         """Hidden states `[B, T, D]` for every prefix of ``target_in`` `[B, T]`."""
-        context = Context(real=target_in != PAD, memory=memory, memory_real=memory_real)
+        context = Context(padding_mask=target_in != PAD, memory=memory, memory_mask=memory_mask)
         return self.decoder(self.embed(target_in), context)
 
-    def decode_step(self, tokens: Tensor, memory: Tensor, memory_real: Tensor, cache: Cache) -> Tensor:
+    def decode_step(self, tokens: Tensor, memory: Tensor, memory_mask: Tensor, cache: Cache) -> Tensor:
         """Hidden states `[B, K, D]` of the next position for K beams whose last tokens are `[B, K]`."""
         cache.begin_position()
-        context = Context(memory=memory, memory_real=memory_real, cache=cache)
+        context = Context(memory=memory, memory_mask=memory_mask, cache=cache)
         return self.decoder(self.embed(tokens, context.position), context)
 
     def hidden(self, source: Tensor, target_in: Tensor) -> Tensor:
@@ -81,14 +82,14 @@ class Decoder(TokenModel):
     Radford et al. 2018, Section 3.1 (Improving Language Understanding by Generative Pre-Training).
     """
 
-    def __init__(self, size: Size, vocab_size: int) -> None:
-        super().__init__(size, vocab_size)
-        _require(size, encoder=False, decoder=True)
-        self.decoder = build_stack("decoder", LANGUAGE_LAYER, size)
+    def __init__(self, config: ModelConfig, vocab_size: int) -> None:
+        super().__init__(config, vocab_size)
+        _require(config, encoder=False, decoder=True)
+        self.decoder = build_stack("decoder", LANGUAGE_LAYER, config)
 
     def hidden(self, ids: Tensor) -> Tensor:
         """The decoder's output `[B, T, D]`, before the logits."""
-        return self.decoder(self.embed(ids), Context(real=ids != PAD))
+        return self.decoder(self.embed(ids), Context(padding_mask=ids != PAD))
 
     def decode_step(self, tokens: Tensor, cache: Cache) -> Tensor:
         """Hidden states `[B, K, D]` of the next position for K continuations, last tokens `[B, K]`."""
@@ -109,21 +110,21 @@ class Encoder(TokenModel):
     3.1 (arXiv 1810.04805).
     """
 
-    def __init__(self, size: Size, vocab_size: int) -> None:
-        super().__init__(size, vocab_size)
-        _require(size, encoder=True, decoder=False)
-        self.encoder = build_stack("encoder", ENCODER_LAYER, size)
-        self.segments = nn.Parameter(torch.zeros(2, size.dim))
-        self.transform = nn.Linear(size.dim, size.dim)
-        self.transform_norm = Norm.registry[size.norm](size.dim)
+    def __init__(self, config: ModelConfig, vocab_size: int) -> None:
+        super().__init__(config, vocab_size)
+        _require(config, encoder=True, decoder=False)
+        self.encoder = build_stack("encoder", ENCODER_LAYER, config)
+        self.segments = nn.Parameter(torch.zeros(2, config.dim))
+        self.transform = nn.Linear(config.dim, config.dim)
+        self.transform_norm = Norm.registry[config.norm](config.dim)
         self.token_bias = nn.Parameter(torch.zeros(vocab_size))
-        self.pooler, self.next_sentence = nn.Linear(size.dim, size.dim), nn.Linear(size.dim, 2)
+        self.pooler, self.next_sentence = nn.Linear(config.dim, config.dim), nn.Linear(config.dim, 2)
 
     def hidden(self, ids: Tensor, segments: Tensor | None = None) -> Tensor:
         """The encoder's output `[B, T, D]`; ``segments`` `[B, T]` holds 0 and 1, all 0 if not given."""
         x = self.positions(self.embedding(ids))
         x = x + (self.segments[0] if segments is None else F.embedding(segments, self.segments))
-        return self.encoder(self.dropout(x), Context(real=ids != PAD))
+        return self.encoder(self.dropout(x), Context(padding_mask=ids != PAD))
 
     def token_logits(self, hidden: Tensor) -> Tensor:
         """Masked-LM logits `[..., V]` of hidden states `[..., D]`, say those of the masked positions."""
@@ -140,10 +141,10 @@ class Encoder(TokenModel):
         return self.token_logits(hidden), self.sentence_logits(hidden)
 
 
-def _require(size: Size, *, encoder: bool, decoder: bool) -> None:
-    """Raise ValueError unless the model has just these stacks."""
+def _require(config: ModelConfig, *, encoder: bool, decoder: bool) -> None:
+    """Raise UserError unless the model has just these stacks."""
     wanted = {"encoder_layers": encoder, "decoder_layers": decoder}
     for name, has in wanted.items():
-        given = getattr(size, name)
+        given = getattr(config, name)
         if bool(given) != has:
-            raise ValueError(f"{name} is {given}, and this model needs {'at least 1' if has else '0'}")
+            raise UserError(f"{name} is {given}, and this model needs {'at least 1' if has else '0'}")

@@ -10,7 +10,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from normlab.nn.fused import root_mean_square_normed, scaled_to
+from normlab.nn.kernels.fused import root_mean_square_normed, scaled_to
 from normlab.nn.registry import Registry
 
 

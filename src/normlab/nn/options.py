@@ -9,19 +9,17 @@ from __future__ import annotations
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from typing import Any, ClassVar
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from normlab.nn.fused import scaled_to
-from normlab.nn.linear import Linear, linear
-from normlab.nn.norm import LayerNorm
-from normlab.nn.placement import Placement
+from normlab.nn.kernels.fused import scaled_to
+from normlab.nn.kernels.linear import Linear, linear
+from normlab.nn.norm import Norm
 from normlab.nn.registry import Registry
-from normlab.nn.size import Size
+from normlab.spec.model import ModelConfig
 
 Packed = Callable[[int, Sequence[int]], nn.Linear]
 """``linear(in, (out, …))``: one packed weight `[sum of outs, in]` of one or several matrices."""
@@ -124,9 +122,7 @@ class HeadGain(nn.Module):
 class QueryKeyNorm(nn.Module, ABC):
     """What happens to queries `[B, H, T, w]` and keys `[B, G, S, w]` before their products."""
 
-    registry: ClassVar[Registry[Callable[[Size, Callable[[int], nn.Module]], QueryKeyNorm]]] = Registry(
-        "query-key norm"
-    )
+    registry: ClassVar[Registry[Callable[[ModelConfig], QueryKeyNorm]]] = Registry("query-key norm")
     scale: ClassVar[float | None] = None
     """Factor on the products; None is :math:`1/\\sqrt{w}`."""
 
@@ -153,7 +149,7 @@ class ScaledProducts(QueryKeyNorm, name="scaled"):
     Vaswani et al. 2017, Section 3.2 (arXiv 1706.03762).
     """
 
-    def __init__(self, size: Size, norm: Callable[[int], nn.Module]) -> None:
+    def __init__(self, config: ModelConfig) -> None:
         super().__init__()
 
     def queries(self, q: Tensor) -> Tensor:
@@ -172,9 +168,9 @@ class ScaledCosines(QueryKeyNorm, name="qknorm"):
 
     scale: ClassVar[float | None] = 1.0
 
-    def __init__(self, size: Size, norm: Callable[[int], nn.Module]) -> None:
+    def __init__(self, config: ModelConfig) -> None:
         super().__init__()
-        n = size.qk_norm_len
+        n = config.qk_norm_len
         self.g = nn.Parameter(torch.full((1,), math.log2(n * n - n)))
 
     def queries(self, q: Tensor) -> Tensor:
@@ -190,10 +186,10 @@ class NormedQueriesAndKeys(QueryKeyNorm, name="normed"):
     OLMo et al. 2025, Section 2.1 (arXiv 2501.00656).
     """
 
-    def __init__(self, size: Size, norm: Callable[[int], nn.Module]) -> None:
+    def __init__(self, config: ModelConfig) -> None:
         super().__init__()
-        width = size.dim // size.heads
-        self.query, self.key = norm(size.dim), norm(width * (size.kv_heads or size.heads))
+        norm, width = Norm.registry[config.norm], config.dim // config.heads
+        self.query, self.key = norm(config.dim), norm(width * (config.kv_heads or config.heads))
 
     def queries(self, q: Tensor) -> Tensor:
         return over_heads(self.query, q)
@@ -253,34 +249,6 @@ class SwiGLU(Activation, name="swiglu"):
         return F.silu(gate) * inner
 
 
-@dataclass(frozen=True)
-class Options:
-    """The choices of one stack's branches, by name, and the model's norm."""
-
-    norm: Callable[[int], nn.Module] = LayerNorm
-    qk_norm: str = Placement.qk_norm
-    bias: str = Placement.bias
-    inner_norm: str = Placement.inner_norm
-    head_gain: str = Placement.head_gain
-
-    @staticmethod
-    def of(size: Size, placement: type[Placement], norm: Callable[[int], nn.Module]) -> Options:
-        """The model's choices, and the placement's where the model leaves them to it."""
-        return Options(
-            norm,
-            qk_norm=size.qk_norm or placement.qk_norm,
-            bias=size.bias or placement.bias,
-            inner_norm=size.inner_norm or placement.inner_norm,
-            head_gain=size.head_gain or placement.head_gain,
-        )
-
-    def linear(self, n_in: int, *n_out: int) -> nn.Linear:
-        """A packed projection."""
-        return BIASES[self.bias](n_in, n_out)
-
-    def inner(self, role: str, width: int) -> nn.Module:
-        """The norm before a branch's last matrix, or nothing."""
-        return self.norm(width) if INNER_NORMS[self.inner_norm](role) else nn.Identity()
-
-
-PLAIN = Options()
+def inner_norm(config: ModelConfig, role: str, width: int) -> nn.Module:
+    """Build the norm before the last matrix of a branch, or an identity where the config has none there."""
+    return Norm.registry[config.norm](width) if INNER_NORMS[config.inner_norm](role) else nn.Identity()

@@ -9,8 +9,9 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor, nn
 
+from normlab.errors import UserError
 from normlab.nn.registry import Registry
-from normlab.nn.size import Size
+from normlab.spec.model import ModelConfig
 
 
 class Positions(nn.Module, ABC):
@@ -30,7 +31,7 @@ class Positions(nn.Module, ABC):
     """Positions that there are, where they end."""
 
     @abstractmethod
-    def __init__(self, size: Size) -> None:
+    def __init__(self, config: ModelConfig) -> None:
         super().__init__()
 
     @abstractmethod
@@ -38,7 +39,7 @@ class Positions(nn.Module, ABC):
         """Embeddings `[B, T, D]` with their positions added."""
 
     @staticmethod
-    def turn(x: Tensor, position: int | None) -> Tensor:
+    def apply_rotary(x: Tensor, position: int | None) -> Tensor:
         """Queries or keys of self-attention `[B, H, T, w]` with their positions in them."""
         return x
 
@@ -52,9 +53,9 @@ class Sinusoidal(Positions, name="sinusoidal"):
     Vaswani et al. 2017, Section 3.5 (arXiv 1706.03762).
     """
 
-    def __init__(self, size: Size) -> None:
-        super().__init__(size)
-        self.register_buffer("table", sinusoids(256, size.dim), persistent=False)
+    def __init__(self, config: ModelConfig) -> None:
+        super().__init__(config)
+        self.register_buffer("table", sinusoids(256, config.dim), persistent=False)
         self.table: Tensor
 
     def forward(self, x: Tensor, position: int | None = None) -> Tensor:
@@ -70,15 +71,15 @@ class Learned(Positions, name="learned"):
     Gehring et al. 2017, Section 3.1 (arXiv 1705.03122).
     """
 
-    def __init__(self, size: Size) -> None:
-        super().__init__(size)
-        self.longest = size.max_positions
-        self.weight = nn.Parameter(torch.empty(size.max_positions, size.dim))
+    def __init__(self, config: ModelConfig) -> None:
+        super().__init__(config)
+        self.longest = config.max_positions
+        self.weight = nn.Parameter(torch.empty(config.max_positions, config.dim))
 
     def forward(self, x: Tensor, position: int | None = None) -> Tensor:
         places = _places(x.shape[1], position)
         if places.stop > len(self.weight):
-            raise ValueError(
+            raise UserError(
                 f"an input of {places.stop} positions, and the model has learned positions for "
                 f"{len(self.weight)}; shorten it, or train with a larger max_positions"
             )
@@ -96,21 +97,21 @@ class Rotary(Positions, name="rope"):
     Nothing is added to the embeddings. Su et al. 2021, Section 3.2 (arXiv 2104.09864).
     """
 
-    def __init__(self, size: Size) -> None:
-        super().__init__(size)
-        if size.dim // size.heads % 2:
-            fewer = [heads for heads in range(1, size.heads) if size.dim % (2 * heads) == 0]
-            raise ValueError(
-                f"rope turns pairs, so heads need an even width, got {size.dim // size.heads} "
-                f"({size.dim} wide, {size.heads} heads); "
-                + (f"fewer heads that have one: {fewer}" if fewer else f"try a width of {size.dim + 1}")
+    def __init__(self, config: ModelConfig) -> None:
+        super().__init__(config)
+        if config.dim // config.heads % 2:
+            fewer = [heads for heads in range(1, config.heads) if config.dim % (2 * heads) == 0]
+            raise UserError(
+                f"rope turns pairs, so heads need an even width, got {config.dim // config.heads} "
+                f"({config.dim} wide, {config.heads} heads); "
+                + (f"fewer heads that have one: {fewer}" if fewer else f"try a width of {config.dim + 1}")
             )
 
     def forward(self, x: Tensor, position: int | None = None) -> Tensor:
         return x
 
     @staticmethod
-    def turn(x: Tensor, position: int | None) -> Tensor:
+    def apply_rotary(x: Tensor, position: int | None) -> Tensor:
         places = _places(x.shape[2], position)
         sin, cos = angles(places.start, places.stop, x.shape[3], x).unbind(-1)
         even, odd = x.unflatten(-1, (-1, 2)).unbind(-1)
@@ -135,5 +136,5 @@ def angles(start: int, stop: int, width: int, like: Tensor) -> Tensor:
 def sinusoids(length: int, dim: int) -> Tensor:
     """The table of ``Sinusoidal``, `[length, dim]` in float32."""
     if dim % 2:
-        raise ValueError(f"sinusoidal positions need an even width, got {dim}; try {dim + 1}")
+        raise UserError(f"sinusoidal positions need an even width, got {dim}; try {dim + 1}")
     return angles(0, length, dim, torch.empty(0)).flatten(1)

@@ -6,13 +6,15 @@ import difflib
 from collections.abc import Callable, Iterable
 from typing import NoReturn, TypeVar
 
+from normlab.errors import UserError
+
 T = TypeVar("T")
 
 
 class Registry(dict[str, T]):
     """The variants of one ``kind`` (norm, placement, …) by name.
 
-    Raises ValueError when a name is given twice, and when one is looked up that nobody registered.
+    Raises UserError when a name is given twice, and when one is looked up that nobody registered.
     """
 
     def __init__(self, kind: str) -> None:
@@ -22,7 +24,7 @@ class Registry(dict[str, T]):
     def __setitem__(self, name: str, variant: T) -> None:
         if name in self:
             owner = self[name]
-            raise ValueError(f"the {self.kind} name {name!r} is taken by {getattr(owner, '__name__', owner)}")
+            raise UserError(f"the {self.kind} name {name!r} is taken by {getattr(owner, '__name__', owner)}")
         super().__setitem__(name, variant)
 
     def register(self, name: str) -> Callable[[T], T]:
@@ -35,7 +37,7 @@ class Registry(dict[str, T]):
         return enter
 
     def __missing__(self, name: str) -> NoReturn:
-        raise ValueError(f"unknown {self.kind} {name!r}{nearest(name, self)}")
+        raise UserError(f"unknown {self.kind} {name!r}{nearest(name, self)}")
 
 
 def nearest(word: str, allowed: Iterable[str]) -> str:

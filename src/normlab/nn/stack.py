@@ -7,12 +7,12 @@ from typing import Any, cast
 
 from torch import Tensor, nn
 
+from normlab.errors import UserError
 from normlab.nn.norm import Norm
-from normlab.nn.options import Options
 from normlab.nn.placement import Placement
 from normlab.nn.site import Site, sites
-from normlab.nn.size import Size
 from normlab.nn.sublayer import BRANCHES, Sublayer
+from normlab.spec.model import ModelConfig
 
 
 class Stack(nn.Module):
@@ -26,10 +26,10 @@ class Stack(nn.Module):
     def of(cls, branches: Sequence[nn.Module], placement: type[Placement], first: Site) -> Stack:
         """A stack of anybody's branches, one for each site from the first one on.
 
-        Raises ValueError when there are not ``first.sublayers`` branches.
+        Raises UserError when there are not ``first.sublayers`` branches.
         """
         if len(branches) != first.sublayers:
-            raise ValueError(
+            raise UserError(
                 f"{len(branches)} branches for {first.layers} layers of {len(first.roles)} sublayers; "
                 f"give {first.sublayers}"
             )
@@ -46,14 +46,16 @@ class Stack(nn.Module):
         return self.end(stream)
 
 
-def build_stack(name: str, roles: Sequence[str], size: Size) -> Stack:
-    """The ``"encoder"`` or ``"decoder"`` of a model of this size, its layers made of these roles."""
-    placement = Placement.registry[size.encoder_placement if name == "encoder" else size.decoder_placement]
-    norm = Norm.registry[size.norm]
-    layers = size.encoder_layers, size.decoder_layers
-    first = Site(name, roles[0], 0, 0, size.dim, *layers, norm=norm, roles=tuple(roles))
-    options = Options.of(size, placement, norm)
-    branches = [BRANCHES[site.role](size, options) for site in sites(first)]
+def build_stack(name: str, roles: Sequence[str], config: ModelConfig) -> Stack:
+    """Build the ``"encoder"`` or ``"decoder"`` of a model, with a sublayer for each role in every layer."""
+    placement = Placement.registry[
+        config.encoder_placement if name == "encoder" else config.decoder_placement
+    ]
+    norm = Norm.registry[config.norm]
+    layers = config.encoder_layers, config.decoder_layers
+    first = Site(name, roles[0], 0, 0, config.dim, *layers, norm=norm, roles=tuple(roles))
+    complete = placement.complete(config)
+    branches = [BRANCHES[site.role](complete) for site in sites(first)]
     return Stack.of(branches, placement, first)
 
 

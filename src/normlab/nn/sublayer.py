@@ -9,14 +9,15 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from normlab.nn import ops
+from normlab.errors import UserError
 from normlab.nn.context import Context
-from normlab.nn.ops import Dropout
-from normlab.nn.options import HEAD_GAINS, PLAIN, Activation, Options, QueryKeyNorm
+from normlab.nn.kernels import ops
+from normlab.nn.kernels.ops import Dropout
+from normlab.nn.options import BIASES, HEAD_GAINS, Activation, QueryKeyNorm, inner_norm
 from normlab.nn.placement import Placement, Stream
 from normlab.nn.position import Positions
 from normlab.nn.site import Site
-from normlab.nn.size import Size
+from normlab.spec.model import ModelConfig
 
 
 class Sublayer(nn.Module):
@@ -41,7 +42,7 @@ def wrap(f: nn.Module, placement: str, site: Site) -> Sublayer:
     builds all. f keeps the start that it has: where the source scales the weights of a branch (DeepNorm,
     Sub-LN, FixUp, T-Fixup), multiply yours by ``place.gain(site, "value")`` and so on.
 
-    Raises ValueError for a placement that nobody registered.
+    Raises UserError for a placement that nobody registered.
     """
     return Sublayer(f, Placement.registry[placement](site), site)
 
@@ -59,30 +60,32 @@ class Branch(nn.Module, ABC):
 class Attention(Branch):
     r"""Multi-head attention :math:`\mathrm{softmax}(QK^\top/\sqrt{d/h})V`, projected by packed matrices.
 
-    Vaswani et al. 2017, Section 3.2 (arXiv 1706.03762). ``source`` says where keys come from: ``"self"`` (one
-    packed matrix for queries, keys and values) or ``"memory"`` (one for queries, one for keys and values).
-    With ``size.kv_heads`` below ``size.heads`` consecutive heads share keys and values (Ainslie et al. 2023,
-    Section 2.2, arXiv 2305.13245). Batches are padded on the right, so a causal attention needs no padding
-    mask: what is real never looks at what comes later.
+    Vaswani et al. 2017, Section 3.2 (arXiv 1706.03762). ``source`` says where the keys come from: ``"self"``
+    (one packed matrix for queries, keys and values) or ``"memory"`` (one for queries, one for keys and
+    values). If ``config.kv_heads`` is below ``config.heads``, consecutive heads share their keys and values
+    (Ainslie et al. 2023, Section 2.2, arXiv 2305.13245). Batches are padded on the right, so causal attention
+    needs no padding mask: no token looks at a later position.
     """
 
-    def __init__(self, size: Size, options: Options = PLAIN, *, source: str, causal: bool = False) -> None:
+    def __init__(self, config: ModelConfig, *, source: str, causal: bool = False) -> None:
         super().__init__()
-        self.heads, self.kv_heads = size.heads, size.kv_heads or size.heads
-        self.width = _width(size)
+        config = Placement.complete(config)
+        linear = BIASES[config.bias]
+        self.heads, self.kv_heads = config.heads, config.kv_heads or config.heads
+        self.width = _width(config)
         self.causal, self.from_memory = causal, source == "memory"
-        self.p = size.attention_dropout
-        dim, keys = size.dim, self.width * self.kv_heads
+        self.p = config.attention_dropout
+        dim, keys = config.dim, self.width * self.kv_heads
         if self.from_memory:
-            self.q, self.kv = options.linear(dim, dim), options.linear(dim, keys, keys)
+            self.q, self.kv = linear(dim, [dim]), linear(dim, [keys, keys])
         else:
-            self.qkv = options.linear(dim, dim, keys, keys)
-            self.turn = Positions.registry[size.positions].turn
-        self.qk_norm = QueryKeyNorm.registry[options.qk_norm](size, options.norm)
-        self.head_gain = HEAD_GAINS[options.head_gain](size.heads)
-        self.inner_norm = options.inner("attention", dim)
-        self.out = options.linear(dim, dim)
-        self.dropout = Dropout(size.dropout)
+            self.qkv = linear(dim, [dim, keys, keys])
+            self.apply_rotary = Positions.registry[config.positions].apply_rotary
+        self.qk_norm = QueryKeyNorm.registry[config.qk_norm](config)
+        self.head_gain = HEAD_GAINS[config.head_gain](config.heads)
+        self.inner_norm = inner_norm(config, "attention", dim)
+        self.out = linear(dim, [dim])
+        self.dropout = Dropout(config.dropout)
 
     def matrices(self) -> dict[str, Tensor]:
         """Each projection on its own, views of the packed weights."""
@@ -112,7 +115,7 @@ class Attention(Branch):
     def _from_self(self, x: Tensor, context: Context) -> tuple[Tensor, Tensor, Tensor]:
         q, k, v = self._split(self.qkv(x), self.heads, self.kv_heads, self.kv_heads)
         q, k = self.qk_norm(q, k)
-        return self.turn(q, context.position), self.turn(k, context.position), v
+        return self.apply_rotary(q, context.position), self.apply_rotary(k, context.position), v
 
     def _from_memory(self, x: Tensor, context: Context) -> tuple[Tensor, Tensor, Tensor]:
         (q,) = self._split(self.q(x), self.heads)
@@ -120,7 +123,7 @@ class Attention(Branch):
         if kept is not None:
             return self.qk_norm.queries(q), *kept
         if context.memory is None:
-            raise ValueError("attention to the memory needs context.memory; pass the encoder's output")
+            raise UserError("attention to the memory needs context.memory; pass the encoder's output")
         k, v = self._split(self.kv(context.memory), self.kv_heads, self.kv_heads)
         q, k = self.qk_norm(q, k)
         if context.cache is not None:
@@ -130,7 +133,7 @@ class Attention(Branch):
     def _mask(self, context: Context) -> Tensor | None:
         if self.causal:
             return None
-        real = context.memory_real if self.from_memory else context.real
+        real = context.memory_mask if self.from_memory else context.padding_mask
         if real is None:
             return None
         mask = real.clone()
@@ -138,16 +141,16 @@ class Attention(Branch):
         return mask[:, None, None, :]
 
 
-def _width(size: Size) -> int:
-    """Of a head. Raises ValueError where heads do not divide what they should."""
-    dim, heads = size.dim, size.heads
+def _width(config: ModelConfig) -> int:
+    """Of a head. Raises UserError where heads do not divide what they should."""
+    dim, heads = config.dim, config.heads
     if dim % heads:
         fitting = [h for h in range(1, dim + 1) if dim % h == 0 and h <= 4 * heads]
-        raise ValueError(f"{heads} heads do not divide the width {dim}; heads that do: {fitting}")
-    if size.kv_heads and heads % size.kv_heads:
+        raise UserError(f"{heads} heads do not divide the width {dim}; heads that do: {fitting}")
+    if config.kv_heads and heads % config.kv_heads:
         fitting = [h for h in range(1, heads + 1) if heads % h == 0]
-        raise ValueError(
-            f"{size.kv_heads} kv_heads do not divide the {heads} heads; those that do: {fitting}"
+        raise UserError(
+            f"{config.kv_heads} kv_heads do not divide the {heads} heads; those that do: {fitting}"
         )
     return dim // heads
 
@@ -158,14 +161,16 @@ class FeedForward(Branch):
     Vaswani et al. 2017, Section 3.3 (arXiv 1706.03762).
     """
 
-    def __init__(self, size: Size, options: Options = PLAIN) -> None:
+    def __init__(self, config: ModelConfig) -> None:
         super().__init__()
-        self.activation = Activation.registry[size.activation]()
-        self.inner = options.linear(size.dim, *(size.ffn_dim for _ in self.activation.matrices))
-        self.inner_norm = options.inner("ffn", size.ffn_dim)
-        self.outer = options.linear(size.ffn_dim, size.dim)
-        self.inner_dropout = Dropout(size.ffn_dropout)
-        self.dropout = Dropout(size.dropout)
+        config = Placement.complete(config)
+        linear = BIASES[config.bias]
+        self.activation = Activation.registry[config.activation]()
+        self.inner = linear(config.dim, [config.ffn_dim] * len(self.activation.matrices))
+        self.inner_norm = inner_norm(config, "ffn", config.ffn_dim)
+        self.outer = linear(config.ffn_dim, [config.dim])
+        self.inner_dropout = Dropout(config.ffn_dropout)
+        self.dropout = Dropout(config.dropout)
 
     def matrices(self) -> dict[str, Tensor]:
         """ffn_in and ffn_out, `[D_ff, D]` and `[D, D_ff]`, and ffn_gate where there is one."""
@@ -178,7 +183,7 @@ class FeedForward(Branch):
         return self.dropout(self.outer(self.inner_dropout(hidden)))
 
 
-BRANCHES: dict[str, Callable[[Size, Options], Branch]] = {
+BRANCHES: dict[str, Callable[[ModelConfig], Branch]] = {
     "self_attention": partial(Attention, source="self"),
     "causal_attention": partial(Attention, source="self", causal=True),
     "cross_attention": partial(Attention, source="memory"),

@@ -1,6 +1,14 @@
 """Schedules as functions (step, course) -> factor, and optimisers."""
 
 from .optimiser import OPTIMISERS, build_optimiser
-from .schedule import SCHEDULES, Course, ValDecay, schedule_factor, warmup
+from .schedule import SCHEDULES, ScheduleState, ValDecay, schedule_factor, warmup
 
-__all__ = ["OPTIMISERS", "SCHEDULES", "Course", "ValDecay", "build_optimiser", "schedule_factor", "warmup"]
+__all__ = [
+    "OPTIMISERS",
+    "SCHEDULES",
+    "ScheduleState",
+    "ValDecay",
+    "build_optimiser",
+    "schedule_factor",
+    "warmup",
+]

@@ -90,7 +90,7 @@ def radam(parameters: list[nn.Parameter], lr: Tensor, config: OptimConfig) -> to
 def build_optimiser(parameters: Iterable[nn.Parameter], config: OptimConfig) -> torch.optim.Optimizer:
     """The configured optimiser with its learning rate as a tensor on the device, 0 until the loop sets it.
 
-    Raises ValueError for an unknown optimiser, and for a schedule that is unknown or lacks what it needs
+    Raises UserError for an unknown optimiser, and for a schedule that is unknown or lacks what it needs
     before any step is made.
     """
     check_schedule(config)

@@ -10,12 +10,13 @@ import math
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 
+from normlab.errors import UserError
 from normlab.nn.registry import Registry
 from normlab.spec.config import OptimConfig
 
 
 @dataclass(frozen=True)
-class Course:
+class ScheduleState:
     """What a factor depends on beside the step."""
 
     optim: OptimConfig
@@ -29,20 +30,20 @@ class Course:
         return max(1, self.optim.warmup_steps)
 
 
-Schedule = Callable[[int, Course], float]
+Schedule = Callable[[int, ScheduleState], float]
 
 SCHEDULES: Registry[Schedule] = Registry("schedule")
 """The part of each schedule that follows the warm-up."""
 
 
 @SCHEDULES.register("constant")
-def constant(step: int, course: Course) -> float:
+def constant(step: int, course: ScheduleState) -> float:
     """The peak rate to the end."""
     return 1.0
 
 
 @SCHEDULES.register("inverse_sqrt")
-def inverse_sqrt(step: int, course: Course) -> float:
+def inverse_sqrt(step: int, course: ScheduleState) -> float:
     r""":math:`\sqrt{k/n}` with :math:`k = \max(1, \text{warm-up})`.
 
     Vaswani et al. 2017, Equation 3 (arXiv 1706.03762), written relative to its peak. In absolute terms
@@ -53,7 +54,7 @@ def inverse_sqrt(step: int, course: Course) -> float:
 
 
 @SCHEDULES.register("linear")
-def linear(step: int, course: Course) -> float:
+def linear(step: int, course: ScheduleState) -> float:
     r""":math:`(N - n)/(N - k)` from the peak to 0 at step N.
 
     Devlin et al. 2019, Section A.2 (arXiv 1810.04805).
@@ -62,7 +63,7 @@ def linear(step: int, course: Course) -> float:
 
 
 @SCHEDULES.register("cosine")
-def cosine(step: int, course: Course) -> float:
+def cosine(step: int, course: ScheduleState) -> float:
     r""":math:`\frac{1}{2}\left(1 + \cos \pi\frac{n - k}{N - k}\right)` from the peak to 0 at step N.
 
     Loshchilov and Hutter 2017, Equation 5 (arXiv 1608.03983), without restarts.
@@ -71,7 +72,7 @@ def cosine(step: int, course: Course) -> float:
 
 
 @SCHEDULES.register("step_decay")
-def step_decay(step: int, course: Course) -> float:
+def step_decay(step: int, course: ScheduleState) -> float:
     r""":math:`1` before step s, :math:`\alpha` from there on (``optim.decay_factor``, 0.1).
 
     Step s is ``optim.decay_step``; with S steps an epoch, epoch e begins at step (e - 1) S + 1.
@@ -82,7 +83,7 @@ def step_decay(step: int, course: Course) -> float:
 
 
 @SCHEDULES.register("step_decay_inverse_sqrt")
-def step_decay_inverse_sqrt(step: int, course: Course) -> float:
+def step_decay_inverse_sqrt(step: int, course: ScheduleState) -> float:
     r""":math:`1` before step s, :math:`\alpha \sqrt{s/n}` from there on (``optim.decay_factor``, 0.1).
 
     Step s is ``optim.decay_step``, as in ``step_decay``. The source leaves :math:`\alpha` open here;
@@ -94,7 +95,7 @@ def step_decay_inverse_sqrt(step: int, course: Course) -> float:
 
 
 @SCHEDULES.register("val_decay")
-def val_decay(step: int, course: Course) -> float:
+def val_decay(step: int, course: ScheduleState) -> float:
     r""":math:`\alpha^m` after m times that dev had not improved for P validations.
 
     :math:`\alpha` is ``optim.decay_factor`` (0.8) and P ``optim.decay_patience``; ``ValDecay`` counts m.
@@ -112,7 +113,7 @@ def warmup(step: int, warmup_steps: int) -> float:
     return step / warmup_steps
 
 
-def schedule_factor(step: int, course: Course) -> float:
+def schedule_factor(step: int, course: ScheduleState) -> float:
     """Factor of the peak learning rate at a step, counted from 1."""
     if step <= course.optim.warmup_steps:
         return warmup(step, course.optim.warmup_steps)
@@ -120,9 +121,9 @@ def schedule_factor(step: int, course: Course) -> float:
 
 
 def check_schedule(optim: OptimConfig) -> None:
-    """Raise ValueError for a schedule that nobody registered, or that lacks what it needs."""
+    """Raise UserError for a schedule that nobody registered, or that lacks what it needs."""
     after = optim.warmup_steps + 1
-    SCHEDULES[optim.schedule](after, Course(optim, total_steps=after))
+    SCHEDULES[optim.schedule](after, ScheduleState(optim, total_steps=after))
 
 
 @dataclass(frozen=True)
@@ -150,15 +151,15 @@ class ValDecay:
         return ValDecay(decays=self.decays + 1)
 
 
-def _left(step: int, course: Course) -> float:
+def _left(step: int, course: ScheduleState) -> float:
     """Share of the way from the peak to the last step that is still ahead, at least 0."""
     return max(0.0, (course.total_steps - step) / max(1, course.total_steps - course.optim.warmup_steps))
 
 
-def _decay_step(course: Course) -> int:
+def _decay_step(course: ScheduleState) -> int:
     optim = course.optim
     if optim.decay_step <= course.peak_step:
-        raise ValueError(
+        raise UserError(
             f"schedule {optim.schedule!r} decays at optim.decay_step = {optim.decay_step}, and its peak is "
             f"at step {course.peak_step}; choose a later step: --decay-step 8000, or in "
             "Python OptimConfig(decay_step=8000)"

@@ -1,22 +1,64 @@
-"""The papers' tables and figures as data, one module a paper; no torch."""
+"""The papers' tables and figures as data, one module a paper; no torch.
+
+A module of your own adds a paper by ``publish`` and the measurement of a claim by ``@study``;
+``normlab papers --import my_module`` then lists it and ``normlab reproduce`` measures it.
+"""
 
 from __future__ import annotations
 
 import difflib
-from collections.abc import Iterable
-from typing import Final, NoReturn
+from collections.abc import Callable, Iterable
+from typing import Final, NoReturn, TypeAlias
 
+from normlab.errors import UserError
 from normlab.papers import apx, liu2020, nguyen2019, xiong2020
-from normlab.spec.artefact import Artefact
+from normlab.spec.artefact import Artefact, Drawing, Measurement
+from normlab.spec.claim import Claim, Measure
 
+__all__ = [
+    "ARTEFACTS",
+    "STUDIES",
+    "Artefact",
+    "Claim",
+    "Drawing",
+    "Measure",
+    "Measurement",
+    "artefact",
+    "chosen",
+    "keys",
+    "publish",
+    "study",
+]
+
+Study: TypeAlias = Callable[..., Measurement]
 ARTEFACTS: Final[dict[str, Artefact]] = {
     artefact.id: artefact for paper in (xiong2020, nguyen2019, liu2020, apx) for artefact in paper.ARTEFACTS
 }
 """Every artefact by its id, in the papers' order."""
+STUDIES: Final[dict[str, Study]] = {}
+"""Functions that measure artefacts, by name; importing ``normlab.reproduce`` registers those of normlab."""
+
+
+def publish(*artefacts: Artefact) -> None:
+    """Add the artefacts of a paper. Raises UserError for an id that is taken."""
+    for new in artefacts:
+        if ARTEFACTS.setdefault(new.id, new) is not new:
+            raise UserError(f"the artefact id {new.id!r} is taken; give yours another one")
+
+
+def study(function: Study) -> Study:
+    """Register a function of a ``Lab`` and an artefact's settings under its own name, as a decorator.
+
+    Raises UserError for a name that is taken.
+    """
+    if STUDIES.setdefault(function.__name__, function) is not function:
+        taken = STUDIES[function.__name__].__module__
+        raise UserError(f"the study name {function.__name__!r} is taken by {taken}; give yours another one")
+    return function
 
 
 def artefact(id_: str) -> Artefact:
-    """The artefact of that id. Raises ValueError with the nearest one."""
+    """The artefact of that id. Raises UserError with the nearest one."""
     if id_ not in ARTEFACTS:
         _refuse(id_, ARTEFACTS)
     return ARTEFACTS[id_]
@@ -30,7 +72,7 @@ def keys() -> list[str]:
 def chosen(names: Iterable[str]) -> list[Artefact]:
     """Artefacts by id, by their paper's key, or all of them by ``all``; each once, as they were named.
 
-    Raises ValueError with the nearest id or key for a name that is none.
+    Raises UserError with the nearest id or key for a name that is none.
     """
     found: dict[str, Artefact] = {}
     for name in names:
@@ -44,4 +86,4 @@ def chosen(names: Iterable[str]) -> list[Artefact]:
 def _refuse(name: str, allowed: Iterable[str]) -> NoReturn:
     close = difflib.get_close_matches(name, list(allowed), 1)
     hint = f"did you mean {close[0]}?" if close else "normlab papers lists all of them"
-    raise ValueError(f"there is no artefact {name!r}; {hint}")
+    raise UserError(f"there is no artefact {name!r}; {hint}")

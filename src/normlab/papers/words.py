@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable
 
+from normlab.papers import STUDIES
 from normlab.spec.artefact import Artefact, Reproduction
 from normlab.spec.claim import VERDICTS, Claim, Measure
 from normlab.store.reproductions import STATES, Standing, State
@@ -51,8 +52,10 @@ def counts(states: Iterable[State]) -> dict[str, int]:
 
 
 def command(artefact: Artefact) -> str:
-    """What measures it."""
-    return f"normlab reproduce {artefact.id}"
+    """The command that measures the artefact, with the module of its study where that is the user's own."""
+    module = getattr(STUDIES.get(artefact.study), "__module__", __name__)
+    own = module.partition(".")[0] != __name__.partition(".")[0]
+    return f"normlab reproduce {artefact.id}" + (f" --import {module}" if own else "")
 
 
 def _named(claim: Claim, found: Reproduction) -> str:

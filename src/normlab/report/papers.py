@@ -12,7 +12,7 @@ from markupsafe import Markup
 
 from normlab.papers.words import counts, in_short
 from normlab.report.page import Cell, Page, Section, Table
-from normlab.report.reproduction import state_cell, write_reproduction_page
+from normlab.report.reproduction import state_cell
 from normlab.spec.units import count
 from normlab.store.folder import write_text_atomic
 from normlab.store.reproductions import Standing
@@ -21,11 +21,8 @@ VERBS: Final = {"agrees": "agree", "disagrees": "disagree", "undecided": "undeci
 
 
 def write_papers_page(standings: Sequence[Standing], folder: Path) -> Path:
-    """Write ``<folder>/papers.html``, and pages of results that have none there; the overview's path."""
+    """Write ``<folder>/papers.html``, with links to the pages in that folder; return its path."""
     folder.mkdir(parents=True, exist_ok=True)
-    for standing in standings:
-        if standing.found is not None and not (folder / f"{standing.artefact.id}.html").exists():
-            write_reproduction_page(standing, folder)
     linked = {path.stem for path in folder.glob("*.html")}
     page = folder / "papers.html"
     write_text_atomic(page, papers_page(standings, linked))

@@ -9,6 +9,7 @@ from typing import Any, Final
 import polars as pl
 from markupsafe import Markup
 
+from normlab.errors import UserError
 from normlab.figures.artefact import colours, panels
 from normlab.papers.words import command, measured, number, stood_in
 from normlab.report.page import Block, Cell, Chart, Code, Details, Grid, Page, Section, Table, Text
@@ -139,7 +140,7 @@ def _pictures(artefact: Artefact, tables: Mapping[str, pl.DataFrame], legend: li
             continue
         try:
             charts = _charts(drawing, tables[drawing.table], legend, number_)
-        except ValueError as error:
+        except UserError as error:
             blocks.append(Text(str(error), "alarm"))
             continue
         blocks.append(Grid(charts))

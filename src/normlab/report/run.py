@@ -9,6 +9,7 @@ from typing import Any, Final
 import polars as pl
 from markupsafe import Markup
 
+from normlab.errors import UserError
 from normlab.figures.curves import Axis, curve
 from normlab.report.flight import flown, watched
 from normlab.report.page import Cell, Chart, Grid, Page, Section, Table
@@ -37,12 +38,12 @@ def run_page(folder: Path) -> str:
     """The run in ``folder`` as one self-contained HTML page; also while it is still running.
 
     Raises:
-        ValueError: the folder holds no readable run.
+        UserError: the folder holds no readable run.
     """
     folder = folder.resolve()
     run = view(folder.parent, folder.name)
     if run.config is None:
-        raise ValueError(
+        raise UserError(
             f"{folder} holds no readable run ({run.problem}); `normlab runs` lists those there are"
         )
     details, kept = run_details(run, folder.parent, {}), RunFolder(folder)
@@ -66,7 +67,7 @@ def _headline(run: RunView) -> Markup:
     assert run.config is not None
     assert run.status is not None
     name = Markup('{} at <span class="whole">{}</span>').format(run.config.recipe, rate(run.config.optim.lr))
-    best = quality(bleu=run.status.best_dev_bleu, nll=run.status.best_dev_nll)
+    best = quality(bleu=run.status.best_dev.get("bleu"), nll=run.status.best_dev.get("nll"))
     score = f": {best} on dev" if best else ""
     if run.outcome == "trained":
         return Markup("{} trained{}").format(name, score)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import json
 import shlex
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -13,10 +12,11 @@ from typing import Any
 import polars as pl
 from markupsafe import Markup
 
+from normlab.errors import UserError
 from normlab.report.page import Block, Cell, Code, Details, Table, Text
 from normlab.spec.config import Config
 from normlab.spec.units import duration, quality, rate
-from normlab.store.folder import RunFolder, Status
+from normlab.store.folder import RunFolder, Status, read_json
 
 
 @dataclass(frozen=True)
@@ -52,7 +52,7 @@ def view(root: Path, run: str) -> RunView:
     path = root / run
     try:
         folder = RunFolder(path)
-        scores = json.loads(folder.scores.read_text("utf-8")) if folder.scores.is_file() else {}
+        scores = read_json(folder.scores) if folder.scores.is_file() else {}
         return RunView(
             id=run,
             config=folder.config(),
@@ -62,7 +62,7 @@ def view(root: Path, run: str) -> RunView:
             scores=scores if isinstance(scores, dict) else {},
             stale=folder.stale(),
         )
-    except (OSError, ValueError) as error:
+    except (OSError, UserError) as error:
         return RunView(id=run, problem=str(error) or type(error).__name__)
 
 
@@ -142,7 +142,7 @@ def run_details(run: RunView, root: Path, common: Mapping[str, str]) -> Details:
             summary, [Text(run.problem or "The run's folder is incomplete.", "alarm")], f"run-{run.id}"
         )
     status = run.status
-    dev = quality(bleu=status.best_dev_bleu, nll=status.best_dev_nll)
+    dev = quality(bleu=status.best_dev.get("bleu"), nll=status.best_dev.get("nll"))
     best = f", best dev {dev}" if dev else ""
     summary = Markup("<code>{}</code> lr {}, seed {} {} <span class=note>{}{}</span>").format(
         run.id,

@@ -8,6 +8,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from numbers import Integral, Real
 
+from normlab.errors import UserError
+
 MOST = 2**63
 """No whole number reaches it: tensors could not hold it."""
 
@@ -72,7 +74,7 @@ AMOUNT = Range(least=0, below=math.inf)
 
 
 def check(section: object, table: Mapping[Range | Choice, str]) -> None:
-    """Raise ValueError at the first field that does not hold what it may.
+    """Raise UserError at the first field that does not hold what it may.
 
     ``table`` says for each rule the fields under it, separated by spaces; of a tuple every item counts.
     """
@@ -82,4 +84,4 @@ def check(section: object, table: Mapping[Range | Choice, str]) -> None:
             for value in given if isinstance(given, tuple) else (given,):
                 if not rule.holds(value):
                     shown = {1: "more", -1: "less"}.get(_beyond(value)) or repr(value)
-                    raise ValueError(f"{name} is {rule.wanted(value)}, got {shown}")
+                    raise UserError(f"{name} is {rule.wanted(value)}, got {shown}")

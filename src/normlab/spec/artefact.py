@@ -49,7 +49,7 @@ class Artefact:
     asserts: str
     """What a reproduction decides, in words."""
     study: str = ""
-    """The procedure that measures it, a name that ``run.reproduce`` resolves; empty: none yet."""
+    """The name of the function that measures it, one of ``normlab.papers.STUDIES``; empty: none yet."""
     settings: Mapping[str, Any] = field(default_factory=dict)
     """Of the study: sizes, depths, seeds."""
     alone: bool = False
@@ -75,8 +75,17 @@ class Artefact:
 
 
 @dataclass(frozen=True)
+class Measurement:
+    """The result of a study: measures by name, tables of flat rows, and facts about how it was done."""
+
+    measures: Mapping[str, Measure]
+    tables: Mapping[str, Sequence[Mapping[str, Any]]] = field(default_factory=dict)
+    facts: Mapping[str, str] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
 class Reproduction:
-    """What a study measured for an artefact."""
+    """The measurement of an artefact as it is stored."""
 
     id: str
     fingerprint: str

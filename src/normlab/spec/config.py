@@ -1,79 +1,20 @@
-"""A run's configuration: frozen dataclasses, their JSON form and the run id.
-
-Every field that changes numbers enters the run id. A field that does not (paths, devices, threads,
-log cadence) is declared with ``machine(default)``. When the default of a field changes after its
-introduction, declare it with ``since(new, introduced=old)``, so that the ids of old runs stay.
-"""
+"""A run's configuration: frozen dataclasses, their JSON form and the run id."""
 
 from __future__ import annotations
 
 import dataclasses
 import hashlib
 import json
-from dataclasses import dataclass, field
-from typing import Any, TypeVar
+from dataclasses import dataclass
+from typing import Any
 
+from normlab.errors import UserError
 from normlab.spec.allowed import AMOUNT, COUNT, POSITIVE, SHARE, SIZE, Choice, Range, check
-
-T = TypeVar("T")
+from normlab.spec.fields import changes_numbers, machine, since
+from normlab.spec.model import ModelConfig
 
 SEMANTICS = 1
 """Version of what the code computes. Raise it when the same config starts to give other numbers."""
-
-
-def machine(default: T) -> T:
-    """A field that does not change numbers: it stays out of the run id."""
-    return field(default=default, metadata={"numbers": False})
-
-
-def since(default: T, *, introduced: T) -> T:
-    """A field whose default was another one when the field was introduced."""
-    return field(default=default, metadata={"introduced": introduced})
-
-
-@dataclass(frozen=True)
-class ModelConfig:
-    """An encoder-decoder Transformer; placements are chosen apart for encoder and decoder."""
-
-    dim: int = 256
-    ffn_dim: int = 1024
-    heads: int = 4
-    encoder_layers: int = 3
-    decoder_layers: int = 3
-    encoder_placement: str = "post"
-    decoder_placement: str = "post"
-    norm: str = "layernorm"
-    embedding: str = "plain"
-    scheme: str = "xavier"
-    dropout: float = 0.1
-    """On the embeddings and on every branch's output."""
-    attention_dropout: float = 0.0
-    ffn_dropout: float = 0.0
-    """After the activation inside the feed-forward branch."""
-    kv_heads: int = 0
-    """Heads of keys and values, which several heads of queries share; 0 for as many as ``heads``."""
-    positions: str = "sinusoidal"
-    max_positions: int = 1024
-    """Of learned positions."""
-    activation: str = "relu"
-    qk_norm: str = ""
-    """Empty, as in the next three: what the placement's source says."""
-    bias: str = ""
-    inner_norm: str = ""
-    head_gain: str = ""
-    qk_norm_len: int = 64
-    """97.5th percentile of the sentences' lengths, from which QK-norm takes its start."""
-
-    def __post_init__(self) -> None:
-        check(
-            self,
-            {
-                SIZE: "dim ffn_dim heads max_positions",
-                COUNT: "encoder_layers decoder_layers kv_heads",
-                Range(least=2, whole=True): "qk_norm_len",
-                SHARE: "dropout attention_dropout ffn_dropout",
-            },
-        )
 
 
 PARALLEL_TEXTS = ("train_src", "train_tgt", "dev_src", "dev_tgt", "test_src", "test_tgt")
@@ -103,7 +44,7 @@ class DataConfig:
     """Built-in corpus used when the paths are empty, ``<kinds>-<source>-<target>``."""
     builtin_pairs: int = machine(20000)
     builtin_seed: int = machine(0)
-    words: str = ""
+    pretokenizer: str = ""
     """How text is split before the tokenizer sees it, and joined after decoding: ``moses``, or not at all."""
     tokenizer: str = machine("bpe")
     """``bpe`` or ``unigram``, learned from the text, or a ready model's file; ``digest`` stands for it."""
@@ -130,13 +71,13 @@ class DataConfig:
                 Range(least=2, whole=True): "max_len",
                 SIZE: "builtin_pairs block_len",
                 SHARE: "word_dropout",
-                Choice(("", "moses")): "words",
+                Choice(("", "moses")): "pretokenizer",
             },
         )
-        if self.words and not (self.source_lang and self.target_lang):
-            raise ValueError(
-                f"words are {self.words!r}, whose rules are those of languages; name both: --source-lang de "
-                f"--target-lang en, for example"
+        if self.pretokenizer and not (self.source_lang and self.target_lang):
+            raise UserError(
+                f"pretokenizer is {self.pretokenizer!r}, whose rules are those of languages; name both, "
+                f"for example --source-lang de --target-lang en"
             )
 
 
@@ -152,7 +93,7 @@ class OptimConfig:
     """Of ``sgd``; the Adam family has ``betas``."""
     weight_decay: float = 0.0
     """Added to the gradient by ``adam`` and ``sgd``, taken from the weights by ``adamw`` and ``radam``."""
-    clip_norm_l2: float = 0.0
+    max_grad_norm: float = 0.0
     """Largest global gradient norm; 0 leaves gradients as they are."""
     schedule: str = since("linear", introduced="inverse_sqrt")
     warmup_steps: int = 0
@@ -168,22 +109,22 @@ class OptimConfig:
 
     def __post_init__(self) -> None:
         if len(self.betas) != 2:
-            raise ValueError(f"betas are two numbers, got {self.betas!r}")
+            raise UserError(f"betas are two numbers, got {self.betas!r}")
         check(
             self,
             {
                 POSITIVE: "lr eps",
                 SHARE: "betas momentum label_smoothing",
                 AMOUNT: "weight_decay decay_factor stop_lr",
-                Range(least=0): "clip_norm_l2",
+                Range(least=0): "max_grad_norm",
                 COUNT: "warmup_steps decay_step",
                 SIZE: "decay_patience",
             },
         )
         if self.decay_factor > 1:
-            raise ValueError(f"decay_factor is at most 1, or the rate would rise; got {self.decay_factor!r}")
+            raise UserError(f"decay_factor is at most 1, or the rate would rise; got {self.decay_factor!r}")
         if self.stop_lr >= self.lr:
-            raise ValueError(f"stop_lr is below lr, {self.lr!r}, or no run would begin; got {self.stop_lr!r}")
+            raise UserError(f"stop_lr is below lr, {self.lr!r}, or no run would begin; got {self.stop_lr!r}")
 
 
 @dataclass(frozen=True)
@@ -193,7 +134,7 @@ class TrainConfig:
     steps: int = 2000
     max_tokens: int = 4096
     """Positions of a micro-batch, at most: padded source + target of pairs, blocks of plain text."""
-    accumulation: int = 1
+    grad_accum_steps: int = 1
     """Micro-batches a step."""
     precision: str = "fp32"
     """``fp32``, ``bf16`` or ``fp16`` (autocast over fp32 weights; fp16 with a scaled loss, on a GPU), or
@@ -202,36 +143,35 @@ class TrainConfig:
     """
     validate_every_steps: int = 500
     """Changes which checkpoint is best, so it enters the run id."""
-    dev_bleu_sentences: int = 1000
-    """Greedy BLEU at a validation uses the first so many dev pairs."""
-    best_by: str = "bleu"
-    """``bleu`` (higher) or ``nll`` (lower) on dev decides which checkpoint is best."""
+    dev_decode_sentences: int = 1000
+    """Sentences of dev that a validation decodes, the first so many."""
+    best_by: str = ""
+    """Name of the dev metric that decides which checkpoint is best; empty: the task's headline metric."""
     stop_early: bool = True
     """Whether a run ends as soon as its outcome is stuck or diverged."""
-    stop_patience: int = 0
+    early_stopping_patience: int = 0
     """Validations in a row without a new best dev score after which the run ends; 0: it does not."""
     average_last: int = 0
     """The test is of the mean of the weights at so many last validations; 0: of the best ones."""
     ema_decay: float = 0.0
     """Of a moving average of the weights, which validations and the best checkpoint are of; 0: none."""
-    start_from: str = machine("")
-    """Folder of the run whose weights are the start, see ``start_digest``."""
-    start_digest: str = ""
+    init_from: str = machine("")
+    """Folder of the run whose weights are the start, see ``init_digest``."""
+    init_digest: str = ""
     """Digest of those weights; filled in by ``run.warm_start``. Stands for the folder in the run id."""
 
     def __post_init__(self) -> None:
         check(
             self,
             {
-                SIZE: "steps max_tokens accumulation validate_every_steps dev_bleu_sentences",
+                SIZE: "steps max_tokens grad_accum_steps validate_every_steps dev_decode_sentences",
                 Choice(("auto", "fp32", "bf16", "fp16")): "precision",
-                Choice(("bleu", "nll")): "best_by",
-                COUNT: "stop_patience average_last",
+                COUNT: "early_stopping_patience average_last",
                 SHARE: "ema_decay",
             },
         )
         if self.average_last and self.ema_decay:
-            raise ValueError(
+            raise UserError(
                 f"average_last is {self.average_last} and ema_decay {self.ema_decay!r}, and both average the "
                 "weights; leave one of them at 0"
             )
@@ -273,14 +213,14 @@ class DecodeConfig:
             },
         )
         if self.top_p > 1:
-            raise ValueError(f"top_p is at most 1, got {self.top_p!r}")
+            raise UserError(f"top_p is at most 1, got {self.top_p!r}")
         of_draws = ("temperature", "top_k", "top_p", "sample_seed")
         idle = [
             f for f in dataclasses.fields(self) if f.name in of_draws and getattr(self, f.name) != f.default
         ]
         if idle and not self.sample:
             name, value = idle[0].name, getattr(self, idle[0].name)
-            raise ValueError(
+            raise UserError(
                 f"{name} is {value!r} and says how outputs are drawn, but nothing is drawn; add --sample "
                 f"(decode.sample in a configuration), or leave {name} at {idle[0].default!r}"
             )
@@ -308,7 +248,7 @@ class MachineConfig:
     device: str = machine("cpu")
     threads: int = machine(0)
     """Threads of one process, for torch and for the tokenizer; 0 leaves both their defaults."""
-    loader_workers: int = machine(0)
+    num_workers: int = machine(0)
     """Threads that make batches ahead of their use; 0: each is made when it is needed."""
     shard: bool = machine(False)
     """Whether each of several ranks has a part of the weights, gradients and moments, instead of all."""
@@ -328,7 +268,7 @@ class MachineConfig:
         check(
             self,
             {
-                COUNT: "threads loader_workers",
+                COUNT: "threads num_workers",
                 SIZE: "log_every_steps checkpoint_every_steps probe_every_steps",
                 Choice(("", "cheap", "standard", "full")): "probes",
                 Choice(("", "log", "all")): "keep_checkpoints",
@@ -362,7 +302,7 @@ def numbers(config: Any) -> dict[str, Any]:
     kept: dict[str, Any] = {}
     for f in dataclasses.fields(config):
         value = getattr(config, f.name)
-        if not f.metadata.get("numbers", True):
+        if not changes_numbers(f):
             continue
         if dataclasses.is_dataclass(value):
             inner = numbers(value)
@@ -377,12 +317,12 @@ def numbers(config: Any) -> dict[str, Any]:
 def run_id(config: Config) -> str:
     """First 12 hex digits of the SHA-256 of what changes numbers, with the semantics version.
 
-    Raises ValueError for precision ``auto``, which is another one on another machine.
+    Raises UserError for precision ``auto``, which is another one on another machine.
     """
     if config.train.precision == "auto":
-        raise ValueError(
+        raise UserError(
             "train.precision is 'auto', so the run has no id yet; choose fp32 or bf16, or let "
-            "normlab.run.devices.resolved_precision(config) choose"
+            "normlab.training.devices.resolved_precision(config) choose"
         )
     content = json.dumps({"semantics": SEMANTICS, **numbers(config)}, sort_keys=True)
     return hashlib.sha256(content.encode()).hexdigest()[:12]

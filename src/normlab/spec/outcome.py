@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class Outcome:
-    """How a run ended: ``normlab.run.outcome`` decides it, everything else reads it."""
+    """How a run ended: ``normlab.training.outcome`` decides it, everything else reads it."""
 
     state: str
     """``trained``, ``stuck`` (at the unigram entropy) or ``diverged`` (not finite, or above its start)."""

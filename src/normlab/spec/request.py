@@ -6,6 +6,7 @@ import os
 from dataclasses import dataclass
 from pathlib import Path
 
+from normlab.errors import UserError
 from normlab.spec.allowed import COUNT, POSITIVE, SIZE, Range, check
 from normlab.spec.config import Config, OptimConfig, TrainConfig
 
@@ -46,10 +47,10 @@ class CompareRequest:
         object.__setattr__(self, "out", Path(self.out))
         for name, given in (("recipes", self.recipes), ("lrs", self.lrs)):
             if not given:
-                raise ValueError(f"a comparison needs at least one of {name}, got none")
+                raise UserError(f"a comparison needs at least one of {name}, got none")
             if len(set(given)) < len(given):
                 twice = next(item for item in given if given.count(item) > 1)
-                raise ValueError(f"{name} hold {twice} twice; name each once")
+                raise UserError(f"{name} hold {twice} twice; name each once")
         least_resamples = Range(least=100, whole=True)
         check(self, {POSITIVE: "lrs", SIZE: "seeds", COUNT: "jobs", least_resamples: "resamples"})
         if not self.jobs:

@@ -15,6 +15,8 @@ import types
 import typing
 from typing import Any, NoReturn, TypeVar
 
+from normlab.errors import UserError
+
 T = TypeVar("T")
 
 NOT_FINITE = ("nan", "inf", "-inf")
@@ -29,24 +31,28 @@ def to_json(value: Any, *, indent: int | None = None) -> str:
 def from_json(kind: type[T], text: str) -> T:
     """The dataclass that ``to_json`` wrote; absent fields take their defaults.
 
-    Raises ValueError naming the place of what is not JSON, of an unknown key (with the nearest known one),
+    Raises UserError naming the place of what is not JSON, of an unknown key (with the nearest known one),
     of a field that is missing and has no default, and of a value of another type or out of its range.
     """
     try:
         content = parsed(text)
-    except ValueError as error:
-        raise ValueError(f"this is not JSON: {error}") from error
+    except UserError as error:
+        raise UserError(f"this is not JSON: {error}") from error
     return from_plain(kind, content)
 
 
 def parsed(text: str) -> Any:
-    """What a JSON text says. Raises ValueError with what is wrong with it, and where."""
+    """What a JSON text says. Raises UserError with what is wrong with it, and where."""
     try:
         return json.loads(text.removeprefix("\ufeff"), object_pairs_hook=_object)
     except json.JSONDecodeError as error:
-        raise ValueError(f"{error.msg} in line {error.lineno}, column {error.colno}") from error
+        raise UserError(f"{error.msg} in line {error.lineno}, column {error.colno}") from error
+    except UserError:
+        raise
+    except ValueError as error:  # Python reads no whole number of thousands of digits
+        raise UserError(str(error)) from error
     except RecursionError:
-        raise ValueError("lists or objects inside one another, thousands deep") from None
+        raise UserError("lists or objects inside one another, thousands deep") from None
 
 
 def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
@@ -55,7 +61,7 @@ def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     if len(found) < len(pairs):
         keys = [key for key, _ in pairs]
         twice = next(key for key in keys if keys.count(key) > 1)
-        raise ValueError(f"the key {twice!r} stands twice in one object, keep one of them")
+        raise UserError(f"the key {twice!r} stands twice in one object, keep one of them")
     return found
 
 
@@ -100,15 +106,15 @@ def _dataclass(kind: Any, value: Any, where: str) -> Any:
         if key not in fields:
             close = difflib.get_close_matches(key, fields, 1)
             hint = f"did you mean {close[0]!r}?" if close else f"allowed: {', '.join(fields)}"
-            raise ValueError(f"unknown key {_join(where, key)!r}; {hint}")
+            raise UserError(f"unknown key {_join(where, key)!r}; {hint}")
     missing = [name for name, (_, required) in fields.items() if required and name not in value]
     if missing:
-        raise ValueError(f"{where or kind.__name__} lacks {', '.join(missing)}; add what is missing")
+        raise UserError(f"{where or kind.__name__} lacks {', '.join(missing)}; add what is missing")
     read = {key: from_plain(fields[key][0], v, _join(where, key)) for key, v in value.items()}
     try:
         return kind(**read)
-    except ValueError as error:
-        raise ValueError(f"{where}: {error}" if where else str(error)) from error
+    except UserError as error:
+        raise UserError(f"{where}: {error}" if where else str(error)) from error
 
 
 @functools.cache
@@ -147,12 +153,14 @@ def _scalar(kind: Any, value: Any, where: str) -> Any:
     if type(value) is not kind:
         _refuse(value, where, _WORDS[kind])
     if kind is str and not _encodable(str(value)):
-        _refuse(value, where, "text without halves of surrogate pairs")
+        _refuse(value, where, "text without halves of surrogate pairs and without NUL")
     return value
 
 
 def _encodable(text: str) -> bool:
-    """Whether UTF-8 can hold the text; JSON can spell some that it cannot."""
+    """Whether UTF-8 and a path can hold the text; JSON can spell some that they cannot."""
+    if "\0" in text:
+        return False
     try:
         text.encode()
     except UnicodeEncodeError:
@@ -168,4 +176,4 @@ def _refuse(value: Any, where: str, wanted: str) -> NoReturn:
     shown = json.dumps(value, ensure_ascii=False)
     shown = shown if _encodable(shown) else json.dumps(value)
     shown = shown if len(shown) <= 60 else f"{shown[:57]}..."
-    raise ValueError(f"{where or 'the whole'} must be {wanted}, got {shown}")
+    raise UserError(f"{where or 'the whole'} must be {wanted}, got {shown}")

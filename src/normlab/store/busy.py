@@ -12,13 +12,15 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import TextIO
 
+from normlab.errors import UserError
+
 _TRIES, _PAUSE_SECONDS = 5, 0.02
 """A reader that asks whether a run is alive holds its lock for microseconds; a trainer waits for that."""
 _BEAT_SECONDS, _WATCH_SECONDS = 5.0, 16.0
 """How often a holder touches its lock, and how long another host looks whether it still does."""
 
 
-class RunBusyError(ValueError):
+class RunBusyError(UserError):
     """Another process is in the run folder."""
 
 

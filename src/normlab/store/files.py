@@ -10,17 +10,20 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
+from normlab.errors import UserError
 from normlab.spec.serialise import parsed, to_plain
 
 
 def read_json(path: Path) -> Any:
-    """Raises ValueError with line and column where the file is not JSON."""
+    """Read a JSON file. Raises UserError with line and column if it is not JSON, or not UTF-8 text."""
     try:
-        return parsed(path.read_text(encoding="utf-8"))
+        text = path.read_text(encoding="utf-8")
     except UnicodeDecodeError as error:
-        raise ValueError(f"{path} is not UTF-8 text: byte {error.start}; mend or delete it") from error
-    except ValueError as error:
-        raise ValueError(f"{path} is not JSON: {error}; mend or delete it") from error
+        raise UserError(f"{path} is not UTF-8 text: byte {error.start}; mend or delete it") from error
+    try:
+        return parsed(text)
+    except UserError as error:
+        raise UserError(f"{path} is not JSON: {error}; mend or delete it") from error
 
 
 @contextmanager
@@ -53,11 +56,16 @@ def write_json_atomic(path: Path, content: Any) -> None:
 
 def write_text_atomic(path: Path, text: str) -> None:
     """Write beside the file, sync, rename: a reader sees the old text or the new one, never a part."""
+    write_bytes_atomic(path, text.encode())
+
+
+def write_bytes_atomic(path: Path, content: bytes) -> None:
+    """As ``write_text_atomic``."""
     new = path.with_name(f".{path.name}.{os.getpid()}.{threading.get_ident()}")
     with named(path):
         try:
-            with new.open("w", encoding="utf-8", newline="\n") as file:
-                file.write(text)
+            with new.open("wb") as file:
+                file.write(content)
                 file.flush()
                 os.fsync(file.fileno())
             new.replace(path)

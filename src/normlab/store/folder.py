@@ -6,12 +6,14 @@ import json
 import shlex
 from collections.abc import Generator, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+from normlab.errors import UserError
 from normlab.spec.allowed import COUNT, Choice, check
 from normlab.spec.config import SEMANTICS, Config, run_id
+from normlab.spec.metric import NLL, Metric
 from normlab.spec.outcome import Outcome
 from normlab.spec.serialise import NOT_FINITE, from_plain
 
@@ -45,22 +47,25 @@ class Status:
     step: int = 0
     outcome: Outcome | None = None
     best_step: int | None = None
-    best_dev_bleu: float | None = None
-    best_dev_nll: float | None = None
-    """Nats a token."""
+    best_dev: dict[str, float] = field(default_factory=dict)
+    """The dev scores at ``best_step``, by metric name."""
     train_seconds: float = 0.0
     """From the first step on, validations included, pauses between resumptions left out."""
     error: str = ""
     hardware: str = ""
     stopped: str = ""
     """Why a run ended before its last step although its outcome did not end it."""
+    phase: str = ""
+    """The work in progress beside training: ``validating``, ``translating``, ``scoring``; else empty."""
+    phase_done: float | None = None
+    """The share of it that is done, 0 to 1, where that is known."""
 
     def __post_init__(self) -> None:
         check(self, {Choice(STATES): "state", COUNT: "step"})
 
 
 class RunFolder:
-    """``runs/<id>/``: configuration, metrics, status, checkpoints, translations and scores of one run.
+    """``runs/<id>/``: configuration, metrics, status, checkpoints, outputs and scores of one run.
 
     ``config.json`` holds the resolved ``config`` with the ``id`` and ``semantics`` it was made under,
     ``metrics.jsonl`` a row a line, ``probes.jsonl`` a measurement of a module a line, ``flight.json`` what
@@ -85,26 +90,32 @@ class RunFolder:
         self.tokenizer = self.path / "tokenizer.json"
         self.target_types = self.path / "target_types.npy"
         self.log = self.path / "log.txt"
-        self.translations = self.path / "test.hyp.txt"
+        self.outputs = self.path / "test.hyp.txt"
+        """The model's outputs on the test text, one line an example, where the task writes any."""
         self.scores = self.path / "scores.json"
+        self.examples = self.path / "test.examples.safetensors"
+        """The statistics of each test example, by metric, as ``store.examples`` reads them."""
         self._row_files = (self.path / "metrics.jsonl", self.path / "probes.jsonl")
         self.lost = self.path / "rows.lost"
         """Whoever makes this file lets the run go on although rows are gone."""
-        self.best_translations = self.path / "test-best.hyp.txt"
-        """Of ``best``, where ``translations`` and ``scores`` are of ``average``."""
+        self.best_outputs = self.path / "test-best.hyp.txt"
+        """As ``outputs`` for ``best``, where ``outputs`` and ``scores`` are of ``average``."""
         self.best_scores = self.path / "scores-best.json"
+        self.best_examples = self.path / "test-best.examples.safetensors"
 
     @classmethod
-    def create(cls, path: str | Path, config: Config) -> RunFolder:
-        """The run folder of a resolved configuration; what it holds already stays."""
+    def create(cls, path: str | Path, config: Config, metrics: Sequence[Metric] = ()) -> RunFolder:
+        """Make the run folder of a resolved configuration, whose task has these metrics; what it holds
+        already stays.
+        """
         folder = cls(path)
         folder.path.mkdir(parents=True, exist_ok=True)
-        content = {"id": run_id(config), "semantics": SEMANTICS, "config": config}
+        content = {"id": run_id(config), "semantics": SEMANTICS, "config": config, "metrics": list(metrics)}
         write_json_atomic(folder.path / "config.json", content)
         return folder
 
     def config(self) -> Config:
-        """The resolved configuration. Raises ValueError with the place of what is wrong in it."""
+        """The resolved configuration. Raises UserError with the place of what is wrong in it."""
         return read_config(self.path / "config.json")
 
     def id(self) -> str:
@@ -112,6 +123,12 @@ class RunFolder:
         path = self.path / "config.json"
         content = read_json(path) if path.exists() else {}
         return str(content.get("id", "")) if isinstance(content, dict) else ""
+
+    def task_metrics(self) -> tuple[Metric, ...]:
+        """The metrics of the run's task, the headline first; NLL alone where the folder does not say."""
+        content = read_json(self.path / "config.json")
+        recorded = content.get("metrics") if isinstance(content, dict) else None
+        return from_plain(tuple[Metric, ...], recorded) if recorded else (NLL,)
 
     def stale(self) -> bool:
         """Whether today's code would give other numbers: the run's id is no longer that of its config."""
@@ -131,8 +148,8 @@ class RunFolder:
             return Status()
         try:
             status: Status = from_plain(Status, content)
-        except ValueError as error:
-            raise ValueError(f"{path}: {error}; mend or delete it") from error
+        except UserError as error:
+            raise UserError(f"{path}: {error}; mend or delete it") from error
         if status.state == "running" and not held(self.path) and not self.elsewhere():
             return replace(status, state="interrupted")
         return status
@@ -151,7 +168,7 @@ class RunFolder:
     def metrics(self) -> list[Row]:
         """Every whole line; a last one that a crash tore is left out.
 
-        Raises ValueError naming the line where anything but the last one is damaged.
+        Raises UserError naming the line where anything but the last one is damaged.
         """
         return _rows(self.path / "metrics.jsonl")
 
@@ -170,7 +187,7 @@ class RunFolder:
     def flights(self) -> list[Row]:
         """The flight recorder's reports, the oldest first.
 
-        Raises ValueError where the file is damaged.
+        Raises UserError where the file is damaged.
         """
         path = self.path / "flight.json"
         if not path.exists():
@@ -178,7 +195,7 @@ class RunFolder:
         content = read_json(path)
         reports = content.get("reports") if isinstance(content, dict) else None
         if not isinstance(reports, list) or not all(isinstance(report, dict) for report in reports):
-            raise ValueError(f"{path} holds no flight reports; delete that file")
+            raise UserError(f"{path} holds no flight reports; delete that file")
         return reports
 
     def cut_rows(self, step: int) -> None:
@@ -240,14 +257,14 @@ class Runs:
     def find(self, prefix: str) -> RunFolder:
         """The one run whose id begins with ``prefix``.
 
-        Raises ValueError with the candidates if several do, FileNotFoundError with what there is if none.
+        Raises UserError with the candidates if several do, FileNotFoundError with what there is if none.
         """
         ids = [folder.path.name for folder in self]
         found = [prefix] if prefix in ids else [i for i in ids if i.startswith(prefix)]
         if len(found) == 1:
             return RunFolder(self.root / found[0])
         if found:
-            raise ValueError(f"{prefix!r} begins {len(found)} run ids, {_some(found)}; type more of it")
+            raise UserError(f"{prefix!r} begins {len(found)} run ids, {_some(found)}; type more of it")
         if not ids:
             raise FileNotFoundError(f"no runs in {self.root}; make one: normlab train")
         raise FileNotFoundError(
@@ -271,8 +288,8 @@ def read_config(path: Path) -> Config:
     wrapped = isinstance(content, dict) and "config" in content
     try:
         return from_plain(Config, content["config"] if wrapped else content)
-    except ValueError as error:
-        raise ValueError(f"{path}: {error}") from error
+    except UserError as error:
+        raise UserError(f"{path}: {error}") from error
 
 
 def _gone(path: Path, size: int) -> str:
@@ -295,16 +312,22 @@ def _rows(path: Path) -> list[Row]:
     *whole, _ = path.read_text(encoding="utf-8", errors="replace").split("\n")
     rows: list[Row] = []
     for number, line in enumerate(whole, start=1):
-        try:
-            row = json.loads(line)
-            if not isinstance(row, dict) or type(row.get("step")) is not int:
-                raise TypeError("a row is an object with a step")
-        except (ValueError, TypeError, RecursionError) as error:
-            if number == len(whole):
-                break
-            raise ValueError(f"{path} is damaged in line {number}; delete that line") from error
+        row = _row(line)
+        if row is None and number == len(whole):
+            break
+        if row is None:
+            raise UserError(f"{path} is damaged in line {number}; delete that line")
         rows.append({key: float(v) if v in NOT_FINITE else v for key, v in row.items()})
     return rows
+
+
+def _row(line: str) -> Row | None:
+    """Parse a line; None if it holds no object with a step."""
+    try:
+        row = json.loads(line)
+    except (ValueError, RecursionError):
+        return None
+    return row if isinstance(row, dict) and type(row.get("step")) is int else None
 
 
 def _some(ids: list[str], most: int = 8) -> str:

@@ -1,4 +1,4 @@
-"""Reproductions as files: ``<folder>/<id>.json``, in the runs and among the kept results of a checkout."""
+"""Reproductions as files: ``<folder>/<id>.json``, in the runs and among the results that normlab keeps."""
 
 from __future__ import annotations
 
@@ -7,13 +7,16 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Final, Literal, TypeAlias
 
+from normlab.errors import UserError
 from normlab.spec.artefact import Artefact, Reproduction
 from normlab.spec.claim import VERDICTS, Measure, Verdict
 from normlab.spec.serialise import NOT_FINITE, from_plain
 from normlab.store.files import read_json, write_json_atomic
 
-KEPT: Final = Path("results/papers")
-"""Results of a checkout that are kept."""
+_PACKAGE: Final = Path(__file__).parents[1]
+INSTALLED: Final = _PACKAGE / "papers" / "results"
+KEPT: Final = INSTALLED if INSTALLED.is_dir() else _PACKAGE.parents[1] / "results" / "papers"
+"""Kept results: a wheel holds them inside the package, a checkout in its folder ``results/papers``."""
 State: TypeAlias = Verdict | Literal["stale", "damaged", "no study yet"]
 STATES: Final[tuple[State, ...]] = (*reversed(VERDICTS), "stale", "damaged", "no study yet")
 
@@ -37,7 +40,7 @@ class Standing:
 
 
 def folders(runs: Path) -> tuple[Path, ...]:
-    """Where reproductions are looked for, one folder after the other."""
+    """The folders that are searched for reproductions, in this order."""
     return runs / "papers", KEPT
 
 
@@ -52,14 +55,14 @@ def write_reproduction(found: Reproduction, folder: Path) -> Path:
 def read_reproduction(path: Path) -> Reproduction:
     """What ``write_reproduction`` wrote.
 
-    Raises ValueError where the file is damaged, or holds something else than its name says.
+    Raises UserError where the file is damaged, or holds something else than its name says.
     """
     try:
         stored: _Stored = from_plain(_Stored, read_json(path))
-    except ValueError as error:
-        raise ValueError(f"{path} holds no reproduction: {error}; delete it, then: {again(path)}") from error
+    except UserError as error:
+        raise UserError(f"{path} holds no reproduction: {error}; delete it, then: {again(path)}") from error
     if stored.id != path.stem:
-        raise ValueError(
+        raise UserError(
             f"{path} holds the reproduction of {stored.id}; name it {stored.id}.json, or delete it and type: "
             f"{again(path)}"
         )
@@ -95,7 +98,7 @@ def again(path: Path) -> str:
 def _read(artefact: Artefact, path: Path) -> Standing:
     try:
         found = read_reproduction(path)
-    except ValueError as error:
+    except UserError as error:
         return Standing(artefact, "damaged", path=path, trouble=str(error))
     current = found.fingerprint == artefact.fingerprint()
     return Standing(artefact, found.verdict(artefact) if current else "stale", found, path)

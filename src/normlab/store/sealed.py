@@ -16,6 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
+from normlab.errors import UserError
 from normlab.spec.serialise import from_plain, parsed
 from normlab.store.files import sync, write_text_atomic
 
@@ -40,7 +41,7 @@ class Seal:
     state: str
 
 
-class SealError(ValueError):
+class SealError(UserError):
     """A folder is not what was written there, or was written for another run: why, and what to do."""
 
     def __init__(self, folder: Path, why: str, todo: str = "") -> None:
@@ -116,14 +117,14 @@ def unsealed(folder: Path, *, run: str = "") -> dict[str, Any]:
     if not path.exists():
         raise SealError(folder, f"{path} is missing")
     try:
-        state = parsed(path.read_text(encoding="utf-8"))
+        state = parsed(path.read_bytes().decode(errors="replace"))
         if not isinstance(state, dict):
-            raise ValueError("it holds no object")
+            raise UserError("it holds no object")
         if _SEAL not in state:
-            raise ValueError("it has no seal")
+            raise UserError("it has no seal")
         said = state.pop(_SEAL)
         seal: Seal = from_plain(Seal, said, _SEAL)
-    except (ValueError, OSError) as error:
+    except (UserError, OSError) as error:
         raise SealError(folder, f"{path} is damaged ({error})") from error
     if seal.state != _digest(state, said):
         raise SealError(folder, f"{path} was edited: it no longer has the SHA-256 that it says")

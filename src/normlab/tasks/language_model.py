@@ -10,13 +10,15 @@ import torch
 
 from normlab.data.blocks import Blocks, TextBatch, blocks_in_order
 from normlab.data.plain import Stream, TextCorpus, prepare_text
+from normlab.errors import UserError
 from normlab.init import profile_
 from normlab.nn import PAD, Decoder
 from normlab.spec.config import Config, DataConfig
+from normlab.spec.metric import NLL, Metric
 from normlab.spec.randomness import derive
 from normlab.tasks.build import build_model
 from normlab.tasks.loss import LossSum, label_smoothed
-from normlab.tasks.task import Scored, Task
+from normlab.tasks.task import Evaluation, Task
 
 
 class LanguageModel(Task[TextCorpus, Decoder, TextBatch], name="language_model"):
@@ -29,7 +31,12 @@ class LanguageModel(Task[TextCorpus, Decoder, TextBatch], name="language_model")
 
     texts = ("train_text", "dev_text", "test_text")
     stacks = ("decoder",)
-    best_by = ("nll",)
+    metrics = (
+        Metric("bits_per_byte", "bits per byte", higher_is_better=False, digits=3, least=0.0),
+        Metric("perplexity", "perplexity", "of a token", higher_is_better=False, digits=1, least=1.0),
+        Metric("word_perplexity", "word perplexity", higher_is_better=False, digits=1, least=1.0),
+        NLL,
+    )
 
     def __init__(self, config: Config, corpus: TextCorpus, device: torch.device) -> None:
         super().__init__(config, corpus, device)
@@ -44,17 +51,17 @@ class LanguageModel(Task[TextCorpus, Decoder, TextBatch], name="language_model")
     def check(cls, config: Config) -> None:
         super().check(config)
         if not _rows(config):
-            raise ValueError(
+            raise UserError(
                 f"max_tokens is {config.train.max_tokens}, less than one block of {config.data.block_len}; "
                 f"raise --max-tokens or lower --block-len"
             )
-        if config.data.words:
-            raise ValueError(
-                f"data.words are {config.data.words!r}, and a language model reads its text as it is, or its "
-                f"perplexity would be of another text; leave out --words"
+        if config.data.pretokenizer:
+            raise UserError(
+                f"data.pretokenizer is {config.data.pretokenizer!r}, and a language model reads its text as "
+                f"it is, or its perplexity would be of another text; leave out --pretokenizer"
             )
         if config.data.target_vocab_mask:
-            raise ValueError(
+            raise UserError(
                 "target_vocab_mask leaves tokens out of the dev likelihood, and so out of a perplexity; "
                 "set data.target_vocab_mask to false"
             )
@@ -83,8 +90,8 @@ class LanguageModel(Task[TextCorpus, Decoder, TextBatch], name="language_model")
     def dev_scores(self, model: Decoder) -> dict[str, float]:
         return self._scores(model, self.corpus.dev)
 
-    def test(self, model: Decoder) -> Scored:
-        return Scored({**self._scores(model, self.corpus.test), "tokens": self.corpus.test.predicted})
+    def test(self, model: Decoder) -> Evaluation:
+        return Evaluation({**self._scores(model, self.corpus.test), "tokens": self.corpus.test.predicted})
 
     def rehearse(self, model: Decoder) -> tuple[float, float]:
         start = time.perf_counter()

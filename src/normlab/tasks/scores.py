@@ -5,10 +5,15 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+import numpy as np
+from numpy.typing import NDArray
 from sacrebleu.metrics.bleu import BLEU
 from sacrebleu.metrics.chrf import CHRF
 
 from normlab.data.words import primary
+from normlab.errors import UserError
+
+Array = NDArray[np.float64]
 
 
 @dataclass(frozen=True)
@@ -24,9 +29,22 @@ class Scores:
     bleu_tokenised: float
     """BLEU as the papers measured it (``multi-bleu.perl``): on tokenised text, cased, not smoothed."""
     signature: str
-    """Of ``bleu``."""
+    """sacreBLEU's signature of ``bleu``."""
     signature_chrf: str
     signature_tokenised: str
+
+    def values(self) -> dict[str, float]:
+        """The scores by metric name."""
+        return {name: getattr(self, name) for name in _METRICS}
+
+    def signatures(self) -> dict[str, str]:
+        """sacreBLEU's signatures by metric name."""
+        return dict(
+            zip(_METRICS, (self.signature, self.signature_chrf, self.signature_tokenised), strict=True)
+        )
+
+
+_METRICS = ("bleu", "chrf", "bleu_tokenised")
 
 
 _OF_LANGUAGES = {
@@ -44,12 +62,12 @@ def bleu_tokens(target_lang: str) -> str:
 
 
 def require_bleu_tokens(target_lang: str) -> None:
-    """Raise ValueError where BLEU of that language needs a package that is not installed."""
+    """Raise UserError where BLEU of that language needs a package that is not installed."""
     tokens = bleu_tokens(target_lang)
     try:
         BLEU(tokenize=tokens)
     except RuntimeError as error:
-        raise ValueError(
+        raise UserError(
             f"BLEU of the target language {target_lang!r} needs MeCab to find words; type: pip install "
             f"'sacrebleu[{tokens.partition('-')[0]}]'"
         ) from error
@@ -67,7 +85,7 @@ def score(
     it as it is (``tok:none``). Raw text is split for it at punctuation and symbols (``tok:intl``), which is
     not Moses to the letter: abbreviations and apostrophes differ.
 
-    Raises ValueError if there is nothing to score or the two differ in length, and where a package for the
+    Raises UserError if there is nothing to score or the two differ in length, and where a package for the
     language is missing.
     """
     check_lengths(hypotheses, references)
@@ -90,11 +108,40 @@ def corpus_bleu(hypotheses: Sequence[str], references: Sequence[str], *, target_
     return float(metric.corpus_score(list(hypotheses), [list(references)]).score)
 
 
+def sentence_statistics(
+    hypotheses: Sequence[str], references: Sequence[str], *, target_lang: str = ""
+) -> Array:
+    """`[sentences, 10]`: what corpus BLEU is a function of, by sentence.
+
+    In order: tokens of the translation, of the reference, matching 1- to 4-grams, and 1- to 4-grams of the
+    translation; sacreBLEU's tokens for the language (13a for most). ``bleu_of_sums`` of their sums is BLEU.
+    """
+    check_lengths(hypotheses, references)
+    # effective_order concerns sentence scores alone, which nobody looks at
+    metric = BLEU(effective_order=True, tokenize=bleu_tokens(target_lang))
+    found = [metric.sentence_score(h, [r]) for h, r in zip(hypotheses, references, strict=True)]
+    return np.array([[s.sys_len, s.ref_len, *s.counts, *s.totals] for s in found], dtype=np.float64)
+
+
+def bleu_of_sums(sums: Array) -> Array:
+    """`[..., 10]` summed statistics to `[...]` BLEU, 0 to 100, as sacreBLEU's ``smooth:exp`` computes it.
+
+    The k-th order without a match counts as 2**-k matches; no match at all, or no 4-gram, is 0.
+    """
+    lengths, wanted, correct, total = sums[..., 0], sums[..., 1], sums[..., 2:6], sums[..., 6:10]
+    none = correct == 0
+    matches = np.where(none, 0.5 ** np.cumsum(none, axis=-1), correct)
+    usable = (total > 0).all(axis=-1) & ~none.all(axis=-1)
+    precision = np.where(usable[..., None], matches / np.maximum(total, 1), 1.0)
+    brevity = np.minimum(0.0, 1 - wanted / np.maximum(lengths, 1))
+    return np.where(usable, 100 * np.exp(np.log(precision).mean(axis=-1) + brevity), 0.0)
+
+
 def check_lengths(hypotheses: Sequence[str], references: Sequence[str]) -> None:
-    """Raise ValueError unless there is one reference for each hypothesis, and at least one."""
+    """Raise UserError unless there is one reference for each hypothesis, and at least one."""
     if len(hypotheses) != len(references):
-        raise ValueError(
+        raise UserError(
             f"{len(hypotheses):,} translations but {len(references):,} references; give one line for each"
         )
     if not references:
-        raise ValueError("there is nothing to score: translations and references are empty")
+        raise UserError("there is nothing to score: translations and references are empty")

@@ -3,20 +3,22 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
-from dataclasses import dataclass, fields
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any, ClassVar, Generic, Protocol, TypeVar
 
 import torch
-from numpy import bool_
+from numpy import bool_, float64
 from numpy.typing import NDArray
 
 from normlab.data.room import require_room
 from normlab.data.tokenizer import Tokenizer
+from normlab.errors import UserError
 from normlab.nn import Positions, TokenModel
 from normlab.nn.registry import Registry
 from normlab.spec.config import Config, DataConfig
+from normlab.spec.metric import NLL, Metric, named
 from normlab.tasks.loss import LossSum
 
 
@@ -54,12 +56,23 @@ class MicroBatch(Protocol):
 
 
 @dataclass(frozen=True)
-class Scored:
-    """What a model did on the test text."""
+class Evaluation:
+    """The result of a model on the test text."""
 
-    scores: Mapping[str, Any]
-    lines: list[str] | None = None
-    """What it wrote, a line for each of the test text's; None where the task writes nothing."""
+    scores: Mapping[str, float]
+    """By metric name, with other numbers that the task wants kept."""
+    outputs: list[str] | None = None
+    """The model's outputs, one line an example; None where it writes nothing."""
+    examples: Mapping[str, NDArray[float64]] = field(default_factory=dict)
+    """By metric name the sufficient statistics of each example, `[n, k]`: ``Task.combine`` turns their sums
+    into the score. Metrics without them get no interval.
+    """
+    signatures: Mapping[str, str] = field(default_factory=dict)
+    """By metric name the exact version of a score, where its library gives one."""
+
+
+def unheeded(phase: str, done: float) -> None:
+    """Take no notice of progress."""
 
 
 CorpusT = TypeVar("CorpusT", bound=Prepared)
@@ -78,31 +91,40 @@ class Task(ABC, Generic[CorpusT, ModelT, BatchT]):
     """Fields of the data configuration that name its text."""
     stacks: ClassVar[tuple[str, ...]]
     """Those its model has, of ``encoder`` and ``decoder``."""
-    best_by: ClassVar[tuple[str, ...]]
-    """Dev scores that can decide which checkpoint is best."""
+    metrics: ClassVar[tuple[Metric, ...]]
+    """Its scores; the first is the headline, and ``nll`` is always among those of dev."""
 
     def __init_subclass__(cls, *, name: str, **kwargs: Any) -> None:
         super().__init_subclass__(**kwargs)
         cls.name = name
+        named(NLL.name, [m for m in cls.metrics if m.on_dev], f"on dev the task {name}")
         Task.registry[name] = cls
 
     def __init__(self, config: Config, corpus: CorpusT, device: torch.device) -> None:
         self.config, self.corpus, self.device = config, corpus, device
+        self.advance: Callable[[str, float], None] = unheeded
+        """Called while a long piece of work goes on, with its name (``translating``) and the share done."""
+
+    @classmethod
+    def decides(cls, config: Config) -> Metric:
+        """The dev metric by which the best checkpoint and learning rate are chosen, by ``train.best_by``.
+
+        Raises UserError with the nearest name where the task has none of that name on dev.
+        """
+        on_dev = tuple(metric for metric in cls.metrics if metric.on_dev)
+        name = config.train.best_by or cls.metrics[0].name
+        return named(name, on_dev, f"train.best_by is {name!r}, and on dev the task {cls.name}")
 
     @classmethod
     def check(cls, config: Config) -> None:
-        """Raise ValueError where a configuration asks for what the task does not have."""
+        """Raise UserError where a configuration asks for what the task does not have."""
         _check_stacks(cls, config)
         _check_texts(cls, config.data)
-        if config.train.best_by not in cls.best_by:
-            raise ValueError(
-                f"best_by is {config.train.best_by!r}, and {cls.name} has no such score on dev; "
-                f"set train.best_by to {' or '.join(map(repr, cls.best_by))}"
-            )
+        cls.decides(config)
 
     @classmethod
     def check_text(cls, config: Config, corpus: CorpusT) -> None:
-        """Raise ValueError where a sentence is too long for the configuration's batches or its model."""
+        """Raise UserError where a sentence is too long for the configuration's batches or its model."""
         with torch.device("meta"):
             positions = Positions.registry[config.model.positions](config.model).longest
         require_room(corpus, config.data, max_tokens=config.train.max_tokens, positions=positions)
@@ -129,11 +151,19 @@ class Task(ABC, Generic[CorpusT, ModelT, BatchT]):
 
     @abstractmethod
     def dev_scores(self, model: ModelT) -> dict[str, float]:
-        """Scores on dev by name; ``nll``, the likelihood loss in nats a token, is always among them."""
+        """Scores on dev by metric name; ``nll``, the negative log-likelihood in nats, is among them."""
 
     @abstractmethod
-    def test(self, model: ModelT) -> Scored:
-        """Scores on the test text."""
+    def test(self, model: ModelT) -> Evaluation:
+        """Scores on the test text, with what the model wrote and the statistics that resampling needs."""
+
+    @classmethod
+    def combine(cls, metric: str, sums: NDArray[float64]) -> NDArray[float64]:
+        """The score `[...]` of a metric from sums `[..., k]` of ``Evaluation.examples``.
+
+        A metric that is a mean has the statistics (sum, weight), and this is their ratio.
+        """
+        return sums[..., 0] / sums[..., 1]
 
     @abstractmethod
     def rehearse(self, model: ModelT) -> tuple[float, float]:
@@ -147,24 +177,24 @@ def _check_stacks(task: type[Task[Any, Any, Any]], config: Config) -> None:
         if bool(layers) != (stack in task.stacks):
             needs = f"has {' and '.join(task.stacks)}"
             wanted = f"at least --{stack}-layers 1" if stack in task.stacks else f"--{stack}-layers 0"
-            raise ValueError(
+            raise UserError(
                 f"{stack}_layers is {layers}, and a model of the task {task.name} {needs}; type {wanted}"
             )
     one_stack = len(task.stacks) == 1
     if one_stack and model.encoder_placement != model.decoder_placement:
-        raise ValueError(
+        raise UserError(
             f"a model of the task {task.name} has one stack, and the placements are two, encoder "
             f"{model.encoder_placement} and decoder {model.decoder_placement}; name one placement for both"
         )
 
 
 def _check_texts(task: type[Task[Any, Any, Any]], data: DataConfig) -> None:
-    readers = {field: name for name, other in Task.registry.items() for field in other.texts}
-    for field in fields(data):
-        if field.name in readers and field.name not in task.texts and getattr(data, field.name):
+    readers = {text: name for name, other in Task.registry.items() for text in other.texts}
+    for text in (f.name for f in fields(data)):
+        if text in readers and text not in task.texts and getattr(data, text):
             flags = ", ".join(f"--{name.replace('_', '-')}" for name in task.texts)
-            raise ValueError(
-                f"--{field.name.replace('_', '-')} is for the task {readers[field.name]}, and this "
+            raise UserError(
+                f"--{text.replace('_', '-')} is for the task {readers[text]}, and this "
                 f"configuration's is {task.name}, which reads {flags}; give those, or with --config a "
-                f"configuration of the task {readers[field.name]}"
+                f"configuration of the task {readers[text]}"
             )

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from normlab.data.batches import Batch, Batches, dev_batches
@@ -17,20 +19,25 @@ from normlab.data.prepare import Corpus, prepare
 from normlab.data.ragged import Ragged, TokenPairs
 from normlab.data.shapes import plan_shapes
 from normlab.data.tokenizer import UNK, Tokenizer
+from normlab.errors import UserError
 from normlab.init import profile_
 from normlab.nn import PAD, Seq2Seq
 from normlab.nn.decode import EOS, FREE, Bounds, Hypothesis, search
 from normlab.nn.sampling import sample
 from normlab.spec.config import PARALLEL_TEXTS, Config, DataConfig, DecodeConfig
+from normlab.spec.metric import NLL, Metric
 from normlab.spec.randomness import derive
 from normlab.spec.units import perplexity
 from normlab.tasks.build import build_seq2seq
 from normlab.tasks.loss import LossSum, label_smoothed
-from normlab.tasks.scores import corpus_bleu, require_bleu_tokens, score
-from normlab.tasks.task import Scored, Task
+from normlab.tasks.scores import bleu_of_sums, corpus_bleu, require_bleu_tokens, score, sentence_statistics
+from normlab.tasks.task import Evaluation, Task
 
 _SEARCHED_SENTENCES = 200
 """About one batch of the search at full size: fewer sentences would each seem dearer than they are."""
+
+SEARCH_POSITIONS = 4096
+"""Source positions of a batch of the search, those of its beams together."""
 
 
 class Translation(Task[Corpus, Seq2Seq, Batch], name="translation"):
@@ -38,7 +45,14 @@ class Translation(Task[Corpus, Seq2Seq, Batch], name="translation"):
 
     texts = (*PARALLEL_TEXTS, "dataset")
     stacks = ("encoder", "decoder")
-    best_by = ("bleu", "nll")
+    metrics = (
+        Metric("bleu", "BLEU", least=0.0, most=100.0),
+        Metric("chrf", "chrF", least=0.0, most=100.0, on_dev=False),
+        Metric("bleu_tokenised", "tokenised BLEU", least=0.0, most=100.0, on_dev=False),
+        NLL,
+        Metric("perplexity", "perplexity", "of a token", higher_is_better=False, least=1.0, on_dev=False),
+        Metric("perplexity_smoothed", "label-smoothed perplexity", higher_is_better=False, on_dev=False),
+    )
 
     def __init__(self, config: Config, corpus: Corpus, device: torch.device) -> None:
         super().__init__(config, corpus, device)
@@ -102,25 +116,41 @@ class Translation(Task[Corpus, Seq2Seq, Batch], name="translation"):
         return float(nll) / int(tokens), float(loss) / int(tokens)
 
     def dev_bleu(self, model: Seq2Seq, count: int | None = None) -> float:
-        """sacreBLEU of greedy search on the first ``count`` dev pairs, ``dev_bleu_sentences`` if None."""
-        pairs, count = self.corpus.dev_text, count or self.config.train.dev_bleu_sentences
-        greedy = DecodeConfig(beam=1)
-        hypotheses = translate_lines(
-            model, self.corpus.tokenizer, pairs.source[:count], greedy, allowed=self.allowed
-        )
+        """sacreBLEU of greedy search on the first ``count`` dev pairs, ``dev_decode_sentences`` if None."""
+        pairs, count = self.corpus.dev_text, count or self.config.train.dev_decode_sentences
+        hypotheses = self._translated(model, pairs.source[:count], DecodeConfig(beam=1))
         return corpus_bleu(hypotheses, pairs.target[:count], target_lang=self.config.data.target_lang)
 
     def dev_scores(self, model: Seq2Seq) -> dict[str, float]:
         return {"nll": self.dev_nll(model), "bleu": self.dev_bleu(model)}
 
-    def test(self, model: Seq2Seq) -> Scored:
+    def test(self, model: Seq2Seq) -> Evaluation:
         """Scores of the search's translations and these, and perplexities of the references."""
-        pairs = self.corpus.test_text
-        hypotheses = translate_lines(
-            model, self.corpus.tokenizer, pairs.source, self.config.decode, allowed=self.allowed
+        pairs, language = self.corpus.test_text, self.config.data.target_lang
+        hypotheses = self._translated(model, pairs.source, self.config.decode)
+        self.advance("scoring", 0.0)
+        scores = score(hypotheses, pairs.target, target_lang=language)
+        return Evaluation(
+            scores={**scores.values(), **self._perplexities(model)},
+            outputs=hypotheses,
+            examples={"bleu": sentence_statistics(hypotheses, pairs.target, target_lang=language)},
+            signatures=scores.signatures(),
         )
-        scores = score(hypotheses, pairs.target, target_lang=self.config.data.target_lang)
-        return Scored({**vars(scores), **self._perplexities(model)}, hypotheses)
+
+    @classmethod
+    def combine(cls, metric: str, sums: NDArray[np.float64]) -> NDArray[np.float64]:
+        assert metric == "bleu"
+        return bleu_of_sums(sums)
+
+    def _translated(self, model: Seq2Seq, lines: Sequence[str], decode: DecodeConfig) -> list[str]:
+        return translate_lines(
+            model,
+            self.corpus.tokenizer,
+            lines,
+            decode,
+            allowed=self.allowed,
+            on_done=partial(self.advance, "translating"),
+        )
 
     def _perplexities(self, model: Seq2Seq) -> dict[str, float]:
         r"""Of a test token: ``nll`` in nats, ``perplexity`` :math:`e^{nll}`, and ``perplexity_smoothed``,
@@ -143,7 +173,7 @@ class Translation(Task[Corpus, Seq2Seq, Batch], name="translation"):
         """The real likelihood, and a greedy search of some dev sentences, scaled to all of them; the search
         of the test takes as long for each of its sentences and beams.
         """
-        searched = min(self.config.train.dev_bleu_sentences, len(self.corpus.dev_text))
+        searched = min(self.config.train.dev_decode_sentences, len(self.corpus.dev_text))
         few = min(searched, _SEARCHED_SENTENCES)
         start = time.perf_counter()
         self.dev_nll(model)
@@ -168,12 +198,13 @@ def translate_lines(
     decode: DecodeConfig,
     *,
     allowed: Tensor | None = None,
-    max_positions: int = 4096,
+    on_done: Callable[[float], None] = lambda share: None,
 ) -> list[str]:
-    """Translations of raw lines, in their order. An empty line stays empty."""
-    found = n_best_lines(
-        model, tokenizer, lines, decode, count=1, allowed=allowed, max_positions=max_positions
-    )
+    """Translations of raw lines, in their order. An empty line stays empty.
+
+    ``on_done`` is called with the share of the lines that are translated, after each batch.
+    """
+    found = n_best_lines(model, tokenizer, lines, decode, count=1, allowed=allowed, on_done=on_done)
     return [candidates[0].text for candidates in found]
 
 
@@ -196,24 +227,25 @@ def n_best_lines(
     count: int,
     prefixes: Sequence[str] | None = None,
     allowed: Tensor | None = None,
-    max_positions: int = 4096,
+    on_done: Callable[[float], None] = lambda share: None,
 ) -> list[list[Candidate]]:
     """``count`` translations of each raw line: the best, best first, or as many draws.
 
     Each begins with its line's prefix. A line without a word has one empty translation; so has one for which
     a diverged model finds none. Draws depend on ``sample_seed``, the line's number and the draw's alone.
 
-    Raises ValueError for a count that the search cannot give and for prefixes that cannot be produced.
+    Raises UserError for a count that the search cannot give and for prefixes that cannot be produced.
     """
     width = _width(decode, count)
     forced = _prefix_ids(tokenizer, [""] * len(lines) if prefixes is None else prefixes, allowed)
     if len(forced) != len(lines):
-        raise ValueError(f"{len(lines):,} lines but {len(forced):,} prefixes; give one for each, '' for none")
+        raise UserError(f"{len(lines):,} lines but {len(forced):,} prefixes; give one for each, '' for none")
     device = next(model.parameters()).device
     was_training = model.training
     model.eval()
     outputs = [[Candidate("", 0.0)] for _ in lines]
-    for rows, source in _search_batches(tokenizer.encode(list(lines)), max_positions // width):
+    finished = 0
+    for rows, source in _search_batches(tokenizer.encode(list(lines)), SEARCH_POSITIONS // width):
         bounds = Bounds(
             decode.max_len_ratio, decode.min_length, _prefix([forced[row] for row in rows], device), allowed
         )
@@ -224,18 +256,20 @@ def n_best_lines(
             outputs[row] = [Candidate(*pair) for pair in zip(texts, scores, strict=True)] or [
                 Candidate("", -math.inf)
             ]
+        finished += len(rows)
+        on_done(finished / len(lines))
     model.train(was_training)
     return outputs
 
 
 def _width(decode: DecodeConfig, count: int) -> int:
-    """Hypotheses of a sentence that are computed side by side. Raises ValueError for an impossible count."""
+    """Hypotheses of a sentence that are computed side by side. Raises UserError for an impossible count."""
     if count < 1:
-        raise ValueError(f"n_best is at least 1, got {count}")
+        raise UserError(f"n_best is at least 1, got {count}")
     if decode.sample:
         return count
     if count > decode.beam:
-        raise ValueError(
+        raise UserError(
             f"n_best is {count}, but a search gives at most as many as it has beams, {decode.beam}; "
             f"type --beam {count}, or --sample to draw them"
         )
@@ -268,17 +302,17 @@ def _search(
 
 
 def _prefix_ids(tokenizer: Tokenizer, prefixes: Sequence[str], allowed: Tensor | None) -> list[list[int]]:
-    """Raises ValueError for a prefix that no output can spell."""
+    """Raises UserError for a prefix that no output can spell."""
     known: dict[str, list[int]] = {}
     for text in dict.fromkeys(prefixes):
         (ids,) = tokenizer.encode_target([text])
         if UNK in ids:
-            raise ValueError(
+            raise UserError(
                 f"the prefix {text!r} has characters that the run's vocabulary does not have; leave them out"
             )
         masked = [i for i in ids if allowed is not None and not allowed[i]]
         if masked:
-            raise ValueError(
+            raise UserError(
                 f"the prefix {text!r} has {tokenizer.decode([masked])[0]!r}, which never occurs on the "
                 f"target side of the training text, and target_vocab_mask rules out such pieces; leave it out"
             )

@@ -12,11 +12,12 @@ from torch import Tensor, nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from normlab.diagnosis.structure import StackView
-from normlab.diagnosis.subject import Subject
+from normlab.diagnosis.reading.structure import StackView
+from normlab.diagnosis.reading.subject import Subject
+from normlab.diagnosis.reading.taps import Side, Tap, at, evaluating, watching
+from normlab.diagnosis.reading.tokens import Real, real_tokens
 from normlab.diagnosis.table import Row, Table
-from normlab.diagnosis.taps import Side, Tap, at, evaluating, watching
-from normlab.diagnosis.tokens import Real, real_tokens
+from normlab.errors import UserError
 
 SOFTMAXES: Final = frozenset({torch.ops.aten._softmax, torch.ops.aten._safe_softmax})
 """What every attention comes down to that is not one kernel: written out, scaled dot product, multi-head."""
@@ -33,7 +34,7 @@ def attention(subject: Subject, *, real: Real | None = None) -> Table:
     wrote the attention, with fused kernels replaced for this pass by plain code.
 
     Zhai et al. 2023, Section 3 (arXiv 2303.06296) for the entropy; Dehghani et al. 2023, Section 2 (arXiv
-    2302.05442) for the logits. Raises ValueError where no softmax is seen.
+    2302.05442) for the logits. Raises UserError where no softmax is seen.
     """
     real = real or real_tokens(subject)
     moments = _Moments(subject)
@@ -43,7 +44,7 @@ def attention(subject: Subject, *, real: Real | None = None) -> Table:
     stacks = subject.structure.stacks
     rows = [row for s in stacks for row in _rows(s, moments, real[s.name], sequence_first=turned)]
     if not rows:
-        raise ValueError(
+        raise UserError(
             f"no softmax over attention scores ran in {type(subject.model).__name__}: its attention is a "
             'kernel of its own; for Hugging Face\'s load the model with attn_implementation="eager"'
         )

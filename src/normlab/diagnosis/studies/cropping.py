@@ -7,16 +7,17 @@ from typing import Any
 
 import torch
 
+from normlab.diagnosis.reading.subject import Subject
+from normlab.diagnosis.reading.taps import capture, leaves
 from normlab.diagnosis.studies.gradients import split
-from normlab.diagnosis.subject import Subject
-from normlab.diagnosis.taps import capture, leaves
+from normlab.errors import UserError
 
 
 def cropped(subject: Subject, tokens: int) -> tuple[Subject, int]:
     """The subject on the first rows of its batch, so many that its longest stream has at most ``tokens``
     tokens, one row at least; and how many tokens that are.
 
-    Raises ValueError where the loss fails on fewer rows, as one does that holds targets of its own.
+    Raises UserError where the loss fails on fewer rows, as one does that holds targets of its own.
     """
     rows, used = _count(subject.batch), _tokens(subject)
     kept = max(1, rows * tokens // used)
@@ -26,7 +27,7 @@ def cropped(subject: Subject, tokens: int) -> tuple[Subject, int]:
     try:
         return small, _tokens(small)
     except Exception as error:
-        raise ValueError(
+        raise UserError(
             f"on the first {kept} of the {rows} rows of the batch the loss fails with "
             f"{type(error).__name__}: {error}; give a batch of at most {tokens} tokens, or tokens={used} "
             "to use all of it"

@@ -12,12 +12,13 @@ from torch import Tensor, nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.optim import Optimizer
 
-from normlab.diagnosis.step import Make, slope_of, updated
-from normlab.diagnosis.stepping import Slope, Weights, at_weights, trainable
+from normlab.diagnosis.probing.step import Make, slope_of, updated
+from normlab.diagnosis.probing.stepping import Slope, Weights, at_weights, trainable
+from normlab.diagnosis.reading.subject import Subject
+from normlab.diagnosis.reading.tokens import FROZEN
 from normlab.diagnosis.studies.cropping import cropped
-from normlab.diagnosis.subject import Subject
 from normlab.diagnosis.table import Row, Table
-from normlab.diagnosis.tokens import FROZEN
+from normlab.errors import UserError
 
 DOUBLINGS: Final = 40
 """Of a learning rate before it is called boundless."""
@@ -37,7 +38,7 @@ def critical_lr(
     steps alone. A loss that is not a number is raised. None where no rate that was tried raises the loss, or
     none lowers it. ``optimiser`` and ``slope`` as for ``step.updated``.
 
-    Kalra and Barkeshli 2024 (arXiv 2406.09405). Raises ValueError for a frozen model, a loss that
+    Kalra and Barkeshli 2024 (arXiv 2406.09405). Raises UserError for a frozen model, a loss that
     is not finite before any step, and an optimiser without a learning rate above 0.
     """
     rate = _rate(subject, optimiser)
@@ -60,7 +61,7 @@ def _rate(subject: Subject, optimiser: Optimizer | Make) -> float:
     made = optimiser if isinstance(optimiser, Optimizer) else optimiser(trained)
     rate = max(float(group.get("lr", 0.0)) for group in made.param_groups)
     if not 0 < rate < math.inf:
-        raise ValueError(
+        raise UserError(
             f"{type(made).__name__} has the learning rate {rate}, which cannot be doubled; pass one above "
             "0, as in partial(torch.optim.Adam, lr=1e-3)"
         )
@@ -79,7 +80,7 @@ class _Trials:
         self.start = loss.item()
         self._noise = 4 * torch.finfo(loss.dtype).eps * (abs(self.start) or 1.0)
         if not math.isfinite(self.start):
-            raise ValueError(
+            raise UserError(
                 f"the loss is {self.start} before any step; check the model's weights and the batch"
             )
         self._slope = slope or slope_of(subject)
@@ -171,7 +172,7 @@ def curvature(
     by about its square; the detail says how many it took and what was left. Attention runs in a kernel that
     can be differentiated twice. ``optimiser`` as for ``step.updated``.
 
-    Pan and Li 2023, Section 3 (arXiv 2306.00204). Raises ValueError for a frozen model and for a loss that
+    Pan and Li 2023, Section 3 (arXiv 2306.00204). Raises UserError for a frozen model and for a loss that
     cannot be differentiated twice.
     """
     small, used = cropped(subject, tokens)
@@ -227,11 +228,11 @@ class Hessian:
         with torch.enable_grad(), sdpa_kernel(SDPBackend.MATH):
             loss = subject.loss()
             if not loss.requires_grad:
-                raise ValueError(FROZEN)
+                raise UserError(FROZEN)
             found = torch.autograd.grad(loss, own, create_graph=True, materialize_grads=True)
             self._gradient = torch.cat([g.reshape(-1) for g in found])
         if (why := _once_only(self._gradient)) is not None:
-            raise ValueError(TWICE.format(why))
+            raise UserError(TWICE.format(why))
         self.loss = loss.item()
 
     @property
@@ -257,7 +258,7 @@ class Hessian:
                 materialize_grads=True,
             )
         except RuntimeError as error:
-            raise ValueError(TWICE.format(error)) from error
+            raise UserError(TWICE.format(error)) from error
         return torch.cat([x.reshape(-1) for x in found])
 
     def along(self, vector: Tensor) -> float | None:
@@ -300,7 +301,7 @@ def largest_eigenvalue(hessian: Hessian, *, products: int, tolerance: float, see
         basis.insert(1, rest)
         images.insert(1, hessian @ rest)
         basis, images = _best(basis, images)
-    raise ValueError(f"products is at least 1, got {products}")
+    raise UserError(f"products is at least 1, got {products}")
 
 
 def _best(basis: list[Tensor], images: list[Tensor]) -> tuple[list[Tensor], list[Tensor]]:

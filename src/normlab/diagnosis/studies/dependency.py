@@ -9,12 +9,13 @@ import torch
 from torch import Tensor, nn
 from torch.func import functional_call
 
-from normlab.diagnosis.passes import Seen, look
-from normlab.diagnosis.structure import StackView, SublayerView
-from normlab.diagnosis.subject import Subject
+from normlab.diagnosis.probing.passes import Seen, look
+from normlab.diagnosis.reading.structure import StackView, SublayerView
+from normlab.diagnosis.reading.subject import Subject
+from normlab.diagnosis.reading.taps import Tap
+from normlab.diagnosis.reading.tokens import Real, real_tokens, rows
 from normlab.diagnosis.table import Row, Table
-from normlab.diagnosis.taps import Tap
-from normlab.diagnosis.tokens import Real, real_tokens, rows
+from normlab.errors import UserError
 
 MAX_TOKENS = 256
 INPUT = -1
@@ -35,11 +36,11 @@ def dependency(
     missing from 1, or beyond it, is their cross terms and r. Branches that run side by side enter the stream
     together. ``seen`` is found by ``look`` if not given. Columns: stack, of (i), on (j), beta_sq.
 
-    Liu et al. 2020, Section 4.1 and Figures 7 and 8 (arXiv 2004.08249). Raises ValueError for more than 256
+    Liu et al. 2020, Section 4.1 and Figures 7 and 8 (arXiv 2004.08249). Raises UserError for more than 256
     tokens, and for a stack whose sums are not seen.
     """
     if not 1 <= tokens <= MAX_TOKENS:
-        raise ValueError(
+        raise UserError(
             f"{tokens} tokens; dependency takes 1 to {MAX_TOKENS}, which it spreads over the batch"
         )
     real = real or real_tokens(subject)
@@ -180,10 +181,10 @@ class _Sample:
             self.rows[tap] = all_of_them[spaced.long().to(all_of_them.device)]
 
     def check(self, found: Tensor, tap: Tap, view: SublayerView, claim: str) -> None:
-        """Raise ValueError unless the parts make up the tensor that was seen, within its rounding by now."""
+        """Raise UserError unless the parts make up the tensor that was seen, within its rounding by now."""
         expected = self.rows[tap]
         if (found - expected).norm() > self._tolerance * expected.norm():
-            raise ValueError(
+            raise UserError(
                 f"dependency cannot follow {self.stack.name}: sublayer {view.index} ({view.relation}) {claim}"
                 "; make the sums and norms modules of their own, or give float32 weights"
             )

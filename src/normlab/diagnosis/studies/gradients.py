@@ -10,14 +10,15 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from normlab.diagnosis.kinds import Part
-from normlab.diagnosis.passes import Pass, examine, parts_of
-from normlab.diagnosis.stepping import gradients_of, trainable
-from normlab.diagnosis.structure import SublayerView
-from normlab.diagnosis.subject import Subject
+from normlab.diagnosis.probing.passes import Pass, examine, parts_of
+from normlab.diagnosis.probing.stepping import gradients_of, trainable
+from normlab.diagnosis.reading.kinds import Part
+from normlab.diagnosis.reading.structure import SublayerView
+from normlab.diagnosis.reading.subject import Subject
+from normlab.diagnosis.reading.taps import capture, leaves
+from normlab.diagnosis.reading.tokens import FROZEN, Real, real_tokens, rows
 from normlab.diagnosis.table import Row, Table
-from normlab.diagnosis.taps import capture, leaves
-from normlab.diagnosis.tokens import FROZEN, Real, real_tokens, rows
+from normlab.errors import UserError
 
 PARTS = 4
 """Mini-batches into which a single batch is split."""
@@ -29,7 +30,7 @@ def sublayer_gradients(subject: Subject, *, real: Real | None = None, passed: Pa
 
     The largest is that of the whole model. ``variance`` is :math:`\mathrm{Var}[\Delta x_i]` over the elements
     of real tokens, found by ``real_tokens`` if ``real`` is not given; ``passed`` is found by ``examine``. An
-    output before which all is frozen has neither. Raises ValueError where every parameter is frozen.
+    output before which all is frozen has neither. Raises UserError where every parameter is frozen.
 
     Liu et al. 2020, Figure 3, Theorem 1 and Remark 1 (arXiv 2004.08249).
     """
@@ -37,7 +38,7 @@ def sublayer_gradients(subject: Subject, *, real: Real | None = None, passed: Pa
     views = _views(subject)
     gradients = (passed or examine(subject)).stream
     if not gradients:
-        raise ValueError(FROZEN)
+        raise UserError(FROZEN)
     kept = [rows(gradients[v.after], real[stack]) if v.after in gradients else None for stack, v in views]
     lengths = [None if g is None else g.norm().item() for g in kept]
     largest = max((x for x in lengths if x is not None), default=0.0) or 1.0
@@ -64,7 +65,7 @@ def parameter_gradients(subject: Subject, *, batches: Sequence[Any] = (), first:
     Without ``batches`` the subject's own batch is split by its rows into four. A loss that is a mean over
     tokens is taken as one over those of its mini-batch. ``role`` is ``shared`` for what several sublayers use
     and ``other`` outside of them. ``first`` is a pass on the first of the mini-batches, if there was one.
-    Raises ValueError where every parameter is frozen.
+    Raises UserError where every parameter is frozen.
 
     Xiong et al. 2020, Figure 3 and Section 3.4 (arXiv 2002.04745).
     """
@@ -134,11 +135,11 @@ def split(batch: Any, parts: int) -> list[Any]:
     """The batch as mini-batches of consecutive rows, at most ``parts``: every tensor in it whose first
     dimension is that of the first one is split, anything else goes to all of them.
 
-    Raises ValueError for a batch without a tensor.
+    Raises UserError for a batch without a tensor.
     """
     count = next((len(x) for _, x in leaves(batch) if x.ndim), 0)
     if not count:
-        raise ValueError(f"a batch of type {type(batch).__name__} has no rows to split; pass batches=[…]")
+        raise UserError(f"a batch of type {type(batch).__name__} has no rows to split; pass batches=[…]")
     bounds = [round(i * count / min(parts, count)) for i in range(min(parts, count) + 1)]
     return [_cut(batch, count, slice(a, b)) for a, b in pairwise(bounds)]
 

@@ -8,12 +8,13 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from normlab.diagnosis.structure import StackView
-from normlab.diagnosis.subject import Subject, undisturbed
+from normlab.diagnosis.reading.structure import StackView
+from normlab.diagnosis.reading.subject import Subject, undisturbed
+from normlab.diagnosis.reading.taps import Side, activations, watching
+from normlab.diagnosis.reading.tokens import Real, real_tokens, rows
+from normlab.diagnosis.rules.theory import layer_norm_jacobian, rms_norm_jacobian
 from normlab.diagnosis.table import Row, Table
-from normlab.diagnosis.taps import Side, activations, watching
-from normlab.diagnosis.theory import layer_norm_jacobian, rms_norm_jacobian
-from normlab.diagnosis.tokens import Real, real_tokens, rows
+from normlab.errors import UserError
 
 TOKENS = 4
 """Of each norm that are looked at, evenly spaced among the real ones."""
@@ -31,12 +32,12 @@ def jacobian(subject: Subject, *, real: Real | None = None, tokens: int = TOKENS
     ``spectral_square`` is :math:`\mathbb{E}\|J\|_2^2`, 2/3 behind a Post-LN feed-forward sum of
     :math:`3d/2`; ``mean_square`` is :math:`\mathbb{E}\|J\|_F^2/d`, less by the two directions that a
     LayerNorm takes away. A row for each norm that reads or writes a stream, at its first call; real tokens as
-    found by ``real_tokens`` if ``real`` is not given. Raises ValueError for fewer than one token.
+    found by ``real_tokens`` if ``real`` is not given. Raises UserError for fewer than one token.
 
     Xiong et al. 2020, Lemma 3 and Appendix F (arXiv 2002.04745).
     """
     if tokens < 1:
-        raise ValueError(f"tokens is {tokens}; give 1 or more, say {TOKENS}")
+        raise UserError(f"tokens is {tokens}; give 1 or more, say {TOKENS}")
     real = real or real_tokens(subject)
     modules = dict(subject.model.named_modules())
     places = {path: at for stack in subject.structure.stacks for path, at in _norms(stack)}

@@ -8,15 +8,16 @@ import torch
 from torch import Tensor
 from torch.optim import Optimizer
 
-from normlab.diagnosis.fits import Curve, fits_of_curves
-from normlab.diagnosis.passes import Pass, Seen, look
-from normlab.diagnosis.step import Make, updated
-from normlab.diagnosis.stepping import Weights, at_weights
-from normlab.diagnosis.structure import StackView
-from normlab.diagnosis.subject import Subject
+from normlab.diagnosis.probing.passes import Pass, Seen, look
+from normlab.diagnosis.probing.step import Make, updated
+from normlab.diagnosis.probing.stepping import Weights, at_weights
+from normlab.diagnosis.reading.structure import StackView
+from normlab.diagnosis.reading.subject import Subject
+from normlab.diagnosis.reading.taps import Tap, capture
+from normlab.diagnosis.reading.tokens import Real, real_tokens, rows
+from normlab.diagnosis.rules.fits import Curve, fits_of_curves
 from normlab.diagnosis.table import Table
-from normlab.diagnosis.taps import Tap, capture
-from normlab.diagnosis.tokens import Real, real_tokens, rows
+from normlab.errors import UserError
 
 SIZE = 0.01
 """Of a random change, relative to each matrix's root mean square."""
@@ -43,7 +44,7 @@ def output_change(
     the change is at most about 2, where it is no longer linear in the size. ``stack`` is the last one unless
     named. Columns: kind, depth (l, from 1), change, seed.
 
-    Liu et al. 2020, Theorem 2 and Figure 4 (arXiv 2004.08249). Raises ValueError for a stack that does not
+    Liu et al. 2020, Theorem 2 and Figure 4 (arXiv 2004.08249). Raises UserError for a stack that does not
     exist, and for a model without gradients, whose sublayers own nothing.
     """
     view = _stack(subject, stack)
@@ -128,7 +129,7 @@ def random_change(
     The gains, biases and factors of norms and shortcuts, vectors, are not drawn at random and stay: where
     they are on the shortcut, noise on them moves the stream whatever its dependency is. Numbers depend on the
     seed and the order of parameters only, not on the device. ``seen`` is found by ``look`` if not given.
-    Raises ValueError where no sublayer owns a matrix that needs a gradient.
+    Raises UserError where no sublayer owns a matrix that needs a gradient.
     """
     seen = seen or look(subject)
     owned = {path for path, owner in seen.owned.items() if owner.role != "other"}
@@ -141,7 +142,7 @@ def random_change(
             rms = torch.linalg.vector_norm(w) / w.numel() ** 0.5
             changed[path] = noise.mul_(size * rms).add_(w)
     if not changed:
-        raise ValueError(
+        raise UserError(
             "no matrix of a sublayer needs a gradient, so there is nothing to change; unfreeze them, as in "
             "model.requires_grad_(), and call this outside of torch.no_grad()"
         )
@@ -210,5 +211,5 @@ def _stack(subject: Subject, name: str | None) -> StackView:
     if name is None:
         return subject.structure.stacks[-1]
     if name not in stacks:
-        raise ValueError(f"the model has no stack {name!r}; its stacks are {', '.join(map(repr, stacks))}")
+        raise UserError(f"the model has no stack {name!r}; its stacks are {', '.join(map(repr, stacks))}")
     return stacks[name]

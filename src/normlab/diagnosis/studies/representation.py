@@ -7,13 +7,13 @@ from collections.abc import Iterator
 import torch
 from torch import Tensor, nn
 
-from normlab.diagnosis.kinds import norms_of
-from normlab.diagnosis.parameters import Owner
-from normlab.diagnosis.passes import Seen, look
+from normlab.diagnosis.probing.passes import Seen, look
+from normlab.diagnosis.reading.kinds import norms_of
+from normlab.diagnosis.reading.parameters import Owner
+from normlab.diagnosis.reading.subject import Subject
+from normlab.diagnosis.reading.tokens import Real, real_tokens
 from normlab.diagnosis.studies.attention import is_sequence_first
-from normlab.diagnosis.subject import Subject
 from normlab.diagnosis.table import Row, Table
-from normlab.diagnosis.tokens import Real, real_tokens
 
 
 def similarity(subject: Subject, *, real: Real | None = None, seen: Seen | None = None) -> Table:

@@ -7,13 +7,13 @@ from typing import TypeAlias
 
 from torch import Tensor
 
-from normlab.diagnosis.passes import Seen, look
-from normlab.diagnosis.structure import StackView
-from normlab.diagnosis.subject import Subject
+from normlab.diagnosis.probing.passes import Seen, look
+from normlab.diagnosis.reading.structure import StackView
+from normlab.diagnosis.reading.subject import Subject
+from normlab.diagnosis.reading.taps import Tap
+from normlab.diagnosis.reading.tokens import Real, real_tokens, rows
+from normlab.diagnosis.rules.theory import LEMMA_2, bounded_fraction, ffn_gain, hidden_scales
 from normlab.diagnosis.table import Row, Table
-from normlab.diagnosis.taps import Tap
-from normlab.diagnosis.theory import LEMMA_2, bounded_fraction, ffn_gain, hidden_scales
-from normlab.diagnosis.tokens import Real, real_tokens, rows
 
 Place: TypeAlias = tuple[str | None, int | None]
 """Stack and index of a sublayer."""

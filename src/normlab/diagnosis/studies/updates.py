@@ -5,13 +5,13 @@ from __future__ import annotations
 from torch import Tensor
 from torch.optim import Optimizer
 
-from normlab.diagnosis.kinds import Part
-from normlab.diagnosis.parameters import Owner
-from normlab.diagnosis.passes import Pass, examine, parts_of
-from normlab.diagnosis.stats import measure
-from normlab.diagnosis.step import Make, updated
-from normlab.diagnosis.stepping import trainable
-from normlab.diagnosis.subject import Subject
+from normlab.diagnosis.probing.passes import Pass, examine, parts_of
+from normlab.diagnosis.probing.stats import measure
+from normlab.diagnosis.probing.step import Make, updated
+from normlab.diagnosis.probing.stepping import trainable
+from normlab.diagnosis.reading.kinds import Part
+from normlab.diagnosis.reading.parameters import Owner
+from normlab.diagnosis.reading.subject import Subject
 from normlab.diagnosis.table import Row, Table
 
 
@@ -24,7 +24,7 @@ def updates(subject: Subject, optimiser: Optimizer | Make, *, passed: Pass | Non
     Frozen parameters have none. ``optimiser`` as for ``step.updated``, any class of ``torch.optim``:
     ``partial(torch.optim.AdamW, lr=5e-4)``. ``passed`` is found by ``examine`` if not given.
 
-    Liu et al. 2020, Section 3.2, Figures 5 and 11 (arXiv 2004.08249). Raises ValueError for a frozen model
+    Liu et al. 2020, Section 3.2, Figures 5 and 11 (arXiv 2004.08249). Raises UserError for a frozen model
     and a loss that is not finite.
     """
     passed = passed or examine(subject)

@@ -9,16 +9,20 @@ of the branch, the branch's inner norms and biases, and what it may not be combi
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from dataclasses import replace
 from typing import Any, ClassVar
 
 from torch import Tensor, nn
 
 from normlab.nn.registry import Registry
 from normlab.nn.site import Site
-from normlab.nn.size import Size
+from normlab.spec.model import ModelConfig
 
 Stream = Any
 """What flows from sublayer to sublayer: a tensor `[B, T, D]`, or a tuple of them."""
+
+XAVIER = ("xavier", "xavier_uniform")
+"""The init schemes to which a gain on Xavier initialisation applies."""
 
 
 class Placement(nn.Module, ABC):
@@ -42,7 +46,7 @@ class Placement(nn.Module, ABC):
     bias: ClassVar[str] = "bias"
     inner_norm: ClassVar[str] = "noinnernorm"
     head_gain: ClassVar[str] = "noheadgain"
-    """What the source says of the branch; a model's own choice goes before these four."""
+    """What the source chooses inside the branch; a model's own choice takes precedence over these four."""
 
     def __init_subclass__(cls, *, name: str = "", **kwargs: Any) -> None:
         super().__init_subclass__(**kwargs)
@@ -95,7 +99,15 @@ class Placement(nn.Module, ABC):
         raise NotImplementedError(f"placement {self.name!r} has no data-dependent start")
 
     @classmethod
-    def conflict(cls, size: Size) -> str | None:
+    def complete(cls, config: ModelConfig) -> ModelConfig:
+        """Fill in the choices inside the branch that a config leaves open, as the placement's source does."""
+        left_open = [
+            name for name in ("qk_norm", "bias", "inner_norm", "head_gain") if not getattr(config, name)
+        ]
+        return replace(config, **{name: getattr(cls, name) for name in left_open})
+
+    @classmethod
+    def conflict(cls, config: ModelConfig) -> str | None:
         """The reason why this placement is not defined in a model of these choices, or None."""
         return None
 

@@ -8,9 +8,9 @@ from typing import ClassVar
 
 from torch import Tensor, nn
 
-from normlab.nn.placement.base import Placement, Stream
+from normlab.nn.placement.base import XAVIER, Placement, Stream
 from normlab.nn.site import Site
-from normlab.nn.size import XAVIER, Size, hybrid
+from normlab.spec.model import ModelConfig
 
 
 class OneNorm(Placement, ABC):
@@ -135,11 +135,11 @@ class SubNorm(NormedInput, name="subln"):
         return decoder**0.5
 
     @classmethod
-    def conflict(cls, size: Size) -> str | None:
-        if hybrid(size):
+    def conflict(cls, config: ModelConfig) -> str | None:
+        if config.is_hybrid:
             return "Sub-LN's gains are derived for an encoder and a decoder that both use it"
-        if size.scheme not in XAVIER:
-            return f"Sub-LN's gains are on Xavier initialisation; with {size.scheme} they are not defined"
+        if config.scheme not in XAVIER:
+            return f"Sub-LN's gains are on Xavier initialisation; with {config.scheme} they are not defined"
         return None
 
 

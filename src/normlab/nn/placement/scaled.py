@@ -10,10 +10,10 @@ import torch
 from torch import Tensor, nn
 
 from normlab.nn.embedding import Embedding
-from normlab.nn.placement.base import Placement, ProfiledPlacement, Stream
+from normlab.nn.placement.base import XAVIER, Placement, ProfiledPlacement, Stream
 from normlab.nn.placement.normed import NormedInput, OneNorm
 from normlab.nn.site import Site
-from normlab.nn.size import XAVIER, Size, hybrid
+from normlab.spec.model import ModelConfig
 
 
 class WeightedShortcut(OneNorm, ABC):
@@ -118,11 +118,13 @@ class DeepNorm(OneNorm, name="deepnorm"):
         return 1.0 if matrix in ("query", "key") else cls.constants(site)[1]
 
     @classmethod
-    def conflict(cls, size: Size) -> str | None:
-        if hybrid(size):
+    def conflict(cls, config: ModelConfig) -> str | None:
+        if config.is_hybrid:
             return "DeepNorm's alpha and beta are derived for an encoder and a decoder that both use it"
-        if size.scheme not in XAVIER:
-            return f"DeepNorm's beta is a gain on Xavier initialisation; with {size.scheme} it is not defined"
+        if config.scheme not in XAVIER:
+            return (
+                f"DeepNorm's beta is a gain on Xavier initialisation; with {config.scheme} it is not defined"
+            )
         return None
 
 
@@ -208,10 +210,10 @@ class FixUp(ScaledBranch, name="fixup"):
         return 0.0
 
     @classmethod
-    def conflict(cls, size: Size) -> str | None:
-        if hybrid(size):
+    def conflict(cls, config: ModelConfig) -> str | None:
+        if config.is_hybrid:
             return "FixUp counts the branches of an encoder and a decoder that both use it"
-        if Embedding.registry[size.embedding].tied:
+        if Embedding.registry[config.embedding].tied:
             return "FixUp starts the classifier at 0, which a tied embedding cannot do"
         return None
 
@@ -242,13 +244,15 @@ class TFixup(Placement, name="tfixup"):
         return cls.gain(site, "embedding") if site.alone else (9 * site.decoder_layers) ** -0.25
 
     @classmethod
-    def conflict(cls, size: Size) -> str | None:
-        if hybrid(size):
+    def conflict(cls, config: ModelConfig) -> str | None:
+        if config.is_hybrid:
             return "T-Fixup's factors are derived for an encoder and a decoder that both use it"
-        if Embedding.registry[size.embedding].scale_free:
-            return f"T-Fixup scales the embeddings, and {size.embedding} takes every scale away"
-        if size.scheme not in XAVIER:
-            return f"T-Fixup's factors are on Xavier initialisation; with {size.scheme} they are not defined"
+        if Embedding.registry[config.embedding].scale_free:
+            return f"T-Fixup scales the embeddings, and {config.embedding} takes every scale away"
+        if config.scheme not in XAVIER:
+            return (
+                f"T-Fixup's factors are on Xavier initialisation; with {config.scheme} they are not defined"
+            )
         return None
 
 

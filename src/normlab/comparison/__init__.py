@@ -1,0 +1,1 @@
+"""Recipes compared: a learning rate tuned for each, seeds, and statistics."""

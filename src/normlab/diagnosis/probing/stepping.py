@@ -1,0 +1,59 @@
+"""Gradients, and other weights in a model for a while; its own weights and gradients are never written to."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from typing import NamedTuple, TypeAlias
+
+import torch
+from torch import Tensor, nn
+
+from normlab.diagnosis.reading.tokens import FROZEN
+from normlab.errors import UserError
+
+Weights: TypeAlias = Mapping[str, Tensor]
+"""Trainable parameters, or what belongs to each, by path."""
+
+
+class Slope(NamedTuple):
+    """A loss, and its gradient in every trainable parameter by path."""
+
+    loss: float
+    gradients: Weights
+
+
+def trainable(model: nn.Module) -> dict[str, nn.Parameter]:
+    """The parameters that need gradients, by path. Raises UserError for a frozen model."""
+    found = {path: p for path, p in model.named_parameters() if p.requires_grad}
+    if not found:
+        raise UserError(FROZEN)
+    return found
+
+
+def gradients_of(loss: Tensor, model: nn.Module) -> dict[str, Tensor]:
+    """The gradient of a loss in every trainable parameter, zero where the loss does not reach one.
+
+    Raises UserError for a loss without a graph.
+    """
+    parameters = trainable(model)
+    if not loss.requires_grad:
+        raise UserError(FROZEN)
+    found = torch.autograd.grad(loss, list(parameters.values()), materialize_grads=True)
+    return dict(zip(parameters, found, strict=True))
+
+
+@contextmanager
+def at_weights(model: nn.Module, weights: Weights) -> Iterator[None]:
+    """Within this block the model computes with other values in its parameters of these paths; afterwards
+    they have their own storage back, never written to.
+    """
+    parameters = dict(model.named_parameters())
+    own = {path: parameters[path].data for path in weights}
+    try:
+        for path, weight in weights.items():
+            parameters[path].data = weight.detach()
+        yield
+    finally:
+        for path, data in own.items():
+            parameters[path].data = data

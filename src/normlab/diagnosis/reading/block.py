@@ -1,0 +1,263 @@
+"""From a block's input to its output, sum by sum: the stream is followed through the recorded tensors."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from itertools import takewhile
+from typing import NamedTuple
+
+import torch
+from torch import nn
+
+from normlab.diagnosis.reading.recording import Event, Recording
+from normlab.diagnosis.reading.relations import Sum, Sums, proportion
+from normlab.diagnosis.reading.taps import Tap
+
+
+class NormCall(NamedTuple):
+    """A norm was called on one tensor and put out another."""
+
+    path: str
+    given: int
+    output: int
+
+
+class Read(NamedTuple):
+    """The branch reads ``factor`` times the output of a norm."""
+
+    path: str
+    factor: float
+
+
+class Step(NamedTuple):
+    """The stream goes from one tensor to another by a sum and, in a Post-LN, the norm of it."""
+
+    stream: int
+    sum: Sum
+    after: int
+    write: str | None = None
+    verified: bool = True
+
+
+class Norms:
+    """Which modules are norms: what they put out does not grow with what goes in, and no parameter of theirs
+    is larger than a row. That holds for those that divide by a scale and for those that squash.
+    """
+
+    def __init__(self, model: nn.Module) -> None:
+        self.modules = dict(model.named_modules())
+        self._known: dict[tuple[str, int], bool] = {}
+
+    def calls(self, recording: Recording, start: int, stop: int) -> Iterator[NormCall]:
+        """The calls of norms among these events, innermost module first."""
+        entered: dict[tuple[str, int], set[int]] = {}
+        for event in recording.events[start:stop]:
+            seen, of = set(event.seen.values()), (event.path, event.call)
+            if event.side == "input":
+                entered[of] = seen
+            elif len(given := entered.get(of, set())) == len(seen) == 1 and given != seen:
+                (x,), (y,) = given, seen
+                size = recording.sizes[x]
+                if size == recording.sizes[y] and self.norms(event.path, size[1]):
+                    yield NormCall(event.path, x, y)
+
+    def norms(self, path: str, dim: int) -> bool:
+        """Whether the module there is a norm of rows of this width."""
+        if (path, dim) not in self._known:
+            self._known[path, dim] = _is_norm(self.modules[path], dim)
+        return self._known[path, dim]
+
+
+@torch.no_grad()
+def _is_norm(module: nn.Module, dim: int) -> bool:
+    parameters = list(module.parameters())
+    if any(p.numel() > dim for p in parameters):
+        return False
+    x = torch.randn(1, 8, dim, generator=torch.Generator().manual_seed(0))
+    if parameters:
+        x = x.to(parameters[0])
+    try:
+        small, large = module(x).norm(), module(1000 * x).norm()
+    except Exception:  # it wants something else than one tensor
+        return False
+    return bool(large <= 10 * small)
+
+
+class Block:
+    """The events ``start`` to ``stop`` of a recording, which belong to the block at ``path``.
+
+    A block that is itself called begins and ends with its own events; one whose parts are called by somebody
+    else ends with the event after its last one, because a sum may first be seen there.
+    """
+
+    def __init__(self, recording: Recording, norms: Norms, path: str, start: int, stop: int) -> None:
+        self.recording, self.path, self.start, self.stop = recording, path, start, stop
+        self.events = recording.events[start:stop]
+        self._modules = norms.modules
+        self.called = self.events[0].path == path
+        calls = norms.calls(recording, start, stop)  # one that blocks share has another block's path
+        inside = [n for n in calls if self.called or f"{n.path}.".startswith(f"{path}.")]
+        self.norms: dict[int, list[NormCall]] = {}
+        for norm in inside:
+            self.norms.setdefault(norm.given, []).append(norm)
+        self._walked: dict[int, list[Step] | None] = {}
+        self._sums: Sums
+        self._goals: set[int]
+
+    def steps(self) -> list[Step]:
+        """The way of the stream through the block, [] where there is none."""
+        sizes = self.recording.sizes
+        for start in dict.fromkeys(self.events[0].seen.values()):
+            ends = self.events[-1:] if self.called else self.events[-2:]
+            goals = [n for e in ends for n in e.seen.values() if sizes[n] == sizes[start]]
+            if not goals:
+                continue
+            self._goals = set(goals[:1] if self.called else goals)
+            self._sums = self._sums_of(start)
+            self._walked = {}
+            if steps := self._walk(start):
+                return steps
+        return []
+
+    def named_steps(self, branches: Sequence[str]) -> list[Step]:
+        """The way of the stream for branches that are named by their paths in the block: from what was there
+        to the first new tensor after a branch, and after the last one to the block's output.
+        """
+        sizes, steps = self.recording.sizes, list[Step]()
+        stream, paths = next(iter(self.events[0].seen.values())), {f"{self.path}.{b}" for b in branches}
+        alike = [(e, [n for n in e.seen.values() if sizes[n] == sizes[stream]]) for e in self.events]
+        ends = [i for i, (e, ns) in enumerate(alike) if e.path in paths and e.side == "output" and ns]
+        for i, following in zip(ends, [*ends, len(alike)][1:], strict=True):
+            known = {n for _, ns in alike[: i + 1] for n in ns}
+            new = [n for _, ns in alike[i + 1 : following] for n in ns if n not in known]
+            if self.called and i == ends[-1]:
+                new = alike[-1][1]
+            if new:
+                steps.append(Step(stream, Sum(new[0], (alike[i][1][0],)), new[0], verified=False))
+                stream = new[0]
+        return steps
+
+    def _sums_of(self, start: int) -> Sums:
+        size = self.recording.sizes[start]
+        seen = [
+            (n, event.side)
+            for event in self.events
+            for n in event.seen.values()
+            if self.recording.sizes[n] == size
+        ]
+        numbers = list(dict.fromkeys(n for n, _ in seen))
+        return Sums(numbers, {n for n, side in seen if side == "output"}, self.recording.samples)
+
+    def _walk(self, stream: int) -> list[Step] | None:
+        """The steps from a tensor to the block's output, or None where there are none.
+
+        After a sum the stream is the sum, or what a norm makes of it; which one, the rest of the way tells.
+        """
+        if stream in self._goals:
+            return []
+        if stream not in self._walked:
+            self._walked[stream] = next(self._ways(stream), None)
+        return self._walked[stream]
+
+    def _ways(self, stream: int) -> Iterator[list[Step]]:
+        for found in self._sums.of(stream):
+            normed = [(n.output, n.path) for n in self.norms.get(found.total, ())]
+            for after, write in [(found.total, None), *normed]:
+                rest = self._walk(after)
+                if rest is not None:
+                    yield [Step(stream, found, after, write), *rest]
+
+    def first(self, number: int) -> int:
+        """The event, counted from the block's first, that shows a tensor first."""
+        return next(i for i, event in enumerate(self.events) if number in event.seen.values())
+
+    def tap(self, number: int) -> Tap:
+        """Where a tensor of the stream is seen: where it enters or leaves the block, or else first."""
+        if self.called and number in self.events[-1].seen.values():
+            return self.events[-1].tap(number)
+        return self.events[self.first(number)].tap(number)
+
+    def branches(self, step: Step) -> list[int]:
+        """The terms of a step that were computed from its stream, and not only carried along."""
+        return [y for y in step.sum.terms if self.first(y) > self.first(step.stream)]
+
+    def put_out(self, step: Step, branch: int) -> list[Event]:
+        """Where a branch is put out before it is added, the last time first, which is after its dropout."""
+        until = self.events[: self.first(step.sum.total)]
+        shown = [e for e in reversed(until) if e.side == "output" and branch in e.seen.values()]
+        return sorted(shown, key=lambda e: isinstance(self._modules[e.path], nn.Identity))
+
+    def normed(self, branch: int) -> str | None:
+        """The norm that put out a branch, if one did."""
+        return next((n.path for calls in self.norms.values() for n in calls if n.output == branch), None)
+
+    def read(self, step: Step, shown: Sequence[Event]) -> Read | None:
+        """The norm through which a branch reads the stream: of those that are given the stream, the one whose
+        output is used nearest to where the branch is shown, as it is if that is seen and else scaled.
+        """
+        near: list[tuple[bool, int, int, Read]] = []
+        for norm in self.norms.get(step.stream, ()):
+            made, summed = self.first(norm.output), self.first(step.sum.total)
+            users = [e for e in self.events[made:summed] if e.side == "input" and e.path != norm.path]
+            for i, user in enumerate(users):
+                if factor := self._factor(user, norm.output):
+                    common = max(_common(user.path, event.path) for event in shown)
+                    near.append((factor == 1.0, common, -i, Read(norm.path, factor)))
+        return max(near)[-1] if near else None
+
+    def _factor(self, user: Event, output: int) -> float | None:
+        """How many times a norm's output a module is given, None where it is given something else."""
+        sizes, samples = self.recording.sizes, self.recording.samples
+        if output in user.seen.values():
+            return 1.0
+        for x in user.seen.values():
+            if sizes[x] == sizes[output] and (k := proportion(samples[x], samples[output])):
+                return k
+        return None
+
+    def between(self, step: Step) -> list[Event]:
+        """The events from when a stream was there until its branches were added to it."""
+        return self.events[self.first(step.stream) : self.first(step.sum.total)]
+
+    def names(self, path: str) -> str:
+        """The names and types of a module and of those it lies in, below the block; a module that blocks
+        share has the names that the first of them gives it.
+        """
+        names, depth = path.split("."), len(self.path.split("."))
+        start = depth if path == self.path else min(depth, len(names) - 1)
+        below = names[start:]
+        paths = [".".join(names[: start + i + 1]) for i in range(len(below))]
+        return " ".join([*below, *(type(self._modules[p]).__name__ for p in paths)])
+
+    def reads_memory(self, step: Step, entered: Sequence[Event]) -> bool:
+        """Whether a module with a matrix of its own is given a tensor from before the block that has the
+        stream's shape but for one size, its length.
+        """
+        shapes = self.recording.shapes
+        shape = shapes[step.stream]
+        earlier = {n for e in self.recording.events[: self.start] for n in e.seen.values()} - {step.stream}
+        memories = {
+            n
+            for n in earlier
+            if len(shapes[n]) == len(shape)
+            and sum(a != b for a, b in zip(shapes[n], shape, strict=True)) <= 1
+        }
+        return any(
+            memories & set(event.seen.values())
+            for event in entered
+            if any(p.ndim > 1 for p in self._modules[event.path].parameters(recurse=False))
+        )
+
+    def second_streams(self, steps: Sequence[Step]) -> bool:
+        """Whether the block puts out more than one new tensor of the stream's shape."""
+        if not self.called:
+            return False
+        sizes, entered = self.recording.sizes, set(self.events[0].seen.values())
+        out, size = set(self.events[-1].seen.values()), sizes[steps[0].stream]
+        return any(sizes[n] == size for n in out - entered - {steps[-1].after})
+
+
+def _common(path: str, other: str) -> int:
+    """How many leading names two paths share."""
+    pairs = zip(path.split("."), other.split("."), strict=False)
+    return sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], pairs))

@@ -1,0 +1,213 @@
+"""What a parameter does: projects queries, embeds, norms. Numbers first, names where numbers cannot tell."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any, Final, NamedTuple
+
+from torch import Tensor, nn
+
+from normlab.diagnosis.reading.block import Norms
+from normlab.diagnosis.reading.naming import ATTENTION, FFN
+from normlab.diagnosis.reading.parameters import Owner
+from normlab.diagnosis.reading.taps import Side, activations, evaluating, watching
+
+EMBEDDING = re.compile(r"embed|position|\bw[tp]e\b", re.IGNORECASE)
+PACKED: Final = frozenset({"qkv", "wqkv", "kv", "wkv", "in_proj", "in_proj_weight", "c_attn"})
+PROJECTIONS: Final = {
+    "query": frozenset({"q", "wq", "query", "queries"}),
+    "key": frozenset({"k", "wk", "key", "keys"}),
+    "value": frozenset({"v", "wv", "value", "values"}),
+}
+OUTPUT: Final = frozenset({"o", "wo", "out", "output", "proj", "dense"})
+FFN_OUT: Final = frozenset({"down", "out", "outer", "output", "wo", "w2", "fc2", "lin2"})
+FFN_IN: Final = frozenset({"up", "gate", "in", "inner", "wi", "w1", "w3", "fc1", "lin1"})
+
+
+class Part(NamedTuple):
+    """What a stretch of a parameter along one axis does; all of it unless a start and a stop are given."""
+
+    kind: str
+    axis: int = 0
+    start: int | None = None
+    stop: int | None = None
+
+    def of(self, x: Tensor) -> Tensor:
+        """That stretch of the parameter, of its gradient or of its update."""
+        return x[(*(slice(None),) * self.axis, slice(self.start, self.stop))] if x.ndim else x
+
+
+class Width(NamedTuple):
+    """Of what went into a module's first call, and of what came out."""
+
+    given: int
+    output: int
+
+
+@contextmanager
+def measuring(model: nn.Module) -> Iterator[dict[str, Width]]:
+    """Within this block the dictionary is filled with the widths at the modules that hold parameters, in the
+    order of their calls.
+    """
+    holders = {p: m for p, m in model.named_modules() if next(m.parameters(recurse=False), None) is not None}
+    entered, found = dict[str, int](), dict[str, Width]()
+
+    def see(path: str, side: Side, values: Any) -> None:
+        width = next((x.shape[-1] for _, x in activations(values)), None)
+        if width is not None and side == "input":
+            entered.setdefault(path, width)
+        elif width is not None and path in entered:
+            found.setdefault(path, Width(entered[path], width))
+
+    with watching(holders, see):
+        yield found
+
+
+def norms_of(model: nn.Module, widths: Mapping[str, Width]) -> set[str]:
+    """The paths of the norms with parameters among the modules that were measured: what they put out does not
+    grow with what goes in.
+    """
+    norms = Norms(model)
+    with evaluating(model):
+        return {p for p, w in widths.items() if w.given == w.output and norms.norms(p, w.given)}
+
+
+def kinds(
+    model: nn.Module,
+    owned: Mapping[str, Owner],
+    widths: Mapping[str, Width],
+    dims: Mapping[str | None, int],
+) -> dict[str, tuple[Part, ...]]:
+    """Every parameter's parts, by path: query, key, value, output, ffn_in, ffn_out, norm, embedding, other.
+
+    ``owned`` says in which sublayer a parameter acts, ``widths`` what its module maps from and to, ``dims``
+    how wide each stack's stream is. A packed matrix of queries, keys and values has three parts, one of keys
+    and values two, where its name is known and its size fits the other matrices of its sublayer; packed head
+    by head it is ``other``. A gate of a feed-forward sublayer is ``ffn_in``; biases are what their matrix is.
+    """
+    modules, norms = dict(model.named_modules()), norms_of(model, widths)
+    shapes = {path: tuple(p.shape) for path, p in model.named_parameters()}
+    plain = {
+        path: "norm" if _holder(path) in norms else _kind(path, shape, modules[_holder(path)], owned[path])
+        for path, shape in shapes.items()
+    }
+    tables = {shape for path, shape in shapes.items() if plain[path] == "embedding" and len(shape) == 2}
+    found: dict[str, tuple[Part, ...]] = {}
+    for path, kind in plain.items():
+        group = {
+            p: plain[p] for p, owner in owned.items() if kind in ("packed", "ffn") and owner == owned[path]
+        }
+        width = widths.get(_holder(path))
+        if kind == "packed":
+            found[path] = _unpacked(shapes, path, group, width=width, dim=dims.get(owned[path].stack))
+        elif kind == "ffn":
+            group = {p: k for p, k in group.items() if k == "ffn"}
+            found[path] = (Part(_ffn(shapes, path, group, widths, dim=dims.get(owned[path].stack))),)
+        elif kind == "other" and shapes[path] in tables:
+            found[path] = (Part("embedding"),)
+        else:
+            found[path] = (Part(kind),)
+    return found | {
+        p: _like_matrix(shapes, found, p) for p, shape in shapes.items() if _is_bias(p, shape, plain)
+    }
+
+
+def _holder(path: str) -> str:
+    return path.rpartition(".")[0]
+
+
+def _is_bias(path: str, shape: tuple[int, ...], plain: Mapping[str, str]) -> bool:
+    return len(shape) == 1 and path.endswith("bias") and plain[path] != "norm"
+
+
+def _kind(path: str, shape: tuple[int, ...], module: nn.Module, owner: Owner) -> str:
+    """By type and name: a kind, or ``packed`` or ``ffn`` for what other parameters decide."""
+    if isinstance(module, nn.Embedding):
+        return "embedding"
+    if len(shape) < 2:
+        return "other"
+    if owner.role == "other":
+        return "embedding" if EMBEDDING.search(f"{path} {type(module).__name__}") else "other"
+    if owner.role.endswith("attention") or (owner.role in ("shared", "branch") and ATTENTION.search(path)):
+        return _projection(path)
+    return "ffn" if owner.role == "ffn" or FFN.search(path) else "other"
+
+
+def _names(path: str) -> list[str]:
+    """The last two names that say something."""
+    names = path.lower().split(".")
+    return [name for name in reversed(names) if not name.isdigit() and name not in ("weight", "bias")][:2]
+
+
+def _projection(path: str) -> str:
+    for name in _names(path):
+        words = set(name.split("_"))
+        if name in PACKED or words & PACKED:
+            return "packed"
+        kinds = [kind for kind, known in PROJECTIONS.items() if words & known]
+        if kinds:
+            return kinds[0] if len(kinds) == 1 else "other"
+        if words & OUTPUT:
+            return "output"
+    return "other"
+
+
+def _unpacked(
+    shapes: Mapping[str, tuple[int, ...]],
+    path: str,
+    group: Mapping[str, str],
+    *,
+    width: Width | None,
+    dim: int | None,
+) -> tuple[Part, ...]:
+    """Keys and values where the sublayer has queries of their own, else queries, keys and values. Queries are
+    as wide as what the output projection reads, or a third.
+    """
+    transposed = width is not None and shapes[path] == tuple(width) and width.given != width.output
+    axis = int(transposed)
+    total = shapes[path][axis]
+    outputs = [shapes[p] for p, kind in group.items() if kind == "output" and len(shapes[p]) == 2]
+    queries = outputs[0][0] * outputs[0][1] // dim if len(outputs) == 1 and dim else total // 3
+    if "query" in group.values():
+        queries = 0
+    keys, odd = divmod(total - queries, 2)
+    if odd or keys <= 0 or 0 < queries < keys:
+        return (Part("other"),)
+    parts = Part("key", axis, queries, queries + keys), Part("value", axis, queries + keys, total)
+    return (Part("query", axis, 0, queries), *parts) if queries else parts
+
+
+def _ffn(
+    shapes: Mapping[str, tuple[int, ...]],
+    path: str,
+    group: Mapping[str, str],
+    widths: Mapping[str, Width],
+    *,
+    dim: int | None,
+) -> str:
+    """Into the stream's width, or from it to what is read back; so a router is neither. By order where all
+    are as wide as the stream, by name where a module's calls do not show it, as of stacked experts.
+    """
+    width = widths.get(_holder(path))
+    if width is None or dim not in width or set(shapes[path]) != set(width):
+        words = {word for name in _names(path) for word in name.split("_")}
+        return "ffn_out" if words & FFN_OUT else "ffn_in" if words & FFN_IN else "other"
+    holders = {_holder(p) for p in group}
+    order = [holder for holder in widths if holder in holders]
+    if width.output == dim:
+        return "ffn_in" if width.given == dim and _holder(path) != order[-1] else "ffn_out"
+    read = {widths[holder].given for holder in order if widths[holder].output == dim}
+    return "ffn_in" if read & {width.output, width.output // 2} else "other"
+
+
+def _like_matrix(
+    shapes: Mapping[str, tuple[int, ...]], found: Mapping[str, tuple[Part, ...]], path: str
+) -> tuple[Part, ...]:
+    """The parts of a bias: those of the matrix of its name, where it has an entry for each of its outputs."""
+    matrix = f"{path.removesuffix('bias')}weight"
+    parts = found.get(matrix, found[path])
+    if len(parts) > 1 and shapes[path][0] != shapes[matrix][parts[0].axis]:
+        return (Part("other"),)
+    return tuple(part._replace(axis=0) for part in parts)

@@ -1,0 +1,144 @@
+"""One forward pass as a list of events: which tensors entered and left which module, in order.
+
+Tensors are told apart by their values, not by their names or addresses, and a sample of their rows is kept.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Mapping
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor, nn
+from torch.func import functional_call
+
+from normlab.diagnosis.reading.taps import Place, Side, Tap, activations, evaluating, leaves, watching
+from normlab.errors import UserError
+
+Call = Callable[[nn.Module, Any], Any]
+
+ROWS = 32
+"""Of each tensor that are kept, evenly spaced."""
+
+
+class Event(NamedTuple):
+    """A module is entered (``"input"``) or left (``"output"``); ``seen`` numbers its tensors, in order."""
+
+    path: str
+    side: Side
+    call: int
+    seen: dict[Place, int]
+
+    def tap(self, number: int) -> Tap:
+        """Where this event shows the tensor of that number."""
+        place = next(place for place, seen in self.seen.items() if seen == number)
+        return Tap(self.path, self.side, place, self.call)
+
+
+class Recording:
+    """The events of a pass, with the shape and the sample `[R, D]` of each tensor by its number.
+
+    A tensor and a view of it in which other dimensions lead are one; ``sizes`` are rows and width.
+    """
+
+    def __init__(self) -> None:
+        self.events: list[Event] = []
+        self.shapes: list[torch.Size] = []
+        self.sizes: list[tuple[int, int]] = []
+        self.samples: list[Tensor] = []
+        self._numbers: dict[tuple[Any, ...], int] = {}
+        self._calls: Counter[tuple[str, Side]] = Counter()
+
+    def see(self, path: str, side: Side, values: Any) -> None:
+        seen = {place: self._number(x) for place, x in activations(values)}
+        self.events.append(Event(path, side, self._calls[path, side], seen))
+        self._calls[path, side] += 1
+
+    def _number(self, x: Tensor) -> int:
+        rows = x.detach().flatten(0, -2)
+        kept = torch.linspace(0, len(rows) - 1, min(ROWS, len(rows))).long()
+        sample = rows[kept.to(rows.device)].cpu().contiguous()
+        size = len(rows), x.shape[-1]
+        key = size, x.dtype, sample.view(torch.uint8).numpy().tobytes()
+        if key not in self._numbers:
+            self._numbers[key] = len(self.samples)
+            self.samples.append(sample)
+            self.shapes.append(x.shape)
+            self.sizes.append(size)
+        return self._numbers[key]
+
+    def at(self, tap: Tap) -> Tensor:
+        """The sample of the tensor that a tap shows."""
+        return next(
+            self.samples[event.seen[tap.place]]
+            for event in self.events
+            if (event.path, event.side, event.call) == (tap.module, tap.side, tap.call)
+        )
+
+    def broken(self) -> str | None:
+        """The first module that put out something that is not a number."""
+        for event in self.events:
+            if event.side == "output" and any(self.samples[n].isnan().any() for n in event.seen.values()):
+                return event.path
+        return None
+
+
+class Called(nn.Module):
+    """A model under its call, so that a pass can run on other weights than the model's own."""
+
+    def __init__(self, model: nn.Module, call: Call) -> None:
+        super().__init__()
+        self.model, self.call = model, call
+
+    def forward(self, batch: Any) -> Any:
+        return self.call(self.model, batch)
+
+
+def record(model: nn.Module, batch: Any, call: Call, weights: Mapping[str, Tensor]) -> Recording:
+    """One pass in evaluation mode, with ``weights`` in the place of the model's own of these names.
+
+    Raises UserError with what to change when the model raises.
+    """
+    recording = Recording()
+    called = Called(model, call)
+    replaced = {f"model.{name}": weight for name, weight in weights.items()}
+    with evaluating(model), watching(dict(model.named_modules()), recording.see):
+        try:
+            functional_call(called, replaced, (batch,))
+        except Exception as error:
+            raise UserError(_why(model, batch, error)) from error
+    return recording
+
+
+def _why(model: nn.Module, batch: Any, error: Exception) -> str:
+    homes = {p.device.type for p in model.parameters()}
+    given = {x.device.type for _, x in leaves(batch)}
+    if homes and given - homes:
+        return (
+            f"the model is on {', '.join(sorted(homes))} and the batch on {', '.join(sorted(given))}; move "
+            f'one of them, as in model.to("{min(given)}")'
+        )
+    kind = f"keywords {', '.join(map(str, batch))}" if isinstance(batch, Mapping) else type(batch).__name__
+    return (
+        f"{type(model).__name__} raised {type(error).__name__} on the batch ({kind}): {error}. A dict is "
+        "passed as keywords, a tuple or list as arguments, anything else as it is; pass call=lambda model, "
+        "batch: … to call the model in another way"
+    )
+
+
+def awake(model: nn.Module) -> dict[str, Tensor]:
+    """Other values for the parameters that stand at zero, as far as float32 can tell.
+
+    ReZero's scalars, FixUp's last matrices and LayerScale's vectors hide a branch at the start; which tensors
+    are added to which does not depend on them.
+    """
+    generator = torch.Generator().manual_seed(0)
+    known = ((name, p.detach()) for name, p in model.named_parameters() if p.numel() and not p.is_meta)
+    asleep = {name: p for name, p in known if p.abs().amax() < 1e-3}
+    values: dict[str, Tensor] = {}
+    for name, parameter in asleep.items():
+        drawn = torch.rand(parameter.shape, generator=generator)
+        value = 0.3 + 0.4 * drawn if parameter.ndim < 2 else (drawn - 0.5) * 3 * parameter.shape[-1] ** -0.5
+        values[name] = value.to(parameter)
+    return values

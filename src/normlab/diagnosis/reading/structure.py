@@ -1,0 +1,305 @@
+"""What the residual stream of a model looks like: read from the numbers of one forward pass."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property, partial
+from typing import Any
+
+from torch import Tensor, nn
+
+from normlab.diagnosis.reading.block import Block, Norms, Step
+from normlab.diagnosis.reading.naming import candidates, role_of
+from normlab.diagnosis.reading.recording import Call, Recording, awake, record
+from normlab.diagnosis.reading.relations import Factor, Sum, refit
+from normlab.diagnosis.reading.taps import Tap, bare, call_model
+from normlab.errors import UserError
+
+
+@dataclass(frozen=True)
+class SublayerView:
+    r"""One branch and its two places in the stream, :math:`t = a \odot s + c \odot y`: s is ``before``, y
+    ``branch``, t ``total``; ``after`` is t, or the norm of t.
+
+    ``role`` is ``self_attention``, ``cross_attention``, ``ffn`` or ``branch``; ``index`` counts sublayers and
+    ``layer`` layers of the stack. ``norm_read`` is the path of the norm through which the branch reads s,
+    ``norm_branch`` of the one that puts out y, ``norm_write`` of the one on t. ``beside`` is what t also
+    adds: the other branch of a parallel layer, or an older state of the stream. In training, y is what is
+    added where the dropout on it is a module, and what goes into the dropout where it is a function.
+    """
+
+    index: int
+    layer: int
+    role: str
+    before: Tap
+    branch: Tap
+    total: Tap
+    after: Tap
+    norm_read: str | None
+    norm_branch: str | None
+    norm_write: str | None
+    shortcut: Factor
+    """a: one number, or one a channel."""
+    scale: Factor
+    """c."""
+    beside: tuple[Tap, ...]
+    placement: str
+    """``post``: after = norm(before + branch); ``pre``: after = before + branch, which reads norm(before);
+    ``other`` for anything else.
+    """
+    relation: str
+    """What holds of these tensors, in words."""
+
+
+@dataclass(frozen=True)
+class StackView:
+    """The sublayers under one container of repeated blocks, in the order of the stream, and the norm that
+    follows the last one.
+    """
+
+    name: str
+    sublayers: tuple[SublayerView, ...]
+    final_norm: str | None
+
+
+@dataclass(frozen=True)
+class Structure:
+    """The stacks of a model in the order of their modules, and a sentence for each container of repeated
+    blocks that no stream goes through.
+    """
+
+    stacks: tuple[StackView, ...]
+    unread: tuple[str, ...]
+
+    def __str__(self) -> str:
+        lines: list[str] = []
+        for stack in self.stacks:
+            layers = stack.sublayers[-1].layer + 1
+            lines.append(f"{stack.name}: {layers} layers, {len(stack.sublayers)} sublayers")
+            kinds = [(view.role, view.placement, view.relation) for view in stack.sublayers]
+            for kind in dict.fromkeys(kinds):
+                lines.append(f"  {kinds.count(kind)} x {kind[0]}: {kind[1]}, {kind[2]}")
+        return "\n".join([*lines, *self.unread])
+
+
+def read_structure(
+    model: nn.Module,
+    batch: Any,
+    *,
+    call: Call | None = None,
+    blocks: str | Sequence[str] = (),
+    branches: Sequence[str] = (),
+) -> Structure:
+    """Every stack of residual blocks in a model of anybody's.
+
+    The model runs in evaluation mode on ``call(model, batch)``; what enters and leaves its modules is
+    recorded, and in every block the stream is followed from sum to sum: an observed tensor that is the stream
+    plus a module's output, to the last bits, scaled by one number or one a channel where it has to be.
+    Names only label roles. For this pass other values stand in for parameters that are zero, because a branch
+    that adds nothing is not seen; factors are fitted in a second pass, on the model's own weights.
+
+    ``blocks`` names the container of the blocks, or the blocks themselves by globs, where numbered siblings
+    are not enough; ``branches`` names, by their paths in a block, the modules whose outputs are added, where
+    the sums themselves cannot be seen. Raises UserError with what to pass for a model that raises or cannot
+    be read.
+    """
+    model, call = bare(model), call or call_model
+    reader = _Reader(model, partial(record, model, batch, call), branches)
+    stacks, unread = dict[str, StackView](), dict[str, str]()
+    for name, children in candidates(model, [blocks] if isinstance(blocks, str) else blocks):
+        if _inside(name, stacks):
+            continue
+        found = reader.blocks(children)
+        read = [(block, steps) for block in found if (steps := reader.steps(block))]
+        kinds = {reader.kind(block) for block, _ in read}
+        failed = [b for b in found if b not in [block for block, _ in read] and reader.kind(b) in kinds]
+        if read and not failed:
+            stacks[name] = reader.stack(name, read)
+        elif found and not _inside(name, unread):
+            unread[name] = reader.sentence(name, found, (failed or found)[0])
+    if not stacks:
+        raise UserError(_sorry(model, reader.recording, list(unread.values())))
+    missed = [why for name, why in unread.items() if not any(_inside(stack, [name]) for stack in stacks)]
+    return Structure(tuple(stacks.values()), tuple(missed))
+
+
+def _inside(path: str, containers: Iterable[str]) -> bool:
+    return any(not name or f"{path}.".startswith(f"{name}.") for name in containers)
+
+
+class _Reader:
+    """Turns the events of a recording into views."""
+
+    def __init__(
+        self, model: nn.Module, pass_on: Callable[[Mapping[str, Tensor]], Recording], branches: Sequence[str]
+    ) -> None:
+        self._norms, self._branches, self._pass_on = Norms(model), branches, pass_on
+        self.recording = pass_on(awake(model))
+
+    @cached_property
+    def _own(self) -> Recording:
+        """A pass on the model's own weights, which only factors need."""
+        return self._pass_on({})
+
+    def kind(self, block: Block) -> type[nn.Module]:
+        return type(self._norms.modules[block.path])
+
+    def steps(self, block: Block) -> list[Step]:
+        return block.named_steps(self._branches) if self._branches else block.steps()
+
+    def blocks(self, paths: Sequence[str]) -> list[Block]:
+        """The blocks that ran, in order; of a stack that ran twice the first time."""
+        spans = list(_called(self.recording, paths)) or list(_parts(self.recording, paths))
+        found: list[Block] = []
+        for path, start, stop in spans:
+            block = Block(self.recording, self._norms, path, start, stop)
+            entered = set(block.events[0].seen.values())
+            again = any(path == earlier.path for earlier in found)
+            if again and not entered & set(found[-1].events[-1].seen.values()):
+                break
+            found.append(block)
+        return found
+
+    def stack(self, name: str, read: Sequence[tuple[Block, list[Step]]]) -> StackView:
+        views = [
+            self._view(block, steps, step, y)
+            for block, steps in read
+            for step in steps
+            for y in block.branches(step)
+        ]
+        sizes = [sum(len(block.branches(step)) for step in steps) for block, steps in read]
+        layers = _layers(sizes, [view.role for view in views])
+        numbered = [replace(v, index=i, layer=n) for i, (v, n) in enumerate(zip(views, layers, strict=True))]
+        (last, steps), events = read[-1], len(self.recording.events)
+        calls = self._norms.calls(self.recording, last.start, events)
+        final = [n.path for n in calls if n.given == steps[-1].after and not n.path.startswith(f"{name}.")]
+        return StackView(name, tuple(numbered), next(iter(final), None))
+
+    def _view(self, block: Block, steps: Sequence[Step], step: Step, y: int) -> SublayerView:
+        shown = {n: block.put_out(step, n) for n in block.branches(step)}
+        branch, read = shown[y][0], block.read(step, shown[y])
+        before = block.events[0].tap(step.stream) if step is steps[0] else block.tap(step.stream)
+        total, others = block.tap(step.sum.total), [n for n in step.sum.terms if n != y]
+        found = self._with_own_factors(step.sum, before, branch.tap(y), total)
+        view = SublayerView(
+            index=0,
+            layer=0,
+            role=role_of(block, step, shown[y]),
+            before=before,
+            branch=branch.tap(y),
+            total=total,
+            after=block.tap(step.after),
+            norm_read=read.path if read else None,
+            norm_branch=block.normed(y),
+            norm_write=step.write,
+            shortcut=found.shortcut,
+            scale=found.scale,
+            beside=tuple(shown[n][0].tap(n) if n in shown else block.tap(n) for n in others),
+            placement="other",
+            relation="as named by the caller, not verified",
+        )
+        if not step.verified:
+            return view
+        factor = read.factor if read else 1.0
+        relation = _relation(view, factor=factor, parallel=set(others) <= set(shown))
+        if block.second_streams(steps):
+            return replace(view, relation=f"{relation}, and a second stream leaves the block")
+        return replace(view, relation=relation, placement=_placement(view, factor))
+
+    def _with_own_factors(self, found: Sum, before: Tap, branch: Tap, total: Tap) -> Sum:
+        if (found.shortcut, found.scale) == (1.0, 1.0):
+            return found
+        own = self._own
+        return refit(found, stream=own.at(before), branch=own.at(branch), total=own.at(total))
+
+    def sentence(self, name: str, found: Sequence[Block], block: Block) -> str:
+        """Why a container was not read, from the first of its blocks that was not."""
+        kinds = [self.kind(b).__name__ for b in found]
+        count = ", ".join(f"{kinds.count(kind)} x {kind}" for kind in dict.fromkeys(kinds))
+        why = "no tensors lead from its input to its output, each the one before plus what a module puts out"
+        if self._branches:
+            why = f"none of {', '.join(self._branches)} put out a tensor of its input's size"
+        return f"{name or 'the model itself'} ({count}) was not read: in {block.path} {why}"
+
+
+def _called(recording: Recording, paths: Sequence[str]) -> Iterator[tuple[str, int, int]]:
+    """Path, first and last event of every call of these modules."""
+    entered: dict[tuple[str, int], int] = {}
+    for i, event in enumerate(recording.events):
+        if event.path in paths and event.side == "input":
+            entered[event.path, event.call] = i
+        elif event.path in paths:
+            yield event.path, entered[event.path, event.call], i + 1
+
+
+def _parts(recording: Recording, paths: Sequence[str]) -> Iterator[tuple[str, int, int]]:
+    """The same for containers that are not called themselves: from the first call of a part of one to the
+    first call of a part of the next.
+    """
+    spans: dict[str, list[int]] = {}
+    for i, event in enumerate(recording.events):
+        for path in paths:
+            if event.path.startswith(f"{path}."):
+                spans.setdefault(path, []).append(i)
+    starts = [indices[0] for indices in spans.values()][1:]
+    for (path, indices), stop in zip(spans.items(), [*starts, None], strict=True):
+        yield path, indices[0], (indices[-1] + 1 if stop is None else stop) + 1
+
+
+def _relation(view: SublayerView, *, factor: float, parallel: bool) -> str:
+    """The equation of a sublayer, in words."""
+    more = " + the parallel branch" if parallel else " + an older state of the stream"
+    total = f"{_times(view.shortcut)}before + {_times(view.scale)}branch{more if view.beside else ''}"
+    parts = [f"after = norm({total})" if view.norm_write else f"after = {total}"]
+    if view.norm_read:
+        parts.append(f"branch reads {_times(factor)}norm(before)")
+    if view.norm_branch:
+        parts.append("branch is normed")
+    return ", ".join(parts)
+
+
+def _times(factor: Factor) -> str:
+    if isinstance(factor, tuple):
+        return f"(one a channel, mean {sum(factor) / len(factor):.3g}) "
+    return "" if factor == 1.0 else f"{factor:.3g} "
+
+
+def _placement(view: SublayerView, factor: float) -> str:
+    plain = (
+        (view.shortcut, view.scale, factor) == (1.0, 1.0, 1.0) and not view.beside and not view.norm_branch
+    )
+    if plain and view.norm_write and not view.norm_read:
+        return "post"
+    return "pre" if plain and view.norm_read and not view.norm_write else "other"
+
+
+def _layers(sizes: Sequence[int], roles: Sequence[str]) -> list[int]:
+    """The layer of each sublayer: its block, or, where each block is one sublayer, a layer begins with a role
+    that the layer before it had already.
+    """
+    if max(sizes) > 1:
+        return [i for i, size in enumerate(sizes) for _ in range(size)]
+    layers, seen = list[int](), set[str]()
+    for role in roles:
+        if role in seen:
+            seen = set()
+        layers.append((layers[-1] + (not seen)) if layers else 0)
+        seen.add(role)
+    return layers
+
+
+def _sorry(model: nn.Module, recording: Recording, unread: Sequence[str]) -> str:
+    name = type(model).__name__
+    if (module := recording.broken()) is not None:
+        return (
+            f"{name} computes what is not a number: {module or 'the model itself'} is the first module to "
+            "put it out; check its weights and the batch"
+        )
+    seen = "; ".join(unread[:3]) or "no numbered siblings with modules inside ran"
+    return (
+        f"no residual stream was found in {name}: {seen}. Name the container of the blocks, or the blocks "
+        'by globs, as in blocks="encoder.layer" or blocks="stage*"; where sums are not seen between modules, '
+        'name the modules whose outputs are added, as in branches=("attn", "mlp"); sums with factors are '
+        "seen in float32 only, as model.float() has it"
+    )

@@ -1,0 +1,81 @@
+"""What is examined: a model, a batch, a loss, and how the model's residual stream runs."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from normlab.diagnosis.reading.structure import Structure, read_structure
+from normlab.diagnosis.reading.taps import activations, bare, call_model
+from normlab.errors import UserError
+
+Loss = Callable[[nn.Module, Any], Tensor]
+"""``loss(model, batch)``: a scalar with its graph."""
+
+
+def output_loss(model: nn.Module, batch: Any) -> Tensor:
+    """The loss that the model itself puts out, as Hugging Face's do when the batch holds labels.
+
+    Raises UserError with what to pass where there is none.
+    """
+    output = call_model(model, batch)
+    loss = output if isinstance(output, Tensor) else getattr(output, "loss", None)
+    if not isinstance(loss, Tensor) or loss.ndim:
+        raise UserError(
+            f"{type(model).__name__} puts out no loss: give a batch with labels, or a function "
+            "loss=lambda model, batch: … that returns a differentiable scalar"
+        )
+    return loss
+
+
+@dataclass(frozen=True)
+class Subject:
+    """A model in evaluation mode on one batch."""
+
+    model: nn.Module
+    batch: Any
+    loss_of: Loss
+    structure: Structure
+
+    @classmethod
+    def of(
+        cls,
+        model: nn.Module,
+        batch: Any,
+        loss: Loss | None = None,
+        *,
+        blocks: str | Sequence[str] = (),
+        branches: Sequence[str] = (),
+    ) -> Subject:
+        """Reads the structure; ``blocks`` and ``branches`` as for ``read_structure``."""
+        structure = read_structure(model, batch, blocks=blocks, branches=branches)
+        return cls(bare(model), batch, loss or output_loss, structure)
+
+    def loss(self) -> Tensor:
+        """The scalar loss with its graph, without dropout."""
+        with undisturbed(self.model):
+            return self.loss_of(self.model, self.batch)
+
+    def forward(self) -> Tensor:
+        """The first floating tensor of the model's output, with its graph, without dropout."""
+        with undisturbed(self.model):
+            return next(x for _, x in activations(call_model(self.model, self.batch)))
+
+
+@contextmanager
+def undisturbed(model: nn.Module) -> Iterator[None]:
+    """Within this block the model is in evaluation mode; modes and random state are as before afterwards."""
+    modes = [(module, module.training) for module in model.modules()]
+    devices = sorted({p.device.index for p in model.parameters() if p.device.type == "cuda"})
+    try:
+        with torch.random.fork_rng(devices=devices):
+            model.eval()
+            yield
+    finally:
+        for module, training in modes:
+            module.training = training

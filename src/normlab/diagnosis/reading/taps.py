@@ -1,0 +1,160 @@
+"""Where a tensor is seen in a forward pass, and how it is caught there without touching the model."""
+
+from __future__ import annotations
+
+from collections import Counter, defaultdict
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager, nullcontext
+from dataclasses import dataclass, fields, is_dataclass
+from typing import Any, Literal
+
+import torch
+from torch import Tensor, nn
+
+from normlab.errors import UserError
+
+Side = Literal["input", "output"]
+Place = tuple[int | str, ...]
+
+
+@dataclass(frozen=True)
+class Tap:
+    """One tensor that enters or leaves one call of a module.
+
+    ``place`` leads to it: the position or keyword of an argument, or the index, key or field of an output,
+    and onwards through what is nested; () is an output that is the tensor itself. ``call`` counts the calls
+    of the module in a forward pass, from 0.
+    """
+
+    module: str
+    side: Side
+    place: Place = ()
+    call: int = 0
+
+    def __str__(self) -> str:
+        where = "".join(f"[{key!r}]" for key in self.place)
+        return f"{self.module}.{self.side}{where}" + (f" of call {self.call}" if self.call else "")
+
+
+def leaves(value: Any, place: Place = ()) -> Iterator[tuple[Place, Tensor]]:
+    """Every tensor in tuples, lists, mappings and dataclasses, with the way to it."""
+    if isinstance(value, Tensor):
+        yield place, value
+    elif isinstance(value, Mapping):
+        for key, item in value.items():
+            yield from leaves(item, (*place, key))
+    elif isinstance(value, (tuple, list)):
+        for i, item in enumerate(value):
+            yield from leaves(item, (*place, i))
+    elif is_dataclass(value) and not isinstance(value, type):
+        for field in fields(value):
+            yield from leaves(getattr(value, field.name), (*place, field.name))
+
+
+def activations(value: Any) -> Iterator[tuple[Place, Tensor]]:
+    """The floating tensors `[..., D]` among them."""
+    return ((place, x) for place, x in leaves(value) if x.is_floating_point() and x.ndim > 1 and x.numel())
+
+
+def unwrapped(model: nn.Module) -> list[nn.Module]:
+    """The model, and what it holds where it is a wrapper of data parallelism or of ``torch.compile``; the
+    bare model last.
+    """
+    models = [model]
+    while True:
+        outer = models[-1]
+        if isinstance(outer, (nn.parallel.DistributedDataParallel, nn.DataParallel)):
+            models.append(outer.module)
+        elif isinstance(inner := getattr(outer, "_orig_mod", None), nn.Module):
+            models.append(inner)
+        else:
+            return models
+
+
+def bare(model: nn.Module) -> nn.Module:
+    """The model inside its wrappers, whose module paths are the ones that count."""
+    return unwrapped(model)[-1]
+
+
+def compiles(module: nn.Module) -> bool:
+    """Whether calls of the module run compiled code."""
+    return hasattr(module, "_orig_mod") or getattr(module, "_compiled_call_impl", None) is not None
+
+
+@contextmanager
+def watching(modules: Mapping[str, nn.Module], see: Callable[[str, Side, Any], None]) -> Iterator[None]:
+    """Within this block ``see(path, side, values)`` is told what enters and leaves each of the modules."""
+
+    def watch(path: str, module: nn.Module) -> Iterator[Any]:
+        def before(_: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+            see(path, "input", {**dict(enumerate(args)), **kwargs})
+
+        def after(_: nn.Module, __: tuple[Any, ...], output: Any) -> None:
+            see(path, "output", output)
+
+        yield module.register_forward_pre_hook(before, with_kwargs=True)
+        yield module.register_forward_hook(after)
+
+    handles: list[Any] = []
+    try:
+        for path, module in modules.items():
+            handles.extend(watch(path, module))
+        yield
+    finally:
+        for handle in handles:
+            handle.remove()
+
+
+@contextmanager
+def capture(model: nn.Module, taps: Iterable[Tap]) -> Iterator[dict[Tap, Tensor]]:
+    """Within this block the dictionary is filled with the tensors of one forward pass, graphs included.
+
+    Raises UserError for a module that the model does not have.
+    """
+    modules = dict(bare(model).named_modules())
+    wanted: dict[tuple[str, Side, int], list[Tap]] = defaultdict(list)
+    for tap in taps:
+        if tap.module not in modules:
+            raise UserError(f"the model has no module {tap.module!r}; read_structure gives taps that it has")
+        wanted[tap.module, tap.side, tap.call].append(tap)
+    calls: Counter[tuple[str, Side]] = Counter()
+    caught: dict[Tap, Tensor] = {}
+
+    def see(path: str, side: Side, values: Any) -> None:
+        here = wanted.get((path, side, calls[path, side]), ())
+        calls[path, side] += 1
+        for tap in here:
+            caught[tap] = at(values, tap.place)
+
+    with watching({path: modules[path] for path, _, _ in wanted}, see):
+        yield caught
+
+
+def at(values: Any, place: Place) -> Any:
+    """What the way ``place`` leads to."""
+    for key in place:
+        nested = isinstance(values, (Mapping, tuple, list))
+        values = values[key] if nested else getattr(values, str(key))
+    return values
+
+
+def call_model(model: nn.Module, batch: Any) -> Any:
+    """``model(**batch)``, ``model(*batch)`` or ``model(batch)``, by the kind of batch."""
+    if isinstance(batch, Mapping):
+        return model(**batch)
+    return model(*batch) if isinstance(batch, (tuple, list)) else model(batch)
+
+
+@contextmanager
+def evaluating(model: nn.Module) -> Iterator[None]:
+    """Within this block the model is in evaluation mode, without gradients and without compiled code."""
+    training = [module for module in model.modules() if module.training]
+    compiled = any(compiles(module) for module in model.modules())
+    eager = torch.compiler.set_stance("force_eager") if compiled else nullcontext()
+    try:
+        model.eval()
+        with torch.no_grad(), eager:
+            yield
+    finally:
+        for module in training:
+            module.training = True

@@ -1,0 +1,1 @@
+"""Configurations, runs and checkpoints of normlab as subjects of a diagnosis."""

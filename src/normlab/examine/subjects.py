@@ -1,0 +1,271 @@
+"""What is diagnosed: a configuration of ours at its start, a run at its checkpoints, or anybody's model."""
+
+from __future__ import annotations
+
+import inspect
+import re
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from functools import partial
+from importlib import import_module
+from pathlib import Path
+from typing import Any, Final
+
+import torch
+from torch import Tensor, nn
+
+from normlab.diagnosis import Diagnosis, diagnose, read_structure
+from normlab.diagnosis.probing.step import Make
+from normlab.diagnosis.programme import SMALL_TOKENS
+from normlab.errors import UserError
+from normlab.optim import ScheduleState, build_optimiser, schedule_factor
+from normlab.recipes.grammar import describe
+from normlab.spec.config import Config, OptimConfig
+from normlab.spec.units import rate
+from normlab.store.folder import RunFolder
+from normlab.store.sealed import standing
+from normlab.tasks.registry import TASKS
+from normlab.tasks.task import Task
+from normlab.training.checkpoint import has_checkpoint, load_checkpoint
+from normlab.training.devices import prepare_process
+from normlab.training.progress import made_of
+from normlab.training.weights import checkpoint_of
+
+MINI_BATCHES: Final = 4
+FIRST: Final = 0
+"""The batch of training that is looked at."""
+
+
+@dataclass(frozen=True)
+class Case:
+    """All that a diagnosis needs, and what it is called."""
+
+    title: str
+    model: nn.Module
+    batch: Any
+    loss: Callable[[nn.Module, Any], Tensor] | None = None
+    lr: float | None = None
+    """Of an Adam, where there is no optimiser."""
+    optimiser: torch.optim.Optimizer | Make | None = None
+    batches: Sequence[Any] = ()
+    facts: Mapping[str, str] = field(default_factory=dict)
+
+    def diagnosed(
+        self, preset: str, *, blocks: Sequence[str] = (), branches: Sequence[str] = ()
+    ) -> Diagnosis:
+        """Raises UserError with what to do for what cannot be diagnosed, see ``diagnosis.diagnose``."""
+        named = bool(blocks or branches)
+        return diagnose(
+            self.model,
+            self.batch,
+            loss=self.loss,
+            lr=self.lr,
+            optimiser=self.optimiser,
+            preset=preset,
+            batches=self.batches,
+            structure=read_structure(self.model, self.batch, blocks=blocks, branches=branches)
+            if named
+            else None,
+        )
+
+
+class Fed(dict[str, Any]):
+    """What a task's loss gives the model by name, and the micro-batch that it takes it from."""
+
+    def __init__(self, micro: Any, given: Mapping[str, Any]) -> None:
+        super().__init__(given)
+        self.micro = micro
+
+
+def of_config(config: Config, root: Path, *, tokens: int) -> Case:
+    """A resolved configuration at its start, on ``tokens`` positions of its training text, in float32.
+
+    Text is prepared under ``root``. Raises UserError for a configuration that cannot be trained.
+    """
+    task, small = _tasks(config, root, tokens)
+    model = task.build()
+    facts = {"recipe": describe(config)}
+    if warm := config.optim.warmup_steps:
+        facts["warm-up"] = f"{warm:,} steps to this rate"
+    return _case(_title(config), (task, small), model, facts)
+
+
+def of_run(folder: RunFolder, checkpoint: str | int, *, tokens: int) -> Case:
+    """A run at its checkpoint ``last``, ``best`` or ``average``, or at a step whose weights were kept, on the
+    first batch of its training text.
+
+    At the last checkpoint a step is the run's next one, with its optimiser's moments and at its learning
+    rate; the others keep no moments, so that their optimiser begins. Raises FileNotFoundError for a run that
+    has no such checkpoint.
+    """
+    path = standing(checkpoint_of(folder, checkpoint))
+    config = folder.config()
+    task, small = _tasks(config, folder.path.parent, tokens)
+    model = task.build()
+    begun = build_optimiser(model.parameters(), config.optim)
+    amid = (path / "optimiser.safetensors").exists()
+    made = made_of(load_checkpoint(path, model, begun if amid else None, run=folder.id()), path)
+    step = made.step
+    course = ScheduleState(config.optim, config.train.steps, made.val_decay.decays)
+    lr = config.optim.lr * schedule_factor(step + 1, course)
+    named = f"step {step:,}" if isinstance(checkpoint, int) else f"{checkpoint}, step {step:,}"
+    facts = {
+        "run": folder.path.name,
+        "checkpoint": named,
+        "recipe": describe(config),
+    }
+    if not lr:
+        facts["learning rate"] = f"0 by now, so its peak {rate(config.optim.lr)} is looked at"
+    which = named if isinstance(checkpoint, int) else f"{checkpoint} checkpoint"
+    case = _case(f"{_title(config)}, {which}", (task, small), model, facts)
+    lr = lr or config.optim.lr
+    return replace(case, optimiser=_at(begun, lr) if amid else partial(_make, optim=config.optim, lr=lr))
+
+
+def _title(config: Config) -> str:
+    layers = [str(n) for n in (config.model.encoder_layers, config.model.decoder_layers) if n]
+    return f"{config.recipe}, {'+'.join(layers)} layers of width {config.model.dim}"
+
+
+def checkpoints(folder: RunFolder) -> list[str]:
+    """``last``, and ``best`` where that is of another step; of these what there is, or else ``last``."""
+    status = folder.status()
+    found = [name for name in ("last", "best") if has_checkpoint(getattr(folder, name))]
+    wanted = found[:1] if status.step == status.best_step else found
+    return wanted or ["last"]
+
+
+def of_names(model: str, batch: str, loss: str = "", *, lr: float | None = None) -> Case:
+    """Anybody's model: ``package.module:function`` for a function that returns it, one that returns its batch
+    and, where the model's output holds no loss, ``loss(model, batch)``.
+
+    Names may also be those of a module or a batch itself. They are found as ``import`` finds them, and in the
+    current directory. Raises UserError with what to type for what cannot be imported.
+    """
+    built = _made(model, "--model", nn.Module)
+    if not isinstance(built, nn.Module):
+        raise UserError(
+            f"--model {model} gives {_kind(built)}, not a torch.nn.Module; name a function that returns one"
+        )
+    given = _made(batch, "--batch", (Tensor, dict, tuple, list))
+    return Case(
+        title=type(built).__name__,
+        model=built,
+        batch=given,
+        loss=_named(loss, "--loss") if loss else None,
+        lr=lr,
+        facts={"model from": model, "batch from": batch},
+    )
+
+
+def _tasks(config: Config, root: Path, tokens: int) -> tuple[Task[Any, Any, Any], Task[Any, Any, Any]]:
+    """The task with batches of ``tokens`` positions, and with small ones."""
+    kind = TASKS[config.task]
+    kind.check(config)
+    device = prepare_process(config.machine)
+    data, corpus = kind.prepare(config.data, root / "data")
+    sized = [
+        replace(config, data=data, train=replace(config.train, max_tokens=size, precision="fp32"))
+        for size in (tokens, min(tokens, SMALL_TOKENS))
+    ]
+    large, small = (kind(one, corpus, device) for one in sized)
+    return large, small
+
+
+def _case(
+    title: str,
+    tasks: tuple[Task[Any, Any, Any], Task[Any, Any, Any]],
+    model: nn.Module,
+    facts: Mapping[str, str],
+) -> Case:
+    task, small = tasks
+
+    def loss(model: nn.Module, fed: Fed) -> Tensor:
+        return task.loss(model, fed.micro).loss / fed.micro.tokens
+
+    micro = task.batch(FIRST)
+    return Case(
+        title=title,
+        model=model,
+        batch=_fed(task, model, micro),
+        loss=loss,
+        optimiser=partial(_make, optim=task.config.optim, lr=task.config.optim.lr),
+        batches=[_fed(small, model, small.batch(i)) for i in range(MINI_BATCHES)],
+        facts=dict(facts) | {"tokens": f"{micro.tokens:,} predicted in {micro.positions:,} positions"},
+    )
+
+
+def _make(parameters: list[nn.Parameter], *, optim: OptimConfig, lr: float) -> torch.optim.Optimizer:
+    return _at(build_optimiser(parameters, optim), lr)
+
+
+def _at(optimiser: torch.optim.Optimizer, lr: float) -> torch.optim.Optimizer:
+    for group in optimiser.param_groups:
+        group["lr"].fill_(lr)
+    return optimiser
+
+
+def _fed(task: Task[Any, Any, Any], model: nn.Module, micro: Any) -> Fed:
+    """Watches the loss call the model. Raises UserError where it does not call the model itself."""
+    calls: list[Mapping[str, Any]] = []
+
+    def see(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        calls.append(inspect.signature(module.forward).bind(*args, **kwargs).arguments)
+
+    hook = model.register_forward_pre_hook(see, with_kwargs=True)
+    try:
+        with torch.no_grad():
+            task.loss(model, micro)
+    finally:
+        hook.remove()
+    if not calls:
+        raise UserError(
+            f"the loss of the task {task.name} does not call the model as a whole; diagnose the model from "
+            "Python: normlab.diagnose(model, batch, loss=…)"
+        )
+    return Fed(micro, calls[0])
+
+
+def _made(name: str, flag: str, kind: Any) -> Any:
+    """What a name stands for: the thing itself, or what a function of that name returns."""
+    found = _named(name, flag)
+    if isinstance(found, kind):
+        return found
+    if not callable(found):
+        return found
+    try:
+        return found()
+    except Exception as error:
+        raise UserError(
+            f"{flag} {name} was called without arguments and raised {type(error).__name__}: {error}"
+        ) from error
+
+
+def _named(name: str, flag: str) -> Any:
+    example = f"{flag} my_package.my_module:{flag.strip('-')}"
+    module, colon, attribute = name.partition(":")
+    if not colon or not re.fullmatch(r"[\w.]+", module) or not attribute:
+        raise UserError(f"{flag} {name!r} is not a module and a name in it; type them as in {example}")
+    if str(Path.cwd()) not in sys.path:
+        sys.path.insert(0, str(Path.cwd()))
+    try:
+        found: Any = import_module(module)
+    except Exception as error:
+        where = f"; it is looked for in {Path.cwd()} and among what is installed"
+        missing = where if isinstance(error, ModuleNotFoundError) else ""
+        raise UserError(
+            f"{flag}: cannot import {module!r}: {type(error).__name__}: {error}{missing}"
+        ) from error
+    for part in attribute.split("."):
+        if not hasattr(found, part):
+            there = [n for n, value in vars(found).items() if callable(value) and not n.startswith("_")]
+            raise UserError(
+                f"{flag}: {module!r} has no {attribute!r}; it has {', '.join(there) or 'nothing'}"
+            )
+        found = getattr(found, part)
+    return found
+
+
+def _kind(value: Any) -> str:
+    return f"the class {value.__name__}" if isinstance(value, type) else f"a {type(value).__name__}"

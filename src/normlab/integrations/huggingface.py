@@ -1,0 +1,78 @@
+"""Probes in a training by Hugging Face's ``Trainer``."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from torch import nn
+
+from normlab.diagnosis import Probe, Structure
+from normlab.integrations.watch import Emit, Watch
+
+try:
+    from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments
+except ImportError as error:
+    raise ImportError(
+        "normlab.integrations.huggingface needs transformers and accelerate; type: pip install 'normlab[hf]'"
+    ) from error
+
+
+class Probes(TrainerCallback):
+    """``Trainer(..., callbacks=[Probes("standard")])``: one step in ``every_steps`` is observed, and becomes
+    rows of step, module, probe and value, a JSON line each in ``out``, or calls of ``emit``.
+
+    ``probes`` is a preset (``cheap``, ``standard``, ``full``: see ``normlab.diagnosis.presets``) or a list of
+    ``normlab.diagnosis.Probe``. For a model whose blocks are not found, give the ``structure`` that
+    ``read_structure(model, batch, blocks=…)`` finds. Losses and weights are bit-identical with and without.
+
+    Steps count from 0, as those that are done before. Weights and gradients are those that the optimiser is
+    given, gradients after clipping; each micro-batch of an accumulated step gives rows of its own. A training
+    that goes on from a checkpoint replaces the rows from there on. Where a step raises, ``close()`` takes the
+    hooks off; so does the next ``train()``.
+
+    Raises UserError for a preset that there is not, and at the first step for a model that cannot be read.
+    """
+
+    def __init__(
+        self,
+        probes: str | Sequence[Probe] = "standard",
+        *,
+        out: str | Path = "probes.jsonl",
+        every_steps: int = 50,
+        emit: Emit | None = None,
+        structure: Structure | None = None,
+    ) -> None:
+        self.watch = Watch(probes, out=out, every_steps=every_steps, emit=emit, structure=structure)
+
+    def on_train_begin(
+        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any
+    ) -> None:
+        self.watch.start(state.global_step)
+
+    def on_step_begin(
+        self,
+        args: TrainingArguments,
+        state: TrainerState,
+        control: TrainerControl,
+        model: nn.Module | None = None,
+        **_: Any,
+    ) -> None:
+        if model is not None:
+            # the trainer runs a compiled wrapper and shows callbacks what is inside
+            self.watch.begin(model, state.global_step, compiled=bool(args.torch_compile))
+
+    def on_pre_optimizer_step(
+        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any
+    ) -> None:
+        self.watch.end()
+
+    def on_train_end(
+        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any
+    ) -> None:
+        self.watch.end()
+
+    def close(self) -> None:
+        """Write what was measured, and leave no hook."""
+        self.watch.end()

@@ -1,0 +1,68 @@
+"""Probes in a training by Lightning's ``Trainer``."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from normlab.diagnosis import Probe, Structure
+from normlab.integrations.watch import Emit, Watch
+
+try:
+    from lightning.pytorch import Callback, LightningModule, Trainer
+except ImportError as error:
+    raise ImportError(
+        "normlab.integrations.lightning needs lightning; type: pip install 'normlab[lightning]'"
+    ) from error
+
+
+class Probes(Callback):
+    """``Trainer(..., callbacks=[Probes("standard")])``: one step in ``every_steps`` is observed, and becomes
+    rows of step, module, probe and value, a JSON line each in ``out``, or calls of ``emit``.
+
+    ``probes`` is a preset (``cheap``, ``standard``, ``full``: see ``normlab.diagnosis.presets``) or a list of
+    ``normlab.diagnosis.Probe``, whose globs are of paths in the LightningModule. For a model whose blocks are
+    not found, give the ``structure`` that ``read_structure(module, batch, blocks=…)`` finds. Losses and
+    weights are bit-identical with and without.
+
+    Steps are ``trainer.global_step`` before they are done. Weights and gradients are those of the first
+    optimiser that steps, gradients before clipping; each micro-batch of an accumulated step gives rows of its
+    own, and validation gives none. A training that goes on from a checkpoint replaces the rows from there on.
+
+    Raises UserError for a preset that there is not, and at the first step for a model that cannot be read.
+    """
+
+    def __init__(
+        self,
+        probes: str | Sequence[Probe] = "standard",
+        *,
+        out: str | Path = "probes.jsonl",
+        every_steps: int = 50,
+        emit: Emit | None = None,
+        structure: Structure | None = None,
+    ) -> None:
+        self.watch = Watch(probes, out=out, every_steps=every_steps, emit=emit, structure=structure)
+
+    def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        self.watch.start(trainer.global_step)
+
+    def on_train_batch_start(
+        self, trainer: Trainer, pl_module: LightningModule, batch: Any, batch_idx: int
+    ) -> None:
+        # under data parallelism the trainer sends training_step through a call of the module
+        wrapped = trainer.strategy.model is not pl_module
+        compiled = getattr(pl_module, "_compiler_ctx", None) is not None
+        self.watch.begin(pl_module, trainer.global_step, compiled=compiled, own_calls=int(wrapped))
+
+    def on_before_optimizer_step(self, trainer: Trainer, pl_module: LightningModule, optimizer: Any) -> None:
+        self.watch.end()
+
+    def on_validation_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        self.watch.end()
+
+    def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        self.watch.end()
+
+    def on_exception(self, trainer: Trainer, pl_module: LightningModule, exception: BaseException) -> None:
+        self.watch.end()

@@ -1,0 +1,1 @@
+"""Many runs: a queue of configurations on this machine's cores."""

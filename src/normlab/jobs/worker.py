@@ -1,0 +1,61 @@
+"""The queue's child process: one configuration a line in, ``done`` or a reason a line out."""
+
+from __future__ import annotations
+
+import os
+import sys
+import time
+import traceback
+from pathlib import Path
+
+from normlab.errors import UserError
+from normlab.recipes.plugins import load_plugins
+from normlab.spec.config import Config, run_id
+from normlab.spec.serialise import from_json
+from normlab.store.folder import RunBusyError, RunFolder
+from normlab.training.train import train
+
+_BUSY_SECONDS = 2.0
+
+
+def main() -> int:
+    """Serve until standard input closes or Ctrl-C; the exit code."""
+    try:
+        load_plugins()
+        _serve()
+    except KeyboardInterrupt:
+        return 130
+    return 0
+
+
+def _serve() -> None:
+    """Train what standard input asks for. What a run prints goes to its own log."""
+    root = Path(sys.argv[1])
+    answers = os.fdopen(os.dup(1), "w", buffering=1)
+    for line in sys.stdin:
+        config = from_json(Config, line)
+        log = RunFolder(root / run_id(config)).log
+        log.parent.mkdir(parents=True, exist_ok=True)
+        with log.open("a", buffering=1, encoding="utf-8") as file:
+            os.dup2(file.fileno(), 1)
+            os.dup2(file.fileno(), 2)
+        print(_answer(config, root), file=answers)
+
+
+def _answer(config: Config, root: Path) -> str:
+    """``done`` or why not, in one line. A run that another process is in is waited for."""
+    while True:
+        try:
+            train(config, root)
+        except RunBusyError:
+            time.sleep(_BUSY_SECONDS)
+        except Exception as error:
+            traceback.print_exc()
+            kind = "" if isinstance(error, UserError) else f"{type(error).__name__}: "
+            return " ".join(f"{kind}{error}".split())
+        else:
+            return "done"
+
+
+if __name__ == "__main__":
+    sys.exit(main())

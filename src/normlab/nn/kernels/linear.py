@@ -1,0 +1,131 @@
+"""Matrix products of linear layers, on the CPU by oneDNN where torch would call another library."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from functools import cache
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.autograd.function import once_differentiable
+
+from normlab.nn.kernels import ops
+
+
+class Linear(nn.Linear):
+    """``nn.Linear`` by ``linear``: the same parameters, start and names."""
+
+    def forward(self, input: Tensor) -> Tensor:  # noqa: A002 - the name of nn.Linear's argument
+        return linear(input, self.weight, self.bias)
+
+
+def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
+    r""":math:`x W^\top + b` for x `[..., in]`, W `[out, in]` and b `[out]`, under autocast in its type.
+
+    On the CPU oneDNN multiplies (docs/speed.md); where its operator is missing or does not do what it
+    should, and for small products, ``F.linear`` does.
+    """
+    cast = torch.is_autocast_enabled("cpu")
+    dtype = torch.get_autocast_dtype("cpu") if cast else x.dtype
+    large = x.numel() * weight.shape[0] >= _LEAST_PRODUCTS
+    fitting = weight.dtype == torch.float32 and (cast or x.dtype == weight.dtype)
+    if ops.plain(x) or not (large and fitting and _multiplies(dtype)):
+        return F.linear(x, weight, bias)
+    if torch.is_grad_enabled():
+        return _Linear.apply(x, weight, bias, dtype)
+    kept_bias = None if bias is None else _kept(bias, dtype)
+    flat = _product(x.flatten(0, -2).to(dtype), _kept(weight, dtype), kept_bias)
+    return flat.view(*x.shape[:-1], -1)
+
+
+_copies: dict[nn.Parameter, Tensor] | None = None
+
+
+@contextmanager
+def kept_copies() -> Iterator[None]:
+    """Within this block, where weights must not change, autocast casts each but once if nothing is
+    differentiated.
+
+    In all threads of the process.
+    """
+    global _copies
+    before, _copies = _copies, dict[nn.Parameter, Tensor]()
+    try:
+        yield
+    finally:
+        _copies = before
+
+
+def _kept(parameter: Tensor, dtype: torch.dtype) -> Tensor:
+    if parameter.dtype == dtype:
+        return parameter
+    if _copies is None or not isinstance(parameter, nn.Parameter):
+        return parameter.to(dtype)
+    if parameter not in _copies:
+        _copies[parameter] = parameter.to(dtype)
+    return _copies[parameter]
+
+
+_LEAST_PRODUCTS = 2**20
+"""Multiplications below which the operator costs more to call than it saves."""
+
+
+def _product(a: Tensor, b: Tensor, bias: Tensor | None = None) -> Tensor:
+    r""":math:`a b^\top + bias` of `[m, k]`, `[n, k]` and `[n]`, all of one type and any strides."""
+    return torch.ops.mkldnn._linear_pointwise(a, b, bias, "none", [], "")
+
+
+@cache
+def _multiplies(dtype: torch.dtype) -> bool:
+    """Whether torch has the operator, which is private, and it multiplies matrices of this type.
+
+    A type that the processor does not multiply itself is left to torch.
+    """
+    if dtype not in (torch.float32, torch.bfloat16):
+        return False
+    try:
+        if dtype == torch.bfloat16 and not torch.ops.mkldnn._is_mkldnn_bf16_supported():
+            return False
+        with torch.no_grad():
+            a, b, bias = ((torch.arange(n) % 7 - 3.0).to(dtype) for n in (5 * 6, 6 * 4, 4))
+            a, b = a.view(6, 5).t()[:, :6], b.view(6, 4).t()
+            expected = F.linear(a.float(), b.float(), bias.float())
+            found = _product(a, b, bias)
+            return found.dtype == dtype and torch.equal(found.float(), expected)
+    except (AttributeError, RuntimeError):
+        return False
+
+
+class _Linear(torch.autograd.Function):
+    """Weights are given and their gradients returned in their own type; products are of ``dtype``."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor | None, dtype: torch.dtype) -> Tensor:  # pyrefly: ignore[bad-override]
+        rows = x.reshape(-1, x.shape[-1]).to(dtype)
+        w = weight.to(dtype)
+        ctx.save_for_backward(rows, w)
+        ctx.x_shape, ctx.x_dtype = x.shape, x.dtype
+        y = _product(rows, w, None if bias is None else bias.to(dtype))
+        return y.view(*x.shape[:-1], -1)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:  # pyrefly: ignore[bad-override]
+        rows, w = ctx.saved_tensors
+        grad = grad.reshape(-1, grad.shape[-1])
+        dx = dw = db = None
+        if ctx.needs_input_grad[0]:
+            dx = _times(grad, w).to(ctx.x_dtype).view(ctx.x_shape)
+        if ctx.needs_input_grad[1]:
+            dw = _times(grad.t(), rows).float()
+        if ctx.needs_input_grad[2]:
+            db = grad.sum(0).float()
+        return dx, dw, db, None
+
+
+def _times(a: Tensor, b: Tensor) -> Tensor:
+    """a `[m, k]` times b `[k, n]`; torch itself multiplies bf16 by oneDNN, and without a copy."""
+    return _product(a, b.t()) if a.dtype == torch.float32 else a @ b

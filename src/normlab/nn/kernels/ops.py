@@ -1,0 +1,108 @@
+"""Operations with a fast path; ``reference()`` switches all of them to plain, twice differentiable code."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from normlab.errors import UserError
+
+# A plain global: torch.compile guards on it, refuses a ContextVar, and reads a threading.local once for all.
+_reference = False
+
+
+@contextmanager
+def reference() -> Iterator[None]:
+    """Within this block every operation takes its plain path: exportable, twice differentiable, vmap-able.
+
+    In all threads of the process.
+    """
+    global _reference
+    before, _reference = _reference, True
+    try:
+        yield
+    finally:
+        _reference = before
+
+
+def plain(x: Tensor) -> bool:
+    """Whether x takes the plain path: in ``reference()``, for a compiler, on any device but the CPU."""
+    return _reference or torch.compiler.is_compiling() or x.device.type != "cpu"
+
+
+def dropout(x: Tensor, p: float) -> Tensor:
+    """Zero each element with probability p and scale the others by 1 / (1 - p), any shape.
+
+    Srivastava et al. 2014. On the CPU the mask is cut from wide random integers, four 16-bit draws in one,
+    which rounds p to a multiple of 2**-16; a compiler makes its own mask.
+    """
+    if plain(x):
+        return F.dropout(x, p)
+    wide = torch.empty((x.numel() + 3) // 4, dtype=torch.int64).random_(-(2**63), None)
+    draws = wide.view(torch.int16)[: x.numel()].view(x.shape)
+    least, scale = round(p * 2**16) - 2**15, 1 / (1 - p)
+    if x.dtype.itemsize == draws.dtype.itemsize:
+        # The draws become the bits of 0 and of the scale where they lie: a third of the memory moved.
+        bits = torch.tensor(scale, dtype=x.dtype).view(torch.int16)
+        return x * draws.ge_(least).mul_(bits).view(x.dtype)
+    return x * (draws >= least).to(x.dtype).mul_(scale)
+
+
+_PLAIN_ATTENTION_SCORES = 2**18
+"""Queries x keys up to which attention on the CPU is trained without the fused kernel."""
+_FEW_QUERIES = 32
+"""Queries, of the beams of a search, up to which it is computed without it."""
+
+
+def attention(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    *,
+    mask: Tensor | None,
+    causal: bool,
+    p: float,
+    scale: float | None = None,
+) -> Tensor:
+    r""":math:`\mathrm{softmax}(s \, qk^\top)v` for q `[B, H, T, w]`, k and v `[B, G, S, w]`, with dropout p
+    on the weights; s is :math:`1/\sqrt{w}` unless ``scale`` is given, and G divides H.
+
+    ``mask`` is True where a query may look, and broadcasts to `[B, H, T, S]`. On the CPU the fused kernel's
+    bf16 backward is several times slower than plain matrix products at the lengths of sentences
+    (docs/lab-book.md), so training takes these. So does a step of a search, whose few queries stand on the
+    right of their product: on the left they make it up to three times slower (docs/speed.md).
+    """
+    if k.shape[1] != q.shape[1]:
+        k, v = (t.repeat_interleave(q.shape[1] // k.shape[1], dim=1) for t in (k, v))
+    trained = torch.is_grad_enabled() and q.shape[-2] * k.shape[-2] <= _PLAIN_ATTENTION_SCORES
+    searched = not torch.is_grad_enabled() and q.shape[-2] <= _FEW_QUERIES and not plain(q)
+    if _reference or (q.device.type == "cpu" and (trained or searched)):
+        q = q * (q.shape[-1] ** -0.5 if scale is None else scale)
+        scores = (k @ q.transpose(-1, -2)).transpose(-1, -2) if searched else q @ k.transpose(-1, -2)
+        if causal:
+            mask = torch.ones(scores.shape[-2:], dtype=torch.bool, device=q.device).tril()
+        if mask is not None:
+            scores = scores.masked_fill(~mask, float("-inf"))
+        weights = torch.softmax(scores, dim=-1)
+        return (dropout(weights, p) if p else weights) @ v
+    return F.scaled_dot_product_attention(q, k, v, attn_mask=mask, dropout_p=p, is_causal=causal, scale=scale)
+
+
+class Dropout(nn.Module):
+    """``dropout`` in training, nothing in evaluation."""
+
+    def __init__(self, p: float) -> None:
+        super().__init__()
+        if not 0 <= p < 1:
+            raise UserError(f"a dropout probability is at least 0 and below 1, got {p}")
+        self.p = p
+
+    def forward(self, x: Tensor) -> Tensor:
+        return dropout(x, self.p) if self.training and self.p else x
+
+    def extra_repr(self) -> str:
+        return f"p={self.p}"

@@ -1,0 +1,96 @@
+"""What a recipe resolves to, in full: equations, starts, sources, sizes."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterator
+
+from normlab.nn import Branch, Placement, Sublayer, TokenModel
+from normlab.recipes.grammar import (
+    AXES,
+    PLACEMENT,
+    WARM_UP,
+    Axis,
+    by_stack,
+    describe,
+    not_plain,
+    paragraphs,
+    unfilled,
+    uses_norm,
+)
+from normlab.spec.config import Config
+from normlab.spec.tex import readable
+
+
+def explain(config: Config) -> dict[str, str]:
+    """Label to text: every choice that is not a plain one with its equation, start and source; what the
+    placement does to the start of each matrix; the number of parameters.
+    """
+    model = unfilled(config.model, config.data.vocab_size)
+    said = {"in short": describe(config)}
+    plain: list[str] = []
+    for axis in (PLACEMENT, *AXES):
+        chosen = by_stack(axis, config) if axis is PLACEMENT else not_plain(axis, config)
+        if axis.name == "norm" and not uses_norm(config.model):
+            said["norm"] = "none is used"
+        elif chosen:
+            said |= {f"{axis.name} {stack}".strip(): _part(axis, name) for stack, name in chosen.items()}
+        else:
+            plain.append(axis.form.format(axis.plain))
+    steps = config.optim.warmup_steps
+    said["warm-up"] = f"{steps} steps: {_text(WARM_UP['warmup'])}" if steps else "none"
+    said["otherwise"] = ", ".join(plain)
+    said["start"] = "; ".join(_start(model))
+    said["parameters"] = _parameters(config, model)
+    if config.forced:
+        said["forced"] = config.forced
+    return said
+
+
+def _part(axis: Axis, name: str) -> str:
+    claim = ""
+    if axis is PLACEMENT and Placement.registry[name].deep:
+        claim = " Its source claims that very deep models train with it."
+    return f"{name}: {_text(axis.names[name])}{claim}"
+
+
+def _text(source: object) -> str:
+    return readable(" ".join(paragraphs(source)))
+
+
+def _start(model: TokenModel) -> Iterator[str]:
+    """Factors on the scheme's standard deviations, by stack, and whether data take part."""
+    sublayers = [module for module in model.modules() if isinstance(module, Sublayer)]
+    factors: dict[tuple[str, float], dict[str, None]] = defaultdict(dict)
+    for sublayer in sublayers:
+        if isinstance(sublayer.f, Branch):
+            for matrix in sublayer.f.matrices():
+                factors[sublayer.site.stack, sublayer.place.gain(sublayer.site, matrix)][matrix] = None
+    scaled = [
+        f"{stack} {', '.join(matrices)} × {factor:.3g}"
+        for (stack, factor), matrices in factors.items()
+        if factor != 1
+    ]
+    yield from scaled or ["every matrix as the scheme fills it"]
+    embeddings = min(s.place.embedding_gain(s.site) for s in sublayers)
+    classifier = min(s.place.classifier_gain(s.site) for s in sublayers)
+    if embeddings != 1:
+        yield f"embeddings × {embeddings:.3g}"
+    if classifier != 1:
+        yield f"classifier × {classifier:.3g}"
+    if any(s.place.profiled for s in sublayers):
+        yield "profiled on one batch before the first step"
+
+
+def _parameters(config: Config, model: TokenModel) -> str:
+    size, vocab = config.model, config.data.vocab_size
+    total = sum(p.numel() for p in model.parameters())
+    embedding = sum(p.numel() for p in model.embedding.parameters())
+    heads = f"{size.heads} heads"
+    if size.kv_heads:
+        heads += f" ({size.kv_heads} of keys and values)"
+    return (
+        f"{total:,}, of which {embedding:,} embed a vocabulary of {vocab:,}; "
+        f"{size.encoder_layers}+{size.decoder_layers} layers, width {size.dim}, "
+        f"feed-forward {size.ffn_dim}, {heads}"
+    )

@@ -1,0 +1,377 @@
+"""Recipe names: ``pre+fixnorm+scalenorm``, ``post+warmup``, ``enc:post/dec:pre+rmsnorm``."""
+
+from __future__ import annotations
+
+import inspect
+import re
+from collections import Counter
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+
+from normlab.errors import UserError
+from normlab.init import SCHEMES
+from normlab.nn import (
+    BIASES,
+    HEAD_GAINS,
+    INNER_NORMS,
+    Activation,
+    Decoder,
+    Embedding,
+    Encoder,
+    Norm,
+    Placement,
+    Positions,
+    QueryKeyNorm,
+    Seq2Seq,
+    TokenModel,
+)
+from normlab.nn.registry import nearest
+from normlab.optim import OPTIMISERS, SCHEDULES, warmup
+from normlab.optim.schedule import check_schedule
+from normlab.recipes.plugins import HINT, code_digest
+from normlab.spec.config import Config, ModelConfig
+
+CITATION = re.compile(
+    r"[A-Z][\w'-]+(?: and [A-Z][\w'-]+| et al\.)? \d{4}[^()]*\((?:arXiv [\d.]+|[A-Z]{3,} \d{4})\)"
+)
+"""``Wang et al. 2022, Figure 2 (arXiv 2203.00555)``, or a conference and its year in the brackets; an older
+source may stand before one on arXiv."""
+
+DEFAULTS = Config()
+KINDS: Mapping[tuple[bool, bool], type[TokenModel]] = {
+    (True, True): Seq2Seq,
+    (True, False): Encoder,
+    (False, True): Decoder,
+}
+"""Whether there is an encoder and a decoder, to the model that has these."""
+
+
+@dataclass(frozen=True)
+class Axis:
+    """One choice that a recipe makes: its names, and the field of ``Config`` that holds the chosen one."""
+
+    name: str
+    names: Mapping[str, object]
+    section: str
+    field: str
+    keeps: bool = False
+    """Whether a recipe that names none keeps the base's choice, or goes back to the default."""
+    always_said: bool = False
+    """Whether it is named even where it is the plain one."""
+    form: str = "{}"
+    """How ``describe`` names it."""
+
+    def of(self, config: Config) -> str:
+        """The name that the configuration holds; empty where it is left to the placements."""
+        return str(getattr(getattr(config, self.section), self.field))
+
+    @property
+    def of_branch(self) -> bool:
+        """Whether a placement chooses where the recipe does not."""
+        return not self.of(DEFAULTS)
+
+    @property
+    def plain(self) -> str:
+        """What a model has of which nothing is said."""
+        return str(getattr(Placement, self.field)) if self.of_branch else self.of(DEFAULTS)
+
+
+PLACEMENT = Axis("placement", Placement.registry, "model", "encoder_placement")
+AXES = (
+    Axis("norm", Norm.registry, "model", "norm", always_said=True),
+    Axis("embedding", Embedding.registry, "model", "embedding", form="{} embedding"),
+    Axis("scheme", SCHEMES, "model", "scheme", always_said=True),
+    Axis("positions", Positions.registry, "model", "positions", keeps=True),
+    Axis("activation", Activation.registry, "model", "activation", keeps=True),
+    Axis("query-key norm", QueryKeyNorm.registry, "model", "qk_norm"),
+    Axis("bias", BIASES, "model", "bias"),
+    Axis("inner norm", INNER_NORMS, "model", "inner_norm"),
+    Axis("head gain", HEAD_GAINS, "model", "head_gain"),
+    Axis("optimiser", OPTIMISERS, "optim", "optimiser", keeps=True),
+    Axis("schedule", SCHEDULES, "optim", "schedule", keeps=True, always_said=True),
+)
+"""What may follow the placement, at most one name of each."""
+WARM_UP: Mapping[str, object] = {"warmup": warmup}
+"""The recipe part that switches on the warm-up of ``optim.warmup_steps``."""
+
+
+@dataclass(frozen=True)
+class Part:
+    """One name that a recipe may contain."""
+
+    axis: str
+    name: str
+    source: object
+    """The class or function whose docstring holds the equation; see ``summary``."""
+
+
+def parts() -> list[Part]:
+    """Everything registered, axis by axis. Raises UserError for a name that two axes have."""
+    axes = {axis.name: axis.names for axis in (PLACEMENT, *AXES)} | {"warm-up": WARM_UP}
+    found = [Part(axis, name, source) for axis, names in axes.items() for name, source in names.items()]
+    for name, number in Counter(part.name for part in found).items():
+        if number > 1:
+            homes = " and a ".join(part.axis for part in found if part.name == name)
+            raise UserError(f"{name!r} is the name of a {homes}; a recipe could mean either, rename one")
+    return found
+
+
+def listed() -> list[Part]:
+    """``parts`` and, after the placements, their composition."""
+    found = parts()
+    return [
+        *found[: len(PLACEMENT.names)],
+        Part(PLACEMENT.name, "enc:A/dec:B", _placements),
+        *found[len(PLACEMENT.names) :],
+    ]
+
+
+def summary(part: Part) -> tuple[str, str]:
+    """Equation and source of a part: the first paragraph of its docstring, and the citation after it.
+
+    A citation reads ``Author YEAR, Section (arXiv id)``; a part that has none gives an empty one.
+    """
+    equation, rest = paragraphs(part.source)
+    citation = CITATION.search(rest)
+    return equation.rstrip("."), citation.group() if citation else ""
+
+
+def paragraphs(source: object) -> tuple[str, str]:
+    """The first paragraph of a docstring of its own, and everything after it, without line breaks."""
+    first, _, rest = inspect.cleandoc(source.__doc__ or "").partition("\n\n")
+    return " ".join(first.split()), " ".join(rest.split())
+
+
+def resolve(name: str, base: Config, *, force: bool = False) -> Config:
+    """The base configuration with a recipe's choices.
+
+    A recipe is a placement (or ``enc:A/dec:B``) and then, joined by ``+``, at most one name from each axis,
+    and ``warmup``. What it does not name: norm, embedding and scheme are the default ones, query-key norm,
+    bias, inner norm and head gain what the placement's source says; positions, activation, optimiser and
+    schedule stay the base's. Without ``warmup`` there are no warm-up steps.
+
+    Raises UserError with the allowed names, or with the reason why a choice is not defined with another;
+    ``force`` overrides that one, and the configuration's ``forced`` then holds the reason.
+    """
+    recipe = _parse(name.strip())
+    config = recipe.applied_to(base)
+    reasons = recipe.conflicts(config)
+    if reasons and not force:
+        better = [other.typed for other in recipe.without_conflict(base)]
+        to_type = f"type {' or '.join(better)}" if better else "use another part"
+        raise UserError(
+            f"recipe {name!r}: {'; '.join(reasons)}; {to_type}; --force (in Python force=True) runs it all "
+            "the same, with a mark"
+        )
+    if "warm-up" in recipe.named and not base.optim.warmup_steps:
+        raise UserError(
+            f"recipe {name!r} warms up, and optim.warmup_steps is 0; type e.g. --warmup-steps 400, "
+            "or in Python give a base with OptimConfig(warmup_steps=400)"
+        )
+    check_schedule(config.optim)
+    _require_sizes(config.model)
+    return replace(config, recipe=name.strip(), forced="; ".join(reasons), own_code=own_code(config))
+
+
+def describe(config: Config) -> str:
+    """What a recipe resolved to, in one line; of what is plain only norm, scheme and schedule are named."""
+    said = [", ".join(_labelled(by_stack(PLACEMENT, config)))]
+    for axis in AXES:
+        if axis.name == "norm" and not uses_norm(config.model):
+            said.append("no norm")
+        elif chosen := not_plain(axis, config):
+            said.append(axis.form.format(", ".join(_labelled(chosen))))
+    steps = config.optim.warmup_steps
+    return f"{'; '.join(said)}, {f'{steps} warm-up steps' if steps else 'no warm-up'}"
+
+
+def not_plain(axis: Axis, config: Config) -> dict[str, str]:
+    """``by_stack`` without what goes without saying: the plain choice, where nobody chose it."""
+    chosen = by_stack(axis, config)
+    if axis.always_said or (axis.of_branch and axis.of(config)):
+        return chosen
+    return {stack: name for stack, name in chosen.items() if name != axis.plain}
+
+
+def by_stack(axis: Axis, config: Config) -> dict[str, str]:
+    """Stack to what it has of an axis; under an empty name where all stacks have the same."""
+    placements, chosen = _stacks(config.model), axis.of(config)
+    if axis is PLACEMENT:
+        found = placements
+    elif axis.of_branch:
+        found = {
+            stack: getattr(Placement.registry[name].complete(config.model), axis.field)
+            for stack, name in placements.items()
+        }
+    else:
+        found = {"": chosen}
+    values = set(found.values())
+    return found if len(values) > 1 else {"": values.pop()}
+
+
+def uses_norm(model: ModelConfig) -> bool:
+    """Whether a placement, a choice inside the branches or a head uses the model's norm."""
+    if any(Placement.registry[name].normed for name in _stacks(model).values()):
+        return True
+    return any(isinstance(module, Norm) for module in unfilled(_shallow(model), 1).modules())
+
+
+def unfilled(model: ModelConfig, vocab_size: int) -> TokenModel:
+    """The model that the stacks make, without memory for its weights."""
+    encodes, decodes = bool(model.encoder_layers), bool(model.decoder_layers)
+    kind = KINDS.get((encodes, decodes), Seq2Seq)
+    with torch.device("meta"):
+        return kind(model, vocab_size)
+
+
+def require_known(config: Config) -> None:
+    """Raise UserError where a configuration names something that nobody registered in this process."""
+    for axis in (PLACEMENT, *AXES):
+        for name in set(_stacks(config.model).values()) if axis is PLACEMENT else {axis.of(config)}:
+            if name and name not in axis.names:
+                raise UserError(f"unknown {axis.name} {name!r}{nearest(name, axis.names)}; {HINT}")
+    _require_sizes(config.model)
+
+
+def _require_sizes(model: ModelConfig) -> None:
+    """Raise UserError where width and heads do not go together, before anything is prepared or written."""
+    if model.encoder_layers or model.decoder_layers:
+        unfilled(_shallow(model), 1)
+
+
+def _shallow(model: ModelConfig) -> ModelConfig:
+    layers = {"encoder_layers": min(model.encoder_layers, 1), "decoder_layers": min(model.decoder_layers, 1)}
+    return replace(model, **layers)
+
+
+def own_code(config: Config) -> str:
+    """Digest of the files outside this package that define parts of the configuration; empty if none does."""
+    chosen = [axis.names[name] for axis in (PLACEMENT, *AXES) for name in by_stack(axis, config).values()]
+    return code_digest(chosen)
+
+
+def _labelled(by_stack: Mapping[str, str]) -> list[str]:
+    return [f"{stack} {name}".strip() for stack, name in by_stack.items()]
+
+
+def _stacks(model: ModelConfig) -> dict[str, str]:
+    """Stack to placement, of the stacks that the model has."""
+    found = {
+        stack: placement
+        for stack, layers, placement in (
+            ("encoder", model.encoder_layers, model.encoder_placement),
+            ("decoder", model.decoder_layers, model.decoder_placement),
+        )
+        if layers
+    }
+    return found or {"encoder": model.encoder_placement}
+
+
+@dataclass(frozen=True)
+class _Recipe:
+    """A name taken apart: two placements, and axis to name in the order in which they were typed."""
+
+    placements: tuple[str, str]
+    named: Mapping[str, str]
+
+    @property
+    def typed(self) -> str:
+        encoder, decoder = self.placements
+        head = encoder if encoder == decoder else f"enc:{encoder}/dec:{decoder}"
+        return "+".join([head, *self.named.values()])
+
+    def applied_to(self, base: Config) -> Config:
+        encoder, decoder = self.placements
+        chosen: dict[str, dict[str, Any]] = {"model": {}, "optim": {}}
+        for axis in AXES:
+            name = self.named.get(axis.name, axis.of(base if axis.keeps else DEFAULTS))
+            if axis.of_branch and all(
+                getattr(Placement.registry[p], axis.field) == name for p in self.placements
+            ):
+                name = ""  # the same numbers have the same id, named or not
+            chosen[axis.section][axis.field] = name
+        model = replace(base.model, encoder_placement=encoder, decoder_placement=decoder, **chosen["model"])
+        if model.kv_heads == model.heads:
+            model = replace(model, kv_heads=0)  # again the same numbers
+        warmup_steps = base.optim.warmup_steps if "warm-up" in self.named else 0
+        optim = replace(base.optim, warmup_steps=warmup_steps, **chosen["optim"])
+        return replace(base, model=model, optim=optim)
+
+    def conflicts(self, config: Config) -> list[str]:
+        """The reasons why a model of these choices is not defined."""
+        model = config.model
+        placements = [Placement.registry[name] for name in dict.fromkeys(_stacks(model).values())]
+        reasons = []
+        if "norm" in self.named and not uses_norm(model):
+            without = " and ".join(placement.__name__ for placement in placements)
+            have = "has" if len(placements) == 1 else "have"
+            reasons.append(f"{without} {have} no norm, so {model.norm} would do nothing")
+        found = [SCHEMES[model.scheme].conflict(model), *(p.conflict(model) for p in placements)]
+        return reasons + [why for why in found if why]
+
+    def without_conflict(self, base: Config) -> list[_Recipe]:
+        """Recipes one change away that are defined: one with a part less, and one with another part."""
+        found: list[_Recipe] = []
+        seen: list[Config] = []
+        for kind in (self._with_less(), self._with_another()):
+            for other in kind:
+                config = other.applied_to(base)
+                if config not in seen and not other.conflicts(config):
+                    found.append(other)
+                    seen.append(config)
+                    break
+        return found
+
+    def _with_less(self) -> Iterator[_Recipe]:
+        for axis in reversed(list(self.named)):
+            yield replace(self, named={a: name for a, name in self.named.items() if a != axis})
+
+    def _with_another(self) -> Iterator[_Recipe]:
+        for axis in AXES:
+            for name in axis.names:
+                yield replace(self, named={**self.named, axis.name: name})
+        for name in self.placements:
+            yield replace(self, placements=(name, name))
+
+
+def _parse(name: str) -> _Recipe:
+    head, *rest = name.split("+")
+    axis_of = {part.name: part.axis for part in parts() if part.axis != PLACEMENT.name}
+    named: dict[str, str] = {}
+    placements = _placements(head, name)
+    for part in rest:
+        if part in Placement.registry:
+            apart = () if "/" in head or head == part else (f"enc:{head}/dec:{part}",)
+            raise UserError(
+                f"recipe {name!r}: {part!r} is a placement, and a stack has one, which comes first; "
+                f"type {' or '.join(dict.fromkeys([head, part, *apart]))}"
+            )
+        if part not in axis_of:
+            raise UserError(f"recipe {name!r}: unknown part {part!r}{nearest(part, axis_of)}; {HINT}")
+        axis = axis_of[part]
+        if axis in named:
+            raise UserError(f"recipe {name!r} names two of {axis}; keep one")
+        named[axis] = part
+    return _Recipe(placements, named)
+
+
+def _placements(head: str, name: str) -> tuple[str, str]:
+    """Hybrid: encoder and decoder placed independently, A and B any two placements.
+
+    Liu et al. 2020, Section 3.2 (arXiv 2004.08249).
+    """
+    apart = re.fullmatch(r"enc:([^/]+)/dec:(.+)", head)
+    encoder, decoder = apart.groups() if apart else (head, head)
+    for placement in (encoder, decoder):
+        if placement not in Placement.registry:
+            other = next((part.axis for part in parts() if part.name == placement), None)
+            wrong = (
+                f"is a name of {other}" if other else f"is not one{nearest(placement, Placement.registry)}"
+            )
+            raise UserError(
+                f"recipe {name!r} begins with a placement or enc:A/dec:B; {placement!r} {wrong}; {HINT}"
+            )
+    return encoder, decoder

@@ -1,0 +1,91 @@
+"""Measures what the papers' artefacts assert, each by the study that it names.
+
+A study is a function of a ``Lab`` and the artefact's settings, registered by ``normlab.papers.study``.
+"""
+
+from __future__ import annotations
+
+import platform
+import time
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ProcessPoolExecutor, as_completed
+from functools import partial
+from multiprocessing import get_context
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from normlab.errors import UserError
+from normlab.papers import STUDIES
+from normlab.recipes.plugins import HINT, load_plugins
+from normlab.reproduce import amplification, gradients, pieces, statements  # noqa: F401 (they register)
+from normlab.reproduce.lab import Lab, quiet
+from normlab.spec.artefact import Artefact, Reproduction
+from normlab.spec.request import usable_cores
+from normlab.training.devices import hardware
+
+
+def reproduce(
+    artefact: Artefact, data: Path | None, root: Path, say: Callable[[str], None] = quiet
+) -> Reproduction:
+    """Run the study of an artefact with its settings. ``data`` is the folder of local data sets, else
+    ``$NORMLAB_DATA``; text is prepared below ``root``; ``say`` is told what is done as it is done.
+
+    Raises UserError for an artefact that has no study yet, or one that is not registered.
+    """
+    if not artefact.study:
+        raise UserError(
+            f"{artefact.id} has no study yet: it needs training; `normlab papers` lists those that have one"
+        )
+    if artefact.study not in STUDIES:
+        raise UserError(f"no study {artefact.study!r} is registered, which {artefact.id} names; {HINT}")
+    start = time.perf_counter()
+    settings: dict[str, Any] = dict(artefact.settings)
+    lab = Lab(root, data, say)
+    found = STUDIES[artefact.study](lab, **settings)
+    seconds = time.perf_counter() - start
+    machine = f"{hardware(torch.device('cpu'))}, {torch.get_num_threads()} threads"
+    versions = f"torch {torch.__version__}, Python {platform.python_version()}"
+    return Reproduction(
+        id=artefact.id,
+        fingerprint=artefact.fingerprint(),
+        measures=found.measures,
+        tables=found.tables,
+        facts={**found.facts, "machine": machine, "versions": versions},
+        seconds=seconds,
+        stand_in=lab.missing(),
+    )
+
+
+def _prepare_worker(threads: int) -> None:
+    torch.set_num_threads(threads)
+    load_plugins()
+
+
+def each(
+    artefacts: Sequence[Artefact],
+    data: Path | None,
+    root: Path,
+    say: Callable[[str], None] = quiet,
+    *,
+    jobs: int = 1,
+) -> Iterator[tuple[Artefact, Callable[[], Reproduction]]]:
+    """Artefacts, each with a function that gives its reproduction or raises what its study raised.
+
+    With several ``jobs`` so many processes measure side by side, a share of the cores each, and artefacts
+    come as they are done; those that measure time come last, one after the other in this process.
+    """
+    together = [a for a in artefacts if not a.alone] if jobs > 1 else []
+    if together:
+        threads = max(1, usable_cores() // jobs)
+        pool = ProcessPoolExecutor(
+            jobs, get_context("spawn"), initializer=_prepare_worker, initargs=(threads,)
+        )
+        with pool:
+            futures = {pool.submit(reproduce, artefact, data, root, say): artefact for artefact in together}
+            for future in as_completed(futures):
+                yield futures[future], future.result
+    for artefact in artefacts:
+        if artefact not in together:
+            yield artefact, partial(reproduce, artefact, data, root, say)

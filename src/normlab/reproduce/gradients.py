@@ -1,0 +1,381 @@
+"""Gradients at the start of the papers' own models, on real text."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import cast
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from normlab.diagnosis.reading.structure import read_structure
+from normlab.diagnosis.reading.subject import Subject
+from normlab.diagnosis.studies.gradients import branch_jacobians, parameter_gradients, sublayer_gradients
+from normlab.diagnosis.studies.scales import scales
+from normlab.diagnosis.table import Table
+from normlab.nn import PAD, Context, Seq2Seq
+from normlab.papers import study
+from normlab.reproduce.lab import (
+    READING_TOKENS,
+    Lab,
+    ModelInputs,
+    Row,
+    apart,
+    exponential,
+    geometric,
+    mean,
+    mean_loss,
+    mean_ratio,
+    real,
+    size,
+    slope,
+)
+from normlab.reproduce.statements import norm_factor
+from normlab.reproduce.theory import Setting
+from normlab.spec.artefact import Measurement
+from normlab.spec.claim import Measure
+
+BOTH = ("post", "pre")
+
+
+@study
+def bounded_lengths(lab: Lab, *, text: str, model: str, layers: int, tokens: int, seeds: int) -> Measurement:
+    """The share of real tokens whose ‖x‖² is at most 1.1 times its mean, where the last norm reads it."""
+    rows: list[Row] = []
+    for placement in BOTH:
+        for seed in range(seeds):
+            subject = lab.subject(size(model, placement, layers), text, seed=seed, tokens=tokens)
+            with torch.no_grad():
+                table = scales(subject, real=real(subject))
+            for stack in subject.structure.stacks:
+                (last,) = table.where(stack=stack.name, index=len(stack.sublayers) - 1, signal="total")
+                rows.append(
+                    {
+                        "placement": placement,
+                        "stack": stack.name.partition(".")[0],
+                        "seed": seed,
+                        "bounded": last["bounded"],
+                        "spread": last["spread"],
+                    }
+                )
+    measures = {
+        f"{placement}_{stack}": mean(
+            r["bounded"] for r in rows if (r["placement"], r["stack"]) == (placement, stack)
+        )
+        for placement in BOTH
+        for stack in ("encoder", "decoder")
+    }
+    return Measurement(
+        measures, {"bounded": rows}, {"text": lab.text(text), "batch": f"{tokens:,} positions"}
+    )
+
+
+@study
+def last_matrix(
+    lab: Lab, *, text: str, model: str, depths: Sequence[int], tokens: int, seeds: int
+) -> Measurement:
+    """‖∂L/∂W₂‖ of the decoder's last feed-forward over the depth of the model; all else stands still, so that
+    the pass back ends there.
+    """
+    rows: list[Row] = []
+    for placement in BOTH:
+        for layers in depths:
+            for seed in range(seeds):
+                network = lab.model(size(model, placement, layers), text, seed=seed, tokens=tokens)
+                network.requires_grad_(False).eval()
+                last = network.get_parameter(f"decoder.sublayers.{3 * layers - 1}.f.outer.weight")
+                last.requires_grad_()
+                loss = mean_loss(network, lab.batches(text, tokens, 1)[0])
+                (found,) = torch.autograd.grad(loss, [last])
+                rows.append(
+                    {"placement": placement, "layers": layers, "seed": seed, "grad_l2": found.norm().item()}
+                )
+    measures: dict[str, Measure] = {}
+    for placement in BOTH:
+        own = {(r["layers"], r["seed"]): r["grad_l2"] for r in rows if r["placement"] == placement}
+        curves = [[math.log(own[n, seed]) for n in depths] for seed in range(seeds)]
+        measures[f"{placement}_exponent"] = slope([math.log(n) for n in depths], curves)
+        measures[f"{placement}_level"] = mean(
+            math.fsum(own[n, seed] for n in depths) / len(depths) for seed in range(seeds)
+        )
+    return Measurement(
+        measures, {"gradients": rows}, {"text": lab.text(text), "batch": f"{tokens:,} positions"}
+    )
+
+
+@study
+def by_layer(
+    lab: Lab, *, text: str, model: str, layers: int, tokens: int, batches: int, seeds: int
+) -> Measurement:
+    """The norm of the mean gradient over mini-batches, of both feed-forward matrices of every layer."""
+    rows: list[Row] = []
+    for placement in BOTH:
+        for seed in range(seeds):
+            rows += _by_layer(
+                lab, placement, seed, text=text, model=model, layers=layers, tokens=tokens, batches=batches
+            )
+    measures: dict[str, Measure] = {}
+    for placement in BOTH:
+        for stack in ("encoder", "decoder"):
+            for matrix in ("W1", "W2"):
+                own = {
+                    (r["layer"], r["seed"]): r["mean_grad_l2"]
+                    for r in rows
+                    if (r["placement"], r["stack"], r["matrix"]) == (placement, stack, matrix)
+                }
+                ratios = (own[layers, s] / own[1, s] for s in range(seeds))
+                measures[f"{placement}_{stack}_{matrix}"] = mean_ratio(ratios)
+    facts = {"text": lab.text(text), "mini-batches": f"{batches} of {tokens:,} positions, {seeds} seeds"}
+    return Measurement(measures, apart(rows, "stack", "matrix"), facts)
+
+
+def _by_layer(
+    lab: Lab, placement: str, seed: int, *, text: str, model: str, layers: int, tokens: int, batches: int
+) -> list[Row]:
+    subject = lab.subject(size(model, placement, layers), text, seed=seed, tokens=tokens)
+    feed_forward = [
+        p
+        for name, p in subject.model.named_parameters()
+        if ".f.inner.weight" in name or ".f.outer.weight" in name
+    ]
+    subject.model.requires_grad_(False)
+    for p in feed_forward:
+        p.requires_grad_()
+    table = parameter_gradients(subject, batches=lab.batches(text, tokens, batches))
+    return [
+        {
+            "placement": placement,
+            "stack": str(row["stack"]).partition(".")[0],
+            "layer": int(row["layer"] or 0) + 1,
+            "matrix": "W1" if ".inner." in str(row["parameter"]) else "W2",
+            "seed": seed,
+            "mean_grad_l2": row["mean_grad_l2"],
+            "grad_l2": row["grad_l2"],
+        }
+        for row in table
+    ]
+
+
+@study
+def decay(
+    lab: Lab, *, theory: dict[str, int], text: str, model: str, layers: int, tokens: int, seeds: int
+) -> Measurement:
+    """Appendix F: the factor of the norm alone, and b of ‖g_l‖ ∝ b^(L − l) for W₂ and for the stream, in the
+    setting of the theory and in a real model's decoder.
+    """
+    measures = {"norm_factor": norm_factor(**theory)}
+    rows: list[Row] = []
+    for placement in BOTH:
+        for seed in range(theory["seeds"]):
+            rows += _theory_gradients(placement, seed, theory)
+        for seed in range(seeds):
+            rows += _real_gradients(
+                lab, placement, seed, text=text, model=model, layers=layers, tokens=tokens
+            )
+        for where in ("theory", "real"):
+            for signal in ("W2", "stream"):
+                measures[f"{placement}_{where}_{signal}"] = _base(rows, placement, where, signal)
+    facts = {
+        "theory": "d {dim}, {layers} layers, {tokens} tokens, {seeds} seeds".format(**theory),
+        "text": lab.text(text),
+    }
+    return Measurement(measures, apart(rows, "where", "signal"), facts)
+
+
+def _theory_gradients(placement: str, seed: int, theory: dict[str, int]) -> list[Row]:
+    setting = Setting(
+        placement, layers=theory["layers"], dim=theory["dim"], tokens=theory["tokens"], seed=seed
+    )
+    streams: list[torch.Tensor] = []
+    hooks = [s.register_forward_hook(lambda module, args, y: streams.append(y)) for s in setting.stack]
+    loss = setting()
+    for hook in hooks:
+        hook.remove()
+    matrices, after = setting.outer(), streams[1::2]
+    found = torch.autograd.grad(loss, [*matrices, *after])
+    signals = ["W2"] * len(matrices) + ["stream"] * len(after)
+    return [
+        {
+            "placement": placement,
+            "where": "theory",
+            "signal": signal,
+            "layer": i % len(matrices) + 1,
+            "seed": seed,
+            "grad_l2": g.norm().item(),
+        }
+        for i, (signal, g) in enumerate(zip(signals, found, strict=True))
+    ]
+
+
+def _real_gradients(
+    lab: Lab, placement: str, seed: int, *, text: str, model: str, layers: int, tokens: int
+) -> list[Row]:
+    subject = lab.subject(size(model, placement, layers), text, seed=seed, tokens=tokens)
+    decoder = subject.structure.stacks[-1]
+    streams = sublayer_gradients(subject, real=real(subject)).where(stack=decoder.name, role="ffn")
+    subject.model.requires_grad_(False)
+    matrices = [
+        subject.model.get_parameter(f"decoder.sublayers.{view.index}.f.outer.weight").requires_grad_()
+        for view in decoder.sublayers
+        if view.role == "ffn"
+    ]
+    found = torch.autograd.grad(subject.loss(), matrices)
+    shared = {"placement": placement, "where": "real", "seed": seed}
+    return [
+        *({**shared, "signal": "W2", "layer": i, "grad_l2": g.norm().item()} for i, g in enumerate(found, 1)),
+        *(
+            {**shared, "signal": "stream", "layer": i, "grad_l2": r["grad_l2"]}
+            for i, r in enumerate(streams, 1)
+        ),
+    ]
+
+
+def _base(rows: Sequence[Row], placement: str, where: str, signal: str) -> Measure:
+    """exp of minus the slope of ln ‖g_l‖ in l: below 1 where gradients decay towards the input."""
+    own = [r for r in rows if (r["placement"], r["where"], r["signal"]) == (placement, where, signal)]
+    layers = sorted({r["layer"] for r in own})
+    kept = {(r["layer"], r["seed"]): -math.log(r["grad_l2"]) for r in own}
+    curves = [[kept[n, seed] for n in layers] for seed in sorted({r["seed"] for r in own})]
+    return exponential(slope(layers, curves))
+
+
+@study
+def sublayer_outputs(
+    lab: Lab, *, text: str, model: str, layers: int, tokens: int, seeds: int, placements: Sequence[str] = BOTH
+) -> Measurement:
+    """Gradients of sublayer outputs relative to the model's largest, and how they change from one sublayer to
+    the one before it, in length and in variance.
+    """
+    rows: list[Row] = []
+    for placement in placements:
+        for seed in range(seeds):
+            subject = lab.subject(size(model, placement, layers), text, seed=seed, tokens=tokens)
+            rows += _named(sublayer_gradients(subject, real=real(subject)), placement, seed)
+    measures: dict[str, Measure] = {}
+    for placement in placements:
+        for stack in ("encoder", "decoder"):
+            steps = [_Steps(rows, placement, stack, seed) for seed in range(seeds)]
+            name = f"{placement}_{stack}"
+            measures[f"{name}_first_over_last"] = mean_ratio(s.first_over_last() for s in steps)
+            measures[f"{name}_variance_first_over_last"] = mean_ratio(s.first_over_last() ** 2 for s in steps)
+            measures[f"{name}_least_variance_step"] = mean_ratio(s.least_variance_step() for s in steps)
+        crossing = [_Steps(rows, placement, "decoder", seed) for seed in range(seeds)]
+        measures[f"{placement}_cross_attention_step"] = mean_ratio(
+            s.through("cross_attention") for s in crossing
+        )
+        measures[f"{placement}_other_step"] = mean_ratio(
+            geometric([s.through("self_attention"), s.through("ffn")]) for s in crossing
+        )
+    facts = {"text": lab.text(text), "batch": f"{tokens:,} positions, {seeds} seeds"}
+    return Measurement(measures, apart(rows, "stack"), facts)
+
+
+def _named(table: Table, placement: str, seed: int, **more: str) -> list[Row]:
+    stacks = {row["stack"]: str(row["stack"]).partition(".")[0] for row in table}
+    return [
+        {**row, "stack": stacks[row["stack"]], "placement": placement, "seed": seed, **more} for row in table
+    ]
+
+
+class _Steps:
+    """The gradients of one stack of one model from its input up."""
+
+    def __init__(self, rows: Sequence[Row], placement: str, stack: str, seed: int) -> None:
+        kept = [r for r in rows if (r["placement"], r["stack"], r["seed"]) == (placement, stack, seed)]
+        self.rows = sorted(kept, key=lambda r: r["index"])
+
+    def first_over_last(self) -> float:
+        """Mean over the first layer's outputs over that of the last layer's."""
+        layers = self.rows[-1]["layer"]
+        first, last = ([r["grad_l2"] for r in self.rows if r["layer"] == n] for n in (0, layers))
+        return geometric(first) / geometric(last)
+
+    def through(self, role: str) -> float:
+        """‖Δx_{i−1}‖ / ‖Δx_i‖ of the sublayers i of a role, the geometric mean."""
+        pairs = zip(self.rows, self.rows[1:], strict=False)
+        return geometric(a["grad_l2"] / b["grad_l2"] for a, b in pairs if b["role"] == role)
+
+    def least_variance_step(self) -> float:
+        """The smallest Var[Δx_{i−1}] / Var[Δx_i]."""
+        return min(a["variance"] / b["variance"] for a, b in zip(self.rows, self.rows[1:], strict=False))
+
+
+class Alone(nn.Module):
+    """The encoder of an encoder-decoder by itself, with logits of every token's own type."""
+
+    def __init__(self, model: Seq2Seq) -> None:
+        super().__init__()
+        self.embedding, self.positions, self.encoder = model.embedding, model.positions, model.encoder
+
+    def forward(self, source: Tensor, target_in: Tensor) -> Tensor:
+        x = self.positions(self.embedding(source), None)
+        return self.embedding.logits(self.encoder(x, Context(padding_mask=source != PAD)))
+
+
+def _token_loss(model: nn.Module, fed: ModelInputs) -> Tensor:
+    """The mean over real tokens of the likelihood of the token at the next place, as a label of each."""
+    labels = fed["source"].roll(-1, 1)
+    return F.cross_entropy(model(**fed).flatten(0, 1), labels.flatten(), ignore_index=PAD)
+
+
+def _pooled_loss(model: nn.Module, fed: ModelInputs) -> Tensor:
+    """One label a sentence, its first token, from the mean of its logits."""
+    is_real = (fed["source"] != PAD)[..., None]
+    pooled = (model(**fed) * is_real).sum(1) / is_real.sum(1)
+    return F.cross_entropy(pooled, fed["source"][:, 0])
+
+
+@study
+def encoder_gradients(
+    lab: Lab, *, text: str, model: str, layers: int, tokens: int, seeds: int
+) -> Measurement:
+    """Variances of the gradient through a Post-LN encoder: in an encoder-decoder, and alone under a loss of
+    every token, and of the mean of the tokens.
+    """
+    rows: list[Row] = []
+    for seed in range(seeds):
+        whole = lab.subject(size(model, "post", layers), text, seed=seed, tokens=tokens)
+        encoder = whole.structure.stacks[0]
+        rows += _encoder_rows(
+            sublayer_gradients(whole, real=real(whole)).where(stack=encoder.name), "in_model", seed
+        )
+        alone = Alone(cast("Seq2Seq", whole.model))
+        small = lab.batches(text, READING_TOKENS, 1)[0]
+        (stack,) = (structure := read_structure(alone, small)).stacks
+        mask = {stack.name: whole.batch["source"] != PAD}
+        for where, loss in (("alone_token_loss", _token_loss), ("alone_pooled_loss", _pooled_loss)):
+            subject = Subject(alone, whole.batch, loss, structure)
+            rows += _encoder_rows(sublayer_gradients(subject, real=mask), where, seed)
+    measures: dict[str, Measure] = {}
+    for where in ("in_model", "alone_token_loss", "alone_pooled_loss"):
+        steps = [_Steps([r for r in rows if r["where"] == where], "post", "encoder", s) for s in range(seeds)]
+        measures[f"{where}_first_over_last"] = mean_ratio(s.first_over_last() ** 2 for s in steps)
+        measures[f"{where}_least_step"] = mean_ratio(s.least_variance_step() for s in steps)
+    facts = {"text": lab.text(text), "batch": f"{tokens:,} positions, {seeds} seeds"}
+    return Measurement(measures, {"gradients": rows}, facts)
+
+
+def _encoder_rows(table: Table, where: str, seed: int) -> list[Row]:
+    return [{**row, "stack": "encoder"} for row in _named(table, "post", seed, where=where)]
+
+
+@study
+def cross_attention(lab: Lab, *, text: str, model: str, layers: int, tokens: int, seeds: int) -> Measurement:
+    """Var[∂a/∂x] + 1 against σ_b² at the cross-attention of every decoder layer of a Post-LN model."""
+    rows: list[Row] = []
+    for seed in range(seeds):
+        subject = lab.subject(size(model, "post", layers), text, seed=seed, tokens=tokens)
+        table = branch_jacobians(subject, real=real(subject), seed=seed).where(role="cross_attention")
+        rows += [
+            {
+                **row,
+                "seed": seed,
+                "ratio": (1 + float(row["jacobian_variance"] or 0)) / float(row["total_variance"] or 1),
+            }
+            for row in table
+        ]
+    largest = mean(max(r["ratio"] for r in rows if r["seed"] == seed) for seed in range(seeds))
+    facts = {"text": lab.text(text), "batch": f"{tokens:,} positions, {seeds} seeds"}
+    return Measurement({"largest_ratio": largest}, {"jacobians": rows}, facts)

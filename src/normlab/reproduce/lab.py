@@ -1,0 +1,203 @@
+"""The tools of every study of an artefact: text, initialised models, and means with their intervals."""
+
+from __future__ import annotations
+
+import math
+import os
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from statistics import fmean, stdev
+from typing import Any, Final, TypeAlias, cast
+
+import torch
+from torch import Tensor, nn
+
+from normlab.data.batches import Batch
+from normlab.data.text import located
+from normlab.diagnosis.reading.structure import read_structure
+from normlab.diagnosis.reading.subject import Subject
+from normlab.diagnosis.reading.tokens import Real
+from normlab.diagnosis.rules.fits import student
+from normlab.nn import PAD, Seq2Seq
+from normlab.spec.claim import Measure
+from normlab.spec.config import Config, DataConfig, ModelConfig, SeedConfig, TrainConfig
+from normlab.tasks.translation import Translation
+from normlab.training.devices import prepare_process
+
+Row: TypeAlias = Mapping[str, Any]
+
+SIZES: Final = {
+    "small": ModelConfig(dim=512, ffn_dim=1024, heads=4),
+    "base": ModelConfig(dim=512, ffn_dim=2048, heads=8),
+}
+"""Transformer-small and Transformer-base of the papers, without their depth."""
+TEXTS: Final = {
+    "iwslt14.de-en": ("de", "en", ("train.partial", "valid", "test")),
+    "wmt14.en-de": ("en", "de", ("train.10k", "newstest2014.500", "newstest2014.500")),
+}
+"""Folder of local data to source and target language, and the names of train, dev and test."""
+VOCABULARY: Final = 10_000
+"""Vocabulary entries: as many as some ten thousand pairs can fill."""
+READING_TOKENS: Final = 256
+"""Positions of the batch on which the structure of a model is read."""
+
+
+def quiet(line: str) -> None:
+    """Report progress to nobody."""
+
+
+class ModelInputs(dict[str, Tensor]):
+    """The keyword arguments of a translation model, with the task and the batch that give its loss."""
+
+    def __init__(self, task: Translation, batch: Batch) -> None:
+        super().__init__(source=batch.source, target_in=batch.target_in)
+        self.task, self.batch = task, batch
+
+
+@dataclass
+class Lab:
+    """The source of text and models for studies."""
+
+    root: Path
+    """Text is prepared below it."""
+    data: Path | None = None
+    """Folder of local data sets; None: what ``$NORMLAB_DATA`` says."""
+    say: Callable[[str], None] = quiet
+    _tasks: dict[tuple[str, int], Translation] = field(default_factory=dict)
+
+    def model(self, config: ModelConfig, text: str, *, seed: int, tokens: int) -> Seq2Seq:
+        """A model as ``seed`` initialises it; data-dependent parts read the first batch of the text."""
+        self.say(f"{describe(config)}, seed {seed}")
+        task = self._task(text, tokens)
+        own = replace(task.config, model=config, seeds=SeedConfig(init=seed))
+        return Translation(own, task.corpus, task.device).build()
+
+    def subject(self, config: ModelConfig, text: str, *, seed: int, tokens: int) -> Subject:
+        """``model`` on the first batch of ``tokens`` padded positions, its residual stream read.
+
+        Seeds draw the weights; batches are the same for all of them.
+        """
+        model = self.model(config, text, seed=seed, tokens=tokens)
+        structure = read_structure(model, self.batches(text, READING_TOKENS, 1)[0])
+        return Subject(model, self.batches(text, tokens, 1)[0], mean_loss, structure)
+
+    def batches(self, text: str, tokens: int, count: int) -> list[ModelInputs]:
+        """The first ``count`` batches of a text."""
+        task = self._task(text, tokens)
+        return [ModelInputs(task, task.batch(i)) for i in range(count)]
+
+    def missing(self) -> str:
+        """The name of a text that a study asked for and that was not there; empty where all were."""
+        return next((name for name, _ in self._tasks if self._folder(name) is None), "")
+
+    def text(self, name: str) -> str:
+        """A description of the text."""
+        if self._folder(name) is None:
+            return f"the built-in corpus, because {name} is not there; set NORMLAB_DATA to its folder"
+        return f"{name}, {TEXTS[name][2][0]}; a joint BPE of {VOCABULARY:,} types learnt on it"
+
+    def _folder(self, name: str) -> Path | None:
+        home = self.data or os.environ.get("NORMLAB_DATA")
+        if not home:
+            return None
+        source, _, (train, *_) = TEXTS[name]
+        folder = Path(home) / name
+        return folder if located(folder / f"{train}.{source}").exists() else None
+
+    def _task(self, text: str, tokens: int) -> Translation:
+        if (text, tokens) not in self._tasks:
+            config = Config(train=TrainConfig(max_tokens=tokens))
+            device = prepare_process(config.machine)
+            data, corpus = Translation.prepare(self._data(text), self.root / "data")
+            self._tasks[text, tokens] = Translation(replace(config, data=data), corpus, device)
+        return self._tasks[text, tokens]
+
+    def _data(self, text: str) -> DataConfig:
+        folder = self._folder(text)
+        if folder is None:
+            return DataConfig()
+        source, target, splits = TEXTS[text]
+        paths: dict[str, Any] = {
+            f"{split}_{side}": str(folder / f"{name}.{language}")
+            for split, name in zip(("train", "dev", "test"), splits, strict=True)
+            for side, language in (("src", source), ("tgt", target))
+        }
+        return replace(DataConfig(vocab_size=VOCABULARY), **paths)
+
+
+def mean_loss(model: nn.Module, inputs: ModelInputs) -> Tensor:
+    """The loss of the translation task, label smoothing 0.1, as a mean over target tokens."""
+    return inputs.task.loss(cast("Seq2Seq", model), inputs.batch).loss / inputs.batch.tokens
+
+
+def size(name: str, placement: str, layers: int) -> ModelConfig:
+    """A model of ``layers`` + ``layers`` layers under one placement."""
+    return replace(
+        SIZES[name],
+        encoder_layers=layers,
+        decoder_layers=layers,
+        encoder_placement=placement,
+        decoder_placement=placement,
+    )
+
+
+def describe(model: ModelConfig) -> str:
+    """``post 6-6``."""
+    return f"{model.decoder_placement} {model.encoder_layers}-{model.decoder_layers}"
+
+
+def real(subject: Subject) -> Real:
+    """The masks of real tokens, by stack: the source's for the encoder, the target's for the decoder."""
+    encoder, decoder = subject.structure.stacks
+    return {encoder.name: subject.batch["source"] != PAD, decoder.name: subject.batch["target_in"] != PAD}
+
+
+def mean(values: Iterable[float]) -> Measure:
+    r"""The mean of independent values, :math:`\pm t_{n-1} s / \sqrt n`; one value alone is exact."""
+    kept = list(values)
+    center = fmean(kept)
+    if len(kept) < 2:
+        return Measure.exact(center)
+    spread = student(len(kept) - 1) * stdev(kept) / math.sqrt(len(kept))
+    return Measure(center, center - spread, center + spread)
+
+
+def mean_ratio(values: Iterable[float]) -> Measure:
+    """The geometric mean of independent ratios, with the interval of the mean of their logarithms."""
+    return exponential(mean(math.log(v) for v in values))
+
+
+def exponential(found: Measure) -> Measure:
+    """The measure of a logarithm as that of the number."""
+    return Measure(math.exp(found.value), math.exp(found.low), math.exp(found.high))
+
+
+def slope(x: Sequence[float], curves: Iterable[Sequence[float]]) -> Measure:
+    """Least squares' slope of y over x, its mean over independent curves y."""
+    middle = fmean(x)
+    below = sum((a - middle) ** 2 for a in x)
+    return mean(sum((a - middle) * b for a, b in zip(x, y, strict=True)) / below for y in curves)
+
+
+def log_slope(x: Sequence[float], curves: Iterable[Sequence[float]]) -> Measure:
+    """The exponent p of y = b x^p, its mean over independent curves."""
+    return slope([math.log(a) for a in x], ([math.log(b) for b in y] for y in curves))
+
+
+def geometric(values: Iterable[float]) -> float:
+    """The geometric mean of positive numbers."""
+    return math.exp(fmean(math.log(v) for v in values))
+
+
+def apart(rows: Iterable[Row], *columns: str) -> dict[str, list[Row]]:
+    """Split rows into tables that are named by the values of some columns, such as ``encoder_W1``."""
+    tables: dict[str, list[Row]] = {}
+    for row in rows:
+        tables.setdefault("_".join(str(row[column]) for column in columns), []).append(row)
+    return tables
+
+
+def generator(*, seed: int) -> torch.Generator:
+    """A generator of a study's random numbers."""
+    return torch.Generator().manual_seed(seed)

@@ -1,0 +1,294 @@
+"""Blocks, counts, profiles and speed: what is decided on the pieces of a model."""
+
+from __future__ import annotations
+
+import statistics
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from copy import deepcopy
+from dataclasses import replace
+from typing import Any, Final, cast
+
+import torch
+from torch import Tensor, nn
+
+from normlab.init import profile_
+from normlab.nn import Attention, LayerNorm, Seq2Seq, Sublayer, stack_of, wrap
+from normlab.papers import study
+from normlab.reproduce.lab import (
+    SIZES,
+    Lab,
+    ModelInputs,
+    Row,
+    apart,
+    generator,
+    geometric,
+    mean,
+    mean_loss,
+    size,
+)
+from normlab.reproduce.theory import ROLES, Setting
+from normlab.spec.artefact import Measurement
+from normlab.spec.claim import Measure
+from normlab.spec.config import ModelConfig
+
+ATTENTION: Final = ("query", "key", "value", "output")
+
+
+@study
+def table_1(lab: Lab, *, dim: int, layers: int, tokens: int, seeds: int) -> Measurement:
+    """Both columns of Table 1 line by line in float64, against a stack of ours on the same weights."""
+    measures: dict[str, Measure] = {}
+    rows: list[Row] = []
+    for placement, column in (("post", _post_column), ("pre", _pre_column)):
+        for seed in range(seeds):
+            setting = Setting(placement, layers=layers, dim=dim, tokens=tokens, seed=seed).double()
+            x = setting.x.double()
+            with torch.no_grad():
+                ours, theirs = setting.stack(x), column(x, [sublayer.f for sublayer in setting.stack])
+            rows.append(
+                {
+                    "placement": placement,
+                    "seed": seed,
+                    "difference": (ours - theirs).abs().max().item(),
+                    "largest_output": theirs.abs().max().item(),
+                }
+            )
+        farthest = max(r["difference"] for r in rows if r["placement"] == placement)
+        measures[f"{placement}_difference"] = Measure.exact(farthest)
+    return Measurement(
+        measures, {"differences": rows}, {"network": f"{layers} layers, d {dim}, float64, {seeds} seeds"}
+    )
+
+
+def _normalised(x: Tensor) -> Tensor:
+    centred = x - x.mean(-1, keepdim=True)
+    return centred / (centred.square().mean(-1, keepdim=True) + LayerNorm(1).eps).sqrt()
+
+
+def _post_column(x: Tensor, branches: Sequence[nn.Module]) -> Tensor:
+    for attention, feed_forward in zip(branches[::2], branches[1::2], strict=True):
+        x1 = attention(x)
+        x2 = x + x1
+        x3 = _normalised(x2)
+        x4 = feed_forward(x3)
+        x5 = x3 + x4
+        x = _normalised(x5)
+    return x
+
+
+def _pre_column(x: Tensor, branches: Sequence[nn.Module]) -> Tensor:
+    for attention, feed_forward in zip(branches[::2], branches[1::2], strict=True):
+        x1 = _normalised(x)
+        x2 = attention(x1)
+        x3 = x + x2
+        x4 = _normalised(x3)
+        x5 = feed_forward(x4)
+        x = x5 + x3
+    return _normalised(x)
+
+
+PAGE: Final[Mapping[str, Callable[[Tensor, nn.Module, nn.Module], Tensor]]] = {
+    "post": lambda x, sublayer, norm: norm(x + sublayer(x)),
+    "pre": lambda x, sublayer, norm: x + sublayer(norm(x)),
+}
+"""The page's definitions."""
+
+
+@study
+def wrapped_blocks(lab: Lab, *, shape: Sequence[int]) -> Measurement:
+    """The page's two blocks as written, around modules of torch's, against ``nn.wrap`` of the same."""
+    batch, length, dim = shape
+    branches: Mapping[str, nn.Module] = {
+        "linear": nn.Linear(dim, dim),
+        "mlp": nn.Sequential(nn.Linear(dim, 4 * dim), nn.GELU(), nn.Linear(4 * dim, dim)),
+        "encoder layer": nn.TransformerEncoderLayer(dim, 8, batch_first=True, dropout=0.0),
+    }
+    x = torch.randn(batch, length, dim, generator=generator(seed=0))
+    rows: list[Row] = []
+    for name, branch in branches.items():
+        for placement, page in PAGE.items():
+            norm = nn.LayerNorm(dim)
+            ours = wrap(deepcopy(branch), placement, next(stack_of(ROLES[:1], 1, dim)))
+            for copy, original in ((ours.f, branch), (ours.place, norm)):
+                for mine, theirs in zip(copy.parameters(), original.parameters(), strict=True):
+                    mine.data.copy_(theirs.data)
+            with torch.no_grad():
+                written = page(x, branch, norm)
+                found = ours(x)
+            rows.append(
+                {
+                    "placement": placement,
+                    "sublayer": name,
+                    "shape": "x".join(map(str, found.shape)),
+                    "difference": (found - written).abs().max().item(),
+                }
+            )
+    same_shape = all(r["shape"] == "x".join(map(str, shape)) for r in rows)
+    return Measurement(
+        {
+            **{
+                f"{placement}_difference": Measure.exact(max(r["difference"] for r in some))
+                for placement, some in apart(rows, "placement").items()
+            },
+            "shape_kept": Measure.exact(float(same_shape)),
+        },
+        {"differences": rows},
+    )
+
+
+@study
+def parameter_counts(
+    lab: Lab, *, models: Mapping[str, Sequence[int | str]], published: Mapping[str, float]
+) -> Measurement:
+    """Parameters of whole models in millions, built on no device. ``models``: size, layers of encoder and
+    decoder, types.
+    """
+    rows: list[Row] = []
+    for name, (kind, encoder, decoder, types) in models.items():
+        config = replace(SIZES[str(kind)], encoder_layers=int(encoder), decoder_layers=int(decoder))
+        for placement in ("post", "pre", "admin"):
+            own = replace(config, encoder_placement=placement, decoder_placement=placement)
+            rows.append(
+                {
+                    "model": name,
+                    "placement": placement,
+                    "types": int(types),
+                    "millions": _count(own, int(types)),
+                    "published": published[name],
+                }
+            )
+    differences = {name: _farthest([r for r in rows if r["model"] == name]) for name in models}
+    return Measurement({name: Measure.exact(d) for name, d in differences.items()}, {"counts": rows})
+
+
+def _count(config: ModelConfig, types: int) -> float:
+    with torch.device("meta"):
+        return sum(p.numel() for p in Seq2Seq(config, types).parameters()) / 1e6
+
+
+def _farthest(rows: Sequence[Row]) -> float:
+    """Ours less the published number, of the placement where that is farthest from 0."""
+    return max((float(r["millions"] - r["published"]) for r in rows), key=abs)
+
+
+@study
+def profiles(
+    lab: Lab, *, text: str, model: str, layers: int, tokens: Sequence[int], batches: int, seed: int
+) -> Measurement:
+    """ω of Admin from other batches of one size, and from batches of other sizes."""
+    rows: list[Row] = []
+    network = lab.model(size(model, "admin", layers), text, seed=seed, tokens=tokens[0])
+    for count in tokens:
+        for index, fed in enumerate(lab.batches(text, count, batches)):
+            lab.say(f"profile {index + 1} of {batches} on {count:,} positions")
+            for place, (path, variance) in enumerate(_profile(network, fed).items()):
+                rows.append(
+                    {"tokens": count, "batch": index, "sublayer": place, "path": path, "omega": variance**0.5}
+                )
+    sublayers = range(1 + max(r["sublayer"] for r in rows))
+    spread: list[float] = []
+    means: dict[int, list[float]] = {}
+    for count in tokens:
+        omegas = [[r["omega"] for r in rows if (r["tokens"], r["sublayer"]) == (count, i)] for i in sublayers]
+        means[count] = [statistics.fmean(o) for o in omegas]
+        if count == max(tokens):
+            spread = [statistics.stdev(o) / statistics.fmean(o) for o in omegas]
+    by_size = [max(m[i] for m in means.values()) / min(m[i] for m in means.values()) - 1 for i in sublayers]
+    return Measurement(
+        {"spread_over_batches": Measure.exact(max(spread)), "spread_over_sizes": Measure.exact(max(by_size))},
+        {"omegas": rows},
+        {"text": lab.text(text), "batches": f"{batches} of {', '.join(f'{n:,}' for n in tokens)} positions"},
+    )
+
+
+def _profile(model: Seq2Seq, fed: ModelInputs) -> dict[str, float]:
+    return profile_(model, lambda: model.hidden(fed["source"], fed["target_in"]))
+
+
+@study
+def attention_matrices(
+    lab: Lab, *, text: str, model: str, layers: int, tokens: int, steps: int, lr: float, seed: int
+) -> Measurement:
+    """Figures 5 and 11: norms of the gradients of the self-attention's matrices at the start, and of what
+    Adam moves them by over some steps.
+    """
+    network = lab.model(size(model, "pre", layers), text, seed=seed, tokens=tokens).eval()
+    batches = lab.batches(text, tokens, steps)
+    matrices = dict(_self_attention(network))
+    weights = [weight for weight, _ in matrices.values()]
+    found = torch.autograd.grad(mean_loss(network, batches[0]), weights)
+    gradients = {
+        key: g[rows].norm().item() for (key, (_, rows)), g in zip(matrices.items(), found, strict=True)
+    }
+    before = {key: weight.detach()[rows].clone() for key, (weight, rows) in matrices.items()}
+    optimiser = torch.optim.Adam(network.parameters(), lr=lr, betas=(0.9, 0.98))
+    for i, batch in enumerate(batches):
+        optimiser.zero_grad()
+        mean_loss(network, batch).backward()
+        optimiser.step()
+        lab.say(f"step {i + 1} of {steps}")
+    rows: list[dict[str, Any]] = [
+        {
+            "stack": stack,
+            "layer": layer,
+            "kind": kind,
+            "gradient": gradients[stack, layer, kind],
+            "update": (weight.detach()[part] - before[stack, layer, kind]).norm().item(),
+        }
+        for (stack, layer, kind), (weight, part) in matrices.items()
+    ]
+    for row in rows:
+        for what in ("gradient", "update"):
+            row[f"{what}_relative"] = row[what] / max(r[what] for r in rows)
+    measures: dict[str, Measure] = {}
+    for what in ("gradient", "update"):
+        by = {kind: geometric(r[what] for r in rows if r["kind"] == kind) for kind in ATTENTION}
+        ratio = (by["value"] * by["output"] / by["query"] / by["key"]) ** 0.5
+        measures[f"{what}_values_over_queries"] = Measure.exact(ratio)
+        measures[f"{what}_spread"] = Measure.exact(max(r[what] for r in rows) / min(r[what] for r in rows))
+    measures["spread_ratio"] = Measure.exact(
+        measures["gradient_spread"].value / measures["update_spread"].value
+    )
+    facts = {"text": lab.text(text), "update": f"{steps} steps of Adam on {tokens:,} positions, lr {lr:g}"}
+    return Measurement(measures, {"matrices": rows}, facts)
+
+
+def _self_attention(network: nn.Module) -> Iterator[tuple[tuple[str, int, str], tuple[nn.Parameter, slice]]]:
+    """Stack, layer and kind of every matrix, with the parameter that holds it and its rows there."""
+    for name, f in network.named_modules():
+        if isinstance(f, Attention) and not f.from_memory:
+            site = cast("Sublayer", network.get_submodule(name.rpartition(".")[0])).site
+            for kind, view in f.matrices().items():
+                weight = cast("nn.Parameter", (f.out if kind == "output" else f.qkv).weight)
+                start = view.storage_offset() // view.shape[1]
+                where = site.stack, site.layer + 1, kind
+                yield where, (weight, slice(start, start + len(view)))
+
+
+@study
+def speed(lab: Lab, *, text: str, model: str, layers: int, tokens: int, steps: int) -> Measurement:
+    """Seconds of a training step with LayerNorm over those with ScaleNorm, pair by pair, one after the other
+    in one process, after one pair that is not counted.
+    """
+    (batch,) = lab.batches(text, tokens, 1)
+    both = {
+        norm: lab.model(replace(size(model, "pre", layers), norm=norm), text, seed=0, tokens=tokens)
+        for norm in ("layernorm", "scalenorm")
+    }
+    optimisers = {norm: torch.optim.Adam(m.parameters(), lr=1e-4) for norm, m in both.items()}
+    rows: list[Row] = []
+    for i in range(steps + 1):
+        for norm, network in list(both.items())[:: 1 if i % 2 else -1]:  # neither is always the first
+            start = time.perf_counter()
+            optimisers[norm].zero_grad()
+            mean_loss(network.train(), batch).backward()
+            optimisers[norm].step()
+            rows.append({"pair": i, "norm": norm, "seconds": time.perf_counter() - start})
+    counted = [{r["norm"]: r["seconds"] for r in rows if r["pair"] == i} for i in range(1, steps + 1)]
+    ratio = mean(pair["layernorm"] / pair["scalenorm"] for pair in counted)
+    facts = {
+        "text": lab.text(text),
+        "steps": f"{steps} pairs of {tokens:,} positions, {torch.get_num_threads()} threads",
+    }
+    return Measurement({"layernorm_over_scalenorm": ratio}, {"steps": rows}, facts)

@@ -1,0 +1,87 @@
+"""The setting in which Xiong et al. 2020 prove their theorem (Section 3.3): single-head attention that is
+uniform because queries and keys start at 0, every matrix d x d, Gaussian inputs.
+"""
+
+from __future__ import annotations
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from normlab.nn import Placement, Stack, stack_of
+from normlab.reproduce.lab import generator
+
+ROLES = ("self_attention", "ffn")
+
+
+class UniformAttention(nn.Module):
+    r""":math:`\frac{1}{n} \sum_j x_j W_V`, the same for every position; :math:`W_V \sim N(0, 1/d)`."""
+
+    def __init__(self, dim: int, random: torch.Generator) -> None:
+        super().__init__()
+        self.value = _xavier(dim, dim, random)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return (x.mean(-2, keepdim=True) @ self.value).expand_as(x)
+
+
+class FeedForward(nn.Module):
+    r""":math:`\mathrm{ReLU}(x W_1) W_2`, both drawn from :math:`N(0, 2/(d + d_{ff}))`."""
+
+    def __init__(self, dim: int, ffn_dim: int, random: torch.Generator) -> None:
+        super().__init__()
+        self.inner, self.outer = _xavier(dim, ffn_dim, random), _xavier(ffn_dim, dim, random)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return F.relu(x @ self.inner) @ self.outer
+
+
+def _xavier(n_in: int, n_out: int, random: torch.Generator) -> nn.Parameter:
+    return nn.Parameter(torch.randn(n_in, n_out, generator=random) * (2 / (n_in + n_out)) ** 0.5)
+
+
+class Setting(nn.Module):
+    """One network of the theory with its inputs `[1, T, D]`, one target a position, and an output matrix."""
+
+    def __init__(
+        self,
+        placement: str,
+        *,
+        layers: int,
+        dim: int,
+        tokens: int,
+        seed: int,
+        ffn_dim: int = 0,
+        types: int = 1000,
+    ) -> None:
+        super().__init__()
+        random = generator(seed=seed)
+        branches: list[nn.Module] = []
+        for _ in range(layers):
+            branches += [UniformAttention(dim, random), FeedForward(dim, ffn_dim or dim, random)]
+        first = next(stack_of(ROLES, layers, dim))
+        self.stack = Stack.of(branches, Placement.registry[placement], first)
+        self.output = torch.randn(dim, types, generator=random) * dim**-0.5
+        self.x = torch.randn(1, tokens, dim, generator=random)
+        self.target = torch.randint(types, (tokens,), generator=random)
+
+    def forward(self) -> Tensor:
+        """The mean over positions of the negative log-likelihood."""
+        return F.cross_entropy((self.stack(self.x) @ self.output)[0], self.target)
+
+    def outer(self) -> list[nn.Parameter]:
+        r""":math:`W^{2,l}` of every layer, the first one first."""
+        return [sublayer.f.outer for sublayer in self.stack if isinstance(sublayer.f, FeedForward)]
+
+    @torch.no_grad()
+    def totals(self) -> list[Tensor]:
+        """x + f(x) `[T, D]` of every feed-forward sublayer: in Post-LN what its norm is given, in Pre-LN the
+        stream behind it.
+        """
+        found: list[Tensor] = []
+        stream = self.stack.begin(self.x)
+        for sublayer in self.stack:
+            y = sublayer.f(sublayer.place.read(stream))
+            found.append((stream + y)[0])
+            stream = sublayer.place.write(stream, y)
+        return found[1::2]

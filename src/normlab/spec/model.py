@@ -1,0 +1,68 @@
+"""The description of a model, from which ``normlab.nn`` builds it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from normlab.spec.allowed import COUNT, SHARE, SIZE, Range, check
+from normlab.spec.fields import no_flag
+
+
+@dataclass(frozen=True)
+class ModelConfig:
+    """Sizes of the Transformer, and the registered names of its parts.
+
+    Encoder and decoder have a placement each. An empty ``qk_norm``, ``bias``, ``inner_norm`` or ``head_gain``
+    leaves the choice to the placement of each stack.
+    """
+
+    dim: int = 256
+    """Width of the residual stream."""
+    ffn_dim: int = 1024
+    """Inner width of the feed-forward branches."""
+    heads: int = 4
+    """Attention heads."""
+    encoder_layers: int = 3
+    """Layers of the encoder; 0 for a model without one."""
+    decoder_layers: int = 3
+    """Layers of the decoder; 0 for a model without one."""
+    encoder_placement: str = no_flag("post")
+    decoder_placement: str = no_flag("post")
+    norm: str = no_flag("layernorm")
+    embedding: str = no_flag("plain")
+    scheme: str = no_flag("xavier")
+    dropout: float = 0.1
+    """Dropout on the embeddings and on the output of every branch."""
+    attention_dropout: float = no_flag(0.0)
+    """Dropout on the attention weights."""
+    ffn_dropout: float = no_flag(0.0)
+    """Dropout after the activation of the feed-forward branches."""
+    kv_heads: int = 0
+    """Heads of keys and values, each shared by several heads of queries; 0: as many as heads."""
+    positions: str = no_flag("sinusoidal")
+    max_positions: int = 1024
+    """Number of positions that learned position encodings have; no input may be longer."""
+    activation: str = no_flag("relu")
+    qk_norm: str = no_flag("")
+    bias: str = no_flag("")
+    inner_norm: str = no_flag("")
+    head_gain: str = no_flag("")
+    qk_norm_len: int = 64
+    """97.5th percentile of the training sentences' lengths in tokens, which sets qknorm's initial scale."""
+
+    def __post_init__(self) -> None:
+        check(
+            self,
+            {
+                SIZE: "dim ffn_dim heads max_positions",
+                COUNT: "encoder_layers decoder_layers kv_heads",
+                Range(least=2, whole=True): "qk_norm_len",
+                SHARE: "dropout attention_dropout ffn_dropout",
+            },
+        )
+
+    @property
+    def is_hybrid(self) -> bool:
+        """Whether the model has an encoder and a decoder with different placements."""
+        both = bool(self.encoder_layers and self.decoder_layers)
+        return both and self.encoder_placement != self.decoder_placement

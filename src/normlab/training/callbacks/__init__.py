@@ -1,0 +1,1 @@
+"""What looks at a run while it trains, without changing its numbers."""

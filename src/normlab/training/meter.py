@@ -1,0 +1,43 @@
+"""What one optimiser step does to each parameter, as tensors that stay on the device."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from normlab.training.parallel import Parallel
+
+
+class Meter:
+    """The norms of every parameter's gradient and of its update, for all steps alike.
+
+    One copy of the weights is kept for the updates: about 1% of a step's time on a CPU, a quarter of what
+    Adam keeps anyway.
+    """
+
+    def __init__(self, parallel: Parallel) -> None:
+        self.parallel, parts = parallel, parallel.parts
+        self.names, self.weights = tuple(parts), tuple(p.detach() for p in parts.values())
+        self._parameters = tuple(parts.values())
+        self.moved = [torch.empty_like(w) for w in self.weights]
+        """By what the last step moved each parameter, with the sign turned round."""
+
+    def gradients(self) -> Tensor:
+        """`[P]`: the L2 norm of each gradient, 0 where there is none."""
+        here = [(i, p.grad) for i, p in enumerate(self._parameters) if p.grad is not None]
+        norms = self.parallel.norms([gradient for _, gradient in here])
+        if len(here) == len(self.names):
+            return norms
+        whole = norms.new_zeros(len(self.names))
+        return whole.index_copy_(0, torch.tensor([i for i, _ in here], device=norms.device), norms)
+
+    @torch.no_grad()
+    def before(self) -> None:
+        """Call it before the optimiser's step."""
+        torch._foreach_copy_(self.moved, self.weights)
+
+    @torch.no_grad()
+    def after(self) -> Tensor:
+        """`[P]`: the L2 norm of what the step has added to each parameter."""
+        torch._foreach_sub_(self.moved, self.weights)
+        return self.parallel.norms(self.moved)

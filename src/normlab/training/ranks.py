@@ -1,0 +1,208 @@
+"""The processes that share the steps of a run: this one alone, or those that torchrun has started.
+
+A step has ``train.grad_accum_steps`` micro-batches, whoever computes them: of R ranks, rank r takes the
+micro-batches i with i mod R = r. Batches, dropout masks, loss and gradient are those of one process, but for
+the order of sums.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Callable, Generator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from datetime import timedelta
+from typing import Any, Final, TypeVar
+
+import torch
+from torch import Tensor, distributed, nn
+
+from normlab.errors import UserError
+from normlab.training.parallel import DDP, FSDP, Parallel, SingleProcess
+
+T = TypeVar("T")
+
+STEP_TIMEOUT: Final = timedelta(minutes=15)
+"""How long a rank waits for the others within a step, where one of them may write a checkpoint."""
+TASK_TIMEOUT: Final = timedelta(days=1)
+"""How long they wait for what the main rank does alone: preparing data, a validation, the test."""
+_FAILED, _RESULT = "failed", "result"
+
+
+class OtherRankError(RuntimeError):
+    """The main rank has failed, and so this one stops too."""
+
+
+@dataclass(frozen=True)
+class Ranks:
+    """One process among those of the run. Every rank calls every method, in the same order."""
+
+    index: int = 0
+    count: int = 1
+    patient: distributed.ProcessGroup | None = None
+    """For what takes long."""
+
+    @property
+    def main(self) -> bool:
+        """Whether this rank is the one that writes and tells."""
+        return self.index == 0
+
+    def share(self, micro_batches: int) -> range:
+        """Those of a step's micro-batches that this rank computes."""
+        return range(self.index, micro_batches, self.count)
+
+    def sum(self, values: Tensor) -> Tensor:
+        """Over the ranks, in place where there are several; on a GPU nothing waits."""
+        if self.count > 1:
+            distributed.all_reduce(values)
+        return values
+
+    def total(self, *numbers: int) -> list[int]:
+        """Each number summed over the ranks."""
+        return self.sum(torch.tensor(numbers)).tolist()
+
+    def any(self, flag: bool, /) -> bool:  # noqa: FBT001
+        """Whether the flag is set on a rank."""
+        return self.total(int(flag)) != [0]
+
+    def on_main(self, function: Callable[..., object], *args: Any) -> None:
+        """Let the main rank do it; the others go on."""
+        if self.main:
+            function(*args)
+
+    def from_main(self, function: Callable[[], T]) -> T:
+        """What the main rank's call returns, which JSON can say; the others wait for it.
+
+        Raises OtherRankError on those if it failed.
+        """
+        if not self.main:
+            result: T = self._heard()
+            return result
+        try:
+            result = function()
+        except BaseException as error:
+            self._tell({_FAILED: type(error).__name__})
+            raise
+        self._tell({_RESULT: result})
+        return result
+
+    @contextmanager
+    def main_first(self) -> Generator[None]:
+        """The main rank goes through this block before the others do. Raises as ``from_main`` does."""
+        if not self.main:
+            self._heard()
+            yield
+            return
+        try:
+            yield
+        except BaseException as error:
+            self._tell({_FAILED: type(error).__name__})
+            raise
+        self._tell({_RESULT: None})
+
+    def row(self) -> dict[str, int]:
+        """For a row of metrics: how many ranks there were, where they were several."""
+        return {"ranks": self.count} if self.count > 1 else {}
+
+    def parallel(self, model: nn.Module, optimiser: torch.optim.Optimizer, *, shard: bool) -> Parallel:
+        """The model spread over the ranks, whole on each or, with ``shard``, a part on each."""
+        if self.count == 1:
+            return SingleProcess(model)
+        return FSDP(model, optimiser, self.count) if shard else DDP(model)
+
+    def _tell(self, message: dict[str, Any]) -> None:
+        if self.count > 1:
+            content = torch.tensor(list(json.dumps(message).encode()), dtype=torch.uint8)
+            distributed.broadcast(torch.tensor(len(content)), 0, group=self.patient)
+            distributed.broadcast(content, 0, group=self.patient)
+
+    def _heard(self) -> Any:
+        length = torch.tensor(0)
+        distributed.broadcast(length, 0, group=self.patient)
+        content = torch.empty(int(length), dtype=torch.uint8)
+        distributed.broadcast(content, 0, group=self.patient)
+        message = json.loads(bytes(content.tolist()))
+        if _FAILED in message:
+            raise OtherRankError(f"rank {self.index} stops because rank 0 did; rank 0 says why")
+        return message[_RESULT]
+
+
+SINGLE_PROCESS: Final = Ranks()
+
+
+def world() -> int:
+    """How many processes torchrun has started, 1 without it."""
+    return int(os.environ.get("WORLD_SIZE", "1"))
+
+
+def leads() -> bool:
+    """Whether this process is the one that tells what is going on."""
+    return int(os.environ.get("RANK", "0")) == 0
+
+
+def check_share(grad_accum_steps: int) -> None:
+    """Raise UserError where the ranks cannot have the same number of a step's micro-batches."""
+    count = world()
+    if grad_accum_steps % count:
+        above = -(-grad_accum_steps // count) * count
+        fewer = max(n for n in range(1, min(count, grad_accum_steps) + 1) if grad_accum_steps % n == 0)
+        raise UserError(
+            f"grad_accum_steps is {grad_accum_steps}, and {count} processes cannot share "
+            f"so many micro-batches a step alike; type --grad-accum-steps {above}, or torchrun "
+            f"--nproc-per-node {fewer}"
+        )
+
+
+@contextmanager
+def joined(device: torch.device) -> Generator[tuple[Ranks, torch.device]]:
+    """The ranks of this process and the device of this one, as torchrun has laid them out; a process that is
+    in a group of its own making stays in it.
+
+    Raises UserError where the ranks of a machine have no GPU each.
+    """
+    count = world()
+    if count == 1:
+        yield SINGLE_PROCESS, device
+        return
+    device = _own(device)
+    owner = not distributed.is_initialized()
+    if owner:
+        backend = "cpu:gloo,cuda:nccl" if device.type == "cuda" else "gloo"
+        bound = device if device.type == "cuda" else None
+        distributed.init_process_group(backend, timeout=STEP_TIMEOUT, device_id=bound)
+    patient: Any = distributed.new_group(backend="gloo", timeout=TASK_TIMEOUT)
+    try:
+        yield Ranks(distributed.get_rank(), distributed.get_world_size(), patient), device
+    except Exception:
+        # The others may be anywhere: to say goodbye to them could take for ever.
+        raise
+    except BaseException:
+        _leave(owner=owner)
+        raise
+    else:
+        _leave(owner=owner)
+
+
+def _leave(*, owner: bool) -> None:
+    if owner:
+        distributed.destroy_process_group()
+
+
+def _own(device: torch.device) -> torch.device:
+    """The GPU of this rank."""
+    if device.type != "cuda":
+        return device
+    if device.index is not None:
+        raise UserError(
+            f"the device {device} was asked for, and each of {world()} processes needs one of its own; "
+            "type --device cuda"
+        )
+    local, there = int(os.environ.get("LOCAL_RANK", "0")), torch.cuda.device_count()
+    if local >= there:
+        raise UserError(
+            f"process {local + 1} of this machine finds no GPU, there are {there}; "
+            f"type torchrun --nproc-per-node {there}"
+        )
+    torch.cuda.set_device(local)
+    return torch.device("cuda", local)

@@ -1,0 +1,152 @@
+"""From a configuration to a finished run folder."""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import signal
+import sys
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from torch import nn
+
+from normlab.spec.config import Config, run_id
+from normlab.store.examples import write_examples
+from normlab.store.files import named
+from normlab.store.folder import RunFolder, write_json_atomic, write_text_atomic
+from normlab.tasks.registry import TASKS
+from normlab.tasks.task import Prepared
+from normlab.training.callbacks.base import followed
+from normlab.training.callbacks.tensorboard import require_tensorboard
+from normlab.training.checkpoint import load_checkpoint
+from normlab.training.devices import autocast, prepare_process, resolved_precision
+from normlab.training.ranks import Ranks, check_share, joined
+from normlab.training.trainer import AnyTask, Loop, Row
+from normlab.training.warm_start import with_start
+from normlab.training.weights import checkpoint_of
+
+
+def train(config: Config, root: str | Path, on_row: Callable[[Row], None] = lambda row: None) -> RunFolder:
+    """Train one configuration under ``root`` and score it on its test text; the run's folder.
+
+    A run that is done is returned as it is, an interrupted one goes on from its last checkpoint. ``on_row``
+    sees every metrics row as it is written. Ctrl-C saves a checkpoint and raises KeyboardInterrupt. Under
+    torchrun its processes share the micro-batches of a step, and the first one alone writes.
+
+    Raises UserError for a task that nobody registered or that cannot do what the configuration asks for.
+    """
+    kind = TASKS[config.task]
+    kind.check(config)
+    check_share(config.train.grad_accum_steps)
+    if config.machine.tensorboard:
+        require_tensorboard()
+    config, root = resolved_precision(config), Path(root)
+    with joined(prepare_process(config.machine)) as (ranks, device):
+        with ranks.main_first():
+            data, corpus = kind.prepare(config.data, root / "data")
+            config = with_start(replace(config, data=data), root)
+            kind.check_text(config, corpus)
+        folder = RunFolder(root / run_id(config))
+        with contextlib.ExitStack() as held:
+            if ranks.from_main(lambda: _enter(folder, config, corpus, held)):
+                _work(kind(config, corpus, device), folder, on_row, ranks)
+    return folder
+
+
+def _enter(folder: RunFolder, config: Config, corpus: Prepared, held: contextlib.ExitStack) -> bool:
+    """Whether the run is to be done; if so its lock is taken, and its folder has what it needs."""
+    if folder.status().state == "done":
+        return False
+    folder.path.mkdir(parents=True, exist_ok=True)
+    held.enter_context(folder.lock())
+    if folder.status().state == "done":  # by another process, a moment ago
+        return False
+    _furnish(folder, config, corpus)
+    return True
+
+
+def _work(task: AnyTask, folder: RunFolder, on_row: Callable[[Row], None], ranks: Ranks) -> None:
+    try:
+        with _polite_interrupt() as interrupted:
+            loop = Loop(task, folder, on_row, ranks)
+            with contextlib.closing(loop.batches), followed(loop) as record:
+                loop.run(interrupted)
+        model = loop.plain()
+        ranks.from_main(lambda: score_test(task, folder, model))
+        ranks.on_main(_mark, folder, "done")
+        ranks.on_main(record.end)
+    except KeyboardInterrupt:
+        ranks.on_main(_mark, folder, "interrupted")
+        raise
+    except Exception as error:
+        ranks.on_main(_mark, folder, "failed", f"{type(error).__name__}: {error}")
+        raise
+
+
+def _mark(folder: RunFolder, state: str, error: str = "") -> None:
+    with contextlib.suppress(OSError):  # a full disk would hide what it stopped
+        status = folder.status()
+        folder.set_status(replace(status, state=state, error=error or status.error))
+
+
+def score_test(task: AnyTask, folder: RunFolder, model: nn.Module) -> None:
+    """The run's weights on the test text: ``scores.json``, the statistics of each example, and the outputs.
+
+    Of a run with an average these are of the average; those of the best weights stand beside them.
+    """
+    files = {checkpoint_of(folder): (folder.outputs, folder.examples, folder.scores)}
+    files.setdefault(folder.best, (folder.best_outputs, folder.best_examples, folder.best_scores))
+    for checkpoint, (outputs, examples, scores) in files.items():
+        load_checkpoint(checkpoint, model, run=folder.id())
+        with autocast(task.device, task.config.train.precision):
+            tested = task.test(model)
+        if tested.outputs is not None:
+            write_text_atomic(outputs, "".join(f"{line}\n" for line in tested.outputs))
+        if tested.examples:
+            write_examples(examples, tested.examples)
+        signatures = {"signatures": dict(tested.signatures)} if tested.signatures else {}
+        write_json_atomic(scores, {**tested.scores, **signatures})
+
+
+def _furnish(folder: RunFolder, config: Config, corpus: Prepared) -> None:
+    """Give a new run folder what it needs without its corpus, the configuration last."""
+    if not (folder.path / "config.json").exists():
+        with named(folder.tokenizer):
+            corpus.tokenizer.save(folder.tokenizer)
+        types = io.BytesIO()  # of a full disk NumPy itself would say no more than how many bytes are missing
+        np.save(types, corpus.target_types, allow_pickle=False)
+        with named(folder.target_types):
+            folder.target_types.write_bytes(types.getbuffer())
+        RunFolder.create(folder.path, config, TASKS[config.task].metrics)
+
+
+@contextmanager
+def _polite_interrupt() -> Iterator[threading.Event]:
+    """The first Ctrl-C, or a closed terminal, sets an event, so that the step in progress ends and is saved.
+
+    The second one is at once.
+    """
+    event = threading.Event()
+    if threading.current_thread() is not threading.main_thread():
+        yield event
+        return
+
+    def handle(number: int, frame: Any) -> None:
+        if event.is_set():
+            raise KeyboardInterrupt
+        event.set()
+        with contextlib.suppress(OSError):
+            sys.stderr.write("\nsaving after this step; once more stops at once\n")
+
+    before = {s: signal.signal(s, handle) for s in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)}
+    try:
+        yield event
+    finally:
+        for s, handler in before.items():
+            signal.signal(s, handler)

@@ -1,0 +1,97 @@
+"""Translating with a run's weights."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from normlab.data.vocabulary import load
+from normlab.errors import UserError
+from normlab.spec.config import DecodeConfig
+from normlab.store.folder import RunFolder
+from normlab.tasks.build import build_seq2seq
+from normlab.tasks.translation import Candidate, Translation, n_best_lines
+from normlab.training.checkpoint import load_checkpoint
+from normlab.training.devices import autocast, prepare_process
+from normlab.training.weights import checkpoint_of
+
+
+def translate(
+    run: Path,
+    lines: Sequence[str],
+    decode: DecodeConfig | None = None,
+    *,
+    prefixes: Sequence[str] | None = None,
+    weights: str | int = "",
+    threads: int | None = None,
+) -> list[str]:
+    """Translate raw lines with a run's weights, by its own tokenizer and search.
+
+    ``prefixes``: what each translation begins with. ``weights``: ``average``, ``best``, ``last`` or a step
+    whose weights were kept; without it those that the run's test scores are of. ``threads``: 0 for all
+    cores, the run's own number without it. Raises FileNotFoundError for weights that there are not,
+    UserError for a run of another task, and for a prefix that cannot be produced.
+    """
+    found = n_best(run, lines, 1, decode, prefixes=prefixes, weights=weights, threads=threads)
+    return [candidates[0].text for candidates in found]
+
+
+def n_best(
+    run: Path,
+    lines: Sequence[str],
+    count: int,
+    decode: DecodeConfig | None = None,
+    *,
+    prefixes: Sequence[str] | None = None,
+    weights: str | int = "",
+    threads: int | None = None,
+) -> list[list[Candidate]]:
+    """``count`` translations of each line with their scores: the best, best first, or as many draws.
+
+    Raises UserError as ``translate``, and for more than the search's beams.
+    """
+    folder = RunFolder(run)
+    config = folder.config()
+    if config.task != Translation.name:
+        raise UserError(
+            f"the run {folder.path.name} is of the task {config.task} and translates nothing; name a run of "
+            f"{Translation.name}, `normlab runs` lists them"
+        )
+    threads = config.machine.threads if threads is None else threads
+    device = prepare_process(replace(config.machine, threads=threads))
+    tokenizer = load(folder.tokenizer)
+    model = build_seq2seq(config.model, tokenizer.vocab_size, config.seeds.init).to(device)
+    load_checkpoint(checkpoint_of(folder, weights), model, run=folder.id())
+    allowed = None
+    if config.data.target_vocab_mask:
+        allowed = _target_types(folder.target_types, tokenizer.vocab_size).to(device)
+    with autocast(device, config.train.precision):
+        return n_best_lines(
+            model,
+            tokenizer,
+            lines,
+            decode or config.decode,
+            count=count,
+            prefixes=prefixes,
+            allowed=allowed,
+        )
+
+
+def _target_types(path: Path, count: int) -> Tensor:
+    """`[vocab]`: which types a target may have."""
+    try:
+        types = np.load(path, allow_pickle=False)
+    except (ValueError, EOFError) as error:
+        raise _damaged(path, error) from error
+    if not isinstance(types, np.ndarray) or types.dtype != bool or types.shape != (count,):
+        raise _damaged(path, f"it is no array of {count} truth values")
+    return torch.from_numpy(types)
+
+
+def _damaged(path: Path, why: object) -> UserError:
+    return UserError(f"{path} is damaged ({why}); bring back the file that the model was trained with")

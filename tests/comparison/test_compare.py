@@ -1,0 +1,339 @@
+import math
+from dataclasses import replace
+
+import pytest
+
+from normlab.comparison import compare as module
+from normlab.comparison.compare import compare, plan
+from normlab.data.prepare import prepare
+from normlab.data.text import read_lines
+from normlab.spec.comparison import Comparison
+from normlab.spec.config import DataConfig, run_id
+from normlab.spec.outcome import Outcome
+from normlab.spec.request import CompareRequest
+from normlab.spec.serialise import from_json
+from normlab.store import RunFolder, Runs, Status
+from normlab.store.files import write_json_atomic, write_text_atomic
+from normlab.tasks.scores import corpus_bleu, score
+from normlab.training.measure import Seconds
+from normlab.training.train import train
+from normlab.training.translate import translate
+from training.tiny import tiny
+
+
+def request_of(text, out, **changes):
+    return CompareRequest(
+        **{
+            "recipes": ("pre", "post"),
+            "lrs": (1e-3, 1e-2),
+            "seeds": 2,
+            "base": tiny(text, steps=20, validate_every_steps=10),
+            "jobs": 1,
+            "out": out,
+            "resamples": 200,
+            "command": "normlab compare --lrs 1e-3 1e-2",
+            **changes,
+        }
+    )
+
+
+@pytest.fixture
+def in_process(monkeypatch):
+    """A queue without processes; it collects what it was asked for."""
+    asked = []
+
+    class Inline:
+        def __init__(self, root, jobs, watch):
+            self.root, self.waiting, self.failed = root, [], {}
+
+        def add(self, config):
+            asked.append(config)
+            self.waiting.append(config)
+
+        def run(self, done):
+            while self.waiting:
+                config = self.waiting.pop(0)
+                try:
+                    train(config, self.root)
+                except Exception as error:
+                    self.failed[run_id(config)] = str(error)
+                done(config)
+
+    monkeypatch.setattr(module, "Queue", Inline)
+    return asked
+
+
+def plant(request, recipe, lr, seed, *, bleu, nll, test=None):
+    """A run that is done, with these results on dev."""
+    base = module.resolve(recipe, request.base)
+    data, corpus = prepare(request.base.data, request.out / "data")
+    config = replace(
+        base,
+        data=data,
+        optim=replace(base.optim, lr=lr),
+        seeds=replace(base.seeds, init=seed, data=seed, dropout=seed),
+    )
+    folder = RunFolder.create(request.out / run_id(config), config)
+    status = Status("done", 20, Outcome("trained", 20, "planted"), 20, bleu, nll, train_seconds=10.0 * seed)
+    folder.set_status(status)
+    lines = test or corpus.test_text.target
+    write_text_atomic(folder.outputs, "".join(f"{line}\n" for line in lines))
+    write_json_atomic(folder.scores, vars(score(lines, corpus.test_text.target)))
+    return folder
+
+
+# ------------------------------------------------------------------------------------------ from end to end
+
+
+def test_a_comparison_from_text_to_its_table(text, tmp_path, monkeypatch):
+    request = request_of(text, tmp_path / "runs")
+    seen = []
+    comparison = compare(request, lambda folders: seen.append(len(folders)))
+
+    assert [r.name for r in comparison.recipes] == ["pre", "post"]
+    assert (comparison.seeds, comparison.lrs, comparison.failed) == ((1, 2), (1e-3, 1e-2), ())
+    assert len(list(Runs(request.out))) == 2 * (2 + 1)
+    assert seen[-1] == 6, "the sweep, and one more seed for each recipe"
+    references = read_lines(text.test_tgt)
+    for recipe in comparison.recipes:
+        best = max(recipe.trials, key=lambda t: (t.dev_bleu, -t.dev_nll))
+        assert recipe.lr == best.lr
+        assert recipe.runs[0] == best.run
+        folders = [Runs(request.out).find(run) for run in recipe.runs]
+        configs = [f.config() for f in folders]
+        assert [c.optim.lr for c in configs] == [recipe.lr] * 2
+        assert [(c.seeds.init, c.seeds.data, c.seeds.dropout) for c in configs] == [(1, 1, 1), (2, 2, 2)]
+        assert {c.recipe for c in configs} == {recipe.name}
+        scores = [score(read_lines(f.outputs), references) for f in folders]
+        assert recipe.bleu.value == pytest.approx(sum(s.bleu for s in scores) / 2, abs=1e-9)
+        assert recipe.bleu.low <= recipe.bleu.value <= recipe.bleu.high
+        assert recipe.chrf == pytest.approx(sum(s.chrf for s in scores) / 2)
+        assert recipe.outcomes == tuple(f.status().outcome.state for f in folders)
+        every = {t.run for t in recipe.trials} | set(recipe.runs)
+        seconds = sum(Runs(request.out).find(run).status().train_seconds for run in every)
+        assert recipe.total_seconds == pytest.approx(seconds)
+        assert 0 < recipe.train_seconds < recipe.total_seconds
+    (difference,) = comparison.differences
+    assert (difference.a, difference.b) == ("pre", "post")
+    pre, post = comparison.recipes
+    assert difference.delta.value == pytest.approx(pre.bleu.value - post.bleu.value)
+    assert difference.p == difference.p_corrected, "one pair needs no correction"
+    for sample in comparison.samples:
+        i = references.index(sample.reference)
+        assert sample.source == read_lines(text.test_src)[i]
+        assert sample.outputs["pre"] == translate(request.out / pre.runs[0], [sample.source])[0]
+    assert "tok:13a" in comparison.signature
+    assert comparison.command == request.command
+    assert len(list((request.out / "data").iterdir())) == 1
+
+    written = request.out / "comparison.json"
+    assert from_json(Comparison, written.read_text(encoding="utf-8")) == comparison
+    before = {p: p.stat().st_mtime_ns for p in request.out.glob("*/*")}
+    monkeypatch.setattr(module, "measure", lambda config, corpus: Seconds(1.0, 1.0, 100.0))
+    planned = plan(request)
+    assert (planned.seed_runs, planned.total_seconds) == (2, 0.0), "nothing is left to do"
+    assert all(run.done for run in planned.sweep)
+    assert compare(request) == comparison
+    assert {p: p.stat().st_mtime_ns for p in request.out.glob("*/*")} == before, "nothing was trained again"
+
+
+@pytest.mark.slow
+def test_recipes_that_differ_are_told_apart_on_the_built_in_corpus(tmp_path):
+    """Enough training that the better learning rate is plain: at 1e-7 nothing is learnt."""
+    data = DataConfig(builtin="numbers-de-en", builtin_pairs=3000, vocab_size=150)
+    base = tiny(data, steps=250, validate_every_steps=250)
+    request = request_of(
+        data, tmp_path / "runs", base=base, recipes=("pre", "post", "admin"), lrs=(1e-7, 1e-2), jobs=2
+    )
+    comparison = compare(request)
+    assert [r.lr for r in comparison.recipes] == [1e-2] * 3
+    assert all(r.trials[0].outcome == "stuck" for r in comparison.recipes)
+    assert all(r.outcomes == ("trained", "trained") for r in comparison.recipes)
+    assert len(comparison.differences) == 3
+
+
+# ------------------------------------------------------------------------------------------------- choosing
+
+
+def test_a_rate_that_diverged_late_is_not_chosen_for_its_early_peak(text, tmp_path, in_process):
+    request = request_of(text, tmp_path, recipes=("pre",), seeds=1)
+    calm, wild = request.lrs
+    plant(request, "pre", calm, 1, bleu=5.0, nll=3.0)
+    peaked = plant(request, "pre", wild, 1, bleu=9.0, nll=2.0)
+    peaked.set_status(replace(peaked.status(), outcome=Outcome("diverged", 50, "loss is nan at step 50")))
+    assert compare(request).recipes[0].lr == calm
+
+
+@pytest.mark.parametrize(
+    ("best_by", "results", "chosen"),
+    [
+        ("bleu", [(5.0, 3.0), (7.0, 4.0)], 1e-2),
+        ("nll", [(5.0, 3.0), (7.0, 4.0)], 1e-3),
+        ("bleu", [(0.0, 3.0), (0.0, 2.0)], 1e-2),
+        ("bleu", [(0.0, 3.0), (0.0, 3.0)], 1e-3),
+        ("bleu", [(0.0, math.nan), (0.0, 9.0)], 1e-2),
+        ("nll", [(0.0, math.nan), (0.0, 9.0)], 1e-2),
+        ("nll", [(0.0, 9.0), (0.0, math.nan)], 1e-3),
+        ("bleu", [(None, None), (0.0, 9.0)], 1e-2),
+    ],
+)
+def test_the_learning_rate_with_the_best_dev_score_is_chosen(
+    text, tmp_path, in_process, best_by, results, chosen
+):
+    request = request_of(text, tmp_path, recipes=("pre",), seeds=1)
+    request = replace(request, base=replace(request.base, train=replace(request.base.train, best_by=best_by)))
+    for lr, (bleu, nll) in zip(request.lrs, results, strict=True):
+        plant(request, "pre", lr, 1, bleu=bleu, nll=nll)
+    (recipe,) = compare(request).recipes
+    assert recipe.lr == chosen
+    assert [(t.lr, t.dev_bleu) for t in recipe.trials] == [(1e-3, results[0][0]), (1e-2, results[1][0])]
+
+
+def test_other_seeds_run_only_at_the_chosen_rate_and_after_the_sweep(text, tmp_path, in_process):
+    request = request_of(text, tmp_path, first_seed=5, seeds=3)
+    for recipe, best in (("pre", 1e-3), ("post", 1e-2)):
+        for lr in request.lrs:
+            plant(request, recipe, lr, 5, bleu=1.0 + (lr == best), nll=2.0)
+        for seed in (6, 7):
+            plant(request, recipe, best, seed, bleu=1.0, nll=2.0)
+    comparison = compare(request)
+    asked = [(c.recipe, c.optim.lr, c.seeds.init) for c in in_process]
+    sweep = [(r, lr, 5) for lr in request.lrs for r in request.recipes]
+    assert asked[:4] == sweep
+    assert sorted(asked[4:]) == [("post", 1e-2, 6), ("post", 1e-2, 7), ("pre", 1e-3, 6), ("pre", 1e-3, 7)]
+    assert comparison.seeds == (5, 6, 7)
+    for recipe in comparison.recipes:
+        assert recipe.train_seconds == 60.0, "the median of 50, 60 and 70"
+        assert recipe.total_seconds == 50.0 + 60.0 + 70.0 + 50.0
+        assert recipe.bleu.value == pytest.approx(100.0)
+    assert comparison.differences[0].delta.value == 0.0
+    assert not comparison.differences[0].significant
+
+
+def test_a_planted_difference_is_found_and_shown(text, tmp_path, in_process):
+    request = request_of(text, tmp_path, lrs=(1e-3,))
+    worse = [" ".join([*line.split()[:-1], "null"]) for line in read_lines(text.test_tgt)]
+    for seed in (1, 2):
+        plant(request, "pre", 1e-3, seed, bleu=1.0, nll=2.0)
+        plant(request, "post", 1e-3, seed, bleu=1.0, nll=2.0, test=worse)
+    comparison = compare(request)
+    (difference,) = comparison.differences
+    assert difference.significant
+    assert difference.delta.low > 0
+    assert len(comparison.samples) == 8
+    assert len({s.source for s in comparison.samples}) == 8
+    for sample in comparison.samples:
+        assert sample.outputs == {
+            "pre": sample.reference,
+            "post": worse[read_lines(text.test_tgt).index(sample.reference)],
+        }
+
+
+def test_one_translation_again_and_again_is_counted(text, tmp_path, in_process):
+    references = read_lines(text.test_tgt)
+    deaf = [*["it is ."] * (len(references) - 1), "it was ."]
+    request = request_of(text, tmp_path, lrs=(1e-3,))
+    for seed, test in ((1, references), (2, deaf)):
+        plant(request, "pre", 1e-3, seed, bleu=1.0, nll=2.0, test=test)
+        plant(request, "post", 1e-3, seed, bleu=1.0, nll=2.0, test=deaf)
+    pre, post = compare(request).recipes
+    share = (len(references) - 1) / len(references)
+    assert pre.repeated == (0.0, share), "a text that repeats itself is no failure"
+    assert post.repeated == (share, share)
+
+
+def test_intervals_and_differences_have_the_tokens_of_the_target_language(text, tmp_path, in_process):
+    references = [f"我们今天去北京{k}号,好吗?" for k in range(30)]
+    near = [line.replace("今天", "明天") for line in references]
+    chinese = tmp_path / "test.zh"
+    chinese.write_text("".join(f"{line}\n" for line in references), encoding="utf-8")
+    data = replace(text, test_tgt=str(chinese), target_lang="zh")
+    request = request_of(data, tmp_path, lrs=(1e-3,))
+    for seed in (1, 2):
+        plant(request, "pre", 1e-3, seed, bleu=1.0, nll=2.0, test=references)
+        plant(request, "post", 1e-3, seed, bleu=1.0, nll=2.0, test=near)
+    comparison = compare(request)
+    bleu = {recipe.name: recipe.bleu.value for recipe in comparison.recipes}
+    expected = corpus_bleu(near, references, target_lang="zh")
+    assert expected > corpus_bleu(near, references) + 1
+    assert bleu == {"pre": pytest.approx(100.0), "post": pytest.approx(expected)}
+    assert abs(comparison.differences[0].delta.value) == pytest.approx(100.0 - expected)
+
+
+def test_a_run_that_fails_is_a_result_and_stops_nothing(text, tmp_path, in_process):
+    request = request_of(text, tmp_path, lrs=(1e-3,))
+    for seed in (1, 2):
+        plant(request, "pre", 1e-3, seed, bleu=1.0, nll=2.0)
+    plant(request, "post", 1e-3, 1, bleu=1.0, nll=2.0)
+    broken = plant(request, "post", 1e-3, 2, bleu=1.0, nll=2.0)
+    broken.set_status(Status("interrupted"))
+    broken.outputs.unlink()
+    broken.last.mkdir()
+    (broken.last / "state.json").write_text("{}")
+    comparison = compare(request)
+    pre, post = comparison.recipes
+    assert pre.bleu is not None
+    assert post.bleu is not None, "of the seed that ended"
+    assert post.outcomes == ("trained", "failed")
+    assert len(comparison.differences) == 1
+    assert [line.split(":")[0] for line in comparison.failed] == [broken.path.name]
+    assert set(comparison.samples[0].outputs) == {"pre", "post"}
+    assert from_json(Comparison, (tmp_path / "comparison.json").read_text(encoding="utf-8")) == comparison
+
+
+def test_a_comparison_in_which_everything_fails_still_ends(text, tmp_path, in_process, monkeypatch):
+    def broken(config, root):
+        raise RuntimeError("out of memory")
+
+    monkeypatch.setattr(f"{__name__}.train", broken)
+    comparison = compare(request_of(text, tmp_path, lrs=(1e-3,), seeds=1))
+    assert [r.bleu for r in comparison.recipes] == [None, None]
+    assert (comparison.differences, comparison.samples, comparison.signature) == ((), (), "")
+    assert all(line.endswith(": out of memory") for line in comparison.failed)
+    assert len(comparison.failed) == 2
+
+
+# ------------------------------------------------------------------------------------------------- planning
+
+
+def test_a_plan_counts_what_is_left_and_trains_nothing(text, tmp_path, monkeypatch):
+    monkeypatch.setattr(module, "measure", lambda config, corpus: Seconds(1.0, 1.0, 100.0))
+    request = request_of(text, tmp_path, seeds=3, jobs=2)
+    planned = plan(request)
+    assert [(r.recipe, r.lr, r.seed, r.done) for r in planned.sweep] == [
+        ("pre", 1e-3, 1, False),
+        ("pre", 1e-2, 1, False),
+        ("post", 1e-3, 1, False),
+        ("post", 1e-2, 1, False),
+    ]
+    assert (planned.seed_runs, planned.total_seconds) == (4, 400.0), "eight runs, two at a time"
+    assert planned.resolves_to["pre"].startswith("pre; layernorm")
+    assert list(Runs(tmp_path)) == []
+
+    for lr in request.lrs:
+        plant(request, "pre", lr, 1, bleu=lr, nll=2.0)
+    assert plan(request).total_seconds == 300.0
+    assert [r.done for r in plan(request).sweep] == [True, True, False, False]
+    plant(request, "pre", 1e-2, 2, bleu=1.0, nll=2.0)
+    plant(request, "pre", 1e-3, 3, bleu=1.0, nll=2.0)  # at the other learning rate: no use
+    assert plan(request).total_seconds == 300.0, "five are left"
+    plant(request, "pre", 1e-2, 3, bleu=1.0, nll=2.0)
+    assert plan(request).total_seconds == 200.0
+    assert {r.run for r in planned.sweep if r.recipe == "pre"} <= {f.path.name for f in Runs(tmp_path)}
+
+
+def test_one_recipe_under_two_names_is_refused(text, tmp_path):
+    with pytest.raises(ValueError, match="'pre' and 'pre\\+layernorm' are the same"):
+        plan(request_of(text, tmp_path, recipes=("pre", "post", "pre+layernorm")))
+
+
+def test_cores_are_shared_among_the_jobs(text, tmp_path, in_process, monkeypatch):
+    monkeypatch.setattr(module, "usable_cores", lambda: 8)
+    base = tiny(text)
+    free = replace(base, machine=replace(base.machine, threads=0))
+    monkeypatch.setattr(f"{__name__}.train", lambda config, root: None)
+    compare(request_of(text, tmp_path, base=free, jobs=3, seeds=1))
+    assert {c.machine.threads for c in in_process} == {2}
+    in_process.clear()
+    compare(request_of(text, tmp_path, base=replace(base, machine=replace(base.machine, threads=1)), seeds=1))
+    assert {c.machine.threads for c in in_process} == {1}

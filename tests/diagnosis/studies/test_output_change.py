@@ -1,0 +1,225 @@
+from __future__ import annotations
+
+import math
+from copy import deepcopy
+from functools import partial
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from contracts.variants import build, inputs, loss_of, tokens, uniform
+from normlab.diagnosis.reading.subject import Subject
+from normlab.diagnosis.rules.fits import Fit, better
+from normlab.diagnosis.studies.output_change import (
+    output_change,
+    output_change_family,
+    output_change_fit,
+    random_change,
+)
+from normlab.diagnosis.table import Table
+from normlab.init import profile_
+from normlab.nn import Context, Encoder
+from normlab.spec.config import ModelConfig
+from normlab.tasks.build import build_model
+
+ADAM = partial(torch.optim.Adam, lr=1e-3)
+
+
+def subject_of(model: nn.Module) -> Subject:
+    return Subject.of(model, inputs(model), lambda m, batch: loss_of(m, *batch))
+
+
+def masks(model: nn.Module) -> dict[str, Tensor]:
+    source, target = inputs(model)
+    return {"encoder.sublayers": source != 0, "decoder.sublayers": target != 0}
+
+
+@torch.no_grad()
+def prefixes(model: nn.Module, depth: int) -> Tensor:
+    """The encoder's output, had it ``depth`` sublayers."""
+    source, _ = tokens()
+    stream = model.encoder.begin(model.embed(source))
+    for sublayer in list(model.encoder.sublayers)[:depth]:
+        stream = sublayer(stream, Context(padding_mask=source != 0))
+    return model.encoder.end(stream)[source != 0]
+
+
+def slow(model: nn.Module, other: nn.Module) -> list[float]:
+    depths = range(1, len(model.encoder.sublayers) + 1)
+    return [float((prefixes(model, d) - prefixes(other, d)).square().mean()) for d in depths]
+
+
+@pytest.mark.parametrize("placement", ["post", "pre", "admin", "mixln", "sandwich"])
+def test_prefixes_are_those_of_a_model_cut_off(placement):
+    model = build(uniform(placement, encoder_layers=3)).double().eval()
+    subject = subject_of(model)
+    table = output_change(
+        subject, optimiser=ADAM, seed=4, stack="encoder.sublayers", real=masks(model), size=0.1
+    )
+    assert [(row["kind"], row["depth"], row["seed"]) for row in table] == [
+        (kind, depth, 4) for kind in ("random", "update") for depth in range(1, 7)
+    ]
+    changed = deepcopy(model)
+    changed.load_state_dict(random_change(subject, size=0.1, seed=4), strict=False)
+    assert table.where(kind="random").column("change") == pytest.approx(slow(model, changed), rel=1e-9)
+
+    trained = deepcopy(model)
+    optimiser = ADAM(trained.parameters())
+    loss_of(trained).backward()
+    optimiser.step()
+    assert table.where(kind="update").column("change") == pytest.approx(slow(model, trained), rel=1e-6)
+
+
+def test_the_last_stack_is_meant_and_real_tokens_are_found():
+    model = build(uniform("pre", encoder_layers=1)).eval()
+    subject = subject_of(model)
+    table = output_change(subject)
+    assert table.column("depth") == [1, 2, 3, 4, 5, 6]
+    assert table == output_change(subject, stack="decoder.sublayers", real=masks(model))
+    all_tokens = {name: torch.ones_like(mask) for name, mask in masks(model).items()}
+    assert table != output_change(subject, real=all_tokens)
+    with pytest.raises(ValueError, match=r"no stack 'encoder'; its stacks are 'encoder.sublayers', 'dec"):
+        output_change(subject, stack="encoder")
+
+
+def test_a_random_change_is_of_the_branches_matrices():
+    model = build(uniform("admin", dim=64, ffn_dim=64)).eval()
+    own = dict(model.named_parameters())
+    changed = random_change(subject_of(model), size=0.02, seed=1)
+    assert changed.keys() == {
+        path for path, p in own.items() if p.ndim == 2 and path.startswith(("encoder", "decoder"))
+    }
+    for path, w in changed.items():
+        delta = (w - own[path]).detach()
+        assert delta.square().mean().sqrt() == pytest.approx(
+            0.02 * float(own[path].detach().square().mean().sqrt()), rel=0.05
+        )
+    again, other = (random_change(subject_of(model), size=0.02, seed=seed) for seed in (1, 2))
+    assert all(torch.equal(again[path], w) and not torch.equal(other[path], w) for path, w in changed.items())
+
+
+def test_the_change_is_quadratic_in_the_size():
+    subject = subject_of(build(uniform("post")).double())
+    small, large = (output_change(subject, size=size).column("change") for size in (1e-4, 2e-4))
+    assert [b / a for a, b in zip(small, large, strict=True)] == pytest.approx([4.0] * len(small), rel=0.01)
+
+
+def test_a_family_is_measured_at_its_ends():
+    def family(layers: int) -> Subject:
+        return subject_of(build(uniform("pre", encoder_layers=layers, decoder_layers=layers)))
+
+    table = output_change_family(family, (1, 2, 3), optimiser=ADAM, seed=3)
+    assert [(row["kind"], row["depth"]) for row in table] == [
+        (kind, 5 * layers) for layers in (1, 2, 3) for kind in ("random", "update")
+    ]
+    for layers in (1, 3):
+        alone = output_change(family(layers), optimiser=ADAM, seed=3)
+        for kind in ("random", "update"):
+            last = alone.where(kind=kind).rows[-1]
+            assert table.where(kind=kind, depth=5 * layers).column("change") == [last["change"]]
+    assert {row["law"] for row in output_change_fit(table)} == {"power", "log", "linear", "constant"}
+
+
+# -------------------------------------------------------------------------------------------- the laws
+
+
+def encoder(placement: str, layers: int, seed: int) -> Subject:
+    config = ModelConfig(
+        dim=128, ffn_dim=512, heads=4, encoder_layers=layers, decoder_layers=0, encoder_placement=placement
+    )
+    model = build_model(Encoder, config, 50, seed)
+    ids = torch.randint(4, 50, (4, 24), generator=torch.Generator().manual_seed(1))
+    profile_(model, lambda: model(ids))
+    return Subject.of(
+        model, (ids,), lambda m, batch: F.cross_entropy(m(*batch)[0].flatten(0, 1), ids.flatten())
+    )
+
+
+@pytest.fixture(scope="module")
+def laws() -> dict[str, dict[str, Fit]]:
+    """Of a random change over the prefixes of 24 layers, two starts each."""
+    found = {}
+    for placement in ("post", "pre", "admin"):
+        tables = [output_change(encoder(placement, 24, seed), seed=seed) for seed in range(2)]
+        fit = output_change_fit(Table("output_change", tuple(row for table in tables for row in table)))
+        found[placement] = {
+            str(row["law"]): Fit(**{k: v for k, v in row.items() if k != "kind"}) for row in fit
+        }
+    return found
+
+
+def test_post_grows_like_n_and_pre_and_admin_like_log_n(laws):
+    named = {placement: better(fits.values()).law for placement, fits in laws.items()}
+    assert named == {"post": "linear", "pre": "log", "admin": "log"}
+    assert all(laws[placement]["log"].r2 > 0.9 for placement in ("pre", "admin"))
+    assert laws["post"]["linear"].r2 > 0.8
+    assert laws["post"]["power"].exponent > 0.8 > laws["pre"]["power"].exponent
+
+
+def test_post_moves_most(laws):
+    slopes = {placement: fits["linear"].coefficient for placement, fits in laws.items()}
+    assert slopes["post"] > 5 * slopes["pre"]
+    assert slopes["admin"] < 2 * slopes["pre"]
+
+
+def test_one_seed_has_an_interval_of_its_points_and_two_that_of_their_spread():
+    rows = [
+        {"kind": "random", "depth": n, "change": n**p * (1.01 if n == 8 else 1), "seed": s}
+        for s, p in enumerate((0.5, 0.7))
+        for n in (2, 4, 8, 16)
+    ]
+    one, two = (
+        output_change_fit(Table("output_change", tuple(r for r in rows if r["seed"] in seeds))).where(
+            law="power"
+        )
+        for seeds in ([0], [0, 1])
+    )
+    ((alone,), (both,)) = one.rows, two.rows
+    assert alone["high"] - alone["low"] < 0.1
+    assert both["high"] - both["low"] == pytest.approx(2 * 12.706 * 0.1, rel=1e-2)
+    assert alone["exponent"] == pytest.approx(0.5, abs=0.01)
+
+
+def test_few_depths_have_no_law_and_no_change_no_power():
+    table = output_change(subject_of(build(uniform("pre", decoder_layers=1))), stack="decoder.sublayers")
+    assert len(output_change_fit(table)) == 4
+    short = Table("output_change", table.rows[:2])
+    assert len(output_change_fit(short)) == 0
+
+    still = output_change_fit(output_change(subject_of(build(uniform("rezero")))))
+    assert still.column("law") == ["log", "linear", "constant"]
+    assert still.column("coefficient") == pytest.approx([0, 0, 0])
+
+
+# ---------------------------------------------------------------------------------------- good manners
+
+
+def test_nothing_is_left_behind():
+    model = build(uniform("post", dropout=0.1)).train()
+    subject = subject_of(model)
+    loss_of(model).backward()
+    pointers = {name: p.data_ptr() for name, p in model.named_parameters()}
+    state = {name: (x.clone(), x._version) for name, x in model.state_dict().items()}
+    grads = {name: p.grad.clone() for name, p in model.named_parameters() if p.grad is not None}
+    rng = torch.get_rng_state()
+    once, again = (output_change(subject, optimiser=ADAM) for _ in range(2))
+    assert once == again
+    assert all(math.isfinite(change) and change > 0 for change in once.column("change"))
+    assert torch.equal(torch.get_rng_state(), rng)
+    assert pointers == {name: p.data_ptr() for name, p in model.named_parameters()}
+    for name, x in model.state_dict().items():
+        assert torch.equal(x, state[name][0])
+        assert x._version == state[name][1]
+    assert all(torch.equal(p.grad, grads[n]) for n, p in model.named_parameters() if p.grad is not None)
+    assert all(module.training for module in model.modules())
+    assert not any(m._forward_hooks or m._forward_pre_hooks for m in model.modules())
+
+
+def test_a_frozen_model_is_told_so():
+    model = build(uniform("post")).requires_grad_(requires_grad=False)
+    with pytest.raises(ValueError, match=r"no matrix of a sublayer needs a gradient.*requires_grad_\(\)"):
+        random_change(subject_of(model))
+    with pytest.raises(ValueError, match="unfreeze"):
+        output_change(subject_of(model))

@@ -1,0 +1,192 @@
+"""A Trainer with and without probes: the same numbers, and rows of the steps that were asked for."""
+
+from __future__ import annotations
+
+import json
+import math
+import sys
+from types import SimpleNamespace
+
+import pytest
+import torch
+
+from integrations.watching import hooks_of, rows_of, steps_of
+from normlab.diagnosis import Probe, read_structure
+
+tf = pytest.importorskip("transformers", reason="the extra normlab[hf] is not installed")
+pytest.importorskip("accelerate", reason="the extra normlab[hf] is not installed")
+from normlab.integrations.huggingface import Probes  # noqa: E402
+
+pytestmark = [
+    pytest.mark.filterwarnings("ignore::FutureWarning"),
+    pytest.mark.filterwarnings("ignore:.*pin_memory.*:UserWarning"),
+]
+STEPS = 4
+
+
+class Losses(tf.TrainerCallback):
+    def __init__(self):
+        self.seen = []
+
+    def on_log(self, args, state, control, logs=None, **_):
+        self.seen.extend(logs[name] for name in ("loss", "grad_norm") if name in logs)
+
+
+def gpt2():
+    torch.manual_seed(0)
+    config = tf.GPT2Config(
+        vocab_size=50, n_embd=16, n_layer=2, n_head=2, n_positions=16, bos_token_id=1, eos_token_id=2
+    )
+    return tf.GPT2LMHeadModel(config)
+
+
+def text():
+    ids = torch.randint(0, 50, (16, 7), generator=torch.Generator().manual_seed(1))
+    return [{"input_ids": row, "labels": row} for row in ids]
+
+
+def trained(folder, *callbacks, model=None, **choices):
+    """Losses, gradient norms and final weights of a short training with dropout."""
+    model = model or gpt2()
+    losses = Losses()
+    settings = {"max_steps": STEPS, "per_device_train_batch_size": 2, "learning_rate": 1e-2} | choices
+    arguments = tf.TrainingArguments(
+        str(folder / "trainer"),
+        logging_steps=1,
+        report_to=[],
+        save_strategy="no",
+        disable_tqdm=True,
+        use_cpu=True,
+        **settings,
+    )
+    trainer = tf.Trainer(model, arguments, train_dataset=text(), callbacks=[*callbacks, losses])
+    trainer.remove_callback(tf.trainer_callback.PrinterCallback)
+    trainer.train()
+    assert hooks_of(model) == 0
+    return losses.seen, {name: p.detach().clone() for name, p in model.named_parameters()}
+
+
+def test_losses_and_weights_are_bit_identical(tmp_path):
+    losses, weights = trained(tmp_path)
+    assert len(losses) == 2 * STEPS
+    probes = Probes("full", out=tmp_path / "probes.jsonl", every_steps=2)
+    watched, same = trained(tmp_path, probes)
+    assert watched == losses
+    assert all(torch.equal(same[name], weight) for name, weight in weights.items())
+    rows = rows_of(tmp_path / "probes.jsonl")
+    assert steps_of(rows) == [0, 2]
+    assert all(set(row) == {"step", "module", "probe", "value"} for row in rows)
+
+
+def test_a_preset_watches_stream_branches_and_weights(tmp_path):
+    trained(tmp_path, Probes("standard", out=tmp_path / "p.jsonl", every_steps=STEPS))
+    rows = {(row["module"], row["probe"]): row["value"] for row in rows_of(tmp_path / "p.jsonl")}
+    block = "transformer.h.1"
+    assert {
+        (block, "output.rms"),
+        (f"{block}.attn", "output.rms"),
+        (f"{block}.mlp", "grad_output.l2"),
+        (f"{block}.mlp.c_fc", "weight.l2"),
+        (f"{block}.mlp.c_fc", "grad.l2"),
+    } <= set(rows)
+    first = gpt2().transformer.h[1].mlp.c_fc.weight.norm().item()
+    assert rows[f"{block}.mlp.c_fc", "weight.l2"] == pytest.approx(first, rel=1e-5)
+    assert all(math.isfinite(value) for value in rows.values())
+    cheap = tmp_path / "cheap.jsonl"
+    trained(tmp_path, Probes("cheap", out=cheap, every_steps=STEPS))
+    assert {row["probe"].partition(".")[0] for row in rows_of(cheap)} <= {"output", "input"}
+
+
+def test_probes_a_structure_and_emit_may_be_given(tmp_path):
+    named, read = [], []
+    trained(tmp_path, Probes([Probe("*.mlp")], every_steps=1, emit=named.append, out=tmp_path / "none"))
+    assert [(r.step, r.module) for r in named] == [
+        (step, f"transformer.h.{i}.mlp") for step in range(STEPS) for i in range(2)
+    ]
+    assert not (tmp_path / "none").exists()
+    structure = read_structure(gpt2(), text()[0]["input_ids"][None])
+    trained(tmp_path, Probes("cheap", every_steps=STEPS, emit=read.append, structure=structure))
+    assert {r.module for r in read} >= {"transformer.h.0", "transformer.h.1"}
+
+
+def test_micro_batches_of_one_step_are_rows_of_their_own(tmp_path):
+    rows = []
+    probes = Probes([Probe("*.0.mlp"), Probe("*.0.mlp.c_fc", "grad")], every_steps=2, emit=rows.append)
+    trained(tmp_path, probes, gradient_accumulation_steps=2)
+    assert [(r.step, r.probe) for r in rows] == [
+        (step, probe) for step in (0, 2) for probe in ("output.rms", "output.rms", "grad.rms")
+    ]
+
+
+def test_what_is_not_a_number_is_written_as_a_word(tmp_path):
+    model = gpt2()
+    with torch.no_grad():
+        model.transformer.h[1].mlp.c_fc.weight[0, 0] = float("nan")
+    out = tmp_path / "p.jsonl"
+    trained(tmp_path, Probes([Probe("*.mlp")], out=out), model=model, max_steps=1)
+    assert [row["value"] for row in rows_of(out)][1] == "nan"
+
+
+def test_a_step_that_raises_leaves_no_hook_after_close(tmp_path):
+    model, seen = gpt2(), []
+    probes = Probes([Probe("*.mlp")], every_steps=1, emit=seen.append)
+
+    def fail(*_):
+        raise ArithmeticError
+
+    handle = model.lm_head.register_forward_hook(fail)
+    with pytest.raises(ArithmeticError):
+        trained(tmp_path, probes, model=model)
+    handle.remove()
+    assert hooks_of(model) > 0
+    probes.close()
+    assert hooks_of(model) == 0
+    assert [r.module for r in seen] == ["transformer.h.0.mlp", "transformer.h.1.mlp"]
+
+
+@pytest.mark.parametrize(
+    ("asked", "sentence", "recorded"),
+    [
+        ("standard", "of the preset 'standard' only weights and their gradients", {"weight.l2", "grad.l2"}),
+        ([Probe("*.mlp"), Probe("*.c_fc", "grad")], "2 of 2 watched modules run compiled", {"grad.rms"}),
+    ],
+)
+def test_compiled_code_is_left_out_with_a_warning(asked, sentence, recorded):
+    model, rows = gpt2(), []
+    probes = Probes(asked, emit=rows.append)
+    compiled, begun = SimpleNamespace(torch_compile=True), SimpleNamespace(global_step=0)
+    with pytest.warns(UserWarning, match=sentence):
+        probes.on_step_begin(compiled, begun, None, model=model)
+    model(**{name: row[None] for name, row in text()[0].items()}).loss.backward()
+    probes.on_pre_optimizer_step(compiled, begun, None)
+    assert {r.probe for r in rows} == recorded
+    assert hooks_of(model) == 0
+
+
+def test_without_the_library_a_sentence_says_what_to_type(monkeypatch):
+    monkeypatch.setitem(sys.modules, "transformers", None)
+    monkeypatch.delitem(sys.modules, "normlab.integrations.huggingface")
+    with pytest.raises(ImportError, match=r"pip install 'normlab\[hf\]'"):
+        import normlab.integrations.huggingface  # noqa: F401
+
+
+def test_a_model_that_cannot_be_read_is_told_at_the_first_step(tmp_path):
+    class Flat(torch.nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.table = torch.nn.Embedding(50, 50)
+
+        def forward(self, input_ids, labels):
+            return {"loss": self.table(input_ids).square().mean()}
+
+    with pytest.raises(ValueError, match=r"Flat has no repeated blocks that a preset could watch.*Probes\("):
+        trained(tmp_path, Probes("cheap"), model=Flat())
+
+
+def test_a_training_that_goes_on_replaces_its_rows(tmp_path):
+    out = tmp_path / "p.jsonl"
+    rows = [{"step": s, "module": "m", "probe": "output.rms", "value": 0.0} for s in (0, 2, 4)]
+    out.write_text("\n".join(map(json.dumps, rows)) + '\n{"step": 6, "mod')
+    probes = Probes([Probe("*.mlp")], out=out)
+    probes.watch.start(4)
+    assert steps_of(rows_of(out)) == [0, 2]

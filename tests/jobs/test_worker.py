@@ -1,0 +1,73 @@
+import subprocess
+import sys
+from dataclasses import replace
+
+import pytest
+
+from normlab.data.prepare import prepare
+from normlab.spec.config import run_id
+from normlab.spec.serialise import to_json
+from normlab.store import RunFolder
+from normlab.training.train import train
+from training.tiny import tiny
+
+
+@pytest.fixture
+def ready(text, tmp_path):
+    """Data that is prepared, as the queue's configurations have it."""
+    data, _ = prepare(text, tmp_path / "data")
+    return data
+
+
+def test_one_line_in_one_line_out(ready, tmp_path):
+    good = tiny(ready, steps=4)
+    broken = replace(good, model=replace(good.model, heads=3))
+    other = tiny(ready, steps=5)
+    lines = "".join(to_json(c) + "\n" for c in (good, broken, other))
+    command = [sys.executable, "-m", "normlab.jobs.worker", str(tmp_path)]
+    ended = subprocess.run(command, input=lines, capture_output=True, text=True, check=False)
+    assert ended.returncode == 0
+    first, second, third = ended.stdout.splitlines()
+    assert (first, third) == ("done", "done")
+    assert "3 heads" in second
+    assert ended.stderr == "", "what a run prints goes to its own log"
+    for config, state in ((good, "done"), (broken, "failed"), (other, "done")):
+        assert RunFolder(tmp_path / run_id(config)).status().state == state
+    assert "Traceback" in RunFolder(tmp_path / run_id(broken)).log.read_text()
+    assert "Traceback" not in RunFolder(tmp_path / run_id(other)).log.read_text()
+    here, there = train(good, tmp_path / "here"), RunFolder(tmp_path / run_id(good))
+    assert here.path.name == there.path.name, "the queue knows the folder beforehand"
+    assert (here.last / "model.safetensors").read_bytes() == (there.last / "model.safetensors").read_bytes()
+
+
+CHATTY = """
+import os, sys
+from normlab.jobs import worker
+
+def train(config, root):
+    print("from Python")
+    print("to the error stream", file=sys.stderr)
+    os.system("echo from a program")
+    if config.recipe == "interrupted":
+        raise KeyboardInterrupt
+    if config.recipe == "two lines":
+        raise RuntimeError("first\\nsecond")
+
+worker.train = train
+sys.exit(worker.main())
+"""
+
+
+def test_whatever_a_run_prints_does_not_disturb_the_answers(ready, tmp_path):
+    configs = [
+        replace(tiny(ready, steps=n), recipe=r)
+        for n, r in enumerate(("fine", "two lines", "interrupted", "never"), 1)
+    ]
+    lines = "".join(to_json(c) + "\n" for c in configs)
+    command = [sys.executable, "-c", CHATTY, str(tmp_path)]
+    ended = subprocess.run(command, input=lines, capture_output=True, text=True, check=False)
+    assert ended.stdout.splitlines() == ["done", "RuntimeError: first second"]
+    assert ended.returncode == 130
+    log = RunFolder(tmp_path / run_id(configs[0])).log.read_text()
+    assert {"from Python", "to the error stream", "from a program"} <= set(log.splitlines())
+    assert not (tmp_path / run_id(configs[3])).exists(), "an interrupted worker starts nothing more"

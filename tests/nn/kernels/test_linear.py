@@ -1,0 +1,123 @@
+"""Linear layers by oneDNN against ``F.linear``: values and gradients, and where it is not used."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+import torch.nn.functional as F
+
+from normlab.nn import reference
+from normlab.nn.kernels import linear as module
+from normlab.nn.kernels.linear import Linear, kept_copies, linear
+
+
+@pytest.fixture(autouse=True)
+def every_size(monkeypatch):
+    """Small products, too, are the operator's."""
+    monkeypatch.setattr(module, "_LEAST_PRODUCTS", 0)
+
+
+def sides(shape: tuple[int, ...], outs: int, *, biased: bool = True) -> list[torch.Tensor | None]:
+    generator = torch.Generator().manual_seed(5)
+    shapes = (shape, (outs, shape[-1]), (outs,))
+    x, weight, bias = (torch.randn(s, generator=generator, requires_grad=True) for s in shapes)
+    return [x, weight, bias if biased else None]
+
+
+def passes(multiply, given: list[torch.Tensor | None], *, cast: bool) -> list[torch.Tensor]:
+    """The product and every gradient."""
+    with torch.autocast("cpu", torch.bfloat16, enabled=cast):
+        y = multiply(*given)
+    (y.float() * torch.arange(y.numel()).view_as(y).cos()).sum().backward()
+    found = [y.detach(), *(p.grad for p in given if p is not None)]
+    for p in given:
+        if p is not None:
+            p.grad = None
+    return found
+
+
+@pytest.mark.parametrize("shape", [(7,), (1, 1), (3, 17), (2, 5, 33), (4, 1, 3, 64)], ids=str)
+@pytest.mark.parametrize(("outs", "biased"), [(1, True), (13, False), (96, True)])
+@pytest.mark.parametrize("cast", [False, True], ids=["fp32", "bf16"])
+def test_values_and_gradients_are_those_of_torch(shape, outs, biased, cast):
+    given = sides(shape, outs, biased=biased)
+    found, expected = passes(linear, given, cast=cast), passes(F.linear, given, cast=cast)
+    assert [t.dtype for t in found] == [t.dtype for t in expected]
+    tolerance = 2e-2 if cast else 1e-5
+    torch.testing.assert_close(found, expected, rtol=tolerance, atol=tolerance)
+
+
+def test_a_strided_input_and_a_transposed_gradient():
+    x, weight, bias = sides((6, 9, 5), 4)
+    found = linear(x.transpose(0, 1)[::2], weight, bias).transpose(0, 2)
+    expected = F.linear(x.transpose(0, 1)[::2], weight, bias).transpose(0, 2)
+    torch.testing.assert_close(found, expected)
+    grads = [torch.autograd.grad(y.square().sum(), (x, weight, bias)) for y in (found, expected)]
+    torch.testing.assert_close(*grads, rtol=1e-5, atol=1e-5)
+
+
+def test_only_wanted_gradients_are_computed():
+    x, weight, bias = sides((3, 5), 4)
+    (found,) = torch.autograd.grad(linear(x.detach(), weight, bias.detach()).sum(), (weight,))
+    torch.testing.assert_close(found, x.detach().sum(0).expand(4, 5))
+
+
+def names_of(y: torch.Tensor) -> str:
+    return type(y.grad_fn).__name__
+
+
+def test_the_operator_is_used_in_training_and_not_where_it_cannot_be(monkeypatch):
+    if not module._multiplies(torch.float32):
+        pytest.skip("this torch has no such operator")
+    layer = Linear(5, 4)
+    x = torch.randn(3, 5)
+    assert names_of(layer(x)) == "_LinearBackward"
+    assert names_of(layer.double()(x.double())) == "AddmmBackward0"
+    layer.float()
+    with reference():
+        assert names_of(layer(x)) == "AddmmBackward0"
+    monkeypatch.setattr(module, "_LEAST_PRODUCTS", 61)
+    assert names_of(layer(x)) == "AddmmBackward0"
+    monkeypatch.setattr(module, "_LEAST_PRODUCTS", 60)
+    assert names_of(layer(x)) == "_LinearBackward"
+
+
+@pytest.mark.parametrize("broken", ["missing", "refusing", "wrong"])
+def test_an_operator_that_is_missing_or_wrong_is_left_alone(monkeypatch, broken):
+    def product(a: torch.Tensor, b: torch.Tensor, bias: torch.Tensor) -> torch.Tensor:
+        if broken == "wrong":
+            return a @ b.t()
+        raise {"missing": AttributeError, "refusing": RuntimeError}[broken](broken)
+
+    module._multiplies.cache_clear()
+    monkeypatch.setattr(module, "_product", product)
+    assert not module._multiplies(torch.float32)
+    assert names_of(Linear(5, 4)(torch.randn(3, 5))) == "AddmmBackward0"
+    module._multiplies.cache_clear()
+
+
+def test_types_that_do_not_fit_are_refused_as_torch_refuses_them():
+    with pytest.raises(RuntimeError, match="dtype"):
+        Linear(5, 4)(torch.randn(3, 5, dtype=torch.bfloat16))
+
+
+@torch.no_grad()
+def test_copies_are_kept_within_the_block_alone():
+    layer = Linear(64, 32)
+    x = torch.randn(9, 64)
+    with torch.autocast("cpu", torch.bfloat16):
+        before = layer(x)
+        with kept_copies():
+            first = layer(x)
+            layer.weight.mul_(2)
+            assert torch.equal(layer(x), first)
+        after = layer(x)
+    assert torch.equal(first, before)
+    assert not torch.equal(after, before)
+
+
+def test_a_compiled_layer_equals_the_eager_one():
+    layer, x = Linear(6, 4), torch.randn(3, 6)
+    compiled = torch.compile(layer, backend="eager", fullgraph=True)
+    torch.testing.assert_close(compiled(x), layer(x))
+    torch._dynamo.reset()

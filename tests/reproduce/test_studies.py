@@ -1,0 +1,115 @@
+"""Every study of the papers at a size that takes a moment: its claims find their measures, its drawings their
+columns, and planted numbers come out.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from normlab.nn import Placement
+from normlab.papers import ARTEFACTS
+from normlab.reproduce import STUDIES, each, lab, reproduce
+
+SMALL: dict[str, Any] = {
+    "dim": 16, "dims": (16, 32, 64), "layers": 3, "tokens": 128, "seeds": 2, "seed": 0, "batches": 2,
+    "draws": 200, "steps": 2, "followed": 8,
+}  # fmt: skip
+DEPTHS = {"last_gradient": (2, 3, 4), "last_matrix": (1, 2, 3), "over_depth": (1, 2, 3)}
+AS_THEY_ARE = ("parameter_counts", "wrapped_blocks", "norm_jacobian")
+DECIDED = [artefact for artefact in ARTEFACTS.values() if artefact.study]
+
+
+@pytest.fixture(scope="module")
+def root(tmp_path_factory):
+    return tmp_path_factory.mktemp("runs")
+
+
+@pytest.fixture(autouse=True)
+def narrow(monkeypatch):
+    monkeypatch.delenv("NORMLAB_DATA", raising=False)
+    sizes = {name: replace(model, dim=32, ffn_dim=64) for name, model in lab.SIZES.items()}
+    monkeypatch.setattr(lab, "SIZES", sizes)
+
+
+def shrunk(artefact):
+    """The artefact with small settings; numbers of layers by which measures are named stay."""
+    if artefact.study in AS_THEY_ARE:
+        return artefact
+    settings = {name: SMALL.get(name, value) for name, value in artefact.settings.items()}
+    if artefact.study in DEPTHS:
+        settings["depths"] = DEPTHS[artefact.study]
+    if artefact.study == "hidden_scales":
+        settings |= {"dim": 512, "tokens": 4}
+    if artefact.study == "last_gradient":
+        settings["dim"] = 16
+    if artefact.study == "profiles":
+        settings["tokens"] = (64, 128)
+    if "theory" in settings:
+        settings["theory"] = {"layers": 2, "dim": 16, "tokens": 4, "seeds": 2}
+    return replace(artefact, settings=settings)
+
+
+@pytest.mark.parametrize("artefact", DECIDED, ids=lambda artefact: artefact.id)
+def test_claims_find_their_measures_and_drawings_their_columns(artefact, root, monkeypatch):
+    if artefact.study == "parameter_counts":
+        monkeypatch.undo()
+    found = reproduce(shrunk(artefact), None, root)
+    assert {claim.measure for claim in artefact.claims} <= found.measures.keys()
+    for drawing in artefact.drawings:
+        columns = {"x": drawing.x, "y": drawing.y, "colour": drawing.colour, "panel": drawing.panel,
+                   "shade": drawing.shade, "theory": drawing.theory}  # fmt: skip
+        missing = {
+            kind: name
+            for kind, name in columns.items()
+            if name and name not in found.tables[drawing.table][0]
+        }
+        assert not missing
+    assert found.verdict(artefact) != "not run"
+
+
+def test_what_needs_training_says_so(root):
+    with pytest.raises(ValueError, match=r"xiong2020.fig2a has no study yet: it needs training"):
+        reproduce(ARTEFACTS["xiong2020.fig2a"], None, root)
+
+
+def test_every_study_belongs_to_an_artefact():
+    assert {artefact.study for artefact in DECIDED} == STUDIES.keys()
+
+
+def test_a_wrong_block_disagrees(root, monkeypatch):
+    monkeypatch.setattr(Placement.registry["post"], "write", lambda self, stream, y: self.norm(stream - y))
+    for id_ in ("xiong2020.table1", "apx.blocks"):
+        artefact = shrunk(ARTEFACTS[id_])
+        assert reproduce(artefact, None, root).verdict(artefact) == "disagrees"
+
+
+def test_a_wrong_count_disagrees(root, monkeypatch):
+    monkeypatch.undo()
+    artefact = ARTEFACTS["liu2020.parameters"]
+    models = {**artefact.settings["models"], "WMT'14 En-De 6L-6L": ("base", 7, 6, 37_000)}
+    changed = replace(artefact, settings={**artefact.settings, "models": models})
+    assert reproduce(changed, None, root).verdict(changed) == "disagrees"
+
+
+def test_several_are_measured_side_by_side_and_timings_come_last_and_alone(tmp_path, monkeypatch):
+    monkeypatch.undo()
+    quick = ["xiong2020.lemma3", "apx.blocks", "xiong2020.table1"]
+    timed = replace(ARTEFACTS["apx.blocks"], id="timed", alone=True)
+    found = [
+        (artefact.id, measure().verdict(artefact))
+        for artefact, measure in each([timed, *(ARTEFACTS[i] for i in quick)], None, tmp_path, jobs=2)
+    ]
+    assert sorted(found[:-1]) == sorted((i, "agrees") for i in quick)
+    assert found[-1] == ("timed", "agrees")
+
+
+def test_one_that_fails_side_by_side_raises_where_it_is_asked_for(tmp_path, monkeypatch):
+    monkeypatch.undo()
+    wanted = [ARTEFACTS["xiong2020.fig2a"], ARTEFACTS["xiong2020.lemma3"]]
+    measures = {artefact.id: measure for artefact, measure in each(wanted, None, tmp_path, jobs=2)}
+    assert measures["xiong2020.lemma3"]().id == "xiong2020.lemma3"
+    with pytest.raises(ValueError, match="has no study yet"):
+        measures["xiong2020.fig2a"]()

@@ -1,9 +1,0 @@
-import pytest
-
-from run.tiny import write_text
-
-
-@pytest.fixture(scope="session")
-def text(tmp_path_factory):
-    """A data configuration of small files."""
-    return write_text(tmp_path_factory.mktemp("text"))

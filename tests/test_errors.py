@@ -1,0 +1,128 @@
+"""A mistake is answered by a sentence; an error of normlab is never passed off as one."""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+import normlab
+from normlab.cli import commands, failures
+from normlab.cli.main import main
+from normlab.errors import UserError
+
+SRC = Path(normlab.__file__).parent
+
+PARSERS = {
+    "data/folder.py": "json",
+    "data/hub.py": "datasets raises ValueError for an unknown name or split",
+    "data/vocabulary.py": "json",
+    "spec/serialise.py": "json",
+    "store/folder.py": "json",
+    "training/translate.py": "numpy.load",
+}
+"""Files that catch ValueError, each around one call of the parser named here."""
+
+OTHERS_CODE = {
+    "cli/main.py": "shows the traceback",
+    "cli/papers.py": "shows the traceback; the artefacts that follow are measured all the same",
+    "data/tokenizer.py": "the library tokenizers raises no narrower one",
+    "diagnosis/diagnose.py": "the study's note names class and message; the model is anybody's",
+    "diagnosis/reading/block.py": "a block of a foreign model is called with one tensor",
+    "diagnosis/reading/recording.py": "runs a foreign model",
+    "diagnosis/studies/cropping.py": "runs a foreign loss",
+    "examine/subjects.py": "imports and calls a module named by the user",
+    "jobs/worker.py": "writes the traceback to the run's log and answers with class and message",
+    "recipes/plugins.py": "imports a module named by the user",
+    "training/callbacks/flight.py": "the recorder's own failure does not end a training; it is reported",
+}
+"""Files that catch every exception without raising it again, and the reason."""
+
+
+def names(kind: ast.expr | None) -> set[str]:
+    """The exceptions that a handler names; one without any catches all."""
+    if kind is None:
+        return {"BaseException"}
+    return {ast.unparse(item) for item in (kind.elts if isinstance(kind, ast.Tuple) else [kind])}
+
+
+def handlers(path: Path) -> Iterator[tuple[set[str], list[ast.stmt]]]:
+    """The exceptions that each handler of a file catches for good, and the code that it guards."""
+    for node in ast.walk(ast.parse(path.read_text("utf-8"))):
+        if isinstance(node, ast.Try):
+            for handler in node.handlers:
+                last = handler.body[-1]
+                if not (isinstance(last, ast.Raise) and last.exc is None):
+                    yield names(handler.type), node.body
+        elif isinstance(node, ast.With):
+            for item in node.items:
+                if isinstance(item.context_expr, ast.Call) and ast.unparse(item.context_expr.func).endswith(
+                    "suppress"
+                ):
+                    yield {ast.unparse(kind) for kind in item.context_expr.args}, node.body
+
+
+def caught(kinds: set[str]) -> dict[str, list[list[ast.stmt]]]:
+    """File to what its handlers of these exceptions guard."""
+    found: dict[str, list[list[ast.stmt]]] = {}
+    for path in sorted(SRC.rglob("*.py")):
+        for kind, guarded in handlers(path):
+            if kind & kinds:
+                found.setdefault(path.relative_to(SRC).as_posix(), []).append(guarded)
+    return found
+
+
+def test_value_errors_are_caught_around_parsers_alone():
+    found = caught({"ValueError"})
+    assert found.keys() == PARSERS.keys()
+    assert all(len(guarded) == 1 for bodies in found.values() for guarded in bodies)
+
+
+def test_every_exception_is_caught_around_the_code_of_others_alone():
+    assert caught({"Exception", "BaseException"}).keys() == OTHERS_CODE.keys()
+
+
+@pytest.fixture
+def planted(monkeypatch):
+    """A command that ends with an exception."""
+
+    def plant(error: Exception) -> None:
+        def fail(self: object) -> None:
+            raise error
+
+        monkeypatch.setattr(commands.Recipes, "run", fail)
+
+    return plant
+
+
+@pytest.mark.parametrize("bug", [ValueError("zip() argument 2 is shorter"), ZeroDivisionError("by zero")])
+def test_an_error_of_normlab_is_shown_with_its_traceback(planted, capsys, bug):
+    planted(bug)
+    assert main(["recipes", "--axis", "a b"]) == failures.BUG
+    *trace, sentence = capsys.readouterr().err.splitlines()
+    assert trace[0] == "Traceback (most recent call last):"
+    assert trace[-1] == f"{type(bug).__name__}: {bug}"
+    assert "report" in sentence
+    assert normlab.__version__ in sentence
+    assert "normlab recipes --axis 'a b'" in sentence
+
+
+@pytest.mark.parametrize("mistake", [UserError("heads is 3"), FileNotFoundError("there is no heads.txt")])
+def test_a_mistake_is_a_sentence(planted, capsys, mistake):
+    planted(mistake)
+    assert main(["recipes"]) == failures.USAGE_ERROR
+    assert capsys.readouterr().err == f"normlab: {mistake}\n"
+
+
+def test_the_report_goes_where_the_package_says(planted, capsys, monkeypatch):
+    class Metadata:
+        def get_all(self, name):
+            assert name == "Project-URL"
+            return ["Source, https://example.org", "Issues, https://example.org/issues"]
+
+    monkeypatch.setattr("importlib.metadata.metadata", lambda name: Metadata())
+    planted(RuntimeError("lost"))
+    assert main(["recipes"]) == failures.BUG
+    assert "https://example.org/issues" in capsys.readouterr().err

@@ -1,0 +1,200 @@
+import math
+import random
+import re
+
+import pytest
+
+from normlab.training.outcome import outcome
+
+ENTROPY = 6.0
+START = 8.8
+
+
+def curve(nll, *, total=2000, every=10, noise=0.05, seed=0, upto=None):
+    """Training rows of a run whose likelihood loss at progress x in [0, 1] is about ``nll(x)``."""
+    draw = random.Random(seed)
+    steps = [1, *range(every, (upto or total) + 1, every)]
+    return [
+        {
+            "kind": "train",
+            "step": step,
+            "loss": (value := nll(step / total) + draw.gauss(0, noise)) + 0.8,
+            "nll": value,
+            "grad_norm_l2": 1.0,
+        }
+        for step in steps
+    ]
+
+
+def decay(to, pace=30.0):
+    return lambda x: to + (START - to) * math.exp(-pace * x)
+
+
+def takes_off_at(x0, slope=0.05):
+    """At the unigram entropy until ``x0``, creeping down by ``slope`` a tenth of the run, then learning."""
+    early = decay(ENTROPY)
+    return lambda x: (
+        min(early(x) - slope * 10 * x, 6.0 - 12 * (x - x0)) if x > x0 else early(x) - slope * 10 * x
+    )
+
+
+def judged(rows, *, total=2000):
+    """The first verdict while the run goes on, or else the one at its end, with the step of the judgement."""
+    for end in range(1, len(rows) + 1):
+        found = outcome(rows[:end], unigram_entropy_nats=ENTROPY, total_steps=total, final=False)
+        if found:
+            return found, rows[end - 1]["step"]
+    return outcome(rows, unigram_entropy_nats=ENTROPY, total_steps=total, final=True), total
+
+
+SEEDS = range(2)
+
+
+# ---------------------------------------------------------------------------------------------- trained
+
+
+@pytest.mark.parametrize("seed", SEEDS)
+@pytest.mark.parametrize("noise", [0.02, 0.3])
+@pytest.mark.parametrize("to", [1.0, 3.0, 5.0])
+def test_a_run_that_learns_is_trained_at_its_end(to, noise, seed):
+    found, step = judged(curve(decay(to), noise=noise, seed=seed))
+    assert (found.state, found.step, step) == ("trained", 2000, 2000)
+    assert re.search(r"from [89]\.\d\d at the start", found.evidence)
+
+
+@pytest.mark.parametrize("seed", SEEDS)
+@pytest.mark.parametrize(("total", "every"), [(300, 10), (2000, 10), (2000, 100)])
+@pytest.mark.parametrize("x0", [0.4, 0.5, 0.6, 0.7])
+def test_a_slow_starter_that_creeps_down_is_not_stopped(x0, total, every, seed):
+    rows = curve(takes_off_at(x0), total=total, every=every, noise=0.01, seed=seed)
+    found, step = judged(rows, total=total)
+    assert (found.state, step) == ("trained", total)
+
+
+@pytest.mark.parametrize("seed", SEEDS)
+def test_a_slow_starter_among_noisy_batches_is_not_stopped(seed):
+    found, _ = judged(curve(takes_off_at(0.55, slope=0.1), noise=0.1, seed=seed))
+    assert found.state == "trained"
+
+
+def test_a_flat_start_is_given_half_the_steps():
+    flat_until = 0.45
+    rows = curve(lambda x: decay(ENTROPY)(x) if x < flat_until else 6.0 - 14 * (x - flat_until))
+    assert judged(rows)[0].state == "trained"
+
+
+def test_a_spike_is_no_divergence():
+    rows = curve(decay(2.0))
+    for row in rows[120:130]:
+        row["nll"] = row["loss"] = 40.0
+    assert judged(rows)[0].state == "trained"
+
+
+def test_a_spike_in_the_last_window_does_not_hide_what_was_learned():
+    rows = curve(decay(2.0))
+    rows[-1]["nll"] = 40.0
+    assert judged(rows)[0].state == "trained"
+
+
+def test_a_rise_at_the_start_that_falls_again_is_let_be():
+    rows = curve(lambda x: 2.0 + 18 * math.exp(-6 * x) * min(1.0, 20 * x) + 6.8 * math.exp(-60 * x))
+    assert max(r["nll"] for r in rows) > START + 4
+    assert judged(rows)[0].state == "trained"
+
+
+# ------------------------------------------------------------------------------------------------ stuck
+
+
+@pytest.mark.parametrize("seed", SEEDS)
+@pytest.mark.parametrize(("total", "every", "noise"), [(300, 10, 0.03), (2000, 10, 0.03), (2000, 10, 0.15)])
+@pytest.mark.parametrize("level", [0.96, 1.0, 1.05])
+def test_a_flat_run_is_stuck_and_stopped_early(level, total, every, noise, seed):
+    rows = curve(decay(level * ENTROPY), total=total, every=every, noise=noise, seed=seed)
+    found, step = judged(rows, total=total)
+    assert found.state == "stuck"
+    assert total / 2 <= step <= 0.9 * total
+    assert found.step == step
+    assert "token frequencies alone give 6.00" in found.evidence
+
+
+def test_nothing_is_stuck_before_half_of_the_steps():
+    rows = curve(decay(ENTROPY), upto=990)
+    assert judged(rows)[1] == 2000, "no verdict while it went on"
+
+
+def test_a_run_too_short_to_tell_is_stuck_only_at_its_end_and_says_so():
+    rows = curve(lambda x: START - 1.5 * x, total=400)
+    found, step = judged(rows, total=400)
+    assert (found.state, step) == ("stuck", 400)
+    assert found.evidence.endswith("still falling")
+
+
+def test_a_run_that_falls_back_to_the_entropy_is_stuck_at_its_end_but_not_stopped():
+    rows = curve(lambda x: decay(3.0)(x) if x < 0.5 else 6.0)
+    found, step = judged(rows)
+    assert (found.state, step) == ("stuck", 2000)
+    assert re.search(r"\(it had been (2\.9|3\.0)\d\)", found.evidence)
+
+
+# --------------------------------------------------------------------------------------------- diverged
+
+
+@pytest.mark.parametrize("value", [math.nan, math.inf])
+@pytest.mark.parametrize("name", ["loss", "nll", "grad_norm_l2"])
+def test_what_is_not_finite_diverged_at_once(name, value):
+    rows = curve(decay(2.0))
+    rows[5][name] = value
+    found, step = judged(rows)
+    assert (found.state, found.step, step) == ("diverged", 50, 50)
+    assert f"is {value} at step 50" in found.evidence
+
+
+def test_a_dev_loss_that_is_not_finite_counts_too():
+    dev = {"kind": "dev", "step": 100, "nll": math.nan, "bleu": 0.0}
+    found = outcome([*curve(decay(2.0)), dev], unigram_entropy_nats=ENTROPY, total_steps=2000, final=True)
+    assert found is not None
+    assert (found.state, found.evidence) == ("diverged", "dev likelihood loss is nan at step 100")
+
+
+@pytest.mark.parametrize("seed", SEEDS)
+@pytest.mark.parametrize("noise", [0.02, 0.3])
+def test_a_run_that_stays_above_its_start_diverged_and_is_stopped(noise, seed):
+    rows = curve(lambda x: decay(4.0)(x) if x < 0.3 else 11.0, noise=noise, seed=seed)
+    found, step = judged(rows)
+    assert found.state == "diverged"
+    assert 780 <= step <= 1200, "after a whole window, and not much later"
+    assert re.search(r"above the [89]\.\d\d it began with", found.evidence)
+
+
+# ------------------------------------------------------------------------------------------ little to see
+
+
+def test_no_training_row_no_verdict():
+    dev = [{"kind": "dev", "step": 5, "nll": 1.0, "bleu": 1.0}]
+    for rows in ([], dev):
+        assert outcome(rows, unigram_entropy_nats=ENTROPY, total_steps=10, final=True) is None
+
+
+@pytest.mark.parametrize(("nll", "state"), [(1.0, "trained"), (5.9, "stuck")])
+@pytest.mark.parametrize("count", [1, 2, 3])
+def test_a_few_rows_are_enough_at_the_end(nll, state, count):
+    rows = [
+        {"kind": "train", "step": i + 1, "loss": nll, "nll": nll, "grad_norm_l2": 1.0} for i in range(count)
+    ]
+    found = outcome(rows, unigram_entropy_nats=ENTROPY, total_steps=count, final=True)
+    assert found is not None
+    assert found.state == state
+    assert outcome(rows, unigram_entropy_nats=ENTROPY, total_steps=count, final=False) is None
+
+
+def test_dev_rows_change_nothing():
+    rows = curve(decay(ENTROPY))
+    mixed = [r for row in rows for r in (row, {"kind": "dev", "step": row["step"], "nll": 0.1, "bleu": 99.0})]
+    assert judged(mixed)[0] == judged(rows)[0]
+
+
+def test_the_same_curve_in_more_steps_has_the_same_outcome():
+    states = {
+        judged(curve(decay(ENTROPY), total=n, every=n // 200), total=n)[0].state for n in (200, 2000, 20000)
+    }
+    assert states == {"stuck"}

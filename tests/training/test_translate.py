@@ -1,0 +1,123 @@
+import math
+import shutil
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+
+from normlab.data.lines import read_parallel
+from normlab.spec.config import DecodeConfig
+from normlab.store import RunFolder
+from normlab.store.folder import read_json
+from normlab.tasks.scores import score
+from normlab.training import translate as module
+from normlab.training.train import train
+from normlab.training.translate import n_best, translate
+from training.tiny import tiny
+
+
+@pytest.fixture(scope="module")
+def run(text, tmp_path_factory):
+    """A model that has learnt a little, under the mask and in bf16."""
+    data = replace(text, target_vocab_mask=True)
+    return train(
+        tiny(data, steps=60, validate_every_steps=60, precision="bf16"), tmp_path_factory.mktemp("runs")
+    )
+
+
+@pytest.fixture(scope="module")
+def test_text(text):
+    return read_parallel(text.test_src, text.test_tgt)
+
+
+def test_a_run_folder_gives_the_translations_that_were_scored(run, test_text):
+    source, references = test_text
+    found = translate(run.path, source)
+    assert found == run.outputs.read_text(encoding="utf-8").split("\n")[:-1]
+    assert len(set(found)) > 3, "it has learnt to tell sentences apart"
+    scores = read_json(run.scores)
+    assert vars(score(found, references)).items() <= scores.items()
+    assert scores["perplexity"] == pytest.approx(math.exp(scores["nll"]))
+    assert 1 < scores["perplexity"] != scores["perplexity_smoothed"]
+
+
+def test_threads_are_those_of_the_run_unless_others_are_asked_for(run, monkeypatch):
+    asked = []
+
+    def prepared(machine):
+        asked.append(machine.threads)
+        return torch.device("cpu")
+
+    monkeypatch.setattr(module, "prepare_process", prepared)
+    translate(run.path, ["x"])
+    translate(run.path, ["x"], threads=3)
+    n_best(run.path, ["x"], 1, threads=2)
+    translate(run.path, ["x"], threads=0)
+    assert asked == [1, 3, 2, 0]
+
+
+def test_order_and_empty_lines_stay(run, test_text):
+    source = test_text[0][:6]
+    once = translate(run.path, source)
+    assert translate(run.path, [source[3], "", *reversed(source), " \t "]) == [
+        once[3],
+        "",
+        *reversed(once),
+        "",
+    ]
+    assert translate(run.path, []) == []
+
+
+def test_another_search_can_be_asked_for(run, test_text):
+    source = test_text[0]
+    greedy = translate(run.path, source, DecodeConfig(beam=1))
+    wide = translate(run.path, source, DecodeConfig(beam=8))
+    assert greedy != wide
+    short = translate(run.path, source, DecodeConfig(beam=8, length_penalty=0.0))
+    assert sum(map(len, short)) < sum(map(len, translate(run.path, source, DecodeConfig(8, 3.0))))
+
+
+def test_the_n_best_and_draws_of_a_run(run, test_text):
+    source = test_text[0][:8]
+    found = n_best(run.path, source, 2)
+    assert [candidates[0].text for candidates in found] == translate(run.path, source)
+    assert all(a.score >= b.score and a.text != b.text for a, b in found)
+    begun = n_best(run.path, source, 3, DecodeConfig(sample=True, top_k=3), prefixes=["one"] * 8)
+    assert [[c.text for c in row[:1]] for row in begun] == [
+        [text]
+        for text in translate(run.path, source, DecodeConfig(sample=True, top_k=3), prefixes=["one"] * 8)
+    ]
+    assert all(c.text.startswith("one") for row in begun for c in row)
+
+
+def test_it_needs_nothing_but_the_run_folder(run, text, tmp_path, test_text):
+    """The corpus, the other runs and the place where it was trained may be gone."""
+    copy = tmp_path / "elsewhere"
+    shutil.copytree(run.path, copy)
+    shutil.rmtree(copy / "last")
+    assert translate(copy, test_text[0][:3]) == translate(run.path, test_text[0][:3])
+
+
+def test_the_mask_comes_from_the_run_folder(run, tmp_path, test_text):
+    copy = RunFolder(tmp_path / "masked")
+    shutil.copytree(run.path, copy.path)
+    types = np.load(copy.target_types, allow_pickle=False)
+    assert types.dtype == bool
+    assert 3 < types.sum() < len(types), "English types are ruled out"
+    only_end = np.zeros_like(types)
+    only_end[3] = True
+    np.save(copy.target_types, only_end)
+    assert translate(copy.path, test_text[0][:3]) == ["", "", ""]
+
+
+def test_a_run_without_weights_is_told(run, tmp_path):
+    folder = RunFolder.create(tmp_path / "new", run.config())
+    folder.tokenizer.write_bytes(run.tokenizer.read_bytes())
+    with pytest.raises(
+        FileNotFoundError,
+        match=r"new has no checkpoint 'best' yet; train it on: normlab train --config .*new/config\.json",
+    ):
+        translate(folder.path, ["one"])
+    with pytest.raises(FileNotFoundError, match=r"there is no .*config\.json"):
+        translate(tmp_path / "nowhere", ["one"])
