@@ -44,26 +44,13 @@ RENAMES: Final[dict[str, Any]] = {
     "homes": {
         "Config": ["normlab.spec.config:Config"],
         "resolve": ["normlab.recipes.grammar:resolve", "normlab.run.recipes:resolve"],
-        "train": [
-            "normlab.training.train:train",
-            "normlab.train.train:train",
-            "normlab.train.run:train",
-            "normlab.run.train:train",
-        ],
+        "train": ["normlab.training.train:train", "normlab.run.train:train"],
         "build": ["normlab.tasks.build:build_model"],
         "Seq2Seq": ["normlab.nn:Seq2Seq"],
         "Encoder": ["normlab.nn:Encoder"],
         "generate": ["normlab.data.builtin:generate"],
-        "case": [
-            "normlab.examine.subjects:of_config",
-            "normlab.examine.diagnose:of_config",
-            "normlab.run.diagnose:of_config",
-        ],
-        "diagnosed": [
-            "normlab.examine.subjects:Case.diagnosed",
-            "normlab.examine.diagnose:Case.diagnosed",
-            "normlab.run.diagnose:Case.diagnosed",
-        ],
+        "case": ["normlab.examine.subjects:of_config", "normlab.run.diagnose:of_config"],
+        "diagnosed": ["normlab.examine.subjects:Case.diagnosed", "normlab.run.diagnose:Case.diagnosed"],
         "diagnose": ["normlab.diagnosis:diagnose"],
     },
     # field of Config, as the configurations name it -> older names
@@ -217,11 +204,15 @@ def _git(*words: str) -> str:
 
 
 def kept_results(hashed: str) -> Path:
-    """The folder in which the results of a commit are kept, for this machine and this tool."""
+    """The folder in which the results of a commit are kept, for this machine and this tool.
+
+    New places and names in ``RENAMES`` keep it: they say nothing new of a commit that was understood before.
+    """
     environment = sorted(f"{k}={v}" for k, v in os.environ.items() if k.startswith(VARIABLES))
     packages = sorted(f"{found.name} {found.version}" for found in distributions())
-    content = [hashed, sys.version, _processor(), *environment, *packages, json.dumps(told(), sort_keys=True)]
-    content.append(Path(driver.__file__).read_text(encoding="utf-8"))
+    told_of = json.dumps([told()["configurations"], [*RENAMES["files"]]])
+    code = Path(driver.__file__).read_text(encoding="utf-8")
+    content = [hashed, sys.version, _processor(), *environment, *packages, told_of, code]
     key = hashlib.sha256("\n".join(content).encode()).hexdigest()[:16]
     return Path(tempfile.gettempdir()) / f"same-numbers-kept-{os.getuid()}" / key
 
