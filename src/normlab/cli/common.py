@@ -18,14 +18,19 @@ ConfigParts = Annotated[OmitArgPrefixes[ConfigFlags], arg(name="")]
 Imports = Annotated[UseAppendAction[tuple[str, ...]], arg(name="import", metavar="MODULE")]
 
 
-def flag(argv: Sequence[str], name: str) -> str | None:
-    """The value that a flag has on the command line before it is parsed; the last one counts."""
-    found = None
+def flags(argv: Sequence[str], name: str) -> list[str]:
+    """The values that a flag has on the command line before it is parsed."""
+    found = []
     for place, word in enumerate(argv):
         key, equals, value = word.partition("=")
         if key.replace("_", "-") == name:
-            found = value if equals else "".join(argv[place + 1 : place + 2])
+            found.append(value if equals else "".join(argv[place + 1 : place + 2]))
     return found
+
+
+def flag(argv: Sequence[str], name: str) -> str | None:
+    """The value that a flag has on the command line before it is parsed; the last one counts."""
+    return next(reversed(flags(argv, name)), None)
 
 
 def config_name(argv: Sequence[str]) -> str:
@@ -33,6 +38,19 @@ def config_name(argv: Sequence[str]) -> str:
     suiting = {"--train-src": "text", "--dataset": "text", "--train-text": "language_model"}
     given = (name for typed, name in suiting.items() if flag(argv, typed))
     return flag(argv, "--config") or next(given, "demo")
+
+
+def base_of(argv: Sequence[str]) -> tuple[str, Config]:
+    """The name of the configuration that ``--config`` asks for, and the configuration.
+
+    Modules given with ``--import`` are imported first, because they may define it.
+    """
+    if imports := flags(argv, "--import"):
+        from normlab.recipes.plugins import load_plugins
+
+        load_plugins(*imports)
+    name = config_name(argv)
+    return name, load(name)
 
 
 def resolved(

@@ -45,7 +45,7 @@ class DataFlags:
     source_lang: str
     """Such as de: of a data set's sides and of words."""
     target_lang: str
-    """Such as en; BLEU of zh, ja and ko has tokens of its own."""
+    """Such as en; scores of zh, ja and ko are of tokens of their own."""
     builtin: str
     """Built-in corpus where no text is given: kinds-source-target."""
     pretokenizer: Literal["", "moses"]

@@ -33,6 +33,7 @@ from normlab.optim import OPTIMISERS, SCHEDULES, warmup
 from normlab.optim.schedule import check_schedule
 from normlab.recipes.plugins import HINT, code_digest
 from normlab.spec.config import Config, ModelConfig
+from normlab.tasks.registry import TASKS
 
 CITATION = re.compile(
     r"[A-Z][\w'-]+(?: and [A-Z][\w'-]+| et al\.)? \d{4}[^()]*\((?:arXiv [\d.]+|[A-Z]{3,} \d{4})\)"
@@ -250,7 +251,7 @@ def _shallow(model: ModelConfig) -> ModelConfig:
 def own_code(config: Config) -> str:
     """Digest of the files outside this package that define parts of the configuration; empty if none does."""
     chosen = [axis.names[name] for axis in (PLACEMENT, *AXES) for name in by_stack(axis, config).values()]
-    return code_digest(chosen)
+    return code_digest([*chosen, *(task for name, task in TASKS.items() if name == config.task)])
 
 
 def _labelled(by_stack: Mapping[str, str]) -> list[str]:

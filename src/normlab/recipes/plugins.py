@@ -31,8 +31,7 @@ def load_plugins(*names: str) -> None:
 
     Raises UserError with the reason why a module cannot be imported.
     """
-    inherited = os.environ.get(ENVIRONMENT, "").replace(",", " ").split()
-    wanted = list(dict.fromkeys([*inherited, *names]))
+    wanted = list(dict.fromkeys([*imported(), *names]))
     for installed in entry_points(group=GROUP):
         _import(installed.module, f"installed package's entry point {installed.name!r} in {GROUP!r}")
     if wanted and str(Path.cwd()) not in sys.path:
@@ -41,6 +40,11 @@ def load_plugins(*names: str) -> None:
         _import(name, "--import" if name in names else f"${ENVIRONMENT}")
     if wanted:
         os.environ[ENVIRONMENT] = ",".join(wanted)
+
+
+def imported() -> list[str]:
+    """The modules that ``NORMLAB_IMPORT`` names, here and in worker processes."""
+    return os.environ.get(ENVIRONMENT, "").replace(",", " ").split()
 
 
 def code_digest(sources: Iterable[object]) -> str:

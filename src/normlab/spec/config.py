@@ -38,7 +38,7 @@ class DataConfig:
     dataset: str = machine("")
     """A data set by name, see ``data.named``; the preparation fills those of the six texts that are empty."""
     source_lang: str = ""
-    """A language such as ``de``, like the next: of a data set, of words and of BLEU's tokens."""
+    """A language such as ``de``, like the next: of a data set, of words and of scores."""
     target_lang: str = ""
     builtin: str = machine("mixed-de-en")
     """Built-in corpus used when the paths are empty, ``<kinds>-<source>-<target>``."""

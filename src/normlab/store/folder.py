@@ -104,13 +104,21 @@ class RunFolder:
         self.best_examples = self.path / "test-best.examples.safetensors"
 
     @classmethod
-    def create(cls, path: str | Path, config: Config, metrics: Sequence[Metric] = ()) -> RunFolder:
-        """Make the run folder of a resolved configuration, whose task has these metrics; what it holds
-        already stays.
+    def create(
+        cls,
+        path: str | Path,
+        config: Config,
+        metrics: Sequence[Metric] = (),
+        imports: Sequence[str] = (),
+    ) -> RunFolder:
+        """Make the run folder of a resolved configuration; what it holds already stays.
+
+        ``metrics`` are those of its task, ``imports`` the modules that were imported for it.
         """
         folder = cls(path)
         folder.path.mkdir(parents=True, exist_ok=True)
-        content = {"id": run_id(config), "semantics": SEMANTICS, "config": config, "metrics": list(metrics)}
+        content = {"id": run_id(config), "semantics": SEMANTICS, "config": config}
+        content |= {"metrics": list(metrics), "imports": list(imports)}
         write_json_atomic(folder.path / "config.json", content)
         return folder
 
@@ -129,6 +137,17 @@ class RunFolder:
         content = read_json(self.path / "config.json")
         recorded = content.get("metrics") if isinstance(content, dict) else None
         return from_plain(tuple[Metric, ...], recorded) if recorded else (NLL,)
+
+    def repeat_command(self) -> str:
+        """The command that trains the run again, into the folder ``again``; for the current directory where
+        the run is inside of it.
+        """
+        file, here = (self.path / "config.json").absolute(), Path.cwd()
+        shown = file.relative_to(here) if file.is_relative_to(here) else file
+        words = ["normlab", "train", "--config", shown.as_posix(), "--out", "again"]
+        content = read_json(file)
+        imports = content.get("imports", []) if isinstance(content, dict) else []
+        return shlex.join([*words, *(word for name in imports for word in ("--import", str(name)))])
 
     def stale(self) -> bool:
         """Whether today's code would give other numbers: the run's id is no longer that of its config."""

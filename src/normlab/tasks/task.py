@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any, ClassVar, Generic, Protocol, TypeVar
@@ -71,7 +71,7 @@ class Evaluation:
     """By metric name the exact version of a score, where its library gives one."""
 
 
-def unheeded(phase: str, done: float) -> None:
+def unheeded(phase: str, done: float | None) -> None:
     """Take no notice of progress."""
 
 
@@ -93,6 +93,10 @@ class Task(ABC, Generic[CorpusT, ModelT, BatchT]):
     """Those its model has, of ``encoder`` and ``decoder``."""
     metrics: ClassVar[tuple[Metric, ...]]
     """Its scores; the first is the headline, and ``nll`` is always among those of dev."""
+    has_source: ClassVar[bool] = False
+    """Whether each test example has a source that a model could ignore, giving one output for all."""
+    example_labels: ClassVar[tuple[str, str]] = ("source", "reference")
+    """The names of the two texts of ``test_examples``."""
 
     def __init_subclass__(cls, *, name: str, **kwargs: Any) -> None:
         super().__init_subclass__(**kwargs)
@@ -102,7 +106,7 @@ class Task(ABC, Generic[CorpusT, ModelT, BatchT]):
 
     def __init__(self, config: Config, corpus: CorpusT, device: torch.device) -> None:
         self.config, self.corpus, self.device = config, corpus, device
-        self.advance: Callable[[str, float], None] = unheeded
+        self.advance: Callable[[str, float | None], None] = unheeded
         """Called while a long piece of work goes on, with its name (``translating``) and the share done."""
 
     @classmethod
@@ -156,6 +160,14 @@ class Task(ABC, Generic[CorpusT, ModelT, BatchT]):
     @abstractmethod
     def test(self, model: ModelT) -> Evaluation:
         """Scores on the test text, with what the model wrote and the statistics that resampling needs."""
+
+    @classmethod
+    def test_examples(cls, config: Config, corpus: CorpusT) -> Sequence[tuple[str, str]]:
+        """What is given and what is right for each line of ``Evaluation.outputs``, to be shown as samples.
+
+        Nothing is shown for a task that writes nothing. The second is empty where no output is the right one.
+        """
+        return ()
 
     @classmethod
     def combine(cls, metric: str, sums: NDArray[float64]) -> NDArray[float64]:

@@ -23,7 +23,6 @@ from normlab.data.sources import open_lines
 from normlab.data.text import located
 from normlab.data.vocabulary import LEARNED
 from normlab.recipes.grammar import describe
-from normlab.recipes.plugins import ENVIRONMENT
 from normlab.spec.config import SEMANTICS, Config, run_id
 from normlab.spec.serialise import to_json
 from normlab.spec.units import duration
@@ -87,7 +86,7 @@ def facts(folder: RunFolder, config: Config, model: nn.Module, device: torch.dev
     texts = {field: spec for field in TASKS[config.task].texts if (spec := getattr(data, field))}
     packages = (*PACKAGES, *(["datasets"] if any(spec.startswith(HUB) for spec in texts.values()) else []))
     found = {
-        "repeat": repeat_command(folder),
+        "repeat": folder.repeat_command(),
         "directory": str(Path.cwd()),
         "recipe": f"{config.recipe}: {describe(config)}",
         "forced": config.forced,
@@ -108,13 +107,6 @@ def facts(folder: RunFolder, config: Config, model: nn.Module, device: torch.dev
         found["text"] = f"built-in {data.builtin}, {data.builtin_pairs:,} pairs, seed {data.builtin_seed}"
     found |= {"data digest": data.digest, "config": to_json(config)}
     return [f"{name}: {value}" for name, value in found.items() if value]
-
-
-def repeat_command(folder: RunFolder) -> str:
-    """What to type to do the run again, from the directory that it was done in."""
-    imports = [m for m in os.environ.get(ENVIRONMENT, "").replace(",", " ").split() if m]
-    words = ["normlab", "train", "--config", str(folder.path / "config.json"), "--out", "again"]
-    return shlex.join([*words, *(word for name in imports for word in ("--import", name))])
 
 
 def _file(spec: str) -> str:

@@ -16,6 +16,7 @@ from typing import Any
 import numpy as np
 from torch import nn
 
+from normlab.recipes.plugins import imported
 from normlab.spec.config import Config, run_id
 from normlab.store.examples import write_examples
 from normlab.store.files import named
@@ -123,7 +124,7 @@ def _furnish(folder: RunFolder, config: Config, corpus: Prepared) -> None:
         np.save(types, corpus.target_types, allow_pickle=False)
         with named(folder.target_types):
             folder.target_types.write_bytes(types.getbuffer())
-        RunFolder.create(folder.path, config, TASKS[config.task].metrics)
+        RunFolder.create(folder.path, config, TASKS[config.task].metrics, imported())
 
 
 @contextmanager

@@ -23,7 +23,7 @@ def require_tensorboard() -> None:
 
 
 class Board:
-    """Scalars of one run under ``runs/<id>/tensorboard``, at their steps: ``train/loss``, ``dev/bleu`` and so
+    """Scalars of one run under ``runs/<id>/tensorboard``, at their steps: ``train/loss``, ``dev/nll`` and so
     on, and those of probes as ``<probe>/<module>``.
 
     A run that goes on from a step begins a new file that takes the place of what was written after it.
