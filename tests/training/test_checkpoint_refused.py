@@ -30,8 +30,9 @@ from bad_input.prompt import held as every_file
 from normlab.store import RunFolder
 from normlab.store.files import row_line
 from normlab.training.checkpoint import resume
+from normlab.training.meter import StepRecord
 from normlab.training.train import train
-from normlab.training.trainer import Loop
+from normlab.training.trainer import Trainer
 from training.test_train import interrupt_at
 from training.tiny import PowerCutError, tiny
 
@@ -55,14 +56,14 @@ def stopped(text, tmp_path_factory):
     """A run that died in step 11: its checkpoints are of the steps 9 and 6."""
     root = tmp_path_factory.mktemp("stopped")
     with pytest.MonkeyPatch.context() as patch:
-        step = Loop.step
+        step = Trainer.step
 
-        def dying(self: Loop) -> None:
+        def dying(self: Trainer, *watch) -> StepRecord:
             if self.progress.step == STOP - 1:
                 raise PowerCutError
-            step(self)
+            return step(self, *watch)
 
-        patch.setattr(Loop, "step", dying)
+        patch.setattr(Trainer, "step", dying)
         with pytest.raises(PowerCutError):
             train(config_of(text), root)
     return root
