@@ -93,12 +93,18 @@ DAMAGED = {
         f"{{run}}/{STATE} was edited: it no longer has the SHA-256 that it says",
     ),
     "another run's": (foreign("last"), "{run}/last is of the run 0123456789ab, and this is {id}"),
-    "garbage under a seal": (states(scaling=[1]), f"{{run}}/{STATE}: scaling must be an object, got [1]"),
-    "last steps without their rates": (
-        resealed(edited("last/extra.safetensors", lambda kept: kept.pop("lr"))),
+    "garbage under a seal": (
+        states(scaling={"scale": 1.0}),
         (
-            "the last steps that {run}/last keeps are none of this run (gradients [9, 38], losses [8, 3], "
-            "step [9], updates [9, 38], values [9, 3])"
+            f"{{run}}/{STATE}: scaling has scale, growth_factor, backoff_factor, growth_interval, "
+            "_growth_tracker, skipped_steps, got scale"
+        ),
+    ),
+    "last steps without their rates": (
+        resealed(edited("last/recorder.safetensors", lambda kept: kept.pop("lr"))),
+        (
+            f"{{run}}/{STATE}: the recorder's last steps are of another run (gradients [9, 38], "
+            "losses [8, 3], step [9], updates [9, 38], values [9, 3])"
         ),
     ),
 }
