@@ -72,15 +72,20 @@ def resealed(damage: Damage) -> Damage:
     return both
 
 
-def seal_again(path: Path, **changed: object) -> None:
-    """Write a ``state.json`` for the files that lie beside it now; None takes a field out."""
-    state = json.loads(path.read_text()) | changed
+def seal_again(path: Path, **changed: dict[str, object]) -> None:
+    """Write a ``state.json`` for the files that lie beside it now, in which fields of some parts are others;
+    None takes a field out.
+    """
+    state = json.loads(path.read_text())
     run = state.pop("seal")["run"]
+    for part, fields in changed.items():
+        content = state.get(part, {}) | fields
+        state[part] = {k: v for k, v in content.items() if v is not None}
     path.unlink()
-    sealed._seal(path.parent, {k: v for k, v in state.items() if v is not None}, run)
+    sealed._seal(path.parent, state, run)
 
 
-def states(**changed: object) -> Damage:
+def states(**changed: dict[str, object]) -> Damage:
     """The last checkpoint's state says something else; None takes a field out."""
     return lambda folder: seal_again(folder / STATE, **changed)
 
@@ -101,7 +106,8 @@ def foreign(name: str) -> Damage:
 def counted(folder: Path) -> None:
     """Somebody changed a number of the state."""
     content = json.loads((folder / STATE).read_text())
-    (folder / STATE).write_text(json.dumps(content | {"tokens": content["tokens"] + 1}))
+    content["progress"]["tokens"] += 1
+    (folder / STATE).write_text(json.dumps(content))
 
 
 class Payload:
@@ -241,32 +247,32 @@ DAMAGED: dict[str, tuple[list[str], Damage, str]] = {
     ),
     "state without a step": (
         GOOD,
-        states(step=None),
+        states(progress={"step": None}),
         f"{{run}}/last/state.json | step is missing | {TRAIN_ANEW}",
     ),
     "state of another type": (
         GOOD,
-        states(step="four"),
+        states(progress={"step": "four"}),
         f'{{run}}/last/state.json | a whole number | "four" | {TRAIN_ANEW}',
     ),
     "state with an unknown key": (
         GOOD,
-        states(tokns=3),
+        states(progress={"tokns": 3}),
         f"{{run}}/last/state.json | unknown | 'tokns' | did you mean | 'tokens' | {TRAIN_ANEW}",
     ),
     "state with steps that are none": (
         GOOD,
-        states(pending=[[1]]),
+        states(rows={"pending": [[1]]}),
         f"{{run}}/last/state.json | [0] | a list of 2 | [1] | {TRAIN_ANEW}",
     ),
     "state without a step, diagnosed": (
         ["diagnose", "{run}", "--checkpoints", "last"],
-        states(step=None),
+        states(progress={"step": None}),
         f"{{run}}/last/state.json | step is missing | {TRAIN_ANEW}",
     ),
     "best weights without a step": (
         ["translate", "{run}", "dev_src.txt", "--weights", "best"],
-        lambda folder: seal_again(folder / "best/state.json", step=None),
+        lambda folder: seal_again(folder / "best/state.json", progress={"step": None}),
         f"{{run}}/best/state.json | step is missing | {TRAIN_ANEW}",
     ),
     "best weights that are none": (

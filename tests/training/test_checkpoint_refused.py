@@ -30,8 +30,9 @@ from bad_input.prompt import held as every_file
 from normlab.store import RunFolder
 from normlab.store.files import row_line
 from normlab.training.checkpoint import resume
+from normlab.training.meter import StepRecord
 from normlab.training.train import train
-from normlab.training.trainer import Loop
+from normlab.training.trainer import Trainer
 from training.test_train import interrupt_at
 from training.tiny import PowerCutError, tiny
 
@@ -55,14 +56,14 @@ def stopped(text, tmp_path_factory):
     """A run that died in step 11: its checkpoints are of the steps 9 and 6."""
     root = tmp_path_factory.mktemp("stopped")
     with pytest.MonkeyPatch.context() as patch:
-        step = Loop.step
+        step = Trainer.step
 
-        def dying(self: Loop) -> None:
+        def dying(self: Trainer, *watch) -> StepRecord:
             if self.progress.step == STOP - 1:
                 raise PowerCutError
-            step(self)
+            return step(self, *watch)
 
-        patch.setattr(Loop, "step", dying)
+        patch.setattr(Trainer, "step", dying)
         with pytest.raises(PowerCutError):
             train(config_of(text), root)
     return root
@@ -92,12 +93,18 @@ DAMAGED = {
         f"{{run}}/{STATE} was edited: it no longer has the SHA-256 that it says",
     ),
     "another run's": (foreign("last"), "{run}/last is of the run 0123456789ab, and this is {id}"),
-    "garbage under a seal": (states(scaling=[1]), f"{{run}}/{STATE}: scaling must be an object, got [1]"),
-    "last steps without their rates": (
-        resealed(edited("last/extra.safetensors", lambda kept: kept.pop("lr"))),
+    "garbage under a seal": (
+        states(scaling={"scale": 1.0}),
         (
-            "the last steps that {run}/last keeps are none of this run (gradients [9, 38], losses [8, 3], "
-            "step [9], updates [9, 38], values [9, 3])"
+            f"{{run}}/{STATE}: scaling has scale, growth_factor, backoff_factor, growth_interval, "
+            "_growth_tracker, skipped_steps, got scale"
+        ),
+    ),
+    "last steps without their rates": (
+        resealed(edited("last/recorder.safetensors", lambda kept: kept.pop("lr"))),
+        (
+            f"{{run}}/{STATE}: the recorder's last steps are of another run (gradients [9, 38], "
+            "losses [8, 3], step [9], updates [9, 38], values [9, 3])"
         ),
     ),
 }

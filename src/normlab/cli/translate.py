@@ -109,7 +109,7 @@ class Translate:
         from normlab.recipes.grammar import require_known
         from normlab.recipes.plugins import load_plugins
         from normlab.training.translate import n_best, translate
-        from normlab.training.weights import chosen
+        from normlab.training.weights import weights_of
 
         load_plugins(*self.imports)
         self._require_place()
@@ -118,8 +118,8 @@ class Translate:
         decode = self.decode(folder.config().decode)
         lines = [line for name in self.files or ("-",) for line in lines_of(name)]
         prefixes = [self.prefix] * len(lines)
-        weights = chosen(folder, self._weights())
-        print(f"translating with {weights.said}", file=sys.stderr)
+        weights = weights_of(folder, self._weights())
+        print(f"translating with {weights.description}", file=sys.stderr)
         how: dict[str, Any] = {"prefixes": prefixes, "weights": weights.name, "threads": self.threads}
         if self.n_best is None:
             written = translate(folder.path, lines, decode, **how)

@@ -29,7 +29,6 @@ from normlab.tasks.registry import TASKS
 from normlab.tasks.task import Task
 from normlab.training.checkpoint import has_checkpoint, load_checkpoint
 from normlab.training.devices import prepare_process
-from normlab.training.progress import made_of
 from normlab.training.weights import checkpoint_of
 
 MINI_BATCHES: Final = 4
@@ -105,7 +104,7 @@ def of_run(folder: RunFolder, checkpoint: str | int, *, tokens: int) -> Case:
     model = task.build()
     begun = build_optimiser(model.parameters(), config.optim)
     amid = (path / "optimiser.safetensors").exists()
-    made = made_of(load_checkpoint(path, model, begun if amid else None, run=folder.id()), path)
+    made = load_checkpoint(path, model, begun if amid else None, run=folder.id()).progress()
     step = made.step
     state = ScheduleState(config.optim, config.train.steps, made.val_decay.decays)
     lr = config.optim.lr * schedule_factor(step + 1, state)
