@@ -11,6 +11,7 @@ from tyro.conf import FlagCreatePairsOff, OmitArgPrefixes, UseAppendAction, arg
 
 from normlab.cli.flags import ConfigFlags, is_file_name, load
 from normlab.spec.config import Config, SeedConfig
+from normlab.spec.fields import flag_name
 
 RUNS = Path("runs")
 Switch = FlagCreatePairsOff[bool]
@@ -23,7 +24,7 @@ def flags(argv: Sequence[str], name: str) -> list[str]:
     found = []
     for place, word in enumerate(argv):
         key, equals, value = word.partition("=")
-        if key.replace("_", "-") == name:
+        if key.startswith("--") and flag_name(key[2:]) == name:
             found.append(value if equals else "".join(argv[place + 1 : place + 2]))
     return found
 

@@ -15,6 +15,7 @@ from tyro.conf import Positional, arg
 from normlab.cli.common import RUNS, ConfigParts, Imports, Switch, config_name, resolved
 from normlab.cli.flags import ConfigFlags, load
 from normlab.errors import UserError
+from normlab.spec.fields import flag_name
 from normlab.store.folder import find_run
 
 if TYPE_CHECKING:
@@ -153,7 +154,7 @@ class Diagnose:
                 f"my_package.my_module:{name}"
             )
         typed = {"fail_on": self.fail_on, "checkpoints": self.checkpoints, "step": self.step is not None}
-        ignored = [f"--{name.replace('_', '-')}" for name, value in typed.items() if value]
+        ignored = [flag_name(name) for name, value in typed.items() if value]
         if self.flight and ignored:
             raise UserError(
                 f"--flight makes no diagnosis, so that {' and '.join(ignored)} says nothing; leave it out"

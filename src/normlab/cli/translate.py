@@ -13,6 +13,7 @@ from tyro.conf import Positional, arg
 from normlab.cli.common import RUNS, Imports, Switch, lines_of
 from normlab.errors import UserError
 from normlab.spec.config import DecodeConfig
+from normlab.spec.fields import flag_name
 from normlab.store.folder import find_run, write_text_atomic
 
 
@@ -81,7 +82,7 @@ class Translate:
             )
         for name in ("length_penalty", "length_penalty_formula"):
             if typed[name] is not None and decode.sample:
-                flag = f"--{name.replace('_', '-')}"
+                flag = flag_name(name)
                 raise UserError(
                     f"{flag} is {typed[name]} and weighs what a search finds, but outputs are drawn; leave "
                     f"it out, or search: --beam 5 {flag} {typed[name]} without --sample"

@@ -18,6 +18,7 @@ from normlab.errors import UserError
 from normlab.nn import PositionEncoding, TokenModel
 from normlab.nn.registry import Registry
 from normlab.spec.config import Config, DataConfig
+from normlab.spec.fields import flag_name
 from normlab.spec.metric import NLL, Metric, named
 from normlab.tasks.loss import LossSum
 
@@ -204,9 +205,9 @@ def _check_texts(task: type[Task[Any, Any, Any]], data: DataConfig) -> None:
     readers = {text: name for name, other in Task.registry.items() for text in other.texts}
     for text in (f.name for f in fields(data)):
         if text in readers and text not in task.texts and getattr(data, text):
-            flags = ", ".join(f"--{name.replace('_', '-')}" for name in task.texts)
+            flags = ", ".join(flag_name(name) for name in task.texts)
             raise UserError(
-                f"--{text.replace('_', '-')} is for the task {readers[text]}, and this "
+                f"{flag_name(text)} is for the task {readers[text]}, and this "
                 f"configuration's is {task.name}, which reads {flags}; give those, or with --config a "
                 f"configuration of the task {readers[text]}"
             )

@@ -8,7 +8,7 @@ import platform
 import sys
 from dataclasses import replace
 from pathlib import Path
-from typing import Final
+from typing import Final, Literal
 
 import torch
 
@@ -51,7 +51,7 @@ def _keep_freed_memory() -> None:
         libc.mallopt(_M_TRIM_THRESHOLD, (1 << 31) - 1)
 
 
-def best_precision(device: str) -> str:
+def best_precision(device: str) -> Literal["bf16", "fp32"]:
     """``bf16`` where the hardware multiplies bf16 matrices, else ``fp32``."""
     if device.startswith("cuda"):
         return "bf16" if torch.cuda.is_available() and torch.cuda.is_bf16_supported() else "fp32"
