@@ -1,7 +1,7 @@
 """Hooks of the documentation site (``make docs``): pages that other files hold, links, and equations.
 
-README, CONTRIBUTING and CHANGELOG become pages; the API has a page for each package; the notebook is executed;
-kept comparisons and the pages of the papers are copied. TeX becomes MathML, so that no script is needed.
+README, CONTRIBUTING and CHANGELOG become pages; the API has a page for each package; the notebook is
+executed; kept comparisons and the pages of the papers are copied. TeX becomes MathML, which needs no script.
 """
 
 from __future__ import annotations
@@ -59,7 +59,8 @@ def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Fil
         target = posixpath.normpath(posixpath.join(posixpath.dirname(source), link))
         found = site_uri(target, files)
         if found is not None:
-            return f"[{text}]({posixpath.relpath(found, posixpath.dirname(page.file.src_uri) or '.')}{anchor})"
+            uri = posixpath.relpath(found, posixpath.dirname(page.file.src_uri) or ".")
+            return f"[{text}]({uri}{anchor})"
         return match[0] if target.startswith("docs/") else text
 
     return LINK.sub(rewritten, markdown)
@@ -105,8 +106,8 @@ def generated() -> Iterator[tuple[str, str | bytes]]:
 def linked_files() -> list[Path]:
     """Tables of results that the documentation links to."""
     texts = [path.read_text(encoding="utf-8") for path in (HOME / "docs").glob("*.md")]
-    links = {link for text in texts for _, link, _ in LINK.findall(text) if link.endswith((".json", ".jsonl"))}
-    found = {(HOME / "docs" / link).resolve() for link in links}
+    links = {link for text in texts for _, link, _ in LINK.findall(text)}
+    found = {(HOME / "docs" / link).resolve() for link in links if link.endswith((".json", ".jsonl"))}
     return sorted(path for path in found if path.is_file() and not path.is_relative_to(HOME / "docs"))
 
 
