@@ -1,4 +1,4 @@
-"""Numbers in prose are those of the result files: each sentence and each table row is built anew and looked for.
+"""Numbers in prose are those of the result files: each sentence and table row is built anew and looked for.
 
 A quotation is a function from result files to the sentences that a document must hold.
 """
