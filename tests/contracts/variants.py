@@ -32,6 +32,8 @@ from normlab.spec.config import ModelConfig
 from normlab.tasks.build import build_model
 
 VOCAB = 13
+TOLERANCE = 1e-11
+"""The rounding of a float64 forward and backward pass, relative to the largest number of a comparison."""
 CONFIG = ModelConfig(dim=16, ffn_dim=24, heads=2, encoder_layers=2, decoder_layers=2, dropout=0.0)
 TOLERANCE = 1e-11
 """The rounding of a float64 forward and backward pass, relative to the largest number of a comparison."""
