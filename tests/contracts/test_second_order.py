@@ -8,7 +8,7 @@ from torch import Tensor
 from torch.func import functional_call, stack_module_state, vmap
 
 from contracts.variants import (
-    VARIANTS,
+    PARTS,
     assert_close,
     backward,
     grads,
@@ -21,10 +21,10 @@ from contracts.variants import (
 from normlab.nn import reference
 from normlab.nn.kernels import ops
 
-every_variant = pytest.mark.parametrize("config", VARIANTS, ids=label)
+every_part = pytest.mark.parametrize("config", PARTS, ids=label)
 
 
-@every_variant
+@every_part
 @pytest.mark.parametrize("scores", [0, ops._PLAIN_ATTENTION_SCORES], ids=["fused", "short"])
 def test_the_fast_path_equals_the_reference(config, scores, monkeypatch):
     """Values and gradients, trained and searched."""
@@ -40,7 +40,7 @@ def test_the_fast_path_equals_the_reference(config, scores, monkeypatch):
         assert_close(searched, logits_of(model, *ids))
 
 
-@every_variant
+@every_part
 def test_the_reference_is_twice_differentiable(config):
     """Its Hessian times a direction against central differences of its gradients."""
     model = perturbed(config).train()
@@ -59,7 +59,7 @@ def test_the_reference_is_twice_differentiable(config):
     assert (product - difference).norm() < 1e-6 * product.norm()
 
 
-@every_variant
+@every_part
 def test_the_reference_maps_over_weights(config):
     """``vmap`` over two models' weights gives the logits of each."""
     models = [perturbed(config, seed=seed) for seed in (1, 2)]

@@ -12,6 +12,7 @@ from torch._dynamo.utils import counters
 
 from contracts.variants import (
     ALONE,
+    PARTS,
     VARIANTS,
     assert_close,
     backward,
@@ -29,7 +30,7 @@ DECODERS = [c for c in ALONE if kind_of(c) is Decoder]
 inductor = pytest.mark.filterwarnings("ignore:.torch.jit:DeprecationWarning")
 
 
-@pytest.mark.parametrize("config", VARIANTS, ids=label)
+@pytest.mark.parametrize("config", PARTS, ids=label)
 def test_probes_on_every_module_change_no_bit(config):
     """Of loss and gradients, and once they are off no hook is left."""
     model = started(config)

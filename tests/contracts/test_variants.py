@@ -13,6 +13,7 @@ from contracts.variants import (
     BY_PLACEMENT,
     CONFIG,
     OUTSIDE,
+    PARTS,
     VARIANTS,
     backward,
     build,
@@ -31,9 +32,11 @@ from normlab.training.checkpoint import load_checkpoint, save_checkpoint
 from normlab.training.parallel import SingleProcess
 
 every_variant = pytest.mark.parametrize("config", VARIANTS, ids=label)
+SCHEME_NAMES = [*SCHEMES, NAMES["scheme"]]
+every_part = pytest.mark.parametrize("config", PARTS, ids=label)
 
 
-@every_variant
+@every_part
 @pytest.mark.parametrize("precision", ["fp32", "bf16"])
 def test_forward_and_backward_are_finite_and_repeatable(config, precision):
     """The same seeds give the same bits: start, dropout, loss and gradients."""
@@ -51,7 +54,7 @@ def test_forward_and_backward_are_finite_and_repeatable(config, precision):
     assert all(torch.equal(g, second[name]) for name, g in first.items())
 
 
-@every_variant
+@every_part
 @pytest.mark.parametrize("how", ["autocast", "bf16"])
 def test_bf16_is_near_fp32(config, how):
     """Over fp32 weights and with bf16 ones; without ReLU, of which rounding turns a unit on or off."""
@@ -66,7 +69,7 @@ def test_bf16_is_near_fp32(config, how):
     assert distance(grads(model), expected) < 0.05
 
 
-@every_variant
+@every_part
 def test_bf16_in_and_out(config):
     """A model of bf16 weights keeps every stream, logit and gradient in bf16."""
     model = started(config).bfloat16()
@@ -144,7 +147,7 @@ def test_what_is_closed_at_the_start_is_seen():
     assert not shut & {"post", "pre", "deepnorm", "layerscale"}
 
 
-@every_variant
+@every_part
 def test_a_checkpoint_gives_back_weights_and_optimiser(config, tmp_path, monkeypatch):
     """Saved, loaded into another start and stepped: the same bits as without the pause."""
     monkeypatch.setattr("os.fsync", lambda descriptor: None)  # slow, and no power fails here
@@ -167,7 +170,7 @@ def test_a_checkpoint_gives_back_weights_and_optimiser(config, tmp_path, monkeyp
         assert torch.equal(a, b), name
 
 
-@every_variant
+@every_part
 def test_scalars_have_a_shape(config):
     """Sharding refuses parameters without dimensions."""
     assert all(p.dim() for p in build(config).parameters())
@@ -186,12 +189,15 @@ def test_a_start_without_data_is_left_alone_by_the_profile(config):
     assert {n.split(".place.")[0] for n in changed} <= asking
 
 
-@pytest.mark.parametrize("scheme", [*SCHEMES, NAMES["scheme"]])
-@pytest.mark.parametrize("config", [*BY_PLACEMENT, OUTSIDE[0]], ids=label)
-def test_starts_of_one_seed_differ_by_the_gain_alone(config, scheme):
+@pytest.mark.parametrize(
+    "config",
+    [*BY_PLACEMENT, OUTSIDE[0]] + [uniform("fixup", scheme=name) for name in SCHEME_NAMES],
+    ids=label,
+)
+def test_starts_of_one_seed_differ_by_the_gain_alone(config):
     """Two placements compared on one seed begin with the same weights, up to the gain; biases 0."""
-    model = build(replace(config, scheme=scheme), 6)
-    base = build(uniform("post", scheme=scheme), 6)
+    model = build(config, 6)
+    base = build(uniform("post", scheme=config.scheme), 6)
     for stack in ("encoder", "decoder"):
         for ours, theirs in zip(getattr(model, stack), getattr(base, stack), strict=True):
             for name, weight in ours.f.matrices().items():
@@ -201,7 +207,7 @@ def test_starts_of_one_seed_differ_by_the_gain_alone(config, scheme):
             assert not any(p.any() for n, p in ours.f.named_parameters() if n.split(".")[-1] in added)
 
 
-@pytest.mark.parametrize("scheme", [*SCHEMES, NAMES["scheme"]])
+@pytest.mark.parametrize("scheme", SCHEME_NAMES)
 def test_no_two_matrices_share_their_draw(scheme):
     model, other = (build(replace(CONFIG, scheme=scheme, norm="rmsnorm"), seed) for seed in (6, 7))
     branches = [m for m in model.modules() if isinstance(m, Branch)]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import asdict, fields, replace
+from itertools import cycle
 from typing import Any
 
 import torch
@@ -32,6 +33,8 @@ from normlab.spec.config import ModelConfig
 from normlab.tasks.build import build_model
 
 VOCAB = 13
+TOLERANCE = 1e-11
+"""The rounding of a float64 forward and backward pass, relative to the largest number of a comparison."""
 CONFIG = ModelConfig(dim=16, ffn_dim=24, heads=2, encoder_layers=2, decoder_layers=2, dropout=0.0)
 TOLERANCE = 1e-11
 """The rounding of a float64 forward and backward pass, relative to the largest number of a comparison."""
@@ -87,18 +90,21 @@ OUTSIDE = [
 ]
 """A foreign placement alone, with foreign everything, and in half a model."""
 SEQ2SEQ = UNIFORM + MIXED + OUTSIDE
+MODERN = uniform("pre", position_encoding="rope", kv_heads=1)
 ALONE = [
     replace(config, **{f"{stack}_layers": 0})
-    for config in [*BY_PLACEMENT, uniform("pre", position_encoding="rope", kv_heads=1), OUTSIDE[0]]
-    for stack in ("encoder", "decoder")
+    for config, stack in zip([*BY_PLACEMENT, MODERN, OUTSIDE[0]], cycle(("encoder", "decoder")), strict=False)
 ]
-"""Encoders (BERT) and decoders (language models) of each placement."""
+"""Encoders (BERT) and decoders (language models) by turns, one of each placement."""
 FOREIGN = [
     ForeignConfig(**{**asdict(uniform(name)), "encoder_layers": 0})
     for name in ("post", "residual", NAMES["placement"])
 ]
 """Branches of somebody else."""
+PARTS = UNIFORM + OUTSIDE + FOREIGN + ALONE[:2]
+"""Every part at least once, for what no combination of stacks can change."""
 VARIANTS = SEQ2SEQ + ALONE + FOREIGN
+"""The same in every combination: a placement in one half of a model with another one, or without a half."""
 
 
 def kind_of(config: ModelConfig) -> type[TokenModel]:

@@ -68,8 +68,8 @@ def test_deeper_stacks(placement, name, layers):
     until its attention is the choice of one position, which no rounding error leaves alone.
     """
     encoder, decoder = layers
-    size = under(placement, encoder_layers=encoder, decoder_layers=decoder)
-    check_stack(name, size, together=True, scale=0.5)
+    config = under(placement, encoder_layers=encoder, decoder_layers=decoder)
+    check_stack(name, config, together=True, scale=0.5)
 
 
 @every_placement
