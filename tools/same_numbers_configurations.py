@@ -54,7 +54,7 @@ _BASE: Final[Fields] = {
     "train.steps": 20,
     "train.max_tokens": 512,
     "train.validate_every_steps": 10,
-    "train.dev_bleu_sentences": 8,
+    "train.dev_decode_sentences": 8,
     "train.stop_early": False,
     "decode.beam": 2,
     "machine.threads": 1,
