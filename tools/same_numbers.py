@@ -49,8 +49,8 @@ RENAMES: Final[dict[str, Any]] = {
         "Seq2Seq": ["normlab.nn:Seq2Seq"],
         "Encoder": ["normlab.nn:Encoder"],
         "generate": ["normlab.data.builtin:generate"],
-        "case": ["normlab.examine.diagnose:of_config", "normlab.run.diagnose:of_config"],
-        "diagnosed": ["normlab.examine.diagnose:Case.diagnosed", "normlab.run.diagnose:Case.diagnosed"],
+        "case": ["normlab.examine.subjects:of_config", "normlab.run.diagnose:of_config"],
+        "diagnosed": ["normlab.examine.subjects:Case.diagnosed", "normlab.run.diagnose:Case.diagnosed"],
         "diagnose": ["normlab.diagnosis:diagnose"],
     },
     # field of Config, as the configurations name it -> older names
@@ -80,13 +80,20 @@ RENAMES: Final[dict[str, Any]] = {
         "average.model": ["average/model.safetensors"],
     },
     # table -> older names; "metrics.train" are the rows of metrics.jsonl whose kind is "train"
-    "tables": {},
+    "tables": {
+        "residual_dependency": ["dependency_own"],
+    },
     # column, or table.column where a name has another meaning elsewhere -> older names
     "columns": {
         "metrics.train.padded_tokens": ["metrics.train.positions"],
+        "residual_dependency.beta_sq": ["residual_dependency.own"],
+        "findings.mean_beta_sq": ["findings.mean_own"],
+        "findings.sum_beta_sq": ["findings.sum_own"],
     },
     # text in a cell -> older texts
-    "words": {},
+    "words": {
+        "residual_dependency": ["own_branch", "dependency_own"],
+    },
     # regular expression over old names of tensors, "<file>.<name>" -> what replaces the match
     "tensors": {},
     # columns that are never compared
