@@ -24,7 +24,7 @@ from normlab.store.sealed import standing, unsealed
 from normlab.tasks.task import Task
 from normlab.training.callbacks.base import Callback
 from normlab.training.callbacks.flight import Recorder, require_memory
-from normlab.training.callbacks.probing import NOTHING, PRESETS, Probing, rows_into
+from normlab.training.callbacks.probing import Probing, preset_of, rows_into
 from normlab.training.checkpoint import has_checkpoint, load_checkpoint, load_extra, resume, save_checkpoint
 from normlab.training.devices import autocast, hardware
 from normlab.training.meter import Meter
@@ -67,7 +67,7 @@ class Loop:
         if not self.progress.step:
             self.begin(self.model)
         machine, self._probed = self.config.machine, list[Row]()
-        preset, emit = PRESETS.get(machine.probes, NOTHING), rows_into(self._probed)
+        preset, emit = preset_of(machine.probes, self.model), rows_into(self._probed)
         self.probing = Probing(self.model, preset, machine.probe_every_steps, emit)
         self.parallel = ranks.parallel(self.model, self.optimiser, shard=machine.shard)
         self.scaling = self.unscaled()

@@ -24,7 +24,7 @@ def require_tensorboard() -> None:
 
 class Board:
     """Scalars of one run under ``runs/<id>/tensorboard``, at their steps: ``train/loss``, ``dev/bleu`` and so
-    on, and those of probes as ``<probe>/<module>``.
+    on, and those of probes as ``<signal>.<statistic>/<module>``.
 
     A run that goes on from a step begins a new file that takes the place of what was written after it.
     """
@@ -45,7 +45,9 @@ class Board:
         """Rows of ``probes.jsonl``."""
         for row in rows:
             self._writer.add_scalar(
-                f"{row['probe']}/{row['module'] or 'model'}", float(row["value"]), int(row["step"])
+                f"{row['signal']}.{row['statistic']}/{row['module'] or 'model'}",
+                float(row["value"]),
+                int(row["step"]),
             )
 
     def saved(self) -> None:
