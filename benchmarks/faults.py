@@ -282,7 +282,7 @@ benchmarks/probing.py --write`.
 `--probe-every-steps` divides ({every}); `--probes ''` measures nothing, the default is `{default}`.
 Observation is one-way: metrics and weights are bit-identical with and without, the run's id is the same,
 and between two measured steps there is no hook on the model. With grad_accum_steps the first micro-batch is
-measured. Rows of `step`, `module`, `probe`, `value` lie in the run folder's `probes.jsonl`; `normlab report
+measured. Rows of `step`, `stack`, `index`, `module`, `signal`, `statistic`, `value` lie in the run folder's `probes.jsonl`; `normlab report
 RUN` draws them. Entropy and logits of attention are not measured in training, because its weights are
 inside a kernel: `normlab diagnose RUN` has them.
 

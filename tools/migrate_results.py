@@ -18,7 +18,6 @@ from statistics import fmean
 from typing import Any, Final
 
 import numpy as np
-from same_numbers import RENAMES
 
 from normlab.data.text import read_lines
 from normlab.report.compare import write_compare_page
@@ -30,6 +29,7 @@ from normlab.store.files import read_json, row_line, write_json_atomic, write_te
 from normlab.store.folder import RunFolder
 from normlab.tasks.registry import TASKS
 from normlab.tasks.scores import sentence_statistics
+from same_numbers import RENAMES
 
 Json = dict[str, Any]
 
