@@ -209,14 +209,14 @@ class Progress:
 
         def same(folder: RunFolder) -> bool:
             other = folder.config()
-            same = (config.recipe, config.optim, config.model, config.seeds)
-            return (other.recipe, other.optim, other.model, other.seeds) == same
+            mine = (config.recipe, config.optim, config.model, config.seeds)
+            return mine == (other.recipe, other.optim, other.model, other.seeds)
 
         def follow() -> None:
             with suppress(OSError, ValueError):
                 running = (f for f in Runs(root) if f.status().state == "running")
-                folder = next(f for f in running if same(f))
-                while not self.over.wait(POLL_SECONDS):
+                folder = next(filter(same, running), None)
+                while folder and not self.over.wait(POLL_SECONDS):
                     view.look(folder.status())
                     self.show()
 

@@ -139,13 +139,13 @@ def _facts(comparison: Comparison, views: Mapping[str, RunView]) -> list[str]:
 
 def _results(comparison: Comparison) -> Section:
     metrics, dev = comparison.tested or comparison.metrics[:1], comparison.dev_metric
-    scores = [f"test {metrics[0].label}", *(metric.label for metric in metrics[1:]), f"dev {dev.label}"]
-    header = ("recipe", *scores, "learning rate", "seeds", "one run", "all runs")
+    first = ("recipe", f"test {metrics[0].label}", f"dev {dev.label}", "learning rate", "seeds")
+    header = (*first, *(metric.label for metric in metrics[1:]), "one run", "all runs")
     order = [r for r, _ in ranking(comparison)]
     order += [r for r in comparison.recipes if r not in order]
     place = {r.name: i for i, r in enumerate(comparison.recipes)}
-    columns = [(metric, {r.name: r.value(metric) for r in order}) for metric in metrics]
-    columns.append((dev, {r.name: r.dev.get(dev.name) for r in order}))
+    tested = {m.name: {r.name: r.value(m) for r in order} for m in metrics}
+    validated = {r.name: r.dev.get(dev.name) for r in order}
     rows = []
     for r in order:
         link = f"#{slug(r.name)}"
@@ -154,12 +154,11 @@ def _results(comparison: Comparison) -> Section:
         rows.append(
             [
                 Cell(swatch(place[r.name]) + breakable(r.name) + mark, r.resolves_to, link, title=r.forced),
-                *(
-                    _score(metric, values, r, test=i < len(metrics))
-                    for i, (metric, values) in enumerate(columns)
-                ),
+                _score(metrics[0], tested[metrics[0].name], r, test=True),
+                _score(dev, validated, r, test=False),
                 Cell(rate(r.lr), href=f"#run-{trial.run}" if trial else link),
                 Cell(_seed_links(r, comparison.seeds), tables.outcome_note(r.outcomes)),
+                *(_score(metric, tested[metric.name], r, test=True) for metric in metrics[1:]),
                 Cell(duration(r.train_seconds), href=link),
                 Cell(duration(r.total_seconds), href=link),
             ]

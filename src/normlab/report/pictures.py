@@ -156,6 +156,7 @@ def _time_section(comparison: Comparison, views: Mapping[str, RunView]) -> Secti
         f"Dev {metric.label} against tokens",
         "Tokens that were predicted in training.",
         curve(dev, recipes, millions),
+        dev,
     )
     return Section("Cost", [Grid([by_time, by_tokens, bars])], "cost")
 

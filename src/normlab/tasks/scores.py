@@ -149,6 +149,8 @@ def against(
     """
     check_lengths(hypotheses, references)
     check_lengths(baseline, references)
+    if list(hypotheses) == list(baseline):  # sacreBLEU's p would be the least that there is
+        return "nothing, the translations are the same"
     systems: list[tuple[str, Sequence[str]]] = [("baseline", list(baseline)), ("these", list(hypotheses))]
     said = []
     for kind, words in (("bs", "paired bootstrap"), ("ar", "approximate randomisation")):
