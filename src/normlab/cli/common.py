@@ -1,4 +1,4 @@
-"""What several commands have in common: kinds of flags, and how a configuration and a run are found."""
+"""Parts that several commands share: types of flags, and the resolution of a configuration."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ Imports = Annotated[UseAppendAction[tuple[str, ...]], arg(name="import", metavar
 
 
 def flags(argv: Sequence[str], name: str) -> list[str]:
-    """The values that a flag has on the command line before it is parsed."""
+    """Return the values of a flag on the command line before it is parsed."""
     found = []
     for place, word in enumerate(argv):
         key, equals, value = word.partition("=")
@@ -30,12 +30,12 @@ def flags(argv: Sequence[str], name: str) -> list[str]:
 
 
 def flag(argv: Sequence[str], name: str) -> str | None:
-    """The value that a flag has on the command line before it is parsed; the last one counts."""
+    """Return the value of a flag on the command line before it is parsed; the last one counts."""
     return next(reversed(flags(argv, name)), None)
 
 
 def config_name(argv: Sequence[str]) -> str:
-    """What ``--config`` names; without it what suits the text that is given, ``demo`` where none is."""
+    """Return the value of ``--config``, or a configuration that suits the text, ``demo`` without one."""
     suiting = {"--train-src": "text", "--dataset": "text", "--train-text": "language_model"}
     given = (name for typed, name in suiting.items() if flag(argv, typed))
     return flag(argv, "--config") or next(given, "demo")
@@ -64,8 +64,8 @@ def resolved(
     force: bool,
     imports: Sequence[str],
 ) -> Config:
-    """The configuration of that name or file, with what was typed, resolved for this machine. A run's own
-    file is kept as it is, but for what was typed.
+    """Return the configuration of a name or file with the typed flags, resolved for this machine. The file of
+    a run is changed only by what is typed.
     """
     from normlab.recipes.grammar import own_code, require_known, resolve
     from normlab.recipes.plugins import load_plugins
@@ -86,7 +86,7 @@ def resolved(
 
 
 def lines_of(name: str) -> list[str]:
-    """Lines of a file or a column, see ``data.sources``; - is standard input."""
+    """Return the lines of a file or a column, see ``data.sources``; - is standard input."""
     from normlab.data.sources import open_lines
 
     return list(open_lines("/dev/stdin" if name == "-" else name))
