@@ -59,7 +59,7 @@ def config_of(old: Json) -> Config:
                 new.setdefault(section, {})[renamed] = content
             else:
                 new[section] = content
-    task = task_of(str(new.get("task", "translation")))
+    task = TASKS[str(new.get("task", "translation"))]
     train = new.get("train", {})
     if train.get("best_by") == task.metrics[0].name:
         train["best_by"] = ""  # the headline, which needs no name
