@@ -2,8 +2,8 @@
 
 Each run folder below the given folders gets today's configuration, rows, status and scores, and the name of
 its new id; the statistics of single test examples are computed where the reference text is found
-(``$NORMLAB_DATA``). Comparisons then refer to the new ids, and their pages are written anew. Folders of today's
-format stay as they are. Checkpoints are not rewritten.
+(``$NORMLAB_DATA``). Comparisons then refer to the new ids, and their pages are written anew. Folders of
+today's format stay as they are. Checkpoints are not rewritten.
 """
 
 from __future__ import annotations
