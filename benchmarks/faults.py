@@ -281,10 +281,10 @@ benchmarks/probing.py --write`.
 `--probes cheap|standard|full` measures the model while it trains, in the first step and in every one that
 `--probe-every-steps` divides ({every}); `--probes ''` measures nothing, the default is `{default}`.
 Observation is one-way: metrics and weights are bit-identical with and without, the run's id is the same,
-and between two measured steps there is no hook on the model. With grad_accum_steps the first micro-batch is
-measured. Rows of `step`, `stack`, `index`, `module`, `signal`, `statistic`, `value` lie in the run folder's `probes.jsonl`; `normlab report
-RUN` draws them. Entropy and logits of attention are not measured in training, because its weights are
-inside a kernel: `normlab diagnose RUN` has them.
+and between two measured steps there is no hook on the model. A step of several micro-batches is measured
+on its first one. Rows of `step`, `stack`, `index`, `module`, `signal`, `statistic`, `value` lie in the run
+folder's `probes.jsonl`; `normlab report RUN` draws them. Entropy and logits of attention are not measured in
+training, because its weights are inside a kernel: `normlab diagnose RUN` has them.
 
 {presets}
 

@@ -1,10 +1,9 @@
-"""Rewrite run folders and comparisons of an earlier version under today's names: ``python tools/migrate_results.py
-results``.
+"""Rewrite run folders and comparisons of an earlier version: ``python tools/migrate_results.py results``.
 
-Each run folder below the given folders gets today's configuration, rows, status and scores, and the name of its
-new id; the statistics of single test examples are computed where the reference text is found (``$NORMLAB_DATA``).
-Comparisons then speak of the new ids, and their pages are written anew. What is migrated already stays as it is.
-Checkpoints are not rewritten.
+Each run folder below the given folders gets today's configuration, rows, status and scores, and the name of
+its new id; the statistics of single test examples are computed where the reference text is found
+(``$NORMLAB_DATA``). Comparisons then refer to the new ids, and their pages are written anew. Folders of
+today's format stay as they are. Checkpoints are not rewritten.
 """
 
 from __future__ import annotations
@@ -59,7 +58,7 @@ def config_of(old: Json) -> Config:
                 new.setdefault(section, {})[renamed] = content
             else:
                 new[section] = content
-    task = task_of(str(new.get("task", "translation")))
+    task = TASKS[str(new.get("task", "translation"))]
     train = new.get("train", {})
     if train.get("best_by") == task.metrics[0].name:
         train["best_by"] = ""  # the headline, which needs no name
@@ -72,7 +71,7 @@ def migrate_run(folder: RunFolder) -> str:
     content = read_json(folder.path / "config.json")
     if content["semantics"] != SEMANTICS:
         raise SystemExit(
-            f"{folder.path} was made under semantics {content['semantics']}, today's are {SEMANTICS}: the same "
+            f"{folder.path} was made under semantics {content['semantics']}, today's are {SEMANTICS}: its "
             "configuration gives other numbers now; train it anew"
         )
     config = config_of(content["config"])

@@ -308,7 +308,13 @@ def read_config(path: Path) -> Config:
     try:
         return from_plain(Config, content["config"] if wrapped else content)
     except UserError as error:
-        raise UserError(f"{path}: {error}") from error
+        earlier = wrapped and "metrics" not in content
+        raise UserError(f"{path}: {error}{_earlier(path) if earlier else ''}") from error
+
+
+def _earlier(path: Path) -> str:
+    """The end of a sentence about a run folder that an earlier version wrote."""
+    return f"; an earlier version wrote this run, type: python tools/migrate_results.py {path.parent}"
 
 
 def _gone(path: Path, size: int) -> str:
