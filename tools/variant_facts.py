@@ -58,7 +58,7 @@ class Recipe:
         """Resolved, whatever it is combined with; ``forced`` then says why it is not defined."""
         stacks = (encoder or self.placement, decoder or self.placement)
         head = stacks[0] if stacks[0] == stacks[1] else f"enc:{stacks[0]}/dec:{stacks[1]}"
-        return resolve("+".join([head, *self.named.values()]), BASE, force=True)
+        return _resolved("+".join([head, *self.named.values()]))
 
     def but(self, axis: str, name: str) -> Recipe:
         return replace(self, named={**self.named, axis: name})
@@ -66,6 +66,11 @@ class Recipe:
     @property
     def typed(self) -> str:
         return "+".join([self.placement, *self.named.values()])
+
+
+@cache
+def _resolved(recipe: str) -> Config:
+    return resolve(recipe, BASE, force=True)
 
 
 @cache
@@ -171,7 +176,7 @@ def profiled_parameters(place: Placement) -> set[str]:
 def counted(recipe: str) -> Counter[tuple[str, str, int]]:
     """Name, shape and size of the parameters of an encoder-decoder to their number."""
     with torch.device("meta"):
-        built = Seq2Seq(resolve(recipe, BASE, force=True).model, VOCAB)
+        built = Seq2Seq(_resolved(recipe).model, VOCAB)
     return Counter(
         (re.sub(r"^(encoder|decoder)\.|sublayers\.\d+\.", "", name), letters(w.shape), w.numel())
         for name, w in built.named_parameters()

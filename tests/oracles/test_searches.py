@@ -73,8 +73,10 @@ FORMULAS = [("power", 0.0), ("power", 1.0), ("gnmt", 0.6), ("gnmt", 2.0)]
 
 
 @pytest.mark.parametrize("beams", [1, 3, 5])
-@pytest.mark.parametrize(("formula", "alpha"), FORMULAS)
-@pytest.mark.parametrize(("placement", "seed"), [("post", 25), ("residual", 15)])
+@pytest.mark.parametrize(
+    ("formula", "alpha", "placement", "seed"),
+    [(*how, *model) for how, model in zip(FORMULAS, 2 * [("post", 25), ("residual", 15)], strict=True)],
+)
 def test_a_batch_equals_plain_searches_one_by_one(placement, seed, formula, alpha, beams):
     model, source = searcher(placement, seed), sources(9)
     batch = search(model, source, Bounds(-1.0), beams=beams, length_penalty=alpha, formula=formula)
