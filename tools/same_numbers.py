@@ -81,13 +81,20 @@ RENAMES: Final[dict[str, Any]] = {
         "average.model": ["average/model.safetensors"],
     },
     # table -> older names; "metrics.train" are the rows of metrics.jsonl whose kind is "train"
-    "tables": {},
+    "tables": {
+        "residual_dependency": ["dependency_own"],
+    },
     # column, or table.column where a name has another meaning elsewhere -> older names
     "columns": {
         "metrics.train.padded_tokens": ["metrics.train.positions"],
+        "residual_dependency.beta_sq": ["residual_dependency.own"],
+        "findings.mean_beta_sq": ["findings.mean_own"],
+        "findings.sum_beta_sq": ["findings.sum_own"],
     },
     # text in a cell -> older texts
-    "words": {},
+    "words": {
+        "residual_dependency": ["own_branch", "dependency_own"],
+    },
     # regular expression over old names of tensors, "<file>.<name>" -> what replaces the match
     "tensors": {r"\bpositions\.weight": "position_encoding.weight"},
     # columns that are never compared

@@ -243,6 +243,6 @@ register(
         charts=(
             ByDepth("attention", "Attention entropy", "entropy", "nats", theory="uniform", by_role=True),
         ),
-        order=80,
+        order=70,
     )
 )

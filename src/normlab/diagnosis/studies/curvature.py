@@ -378,6 +378,6 @@ register(
         lambda context: [curvature(context.small, context.optimiser)],
         "full",
         batch=SMALL_BATCH,
-        order=70,
+        order=95,
     )
 )

@@ -317,6 +317,6 @@ register(
             ),
         ),
         batch=SMALL_BATCH,
-        order=40,
+        order=20,
     )
 )

@@ -235,7 +235,7 @@ register(
         charts=(
             ByDepth("sublayer_gradients", "Gradients of outputs", "relative", "relative gradient", log=True),
         ),
-        order=20,
+        order=10,
     )
 )
 register(
@@ -258,6 +258,6 @@ register(
             ),
         ),
         batch=MINI_BATCHES,
-        order=30,
+        order=50,
     )
 )

@@ -189,6 +189,6 @@ register(
         "standard",
         rules=(gains, scaling_of_gradients),
         batch=SMALL_BATCH,
-        order=96,
+        order=90,
     )
 )

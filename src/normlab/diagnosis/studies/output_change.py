@@ -345,6 +345,6 @@ register(
             ),
         ),
         batch=SMALL_BATCH,
-        order=50,
+        order=30,
     )
 )

@@ -179,7 +179,7 @@ register(
             ByDepth("similarity", "Cosine of tokens", "cosine", "mean cosine"),
             ByDepth("similarity", "Directions in use", "effective_rank", "effective rank"),
         ),
-        order=90,
+        order=80,
     )
 )
 register(
@@ -187,6 +187,6 @@ register(
         "norm_parameters",
         lambda context: [norm_parameters(context.subject, forward=context.backward.forward)],
         "cheap",
-        order=95,
+        order=85,
     )
 )

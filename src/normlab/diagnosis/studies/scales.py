@@ -167,6 +167,6 @@ register(
                 bounds=("theory_low", "theory_high"),
             ),
         ),
-        order=10,
+        order=40,
     )
 )
