@@ -258,16 +258,18 @@ def facts(costs: dict[str, Any]) -> dict[str, object]:
 
 MEASURED = {
     "cheap": (
-        "rms of the stream after each sublayer; of each sublayer, and of what lies outside of all, the "
-        "gradient norm before clipping and one step's update relative to the weights"
+        "rms of the stream after each sublayer (`after`); of each sublayer, and of the modules outside of all, "
+        "the gradient norm before clipping (`grad`) and one step's update relative to the weights (`update`)"
     ),
     "standard": (
-        "and rms of the stream before each sublayer, of its branch and of the gradient in its output; "
-        "updates by kind of matrix: query, key, value, output, ffn_in, ffn_out"
+        "and rms of the stream before each sublayer (`before`), of its branch (`branch`) and of the gradient "
+        "in its output (`grad_after`); norms of weights (`weight`); updates by kind of matrix: query, key, "
+        "value, output, ffn_in, ffn_out"
     ),
     "full": (
-        "and how alike tokens are (mean cosine), the gradient of branches, and of every module in a branch, "
-        "projections of queries and keys among them, the largest entry and the share of zeros"
+        "and the largest entry of the stream, the share of it that is not finite and the mean cosine of its "
+        "tokens; the gradient of branches (`grad_branch`); and of every module in a branch, projections of "
+        "queries and keys among them, the largest entry and the share of zeros"
     ),
 }
 
@@ -281,8 +283,8 @@ benchmarks/probing.py --write`.
 `--probes cheap|standard|full` measures the model while it trains, in the first step and in every one that
 `--probe-every-steps` divides ({every}); `--probes ''` measures nothing, the default is `{default}`.
 Observation is one-way: metrics and weights are bit-identical with and without, the run's id is the same,
-and between two measured steps there is no hook on the model. With grad_accum_steps the first micro-batch is
-measured. Rows of `step`, `module`, `probe`, `value` lie in the run folder's `probes.jsonl`; `normlab report
+and between two measured steps there is no hook on the model. With accumulation the first micro-batch is
+measured. Rows of `step`, `stack`, `index`, `module`, `signal`, `statistic`, `value` lie in the run folder's `probes.jsonl`; `normlab report
 RUN` draws them. Entropy and logits of attention are not measured in training, because its weights are
 inside a kernel: `normlab diagnose RUN` has them.
 

@@ -20,11 +20,11 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from normlab.diagnosis import Record
+from normlab.diagnosis import PRESETS, Record
 from normlab.spec.config import Config, DataConfig, MachineConfig, ModelConfig, TrainConfig
 from normlab.store import RunFolder
 from normlab.tasks.registry import TASKS
-from normlab.training.callbacks.probing import NOTHING, PRESETS, Preset, Probing
+from normlab.training.callbacks.probing import Probing, preset_of
 from normlab.training.devices import hardware, prepare_process
 from normlab.training.meter import Meter
 from normlab.training.trainer import Loop
@@ -62,14 +62,14 @@ class Way:
     """One way to do a step."""
 
     name: str
-    preset: Preset
+    preset: str
     recorded: bool = True
 
 
 WAYS = (
-    Way("bare", NOTHING, recorded=False),
-    Way("recorder", NOTHING),
-    *(Way(name, preset) for name, preset in PRESETS.items()),
+    Way("bare", "", recorded=False),
+    Way("recorder", ""),
+    *(Way(name, name) for name in PRESETS),
 )
 
 
@@ -77,7 +77,7 @@ def timed(loop: Loop, way: Way, meter: Meter) -> float:
     """Seconds of the first step, once more."""
     records: list[Record] = []
     loop.meter = meter if way.recorded else Blind(meter)  # pyrefly: ignore
-    loop.probing = Probing(loop.model, way.preset, 1, records.append)
+    loop.probing = Probing(loop.model, preset_of(way.preset, loop.model), 1, records.append)
     loop.progress.step = 0
     loop.pending.clear()
     start = time.perf_counter()

@@ -216,8 +216,8 @@ def assert_alike(found: RunFolder, wanted: RunFolder) -> None:
     for row, other in zip(rows_of(found), rows_of(wanted), strict=True):
         assert row == pytest.approx(other, rel=1e-5)
     measured, expected = found.probes(), wanted.probes()
-    assert [(r["step"], r["module"], r["probe"]) for r in measured] == [
-        (r["step"], r["module"], r["probe"]) for r in expected
+    assert [(r["step"], r["module"], r["signal"], r["statistic"]) for r in measured] == [
+        (r["step"], r["module"], r["signal"], r["statistic"]) for r in expected
     ]
     assert [r["value"] for r in measured] == pytest.approx([r["value"] for r in expected], rel=1e-3, abs=1e-6)
 

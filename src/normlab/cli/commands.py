@@ -211,10 +211,11 @@ class Runs:
 
 @dataclass(frozen=True)
 class Report:
-    """Write the page of a comparison again, or the page of a single run."""
+    """Write the page of a comparison again, of a single run, or of the probes of another trainer."""
 
     of: Annotated[Positional[str], arg(metavar="RUN")] = ""
-    """A run's folder, the beginning of its id, or a comparison.json; nothing: the comparison in --runs."""
+    """A run's folder, the beginning of its id, a comparison.json, or a probes.jsonl that a callback wrote;
+    nothing: the comparison in --runs."""
     page: Path | None = None
     """File for the page; without it beside what it shows."""
     runs: Path = RUNS
@@ -228,7 +229,11 @@ class Report:
         print(f"page: {self.write()}")
 
     def write(self) -> Path:
-        """Write the page; its path."""
+        """Write the page and return its path."""
+        if self.of.endswith(".jsonl"):
+            from normlab.report.flight import write_probes_page
+
+            return write_probes_page(Path(self.of), self.page or Path(self.of).with_suffix(".html"))
         if self.of and not self.of.endswith(".json"):
             from normlab.report.run import run_page
 

@@ -89,7 +89,7 @@ class Watch:
                 "gradients are recorded; for what flows through it, train some steps without torch.compile",
                 stacklevel=3,
             )
-            self._probes = weight_probes(_containers(model))
+            self._probes = weight_probes(_blocks(model))
             self._observe(model, compiled=compiled)
         else:
             self._read_at_first_call(model, own_calls)
@@ -115,7 +115,7 @@ class Watch:
         the one that is called.
         """
         modules = dict(model.named_modules())
-        holders = dict.fromkeys(path for name in _containers(model) for path in _ways_down(name))
+        holders = dict.fromkeys(path for name in _blocks(model) for path in _ways_down(name))
         waiting = self._open.enter_context(ExitStack())
         left = own_calls
 
@@ -150,9 +150,16 @@ class Watch:
         return stream_probes(structure, str(self._preset), prefix=at)
 
 
-def _containers(model: nn.Module) -> list[str]:
-    """Raises UserError for a model without repeated blocks."""
-    found = [name for name, _ in candidates(model, ())]
+def _blocks(model: nn.Module) -> dict[str, list[list[str]]]:
+    """By container, the paths of each block and of all modules inside it.
+
+    Raises UserError for a model without repeated blocks.
+    """
+    paths = [path for path, _ in model.named_modules()]
+    found = {
+        name: [[p for p in paths if f"{p}.".startswith(f"{block}.")] for block in blocks]
+        for name, blocks in candidates(model, ())
+    }
     if not found:
         raise UserError(
             f"{type(model).__name__} has no repeated blocks that a preset could watch; name the modules, as "

@@ -219,6 +219,16 @@ class Block:
         """The events from when a stream was there until its branches were added to it."""
         return self.events[self.first(step.stream) : self.first(step.sum.total)]
 
+    def ran(self, step: Step, within: str) -> tuple[str, ...]:
+        """The modules that begin and end between a stream and its sum, below ``within``, and the norm of the
+        sum.
+        """
+        events = self.between(step)
+        ended = {event.path for event in events if event.side == "output"}
+        paths = [e.path for e in events if e.side == "input" and e.path in ended]
+        inner = [p for p in paths if not within or f"{p}.".startswith(f"{within}.")]
+        return tuple(dict.fromkeys([*inner, *([step.write] if step.write else [])]))
+
     def names(self, path: str) -> str:
         """The names and types of a module and of those it lies in, below the block; a module that blocks
         share has the names that the first of them gives it.

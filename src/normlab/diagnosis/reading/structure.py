@@ -49,7 +49,9 @@ class SublayerView:
     ``other`` for anything else.
     """
     relation: str
-    """What holds of these tensors, in words."""
+    """The equation that these tensors obey, in words."""
+    modules: tuple[str, ...] = ()
+    """Paths of the modules that run in the sublayer, in order."""
 
 
 @dataclass(frozen=True)
@@ -198,6 +200,7 @@ class _Reader:
             beside=tuple(shown[n][0].tap(n) if n in shown else block.tap(n) for n in others),
             placement="other",
             relation="as named by the caller, not verified",
+            modules=block.ran(step, branch.path if len(shown) > 1 else ""),
         )
         if not step.verified:
             return view

@@ -78,11 +78,11 @@ def named(module: str) -> str:
 
 
 def _forward(seen: Observed) -> Verdict | None:
-    entered = {r.module for r in seen.records if r.probe.startswith("input.") and not math.isfinite(r.value)}
+    entered = {r.module for r in seen.records if _is(r, "input", "max_abs") and not math.isfinite(r.value)}
     for r in seen.records:
-        if r.probe.startswith("output.max_abs") and not math.isfinite(r.value) and r.module not in entered:
+        if _is(r, "output", "max_abs") and not math.isfinite(r.value) and r.module not in entered:
             weight = _broken_weight(seen, r.module)
-            largest = [f"{s.value:.3g}" for s in seen.records if _is(s, r.module, "input.max_abs")]
+            largest = [f"{s.value:.3g}" for s in seen.records if s.module == r.module and s.signal == "input"]
             given = f"its input is finite (largest entry {largest[0]})" if largest else "its input are tokens"
             return Verdict(
                 f"{named(r.module)} is the first module whose output is not finite while its input is, in "
@@ -99,8 +99,8 @@ def _broken_weight(seen: Observed, module: str) -> str:
     """A parameter of the module, or of one inside it, that is not finite at the step."""
     for r in seen.records:
         inside = r.module == module or f"{r.module}.".startswith(f"{module}.")
-        if inside and r.probe.startswith("weight.") and not math.isfinite(r.value):
-            name = r.probe.partition("[")[2].rstrip("]") or "weight"
+        if inside and _is(r, "weight", "max_abs") and not math.isfinite(r.value):
+            name = r.signal.partition("[")[2].rstrip("]") or "weight"
             return name if r.module == module else f"{r.module}.{name}"
     return ""
 
@@ -108,7 +108,7 @@ def _broken_weight(seen: Observed, module: str) -> str:
 def _backward(seen: Observed) -> Verdict | None:
     finite: Record | None = None
     for r in seen.records:
-        if r.probe.startswith("grad_output.max_abs"):
+        if _is(r, "grad_output", "max_abs"):
             if math.isfinite(r.value):
                 finite = r
                 continue
@@ -211,8 +211,8 @@ def _sizes(seen: Observed) -> Iterator[tuple[Key, float]]:
     Gradients are relative to the loss's own in the model's output: where that grows, all grow with it, and it
     is the model itself that is named. Updates are relative to the learning rate.
     """
-    outputs = {r.module: r.value for r in seen.records if r.probe == "output.rms"}
-    arrived = {r.module: r.value for r in seen.records if r.probe == "grad_output.rms"}
+    outputs = {r.module: r.value for r in seen.records if (r.signal, r.statistic) == ("output", "rms")}
+    arrived = {r.module: r.value for r in seen.records if (r.signal, r.statistic) == ("grad_output", "rms")}
     for module, value in outputs.items():
         yield (module, "the rms of the output of"), value
     scale = arrived.get(MODEL, 0.0)
@@ -238,5 +238,6 @@ def _near(steps: Sequence[Observed]) -> tuple[str, ...]:
     )
 
 
-def _is(record: Record, module: str, probe: str) -> bool:
-    return record.module == module and record.probe == probe
+def _is(record: Record, signal: str, statistic: str) -> bool:
+    """Whether a record is of this signal, in whichever of its tensors, and of this statistic."""
+    return record.signal.partition("[")[0] == signal and record.statistic == statistic

@@ -27,7 +27,7 @@ def require_tensorboard() -> None:
 @final
 class TensorBoard(Callback):
     """Writes scalars under ``runs/<id>/tensorboard``, at their steps: ``train/loss``, ``dev/nll`` and so on,
-    and those of probes as ``<probe>/<module>``.
+    and those of probes as ``<signal>.<statistic>/<module>``.
 
     A run that goes on from a step begins a new file, which replaces the later scalars of the old one.
     """
@@ -50,7 +50,8 @@ class TensorBoard(Callback):
             if name not in _NO_SCALARS
         ]
         scalars += [
-            (f"{row['probe']}/{row['module'] or 'model'}", row["value"], row["step"]) for row in event.probes
+            (f"{row['signal']}.{row['statistic']}/{row['module'] or 'model'}", row["value"], row["step"])
+            for row in event.probes
         ]
         for name, value, step in scalars:
             self._writer.add_scalar(name, float(value), int(step))
