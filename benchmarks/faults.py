@@ -258,8 +258,9 @@ def facts(costs: dict[str, Any]) -> dict[str, object]:
 
 MEASURED = {
     "cheap": (
-        "rms of the stream after each sublayer (`after`); of each sublayer, and of the modules outside of all, "
-        "the gradient norm before clipping (`grad`) and one step's update relative to the weights (`update`)"
+        "rms of the stream after each sublayer (`after`); of each sublayer, and of the modules outside of "
+        "all, the gradient norm before clipping (`grad`) and one step's update relative to the weights "
+        "(`update`)"
     ),
     "standard": (
         "and rms of the stream before each sublayer (`before`), of its branch (`branch`) and of the gradient "
@@ -282,65 +283,61 @@ benchmarks/probing.py --write`.
 
 `--probes cheap|standard|full` measures the model while it trains, in the first step and in every one that
 `--probe-every-steps` divides ({every}); `--probes ''` measures nothing, the default is `{default}`.
-Observation is one-way: metrics and weights are bit-identical with and without, the run's id is the same,
-and between two measured steps there is no hook on the model. With accumulation the first micro-batch is
-measured. Rows of `step`, `stack`, `index`, `module`, `signal`, `statistic`, `value` lie in the run folder's `probes.jsonl`; `normlab report
-RUN` draws them. Entropy and logits of attention are not measured in training, because its weights are
-inside a kernel: `normlab diagnose RUN` has them.
+Observation is one-way: metrics and weights are bit-identical with and without, the run's id is the same, and
+between two measured steps there is no hook on the model. With accumulation the first micro-batch is measured.
+Rows of `step`, `stack`, `index`, `module`, `signal`, `statistic`, `value` lie in the run folder's
+`probes.jsonl`; `normlab report RUN` draws them. Entropy and logits of attention are not measured in training,
+because its weights are inside a kernel: `normlab diagnose RUN` has them.
 
 {presets}
 
-3+3 layers of width 256, 2,048 positions a step, {about}.
-The same step is done in these ways in turn, in one process; differences smaller than the quartiles'
-distance are noise:
+3+3 layers of width 256, 2,048 positions a step, {about}. The same step is done in these ways in turn, in one
+process; differences smaller than the quartiles' distance are noise:
 
 {costs}
 
-The recorder keeps a copy of the weights to know by how much each parameter moved, in every step: the last
-row is that work, timed by itself. Presets are compared with the step that is recorded.
+The recorder keeps a copy of the weights to know by how much each parameter moved, in every step: the last row
+is that work, timed by itself. Presets are compared with the step that is recorded.
 
 ## The recorder
 
 It always keeps the last {ring} steps: learning rate, loss, gradient norm, and by parameter the norms of
 gradient and update, on the device. It writes a report
 
-- when a loss or a gradient norm is not finite, or the run's outcome is *diverged*;
-- at a spike, once a run: the middle loss of {recent} steps is above every kept step before them, at least
-  as many, and {nats} nats above their middle one;
-- when it is asked, by `normlab diagnose RUN --flight` or from Python:
-  `normlab.training.replay.examine("runs/<id>", step)`, which does the run's steps again.
+- when a loss or a gradient norm is not finite, or the run's outcome is *diverged*; - at a spike, once a run:
+the middle loss of {recent} steps is above every kept step before them, at least as many, and {nats} nats
+above their middle one; - when it is asked, by `normlab diagnose RUN --flight` or from Python:
+`normlab.training.replay.examine("runs/<id>", step)`, which does the run's steps again.
 
-A report is an entry of the run folder's `flight.json`: the kept steps, and who went wrong first. For that
-the steps from the last checkpoint on are done again, from the start where there is none before the bad
-step, at most as many as lie between two checkpoints; in the last {watched} of them every module is watched.
-Every random draw is derived from (seed, purpose, step, micro-batch), so that they come out as they did;
-where they do not, the report says so and blames nobody. Then the training goes on as if nothing had been.
-Named is
+A report is an entry of the run folder's `flight.json`: the kept steps, and who went wrong first. For that the
+steps from the last checkpoint on are done again, from the start where there is none before the bad step, at
+most as many as lie between two checkpoints; in the last {watched} of them every module is watched. Every
+random draw is derived from (seed, purpose, step, micro-batch), so that they come out as they did; where they
+do not, the report says so and blames nobody. Then the training goes on as if nothing had been. Named is
 
-1. a parameter that is not finite in the checkpoint already;
-2. else the first module, in forward order, whose output is not finite while its input is;
-3. else the first, in backward order, whose gradient is not finite; then a parameter whose gradient or
-   update is not;
-4. else the first statistic above {left} (1 + {few}/n) times its median of the n steps before: rms of an
-   output, of the gradient in an output relative to the loss's own in the model's output, update by the
-   learning rate; within a step in the order of the stream;
-5. else nobody: *no module left its range: look at the data, the labels or the loss*.
+1. a parameter that is not finite in the checkpoint already; 2. else the first module, in forward order, whose
+output is not finite while its input is; 3. else the first, in backward order, whose gradient is not finite;
+then a parameter whose gradient or update is not; 4. else the first statistic above {left} (1 + {few}/n) times
+its median of the n steps before: rms of an output, of the gradient in an output relative to the loss's own in
+the model's output, update by the learning rate; within a step in the order of the stream; 5. else nobody: *no
+module left its range: look at the data, the labels or the loss*.
 
-What it cannot see: a fault that is there from the first step on has no steps before it, unless it grows;
-one that is everywhere at once (a rate that is too high for all) still has a first module to leave its
-range, which is named although it is no more at fault than the others; and what touches the model only once,
-from outside, does not come again in a replay.
+What it cannot see: a fault that is there from the first step on has no steps before it, unless it grows; one
+that is everywhere at once (a rate that is too high for all) still has a first module to leave its range,
+which is named although it is no more at fault than the others; and what touches the model only once, from
+outside, does not come again in a replay.
 
 ## Planted faults
 
 {size}.
 
-Faults are planted from outside, by hooks and changed batches. A run with no report of its own was asked
-at its end: it did all its steps again, with every module watched. The reports are as they came out.
+Faults are planted from outside, by hooks and changed batches. A run with no report of its own was asked at
+its end: it did all its steps again, with every module watched. The reports are as they came out.
 
 {table}
 
-{reports}"""
+{reports}
+"""
 
 
 def main() -> None:

@@ -7,7 +7,7 @@ import os
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from statistics import fmean, stdev
+from statistics import fmean
 from typing import Any, Final, TypeAlias, cast
 
 import torch
@@ -18,7 +18,7 @@ from normlab.data.text import located
 from normlab.diagnosis.reading.structure import read_structure
 from normlab.diagnosis.reading.subject import Subject
 from normlab.diagnosis.reading.tokens import PaddingMasks
-from normlab.diagnosis.rules.fits import student
+from normlab.diagnosis.rules.fits import half_width
 from normlab.nn import PAD, Seq2Seq
 from normlab.spec.claim import Measure
 from normlab.spec.config import Config, DataConfig, ModelConfig, SeedConfig, TrainConfig
@@ -159,7 +159,7 @@ def mean(values: Iterable[float]) -> Measure:
     center = fmean(kept)
     if len(kept) < 2:
         return Measure.exact(center)
-    spread = student(len(kept) - 1) * stdev(kept) / math.sqrt(len(kept))
+    spread = half_width(kept)
     return Measure(center, center - spread, center + spread)
 
 

@@ -106,10 +106,9 @@ class _Groups:
         device = next(iter(named.values())).device
         self._owner = torch.tensor([self._modules.index(o) for o in owners], device=device)
         self._views = list(_matrices(model, list(named.values()))) if kinds else []
-        sites = {path: (path.rpartition(".")[0], int(path.rpartition(".")[2])) for path in homes}
         self.keys: list[Key] = [
-            *((*sites.get(m, (None, None)), m, *what) for what in _WHOLE for m in self._modules),
-            *((*sites[v.module], v.module, f"update[{v.kind}]", "ratio") for v in self._views),
+            *((*_place(m, homes), m, signal, how) for signal, how in _WHOLE for m in self._modules),
+            *((*_place(v.module, homes), v.module, f"update[{v.kind}]", "ratio") for v in self._views),
         ]
 
     @torch.no_grad()
@@ -129,6 +128,12 @@ class _Groups:
     def _together(self, norms: Tensor) -> Tensor:
         squares = norms.new_zeros(len(self._modules)).index_add_(0, self._owner, norms.square())
         return squares.sqrt()
+
+
+def _place(module: str, sublayers: Sequence[str]) -> tuple[str | None, int | None]:
+    """The stack and the index of a sublayer, None for any other module."""
+    stack, _, number = module.rpartition(".")
+    return (stack, int(number)) if module in sublayers else (None, None)
 
 
 class _View(NamedTuple):
