@@ -71,7 +71,7 @@ def test_a_folder_with_the_text_is_used(tmp_path):
     lab = Lab(tmp_path / "runs", tmp_path)
     assert lab.text("iwslt14.de-en").startswith("iwslt14.de-en, train.partial")
     first, second = lab.batches("iwslt14.de-en", 128, 2)
-    assert first["source"].shape[0] == first.target_out.shape[0]
+    assert first["source"].shape[0] == first.batch.target_out.shape[0]
     assert not (
         first["source"].shape == second["source"].shape and bool((first["source"] == second["source"]).all())
     )
