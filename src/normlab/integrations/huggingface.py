@@ -1,4 +1,4 @@
-"""Probes in a training by Hugging Face's ``Trainer``."""
+"""Probes for a training by Hugging Face's ``Trainer``."""
 
 from __future__ import annotations
 
@@ -75,5 +75,5 @@ class Probes(TrainerCallback):
         self.watch.end()
 
     def close(self) -> None:
-        """Write what was measured, and leave no hook."""
+        """Write the measurements and remove all hooks."""
         self.watch.end()

@@ -1,4 +1,4 @@
-"""Probes in a training by Lightning's ``Trainer``."""
+"""Probes for a training by Lightning's ``Trainer``."""
 
 from __future__ import annotations
 

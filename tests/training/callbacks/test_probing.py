@@ -15,6 +15,7 @@ from normlab.training.parallel import SingleProcess
 from normlab.training.train import train
 from training.tiny import PowerCutError, run_of, tiny
 
+KEY = ("step", "stack", "index", "module", "signal", "statistic")
 LAST = ("last/model.safetensors", "last/optimiser.safetensors", "best/model.safetensors", "test.hyp.txt")
 
 
@@ -84,9 +85,7 @@ def test_only_steps_of_the_cadence_are_hooked_and_only_their_first_micro_batch(t
     assert steps == [1, 3, 6]
     run.flush()
     rows = run.folder.probes()
-    keys = [
-        tuple(row[c] for c in ("step", "stack", "index", "module", "signal", "statistic")) for row in rows
-    ]
+    keys = [tuple(row[c] for c in KEY) for row in rows]
     assert len(keys) == len(set(keys)) > 100
 
 

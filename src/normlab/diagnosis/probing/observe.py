@@ -72,7 +72,7 @@ class Probe:
             yield (f"[{'.'.join(map(str, place))}]" if i else ""), x
 
     def key(self, module: str, suffix: str) -> Key:
-        """Return what a record of this probe says beside its step and value."""
+        """Return the fields of a record of this probe, except its step and value."""
         site = self.site or Site("", None)
         return site.stack or None, site.index, module, (site.signal or self.signal) + suffix, self.statistic
 
@@ -162,7 +162,7 @@ class Observer:
                         self._measure(path, probe, [((), torch.stack(norms))])
 
     def _parameters(self, path: str, signal: str, *, deep: bool = False) -> list[tuple[Place, Tensor]]:
-        """A module's own parameters, or also those of the modules inside it, or their gradients, by name."""
+        """Return a module's parameters or their gradients by name, with ``deep`` also those inside it."""
         own = [(name, p) for name, p in self._modules[path].named_parameters(recurse=deep) if p.numel()]
         if signal == "weight":
             return [((name,), p) for name, p in own]
@@ -216,7 +216,7 @@ def observe(model: nn.Module, probes: Sequence[Probe], emit: Emit) -> Iterator[O
 
 
 def _compiled(model: nn.Module, modules: Mapping[str, nn.Module]) -> set[str]:
-    """Paths of the modules that run inside compiled code."""
+    """Return the paths of the modules that run inside compiled code."""
     if any(compiles(m) for m in unwrapped(model)):
         return set(modules)
     roots = [path for path, module in modules.items() if compiles(module)]

@@ -102,7 +102,7 @@ def stream_probes(structure: Structure, preset: str, *, prefix: str = "") -> lis
     return preset_probes(_sites(structure, prefix), preset)
 
 
-def weight_probes(blocks: Mapping[str, Sequence[str]]) -> list[Probe]:
+def weight_probes(blocks: Mapping[str, Sequence[Sequence[str]]]) -> list[Probe]:
     """Return probes of the weights of blocks and of their gradients, which need no forward pass.
 
     ``blocks`` maps each container to lists of the paths of modules, one list per block, first its own.

@@ -49,7 +49,7 @@ def _sites(model: nn.Module) -> Iterator[SublayerSite]:
 
 
 class Probing:
-    """The measurements of one model in training: in the steps of the cadence, of the first micro-batch.
+    """Measures one model in training: the steps of the cadence, in their first micro-batch.
 
     In between there is no hook. A step that is measured waits for the device once, for what flows; what
     belongs to parameters is fetched by ``flush``.
@@ -67,7 +67,7 @@ class Probing:
 
     @contextmanager
     def passing(self, step: int, micro: int) -> Iterator[None]:
-        """Within this block runs the forward and backward pass of a step's micro-batch."""
+        """Measure the forward and backward pass of a micro-batch that runs inside this block."""
         if micro or not self.due(step):
             yield
             return
@@ -76,12 +76,12 @@ class Probing:
             observer.flush(step)
 
     def stepped(self, step: int, meter: Meter, gradients: Tensor, updates: Tensor) -> None:
-        """Keep what an optimiser step did, for ``flush`` to fetch."""
+        """Keep the norms of an optimiser step for ``flush`` to fetch."""
         if self._groups is not None and self.due(step):
             self._late.append((step, self._groups.measured(meter, gradients, updates)))
 
     def flush(self) -> None:
-        """Fetch what is left on the device."""
+        """Fetch and emit the norms that are left on the device."""
         if self._groups is None or not self._late:
             return
         fetched = torch.stack([values for _, values in self._late]).tolist()
@@ -106,10 +106,9 @@ class _Groups:
         device = next(iter(named.values())).device
         self._owner = torch.tensor([self._modules.index(o) for o in owners], device=device)
         self._views = list(_matrices(model, list(named.values()))) if kinds else []
-        sites = {path: (path.rpartition(".")[0], int(path.rpartition(".")[2])) for path in homes}
         self.keys: list[Key] = [
-            *((*sites.get(m, (None, None)), m, *what) for what in _WHOLE for m in self._modules),
-            *((*sites[v.module], v.module, f"update[{v.kind}]", "ratio") for v in self._views),
+            *((*_place(m, homes), m, signal, how) for signal, how in _WHOLE for m in self._modules),
+            *((*_place(v.module, homes), v.module, f"update[{v.kind}]", "ratio") for v in self._views),
         ]
 
     @torch.no_grad()
@@ -131,8 +130,14 @@ class _Groups:
         return squares.sqrt()
 
 
+def _place(module: str, sublayers: Sequence[str]) -> tuple[str | None, int | None]:
+    """Return the stack and the index of a sublayer, None for any other module."""
+    stack, _, number = module.rpartition(".")
+    return (stack, int(number)) if module in sublayers else (None, None)
+
+
 class _View(NamedTuple):
-    """One matrix of a branch, which may be a part of a packed parameter."""
+    """A matrix of a branch, which may be a part of a packed parameter."""
 
     module: str
     kind: str
@@ -157,7 +162,7 @@ def _matrices(model: nn.Module, parameters: Sequence[nn.Parameter]) -> Iterator[
 
 
 def rows_into(rows: list[dict[str, Any]]) -> Callable[[Record], None]:
-    """An ``emit`` that collects records as rows of ``probes.jsonl``."""
+    """Return an ``emit`` that collects records as rows of ``probes.jsonl``."""
 
     def emit(record: Record) -> None:
         rows.append(record._asdict())
