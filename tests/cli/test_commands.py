@@ -39,7 +39,7 @@ def stand_in(monkeypatch):
 def run(tmp_path):
     """A finished run in ``tmp_path/runs``."""
     folder = RunFolder.create(tmp_path / "runs" / "abc123", Config(recipe="pre", optim=OptimConfig(lr=2e-3)))
-    outcome = Outcome("trained", 2000, "likelihood loss 1.2 nats a token")
+    outcome = Outcome("trained", 2000, "NLL 1.2 nats per token")
     folder.set_status(
         Status("done", 2000, outcome, best_step=1500, best_dev={"bleu": 31.25}, train_seconds=90.0)
     )
@@ -139,7 +139,7 @@ def test_train_prints_the_outcome_and_where_it_is(stand_in, run, capsys):
     given = ["--recipe", "pre", "--lr", "2e-3", "--precision", "fp32", "--out", str(run.path.parent)]
     assert main(["train", *given]) == 0
     printed = capsys.readouterr().out
-    assert "trained at step 2000: likelihood loss 1.2" in printed
+    assert "trained at step 2000: NLL 1.2" in printed
     assert "best checkpoint: step 1500, dev BLEU 31.2" in printed
     assert "test BLEU 30.5, chrF 55.0  sig" in printed
     assert str(run.path) in printed

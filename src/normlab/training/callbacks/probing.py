@@ -1,4 +1,4 @@
-"""What is measured of our own models while they train, by presets that are named by their cost."""
+"""Measurements of our own models while they train, by presets that are named by their cost."""
 
 from __future__ import annotations
 
@@ -71,10 +71,10 @@ def _at(probe: Probe, digits: int) -> Probe:
 
 
 class Probing:
-    """The measurements of one model in training: in the steps of the cadence, of the first micro-batch.
+    """Measures a model in training, in the steps of the cadence, on the first micro-batch.
 
-    In between there is no hook. A step that is measured waits for the device once, for what flows; what
-    belongs to parameters is fetched by ``flush``.
+    In between there is no hook. A step that is measured waits for the device once, for the statistics of
+    activations and gradients; those of parameters are fetched by ``flush``.
     """
 
     def __init__(self, model: nn.Module, preset: Preset, every_steps: int, emit: Emit) -> None:
@@ -89,7 +89,7 @@ class Probing:
 
     @contextmanager
     def passing(self, step: int, micro: int) -> Iterator[None]:
-        """Within this block runs the forward and backward pass of a step's micro-batch."""
+        """Measure the forward and backward pass of a step's micro-batch within this block, if it is due."""
         if micro or not self.due(step):
             yield
             return
@@ -98,12 +98,12 @@ class Probing:
             observer.flush(step)
 
     def stepped(self, step: int, meter: Meter, gradients: Tensor, updates: Tensor) -> None:
-        """Keep what an optimiser step did, for ``flush`` to fetch."""
+        """Keep the measurements of an optimiser step for ``flush`` to fetch."""
         if self._groups is not None and self.due(step):
             self._late.append((step, self._groups.measured(meter, gradients, updates)))
 
     def flush(self) -> None:
-        """Fetch what is left on the device."""
+        """Fetch the measurements that are left on the device, and emit them."""
         if self._groups is None or not self._late:
             return
         fetched = torch.stack([values for _, values in self._late]).tolist()
@@ -132,7 +132,7 @@ class _Groups:
 
     @torch.no_grad()
     def measured(self, meter: Meter, gradients: Tensor, updates: Tensor) -> Tensor:
-        """One value a name: gradient norms, and updates relative to the weights after them."""
+        """Return a value for each of ``names``: gradient norms, and updates relative to the new weights."""
         whole = meter.parallel.whole
         ratios = self._together(updates) / self._together(meter.parallel.norms(meter.weights))
         values = [self._together(gradients), ratios]
@@ -155,7 +155,7 @@ class _View(NamedTuple):
     module: str
     kind: str
     index: int
-    """Of the parameter."""
+    """The index of the parameter."""
     size: torch.Size
     stride: tuple[int, ...]
     offset: int
@@ -175,7 +175,7 @@ def _matrices(model: nn.Module, parameters: Sequence[nn.Parameter]) -> Iterator[
 
 
 def rows_into(rows: list[dict[str, Any]]) -> Callable[[Record], None]:
-    """An ``emit`` that collects records as rows of ``probes.jsonl``."""
+    """Return an ``emit`` that collects records as rows of ``probes.jsonl``."""
 
     def emit(record: Record) -> None:
         rows.append(record._asdict())
