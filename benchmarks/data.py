@@ -172,10 +172,9 @@ def training(folder: Path) -> dict[str, Any]:
     """Some steps on a prepared text, the order of the second epoch, and some of its batches at random."""
     from dataclasses import replace
 
-    from normlab.store import RunFolder
     from normlab.tasks.registry import TASKS
     from normlab.training.devices import hardware, prepare_process
-    from normlab.training.trainer import Loop
+    from normlab.training.trainer import Trainer
 
     wanted = config(folder)
     device = prepare_process(wanted.machine)
@@ -184,11 +183,10 @@ def training(folder: Path) -> dict[str, Any]:
     wanted = replace(wanted, data=data)
     clock = Clock()
     task = clock.timed("begin", kind)(wanted, corpus, device)
-    run = RunFolder.create(Path(tempfile.mkdtemp(dir=folder)) / "run", wanted)
-    loop = Loop(task, run, lambda row: None)
-    loop.task.batch = clock.timed("waiting", loop.task.batch)
+    task.batch = clock.timed("waiting", task.batch)
+    trainer = Trainer(task)
     for _ in range(STEPS):
-        clock.timed("step", loop.step)()
+        clock.timed("step", trainer.step)()
     batches = task.batches
     clock.timed("plan", batches.at)(batches.steps_per_epoch)
     places = np.random.default_rng(0).integers(0, batches.steps_per_epoch, AT_RANDOM)

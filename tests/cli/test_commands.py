@@ -41,7 +41,7 @@ def run(tmp_path):
     """A finished run in ``tmp_path/runs``."""
     config = Config(recipe="pre", optim=OptimConfig(lr=2e-3))
     folder = RunFolder.create(tmp_path / "runs" / "abc123", config, Translation.metrics)
-    outcome = Outcome("trained", 2000, "likelihood loss 1.2 nats a token")
+    outcome = Outcome("trained", 2000, "NLL 1.2 nats per token")
     folder.set_status(
         Status("done", 2000, outcome, best_step=1500, best_dev={"bleu": 31.25}, train_seconds=90.0)
     )
@@ -143,7 +143,7 @@ def test_train_prints_the_outcome_and_where_it_is(stand_in, run, capsys):
     given = ["--recipe", "pre", "--lr", "2e-3", "--precision", "fp32", "--out", str(run.path.parent)]
     assert main(["train", *given]) == 0
     printed = capsys.readouterr().out
-    assert "trained at step 2000: likelihood loss 1.2" in printed
+    assert "trained at step 2000: NLL 1.2" in printed
     assert "best checkpoint: step 1500, dev BLEU 31.2" in printed
     assert "test BLEU 30.5, chrF 55.0, tokenised BLEU 31.0" in printed
     assert str(run.path) in printed

@@ -56,7 +56,9 @@ class Status:
     stopped: str = ""
     """Why a run ended before its last step although its outcome did not end it."""
     phase: str = ""
-    """The work in progress beside training: ``validating``, ``translating``, ``scoring``; else empty."""
+    """The work in progress beside training: ``validating``, ``testing``, or as the task names a part of
+    these (``translating``, ``scoring``); else empty.
+    """
     phase_done: float | None = None
     """The share of it that is done, 0 to 1, where that is known."""
 

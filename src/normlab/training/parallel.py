@@ -1,4 +1,4 @@
-"""How a model lies on the ranks: on one alone, whole on each, or a part on each.
+"""The model on the ranks: on a single one, whole on each, or a part on each.
 
 Every rank calls every method, in the same order.
 """
@@ -205,7 +205,7 @@ class FSDP(Parallel):
 
 
 def _skeleton(model: nn.Module) -> tuple[nn.Module, dict[str, nn.Parameter]]:
-    """A copy of a model without its weights, and the parameters that stand in their places."""
+    """A copy of a model without its weights, and the placeholders of its parameters by name."""
     hollow = {
         name: nn.Parameter(torch.empty_like(p, device="meta"), p.requires_grad)
         for name, p in model.named_parameters()
@@ -215,7 +215,7 @@ def _skeleton(model: nn.Module) -> tuple[nn.Module, dict[str, nn.Parameter]]:
 
 
 def _summed(bucket: distributed.GradBucket) -> torch.futures.Future[Tensor]:
-    """The sum over the ranks, where it is the mean by default: the loss is divided already."""
+    """Sum a bucket over the ranks; DDP would take the mean, and the loss is divided already."""
     work = distributed.all_reduce(bucket.buffer(), async_op=True)
     return work.get_future().then(lambda done: done.value()[0])
 

@@ -1,4 +1,4 @@
-"""From a configuration to a finished run folder."""
+"""Training a configuration, from its data to a finished run folder."""
 
 from __future__ import annotations
 
@@ -136,11 +136,11 @@ def score_test(task: AnyTask, folder: RunFolder, model: nn.Module) -> None:
 
 
 def _furnish(folder: RunFolder, config: Config, corpus: Prepared) -> None:
-    """Give a new run folder what it needs without its corpus, the configuration last."""
+    """Write the files that a run folder needs to be used without its corpus, the configuration last."""
     if not (folder.path / "config.json").exists():
         with named(folder.tokenizer):
             corpus.tokenizer.save(folder.tokenizer)
-        types = io.BytesIO()  # of a full disk NumPy itself would say no more than how many bytes are missing
+        types = io.BytesIO()  # NumPy's own error of a full disk names no file
         np.save(types, corpus.target_types, allow_pickle=False)
         with named(folder.target_types):
             folder.target_types.write_bytes(types.getbuffer())
@@ -149,9 +149,9 @@ def _furnish(folder: RunFolder, config: Config, corpus: Prepared) -> None:
 
 @contextmanager
 def _polite_interrupt() -> Iterator[threading.Event]:
-    """The first Ctrl-C, or a closed terminal, sets an event, so that the step in progress ends and is saved.
+    """Let the first Ctrl-C, or a closed terminal, set an event, so that the step in progress is saved.
 
-    The second one is at once.
+    The second one interrupts at once.
     """
     event = threading.Event()
     if threading.current_thread() is not threading.main_thread():

@@ -125,7 +125,7 @@ def _weights(folder: RunFolder) -> dict[str, Tensor]:
 
 
 def _require_same_tokenizer(folder: RunFolder, corpus: Prepared) -> None:
-    """Raise UserError unless the other run's pieces have the same numbers."""
+    """Raise UserError unless the other run has the same tokenizer."""
     with TemporaryDirectory() as scratch:
         own = Path(scratch) / folder.tokenizer.name
         corpus.tokenizer.save(own)
