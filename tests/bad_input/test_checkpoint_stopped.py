@@ -18,7 +18,7 @@ from bad_input.disk import small_disk
 from bad_input.prompt import GOOD, lacking
 from normlab.cli.main import main
 from normlab.store import RunFolder
-from normlab.store.sealed import unsealed
+from normlab.store.manifest import read_state
 
 WORDS = [*GOOD, "--checkpoint-every-steps", "1"]
 """Checkpoints of the steps 1 to 4."""

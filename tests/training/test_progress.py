@@ -1,4 +1,4 @@
-"""What a checkpoint's state may say: somebody who can write seals can write anything."""
+"""What a checkpoint's state may say: a valid manifest can stand over anything."""
 
 from __future__ import annotations
 

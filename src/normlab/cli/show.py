@@ -20,7 +20,7 @@ from normlab.spec.tex import readable
 from normlab.spec.units import duration, p_value, rate, steps_named
 from normlab.store import RunFolder, Runs
 from normlab.store.folder import Status, read_json
-from normlab.store.sealed import standing, unsealed
+from normlab.store.manifest import committed, read_state
 
 if TYPE_CHECKING:
     from normlab.comparison.compare import ComparePlan

@@ -115,7 +115,7 @@ def open_checkpoint(folder: Path, *, run: str = "") -> Checkpoint:
     Raises FileNotFoundError where there is none, and SealError, which names the file and the fault, where a
     file is cut off, edited or missing, and where the checkpoint has another format.
     """
-    folder = standing(folder)
+    folder = committed(folder)
     if not folder.exists():
         raise FileNotFoundError(f"no checkpoint in {folder}; train the run first: normlab train")
     manifest = unsealed(folder, run=run)
@@ -160,14 +160,14 @@ def resume(last: Path, previous: Path, load: Callable[[Path], int]) -> str:
     The refused one is kept as ``last.refused``, and the other takes its place. Raises SealError where there
     is no other, and one that names both where the other is refused, too.
     """
-    settle(last, keep=previous)
+    recover(last, keep=previous)
     if not last.exists() and not previous.exists():
         return ""
     try:
         if not last.exists():
-            raise SealError(last, f"{last} is missing")
+            raise CheckpointError(last, f"{last} is missing")
         load(last)
-    except SealError as error:
+    except CheckpointError as error:
         refused = error
     else:
         return ""
@@ -175,8 +175,8 @@ def resume(last: Path, previous: Path, load: Callable[[Path], int]) -> str:
         raise refused
     try:
         step = load(previous)
-    except SealError as error:
-        raise SealError(last, f"{refused.why}, and {error.why}", refused.todo) from error
+    except CheckpointError as error:
+        raise CheckpointError(last, f"{refused.why}, and {error.why}", refused.todo) from error
     kept = ""
     if last.exists():
         aside = last.with_name(f"{last.name}.refused")
@@ -190,9 +190,9 @@ def _load(path: Path) -> dict[str, Tensor]:
     try:
         return load_file(path)
     except FileNotFoundError:
-        raise SealError(path.parent, f"{path} is missing") from None
+        raise CheckpointError(path.parent, f"{path} is missing") from None
     except SafetensorError as error:
-        raise SealError(path.parent, f"{path} is damaged ({error})") from error
+        raise CheckpointError(path.parent, f"{path} is damaged ({error})") from error
 
 
 def _save(tensors: dict[str, Tensor], path: Path) -> None:
