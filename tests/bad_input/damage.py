@@ -72,17 +72,17 @@ def recommitted(damage: Damage) -> Damage:
     return both
 
 
-def seal_again(path: Path, **changed: dict[str, object]) -> None:
+def write_again(path: Path, **changed: dict[str, object]) -> None:
     """Write a ``state.json`` for the files that lie beside it now, in which fields of some parts are others;
     None takes a field out.
     """
     state = json.loads(path.read_text())
-    run = state.pop("seal")["run"]
+    run = state.pop("manifest")["run"]
     for part, fields in changed.items():
         content = state.get(part, {}) | fields
         state[part] = {k: v for k, v in content.items() if v is not None}
     path.unlink()
-    sealed._seal(path.parent, state, run)
+    manifest._write_state(path.parent, state, run)
 
 
 def states(**changed: dict[str, object]) -> Damage:
@@ -258,7 +258,7 @@ DAMAGED: dict[str, tuple[list[str], Damage, str]] = {
     "state with an unknown key": (
         GOOD,
         states(progress={"tokns": 3}),
-        f"{{run}}/last/state.json | unknown | 'tokns' | did you mean | 'tokens' | {TRAIN_ANEW}",
+        f"{{run}}/last/state.json | unknown key 'progress.tokns' | did you mean 'tokens' | {TRAIN_ANEW}",
     ),
     "state with steps that are none": (
         GOOD,
@@ -272,7 +272,7 @@ DAMAGED: dict[str, tuple[list[str], Damage, str]] = {
     ),
     "best weights without a step": (
         ["translate", "{run}", "dev_src.txt", "--weights", "best"],
-        lambda folder: seal_again(folder / "best/state.json", progress={"step": None}),
+        lambda folder: write_again(folder / "best/state.json", progress={"step": None}),
         f"{{run}}/best/state.json | step is missing | {TRAIN_ANEW}",
     ),
     "best weights that are none": (

@@ -43,7 +43,7 @@ def stopped_by(monkeypatch: pytest.MonkeyPatch, trouble: Callable[[Path], None])
 
 
 def whole_and_of_step_two(run: Path) -> None:
-    assert unsealed(run / "last", run=run.name)["progress"]["step"] == STOPPED - 1
+    assert read_state(run / "last", run=run.name)["progress"]["step"] == STOPPED - 1
     assert load_file(run / MODEL)
     assert not (run / "last.new").exists(), "what nobody can use takes no room"
 

@@ -92,8 +92,8 @@ DAMAGED = {
         counted,
         f"{{run}}/{STATE} was edited: it no longer has the SHA-256 of its manifest",
     ),
-    "another run's": (foreign("last"), "{run}/last is of the run 0123456789ab, and this is {id}"),
-    "garbage under a seal": (
+    "another run's": (foreign("last"), "{run}/last belongs to the run 0123456789ab, and this is {id}"),
+    "garbage under a manifest": (
         states(scaling={"scale": 1.0}),
         (
             f"{{run}}/{STATE}: scaling has scale, growth_factor, backoff_factor, growth_interval, "
@@ -101,7 +101,7 @@ DAMAGED = {
         ),
     ),
     "last steps without their rates": (
-        resealed(edited("last/recorder.safetensors", lambda kept: kept.pop("lr"))),
+        recommitted(edited("last/recorder.safetensors", lambda kept: kept.pop("lr"))),
         (
             f"{{run}}/{STATE}: the recorder's last steps are of another run (gradients [9, 38], "
             "losses [8, 3], step [9], updates [9, 38], values [9, 3])"

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from normlab.spec.config import Config
 from normlab.spec.units import steps_named
 from normlab.store.folder import RunFolder
-from normlab.store.sealed import settle
+from normlab.store.manifest import recover
 from normlab.training.checkpoint import (
     has_checkpoint,
     load_checkpoint,
