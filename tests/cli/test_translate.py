@@ -7,7 +7,7 @@ import pytest
 from normlab.cli.main import main
 from normlab.spec.config import Config, DecodeConfig
 from normlab.store import RunFolder
-from normlab.store.sealed import replaced
+from normlab.store.manifest import commit
 from normlab.tasks.translation import Candidate
 from normlab.training import translate as module
 
@@ -15,7 +15,7 @@ from normlab.training import translate as module
 def made(path, config):
     """A run's folder with nothing of a checkpoint but its state."""
     folder = RunFolder.create(path, config)
-    with replaced(folder.best, {"step": 1}, run=folder.id()):
+    with commit(folder.best, {"step": 1}, run=folder.id()):
         return folder
 
 

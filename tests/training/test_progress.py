@@ -1,4 +1,4 @@
-"""What a checkpoint's state may say: somebody who can write seals can write anything."""
+"""What a checkpoint's state may say: a valid manifest can stand over anything."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from normlab.optim import ValDecay
-from normlab.store.sealed import STATE, SealError
+from normlab.store.manifest import STATE, CheckpointError
 from normlab.training.checkpoint import FORMAT, Checkpoint, open_checkpoint, save_checkpoint
 from normlab.training.progress import Progress
 from normlab.training.rows import Rows
@@ -76,7 +76,7 @@ GARBAGE = [
 @pytest.mark.parametrize(("part", "changed", "why"), GARBAGE, ids=[why for *_, why in GARBAGE])
 def test_anything_else_is_refused(part, changed, why):
     state = STATE_OF | {part: STATE_OF[part] | changed}
-    with pytest.raises(SealError, match=re.escape(f"{PLACE}/{STATE}: {why}; to train it anew: ")):
+    with pytest.raises(CheckpointError, match=re.escape(f"{PLACE}/{STATE}: {why}; to train it anew: ")):
         loaded(state)
 
 
@@ -89,7 +89,7 @@ def test_anything_else_is_refused(part, changed, why):
 )
 def test_so_it_is_of_any_weights(state, why):
     checkpoint = Checkpoint(PLACE, state)
-    with pytest.raises(SealError, match=re.escape(f"{PLACE}/{STATE}: {why}; to train it anew: ")):
+    with pytest.raises(CheckpointError, match=re.escape(f"{PLACE}/{STATE}: {why}; to train it anew: ")):
         _ = checkpoint.progress(), checkpoint.averaged()
 
 
@@ -98,5 +98,5 @@ def test_a_checkpoint_of_another_format_is_refused(tmp_path, monkeypatch):
     save_checkpoint(tmp_path / "last", state)
     assert open_checkpoint(tmp_path / "last").progress().step == 1
     monkeypatch.setattr("normlab.training.checkpoint.FORMAT", FORMAT + 1)
-    with pytest.raises(SealError, match=f"has checkpoint format {FORMAT}, .* reads {FORMAT + 1}; to train"):
+    with pytest.raises(CheckpointError, match=f"format {FORMAT}, .* reads {FORMAT + 1}; to train"):
         open_checkpoint(tmp_path / "last")

@@ -139,7 +139,7 @@ def test_weights_of_another_run_are_not_averaged(text, tmp_path, monkeypatch):
         train(config, tmp_path)
     (place,) = tmp_path.glob("*/config.json")
     foreign("steps/8")(place.parent)
-    with pytest.raises(ValueError, match=r"steps/8 is of the run 0123456789ab, and this is "):
+    with pytest.raises(ValueError, match=r"steps/8 belongs to the run 0123456789ab, and this is "):
         train(config, tmp_path)
 
 

@@ -23,6 +23,7 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
+from normlab.errors import UserError
 from normlab.spec.config import Config
 from normlab.spec.metric import NLL, Metric, deciding
 from normlab.spec.units import duration, rate
@@ -213,7 +214,7 @@ class Progress:
             return mine == (other.recipe, other.optim, other.model, other.seeds)
 
         def follow() -> None:
-            with suppress(OSError, ValueError):
+            with suppress(OSError, UserError):
                 running = (f for f in Runs(root) if f.status().state == "running")
                 folder = next(filter(same, running), None)
                 while folder and not self.over.wait(POLL_SECONDS):

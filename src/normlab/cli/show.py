@@ -20,7 +20,7 @@ from normlab.spec.tex import readable
 from normlab.spec.units import duration, p_value, rate, steps_named
 from normlab.store import RunFolder, Runs
 from normlab.store.folder import Status, read_json
-from normlab.store.sealed import standing, unsealed
+from normlab.store.manifest import committed, read_state
 
 if TYPE_CHECKING:
     from normlab.comparison.compare import ComparePlan
@@ -95,9 +95,9 @@ def run(folder: RunFolder) -> None:
         print(f"best checkpoint: step {status.best_step}, dev {dev}")
     if folder.best_scores.exists():
         print(f"test {in_words(metrics, read_json(folder.best_scores))}")
-        average = unsealed(standing(folder.average))
+        average = read_state(committed(folder.average))
         dev = decides.said(average["dev"].get(decides.name))
-        print(f"average of {steps_named(average['steps'])}: dev {dev}")
+        print(f"average of {steps_named(average['average']['steps'])}: dev {dev}")
         print(f"its test {in_words(metrics, read_json(folder.scores))}")
     elif folder.scores.exists():
         print(f"test {in_words(metrics, read_json(folder.scores))}")

@@ -24,7 +24,7 @@ from normlab.recipes.grammar import describe
 from normlab.spec.config import Config, OptimConfig
 from normlab.spec.units import rate
 from normlab.store.folder import RunFolder
-from normlab.store.sealed import standing
+from normlab.store.manifest import committed
 from normlab.tasks.registry import TASKS
 from normlab.tasks.task import Task
 from normlab.training.checkpoint import has_checkpoint, load_checkpoint
@@ -91,7 +91,7 @@ def of_run(folder: RunFolder, checkpoint: str | int, *, tokens: int) -> Case:
     learning rate; the other checkpoints keep no moments, so that the optimiser starts afresh. Raises
     FileNotFoundError for a run without that checkpoint.
     """
-    path = standing(checkpoint_of(folder, checkpoint))
+    path = committed(checkpoint_of(folder, checkpoint))
     config = folder.config()
     task, small = _tasks(config, folder.path.parent, tokens)
     model = task.build()

@@ -19,7 +19,7 @@ from normlab.spec.serialise import NOT_FINITE, from_plain
 
 from .busy import RunBusyError, elsewhere, held, hold
 from .files import append_rows, read_json, row_line, sync, write_json_atomic, write_text_atomic
-from .sealed import SealError
+from .manifest import CheckpointError
 
 __all__ = [
     "RunBusyError",
@@ -239,11 +239,11 @@ class RunFolder:
         return {path.name: path.stat().st_size for path in self._row_files if path.exists()}
 
     def require_rows(self, sizes: Mapping[str, int], checkpoint: Path) -> None:
-        """Raise SealError where rows are gone that were there when a checkpoint kept ``row_sizes``."""
+        """Raise CheckpointError where rows are gone that were there when a checkpoint kept ``row_sizes``."""
         for path in self._row_files:
             size = sizes.get(path.name, 0)
             if size > 0 and not self.lost.exists() and (gone := _gone(path, size)):
-                raise SealError(
+                raise CheckpointError(
                     checkpoint,
                     f"{path} {gone}, and {checkpoint} was made after rows that stood there",
                     f"bring the whole file back, or go on without them: touch {shlex.quote(str(self.lost))}",

@@ -21,7 +21,7 @@ from torch import Size, Tensor, nn
 
 from normlab.errors import UserError
 from normlab.spec.serialise import from_plain
-from normlab.store.sealed import STATE, SealError, move, replaced, settle, standing, unsealed
+from normlab.store.manifest import STATE, CheckpointError, commit, committed, move, read_state, recover
 from normlab.training.parallel import SingleProcess
 from normlab.training.progress import Progress
 
@@ -43,7 +43,7 @@ def save_checkpoint(folder: Path, state: State, *, run: str = "", previous: Path
         for part, content in state.items()
     }
     manifest = {_FORMAT: FORMAT, **{part: content for part, content in plain.items() if content}}
-    with replaced(folder, manifest, run=run, keep=previous) as new:
+    with commit(folder, manifest, run=run, keep=previous) as new:
         for part, content in state.items():
             if tensors := {key: value for key, value in content.items() if isinstance(value, Tensor)}:
                 _save(tensors, new / f"{part}.safetensors")
@@ -57,14 +57,14 @@ class Checkpoint:
     manifest: Mapping[str, Any]
 
     def state(self, shapes: Mapping[str, Size]) -> dict[str, dict[str, Any]]:
-        """The state of every part. Raises SealError unless it is of a model with weights of these shapes."""
+        """The state of every part. Raises CheckpointError unless the weights have these shapes."""
         names = {part for part in self.manifest if isinstance(self.manifest[part], dict)}
         names |= {path.stem for path in self.folder.glob("*.safetensors")}
         parts = {name: self._part(name) for name in names - {"model", "optimiser"}}
         return {"model": self.model(shapes), "optimiser": self._optimiser(shapes), **parts}
 
     def model(self, shapes: Mapping[str, Size]) -> dict[str, Tensor]:
-        """The weights. Raises SealError unless they have these names and shapes."""
+        """The weights. Raises CheckpointError unless they have these names and shapes."""
         weights = self.weights()
         _check_weights(weights, shapes, self.folder)
         return weights
@@ -74,14 +74,14 @@ class Checkpoint:
         return _load(self.folder / "model.safetensors")
 
     def progress(self) -> Progress:
-        """The progress of the run when the weights were made, at least its step. Raises SealError."""
+        """The progress of the run when the weights were made, at least its step. Raises CheckpointError."""
         progress = Progress()
         with self.loading():
             progress.load_state_dict(self._part("progress"))
         return progress
 
     def averaged(self) -> tuple[int, ...]:
-        """The steps whose weights an average is of. Raises SealError."""
+        """The steps whose weights an average is of. Raises CheckpointError."""
         with self.loading():
             steps: tuple[int, ...] = from_plain(
                 tuple[int, ...], self.manifest.get("average", {}).get("steps", []), "average.steps"
@@ -90,13 +90,13 @@ class Checkpoint:
 
     @contextmanager
     def loading(self) -> Generator[None]:
-        """Turn a UserError of a part that refuses its state into a SealError that names the manifest."""
+        """Turn a UserError of a part that refuses its state into a CheckpointError with the file."""
         try:
             yield
-        except SealError:
+        except CheckpointError:
             raise
         except UserError as error:
-            raise SealError(self.folder, f"{self.folder / STATE}: {error}") from error
+            raise CheckpointError(self.folder, f"{self.folder / STATE}: {error}") from error
 
     def _part(self, name: str) -> dict[str, Any]:
         path = self.folder / f"{name}.safetensors"
@@ -112,17 +112,17 @@ class Checkpoint:
 def open_checkpoint(folder: Path, *, run: str = "") -> Checkpoint:
     """Open a checkpoint and check its files; with ``run`` also that it belongs to the run of this id.
 
-    Raises FileNotFoundError where there is none, and SealError, which names the file and the fault, where a
-    file is cut off, edited or missing, and where the checkpoint has another format.
+    Raises FileNotFoundError where there is none. Raises CheckpointError, which names the file and the fault,
+    where a file is cut off, edited or missing, and where the checkpoint has another format.
     """
-    folder = standing(folder)
+    folder = committed(folder)
     if not folder.exists():
         raise FileNotFoundError(f"no checkpoint in {folder}; train the run first: normlab train")
-    manifest = unsealed(folder, run=run)
+    manifest = read_state(folder, run=run)
     found = manifest.pop(_FORMAT, 1)
     if found != FORMAT:
         why = f"{folder / STATE} has checkpoint format {found}, and this version of normlab reads {FORMAT}"
-        raise SealError(folder, why)
+        raise CheckpointError(folder, why)
     return Checkpoint(folder, manifest)
 
 
@@ -131,8 +131,8 @@ def load_checkpoint(
 ) -> Checkpoint:
     """Load the weights of a checkpoint into a model, and the optimiser's tensors into an optimiser.
 
-    Raises as ``open_checkpoint``, and SealError where the checkpoint belongs to another model; then nothing
-    is loaded.
+    Raises as ``open_checkpoint``, and CheckpointError where the checkpoint belongs to another model; then
+    nothing is loaded.
     """
     checkpoint, target = open_checkpoint(folder, run=run), SingleProcess(model)
     if optimiser is None:
@@ -150,24 +150,24 @@ def weights_state(model: nn.Module, step: int) -> dict[str, dict[str, Any]]:
 
 def has_checkpoint(folder: Path) -> bool:
     """Whether there is a checkpoint to load."""
-    return (standing(folder) / STATE).exists()
+    return (committed(folder) / STATE).exists()
 
 
 def resume(last: Path, previous: Path, load: Callable[[Path], int]) -> str:
     """Call ``load``, which returns the step, with the last checkpoint, or with the one before it if the last
     one is refused; return a sentence about the refusal, if any. Without a checkpoint nothing is called.
 
-    The refused one is kept as ``last.refused``, and the other takes its place. Raises SealError where there
-    is no other, and one that names both where the other is refused, too.
+    The refused one is kept as ``last.refused``, and the other takes its place. Raises CheckpointError where
+    there is no other, and one that names both where the other is refused, too.
     """
-    settle(last, keep=previous)
+    recover(last, keep=previous)
     if not last.exists() and not previous.exists():
         return ""
     try:
         if not last.exists():
-            raise SealError(last, f"{last} is missing")
+            raise CheckpointError(last, f"{last} is missing")
         load(last)
-    except SealError as error:
+    except CheckpointError as error:
         refused = error
     else:
         return ""
@@ -175,8 +175,8 @@ def resume(last: Path, previous: Path, load: Callable[[Path], int]) -> str:
         raise refused
     try:
         step = load(previous)
-    except SealError as error:
-        raise SealError(last, f"{refused.why}, and {error.why}", refused.todo) from error
+    except CheckpointError as error:
+        raise CheckpointError(last, f"{refused.why}, and {error.why}", refused.todo) from error
     kept = ""
     if last.exists():
         aside = last.with_name(f"{last.name}.refused")
@@ -190,9 +190,9 @@ def _load(path: Path) -> dict[str, Tensor]:
     try:
         return load_file(path)
     except FileNotFoundError:
-        raise SealError(path.parent, f"{path} is missing") from None
+        raise CheckpointError(path.parent, f"{path} is missing") from None
     except SafetensorError as error:
-        raise SealError(path.parent, f"{path} is damaged ({error})") from error
+        raise CheckpointError(path.parent, f"{path} is damaged ({error})") from error
 
 
 def _save(tensors: dict[str, Tensor], path: Path) -> None:
@@ -210,10 +210,10 @@ def _check_weights(stored: Mapping[str, Tensor], shapes: Mapping[str, Size], fol
     if stored.keys() != shapes.keys():
         different = sorted(stored.keys() ^ shapes.keys())
         why = f"{len(different)} tensors differ, first {different[0]}"
-        raise SealError(folder, f"the checkpoint {folder} belongs to another model: {why}", _BRING_BACK)
+        raise CheckpointError(folder, f"the checkpoint {folder} belongs to another model: {why}", _BRING_BACK)
     for name, shape in shapes.items():
         if shape != stored[name].shape:
-            raise SealError(
+            raise CheckpointError(
                 folder,
                 f"the checkpoint {folder} holds {name} of shape {list(stored[name].shape)}, "
                 f"the model wants {list(shape)}",
@@ -227,9 +227,9 @@ def _check_optimiser(stored: Mapping[str, Tensor], shapes: Mapping[str, Size], p
     for full_name, tensor in stored.items():
         name, _, key = full_name.rpartition("/")
         if name not in shapes or (tensor.numel() != 1 and tensor.shape != shapes[name]):
-            raise SealError(path.parent, f"{path} belongs to another model: {full_name} does not fit")
+            raise CheckpointError(path.parent, f"{path} belongs to another model: {full_name} does not fit")
         keys.setdefault(name, set()).add(key)
     every = set().union(*keys.values())
     for name, found in keys.items():
         if lacks := every - found:
-            raise SealError(path.parent, f"{path} is damaged ({name} lacks {min(lacks)})")
+            raise CheckpointError(path.parent, f"{path} is damaged ({name} lacks {min(lacks)})")

@@ -13,7 +13,7 @@ from torch import nn
 
 from normlab.spec.outcome import Outcome
 from normlab.store.folder import RunFolder, Status
-from normlab.store.sealed import standing, unsealed
+from normlab.store.manifest import committed, read_state
 from normlab.training.callbacks.base import Callback, Callbacks, Row
 from normlab.training.callbacks.blame import Verdict
 from normlab.training.callbacks.flight import Recorder, Replay
@@ -50,7 +50,7 @@ class Run:
             if refused := resume(folder.last, folder.previous, self._load):
                 notice(folder, refused)
             if self.progress.best_step is not None:  # or the run would find out when it is over
-                unsealed(standing(folder.best), run=folder.id())
+                read_state(committed(folder.best), run=folder.id())
             self.ranks.on_main(folder.cut_rows, self.progress.step)
         self.rows.written = folder.metrics()
         if not self.progress.step and (initial := trainer.begin()):

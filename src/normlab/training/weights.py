@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from normlab.spec.config import Config
 from normlab.spec.units import steps_named
 from normlab.store.folder import RunFolder
-from normlab.store.sealed import settle
+from normlab.store.manifest import recover
 from normlab.training.checkpoint import (
     has_checkpoint,
     load_checkpoint,
@@ -97,7 +97,7 @@ class StepWeights:
     def save(self, model: nn.Module, step: int) -> None:
         """Keep the model's weights, unless they are there."""
         path = step_folder(self._folder, step)
-        settle(path)
+        recover(path)
         if not path.exists():
             save_checkpoint(path, weights_state(model, step), run=self._folder.id())
 
@@ -136,7 +136,7 @@ class StepWeights:
     def _delete(self, steps: Iterator[int]) -> None:
         for step in list(steps):
             if self._policy != "all" and not self._stays(step):
-                settle(step_folder(self._folder, step))
+                recover(step_folder(self._folder, step))
                 shutil.rmtree(step_folder(self._folder, step))
 
 
