@@ -143,7 +143,7 @@ def _time_section(comparison: Comparison, views: Mapping[str, RunView]) -> Secti
     )
     axis = replace(dev_axis(metric), height=260)
     minutes = replace(axis, x="minutes", x_title="training time, minutes")
-    millions = replace(axis, x="millions", x_title="training tokens, millions")
+    seen = replace(axis, x="seen", x_title="training tokens")
     by_time = Chart(
         f"dev-{metric.name}-by-time",
         f"Dev {metric.label} against time",
@@ -155,7 +155,7 @@ def _time_section(comparison: Comparison, views: Mapping[str, RunView]) -> Secti
         f"dev-{metric.name}-by-tokens",
         f"Dev {metric.label} against tokens",
         "Tokens that were predicted in training.",
-        curve(dev, recipes, millions),
+        curve(dev, recipes, seen),
         dev,
     )
     return Section("Cost", [Grid([by_time, by_tokens, bars])], "cost")

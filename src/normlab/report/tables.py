@@ -48,11 +48,9 @@ def by_minutes(curves: pl.DataFrame) -> pl.DataFrame:
 
 
 def by_tokens(curves: pl.DataFrame, train: pl.DataFrame) -> pl.DataFrame:
-    """Adds ``millions`` of training tokens that were predicted up to a step, from the rows of training."""
+    """Adds ``seen``, the training tokens that were predicted up to a step, from the rows of training."""
     pace = train.group_by("recipe").agg(pace=pl.col("tokens").sum() / pl.col("step").sum())
-    return curves.join(pace, on="recipe", how="left").with_columns(
-        millions=pl.col("step") * pl.col("pace") / 1e6
-    )
+    return curves.join(pace, on="recipe", how="left").with_columns(seen=pl.col("step") * pl.col("pace"))
 
 
 def trials(comparison: Comparison) -> pl.DataFrame:
