@@ -1,4 +1,4 @@
-"""From finished runs to the tables of a comparison. No task and no metric is known here by name."""
+"""The tables of a comparison, computed from its finished runs without knowing any task or metric by name."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ Statistics = dict[str, dict[str, Array]]
 
 
 def conclude(grid: Grid, recipes: Sequence[str], failed: Mapping[str, str]) -> Comparison:
-    """The comparison of those recipes, whose runs have all ended."""
+    """Compare those recipes, whose runs have all ended."""
     request, task = grid.request, grid.task
     chosen = {recipe: grid.chosen_lr(recipe) for recipe in recipes}
     folders = {r: [grid.folder(r, chosen[r], seed) for seed in grid.seeds] for r in recipes}
@@ -94,7 +94,7 @@ def _statistics(tested: Mapping[str, Sequence[RunFolder]]) -> Statistics:
 
 
 def _intervals(grid: Grid, statistics: Statistics) -> dict[str, dict[str, Interval]]:
-    """Recipe to metric to the mean over seeds with its interval."""
+    """The mean over seeds with its interval, by recipe and metric."""
     found: dict[str, dict[str, Interval]] = {}
     for metric in grid.task.metrics:
         combine = partial(grid.task.combine, metric.name)

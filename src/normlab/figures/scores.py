@@ -23,7 +23,7 @@ FAR = 2.0
 
 
 def score_dots(results: pl.DataFrame, seeds: pl.DataFrame, recipes: Sequence[str], metric: Metric) -> Drawn:
-    """A test score by recipe, best first: dot and 95% interval, and a tick for each seed's own score.
+    """Draw a test score by recipe, best first: dot, 95% interval, and a tick for each seed.
 
     ``results``: ``recipe``, ``value``, ``low``, ``high`` (null: no run ended), ``note``; ``seeds``:
     ``recipe``, ``seed``, ``value``. The axis covers the recipes whose score is at least half as good as the
@@ -94,13 +94,12 @@ def _near(values: pl.Series, metric: Metric) -> pl.Series:
 
 
 def sensitivity(trials: pl.DataFrame, recipes: Sequence[str], lrs: Sequence[float], metric: Metric) -> Drawn:
-    """A dev score against the learning rate (log scale), one run a point, a line a recipe.
+    """Draw a dev score against the learning rate (log scale), one point per run, one line per recipe.
 
     ``trials``: ``recipe``, ``lr``, ``dev`` (null: no score), ``outcome``, ``chosen``. Recipes stand
     slightly beside each other, so that points at the same place can be told apart. A run that did not
     train is hollow with its outcome's mark; without a score it stands at the bad end of the axis and its
-    line has a gap. Of a score that is better when it is lower, all that is more than twice the best stands
-    there, too.
+    line has a gap. If lower scores are better, scores above twice the best stand there as well.
     """
     title = f"dev {metric.title}, first seed"
     if metric.higher_is_better:
@@ -161,7 +160,7 @@ def sensitivity(trials: pl.DataFrame, recipes: Sequence[str], lrs: Sequence[floa
 
 
 def time_bars(results: pl.DataFrame, recipes: Sequence[str]) -> Drawn:
-    """Training time of one run at the chosen learning rate (median over seeds), in minutes.
+    """Draw the training time of one run at the chosen learning rate (median over seeds), in minutes.
 
     ``results``: ``recipe``, ``minutes``, ``words`` (the same in words), ``note`` (why it is short,
     if a run was stopped).
