@@ -13,7 +13,7 @@ from functools import partial
 import numpy as np
 
 from normlab.spec.config import ModelConfig
-from oracles import branches, embeddings, norms, placements, starts
+from oracles import branches, embeddings, initial, norms, placements
 
 Array = np.ndarray
 Bundle = dict[str, Array]
@@ -40,7 +40,8 @@ INNER_NORMS = {"noinnernorm": (), "innernorm": ("attention", "ffn"), "ffn_innern
 HEAD_GAINS = {"noheadgain": False, "headgain": True}
 ACTIVATIONS = {name: name for name in branches.ACTIVATIONS}
 SCHEMES = {
-    name: partial(starts.scheme_std, name) for name in ("xavier", "xavier_uniform", "smallinit", "looklinear")
+    name: partial(initial.scheme_std, name)
+    for name in ("xavier", "xavier_uniform", "smallinit", "looklinear")
 }
 """Standard deviation of (matrix, n_out, n_in)."""
 

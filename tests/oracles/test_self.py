@@ -11,9 +11,7 @@ from scipy.stats import norm as gaussian
 from oracles.branches import AttentionOptions, FeedForwardOptions, attention, feed_forward, gelu, rotate
 from oracles.derivative import central_difference, derivative
 from oracles.embeddings import fixnorm_embed, fixnorm_logits, plain_embed, sinusoids
-from oracles.norms import FINAL, NORMS, STARTS, layernorm, scalenorm
-from oracles.placements import PLACEMENTS, StackInfo, Sublayer, mixln_post_layers, run_stack
-from oracles.starts import (
+from oracles.initial import (
     MATRICES,
     admin_code,
     admin_data_free,
@@ -23,6 +21,8 @@ from oracles.starts import (
     looklinear_is_mirrored,
     scheme_std,
 )
+from oracles.norms import FINAL, NORMS, STARTS, layernorm, scalenorm
+from oracles.placements import PLACEMENTS, StackInfo, Sublayer, mixln_post_layers, run_stack
 
 Bundle = dict[str, np.ndarray]
 Branch = Callable[[np.ndarray], np.ndarray]
