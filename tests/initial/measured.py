@@ -48,7 +48,7 @@ def sized(placement: str, encoder_layers: int, decoder_layers: int, **others: ob
 
 
 def model_of(config: ModelConfig) -> TokenModel:
-    """The model that has the stacks of this config; its start is drawn by ``started``."""
+    """The model that has the stacks of this config; ``started`` draws its initial weights."""
     kind = Decoder if not config.encoder_layers else Encoder if not config.decoder_layers else Seq2Seq
     return kind(config, VOCAB)
 
@@ -103,7 +103,7 @@ def expected_std(config: ModelConfig, scheme: str, stack: str, matrix: str, shap
 
 @lru_cache
 def interval(draws: int) -> tuple[float, float]:
-    """Where the sum of so many squared normal draws lies."""
+    """The interval that holds the sum of so many squared normal draws."""
     return chi2.interval(1 - FALSE_ALARM, draws)
 
 

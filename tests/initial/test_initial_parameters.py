@@ -124,7 +124,7 @@ def test_norms_in_a_model(placement, name):
 
 
 def expected_start(placement: str, theirs: str, site: Site) -> float:
-    """Of omega, alpha, s, a and lam; an omega that a batch sets later is 1 until then."""
+    """These are omega, alpha, s, a and lam; an omega that a batch sets later is 1 until then."""
     if placement in ("admin", "admin_code"):
         return 1.0
     return initial.parameter_start(theirs, layers=site.layers, sublayers=site.layers * len(site.roles))
