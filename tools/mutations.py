@@ -20,7 +20,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
-TESTS = ("tests/oracles", "tests/starts", "tests/nn", "tests/init", "tests/optim")
+TESTS = ("tests/oracles", "tests/initial", "tests/nn", "tests/init", "tests/optim")
 """Of the methods themselves: what trains for minutes is not needed to catch a wrong equation."""
 FAILED_TESTS = 1
 """pytest's exit code when tests ran and some failed; an import error or an empty selection has another."""

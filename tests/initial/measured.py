@@ -14,7 +14,7 @@ from scipy.stats import norm as gaussian
 from normlab.init import SCHEMES, initialise_
 from normlab.nn import Decoder, Encoder, Placement, Seq2Seq, TokenModel
 from normlab.spec.config import ModelConfig
-from oracles import adapter, starts
+from oracles import adapter, initial
 from oracles.adapter import Array, Bundle, Choices, Weights
 from oracles.comparing import ours_alone
 
@@ -47,10 +47,10 @@ def sized(placement: str, encoder_layers: int, decoder_layers: int, **others: ob
     )
 
 
-def model_of(size: ModelConfig) -> TokenModel:
-    """The model that has the stacks of this size; its start is drawn by ``started``."""
-    kind = Decoder if not size.encoder_layers else Encoder if not size.decoder_layers else Seq2Seq
-    return kind(size, VOCAB)
+def model_of(config: ModelConfig) -> TokenModel:
+    """The model that has the stacks of this config; ``started`` draws its initial weights."""
+    kind = Decoder if not config.encoder_layers else Encoder if not config.decoder_layers else Seq2Seq
+    return kind(config, VOCAB)
 
 
 def started(model: TokenModel, scheme: str = "xavier", seed: int = 1) -> dict[str, Array]:
@@ -59,12 +59,12 @@ def started(model: TokenModel, scheme: str = "xavier", seed: int = 1) -> dict[st
     return {name: p.detach().numpy() for name, p in model.named_parameters()}
 
 
-def schemes_of(size: ModelConfig) -> list[str]:
+def schemes_of(config: ModelConfig) -> list[str]:
     """Those that the model's placements may be combined with."""
-    placements = {size.encoder_placement, size.decoder_placement}
+    placements = {config.encoder_placement, config.decoder_placement}
     found = []
     for scheme in ours_alone(SCHEMES):
-        chosen = replace(size, scheme=scheme)
+        chosen = replace(config, scheme=scheme)
         reasons = [SCHEMES[scheme].conflict(chosen)]
         reasons += [Placement.registry[name].conflict(chosen) for name in placements]
         if reasons == [None] * len(reasons):
@@ -72,38 +72,38 @@ def schemes_of(size: ModelConfig) -> list[str]:
     return found
 
 
-def sublayers(arrays: dict[str, Array], size: ModelConfig) -> Iterator[tuple[str, str, Weights, Bundle]]:
+def sublayers(arrays: dict[str, Array], config: ModelConfig) -> Iterator[tuple[str, str, Weights, Bundle]]:
     """Stack, role, the sublayer's arrays and its branch's parameters by the oracles' names."""
-    for stack, layers in (("encoder", size.encoder_layers), ("decoder", size.decoder_layers)):
-        placement = size.encoder_placement if stack == "encoder" else size.decoder_placement
-        roles = adapter.roles_of(stack, size)
+    for stack, layers in (("encoder", config.encoder_layers), ("decoder", config.decoder_layers)):
+        placement = config.encoder_placement if stack == "encoder" else config.decoder_placement
+        roles = adapter.roles_of(stack, config)
         for index in range(layers * len(roles)):
             w = Weights(arrays).at(f"{stack}.sublayers.{index}")
             role = roles[index % len(roles)]
-            yield stack, role, w, adapter.bundle(w.at("f"), Choices(size, placement), role)
+            yield stack, role, w, adapter.bundle(w.at("f"), Choices(config, placement), role)
 
 
-def matrices(arrays: dict[str, Array], size: ModelConfig) -> dict[tuple[str, str], list[Array]]:
+def matrices(arrays: dict[str, Array], config: ModelConfig) -> dict[tuple[str, str], list[Array]]:
     """The weights of each (stack, matrix)."""
     found: dict[tuple[str, str], list[Array]] = {}
-    for stack, _, _, p in sublayers(arrays, size):
+    for stack, _, _, p in sublayers(arrays, config):
         for key, weight in p.items():
             if key in MATRICES:
                 found.setdefault((stack, MATRICES[key]), []).append(weight)
     return found
 
 
-def expected_std(size: ModelConfig, scheme: str, stack: str, matrix: str, shape: tuple[int, int]) -> float:
+def expected_std(config: ModelConfig, scheme: str, stack: str, matrix: str, shape: tuple[int, int]) -> float:
     """The placement's gain on the scheme's deviation, by the oracles."""
-    placement = size.encoder_placement if stack == "encoder" else size.decoder_placement
+    placement = config.encoder_placement if stack == "encoder" else config.decoder_placement
     method = adapter.PLACEMENTS[placement].oracle
-    gain = starts.gain(method, stack, matrix, size.encoder_layers, size.decoder_layers)
+    gain = initial.gain(method, stack, matrix, config.encoder_layers, config.decoder_layers)
     return gain * adapter.SCHEMES[scheme](matrix, *shape)
 
 
 @lru_cache
 def interval(draws: int) -> tuple[float, float]:
-    """Where the sum of so many squared normal draws lies."""
+    """The interval that holds the sum of so many squared normal draws."""
     return chi2.interval(1 - FALSE_ALARM, draws)
 
 

@@ -1,4 +1,4 @@
-"""Oracles of the starts: how large the matrices, and the placements' own parameters, are before training."""
+"""Oracles of the initialisation: the deviations of the matrices, and the placements' own parameters."""
 
 from collections.abc import Callable
 
@@ -90,7 +90,7 @@ def embedding_gain(method: str, N: int, M: int) -> float:
 
 
 def classifier_gain(method: str) -> float:
-    """FixUp starts the output layer at 0 (rule 1), where it is not tied to the embedding; 1 elsewhere."""
+    """FixUp initialises the output layer with 0 (rule 1), if it is not tied to the embedding; 1 elsewhere."""
     return 0.0 if method == "fixup" else 1.0
 
 
@@ -195,14 +195,14 @@ def layerscale_start(layers: int) -> float:
 
 def parameter_start(name: str, layers: int = 1, sublayers: int = 1) -> float:
     """omega (data-free, of the stream's sublayers), alpha 0, s 1, a 0, lam by the stack's depth in layers."""
-    starts = {
+    initial = {
         "omega": admin_data_free(sublayers),
         "alpha": 0.0,
         "s": 1.0,
         "a": 0.0,
         "lam": layerscale_start(layers),
     }
-    return float(starts[name])
+    return float(initial[name])
 
 
 def qk_gain_start(length: float) -> float:

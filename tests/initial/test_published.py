@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from normlab.nn import Placement, Site
-from oracles import placements, starts
+from oracles import initial, placements
 
 SCALED = ("value", "output", "ffn_in", "ffn_gate", "ffn_out")
 PUBLISHED = {
@@ -82,9 +82,9 @@ def test_gains(method, stack, n, m):
     number, placement = PUBLISHED[method, stack, n, m], Placement.registry[method]
     for matrix in SCALED:
         assert placement.gain(site(stack, n, m), matrix) == published(number)
-        assert starts.gain(method, stack, matrix, n, m) == published(number)
+        assert initial.gain(method, stack, matrix, n, m) == published(number)
     for matrix in ("query", "key"):
-        assert placement.gain(site(stack, n, m), matrix) == starts.gain(method, stack, matrix, n, m) == 1.0
+        assert placement.gain(site(stack, n, m), matrix) == initial.gain(method, stack, matrix, n, m) == 1.0
 
 
 @pytest.mark.parametrize(("stack", "n", "m"), ALPHA)
@@ -99,17 +99,17 @@ def test_tfixup_embeddings(n, m):
     for stack in ("encoder",) * bool(n) + ("decoder",) * bool(m):
         factor = Placement.registry["tfixup"].embedding_gain(site(stack, n, m))
         assert factor == published(EMBEDDINGS[n, m])
-    assert starts.embedding_gain("tfixup", n, m) == published(EMBEDDINGS[n, m])
+    assert initial.embedding_gain("tfixup", n, m) == published(EMBEDDINGS[n, m])
 
 
 @pytest.mark.parametrize(("n", "m"), FIXUP)
 @pytest.mark.parametrize("stack", ["encoder", "decoder"])
 def test_fixup(stack, n, m):
     expected = {"query": 1.0, "key": 1.0, "output": 0.0, "ffn_out": 0.0}
-    for matrix in starts.MATRICES:
+    for matrix in initial.MATRICES:
         number = published(expected.get(matrix, FIXUP[n, m]))
         assert Placement.registry["fixup"].gain(site(stack, n, m), matrix) == number
-        assert starts.gain("fixup", stack, matrix, n, m) == number
+        assert initial.gain("fixup", stack, matrix, n, m) == number
 
 
 @pytest.mark.parametrize(("stack", "n", "m"), OMEGA)
@@ -117,4 +117,4 @@ def test_admin_without_data(stack, n, m):
     omega = Placement.registry["admin_free"](site(stack, n, m)).omega.detach().numpy()
     assert omega.tolist() == [published(OMEGA[stack, n, m])] * 8
     sublayers = 2 * n if stack == "encoder" else 3 * m
-    assert starts.admin_data_free(sublayers) == published(OMEGA[stack, n, m])
+    assert initial.admin_data_free(sublayers) == published(OMEGA[stack, n, m])

@@ -5,6 +5,16 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
+from initial.measured import (
+    PLACEMENTS,
+    VOCAB,
+    all_of,
+    assert_drawn,
+    model_of,
+    sized,
+    started,
+    sublayers,
+)
 from normlab.init import initialise_
 from normlab.nn import (
     HEAD_GAINS,
@@ -17,19 +27,9 @@ from normlab.nn import (
     Sublayer,
     sites,
 )
-from oracles import adapter, norms, starts
+from oracles import adapter, initial, norms
 from oracles.adapter import Weights
 from oracles.comparing import arrays_of, ours_alone
-from starts.measured import (
-    PLACEMENTS,
-    VOCAB,
-    all_of,
-    assert_drawn,
-    model_of,
-    sized,
-    started,
-    sublayers,
-)
 
 every_placement = pytest.mark.parametrize("placement", PLACEMENTS)
 small = pytest.mark.parametrize("layers", [(3, 2), (2, 0), (0, 2)], ids=str)
@@ -43,22 +43,22 @@ small = pytest.mark.parametrize("layers", [(3, 2), (2, 0), (0, 2)], ids=str)
 def test_embeddings(placement, layers):
     arrays = started(model_of(sized(placement, *layers)))
     method = adapter.PLACEMENTS[placement].oracle
-    std = starts.embedding_std("plain", 64)
-    assert_drawn([arrays["embedding.weight"]], starts.embedding_gain(method, *layers) * std)
-    assert_drawn([arrays["embedding.output"]], starts.classifier_gain(method) * std)
+    std = initial.embedding_std("plain", 64)
+    assert_drawn([arrays["embedding.weight"]], initial.embedding_gain(method, *layers) * std)
+    assert_drawn([arrays["embedding.output"]], initial.classifier_gain(method) * std)
 
 
 @every_placement
 def test_tied_embeddings(placement):
     plain = started(model_of(sized(placement, 3, 2, embedding="plain")))["embedding.weight"]
-    gain = starts.embedding_gain(adapter.PLACEMENTS[placement].oracle, 3, 2)
-    assert_drawn([plain], gain * starts.embedding_std("plain", 64))
+    gain = initial.embedding_gain(adapter.PLACEMENTS[placement].oracle, 3, 2)
+    assert_drawn([plain], gain * initial.embedding_std("plain", 64))
 
 
 def test_fixnorm_is_uniform():
     weight = started(model_of(sized("pre", 1, 1, embedding="fixnorm")))["embedding.weight"]
     assert weight.shape == (VOCAB, 64)
-    assert_drawn([weight], starts.embedding_std("fixnorm", 64))
+    assert_drawn([weight], initial.embedding_std("fixnorm", 64))
     assert 0.0099 < np.abs(weight).max() <= 0.01
 
 
@@ -68,23 +68,23 @@ def test_every_embedding_is_tested_here():
 
 def test_positions():
     """Learned ones are as large as the embeddings before the factor of the input."""
-    size = sized("post", 1, 1, position_encoding="learned", max_positions=300)
-    weight = started(model_of(size))["position_encoding.weight"]
+    config = sized("post", 1, 1, position_encoding="learned", max_positions=300)
+    weight = started(model_of(config))["position_encoding.weight"]
     assert weight.shape == (300, 64)
-    assert_drawn([weight], starts.embedding_std("plain", 64))
+    assert_drawn([weight], initial.embedding_std("plain", 64))
     for name in set(ours_alone(PositionEncoding.registry)) - {"learned"}:
         model = model_of(sized("post", 1, 1, position_encoding=name))
         assert not [p for p in started(model) if p.startswith("position_encoding")]
 
 
 def test_heads_of_an_encoder_alone():
-    size = sized("post", 1, 0)
-    model = model_of(size)
+    config = sized("post", 1, 0)
+    model = model_of(config)
     for scheme in ("xavier", "smallinit"):
         arrays = started(model, scheme)
         for name in ("transform", "pooler", "next_sentence"):
             weight = arrays[f"{name}.weight"]
-            assert_drawn([weight], starts.scheme_std("xavier", "ffn_in", *weight.shape))
+            assert_drawn([weight], initial.scheme_std("xavier", "ffn_in", *weight.shape))
             assert not arrays[f"{name}.bias"].any()
         assert not arrays["token_bias"].any()
 
@@ -124,10 +124,10 @@ def test_norms_in_a_model(placement, name):
 
 
 def expected_start(placement: str, theirs: str, site: Site) -> float:
-    """Of omega, alpha, s, a and lam; an omega that a batch sets later is 1 until then."""
+    """These are omega, alpha, s, a and lam; an omega that a batch sets later is 1 until then."""
     if placement in ("admin", "admin_code"):
         return 1.0
-    return starts.parameter_start(theirs, layers=site.layers, sublayers=site.layers * len(site.roles))
+    return initial.parameter_start(theirs, layers=site.layers, sublayers=site.layers * len(site.roles))
 
 
 @every_placement
@@ -152,8 +152,8 @@ def test_parameters_of_placements(placement, layers):
 @small
 def test_parameters_of_placements_in_a_model(placement, layers):
     """The initialisation leaves them at their start, one a sublayer, or one a layer."""
-    size, place = sized(placement, *layers), adapter.PLACEMENTS[placement]
-    model = model_of(size)
+    config, place = sized(placement, *layers), adapter.PLACEMENTS[placement]
+    model = model_of(config)
     arrays = started(model)
     found = [
         (sublayer, n) for sublayer in model.modules() if isinstance(sublayer, Sublayer) for n in place.keys
@@ -170,17 +170,17 @@ def test_parameters_of_placements_in_a_model(placement, layers):
 
 @pytest.mark.parametrize("length", [2, 64, 75])
 def test_gain_of_cosines(length):
-    size = sized("post", 1, 1, qk_norm="qknorm", qk_norm_len=length)
-    found = [p["g_qk"] for _, role, _, p in sublayers(started(model_of(size)), size) if role != "ffn"]
+    config = sized("post", 1, 1, qk_norm="qknorm", qk_norm_len=length)
+    found = [p["g_qk"] for _, role, _, p in sublayers(started(model_of(config)), config) if role != "ffn"]
     assert len(found) == 3
     for g in found:
         assert g.shape == (1,)
-        assert all_of(g, starts.qk_gain_start(length))
+        assert all_of(g, initial.qk_gain_start(length))
 
 
 def test_gains_of_heads():
-    size = sized("normformer", 1, 1)
-    found = [p["gamma_h"] for _, role, _, p in sublayers(started(model_of(size)), size) if role != "ffn"]
+    config = sized("normformer", 1, 1)
+    found = [p["gamma_h"] for _, role, _, p in sublayers(started(model_of(config)), config) if role != "ffn"]
     assert [g.shape for g in found] == [(4,)] * 3
     assert all(all_of(g, 1.0) for g in found)
 
