@@ -87,7 +87,7 @@ def _has_place(column: str, *, log: bool) -> pl.Expr:
 
 
 def _values(drawing: Drawing, tidy: pl.DataFrame) -> tuple[float, float]:
-    """From where to where the axis of values goes, in every panel; for cells, the shades."""
+    """The ends of the axis of values, the same in every panel; for cells, those of the shades."""
     if drawing.kind == "cells":
         return _ends(tidy["shade"])
     columns = [c for c in ("y", "theory", "lower", "upper") if c in tidy.columns]

@@ -1,4 +1,4 @@
-"""The overview of all artefacts of the papers and of what was found of each."""
+"""The overview of all artefacts of the papers, with the verdict on each."""
 
 from __future__ import annotations
 

@@ -35,7 +35,7 @@ TONES: Final[Mapping[State, str]] = {
 
 
 def write_reproduction_page(standing: Standing, folder: Path) -> Path:
-    """Write ``<folder>/<id>.html``; its path."""
+    """Write ``<folder>/<id>.html`` and return its path."""
     folder.mkdir(parents=True, exist_ok=True)
     page = folder / f"{standing.artefact.id}.html"
     write_text_atomic(page, reproduction_page(standing))
@@ -102,7 +102,7 @@ def _warnings(standing: Standing) -> Iterator[Block]:
             "alarm",
         )
     if found is None and not standing.trouble:
-        how = f"To measure it: {command(artefact)}" if artefact.study else "No study of ours decides it yet."
+        how = f"To measure it: {command(artefact)}" if artefact.study else "No study decides it yet."
         yield Text(f"Nothing was measured. {how}")
 
 
