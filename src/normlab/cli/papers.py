@@ -253,7 +253,7 @@ def _show_one(standing: Standing) -> None:
         terminal.write("", Text(artefact.discussion))
     if standing.path is not None:
         terminal.write("", f"result: {standing.path}")
-    terminal.write("", command(artefact) if artefact.study else "No study of normlab's decides it yet.")
+    terminal.write("", command(artefact) if artefact.study else "No study decides it yet.")
 
 
 def _verdicts(console: Console, standing: Standing) -> None:
