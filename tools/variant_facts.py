@@ -1,4 +1,4 @@
-"""What a registered variant is when it is built: its parameters, its factors, and what it refuses."""
+"""Facts about registered variants once they are built: parameters, factors, and refused combinations."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def code(names: Iterable[str]) -> str:
 
 @dataclass(frozen=True)
 class Recipe:
-    """One part, and what else a recipe must say so that it is defined."""
+    """A part of a recipe, with the other parts that it needs to be defined."""
 
     placement: str
     named: Mapping[str, str] = field(default_factory=dict)
@@ -82,7 +82,7 @@ def simplest(axis: str, name: str) -> Recipe:
 
 
 def refusals(part: Part) -> Iterator[str]:
-    """What the part's ``conflict`` says to every other choice, those refused for one reason together."""
+    """The choices that the part's ``conflict`` refuses, grouped by reason."""
     if not hasattr(part.source, "conflict"):
         return
     conflict: Any = part.source.conflict
@@ -184,7 +184,7 @@ def counted(recipe: str) -> Counter[tuple[str, str, int]]:
 
 
 def against(recipe: Recipe, plain: Recipe) -> tuple[int, str]:
-    """How many parameters more a model has than another one, and which."""
+    """The parameters that one model has beyond another: their number and their names."""
     ours, theirs = counted(recipe.typed), counted(plain.typed)
     number = sum((ours[key] - theirs[key]) * key[2] for key in ours.keys() | theirs.keys())
     sides = (("with", ours - theirs), ("without", theirs - ours))

@@ -102,7 +102,7 @@ def _warnings(standing: Standing) -> Iterator[Block]:
             "alarm",
         )
     if found is None and not standing.trouble:
-        how = f"To measure it: {command(artefact)}" if artefact.study else "No study of ours decides it yet."
+        how = f"To measure it: {command(artefact)}" if artefact.study else "No study decides it yet."
         yield Text(f"Nothing was measured. {how}")
 
 
