@@ -5,12 +5,13 @@ VENV  ?= .venv
 BIN   := $(VENV)/bin
 # The stamp's name is the content of what was installed, so a checkout that only touches files costs nothing.
 STAMP := $(VENV)/.installed-$(shell cat pyproject.toml constraints.txt | cksum | cut -d ' ' -f 1)
+DOCS_STAMP := $(STAMP)-docs
 # Two workers of one core each; a training that a test starts counts its own threads.
 PYTEST := OMP_NUM_THREADS=1 MKL_NUM_THREADS=1 $(BIN)/python -m pytest
 export PYTHON
 
 .DEFAULT_GOAL := help
-.PHONY: help install demo lint test test-slow format bench clean
+.PHONY: help install demo lint test test-slow format docs bench clean
 
 help: ## this list
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/\1|\2/p' Makefile | awk -F '|' '{ printf "  make %-10s %s\n", $$1, $$2 }'
@@ -40,6 +41,14 @@ test-slow: $(STAMP) ## the tests that take minutes
 format: $(STAMP) ## let ruff mend what it can
 	$(BIN)/python -m ruff check --fix
 	$(BIN)/python -m ruff format
+
+docs: $(DOCS_STAMP) ## build the documentation site into build/site
+	NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --strict --quiet
+	@echo "site: build/site/index.html"
+
+$(DOCS_STAMP): $(STAMP)
+	@bash tools/install.sh $(VENV) docs
+	@touch $@
 
 bench: $(STAMP) ## time a training step against peers
 	@for script in $$(grep -l __main__ benchmarks/*.py); do echo "== $$script"; $(BIN)/python "$$script" || exit 1; done

@@ -26,7 +26,6 @@ from typing import Any
 
 import numpy as np
 
-from normlab.data.encode import MOST_WORKERS, SECONDS_ALONE
 from normlab.data.lines import LINES_AT_A_TIME as PART
 from normlab.data.wordwise import WORDS_KEPT as KEPT
 
@@ -173,10 +172,9 @@ def training(folder: Path) -> dict[str, Any]:
     """Some steps on a prepared text, the order of the second epoch, and some of its batches at random."""
     from dataclasses import replace
 
-    from normlab.store import RunFolder
     from normlab.tasks.registry import TASKS
     from normlab.training.devices import hardware, prepare_process
-    from normlab.training.trainer import Loop
+    from normlab.training.trainer import Trainer
 
     wanted = config(folder)
     device = prepare_process(wanted.machine)
@@ -185,11 +183,10 @@ def training(folder: Path) -> dict[str, Any]:
     wanted = replace(wanted, data=data)
     clock = Clock()
     task = clock.timed("begin", kind)(wanted, corpus, device)
-    run = RunFolder.create(Path(tempfile.mkdtemp(dir=folder)) / "run", wanted)
-    loop = Loop(task, run, lambda row: None)
-    loop.task.batch = clock.timed("waiting", loop.task.batch)
+    task.batch = clock.timed("waiting", task.batch)
+    trainer = Trainer(task)
     for _ in range(STEPS):
-        clock.timed("step", loop.step)()
+        clock.timed("step", trainer.step)()
     batches = task.batches
     clock.timed("plan", batches.at)(batches.steps_per_epoch)
     places = np.random.default_rng(0).integers(0, batches.steps_per_epoch, AT_RANDOM)
@@ -288,14 +285,11 @@ batch shapes from all lengths, *a batch* one that is read at a random place, and
 training step that is spent on its batch, the model being tiny.
 
 How it is done: text is read, digested and encoded in parts of at most {PART:,} lines. Words are encoded once
-each and looked up after that, until {KEPT:,} are known. What is not encoded after {SECONDS_ALONE:g} s goes to
-processes, one a usable core and at most {MOST_WORKERS}, each of which takes some 100 MiB more than the peak
-above. Tokens go to files as they come. Training reads
+each and looked up after that, until {KEPT:,} are known. Tokens go to files as they come. Training reads
 single sentences from large files past their mapping: a system with huge pages in its file cache makes some
 MiB resident for each sentence that is read through it. The order of an epoch is the one that sorting a random
-number for each pair gives; the numbers are drawn again for each range of their values, so that few are in
-memory at a time. The order takes 5 bytes a pair, and 11 while it is made. A batch depends on its number
-alone, so a run that resumes in the middle of an epoch plans that epoch and reads no other batch.
+number for each pair gives. The order takes 5 bytes a pair, and 25 while it is made. A batch depends on its
+number alone, so a run that resumes in the middle of an epoch plans that epoch and reads no other batch.
 """
     blocks = text.strip().split("\n\n")
     lines = (block if block[0] in "#|" else " ".join(block.split()) for block in blocks)

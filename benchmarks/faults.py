@@ -13,24 +13,30 @@ import argparse
 import json
 import tempfile
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 import torch
 from torch import nn
 
 import probing
+from normlab.optim import build_optimiser
 from normlab.recipes.grammar import resolve
 from normlab.spec.config import Config, DataConfig, MachineConfig, ModelConfig, OptimConfig, TrainConfig
 from normlab.store import RunFolder
 from normlab.tasks.registry import TASKS
+from normlab.training import replay, trainer
 from normlab.training.callbacks import blame, flight
-from normlab.training.callbacks.flight import Trigger
+from normlab.training.callbacks.flight import Trigger, report_of
 from normlab.training.callbacks.probing import PRESETS
 from normlab.training.devices import prepare_process
-from normlab.training.trainer import Loop
+from normlab.training.replay import replayed
+from normlab.training.run import Run
+from normlab.training.trainer import AnyTask, Trainer
 
 ROOT = Path(__file__).resolve().parents[1]
 PAGE = ROOT / "docs/flight-recorder.md"
@@ -39,7 +45,7 @@ CHECKPOINT_EVERY = 50
 LR, HIGH_LR = 2e-3, 3e-2
 BRANCH = "decoder.sublayers.2.f"
 LAYER = "encoder.sublayers.1"
-Plant = Callable[[Loop], None]
+Plant = Callable[[AnyTask], AbstractContextManager[object]]
 
 
 def config(lr: float = LR) -> Config:
@@ -62,46 +68,73 @@ def config(lr: float = LR) -> Config:
     return resolve("pre", base)
 
 
-def fast_layer(loop: Loop) -> None:
+def fast_layer(task: AnyTask) -> AbstractContextManager[object]:
     """One sublayer's weights in a parameter group of their own, whose rate is a thousand times larger."""
-    (group,) = loop.optimiser.param_groups
-    chosen = {id(p) for p in loop.model.get_submodule(LAYER).parameters()}
-    own = [p for p in group["params"] if id(p) in chosen]
-    group["params"] = [p for p in group["params"] if id(p) not in chosen]
-    fast = {**group, "params": own, "lr": group["lr"].clone()}
-    loop.optimiser.param_groups.append(fast)
+    names = [name for name, _ in task.build().named_parameters()]
+    inside = {index for index, name in enumerate(names) if name.startswith(f"{LAYER}.")}
 
-    def faster(*_: Any) -> None:
-        fast["lr"].mul_(1000)
+    def build(parameters: Iterable[nn.Parameter], config: OptimConfig) -> torch.optim.Optimizer:
+        given = list(parameters)
+        optimiser = build_optimiser(given, config)
+        (group,) = optimiser.param_groups
+        fast = {**group, "params": [given[i] for i in inside], "lr": group["lr"].clone()}
+        group["params"] = [p for i, p in enumerate(given) if i not in inside]
+        optimiser.param_groups.append(fast)
 
-    loop.optimiser.register_step_pre_hook(faster)
+        def faster(*_: Any) -> None:
+            fast["lr"].mul_(1000)
+
+        optimiser.register_step_pre_hook(faster)
+        return optimiser
+
+    return patch.object(trainer, "build_optimiser", build)
 
 
-def nan_weight(loop: Loop) -> None:
-    """Not a number in one weight, from the batch of that step on."""
-    whole = loop.task.batch
+def numbered(task: AnyTask) -> list[int]:
+    """A list whose only item is the step that a trainer of this task is in."""
+    whole, now = task.batch, [0]
 
     def batch(index: int) -> Any:
-        if index == FROM - 1:
-            with torch.no_grad():
-                loop.model.get_submodule(f"{BRANCH}.inner").weight[3, 5] = torch.nan
+        now[0] = index + 1
         return whole(index)
 
-    loop.task.batch = batch
+    task.batch = batch
+    return now
 
 
-def loud_branch(loop: Loop) -> None:
+def nan_weight(task: AnyTask) -> AbstractContextManager[object]:
+    """Not a number in one weight, from that step on."""
+    now, whole = numbered(task), task.loss
+
+    def loss(model: Any, batch: Any) -> Any:
+        if now[0] == FROM:
+            with torch.no_grad():
+                model.get_submodule(f"{BRANCH}.inner").weight[3, 5] = torch.nan
+        return whole(model, batch)
+
+    task.loss = loss
+    return nullcontext()
+
+
+def loud_branch(task: AnyTask) -> AbstractContextManager[object]:
     """A branch whose output is a hundred times as large."""
+    now, whole = numbered(task), task.build
 
     def louder(module: nn.Module, args: Any, output: torch.Tensor) -> torch.Tensor:
-        return output * 100 if module.training and loop.progress.step >= FROM else output
+        return output * 100 if module.training and now[0] >= FROM else output
 
-    loop.model.get_submodule(BRANCH).register_forward_hook(louder)
+    def build() -> Any:
+        model = whole()
+        model.get_submodule(BRANCH).register_forward_hook(louder)
+        return model
+
+    task.build = build
+    return nullcontext()
 
 
-def shuffled_labels(loop: Loop) -> None:
-    """What is to be predicted belongs to another sentence of the batch, at another place."""
-    whole = loop.task.batch
+def shuffled_labels(task: AnyTask) -> AbstractContextManager[object]:
+    """The tokens to predict belong to other sentences of the batch, and stand at other places."""
+    whole = task.batch
 
     def batch(index: int) -> Any:
         found = whole(index)
@@ -111,28 +144,25 @@ def shuffled_labels(loop: Loop) -> None:
         mixed = found.target_out.flatten()[order].view_as(found.target_out)
         return replace(found, target_out=mixed)
 
-    loop.task.batch = batch
+    task.batch = batch
+    return nullcontext()
 
 
-def short_memory(loop: Loop) -> None:
-    """beta2 = 0.5, at a high learning rate."""
-    for group in loop.optimiser.param_groups:
-        group["betas"] = (0.9, 0.5)
+def nothing(task: AnyTask) -> AbstractContextManager[object]:
+    """No fault."""
+    return nullcontext()
 
 
 @dataclass(frozen=True)
 class Fault:
-    """What is planted, in words and in code; ``right`` is what a report should name."""
+    """A fault in words and in code; ``right`` is what a report should name."""
 
     name: str
     words: str
     plant: Plant
     right: str
     lr: float = LR
-
-
-def nothing(loop: Loop) -> None:
-    """A sound training."""
+    betas: tuple[float, float] = OptimConfig().betas
 
 
 FAULTS = (
@@ -164,27 +194,31 @@ FAULTS = (
     Fault(
         "beta2 = 0.5 at a high learning rate",
         f"Adam's beta2 is 0.5 and the learning rate {HIGH_LR:g}, without warm-up, from the first step on.",
-        short_memory,
+        nothing,
         "no single module: all updates are too large",
         HIGH_LR,
+        (0.9, 0.5),
     ),
 )
 
 
-def flown(fault: Fault, root: Path) -> tuple[Loop, list[dict[str, Any]]]:
-    """A training with this fault, and the recorder's reports; where it had nothing to say it is asked."""
+def flown(fault: Fault, root: Path) -> tuple[Run, list[dict[str, Any]]]:
+    """A training with this fault, and the recorder's reports; where it wrote none it is asked for one."""
     wanted = config(fault.lr)
     kind = TASKS[wanted.task]
     data, corpus = kind.prepare(wanted.data, root / "data")
-    wanted = replace(wanted, data=data)
-    folder = RunFolder.create(root / fault.plant.__name__, wanted)
-    loop = Loop(kind(wanted, corpus, torch.device("cpu")), folder, lambda row: None)
-    fault.plant(loop)
-    loop.run(threading.Event())
-    if not folder.flights():
-        asked = Trigger("asked", loop.progress.step, loop.progress.step, "asked for at the end")
-        loop.recorder.report(asked, watched=STEPS, most=STEPS)
-    return loop, folder.flights()
+    wanted = replace(wanted, data=data, optim=replace(wanted.optim, betas=fault.betas))
+    folder = RunFolder.create(root / fault.name, wanted)
+    task = kind(wanted, corpus, torch.device("cpu"))
+    with fault.plant(task):
+        run = Run(Trainer(task), folder)
+        run.run(threading.Event())
+        if not folder.flights():
+            step = run.progress.step
+            asked = Trigger("asked", step, step, "asked for at the end")
+            found, names = replayed(task, folder, step, watched=STEPS, history=folder.metrics())
+            folder.add_flight(report_of(step, asked, found, names, found.records))
+    return run, folder.flights()
 
 
 def said(report: dict[str, Any]) -> list[str]:
@@ -203,29 +237,29 @@ def said(report: dict[str, Any]) -> list[str]:
     ]
 
 
-def ended(loop: Loop) -> str:
+def ended(run: Run) -> str:
     """The run's outcome in a sentence."""
-    outcome = loop.outcome
+    outcome = run.outcome
     return f"{outcome.state} at step {outcome.step}: {outcome.evidence}" if outcome else "no outcome"
 
 
-def table(kept: Sequence[tuple[Fault, Loop, list[dict[str, Any]]]]) -> Iterator[str]:
+def table(kept: Sequence[tuple[Fault, Run, list[dict[str, Any]]]]) -> Iterator[str]:
     """Markdown lines: what was planted, and whom the first report names."""
     yield "| planted | right would be | the run | written | named |"
     yield "| --- | --- | --- | --- | --- |"
-    for fault, loop, reports in kept:
+    for fault, run, reports in kept:
         verdict, trigger = reports[0]["verdict"], reports[0]["trigger"]
         named = f"`{verdict['module']}`, step {verdict['step']}" if verdict["module"] else verdict["sentence"]
-        state = loop.outcome.state if loop.outcome else "open"
+        state = run.outcome.state if run.outcome else "open"
         yield f"| {fault.name} | {fault.right} | {state} | {trigger['kind']} | {named} |"
 
 
-def page(kept: Sequence[tuple[Fault, Loop, list[dict[str, Any]]]]) -> str:
+def page(kept: Sequence[tuple[Fault, Run, list[dict[str, Any]]]]) -> str:
     """``docs/flight-recorder.md``."""
     reports: list[str] = []
-    for fault, loop, written in kept:
+    for fault, run, written in kept:
         reports += [f"### {fault.name}", "", f"Planted: {fault.words} Right would be: {fault.right}.", ""]
-        reports += [f"The run: {ended(loop)}.", ""]
+        reports += [f"The run: {ended(run)}.", ""]
         reports += [line for report in written for line in said(report)]
     kept_costs = json.loads(probing.RESULTS.read_text(encoding="utf-8"))
     costs = "\n".join(probing.table(kept_costs["seconds"]))
@@ -244,7 +278,7 @@ def facts(costs: dict[str, Any]) -> dict[str, object]:
     presets += [f"| `{name}` | {MEASURED[name]} |" for name in PRESETS]
     return {
         "ring": flight.RING,
-        "watched": flight.WATCHED,
+        "watched": replay.WATCHED,
         "left": f"{blame.LEFT:g}",
         "few": f"{blame.FEW:g}",
         "recent": flight.RECENT,
@@ -281,10 +315,10 @@ benchmarks/probing.py --write`.
 `--probes cheap|standard|full` measures the model while it trains, in the first step and in every one that
 `--probe-every-steps` divides ({every}); `--probes ''` measures nothing, the default is `{default}`.
 Observation is one-way: metrics and weights are bit-identical with and without, the run's id is the same,
-and between two measured steps there is no hook on the model. With grad_accum_steps the first micro-batch is
-measured. Rows of `step`, `module`, `probe`, `value` lie in the run folder's `probes.jsonl`; `normlab report
-RUN` draws them. Entropy and logits of attention are not measured in training, because its weights are
-inside a kernel: `normlab diagnose RUN` has them.
+and between two measured steps there is no hook on the model. A step of several micro-batches is measured
+on its first one. Rows of `step`, `stack`, `index`, `module`, `signal`, `statistic`, `value` lie in the run
+folder's `probes.jsonl`; `normlab report RUN` draws them. Entropy and logits of attention are not measured in
+training, because its weights are inside a kernel: `normlab diagnose RUN` has them.
 
 {presets}
 

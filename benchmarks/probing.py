@@ -20,14 +20,13 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from normlab.diagnosis import Record
+from normlab.diagnosis import PRESETS, Record
 from normlab.spec.config import Config, DataConfig, MachineConfig, ModelConfig, TrainConfig
-from normlab.store import RunFolder
 from normlab.tasks.registry import TASKS
-from normlab.training.callbacks.probing import NOTHING, PRESETS, Preset, Probing
+from normlab.training.callbacks.probing import Probing, preset_of
 from normlab.training.devices import hardware, prepare_process
 from normlab.training.meter import Meter
-from normlab.training.trainer import Loop
+from normlab.training.trainer import Trainer
 
 RESULTS = Path(__file__).parent / "results/probing.json"
 ROUNDS, WARM = 12, 2
@@ -62,27 +61,27 @@ class Way:
     """One way to do a step."""
 
     name: str
-    preset: Preset
+    preset: str
     recorded: bool = True
 
 
 WAYS = (
-    Way("bare", NOTHING, recorded=False),
-    Way("recorder", NOTHING),
-    *(Way(name, preset) for name, preset in PRESETS.items()),
+    Way("bare", "", recorded=False),
+    Way("recorder", ""),
+    *(Way(name, name) for name in PRESETS),
 )
 
 
-def timed(loop: Loop, way: Way, meter: Meter) -> float:
+def timed(trainer: Trainer, way: Way, meter: Meter) -> float:
     """Seconds of the first step, once more."""
     records: list[Record] = []
-    loop.meter = meter if way.recorded else Blind(meter)  # pyrefly: ignore
-    loop.probing = Probing(loop.model, way.preset, 1, records.append)
-    loop.progress.step = 0
-    loop.pending.clear()
+    trainer.meter = meter if way.recorded else Blind(meter)  # pyrefly: ignore
+    probing = Probing(trainer.model, preset_of(way.preset, trainer.model), 1, records.append)
+    trainer.progress.step = 0
     start = time.perf_counter()
-    loop.step()
-    loop.probing.flush()
+    record = trainer.step(probing.passing)
+    probing.stepped(record.step, meter, record.gradients, record.updates)
+    probing.flush()
     return time.perf_counter() - start
 
 
@@ -93,12 +92,11 @@ def measured() -> dict[str, list[float]]:
     with tempfile.TemporaryDirectory() as root:
         data, corpus = kind.prepare(CONFIG.data, Path(root) / "data")
         config = replace(CONFIG, data=data)
-        folder = RunFolder.create(Path(root) / "run", config)
-        loop = Loop(kind(config, corpus, torch.device("cpu")), folder, lambda row: None)
-        meter = loop.meter
+        trainer = Trainer(kind(config, corpus, torch.device("cpu")))
+        meter = trainer.meter
         for i in range(WARM + ROUNDS):
             for way in WAYS[i % len(WAYS) :] + WAYS[: i % len(WAYS)]:
-                seconds = timed(loop, way, meter)
+                seconds = timed(trainer, way, meter)
                 if i >= WARM:
                     taken[way.name].append(seconds)
             start = time.perf_counter()

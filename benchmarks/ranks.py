@@ -28,11 +28,10 @@ from torch import Tensor
 
 from normlab.recipes.grammar import resolve
 from normlab.spec.config import Config, DataConfig, MachineConfig, ModelConfig, TrainConfig
-from normlab.store import RunFolder
 from normlab.tasks.registry import TASKS
 from normlab.training.devices import hardware, prepare_process
 from normlab.training.ranks import SINGLE_PROCESS, Ranks, joined
-from normlab.training.trainer import Loop
+from normlab.training.trainer import Trainer
 
 PAGE = Path(__file__).parents[1] / "docs/ranks.md"
 BEGIN, END = "<!-- table: benchmarks/ranks.py --write -->", "<!-- end of table -->"
@@ -65,35 +64,31 @@ def config_of(placement: str, *, shard: bool = False) -> Config:
     return replace(resolve(placement, base), machine=machine)
 
 
-def loop_of(config: Config, root: Path, ranks: Ranks = SINGLE_PROCESS) -> Loop:
-    """A loop at its start."""
+def trainer_of(config: Config, root: Path, ranks: Ranks = SINGLE_PROCESS) -> Trainer:
+    """A trainer at its start."""
     kind = TASKS[config.task]
     with ranks.main_first():
         data, corpus = kind.prepare(config.data, root / "data")
-        config = replace(config, data=data)
-        folder = RunFolder(root / f"{config.recipe}-{ranks.count}-{config.machine.shard}")
-        ranks.on_main(RunFolder.create, folder.path, config)
-    return Loop(kind(config, corpus, CPU), folder, lambda row: None, ranks)
+    return Trainer(kind(replace(config, data=data), corpus, CPU), ranks)
 
 
-def measured(loop: Loop) -> Measured:
+def measured(trainer: Trainer) -> Measured:
     """The first step's gradient, then steps by the clock."""
     found: dict[str, Tensor] = {}
-    whole: Callable[[], Any] = loop.optimiser.step
+    whole: Callable[[], Any] = trainer.optimiser.step
 
     def look() -> None:
-        for index, (name, part) in enumerate(loop.parallel.parts.items()):
+        for index, (name, part) in enumerate(trainer.parallel.parts.items()):
             assert part.grad is not None
-            found[name] = loop.parallel.whole(index, part.grad).clone()
+            found[name] = trainer.parallel.whole(index, part.grad).clone()
 
-    loop.optimiser.step = look  # pyrefly: ignore
-    loop.step()
-    loop.optimiser.step = whole  # pyrefly: ignore
-    loss = loop.pending[0][1][0].item()
-    return Measured(found, loss, seconds_of(loop.step))
+    trainer.optimiser.step = look  # pyrefly: ignore
+    loss = trainer.step().values[0].item()
+    trainer.optimiser.step = whole  # pyrefly: ignore
+    return Measured(found, loss, seconds_of(trainer.step))
 
 
-def seconds_of(step: Callable[[], None]) -> float:
+def seconds_of(step: Callable[[], object]) -> float:
     """Median of a call."""
     taken = []
     for _ in range(WARM + STEPS):
@@ -103,9 +98,9 @@ def seconds_of(step: Callable[[], None]) -> float:
     return statistics.median(taken[WARM:])
 
 
-def at_once(loop: Loop) -> Measured:
+def at_once(trainer: Trainer) -> Measured:
     """Both micro-batches as one batch of 4096 positions, rows padded to the widest."""
-    batches = [loop.task.batch(i) for i in range(2)]
+    batches = [trainer.task.batch(i) for i in range(2)]
 
     def rows(name: str) -> Tensor:
         rows = [row for batch in batches for row in getattr(batch, name)]
@@ -115,31 +110,31 @@ def at_once(loop: Loop) -> Measured:
     batch = replace(batches[0], **sides, tokens=sum(b.tokens for b in batches))
 
     def gradient() -> float:
-        loop.model.train()
-        loss = loop.task.loss(loop.model, batch).loss / batch.tokens
+        trainer.model.train()
+        loss = trainer.task.loss(trainer.model, batch).loss / batch.tokens
         loss.backward()
         return loss.item()
 
     def step() -> None:
         gradient()
-        loop.optimiser.step()
-        loop.optimiser.zero_grad(set_to_none=True)
+        trainer.optimiser.step()
+        trainer.optimiser.zero_grad(set_to_none=True)
 
     loss = gradient()
-    found = {name: p.grad.clone() for name, p in loop.model.named_parameters() if p.grad is not None}
-    loop.optimiser.zero_grad(set_to_none=True)
+    found = {name: p.grad.clone() for name, p in trainer.model.named_parameters() if p.grad is not None}
+    trainer.optimiser.zero_grad(set_to_none=True)
     return Measured(found, loss, seconds_of(step))
 
 
 def work(rank: int, root: str, port: int) -> None:
-    """Of one rank: every placement, on both and in halves; rank 0 leaves what it measured."""
+    """One rank: measure every placement, whole on both ranks and in halves; rank 0 writes the results."""
     os.environ |= {"WORLD_SIZE": "2", "RANK": str(rank), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
     os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
     prepare_process(MachineConfig(threads=1))
     with joined(CPU) as (ranks, _):
         for placement in PLACEMENTS:
             for name, shard in ((COPIED, False), (SHARDED, True)):
-                seen = measured(loop_of(config_of(placement, shard=shard), Path(root), ranks))
+                seen = measured(trainer_of(config_of(placement, shard=shard), Path(root), ranks))
                 ranks.on_main(torch.save, vars(seen), Path(root, f"{placement} {name}"))
 
 
@@ -153,7 +148,7 @@ def table(root: Path) -> list[str]:
     """Lines of markdown."""
     prepare_process(MachineConfig(threads=1))
     rows: dict[str, list[str]] = {name: [] for name in (WHOLE, TURNS, COPIED, SHARDED)}
-    alone = {p: tuple(row(loop_of(config_of(p), root)) for row in (at_once, measured)) for p in PLACEMENTS}
+    alone = {p: tuple(row(trainer_of(config_of(p), root)) for row in (at_once, measured)) for p in PLACEMENTS}
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]

@@ -32,7 +32,7 @@ OTHERS_CODE = {
     "diagnosis/diagnose.py": "the study's note names class and message; the model is anybody's",
     "diagnosis/reading/block.py": "a block of a foreign model is called with one tensor",
     "diagnosis/reading/recording.py": "runs a foreign model",
-    "diagnosis/studies/cropping.py": "runs a foreign loss",
+    "diagnosis/probing/cropping.py": "runs a foreign loss",
     "examine/subjects.py": "imports and calls a module named by the user",
     "jobs/worker.py": "writes the traceback to the run's log and answers with class and message",
     "recipes/plugins.py": "imports a module named by the user",

@@ -28,7 +28,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager
 from dataclasses import asdict, dataclass
-from importlib.metadata import distributions
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any, Final
 
@@ -81,13 +81,23 @@ RENAMES: Final[dict[str, Any]] = {
         "average.model": ["average/model.safetensors"],
     },
     # table -> older names; "metrics.train" are the rows of metrics.jsonl whose kind is "train"
-    "tables": {},
+    "tables": {
+        "residual_dependency": ["dependency_own"],
+    },
     # column, or table.column where a name has another meaning elsewhere -> older names
     "columns": {
         "metrics.train.padded_tokens": ["metrics.train.positions"],
+        "signatures.bleu": ["signature"],
+        "signatures.bleu_tokenised": ["signature_tokenised"],
+        "signatures.chrf": ["signature_chrf"],
+        "residual_dependency.beta_sq": ["residual_dependency.own"],
+        "findings.mean_beta_sq": ["findings.mean_own"],
+        "findings.sum_beta_sq": ["findings.sum_own"],
     },
     # text in a cell -> older texts
-    "words": {},
+    "words": {
+        "residual_dependency": ["own_branch", "dependency_own"],
+    },
     # regular expression over old names of tensors, "<file>.<name>" -> what replaces the match
     "tensors": {r"\bpositions\.weight": "position_encoding.weight"},
     # columns that are never compared
@@ -97,6 +107,11 @@ RENAMES: Final[dict[str, Any]] = {
 
 VARIABLES: Final = ("ATEN_", "DNNL_", "MKL_", "OMP_", "ONEDNN_", "TORCH_")
 """Environment variables that may change how a sum is rounded begin with these."""
+PACKAGES: Final = (
+    *("torch", "numpy", "scipy", "tokenizers", "sentencepiece"),
+    *("sacrebleu", "sacremoses", "num2words", "Babel"),
+)
+"""Those whose version may change a number."""
 LIMIT_SECONDS: Final = 600
 
 
@@ -209,7 +224,7 @@ def kept_results(hashed: str) -> Path:
     New places and names in ``RENAMES`` keep it: they say nothing new of a commit that was understood before.
     """
     environment = sorted(f"{k}={v}" for k, v in os.environ.items() if k.startswith(VARIABLES))
-    packages = sorted(f"{found.name} {found.version}" for found in distributions())
+    packages = [f"{name} {version(name)}" for name in PACKAGES]
     told_of = json.dumps([told()["configurations"], [*RENAMES["files"]]])
     code = Path(driver.__file__).read_text(encoding="utf-8")
     content = [hashed, sys.version, _processor(), *environment, *packages, told_of, code]

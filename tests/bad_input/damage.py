@@ -14,8 +14,8 @@ from torch import Tensor
 from bad_input.cases import TRAIN_ANEW
 from bad_input.prompt import GOOD
 from normlab.data.tokenizer import BytePairs
-from normlab.store import sealed
-from normlab.store.sealed import replaced, unsealed
+from normlab.store import manifest
+from normlab.store.manifest import commit, read_state
 
 Damage = Callable[[Path], object]
 TRANSLATE = ["translate", "{run}", "dev_src.txt"]
@@ -61,28 +61,33 @@ def changed(name: str) -> Damage:
     return damage
 
 
-def resealed(damage: Damage) -> Damage:
-    """The same by somebody who can write seals: what they close over is looked at, too."""
+def recommitted(damage: Damage) -> Damage:
+    """Do the damage and write a valid manifest over it: the content is checked too."""
 
     def both(folder: Path) -> None:
         damage(folder)
         for path in folder.glob("*/state.json"):
-            seal_again(path)
+            write_again(path)
 
     return both
 
 
-def seal_again(path: Path, **changed: object) -> None:
-    """Write a ``state.json`` for the files that lie beside it now; None takes a field out."""
-    state = json.loads(path.read_text()) | changed
-    run = state.pop("seal")["run"]
+def write_again(path: Path, **changed: dict[str, object]) -> None:
+    """Write a ``state.json`` for the files that lie beside it now, in which fields of some parts are others;
+    None takes a field out.
+    """
+    state = json.loads(path.read_text())
+    run = state.pop("manifest")["run"]
+    for part, fields in changed.items():
+        content = state.get(part, {}) | fields
+        state[part] = {k: v for k, v in content.items() if v is not None}
     path.unlink()
-    sealed._seal(path.parent, {k: v for k, v in state.items() if v is not None}, run)
+    manifest._write_state(path.parent, state, run)
 
 
-def states(**changed: object) -> Damage:
+def states(**changed: dict[str, object]) -> Damage:
     """The last checkpoint's state says something else; None takes a field out."""
-    return lambda folder: seal_again(folder / STATE, **changed)
+    return lambda folder: write_again(folder / STATE, **changed)
 
 
 def foreign(name: str) -> Damage:
@@ -90,8 +95,8 @@ def foreign(name: str) -> Damage:
 
     def damage(folder: Path) -> None:
         kept = folder / name
-        state = unsealed(kept)
-        with replaced(kept, state, run="0123456789ab") as new:
+        state = read_state(kept)
+        with commit(kept, state, run="0123456789ab") as new:
             for path in kept.glob("*.safetensors"):
                 shutil.copy(path, new)
 
@@ -101,7 +106,8 @@ def foreign(name: str) -> Damage:
 def counted(folder: Path) -> None:
     """Somebody changed a number of the state."""
     content = json.loads((folder / STATE).read_text())
-    (folder / STATE).write_text(json.dumps(content | {"tokens": content["tokens"] + 1}))
+    content["progress"]["tokens"] += 1
+    (folder / STATE).write_text(json.dumps(content))
 
 
 class Payload:
@@ -116,7 +122,7 @@ def pickled(name: str) -> Damage:
     return lambda folder: torch.save({"a": Payload()}, folder / name)
 
 
-EDITED = "was edited: it no longer has the SHA-256 that state.json says"
+EDITED = "was edited: it no longer has the SHA-256 that state.json gives"
 SHORT = "is shorter than it was written: cut off, or another file"
 MODEL, ADAM, STATE = "last/model.safetensors", "last/optimiser.safetensors", "last/state.json"
 BEST = "best/model.safetensors"
@@ -186,47 +192,47 @@ DAMAGED: dict[str, tuple[list[str], Damage, str]] = {
     "state that is missing": (GOOD, gone(STATE), f"{{run}}/last/state.json | missing | {TRAIN_ANEW}"),
     "old weights cut off": (
         GOOD,
-        resealed(cut(MODEL)),
+        recommitted(cut(MODEL)),
         f"{{run}}/last/model.safetensors | damaged | {TRAIN_ANEW}",
     ),
     "old weights of nothing": (
         GOOD,
-        resealed(content(MODEL, b"")),
+        recommitted(content(MODEL, b"")),
         f"{{run}}/last/model.safetensors | damaged | {TRAIN_ANEW}",
     ),
     "old weights that are a pickle": (
         GOOD,
-        resealed(pickled(MODEL)),
+        recommitted(pickled(MODEL)),
         f"{{run}}/last/model.safetensors | damaged | {TRAIN_ANEW}",
     ),
     "weights with a tensor less": (
         GOOD,
-        resealed(edited(MODEL, lambda tensors: tensors.pop(FIRST))),
+        recommitted(edited(MODEL, lambda tensors: tensors.pop(FIRST))),
         "{run}/last | another model | decoder.end.bias | config.json | tokenizer.json",
     ),
     "weights of another width": (
         GOOD,
-        resealed(edited(MODEL, lambda tensors: tensors.update({FIRST: torch.zeros(8)}))),
+        recommitted(edited(MODEL, lambda tensors: tensors.update({FIRST: torch.zeros(8)}))),
         "{run}/last | decoder.end.bias | [8] | [16] | config.json | tokenizer.json",
     ),
     "no optimiser": (
         GOOD,
-        resealed(gone(ADAM)),
+        recommitted(gone(ADAM)),
         f"{{run}}/last/optimiser.safetensors | missing | {TRAIN_ANEW}",
     ),
     "optimiser of another model": (
         GOOD,
-        resealed(edited(ADAM, lambda tensors: tensors.update({"foo/step": torch.zeros(1)}))),
+        recommitted(edited(ADAM, lambda tensors: tensors.update({"foo/step": torch.zeros(1)}))),
         f"{{run}}/last/optimiser.safetensors | another model | foo/step | {TRAIN_ANEW}",
     ),
     "optimiser of another width": (
         GOOD,
-        resealed(edited(ADAM, lambda tensors: tensors.update({f"{FIRST}/exp_avg": torch.zeros(3)}))),
+        recommitted(edited(ADAM, lambda tensors: tensors.update({f"{FIRST}/exp_avg": torch.zeros(3)}))),
         f"{{run}}/last/optimiser.safetensors | another model | decoder.end.bias/exp_avg | {TRAIN_ANEW}",
     ),
     "optimiser with a tensor less": (
         GOOD,
-        resealed(edited(ADAM, lambda tensors: tensors.pop(f"{FIRST}/exp_avg"))),
+        recommitted(edited(ADAM, lambda tensors: tensors.pop(f"{FIRST}/exp_avg"))),
         f"{{run}}/last/optimiser.safetensors | damaged | decoder.end.bias | exp_avg | {TRAIN_ANEW}",
     ),
     "state cut off": (
@@ -241,32 +247,32 @@ DAMAGED: dict[str, tuple[list[str], Damage, str]] = {
     ),
     "state without a step": (
         GOOD,
-        states(step=None),
+        states(progress={"step": None}),
         f"{{run}}/last/state.json | step is missing | {TRAIN_ANEW}",
     ),
     "state of another type": (
         GOOD,
-        states(step="four"),
+        states(progress={"step": "four"}),
         f'{{run}}/last/state.json | a whole number | "four" | {TRAIN_ANEW}',
     ),
     "state with an unknown key": (
         GOOD,
-        states(tokns=3),
-        f"{{run}}/last/state.json | unknown | 'tokns' | did you mean | 'tokens' | {TRAIN_ANEW}",
+        states(progress={"tokns": 3}),
+        f"{{run}}/last/state.json | unknown key 'progress.tokns' | did you mean 'tokens' | {TRAIN_ANEW}",
     ),
     "state with steps that are none": (
         GOOD,
-        states(pending=[[1]]),
+        states(rows={"pending": [[1]]}),
         f"{{run}}/last/state.json | [0] | a list of 2 | [1] | {TRAIN_ANEW}",
     ),
     "state without a step, diagnosed": (
         ["diagnose", "{run}", "--checkpoints", "last"],
-        states(step=None),
+        states(progress={"step": None}),
         f"{{run}}/last/state.json | step is missing | {TRAIN_ANEW}",
     ),
     "best weights without a step": (
         ["translate", "{run}", "dev_src.txt", "--weights", "best"],
-        lambda folder: seal_again(folder / "best/state.json", step=None),
+        lambda folder: write_again(folder / "best/state.json", progress={"step": None}),
         f"{{run}}/best/state.json | step is missing | {TRAIN_ANEW}",
     ),
     "best weights that are none": (

@@ -18,7 +18,7 @@ from bad_input.disk import small_disk
 from bad_input.prompt import GOOD, lacking
 from normlab.cli.main import main
 from normlab.store import RunFolder
-from normlab.store.sealed import unsealed
+from normlab.store.manifest import read_state
 
 WORDS = [*GOOD, "--checkpoint-every-steps", "1"]
 """Checkpoints of the steps 1 to 4."""
@@ -43,7 +43,7 @@ def stopped_by(monkeypatch: pytest.MonkeyPatch, trouble: Callable[[Path], None])
 
 
 def whole_and_of_step_two(run: Path) -> None:
-    assert unsealed(run / "last", run=run.name)["step"] == STOPPED - 1
+    assert read_state(run / "last", run=run.name)["progress"]["step"] == STOPPED - 1
     assert load_file(run / MODEL)
     assert not (run / "last.new").exists(), "what nobody can use takes no room"
 

@@ -10,6 +10,7 @@ from normlab.cli.progress import Progress, Tail, View
 from normlab.spec.config import Config, OptimConfig, SeedConfig, TrainConfig
 from normlab.spec.outcome import Outcome
 from normlab.store import RunFolder, Status
+from normlab.tasks.translation import Translation
 
 
 def config(lr=1e-3, seed=1, steps=100):
@@ -60,7 +61,7 @@ class TestTail:
 
 class TestView:
     def test_pace_and_what_is_left(self):
-        view = View.of(config())
+        view = View.of(config(), Translation.metrics)
         view.state = "running"
         assert view.remaining_seconds is None
         for step in range(10, 41, 10):
@@ -69,19 +70,19 @@ class TestView:
         assert view.remaining_seconds == pytest.approx(60 * 0.1)
 
     def test_best_is_the_highest_so_far(self):
-        view = View.of(config())
+        view = View.of(config(), Translation.metrics)
         for step, bleu in ((10, 1.0), (20, 12.5), (30, 11.0)):
             view.see(dev(step, bleu))
         assert dict(view.cells())["best BLEU"] == "12.5"
 
     def test_numbers_that_are_not_finite_are_shown(self):
-        view = View.of(config())
+        view = View.of(config(), Translation.metrics)
         view.see({**row(10), "loss": "nan", "grad_norm_l2": "inf"})
         assert dict(view.cells())["loss"] == "nan"
         assert dict(view.cells())["gradient norm"] == "inf"
 
     def test_the_line_says_everything(self):
-        view = View.of(config(seed=3))
+        view = View.of(config(seed=3), Translation.metrics)
         view.state = "running"
         for step in (10, 20):
             view.see(row(step))
@@ -95,8 +96,8 @@ class TestView:
 @pytest.fixture
 def folders(tmp_path):
     """A run in progress, one that is stuck, and one that nobody has begun."""
-    running = RunFolder.create(tmp_path / "a", config())
-    stuck = RunFolder.create(tmp_path / "b", config(lr=2e-3))
+    running = RunFolder.create(tmp_path / "a", config(), Translation.metrics)
+    stuck = RunFolder.create(tmp_path / "b", config(lr=2e-3), Translation.metrics)
     for step in (10, 50):
         running.append_metrics(row(step))
         stuck.append_metrics(row(step, per_step=0.2))
@@ -144,10 +145,22 @@ def test_a_terminal_shows_one_row_a_run_and_as_many_as_fit(folders):
     assert progress.table(height=1).row_count == 1
 
 
-def test_a_run_of_this_process_is_shown_by_its_rows():
+def test_the_phase_is_shown_with_its_progress(folders):
     out = io.StringIO()
     progress = Progress(Console(file=out))
-    see = progress.watch_one(config())
+    with progress:
+        progress.watch(folders)
+        folders[0].set_status(Status("running", step=100, phase="translating", phase_done=0.42))
+        progress.watch(folders)
+    assert "pre+rmsnorm · 1e-3 · seed 1 [translating 42%]: step 50/100" in out.getvalue()
+    column = progress.table(5).columns[1]
+    assert next(str(cell) for cell in column.cells) == "translating 42%"
+
+
+def test_a_run_of_this_process_is_shown_by_its_rows(tmp_path):
+    out = io.StringIO()
+    progress = Progress(Console(file=out))
+    see = progress.watch_one(config(), Translation.metrics, tmp_path)
     see(row(10))
     see(dev(10, 3.0))
     assert out.getvalue().count("\n") == 2

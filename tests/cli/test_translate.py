@@ -7,7 +7,7 @@ import pytest
 from normlab.cli.main import main
 from normlab.spec.config import Config, DecodeConfig
 from normlab.store import RunFolder
-from normlab.store.sealed import replaced
+from normlab.store.manifest import commit
 from normlab.tasks.translation import Candidate
 from normlab.training import translate as module
 
@@ -15,7 +15,7 @@ from normlab.training import translate as module
 def made(path, config):
     """A run's folder with nothing of a checkpoint but its state."""
     folder = RunFolder.create(path, config)
-    with replaced(folder.best, {"step": 1}, run=folder.id()):
+    with commit(folder.best, {"step": 1}, run=folder.id()):
         return folder
 
 
@@ -155,8 +155,8 @@ def test_what_is_not_typed_is_the_runs_own(run, reverse, standard_input):
 
 
 IDLE = (
-    "top_k is 5 and says how outputs are drawn, but nothing is drawn; add --sample (decode.sample in a "
-    "configuration), or leave top_k at 0"
+    "top_k is 5, which has an effect on samples alone; add --sample (decode.sample in a configuration), or "
+    "leave top_k at 0"
 )
 DRAWN = "and weighs what a search finds, but outputs are drawn; leave it out, or search"
 NO_BEAM = (

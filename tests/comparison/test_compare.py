@@ -4,21 +4,24 @@ from dataclasses import replace
 import pytest
 
 from normlab.comparison import compare as module
+from normlab.comparison import grid
 from normlab.comparison.compare import compare, plan
 from normlab.data.prepare import prepare
 from normlab.data.text import read_lines
+from normlab.recipes.grammar import resolve
 from normlab.spec.comparison import Comparison
 from normlab.spec.config import DataConfig, run_id
 from normlab.spec.outcome import Outcome
 from normlab.spec.request import CompareRequest
 from normlab.spec.serialise import from_json
 from normlab.store import RunFolder, Runs, Status
+from normlab.store.examples import read_examples, write_examples
 from normlab.store.files import write_json_atomic, write_text_atomic
-from normlab.tasks.scores import corpus_bleu, score
+from normlab.tasks.scores import corpus_bleu, score, sentence_statistics
 from normlab.training.measure import Seconds
 from normlab.training.train import train
 from normlab.training.translate import translate
-from training.tiny import tiny
+from training.tiny import tiny, tiny_language_model, write_plain
 
 
 def request_of(text, out, **changes):
@@ -65,7 +68,7 @@ def in_process(monkeypatch):
 
 def plant(request, recipe, lr, seed, *, bleu, nll, test=None):
     """A run that is done, with these results on dev."""
-    base = module.resolve(recipe, request.base)
+    base = resolve(recipe, request.base)
     data, corpus = prepare(request.base.data, request.out / "data")
     config = replace(
         base,
@@ -74,12 +77,20 @@ def plant(request, recipe, lr, seed, *, bleu, nll, test=None):
         seeds=replace(base.seeds, init=seed, data=seed, dropout=seed),
     )
     folder = RunFolder.create(request.out / run_id(config), config)
-    status = Status("done", 20, Outcome("trained", 20, "planted"), 20, bleu, nll, train_seconds=10.0 * seed)
-    folder.set_status(status)
+    best = {name: value for name, value in (("bleu", bleu), ("nll", nll)) if value is not None}
+    outcome = Outcome("trained", 20, "planted")
+    folder.set_status(Status("done", 20, outcome, 20, best, train_seconds=10.0 * seed))
     lines = test or corpus.test_text.target
     write_text_atomic(folder.outputs, "".join(f"{line}\n" for line in lines))
-    write_json_atomic(folder.scores, vars(score(lines, corpus.test_text.target)))
+    references, language = corpus.test_text.target, request.base.data.target_lang
+    scores = score(lines, references, target_lang=language)
+    write_json_atomic(folder.scores, {**scores.values(), "signatures": scores.signatures()})
+    write_examples(folder.examples, {"bleu": sentence_statistics(lines, references, target_lang=language)})
     return folder
+
+
+def bleu_of(recipe):
+    return recipe.intervals["bleu"].value
 
 
 # ------------------------------------------------------------------------------------------ from end to end
@@ -96,7 +107,7 @@ def test_a_comparison_from_text_to_its_table(text, tmp_path, monkeypatch):
     assert seen[-1] == 6, "the sweep, and one more seed for each recipe"
     references = read_lines(text.test_tgt)
     for recipe in comparison.recipes:
-        best = max(recipe.trials, key=lambda t: (t.dev_bleu, -t.dev_nll))
+        best = max(recipe.trials, key=lambda t: (t.dev["bleu"], -t.dev["nll"]))
         assert recipe.lr == best.lr
         assert recipe.runs[0] == best.run
         folders = [Runs(request.out).find(run) for run in recipe.runs]
@@ -105,9 +116,10 @@ def test_a_comparison_from_text_to_its_table(text, tmp_path, monkeypatch):
         assert [(c.seeds.init, c.seeds.data, c.seeds.dropout) for c in configs] == [(1, 1, 1), (2, 2, 2)]
         assert {c.recipe for c in configs} == {recipe.name}
         scores = [score(read_lines(f.outputs), references) for f in folders]
-        assert recipe.bleu.value == pytest.approx(sum(s.bleu for s in scores) / 2, abs=1e-9)
-        assert recipe.bleu.low <= recipe.bleu.value <= recipe.bleu.high
-        assert recipe.chrf == pytest.approx(sum(s.chrf for s in scores) / 2)
+        bleu = recipe.intervals["bleu"]
+        assert bleu.value == pytest.approx(sum(s.bleu for s in scores) / 2, abs=1e-9)
+        assert bleu.low <= bleu.value <= bleu.high
+        assert recipe.scores["chrf"] == pytest.approx(sum(s.chrf for s in scores) / 2)
         assert recipe.outcomes == tuple(f.status().outcome.state for f in folders)
         every = {t.run for t in recipe.trials} | set(recipe.runs)
         seconds = sum(Runs(request.out).find(run).status().train_seconds for run in every)
@@ -116,13 +128,13 @@ def test_a_comparison_from_text_to_its_table(text, tmp_path, monkeypatch):
     (difference,) = comparison.differences
     assert (difference.a, difference.b) == ("pre", "post")
     pre, post = comparison.recipes
-    assert difference.delta.value == pytest.approx(pre.bleu.value - post.bleu.value)
+    assert difference.delta.value == pytest.approx(bleu_of(pre) - bleu_of(post))
     assert difference.p == difference.p_corrected, "one pair needs no correction"
     for sample in comparison.samples:
         i = references.index(sample.reference)
         assert sample.source == read_lines(text.test_src)[i]
         assert sample.outputs["pre"] == translate(request.out / pre.runs[0], [sample.source])[0]
-    assert "tok:13a" in comparison.signature
+    assert "tok:13a" in comparison.signatures["bleu"]
     assert comparison.command == request.command
     assert len(list((request.out / "data").iterdir())) == 1
 
@@ -186,7 +198,10 @@ def test_the_learning_rate_with_the_best_dev_score_is_chosen(
         plant(request, "pre", lr, 1, bleu=bleu, nll=nll)
     (recipe,) = compare(request).recipes
     assert recipe.lr == chosen
-    assert [(t.lr, t.dev_bleu) for t in recipe.trials] == [(1e-3, results[0][0]), (1e-2, results[1][0])]
+    assert [(t.lr, t.dev.get("bleu")) for t in recipe.trials] == [
+        (1e-3, results[0][0]),
+        (1e-2, results[1][0]),
+    ]
 
 
 def test_other_seeds_run_only_at_the_chosen_rate_and_after_the_sweep(text, tmp_path, in_process):
@@ -205,7 +220,7 @@ def test_other_seeds_run_only_at_the_chosen_rate_and_after_the_sweep(text, tmp_p
     for recipe in comparison.recipes:
         assert recipe.train_seconds == 60.0, "the median of 50, 60 and 70"
         assert recipe.total_seconds == 50.0 + 60.0 + 70.0 + 50.0
-        assert recipe.bleu.value == pytest.approx(100.0)
+        assert bleu_of(recipe) == pytest.approx(100.0)
     assert comparison.differences[0].delta.value == 0.0
     assert not comparison.differences[0].significant
 
@@ -253,7 +268,7 @@ def test_intervals_and_differences_have_the_tokens_of_the_target_language(text, 
         plant(request, "pre", 1e-3, seed, bleu=1.0, nll=2.0, test=references)
         plant(request, "post", 1e-3, seed, bleu=1.0, nll=2.0, test=near)
     comparison = compare(request)
-    bleu = {recipe.name: recipe.bleu.value for recipe in comparison.recipes}
+    bleu = {recipe.name: bleu_of(recipe) for recipe in comparison.recipes}
     expected = corpus_bleu(near, references, target_lang="zh")
     assert expected > corpus_bleu(near, references) + 1
     assert bleu == {"pre": pytest.approx(100.0), "post": pytest.approx(expected)}
@@ -267,18 +282,32 @@ def test_a_run_that_fails_is_a_result_and_stops_nothing(text, tmp_path, in_proce
     plant(request, "post", 1e-3, 1, bleu=1.0, nll=2.0)
     broken = plant(request, "post", 1e-3, 2, bleu=1.0, nll=2.0)
     broken.set_status(Status("interrupted"))
-    broken.outputs.unlink()
+    for file in (broken.outputs, broken.scores, broken.examples):
+        file.unlink()
     broken.last.mkdir()
     (broken.last / "state.json").write_text("{}")
     comparison = compare(request)
     pre, post = comparison.recipes
-    assert pre.bleu is not None
-    assert post.bleu is not None, "of the seed that ended"
+    assert "bleu" in pre.intervals
+    assert "bleu" in post.intervals, "of the seed that ended"
     assert post.outcomes == ("trained", "failed")
     assert len(comparison.differences) == 1
     assert [line.split(":")[0] for line in comparison.failed] == [broken.path.name]
     assert set(comparison.samples[0].outputs) == {"pre", "post"}
     assert from_json(Comparison, (tmp_path / "comparison.json").read_text(encoding="utf-8")) == comparison
+
+
+def test_the_comparison_fills_up_recipe_by_recipe(text, tmp_path, in_process):
+    request = request_of(text, tmp_path, recipes=("pre", "post", "admin"), lrs=(1e-3,))
+    for recipe in request.recipes:
+        for seed in (1, 2):
+            plant(request, recipe, 1e-3, seed, bleu=1.0, nll=2.0)
+    published = []
+    last = compare(request, publish=published.append)
+    assert [len(c.recipes) for c in published] == [1, 2, 3]
+    assert [c.progress for c in published] == ["1 of 3 recipes finished", "2 of 3 recipes finished", ""]
+    assert published[0].open_recipes == ("post", "admin")
+    assert published[-1] == last
 
 
 def test_a_comparison_in_which_everything_fails_still_ends(text, tmp_path, in_process, monkeypatch):
@@ -287,10 +316,33 @@ def test_a_comparison_in_which_everything_fails_still_ends(text, tmp_path, in_pr
 
     monkeypatch.setattr(f"{__name__}.train", broken)
     comparison = compare(request_of(text, tmp_path, lrs=(1e-3,), seeds=1))
-    assert [r.bleu for r in comparison.recipes] == [None, None]
-    assert (comparison.differences, comparison.samples, comparison.signature) == ((), (), "")
+    assert [(r.scores, r.intervals) for r in comparison.recipes] == [({}, {})] * 2
+    assert (comparison.differences, comparison.samples, comparison.signatures) == ((), (), {})
     assert all(line.endswith(": out of memory") for line in comparison.failed)
     assert len(comparison.failed) == 2
+
+
+# ------------------------------------------------------------------------------------------------ other tasks
+
+
+def test_language_models_are_compared_by_document(tmp_path, in_process):
+    text = write_plain(tmp_path / "text")
+    base = tiny_language_model(text, steps=6, validate_every_steps=3)
+    request = request_of(text, tmp_path / "runs", base=base, lrs=(5e-3,))
+    assert len(plan(request).sweep) == 2
+    comparison = compare(request)
+    assert comparison.headline.name == comparison.best_by == "bits_per_byte"
+    assert comparison.failed == ()
+    for recipe in comparison.recipes:
+        assert set(recipe.intervals) == {"bits_per_byte", "perplexity", "word_perplexity", "nll"}
+        for metric, interval in recipe.intervals.items():
+            assert interval.value == pytest.approx(recipe.scores[metric], rel=1e-6)
+            assert interval.low < interval.value < interval.high
+    examples = read_examples(RunFolder(request.out / comparison.recipes[0].runs[0]).examples)
+    lines = read_lines(text.test_text)
+    assert examples["bits_per_byte"][:, 1].tolist() == [len(line.encode()) + 1 for line in lines]
+    assert all(sample.reference == "" for sample in comparison.samples)
+    assert all(any(line.startswith(s.source) for line in lines) for s in comparison.samples)
 
 
 # ------------------------------------------------------------------------------------------------- planning
@@ -328,7 +380,7 @@ def test_one_recipe_under_two_names_is_refused(text, tmp_path):
 
 
 def test_cores_are_shared_among_the_jobs(text, tmp_path, in_process, monkeypatch):
-    monkeypatch.setattr(module, "usable_cores", lambda: 8)
+    monkeypatch.setattr(grid, "usable_cores", lambda: 8)
     base = tiny(text)
     free = replace(base, machine=replace(base.machine, threads=0))
     monkeypatch.setattr(f"{__name__}.train", lambda config, root: None)

@@ -7,15 +7,36 @@ import numpy as np
 import pytest
 from sacrebleu.metrics import BLEU
 
-from normlab.comparison.significance import (
-    bleu_interval,
-    corpus_scores,
-    differences,
-    holm,
-    paired_bootstrap,
-    paired_randomisation,
-    sentence_statistics,
-)
+from normlab.comparison import significance
+from normlab.comparison.significance import holm
+from normlab.tasks import scores
+from normlab.tasks.scores import bleu_of_sums
+from normlab.tasks.translation import Translation
+
+BLEU_METRIC = Translation.metrics[0]
+
+
+def sentence_statistics(outputs, references):
+    """`[seeds, sentences, 10]`."""
+    return np.stack([scores.sentence_statistics(lines, references) for lines in outputs])
+
+
+def bleu_interval(rows, **options):
+    return significance.interval(rows, bleu_of_sums, BLEU_METRIC, **options)
+
+
+def paired_bootstrap(a, b, **options):
+    return significance.paired_bootstrap(a, b, bleu_of_sums, **options)
+
+
+def paired_randomisation(a, b, **options):
+    return significance.paired_randomisation(a, b, bleu_of_sums, **options)
+
+
+def differences(systems, references, **options):
+    rows = {name: sentence_statistics(outputs, references) for name, outputs in systems.items()}
+    return significance.differences(rows, bleu_of_sums, **options)
+
 
 WORDS = [*"abcdefghijklmnopqrst", ".", ",", "don't", "(x)"]
 
@@ -59,7 +80,7 @@ def test_summed_statistics_give_the_bleu_of_sacrebleu(count, share_right):
         references = text(count, seed=seed)
         hypotheses = translate(references, share_right, seed)
         hypotheses[0] = " ".join(hypotheses[0].split()[: 2 * seed])
-        found = corpus_scores(sentence_statistics([hypotheses], references).sum(axis=1))
+        found = bleu_of_sums(sentence_statistics([hypotheses], references).sum(axis=1))
         assert found.shape == (1,)
         expected = BLEU(force=True).corpus_score(hypotheses, [references]).score
         assert found[0] == pytest.approx(expected, abs=1e-9)
@@ -81,7 +102,7 @@ def test_summed_statistics_give_the_bleu_of_sacrebleu(count, share_right):
     ],
 )
 def test_corner_cases_of_smoothing_and_brevity(hypothesis, reference):
-    found = corpus_scores(sentence_statistics([[hypothesis]], [reference]).sum(axis=1))[0]
+    found = bleu_of_sums(sentence_statistics([[hypothesis]], [reference]).sum(axis=1))[0]
     assert found == pytest.approx(BLEU().corpus_score([hypothesis], [[reference]]).score, abs=1e-9)
 
 
@@ -199,7 +220,7 @@ def test_one_sentence_proves_nothing():
 
 def test_statistics_of_other_texts_are_refused():
     random = np.random.default_rng(0)
-    with pytest.raises(ValueError, match="a has 20 sentences and b 21"):
+    with pytest.raises(ValueError, match="a has 20 examples and b 21"):
         paired_bootstrap(made_up(random, [0.5], 20), made_up(random, [0.5], 21), resamples=100)
 
 
@@ -279,9 +300,7 @@ def test_randomisation_and_bootstrap_agree_about_two_models():
 
 def test_only_as_many_of_one_as_of_the_other_are_exchanged():
     random = np.random.default_rng(0)
-    with pytest.raises(
-        ValueError, match=r"^a has 1 seeds of 20 sentences and b 2 of 20, but all translations"
-    ):
+    with pytest.raises(ValueError, match=r"^a has 1 seeds of 20 examples and b 2 of 20, but all outputs"):
         paired_randomisation(made_up(random, [0.5], 20), made_up(random, [0.5, 0.5], 20))
 
 

@@ -29,6 +29,7 @@ from contracts.variants import (
 from normlab.init import SCHEMES, profile_
 from normlab.nn import Branch, Placement, Sublayer, TokenModel
 from normlab.training.checkpoint import load_checkpoint, save_checkpoint
+from normlab.training.parallel import SingleProcess
 
 every_variant = pytest.mark.parametrize("config", VARIANTS, ids=label)
 SCHEME_NAMES = [*SCHEMES, NAMES["scheme"]]
@@ -156,9 +157,11 @@ def test_a_checkpoint_gives_back_weights_and_optimiser(config, tmp_path, monkeyp
     ]
     backward(first)
     optimisers[0].step()
-    save_checkpoint(tmp_path / "last", first, optimisers[0], {"step": 1, "seconds": 0.5})
+    state = SingleProcess(first).state_dict(optimisers[0])
+    save_checkpoint(tmp_path / "last", state | {"progress": {"step": 1, "seconds": 0.5}})
     assert {p.suffix for p in (tmp_path / "last").iterdir()} == {".safetensors", ".json"}
-    assert load_checkpoint(tmp_path / "last", second, optimisers[1]) == {"step": 1, "seconds": 0.5}
+    checkpoint = load_checkpoint(tmp_path / "last", second, optimisers[1])
+    assert (checkpoint.progress().step, checkpoint.progress().seconds) == (1, 0.5)
     for model, optimiser in zip((first, second), optimisers, strict=True):
         torch.manual_seed(2)
         backward(model)

@@ -6,7 +6,6 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from normlab.data import batches as module
 from normlab.data.batches import Batches, dev_batches, permutation
 from normlab.data.ragged import Ragged, TokenPairs
 from normlab.data.shapes import Shape, plan_shapes
@@ -109,13 +108,12 @@ def test_any_batch_of_any_epoch_is_reached_at_once():
 
 
 @settings(max_examples=60, deadline=None)
-@given(st.integers(1, 400), st.integers(0, 2**64), st.integers(30, 500))
-def test_a_permutation_by_ranges_is_the_sort_of_all_draws(count, seed, at_a_time):
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(module, "_DRAWS_AT_A_TIME", at_a_time)
-        order = permutation(count, seed)
+@given(st.integers(1, 400), st.integers(0, 2**64))
+def test_a_permutation_sorts_the_draws_of_the_seed(count, seed):
+    order, draws = permutation(count, seed), np.random.PCG64(seed).random_raw(count)
     assert order.dtype == np.uint32
-    assert order.tolist() == np.argsort(np.random.PCG64(seed).random_raw(count), kind="stable").tolist()
+    assert sorted(order.tolist()) == list(range(count))
+    assert draws[order].tolist() == sorted(draws.tolist())
 
 
 def plan_at_once(pairs, shapes, seed, epoch):

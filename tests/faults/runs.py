@@ -166,5 +166,6 @@ def _timeless(path: Path) -> object:
 
 
 def _without_clock(row: dict[str, object]) -> dict[str, object]:
-    """A state's seal, and the bytes of its ``rows``, depend on the digits of ``seconds``."""
-    return {key: row[key] for key in row.keys() - {"seconds", "train_seconds", "seal", "rows"}}
+    """A state's manifest, and the sizes of its rows, depend on the digits of ``seconds``."""
+    kept = sorted(row.keys() - {"seconds", "train_seconds", "manifest", "sizes"})
+    return {key: _without_clock(v) if isinstance(v := row[key], dict) else v for key in kept}

@@ -21,6 +21,7 @@ from faults.killing import Operations
 from normlab.spec.config import Config
 from normlab.spec.serialise import from_json
 from normlab.training.checkpoint import save_checkpoint
+from normlab.training.parallel import SingleProcess
 from normlab.training.train import train
 
 
@@ -86,7 +87,8 @@ def _save(run: Path, step: int) -> None:
     optimiser.step()
     with torch.no_grad():
         model.x.fill_(step)
-    save_checkpoint(run / "last", model, optimiser, {"step": step}, run="it", previous=run / "previous")
+    state = SingleProcess(model).state_dict(optimiser) | {"progress": {"step": step}}
+    save_checkpoint(run / "last", state, run="it", previous=run / "previous")
 
 
 if __name__ == "__main__":

@@ -61,8 +61,8 @@ EDITS = {
     "scores.json": edited_state("scores.json", bleu=1e-9),
     "flight.json": lambda run: (run / "flight.json").write_text("{}"),
     "metrics.jsonl": edited_row("metrics.jsonl", "loss"),
-    "last/state.json": edited_state("last/state.json", tokens=1),
-    "best/state.json": edited_state("best/state.json", step=1),
+    "last/state.json": edited_state("last/state.json", progress={"step": 14, "tokens": 1}),
+    "best/state.json": edited_state("best/state.json", progress={"step": 1}),
     "status.json": edited_state("status.json", best_step=1),
 }
 

@@ -36,7 +36,7 @@ def resumed(run: Path) -> float:
     found: list[int] = []
 
     def load(checkpoint: Path) -> int:
-        found.append(load_checkpoint(checkpoint, model, run="it")["step"])
+        found.append(load_checkpoint(checkpoint, model, run="it").progress().step)
         return found[-1]
 
     assert resume(run / "last", run / "previous", load) == ""
@@ -62,8 +62,8 @@ def test_every_window_leaves_a_whole_checkpoint(server, saved, tmp_path, torn):
         shutil.copytree(saved, run)
         assert server.do("save", root=str(run), step=3, watch=str(run), at=at, torn=torn) == KILLED
         model = Scalar(0)
-        read = load_checkpoint(run / "last", model, run="it")["step"]
-        assert model.x.item() == read, "and so does whoever only reads"
+        read = load_checkpoint(run / "last", model, run="it").progress().step
+        assert model.x.item() == read, "and so does a reader"
         steps.append(resumed(run))
         assert steps[-1] == read
         assert server.do("save", root=str(run), step=4) == 0

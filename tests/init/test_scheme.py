@@ -59,7 +59,7 @@ def test_look_linear_makes_a_feed_forward_linear():
 @pytest.mark.parametrize(
     ("choices", "reason"),
     [
-        ({"activation": "gelu"}, "LookLinear is defined for ReLU, and its source says nothing of gelu"),
+        ({"activation": "gelu"}, "LookLinear is defined for ReLU only, not for gelu"),
         ({"ffn_dim": 25}, "LookLinear mirrors one half of the feed-forward, and its width 25 is odd"),
     ],
 )

@@ -12,6 +12,7 @@ import torch
 
 from integrations.watching import hooks_of, rows_of, steps_of
 from normlab.diagnosis import Probe, read_structure
+from normlab.diagnosis.probing.presets import MEASURED
 
 tf = pytest.importorskip("transformers", reason="the extra normlab[hf] is not installed")
 pytest.importorskip("accelerate", reason="the extra normlab[hf] is not installed")
@@ -75,26 +76,25 @@ def test_losses_and_weights_are_bit_identical(tmp_path):
     assert all(torch.equal(same[name], weight) for name, weight in weights.items())
     rows = rows_of(tmp_path / "probes.jsonl")
     assert steps_of(rows) == [0, 2]
-    assert all(set(row) == {"step", "module", "probe", "value"} for row in rows)
+    assert all(
+        list(row) == ["step", "stack", "index", "module", "signal", "statistic", "value"] for row in rows
+    )
 
 
 def test_a_preset_watches_stream_branches_and_weights(tmp_path):
     trained(tmp_path, Probes("standard", out=tmp_path / "p.jsonl", every_steps=STEPS))
-    rows = {(row["module"], row["probe"]): row["value"] for row in rows_of(tmp_path / "p.jsonl")}
-    block = "transformer.h.1"
-    assert {
-        (block, "output.rms"),
-        (f"{block}.attn", "output.rms"),
-        (f"{block}.mlp", "grad_output.l2"),
-        (f"{block}.mlp.c_fc", "weight.l2"),
-        (f"{block}.mlp.c_fc", "grad.l2"),
-    } <= set(rows)
-    first = gpt2().transformer.h[1].mlp.c_fc.weight.norm().item()
-    assert rows[f"{block}.mlp.c_fc", "weight.l2"] == pytest.approx(first, rel=1e-5)
+    rows = {
+        (row["index"], row["signal"], row["statistic"]): row["value"] for row in rows_of(tmp_path / "p.jsonl")
+    }
+    assert set(rows) == {(i, *measured) for i in range(4) for measured in MEASURED["standard"]}
+    block = gpt2().transformer.h[1]
+    own = torch.nn.utils.get_total_norm([*block.ln_2.parameters(), *block.mlp.parameters()]).item()
+    assert rows[3, "weight", "l2"] == pytest.approx(own, rel=1e-5)
     assert all(math.isfinite(value) for value in rows.values())
     cheap = tmp_path / "cheap.jsonl"
     trained(tmp_path, Probes("cheap", out=cheap, every_steps=STEPS))
-    assert {row["probe"].partition(".")[0] for row in rows_of(cheap)} <= {"output", "input"}
+    assert {(row["signal"], row["statistic"]) for row in rows_of(cheap)} == set(MEASURED["cheap"])
+    assert {row["stack"] for row in rows_of(cheap)} == {"transformer.h"}
 
 
 def test_probes_a_structure_and_emit_may_be_given(tmp_path):
@@ -106,15 +106,15 @@ def test_probes_a_structure_and_emit_may_be_given(tmp_path):
     assert not (tmp_path / "none").exists()
     structure = read_structure(gpt2(), text()[0]["input_ids"][None])
     trained(tmp_path, Probes("cheap", every_steps=STEPS, emit=read.append, structure=structure))
-    assert {r.module for r in read} >= {"transformer.h.0", "transformer.h.1"}
+    assert {(r.stack, r.index) for r in read} == {("transformer.h", i) for i in range(4)}
 
 
 def test_micro_batches_of_one_step_are_rows_of_their_own(tmp_path):
     rows = []
     probes = Probes([Probe("*.0.mlp"), Probe("*.0.mlp.c_fc", "grad")], every_steps=2, emit=rows.append)
     trained(tmp_path, probes, gradient_accumulation_steps=2)
-    assert [(r.step, r.probe) for r in rows] == [
-        (step, probe) for step in (0, 2) for probe in ("output.rms", "output.rms", "grad.rms")
+    assert [(r.step, r.signal) for r in rows] == [
+        (step, signal) for step in (0, 2) for signal in ("output", "output", "grad")
     ]
 
 
@@ -147,8 +147,8 @@ def test_a_step_that_raises_leaves_no_hook_after_close(tmp_path):
 @pytest.mark.parametrize(
     ("asked", "sentence", "recorded"),
     [
-        ("standard", "of the preset 'standard' only weights and their gradients", {"weight.l2", "grad.l2"}),
-        ([Probe("*.mlp"), Probe("*.c_fc", "grad")], "2 of 2 watched modules run compiled", {"grad.rms"}),
+        ("standard", "of the preset 'standard' only weights and their gradients", {"weight", "grad"}),
+        ([Probe("*.mlp"), Probe("*.c_fc", "grad")], "2 of 2 watched modules run compiled", {"grad"}),
     ],
 )
 def test_compiled_code_is_left_out_with_a_warning(asked, sentence, recorded):
@@ -159,7 +159,7 @@ def test_compiled_code_is_left_out_with_a_warning(asked, sentence, recorded):
         probes.on_step_begin(compiled, begun, None, model=model)
     model(**{name: row[None] for name, row in text()[0].items()}).loss.backward()
     probes.on_pre_optimizer_step(compiled, begun, None)
-    assert {r.probe for r in rows} == recorded
+    assert {r.signal for r in rows} == recorded
     assert hooks_of(model) == 0
 
 
@@ -185,7 +185,7 @@ def test_a_model_that_cannot_be_read_is_told_at_the_first_step(tmp_path):
 
 def test_a_training_that_goes_on_replaces_its_rows(tmp_path):
     out = tmp_path / "p.jsonl"
-    rows = [{"step": s, "module": "m", "probe": "output.rms", "value": 0.0} for s in (0, 2, 4)]
+    rows = [{"step": s, "module": "m", "signal": "output", "value": 0.0} for s in (0, 2, 4)]
     out.write_text("\n".join(map(json.dumps, rows)) + '\n{"step": 6, "mod')
     probes = Probes([Probe("*.mlp")], out=out)
     probes.watch.start(4)

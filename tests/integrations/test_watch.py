@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+
 import pytest
 import torch
 from torch import nn
@@ -81,8 +83,7 @@ def test_a_rank_writes_its_own_file(tmp_path, monkeypatch):
     monkeypatch.setattr(torch.distributed, "is_initialized", lambda: True)
     for rank, name in ((0, "probes.jsonl"), (3, "probes.rank3.jsonl")):
         monkeypatch.setattr(torch.distributed, "get_rank", lambda rank=rank: rank)
-        rows(Record(0, "m", "output.rms", float(rank)))
+        record = Record(0, None, None, "m", "output", "rms", float(rank))
+        rows(record)
         rows.write()
-        assert (tmp_path / "new" / name).read_text() == (
-            f'{{"step": 0, "module": "m", "probe": "output.rms", "value": {float(rank)}}}\n'
-        )
+        assert json.loads((tmp_path / "new" / name).read_text()) == record._asdict()

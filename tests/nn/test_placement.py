@@ -33,7 +33,7 @@ def test_what_a_placement_states(name):
     assert place.normed == bool(built)
     assert set(built) <= {site.dim}
     if not place.profiled:
-        with pytest.raises(NotImplementedError, match=f"^placement '{name}' has no data-dependent start$"):
+        with pytest.raises(NotImplementedError, match=f"^placement '{name}' has no data-dependent init"):
             Placement.init_(place(SITE), 1.0)
 
 
@@ -82,7 +82,7 @@ def test_the_stream_ends_with_a_norm_where_the_placement_says_so(name):
         (
             "fixup",
             {},
-            "FixUp starts the classifier at 0, which a tied embedding cannot do",
+            "FixUp initialises the classifier with 0, which a tied embedding does not allow",
         ),
         (
             "tfixup",
@@ -92,7 +92,7 @@ def test_the_stream_ends_with_a_norm_where_the_placement_says_so(name):
         (
             "tfixup",
             {"embedding": "fixnorm"},
-            "T-Fixup scales the embeddings, and fixnorm takes every scale away",
+            "T-Fixup scales the embeddings, and scaling has no effect on fixnorm",
         ),
         (
             "tfixup",

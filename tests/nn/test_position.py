@@ -28,8 +28,8 @@ def test_sinusoids_are_a_sine_and_a_cosine_by_turns():
 def test_an_odd_width_is_refused():
     with pytest.raises(ValueError, match=r"^sinusoidal positions need an even width, got 7; try 8$"):
         sinusoids(4, 7)
-    sentence = r"^rope turns pairs, so heads need an even width, got {}; {}$"
-    fewer = sentence.format(r"5 \(20 wide, 4 heads\)", r"fewer heads that have one: \[1, 2\]")
+    sentence = r"^rope rotates pairs, .* even width, got {}; .*{}$"
+    fewer = sentence.format(r"5 \(20 wide, 4 heads\)", r"heads that fit: \[1, 2\]")
     with pytest.raises(ValueError, match=fewer):
         ROPE(replace(CONFIG, dim=20, heads=4))
     with pytest.raises(ValueError, match=sentence.format(r"5 \(15 wide, 3 heads\)", "try a width of 16")):
@@ -39,10 +39,7 @@ def test_an_odd_width_is_refused():
 def test_learned_positions_refuse_what_is_longer():
     model = build(replace(CONFIG, position_encoding="learned", max_positions=5))
     assert model.embed(torch.full((1, 5), 4)).shape == (1, 5, 16)
-    sentence = (
-        r"^an input of 6 positions, and the model has learned positions for 5; shorten it, or train with a "
-        r"larger max_positions$"
-    )
+    sentence = r"6 positions, and the model has learned 5; .* max_positions$"
     with pytest.raises(ValueError, match=sentence):
         model.embed(torch.full((1, 6), 4))
     with pytest.raises(ValueError, match=sentence):

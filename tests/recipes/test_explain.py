@@ -20,7 +20,7 @@ def test_everything_that_is_not_plain_has_its_equation_and_the_rest_its_name():
         "(arXiv 2203.00555). Its source claims that very deep models train with it."
     )
     assert said["position encoding"].startswith("rope: RoPE: ")
-    assert said["otherwise"] == "plain embedding, relu, scaled, bias, noinnernorm, noheadgain, adam"
+    assert said["plain choices"] == "plain embedding, relu, scaled, bias, noinnernorm, noheadgain, adam"
     assert said["warm-up"].startswith("100 steps: n/k of the peak")
     assert "forced" not in said
     assert explain(resolve("post", demo()))["warm-up"] == "none"
@@ -34,20 +34,22 @@ def test_each_stack_has_its_own_line_where_they_differ():
     assert "query-key norm decoder" not in said
 
 
-def test_the_start_says_what_the_placement_does_to_the_scheme():
-    assert explain(resolve("pre", demo()))["start"] == "every matrix as the scheme fills it"
+def test_the_initialisation_says_what_the_placement_does_to_the_scheme():
+    assert explain(resolve("pre", demo()))["initialisation"] == "every matrix as in the scheme"
     # 6+6 layers: 0.87 (N^4 M)^(-1/16) and (12 M)^(-1/4); 30 branches
-    assert explain(resolve("deepnorm", demo()))["start"] == (
+    assert explain(resolve("deepnorm", demo()))["initialisation"] == (
         "encoder value, output, ffn_in, ffn_out × 0.497; decoder value, output, ffn_in, ffn_out × 0.343"
     )
     fixup = explain(resolve("fixup+untied", demo()))
-    assert fixup["norm"] == "none is used"
-    assert fixup["start"] == (
+    assert fixup["norm"] == "not used"
+    assert fixup["initialisation"] == (
         "encoder value, ffn_in × 0.183; encoder output, ffn_out × 0; "
         "decoder value, ffn_in × 0.183; decoder output, ffn_out × 0; classifier × 0"
     )
-    assert "embeddings × 0.369" in explain(resolve("tfixup", demo()))["start"]
-    assert explain(resolve("admin", demo()))["start"].endswith("profiled on one batch before the first step")
+    assert "embeddings × 0.369" in explain(resolve("tfixup", demo()))["initialisation"]
+    assert explain(resolve("admin", demo()))["initialisation"].endswith(
+        "profiled on one batch before the first step"
+    )
 
 
 def test_parameters_are_counted_without_building_the_model():
@@ -58,7 +60,7 @@ def test_parameters_are_counted_without_building_the_model():
         total = sum(p.numel() for p in build_seq2seq(config.model, 50, seed=1).parameters())
         assert explain(config)["parameters"].startswith(f"{total:,}, of which ")
     assert explain(config)["parameters"].endswith(
-        "2+1 layers, width 32, feed-forward 64, 4 heads (2 of keys and values)"
+        "2+1 layers, width 32, feed-forward 64, 4 heads (2 for keys and values)"
     )
     large = replace(base, model=replace(model, dim=4096, ffn_dim=16384, encoder_layers=40))
     counted = explain(resolve("pre", large))["parameters"].partition(", of which")[0]
@@ -68,5 +70,5 @@ def test_parameters_are_counted_without_building_the_model():
 def test_a_single_stack_is_a_decoder_or_an_encoder():
     model = replace(demo().model, encoder_layers=0)
     said = explain(resolve("deepnorm", replace(demo(), model=model)))
-    assert said["start"].startswith("decoder value")
+    assert said["initialisation"].startswith("decoder value")
     assert "; 0+6 layers" in said["parameters"]

@@ -88,7 +88,7 @@ def conflict(recipe: str, why: str, to_type: str) -> str:
 
 
 DEEPNORM = "DeepNorm's alpha and beta are derived for an encoder and a decoder that both use it"
-FIXUP = "FixUp starts the classifier at 0, which a tied embedding cannot do"
+FIXUP = "FixUp initialises the classifier with 0, which a tied embedding does not allow"
 
 REFUSED = {
     "": beginning("", ""),
@@ -135,7 +135,7 @@ REFUSED = {
     "fixup+fixnorm": conflict("fixup+fixnorm", FIXUP, "fixup+untied"),
     "pre+looklinear+gelu": conflict(
         "pre+looklinear+gelu",
-        "LookLinear is defined for ReLU, and its source says nothing of gelu",
+        "LookLinear is defined for ReLU only, not for gelu",
         "pre+looklinear or pre+xavier+gelu",
     ),
 }
@@ -198,7 +198,7 @@ def test_every_part_can_be_named_and_says_what_it_is(part):
     elif part.axis in explained:
         assert explained[part.axis].startswith(f"{part.name}: ")
     else:
-        assert part.name in explained["otherwise"].replace(" embedding", "").split(", ")
+        assert part.name in explained["plain choices"].replace(" embedding", "").split(", ")
     assert len({p.name for p in parts()}) == len(parts()), "one word for one thing"
 
 

@@ -47,10 +47,14 @@ def test_nothing_to_import_changes_nothing(here):
         (
             None,
             "plugin_c",
-            r"^cannot import 'plugin_c' \(--import\): No module named 'plugin_c'; it is looked",
+            r"^cannot import 'plugin_c' \(--import\): No module named 'plugin_c'; modules are searched",
         ),
-        (None, "pack.plugin", r"No module named 'pack'; it is looked for in .* and among what is installed$"),
-        (None, "./own/plugin_c.py", r"; give a module and no file: --import own\.plugin_c$"),
+        (
+            None,
+            "pack.plugin",
+            r"No module named 'pack'; modules are searched in .* and among the installed packages$",
+        ),
+        (None, "./own/plugin_c.py", r"; give a module instead of a file: --import own\.plugin_c$"),
         ("import missing_d", "plugin_c", r"\(--import\): No module named 'missing_d'$"),
         ("1 / 0", "plugin_c", r"\(--import\): ZeroDivisionError: division by zero$"),
         (

@@ -21,7 +21,9 @@ from normlab.spec.config import (
 )
 from normlab.spec.outcome import Outcome
 from normlab.store.folder import RunFolder, Status, write_json_atomic
+from normlab.tasks.translation import Translation
 
+METRICS = Translation.metrics
 ENTROPY = 4.12
 LRS = (5e-4, 1e-3, 2e-3)
 SEEDS = (1, 2, 3)
@@ -44,12 +46,15 @@ def make(
     """Write run folders under ``root`` and return the comparison that they belong to."""
     plan = plan or PLAN
     recipes = tuple(_recipe(root, name, ends, chosen, rows) for name, (ends, chosen) in plan.items())
-    scores = {r.name: r.bleu.value for r in recipes if r.bleu}
+    scores = {r.name: interval.value for r in recipes for interval in r.intervals.values()}
     return Comparison(
         title="Multi30k, German to English",
         command="normlab compare --train-src train.de --train-tgt train.en --recipes " + " ".join(plan),
         date="2026-03-14",
         machine="2 cores, 8 GB",
+        task="translation",
+        metrics=METRICS,
+        best_by="bleu",
         data={
             "corpus": "29,000 training pairs, 1,014 dev, 1,000 test",
             "vocabulary": "4,000 joint BPE types",
@@ -57,9 +62,11 @@ def make(
         },
         seeds=SEEDS,
         lrs=LRS,
-        signature="nrefs:1|case:mixed|eff:no|tok:13a|smooth:exp|version:2.5.1",
-        signature_chrf="nrefs:1|case:mixed|eff:yes|nc:6|nw:0|space:no|version:2.5.1",
-        signature_tokenised="nrefs:1|case:mixed|eff:no|tok:intl|smooth:none|version:2.5.1",
+        signatures={
+            "bleu": "nrefs:1|case:mixed|eff:no|tok:13a|smooth:exp|version:2.5.1",
+            "chrf": "nrefs:1|case:mixed|eff:yes|nc:6|nw:0|space:no|version:2.5.1",
+            "bleu_tokenised": "nrefs:1|case:mixed|eff:no|tok:intl|smooth:none|version:2.5.1",
+        },
         unigram_entropy_nats=ENTROPY,
         recipes=recipes,
         differences=tuple(_difference(a, b, scores, len(scores)) for a, b in combinations(scores, 2)),
@@ -76,25 +83,25 @@ def _recipe(root: Path, name: str, ends: tuple[float | str, ...], chosen: int, r
         name=name,
         resolves_to="pre norm, ScaleNorm, FixNorm embedding, SmallInit, inverse square root without warm-up",
         trials=tuple(
-            Trial(lr, run, *_dev(e), e if isinstance(e, str) else "trained")
+            Trial(lr, run, _dev(e), e if isinstance(e, str) else "trained")
             for lr, run, e in zip(LRS, runs, ends, strict=True)
         ),
         lr=LRS[chosen],
         runs=(runs[chosen], *more),
         outcomes=tuple(end if isinstance(end, str) else "trained" for _ in SEEDS),
-        bleu=Interval(bleu, bleu - 0.8, bleu + 0.9),
-        chrf=bleu + 20.0,
-        bleu_tokenised=bleu + 0.6,
-        dev_bleu=_dev(end)[0],
+        scores={"bleu": bleu, "chrf": bleu + 20.0, "bleu_tokenised": bleu + 0.6},
+        intervals={"bleu": Interval(bleu, bleu - 0.8, bleu + 0.9)},
+        dev=_dev(end),
         train_seconds=598.0 if isinstance(end, float) else 190.0,
         total_seconds=3010.0,
     )
 
 
-def _dev(end: float | str) -> tuple[float | None, float | None]:
+def _dev(end: float | str) -> dict[str, float]:
     if end == "diverged":
-        return None, None
-    return (0.2, ENTROPY) if isinstance(end, str) else (end, 3.0 - end / 25)
+        return {}
+    bleu, nll = (0.2, ENTROPY) if isinstance(end, str) else (end, 3.0 - end / 25)
+    return {"bleu": bleu, "nll": nll}
 
 
 def _run(root: Path, name: str, lr: float, seed: int, end: float | str, rows: int) -> str:
@@ -111,7 +118,7 @@ def _run(root: Path, name: str, lr: float, seed: int, end: float | str, rows: in
         machine=MachineConfig(threads=1),
     )
     run = run_id(config)
-    folder = RunFolder.create(root / run, config)
+    folder = RunFolder.create(root / run, config, METRICS)
     state = end if isinstance(end, str) else "trained"
     curve = _metrics(np.random.default_rng([seed, len(name), int(lr * 1e5)]), end, lr, rows)
     for row in curve:
@@ -119,13 +126,12 @@ def _run(root: Path, name: str, lr: float, seed: int, end: float | str, rows: in
     evidence = (
         f"smoothed training loss {curve[-1].get('nll', math.nan):.2f} against a unigram entropy of {ENTROPY}"
     )
-    best = _dev(end)
     folder.set_status(
         Status(
             state="done",
             step=int(curve[-1]["step"]),
             outcome=Outcome(state, int(curve[-1]["step"]), evidence),
-            best_dev={} if best[0] is None else {"bleu": best[0], "nll": best[1]},
+            best_dev=_dev(end),
             train_seconds=598.0,
             hardware="Xeon, 2 cores",
         )

@@ -77,7 +77,7 @@ def test_every_number_of_the_results_leads_to_its_runs(html: str, comparison: Co
 
 
 def test_order_of_the_page(html: str) -> None:
-    anchors = ["glance", "training", "sweep", "time", "results", "significance", "samples", "runs", "method"]
+    anchors = ["glance", "training", "sweep", "cost", "results", "significance", "samples", "runs", "method"]
     places = [html.index(f'<section id="{a}"') for a in anchors]
     assert places == sorted(places)
     assert html.index("<h1>") < places[0]
@@ -96,7 +96,7 @@ def test_samples_mark_what_is_not_in_the_reference(html: str) -> None:
     assert "etwas &lt;anstarrt&gt; &amp; lacht." in samples
     assert "<mark>wearing</mark>" in samples
     assert "empty output" in samples
-    assert "3 more sentences" in samples
+    assert "3 more samples" in samples
 
 
 def test_missing_runs_are_reported_and_the_page_goes_on(comparison: Comparison, root: Path) -> None:
@@ -117,14 +117,13 @@ def test_a_test_text_of_its_own_and_one_that_is_dev(html: str, comparison: Compa
 
 def test_the_method_says_how_each_score_was_computed(html: str, comparison: Comparison, root: Path) -> None:
     method = section(html, "method")
-    for said in (comparison.signature, comparison.signature_chrf, comparison.signature_tokenised):
-        assert said in method
-    assert "not the Moses tokeniser" in method
+    assert all(said in method for said in comparison.signatures.values())
+    assert "ranked by test BLEU (higher is better)" in method
     assert "normlab compare" in method
-    silent = dataclasses.replace(comparison, command="", signature_chrf="")
+    silent = dataclasses.replace(comparison, command="", signatures={})
     method = section(without_scripts(compare_page(silent, root)), "method")
     assert 'class="code"' not in method
-    assert "chrF:" not in method
+    assert "Signature of chrF" not in method
 
 
 def test_a_stale_run_is_called_so(tmp_path: Path) -> None:
@@ -173,7 +172,10 @@ def test_a_forced_recipe_is_marked_and_explained(comparison: Comparison, root: P
 
 
 def test_nothing_was_scored(comparison: Comparison, root: Path) -> None:
-    lost = tuple(dataclasses.replace(r, bleu=None, outcomes=("diverged",) * 3) for r in comparison.recipes)
+    lost = tuple(
+        dataclasses.replace(r, scores={}, intervals={}, outcomes=("diverged",) * 3)
+        for r in comparison.recipes
+    )
     body = without_scripts(compare_page(dataclasses.replace(comparison, recipes=lost, differences=()), root))
     assert "None of the 7 recipes learned" in body
 

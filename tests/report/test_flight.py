@@ -1,21 +1,33 @@
+import json
+import os
+import shutil
+
 import polars as pl
 import pytest
 
+from normlab.cli.commands import Report
+from normlab.errors import UserError
 from normlab.figures.probes import by_depth
-from normlab.report.flight import flown, watched
+from normlab.report.flight import flown, watched, write_probes_page
 from normlab.report.page import Chart, Grid, Notes, Text
 from normlab.report.run import run_page
 from normlab.spec.config import Config
 from normlab.store.folder import RunFolder, Status
 
+OUTSIDE = {"step": 1, "stack": None, "index": None, "module": "embedding", "value": 1.0}
+OUTSIDE |= {"signal": "grad", "statistic": "l2"}
+
 
 def rows(steps=3, layers=2):
     return [
-        {"step": step, "module": f"encoder.sublayers.{i}{part}", "probe": probe, "value": 1.0 + i + step}
+        {"step": step, "stack": "encoder.sublayers", "index": i, "module": f"encoder.sublayers.{i}{part}",
+         "signal": signal, "statistic": statistic, "value": 1.0 + i + step}
         for step in range(1, steps + 1)
         for i in range(layers)
-        for part, probe in (("", "output.rms"), (".f", "output.rms"), ("", "grad.l2"), ("", "other"))
-    ]
+        for part, signal, statistic in (
+            ("", "after", "rms"), (".f", "branch", "rms"), ("", "grad", "l2"), ("", "after", "other")
+        )
+    ]  # fmt: skip
 
 
 REPORT = {
@@ -32,7 +44,11 @@ def test_a_chart_for_each_probe_and_stack():
     (grid,) = section.blocks
     assert isinstance(grid, Grid)
     charts = [block for block in grid.blocks if isinstance(block, Chart)]
-    assert [c.name for c in charts] == ["output-rms-encoder", "output-rms-f-encoder", "grad-l2-encoder"]
+    assert [c.name for c in charts] == [
+        "after-rms-encoder",
+        "branch-rms-encoder",
+        "grad-l2-encoder",
+    ]
     assert charts[0].table is not None
     assert charts[0].table["value"].to_list() == [2, 3, 3, 4, 4, 5]
     assert charts[1].table is not None
@@ -41,7 +57,7 @@ def test_a_chart_for_each_probe_and_stack():
 
 def test_nothing_measured_is_no_section():
     assert watched([]) == []
-    assert watched([{"step": 1, "module": "embedding", "probe": "grad.l2", "value": 1.0}]) == []
+    assert watched([OUTSIDE]) == []
     assert flown([]) == []
 
 
@@ -68,7 +84,7 @@ def test_a_report_is_a_sentence_with_its_evidence():
     assert [note.text for note in notes.notes] == [
         "written in step 9: the loss <jumped>",
         "11 times",
-        "done again from the checkpoint of step 5, every known loss as before",
+        "repeated from the checkpoint of step 5, every known loss as before",
     ]
 
 
@@ -81,3 +97,62 @@ def test_the_page_of_a_run_shows_both_and_escapes_them(tmp_path):
     assert "Layer &lt;b&gt; left its range." in html
     assert "<jumped>" not in html
     assert "Stream, encoder" in html
+
+
+def test_rows_of_another_trainer_are_drawn(tmp_path):
+    file = tmp_path / "probes.jsonl"
+    nan = OUTSIDE | {"value": "nan", "step": 2}
+    content = "\n".join(json.dumps(row) for row in [*rows(), OUTSIDE, nan])
+    file.write_text(content + '\n{"step": 9, "mod')
+    page = Report(of=str(file)).write()
+    assert page == tmp_path / "probes.html"
+    html = page.read_text()
+    for words in (
+        "Stream, encoder",
+        "Gradient norm, encoder",
+        "Grad, l2",
+        "steps 1 to 3",
+        "3 measured steps",
+    ):
+        assert words in html
+    assert write_probes_page(file, tmp_path / "other.html").read_text() == html
+
+
+@pytest.mark.parametrize(
+    ("content", "facts"),
+    [
+        ("", ["no row of a probe"]),
+        ('{"step": 1}\n{}', ["line 1", "module", "signal", "statistic", "value"]),
+        ("[1]\n{}", ["line 1"]),
+        ("step\n{}", ["line 1", "not JSON"]),
+    ],
+)
+def test_files_without_rows_of_probes_are_refused(tmp_path, content, facts):
+    file = tmp_path / "probes.jsonl"
+    file.write_text(content)
+    with pytest.raises(UserError) as refused:
+        write_probes_page(file, tmp_path / "page.html")
+    assert all(fact in str(refused.value) for fact in [*facts, str(file)])
+
+
+CHROMIUM = os.environ.get("CHROMIUM") or shutil.which("chromium") or shutil.which("chromium-browser")
+
+
+@pytest.mark.skipif(not CHROMIUM, reason="needs Chromium (apt install chromium, or set $CHROMIUM)")
+def test_the_page_of_probes_is_drawn_in_a_browser(tmp_path):
+    sync_api = pytest.importorskip("playwright.sync_api")
+    file = tmp_path / "probes.jsonl"
+    file.write_text("\n".join(json.dumps(row) for row in [*rows(), OUTSIDE]))
+    page_file = write_probes_page(file, tmp_path / "probes.html")
+    with sync_api.sync_playwright() as playwright:
+        flags = ["--headless", "--no-sandbox", "--disable-gpu"]
+        browser = playwright.chromium.launch(executable_path=CHROMIUM, args=flags)
+        page, trouble = browser.new_page(viewport={"width": 390, "height": 900}), []
+        page.on("console", lambda message: trouble.append(message.text))
+        page.on("pageerror", lambda error: trouble.append(str(error)))
+        page.goto(page_file.as_uri())
+        page.wait_for_function("document.documentElement.dataset.drawn === 'yes'")
+        assert trouble == []
+        assert page.locator(".chart svg").count() == 4
+        assert page.evaluate("document.documentElement.scrollWidth") <= 390
+        browser.close()

@@ -7,7 +7,7 @@ from normlab.spec.comparison import Comparison
 
 def test_a_chart_for_every_question(comparison: Comparison) -> None:
     sections = pictures.pictures(comparison, {}, [])
-    assert [s.anchor for s in sections] == ["glance", "training", "sweep", "time"]
+    assert [s.anchor for s in sections] == ["glance", "training", "sweep", "cost"]
     names = [c.name for s in sections for grid in s.blocks[:1] for c in grid.blocks]
     assert names[:2] == ["test-bleu", "learning-rate"]
     assert [n for n in names if n.startswith("train-nll-lr-")] == [
@@ -17,7 +17,7 @@ def test_a_chart_for_every_question(comparison: Comparison) -> None:
 
 def test_one_learning_rate_asks_nothing_of_sensitivity(comparison: Comparison) -> None:
     alone = pictures.pictures(dataclasses.replace(comparison, lrs=(1e-3,)), {}, [])
-    assert [s.anchor for s in alone] == ["glance", "training", "time"]
+    assert [s.anchor for s in alone] == ["glance", "training", "cost"]
     assert [chart.name for chart in alone[0].blocks[0].blocks] == ["test-bleu"]
 
 

@@ -17,7 +17,7 @@ def test_a_run_is_read(comparison: Comparison, root: Path) -> None:
     assert seen.config is not None
     assert seen.config.optim.lr == trial.lr
     assert (seen.outcome, runs.seed_of(seen)) == ("trained", "1")
-    assert seen.test_bleu == pytest.approx(35.6 - 0.4 - 0.25)
+    assert seen.scores["bleu"] == pytest.approx(35.6 - 0.4 - 0.25)
     frame = runs.metrics_frame(seen, "train", ("nll", "lr"))
     assert frame.columns == ["step", "nll", "lr"]
     assert len(frame) == 80
@@ -30,13 +30,13 @@ def test_a_missing_folder_and_a_damaged_one(tmp_path: Path) -> None:
     torn = runs.view(tmp_path, "torn")
     assert "is not JSON" in torn.problem
     assert torn.outcome == "missing"
-    assert "missing" in runs.run_details(torn, tmp_path, {}).summary
+    assert "missing" in runs.run_details(torn, {}).summary
 
 
 def test_a_run_that_has_only_begun(tmp_path: Path) -> None:
     RunFolder.create(tmp_path / "new", Config())
     seen = runs.view(tmp_path, "new")
-    assert (seen.problem, seen.outcome, seen.test_bleu) == ("", "new", None)
+    assert (seen.problem, seen.outcome, seen.best) == ("", "new", "")
     assert runs.metrics_frame(seen, "dev", ("bleu",)).is_empty()
 
 
@@ -49,16 +49,16 @@ def test_what_differs_and_what_does_not(tmp_path: Path) -> None:
     assert common["model.dim"] == "256"
     assert common["optim.betas"] == "0.9 0.98"
     assert not any(key.startswith("machine") or key == "recipe" for key in common)
-    (table,) = [b for b in runs.run_details(views[0], tmp_path, common).blocks if isinstance(b, Table)]
+    (table,) = [b for b in runs.run_details(views[0], common).blocks if isinstance(b, Table)]
     assert [[cell.text for cell in row] for row in table.rows] == [["optim.lr", "0.001"]]
 
 
 def test_the_exact_configuration_is_there(comparison: Comparison, root: Path) -> None:
     run = comparison.recipes[0].runs[0]
-    details = runs.run_details(runs.view(root, run), root, {})
+    details = runs.run_details(runs.view(root, run), {})
     assert details.anchor == f"run-{run}"
     (code,) = [b.text for b in details.blocks if isinstance(b, Code)]
-    assert code == f"normlab train --config {root}/{run}/config.json"
+    assert code == f"normlab train --config {root}/{run}/config.json --out again"
     (exact,) = [b.blocks[0] for b in details.blocks if isinstance(b, Details)]
     assert isinstance(exact, Code)
     assert json.loads(exact.text) == json.loads((root / run / "config.json").read_text("utf-8"))
@@ -79,5 +79,8 @@ def test_the_command_that_repeats_a_run_finds_it_from_here(
     root: str, shown: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    command = runs.repeat_command(Path(root.format(here=tmp_path)), "ab")
-    assert command == f"normlab train --config {shown}"
+    folder = Path(root.format(here=tmp_path)) / "ab"
+    content = {"imports": ["own.lanes"]}
+    monkeypatch.setattr("normlab.store.folder.read_json", lambda path: content)
+    command = RunFolder(folder).repeat_command()
+    assert command == f"normlab train --config {shown} --out again --import own.lanes"

@@ -17,7 +17,7 @@ def test_every_run_once(comparison: Comparison) -> None:
 
 def test_curves_of_seeds_and_of_the_sweep(comparison: Comparison, root: Path) -> None:
     views = {run: view(root, run) for run in tables.all_runs(comparison)}
-    dev = tables.seed_curves(comparison, views, "dev", tables.DEV)
+    dev = tables.seed_curves(comparison, views, "dev", ("nll", "bleu"))
     assert dev.columns == ["recipe", "run", "seed", "outcome", "step", "nll", "bleu"]
     assert set(dev.filter(pl.col("recipe") == "pre")["seed"]) == {"1", "2", "3"}
     sweep = tables.trial_curves(comparison, views, 2e-3)
@@ -36,6 +36,12 @@ def test_minutes_keep_seeds_aligned() -> None:
     assert tables.by_minutes(frame)["minutes"].to_list() == pytest.approx([0.25, 0.5, 0.25, 0.5])
 
 
+def test_tokens_are_counted_from_the_rows_of_training() -> None:
+    train = pl.DataFrame({"recipe": ["a", "a"], "step": [10, 20], "tokens": [1e6, 2e6]})
+    dev = pl.DataFrame({"recipe": ["a", "a"], "step": [5, 20]})
+    assert tables.by_tokens(dev, train)["millions"].to_list() == pytest.approx([0.5, 2.0])
+
+
 def test_results_and_scores(comparison: Comparison, root: Path) -> None:
     result = tables.results(comparison)
     assert result["recipe"].to_list() == list(example.PLAN)
@@ -44,7 +50,7 @@ def test_results_and_scores(comparison: Comparison, root: Path) -> None:
     assert tables.seed_scores(comparison, views)["recipe"].n_unique() == 6
     sweep = tables.trials(comparison)
     assert sweep.filter("chosen").height == 7
-    assert sweep["dev_bleu"].null_count() == 2
+    assert sweep["dev"].null_count() == 2
 
 
 def test_outcome_notes() -> None:

@@ -6,6 +6,8 @@ from markupsafe import Markup
 
 from normlab.report import words
 from normlab.spec.comparison import Comparison, Difference, Interval, RecipeResult, Trial
+from normlab.tasks.language_model import LanguageModel
+from normlab.tasks.translation import Translation
 from report import example
 
 
@@ -15,14 +17,13 @@ def recipe(
     return RecipeResult(
         name=name,
         resolves_to="",
-        trials=(Trial(5e-4, "a", 1.0, 1.0, "trained"), Trial(1e-3, "b", 1.0, 1.0, outcomes[0])),
+        trials=(Trial(5e-4, "a", {"bleu": 1.0}, "trained"), Trial(1e-3, "b", {"bleu": 1.0}, outcomes[0])),
         lr=lr,
         runs=("b", "c", "d"),
         outcomes=tuple(outcomes),
-        bleu=None if bleu is None else Interval(bleu, bleu - 1, bleu + 1),
-        chrf=None,
-        bleu_tokenised=None,
-        dev_bleu=None,
+        scores={} if bleu is None else {"bleu": bleu},
+        intervals={} if bleu is None else {"bleu": Interval(bleu, bleu - 1, bleu + 1)},
+        dev={},
         train_seconds=60.0,
         total_seconds=300.0,
     )
@@ -42,8 +43,8 @@ def comparison(
         )
         for i, a in enumerate(recipes)
         for b in recipes[i + 1 :]
-        if a.bleu and b.bleu
-        for delta in [b.bleu.value - a.bleu.value]
+        if "bleu" in a.scores and "bleu" in b.scores
+        for delta in [b.scores["bleu"] - a.scores["bleu"]]
     )
     return Comparison(
         title="t",
@@ -53,7 +54,9 @@ def comparison(
         data={},
         seeds=tuple(range(seeds)),
         lrs=(5e-4, 1e-3),
-        signature="s",
+        task="translation",
+        metrics=Translation.metrics,
+        best_by="bleu",
         recipes=recipes,
         differences=differences,
         samples=(),
@@ -99,6 +102,25 @@ def test_nobody_learned() -> None:
     assert words.lead(c) == ""
 
 
+def test_less_is_better_where_the_metric_says_so() -> None:
+    bits = LanguageModel.metrics[0]
+    lower, higher = recipe("pre", None), recipe("post", None)
+    lower, higher = (dataclasses.replace(r, scores={bits.name: v}) for r, v in ((lower, 1.2), (higher, 1.5)))
+    d = Difference("post", "pre", Interval(0.3, 0.2, 0.4), 0.001, 0.001, significant=True)
+    c = dataclasses.replace(
+        comparison(higher, lower), metrics=LanguageModel.metrics, best_by=bits.name, differences=(d,)
+    )
+    assert said(words.headline(c)) == "pre is best: 1.200 bits per byte, 0.300 ahead of post"
+    assert "−0.300 bits per byte, 95% interval −0.400 to −0.200" in said(words.lead(c))
+
+
+def test_recipes_that_are_not_finished_are_counted() -> None:
+    c = dataclasses.replace(comparison(recipe("pre", 38.2)), open_recipes=("post", "admin"))
+    assert "1 of 3 recipes finished" in told(c)
+    nothing = dataclasses.replace(c, recipes=(), differences=())
+    assert said(words.headline(nothing)) == "No recipe is finished yet"
+
+
 def test_one_recipe() -> None:
     assert said(words.headline(comparison(recipe("pre", 38.2)))) == "pre reaches 38.2 BLEU"
     c = comparison(recipe("pre", 38.2), recipe("post", 0.2, ["stuck"] * 3))
@@ -120,10 +142,10 @@ def test_one_translation_for_the_whole_text() -> None:
     deaf = dataclasses.replace(recipe("post", 1.4), repeated=(1.0, 0.968, 0.5))
     c = comparison(recipe("pre", 38.2), deaf)
     assert (
-        "post: 2 of 3 seeds gave at least 96% of the test sentences one and the same translation, so it does "
-        "not read its source, whatever its BLEU." in told(c)
+        "post: 2 of 3 seeds gave at least 96% of the test sentences one and the same output, so the model "
+        "does not read its source, whatever its score." in told(c)
     )
-    assert "the same translation" not in told(comparison(dataclasses.replace(deaf, repeated=(0.5, 0.1))))
+    assert "the same output" not in told(comparison(dataclasses.replace(deaf, repeated=(0.5, 0.1))))
 
 
 def test_a_choice_at_the_edge_of_the_sweep() -> None:
@@ -153,11 +175,11 @@ def test_names_are_escaped() -> None:
 
 @pytest.mark.parametrize(("value", "text"), [(1.26, "+1.3"), (-0.44, "−0.4"), (-0.04, "0.0")])
 def test_signed(value: float, text: str) -> None:
-    assert words.signed(value) == text
+    assert words.signed(value, Translation.metrics[0]) == text
 
 
 def test_an_interval_has_no_negative_zero() -> None:
-    assert words.interval(-0.01, 0.5) == "0.0 to 0.5"
+    assert words.interval(Interval(0.2, -0.01, 0.5), Translation.metrics[0]) == "0.0 to 0.5"
 
 
 def test_lists() -> None:

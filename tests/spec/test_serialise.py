@@ -6,6 +6,7 @@ import pytest
 
 from normlab.spec.comparison import Comparison, Difference, Interval, RecipeResult, Sample, Trial
 from normlab.spec.config import Config, DataConfig, ModelConfig, OptimConfig, SeedConfig, TrainConfig
+from normlab.spec.metric import NLL, Metric
 from normlab.spec.outcome import Outcome
 from normlab.spec.serialise import from_json, from_plain, to_json, to_plain
 
@@ -25,19 +26,24 @@ COMPARISON = Comparison(
     data={"Pairs": "20,000", "Größe": "4"},
     seeds=(1, 2),
     lrs=(1e-3, 2e-3),
-    signature="nrefs:1|case:mixed",
+    task="translation",
+    metrics=(Metric("f1", "F1", digits=3, least=0.0, most=1.0), NLL),
+    best_by="f1",
+    signatures={"f1": "nrefs:1|case:mixed"},
     recipes=(
         RecipeResult(
             name="pre",
             resolves_to="pre; layernorm",
-            trials=(Trial(1e-3, "r1", 20.0, 2.0, "trained"), Trial(2e-3, "r2", None, math.inf, "diverged")),
+            trials=(
+                Trial(1e-3, "r1", {"f1": 0.2}, "trained"),
+                Trial(2e-3, "r2", {"nll": math.inf}, "diverged"),
+            ),
             lr=1e-3,
             runs=("r1", "r3"),
             outcomes=("trained", "failed"),
-            bleu=Interval(20.0, 19.0, 21.5),
-            chrf=None,
-            bleu_tokenised=19.5,
-            dev_bleu=None,
+            scores={"f1": 0.2},
+            intervals={"f1": Interval(0.2, 0.19, 0.21)},
+            dev={},
             train_seconds=61.0,
             total_seconds=183.0,
         ),

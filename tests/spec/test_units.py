@@ -2,7 +2,7 @@ import math
 
 import pytest
 
-from normlab.spec.units import duration, p_value, perplexity, quality, rate, steps_named
+from normlab.spec.units import duration, p_value, perplexity, rate, steps_named
 
 
 @pytest.mark.parametrize(
@@ -41,13 +41,6 @@ def test_rate(lr, typed):
 )
 def test_p_value(p, words):
     assert p_value(p) == words
-
-
-def test_quality_is_bleu_where_there_is_one():
-    assert quality(bleu=31.24, nll=2.0) == "BLEU 31.2"
-    assert quality(nll=math.log(54.1)) == "perplexity 54.1"
-    assert quality(nll=1e9) == "perplexity inf"
-    assert quality() == ""
 
 
 def test_perplexity_of_what_is_no_number():

@@ -16,7 +16,7 @@ from normlab.spec.outcome import Outcome
 from normlab.store import RunBusyError, RunFolder, Runs, Status
 from normlab.store.files import write_json_atomic
 from normlab.store.folder import read_config
-from normlab.store.sealed import SealError
+from normlab.store.manifest import CheckpointError
 
 CONFIG = Config(
     recipe="pre",
@@ -154,7 +154,7 @@ def test_rows_that_are_gone_since_a_checkpoint_are_told(folder):
         (None, "is missing"),
     ):
         metrics.unlink() if content is None else metrics.write_bytes(content)
-        with pytest.raises(SealError, match=rf"metrics\.jsonl {why}, and .*last was made after rows"):
+        with pytest.raises(CheckpointError, match=rf"metrics\.jsonl {why}, and .*last was made after rows"):
             folder.require_rows(sizes, folder.last)
     folder.lost.touch()
     folder.require_rows(sizes, folder.last)

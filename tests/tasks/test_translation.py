@@ -118,7 +118,7 @@ def test_dev_bleu_is_greedy_on_the_first_sentences(prepared, monkeypatch):
     asked = []
     found = [*text.target[:9], "null"]
 
-    def stand_in(model, tokenizer, lines, decode, *, allowed):
+    def stand_in(model, tokenizer, lines, decode, *, allowed, on_done):
         asked.append((list(lines), decode))
         return found
 

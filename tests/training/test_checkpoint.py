@@ -16,7 +16,16 @@ from torch import nn
 from contracts.variants import CONFIG, VOCAB, perturbed
 from normlab.tasks.build import build_seq2seq
 from normlab.training import checkpoint
-from normlab.training.checkpoint import has_checkpoint, load_checkpoint, load_extra, save_checkpoint
+from normlab.training.checkpoint import (
+    FORMAT,
+    Checkpoint,
+    has_checkpoint,
+    load_checkpoint,
+    open_checkpoint,
+    save_checkpoint,
+    weights_state,
+)
+from normlab.training.parallel import SingleProcess
 
 
 class Scalar(nn.Module):
@@ -30,79 +39,94 @@ def folder(tmp_path) -> Path:
     return tmp_path / "last"
 
 
-def stored(folder: Path) -> tuple[float, dict]:
+def save(folder: Path, step: int, **more) -> None:
+    save_checkpoint(folder, weights_state(Scalar(step), step), **more)
+
+
+def stored(folder: Path) -> tuple[float, int]:
     model = Scalar(0.0)
-    state = load_checkpoint(folder, model)
-    return model.x.item(), state
+    checkpoint: Checkpoint = load_checkpoint(folder, model)
+    return model.x.item(), checkpoint.progress().step
 
 
 def test_a_new_checkpoint_takes_the_place_of_the_old_one(folder):
     assert not has_checkpoint(folder)
     for step in (1, 2):
-        save_checkpoint(folder, Scalar(step), None, {"step": step})
-        assert stored(folder) == (step, {"step": step})
+        save(folder, step)
+        assert stored(folder) == (step, step)
     assert [p.name for p in folder.parent.iterdir()] == ["last"]
 
 
 def test_the_one_before_it_is_kept_where_somebody_wants_it(folder):
     previous = folder.with_name("previous")
     for step in (1, 2, 3):
-        save_checkpoint(folder, Scalar(step), None, {"step": step}, previous=previous)
-    assert stored(folder) == (3, {"step": 3})
-    assert stored(previous) == (2, {"step": 2})
+        save(folder, step, previous=previous)
+    assert stored(folder) == (3, 3)
+    assert stored(previous) == (2, 2)
     assert sorted(p.name for p in folder.parent.iterdir()) == ["last", "previous"]
 
 
 def test_a_save_that_fails_leaves_the_old_one_and_no_rubbish(folder, monkeypatch):
-    save_checkpoint(folder, Scalar(1), None, {"step": 1})
+    save(folder, 1)
 
     def full(*args) -> None:
         raise SafetensorError("No space left on device (os error 28)")
 
     monkeypatch.setattr(checkpoint, "save_file", full)
     with pytest.raises(OSError, match="No space left on device"):
-        save_checkpoint(folder, Scalar(2), None, {"step": 2})
-    assert stored(folder) == (1, {"step": 1})
+        save(folder, 2)
+    assert stored(folder) == (1, 1)
     assert [p.name for p in folder.parent.iterdir()] == ["last"]
 
 
 def test_a_new_one_that_did_not_come_to_its_place_is_the_one_that_counts(folder):
     for step in (1, 2):
-        save_checkpoint(folder.with_name(f"at{step}"), Scalar(step), None, {"step": step})
+        save(folder.with_name(f"at{step}"), step)
     folder.with_name("at1").rename(folder)
     folder.with_name("at2").rename(folder.with_name("last.new"))
-    assert stored(folder) == (2, {"step": 2})
-    save_checkpoint(folder, Scalar(3), None, {"step": 3}, previous=folder.with_name("previous"))
-    assert stored(folder) == (3, {"step": 3})
-    assert stored(folder.with_name("previous")) == (2, {"step": 2})
+    assert stored(folder) == (2, 2)
+    save(folder, 3, previous=folder.with_name("previous"))
+    assert stored(folder) == (3, 3)
+    assert stored(folder.with_name("previous")) == (2, 2)
 
 
-def test_more_tensors_are_kept_beside_the_model(folder):
-    extra = {"a": torch.arange(3.0), "b": torch.ones(2, 2, dtype=torch.float64)}
-    save_checkpoint(folder, Scalar(1), None, {"step": 1}, extra=extra)
-    assert stored(folder) == (1, {"step": 1})
-    assert {name: t.tolist() for name, t in load_extra(folder).items()} == {
-        name: t.tolist() for name, t in extra.items()
+def test_a_part_keeps_its_tensors_and_its_plain_values(folder):
+    tensors = {"a": torch.arange(3.0), "b": torch.ones(2, 2, dtype=torch.float64)}
+    model = Scalar(1)
+    optimiser = torch.optim.Adam(model.parameters())
+    whole = SingleProcess(model).state_dict(optimiser) | {"part": {**tensors, "c": 1}, "empty": {}}
+    save_checkpoint(folder, whole)
+    shapes = {"x": torch.Size([1])}
+    with pytest.raises(ValueError, match=r"optimiser\.safetensors is missing"):
+        open_checkpoint(folder).state(shapes)
+    model.x.sum().backward()
+    optimiser.step()
+    save_checkpoint(folder, whole | SingleProcess(model).state_dict(optimiser))
+    state = open_checkpoint(folder).state(shapes)
+    assert state.keys() == {"model", "optimiser", "part"}
+    assert state["part"].pop("c") == 1
+    assert {name: t.tolist() for name, t in state["part"].items()} == {
+        name: t.tolist() for name, t in tensors.items()
     }
-    save_checkpoint(folder, Scalar(1), None, {"step": 1})
-    assert load_extra(folder) == {}
 
 
 STATES = [
-    {"step": 1, "loss": math.nan, "bleu": -0.0, "name": "zwölf \u2028"},
+    {"loss": math.nan, "bleu": -0.0, "name": "zwölf \u2028"},
     {"pending": [(0.1, [1e-320, 1.0])], "deep": {"2": None, "10": True}, "numbers": {2: "a", 10: "b"}},
 ]
 
 
 @pytest.mark.parametrize("state", STATES)
 def test_any_state_keeps_its_seal(folder, state):
-    save_checkpoint(folder, Scalar(1), None, state)
-    assert repr(stored(folder)[1]) == repr(json.loads(json.dumps(state)))
+    save_checkpoint(folder, {"part": state})
+    wanted = {"part": json.loads(json.dumps(state))}
+    assert repr(open_checkpoint(folder).manifest) == repr(wanted)
+    assert json.loads((folder / "state.json").read_text())["format"] == FORMAT
 
 
 def test_a_shared_parameter_is_stored_once(folder):
     model = perturbed(replace(CONFIG, encoder_placement="rezero"))
-    save_checkpoint(folder, model, None, {})
+    save_checkpoint(folder, weights_state(model, 1))
     other = build_seq2seq(replace(CONFIG, encoder_placement="rezero"), VOCAB, 1).double()
     load_checkpoint(folder, other)
     first, second = (m.encoder.sublayers[0].place.alpha for m in (model, other))
@@ -132,7 +156,7 @@ def test_a_missing_checkpoint_is_named(folder):
 
 
 def test_another_model_is_named(folder):
-    save_checkpoint(folder, perturbed(CONFIG), None, {})
+    save_checkpoint(folder, weights_state(perturbed(CONFIG), 1))
     pre = build_seq2seq(replace(CONFIG, decoder_placement="pre"), VOCAB, 1)
     assert refusal(folder, pre) == (
         "the checkpoint FOLDER belongs to another model: 2 tensors differ, first decoder.end.bias; "
@@ -150,7 +174,7 @@ def test_nothing_in_a_checkpoint_is_a_pickle(folder):
     optimiser = torch.optim.Adam(model.parameters())
     model.x.sum().backward()
     optimiser.step()
-    save_checkpoint(folder, model, optimiser, {"step": 1})
+    save_checkpoint(folder, SingleProcess(model).state_dict(optimiser) | {"progress": {"step": 1}})
     assert sorted(p.name for p in folder.iterdir()) == [
         "model.safetensors",
         "optimiser.safetensors",

@@ -23,15 +23,16 @@ from bad_input.damage import (
     edited,
     foreign,
     gone,
-    resealed,
+    recommitted,
     states,
 )
 from bad_input.prompt import held as every_file
 from normlab.store import RunFolder
 from normlab.store.files import row_line
 from normlab.training.checkpoint import resume
+from normlab.training.meter import StepRecord
 from normlab.training.train import train
-from normlab.training.trainer import Loop
+from normlab.training.trainer import Trainer
 from training.test_train import interrupt_at
 from training.tiny import PowerCutError, tiny
 
@@ -55,14 +56,14 @@ def stopped(text, tmp_path_factory):
     """A run that died in step 11: its checkpoints are of the steps 9 and 6."""
     root = tmp_path_factory.mktemp("stopped")
     with pytest.MonkeyPatch.context() as patch:
-        step = Loop.step
+        step = Trainer.step
 
-        def dying(self: Loop) -> None:
+        def dying(self: Trainer, *watch) -> StepRecord:
             if self.progress.step == STOP - 1:
                 raise PowerCutError
-            step(self)
+            return step(self, *watch)
 
-        patch.setattr(Loop, "step", dying)
+        patch.setattr(Trainer, "step", dying)
         with pytest.raises(PowerCutError):
             train(config_of(text), root)
     return root
@@ -89,15 +90,21 @@ DAMAGED = {
     "no state": (gone(STATE), f"{{run}}/{STATE} is missing"),
     "the state edited": (
         counted,
-        f"{{run}}/{STATE} was edited: it no longer has the SHA-256 that it says",
+        f"{{run}}/{STATE} was edited: it no longer has the SHA-256 of its manifest",
     ),
-    "another run's": (foreign("last"), "{run}/last is of the run 0123456789ab, and this is {id}"),
-    "garbage under a seal": (states(scaling=[1]), f"{{run}}/{STATE}: scaling must be an object, got [1]"),
-    "last steps without their rates": (
-        resealed(edited("last/extra.safetensors", lambda kept: kept.pop("lr"))),
+    "another run's": (foreign("last"), "{run}/last belongs to the run 0123456789ab, and this is {id}"),
+    "garbage under a manifest": (
+        states(scaling={"scale": 1.0}),
         (
-            "the last steps that {run}/last keeps are none of this run (gradients [9, 38], losses [8, 3], "
-            "step [9], updates [9, 38], values [9, 3])"
+            f"{{run}}/{STATE}: scaling has scale, growth_factor, backoff_factor, growth_interval, "
+            "_growth_tracker, skipped_steps, got scale"
+        ),
+    ),
+    "last steps without their rates": (
+        recommitted(edited("last/recorder.safetensors", lambda kept: kept.pop("lr"))),
+        (
+            f"{{run}}/{STATE}: the recorder's last steps are of another run (gradients [9, 38], "
+            "losses [8, 3], step [9], updates [9, 38], values [9, 3])"
         ),
     ),
 }
@@ -200,13 +207,13 @@ def test_rows_that_are_cut_short_are_made_again_from_the_checkpoint_before(text,
     assert held(run) == held(whole)
 
 
-def test_a_checkpoint_without_its_seal_is_not_gone_on_with(text, run, whole, capsys):
+def test_a_checkpoint_without_its_manifest_is_not_gone_on_with(text, run, whole, capsys):
     state = run.last / "state.json"
     content = json.loads(state.read_text())
-    del content["seal"]
+    del content["manifest"]
     state.write_text(json.dumps(content))
     train(config_of(text), run.path.parent)
-    assert "state.json is damaged (it has no seal)" in capsys.readouterr().err
+    assert "state.json is damaged (it has no manifest)" in capsys.readouterr().err
     assert held(run) == held(whole)
 
 
@@ -226,7 +233,7 @@ def test_best_weights_of_another_run_are_not_tested(text, tmp_path, monkeypatch)
         train(config, tmp_path)
     (place,) = tmp_path.glob("*/config.json")
     foreign("best")(place.parent)
-    with pytest.raises(ValueError, match="best is of the run 0123456789ab, and this is "):
+    with pytest.raises(ValueError, match="best belongs to the run 0123456789ab, and this is "):
         train(config, tmp_path)
 
 

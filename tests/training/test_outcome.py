@@ -11,7 +11,7 @@ START = 8.8
 
 
 def curve(nll, *, total=2000, every=10, noise=0.05, seed=0, upto=None):
-    """Training rows of a run whose likelihood loss at progress x in [0, 1] is about ``nll(x)``."""
+    """Training rows of a run whose NLL at progress x in [0, 1] is about ``nll(x)``."""
     draw = random.Random(seed)
     steps = [1, *range(every, (upto or total) + 1, every)]
     return [
@@ -153,7 +153,7 @@ def test_a_dev_loss_that_is_not_finite_counts_too():
     dev = {"kind": "dev", "step": 100, "nll": math.nan, "bleu": 0.0}
     found = outcome([*curve(decay(2.0)), dev], unigram_entropy_nats=ENTROPY, total_steps=2000, final=True)
     assert found is not None
-    assert (found.state, found.evidence) == ("diverged", "dev likelihood loss is nan at step 100")
+    assert (found.state, found.evidence) == ("diverged", "dev NLL is nan at step 100")
 
 
 @pytest.mark.parametrize("seed", SEEDS)

@@ -1,19 +1,22 @@
-"""What a checkpoint's state may say: somebody who can write seals can write anything."""
+"""What a checkpoint's state may say: a valid manifest can stand over anything."""
 
 from __future__ import annotations
 
 import re
-from dataclasses import asdict
 from pathlib import Path
 
 import pytest
+import torch
 
 from normlab.optim import ValDecay
-from normlab.store.sealed import SealError
-from normlab.training.progress import Made, Position, Saved, made_of, saved_of
+from normlab.store.manifest import STATE, CheckpointError
+from normlab.training.checkpoint import FORMAT, Checkpoint, open_checkpoint, save_checkpoint
+from normlab.training.progress import Progress
+from normlab.training.rows import Rows
+from normlab.training.scaling import Scaling
 
 PLACE = Path("run/last")
-POSITION = Position(step=4, tokens=9, best_step=2, best_dev={"nll": 1.5}, val_decay=ValDecay(decays=1))
+PROGRESS = Progress(step=4, tokens=9, best_step=2, best_dev={"nll": 1.5}, val_decay=ValDecay(decays=1))
 SCALE = {
     "scale": 2.0,
     "growth_factor": 2.0,
@@ -22,51 +25,78 @@ SCALE = {
     "_growth_tracker": 3,
     "skipped_steps": 1,
 }
-STATE = asdict(POSITION) | {
-    "pending": [[1e-3, [0.5, float("nan"), 1]]],
+STATE_OF = {
+    "progress": PROGRESS.state_dict(),
     "scaling": SCALE,
-    "rows": {"metrics.jsonl": 80},
+    "rows": {"pending": [[1e-3, [0.5, float("nan"), 1]]], "sizes": {"metrics.jsonl": 80}},
 }
 
 
+def parts():
+    scaler = torch.amp.GradScaler("cpu", enabled=True)
+    rows = Rows(None, torch.device("cpu"))
+    return {"progress": Progress(), "scaling": Scaling(scaler, torch.device("cpu")), "rows": rows}
+
+
+def loaded(state):
+    """The parts, after a checkpoint with this state."""
+    found = parts()
+    with Checkpoint(PLACE, state).loading():
+        for name, part in found.items():
+            part.load_state_dict(state.get(name, {}))
+    return found
+
+
 def test_a_state_reads_back():
-    saved = saved_of(STATE, PLACE)
-    assert saved.position == POSITION
-    assert str(saved.pending) == "((0.001, (0.5, nan, 1.0)),)"
-    assert (saved.scaling, saved.rows) == (SCALE, {"metrics.jsonl": 80})
-    assert saved_of({"step": 4}, PLACE) == Saved(Position(4)), "what older runs left out"
-    assert made_of(STATE, PLACE) == Made(4, val_decay=ValDecay(decays=1))
-    assert made_of({"step": 6, "steps": [4, 6], "dev": {"nll": 1.0}}, PLACE) == Made(6, (4, 6))
+    found = loaded(STATE_OF)
+    assert found["progress"] == PROGRESS
+    assert found["scaling"].state_dict() == SCALE
+    ((lr, values),) = found["rows"].pending
+    assert (lr, str(values.tolist())) == (1e-3, "[0.5, nan, 1.0]")
+    assert found["rows"].load_state_dict(STATE_OF["rows"]) == {"metrics.jsonl": 80}
+    assert loaded({"progress": {"step": 4}})["progress"] == Progress(4)
+    assert Checkpoint(PLACE, {"average": {"steps": [4, 6]}}).averaged() == (4, 6)
 
 
-KEYS = f"scaling has {', '.join(SCALE)}, got "
 GARBAGE = [
-    ({"step": -1}, "step is at least 0, got -1"),
-    ({"step": True}, "step must be a whole number, got true"),
-    ({"val_decay": 3}, "val_decay must be an object, the fields of ValDecay, got 3"),
-    ({"pending": 1}, "pending must be a list, got 1"),
-    ({"pending": [[1.0]]}, "pending[0] must be a list of 2, got [1.0]"),
-    ({"pending": [[1.0, [1, 2]]]}, "pending[0][1] must be a list of 3, got [1, 2]"),
-    ({"pending": [["a", [1, 2, 3]]]}, 'pending[0][0] must be a number, got "a"'),
-    ({"scaling": [1]}, "scaling must be an object, got [1]"),
-    ({"scaling": {"scale": 1.0}}, KEYS + "scale"),
-    ({"scaling": SCALE | {"more": 1}}, KEYS + ", ".join([*SCALE, "more"])),
-    ({"scaling": SCALE | {"skipped_steps": "1"}}, 'scaling.skipped_steps must be a whole number, got "1"'),
-    ({"position": {"step": 3}}, f"unknown key 'position'; allowed: {', '.join(vars(Position()))}"),
-    ({"rows": {"metrics.jsonl": "80"}}, 'rows.metrics.jsonl must be a whole number, got "80"'),
+    ("progress", {"step": -1}, "progress: step is at least 0, got -1"),
+    ("progress", {"step": True}, "progress.step must be a whole number, got true"),
+    ("progress", {"val_decay": 3}, "progress.val_decay must be an object, the fields of ValDecay, got 3"),
+    ("progress", {"tokns": 3}, "unknown key 'progress.tokns'; did you mean 'tokens'?"),
+    ("rows", {"pending": 1}, "rows.pending must be a list, got 1"),
+    ("rows", {"pending": [[1.0]]}, "rows.pending[0] must be a list of 2, got [1.0]"),
+    ("rows", {"pending": [[1.0, [1, 2]]]}, "rows.pending[0][1] must be a list of 3, got [1, 2]"),
+    ("rows", {"pending": [["a", [1, 2, 3]]]}, 'rows.pending[0][0] must be a number, got "a"'),
+    ("rows", {"sizes": {"a": "80"}}, 'rows.sizes.a must be a whole number, got "80"'),
+    ("scaling", {"more": 1}, f"scaling has {', '.join(SCALE)}, got {', '.join([*SCALE, 'more'])}"),
+    ("scaling", {"skipped_steps": "1"}, 'scaling.skipped_steps must be a whole number, got "1"'),
 ]
 
 
-@pytest.mark.parametrize(("changed", "why"), GARBAGE, ids=[why for _, why in GARBAGE])
-def test_anything_else_is_refused(changed, why):
-    with pytest.raises(SealError, match=re.escape(f"{PLACE}/state.json: {why}; to train it anew: ")):
-        saved_of(STATE | changed, PLACE)
+@pytest.mark.parametrize(("part", "changed", "why"), GARBAGE, ids=[why for *_, why in GARBAGE])
+def test_anything_else_is_refused(part, changed, why):
+    state = STATE_OF | {part: STATE_OF[part] | changed}
+    with pytest.raises(CheckpointError, match=re.escape(f"{PLACE}/{STATE}: {why}; to train it anew: ")):
+        loaded(state)
 
 
 @pytest.mark.parametrize(
     ("state", "why"),
-    [({"nll": 1.0}, "step is missing"), ({"step": 4, "steps": 4}, "steps must be a list, got 4")],
+    [
+        ({"dev": {"nll": 1.0}}, "progress.step is missing"),
+        ({"progress": {"step": 4}, "average": {"steps": 4}}, "average.steps must be a list, got 4"),
+    ],
 )
 def test_so_it_is_of_any_weights(state, why):
-    with pytest.raises(SealError, match=re.escape(f"{PLACE}/state.json: {why}; to train it anew: ")):
-        made_of(state, PLACE)
+    checkpoint = Checkpoint(PLACE, state)
+    with pytest.raises(CheckpointError, match=re.escape(f"{PLACE}/{STATE}: {why}; to train it anew: ")):
+        _ = checkpoint.progress(), checkpoint.averaged()
+
+
+def test_a_checkpoint_of_another_format_is_refused(tmp_path, monkeypatch):
+    state = {"model": {"x": torch.zeros(1)}, "progress": {"step": 1}}
+    save_checkpoint(tmp_path / "last", state)
+    assert open_checkpoint(tmp_path / "last").progress().step == 1
+    monkeypatch.setattr("normlab.training.checkpoint.FORMAT", FORMAT + 1)
+    with pytest.raises(CheckpointError, match=f"format {FORMAT}, .* reads {FORMAT + 1}; to train"):
+        open_checkpoint(tmp_path / "last")

@@ -21,7 +21,7 @@ from normlab.tasks.translation import Translation
 from normlab.training.ranks import SINGLE_PROCESS, OtherRankError, Ranks, check_share, joined
 from normlab.training.replay import examine
 from normlab.training.train import train
-from normlab.training.trainer import Loop
+from normlab.training.trainer import Trainer
 from training.ranked import command, environment, finish, folder_of
 from training.tiny import tiny
 
@@ -108,22 +108,15 @@ def gradients(
 ) -> tuple[list[float], dict[str, torch.Tensor]]:
     """Loss, likelihood and norm of the first step, and the whole gradient that the optimiser is given."""
     data, corpus = Translation.prepare(config.data, root / "data")
-    folder = RunFolder(root / "loop")
-    if ranks.main:
-        RunFolder.create(folder.path, config)
-    task = Translation(replace(config, data=data), corpus, torch.device("cpu"))
-    with ranks.main_first():
-        pass
-    loop = Loop(task, folder, lambda row: None, ranks)
+    trainer = Trainer(Translation(replace(config, data=data), corpus, torch.device("cpu")), ranks)
     seen: dict[str, torch.Tensor] = {}
 
     def look() -> None:
-        for index, (name, part) in enumerate(loop.parallel.parts.items()):
-            seen[name] = loop.parallel.whole(index, part.grad).clone()
+        for index, (name, part) in enumerate(trainer.parallel.parts.items()):
+            seen[name] = trainer.parallel.whole(index, part.grad).clone()
 
-    loop.optimiser.step = look
-    loop.step()
-    return loop.pending[0][1].tolist(), seen
+    trainer.optimiser.step = look
+    return trainer.step().values.tolist(), seen
 
 
 def config_of(text, placement: str, grad_accum_steps: int):
@@ -140,7 +133,7 @@ def differences(found, wanted) -> dict[str, float]:
 
 
 def work(rank: int, folder: str, path: list[str], configs: dict) -> None:
-    """Of one rank: the gradient of each configuration, into files."""
+    """One rank: write the gradient of each configuration to a file."""
     sys.path[:] = path
     torch.set_num_threads(1)
     os.environ |= {"WORLD_SIZE": "2", "RANK": str(rank), "GLOO_SOCKET_IFNAME": "lo"}
@@ -174,7 +167,7 @@ def together(batches):
 
 
 SPREAD = {
-    f"{placement}-{'sharded' if shard else 'copied'}": (placement, grad_accum_steps, shard)
+    f"{placement}-{'FSDP' if shard else 'DDP'}": (placement, grad_accum_steps, shard)
     for placement, grad_accum_steps in (("post", 2), ("admin", 4), ("rezero", 2))
     for shard in (False, True)
 }
@@ -223,8 +216,8 @@ def assert_alike(found: RunFolder, wanted: RunFolder) -> None:
     for row, other in zip(rows_of(found), rows_of(wanted), strict=True):
         assert row == pytest.approx(other, rel=1e-5)
     measured, expected = found.probes(), wanted.probes()
-    assert [(r["step"], r["module"], r["probe"]) for r in measured] == [
-        (r["step"], r["module"], r["probe"]) for r in expected
+    assert [(r["step"], r["module"], r["signal"], r["statistic"]) for r in measured] == [
+        (r["step"], r["module"], r["signal"], r["statistic"]) for r in expected
     ]
     assert [r["value"] for r in measured] == pytest.approx([r["value"] for r in expected], rel=1e-3, abs=1e-6)
 
@@ -241,7 +234,7 @@ def whole_run(text, **machine):
 def test_a_run_is_the_same_with_one_rank_two_and_two_sharded(text, tmp_path):
     config = whole_run(text)
     alone = finish(config, tmp_path / "alone", 1)
-    for name, flags in (("copied", ()), ("sharded", ("--shard",))):
+    for name, flags in (("DDP", ()), ("FSDP", ("--shard",))):
         spread = finish(config, tmp_path / name, 2, *flags)
         assert_alike(spread, alone)
         assert {row.get("ranks") for row in spread.metrics() if row["kind"] == "train"} == {2}
@@ -253,16 +246,17 @@ def test_a_run_is_the_same_with_one_rank_two_and_two_sharded(text, tmp_path):
 
 STOPPING = """
 import os, signal
-from normlab.training.trainer import Loop
+from normlab.training.trainer import Trainer
 
-whole = Loop.step
+whole = Trainer.step
 
-def step(self):
-    whole(self)
+def step(self, *watch):
+    record = whole(self, *watch)
     if self.progress.step == int(os.environ["STOP_AT"]) and self.ranks.index == self.ranks.count - 1:
         os.kill(os.getpid(), getattr(signal, os.environ["STOP_BY"]))
+    return record
 
-Loop.step = step
+Trainer.step = step
 """
 """A signal for the last rank alone, after a step."""
 
@@ -307,7 +301,7 @@ def test_a_rank_that_is_killed_takes_the_others_with_it(text, tmp_path):
     assert time.monotonic() - began < 60
     folder = folder_of(tmp_path)
     assert folder.status().state in ("interrupted", "failed")
-    assert json.loads((folder.last / "state.json").read_text())["step"] == 6
+    assert json.loads((folder.last / "state.json").read_text())["progress"]["step"] == 6
     assert_alike(finish(config, tmp_path, 2), finish(config, tmp_path / "whole", 1))
 
 

@@ -9,14 +9,11 @@ import torch
 from torch import distributed
 
 from normlab.spec.config import TrainConfig
-from normlab.store import RunFolder
-from normlab.tasks.translation import Translation
 from normlab.training.callbacks.flight import Trigger
-from normlab.training.checkpoint import load_checkpoint
+from normlab.training.checkpoint import open_checkpoint
 from normlab.training.parallel import FSDP, SingleProcess
 from normlab.training.scaling import Scaling
-from normlab.training.trainer import Loop
-from training.tiny import tiny
+from training.tiny import run_of, tiny
 
 CPU = torch.device("cpu")
 SMALL = 2.0**-30
@@ -71,7 +68,7 @@ def test_a_step_that_is_not_finite_on_another_rank_is_skipped_here_too(tmp_path,
     distributed.init_process_group("gloo", f"file://{tmp_path}/meeting", world_size=1, rank=0)
     try:
         scaling = Scaling(FSDP.scaler(None, CPU, enabled=True), CPU)
-        scaling.load(scaling.state() | {"scale": 1024.0})
+        scaling.load_state_dict(scaling.state_dict() | {"scale": 1024.0})
         weight = torch.nn.Parameter(torch.ones(1))
         optimiser, reduce = optimiser_of(weight), distributed.all_reduce
         one_step(scaling, weight, optimiser, 0.5)
@@ -88,12 +85,12 @@ def test_a_step_that_is_not_finite_on_another_rank_is_skipped_here_too(tmp_path,
         distributed.destroy_process_group()
 
 
-def test_a_loop_scales_as_its_ranks_want_it(text, tmp_path, monkeypatch):
+def test_a_trainer_scales_as_its_ranks_want_it(text, tmp_path, monkeypatch):
     def scaler(self, device, *, enabled):
         return torch.amp.GradScaler(device.type, init_scale=8.0, enabled=enabled)
 
     monkeypatch.setattr(SingleProcess, "scaler", scaler)
-    assert loop_of(text, tmp_path).scaling.row() == {"loss_scale": 8.0, "skipped_steps": 0}
+    assert started(text, tmp_path).trainer.scaling.row() == {"loss_scale": 8.0, "skipped_steps": 0}
 
 
 def test_the_state_goes_on_where_it_was():
@@ -102,12 +99,12 @@ def test_the_state_goes_on_where_it_was():
     for factor in (100.0, 1.0):
         one_step(scaling, weight, optimiser, factor)
     other = scaling_of(65536.0)
-    other.load(scaling.state())
-    assert other.state() == scaling.state()
+    other.load_state_dict(scaling.state_dict())
+    assert other.state_dict() == scaling.state_dict()
     assert other.row() == {"loss_scale": 512.0, "skipped_steps": 1}
     one_step(other, weight, optimiser, 1.0)
     assert other.row()["loss_scale"] == 1024.0
-    other.load({})
+    other.load_state_dict({})
     assert other.row()["loss_scale"] == 1024.0, "a run that began in another precision has no state"
 
 
@@ -120,74 +117,72 @@ def test_without_scaling_everything_passes():
     scaling.unscale(optimiser)
     assert scaling.step(optimiser, norm) is norm
     assert weight.item() == pytest.approx(0.9)
-    assert (scaling.row(), scaling.state()) == ({}, {})
-    scaling.load({"scale": 2.0})
+    assert (scaling.row(), scaling.state_dict()) == ({}, {})
+    scaling.load_state_dict(scaling_of(2.0).state_dict())
 
 
-def loop_of(text, root, **optim):
+def started(text, root, **optim):
     config = tiny(text, precision="fp16", steps=8)
-    config = replace(config, optim=replace(config.optim, **optim))
-    data, corpus = Translation.prepare(config.data, root / "data")
-    config = replace(config, data=data)
-    return Loop(Translation(config, corpus, CPU), RunFolder.create(root / "run", config), lambda row: None)
+    return run_of(replace(config, optim=replace(config.optim, **optim)), root)
 
 
 def test_a_run_in_fp16_keeps_its_scale_in_the_checkpoint_and_its_skipped_steps_in_the_rows(text, tmp_path):
-    loop = loop_of(text, tmp_path, max_grad_norm=1.0)
-    before = {n: p.detach().clone() for n, p in loop.model.named_parameters()}
-    loop.scaling.load(loop.scaling.state() | {"scale": 2.0**40})
-    loop.step()
-    assert loop.pending[0][1][2].item() == 0.0
-    assert all(torch.equal(before[n], p) for n, p in loop.model.named_parameters())
-    loop.scaling.load(loop.scaling.state() | {"scale": 2.0**10})
+    run = started(text, tmp_path, max_grad_norm=1.0)
+    trainer = run.trainer
+    before = {n: p.detach().clone() for n, p in trainer.model.named_parameters()}
+    scale(trainer, 2.0**40)
+    run.step()
+    assert run.rows.pending[0][1][2].item() == 0.0
+    assert all(torch.equal(before[n], p) for n, p in trainer.model.named_parameters())
+    scale(trainer, 2.0**10)
     for _ in range(3):
-        loop.step()
-    loop.flush()
-    (row,) = loop.folder.metrics()
+        run.step()
+    run.flush()
+    (row,) = run.folder.metrics()
     assert (row["loss_scale"], row["skipped_steps"]) == (1024.0, 1)
     assert 0 < row["grad_norm_l2"] < 100
     assert row["nll"] < 10
-    assert any(not torch.equal(before[n], p) for n, p in loop.model.named_parameters())
-    loop.checkpoint("running")
-    again = loop_of(text, tmp_path, max_grad_norm=1.0)
+    assert any(not torch.equal(before[n], p) for n, p in trainer.model.named_parameters())
+    run.checkpoint("running")
+    again = started(text, tmp_path, max_grad_norm=1.0)
     assert again.progress.step == 4
-    assert again.scaling.state() == loop.scaling.state()
-    for each in (loop, again):
+    assert again.trainer.scaling.state_dict() == trainer.scaling.state_dict()
+    for each in (run, again):
         each.step()
-    assert torch.equal(loop.pending[0][1], again.pending[0][1])
-    assert (
-        load_checkpoint(loop.folder.last, loop.model, run=loop.folder.id())["scaling"]["skipped_steps"] == 1
-    )
+    assert torch.equal(run.rows.pending[0][1], again.rows.pending[0][1])
+    assert open_checkpoint(run.folder.last).manifest["scaling"]["skipped_steps"] == 1
+
+
+def scale(trainer, to):
+    trainer.scaling.load_state_dict(trainer.scaling.state_dict() | {"scale": to})
 
 
 @pytest.mark.parametrize("saved", [True, False], ids=["from a checkpoint", "from the start"])
 def test_steps_that_are_done_again_have_their_scale(text, tmp_path, saved):
     """Which steps are skipped hangs on it, and so does every loss after them."""
-    loop = loop_of(text, tmp_path)
-    loop.step()
+    run = started(text, tmp_path)
+    run.step()
     if saved:
-        loop.scaling.load(loop.scaling.state() | {"scale": 2.0**40})
-        loop.checkpoint("running")
+        scale(run.trainer, 2.0**40)
+        run.checkpoint("running")
     for _ in range(3):
-        loop.step()
-    loop.flush()
-    now = loop.scaling.state() | {"scale": 4.0 if saved else 2.0**40}
-    loop.scaling.load(now)
-    report = loop.recorder.report(Trigger("asked", 4, 4, "asked for"))
+        run.step()
+    run.flush()
+    scale(run.trainer, 4.0 if saved else 2.0**40)
+    now = run.trainer.scaling.state_dict()
+    run.recorder.report(4, Trigger("asked", 4, 4, "asked for"))
+    (report,) = run.folder.flights()
     assert report["replay"] == {"from_step": int(saved), "checkpoint": saved, "agrees": True}
-    assert loop.scaling.state() == now
+    assert run.trainer.scaling.state_dict() == now
     assert now["skipped_steps"] == (3 if saved else 0)
 
 
 def test_a_run_in_another_precision_has_no_scale(text, tmp_path):
     config = tiny(text, steps=8)
     assert config.train.precision == TrainConfig().precision == "fp32"
-    data, corpus = Translation.prepare(config.data, tmp_path / "data")
-    config = replace(config, data=data)
-    folder = RunFolder.create(tmp_path / "run", config)
-    loop = Loop(Translation(config, corpus, CPU), folder, lambda row: None)
-    loop.step()
-    loop.flush()
-    loop.checkpoint("running")
-    assert "loss_scale" not in folder.metrics()[0]
-    assert "scaling" not in load_checkpoint(folder.last, loop.model, run=folder.id())
+    run = run_of(config, tmp_path)
+    run.step()
+    run.flush()
+    run.checkpoint("running")
+    assert "loss_scale" not in run.folder.metrics()[0]
+    assert "scaling" not in open_checkpoint(run.folder.last).manifest

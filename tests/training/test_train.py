@@ -17,7 +17,7 @@ from normlab.store import RunBusyError, RunFolder, Status
 from normlab.tasks.translation import Translation
 from normlab.training import train as module
 from normlab.training.train import train
-from normlab.training.trainer import Loop
+from normlab.training.trainer import Trainer
 from training.tiny import PowerCutError, tiny
 
 
@@ -33,16 +33,17 @@ def files(folder):
 
 def interrupt_at(monkeypatch, step):
     """Ctrl-C while that step is computed, once."""
-    whole = Loop.step
+    whole = Trainer.step
     left = [step]
 
-    def interrupted(self):
-        whole(self)
+    def interrupted(self, *watch):
+        record = whole(self, *watch)
         if left and self.progress.step == left[0]:
             left.clear()
             os.kill(os.getpid(), signal.SIGINT)
+        return record
 
-    monkeypatch.setattr(Loop, "step", interrupted)
+    monkeypatch.setattr(Trainer, "step", interrupted)
 
 
 # ------------------------------------------------------------------------------------------- it learns
@@ -87,7 +88,7 @@ def test_a_run_learns_and_leaves_a_whole_folder(text, tmp_path):
 def test_the_same_run_is_never_done_twice_and_the_data_is_prepared_once(text, tmp_path, monkeypatch):
     first = train(tiny(text), tmp_path)
     before = {p: p.stat().st_mtime_ns for p in first.path.rglob("*")}
-    monkeypatch.setattr(module, "Loop", lambda *args: pytest.fail("trained again"))
+    monkeypatch.setattr(module, "Run", lambda *args: pytest.fail("trained again"))
     elsewhere = replace(tiny(text, "pre+layernorm"), machine=replace(tiny(text).machine, log_every_steps=3))
     assert train(elsewhere, tmp_path).path == first.path, "another name and cadence, the same numbers"
     assert {p: p.stat().st_mtime_ns for p in first.path.rglob("*")} == before
@@ -101,8 +102,8 @@ def test_checkpoints_keep_the_best_and_the_last(text, tmp_path, monkeypatch):
     bleus = iter([1.0, 3.0, 2.0])
     monkeypatch.setattr(Translation, "dev_bleu", lambda self, model: next(bleus))
     folder = train(tiny(text, steps=6, validate_every_steps=2), tmp_path)
-    assert json.loads((folder.best / "state.json").read_text())["step"] == 4
-    assert json.loads((folder.last / "state.json").read_text())["step"] == 6
+    assert json.loads((folder.best / "state.json").read_text())["progress"]["step"] == 4
+    assert json.loads((folder.last / "state.json").read_text())["progress"]["step"] == 6
     best, last = (load_file(f / "model.safetensors") for f in (folder.best, folder.last))
     assert any(not torch.equal(best[name], last[name]) for name in best)
     assert not (folder.best / "optimiser.safetensors").exists()
@@ -278,13 +279,13 @@ def test_a_failed_run_is_recorded_and_can_be_tried_again(text, tmp_path, monkeyp
 def test_the_second_ctrl_c_is_at_once(text, tmp_path, monkeypatch):
     steps = []
 
-    def hit(self):
+    def hit(self, *watch):
         self.progress.step += 1
         steps.append(self.progress.step)
         os.kill(os.getpid(), signal.SIGINT)
         os.kill(os.getpid(), signal.SIGINT)
 
-    monkeypatch.setattr(Loop, "step", hit)
+    monkeypatch.setattr(Trainer, "step", hit)
     before = signal.getsignal(signal.SIGINT)
     with pytest.raises(KeyboardInterrupt):
         train(tiny(text), tmp_path)
@@ -312,4 +313,4 @@ def test_ctrl_c_at_the_prompt_saves_and_says_how_to_go_on(text, tmp_path):
     status = folder.status()
     assert status.state == "interrupted"
     assert status.step >= 1
-    assert json.loads((folder.last / "state.json").read_text())["step"] == status.step
+    assert json.loads((folder.last / "state.json").read_text())["progress"]["step"] == status.step

@@ -8,13 +8,12 @@ from dataclasses import replace
 
 import pytest
 
-from normlab.comparison.compare import plan
 from normlab.errors import UserError
 from normlab.spec.config import run_id
 from normlab.spec.metric import NLL
-from normlab.spec.request import CompareRequest
 from normlab.spec.serialise import to_json
 from normlab.store import RunFolder
+from normlab.store.examples import read_examples
 from normlab.tasks.language_model import LanguageModel
 from normlab.tasks.task import Evaluation, Task
 from normlab.training.measure import measure
@@ -53,7 +52,12 @@ def test_it_learns_and_leaves_a_whole_folder(plain, tmp_path):
     assert (status.state, status.outcome.state) == ("done", "trained")
     scores = json.loads(folder.scores.read_text())
     assert scores["perplexity"] == pytest.approx(dev[-1]["perplexity"], rel=0.3)
-    assert not folder.outputs.exists()
+    assert len(folder.outputs.read_text("utf-8").splitlines()) == 6
+    examples = read_examples(folder.examples)
+    for metric, rows in examples.items():
+        assert float(LanguageModel.combine(metric, rows.sum(axis=0))) == pytest.approx(
+            scores[metric], rel=1e-6
+        )
     assert folder.tokenizer.exists()
 
 
@@ -97,7 +101,7 @@ def test_the_worker_trains_it(plain, tmp_path):
     ended = subprocess.run(command, input=lines, capture_output=True, text=True, check=False)
     first, second = ended.stdout.splitlines()
     assert first == "done"
-    assert second.startswith("ValueError: encoder_layers is 1")
+    assert second.startswith("UserError: encoder_layers is 1")
     assert RunFolder(tmp_path / run_id(good)).status().state == "done"
 
 
@@ -112,15 +116,11 @@ def test_what_needs_translations_refuses_it(plain, tmp_path):
     folder = train(tiny_language_model(plain, steps=2), tmp_path / "runs")
     with pytest.raises(ValueError, match=r"of the task language_model and translates nothing; name a run"):
         translate(folder.path, ["one"])
-    request = CompareRequest(base=tiny_language_model(plain), recipes=("pre",), out=tmp_path / "compared")
-    with pytest.raises(ValueError, match=r"a comparison scores translations.*normlab train"):
-        plan(request)
-    assert not (tmp_path / "compared").exists()
 
 
 def test_a_run_is_refused_before_there_is_a_folder(plain, tmp_path):
-    config = tiny_language_model(plain, best_by="bits")
-    with pytest.raises(UserError, match=r"best_by is 'bits'.*did you mean 'bits_per_byte'"):
+    config = tiny_language_model(plain, best_by="bits_per")
+    with pytest.raises(UserError, match=r"best_by is 'bits_per'.*did you mean 'bits_per_byte'"):
         train(config, tmp_path)
     with pytest.raises(ValueError, match="unknown task"):
         train(replace(config, task="language"), tmp_path)

@@ -5,7 +5,7 @@ from dataclasses import replace
 
 import pytest
 
-from bad_input.damage import seal_again
+from bad_input.damage import write_again
 from normlab.optim import OPTIMISERS, SCHEDULES
 from normlab.store import RunFolder
 from normlab.tasks.translation import Translation
@@ -107,6 +107,6 @@ def test_a_checkpoint_from_before_there_was_val_decay_is_read(text, tmp_path, mo
         train(config, tmp_path / "parts")
     parts = RunFolder(tmp_path / "parts" / whole.path.name)
     state = parts.last / "state.json"
-    seal_again(state, val_decay=None)
+    write_again(state, val_decay=None)
     train(config, tmp_path / "parts")
     assert files(parts) == files(whole)

@@ -7,29 +7,23 @@ import pytest
 import torch
 
 from normlab.spec.config import SeedConfig
-from normlab.store import RunFolder
 from normlab.tasks.translation import Translation
-from normlab.training.trainer import Loop
-from training.tiny import tiny
+from normlab.training.trainer import Trainer
+from training.tiny import run_of, tiny
 
 
-def loop_of(config, root):
-    """A loop at its start, outside of any run."""
+def trainer_of(config, root):
     data, corpus = Translation.prepare(config.data, root / "data")
-    folder = RunFolder.create(root / "loop", config)
-    task = Translation(replace(config, data=data), corpus, torch.device("cpu"))
-    return Loop(task, folder, lambda row: None)
+    return Trainer(Translation(replace(config, data=data), corpus, torch.device("cpu")))
 
 
 # -------------------------------------------------------------------------------------------- randomness
 
 
 def first_losses(config, root, steps=3):
-    loop = loop_of(config, root)
-    start = {name: p.detach().clone() for name, p in loop.model.named_parameters()}
-    for _ in range(steps):
-        loop.step()
-    return start, [values[0].item() for _, values in loop.pending]
+    trainer = trainer_of(config, root)
+    start = {name: p.detach().clone() for name, p in trainer.model.named_parameters()}
+    return start, [trainer.step().values[0].item() for _ in range(steps)]
 
 
 def test_seeds_change_only_what_they_are_for(text, tmp_path):
@@ -58,15 +52,17 @@ def test_seeds_change_only_what_they_are_for(text, tmp_path):
 
 def test_every_micro_batch_has_dropout_of_its_own(text, tmp_path, monkeypatch):
     config = tiny(text, grad_accum_steps=2)
-    loop = loop_of(config, tmp_path)
+    trainer = trainer_of(config, tmp_path)
     seen = []
-    whole = loop.task.loss
-    first = loop.task.batch(0)
-    monkeypatch.setattr(loop.task, "batch", lambda index: first)
-    monkeypatch.setattr(loop.task, "loss", lambda model, batch: seen.append(whole(model, batch)) or seen[-1])
-    monkeypatch.setattr(loop.optimiser, "step", lambda: None)
-    loop.step()
-    loop.step()
+    whole = trainer.task.loss
+    first = trainer.task.batch(0)
+    monkeypatch.setattr(trainer.task, "batch", lambda index: first)
+    monkeypatch.setattr(
+        trainer.task, "loss", lambda model, batch: seen.append(whole(model, batch)) or seen[-1]
+    )
+    monkeypatch.setattr(trainer.optimiser, "step", lambda: None)
+    trainer.step()
+    trainer.step()
     assert len({s.loss.item() for s in seen}) == 4, "the same batch and weights, four drops"
 
 
@@ -76,14 +72,14 @@ def test_every_micro_batch_has_dropout_of_its_own(text, tmp_path, monkeypatch):
 def test_accumulated_gradient_is_that_of_the_batches_together(text, tmp_path, monkeypatch):
     config = tiny(text, grad_accum_steps=3, max_tokens=256)
     config = replace(config, model=replace(config.model, dropout=0.0))
-    loop = loop_of(config, tmp_path)
-    loop.model.double()
-    monkeypatch.setattr(loop.optimiser, "step", lambda: None)
-    monkeypatch.setattr(loop.optimiser, "zero_grad", lambda set_to_none: None)
-    loop.step()
-    grads = {name: p.grad.clone() for name, p in loop.model.named_parameters()}
+    trainer = trainer_of(config, tmp_path)
+    trainer.model.double()
+    monkeypatch.setattr(trainer.optimiser, "step", lambda: None)
+    monkeypatch.setattr(trainer.optimiser, "zero_grad", lambda set_to_none: None)
+    record = trainer.step()
+    grads = {name: p.grad.clone() for name, p in trainer.model.named_parameters()}
 
-    batches = [loop.task.batch(i) for i in range(3)]
+    batches = [trainer.task.batch(i) for i in range(3)]
     assert len({b.tokens for b in batches}) > 1, "equal batches would hide a mean of means"
 
     def together(name):
@@ -95,40 +91,40 @@ def test_accumulated_gradient_is_that_of_the_batches_together(text, tmp_path, mo
     whole = replace(
         batches[0], **{n: together(n) for n in ("source", "target_in", "target_out")}, tokens=tokens
     )
-    loop.model.zero_grad(set_to_none=True)
-    sums = loop.task.loss(loop.model, whole)
+    trainer.model.zero_grad(set_to_none=True)
+    sums = trainer.task.loss(trainer.model, whole)
     (sums.loss / tokens).backward()
     wanted = float(sums.loss.detach()) / tokens
-    for name, p in loop.model.named_parameters():
+    for name, p in trainer.model.named_parameters():
         torch.testing.assert_close(p.grad, grads[name], rtol=1e-6, atol=1e-7)  # the loss itself is in fp32
-    loss, nll, norm = loop.pending[0][1].tolist()
+    loss, nll, norm = record.values.tolist()
     assert loss == pytest.approx(wanted, rel=1e-5)
     assert nll == pytest.approx(float(sums.nll) / tokens, rel=1e-5)
     assert norm == pytest.approx(math.sqrt(sum(float((g**2).sum()) for g in grads.values())), rel=1e-5)
-    assert loop.progress.tokens == tokens
-    assert loop.progress.padded_tokens == sum(b.source.numel() + b.target_in.numel() for b in batches)
+    assert trainer.progress.tokens == tokens
+    assert trainer.progress.padded_tokens == sum(b.source.numel() + b.target_in.numel() for b in batches)
 
 
 def test_gradients_are_clipped_to_the_norm_that_was_asked_for(text, tmp_path, monkeypatch):
     config = tiny(text)
-    loop = loop_of(replace(config, optim=replace(config.optim, max_grad_norm=0.01)), tmp_path)
+    trainer = trainer_of(replace(config, optim=replace(config.optim, max_grad_norm=0.01)), tmp_path)
     norms = []
 
     def look():
-        norms.append(torch.nn.utils.get_total_norm([p.grad for p in loop.model.parameters()]).item())
+        norms.append(torch.nn.utils.get_total_norm([p.grad for p in trainer.model.parameters()]).item())
 
-    monkeypatch.setattr(loop.optimiser, "step", look)
-    loop.step()
+    monkeypatch.setattr(trainer.optimiser, "step", look)
+    record = trainer.step()
     assert norms[0] == pytest.approx(0.01, rel=1e-3)
-    assert loop.pending[0][1][2] > 0.1, "the row tells the norm before clipping"
+    assert record.values[2] > 0.1, "the row tells the norm before clipping"
 
 
 def test_rows_are_means_since_the_last_row_and_show_a_norm_that_is_not_finite(text, tmp_path):
-    loop = loop_of(tiny(text), tmp_path)
+    run = run_of(tiny(text), tmp_path)
     values = [(2.0, 1.0, 0.5), (4.0, 2.0, math.inf), (6.0, 6.0, 0.25)]
-    loop.progress.step = 3
-    loop.pending = [(0.1 * i, torch.tensor(v)) for i, v in enumerate(values)]
-    loop.flush()
-    (row,) = loop.folder.metrics()
+    run.progress.step = 3
+    run.rows.pending = [(0.1 * i, torch.tensor(v)) for i, v in enumerate(values)]
+    run.flush()
+    (row,) = run.folder.metrics()
     assert (row["step"], row["loss"], row["nll"], row["lr"]) == (3, 4.0, 3.0, 0.2)
     assert row["grad_norm_l2"] == math.inf

@@ -136,7 +136,7 @@ def test_what_cannot_be_a_start_is_refused(text, source, tmp_path):
     )
     for damage, why in (
         (changed("best/model.safetensors"), f"/best/model.safetensors {EDITED}"),
-        (foreign("best"), f"/best is of the run 0123456789ab, and this is {source.path.name}"),
+        (foreign("best"), f"/best belongs to the run 0123456789ab, and this is {source.path.name}"),
     ):
         copy = shutil.copytree(source.path, tmp_path / source.path.name)
         damage(copy)

@@ -14,13 +14,11 @@ from bad_input.damage import foreign
 from normlab.optim import OPTIMISERS, build_optimiser
 from normlab.spec.config import OptimConfig, TrainConfig, run_id
 from normlab.store import RunFolder
-from normlab.tasks.registry import TASKS
 from normlab.training.callbacks.flight import Trigger
 from normlab.training.train import train
-from normlab.training.trainer import Loop
-from normlab.training.weights import Ema, checkpoint_of, chosen, kept_steps
+from normlab.training.weights import Ema, checkpoint_of, kept_steps, weights_of
 from training.test_train import interrupt_at, without_seconds
-from training.tiny import PowerCutError, tiny
+from training.tiny import PowerCutError, run_of, tiny
 
 
 def keeping(config, keep, *, checkpoint_every_steps=5):
@@ -72,8 +70,8 @@ def test_the_moving_average_is_the_one_of_the_equation(name):
 def test_validations_and_the_best_weights_are_the_moving_averages(text, tmp_path):
     plain = train(keeping(tiny(text), "all"), tmp_path)
     folder = train(keeping(tiny(text, ema_decay=0.5), "all"), tmp_path)
-    assert chosen(folder, 6).said == "the moving average of the weights after step 6"
-    assert chosen(folder, "last").said == "the weights after step 12"
+    assert weights_of(folder, 6).description == "the moving average of the weights after step 6"
+    assert weights_of(folder, "last").description == "the weights after step 12"
     assert folder.path != plain.path
     for name in ("loss", "nll", "lr"):
         assert [row[name] for row in folder.metrics() if row["kind"] == "train"] == [
@@ -90,19 +88,18 @@ def test_validations_and_the_best_weights_are_the_moving_averages(text, tmp_path
 
 
 def test_steps_that_are_done_again_leave_the_moving_average_alone(text, tmp_path):
-    config = keeping(tiny(text, ema_decay=0.5), "", checkpoint_every_steps=4)
-    folder = train(config, tmp_path)
-    kind = TASKS[config.task]
-    data, corpus = kind.prepare(config.data, tmp_path / "data")
-    loop = Loop(kind(replace(config, data=data), corpus, torch.device("cpu")), folder, lambda row: None)
-    before = [state["ema"].clone() for state in loop.optimiser.state.values()]
-    report = loop.recorder.report(
-        Trigger("asked", 8, 8, "asked about step 8"), most=8, history=folder.metrics()
-    )
-    assert report["replay"]["agrees"]
-    after = [state["ema"] for state in loop.optimiser.state.values()]
+    config = keeping(tiny(text, ema_decay=0.5), "", checkpoint_every_steps=8)
+    run = run_of(config, tmp_path)
+    for _ in range(6):
+        run.step()
+    run.flush()
+    states = run.trainer.optimiser.state.values()
+    before = [state["ema"].clone() for state in states]
+    run.recorder.report(6, Trigger("asked", 6, 6, "asked about step 6"))
+    (report,) = run.folder.flights()
+    assert report["replay"] == {"from_step": 0, "checkpoint": False, "agrees": True}
     assert before
-    assert all(torch.equal(a, b) for a, b in zip(after, before, strict=True))
+    assert all(torch.equal(a, state["ema"]) for a, state in zip(before, states, strict=True))
 
 
 # ----------------------------------------------------------------------------------- average of the last
@@ -118,21 +115,21 @@ def test_the_average_is_the_mean_of_the_last_validations_and_is_tested_beside_th
         expected = sum(w[name].double() for w in three) / 3
         torch.testing.assert_close(mean.double(), expected, rtol=1e-6, atol=1e-8)
     state = json.loads((folder.average / "state.json").read_text())
-    assert (state["step"], state["steps"]) == (8, [4, 6, 8])
-    assert {"nll", "bleu"} <= state.keys(), "scores on dev"
-    for name in ("scores", "translations"):
+    assert (state["progress"], state["average"]) == ({"step": 8}, {"steps": [4, 6, 8]})
+    assert state["dev"].keys() == {"nll", "bleu"}
+    for name in ("scores", "outputs"):
         assert getattr(folder, f"best_{name}").read_bytes() == getattr(every, name).read_bytes()
     tested, best = (json.loads(p.read_text()) for p in (folder.scores, folder.best_scores))
     assert tested.keys() == best.keys()
     assert tested["nll"] != best["nll"]
     assert checkpoint_of(folder) == folder.average
-    assert chosen(folder).said == "the average of the weights after steps 4, 6, 8"
-    assert chosen(every).said == f"the best weights on dev, after step {every.status().best_step}"
+    assert weights_of(folder).description == "the average of the weights after steps 4, 6, 8"
+    assert weights_of(every).description == f"the best weights on dev, after step {every.status().best_step}"
 
 
 def test_fewer_validations_than_asked_for_are_all_averaged(text, tmp_path):
     folder = train(tiny(text, average_last=50), tmp_path)
-    assert json.loads((folder.average / "state.json").read_text())["steps"] == [6, 12]
+    assert json.loads((folder.average / "state.json").read_text())["average"]["steps"] == [6, 12]
 
 
 def test_weights_of_another_run_are_not_averaged(text, tmp_path, monkeypatch):
@@ -142,7 +139,7 @@ def test_weights_of_another_run_are_not_averaged(text, tmp_path, monkeypatch):
         train(config, tmp_path)
     (place,) = tmp_path.glob("*/config.json")
     foreign("steps/8")(place.parent)
-    with pytest.raises(ValueError, match=r"steps/8 is of the run 0123456789ab, and this is "):
+    with pytest.raises(ValueError, match=r"steps/8 belongs to the run 0123456789ab, and this is "):
         train(config, tmp_path)
 
 
@@ -231,7 +228,7 @@ def test_what_the_checkpoint_before_the_last_can_ask_for_is_kept(text, tmp_path)
 def test_what_cannot_be_chosen_is_said(text, tmp_path):
     folder = train(keeping(tiny(text, steps=4), "log"), tmp_path)
     assert checkpoint_of(folder, 0) == folder.steps / "0"
-    assert chosen(folder, 2).said == "the weights after step 2"
+    assert weights_of(folder, 2).description == "the weights after step 2"
     with pytest.raises(FileNotFoundError) as told:
         checkpoint_of(folder, 3)
     assert str(told.value) == (

@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import replace
 from pathlib import Path
 
+import torch
+
 from normlab.data.builtin import generate
 from normlab.recipes.grammar import resolve
 from normlab.spec.config import (
@@ -17,8 +19,24 @@ from normlab.spec.config import (
     SeedConfig,
     TrainConfig,
 )
+from normlab.store import RunFolder
+from normlab.tasks.registry import TASKS
+from normlab.training.ranks import SINGLE_PROCESS, Ranks
+from normlab.training.run import Run
+from normlab.training.trainer import Trainer
 
 NAMES = ("train_src", "train_tgt", "dev_src", "dev_tgt", "test_src", "test_tgt")
+
+
+def run_of(config: Config, root: Path, *, name: str = "run", ranks: Ranks = SINGLE_PROCESS) -> Run:
+    """A run at its start, or at the last checkpoint in its folder."""
+    kind = TASKS[config.task]
+    data, corpus = kind.prepare(config.data, root / "data")
+    config = replace(config, data=data)
+    ranks.on_main(RunFolder.create, root / name, config)
+    with ranks.main_first():
+        pass
+    return Run(Trainer(kind(config, corpus, torch.device("cpu")), ranks), RunFolder(root / name))
 
 
 class PowerCutError(BaseException):

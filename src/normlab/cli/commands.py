@@ -13,12 +13,13 @@ from typing import Annotated, Protocol, Self
 
 from tyro.conf import Positional, arg
 
-from normlab.cli.common import RUNS, ConfigParts, Imports, Switch, config_name, lines_of, resolved
+from normlab.cli.common import RUNS, ConfigParts, Imports, Switch, base_of, resolved
 from normlab.cli.diagnose import Diagnose
 from normlab.cli.flags import ConfigFlags, load
 from normlab.cli.papers import Papers, Reproduce
+from normlab.cli.score import Score
 from normlab.cli.translate import Translate
-from normlab.errors import UserError
+from normlab.spec.comparison import Comparison
 from normlab.spec.config import Config
 from normlab.spec.request import CompareRequest
 from normlab.store import Runs as Store
@@ -43,7 +44,7 @@ class Compare:
     """Train recipes at several learning rates and seeds, and write one page about them.
 
     Without any text it runs on the built-in corpus. Runs that are done are not done again: the same command
-    goes on where it stopped.
+    goes on where it stopped. The page exists once the first recipe is finished.
     """
 
     recipes: tuple[str, ...]
@@ -55,13 +56,13 @@ class Compare:
     first_seed: int
     flags: ConfigParts
     title: str
-    """Of the page."""
+    """Title of the page."""
     jobs: int
     """Runs at the same time; 0: one for each usable core, on a GPU a single one."""
     out: Path
     """Folder of the run folders and the page."""
     resamples: int
-    """Of the bootstrap behind intervals and significance."""
+    """Resamples of the bootstrap behind intervals and significance."""
     config: str
     """Where defaults come from: a configuration's name (demo, text, multi30k ...) or a run's config.json."""
     dry_run: Switch = False
@@ -69,12 +70,11 @@ class Compare:
     force: Switch = False
     """Also train combinations that their source does not define; their results are marked."""
     imports: Imports = ()
-    """A module of yours that registers placements, norms and so on; may be given several times."""
+    """A module of yours that registers placements, norms, tasks and so on; may be given several times."""
 
     @classmethod
     def defaults(cls, argv: Sequence[str]) -> Self:
-        name = config_name(argv)
-        base = load(name)
+        name, base = base_of(argv)
         request = CompareRequest()
         return cls(
             recipes=request.recipes,
@@ -117,12 +117,15 @@ class Compare:
         if self.dry_run:
             show.plan(compare.plan(request), jobs=request.jobs)
             return
-        expected = len(self.recipes) * (len(self.lrs) + self.seeds - 1)
-        with show.progress(jobs=request.jobs, expected_runs=expected) as progress:
-            comparison = compare.compare(request, progress.watch)
         from normlab.report.compare import write_compare_page
 
-        page = write_compare_page(comparison, self.out, self.out / "comparison.html")
+        def publish(comparison: Comparison) -> None:
+            write_compare_page(comparison, self.out, page)
+
+        page = self.out / "comparison.html"
+        expected = len(self.recipes) * (len(self.lrs) + self.seeds - 1)
+        with show.progress(jobs=request.jobs, expected_runs=expected) as progress:
+            comparison = compare.compare(request, progress.watch, publish)
         show.comparison(comparison)
         print(f"page: {page}")
 
@@ -139,7 +142,7 @@ class Train:
     lr: float
     """Peak learning rate."""
     seed: int
-    """Of the start, the order of the data and dropout."""
+    """Seed of the initialisation, the order of the data and dropout."""
     flags: ConfigParts
     out: Path
     """Folder of the run folders."""
@@ -150,12 +153,11 @@ class Train:
     force: Switch = False
     """Also train a combination that its source does not define; the run is marked."""
     imports: Imports = ()
-    """A module of yours that registers placements, norms and so on; may be given several times."""
+    """A module of yours that registers placements, norms, tasks and so on; may be given several times."""
 
     @classmethod
     def defaults(cls, argv: Sequence[str]) -> Self:
-        name = config_name(argv)
-        base = load(name)
+        name, base = base_of(argv)
         return cls(base.recipe, base.optim.lr, base.seeds.init, ConfigFlags.of(base), RUNS, name)
 
     def resolved(self) -> Config:
@@ -176,6 +178,7 @@ class Train:
 
     def run(self) -> None:
         from normlab.cli import show
+        from normlab.tasks.registry import TASKS
         from normlab.training.ranks import leads
         from normlab.training.train import train
 
@@ -184,48 +187,9 @@ class Train:
             train(config, self.out)
             return
         with show.progress() as progress:
-            folder = train(config, self.out, progress.watch_one(config))
+            metrics = TASKS[config.task].metrics
+            folder = train(config, self.out, progress.watch_one(config, metrics, self.out))
         show.run(folder)
-
-
-@dataclass(frozen=True)
-class Score:
-    """Score translations against references: sacreBLEU with its signature, chrF and tokenised BLEU."""
-
-    hypotheses: Annotated[Positional[str], arg(metavar="TRANSLATIONS")]
-    """One a line; -: standard input."""
-    references: Annotated[Positional[str], arg(metavar="REFERENCES")]
-    """As many lines."""
-    tokenised: Switch = False
-    """The text is split into tokens by blanks already (by Moses, say): tokenised BLEU takes it as it is."""
-    target_lang: str = ""
-    """Language of the text, such as zh: BLEU of zh, ja and ko has tokens of its own."""
-    against: str = ""
-    """Other translations of the same text: how much better BLEU is than theirs, and whether by chance."""
-
-    @classmethod
-    def defaults(cls, argv: Sequence[str]) -> None:
-        return None
-
-    def run(self) -> None:
-        from normlab.comparison.significance import differences
-        from normlab.spec.comparison import in_words
-        from normlab.tasks.scores import score
-
-        given = (self.hypotheses, self.references, self.against)
-        if given.count("-") > 1:
-            raise UserError("- is standard input, which is read once; give the other texts as files")
-        hypotheses, references = lines_of(self.hypotheses), lines_of(self.references)
-        scores = score(hypotheses, references, tokenised=self.tokenised, target_lang=self.target_lang)
-        said = [
-            f"{name:<16} {value:.2f}" if isinstance(value, float) else f"{name:<16} {value}"
-            for name, value in vars(scores).items()
-        ]
-        if self.against:
-            systems = {"these": [hypotheses], "those": [lines_of(self.against)]}
-            (found,) = differences(systems, references, target_lang=self.target_lang)
-            said.append(f"minus {self.against}: {in_words(found)}")
-        print("\n".join(said))
 
 
 @dataclass(frozen=True)
@@ -247,10 +211,11 @@ class Runs:
 
 @dataclass(frozen=True)
 class Report:
-    """Write the page of a comparison again, or the page of a single run."""
+    """Write the page of a comparison again, of a single run, or of the probes of another trainer."""
 
     of: Annotated[Positional[str], arg(metavar="RUN")] = ""
-    """A run's folder, the beginning of its id, or a comparison.json; nothing: the comparison in --runs."""
+    """A run's folder, the beginning of its id, a comparison.json, or a probes.jsonl that a callback wrote;
+    nothing: the comparison in --runs."""
     page: Path | None = None
     """File for the page; without it beside what it shows."""
     runs: Path = RUNS
@@ -264,7 +229,11 @@ class Report:
         print(f"page: {self.write()}")
 
     def write(self) -> Path:
-        """Write the page; its path."""
+        """Write the page and return its path."""
+        if self.of.endswith(".jsonl"):
+            from normlab.report.flight import write_probes_page
+
+            return write_probes_page(Path(self.of), self.page or Path(self.of).with_suffix(".html"))
         if self.of and not self.of.endswith(".json"):
             from normlab.report.run import run_page
 
@@ -273,7 +242,6 @@ class Report:
             write_text_atomic(page, run_page(folder.path))
             return page
         from normlab.report.compare import write_compare_page
-        from normlab.spec.comparison import Comparison
         from normlab.spec.serialise import from_json
 
         stored = Path(self.of or self.runs / "comparison.json")
@@ -298,7 +266,7 @@ class Recipes:
     force: Switch = False
     """Also explain combinations that their source does not define, with the reason."""
     imports: Imports = ()
-    """A module of yours that registers placements, norms and so on; may be given several times."""
+    """A module of yours that registers placements, norms, tasks and so on; may be given several times."""
 
     @classmethod
     def defaults(cls, argv: Sequence[str]) -> None:

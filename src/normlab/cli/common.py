@@ -1,4 +1,4 @@
-"""What several commands have in common: kinds of flags, and how a configuration and a run are found."""
+"""Parts that several commands share: types of flags, and the resolution of a configuration."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ from tyro.conf import FlagCreatePairsOff, OmitArgPrefixes, UseAppendAction, arg
 
 from normlab.cli.flags import ConfigFlags, is_file_name, load
 from normlab.spec.config import Config, SeedConfig
+from normlab.spec.fields import flag_name
 
 RUNS = Path("runs")
 Switch = FlagCreatePairsOff[bool]
@@ -18,21 +19,39 @@ ConfigParts = Annotated[OmitArgPrefixes[ConfigFlags], arg(name="")]
 Imports = Annotated[UseAppendAction[tuple[str, ...]], arg(name="import", metavar="MODULE")]
 
 
-def flag(argv: Sequence[str], name: str) -> str | None:
-    """The value that a flag has on the command line before it is parsed; the last one counts."""
-    found = None
+def flags(argv: Sequence[str], name: str) -> list[str]:
+    """Return the values of a flag on the command line before it is parsed."""
+    found = []
     for place, word in enumerate(argv):
         key, equals, value = word.partition("=")
-        if key.replace("_", "-") == name:
-            found = value if equals else "".join(argv[place + 1 : place + 2])
+        if key.startswith("--") and flag_name(key[2:]) == name:
+            found.append(value if equals else "".join(argv[place + 1 : place + 2]))
     return found
 
 
+def flag(argv: Sequence[str], name: str) -> str | None:
+    """Return the value of a flag on the command line before it is parsed; the last one counts."""
+    return next(reversed(flags(argv, name)), None)
+
+
 def config_name(argv: Sequence[str]) -> str:
-    """What ``--config`` names; without it what suits the text that is given, ``demo`` where none is."""
+    """Return the value of ``--config``, or a configuration that suits the text, ``demo`` without one."""
     suiting = {"--train-src": "text", "--dataset": "text", "--train-text": "language_model"}
     given = (name for typed, name in suiting.items() if flag(argv, typed))
     return flag(argv, "--config") or next(given, "demo")
+
+
+def base_of(argv: Sequence[str]) -> tuple[str, Config]:
+    """The name of the configuration that ``--config`` asks for, and the configuration.
+
+    Modules given with ``--import`` are imported first, because they may define it.
+    """
+    if imports := flags(argv, "--import"):
+        from normlab.recipes.plugins import load_plugins
+
+        load_plugins(*imports)
+    name = config_name(argv)
+    return name, load(name)
 
 
 def resolved(
@@ -45,8 +64,8 @@ def resolved(
     force: bool,
     imports: Sequence[str],
 ) -> Config:
-    """The configuration of that name or file, with what was typed, resolved for this machine. A run's own
-    file is kept as it is, but for what was typed.
+    """Return the configuration of a name or file with the typed flags, resolved for this machine. The file of
+    a run is changed only by what is typed.
     """
     from normlab.recipes.grammar import own_code, require_known, resolve
     from normlab.recipes.plugins import load_plugins
@@ -67,7 +86,7 @@ def resolved(
 
 
 def lines_of(name: str) -> list[str]:
-    """Lines of a file or a column, see ``data.sources``; - is standard input."""
+    """Return the lines of a file or a column, see ``data.sources``; - is standard input."""
     from normlab.data.sources import open_lines
 
     return list(open_lines("/dev/stdin" if name == "-" else name))

@@ -1,4 +1,4 @@
-"""``normlab diagnose``: what is looked at, by what was typed; findings in the terminal, and a page."""
+"""``normlab diagnose``: examine a recipe, a run or any model; findings in the terminal, and a page."""
 
 from __future__ import annotations
 
@@ -15,6 +15,7 @@ from tyro.conf import Positional, arg
 from normlab.cli.common import RUNS, ConfigParts, Imports, Switch, config_name, resolved
 from normlab.cli.flags import ConfigFlags, load
 from normlab.errors import UserError
+from normlab.spec.fields import flag_name
 from normlab.store.folder import find_run
 
 if TYPE_CHECKING:
@@ -22,28 +23,28 @@ if TYPE_CHECKING:
     from normlab.examine.subjects import Case
 
 GATE_CLOSED = 3
-"""Exit code where ``--fail-on`` found something."""
+"""Exit code if a finding is as severe as ``--fail-on``."""
 FLAGS = {
     "blocks=": "--blocks encoder.layer",
     "branches=": "--branches attn mlp",
     "loss=lambda": "--loss my_package.my_module:loss",
     "call=lambda": "--batch with what the model's forward takes",
 }
-"""What a sentence says for Python, as it is typed here."""
+"""Arguments in Python, and the flags that replace them on the command line."""
 STYLES = {"problem": "bold red", "warning": "yellow", "note": "dim"}
 
 
 @dataclass(frozen=True)
 class Diagnose:
-    """Measure a model before it trains, compare with theory, and write one page about what was found.
+    """Measure a model before it trains, compare it with theory, and write a page with the findings.
 
-    Looked at is a recipe at its start, on the built-in corpus or your text, a run through its
+    Examine a recipe at its initialisation, on the built-in corpus or your text, a run through its
     checkpoints, or any torch module of yours: --model my_package.my_module:build --batch
-    my_package.my_module:batch. The exit code is 3 if --fail-on is given and something as severe was found.
+    my_package.my_module:batch. The exit code is 3 if --fail-on is given and a finding is as severe.
     """
 
     run_folder: Annotated[Positional[str], arg(metavar="RUN")]
-    """A run's folder, or the beginning of its id; nothing: the recipe, or --model."""
+    """A run's folder, or the beginning of its id; leave it out to examine a recipe or --model."""
     model: str
     """package.module:function that returns your model; importable, or in the current directory."""
     batch: str
@@ -51,40 +52,40 @@ class Diagnose:
     loss: str
     """package.module:function (model, batch) -> scalar; without it the model's output holds its loss."""
     blocks: tuple[str, ...]
-    """Container of the repeated blocks of your model, or globs for them, where they are not found."""
+    """The container of your model's repeated blocks, or globs for them, if they are not found."""
     branches: tuple[str, ...]
-    """Modules inside a block whose outputs are added to the stream, where the sums are not seen."""
+    """Modules inside a block whose outputs are added to the stream, if the sums are not seen."""
     recipe: str
     """A placement and what goes with it, such as pre+scalenorm; `normlab recipes` lists the parts."""
     lr: float | None
-    """Learning rate of the training to come; without it that of the configuration."""
+    """Learning rate of the training to come; by default that of the configuration."""
     seed: int
-    """Of the start and the data."""
+    """Seed of the initialisation and the data."""
     flags: ConfigParts
     config: str
     """Where defaults come from: a configuration's name (demo, text, multi30k ...) or a run's config.json."""
     tokens: int = 2048
-    """Padded source + target positions of the batch that is looked at."""
+    """Padded source + target positions of the batch that is examined."""
     preset: Literal["cheap", "standard", "full"] = "standard"
-    """cheap: a few passes; standard: all but second derivatives; full: all."""
+    """cheap: a few passes; standard: everything but second derivatives; full: everything."""
     checkpoints: tuple[Literal["last", "best", "average"], ...] = ()
-    """Of a run; without it the last, and the best where that is another."""
+    """Checkpoints of a run; by default the last, and the best if that is another."""
     step: int | None = None
-    """Of a run with --keep-checkpoints: look at the weights after this step."""
+    """For a run with --keep-checkpoints: examine the weights after this step."""
     flight: Switch = False
-    """Of a run: do its steps again with every module watched, and name the first one that went wrong."""
+    """For a run: repeat its steps with every module watched, and name the first one that went wrong."""
     fail_on: Literal["", "warning", "problem"] = ""
     """Exit with code 3 if there is a finding as severe as this."""
     out: Path | None = None
-    """Folder of the page; without it the run's folder, or --runs."""
+    """Folder of the page; by default the run's folder, or --runs."""
     runs: Path = RUNS
-    """Folder of the run folders, where text is prepared, too."""
+    """Folder of the run folders, where text is also prepared."""
     as_json: Annotated[Switch, arg(name="json")] = False
     """Print everything as JSON instead of sentences."""
     force: Switch = False
-    """Also look at a combination that its source does not define."""
+    """Also examine a combination that its source does not define."""
     imports: Imports = ()
-    """A module of yours that registers placements, norms and so on; may be given several times."""
+    """A module of yours that registers placements, norms, studies and so on; may be given several times."""
 
     @classmethod
     def defaults(cls, argv: Sequence[str]) -> Self:
@@ -132,7 +133,7 @@ class Diagnose:
             raise SystemExit(GATE_CLOSED)
 
     def _diagnosed(self, case: Case) -> Diagnosis:
-        """Raises UserError with what to type for what cannot be diagnosed."""
+        """Diagnose a case. Raises UserError, with the flags to type, if that is impossible."""
         try:
             return case.diagnosed(self.preset, blocks=self.blocks, branches=self.branches)
         except UserError as error:
@@ -142,7 +143,7 @@ class Diagnose:
             raise UserError(f"{error}. On the command line: {typed}") from error
 
     def _check(self) -> None:
-        """Raise UserError where what was typed names several things, or half of one."""
+        """Raise UserError if the flags name several subjects, or half of one."""
         if self.run_folder and self.model:
             raise UserError("both a run and --model were given; leave one of them out")
         if bool(self.model) != bool(self.batch):
@@ -153,7 +154,7 @@ class Diagnose:
                 f"my_package.my_module:{name}"
             )
         typed = {"fail_on": self.fail_on, "checkpoints": self.checkpoints, "step": self.step is not None}
-        ignored = [f"--{name.replace('_', '-')}" for name, value in typed.items() if value]
+        ignored = [flag_name(name) for name, value in typed.items() if value]
         if self.flight and ignored:
             raise UserError(
                 f"--flight makes no diagnosis, so that {' and '.join(ignored)} says nothing; leave it out"
@@ -182,7 +183,7 @@ class Diagnose:
             raise UserError("--loss goes with --model and --batch; a recipe and a run have their own")
 
     def _of_a_recipe(self) -> list[str]:
-        """What was typed that only the diagnosis of a recipe would read."""
+        """Return the flags that were typed and that only a diagnosis of a recipe reads."""
         base = load(self.config)
         typed = {
             "--recipe": self.recipe != base.recipe,
@@ -193,7 +194,7 @@ class Diagnose:
         return found or ["--config"] * (self.config != config_name(()))
 
     def _say_flight(self) -> None:
-        """The flight recorder's report on a run that is over or interrupted, and the run's page with it."""
+        """Print the flight recorder's report on a run that is over or interrupted, and write its page."""
         from normlab.recipes.plugins import load_plugins
         from normlab.report.run import run_page
         from normlab.spec.serialise import to_plain
@@ -204,7 +205,7 @@ class Diagnose:
         folder = find_run(self.run_folder, self.runs)
         made = folder.status().step
         print(
-            f"doing the {made:,} steps of {folder.path.name} again, every module watched in the last",
+            f"repeating the {made:,} steps of {folder.path.name}, with every module watched in the last ones",
             file=sys.stderr,
         )
         report = to_plain(examine(folder.path))
@@ -219,7 +220,7 @@ class Diagnose:
         print(f"page: {page}")
 
     def _cases(self) -> list[tuple[Case, Path, str]]:
-        """What to look at, the folder of its page, and the page's name."""
+        """Return each case to examine, with the folder and the name of its page."""
         from normlab.examine import subjects as diagnose
         from normlab.recipes.grammar import require_known
         from normlab.recipes.plugins import load_plugins
@@ -258,7 +259,7 @@ def _page_name(checkpoint: str | int) -> str:
 
 
 def _say(case: Case, diagnosis: Diagnosis, page: Path) -> None:
-    """Findings with their evidence, the most severe first, and where the page is."""
+    """Print the findings with their evidence, the most severe first, and the path of the page."""
     from rich.text import Text
 
     from normlab.cli import terminal

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import math
+import threading
 import time
 from collections import Counter, deque
 from collections.abc import Callable, Mapping, Sequence
@@ -22,12 +23,15 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
+from normlab.errors import UserError
 from normlab.spec.config import Config
-from normlab.spec.units import duration, perplexity, rate
-from normlab.store import RunFolder, Status
+from normlab.spec.metric import NLL, Metric, deciding
+from normlab.spec.units import duration, rate
+from normlab.store import RunFolder, Runs, Status
 
 LOG_EVERY_SECONDS = 30.0
 """Without a terminal, a run says where it is that often, and at every validation."""
+POLL_SECONDS = 0.5
 RATE_ROWS = 20
 """Tokens a second are taken over so many log rows."""
 WIDE = 110
@@ -72,34 +76,40 @@ class Tail:
 
 @dataclass
 class View:
-    """What is known of one run."""
+    """The progress of one run, as far as its rows and its status tell."""
 
     name: str
     steps: int
+    metric: Metric = NLL
+    """The dev metric that decides which checkpoint is best."""
     state: str = "waiting"
+    phase: str = ""
+    """The work in progress beside training, with the share that is done: ``translating 40%``."""
     last: dict[str, Any] = field(default_factory=dict)
-    best_bleu: float | None = None
-    best_nll: float | None = None
-    """On dev, as ``best_bleu``; of runs without BLEU."""
+    best: float | None = None
+    """The best dev score so far."""
     recent: deque[tuple[float, float]] = field(default_factory=lambda: deque(maxlen=RATE_ROWS))
     """(seconds, tokens) of the last log rows."""
 
     @classmethod
-    def of(cls, config: Config) -> Self:
-        seed = config.seeds.init
-        return cls(f"{config.recipe} · {rate(config.optim.lr)} · seed {seed}", config.train.steps)
+    def of(cls, config: Config, metrics: Sequence[Metric]) -> Self:
+        name = f"{config.recipe} · {rate(config.optim.lr)} · seed {config.seeds.init}"
+        return cls(name, config.train.steps, deciding(metrics, config.train.best_by))
 
     def see(self, row: Mapping[str, Any]) -> None:
         """Take in one row of the metrics; infinities may be strings."""
-        if row["kind"] == "dev" and "bleu" in row:
-            bleu = float(row["bleu"])
-            self.best_bleu = bleu if self.best_bleu is None else max(self.best_bleu, bleu)
-        elif row["kind"] == "dev":
-            nll = float(row["nll"])
-            self.best_nll = nll if self.best_nll is None else min(self.best_nll, nll)
+        if row["kind"] == "dev":
+            score = float(row.get(self.metric.name, math.nan))
+            self.best = score if self.metric.better(score, self.best) else self.best
         else:
             self.last = dict(row)
             self.recent.append((float(row["seconds"]), float(row["tokens"])))
+
+    def look(self, status: Status) -> None:
+        """Take in the state of the run."""
+        self.state = state_of(status)
+        share = "" if status.phase_done is None else f" {status.phase_done:.0%}"
+        self.phase = f"{status.phase}{share}" if status.phase and self.state == "running" else ""
 
     @property
     def step(self) -> int:
@@ -130,15 +140,14 @@ class View:
             ("loss", self._number("loss", ".3f")),
             ("gradient norm", self._number("grad_norm_l2", ".3g")),
             ("lr", rate(float(self.last["lr"])) if self.last.get("lr") else ""),
-            ("best BLEU", "" if self.best_bleu is None else f"{self.best_bleu:.1f}"),
-            ("best perplexity", "" if self.best_nll is None else f"{perplexity(self.best_nll):.1f}"),
+            (f"best {self.metric.label}", self.metric.shown(self.best)),
             ("ETA", "" if left is None or not left else duration(left)),
         ]
 
     def line(self) -> str:
         """One log line."""
         known = [f"{label} {value}" for label, value in self.cells() if value]
-        return f"{self.name} [{self.state}]: {', '.join(known)}"
+        return f"{self.name} [{self.phase or self.state}]: {', '.join(known)}"
 
     def _number(self, key: str, form: str) -> str:
         value = float(self.last.get(key, math.nan))
@@ -155,6 +164,7 @@ class Progress:
         self.asked = 0
         self.live = Live(console=console, auto_refresh=False, transient=True) if console.is_terminal else None
         self.said: dict[int, tuple[object, float]] = {}
+        self.over = threading.Event()
 
     def __enter__(self) -> Self:
         if self.live:
@@ -164,6 +174,7 @@ class Progress:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, where: TracebackType | None
     ) -> None:
+        self.over.set()
         if self.live:
             with suppress(OSError):
                 self.live.stop()
@@ -176,7 +187,7 @@ class Progress:
             if not (path / "config.json").exists():
                 continue
             if path not in self.views:
-                self.views[path] = View.of(folder.config())
+                self.views[path] = View.of(folder.config(), folder.task_metrics())
                 self.tails[path] = Tail(path / "metrics.jsonl")
             view = self.views[path]
             anew, rows = self.tails[path].rows()
@@ -184,15 +195,35 @@ class Progress:
                 view.recent.clear()
             for row in rows:
                 view.see(row)
-            view.state = state_of(folder.status())
+            view.look(folder.status())
         self.show()
 
-    def watch_one(self, config: Config) -> Callable[[dict[str, Any]], None]:
-        """A callback for the rows of one run of this process."""
-        view = self.views[Path()] = View.of(config)
+    def watch_one(
+        self, config: Config, metrics: Sequence[Metric], root: Path
+    ) -> Callable[[dict[str, Any]], None]:
+        """A callback for the rows of one run of this process, whose folder is made under ``root``.
+
+        From the first row on, a thread looks at the run's status twice a second.
+        """
+        view = self.views[Path()] = View.of(config, metrics)
         view.state, self.asked = "running", 1
 
+        def same(folder: RunFolder) -> bool:
+            other = folder.config()
+            mine = (config.recipe, config.optim, config.model, config.seeds)
+            return mine == (other.recipe, other.optim, other.model, other.seeds)
+
+        def follow() -> None:
+            with suppress(OSError, UserError):
+                running = (f for f in Runs(root) if f.status().state == "running")
+                folder = next(filter(same, running), None)
+                while folder and not self.over.wait(POLL_SECONDS):
+                    view.look(folder.status())
+                    self.show()
+
         def see(row: dict[str, Any]) -> None:
+            if not view.last:
+                threading.Thread(target=follow, daemon=True).start()
             view.see(row)
             self.show()
 
@@ -210,8 +241,8 @@ class Progress:
         for view in self.views.values():
             if view.state == "waiting":
                 continue
-            best = (view.best_bleu, view.best_nll)
-            news, now = (view.state, best, bool(view.last)), time.monotonic()
+            phase = view.phase.partition(" ")[0]
+            news, now = (view.state, phase, view.best, bool(view.last)), time.monotonic()
             before, when = self.said.get(id(view), (None, -math.inf))
             if news != before or (view.state == "running" and now - when >= LOG_EVERY_SECONDS):
                 self.said[id(view)] = news, now
@@ -222,8 +253,8 @@ class Progress:
         """Running runs first, then the ended ones, as many as fit."""
         order = sorted(self.views.values(), key=lambda v: (v.state != "running", v.state == "waiting"))
         hidden = set() if self.console.width >= WIDE else {"lr"}
-        hidden |= {"best perplexity"} if all(v.best_nll is None for v in order) else {"best BLEU"}
-        labels = [label for label, _ in View("", 0).cells() if label not in hidden]
+        first = order[0] if order else View("", 0)
+        labels = [label for label, _ in first.cells() if label not in hidden]
         table = Table(box=None, pad_edge=False, padding=(0, 1, 0, 0))
         table.add_column("run", min_width=12)
         table.add_column("", min_width=8)
@@ -233,9 +264,10 @@ class Progress:
             )
         for view in order[: max(1, height)]:
             bar = ProgressBar(total=max(1, view.steps), completed=view.step, width=8)
-            state = bar if view.state == "running" else Text(view.state, style=STYLES.get(view.state, ""))
+            words = view.phase or ("" if view.state == "running" else view.state)
+            state = Text(words, style=STYLES.get(view.state, "")) if words else bar
             cells = dict(view.cells())
-            table.add_row(view.name, state, *(Text(cells[label], no_wrap=True) for label in labels))
+            table.add_row(view.name, state, *(Text(cells.get(label, ""), no_wrap=True) for label in labels))
         return table
 
     def summary(self) -> str:

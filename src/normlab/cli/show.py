@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from itertools import groupby
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 from rich.console import Console
@@ -14,13 +13,14 @@ from rich.text import Text
 from normlab.cli import terminal
 from normlab.cli.progress import STYLES, Progress, state_of
 from normlab.errors import UserError
-from normlab.spec.comparison import Comparison, Difference, RecipeResult
+from normlab.spec.comparison import Comparison, Difference
 from normlab.spec.config import Config
+from normlab.spec.metric import Metric, deciding, in_words
 from normlab.spec.tex import readable
-from normlab.spec.units import duration, p_value, quality, rate, steps_named
+from normlab.spec.units import duration, p_value, rate, steps_named
 from normlab.store import RunFolder, Runs
 from normlab.store.folder import Status, read_json
-from normlab.store.sealed import standing, unsealed
+from normlab.store.manifest import committed, read_state
 
 if TYPE_CHECKING:
     from normlab.comparison.compare import ComparePlan
@@ -52,33 +52,36 @@ def plan(planned: ComparePlan, *, jobs: int) -> None:
 
 
 def comparison(result: Comparison) -> None:
-    """The result table, best first, and the differences that are significant."""
-    header = ("recipe", ">lr", ">BLEU", ">95% interval", ">chrF", ">dev BLEU", "outcomes", ">time a run")
+    """The result table, best first, and every difference."""
+    headline, *others = result.tested or result.metrics[:1]
+    dev = f">dev {result.dev_metric.label}"
+    scores = [f">{metric.label}" for metric in others]
+    header = ("recipe", ">lr", f">{headline.label}", ">95% interval", *scores, dev, "outcomes", ">time a run")
     rows: list[Sequence[str | Text]] = []
-    for recipe in sorted(result.recipes, key=_bleu, reverse=True):
-        low_high = f"{recipe.bleu.low:z.1f} to {recipe.bleu.high:z.1f}" if recipe.bleu else ""
+    for recipe in sorted(result.recipes, key=lambda r: headline.merit(r.value(headline)), reverse=True):
+        found = recipe.intervals.get(headline.name)
         cells = (
             f"{recipe.name} ({FORCED})" if recipe.forced else recipe.name,
             rate(recipe.lr),
-            f"{recipe.bleu.value:.1f}" if recipe.bleu else "",
-            low_high,
-            _number(recipe.chrf),
-            _number(recipe.dev_bleu),
+            headline.shown(recipe.value(headline)),
+            f"{headline.shown(found.low)} to {headline.shown(found.high)}" if found else "",
+            *(metric.shown(recipe.value(metric)) for metric in others),
+            result.dev_metric.shown(recipe.dev.get(result.best_by)),
             Text(" ").join(Text(outcome, STYLES.get(outcome, "")) for outcome in recipe.outcomes),
             duration(recipe.train_seconds),
         )
         rows.append(cells)
-    table = _fitted(header, rows, (">time a run", ">chrF", ">dev BLEU", ">95% interval"))
-    terminal.write(
-        table, *map(_difference, result.differences), *(f"failed: {reason}" for reason in result.failed)
-    )
+    table = _fitted(header, rows, (">time a run", *reversed(scores), dev, ">95% interval"))
+    said = [_difference(d, headline) for d in result.differences]
+    terminal.write(table, *said, *(f"failed: {reason}" for reason in result.failed))
     terminal.write(*(f"{recipe.name}: {recipe.unheard}" for recipe in result.recipes if recipe.unheard))
     terminal.write(*_forced({recipe.name: recipe.forced for recipe in result.recipes if recipe.forced}))
 
 
 def run(folder: RunFolder) -> None:
     """How a single training ended."""
-    status = folder.status()
+    status, metrics = folder.status(), folder.task_metrics()
+    decides = deciding(metrics, folder.config().train.best_by)
     if folder.start.exists():
         print(read_json(folder.start)["sentence"])
     if status.outcome:
@@ -88,32 +91,21 @@ def run(folder: RunFolder) -> None:
     for report in folder.flights():
         print(f"flight recorder: {report['verdict']['sentence']}")
     if status.best_step is not None:
-        dev = quality(bleu=status.best_dev.get("bleu"), nll=status.best_dev.get("nll"))
+        dev = decides.said(status.best_dev.get(decides.name))
         print(f"best checkpoint: step {status.best_step}, dev {dev}")
     if folder.best_scores.exists():
-        print(f"test {_scores(folder.best_scores)}")
-        average = unsealed(standing(folder.average))
-        dev = quality(bleu=average["dev"].get("bleu"), nll=average["dev"]["nll"])
-        print(f"average of {steps_named(average['steps'])}: dev {dev}")
-        print(f"its test {_scores(folder.scores)}")
+        print(f"test {in_words(metrics, read_json(folder.best_scores))}")
+        average = read_state(committed(folder.average))
+        dev = decides.said(average["dev"].get(decides.name))
+        print(f"average of {steps_named(average['average']['steps'])}: dev {dev}")
+        print(f"its test {in_words(metrics, read_json(folder.scores))}")
     elif folder.scores.exists():
-        print(f"test {_scores(folder.scores)}")
+        print(f"test {in_words(metrics, read_json(folder.scores))}")
     print(f"{duration(status.train_seconds)} of training; run folder: {folder.path}")
 
 
 def _stopped(status: Status) -> str:
     return f"ended at step {status.step:,}: {status.stopped}"
-
-
-def _scores(path: Path) -> str:
-    """The most telling first; empty where the test has not been done."""
-    if not path.exists():
-        return ""
-    scores = read_json(path)
-    if "bleu" in scores:
-        return f"{quality(bleu=scores['bleu'])}, chrF {scores['chrf']:.1f}  {scores['signatures']['bleu']}"
-    word, bits = float(scores["word_perplexity"]), float(scores["bits_per_byte"])
-    return f"{quality(nll=float(scores['nll']))}, word perplexity {word:.1f}, {bits:.3f} bits a byte"
 
 
 def runs(store: Runs) -> None:
@@ -146,7 +138,9 @@ def _forced(reasons: Mapping[str, str]) -> list[str]:
 
 
 def _run_cells(folder: RunFolder) -> list[str]:
-    config, status = folder.config(), folder.status()
+    config, status, metrics = folder.config(), folder.status(), folder.task_metrics()
+    scores = read_json(folder.scores) if folder.scores.exists() else {}
+    decides = deciding(metrics, config.train.best_by)
     host = folder.elsewhere() if status.state == "running" else ""
     state = f"running on {host}" if host else state_of(status)
     return [
@@ -156,8 +150,8 @@ def _run_cells(folder: RunFolder) -> list[str]:
         str(config.seeds.init),
         f"{status.step:,}/{config.train.steps:,}",
         ", ".join([state, *[STALE] * folder.stale(), *[FORCED] * bool(config.forced)]),
-        quality(bleu=status.best_dev.get("bleu"), nll=status.best_dev.get("nll")),
-        _scores(folder.scores).partition(",")[0],
+        decides.said(status.best_dev.get(decides.name)),
+        in_words(metrics[:1], scores),
         duration(status.train_seconds),
     ]
 
@@ -215,23 +209,11 @@ def _fitted(header: Sequence[str], rows: Sequence[Sequence[str | Text]], spare: 
     return table
 
 
-def _bleu(recipe: RecipeResult) -> float:
-    return recipe.bleu.value if recipe.bleu else -1.0
-
-
-def _number(value: float | None) -> str:
-    return "" if value is None else f"{value:.1f}"
-
-
-def _signed(value: float) -> str:
-    text = f"{value:+.1f}"
-    return text if float(text) else text[1:]
-
-
-def _difference(d: Difference) -> str:
+def _difference(d: Difference, metric: Metric) -> str:
     verdict = "significant" if d.significant else "not significant"
+    value, low, high = (metric.signed(v) for v in (d.delta.value, d.delta.low, d.delta.high))
     return (
-        f"{d.a} - {d.b}: {_signed(d.delta.value)} BLEU ({_signed(d.delta.low)} to {_signed(d.delta.high)}), "
+        f"{d.a} - {d.b}: {value} {metric.label} ({low} to {high}), "
         f"{p_value(d.p_corrected)} corrected, {verdict}"
         + ("" if d.p_randomisation is None else f"; randomisation {p_value(d.p_randomisation)}")
     )

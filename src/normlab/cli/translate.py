@@ -13,6 +13,7 @@ from tyro.conf import Positional, arg
 from normlab.cli.common import RUNS, Imports, Switch, lines_of
 from normlab.errors import UserError
 from normlab.spec.config import DecodeConfig
+from normlab.spec.fields import flag_name
 from normlab.store.folder import find_run, write_text_atomic
 
 
@@ -81,7 +82,7 @@ class Translate:
             )
         for name in ("length_penalty", "length_penalty_formula"):
             if typed[name] is not None and decode.sample:
-                flag = f"--{name.replace('_', '-')}"
+                flag = flag_name(name)
                 raise UserError(
                     f"{flag} is {typed[name]} and weighs what a search finds, but outputs are drawn; leave "
                     f"it out, or search: --beam 5 {flag} {typed[name]} without --sample"
@@ -109,7 +110,7 @@ class Translate:
         from normlab.recipes.grammar import require_known
         from normlab.recipes.plugins import load_plugins
         from normlab.training.translate import n_best, translate
-        from normlab.training.weights import chosen
+        from normlab.training.weights import weights_of
 
         load_plugins(*self.imports)
         self._require_place()
@@ -118,8 +119,8 @@ class Translate:
         decode = self.decode(folder.config().decode)
         lines = [line for name in self.files or ("-",) for line in lines_of(name)]
         prefixes = [self.prefix] * len(lines)
-        weights = chosen(folder, self._weights())
-        print(f"translating with {weights.said}", file=sys.stderr)
+        weights = weights_of(folder, self._weights())
+        print(f"translating with {weights.description}", file=sys.stderr)
         how: dict[str, Any] = {"prefixes": prefixes, "weights": weights.name, "threads": self.threads}
         if self.n_best is None:
             written = translate(folder.path, lines, decode, **how)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 import threading
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -15,8 +14,6 @@ from normlab.data.ragged import Ints, TokenPairs
 from normlab.data.shapes import Shape
 from normlab.data.tokenizer import BOS, EOS, PAD, UNK
 from normlab.spec.randomness import derive
-
-_DRAWS_AT_A_TIME = 2**21
 
 
 @dataclass(frozen=True)
@@ -52,7 +49,7 @@ class Batches:
 
     In every epoch each pair occurs once, in the smallest shape that holds it. What is left of a shape at the
     end goes to the next one, so only one batch of an epoch has empty rows. An epoch always has
-    ``steps_per_epoch`` batches, whatever its order. Memory is 5 bytes a pair, and 6 more while an epoch
+    ``steps_per_epoch`` batches, whatever its order. Memory is 5 bytes a pair, and 20 more while an epoch
     is planned.
     """
 
@@ -194,34 +191,11 @@ def drop_words(inputs: Sequence[Ints], probability: float, seed: int) -> None:
 
 # NumPy promises the bits of PCG64 for ever, but not what Generator's methods make of them.
 def permutation(count: int, seed: int) -> Ints:
-    """The numbers below ``count``, uint32 where that is enough, in an order that depends on the seed alone.
-
-    It sorts as many draws of 64 bits. They come in ranges of their value, the generator started again for
-    each, so that few are in memory at a time.
+    """Return the numbers below ``count`` in an order that depends on the seed alone, as uint32 if that holds
+    them: the order that sorts as many draws of 64 bits.
     """
-    order = np.empty(count, np.uint32 if count <= 2**32 else np.int64)
-    ranges = -(-count // _DRAWS_AT_A_TIME)
-    edges = [k * 2**64 // ranges for k in range(ranges + 1)]
-    done = 0
-    for low, end in itertools.pairwise(edges):
-        draws, places = _draws_within(np.uint64(low), np.uint64(end - 1), count, seed)
-        chosen = places[np.argsort(draws, kind="stable")]
-        order[done : done + len(chosen)] = chosen
-        done += len(chosen)
-    return order
-
-
-def _draws_within(low: np.uint64, high: np.uint64, count: int, seed: int) -> tuple[NDArray[np.uint64], Ints]:
-    """Those of ``count`` draws from ``low`` to ``high``, and their places."""
-    generator = np.random.PCG64(seed)
-    draws: list[NDArray[np.uint64]] = []
-    places: list[Ints] = []
-    for start in range(0, count, _DRAWS_AT_A_TIME):
-        raw = generator.random_raw(min(_DRAWS_AT_A_TIME, count - start))
-        inside = np.flatnonzero((raw >= low) & (raw <= high))
-        draws.append(raw[inside])
-        places.append(start + inside)
-    return np.concatenate(draws), np.concatenate(places)
+    order = np.argsort(np.random.PCG64(seed).random_raw(count), kind="stable")
+    return order.astype(np.uint32 if count <= 2**32 else np.int64)
 
 
 def _uniform(count: int, seed: int) -> NDArray[np.float64]:

@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 
 from normlab.data.arrays import GrowingFile
 from normlab.data.builtin import generate
+from normlab.data.documents import document_sizes
 from normlab.data.encode import encoded
 from normlab.data.folder import entropy_nats, id_type, prepared, types_of, whole_manifest, with_digest
 from normlab.data.lines import parts, raw, require_unchanged, survey
@@ -25,6 +26,8 @@ from normlab.errors import UserError
 from normlab.spec.config import DataConfig
 
 SPLITS = ("train", "dev", "test")
+
+_DOCUMENTS = "test.documents.npy"
 
 
 @dataclass(frozen=True)
@@ -62,6 +65,8 @@ class TextCorpus:
     """``[V]``: types that occur in training."""
     facts: dict[str, str]
     """In words, for people."""
+    documents: NDArray[np.int64]
+    """Lines, words and bytes of each document of the test text, `[documents, 3]`."""
 
     @classmethod
     def load(cls, folder: str | Path) -> TextCorpus:
@@ -83,6 +88,7 @@ class TextCorpus:
             unigram_entropy_nats=manifest["unigram_entropy_nats"],
             target_types=types_of(manifest, tokenizer.vocab_size),
             facts=manifest["facts"],
+            documents=np.load(folder / _DOCUMENTS, allow_pickle=False),
         )
 
 
@@ -102,7 +108,7 @@ def prepare_text(config: DataConfig, root: str | Path) -> tuple[DataConfig, Text
             raise UserError(f"{path} holds no word; pass a file of text")
     before = {name: found.digest for name, found in surveys.items()}
     config = with_digest(config, [*before.values(), *digests(config)])
-    key = ["plain", config.digest, config.vocab_size]
+    key = ["plain, documents", config.digest, config.vocab_size]
     folder = prepared(root, key, partial(_fill, texts=texts, config=config, before=before))
     corpus = TextCorpus.load(folder)
     return config, replace(corpus, facts=origin | corpus.facts)
@@ -136,6 +142,8 @@ def _fill(
     tallies = {name: _encode(work / f"{name}.tokens.npy", tokenizer, lines) for name, lines in texts.items()}
     for name, tally in tallies.items():
         require_unchanged(getattr(config, f"{name}_text"), before[name], tally.digest)
+    documents = document_sizes(texts["test"])
+    np.save(work / _DOCUMENTS, documents, allow_pickle=False)
     sizes = {name: {"words": tally.words, "bytes": tally.bytes} for name, tally in tallies.items()}
     unknown = {name: int(tally.counts[UNK]) for name, tally in tallies.items()}
     counts = tallies["train"].counts
@@ -151,6 +159,7 @@ def _fill(
             "Training size": f"{read['train']}, {int(counts.sum()):,} tokens",
             "Dev size": f"{read['dev']}, {unknown['dev']:,} unknown characters",
             "Test size": f"{read['test']}, {unknown['test']:,} unknown characters",
+            "Test documents": f"{len(documents):,}",
             "Vocabulary": f"{tokenizer.vocab_size:,} types, {tokenizer.kind}",
             "Unigram entropy": f"{entropy:.3f} nats a token",
         },

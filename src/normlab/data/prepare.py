@@ -39,6 +39,7 @@ from normlab.data.tokenizer import EOS, Tokenizer
 from normlab.data.vocabulary import corpus_key, digests, load, vocabulary
 from normlab.errors import UserError
 from normlab.spec.config import PARALLEL_TEXTS, DataConfig
+from normlab.spec.fields import flag_name
 
 
 @dataclass(frozen=True)
@@ -104,7 +105,7 @@ def prepare(config: DataConfig, root: str | Path) -> tuple[DataConfig, Corpus]:
 
 def _read(config: DataConfig) -> tuple[dict[str, Iterable[str]], dict[str, str]]:
     """The six texts, which can be iterated again and again, and where they come from in words."""
-    flags = {name: f"--{name.replace('_', '-')}" for name in PARALLEL_TEXTS}
+    flags = {name: flag_name(name) for name in PARALLEL_TEXTS}
     given = [name for name in PARALLEL_TEXTS if getattr(config, name)]
     if not given:
         splits = generate(config.builtin, pairs=config.builtin_pairs, seed=config.builtin_seed)

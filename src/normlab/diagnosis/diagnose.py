@@ -138,7 +138,7 @@ def _adam(parameters: list[nn.Parameter], *, lr: float) -> torch.optim.Optimizer
 
 
 def _optimiser(given: torch.optim.Optimizer | OptimiserFactory) -> tuple[str, float]:
-    """What it is called, and its largest learning rate."""
+    """Return the name of an optimiser and its largest learning rate."""
     made = given if isinstance(given, torch.optim.Optimizer) else given([nn.Parameter(torch.zeros(1))])
     amid = " amid its training" if made.state else ""
     return type(made).__name__ + amid, max(float(group.get("lr", 0.0)) for group in made.param_groups)
@@ -156,20 +156,20 @@ def _checked(model: nn.Module, batch: Any) -> nn.Module:
     if not any(p.requires_grad for p in model.parameters()):
         raise UserError(
             f"no parameter of {type(model).__name__} is trained, so it has no gradients to look at; unfreeze "
-            "what is to be examined, as in model.requires_grad_()"
+            "the ones to examine, as in model.requires_grad_()"
         )
     _somewhere(model, batch)
     for path, parameter in model.named_parameters():
         if bad := int((~parameter.detach().isfinite()).sum()):
             raise UserError(
                 f"{bad} of {parameter.numel()} values of the parameter {path} are infinite or not a number; "
-                "go back to weights from before that step"
+                "go back to earlier weights"
             )
     return model
 
 
 def _somewhere(model: nn.Module, batch: Any) -> None:
-    """Raise UserError with what to do where weights or batch hold no numbers, or lie apart."""
+    """Raise UserError if weights or batch hold no numbers, or are on different devices."""
     hollow = [path for path, p in model.named_parameters() if p.is_meta]
     if hollow:
         raise UserError(
@@ -195,7 +195,7 @@ def _somewhere(model: nn.Module, batch: Any) -> None:
 
 
 def _finite_loss(subject: Subject) -> float:
-    """The loss before anything is changed. Raises UserError with what to do where it is none."""
+    """Return the loss before any change. Raises UserError if it is not a finite, differentiable scalar."""
     try:
         loss = subject.loss()
     except (RuntimeError, TypeError, KeyError, IndexError, AttributeError) as error:
@@ -227,7 +227,7 @@ def _failure(study: str, error: Exception) -> Finding:
 
 @contextmanager
 def _peak(device: torch.device) -> Iterator[Callable[[], int]]:
-    """A function that tells the peak memory in bytes."""
+    """Yield a function that returns the peak memory in bytes."""
     if device.type == "cuda":
         torch.cuda.reset_peak_memory_stats(device)
         yield lambda: torch.cuda.max_memory_allocated(device)

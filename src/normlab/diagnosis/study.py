@@ -1,4 +1,4 @@
-"""A study is declared in its own file: how it measures, what its rules conclude, and what is drawn of it."""
+"""Declare studies: each names, in its own file, its measurement, its rules and its charts."""
 
 from __future__ import annotations
 
@@ -84,14 +84,14 @@ class Study:
     derivatives.
     """
     rules: tuple[Rule, ...] = ()
-    """What the tables mean, in sentences."""
+    """Draw findings from the tables."""
     title: str = ""
     """Heading of its charts on the page; a study without charts needs none."""
     intro: str = ""
-    """What the charts show, and where they come from."""
+    """An explanation of the charts, with their source."""
     charts: tuple[StudyChart, ...] = ()
     batch: str = WHOLE_BATCH
-    """What it is measured on, in words."""
+    """The part of the batch that it is measured on, in words."""
     order: int = 100
     """Its place among the studies: small numbers run, and stand on the page, first."""
 
@@ -99,7 +99,7 @@ class Study:
         require_preset(self.preset)
 
     def to_plain(self) -> dict[str, Any]:
-        """Return what a page needs to know, for JSON."""
+        """Return the description that a page needs, for JSON."""
         words = {"name": self.name, "title": self.title, "intro": self.intro, "batch": self.batch}
         return words | {"charts": [chart.to_plain() for chart in self.charts]}
 

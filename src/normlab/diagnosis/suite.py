@@ -1,4 +1,4 @@
-"""The studies of this package, found in their folder, and the findings that their rules draw from tables."""
+"""Import the studies of this package, and apply the rules of all registered ones."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a study returns."""
+"""Tables, the results of studies."""
 
 from __future__ import annotations
 
@@ -32,11 +32,11 @@ class Table:
         return tuple(self.rows[0]) if self.rows else ()
 
     def column(self, name: str) -> list[Value]:
-        """One value of every row."""
+        """Return the values of a column, one per row."""
         return [row[name] for row in self.rows]
 
     def where(self, **equal: Value) -> Table:
-        """The rows that have these values."""
+        """Return a table of the rows that have these values."""
         return Table(self.name, tuple(r for r in self.rows if all(r[k] == v for k, v in equal.items())))
 
     def __iter__(self) -> Iterator[Row]:

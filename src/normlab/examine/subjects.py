@@ -1,8 +1,7 @@
-"""What is diagnosed: a configuration of ours at its start, a run at its checkpoints, or anybody's model."""
+"""Cases for a diagnosis: a configuration at its initialisation, a run at a checkpoint, or any model."""
 
 from __future__ import annotations
 
-import inspect
 import re
 import sys
 from collections.abc import Callable, Mapping, Sequence
@@ -19,34 +18,34 @@ from normlab.diagnosis import Diagnosis, diagnose, read_structure
 from normlab.diagnosis.probing.step import OptimiserFactory
 from normlab.diagnosis.study import SMALL_TOKENS
 from normlab.errors import UserError
+from normlab.examine.inputs import mean_loss, task_inputs
 from normlab.optim import ScheduleState, build_optimiser, schedule_factor
 from normlab.recipes.grammar import describe
 from normlab.spec.config import Config, OptimConfig
 from normlab.spec.units import rate
 from normlab.store.folder import RunFolder
-from normlab.store.sealed import standing
+from normlab.store.manifest import committed
 from normlab.tasks.registry import TASKS
 from normlab.tasks.task import Task
 from normlab.training.checkpoint import has_checkpoint, load_checkpoint
 from normlab.training.devices import prepare_process
-from normlab.training.progress import made_of
 from normlab.training.weights import checkpoint_of
 
 MINI_BATCHES: Final = 4
 FIRST: Final = 0
-"""The batch of training that is looked at."""
+"""Index of the training batch that is examined."""
 
 
 @dataclass(frozen=True)
 class Case:
-    """All that a diagnosis needs, and what it is called."""
+    """A model with everything that its diagnosis needs."""
 
     title: str
     model: nn.Module
     batch: Any
     loss: Callable[[nn.Module, Any], Tensor] | None = None
     lr: float | None = None
-    """Of an Adam, where there is no optimiser."""
+    """Learning rate of an Adam, if no optimiser is given."""
     optimiser: torch.optim.Optimizer | OptimiserFactory | None = None
     batches: Sequence[Any] = ()
     facts: Mapping[str, str] = field(default_factory=dict)
@@ -54,7 +53,7 @@ class Case:
     def diagnosed(
         self, preset: str, *, blocks: Sequence[str] = (), branches: Sequence[str] = ()
     ) -> Diagnosis:
-        """Raises UserError with what to do for what cannot be diagnosed, see ``diagnosis.diagnose``."""
+        """Run the studies of a preset, see ``diagnosis.diagnose``. Raises UserError if that is impossible."""
         named = bool(blocks or branches)
         return diagnose(
             self.model,
@@ -70,18 +69,11 @@ class Case:
         )
 
 
-class Fed(dict[str, Any]):
-    """What a task's loss gives the model by name, and the micro-batch that it takes it from."""
-
-    def __init__(self, micro: Any, given: Mapping[str, Any]) -> None:
-        super().__init__(given)
-        self.micro = micro
-
-
 def of_config(config: Config, root: Path, *, tokens: int) -> Case:
-    """A resolved configuration at its start, on ``tokens`` positions of its training text, in float32.
+    """Examine a resolved configuration as it is initialised, on ``tokens`` positions of its training text, in
+    float32.
 
-    Text is prepared under ``root``. Raises UserError for a configuration that cannot be trained.
+    The text is prepared under ``root``. Raises UserError for a configuration that cannot be trained.
     """
     task, small = _tasks(config, root, tokens)
     model = task.build()
@@ -92,20 +84,20 @@ def of_config(config: Config, root: Path, *, tokens: int) -> Case:
 
 
 def of_run(folder: RunFolder, checkpoint: str | int, *, tokens: int) -> Case:
-    """A run at its checkpoint ``last``, ``best`` or ``average``, or at a step whose weights were kept, on the
-    first batch of its training text.
+    """Examine a run on the first batch of its training text, at its checkpoint ``last``, ``best`` or
+    ``average``, or at a step whose weights were kept.
 
-    At the last checkpoint a step is the run's next one, with its optimiser's moments and at its learning
-    rate; the others keep no moments, so that their optimiser begins. Raises FileNotFoundError for a run that
-    has no such checkpoint.
+    At the last checkpoint, the step of the optimiser is the run's next one, with its moments and at its
+    learning rate; the other checkpoints keep no moments, so that the optimiser starts afresh. Raises
+    FileNotFoundError for a run without that checkpoint.
     """
-    path = standing(checkpoint_of(folder, checkpoint))
+    path = committed(checkpoint_of(folder, checkpoint))
     config = folder.config()
     task, small = _tasks(config, folder.path.parent, tokens)
     model = task.build()
-    begun = build_optimiser(model.parameters(), config.optim)
+    optimiser = build_optimiser(model.parameters(), config.optim)
     amid = (path / "optimiser.safetensors").exists()
-    made = made_of(load_checkpoint(path, model, begun if amid else None, run=folder.id()), path)
+    made = load_checkpoint(path, model, optimiser if amid else None, run=folder.id()).progress()
     step = made.step
     state = ScheduleState(config.optim, config.train.steps, made.val_decay.decays)
     lr = config.optim.lr * schedule_factor(step + 1, state)
@@ -116,11 +108,11 @@ def of_run(folder: RunFolder, checkpoint: str | int, *, tokens: int) -> Case:
         "recipe": describe(config),
     }
     if not lr:
-        facts["learning rate"] = f"0 by now, so its peak {rate(config.optim.lr)} is looked at"
+        facts["learning rate"] = f"0 by now, so that the peak of {rate(config.optim.lr)} is examined"
     which = named if isinstance(checkpoint, int) else f"{checkpoint} checkpoint"
     case = _case(f"{_title(config)}, {which}", (task, small), model, facts)
     lr = lr or config.optim.lr
-    return replace(case, optimiser=_at(begun, lr) if amid else partial(_make, optim=config.optim, lr=lr))
+    return replace(case, optimiser=_at(optimiser, lr) if amid else partial(_make, optim=config.optim, lr=lr))
 
 
 def _title(config: Config) -> str:
@@ -129,7 +121,7 @@ def _title(config: Config) -> str:
 
 
 def checkpoints(folder: RunFolder) -> list[str]:
-    """``last``, and ``best`` where that is of another step; of these what there is, or else ``last``."""
+    """Return the checkpoints to examine: ``last``, and ``best`` if that is of another step, if they exist."""
     status = folder.status()
     found = [name for name in ("last", "best") if has_checkpoint(getattr(folder, name))]
     wanted = found[:1] if status.step == status.best_step else found
@@ -137,18 +129,18 @@ def checkpoints(folder: RunFolder) -> list[str]:
 
 
 def of_names(model: str, batch: str, loss: str = "", *, lr: float | None = None) -> Case:
-    """Anybody's model: ``package.module:function`` for a function that returns it, one that returns its batch
-    and, where the model's output holds no loss, ``loss(model, batch)``.
+    """Examine any model, named by ``package.module:function`` with functions that return the model and a
+    batch for it and, if the model's output holds no loss, ``loss(model, batch)``.
 
-    Names may also be those of a module or a batch itself. They are found as ``import`` finds them, and in the
-    current directory. Raises UserError with what to type for what cannot be imported.
+    A name may also be that of a module or a batch itself. Modules are imported as by ``import``, also from
+    the current directory. Raises UserError for a name that cannot be imported.
     """
-    built = _made(model, "--model", nn.Module)
+    built = _built(model, "--model", nn.Module)
     if not isinstance(built, nn.Module):
         raise UserError(
             f"--model {model} gives {_kind(built)}, not a torch.nn.Module; name a function that returns one"
         )
-    given = _made(batch, "--batch", (Tensor, dict, tuple, list))
+    given = _built(batch, "--batch", (Tensor, dict, tuple, list))
     return Case(
         title=type(built).__name__,
         model=built,
@@ -160,7 +152,7 @@ def of_names(model: str, batch: str, loss: str = "", *, lr: float | None = None)
 
 
 def _tasks(config: Config, root: Path, tokens: int) -> tuple[Task[Any, Any, Any], Task[Any, Any, Any]]:
-    """The task with batches of ``tokens`` positions, and with small ones."""
+    """Return the task with batches of ``tokens`` positions, and with small ones."""
     kind = TASKS[config.task]
     kind.check(config)
     device = prepare_process(config.machine)
@@ -181,17 +173,14 @@ def _case(
 ) -> Case:
     task, small = tasks
 
-    def loss(model: nn.Module, fed: Fed) -> Tensor:
-        return task.loss(model, fed.micro).loss / fed.micro.tokens
-
     micro = task.batch(FIRST)
     return Case(
         title=title,
         model=model,
-        batch=_fed(task, model, micro),
-        loss=loss,
+        batch=task_inputs(task, model, micro),
+        loss=mean_loss,
         optimiser=partial(_make, optim=task.config.optim, lr=task.config.optim.lr),
-        batches=[_fed(small, model, small.batch(i)) for i in range(MINI_BATCHES)],
+        batches=[task_inputs(small, model, small.batch(i)) for i in range(MINI_BATCHES)],
         facts=dict(facts) | {"tokens": f"{micro.tokens:,} predicted in {micro.padded_tokens:,} positions"},
     )
 
@@ -206,29 +195,8 @@ def _at(optimiser: torch.optim.Optimizer, lr: float) -> torch.optim.Optimizer:
     return optimiser
 
 
-def _fed(task: Task[Any, Any, Any], model: nn.Module, micro: Any) -> Fed:
-    """Watches the loss call the model. Raises UserError where it does not call the model itself."""
-    calls: list[Mapping[str, Any]] = []
-
-    def see(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        calls.append(inspect.signature(module.forward).bind(*args, **kwargs).arguments)
-
-    hook = model.register_forward_pre_hook(see, with_kwargs=True)
-    try:
-        with torch.no_grad():
-            task.loss(model, micro)
-    finally:
-        hook.remove()
-    if not calls:
-        raise UserError(
-            f"the loss of the task {task.name} does not call the model as a whole; diagnose the model from "
-            "Python: normlab.diagnose(model, batch, loss=…)"
-        )
-    return Fed(micro, calls[0])
-
-
-def _made(name: str, flag: str, kind: Any) -> Any:
-    """What a name stands for: the thing itself, or what a function of that name returns."""
+def _built(name: str, flag: str, kind: Any) -> Any:
+    """Return the object of a name, or the result of calling it if it is a function."""
     found = _named(name, flag)
     if isinstance(found, kind):
         return found

@@ -1,4 +1,4 @@
-"""A quantity by depth: one line a stack, with its spread over seeds."""
+"""Charts of a quantity by depth: a line per stack, with its spread over seeds."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ HEIGHT: Final = 150
 
 
 def hidden_scale(frame: pl.DataFrame, domain: Sequence[float]) -> Drawn:
-    """Root mean square of the stream against the sublayers that it has passed, log scale.
+    """Draw the root mean square of the stream against the sublayers that it has passed, on a log scale.
 
     ``frame`` has a row a point: ``stack``, ``sublayer``, ``low``, ``mid``, ``high``; positive values.
     ``domain`` is the vertical axis, given so that pictures can be compared. Of a fixed size, for small ones.

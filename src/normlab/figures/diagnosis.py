@@ -1,4 +1,4 @@
-"""Charts of a diagnosis: what a model's signals do from its input to its output.
+"""Charts of a diagnosis: the signals of a model from its input to its output.
 
 Frames have a row a point. ``sublayer`` counts from 1 through a stack; ``recipe`` is the role of a sublayer,
 by which points are coloured and can be picked out, as recipes are on other pages.
@@ -33,7 +33,7 @@ def by_depth(
     by_role: bool = False,
     domain: Sequence[float] | None = None,
 ) -> Drawn:
-    """A quantity at every sublayer: a point each, coloured by role, and a line through their means.
+    """Draw a quantity at every sublayer: a point each, coloured by role, and a line through their means.
 
     ``frame``: ``sublayer``, ``recipe``, ``layer`` and the column ``y``; ``theory``, ``theory_low`` and
     ``theory_high`` where there are any, drawn as a dashed line or bars. A log axis leaves out what is not
@@ -75,7 +75,8 @@ def by_depth(
 
 
 def heat_map(frame: pl.DataFrame, x_axis: str, y_axis: str) -> Drawn:
-    """Shares ``value`` of branch ``on`` (-1: the input) in the output of sublayer ``of``, light to dark.
+    """Draw the shares ``value`` of branch ``on`` (-1: the input) in the output of sublayer ``of``, light to
+    dark.
 
     Deep stacks are drawn in groups: the shares of the branches of a group are added, those of its sublayers
     averaged.
@@ -115,12 +116,12 @@ def heat_map(frame: pl.DataFrame, x_axis: str, y_axis: str) -> Drawn:
 
 
 def _branch_group(size: int) -> pl.Expr:
-    """The group of a branch; the input, -1, is one by itself left of the others."""
+    """Return the group of a branch; the input, -1, is one by itself left of the others."""
     return pl.when(pl.col("on") < 0).then(-1).otherwise(pl.col("on") // size)
 
 
 def growth(changes: pl.DataFrame, fits: pl.DataFrame) -> Drawn:
-    """The output change at every depth, a point a seed, and the laws that were fitted to it.
+    """Draw the output change at every depth, a point per seed, and the laws that were fitted to it.
 
     ``changes``: ``depth``, ``change``, ``recipe`` (what was changed), ``seed``; ``fits``: ``recipe``,
     ``law``, ``depth``, ``value``. Both axes are logarithmic: a power of N is a straight line.
@@ -166,7 +167,7 @@ def growth(changes: pl.DataFrame, fits: pl.DataFrame) -> Drawn:
 
 
 def strips(frame: pl.DataFrame, order: Sequence[str], quantities: Sequence[str], axis_title: str) -> Drawn:
-    """A strip for each category and quantity, with a tick per row.
+    """Draw a strip for each category and quantity, with a tick per row.
 
     ``frame``: ``category``, ``what`` (the quantity), ``label`` and ``value``, which is positive.
     """
@@ -191,7 +192,7 @@ def strips(frame: pl.DataFrame, order: Sequence[str], quantities: Sequence[str],
 
 
 def lines(frame: pl.DataFrame, x_axis: str, y_axis: str, *, log: bool = False) -> Drawn:
-    """``y`` against ``x`` with a point per row, and a line per ``group`` where the frame has that column."""
+    """Draw ``y`` against ``x`` with a point per row, and a line per ``group`` if there is that column."""
     shown = frame.filter(pl.col("y").is_finite() & ((pl.col("y") > 0) | pl.lit(not log)))
     if shown.is_empty():
         return nothing(HEIGHT)

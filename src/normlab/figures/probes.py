@@ -1,4 +1,4 @@
-"""What was measured of a model while it trained: a line a sublayer, from the first to the last."""
+"""Charts of a model in training: a line per sublayer, from the first to the last."""
 
 from __future__ import annotations
 
@@ -17,7 +17,8 @@ HEIGHT: Final = 240
 
 
 def by_depth(frame: pl.DataFrame, title: str) -> Drawn:
-    """``frame``: ``step``, ``module``, ``depth`` (0 the first) and ``value``, on a log axis.
+    """Draw a line per ``module`` of ``value`` over ``step``, on a log axis; ``depth`` (0 the first) is its
+    shade.
 
     At most 400 points a line; a bin's mean is drawn. What is not finite, or not above 0, is left out.
     """
@@ -50,7 +51,7 @@ def by_depth(frame: pl.DataFrame, title: str) -> Drawn:
 
 
 def _log(values: pl.Series) -> tuple[alt.Scale, alt.Axis]:
-    """A scale that holds the values, with ticks at round numbers."""
+    """Return a scale that holds the values, with ticks at round numbers."""
     numbers = [float(v) for v in values]
     low, high = min(numbers) / 1.2, max(numbers) * 1.2
     decades = range(math.floor(math.log10(low)), math.ceil(math.log10(high)) + 1)

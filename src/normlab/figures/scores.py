@@ -1,8 +1,9 @@
-"""Charts of results: test BLEU with intervals, the dev score against the learning rate, and time."""
+"""Charts of results: a test score with intervals, the dev score against the learning rate, and time."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 from itertools import pairwise
 from typing import Any
 
@@ -11,32 +12,40 @@ import polars as pl
 
 from normlab.figures.curves import outcome_shape
 from normlab.figures.theme import Drawn, finish, focused, recipe_colour, recipe_dash, rows
+from normlab.spec.metric import Metric
 
 ROW = 38
 """Height in px of a recipe in a chart of rows."""
 
 
-def bleu_dots(results: pl.DataFrame, seeds: pl.DataFrame, recipes: Sequence[str]) -> Drawn:
-    """Test BLEU by recipe, best first: dot and 95% interval, and a tick for each seed's own score.
+FAR = 2.0
+"""Where the best score is so many times as good, a score is not drawn to scale."""
 
-    ``results``: ``recipe``, ``bleu``, ``low``, ``high`` (null: no run ended), ``note``; ``seeds``:
-    ``recipe``, ``seed``, ``bleu``. The axis covers the recipes with at least half the best score; one
-    below it (or without a score) is written at the left edge, so that the differences among those that
-    learned can be seen.
+
+def score_dots(results: pl.DataFrame, seeds: pl.DataFrame, recipes: Sequence[str], metric: Metric) -> Drawn:
+    """A test score by recipe, best first: dot and 95% interval, and a tick for each seed's own score.
+
+    ``results``: ``recipe``, ``value``, ``low``, ``high`` (null: no run ended), ``note``; ``seeds``:
+    ``recipe``, ``seed``, ``value``. The axis covers the recipes whose score is at least half as good as the
+    best; any other is written at the left edge, so that the differences among those that learned can be
+    seen.
     """
-    best = results["bleu"].max()
-    half = 0.5 * float(best) if isinstance(best, int | float) else 0.0
-    on = results.filter(pl.col("bleu") >= half)
+    on = results.filter(_near(results["value"], metric))
     ticks = seeds.join(on.select("recipe"), on="recipe", how="inner")
-    edges = [v for c in ("low", "high", "bleu") for v in on[c].drop_nulls()] + list(ticks["bleu"])
+    edges = [v for c in ("low", "high", "value") for v in on[c].drop_nulls()] + list(ticks["value"])
     low, high = (min(edges), max(edges)) if edges else (0.0, 1.0)
-    pad = max(0.5, 0.1 * (high - low))
-    scale = alt.Scale(domain=[max(0.0, low - pad), high + pad], nice=False, zero=False)
-    order = results.sort("bleu", descending=True, nulls_last=True)["recipe"].to_list()
+    pad = max(5 * 10.0**-metric.digits, 0.1 * (high - low))
+    scale = alt.Scale(domain=[metric.bounded(low - pad), high + pad], nice=False, zero=False)
+    order = results.sort("value", descending=metric.higher_is_better, nulls_last=True)["recipe"].to_list()
     y = _by_recipe(order)
     base = alt.Chart(rows(on)).encode(y=y, color=recipe_colour(recipes), opacity=focused(1.0, 0.15))
-    x = alt.X("bleu:Q", title="test BLEU, 95% interval", scale=scale, axis=alt.Axis(tickCount=6))
-    told = [alt.Tooltip("recipe:N"), *(_number(c, c) for c in ("bleu", "low", "high")), alt.Tooltip("note:N")]
+    x = alt.X("value:Q", title=f"test {metric.title}, 95% interval", scale=scale, axis=alt.Axis(tickCount=6))
+    number = partial(_number, metric)
+    told = [
+        alt.Tooltip("recipe:N"),
+        *(number(c, c) for c in ("value", "low", "high")),
+        alt.Tooltip("note:N"),
+    ]
     layers: list[Any] = []
     if len(on):
         layers += [
@@ -45,7 +54,7 @@ def bleu_dots(results: pl.DataFrame, seeds: pl.DataFrame, recipes: Sequence[str]
             ),
             base.mark_circle(size=120, opacity=1).encode(x=x, tooltip=told),
             base.mark_text(dy=-12, fontSize=11, fontWeight=600).encode(
-                x=x, text=alt.Text("bleu:Q", format=".1f")
+                x=x, text=alt.Text("value:Q", format=f".{metric.digits}f")
             ),
         ]
     if len(ticks):
@@ -56,13 +65,17 @@ def bleu_dots(results: pl.DataFrame, seeds: pl.DataFrame, recipes: Sequence[str]
                 y=y,
                 color=recipe_colour(recipes),
                 opacity=focused(0.75, 0.1),
-                tooltip=[alt.Tooltip("recipe:N"), alt.Tooltip("seed:N"), _number("bleu", "BLEU")],
+                tooltip=[
+                    alt.Tooltip("recipe:N"),
+                    alt.Tooltip("seed:N"),
+                    number("value", metric.label),
+                ],
             )
         )
     off = results.join(on, on="recipe", how="anti").with_columns(
-        words=pl.when(pl.col("bleu").is_null())
+        words=pl.when(pl.col("value").is_null())
         .then(pl.lit("no score"))
-        .otherwise(pl.format("◂ {}", pl.col("bleu").round(1)))
+        .otherwise(pl.format("◂ {}", pl.col("value").round(metric.digits)))
         + pl.when(pl.col("note") == "").then(pl.lit("")).otherwise(pl.format(", {}", pl.col("note")))
     )
     if len(off):
@@ -71,41 +84,62 @@ def bleu_dots(results: pl.DataFrame, seeds: pl.DataFrame, recipes: Sequence[str]
     return finish(layers, ROW * len(order))
 
 
-def sensitivity(trials: pl.DataFrame, recipes: Sequence[str], lrs: Sequence[float]) -> Drawn:
-    """Dev BLEU against the learning rate (log scale), one run a point, a line a recipe.
+def _near(values: pl.Series, metric: Metric) -> pl.Series:
+    """Whether a score is at least half as good as the best one; false for none."""
+    best = values.max() if metric.higher_is_better else values.min()
+    if not isinstance(best, int | float):
+        return values.is_not_null() & False
+    near = values >= best / FAR if metric.higher_is_better else values <= best * FAR
+    return near.fill_null(False)
 
-    ``trials``: ``recipe``, ``lr``, ``dev_bleu`` (null: no score), ``outcome``, ``chosen``. Recipes stand
+
+def sensitivity(trials: pl.DataFrame, recipes: Sequence[str], lrs: Sequence[float], metric: Metric) -> Drawn:
+    """A dev score against the learning rate (log scale), one run a point, a line a recipe.
+
+    ``trials``: ``recipe``, ``lr``, ``dev`` (null: no score), ``outcome``, ``chosen``. Recipes stand
     slightly beside each other, so that points at the same place can be told apart. A run that did not
-    train is hollow with its outcome's mark; without a score it stands at zero and its line has a gap.
+    train is hollow with its outcome's mark; without a score it stands at the bad end of the axis and its
+    line has a gap. Of a score that is better when it is lower, all that is more than twice the best stands
+    there, too.
     """
+    title = f"dev {metric.title}, first seed"
+    if metric.higher_is_better:
+        worst, scale = metric.bounded(0.0), alt.Undefined
+    else:
+        near = trials["dev"].filter(_near(trials["dev"], metric))
+        low, worst = (float(v) if isinstance(v, int | float) else 1.0 for v in (near.min(), near.max()))
+        worst += 0.1 * (worst - low)
+        scale = alt.Scale(domain=[low - 0.1 * (worst - low), worst], nice=False, zero=False)
+        trials = trials.with_columns(dev=pl.when(pl.col("dev") <= worst).then(pl.col("dev")))
+
     ratios = [b / a for a, b in pairwise(lrs)]
     width = min(ratios, default=2.0) ** 0.22
     gaps = max(1, len(recipes) - 1)
     place = {name: width ** (i / gaps - 0.5) for i, name in enumerate(recipes)}
     shown = trials.with_columns(
         at=pl.col("lr") * pl.col("recipe").replace_strict(place, return_dtype=pl.Float64),
-        drawn=pl.col("dev_bleu").fill_null(0.0),
-        score=pl.when(pl.col("dev_bleu").is_null())
-        .then(pl.lit("no score"))
-        .otherwise(pl.col("dev_bleu").round(1).cast(pl.String)),
+        drawn=pl.col("dev").fill_null(worst),
+        score=pl.when(pl.col("dev").is_null())
+        .then(pl.lit("none to scale"))
+        .otherwise(pl.col("dev").round(metric.digits).cast(pl.String)),
         rate=pl.col("lr").map_elements(lambda v: f"{v:g}", return_dtype=pl.String),
     )
     ends = alt.Scale(type="log", domain=[min(lrs) / width**1.2, max(lrs) * width**1.2], nice=False)
     axis = alt.Axis(values=sorted(lrs), format="~e", grid=True, labelOverlap=False)
     x = alt.X("at:Q", scale=ends, title="learning rate", axis=axis)
-    y = alt.Y("drawn:Q", title="dev BLEU, first seed", axis=alt.Axis(tickCount=5))
+    y = alt.Y("drawn:Q", title=title, scale=scale, axis=alt.Axis(tickCount=5))
     colour = recipe_colour(recipes)
     line = alt.Chart(rows(shown)).encode(x=x, color=colour)
-    trained = (pl.col("outcome") == "trained") & pl.col("dev_bleu").is_not_null()
+    trained = (pl.col("outcome") == "trained") & pl.col("dev").is_not_null()
     told = [
         alt.Tooltip("recipe:N"),
         alt.Tooltip("rate:N", title="learning rate"),
-        alt.Tooltip("score:N", title="dev BLEU"),
+        alt.Tooltip("score:N", title=f"dev {metric.label}"),
         alt.Tooltip("outcome:N"),
     ]
     layers: list[Any] = [
         line.mark_line(strokeWidth=1.75, invalid="break-paths-show-domains").encode(
-            y=alt.Y("dev_bleu:Q", title="dev BLEU, first seed"),
+            y=alt.Y("dev:Q", title=title, scale=scale),
             strokeDash=recipe_dash(recipes),
             opacity=focused(0.9),
         )
@@ -155,5 +189,5 @@ def _by_recipe(order: list[str]) -> alt.Y:
     return alt.Y("recipe:N", sort=order, title=None, axis=axis)
 
 
-def _number(column: str, title: str) -> alt.Tooltip:
-    return alt.Tooltip(f"{column}:Q", title=title, format=".2f")
+def _number(metric: Metric, column: str, title: str) -> alt.Tooltip:
+    return alt.Tooltip(f"{column}:Q", title=title, format=f".{metric.digits + 1}f")

@@ -1,4 +1,4 @@
-"""Initialisation: schemes that fill matrices, and starts that are profiled on data."""
+"""Initialisation: schemes that fill matrices, and parameters that are profiled on data."""
 
 from normlab.init.profile import admin_, profile_
 from normlab.init.scheme import SCHEMES, Scheme, initialise_

@@ -1,4 +1,4 @@
-"""Data-dependent starts: one forward pass, in process; no second run, no files, no globals."""
+"""Data-dependent initialisation from one forward pass, without files or a second process."""
 
 from __future__ import annotations
 
@@ -15,17 +15,17 @@ from normlab.nn import Context, ProfiledPlacement, Sublayer
 
 @torch.no_grad()
 def profile_(model: nn.Module, forward: Callable[[], Any]) -> dict[str, float]:
-    r"""Start every placement that asks for it from the variances that one forward pass shows.
+    r"""Initialise every placement that depends on data from the variances in one forward pass.
 
-    A stack's sublayers are followed in the order in which they run, from its site 0 on: the placement's
-    ``first`` sees the variance of the stack's input, its ``carry`` those of each stream and branch (for Admin
-    :math:`\mathrm{Var}[x_0] + \sum_{1 \le j < i} \mathrm{Var}[f_j(x_{j-1})]`, Liu et al. 2020, Section 4,
-    arXiv 2004.08249). Variances are over all elements of real positions, without dropout. ``forward`` runs
-    the model once. Returns the variance handed to each sublayer by its path; empty, and the model untouched,
-    where nothing asks for a profile.
+    The sublayers of a stack are followed in the order in which they run, from site 0 on: the placement's
+    ``first`` takes the variance of the stack's input, its ``carry`` those of each stream and branch (for
+    Admin :math:`\mathrm{Var}[x_0] + \sum_{1 \le j < i} \mathrm{Var}[f_j(x_{j-1})]`, Liu et al. 2020, Section
+    4, arXiv 2004.08249). Variances are over all elements that are not padding, without dropout. ``forward``
+    runs the model once. Returns the variance passed to each sublayer, by its path; if no placement depends on
+    data, the result is empty and the model unchanged.
 
-    Raises UserError if the pass does not run a sublayer that is to be started, or not those of a stack one
-    after the other.
+    Raises UserError if the pass leaves out a sublayer to be initialised, or runs those of a stack out of
+    order.
     """
     profiled = {
         name: module
@@ -42,7 +42,7 @@ def profile_(model: nn.Module, forward: Callable[[], Any]) -> dict[str, float]:
     modes = [(module, module.training) for module in model.modules()]
     kept = [(p, p.clone()) for sublayer in profiled.values() for p in sublayer.place.parameters()]
     for sublayer in profiled.values():
-        sublayer.place.init_(1.0)  # a model that was started before is profiled as a fresh one is
+        sublayer.place.init_(1.0)  # an initialised model is profiled as a new one is
     model.eval()
     try:
         forward()
@@ -64,9 +64,9 @@ def profile_(model: nn.Module, forward: Callable[[], Any]) -> dict[str, float]:
 
 
 def admin_(model: nn.Module, batch: Any) -> dict[str, float]:
-    """``profile_`` for a network of your own, built from sublayers that ``nn.wrap`` made.
+    """Run ``profile_`` on a network of your own, built from sublayers that ``nn.wrap`` returned.
 
-    ``batch`` is what the model takes: one tensor, a tuple or list of arguments, or a mapping of keywords. Liu
+    ``batch`` is the model's input: one tensor, a tuple or list of arguments, or a mapping of keywords. Liu
     et al. 2020, Section 4 (arXiv 2004.08249).
     """
     if isinstance(batch, Mapping):
@@ -75,7 +75,7 @@ def admin_(model: nn.Module, batch: Any) -> dict[str, float]:
 
 
 class _Pass:
-    """One profiling pass: what it has carried along the stack that is running now."""
+    """One profiling pass, with the value carried along the stack that is running."""
 
     def __init__(self) -> None:
         self.given: dict[str, Tensor] = {}
@@ -108,7 +108,7 @@ class _Pass:
 
 
 def _variance(x: Tensor, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Tensor:
-    """Variance over the elements of x `[B, T, D]`, at real positions where a ``Context`` says which."""
+    """The variance over the elements of x `[B, T, D]`, without padding if a ``Context`` masks it."""
     for context in (*args, *kwargs.values()):
         if isinstance(context, Context) and context.padding_mask is not None:
             x = x[context.padding_mask]

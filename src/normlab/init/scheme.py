@@ -1,4 +1,4 @@
-"""Initialisation schemes. A scheme fills one matrix; biases start at 0 everywhere."""
+"""Init schemes. A scheme fills one matrix; biases are always initialised with 0."""
 
 from __future__ import annotations
 
@@ -24,14 +24,14 @@ class Scheme(ABC):
     @staticmethod
     @abstractmethod
     def fill_(weight: Tensor, matrix: str, gain: float, generator: torch.Generator) -> None:
-        """Fill a weight `[out, in]` in place; ``gain`` is the placement's factor on the deviation.
+        """Fill a weight `[out, in]` in place; ``gain`` is the placement's factor on the standard deviation.
 
-        ``matrix`` is a name of ``Branch.matrices``, or ``"head"`` for those of an encoder's heads.
+        ``matrix`` is a name in ``Branch.matrices``, or ``"head"`` for the matrices of an encoder's heads.
         """
 
     @classmethod
     def conflict(cls, config: ModelConfig) -> str | None:
-        """The reason why the scheme is not defined in a model of these choices, or None."""
+        """Return the reason why the scheme is not defined in a model of these choices, or None."""
         return None
 
 
@@ -78,10 +78,10 @@ class SmallInit(Scheme, name="smallinit"):
 
 
 class LookLinear(Scheme, name="looklinear"):
-    r"""LookLinear: :math:`W_1 = [W; -W], W_2 = [V, -V]`, so that a ReLU feed-forward is the linear map
-    :math:`V W` at the start.
+    r"""LookLinear: :math:`W_1 = [W; -W], W_2 = [V, -V]`, so that a ReLU feed-forward is initially the
+    linear map :math:`V W`.
 
-    W and V have the deviation of Xavier normal for the whole matrices, as the attention matrices have.
+    W and V have the deviation of Xavier normal for the whole matrices, as do the attention matrices.
     Balduzzi et al. 2017, Section 4 (arXiv 1702.08591).
     """
 
@@ -96,7 +96,7 @@ class LookLinear(Scheme, name="looklinear"):
     @classmethod
     def conflict(cls, config: ModelConfig) -> str | None:
         if Activation.registry[config.activation] is not ReLU:
-            return f"LookLinear is defined for ReLU, and its source says nothing of {config.activation}"
+            return f"LookLinear is defined for ReLU only, not for {config.activation}"
         if config.ffn_dim % 2:
             return f"LookLinear mirrors one half of the feed-forward, and its width {config.ffn_dim} is odd"
         return None
@@ -104,10 +104,10 @@ class LookLinear(Scheme, name="looklinear"):
 
 @torch.no_grad()
 def initialise_(model: nn.Module, scheme: str, seed: int) -> None:
-    """Fill every branch by the scheme, and embeddings, positions and heads by their own rules.
+    """Initialise every branch by the scheme, and embeddings, position encoding and heads by their own rules.
 
     Each matrix has its own generator, derived from (seed, site, name): two models that differ only in
-    placement or norm start from the same weights.
+    placement or norm have the same initial weights.
     """
     fill_ = SCHEMES[scheme].fill_
     sublayers = [m for m in model.modules() if isinstance(m, Sublayer)]

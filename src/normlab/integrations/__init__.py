@@ -1,1 +1,1 @@
-"""Probes for models that other people's trainers train: Hugging Face's and Lightning's."""
+"""Probes for models in other trainers: Hugging Face's and Lightning's."""

@@ -1,4 +1,4 @@
-"""Probes in a training by Hugging Face's ``Trainer``."""
+"""Probes for a training by Hugging Face's ``Trainer``."""
 
 from __future__ import annotations
 
@@ -21,7 +21,8 @@ except ImportError as error:
 
 class Probes(TrainerCallback):
     """``Trainer(..., callbacks=[Probes("standard")])``: one step in ``every_steps`` is observed, and becomes
-    rows of step, module, probe and value, a JSON line each in ``out``, or calls of ``emit``.
+    rows of step, stack, index, module, signal, statistic and value, a JSON line each in ``out``, or calls of
+    ``emit``. ``normlab report probes.jsonl`` draws them.
 
     ``probes`` is a preset (``cheap``, ``standard``, ``full``: see ``normlab.diagnosis.probing.presets``) or a
     list of ``normlab.diagnosis.Probe``. For a model whose blocks are not found, give the ``structure`` that
@@ -74,5 +75,5 @@ class Probes(TrainerCallback):
         self.watch.end()
 
     def close(self) -> None:
-        """Write what was measured, and leave no hook."""
+        """Write the measurements and remove all hooks."""
         self.watch.end()

@@ -1,4 +1,4 @@
-"""Probes in a training by Lightning's ``Trainer``."""
+"""Probes for a training by Lightning's ``Trainer``."""
 
 from __future__ import annotations
 
@@ -19,7 +19,8 @@ except ImportError as error:
 
 class Probes(Callback):
     """``Trainer(..., callbacks=[Probes("standard")])``: one step in ``every_steps`` is observed, and becomes
-    rows of step, module, probe and value, a JSON line each in ``out``, or calls of ``emit``.
+    rows of step, stack, index, module, signal, statistic and value, a JSON line each in ``out``, or calls of
+    ``emit``. ``normlab report probes.jsonl`` draws them.
 
     ``probes`` is a preset (``cheap``, ``standard``, ``full``: see ``normlab.diagnosis.probing.presets``) or a
     list of ``normlab.diagnosis.Probe``, whose globs are of paths in the LightningModule. For a model whose

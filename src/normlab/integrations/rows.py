@@ -1,4 +1,4 @@
-"""Records as a row a line, in a file that survives a resumed training."""
+"""Records as JSON lines, in a file that a resumed training continues."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ from normlab.store.files import append_rows, write_text_atomic
 
 
 class Rows:
-    """Rows ``{"step", "module", "probe", "value"}`` of ``path``, as JSON a line; numbers that are not finite
-    as words. A rank above 0 writes its own file, ``probes.rank1.jsonl`` beside ``probes.jsonl``.
+    """Writes records to ``path`` as JSON lines with the fields of ``Record``, numbers that are not finite as
+    words. A rank above 0 writes a file of its own, ``probes.rank1.jsonl`` beside ``probes.jsonl``.
     """
 
     def __init__(self, path: str | Path) -> None:
@@ -23,7 +23,7 @@ class Rows:
 
     @property
     def path(self) -> Path:
-        """Of this rank."""
+        """The file of this rank."""
         many = torch.distributed.is_available() and torch.distributed.is_initialized()
         rank = torch.distributed.get_rank() if many else 0
         name = f"{self._asked.stem}.rank{rank}{self._asked.suffix}" if rank else self._asked.name
@@ -33,14 +33,14 @@ class Rows:
         self._waiting.append(record)
 
     def write(self) -> None:
-        """What is waiting, in one go."""
+        """Append the pending records to the file."""
         rows, self._waiting = self._waiting, list[Record]()
         if rows:
             self.path.parent.mkdir(parents=True, exist_ok=True)
             append_rows(self.path, (row._asdict() for row in rows))
 
     def cut(self, step: int) -> None:
-        """Leave out what belongs to ``step`` or later, because that is done again."""
+        """Remove the rows of ``step`` and later ones, since these steps are repeated."""
         path = self.path
         if path.exists():
             lines = path.read_text(encoding="utf-8").splitlines()
@@ -49,7 +49,7 @@ class Rows:
 
 
 def _row(line: str) -> dict[str, Any] | None:
-    """A row, None for a line that was cut off when a training was killed."""
+    """Parse a row; None for a line that was cut off when a training was killed."""
     try:
         return json.loads(line)
     except json.JSONDecodeError:

@@ -1,4 +1,4 @@
-"""When a trainer's steps are observed: what both callbacks do, whoever calls them."""
+"""Observe some steps of another trainer: the part that both callbacks share."""
 
 from __future__ import annotations
 
@@ -65,14 +65,14 @@ class Watch:
         return self._rows.path
 
     def start(self, step: int) -> None:
-        """A training begins, or goes on, at ``step``: rows from there on will be written again."""
+        """Begin or resume a training at ``step``; rows from there on will be written again."""
         self.end()
         self._probes = self._asked  # what was read of another model does not fit this one
         if self._emit is self._rows:
             self._rows.cut(step)
 
     def begin(self, model: nn.Module, step: int, *, compiled: bool = False, own_calls: int = 0) -> None:
-        """Observe from here on where it is this step's turn, and it is not observed already.
+        """Start to observe if it is this step's turn and it is not observed yet.
 
         ``compiled``: the trainer runs a compiled wrapper of this model. ``own_calls``: how many calls of the
         model by the trainer come before the one that is the forward pass.
@@ -89,13 +89,13 @@ class Watch:
                 "gradients are recorded; for what flows through it, train some steps without torch.compile",
                 stacklevel=3,
             )
-            self._probes = weight_probes(_containers(model))
+            self._probes = weight_probes(_blocks(model))
             self._observe(model, compiled=compiled)
         else:
             self._read_at_first_call(model, own_calls)
 
     def end(self) -> None:
-        """The step is measured: fetch, write, take the hooks off."""
+        """Fetch and write the measurements of the step, and remove the hooks."""
         step, self._step = self._step, None
         try:
             if self._observer is not None and step is not None:
@@ -111,11 +111,9 @@ class Watch:
         self._observer = self._open.enter_context(observe(given, self._probes, self._emit))
 
     def _read_at_first_call(self, model: nn.Module, own_calls: int) -> None:
-        """Wait for the outermost call of a module that holds blocks: of a LightningModule any part may be
-        the one that is called.
-        """
+        """Wait for the first call of a module that holds blocks, which may be any part of the model."""
         modules = dict(model.named_modules())
-        holders = dict.fromkeys(path for name in _containers(model) for path in _ways_down(name))
+        holders = dict.fromkeys(path for name in _blocks(model) for path in _ways_down(name))
         waiting = self._open.enter_context(ExitStack())
         left = own_calls
 
@@ -150,9 +148,16 @@ class Watch:
         return stream_probes(structure, str(self._preset), prefix=at)
 
 
-def _containers(model: nn.Module) -> list[str]:
-    """Raises UserError for a model without repeated blocks."""
-    found = [name for name, _ in candidates(model, ())]
+def _blocks(model: nn.Module) -> dict[str, list[list[str]]]:
+    """Return the paths of each block and of all modules inside it, by container.
+
+    Raises UserError for a model without repeated blocks.
+    """
+    paths = [path for path, _ in model.named_modules()]
+    found = {
+        name: [[p for p in paths if f"{p}.".startswith(f"{block}.")] for block in blocks]
+        for name, blocks in candidates(model, ())
+    }
     if not found:
         raise UserError(
             f"{type(model).__name__} has no repeated blocks that a preset could watch; name the modules, as "
@@ -162,6 +167,6 @@ def _containers(model: nn.Module) -> list[str]:
 
 
 def _ways_down(path: str) -> Iterator[str]:
-    """The model, and every module on the way to this one."""
+    """Yield the path of the model and of every module on the way to this one."""
     names = path.split(".") if path else []
     return (".".join(names[:i]) for i in range(len(names) + 1))

@@ -1,20 +1,19 @@
-"""One machine's queue: worker processes over run folders. The folders are the truth; the queue remembers
-nothing.
+"""Runs many configurations in worker processes of this machine.
+
+The run folders hold the whole state: a queue that was stopped is built again from them.
 """
 
 from __future__ import annotations
 
 import contextlib
-import queue
 import signal
 import subprocess
 import sys
-import threading
 from collections import deque
 from collections.abc import Callable, Sequence
+from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 from dataclasses import replace
 from pathlib import Path
-from typing import NamedTuple
 
 from normlab.errors import UserError
 from normlab.spec.config import Config, run_id
@@ -22,29 +21,20 @@ from normlab.spec.serialise import to_json
 from normlab.store.folder import RunFolder
 
 Watch = Callable[[Sequence[RunFolder]], None]
-"""Called about twice a second with the folders of every run asked for so far, done or not."""
+"""Called at least twice a second with the folders of all runs that were added so far, finished or not."""
 
 _POLL_SECONDS = 0.5
 
 _DEATHS = 3
-"""So many workers may die in a run without taking it further before it has failed."""
-
-
-class _Answer(NamedTuple):
-    """How a run ended for its worker."""
-
-    words: str
-    """``done``, or why not."""
-    died: bool = False
-    """Whether the worker itself is gone."""
+"""A run has failed once so many workers have died in it at the same step."""
 
 
 class Queue:
-    """Runs configurations in ``jobs`` worker processes.
+    """Trains configurations in ``jobs`` worker processes.
 
-    A worker that dies (killed, out of memory) is replaced, and its run goes on from its last checkpoint as
-    long as that takes it further. Workers sit in process groups of their own, so that one Ctrl-C reaches them
-    once, from here: each saves its run and ends.
+    A worker that dies (killed, out of memory) is replaced, and its run continues from the last checkpoint for
+    as long as each worker takes it further. Workers have process groups of their own, so that Ctrl-C reaches
+    them once, through this process: each then saves its run and ends.
     """
 
     def __init__(self, root: Path, jobs: int, watch: Watch = lambda folders: None) -> None:
@@ -55,20 +45,26 @@ class Queue:
         self.asked: list[RunFolder] = []
         self.failed: dict[str, str] = {}
         self._deaths: dict[str, tuple[int, int]] = {}
-        """Of a run, its step when its last worker died, and how many have died there."""
+        """For each run the step at which its last worker died, and how many have died there."""
 
     def add(self, config: Config) -> None:
-        """Ask for a run; its data must be prepared (``data.digest`` set)."""
+        """Add a run whose data is prepared (``data.digest`` is set)."""
         self.waiting.append(config)
         self.asked.append(RunFolder(self.root / run_id(config)))
 
     def run(self, done: Callable[[Config], None] = lambda config: None) -> None:
-        """Work until nothing waits. ``done`` sees each ended run and may ``add`` more."""
+        """Train until nothing waits. ``done`` is called with each finished run and may ``add`` more."""
         workers: list[_Worker] = []
+        running: dict[Future[str], tuple[_Worker, Config]] = {}
+        threads = ThreadPoolExecutor(self.jobs, "run")  # one waits for each worker's answer
         try:
-            while self.waiting or any(w.config for w in workers):
-                self._assign(workers)
-                self._wait(workers, done)
+            while self.waiting or running:
+                for config in self._startable([config for _, config in running.values()]):
+                    worker = self._idle(workers, [worker for worker, _ in running.values()])
+                    running[threads.submit(worker.train, config)] = worker, config
+                for answer in wait(running, _POLL_SECONDS, FIRST_COMPLETED).done:
+                    _, config = running.pop(answer)
+                    self._end(config, answer, done)
                 self.watch(self.asked)
         except BaseException:
             for worker in workers:
@@ -77,27 +73,44 @@ class Queue:
         finally:
             for worker in workers:
                 worker.close()
+            threads.shutdown()
 
-    def _assign(self, workers: list[_Worker]) -> None:
-        """Start what waits, but never the same run in two workers, however often it was asked for."""
-        busy = {run_id(w.config) for w in workers if w.config}
+    def _startable(self, running: Sequence[Config]) -> list[Config]:
+        """Take what may start now from ``waiting``, never a run that is running: it may be added twice."""
+        busy, chosen = {run_id(config) for config in running}, list[Config]()
         for config in list(self.waiting):
-            if run_id(config) in busy:
-                continue
-            idle = next((w for w in workers if w.config is None), None)
-            if idle is None:
-                if len(workers) == self.jobs:
-                    return
-                idle = _Worker(self.root)
-                workers.append(idle)
-            self.waiting.remove(config)
-            idle.start(config)
-            busy.add(run_id(config))
+            if len(busy) < self.jobs and run_id(config) not in busy:
+                busy.add(run_id(config))
+                chosen.append(config)
+                self.waiting.remove(config)
+        return chosen
+
+    def _idle(self, workers: list[_Worker], busy: Sequence[_Worker]) -> _Worker:
+        """Return a living worker without a run; a new one if there is none."""
+        for worker in [worker for worker in workers if worker not in busy]:
+            if worker.process.poll() is None:
+                return worker
+            worker.close()
+            workers.remove(worker)
+        workers.append(_Worker(self.root))
+        return workers[-1]
+
+    def _end(self, config: Config, answer: Future[str], done: Callable[[Config], None]) -> None:
+        try:
+            said = answer.result()
+        except _DiedError as died:
+            if self._continues(config):
+                self.waiting.appendleft(config)
+                return
+            said = str(died)
+        if said != "done":
+            self._fail(config, said)
+        done(config)
 
     def _fail(self, config: Config, reason: str) -> None:
-        """Remember a failed run, also in its folder: a worker that was killed could not write that itself.
+        """Record a failure here and in the run's folder, which a killed worker could not do itself.
 
-        A run that somebody else's process is in stays theirs.
+        The folder of a run that another process is training is left alone.
         """
         folder = RunFolder(self.root / run_id(config))
         self.failed[folder.path.name] = reason
@@ -106,22 +119,8 @@ class Queue:
             if folder.path.exists() and status.state != "running":
                 folder.set_status(replace(status, state="failed", error=reason))
 
-    def _wait(self, workers: list[_Worker], done: Callable[[Config], None]) -> None:
-        """Until a worker answers or the poll interval has passed."""
-        for worker in workers:
-            answer = worker.answer(_POLL_SECONDS / len(workers))
-            if answer is None or worker.config is None:
-                continue
-            config, worker.config = worker.config, None
-            if answer.died and self._goes_on(config):
-                self.waiting.appendleft(config)
-                continue
-            if answer.words != "done":
-                self._fail(config, answer.words)
-            done(config)
-
-    def _goes_on(self, config: Config) -> bool:
-        """Whether a run whose worker died has come further since the last time, or may still try."""
+    def _continues(self, config: Config) -> bool:
+        """Whether a run whose worker died has advanced since the last death, or has tries left."""
         run, step = run_id(config), 0
         with contextlib.suppress(OSError, UserError):
             step = RunFolder(self.root / run).status().step
@@ -130,58 +129,44 @@ class Queue:
         return self._deaths[run][1] < _DEATHS
 
 
+class _DiedError(Exception):
+    """A worker process ended before it had answered."""
+
+
 class _Worker:
-    """A child process that trains one configuration a line of its standard input."""
+    """A ``normlab.jobs.worker`` process, which trains one configuration after the other."""
 
     def __init__(self, root: Path) -> None:
-        self.root = root
-        self.config: Config | None = None
-        self._spawn()
-
-    def _spawn(self) -> None:
         self.process = subprocess.Popen(
-            [sys.executable, "-m", "normlab.jobs.worker", str(self.root)],
+            [sys.executable, "-m", "normlab.jobs.worker", str(root)],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             text=True,
             start_new_session=True,
         )
-        self.answers: queue.Queue[_Answer] = queue.Queue()
-        self.reader = threading.Thread(target=self._read, args=(self.process, self.answers), daemon=True)
-        self.reader.start()
 
-    @staticmethod
-    def _read(process: subprocess.Popen[str], answers: queue.Queue[_Answer]) -> None:
-        assert process.stdout is not None
-        with process.stdout:
-            for line in process.stdout:
-                answers.put(_Answer(line.strip()))
-        answers.put(_Answer(f"the worker process ended with code {process.wait()}", died=True))
-
-    def start(self, config: Config) -> None:
-        if self.process.poll() is not None:
-            self.close()
-            self._spawn()
-        assert self.process.stdin is not None
-        self.config = config
-        self.process.stdin.write(to_json(config) + "\n")
-        self.process.stdin.flush()
-
-    def answer(self, timeout_seconds: float) -> _Answer | None:
-        """None while the run goes on."""
-        try:
-            return self.answers.get(timeout=timeout_seconds)
-        except queue.Empty:
-            return None
+    def train(self, config: Config) -> str:
+        """Return the answer, "done" or the reason why not. Raises _DiedError if the process ends first."""
+        requests, answers = self.process.stdin, self.process.stdout
+        assert requests is not None
+        assert answers is not None
+        with contextlib.suppress(BrokenPipeError):
+            requests.write(to_json(config) + "\n")
+            requests.flush()
+        answer = answers.readline()
+        if not answer.endswith("\n"):
+            raise _DiedError(f"the worker process ended with code {self.process.wait()}")
+        return answer.strip()
 
     def interrupt(self) -> None:
         if self.process.poll() is None:
             self.process.send_signal(signal.SIGINT)
 
     def close(self) -> None:
-        """End the process once its run is saved."""
+        """Let the process end, once its run is saved."""
         assert self.process.stdin is not None
+        assert self.process.stdout is not None
         with contextlib.suppress(BrokenPipeError):
             self.process.stdin.close()
         self.process.wait()
-        self.reader.join()
+        self.process.stdout.close()

@@ -1,4 +1,4 @@
-"""The queue's child process: one configuration a line in, ``done`` or a reason a line out."""
+"""The child process of a queue: it reads a configuration a line and answers each with a line."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _BUSY_SECONDS = 2.0
 
 
 def main() -> int:
-    """Serve until standard input closes or Ctrl-C; the exit code."""
+    """Train until standard input closes or Ctrl-C; return the exit code."""
     try:
         load_plugins()
         _serve()
@@ -29,7 +29,7 @@ def main() -> int:
 
 
 def _serve() -> None:
-    """Train what standard input asks for. What a run prints goes to its own log."""
+    """Train the configurations of standard input. Whatever a run prints goes to its own log."""
     root = Path(sys.argv[1])
     answers = os.fdopen(os.dup(1), "w", buffering=1)
     for line in sys.stdin:
@@ -43,7 +43,7 @@ def _serve() -> None:
 
 
 def _answer(config: Config, root: Path) -> str:
-    """``done`` or why not, in one line. A run that another process is in is waited for."""
+    """Return "done" or the reason why not, in one line. Wait for a process that is training the same run."""
     while True:
         try:
             train(config, root)

@@ -1,4 +1,4 @@
-"""Beam search with caches, and what every way of decoding shares."""
+"""Beam search with caches, and the parts that all ways of decoding share."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ from normlab.nn.model import Seq2Seq
 
 BOS, EOS = 2, 3
 FREE = -1
-"""Where a prefix forces nothing."""
+"""Marks a place that a prefix leaves free."""
 MAX_LEN = 1024
-"""No output is longer, in tokens: a line that somebody forgot to split must not take hours."""
+"""Longest output in tokens, so that a line that was never split does not take hours."""
 
 
 def power_penalty(length: int, alpha: float) -> float:
@@ -39,36 +39,37 @@ def gnmt_penalty(length: int, alpha: float) -> float:
 
 
 LENGTH_PENALTIES: dict[str, Callable[[int, float], float]] = {"power": power_penalty, "gnmt": gnmt_penalty}
-"""What the log-probability of an output of so many tokens, EOS counted, is divided by, given alpha."""
+"""Divisors of the log-probability of an output, given its length in tokens (with EOS) and alpha."""
 
 
 @dataclass(frozen=True)
 class Hypothesis:
-    """An output that has ended."""
+    """A finished output."""
 
     ids: list[int]
-    """Without BOS and EOS."""
+    """Token ids without BOS and EOS."""
     score: float
 
 
 @dataclass(frozen=True)
 class Bounds:
-    """What may be produced at all. None of it changes the log-probabilities but ``allowed``."""
+    """Constraints on the outputs. Only ``allowed`` changes log-probabilities."""
 
     max_len_ratio: float
-    """An output has at most ``max_len_ratio * |x| + 10`` tokens (at most ``MAX_LEN``, or the model's
-    positions), EOS counted, which is forced there."""
+    """An output has at most ``max_len_ratio * |x| + 10`` tokens, and no more than ``MAX_LEN`` or the model's
+    positions; EOS, which is forced there, counts as one.
+    """
     min_length: int = 0
-    """Tokens before EOS."""
+    """Smallest number of tokens before EOS."""
     prefix: Tensor | None = None
-    """`[B, P]`: ids that each output begins with, ``FREE`` after them."""
+    """`[B, P]`: ids with which each output begins, followed by ``FREE``."""
     allowed: Tensor | None = None
-    """`[V]`: types that are False get the logit minus infinity."""
+    """`[V]`: vocabulary entries with False get the logit minus infinity."""
 
-    def limits(self, model: Seq2Seq, real: Tensor) -> Tensor:
-        """`[B]`: tokens of each output at most. Raises UserError where what is asked for has no room."""
+    def limits(self, model: Seq2Seq, mask: Tensor) -> Tensor:
+        """Return the largest length of each output, `[B]`. Raises UserError if the constraints do not fit."""
         longest = min(MAX_LEN, model.position_encoding.longest or MAX_LEN)
-        lengths = real.sum(1)
+        lengths = mask.sum(1)
         forced = torch.zeros_like(lengths) if self.prefix is None else (self.prefix != FREE).sum(1)
         least = forced.clamp(min=self.min_length) + 1
         if int(least.max()) > longest:
@@ -79,8 +80,8 @@ class Bounds:
         return torch.maximum((lengths * self.max_len_ratio).long() + 10, least).clamp(max=longest)
 
     def log_p(self, logits: Tensor, length: int, limits: Tensor, rows: Tensor) -> Tensor:
-        """Log-probabilities `[B', K, V]` of the token that is the ``length``-th, minus infinity where it may
-        not be; ``rows`` are the places of the B' sentences among the B.
+        """Return the log-probabilities `[B', K, V]` of the ``length``-th token, minus infinity where it is
+        ruled out; ``rows`` are the indices of the B' sentences among the B.
         """
         if self.allowed is not None:
             logits = logits.masked_fill(~self.allowed, float("-inf"))
@@ -100,8 +101,8 @@ class Bounds:
 
 
 class Search(ABC):
-    """K continuations of each sentence that still goes on: ``tokens`` `[B', K, t]`, ``scores`` `[B', K]`,
-    minus infinity where a continuation does not go on.
+    """K continuations of each unfinished sentence: ``tokens`` `[B', K, t]` and ``scores`` `[B', K]`, minus
+    infinity for a continuation that has ended.
     """
 
     def __init__(self, limits: Tensor, width: int) -> None:
@@ -119,19 +120,19 @@ class Search(ABC):
 
     @property
     def length(self) -> int:
-        """Tokens that an output has which ends now, EOS counted."""
+        """The length of an output that ends now, with EOS."""
         return self.tokens.shape[-1]
 
     @abstractmethod
     def advance(self, log_p: Tensor) -> None:
-        """Take the next token of every continuation from `[B', K, V]`, which may be overwritten."""
+        """Choose the next token of every continuation given `[B', K, V]`, which may be overwritten."""
 
     @abstractmethod
     def results(self) -> list[list[Hypothesis]]:
-        """What ended; nothing where a model diverged and its scores are not finite."""
+        """Return the finished outputs; there are none if the model diverged and no score is finite."""
 
     def drop_ended(self) -> Tensor | None:
-        """Leave out ended sentences once they are a quarter of the batch; the kept rows, or None."""
+        """Drop ended sentences once they are a quarter of the batch; return the kept rows, or None."""
         self.ended |= ~self.scores.isfinite().any(1)
         if 4 * int(self.ended.sum()) < len(self.ended):
             return None
@@ -147,20 +148,20 @@ class Search(ABC):
 def decode(
     model: Seq2Seq, source: Tensor, bounds: Bounds, begin: Callable[[Tensor], Search]
 ) -> list[list[Hypothesis]]:
-    """What a search finds for each source row `[B, S]`; ``begin`` makes it from the outputs' limits `[B]`.
+    """Run a search on source rows `[B, S]`; ``begin`` builds it from the limits `[B]` of the outputs.
 
-    Raises UserError where an output has no room for what the bounds ask for.
+    Raises UserError if the bounds leave an output no room.
     """
-    memory, real = model.encode(source)
-    limits = bounds.limits(model, real)
+    memory, mask = model.encode(source)
+    limits = bounds.limits(model, mask)
     search = begin(limits)
     while search.rows.numel():
-        hidden = model.decode_step(search.last, memory, real, search.cache)
+        hidden = model.decode_step(search.last, memory, mask, search.cache)
         logits = model.embedding.logits(hidden).float()
         search.advance(bounds.log_p(logits, search.length, limits, search.rows))
         kept = search.drop_ended()
         if kept is not None:
-            memory, real = memory[kept], real[kept]
+            memory, mask = memory[kept], mask[kept]
     return search.results()
 
 
@@ -173,12 +174,11 @@ def search(
     length_penalty: float = 1.0,
     formula: str = "power",
 ) -> list[list[Hypothesis]]:
-    r"""Outputs of each source row `[B, S]` with the scores :math:`\log p(y \mid x) / \mathrm{lp}(|y|)`, best
-    first.
+    r"""Return the outputs with the highest scores :math:`\log p(y \mid x) / \mathrm{lp}(|y|)` for each source
+    row `[B, S]`, best first.
 
-    lp is one of ``LENGTH_PENALTIES`` with :math:`\alpha` = ``length_penalty``. A sentence ends when ``beams``
-    hypotheses have ended, so there are at least so many where the vocabulary has them, or at its limit. One
-    beam is greedy search.
+    lp is one of ``LENGTH_PENALTIES`` with :math:`\alpha` = ``length_penalty``. The search for a sentence ends
+    with ``beams`` finished hypotheses, or at the limit of its length. One beam is greedy search.
     """
     penalty = LENGTH_PENALTIES[formula]
 
@@ -197,7 +197,7 @@ def beam_search(
     max_len_ratio: float = 1.5,
     allowed: Tensor | None = None,
 ) -> list[list[int]]:
-    """The best output of ``search`` for each source row, as ids; empty where it found nothing."""
+    """Return the best output of ``search`` for each source row, as ids; empty if it found none."""
     found = search(
         model,
         source,
@@ -209,7 +209,7 @@ def beam_search(
 
 
 class _Beams(Search):
-    """The K best of all continuations of the K of before."""
+    """Beam search: the K best of all continuations of the previous K."""
 
     def __init__(self, limits: Tensor, width: int, penalty: Callable[[int], float]) -> None:
         super().__init__(limits, width)
@@ -235,7 +235,7 @@ class _Beams(Search):
         return [sorted(found, key=lambda h: -h.score) for found in self.found]
 
     def _collect(self, scores: Tensor, parents: Tensor, words: Tensor) -> None:
-        """Move hypotheses that end among the best K candidates to their sentence's finished ones."""
+        """Store the hypotheses that end among the best K candidates with their sentence."""
         ends = (words == EOS) & scores.isfinite()
         ends[:, self.width :] = False
         ends &= ~self.ended[:, None]

@@ -1,4 +1,4 @@
-"""Token embeddings: one matrix for source, target and output, or an output matrix of its own."""
+"""Token embeddings: one matrix for source, target and output, or a separate output matrix."""
 
 from __future__ import annotations
 
@@ -21,9 +21,9 @@ class Embedding(nn.Module, ABC):
 
     registry: ClassVar[Registry[type[Embedding]]] = Registry("embedding")
     tied: ClassVar[bool] = True
-    """Whether the input's matrix is the output's too."""
+    """Whether the output uses the input's matrix."""
     scale_free: ClassVar[bool] = False
-    """Whether the scale of the weights changes nothing."""
+    """Whether the scale of the weights has no effect."""
 
     def __init_subclass__(cls, *, name: str, **kwargs: Any) -> None:
         super().__init_subclass__(**kwargs)
@@ -35,25 +35,25 @@ class Embedding(nn.Module, ABC):
 
     @abstractmethod
     def vectors(self) -> Tensor:
-        """The matrix as it is used, `[V, D]`."""
+        """Return the matrix as it is used, `[V, D]`."""
 
     @abstractmethod
     def init_(self, generator: torch.Generator, *, gain: float = 1.0, classifier_gain: float = 1.0) -> None:
-        """Draw the starting weights, ``gain`` times as large at the input and ``classifier_gain`` times at an
-        output matrix of its own.
+        """Draw the initial weights, scaled by ``gain`` at the input and by ``classifier_gain`` in a separate
+        output matrix.
         """
 
     def forward(self, ids: Tensor) -> Tensor:
-        """`[B, T]` to `[B, T, D]`."""
+        """Embed token ids `[B, T]` as `[B, T, D]`."""
         return F.embedding(ids, self.vectors()) * self.weight.shape[1] ** 0.5
 
     def logits(self, x: Tensor) -> Tensor:
-        """`[..., D]` to `[..., V]`."""
+        """Return the logits `[..., V]` of hidden states `[..., D]`."""
         return linear(x, self.vectors())
 
 
 class PlainEmbedding(Embedding, name="plain"):
-    """Vectors as they are, start N(0, 1/d).
+    """Vectors without normalisation, initially N(0, 1/d).
 
     Nguyen and Salazar 2019, Section 3.2 (arXiv 1910.05895).
     """
@@ -67,7 +67,7 @@ class PlainEmbedding(Embedding, name="plain"):
 
 
 class UntiedEmbedding(Embedding, name="untied"):
-    """An output matrix of its own beside the input's, both N(0, 1/d) at the start.
+    """Separate matrices for input and output, both initially N(0, 1/d).
 
     Vaswani et al. 2017, Section 3.4 (arXiv 1706.03762), without its tying.
     """
@@ -91,7 +91,7 @@ class UntiedEmbedding(Embedding, name="untied"):
 
 
 class FixNormEmbedding(Embedding, name="fixnorm"):
-    r"""FixNorm: :math:`w / \|w\|` at every use, start U(-0.01, 0.01).
+    r"""FixNorm: :math:`w / \|w\|` at every use, initially U(-0.01, 0.01).
 
     Nguyen and Salazar 2019, Sections 2.3 and 3.2 (arXiv 1910.05895), after Nguyen and Chiang 2018.
     """

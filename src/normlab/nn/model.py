@@ -19,11 +19,11 @@ from normlab.nn.stack import build_stack
 from normlab.spec.model import ModelConfig
 
 PAD = 0
-"""Token id of padding; a position that holds it is not real."""
+"""Token id of padding."""
 
 
 class TokenModel(nn.Module, ABC):
-    """What all models share: an embedding, positions and dropout on their sum.
+    """Base of all models: an embedding, a position encoding, and dropout on their sum.
 
     Token ids are `[B, T]`, padded on the right with 0.
     """
@@ -35,7 +35,7 @@ class TokenModel(nn.Module, ABC):
         self.dropout = Dropout(config.dropout)
 
     def embed(self, ids: Tensor, decode_index: int | None = None) -> Tensor:
-        """Tokens `[B, T]` at positions 0 to T - 1, or all of them at one ``position``, to `[B, T, D]`."""
+        """Embed tokens `[B, T]` at positions 0 to T - 1, or all at ``decode_index``, as `[B, T, D]`."""
         return self.dropout(self.position_encoding(self.embedding(ids), decode_index))
 
 
@@ -52,32 +52,32 @@ class Seq2Seq(TokenModel):
         self.decoder = build_stack("decoder", DECODER_LAYER, config)
 
     def encode(self, source: Tensor) -> tuple[Tensor, Tensor]:
-        """`[B, S]` to the memory `[B, S, D]` and where it is real `[B, S]`."""
-        real = source != PAD
-        return self.encoder(self.embed(source), Context(padding_mask=real)), real
+        """Encode `[B, S]` as the memory `[B, S, D]`; return it with its mask `[B, S]`."""
+        mask = source != PAD
+        return self.encoder(self.embed(source), Context(padding_mask=mask)), mask
 
     def decode(self, target_in: Tensor, memory: Tensor, memory_mask: Tensor) -> Tensor:
-        """Hidden states `[B, T, D]` for every prefix of ``target_in`` `[B, T]`."""
+        """Return the hidden states `[B, T, D]` of every prefix of ``target_in`` `[B, T]`."""
         context = Context(padding_mask=target_in != PAD, memory=memory, memory_mask=memory_mask)
         return self.decoder(self.embed(target_in), context)
 
     def decode_step(self, tokens: Tensor, memory: Tensor, memory_mask: Tensor, cache: Cache) -> Tensor:
-        """Hidden states `[B, K, D]` of the next position for K beams whose last tokens are `[B, K]`."""
+        """Return the hidden states `[B, K, D]` of the next position for K beams with last tokens `[B, K]`."""
         cache.begin_step()
         context = Context(memory=memory, memory_mask=memory_mask, cache=cache)
         return self.decoder(self.embed(tokens, context.decode_index), context)
 
     def hidden(self, source: Tensor, target_in: Tensor) -> Tensor:
-        """The decoder's output `[B, T, D]`, before the logits."""
+        """Return the decoder's output `[B, T, D]`, before the logits."""
         return self.decode(target_in, *self.encode(source))
 
     def forward(self, source: Tensor, target_in: Tensor) -> Tensor:
-        """Logits `[B, T, V]`."""
+        """Return the logits `[B, T, V]`."""
         return self.embedding.logits(self.hidden(source, target_in))
 
 
 class Decoder(TokenModel):
-    """Decoder language model: logits of the next token from those before it.
+    """Decoder language model, which predicts each token from those before it.
 
     Radford et al. 2018, Section 3.1 (Improving Language Understanding by Generative Pre-Training).
     """
@@ -88,17 +88,19 @@ class Decoder(TokenModel):
         self.decoder = build_stack("decoder", LANGUAGE_LAYER, config)
 
     def hidden(self, ids: Tensor) -> Tensor:
-        """The decoder's output `[B, T, D]`, before the logits."""
+        """Return the decoder's output `[B, T, D]`, before the logits."""
         return self.decoder(self.embed(ids), Context(padding_mask=ids != PAD))
 
     def decode_step(self, tokens: Tensor, cache: Cache) -> Tensor:
-        """Hidden states `[B, K, D]` of the next position for K continuations, last tokens `[B, K]`."""
+        """Return the hidden states `[B, K, D]` of the next position for K continuations, last tokens `[B,
+        K]`.
+        """
         cache.begin_step()
         context = Context(cache=cache)
         return self.decoder(self.embed(tokens, context.decode_index), context)
 
     def forward(self, ids: Tensor) -> Tensor:
-        """Logits `[B, T, V]`."""
+        """Return the logits `[B, T, V]`."""
         return self.embedding.logits(self.hidden(ids))
 
 
@@ -121,28 +123,28 @@ class Encoder(TokenModel):
         self.pooler, self.next_sentence = nn.Linear(config.dim, config.dim), nn.Linear(config.dim, 2)
 
     def hidden(self, ids: Tensor, segments: Tensor | None = None) -> Tensor:
-        """The encoder's output `[B, T, D]`; ``segments`` `[B, T]` holds 0 and 1, all 0 if not given."""
+        """Return the encoder's output `[B, T, D]`; ``segments`` `[B, T]` holds 0 and 1, by default 0."""
         x = self.position_encoding(self.embedding(ids))
         x = x + (self.segments[0] if segments is None else F.embedding(segments, self.segments))
         return self.encoder(self.dropout(x), Context(padding_mask=ids != PAD))
 
     def token_logits(self, hidden: Tensor) -> Tensor:
-        """Masked-LM logits `[..., V]` of hidden states `[..., D]`, say those of the masked positions."""
+        """Return the masked-LM logits `[..., V]` of hidden states `[..., D]`, such as the masked ones."""
         x = self.transform_norm(F.gelu(self.transform(hidden)))
         return self.embedding.logits(x) + self.token_bias
 
     def sentence_logits(self, hidden: Tensor) -> Tensor:
-        """Next-sentence logits `[B, 2]` from the first position of hidden states `[B, T, D]`."""
+        """Return the next-sentence logits `[B, 2]` from the first position of hidden states `[B, T, D]`."""
         return self.next_sentence(torch.tanh(self.pooler(hidden[:, 0])))
 
     def forward(self, ids: Tensor, segments: Tensor | None = None) -> tuple[Tensor, Tensor]:
-        """Masked-LM logits of every position `[B, T, V]`, and next-sentence logits `[B, 2]`."""
+        """Return the masked-LM logits of every position `[B, T, V]`, and next-sentence logits `[B, 2]`."""
         hidden = self.hidden(ids, segments)
         return self.token_logits(hidden), self.sentence_logits(hidden)
 
 
 def _require(config: ModelConfig, *, encoder: bool, decoder: bool) -> None:
-    """Raise UserError unless the model has just these stacks."""
+    """Raise UserError unless the config has exactly these stacks."""
     wanted = {"encoder_layers": encoder, "decoder_layers": decoder}
     for name, has in wanted.items():
         given = getattr(config, name)

@@ -1,4 +1,4 @@
-"""Norms: each maps `[..., D]` to `[..., D]` over the last axis and is built as ``norm(dim)``."""
+"""Norms, which map `[..., D]` to `[..., D]` over the last axis and are built as ``norm(dim)``."""
 
 from __future__ import annotations
 
@@ -26,12 +26,12 @@ class Norm(nn.Module, ABC):
 
     @classmethod
     def final(cls, dim: int) -> nn.Module:
-        """The norm where a stream ends."""
+        """Build the norm at the end of a stream."""
         return cls(dim)
 
 
 class LayerNorm(Norm, name="layernorm"):
-    r""":math:`\gamma \odot (x - \mu)/\sqrt{\sigma^2 + \epsilon} + \beta`, start
+    r""":math:`\gamma \odot (x - \mu)/\sqrt{\sigma^2 + \epsilon} + \beta`, initially
     :math:`\gamma = 1, \beta = 0`.
 
     Ba et al. 2016, Section 3 (arXiv 1607.06450).
@@ -48,7 +48,7 @@ class LayerNorm(Norm, name="layernorm"):
 
 
 class RMSNorm(Norm, name="rmsnorm"):
-    r""":math:`g_i x_i / \sqrt{\mathrm{mean}(x^2) + \epsilon}`, start :math:`g = 1`.
+    r""":math:`g_i x_i / \sqrt{\mathrm{mean}(x^2) + \epsilon}`, initially :math:`g = 1`.
 
     Zhang and Sennrich 2019, Section 4 (arXiv 1910.07467).
     """
@@ -63,7 +63,7 @@ class RMSNorm(Norm, name="rmsnorm"):
 
 
 class ScaleNorm(Norm, name="scalenorm"):
-    r""":math:`g \, x / \|x\|_2`, one scalar :math:`g` (shape `[1]`), start :math:`\sqrt{d}`.
+    r""":math:`g \, x / \|x\|_2`, with one scalar :math:`g` (shape `[1]`), initially :math:`\sqrt{d}`.
 
     :math:`\|x\|` is kept above 1e-5. Nguyen and Salazar 2019, Sections 2.3 and 3.2 (arXiv 1910.05895).
     """
@@ -95,10 +95,10 @@ class FixedScaleNorm(Norm, name="fixedscalenorm"):
 
 
 class DyT(Norm, name="dyt"):
-    r"""Dynamic tanh: :math:`\gamma \odot \tanh(\alpha x) + \beta`, start
+    r"""Dynamic tanh: :math:`\gamma \odot \tanh(\alpha x) + \beta`, initially
     :math:`\alpha = 0.5, \gamma = 1, \beta = 0`.
 
-    One :math:`\alpha` (shape `[1]`) a norm. Zhu et al. 2025, Section 4 (arXiv 2503.10622).
+    Each norm has one :math:`\alpha` (shape `[1]`). Zhu et al. 2025, Section 4 (arXiv 2503.10622).
     """
 
     def __init__(self, dim: int) -> None:
@@ -112,10 +112,11 @@ class DyT(Norm, name="dyt"):
 
 
 class Derf(Norm, name="derf"):
-    r"""Dynamic erf: :math:`\gamma \odot \mathrm{erf}(\alpha x + s) + \beta`, start
+    r"""Dynamic erf: :math:`\gamma \odot \mathrm{erf}(\alpha x + s) + \beta`, initially
     :math:`\alpha = 0.5, s = 0, \gamma = 1, \beta = 0`.
 
-    One :math:`\alpha` and one s (shape `[1]`) a norm. Chen et al. 2025, Equation 10 (arXiv 2512.10938).
+    Each norm has one :math:`\alpha` and one s (shape `[1]`). Chen et al. 2025, Equation 10 (arXiv
+    2512.10938).
     """
 
     def __init__(self, dim: int) -> None:

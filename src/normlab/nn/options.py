@@ -1,7 +1,7 @@
 """Choices inside a branch: biases of its weights, norms of queries and keys, gains of heads, activation.
 
-Each has a registry of small definitions; a placement names those that its source defines it with, and a
-model may choose others.
+Each has a registry of small definitions. A placement names those that its source uses, and a model may
+choose others.
 """
 
 from __future__ import annotations
@@ -22,18 +22,18 @@ from normlab.nn.registry import Registry
 from normlab.spec.model import ModelConfig
 
 Packed = Callable[[int, Sequence[int]], nn.Linear]
-"""``linear(in, (out, …))``: one packed weight `[sum of outs, in]` of one or several matrices."""
+"""``linear(in, (out, …))`` with one packed weight `[sum of outs, in]` for one or several matrices."""
 
 BIASES: Registry[Packed] = Registry("bias")
 INNER_NORMS: Registry[Callable[[str], bool]] = Registry("inner norm")
-"""Role of a branch to whether it has a norm before its last matrix."""
+"""Whether a branch has a norm before its last matrix, given its role."""
 HEAD_GAINS: Registry[Callable[[int], nn.Module]] = Registry("head gain")
-"""Number of heads to what scales them, `[B, H, T, w]`."""
+"""The module that scales the heads `[B, H, T, w]`, given their number."""
 
 
 @BIASES.register("bias")
 def vector_bias(n_in: int, n_out: Sequence[int]) -> nn.Linear:
-    """:math:`W x + b` with a vector b, start 0.
+    """:math:`W x + b` with a vector b, initially 0.
 
     Vaswani et al. 2017, Section 3.3 (arXiv 1706.03762).
     """
@@ -51,7 +51,7 @@ def no_bias(n_in: int, n_out: Sequence[int]) -> nn.Linear:
 
 @BIASES.register("scalarbias")
 class ScalarBiasLinear(nn.Linear):
-    r""":math:`W (x + b_1) + b_2` with two scalars for each matrix, start 0.
+    r""":math:`W (x + b_1) + b_2` with two scalars for each matrix, initially 0.
 
     ``before`` and ``after`` have shape `[matrices]`. Zhang et al. 2019, Section 3 (arXiv 1901.09321).
     """
@@ -89,7 +89,7 @@ def everywhere(role: str) -> bool:
 
 @INNER_NORMS.register("ffn_innernorm")
 def in_feed_forward(role: str) -> bool:
-    r""":math:`W_{out} \mathrm{LN}(\phi(W_{in} x))` in the feed-forward alone.
+    r""":math:`W_{out} \mathrm{LN}(\phi(W_{in} x))` in the feed-forward only.
 
     Shleifer et al. 2021, Section 2 (arXiv 2110.09456).
     """
@@ -98,7 +98,7 @@ def in_feed_forward(role: str) -> bool:
 
 @HEAD_GAINS.register("noheadgain")
 class NoHeadGain(nn.Identity):
-    """Heads as they are.
+    """Heads without gains.
 
     Vaswani et al. 2017, Section 3.2 (arXiv 1706.03762).
     """
@@ -106,7 +106,7 @@ class NoHeadGain(nn.Identity):
 
 @HEAD_GAINS.register("headgain")
 class HeadGain(nn.Module):
-    r""":math:`\gamma_h \, \mathrm{head}_h` with a trained gain for each head (shape `[H]`), start 1.
+    r""":math:`\gamma_h \, \mathrm{head}_h` with a trained gain for each head (shape `[H]`), initially 1.
 
     Shleifer et al. 2021, Section 2 (arXiv 2110.09456).
     """
@@ -120,27 +120,27 @@ class HeadGain(nn.Module):
 
 
 class QueryKeyNorm(nn.Module, ABC):
-    """What happens to queries `[B, H, T, w]` and keys `[B, G, S, w]` before their products."""
+    """A transformation of queries `[B, H, T, w]` and keys `[B, G, S, w]` before their products."""
 
     registry: ClassVar[Registry[Callable[[ModelConfig], QueryKeyNorm]]] = Registry("query-key norm")
     scale: ClassVar[float | None] = None
-    """Factor on the products; None is :math:`1/\\sqrt{w}`."""
+    """Factor on the products; None stands for :math:`1/\\sqrt{w}`."""
 
     def __init_subclass__(cls, *, name: str, **kwargs: Any) -> None:
         super().__init_subclass__(**kwargs)
         QueryKeyNorm.registry[name] = cls
 
     def forward(self, q: Tensor, k: Tensor) -> tuple[Tensor, Tensor]:
-        """Both in their shapes."""
+        """Transform both, without changing their shapes."""
         return self.queries(q), self.keys(k)
 
     @abstractmethod
     def queries(self, q: Tensor) -> Tensor:
-        """`[B, H, T, w]`, for keys that went through ``keys``."""
+        """Transform queries `[B, H, T, w]` for products with keys that went through ``keys``."""
 
     @abstractmethod
     def keys(self, k: Tensor) -> Tensor:
-        """`[B, G, S, w]`."""
+        """Transform keys `[B, G, S, w]`."""
 
 
 class ScaledProducts(QueryKeyNorm, name="scaled"):
@@ -160,10 +160,10 @@ class ScaledProducts(QueryKeyNorm, name="scaled"):
 
 
 class ScaledCosines(QueryKeyNorm, name="qknorm"):
-    r"""QK-norm: :math:`g \cos(q, k)`, one trained g (shape `[1]`) an attention.
+    r"""QK-norm: :math:`g \cos(q, k)`, with one trained g (shape `[1]`) in each attention.
 
-    Start :math:`g = \log_2(n^2 - n)`, n the 97.5th percentile of the lengths of training sentences
-    (``qk_norm_len``). Henry et al. 2020, Section 2 (arXiv 2010.04245).
+    Initially :math:`g = \log_2(n^2 - n)`, where n is the 97.5th percentile of the lengths of training
+    sentences (``qk_norm_len``). Henry et al. 2020, Section 2 (arXiv 2010.04245).
     """
 
     scale: ClassVar[float | None] = 1.0
@@ -181,7 +181,7 @@ class ScaledCosines(QueryKeyNorm, name="qknorm"):
 
 
 class NormedQueriesAndKeys(QueryKeyNorm, name="normed"):
-    r""":math:`\mathrm{LN}(q) \cdot \mathrm{LN}(k) / \sqrt{w}`, the model's norm over all heads together.
+    r""":math:`\mathrm{LN}(q) \cdot \mathrm{LN}(k) / \sqrt{w}`, with the model's norm over all heads together.
 
     OLMo et al. 2025, Section 2.1 (arXiv 2501.00656).
     """
@@ -199,16 +199,16 @@ class NormedQueriesAndKeys(QueryKeyNorm, name="normed"):
 
 
 def over_heads(norm: nn.Module, x: Tensor) -> Tensor:
-    """A norm over the concatenated heads of x `[B, H, T, w]`."""
+    """Apply a norm to the concatenated heads of x `[B, H, T, w]`."""
     return norm(x.transpose(1, 2).flatten(2)).unflatten(2, (x.shape[1], -1)).transpose(1, 2)
 
 
 class Activation(nn.Module, ABC):
-    """What stands between the matrices of a feed-forward."""
+    """The function between the matrices of a feed-forward branch."""
 
     registry: ClassVar[Registry[Callable[[], Activation]]] = Registry("activation")
     matrices: ClassVar[tuple[str, ...]] = ("ffn_in",)
-    """Of the packed inner projection `[D_ff each, D]`."""
+    """Names of the matrices in the packed inner projection, `[D_ff, D]` each."""
 
     def __init_subclass__(cls, *, name: str, **kwargs: Any) -> None:
         super().__init_subclass__(**kwargs)
@@ -236,10 +236,10 @@ class GELU(Activation, name="gelu"):
 
 
 class SwiGLU(Activation, name="swiglu"):
-    r""":math:`\mathrm{silu}(W_g x) \odot W_{in} x`: a third matrix, all of the feed-forward's inner width.
+    r""":math:`\mathrm{silu}(W_g x) \odot W_{in} x`, with a third matrix of the same inner width.
 
-    Shazeer 2020, Section 2 (arXiv 2002.05202); there the inner width is 2/3 of an ungated one's, for equal
-    parameters.
+    Shazeer 2020, Section 2 (arXiv 2002.05202), where the inner width is 2/3 of that of an ungated branch, for
+    an equal number of parameters.
     """
 
     matrices: ClassVar[tuple[str, ...]] = ("ffn_in", "ffn_gate")

@@ -1,4 +1,4 @@
-"""Positions: added to the embeddings, or turned into queries and keys."""
+"""Position encodings: added to the embeddings, or applied to queries and keys."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ from normlab.spec.model import ModelConfig
 
 
 class PositionEncoding(nn.Module, ABC):
-    """Base of all positions; a subclass registers itself under ``name``.
+    """Base of all position encodings; a subclass registers itself under ``name``.
 
-    ``position`` None stands for 0 to T - 1, a number for one position that all T places share (the beams of a
-    search).
+    ``decode_index`` is None for positions 0 to T - 1, or the one position that all T tokens have (the beams
+    of a search).
     """
 
     registry: ClassVar[Registry[type[PositionEncoding]]] = Registry("position encoding")
@@ -28,7 +28,7 @@ class PositionEncoding(nn.Module, ABC):
         PositionEncoding.registry[name] = cls
 
     longest: int | None = None
-    """Positions that there are, where they end."""
+    """The number of positions, if it is limited."""
 
     @abstractmethod
     def __init__(self, config: ModelConfig) -> None:
@@ -36,15 +36,15 @@ class PositionEncoding(nn.Module, ABC):
 
     @abstractmethod
     def forward(self, x: Tensor, decode_index: int | None = None) -> Tensor:
-        """Embeddings `[B, T, D]` with their positions added."""
+        """Add positions to embeddings `[B, T, D]`."""
 
     @staticmethod
     def apply_rotary(x: Tensor, decode_index: int | None) -> Tensor:
-        """Queries or keys of self-attention `[B, H, T, w]` with their positions in them."""
+        """Rotate queries or keys of self-attention `[B, H, T, w]` by their positions."""
         return x
 
     def init_(self, generator: torch.Generator) -> None:
-        """Draw the starting weights, if there are any."""
+        """Draw the initial weights, if there are any."""
 
 
 class Sinusoidal(PositionEncoding, name="sinusoidal"):
@@ -59,14 +59,15 @@ class Sinusoidal(PositionEncoding, name="sinusoidal"):
         self.table: Tensor
 
     def forward(self, x: Tensor, decode_index: int | None = None) -> Tensor:
-        places = _places(x.shape[1], decode_index)
-        if places.stop > len(self.table):
-            self.table = sinusoids(2 * places.stop, x.shape[2]).to(self.table)
-        return x + self.table[places]
+        positions = _positions(x.shape[1], decode_index)
+        if positions.stop > len(self.table):
+            self.table = sinusoids(2 * positions.stop, x.shape[2]).to(self.table)
+        return x + self.table[positions]
 
 
 class Learned(PositionEncoding, name="learned"):
-    r"""A trained vector for each position (`[max_positions, D]`), start N(0, 1/d), added to the embeddings.
+    r"""A trained vector for each position (`[max_positions, D]`), initially N(0, 1/d), added to the
+    embeddings.
 
     Gehring et al. 2017, Section 3.1 (arXiv 1705.03122).
     """
@@ -77,13 +78,13 @@ class Learned(PositionEncoding, name="learned"):
         self.weight = nn.Parameter(torch.empty(config.max_positions, config.dim))
 
     def forward(self, x: Tensor, decode_index: int | None = None) -> Tensor:
-        places = _places(x.shape[1], decode_index)
-        if places.stop > len(self.weight):
+        positions = _positions(x.shape[1], decode_index)
+        if positions.stop > len(self.weight):
             raise UserError(
-                f"an input of {places.stop} positions, and the model has learned positions for "
-                f"{len(self.weight)}; shorten it, or train with a larger max_positions"
+                f"the input has {positions.stop} positions, and the model has learned {len(self.weight)}; "
+                "shorten the input, or train with a larger max_positions"
             )
-        return x + self.weight[places]
+        return x + self.weight[positions]
 
     @torch.no_grad()
     def init_(self, generator: torch.Generator) -> None:
@@ -91,7 +92,7 @@ class Learned(PositionEncoding, name="learned"):
 
 
 class Rotary(PositionEncoding, name="rope"):
-    r"""RoPE: queries and keys of self-attention, turned in each plane (2i, 2i + 1) by
+    r"""RoPE: queries and keys of self-attention, rotated in each plane (2i, 2i + 1) by
     :math:`t / 10000^{2i/w}`.
 
     Nothing is added to the embeddings. Su et al. 2021, Section 3.2 (arXiv 2104.09864).
@@ -102,9 +103,9 @@ class Rotary(PositionEncoding, name="rope"):
         if config.dim // config.heads % 2:
             fewer = [heads for heads in range(1, config.heads) if config.dim % (2 * heads) == 0]
             raise UserError(
-                f"rope turns pairs, so heads need an even width, got {config.dim // config.heads} "
-                f"({config.dim} wide, {config.heads} heads); "
-                + (f"fewer heads that have one: {fewer}" if fewer else f"try a width of {config.dim + 1}")
+                f"rope rotates pairs, so that heads need an even width, got "
+                f"{config.dim // config.heads} ({config.dim} wide, {config.heads} heads); "
+                + (f"numbers of heads that fit: {fewer}" if fewer else f"try a width of {config.dim + 1}")
             )
 
     def forward(self, x: Tensor, decode_index: int | None = None) -> Tensor:
@@ -112,25 +113,25 @@ class Rotary(PositionEncoding, name="rope"):
 
     @staticmethod
     def apply_rotary(x: Tensor, decode_index: int | None) -> Tensor:
-        places = _places(x.shape[2], decode_index)
-        sin, cos = angles(places.start, places.stop, x.shape[3], x).unbind(-1)
+        positions = _positions(x.shape[2], decode_index)
+        sin, cos = angles(positions.start, positions.stop, x.shape[3], x).unbind(-1)
         even, odd = x.unflatten(-1, (-1, 2)).unbind(-1)
         return torch.stack((even * cos - odd * sin, even * sin + odd * cos), dim=-1).flatten(-2)
 
 
-def _places(length: int, decode_index: int | None) -> slice:
+def _positions(length: int, decode_index: int | None) -> slice:
     return slice(0, length) if decode_index is None else slice(decode_index, decode_index + 1)
 
 
 def angles(start: int, stop: int, width: int, like: Tensor) -> Tensor:
-    r"""Sine and cosine `[stop - start, width/2, 2]` of :math:`t / 10000^{2i/w}`, on the device and in the
-    type of ``like``.
+    r"""Sine and cosine `[stop - start, width/2, 2]` of :math:`t / 10000^{2i/w}`, with the device and the
+    dtype of ``like``.
     """
     rates = torch.exp(
         torch.arange(0, width, 2, dtype=torch.float64, device=like.device) * (-math.log(10000.0) / width)
     )
-    turned = torch.arange(start, stop, dtype=torch.float64, device=like.device)[:, None] * rates
-    return torch.stack((turned.sin(), turned.cos()), dim=-1).to(like.dtype)
+    rotated = torch.arange(start, stop, dtype=torch.float64, device=like.device)[:, None] * rates
+    return torch.stack((rotated.sin(), rotated.cos()), dim=-1).to(like.dtype)
 
 
 def sinusoids(length: int, dim: int) -> Tensor:

@@ -1,4 +1,4 @@
-"""Variants by name: a name is taken once, and one that is not there is told with those that are."""
+"""Variants by name: no name is registered twice, and an unknown one is refused with the known ones."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ T = TypeVar("T")
 class Registry(dict[str, T]):
     """The variants of one ``kind`` (norm, placement, …) by name.
 
-    Raises UserError when a name is given twice, and when one is looked up that nobody registered.
+    Raises UserError when a name is registered twice, and when an unknown one is looked up.
     """
 
     def __init__(self, kind: str) -> None:
@@ -28,7 +28,7 @@ class Registry(dict[str, T]):
         super().__setitem__(name, variant)
 
     def register(self, name: str) -> Callable[[T], T]:
-        """Decorator that enters a function under ``name``."""
+        """Return a decorator that registers a function under ``name``."""
 
         def enter(variant: T) -> T:
             self[name] = variant
@@ -41,7 +41,7 @@ class Registry(dict[str, T]):
 
 
 def nearest(word: str, allowed: Iterable[str]) -> str:
-    """The end of a sentence about an unknown word: the one that may be meant, and all that are allowed."""
+    """Return the end of a message about an unknown word: the nearest allowed one, and all of them."""
     names = list(allowed)
     close = difflib.get_close_matches(word, names, 1)
     return (f", did you mean {close[0]!r}?" if close else "") + f" (allowed: {', '.join(names)})"

@@ -1,4 +1,4 @@
-"""Outputs drawn at random from what the model expects."""
+"""Outputs sampled from the distribution of a model."""
 
 from __future__ import annotations
 
@@ -21,23 +21,23 @@ def sample(
     top_k: int = 0,
     top_p: float = 1.0,
 ) -> list[list[Hypothesis]]:
-    r"""Draws :math:`y_t \sim \mathrm{softmax}(\log p(\cdot \mid y_{<t}, x) / \tau)` for each source row, over
-    the ``top_k`` likeliest types and of these the nucleus of ``top_p``.
+    r"""Sample :math:`y_t \sim \mathrm{softmax}(\log p(\cdot \mid y_{<t}, x) / \tau)` for each source row,
+    from the ``top_k`` likeliest vocabulary entries and, of these, the nucleus of ``top_p``.
 
-    ``seeds`` `[B][K]`: one for each draw, which depends on it and its sentence alone. The score is
-    :math:`\log p(y \mid x)` of the model itself, whatever was drawn from. One that never ended is left out.
+    ``seeds`` `[B][K]`: one for each sample, which depends on its seed and sentence alone. The score is
+    :math:`\log p(y \mid x)` of the model itself, whatever the sampling. Samples without an end are left out.
     """
 
     def begin(limits: Tensor) -> Search:
-        return _Draws(limits, seeds, temperature=temperature, top_k=top_k, top_p=top_p)
+        return _Samples(limits, seeds, temperature=temperature, top_k=top_k, top_p=top_p)
 
     return decode(model, source, bounds, begin)
 
 
 def likeliest(log_p: Tensor, count: int) -> Tensor:
-    """Log-probabilities `[..., V]`, minus infinity but for the ``count`` largest; 0 leaves all.
+    """Return log-probabilities `[..., V]` with minus infinity in all but the ``count`` largest; 0 keeps all.
 
-    Types as likely as the last of these stay, too. Fan et al. 2018 (arXiv 1805.04833).
+    Entries as likely as the last of these are kept as well. Fan et al. 2018 (arXiv 1805.04833).
     """
     if not 0 < count < log_p.shape[-1]:
         return log_p
@@ -46,8 +46,8 @@ def likeliest(log_p: Tensor, count: int) -> Tensor:
 
 
 def nucleus(log_p: Tensor, mass: float) -> Tensor:
-    """Log-weights `[..., V]`, minus infinity but for the fewest likeliest types that together have a
-    probability of at least ``mass``.
+    """Return log-weights `[..., V]` with minus infinity in all but the fewest likeliest entries that together
+    have a probability of at least ``mass``.
 
     Holtzman et al. 2020, Section 3.1 (arXiv 1904.09751).
     """
@@ -58,8 +58,8 @@ def nucleus(log_p: Tensor, mass: float) -> Tensor:
     return log_p.masked_fill(torch.zeros_like(beyond).scatter(-1, order, beyond), float("-inf"))
 
 
-class _Draws(Search):
-    """K outputs of each sentence, drawn apart from each other."""
+class _Samples(Search):
+    """Sampling: K independent outputs of each sentence."""
 
     def __init__(
         self,
@@ -96,5 +96,5 @@ class _Draws(Search):
 
 
 def _uniform(count: int, seed: int) -> Tensor:
-    """`[count]` in [0, 1); the first ones are the same for every count."""
+    """Draw `[count]` numbers in [0, 1), the first of which are the same for every count."""
     return torch.rand(count, dtype=torch.float64, generator=torch.Generator().manual_seed(seed))

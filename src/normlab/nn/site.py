@@ -1,4 +1,4 @@
-"""Where one sublayer sits: everything that a placement may depend on."""
+"""The site of a sublayer: everything that a placement may depend on."""
 
 from __future__ import annotations
 
@@ -10,10 +10,11 @@ from torch import nn
 from normlab.nn.norm import LayerNorm
 
 ENCODER_LAYER = ("self_attention", "ffn")
+"""Roles of the sublayers in a layer of an encoder."""
 DECODER_LAYER = ("causal_attention", "cross_attention", "ffn")
-"""Of a decoder that reads an encoder's memory."""
+"""Roles of the sublayers in a layer of a decoder that reads an encoder's memory."""
 LANGUAGE_LAYER = ("causal_attention", "ffn")
-"""Of a decoder alone."""
+"""Roles of the sublayers in a layer of a decoder without an encoder."""
 
 
 @dataclass(frozen=True)
@@ -34,30 +35,30 @@ class Site:
     decoder_layers: int
     norm: Callable[[int], nn.Module] = LayerNorm
     roles: tuple[str, ...] = ENCODER_LAYER
-    """Of the sublayers of one layer, in order."""
+    """Roles of the sublayers of one layer, in order."""
     shared: dict[str, nn.Parameter] = field(default_factory=dict, compare=False)
     """Parameters that the sublayers of one layer have in common, by name."""
 
     @property
     def alone(self) -> bool:
-        """Whether the model has this stack only."""
+        """Whether the model has no other stack."""
         return not self.encoder_layers or not self.decoder_layers
 
     @property
     def layers(self) -> int:
-        """Of this stack: N or M."""
+        """The number of layers of this stack, N or M."""
         if self.alone:
             return self.encoder_layers + self.decoder_layers
         return self.encoder_layers if self.stack == "encoder" else self.decoder_layers
 
     @property
     def sublayers(self) -> int:
-        """Of this stack: S of the papers."""
+        """The number of sublayers of this stack, S in the papers."""
         return self.layers * len(self.roles)
 
     @property
     def branches(self) -> int:
-        """Of the whole model."""
+        """The number of branches in the whole model."""
         if self.alone:
             return self.sublayers
         return self.encoder_layers * len(ENCODER_LAYER) + self.decoder_layers * len(DECODER_LAYER)
@@ -68,12 +69,12 @@ class Site:
         return self.index % len(self.roles) == len(self.roles) - 1
 
     def final_norm(self) -> nn.Module:
-        """The norm where a stream ends; a norm that differs there says so by a ``final`` of its own."""
+        """Build the norm at the end of the stream, which a norm may define apart as ``final``."""
         return getattr(self.norm, "final", self.norm)(self.dim)
 
 
 def sites(first: Site) -> Iterator[Site]:
-    """The sites of a whole stack, from the first one on; those of one layer share their parameters."""
+    """Yield the sites of a whole stack from the first one on; those of a layer have ``shared`` in common."""
     for layer in range(first.layers):
         shared: dict[str, nn.Parameter] = {}
         for i, role in enumerate(first.roles):
@@ -84,5 +85,5 @@ def sites(first: Site) -> Iterator[Site]:
 def stack_of(
     roles: Sequence[str], layers: int, dim: int, *, norm: Callable[[int], nn.Module] = LayerNorm
 ) -> Iterator[Site]:
-    """The sites of a model that is one stack of ``layers`` layers of these roles."""
+    """Yield the sites of a model that is a single stack of ``layers`` layers with these roles."""
     return sites(Site("encoder", roles[0], 0, 0, dim, layers, 0, norm, tuple(roles)))

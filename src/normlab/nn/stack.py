@@ -1,4 +1,4 @@
-"""Strings sublayers together; knows no placement by name."""
+"""Stacks of sublayers. No placement is known here by name."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from normlab.spec.model import ModelConfig
 
 
 class Stack(nn.Module):
-    """``begin``, the sublayers in order, ``end``: `[B, T, D]` to `[B, T, D]`."""
+    """``begin``, the sublayers in order, then ``end``: `[B, T, D]` to `[B, T, D]`."""
 
     def __init__(self, begin: nn.Module, sublayers: Sequence[Sublayer], end: nn.Module) -> None:
         super().__init__()
@@ -24,9 +24,9 @@ class Stack(nn.Module):
 
     @classmethod
     def of(cls, branches: Sequence[nn.Module], placement: type[Placement], first: Site) -> Stack:
-        """A stack of anybody's branches, one for each site from the first one on.
+        """Build a stack from any branches, one for each site from the first one on.
 
-        Raises UserError when there are not ``first.sublayers`` branches.
+        Raises UserError if there are not ``first.sublayers`` branches.
         """
         if len(branches) != first.sublayers:
             raise UserError(
@@ -60,10 +60,10 @@ def build_stack(name: str, roles: Sequence[str], config: ModelConfig) -> Stack:
 
 
 def shards(model: nn.Module) -> list[list[nn.Module]]:
-    """The units of a sharded model, for ``fully_shard(unit)`` one by one and ``fully_shard(model)`` at last.
+    """Return the units of a sharded model: call ``fully_shard`` on each of them, and last on the model.
 
-    A sublayer is one; those that share a parameter are one together, because sharding refuses a parameter
-    in two units.
+    A sublayer is a unit; sublayers that share a parameter form one together, because sharding refuses a
+    parameter in two units.
     """
     units: list[list[nn.Module]] = []
     unit_of: dict[nn.Parameter, list[nn.Module]] = {}

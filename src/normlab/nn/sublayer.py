@@ -23,7 +23,7 @@ from normlab.spec.model import ModelConfig
 class Sublayer(nn.Module):
     """A branch f under a placement: ``write(stream, f(read(stream), …))``.
 
-    What stands after the stream (the context of our own branches) goes to the branch as it is.
+    Further arguments (the context of our own branches) are passed to the branch.
     """
 
     def __init__(self, f: nn.Module, place: Placement, site: Site) -> None:
@@ -35,25 +35,25 @@ class Sublayer(nn.Module):
 
 
 def wrap(f: nn.Module, placement: str, site: Site) -> Sublayer:
-    """Any module of yours, `[B, T, D]` to `[B, T, D]`, as a sublayer at a site of your network.
+    """Wrap any module, `[B, T, D]` to `[B, T, D]`, as a sublayer at a site of your network.
 
-    ``nn.stack_of`` gives the sites of a stack in order. A placement that turns the embeddings into a stream
-    of several tensors, or ends with a norm, as Pre-LN does, has ``begin`` and ``end`` for these; ``Stack.of``
-    builds all. f keeps the start that it has: where the source scales the weights of a branch (DeepNorm,
+    ``nn.stack_of`` yields the sites of a stack in order. A placement whose stream has several tensors, or
+    ends with a norm as in Pre-LN, has ``begin`` and ``end`` for that; ``Stack.of`` builds everything. The
+    module keeps its initialisation: if the placement's source scales the weights of a branch (DeepNorm,
     Sub-LN, FixUp, T-Fixup), multiply yours by ``place.gain(site, "value")`` and so on.
 
-    Raises UserError for a placement that nobody registered.
+    Raises UserError for an unknown placement.
     """
     return Sublayer(f, Placement.registry[placement](site), site)
 
 
 class Branch(nn.Module, ABC):
-    """A branch whose matrices the schemes fill. Any other module can be a branch and keeps its own start."""
+    """A branch whose matrices the init schemes fill; other modules keep their own initialisation."""
 
     @abstractmethod
     def matrices(self) -> dict[str, Tensor]:
-        """Name (query, key, value, output, ffn_in, ffn_gate, ffn_out) to weight `[out, in]`, views of packed
-        ones.
+        """Return the weights `[out, in]` by name (query, key, value, output, ffn_in, ffn_gate, ffn_out), as
+        views of the packed ones.
         """
 
 
@@ -88,7 +88,7 @@ class Attention(Branch):
         self.dropout = Dropout(config.dropout)
 
     def matrices(self) -> dict[str, Tensor]:
-        """Each projection on its own, views of the packed weights."""
+        """Return each projection on its own, as views of the packed weights."""
         keys = self.width * self.kv_heads
         if self.from_memory:
             query, (key, value) = self.q.weight, self.kv.weight.split(keys)
@@ -108,7 +108,7 @@ class Attention(Branch):
         return self.dropout(self.out(self.inner_norm(y)))
 
     def _split(self, projected: Tensor, *heads: int) -> Iterator[Tensor]:
-        """`[B, T, sum of heads x w]` to a tensor `[B, H, T, w]` for each number of heads."""
+        """Split `[B, T, sum of heads x w]` into a tensor `[B, H, T, w]` for each number of heads."""
         parts = projected.unflatten(2, (-1, self.width)).transpose(1, 2).split(heads, dim=1)
         return iter(parts)
 
@@ -133,16 +133,16 @@ class Attention(Branch):
     def _mask(self, context: Context) -> Tensor | None:
         if self.causal:
             return None
-        real = context.memory_mask if self.from_memory else context.padding_mask
-        if real is None:
+        mask = context.memory_mask if self.from_memory else context.padding_mask
+        if mask is None:
             return None
-        mask = real.clone()
-        mask[:, 0] = True  # a row of padding alone looks at itself: a softmax over nothing is not a number
+        mask = mask.clone()
+        mask[:, 0] = True  # a row of padding alone attends to itself: a softmax over nothing is NaN
         return mask[:, None, None, :]
 
 
 def _width(config: ModelConfig) -> int:
-    """Of a head. Raises UserError where heads do not divide what they should."""
+    """Return the width of a head. Raises UserError if the numbers of heads do not divide."""
     dim, heads = config.dim, config.heads
     if dim % heads:
         fitting = [h for h in range(1, dim + 1) if dim % h == 0 and h <= 4 * heads]
@@ -156,7 +156,8 @@ def _width(config: ModelConfig) -> int:
 
 
 class FeedForward(Branch):
-    r""":math:`W_2 \phi(W_1 x + b_1) + b_2`, with ReLU as :math:`\phi` unless another activation is chosen.
+    r""":math:`W_2 \phi(W_1 x + b_1) + b_2`, where :math:`\phi` is ReLU unless the config chooses another
+    activation.
 
     Vaswani et al. 2017, Section 3.3 (arXiv 1706.03762).
     """
@@ -173,7 +174,7 @@ class FeedForward(Branch):
         self.dropout = Dropout(config.dropout)
 
     def matrices(self) -> dict[str, Tensor]:
-        """ffn_in and ffn_out, `[D_ff, D]` and `[D, D_ff]`, and ffn_gate where there is one."""
+        """Return ffn_in and ffn_out, `[D_ff, D]` and `[D, D_ff]`, and ffn_gate if there is one."""
         names = self.activation.matrices
         inner = dict(zip(names, self.inner.weight.chunk(len(names)), strict=True))
         return {"ffn_in": inner.pop("ffn_in"), "ffn_out": self.outer.weight, **inner}
@@ -189,4 +190,4 @@ BRANCHES: dict[str, Callable[[ModelConfig], Branch]] = {
     "cross_attention": partial(Attention, source="memory"),
     "ffn": FeedForward,
 }
-"""Role to branch. The roles of a layer, in order, make the layer."""
+"""The branch of each role. The roles of a layer, in order, make up the layer."""

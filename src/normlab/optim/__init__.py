@@ -1,4 +1,4 @@
-"""Schedules as functions (step, state) -> factor, and optimisers."""
+"""Learning-rate schedules and optimisers."""
 
 from .optimiser import OPTIMISERS, build_optimiser
 from .schedule import SCHEDULES, ScheduleState, ValDecay, schedule_factor, warmup

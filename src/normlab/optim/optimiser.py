@@ -18,16 +18,16 @@ from normlab.spec.config import OptimConfig
 Optimiser = Callable[[list[nn.Parameter], Tensor, OptimConfig], torch.optim.Optimizer]
 
 OPTIMISERS: Registry[Optimiser] = Registry("optimiser")
-"""Functions (parameters, learning rate, configuration) -> optimiser."""
+"""Builders of optimisers from parameters, learning rate and configuration."""
 
 
 @OPTIMISERS.register("adam")
 def adam(parameters: list[nn.Parameter], lr: Tensor, config: OptimConfig) -> torch.optim.Optimizer:
-    r""":math:`x \leftarrow x - \eta\, \hat m / (\sqrt{\hat v} + \epsilon)`, moments of
+    r""":math:`x \leftarrow x - \eta\, \hat m / (\sqrt{\hat v} + \epsilon)` with moments of
     :math:`g + \lambda x`.
 
     :math:`m \leftarrow \beta_1 m + (1 - \beta_1) g`, :math:`v \leftarrow \beta_2 v + (1 - \beta_2) g^2`,
-    and a hat divides by :math:`1 - \beta^n`. One fused kernel a step.
+    and a hat divides by :math:`1 - \beta^n`. Each step is one fused kernel.
 
     Kingma and Ba 2015, Algorithm 1 (arXiv 1412.6980).
     """
@@ -40,10 +40,10 @@ def adam(parameters: list[nn.Parameter], lr: Tensor, config: OptimConfig) -> tor
 def adamw(parameters: list[nn.Parameter], lr: Tensor, config: OptimConfig) -> torch.optim.Optimizer:
     r""":math:`x \leftarrow x - \eta\left(\hat m / (\sqrt{\hat v} + \epsilon) + \lambda x\right)`.
 
-    The moments are ``adam``'s without the decay. One fused kernel a step.
+    The moments are ``adam``'s without the decay. Each step is one fused kernel.
 
     Loshchilov and Hutter 2019, Algorithm 2 (arXiv 1711.05101), whose schedule multiplier is in
-    :math:`\eta` and whose decay is here, as everywhere in torch, relative to it.
+    :math:`\eta`, to which the decay is relative, as everywhere in torch.
     """
     return torch.optim.AdamW(
         parameters, lr, config.betas, config.eps, weight_decay=config.weight_decay, fused=True
@@ -54,7 +54,7 @@ def adamw(parameters: list[nn.Parameter], lr: Tensor, config: OptimConfig) -> to
 def sgd(parameters: list[nn.Parameter], lr: Tensor, config: OptimConfig) -> torch.optim.Optimizer:
     r""":math:`u \leftarrow \mu u + g + \lambda x`, :math:`x \leftarrow x - \eta u`.
 
-    :math:`\mu` is ``optim.momentum``; u starts as the first gradient. One fused kernel a step.
+    :math:`\mu` is ``optim.momentum``; u is initially the first gradient. Each step is one fused kernel.
 
     Goyal et al. 2017, Equation 9 (arXiv 1706.02677).
     """
@@ -74,7 +74,7 @@ def radam(parameters: list[nn.Parameter], lr: Tensor, config: OptimConfig) -> to
     \frac{(\rho_n - 4)(\rho_n - 2) \rho_\infty}{(\rho_\infty - 4)(\rho_\infty - 2) \rho_n}`.
 
     Liu et al. 2020, Algorithm 2 (arXiv 1908.03265), with two choices of its authors' code: the threshold is
-    5 (the paper says 4, which is one step earlier), and the weight decay is apart from the moments.
+    5 (in the paper 4, one step earlier), and the weight decay is decoupled from the moments.
     """
     return torch.optim.RAdam(
         parameters,
@@ -83,15 +83,15 @@ def radam(parameters: list[nn.Parameter], lr: Tensor, config: OptimConfig) -> to
         config.eps,
         config.weight_decay,
         decoupled_weight_decay=True,
-        capturable=lr.is_cuda,  # or every step would wait for the step counts
+        capturable=lr.is_cuda,  # otherwise every step waits for the step counts
     )
 
 
 def build_optimiser(parameters: Iterable[nn.Parameter], config: OptimConfig) -> torch.optim.Optimizer:
-    """The configured optimiser with its learning rate as a tensor on the device, 0 until the loop sets it.
+    """Build the configured optimiser; its learning rate is a tensor on the device, 0 until the trainer sets
+    it.
 
-    Raises UserError for an unknown optimiser, and for a schedule that is unknown or lacks what it needs
-    before any step is made.
+    Raises UserError for an unknown optimiser, and for a schedule that is unknown or not fully configured.
     """
     check_schedule(config)
     build = OPTIMISERS[config.optimiser]

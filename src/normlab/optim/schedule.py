@@ -1,7 +1,7 @@
 r"""Learning-rate schedules: functions (step, state) -> factor of ``optim.lr``, which is the peak rate.
 
-Steps count from 1. Every schedule starts with the warm-up, if that has steps, and all scale with ``lr``: what
-a paper calls twice the learning rate is ``lr`` times two.
+Steps are counted from 1. Every schedule begins with the warm-up, if there is one, and all of them scale with
+``lr``: twice the learning rate in a paper is twice ``lr``.
 """
 
 from __future__ import annotations
@@ -17,28 +17,28 @@ from normlab.spec.config import OptimConfig
 
 @dataclass(frozen=True)
 class ScheduleState:
-    """What a factor depends on beside the step."""
+    """Everything besides the step on which a schedule depends."""
 
     optim: OptimConfig
     total_steps: int
     decays: int = 0
-    """How often validation has lowered the rate until now, see ``ValDecay``."""
+    """How many times validation has lowered the rate so far, see ``ValDecay``."""
 
     @property
     def peak_step(self) -> int:
-        """The last step of the warm-up, or the first step."""
+        """The last step of the warm-up, or step 1 without one."""
         return max(1, self.optim.warmup_steps)
 
 
 Schedule = Callable[[int, ScheduleState], float]
 
 SCHEDULES: Registry[Schedule] = Registry("schedule")
-"""The part of each schedule that follows the warm-up."""
+"""Schedules by name, for the steps after the warm-up."""
 
 
 @SCHEDULES.register("constant")
 def constant(step: int, state: ScheduleState) -> float:
-    """The peak rate to the end."""
+    """The peak rate until the end."""
     return 1.0
 
 
@@ -73,9 +73,9 @@ def cosine(step: int, state: ScheduleState) -> float:
 
 @SCHEDULES.register("step_decay")
 def step_decay(step: int, state: ScheduleState) -> float:
-    r""":math:`1` before step s, :math:`\alpha` from there on (``optim.decay_factor``, 0.1).
+    r""":math:`1` before step s and :math:`\alpha` from then on (``optim.decay_factor``, 0.1).
 
-    Step s is ``optim.decay_step``; with S steps an epoch, epoch e begins at step (e - 1) S + 1.
+    Step s is ``optim.decay_step``; with S steps per epoch, epoch e begins at step (e - 1) S + 1.
 
     Xiong et al. 2020, Section 4.1 (arXiv 2002.04745).
     """
@@ -84,10 +84,10 @@ def step_decay(step: int, state: ScheduleState) -> float:
 
 @SCHEDULES.register("step_decay_inverse_sqrt")
 def step_decay_inverse_sqrt(step: int, state: ScheduleState) -> float:
-    r""":math:`1` before step s, :math:`\alpha \sqrt{s/n}` from there on (``optim.decay_factor``, 0.1).
+    r""":math:`1` before step s and :math:`\alpha \sqrt{s/n}` from then on (``optim.decay_factor``, 0.1).
 
     Step s is ``optim.decay_step``, as in ``step_decay``. The source leaves :math:`\alpha` open here;
-    ``decay_factor`` 1 starts the inverse square root from the peak.
+    with ``decay_factor`` 1 the inverse square root begins at the peak.
 
     Xiong et al. 2020, Section 4.1 and Footnote 1 (arXiv 2002.04745).
     """
@@ -96,7 +96,7 @@ def step_decay_inverse_sqrt(step: int, state: ScheduleState) -> float:
 
 @SCHEDULES.register("val_decay")
 def val_decay(step: int, state: ScheduleState) -> float:
-    r""":math:`\alpha^m` after m times that dev had not improved for P validations.
+    r""":math:`\alpha^m` once the dev score has failed m times to improve for P validations.
 
     :math:`\alpha` is ``optim.decay_factor`` (0.8) and P ``optim.decay_patience``; ``ValDecay`` counts m.
 
@@ -114,14 +114,14 @@ def warmup(step: int, warmup_steps: int) -> float:
 
 
 def schedule_factor(step: int, state: ScheduleState) -> float:
-    """Factor of the peak learning rate at a step, counted from 1."""
+    """Return the factor on the peak learning rate at a step, counted from 1."""
     if step <= state.optim.warmup_steps:
         return warmup(step, state.optim.warmup_steps)
     return SCHEDULES[state.optim.schedule](step, state)
 
 
 def check_schedule(optim: OptimConfig) -> None:
-    """Raise UserError for a schedule that nobody registered, or that lacks what it needs."""
+    """Raise UserError for a schedule that is unknown or not fully configured."""
     after = optim.warmup_steps + 1
     SCHEDULES[optim.schedule](after, ScheduleState(optim, total_steps=after))
 
@@ -130,9 +130,9 @@ def check_schedule(optim: OptimConfig) -> None:
 class ValDecay:
     r""":math:`m \leftarrow m + 1` at every P-th validation in a row without a new best dev score.
 
-    It starts at zero; a decay begins the count anew, and the best score stays. Validations of the warm-up
-    do not count, since their rate is not the peak's. The score is the one of ``train.best_by``. The paper's
-    sentence is followed: the code that its authors published lowers the rate when a score is below each of
+    Initially m is zero. A decay resets the count and keeps the best score. Validations during the warm-up do
+    not count, since they are not at the peak rate. ``train.best_by`` names the score. This follows the
+    wording of the paper: the code that its authors published lowers the rate when a score is below each of
     the P before it.
 
     Nguyen and Salazar 2019, Sections 2.4 and 3.3 (arXiv 1910.05895).
@@ -143,7 +143,7 @@ class ValDecay:
     """Validations since the last improvement or decay."""
 
     def after(self, step: int, optim: OptimConfig, *, improved: bool) -> ValDecay:
-        """The state after the validation at ``step``."""
+        """Return the state after the validation at ``step``."""
         if improved or step <= optim.warmup_steps:
             return replace(self, waited=0)
         if self.waited + 1 < optim.decay_patience:
@@ -152,7 +152,7 @@ class ValDecay:
 
 
 def _left(step: int, state: ScheduleState) -> float:
-    """Share of the way from the peak to the last step that is still ahead, at least 0."""
+    """The share of the steps from the peak to the end that is still ahead, at least 0."""
     return max(0.0, (state.total_steps - step) / max(1, state.total_steps - state.optim.warmup_steps))
 
 

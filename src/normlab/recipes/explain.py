@@ -1,4 +1,4 @@
-"""What a recipe resolves to, in full: equations, starts, sources, sizes."""
+"""The full explanation of a recipe: equations, initialisation, sources, sizes."""
 
 from __future__ import annotations
 
@@ -23,8 +23,8 @@ from normlab.spec.tex import readable
 
 
 def explain(config: Config) -> dict[str, str]:
-    """Label to text: every choice that is not a plain one with its equation, start and source; what the
-    placement does to the start of each matrix; the number of parameters.
+    """Return labelled texts: equation and source of every choice that is not the plain one, the placement's
+    factors on the initialisation of each matrix, and the number of parameters.
     """
     model = unfilled(config.model, config.data.vocab_size)
     said = {"in short": describe(config)}
@@ -32,15 +32,15 @@ def explain(config: Config) -> dict[str, str]:
     for axis in (PLACEMENT, *AXES):
         chosen = by_stack(axis, config) if axis is PLACEMENT else not_plain(axis, config)
         if axis.name == "norm" and not uses_norm(config.model):
-            said["norm"] = "none is used"
+            said["norm"] = "not used"
         elif chosen:
             said |= {f"{axis.name} {stack}".strip(): _part(axis, name) for stack, name in chosen.items()}
         else:
             plain.append(axis.form.format(axis.plain))
     steps = config.optim.warmup_steps
     said["warm-up"] = f"{steps} steps: {_text(WARM_UP['warmup'])}" if steps else "none"
-    said["otherwise"] = ", ".join(plain)
-    said["start"] = "; ".join(_start(model))
+    said["plain choices"] = ", ".join(plain)
+    said["initialisation"] = "; ".join(_initialisation(model))
     said["parameters"] = _parameters(config, model)
     if config.forced:
         said["forced"] = config.forced
@@ -58,8 +58,8 @@ def _text(source: object) -> str:
     return readable(" ".join(paragraphs(source)))
 
 
-def _start(model: TokenModel) -> Iterator[str]:
-    """Factors on the scheme's standard deviations, by stack, and whether data take part."""
+def _initialisation(model: TokenModel) -> Iterator[str]:
+    """Yield the factors on the scheme's standard deviations by stack, and whether data are needed."""
     sublayers = [module for module in model.modules() if isinstance(module, Sublayer)]
     factors: dict[tuple[str, float], dict[str, None]] = defaultdict(dict)
     for sublayer in sublayers:
@@ -71,7 +71,7 @@ def _start(model: TokenModel) -> Iterator[str]:
         for (stack, factor), matrices in factors.items()
         if factor != 1
     ]
-    yield from scaled or ["every matrix as the scheme fills it"]
+    yield from scaled or ["every matrix as in the scheme"]
     embeddings = min(s.place.embedding_gain(s.site) for s in sublayers)
     classifier = min(s.place.classifier_gain(s.site) for s in sublayers)
     if embeddings != 1:
@@ -82,15 +82,15 @@ def _start(model: TokenModel) -> Iterator[str]:
         yield "profiled on one batch before the first step"
 
 
-def _parameters(config: Config, model: TokenModel) -> str:
-    size, vocab = config.model, config.data.vocab_size
-    total = sum(p.numel() for p in model.parameters())
-    embedding = sum(p.numel() for p in model.embedding.parameters())
-    heads = f"{size.heads} heads"
-    if size.kv_heads:
-        heads += f" ({size.kv_heads} of keys and values)"
+def _parameters(config: Config, built: TokenModel) -> str:
+    model, vocab = config.model, config.data.vocab_size
+    total = sum(p.numel() for p in built.parameters())
+    embedding = sum(p.numel() for p in built.embedding.parameters())
+    heads = f"{model.heads} heads"
+    if model.kv_heads:
+        heads += f" ({model.kv_heads} for keys and values)"
     return (
-        f"{total:,}, of which {embedding:,} embed a vocabulary of {vocab:,}; "
-        f"{size.encoder_layers}+{size.decoder_layers} layers, width {size.dim}, "
-        f"feed-forward {size.ffn_dim}, {heads}"
+        f"{total:,}, of which {embedding:,} in the embedding of {vocab:,} vocabulary entries; "
+        f"{model.encoder_layers}+{model.decoder_layers} layers, width {model.dim}, "
+        f"feed-forward {model.ffn_dim}, {heads}"
     )

@@ -1,4 +1,4 @@
-"""Recipe names: ``pre+fixnorm+scalenorm``, ``post+warmup``, ``enc:post/dec:pre+rmsnorm``."""
+"""The grammar of recipe names, such as ``pre+fixnorm+scalenorm`` or ``enc:post/dec:pre+rmsnorm``."""
 
 from __future__ import annotations
 
@@ -33,12 +33,14 @@ from normlab.optim import OPTIMISERS, SCHEDULES, warmup
 from normlab.optim.schedule import check_schedule
 from normlab.recipes.plugins import HINT, code_digest
 from normlab.spec.config import Config, ModelConfig
+from normlab.tasks.registry import TASKS
 
 CITATION = re.compile(
     r"[A-Z][\w'-]+(?: and [A-Z][\w'-]+| et al\.)? \d{4}[^()]*\((?:arXiv [\d.]+|[A-Z]{3,} \d{4})\)"
 )
-"""``Wang et al. 2022, Figure 2 (arXiv 2203.00555)``, or a conference and its year in the brackets; an older
-source may stand before one on arXiv."""
+"""``Wang et al. 2022, Figure 2 (arXiv 2203.00555)``, or a conference with its year in the brackets; an older
+source may come before one on arXiv.
+"""
 
 DEFAULTS = Config()
 KINDS: Mapping[tuple[bool, bool], type[TokenModel]] = {
@@ -46,36 +48,36 @@ KINDS: Mapping[tuple[bool, bool], type[TokenModel]] = {
     (True, False): Encoder,
     (False, True): Decoder,
 }
-"""Whether there is an encoder and a decoder, to the model that has these."""
+"""The model class by whether it has an encoder and whether it has a decoder."""
 
 
 @dataclass(frozen=True)
 class Axis:
-    """One choice that a recipe makes: its names, and the field of ``Config`` that holds the chosen one."""
+    """One choice that a recipe makes: the names to choose from, and the field of ``Config`` for it."""
 
     name: str
     names: Mapping[str, object]
     section: str
     field: str
     keeps: bool = False
-    """Whether a recipe that names none keeps the base's choice, or goes back to the default."""
+    """Whether a recipe that names none keeps the choice of the base instead of the default."""
     always_said: bool = False
-    """Whether it is named even where it is the plain one."""
+    """Whether a description names even the plain choice."""
     form: str = "{}"
-    """How ``describe`` names it."""
+    """Format in which ``describe`` names the choice."""
 
     def of(self, config: Config) -> str:
-        """The name that the configuration holds; empty where it is left to the placements."""
+        """Return the name that a configuration chooses; empty if it is left to the placements."""
         return str(getattr(getattr(config, self.section), self.field))
 
     @property
     def of_branch(self) -> bool:
-        """Whether a placement chooses where the recipe does not."""
+        """Whether the placement chooses if the recipe does not."""
         return not self.of(DEFAULTS)
 
     @property
     def plain(self) -> str:
-        """What a model has of which nothing is said."""
+        """The choice of a model whose description does not mention this axis."""
         return str(getattr(Placement, self.field)) if self.of_branch else self.of(DEFAULTS)
 
 
@@ -93,14 +95,14 @@ AXES = (
     Axis("optimiser", OPTIMISERS, "optim", "optimiser", keeps=True),
     Axis("schedule", SCHEDULES, "optim", "schedule", keeps=True, always_said=True),
 )
-"""What may follow the placement, at most one name of each."""
+"""The choices that may follow the placement in a recipe, with at most one name for each."""
 WARM_UP: Mapping[str, object] = {"warmup": warmup}
 """The recipe part that switches on the warm-up of ``optim.warmup_steps``."""
 
 
 @dataclass(frozen=True)
 class Part:
-    """One name that a recipe may contain."""
+    """A name that a recipe may contain."""
 
     axis: str
     name: str
@@ -109,7 +111,7 @@ class Part:
 
 
 def parts() -> list[Part]:
-    """Everything registered, axis by axis. Raises UserError for a name that two axes have."""
+    """Return everything registered, axis by axis. Raises UserError for a name on two axes."""
     axes = {axis.name: axis.names for axis in (PLACEMENT, *AXES)} | {"warm-up": WARM_UP}
     found = [Part(axis, name, source) for axis, names in axes.items() for name, source in names.items()]
     for name, number in Counter(part.name for part in found).items():
@@ -120,7 +122,7 @@ def parts() -> list[Part]:
 
 
 def listed() -> list[Part]:
-    """``parts`` and, after the placements, their composition."""
+    """Return ``parts`` with, after the placements, their composition."""
     found = parts()
     return [
         *found[: len(PLACEMENT.names)],
@@ -130,9 +132,9 @@ def listed() -> list[Part]:
 
 
 def summary(part: Part) -> tuple[str, str]:
-    """Equation and source of a part: the first paragraph of its docstring, and the citation after it.
+    """Return equation and source of a part: the first paragraph of its docstring, and the citation after it.
 
-    A citation reads ``Author YEAR, Section (arXiv id)``; a part that has none gives an empty one.
+    A citation reads ``Author YEAR, Section (arXiv id)``; without one, the source is empty.
     """
     equation, rest = paragraphs(part.source)
     citation = CITATION.search(rest)
@@ -140,21 +142,21 @@ def summary(part: Part) -> tuple[str, str]:
 
 
 def paragraphs(source: object) -> tuple[str, str]:
-    """The first paragraph of a docstring of its own, and everything after it, without line breaks."""
+    """Return the first paragraph of a docstring and everything after it, without line breaks."""
     first, _, rest = inspect.cleandoc(source.__doc__ or "").partition("\n\n")
     return " ".join(first.split()), " ".join(rest.split())
 
 
 def resolve(name: str, base: Config, *, force: bool = False) -> Config:
-    """The base configuration with a recipe's choices.
+    """Return the base configuration with a recipe's choices.
 
     A recipe is a placement (or ``enc:A/dec:B``) and then, joined by ``+``, at most one name from each axis,
     and ``warmup``. Without a name, norm, embedding and scheme are the defaults; query-key norm, bias, inner
     norm and head gain follow the placement's source; position encoding, activation, optimiser and schedule
     stay those of the base. Without ``warmup`` there are no warm-up steps.
 
-    Raises UserError with the allowed names, or with the reason why a choice is not defined with another;
-    ``force`` overrides that one, and the configuration's ``forced`` then holds the reason.
+    Raises UserError with the allowed names, or with the reason why a choice is not defined with another. The
+    latter can be overridden by ``force``; the reason is then stored as the configuration's ``forced``.
     """
     recipe = _parse(name.strip())
     config = recipe.applied_to(base)
@@ -177,7 +179,7 @@ def resolve(name: str, base: Config, *, force: bool = False) -> Config:
 
 
 def describe(config: Config) -> str:
-    """What a recipe resolved to, in one line; of what is plain only norm, scheme and schedule are named."""
+    """Describe a resolved recipe in one line, without plain choices other than norm, scheme and schedule."""
     said = [", ".join(_labelled(by_stack(PLACEMENT, config)))]
     for axis in AXES:
         if axis.name == "norm" and not uses_norm(config.model):
@@ -189,7 +191,7 @@ def describe(config: Config) -> str:
 
 
 def not_plain(axis: Axis, config: Config) -> dict[str, str]:
-    """``by_stack`` without what goes without saying: the plain choice, where nobody chose it."""
+    """Return ``by_stack`` without plain choices, unless the recipe names them."""
     chosen = by_stack(axis, config)
     if axis.always_said or (axis.of_branch and axis.of(config)):
         return chosen
@@ -197,7 +199,7 @@ def not_plain(axis: Axis, config: Config) -> dict[str, str]:
 
 
 def by_stack(axis: Axis, config: Config) -> dict[str, str]:
-    """Stack to what it has of an axis; under an empty name where all stacks have the same."""
+    """Return each stack's choice on an axis, or a single one under an empty name if all are equal."""
     placements, chosen = _stacks(config.model), axis.of(config)
     if axis is PLACEMENT:
         found = placements
@@ -213,14 +215,14 @@ def by_stack(axis: Axis, config: Config) -> dict[str, str]:
 
 
 def uses_norm(model: ModelConfig) -> bool:
-    """Whether a placement, a choice inside the branches or a head uses the model's norm."""
+    """Whether a placement, a part of a branch or a head uses the model's norm."""
     if any(Placement.registry[name].normed for name in _stacks(model).values()):
         return True
     return any(isinstance(module, Norm) for module in unfilled(_shallow(model), 1).modules())
 
 
 def unfilled(model: ModelConfig, vocab_size: int) -> TokenModel:
-    """The model that the stacks make, without memory for its weights."""
+    """Build the model without memory for its weights."""
     encodes, decodes = bool(model.encoder_layers), bool(model.decoder_layers)
     kind = KINDS.get((encodes, decodes), Seq2Seq)
     with torch.device("meta"):
@@ -228,7 +230,7 @@ def unfilled(model: ModelConfig, vocab_size: int) -> TokenModel:
 
 
 def require_known(config: Config) -> None:
-    """Raise UserError where a configuration names something that nobody registered in this process."""
+    """Raise UserError if a configuration names something that is not registered in this process."""
     for axis in (PLACEMENT, *AXES):
         for name in set(_stacks(config.model).values()) if axis is PLACEMENT else {axis.of(config)}:
             if name and name not in axis.names:
@@ -237,7 +239,7 @@ def require_known(config: Config) -> None:
 
 
 def _require_sizes(model: ModelConfig) -> None:
-    """Raise UserError where width and heads do not go together, before anything is prepared or written."""
+    """Raise UserError if width and heads do not fit, before anything is prepared or written."""
     if model.encoder_layers or model.decoder_layers:
         unfilled(_shallow(model), 1)
 
@@ -248,9 +250,9 @@ def _shallow(model: ModelConfig) -> ModelConfig:
 
 
 def own_code(config: Config) -> str:
-    """Digest of the files outside this package that define parts of the configuration; empty if none does."""
+    """Return the digest of the files outside this package that define parts of a configuration, or ''."""
     chosen = [axis.names[name] for axis in (PLACEMENT, *AXES) for name in by_stack(axis, config).values()]
-    return code_digest(chosen)
+    return code_digest([*chosen, *(task for name, task in TASKS.items() if name == config.task)])
 
 
 def _labelled(by_stack: Mapping[str, str]) -> list[str]:
@@ -258,7 +260,7 @@ def _labelled(by_stack: Mapping[str, str]) -> list[str]:
 
 
 def _stacks(model: ModelConfig) -> dict[str, str]:
-    """Stack to placement, of the stacks that the model has."""
+    """Return the placement of each stack that the model has."""
     found = {
         stack: placement
         for stack, layers, placement in (
@@ -272,7 +274,7 @@ def _stacks(model: ModelConfig) -> dict[str, str]:
 
 @dataclass(frozen=True)
 class _Recipe:
-    """A name taken apart: two placements, and axis to name in the order in which they were typed."""
+    """A parsed recipe name: two placements, and the other names by axis in the order typed."""
 
     placements: tuple[str, str]
     named: Mapping[str, str]
@@ -301,7 +303,7 @@ class _Recipe:
         return replace(base, model=model, optim=optim)
 
     def conflicts(self, config: Config) -> list[str]:
-        """The reasons why a model of these choices is not defined."""
+        """Return the reasons why a model of these choices is not defined."""
         model = config.model
         placements = [Placement.registry[name] for name in dict.fromkeys(_stacks(model).values())]
         reasons = []
@@ -313,10 +315,10 @@ class _Recipe:
         return reasons + [why for why in found if why]
 
     def without_conflict(self, base: Config) -> list[_Recipe]:
-        """Recipes one change away that are defined: one with a part less, and one with another part."""
+        """Return defined recipes one change away: one without a part, and one with another part."""
         found: list[_Recipe] = []
         seen: list[Config] = []
-        for kind in (self._with_less(), self._with_another()):
+        for kind in (self._without_one(), self._with_another()):
             for other in kind:
                 config = other.applied_to(base)
                 if config not in seen and not other.conflicts(config):
@@ -325,7 +327,7 @@ class _Recipe:
                     break
         return found
 
-    def _with_less(self) -> Iterator[_Recipe]:
+    def _without_one(self) -> Iterator[_Recipe]:
         for axis in reversed(list(self.named)):
             yield replace(self, named={a: name for a, name in self.named.items() if a != axis})
 
@@ -359,7 +361,7 @@ def _parse(name: str) -> _Recipe:
 
 
 def _placements(head: str, name: str) -> tuple[str, str]:
-    """Hybrid: encoder and decoder placed independently, A and B any two placements.
+    """Hybrid: any placement A in the encoder and any placement B in the decoder.
 
     Liu et al. 2020, Section 3.2 (arXiv 2004.08249).
     """

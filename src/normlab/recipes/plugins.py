@@ -1,7 +1,6 @@
-"""Modules of other people that register placements, norms, schemes and schedules of their own.
+"""Plug-ins: modules outside this package that register placements, norms, schemes and schedules.
 
-What is imported is named by whoever starts the process, or was installed by them; never by a file that is
-read.
+Only modules that the user names or has installed are imported, never one that a file names.
 """
 
 from __future__ import annotations
@@ -17,22 +16,22 @@ from pathlib import Path
 from normlab.errors import UserError
 
 ENVIRONMENT = "NORMLAB_IMPORT"
-"""Variable with the names of modules, separated by commas; worker processes inherit it."""
+"""Environment variable with the names of modules, separated by commas; worker processes inherit it."""
 GROUP = "normlab.plugins"
-"""Entry points of installed packages, imported wherever recipes are resolved."""
+"""Group of entry points by which installed packages register plug-ins."""
 HINT = "if a module of yours defines it, add --import my_package.my_module"
 
 
 def load_plugins(*names: str) -> None:
-    """Import modules by name, so that what they register can be chosen, here and in worker processes.
+    """Import modules by name, so that recipes here and in worker processes can use what they register.
 
-    Found are installed ones and those in the current directory. Those of the variable ``NORMLAB_IMPORT`` and
-    of installed packages with an entry point in the group ``normlab.plugins`` are imported with them.
+    Modules are found among the installed ones and in the current directory. Those in the variable
+    ``NORMLAB_IMPORT``, and those of installed packages with an entry point in the group ``normlab.plugins``,
+    are imported as well.
 
-    Raises UserError with the reason why a module cannot be imported.
+    Raises UserError with the reason if a module cannot be imported.
     """
-    inherited = os.environ.get(ENVIRONMENT, "").replace(",", " ").split()
-    wanted = list(dict.fromkeys([*inherited, *names]))
+    wanted = list(dict.fromkeys([*imported(), *names]))
     for installed in entry_points(group=GROUP):
         _import(installed.module, f"installed package's entry point {installed.name!r} in {GROUP!r}")
     if wanted and str(Path.cwd()) not in sys.path:
@@ -43,10 +42,15 @@ def load_plugins(*names: str) -> None:
         os.environ[ENVIRONMENT] = ",".join(wanted)
 
 
-def code_digest(sources: Iterable[object]) -> str:
-    """Digest of the files outside this package that define some classes and functions; empty if none does.
+def imported() -> list[str]:
+    """The modules that ``NORMLAB_IMPORT`` names, here and in worker processes."""
+    return os.environ.get(ENVIRONMENT, "").replace(",", " ").split()
 
-    What such a file imports in its turn is not looked at.
+
+def code_digest(sources: Iterable[object]) -> str:
+    """Return the digest of the files outside this package that define some objects; empty if none does.
+
+    Modules that such a file imports do not enter the digest.
     """
     names = {getattr(source, "__module__", None) or __name__ for source in sources}
     own = sorted(name for name in names if name.partition(".")[0] != __name__.partition(".")[0])
@@ -68,9 +72,9 @@ def _import(name: str, asked_by: str) -> None:
         hint = ""
         if "/" in name or name.endswith(".py"):
             module = name.removesuffix(".py").strip("./").replace("/", ".")
-            hint = f"; give a module and no file: --import {module}"
+            hint = f"; give a module instead of a file: --import {module}"
         elif missing and (name + ".").startswith(f"{getattr(error, 'name', '')}."):
-            hint = f"; it is looked for in {Path.cwd()} and among what is installed"
+            hint = f"; modules are searched in {Path.cwd()} and among the installed packages"
         said = (
             str(error) if isinstance(error, (ImportError, UserError)) else f"{type(error).__name__}: {error}"
         )

@@ -37,6 +37,7 @@ from normlab.report.words import (
     slug,
 )
 from normlab.spec.comparison import Comparison, RecipeResult, Sample
+from normlab.spec.metric import Metric
 from normlab.spec.units import count, duration, p_value, rate
 from normlab.store.folder import write_text_atomic
 
@@ -54,26 +55,22 @@ TEST_IS_DEV: Final = (
 
 METHOD: Final = (
     (
-        "Test BLEU is the mean over the seeds whose runs ended. Its 95% interval counts two kinds of "
-        "chance: sentences are drawn again with replacement (bootstrap), and the spread over seeds that "
-        "sentences do not explain is added, by Student's t, because a few seeds know their own spread badly."
+        "A 95% interval includes two kinds of chance: test examples (sentences, documents) are drawn again "
+        "with replacement (bootstrap), and the spread over seeds that examples do not explain is added, by "
+        "Student's t, because a few seeds tell little about their own spread."
     ),
     (
-        "A difference is computed on the same draws of sentences for both recipes (paired bootstrap), with "
-        "the seeds' spread of both. p is two-sided and corrected for the number of pairs by Holm's "
-        "method; significant means below 0.05. Where “exchanged” stands, translations of the same sentence "
-        "were exchanged between the two at random (approximate randomisation): what that says holds for the "
-        "trained models, not for other seeds of their recipes."
+        "A difference is computed on the same draws of examples for both recipes (paired bootstrap), with "
+        "the spread over the seeds of both. p is two-sided and corrected for the number of pairs by Holm's "
+        "method; significant means below 0.05. For “exchanged”, the two recipes' outputs for the same "
+        "example were exchanged at random (approximate randomisation): this p is about the trained models, "
+        "not about other seeds of their recipes."
     ),
     (
         "A run is stuck if its training loss never gets clearly below what token frequencies alone give, "
         "their entropy, or ends back there; it diverged if its loss or gradient is not finite or its loss "
         "stays clearly above where it began. It is stopped as soon as that is beyond doubt, and shown as "
         "what it is; none is left out of a table or a picture."
-    ),
-    (
-        "Tokenised BLEU splits the raw text at punctuation and symbols (tok:intl) and smooths nothing. That "
-        "is not the Moses tokeniser of multi-bleu.perl: scores in papers are near it, not equal to it."
     ),
     (
         f"Curves have at most {POINTS} points a line: the mean of each stretch of steps, which smooths "
@@ -121,7 +118,7 @@ def _page(comparison: Comparison, root: Path) -> Page:
             _results(comparison),
             *_significance(comparison),
             *_samples(comparison),
-            _runs(comparison, views, root),
+            _runs(comparison, views),
             _method(comparison),
         ],
     )
@@ -130,6 +127,7 @@ def _page(comparison: Comparison, root: Path) -> Page:
 def _facts(comparison: Comparison, views: Mapping[str, RunView]) -> list[str]:
     spent = sum(r.total_seconds for r in comparison.recipes)
     return [
+        *([comparison.progress] if comparison.progress else []),
         comparison.date,
         count(len(comparison.recipes), "recipe"),
         count(len(comparison.lrs), "learning rate"),
@@ -140,26 +138,14 @@ def _facts(comparison: Comparison, views: Mapping[str, RunView]) -> list[str]:
 
 
 def _results(comparison: Comparison) -> Section:
-    header = (
-        "recipe",
-        "test BLEU",
-        "chrF",
-        "tokenised BLEU",
-        "dev BLEU",
-        "learning rate",
-        "seeds",
-        "one run",
-        "all runs",
-    )
+    metrics, dev = comparison.tested or comparison.metrics[:1], comparison.dev_metric
+    first = ("recipe", f"test {metrics[0].label}", f"dev {dev.label}", "learning rate", "seeds")
+    header = (*first, *(metric.label for metric in metrics[1:]), "one run", "all runs")
     order = [r for r, _ in ranking(comparison)]
     order += [r for r in comparison.recipes if r not in order]
-    best = {
-        "bleu": max((r.bleu.value for r in order if r.bleu), default=None),
-        "chrf": max((r.chrf for r in order if r.chrf is not None), default=None),
-        "tokenised": max((r.bleu_tokenised for r in order if r.bleu_tokenised is not None), default=None),
-        "dev": max((r.dev_bleu for r in order if r.dev_bleu is not None), default=None),
-    }
     place = {r.name: i for i, r in enumerate(comparison.recipes)}
+    tested = {m.name: {r.name: r.value(m) for r in order} for m in metrics}
+    validated = {r.name: r.dev.get(dev.name) for r in order}
     rows = []
     for r in order:
         link = f"#{slug(r.name)}"
@@ -168,29 +154,28 @@ def _results(comparison: Comparison) -> Section:
         rows.append(
             [
                 Cell(swatch(place[r.name]) + breakable(r.name) + mark, r.resolves_to, link, title=r.forced),
-                _score(
-                    r.bleu.value if r.bleu else None,
-                    best["bleu"],
-                    link,
-                    interval(r.bleu.low, r.bleu.high) if r.bleu else "",
-                ),
-                _score(r.chrf, best["chrf"], link),
-                _score(r.bleu_tokenised, best["tokenised"], link),
-                _score(r.dev_bleu, best["dev"], link),
+                _score(metrics[0], tested[metrics[0].name], r, test=True),
+                _score(dev, validated, r, test=False),
                 Cell(rate(r.lr), href=f"#run-{trial.run}" if trial else link),
                 Cell(_seed_links(r, comparison.seeds), tables.outcome_note(r.outcomes)),
+                *(_score(metric, tested[metric.name], r, test=True) for metric in metrics[1:]),
                 Cell(duration(r.train_seconds), href=link),
                 Cell(duration(r.total_seconds), href=link),
             ]
         )
-    table = Table(header, rows, "Best first. Every number leads to the runs behind it. Small: 95% interval.")
+    table = Table(header, rows, "Best first. Every number links to the runs behind it. Small: 95% interval.")
     return Section("Results", [table], "results")
 
 
-def _score(value: float | None, best: float | None, link: str, small: str = "") -> Cell:
+def _score(metric: Metric, values: Mapping[str, float | None], recipe: RecipeResult, *, test: bool) -> Cell:
+    """One recipe's score, set apart where it is the best; a test score with its interval."""
+    value, link = values[recipe.name], f"#{slug(recipe.name)}"
     if value is None:
         return Cell("none", "no run ended", link, "alarm")
-    return Cell(f"{value:.1f}", small, link, "best" if value == best else "")
+    found = recipe.intervals.get(metric.name) if test else None
+    best = max(map(metric.merit, values.values()))
+    tone = "best" if metric.merit(value) == best else ""
+    return Cell(metric.shown(value), interval(found, metric) if found else "", link, tone)
 
 
 def _seed_links(recipe: RecipeResult, seeds: Sequence[int]) -> Markup:
@@ -210,6 +195,7 @@ def _significance(comparison: Comparison) -> list[Section]:
     order = [r.name for r, _ in ranking(comparison) if r.name in seen]
     order += [r.name for r in comparison.recipes if r.name in seen and r.name not in order]
     place = {r.name: i for i, r in enumerate(comparison.recipes)}
+    metric = comparison.headline
     rows = []
     for a in order:
         row = [Cell(swatch(place[a]) + breakable(a), href=f"#{slug(a)}")]
@@ -218,16 +204,18 @@ def _significance(comparison: Comparison) -> list[Section]:
             if a == b or d is None:
                 row.append(Cell("·" if a == b else "–", tone="faint"))
                 continue
-            small = [interval(d.delta.low, d.delta.high, sign=True), p_value(d.p_corrected)]
+            small = [interval(d.delta, metric, sign=True), p_value(d.p_corrected)]
             if d.p_randomisation is not None:
                 small.append(f"exchanged: {p_value(d.p_randomisation)}")
-            tone = "faint" if not d.significant else "good" if d.delta.value > 0 else "bad"
+            good = "good" if metric.better(d.delta.value, 0.0) else "bad"
+            tone = good if d.significant else "faint"
             verdict = "significant" if d.significant else "not significant"
-            title = f"{a} minus {b}: {signed(d.delta.value, 2)} BLEU, {verdict}; uncorrected {p_value(d.p)}"
-            row.append(Cell(signed(d.delta.value), Markup("<br>").join(small), f"#{slug(b)}", tone, title))
+            value = signed(d.delta.value, metric)
+            title = f"{a} minus {b}: {value} {metric.label}, {verdict}; uncorrected {p_value(d.p)}"
+            row.append(Cell(value, Markup("<br>").join(small), f"#{slug(b)}", tone, title))
         rows.append(row)
     caption = (
-        "Row minus column, test BLEU. Coloured: significant at 0.05 after correction. "
+        f"Row minus column, test {metric.title}. Coloured: significant at 0.05 after correction. "
         "Small: 95% interval, corrected p."
     )
     if any(d.p_randomisation is not None for d in comparison.differences):
@@ -240,33 +228,38 @@ def _samples(comparison: Comparison) -> list[Section]:
     if not comparison.samples:
         return []
     place = {r.name: i for i, r in enumerate(comparison.recipes)}
-    cards = [Html(_sample(sample, place)) for sample in comparison.samples]
+    cards = [Html(_sample(sample, place, comparison.sample_labels)) for sample in comparison.samples]
     blocks: list[Block] = list(cards[:SAMPLES_OPEN])
     if cards[SAMPLES_OPEN:]:
-        blocks.append(Details(f"{count(len(cards) - SAMPLES_OPEN, 'more sentence')}", cards[SAMPLES_OPEN:]))
-    intro = "First seed, chosen learning rate. Marked: words that are not in the reference at that place."
+        blocks.append(Details(f"{count(len(cards) - SAMPLES_OPEN, 'more sample')}", cards[SAMPLES_OPEN:]))
+    intro = "First seed, chosen learning rate."
+    if any(sample.reference for sample in comparison.samples):
+        intro += f" Marked: words that are not in the {comparison.sample_labels[1]} at that place."
     return [Section("Samples, side by side", blocks, "samples", intro)]
 
 
-def _sample(sample: Sample, place: Mapping[str, int]) -> Markup:
+def _sample(sample: Sample, place: Mapping[str, int], labels: tuple[str, str]) -> Markup:
     line = Markup("<dt>{}</dt><dd>{}</dd>")
-    given = Markup(
-        '<dt>source</dt><dd class="given">{}</dd><dt class="last">reference</dt><dd class="last">{}</dd>'
-    )
+    given = Markup('<dt>{}</dt><dd class="given">{}</dd>').format(labels[0], sample.source)
+    if sample.reference:
+        right = Markup('<dt class="last">{}</dt><dd class="last">{}</dd>')
+        given += right.format(labels[1], sample.reference)
     outputs = [
         line.format(
             swatch(place[name]) + " " + name if name in place else name, _marked(text, sample.reference)
         )
         for name, text in sample.outputs.items()
     ]
-    body = given.format(sample.source, sample.reference) + Markup("").join(outputs)
+    body = given + Markup("").join(outputs)
     return Markup('<div class="sample outputs"><dl>{}</dl></div>').format(body)
 
 
 def _marked(output: str, reference: str) -> Markup:
-    """The output with the words marked that have no counterpart in the reference."""
+    """The output with the words marked that have no counterpart in the reference, if there is one."""
     if not output.strip():
         return Markup('<span class="tag">empty output</span>')
+    if not reference:
+        return Markup.escape(output)
     said, meant = output.split(), reference.split()
     parts = []
     for kind, a, b, _, _ in SequenceMatcher(None, said, meant, autojunk=False).get_opcodes():
@@ -276,7 +269,7 @@ def _marked(output: str, reference: str) -> Markup:
     return Markup(" ").join(parts)
 
 
-def _runs(comparison: Comparison, views: Mapping[str, RunView], root: Path) -> Section:
+def _runs(comparison: Comparison, views: Mapping[str, RunView]) -> Section:
     common = shared(list(views.values())) if len(views) > 1 else {}
     blocks: list[Block] = []
     if common:
@@ -284,27 +277,36 @@ def _runs(comparison: Comparison, views: Mapping[str, RunView], root: Path) -> S
     rest = dict.fromkeys(views)
     for r in comparison.recipes:
         ids = [i for i in dict.fromkeys([*(t.run for t in r.trials), *r.runs]) if i in rest]
-        inside: list[Block] = [run_details(views[i], root, common) for i in ids]
+        inside: list[Block] = [run_details(views[i], common) for i in ids]
         if r.explained:
             inside.insert(0, Details("What the recipe resolves to", [settings_table(r.explained)]))
         blocks.append(Section(breakable(r.name), inside, slug(r.name), r.resolves_to, listed=False))
         rest = {i: None for i in rest if i not in ids}
     if rest:
         blocks.append(
-            Section("Others", [run_details(views[i], root, common) for i in rest], "runs-other", listed=False)
+            Section("Others", [run_details(views[i], common) for i in rest], "runs-other", listed=False)
         )
     return Section("Every run, exactly", blocks, "runs", "The command in a run repeats it.")
 
 
+def _scored(comparison: Comparison) -> str:
+    """How recipes are ranked and chosen, with this comparison's metrics."""
+    metric = comparison.headline
+    better = "higher" if metric.higher_is_better else "lower"
+    return (
+        f"Recipes are ranked by test {metric.title} ({better} is better), the mean over the seeds whose runs "
+        f"ended; learning rates and checkpoints were chosen by dev {comparison.dev_metric.label}."
+    )
+
+
 def _method(comparison: Comparison) -> Section:
     choice = f"{CHOICE} {TEST_IS_DEV if comparison.test_is_dev else TEST_IS_APART}"
-    signatures = {
-        "BLEU": comparison.signature,
-        "chrF": comparison.signature_chrf,
-        "tokenised BLEU": comparison.signature_tokenised,
-    }
-    blocks: list[Block] = [Text(text) for text in (choice, *METHOD)]
-    blocks += [Text(f"sacreBLEU, {name}: {said}", "note") for name, said in signatures.items() if said]
+    labels = {metric.name: metric.label for metric in comparison.metrics}
+    blocks: list[Block] = [Text(text) for text in (choice, _scored(comparison), *METHOD)]
+    blocks += [
+        Text(f"Signature of {labels.get(name, name)}: {said}", "note")
+        for name, said in comparison.signatures.items()
+    ]
     if comparison.command:
         blocks.append(Code(comparison.command))
     if comparison.data:

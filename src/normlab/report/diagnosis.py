@@ -24,7 +24,7 @@ ROWS: Final = 400
 
 
 def write_diagnosis(diagnosis: Mapping[str, Any], folder: Path, name: str = "diagnosis") -> Path:
-    """Write ``name.json`` and ``name.html`` into the folder; the page's path.
+    """Write ``name.json`` and ``name.html`` into the folder, and return the path of the page.
 
     ``diagnosis`` is ``Diagnosis.to_plain()`` with ``title``, ``case`` (more facts) and ``command``; numbers
     that are not finite are "nan", "inf" and "-inf".
@@ -38,7 +38,7 @@ def write_diagnosis(diagnosis: Mapping[str, Any], folder: Path, name: str = "dia
 
 
 def diagnosis_page(diagnosis: Mapping[str, Any]) -> str:
-    """What ``write_diagnosis`` is given, as one self-contained HTML page."""
+    """Draw the diagnosis that ``write_diagnosis`` receives as one self-contained HTML page."""
     view = View(diagnosis)
     return Page(
         title=f"Diagnosis of {diagnosis.get('title') or diagnosis['model']}",
@@ -77,7 +77,7 @@ def _facts(diagnosis: Mapping[str, Any]) -> list[str]:
 
 
 def _findings(findings: Sequence[Row]) -> Html:
-    """A list, the most severe first; notes fold away behind it where there is anything else."""
+    """List the findings, the most severe first; notes fold away if there is anything else."""
     item = Markup('<li class="{0}"><p><span class="tag {0}">{0}</span>{1}</p><p class="note">{2}</p></li>')
     drawn = [
         (f["severity"], item.format(f["severity"], _upper(f["sentence"]), _support(f))) for f in findings

@@ -1,61 +1,144 @@
-"""What was watched in a training: the probes as curves, and the flight recorder's reports."""
+"""Probes of a training as curves, and the reports of the flight recorder."""
 
 from __future__ import annotations
 
-import re
-from collections.abc import Mapping, Sequence
+import json
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from pathlib import Path
 from typing import Any, Final
 
 import polars as pl
+from markupsafe import Markup
 
+from normlab.errors import UserError
 from normlab.figures.probes import by_depth
-from normlab.report.page import Block, Chart, Grid, Notes, Section, Text
+from normlab.report.page import Block, Chart, Grid, Notes, Page, Section, Text
+from normlab.report.words import slug
+from normlab.spec.units import count
 
-SUBLAYER: Final = re.compile(r"(.+)\.sublayers\.(\d+)(\.f)?$")
+CURVES: Final = {
+    ("after", "rms"): ("Stream", "rms", "After each sublayer."),
+    ("branch", "rms"): ("Branches", "rms", "The output of each branch, before it is added."),
+    ("grad_after", "rms"): ("Gradient in the stream", "rms", "The gradient of the loss after each sublayer."),
+    ("grad", "l2"): ("Gradient norm", "L2 norm", "All parameters of a sublayer."),
+    ("weight", "l2"): ("Weight norm", "L2 norm", "All parameters of a sublayer."),
+    ("update", "ratio"): ("Update", "relative to the weights", "One step of a sublayer's parameters."),
+    ("after", "max_abs"): ("Largest entry of the stream", "absolute value", "After each sublayer."),
+}
+"""Title, axis and caption of a signal and its statistic."""
 
-CURVES: Final = (
-    ("output.rms", "", "Stream", "rms", "After each sublayer."),
-    ("output.rms", ".f", "Branches", "rms", "What each branch adds, before it is added."),
-    ("grad_output.rms", "", "Gradient in the stream", "rms", "Of the loss, in each sublayer's output."),
-    ("grad.l2", "", "Gradient norm", "L2 norm", "Of all parameters of a sublayer, before clipping."),
-    ("update.ratio", "", "Update", "relative to the weights", "One step of a sublayer's parameters."),
-)
-"""Probe, what follows the sublayer in the module's path, title, axis and caption."""
+MODULES: Final = 100
+"""A chart of modules outside of sublayers is drawn for at most so many of them."""
+
+KEY: Final = ("step", "module", "signal", "statistic", "value")
 
 
 def watched(rows: Sequence[Mapping[str, Any]]) -> list[Section]:
-    """Probes by depth over the steps, a chart a stack; nothing where nothing was measured."""
-    found = [row for row in map(_placed, rows) if row is not None]
+    """Draw the probes of sublayers over the steps, a chart per stack; nothing if there are none."""
+    found = [row for row in rows if row.get("stack") and row.get("index") is not None]
     if not found:
         return []
-    frame = pl.DataFrame(found)
-    stacks = frame.filter(pl.col("probe") == CURVES[0][0])["stack"].unique(maintain_order=True).to_list()
+    labels = _labels(str(row["stack"]) for row in found)
+    frame = pl.DataFrame([_point(row, row["index"], labels[row["stack"]]) for row in found])
     charts: list[Block] = []
-    for probe, part, title, axis, caption in CURVES:
-        here = frame.filter((pl.col("probe") == probe) & (pl.col("part") == part))
-        for stack in stacks:
-            one = here.filter(pl.col("stack") == stack).select("step", "module", "depth", "value")
+    for (signal, statistic), (title, axis, caption) in CURVES.items():
+        here = frame.filter((pl.col("signal") == signal) & (pl.col("statistic") == statistic))
+        for label in labels.values():
+            one = here.filter(pl.col("label") == label).select("step", "module", "depth", "value")
             if one.is_empty():
                 continue
-            name = f"{probe}{part}-{stack}".replace(".", "-")
-            charts.append(Chart(name, f"{title}, {stack}", caption, by_depth(one, axis), one))
-    intro = "A line a sublayer: light is the first, dark the last; a line's name is under the pointer."
+            name = f"{signal}-{statistic}-{_anchor(label)}"
+            charts.append(Chart(name, f"{title}, {label}", caption, by_depth(one, axis), one))
+    intro = "A line per sublayer: light is the first, dark the last; point at a line for its name."
     return [Section("Inside the model", [Grid(charts)], "probes", intro)] if charts else []
 
 
-def _placed(row: Mapping[str, Any]) -> dict[str, Any] | None:
-    """A row with the stack and the depth of its sublayer; None for another module."""
-    match = SUBLAYER.fullmatch(str(row.get("module")))
-    if match is None:
-        return None
-    placed = {"stack": match[1], "depth": int(match[2]), "part": match[3] or "", "value": float(row["value"])}
-    return {"step": int(row["step"]), "module": str(row["module"]), "probe": str(row["probe"])} | placed
+def _point(row: Mapping[str, Any], depth: int, label: str) -> dict[str, Any]:
+    kept = {"step": int(row["step"]), "module": str(row["module"]), "depth": depth, "label": label}
+    words = {"signal": str(row["signal"]), "statistic": str(row["statistic"])}
+    return {**kept, **words, "value": float(row["value"])}
+
+
+def _anchor(text: str) -> str:
+    return slug(text).removeprefix("recipe-")
+
+
+def _labels(stacks: Iterable[str]) -> dict[str, str]:
+    """Name each stack by the path of its container, without the last name unless it tells stacks apart."""
+    distinct = list(dict.fromkeys(stacks))
+    short = {stack: stack.rpartition(".")[0] for stack in distinct}
+    shared = Counter(short.values())
+    plain = {s for s in distinct if short[s] and shared[short[s]] == 1 and not short[s][-1].isdigit()}
+    return {stack: short[stack] if stack in plain else stack for stack in distinct}
+
+
+def write_probes_page(file: Path, page: Path) -> Path:
+    """Draw the rows that a trainer wrote to ``file``, as JSON lines; return the path of the page.
+
+    Raises UserError for a file that does not hold such rows, and FileNotFoundError if there is none.
+    """
+    from normlab.store.folder import write_text_atomic
+
+    rows = list(_rows(file))
+    sections = [*watched(rows), *_others(rows)]
+    if not sections:
+        raise UserError(
+            f"{file} holds no row of a probe; a trainer writes them at the end of a measured step"
+        )
+    steps = sorted({int(row["step"]) for row in rows})
+    facts = [
+        f"steps {steps[0]:,} to {steps[-1]:,}",
+        count(len(steps), "measured step"),
+        count(len({row["module"] for row in rows}), "module"),
+        count(len(rows), "row"),
+    ]
+    headline = Markup("Probes in {}").format(file.name)
+    write_text_atomic(page, Page(f"Probes in {file.name}", headline, facts, "", sections).html())
+    return page
+
+
+def _rows(file: Path) -> Iterator[Mapping[str, Any]]:
+    """Yield the rows of a file; a last line that was cut off is left out."""
+    lines = file.read_text(encoding="utf-8").splitlines()
+    for number, line in enumerate(lines, start=1):
+        try:
+            row = json.loads(line)
+        except json.JSONDecodeError as error:
+            if number == len(lines):
+                return
+            raise UserError(f"line {number} of {file} is not JSON: {error}") from error
+        missing = [name for name in KEY if not isinstance(row, dict) or name not in row]
+        if missing:
+            raise UserError(
+                f"line {number} of {file} has no {' and no '.join(missing)}; rows of probes have "
+                f"{', '.join(KEY)}"
+            )
+        yield row
+
+
+def _others(rows: Sequence[Mapping[str, Any]]) -> list[Section]:
+    """Draw the probes of modules outside of sublayers, a chart per signal and statistic."""
+    found = [row for row in rows if row.get("index") is None]
+    charts: list[Block] = []
+    for signal, statistic in Counter((str(row["signal"]), str(row["statistic"])) for row in found):
+        here = [r for r in found if (r["signal"], r["statistic"]) == (signal, statistic)]
+        order = {module: i for i, module in enumerate(dict.fromkeys(str(r["module"]) for r in here))}
+        if len(order) > MODULES:
+            continue
+        points = [_point(row, order[str(row["module"])], "") for row in here]
+        frame = pl.DataFrame(points).select("step", "module", "depth", "value")
+        name = f"modules-{_anchor(signal)}-{statistic}"
+        title = f"{signal}, {statistic}".replace("_", " ")
+        charts.append(Chart(name, title[:1].upper() + title[1:], "", by_depth(frame, statistic), frame))
+    intro = "A line per module, light to dark in the order in which they were measured."
+    return [Section("Modules", [Grid(charts)], "modules", intro)] if charts else []
 
 
 def flown(reports: Sequence[Mapping[str, Any]]) -> list[Section]:
-    """The recorder's sentences with their evidence."""
+    """The reports of the recorder: each verdict with its evidence."""
     blocks = [block for report in reports for block in _report(report)]
-    intro = "Which module went wrong first, found by doing the steps again with every module watched."
+    intro = "The module that went wrong first, found by repeating the steps with every module watched."
     return [Section("Flight recorder", blocks, "flight", intro)] if blocks else []
 
 
@@ -67,7 +150,7 @@ def _report(report: Mapping[str, Any]) -> list[Block]:
         bool(replay.get("agrees")), ""
     )
     why = f"written in step {report.get('step')}: {trigger.get('words', '')}"
-    evidence = [why, *verdict.get("evidence", ()), f"done again from {begun}{agrees if known else ''}"]
+    evidence = [why, *verdict.get("evidence", ()), f"repeated from {begun}{agrees if known else ''}"]
     said = str(verdict.get("sentence", "no verdict"))
     return [
         Text(f"{said[:1].upper()}{said[1:]}.", "alarm" if verdict.get("module") else ""),

@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Final
 
 from normlab.figures.curves import Axis, curve
 from normlab.figures.downsample import POINTS
-from normlab.figures.scores import bleu_dots, sensitivity, time_bars
+from normlab.figures.scores import score_dots, sensitivity, time_bars
 from normlab.report import tables
 from normlab.report.page import Chart, Grid, Notes, Section, Text
 from normlab.report.runs import RunView
 from normlab.report.words import rate
 from normlab.spec.comparison import Comparison
+from normlab.spec.metric import NLL, Metric
 
 POINTS_A_PAGE: Final = 60_000
 """Over all lines of a page, about 50 bytes each: with Vega's 0.9 MB it stays well below 5 MB."""
@@ -20,15 +22,14 @@ POINTS_A_PAGE: Final = 60_000
 SPIKY_POINTS: Final = 60
 """Of a curve that is mostly noise: few points make its mean readable, the band keeps every spike."""
 
-AXES: Final = {
-    "dev-bleu": Axis("bleu", "dev BLEU", zero=True, number=".1f"),
-    "dev-bleu-by-time": Axis(
-        "bleu", "dev BLEU", zero=True, number=".1f", height=260, x="minutes", x_title="training time, minutes"
-    ),
-    "dev-nll": Axis("nll", "nats per token"),
-    "train-nll": Axis("nll", "nats per token"),
-    "grad-norm": Axis("grad_norm_l2", "L2 norm", log=True, extremes=True, number=".3g"),
-}
+LOSS: Final = Axis("nll", NLL.title)
+NORM: Final = Axis("grad_norm_l2", "L2 norm", log=True, extremes=True, number=".3g")
+
+
+def dev_axis(metric: Metric) -> Axis:
+    """The axis of a dev score; it begins at zero where more is better."""
+    zero = metric.higher_is_better
+    return Axis(metric.name, f"dev {metric.title}", zero=zero, number=f".{metric.digits}f")
 
 
 def pictures(comparison: Comparison, views: Mapping[str, RunView], known: Sequence[Text]) -> list[Section]:
@@ -40,13 +41,15 @@ def pictures(comparison: Comparison, views: Mapping[str, RunView], known: Sequen
         tables.trials(comparison),
     )
     ticks = " Ticks: single seeds." if len(seeds) else ""
+    headline, dev = comparison.headline, comparison.dev_metric
+    far = "below half" if headline.higher_is_better else "above twice"
     first = [
         Chart(
-            "test-bleu",
-            "Test BLEU",
-            f"Dot: mean over seeds; bar: 95% interval over sentences and seeds.{ticks} "
-            "A recipe below half the best score is written at the left edge.",
-            bleu_dots(result, seeds, recipes),
+            f"test-{headline.name}",
+            f"Test {headline.label}",
+            f"Dot: mean over seeds; bar: 95% interval over test examples and seeds.{ticks} "
+            f"A recipe {far} the best score is written at the left edge.",
+            score_dots(result, seeds, recipes, headline),
             result,
         )
     ]
@@ -55,9 +58,9 @@ def pictures(comparison: Comparison, views: Mapping[str, RunView], known: Sequen
             Chart(
                 "learning-rate",
                 "Who is sensitive to the learning rate?",
-                "Ring: chosen. Hollow square: stuck; hollow cross: diverged; at zero if it has no score. "
-                "Points at one learning rate stand slightly apart so that all can be seen.",
-                sensitivity(sweep, recipes, sorted(comparison.lrs)),
+                "Ring: chosen. Hollow square: stuck; hollow cross: diverged; at the bad end of the axis "
+                "without a score. Points at one learning rate stand slightly apart so that all can be seen.",
+                sensitivity(sweep, recipes, sorted(comparison.lrs), dev),
                 sweep,
             )
         )
@@ -79,35 +82,31 @@ _CURVES: Final = (
 def _seed_grid(comparison: Comparison, views: Mapping[str, RunView]) -> Grid:
     recipes = [r.name for r in comparison.recipes]
     train = tables.seed_curves(comparison, views, "train", tables.TRAIN)
-    dev = tables.seed_curves(comparison, views, "dev", tables.DEV)
+    dev = tables.seed_curves(comparison, views, "dev", [m.name for m in comparison.validated])
     entropy, points = comparison.unigram_entropy_nats, _points(comparison)
     charts = [
         Chart(
-            "dev-bleu",
-            "Dev BLEU",
-            "Greedy decoding, at each validation.",
-            curve(dev, recipes, AXES["dev-bleu"]),
+            f"dev-{metric.name}",
+            f"Dev {metric.label}",
+            "At each validation.",
+            curve(dev, recipes, dev_axis(metric)),
             dev,
-        ),
-        Chart(
-            "dev-nll",
-            "Dev loss",
-            "Negative log-likelihood of a dev token.",
-            curve(dev, recipes, AXES["dev-nll"]),
-            dev,
-        ),
+        )
+        for metric in comparison.validated
+    ]
+    charts += [
         Chart(
             "train-nll",
             "Training loss",
-            "Negative log-likelihood, without label smoothing.",
-            curve(train, recipes, AXES["train-nll"], entropy_nats=entropy, points=points),
+            "Negative log-likelihood (NLL), without label smoothing.",
+            curve(train, recipes, LOSS, entropy_nats=entropy, points=points),
             train,
         ),
         Chart(
             "grad-norm",
             "Gradient norm",
             "Before clipping, log scale. Here the band shows single spikes, too.",
-            curve(train, recipes, AXES["grad-norm"], points=min(points, SPIKY_POINTS)),
+            curve(train, recipes, NORM, points=min(points, SPIKY_POINTS)),
             train,
         ),
     ]
@@ -118,7 +117,7 @@ def _sweep_section(comparison: Comparison, views: Mapping[str, RunView]) -> list
     if len(comparison.lrs) < 2:
         return []
     recipes = [r.name for r in comparison.recipes]
-    axis = Axis("nll", "nats per token", height=190)
+    axis = replace(LOSS, height=190)
     entropy, points = comparison.unigram_entropy_nats, _points(comparison)
     charts = []
     for lr in sorted(comparison.lrs):
@@ -132,7 +131,9 @@ def _sweep_section(comparison: Comparison, views: Mapping[str, RunView]) -> list
 def _time_section(comparison: Comparison, views: Mapping[str, RunView]) -> Section:
     recipes = [r.name for r in comparison.recipes]
     result = tables.results(comparison)
-    dev = tables.by_minutes(tables.seed_curves(comparison, views, "dev", ("bleu", "seconds")))
+    metric = comparison.dev_metric
+    dev = tables.by_minutes(tables.seed_curves(comparison, views, "dev", (metric.name, "seconds")))
+    dev = tables.by_tokens(dev, tables.seed_curves(comparison, views, "train", tables.TRAIN))
     bars = Chart(
         "time",
         "Training time of a run",
@@ -140,14 +141,24 @@ def _time_section(comparison: Comparison, views: Mapping[str, RunView]) -> Secti
         time_bars(result, recipes),
         result.select("recipe", "minutes", "total_minutes", "note"),
     )
-    bought = Chart(
-        "dev-bleu-by-time",
-        "What a minute buys",
-        "Dev BLEU against training time, at each recipe's mean speed over its seeds.",
-        curve(dev, recipes, AXES["dev-bleu-by-time"]),
+    axis = replace(dev_axis(metric), height=260)
+    minutes = replace(axis, x="minutes", x_title="training time, minutes")
+    millions = replace(axis, x="millions", x_title="training tokens, millions")
+    by_time = Chart(
+        f"dev-{metric.name}-by-time",
+        f"Dev {metric.label} against time",
+        "At each recipe's mean speed over its seeds.",
+        curve(dev, recipes, minutes),
         dev,
     )
-    return Section("Cost in time", [Grid([bars, bought])], "time")
+    by_tokens = Chart(
+        f"dev-{metric.name}-by-tokens",
+        f"Dev {metric.label} against tokens",
+        "Tokens that were predicted in training.",
+        curve(dev, recipes, millions),
+        dev,
+    )
+    return Section("Cost", [Grid([by_time, by_tokens, bars])], "cost")
 
 
 def _points(comparison: Comparison) -> int:

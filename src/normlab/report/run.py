@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, Final
 
@@ -13,25 +14,13 @@ from normlab.errors import UserError
 from normlab.figures.curves import Axis, curve
 from normlab.report.flight import flown, watched
 from normlab.report.page import Cell, Chart, Grid, Page, Section, Table
-from normlab.report.pictures import SPIKY_POINTS
+from normlab.report.pictures import LOSS, NORM, SPIKY_POINTS, dev_axis
 from normlab.report.runs import RunView, marks, metrics_frame, run_details, seed_of, view
-from normlab.spec.units import duration, quality, rate
+from normlab.spec.metric import NLL
+from normlab.spec.units import duration, rate
 from normlab.store.folder import RunFolder, read_json
 
 SIDES: Final = ("training", "dev")
-
-TEST_SCORES: Final = {
-    "bleu": ("BLEU", ".2f"),
-    "chrf": ("chrF", ".2f"),
-    "bleu_tokenised": ("tokenised BLEU", ".2f"),
-    "perplexity": ("perplexity of a token", ".2f"),
-    "perplexity_smoothed": ("label-smoothed perplexity", ".2f"),
-    "word_perplexity": ("perplexity of a word", ".2f"),
-    "bits_per_byte": ("bits a byte", ".3f"),
-    "nll": ("nats a token", ".3f"),
-    "tokens": ("tokens", ",.0f"),
-}
-"""By their names in ``scores.json``: what they are called here, and their format."""
 
 
 def run_page(folder: Path) -> str:
@@ -46,7 +35,7 @@ def run_page(folder: Path) -> str:
         raise UserError(
             f"{folder} holds no readable run ({run.problem}); `normlab runs` lists those there are"
         )
-    details, kept = run_details(run, folder.parent, {}), RunFolder(folder)
+    details, kept = run_details(run, {}), RunFolder(folder)
     return Page(
         title=f"{run.config.recipe}, run {run.id}",
         headline=_headline(run),
@@ -67,8 +56,7 @@ def _headline(run: RunView) -> Markup:
     assert run.config is not None
     assert run.status is not None
     name = Markup('{} at <span class="whole">{}</span>').format(run.config.recipe, rate(run.config.optim.lr))
-    best = quality(bleu=run.status.best_dev.get("bleu"), nll=run.status.best_dev.get("nll"))
-    score = f": {best} on dev" if best else ""
+    score = f": {run.best} on dev" if run.best else ""
     if run.outcome == "trained":
         return Markup("{} trained{}").format(name, score)
     if run.outcome in ("stuck", "diverged"):
@@ -92,18 +80,23 @@ def _facts(run: RunView) -> list[str]:
 
 def _pictures(run: RunView) -> Grid:
     train = _named(run, "train", SIDES[0], ("nll", "grad_norm_l2", "lr"))
-    dev = _named(run, "dev", SIDES[1], ("nll", "bleu"))
-    both = pl.concat([train.drop("grad_norm_l2", "lr"), dev.drop("bleu")])
-    loss = Axis("nll", "nats per token", extremes=True, height=260)
-    norm = Axis("grad_norm_l2", "L2 norm", log=True, extremes=True, number=".3g")
+    dev = _named(run, "dev", SIDES[1], ("nll",))
+    both = pl.concat([train.drop("grad_norm_l2", "lr"), dev])
+    loss = replace(LOSS, extremes=True, height=260)
     charts = [
-        Chart("loss", "Loss", "Without label smoothing.", curve(both, SIDES, loss), both),
-        *_dev_charts(dev),
+        Chart(
+            "loss",
+            "Loss",
+            "Negative log-likelihood (NLL), without label smoothing.",
+            curve(both, SIDES, loss),
+            both,
+        ),
+        *_dev_charts(run),
         Chart(
             "grad-norm",
             "Gradient norm",
             "Before clipping, log scale; the band shows single spikes.",
-            curve(train, SIDES, norm, points=SPIKY_POINTS),
+            curve(train, SIDES, NORM, points=SPIKY_POINTS),
             train,
         ),
         Chart(
@@ -117,25 +110,23 @@ def _pictures(run: RunView) -> Grid:
     return Grid(charts)
 
 
-def _dev_charts(dev: pl.DataFrame) -> list[Chart]:
-    """BLEU where there is one, else perplexity; nothing before the first validation."""
-    if dev.is_empty():
-        return []
-    if not dev["bleu"].is_null().all():
-        axis = Axis("bleu", "BLEU", zero=True, height=260)
-        return [Chart("bleu", "Dev BLEU", "Greedy decoding.", curve(dev, SIDES, axis), dev)]
-    frame = dev.drop("bleu").with_columns(perplexity=pl.col("nll").exp())
-    axis = Axis("perplexity", "perplexity of a token", log=True, number=".1f", height=260)
-    return [Chart("perplexity", "Dev perplexity", "Of a token, log scale.", curve(frame, SIDES, axis), frame)]
+def _dev_charts(run: RunView) -> list[Chart]:
+    """A chart for each metric of the task that validations compute; nothing before the first one."""
+    dev = _named(run, "dev", SIDES[1], [m.name for m in run.task_metrics])
+    shown = [m for m in run.task_metrics if m != NLL and not dev[m.name].is_null().all()]
+    return [
+        Chart(f"dev-{m.name}", f"Dev {m.label}", "", curve(dev, SIDES, replace(dev_axis(m), height=260)), dev)
+        for m in shown
+    ]
 
 
 def _test(run: RunView, beside: Mapping[str, Any]) -> list[Section]:
-    """What the run's weights did on the test text, once they have been scored."""
+    """The scores of the run's weights on the test text, once they have been computed."""
     columns = [run.scores, beside] if beside else [run.scores]
     rows = [
-        [Cell(said), *(Cell(format(float(scores[name]), form)) for scores in columns)]
-        for name, (said, form) in TEST_SCORES.items()
-        if name in run.scores
+        [Cell(metric.title), *(Cell(metric.shown(float(scores[metric.name]))) for scores in columns)]
+        for metric in run.task_metrics
+        if all(metric.name in scores for scores in columns)
     ]
     if not rows:
         return []
@@ -145,7 +136,7 @@ def _test(run: RunView, beside: Mapping[str, Any]) -> list[Section]:
     return [Section("On the test text", [Table(header, rows)], "test")]
 
 
-def _named(run: RunView, kind: str, side: str, columns: tuple[str, ...]) -> pl.DataFrame:
+def _named(run: RunView, kind: str, side: str, columns: Sequence[str]) -> pl.DataFrame:
     constants = {"recipe": side, "run": f"{run.id} {side}", "seed": seed_of(run), "outcome": run.outcome}
     frame = metrics_frame(run, kind, columns)
     return frame.select(*[pl.lit(v).alias(k) for k, v in constants.items()], "step", *columns)

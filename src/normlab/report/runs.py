@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import shlex
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,7 +14,8 @@ from markupsafe import Markup
 from normlab.errors import UserError
 from normlab.report.page import Block, Cell, Code, Details, Table, Text
 from normlab.spec.config import Config
-from normlab.spec.units import duration, quality, rate
+from normlab.spec.metric import NLL, Metric, deciding
+from normlab.spec.units import duration, rate
 from normlab.store.folder import RunFolder, Status, read_json
 
 
@@ -28,7 +28,11 @@ class RunView:
     config_text: str = ""
     status: Status | None = None
     metrics: tuple[Mapping[str, Any], ...] = ()
+    """Rows of ``metrics.jsonl``."""
+    task_metrics: tuple[Metric, ...] = (NLL,)
     scores: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+    repeat: str = ""
+    """The command that trains it again."""
     problem: str = ""
     stale: bool = False
     """Today's code would give other numbers."""
@@ -41,10 +45,12 @@ class RunView:
         return self.status.outcome.state if self.status.outcome else self.status.state
 
     @property
-    def test_bleu(self) -> float | None:
-        """Of this run alone, from its ``scores.json``."""
-        value = self.scores.get("bleu")
-        return float(value) if isinstance(value, int | float) else None
+    def best(self) -> str:
+        """The best dev score by which the run was judged, in words; empty before the first validation."""
+        if self.config is None or self.status is None:
+            return ""
+        decides = deciding(self.task_metrics, self.config.train.best_by)
+        return decides.said(self.status.best_dev.get(decides.name))
 
 
 def view(root: Path, run: str) -> RunView:
@@ -59,6 +65,8 @@ def view(root: Path, run: str) -> RunView:
             config_text=(path / "config.json").read_text("utf-8").strip(),
             status=folder.status(),
             metrics=tuple(folder.metrics()),
+            task_metrics=folder.task_metrics(),
+            repeat=folder.repeat_command(),
             scores=scores if isinstance(scores, dict) else {},
             stale=folder.stale(),
         )
@@ -127,14 +135,7 @@ def seed_of(run: RunView) -> str:
     return str(three[0]) if len(set(three)) == 1 else "init {}, data {}, dropout {}".format(*three)
 
 
-def repeat_command(root: Path, run: str) -> str:
-    """What to type to do a run again: its file relative to the current directory where it lies inside."""
-    file, here = (root / run / "config.json").absolute(), Path.cwd()
-    shown = file.relative_to(here) if file.is_relative_to(here) else file
-    return f"normlab train --config {shlex.quote(shown.as_posix())}"
-
-
-def run_details(run: RunView, root: Path, common: Mapping[str, str]) -> Details:
+def run_details(run: RunView, common: Mapping[str, str]) -> Details:
     """One run behind its anchor ``#run-<id>``: outcome, evidence, what sets it apart, exact configuration."""
     if run.problem or run.config is None or run.status is None:
         summary = Markup("<code>{}</code> {}").format(run.id, tag("missing"))
@@ -142,8 +143,7 @@ def run_details(run: RunView, root: Path, common: Mapping[str, str]) -> Details:
             summary, [Text(run.problem or "The run's folder is incomplete.", "alarm")], f"run-{run.id}"
         )
     status = run.status
-    dev = quality(bleu=status.best_dev.get("bleu"), nll=status.best_dev.get("nll"))
-    best = f", best dev {dev}" if dev else ""
+    best = f", best dev {run.best}" if run.best else ""
     summary = Markup("<code>{}</code> lr {}, seed {} {} <span class=note>{}{}</span>").format(
         run.id,
         rate(run.config.optim.lr),
@@ -169,7 +169,7 @@ def run_details(run: RunView, root: Path, common: Mapping[str, str]) -> Details:
         blocks.append(Text(status.error, "alarm"))
     if status.hardware:
         blocks.append(Text(f"Ran on {status.hardware}.", "note"))
-    blocks.append(Code(repeat_command(root, run.id)))
+    blocks.append(Code(run.repeat))
     if own and common:
         blocks.append(settings_table(own, "What sets this run apart from others on this page"))
     blocks.append(Details("Exact configuration", [Code(run.config_text)]))

@@ -44,16 +44,16 @@ class View:
         return [words for role, words in ROLES.items() if role in found]
 
     def charts(self, study: Mapping[str, Any]) -> list[StudyChart]:
-        """The charts that a study describes, as far as their tables hold rows."""
+        """Return the charts that a study describes, as far as their tables hold rows."""
         described = [StudyChart.from_plain(chart) for chart in study["charts"]]
         return [chart for chart in described if self.tables.get(chart.table)]
 
     def of(self, table: str, stack: str) -> list[Row]:
-        """The rows of a stack in a table."""
+        """Return the rows of a stack in a table."""
         return [row for row in self.tables.get(table, ()) if row.get("stack") == stack]
 
     def where(self, row: Row) -> dict[str, Any]:
-        """``sublayer`` and ``layer`` of a row, counted from 1, and its role as ``recipe``."""
+        """Return ``sublayer`` and ``layer`` of a row, counted from 1, and its role as ``recipe``."""
         index = row.get("index")
         known = self.sublayers.get((row["stack"], -1 if index is None else index))
         if known is None:
@@ -63,7 +63,9 @@ class View:
 
 
 def frame(rows: Sequence[Row]) -> pl.DataFrame:
-    """Rows as a frame. A column of numbers, and of words for numbers that are not finite, holds floats."""
+    """Turn rows into a frame. A column of numbers, and of words for numbers that are not finite, holds
+    floats.
+    """
     columns: dict[str, list[Any]] = {name: [row[name] for row in rows] for name in (rows[0] if rows else ())}
     return pl.DataFrame({name: _numbers(values) for name, values in columns.items()}, strict=False)
 
@@ -86,7 +88,7 @@ def pictures(view: View) -> Iterator[Section]:
 
 
 def pictured(view: View) -> set[str]:
-    """Tables that a chart shows whole, so that the page need not repeat their rows."""
+    """Return the tables that a chart shows whole, so that the page need not repeat their rows."""
     charts = [chart for study in view.studies for chart in view.charts(study)]
     return {chart.table for chart in charts if isinstance(chart, HeatMap)}
 
@@ -223,5 +225,5 @@ DRAW: Final[Mapping[type[StudyChart], Callable[[View, Any], Iterator[Chart] | li
 
 
 def anchor(text: str) -> str:
-    """A name for charts and links; different texts stay different."""
+    """Return a name for charts and links; different texts stay different."""
     return slug(text).removeprefix("recipe-")

@@ -8,10 +8,10 @@ import polars as pl
 
 from normlab.report.runs import RunView, metrics_frame
 from normlab.spec.comparison import Comparison, RecipeResult, Trial
+from normlab.spec.metric import NLL
 from normlab.spec.units import duration
 
-TRAIN = ("nll", "grad_norm_l2")
-DEV = ("nll", "bleu")
+TRAIN = ("nll", "grad_norm_l2", "tokens")
 WHO = {"recipe": pl.String, "run": pl.String, "seed": pl.String, "outcome": pl.String}
 
 
@@ -47,29 +47,39 @@ def by_minutes(curves: pl.DataFrame) -> pl.DataFrame:
     return curves.with_columns(minutes=pl.col("step") * pace / 60)
 
 
+def by_tokens(curves: pl.DataFrame, train: pl.DataFrame) -> pl.DataFrame:
+    """Adds ``millions`` of training tokens that were predicted up to a step, from the rows of training."""
+    pace = train.group_by("recipe").agg(pace=pl.col("tokens").sum() / pl.col("step").sum())
+    return curves.join(pace, on="recipe", how="left").with_columns(
+        millions=pl.col("step") * pl.col("pace") / 1e6
+    )
+
+
 def trials(comparison: Comparison) -> pl.DataFrame:
-    """The sweep: a row a recipe and learning rate."""
+    """The sweep: a row a recipe and learning rate; ``dev`` is the score of choices."""
     rows = [
-        (r.name, t.lr, t.run, t.dev_bleu, t.dev_nll, t.outcome, t.lr == r.lr)
+        (r.name, t.lr, t.run, t.dev.get(comparison.best_by), t.dev.get(NLL.name), t.outcome, t.lr == r.lr)
         for r in comparison.recipes
         for t in r.trials
     ]
-    schema = {"recipe": pl.String, "lr": pl.Float64, "run": pl.String, "dev_bleu": pl.Float64}
+    schema = {"recipe": pl.String, "lr": pl.Float64, "run": pl.String, "dev": pl.Float64}
     schema |= {"dev_nll": pl.Float64, "outcome": pl.String, "chosen": pl.Boolean}
     return pl.DataFrame(rows, schema=schema, orient="row")
 
 
 def results(comparison: Comparison) -> pl.DataFrame:
-    """A row a recipe: test scores with the interval's ends, the chosen learning rate, time."""
+    """A row a recipe: the headline test score (``value``) with the ends of its interval, the other test
+    scores by name, the dev score of choices, the chosen learning rate and time.
+    """
+    headline = comparison.headline
     rows = [
         {
             "recipe": r.name,
-            "bleu": r.bleu.value if r.bleu else None,
-            "low": r.bleu.low if r.bleu else None,
-            "high": r.bleu.high if r.bleu else None,
-            "chrf": r.chrf,
-            "bleu_tokenised": r.bleu_tokenised,
-            "dev_bleu": r.dev_bleu,
+            "value": r.value(headline),
+            "low": found.low if found else None,
+            "high": found.high if found else None,
+            **{m.name: r.value(m) for m in comparison.tested if m != headline},
+            "dev": r.dev.get(comparison.best_by),
             "lr": r.lr,
             "note": outcome_note(r.outcomes),
             "minutes": r.train_seconds / 60,
@@ -77,6 +87,7 @@ def results(comparison: Comparison) -> pl.DataFrame:
             "words": duration(r.train_seconds),
         }
         for r in comparison.recipes
+        for found in [r.intervals.get(headline.name)]
     ]
     texts = ("recipe", "note", "words")
     schema = {name: pl.String if name in texts else pl.Float64 for name in (rows[0] if rows else texts)}
@@ -84,14 +95,15 @@ def results(comparison: Comparison) -> pl.DataFrame:
 
 
 def seed_scores(comparison: Comparison, views: Mapping[str, RunView]) -> pl.DataFrame:
-    """Test BLEU of each seed's own run, where the run has been scored."""
+    """The headline test score of each seed's own run, where the run has been scored."""
+    name = comparison.headline.name
     rows = [
-        (recipe.name, str(seed), run, views[run].test_bleu)
+        (recipe.name, str(seed), run, float(views[run].scores[name]))
         for recipe in comparison.recipes
         for run, seed in zip(recipe.runs, comparison.seeds, strict=False)
-        if run in views and views[run].test_bleu is not None
+        if run in views and isinstance(views[run].scores.get(name), int | float)
     ]
-    schema = {"recipe": pl.String, "seed": pl.String, "run": pl.String, "bleu": pl.Float64}
+    schema = {"recipe": pl.String, "seed": pl.String, "run": pl.String, "value": pl.Float64}
     return pl.DataFrame(rows, schema=schema, orient="row")
 
 

@@ -10,20 +10,24 @@ from markupsafe import Markup
 
 from normlab.report.page import Text
 from normlab.spec.comparison import Comparison, Difference, Interval, RecipeResult
+from normlab.spec.metric import Metric
 from normlab.spec.units import count, p_value, rate
 
 
-def signed(value: float, digits: int = 1) -> str:
+def signed(value: float, metric: Metric) -> str:
     """``+1.3``, ``−0.4`` (a true minus), ``0.0`` without a sign."""
-    text = f"{abs(value):.{digits}f}"
-    if float(text) == 0:
-        return text
-    return ("+" if value > 0 else "−") + text
+    return metric.signed(value).replace("-", "−")
 
 
-def interval(low: float, high: float, *, sign: bool = False) -> str:
+def interval(found: Interval, metric: Metric, *, sign: bool = False) -> str:
     """``37.2 to 38.9``, or with signs for a difference."""
-    return f"{signed(low)} to {signed(high)}" if sign else f"{low:z.1f} to {high:z.1f}"
+    low, high = (signed(v, metric) if sign else metric.shown(v) for v in (found.low, found.high))
+    return f"{low} to {high}"
+
+
+def amount(value: float, metric: Metric) -> str:
+    """``1.234 bits per byte``."""
+    return f"{metric.shown(value)} {metric.label}"
 
 
 def listing(items: Iterable[str]) -> Markup:
@@ -51,10 +55,12 @@ def breakable(name: str) -> Markup:
     return Markup("<wbr>").join(parts)
 
 
-def ranking(comparison: Comparison) -> list[tuple[RecipeResult, Interval]]:
-    """Recipes with a score and at least one run that trained, best test BLEU first."""
-    learned = [(r, r.bleu) for r in comparison.recipes if r.bleu is not None and "trained" in r.outcomes]
-    return sorted(learned, key=lambda pair: -pair[1].value)
+def ranking(comparison: Comparison) -> list[tuple[RecipeResult, float]]:
+    """Recipes with a test score and at least one run that trained, the best first."""
+    metric = comparison.headline
+    scored = [(r, r.value(metric)) for r in comparison.recipes if "trained" in r.outcomes]
+    learned = [(r, value) for r, value in scored if value is not None]
+    return sorted(learned, key=lambda pair: metric.merit(pair[1]), reverse=True)
 
 
 def difference(comparison: Comparison, a: str, b: str) -> Difference | None:
@@ -70,24 +76,26 @@ def difference(comparison: Comparison, a: str, b: str) -> Difference | None:
 
 def headline(comparison: Comparison) -> Markup:
     """Who won and by how much, or that nobody can be said to have won."""
-    called = names(comparison)
+    called, metric = names(comparison), comparison.headline
     ranked = ranking(comparison)
+    if not comparison.recipes:
+        return Markup("No recipe is finished yet")
     if not ranked:
         number = len(comparison.recipes)
         return Markup("{} learned at the learning rates tried").format(
             "The recipe did not" if number == 1 else f"None of the {number} recipes"
         )
     (best, score), *others = ranked
-    reaches = Markup("{} reaches {} BLEU").format(called[best.name], f"{score.value:.1f}")
+    reaches = Markup("{} reaches {}").format(called[best.name], amount(score, metric))
     if not others:
         alone = Markup("") if len(comparison.recipes) == 1 else Markup(", the only recipe that learned")
         return reaches + alone
     level = [r.name for r, _ in others if not _beaten(comparison, best.name, r.name)]
     if not level:
         second, second_score = others[0]
-        ahead = score.value - second_score.value
-        return Markup("{} is best: {} BLEU, {} ahead of {}").format(
-            called[best.name], f"{score.value:.1f}", f"{ahead:.1f}", called[second.name]
+        ahead = metric.shown(abs(score - second_score))
+        return Markup("{} is best: {}, {} ahead of {}").format(
+            called[best.name], amount(score, metric), ahead, called[second.name]
         )
     if len(level) <= 3:
         tied = listing([called[name] for name in level])
@@ -98,7 +106,8 @@ def headline(comparison: Comparison) -> Markup:
 
 def notes(comparison: Comparison, missing: Sequence[str] = (), stale: Sequence[str] = ()) -> list[Text]:
     """What went wrong, which choices lie at the edge of the sweep, and what limits the answer."""
-    found = [*_trouble(comparison), *_edges(comparison), *_limits(comparison)]
+    found = [Text(f"{comparison.progress}; the others follow.", "alarm")] if comparison.progress else []
+    found += [*_trouble(comparison), *_edges(comparison), *_limits(comparison)]
     called = names(comparison)
     for recipe in comparison.recipes:
         if recipe.forced:
@@ -123,7 +132,7 @@ def notes(comparison: Comparison, missing: Sequence[str] = (), stale: Sequence[s
 
 def _beaten(comparison: Comparison, best: str, other: str) -> bool:
     d = difference(comparison, best, other)
-    return d is not None and d.significant and d.delta.value > 0
+    return d is not None and d.significant and comparison.headline.better(d.delta.value, 0.0)
 
 
 def lead(comparison: Comparison) -> Markup:
@@ -139,11 +148,13 @@ def lead(comparison: Comparison) -> Markup:
             called[best.name], called[second.name]
         )
     pairs = count(len(comparison.differences), "comparison")
-    return Markup("{} over {}: {} BLEU, 95% interval {}; {} after correction for {}, {}.").format(
+    metric = comparison.headline
+    return Markup("{} minus {}: {} {}, 95% interval {}; {} after correction for {}, {}.").format(
         called[best.name],
         called[second.name],
-        signed(d.delta.value),
-        interval(d.delta.low, d.delta.high, sign=True),
+        signed(d.delta.value, metric),
+        metric.label,
+        interval(d.delta, metric, sign=True),
         p_value(d.p_corrected),
         pairs,
         "significant" if d.significant else "not significant",
@@ -199,5 +210,5 @@ def _edges(comparison: Comparison) -> list[Text]:
 
 def _limits(comparison: Comparison) -> list[Text]:
     if len(comparison.seeds) == 1:
-        return [Text("One seed only: the intervals cover the choice of sentences, not the luck of a start.")]
+        return [Text("One seed only: the intervals cover the choice of test examples, not that of the seed.")]
     return []

@@ -15,18 +15,17 @@ from normlab.diagnosis.reading.subject import Subject
 from normlab.diagnosis.studies.gradients import branch_jacobians, parameter_gradients, sublayer_gradients
 from normlab.diagnosis.studies.scales import scales
 from normlab.diagnosis.table import Table
+from normlab.examine.inputs import TaskInputs, mean_loss
 from normlab.nn import PAD, Context, Seq2Seq
 from normlab.papers import study
 from normlab.reproduce.lab import (
     READING_TOKENS,
     Lab,
-    ModelInputs,
     Row,
     apart,
     exponential,
     geometric,
     mean,
-    mean_loss,
     mean_ratio,
     padding_masks,
     size,
@@ -317,17 +316,17 @@ class Alone(nn.Module):
         return self.embedding.logits(self.encoder(x, Context(padding_mask=source != PAD)))
 
 
-def _token_loss(model: nn.Module, fed: ModelInputs) -> Tensor:
+def _token_loss(model: nn.Module, inputs: TaskInputs) -> Tensor:
     """The mean over real tokens of the likelihood of the token at the next place, as a label of each."""
-    labels = fed["source"].roll(-1, 1)
-    return F.cross_entropy(model(**fed).flatten(0, 1), labels.flatten(), ignore_index=PAD)
+    labels = inputs["source"].roll(-1, 1)
+    return F.cross_entropy(model(**inputs).flatten(0, 1), labels.flatten(), ignore_index=PAD)
 
 
-def _pooled_loss(model: nn.Module, fed: ModelInputs) -> Tensor:
+def _pooled_loss(model: nn.Module, inputs: TaskInputs) -> Tensor:
     """One label a sentence, its first token, from the mean of its logits."""
-    is_real = (fed["source"] != PAD)[..., None]
-    pooled = (model(**fed) * is_real).sum(1) / is_real.sum(1)
-    return F.cross_entropy(pooled, fed["source"][:, 0])
+    is_real = (inputs["source"] != PAD)[..., None]
+    pooled = (model(**inputs) * is_real).sum(1) / is_real.sum(1)
+    return F.cross_entropy(pooled, inputs["source"][:, 0])
 
 
 @study

@@ -7,18 +7,17 @@ import os
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from statistics import fmean, stdev
-from typing import Any, Final, TypeAlias, cast
+from statistics import fmean
+from typing import Any, Final, TypeAlias
 
 import torch
-from torch import Tensor, nn
 
-from normlab.data.batches import Batch
 from normlab.data.text import located
 from normlab.diagnosis.reading.structure import read_structure
 from normlab.diagnosis.reading.subject import Subject
 from normlab.diagnosis.reading.tokens import PaddingMasks
-from normlab.diagnosis.rules.fits import student
+from normlab.diagnosis.rules.fits import half_width
+from normlab.examine.inputs import TaskInputs, mean_loss
 from normlab.nn import PAD, Seq2Seq
 from normlab.spec.claim import Measure
 from normlab.spec.config import Config, DataConfig, ModelConfig, SeedConfig, TrainConfig
@@ -45,14 +44,6 @@ READING_TOKENS: Final = 256
 
 def quiet(line: str) -> None:
     """Report progress to nobody."""
-
-
-class ModelInputs(dict[str, Tensor]):
-    """The keyword arguments of a translation model, with the task and the batch that give its loss."""
-
-    def __init__(self, task: Translation, batch: Batch) -> None:
-        super().__init__(source=batch.source, target_in=batch.target_in)
-        self.task, self.batch = task, batch
 
 
 @dataclass
@@ -82,10 +73,11 @@ class Lab:
         structure = read_structure(model, self.batches(text, READING_TOKENS, 1)[0])
         return Subject(model, self.batches(text, tokens, 1)[0], mean_loss, structure)
 
-    def batches(self, text: str, tokens: int, count: int) -> list[ModelInputs]:
+    def batches(self, text: str, tokens: int, count: int) -> list[TaskInputs]:
         """The first ``count`` batches of a text."""
         task = self._task(text, tokens)
-        return [ModelInputs(task, task.batch(i)) for i in range(count)]
+        batches = (task.batch(i) for i in range(count))
+        return [TaskInputs(task, b, {"source": b.source, "target_in": b.target_in}) for b in batches]
 
     def missing(self) -> str:
         """The name of a text that a study asked for and that was not there; empty where all were."""
@@ -126,11 +118,6 @@ class Lab:
         return replace(DataConfig(vocab_size=VOCABULARY), **paths)
 
 
-def mean_loss(model: nn.Module, inputs: ModelInputs) -> Tensor:
-    """The loss of the translation task, label smoothing 0.1, as a mean over target tokens."""
-    return inputs.task.loss(cast("Seq2Seq", model), inputs.batch).loss / inputs.batch.tokens
-
-
 def size(name: str, placement: str, layers: int) -> ModelConfig:
     """A model of ``layers`` + ``layers`` layers under one placement."""
     return replace(
@@ -159,7 +146,7 @@ def mean(values: Iterable[float]) -> Measure:
     center = fmean(kept)
     if len(kept) < 2:
         return Measure.exact(center)
-    spread = student(len(kept) - 1) * stdev(kept) / math.sqrt(len(kept))
+    spread = half_width(kept)
     return Measure(center, center - spread, center + spread)
 
 

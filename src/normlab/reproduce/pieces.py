@@ -12,19 +12,18 @@ from typing import Any, Final, cast
 import torch
 from torch import Tensor, nn
 
+from normlab.examine.inputs import TaskInputs, mean_loss
 from normlab.init import profile_
 from normlab.nn import Attention, LayerNorm, Seq2Seq, Sublayer, stack_of, wrap
 from normlab.papers import study
 from normlab.reproduce.lab import (
     SIZES,
     Lab,
-    ModelInputs,
     Row,
     apart,
     generator,
     geometric,
     mean,
-    mean_loss,
     size,
 )
 from normlab.reproduce.theory import ROLES, Setting
@@ -202,8 +201,8 @@ def profiles(
     )
 
 
-def _profile(model: Seq2Seq, fed: ModelInputs) -> dict[str, float]:
-    return profile_(model, lambda: model.hidden(fed["source"], fed["target_in"]))
+def _profile(model: Seq2Seq, inputs: TaskInputs) -> dict[str, float]:
+    return profile_(model, lambda: model.hidden(inputs["source"], inputs["target_in"]))
 
 
 @study

@@ -1,9 +1,11 @@
-"""What the fields of a dataclass may hold, as a table that its ``__post_init__`` checks."""
+"""The values that the fields of a dataclass may hold, as a table that its ``__post_init__`` checks."""
 
 from __future__ import annotations
 
 import difflib
+import functools
 import math
+import typing
 from collections.abc import Mapping
 from dataclasses import dataclass
 from numbers import Integral, Real
@@ -74,14 +76,25 @@ AMOUNT = Range(least=0, below=math.inf)
 
 
 def check(section: object, table: Mapping[Range | Choice, str]) -> None:
-    """Raise UserError at the first field that does not hold what it may.
+    """Raise UserError at the first field whose value is not allowed.
 
-    ``table`` says for each rule the fields under it, separated by spaces; of a tuple every item counts.
+    ``table`` maps each rule to the fields under it, separated by spaces; it holds for every item of a tuple.
+    A field of type ``Literal`` needs no rule: its type is one.
     """
-    for rule, names in table.items():
+    for rule, names in [*table.items(), *_literals(type(section))]:
         for name in names.split():
             given = getattr(section, name)
             for value in given if isinstance(given, tuple) else (given,):
                 if not rule.holds(value):
                     shown = {1: "more", -1: "less"}.get(_beyond(value)) or repr(value)
                     raise UserError(f"{name} is {rule.wanted(value)}, got {shown}")
+
+
+@functools.cache
+def _literals(kind: type) -> list[tuple[Choice, str]]:
+    hints = typing.get_type_hints(kind)
+    return [
+        (Choice(typing.get_args(hint)), name)
+        for name, hint in hints.items()
+        if typing.get_origin(hint) is typing.Literal
+    ]

@@ -1,14 +1,15 @@
-"""The result of ``normlab compare`` as data: written once, drawn by the report."""
+"""The result of ``normlab compare`` as data: written after each recipe, drawn by the report."""
 
 from __future__ import annotations
 
 import math
 from dataclasses import dataclass, field
 
-from normlab.spec.units import count, p_value
+from normlab.spec.metric import NLL, Metric, deciding
+from normlab.spec.units import count
 
 MOSTLY = 0.5
-"""A share of the translations; that one of them has more is a failure."""
+"""A share of the outputs; that one of them has more is a failure."""
 
 
 @dataclass(frozen=True)
@@ -26,8 +27,8 @@ class Trial:
 
     lr: float
     run: str
-    dev_bleu: float | None
-    dev_nll: float | None
+    dev: dict[str, float]
+    """The best dev scores by metric name; empty: it was never validated."""
     outcome: str
 
 
@@ -44,12 +45,14 @@ class RecipeResult:
     runs: tuple[str, ...]
     """Run ids at the chosen learning rate, in the order of ``Comparison.seeds``."""
     outcomes: tuple[str, ...]
-    bleu: Interval | None
-    """Test BLEU: mean over the seeds whose translations exist, interval over sentences (bootstrap) and those
-    seeds (Student's t); None: no seed has translations."""
-    chrf: float | None
-    bleu_tokenised: float | None
-    dev_bleu: float | None
+    scores: dict[str, float]
+    """Test scores by metric name, the mean over the seeds that were tested; empty: none was."""
+    intervals: dict[str, Interval]
+    """By metric name the same mean with an interval over test examples (bootstrap) and seeds (Student's t),
+    of the metrics whose statistics the task keeps for each example.
+    """
+    dev: dict[str, float]
+    """Best dev scores by metric name, the mean over the seeds that were validated."""
     train_seconds: float
     """Median over the runs at the chosen learning rate."""
     total_seconds: float
@@ -59,8 +62,14 @@ class RecipeResult:
     explained: dict[str, str] = field(default_factory=dict)
     """Label to text of everything that it resolves to; empty: not recorded."""
     repeated: tuple[float, ...] = ()
-    """Of each seed's translations, the share that the commonest one has, in 0 to 1; 0 where a line of the
-    reference has as large a share. Empty: not recorded."""
+    """The share, 0 to 1, of each seed's outputs that its commonest output has; 0 where a line of the
+    reference has as large a share. Empty: the task has no source that a model could ignore.
+    """
+
+    def value(self, metric: Metric) -> float | None:
+        """The mean test score; None where no seed was tested."""
+        interval = self.intervals.get(metric.name)
+        return interval.value if interval else self.scores.get(metric.name)
 
     @property
     def unheard(self) -> str:
@@ -71,13 +80,15 @@ class RecipeResult:
         seeds = f"{len(shares)} of {count(len(self.repeated), 'seed')}"
         return (
             f"{seeds} gave at least {math.floor(100 * min(shares))}% of the test sentences one and the same "
-            f"translation, so it does not read its source, whatever its BLEU"
+            f"output, so the model does not read its source, whatever its score"
         )
 
 
 @dataclass(frozen=True)
 class Difference:
-    """Test BLEU of ``a`` minus that of ``b``, paired over sentences; the interval counts the seeds, too."""
+    """The headline score of ``a`` minus that of ``b``, paired over test examples; its interval includes the
+    spread over seeds.
+    """
 
     a: str
     b: str
@@ -89,27 +100,18 @@ class Difference:
     significant: bool
     """``p_corrected`` is below 0.05."""
     p_randomisation: float | None = None
-    """Two-sided, before correction, by exchanging translations: of these models alone, not of their recipes;
-    None: not recorded, or not as many seeds of one as of the other."""
-
-
-def in_words(difference: Difference) -> str:
-    """Its size and what both tests say of it, before correction."""
-    delta = difference.delta
-    said = (
-        f"{delta.value:+z.2f} BLEU, 95% interval {delta.low:+z.2f} to {delta.high:+z.2f}; "
-        f"bootstrap {p_value(difference.p)}"
-    )
-    exchanged = difference.p_randomisation
-    return said if exchanged is None else f"{said}, randomisation {p_value(exchanged)}"
+    """Two-sided, before correction, by exchanging outputs: for these models alone, not for their recipes;
+    None: the two do not have the same number of seeds.
+    """
 
 
 @dataclass(frozen=True)
 class Sample:
-    """A test sentence with each recipe's translation (first seed, chosen learning rate)."""
+    """A test example with each recipe's output (first seed, chosen learning rate)."""
 
     source: str
     reference: str
+    """Empty where no output is the right one."""
     outputs: dict[str, str]
 
 
@@ -122,22 +124,54 @@ class Comparison:
     """What to type to do it again."""
     date: str
     machine: str
+    task: str
+    metrics: tuple[Metric, ...]
+    """The task's; the first is the headline, by which recipes are ranked and compared."""
+    best_by: str
+    """Name of the dev metric by which learning rates and checkpoints were chosen."""
     data: dict[str, str]
     """Facts in words: pairs, vocabulary, corpus, unigram entropy."""
     seeds: tuple[int, ...]
     lrs: tuple[float, ...]
-    signature: str
-    """sacreBLEU's, of BLEU."""
     recipes: tuple[RecipeResult, ...]
     differences: tuple[Difference, ...]
     samples: tuple[Sample, ...]
+    open_recipes: tuple[str, ...] = ()
+    """Recipes whose runs have not all ended."""
     failed: tuple[str, ...] = ()
     """Run ids that ended in an error, with the reason after a colon."""
     test_is_dev: bool = False
     """No test text was given: the scores called test are of the dev text, on which choices were made."""
     unigram_entropy_nats: float | None = None
-    """Of the target side's training tokens; None: not recorded."""
-    signature_chrf: str = ""
-    """sacreBLEU's, of chrF; empty: not recorded."""
-    signature_tokenised: str = ""
-    """sacreBLEU's, of the tokenised BLEU; empty: not recorded."""
+    """Entropy of the training tokens that are predicted; None: not recorded."""
+    signatures: dict[str, str] = field(default_factory=dict)
+    """By metric name the exact version of a score, where its library gives one."""
+    sample_labels: tuple[str, str] = ("source", "reference")
+    """The names of a sample's two given texts."""
+
+    @property
+    def headline(self) -> Metric:
+        """The metric by which recipes are ranked and compared."""
+        return self.metrics[0]
+
+    @property
+    def dev_metric(self) -> Metric:
+        """The dev metric by which choices were made."""
+        return deciding(self.metrics, self.best_by)
+
+    @property
+    def tested(self) -> tuple[Metric, ...]:
+        """The metrics that some recipe has on the test text."""
+        return tuple(m for m in self.metrics if any(m.name in r.scores for r in self.recipes))
+
+    @property
+    def validated(self) -> tuple[Metric, ...]:
+        """The metrics of validations that pages draw: the one of choices, and NLL."""
+        return tuple({metric.name: metric for metric in (self.dev_metric, NLL)}.values())
+
+    @property
+    def progress(self) -> str:
+        """``3 of 4 recipes finished``; empty once all are."""
+        done = len(self.recipes)
+        whole = done + len(self.open_recipes)
+        return f"{done} of {count(whole, 'recipe')} finished" if self.open_recipes else ""

@@ -1,4 +1,7 @@
-"""A run's configuration: frozen dataclasses, their JSON form and the run id."""
+"""A run's configuration as frozen dataclasses, and the run id.
+
+The docstring of a field is the help text of its flag, see ``spec.fields``.
+"""
 
 from __future__ import annotations
 
@@ -6,11 +9,11 @@ import dataclasses
 import hashlib
 import json
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal
 
 from normlab.errors import UserError
-from normlab.spec.allowed import AMOUNT, COUNT, POSITIVE, SHARE, SIZE, Choice, Range, check
-from normlab.spec.fields import changes_numbers, machine, since
+from normlab.spec.allowed import AMOUNT, COUNT, POSITIVE, SHARE, SIZE, Range, check
+from normlab.spec.fields import changes_numbers, machine, no_flag, since
 from normlab.spec.model import ModelConfig
 
 SEMANTICS = 1
@@ -23,44 +26,61 @@ PARALLEL_TEXTS = ("train_src", "train_tgt", "dev_src", "dev_tgt", "test_src", "t
 
 @dataclass(frozen=True)
 class DataConfig:
-    """Text, parallel or plain as the task reads it: files, or the built-in corpus when no file is given."""
+    """Parallel text, plain text for language models, or the built-in corpus where no text is given.
+
+    A text is a file (plain, .gz or .xz), a column of one (pairs.tsv#2, pairs.tsv#en) or a column of a Hugging
+    Face data set (hf:wmt14:de-en#train.translation.de).
+    """
 
     train_src: str = machine("")
+    """Source side of the training text, one sentence per line."""
     train_tgt: str = machine("")
+    """Target side of the training text, line by line the translation of the source side."""
     dev_src: str = machine("")
+    """Source side of the development text, on which learning rates and checkpoints are chosen."""
     dev_tgt: str = machine("")
+    """Target side of the development text."""
     test_src: str = machine("")
+    """Source side of the test text, on which recipes are compared; the development text if not given."""
     test_tgt: str = machine("")
+    """Target side of the test text."""
     train_text: str = machine("")
-    """Plain text, as in the next two; a translation has the six above."""
+    """Plain training text for a language model; implies --config language_model."""
     dev_text: str = machine("")
+    """Plain development text for a language model."""
     test_text: str = machine("")
+    """Plain test text for a language model."""
     dataset: str = machine("")
-    """A data set by name, see ``data.named``; the preparation fills those of the six texts that are empty."""
+    """Parallel data set to use instead of single texts: a folder in $NORMLAB_DATA or a Hugging Face data set
+    such as wmt14:de-en.
+    """
     source_lang: str = ""
-    """A language such as ``de``, like the next: of a data set, of words and of BLEU's tokens."""
+    """Source language, such as de; needed by data sets and by a pretokenizer."""
     target_lang: str = ""
+    """Target language, such as en; for zh, ja and ko it selects how scores split text into tokens."""
     builtin: str = machine("mixed-de-en")
-    """Built-in corpus used when the paths are empty, ``<kinds>-<source>-<target>``."""
-    builtin_pairs: int = machine(20000)
-    builtin_seed: int = machine(0)
-    pretokenizer: str = ""
-    """How text is split before the tokenizer sees it, and joined after decoding: ``moses``, or not at all."""
+    """Built-in corpus to use if no text is given, as kinds-source-target."""
+    builtin_pairs: int = machine(20000, flag=False)
+    """Sentence pairs of the built-in corpus."""
+    builtin_seed: int = machine(0, flag=False)
+    """Seed from which the built-in corpus is generated."""
+    pretokenizer: Literal["", "moses"] = ""
+    """Tokenisation before the subword tokenizer, undone after decoding; '' for none."""
     tokenizer: str = machine("bpe")
-    """``bpe`` or ``unigram``, learned from the text, or a ready model's file; ``digest`` stands for it."""
+    """Subword tokenizer: bpe or unigram, learned from the training text, or a SentencePiece model's file."""
     vocab_size: int = 4000
-    """Types of a tokenizer that is learned."""
+    """Vocabulary entries of a tokenizer that is learned, shared by source and target."""
     max_len: int = 128
-    """Longer sides (tokens, end of sentence included) are left out of training."""
+    """Longest side of a training pair in tokens, end of sentence included; longer pairs are left out."""
     block_len: int = 128
-    """Tokens of plain text that a model sees at a time."""
+    """Context length of a language model in tokens."""
     word_dropout: float = 0.0
-    """Probability with which an input token becomes UNK in training."""
+    """Probability of replacing an input token by UNK in training."""
     target_vocab_mask: bool = False
-    """Whether logits of types that never occur on the target side are masked to minus infinity."""
-    digest: str = ""
-    """Content digest of all text and of ``tokenizer``; filled in by the preparation. Stands for the paths in
-    the run id.
+    """Never predict vocabulary entries that do not occur on the target side of the training text."""
+    digest: str = no_flag("")
+    """Content digest of all texts and of the tokenizer, filled in when the data are prepared; it stands for
+    the paths in the run id.
     """
 
     def __post_init__(self) -> None:
@@ -71,7 +91,6 @@ class DataConfig:
                 Range(least=2, whole=True): "max_len",
                 SIZE: "builtin_pairs block_len",
                 SHARE: "word_dropout",
-                Choice(("", "moses")): "pretokenizer",
             },
         )
         if self.pretokenizer and not (self.source_lang and self.target_lang):
@@ -83,29 +102,34 @@ class DataConfig:
 
 @dataclass(frozen=True)
 class OptimConfig:
-    """Optimiser and schedule. ``lr`` is the peak learning rate of the schedule."""
+    """Optimiser, learning-rate schedule and loss."""
 
-    optimiser: str = "adam"
-    lr: float = 1e-3
-    betas: tuple[float, float] = (0.9, 0.98)
-    eps: float = 1e-9
-    momentum: float = 0.0
-    """Of ``sgd``; the Adam family has ``betas``."""
+    optimiser: str = no_flag("adam")
+    lr: float = no_flag(1e-3)
+    """Peak learning rate of the schedule."""
+    betas: tuple[float, float] = no_flag((0.9, 0.98))
+    eps: float = no_flag(1e-9)
+    momentum: float = no_flag(0.0)
+    """Momentum of sgd."""
     weight_decay: float = 0.0
-    """Added to the gradient by ``adam`` and ``sgd``, taken from the weights by ``adamw`` and ``radam``."""
+    """Weight decay: added to the gradient by adam and sgd, decoupled from it in adamw and radam."""
     max_grad_norm: float = 0.0
-    """Largest global gradient norm; 0 leaves gradients as they are."""
-    schedule: str = since("linear", introduced="inverse_sqrt")
+    """Largest norm of the gradient, beyond which it is clipped; 0: no clipping."""
+    schedule: str = since("linear", introduced="inverse_sqrt", flag=False)
     warmup_steps: int = 0
+    """Length of the warm-up in steps, for recipes that warm up."""
     decay_step: int = 0
-    """The step at which ``step_decay`` and ``step_decay_inverse_sqrt`` lower the rate."""
+    """Step at which step_decay and step_decay_inverse_sqrt lower the learning rate."""
     decay_factor: float = 0.0
-    """What those and ``val_decay`` multiply the rate by; 0 is the factor each was published with."""
+    """Factor by which step_decay, step_decay_inverse_sqrt and val_decay lower the learning rate; 0: as
+    published (0.1, 0.1 and 0.8).
+    """
     decay_patience: int = 3
-    """Validations in a row without a new best dev score after which ``val_decay`` lowers the rate."""
+    """Validations in a row without a new best dev score after which val_decay lowers the learning rate."""
     stop_lr: float = 0.0
-    """The run ends once the rate has fallen below this after the warm-up; 0: it does not."""
+    """Learning rate, such as 1e-6, below which the run ends once it has warmed up; 0: never."""
     label_smoothing: float = 0.1
+    """Probability mass that label smoothing spreads over the vocabulary."""
 
     def __post_init__(self) -> None:
         if len(self.betas) != 2:
@@ -129,43 +153,42 @@ class OptimConfig:
 
 @dataclass(frozen=True)
 class TrainConfig:
-    """How long, how much at a time, and how often the dev set is looked at."""
+    """Length of the training, batch size, precision and validation."""
 
     steps: int = 2000
+    """Optimiser steps of a run."""
     max_tokens: int = 4096
-    """Positions of a micro-batch, at most: padded source + target of pairs, blocks of plain text."""
+    """Padded tokens of a micro-batch at most, source and target together."""
     grad_accum_steps: int = 1
-    """Micro-batches a step."""
-    precision: str = "fp32"
-    """``fp32``, ``bf16`` or ``fp16`` (autocast over fp32 weights; fp16 with a scaled loss, on a GPU), or
-    ``auto``: what the device does best, resolved by ``run.devices.resolved_precision`` before the run has an
-    id.
+    """Micro-batches whose gradients are accumulated in one step."""
+    precision: Literal["auto", "fp32", "bf16", "fp16"] = "fp32"
+    """Autocast precision over fp32 weights; auto: bf16 if the hardware multiplies it, fp32 if not. fp16 needs
+    a GPU.
     """
     validate_every_steps: int = 500
-    """Changes which checkpoint is best, so it enters the run id."""
-    dev_decode_sentences: int = 1000
-    """Sentences of dev that a validation decodes, the first so many."""
-    best_by: str = ""
+    """Steps between validations."""
+    dev_decode_sentences: int = no_flag(1000)
+    """Number of development sentences that a validation decodes."""
+    best_by: str = no_flag("")
     """Name of the dev metric that decides which checkpoint is best; empty: the task's headline metric."""
-    stop_early: bool = True
+    stop_early: bool = no_flag(True)
     """Whether a run ends as soon as its outcome is stuck or diverged."""
     early_stopping_patience: int = 0
-    """Validations in a row without a new best dev score after which the run ends; 0: it does not."""
+    """Validations in a row without a new best dev score after which the run ends; 0: never."""
     average_last: int = 0
-    """The test is of the mean of the weights at so many last validations; 0: of the best ones."""
+    """Number of last validations whose mean weights are tested as well; 0: only the best checkpoint is."""
     ema_decay: float = 0.0
-    """Of a moving average of the weights, which validations and the best checkpoint are of; 0: none."""
-    init_from: str = machine("")
-    """Folder of the run whose weights are the start, see ``init_digest``."""
-    init_digest: str = ""
-    """Digest of those weights; filled in by ``run.warm_start``. Stands for the folder in the run id."""
+    """Decay of a moving average of the weights, such as 0.999, to validate and keep; 0: no average."""
+    init_from: str = machine("", flag=False)
+    """Folder of the run from whose weights this one starts; ``init_digest`` stands for it in the run id."""
+    init_digest: str = no_flag("")
+    """Digest of those weights, filled in by ``training.warm_start``."""
 
     def __post_init__(self) -> None:
         check(
             self,
             {
                 SIZE: "steps max_tokens grad_accum_steps validate_every_steps dev_decode_sentences",
-                Choice(("auto", "fp32", "bf16", "fp16")): "precision",
                 COUNT: "early_stopping_patience average_last",
                 SHARE: "ema_decay",
             },
@@ -179,27 +202,28 @@ class TrainConfig:
 
 @dataclass(frozen=True)
 class DecodeConfig:
-    """How the test text is translated: by beam search, or by drawing."""
+    """How the test text is translated: by beam search, or by sampling."""
 
     beam: int = 5
+    """Beam width; 1 is greedy search."""
     length_penalty: float = 1.0
-    """alpha of the formula; 0 sums log-probabilities."""
+    """The alpha of the length penalty; 0 sums log-probabilities."""
     max_len_ratio: float = 1.5
     """An output has at most ``max_len_ratio * source + 10`` tokens."""
-    length_penalty_formula: str = "power"
-    """What a log-probability is divided by: ``power``, length**alpha, or ``gnmt``,
-    ((5 + length) / 6)**alpha.
-    """
+    length_penalty_formula: Literal["power", "gnmt"] = "power"
+    """The divisor of a log-probability: ``power``, length**alpha, or ``gnmt``, ((5 + length) / 6)**alpha."""
     min_length: int = 0
-    """Tokens of an output before its end, at least."""
+    """Smallest number of tokens before the end of an output."""
     sample: bool = False
-    """Draw outputs; the next four say how, beam and length penalty do nothing then."""
+    """Sample outputs, as the next four say; beam and length penalty then have no effect."""
     temperature: float = 1.0
+    """Temperature of the samples; below 1 they are closer to the likeliest output."""
     top_k: int = 0
-    """Draw from so many likeliest types; 0 from all."""
+    """Number of likeliest vocabulary entries to sample from; 0: all."""
     top_p: float = 1.0
-    """Draw from the fewest likeliest types that together have this probability."""
+    """Sample from the fewest likeliest vocabulary entries that together have this probability."""
     sample_seed: int = 1
+    """Seed of the samples."""
 
     def __post_init__(self) -> None:
         check(
@@ -207,26 +231,25 @@ class DecodeConfig:
             {
                 SIZE: "beam",
                 Range(least=0, below=100): "length_penalty max_len_ratio",  # 1,024 ** 100 is finite
-                Choice(("power", "gnmt")): "length_penalty_formula",
                 COUNT: "min_length top_k sample_seed",
                 POSITIVE: "temperature top_p",
             },
         )
         if self.top_p > 1:
             raise UserError(f"top_p is at most 1, got {self.top_p!r}")
-        of_draws = ("temperature", "top_k", "top_p", "sample_seed")
+        of_samples = ("temperature", "top_k", "top_p", "sample_seed")
         idle = [
-            f for f in dataclasses.fields(self) if f.name in of_draws and getattr(self, f.name) != f.default
+            f for f in dataclasses.fields(self) if f.name in of_samples and getattr(self, f.name) != f.default
         ]
         if idle and not self.sample:
             name, value = idle[0].name, getattr(self, idle[0].name)
             raise UserError(
-                f"{name} is {value!r} and says how outputs are drawn, but nothing is drawn; add --sample "
+                f"{name} is {value!r}, which has an effect on samples alone; add --sample "
                 f"(decode.sample in a configuration), or leave {name} at {idle[0].default!r}"
             )
 
     def searching(self) -> DecodeConfig:
-        """The same without drawing."""
+        """Return the same configuration without sampling."""
         return DecodeConfig(
             self.beam, self.length_penalty, self.max_len_ratio, self.length_penalty_formula, self.min_length
         )
@@ -234,7 +257,7 @@ class DecodeConfig:
 
 @dataclass(frozen=True)
 class SeedConfig:
-    """Separate seeds, so that runs of a grid can share their batches or their start."""
+    """Separate seeds, so that runs of a grid can share their batches or their initial weights."""
 
     init: int = 1
     data: int = 1
@@ -243,26 +266,32 @@ class SeedConfig:
 
 @dataclass(frozen=True)
 class MachineConfig:
-    """Where and how loudly a run happens; never part of the run id."""
+    """Hardware and logging: nothing here changes the numbers of a run, nor its id."""
 
     device: str = machine("cpu")
+    """Device to train on: cpu, cuda or cuda:1."""
     threads: int = machine(0)
-    """Threads of one process, for torch and for the tokenizer; 0 leaves both their defaults."""
+    """Threads of each run, for torch and the tokenizer; 0: the cores are shared among the runs."""
     num_workers: int = machine(0)
-    """Threads that make batches ahead of their use; 0: each is made when it is needed."""
+    """Threads that prepare batches ahead of time; 0: each batch is prepared when it is needed."""
     shard: bool = machine(False)
-    """Whether each of several ranks has a part of the weights, gradients and moments, instead of all."""
-    log_every_steps: int = machine(10)
+    """Under torchrun, shard weights, gradients and optimiser state over the processes instead of copying
+    them.
+    """
+    log_every_steps: int = machine(10, flag=False)
+    """Steps between rows of training metrics."""
     checkpoint_every_steps: int = machine(500)
-    probes: str = machine("cheap")
-    """What is measured of the model while it trains: nothing if empty, or a preset named by its cost."""
+    """Steps between checkpoints."""
+    probes: Literal["", "cheap", "standard", "full"] = machine("cheap")
+    """Preset of probes to record during training, in order of cost; '' for none."""
     probe_every_steps: int = machine(50)
-    keep_checkpoints: str = machine("")
-    """Which weights stay in ``steps/``: none if empty, ``log`` (steps 0, 1, 2, 4, 8 ... and the last) or
-    ``all`` (of every validation).
+    """Steps between recordings of the probes, which begin with the first step."""
+    keep_checkpoints: Literal["", "log", "all"] = machine("")
+    """Weights to keep in the run folder: log, after steps 0, 1, 2, 4, 8 ... and the last; all, after every
+    validation; '' for none.
     """
     tensorboard: bool = machine(False)
-    """Whether metrics and probes are written for TensorBoard, too."""
+    """Also write metrics and probes for TensorBoard; needs pip install 'normlab[tensorboard]'."""
 
     def __post_init__(self) -> None:
         check(
@@ -270,35 +299,33 @@ class MachineConfig:
             {
                 COUNT: "threads num_workers",
                 SIZE: "log_every_steps checkpoint_every_steps probe_every_steps",
-                Choice(("", "cheap", "standard", "full")): "probes",
-                Choice(("", "log", "all")): "keep_checkpoints",
             },
         )
 
 
 @dataclass(frozen=True)
 class Config:
-    """Everything a run needs, resolved."""
+    """Everything that a run needs, resolved."""
 
-    recipe: str = machine("post")
-    """The name people know it by; what it resolves to is in ``model`` and ``optim``."""
-    forced: str = machine("")
-    """Why a source does not define this combination, where the recipe was forced; empty otherwise."""
-    own_code: str = ""
-    """Digest of the files outside this package that define parts of the recipe; stands for them in the id."""
-    task: str = "translation"
-    """One of ``tasks.registry.TASKS``; whoever trains looks it up."""
-    model: ModelConfig = ModelConfig()
+    recipe: str = machine("post", flag=False)
+    """The name of the recipe; ``model`` and ``optim`` hold what it resolves to."""
+    forced: str = machine("", flag=False)
+    """The reason why the combination is not defined, if the recipe was forced; empty otherwise."""
+    own_code: str = no_flag("")
+    """Digest of the files outside this package that define parts of the recipe."""
+    task: str = no_flag("translation")
+    """The name of a task in ``tasks.registry.TASKS``."""
     data: DataConfig = DataConfig()
+    model: ModelConfig = ModelConfig()
     optim: OptimConfig = OptimConfig()
     train: TrainConfig = TrainConfig()
-    decode: DecodeConfig = DecodeConfig()
-    seeds: SeedConfig = SeedConfig()
+    decode: DecodeConfig = no_flag(DecodeConfig())
+    seeds: SeedConfig = no_flag(SeedConfig())
     machine: MachineConfig = MachineConfig()
 
 
 def numbers(config: Any) -> dict[str, Any]:
-    """The part of a config that changes numbers, without fields at their introduction's default."""
+    """Return the part of a config that changes numbers, without fields at their introduction's default."""
     kept: dict[str, Any] = {}
     for f in dataclasses.fields(config):
         value = getattr(config, f.name)

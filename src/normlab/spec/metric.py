@@ -48,8 +48,13 @@ class Metric:
         """The value as a number; empty for none."""
         return "" if value is None else f"{value:z,.{self.digits}f}"
 
+    def signed(self, value: float) -> str:
+        """A difference with its sign, ``+1.3``; ``0.0`` where it rounds to nothing."""
+        text = f"{value:+,.{self.digits}f}"
+        return text if float(text.replace(",", "")) else text[1:]
+
     def said(self, value: float | None) -> str:
-        """``BLEU 31.2``; empty for no value."""
+        """``NLL 3.125``; empty for no value."""
         return "" if value is None else f"{self.label} {self.shown(value)}"
 
     @property
@@ -78,6 +83,6 @@ def deciding(metrics: Sequence[Metric], best_by: str) -> Metric:
 
 
 def in_words(metrics: Sequence[Metric], scores: Mapping[str, object]) -> str:
-    """Those metrics that ``scores`` holds, in the order of the metrics: ``BLEU 31.2, chrF 54.0``."""
+    """Those metrics that ``scores`` holds, in the order of the metrics: ``NLL 3.125, perplexity 22.8``."""
     found = ((metric, scores.get(metric.name)) for metric in metrics)
     return ", ".join(metric.said(value) for metric, value in found if isinstance(value, int | float))

@@ -10,11 +10,7 @@ from normlab.spec.fields import no_flag
 
 @dataclass(frozen=True)
 class ModelConfig:
-    """Sizes of the Transformer, and the registered names of its parts.
-
-    Encoder and decoder have a placement each. An empty ``qk_norm``, ``bias``, ``inner_norm`` or ``head_gain``
-    leaves the choice to the placement of each stack.
-    """
+    """Sizes and parts of a Transformer; a recipe chooses the parts."""
 
     dim: int = 256
     """Width of the residual stream."""
@@ -44,6 +40,7 @@ class ModelConfig:
     """Number of positions that learned position encodings have; no input may be longer."""
     activation: str = no_flag("relu")
     qk_norm: str = no_flag("")
+    """An empty name, here and in the next three, leaves the choice to the placement of each stack."""
     bias: str = no_flag("")
     inner_norm: str = no_flag("")
     head_gain: str = no_flag("")

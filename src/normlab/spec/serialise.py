@@ -1,6 +1,7 @@
 """Frozen dataclasses to JSON and back; nothing that is read can execute code.
 
-Understood are dataclasses of bool, int, float, str, ``X | None``, tuples, ``dict[str, X]`` and dataclasses.
+Understood are dataclasses of bool, int, float, str, ``Literal``, ``X | None``, tuples, ``dict[str, X]`` and
+dataclasses; the words of a ``Literal`` are left to ``allowed.check``.
 JSON has no word for numbers that are not finite: they are written as "nan", "inf" and "-inf".
 """
 
@@ -143,6 +144,8 @@ def _tuple(items: tuple[Any, ...], value: Any, where: str) -> tuple[Any, ...]:
 
 
 def _scalar(kind: Any, value: Any, where: str) -> Any:
+    if typing.get_origin(kind) is typing.Literal:
+        kind = type(typing.get_args(kind)[0])
     if kind not in _WORDS:
         raise TypeError(f"{where}: a field of type {kind} has no JSON form; see normlab.spec.serialise")
     if kind is float and (value in NOT_FINITE or type(value) is int):

@@ -21,13 +21,6 @@ def duration(seconds: float) -> str:
     return f"{whole // 3600} h {whole % 3600 // 60:02d} min"
 
 
-def quality(*, bleu: float | None = None, nll: float | None = None) -> str:
-    """``BLEU 31.2``, or ``perplexity 54.1`` of a likelihood loss where nothing is translated; else empty."""
-    if bleu is not None:
-        return f"BLEU {bleu:.1f}"
-    return "" if nll is None else f"perplexity {perplexity(nll):.1f}"
-
-
 def perplexity(nll: float) -> float:
     """The exponential of nats; infinite where that is no number any more."""
     return math.inf if nll > 700 else math.exp(nll)

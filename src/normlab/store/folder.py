@@ -19,7 +19,7 @@ from normlab.spec.serialise import NOT_FINITE, from_plain
 
 from .busy import RunBusyError, elsewhere, held, hold
 from .files import append_rows, read_json, row_line, sync, write_json_atomic, write_text_atomic
-from .sealed import SealError
+from .manifest import CheckpointError
 
 __all__ = [
     "RunBusyError",
@@ -56,7 +56,9 @@ class Status:
     stopped: str = ""
     """Why a run ended before its last step although its outcome did not end it."""
     phase: str = ""
-    """The work in progress beside training: ``validating``, ``translating``, ``scoring``; else empty."""
+    """The work in progress beside training: ``validating``, ``testing``, or as the task names a part of
+    these (``translating``, ``scoring``); else empty.
+    """
     phase_done: float | None = None
     """The share of it that is done, 0 to 1, where that is known."""
 
@@ -104,13 +106,21 @@ class RunFolder:
         self.best_examples = self.path / "test-best.examples.safetensors"
 
     @classmethod
-    def create(cls, path: str | Path, config: Config, metrics: Sequence[Metric] = ()) -> RunFolder:
-        """Make the run folder of a resolved configuration, whose task has these metrics; what it holds
-        already stays.
+    def create(
+        cls,
+        path: str | Path,
+        config: Config,
+        metrics: Sequence[Metric] = (),
+        imports: Sequence[str] = (),
+    ) -> RunFolder:
+        """Make the run folder of a resolved configuration; what it holds already stays.
+
+        ``metrics`` are those of its task, ``imports`` the modules that were imported for it.
         """
         folder = cls(path)
         folder.path.mkdir(parents=True, exist_ok=True)
-        content = {"id": run_id(config), "semantics": SEMANTICS, "config": config, "metrics": list(metrics)}
+        content = {"id": run_id(config), "semantics": SEMANTICS, "config": config}
+        content |= {"metrics": list(metrics), "imports": list(imports)}
         write_json_atomic(folder.path / "config.json", content)
         return folder
 
@@ -129,6 +139,17 @@ class RunFolder:
         content = read_json(self.path / "config.json")
         recorded = content.get("metrics") if isinstance(content, dict) else None
         return from_plain(tuple[Metric, ...], recorded) if recorded else (NLL,)
+
+    def repeat_command(self) -> str:
+        """The command that trains the run again, into the folder ``again``; for the current directory where
+        the run is inside of it.
+        """
+        file, here = (self.path / "config.json").absolute(), Path.cwd()
+        shown = file.relative_to(here) if file.is_relative_to(here) else file
+        words = ["normlab", "train", "--config", shown.as_posix(), "--out", "again"]
+        content = read_json(file)
+        imports = content.get("imports", []) if isinstance(content, dict) else []
+        return shlex.join([*words, *(word for name in imports for word in ("--import", str(name)))])
 
     def stale(self) -> bool:
         """Whether today's code would give other numbers: the run's id is no longer that of its config."""
@@ -218,11 +239,11 @@ class RunFolder:
         return {path.name: path.stat().st_size for path in self._row_files if path.exists()}
 
     def require_rows(self, sizes: Mapping[str, int], checkpoint: Path) -> None:
-        """Raise SealError where rows are gone that were there when a checkpoint kept ``row_sizes``."""
+        """Raise CheckpointError where rows are gone that were there when a checkpoint kept ``row_sizes``."""
         for path in self._row_files:
             size = sizes.get(path.name, 0)
             if size > 0 and not self.lost.exists() and (gone := _gone(path, size)):
-                raise SealError(
+                raise CheckpointError(
                     checkpoint,
                     f"{path} {gone}, and {checkpoint} was made after rows that stood there",
                     f"bring the whole file back, or go on without them: touch {shlex.quote(str(self.lost))}",
@@ -289,7 +310,13 @@ def read_config(path: Path) -> Config:
     try:
         return from_plain(Config, content["config"] if wrapped else content)
     except UserError as error:
-        raise UserError(f"{path}: {error}") from error
+        earlier = wrapped and "metrics" not in content
+        raise UserError(f"{path}: {error}{_earlier(path) if earlier else ''}") from error
+
+
+def _earlier(path: Path) -> str:
+    """The end of a sentence about a run folder that an earlier version wrote."""
+    return f"; an earlier version wrote this run, type: python tools/migrate_results.py {path.parent}"
 
 
 def _gone(path: Path, size: int) -> str:

@@ -1,23 +1,31 @@
-"""From a configuration to a model with its starting weights."""
+"""From a configuration to an initialised model."""
 
 from __future__ import annotations
 
 from typing import TypeVar
 
+import torch
+
 from normlab.init import initialise_
 from normlab.nn import Seq2Seq, TokenModel
 from normlab.spec.config import ModelConfig
+from normlab.spec.randomness import derive
 
 Model = TypeVar("Model", bound=TokenModel)
 
 
 def build_model(kind: type[Model], config: ModelConfig, vocab_size: int, seed: int) -> Model:
-    """An initialised model of one kind. A start that needs data is set afterwards, by ``init.profile_``."""
-    model = kind(config, vocab_size)
+    """Build an initialised model. An initialisation that needs data is set afterwards, by ``init.profile_``.
+
+    Parameters that no scheme initialises, such as those of a head of your own, depend on the seed as well.
+    """
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(derive(seed, "build"))
+        model = kind(config, vocab_size)
     initialise_(model, config.scheme, seed)
     return model
 
 
 def build_seq2seq(config: ModelConfig, vocab_size: int, seed: int) -> Seq2Seq:
-    """An initialised encoder-decoder."""
+    """Build an initialised encoder-decoder."""
     return build_model(Seq2Seq, config, vocab_size, seed)

@@ -1,24 +1,38 @@
-"""Language modelling: blocks of plain text, a decoder that predicts each next token, perplexity."""
+"""Language modelling: blocks of plain text, a decoder that predicts each next token, bits per byte."""
 
 from __future__ import annotations
 
 import math
 import time
+from collections.abc import Sequence
+from itertools import groupby
 from pathlib import Path
 
+import numpy as np
 import torch
+import torch.nn.functional as F
+from numpy.typing import NDArray
 
 from normlab.data.blocks import Blocks, TextBatch, blocks_in_order
 from normlab.data.plain import Stream, TextCorpus, prepare_text
+from normlab.data.tokenizer import EOS
 from normlab.errors import UserError
 from normlab.init import profile_
 from normlab.nn import PAD, Decoder
-from normlab.spec.config import Config, DataConfig
+from normlab.nn.sampling import likeliest, nucleus
+from normlab.spec.config import Config, DataConfig, DecodeConfig
 from normlab.spec.metric import NLL, Metric
 from normlab.spec.randomness import derive
 from normlab.tasks.build import build_model
 from normlab.tasks.loss import LossSum, label_smoothed
 from normlab.tasks.task import Evaluation, Task
+
+Array = NDArray[np.float64]
+
+PROMPTS = 6
+"""Test documents that are continued, to be shown as samples."""
+PROMPT_TOKENS = 16
+CONTINUATION_TOKENS = 48
 
 
 class LanguageModel(Task[TextCorpus, Decoder, TextBatch], name="language_model"):
@@ -27,10 +41,13 @@ class LanguageModel(Task[TextCorpus, Decoder, TextBatch], name="language_model")
     Radford et al. 2018, Section 3.1 (Improving Language Understanding by Generative Pre-Training). A block's
     first token is predicted from the one before it alone, in training as on dev and test, so that a
     perplexity belongs to its ``data.block_len``.
+
+    Scores are resampled by document, see ``data.documents``: what blank lines separate, or else a line.
     """
 
     texts = ("train_text", "dev_text", "test_text")
     stacks = ("decoder",)
+    example_labels = ("prompt", "continuation")
     metrics = (
         Metric("bits_per_byte", "bits per byte", higher_is_better=False, digits=3, least=0.0),
         Metric("perplexity", "perplexity", "of a token", higher_is_better=False, digits=1, least=1.0),
@@ -91,7 +108,54 @@ class LanguageModel(Task[TextCorpus, Decoder, TextBatch], name="language_model")
         return self._scores(model, self.corpus.dev)
 
     def test(self, model: Decoder) -> Evaluation:
-        return Evaluation({**self._scores(model, self.corpus.test), "tokens": self.corpus.test.predicted})
+        """Scores with their statistics by document, and continuations of the beginnings of a few."""
+        text = self.corpus.test
+        of_tokens: list[Array] = []
+        scores = self._scores(model, text, of_tokens)
+        self.advance("sampling", 0.0)
+        return Evaluation(
+            scores={**scores, "tokens": text.predicted},
+            outputs=self._continuations(model),
+            examples=self._by_document(np.concatenate(of_tokens)),
+        )
+
+    @classmethod
+    def test_examples(cls, config: Config, corpus: TextCorpus) -> Sequence[tuple[str, str]]:
+        prompts = _prompts(corpus, config.data.block_len)
+        return [(text, "") for text in _texts(corpus, [ids[1:] for ids in prompts])]
+
+    @classmethod
+    def combine(cls, metric: str, sums: Array) -> Array:
+        """The statistics are nats and how many tokens, words or bytes they are of."""
+        mean = sums[..., 0] / sums[..., 1]
+        if metric == "bits_per_byte":
+            return mean / math.log(2)
+        return mean if metric == NLL.name else np.exp(mean)
+
+    def _by_document(self, nats: Array) -> dict[str, Array]:
+        """By metric the nats of each test document and its size in the metric's unit, `[documents, 2]`."""
+        edges = _edges(self.corpus)
+        _, words, size = self.corpus.documents.T
+        sizes = {
+            "bits_per_byte": size,
+            "perplexity": np.diff(edges),
+            "word_perplexity": words,
+            NLL.name: np.diff(edges),
+        }
+        of_documents = np.add.reduceat(nats, edges[:-1])
+        return {name: np.stack([of_documents, n], axis=1).astype(np.float64) for name, n in sizes.items()}
+
+    def _continuations(self, model: Decoder) -> list[str]:
+        """Drawn continuations of the prompts; each depends on the sampling seed and its number alone."""
+        decode, length = self.config.decode, self.config.data.block_len
+        was_training = model.training
+        model.eval()
+        found = [
+            continued(model, ids, decode, seed=derive(decode.sample_seed, "continue", i), window=length)
+            for i, ids in enumerate(_prompts(self.corpus, length))
+        ]
+        model.train(was_training)
+        return _texts(self.corpus, found)
 
     def rehearse(self, model: Decoder) -> tuple[float, float]:
         start = time.perf_counter()
@@ -100,9 +164,9 @@ class LanguageModel(Task[TextCorpus, Decoder, TextBatch], name="language_model")
         return validation, validation * self.corpus.test.predicted / self.corpus.dev.predicted
 
     @torch.inference_mode()
-    def _scores(self, model: Decoder, text: Stream) -> dict[str, float]:
+    def _scores(self, model: Decoder, text: Stream, of_tokens: list[Array] | None = None) -> dict[str, float]:
         """``nll`` and ``perplexity`` of a token, and two that do not depend on the tokenizer: the
-        ``word_perplexity`` and the ``bits_per_byte``.
+        ``word_perplexity`` and the ``bits_per_byte``. The nats of every token are added to ``of_tokens``.
         """
         was_training = model.training
         model.eval()
@@ -111,7 +175,11 @@ class LanguageModel(Task[TextCorpus, Decoder, TextBatch], name="language_model")
             text.tokens, block_len=self.config.data.block_len, rows=2 * _rows(self.config)
         ):
             batch = batch.to(self.device)
-            nll += label_smoothed(model(batch.ids), batch.target, 0.0, None, PAD).nll
+            logits = model(batch.ids)
+            nll += label_smoothed(logits, batch.target, 0.0, None, PAD).nll
+            if of_tokens is not None:
+                each = F.cross_entropy(logits.float().flatten(0, 1), batch.target.flatten(), reduction="none")
+                of_tokens.append(each[batch.target.flatten() != PAD].double().cpu().numpy())
         model.train(was_training)
         return {
             "nll": float(nll / text.predicted),
@@ -119,6 +187,48 @@ class LanguageModel(Task[TextCorpus, Decoder, TextBatch], name="language_model")
             "word_perplexity": float((nll / text.words).exp()),
             "bits_per_byte": float(nll / text.bytes / math.log(2)),
         }
+
+
+def _edges(corpus: TextCorpus) -> NDArray[np.intp]:
+    """`[documents + 1]`: where each test document's first predicted token is among all, and the end."""
+    ends = np.flatnonzero(np.asarray(corpus.test.tokens) == EOS)
+    lines = np.concatenate([[0], np.cumsum(corpus.documents[:, 0])])
+    return ends[lines]
+
+
+def _prompts(corpus: TextCorpus, block_len: int) -> list[list[int]]:
+    """The beginnings of a few test documents, evenly spread, each after the EOS that stands before it."""
+    edges = _edges(corpus)
+    starts = np.unique(np.linspace(0, len(edges) - 2, PROMPTS).astype(int))
+    most = max(1, min(PROMPT_TOKENS, block_len // 2))
+    ends = np.minimum(edges[starts] + most + 1, edges[starts + 1])
+    tokens = corpus.test.tokens
+    return [np.asarray(tokens[a:b]).tolist() for a, b in zip(edges[starts], ends, strict=True)]
+
+
+def _texts(corpus: TextCorpus, rows: Sequence[Sequence[int]]) -> list[str]:
+    """Each row as one line of text, with an arrow where a line of the original text ends."""
+    lines = [[list(ids) for end, ids in groupby(row, EOS.__eq__) if not end] for row in rows]
+    return [" ↵ ".join(corpus.tokenizer.decode(parts)) for parts in lines]
+
+
+@torch.inference_mode()
+def continued(
+    model: Decoder, prompt: Sequence[int], decode: DecodeConfig, *, seed: int, window: int
+) -> list[int]:
+    """``CONTINUATION_TOKENS`` tokens drawn one after the other, with the temperature and the truncation of
+    ``decode``; each sees the ``window`` tokens before it.
+    """
+    device = next(model.parameters()).device
+    generator = torch.Generator().manual_seed(seed)
+    ids = list(prompt)
+    for _ in range(CONTINUATION_TOKENS):
+        logits = model(torch.tensor([ids[-window:]], device=device))[0, -1].double().cpu()
+        logits[PAD] = -math.inf
+        log_p = torch.log_softmax(logits.nan_to_num(0.0, neginf=-math.inf) / decode.temperature, -1)
+        weights = torch.softmax(nucleus(likeliest(log_p, decode.top_k), decode.top_p), -1)
+        ids.append(int(torch.multinomial(weights, 1, generator=generator)))
+    return ids[len(prompt) :]
 
 
 def _rows(config: Config) -> int:

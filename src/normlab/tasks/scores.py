@@ -9,9 +9,11 @@ import numpy as np
 from numpy.typing import NDArray
 from sacrebleu.metrics.bleu import BLEU
 from sacrebleu.metrics.chrf import CHRF
+from sacrebleu.significance import PairedTest, Result
 
 from normlab.data.words import primary
 from normlab.errors import UserError
+from normlab.spec.units import p_value
 
 Array = NDArray[np.float64]
 
@@ -135,6 +137,28 @@ def bleu_of_sums(sums: Array) -> Array:
     precision = np.where(usable[..., None], matches / np.maximum(total, 1), 1.0)
     brevity = np.minimum(0.0, 1 - wanted / np.maximum(lengths, 1))
     return np.where(usable, 100 * np.exp(np.log(precision).mean(axis=-1) + brevity), 0.0)
+
+
+def against(
+    hypotheses: Sequence[str], baseline: Sequence[str], references: Sequence[str], *, target_lang: str = ""
+) -> str:
+    """BLEU of translations minus that of a baseline, with the p of sacreBLEU's two paired tests, in words.
+
+    The paired bootstrap (Koehn 2004, W04-3250) and approximate randomisation (Riezler and Maxwell 2005,
+    W05-0908), as ``sacrebleu.significance`` computes them.
+    """
+    check_lengths(hypotheses, references)
+    check_lengths(baseline, references)
+    if list(hypotheses) == list(baseline):  # sacreBLEU's p would be the least that there is
+        return "nothing, the translations are the same"
+    systems: list[tuple[str, Sequence[str]]] = [("baseline", list(baseline)), ("these", list(hypotheses))]
+    said = []
+    for kind, words in (("bs", "paired bootstrap"), ("ar", "approximate randomisation")):
+        metrics = {"BLEU": BLEU(tokenize=bleu_tokens(target_lang), references=[list(references)])}
+        _, scores = PairedTest(systems, metrics, references=None, test_type=kind)()
+        theirs, ours = (result for result in scores["BLEU"] if isinstance(result, Result))
+        said.append(f"{words} {p_value(float(ours.p_value or 0.0))}")
+    return f"{ours.score - theirs.score:+z.2f} BLEU; {', '.join(said)}"
 
 
 def check_lengths(hypotheses: Sequence[str], references: Sequence[str]) -> None:

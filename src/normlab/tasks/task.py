@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any, ClassVar, Generic, Protocol, TypeVar
@@ -18,6 +18,7 @@ from normlab.errors import UserError
 from normlab.nn import PositionEncoding, TokenModel
 from normlab.nn.registry import Registry
 from normlab.spec.config import Config, DataConfig
+from normlab.spec.fields import flag_name
 from normlab.spec.metric import NLL, Metric, named
 from normlab.tasks.loss import LossSum
 
@@ -71,7 +72,7 @@ class Evaluation:
     """By metric name the exact version of a score, where its library gives one."""
 
 
-def unheeded(phase: str, done: float) -> None:
+def unheeded(phase: str, done: float | None) -> None:
     """Take no notice of progress."""
 
 
@@ -93,6 +94,10 @@ class Task(ABC, Generic[CorpusT, ModelT, BatchT]):
     """Those its model has, of ``encoder`` and ``decoder``."""
     metrics: ClassVar[tuple[Metric, ...]]
     """Its scores; the first is the headline, and ``nll`` is always among those of dev."""
+    has_source: ClassVar[bool] = False
+    """Whether each test example has a source that a model could ignore, giving one output for all."""
+    example_labels: ClassVar[tuple[str, str]] = ("source", "reference")
+    """The names of the two texts of ``test_examples``."""
 
     def __init_subclass__(cls, *, name: str, **kwargs: Any) -> None:
         super().__init_subclass__(**kwargs)
@@ -102,7 +107,7 @@ class Task(ABC, Generic[CorpusT, ModelT, BatchT]):
 
     def __init__(self, config: Config, corpus: CorpusT, device: torch.device) -> None:
         self.config, self.corpus, self.device = config, corpus, device
-        self.advance: Callable[[str, float], None] = unheeded
+        self.advance: Callable[[str, float | None], None] = unheeded
         """Called while a long piece of work goes on, with its name (``translating``) and the share done."""
 
     @classmethod
@@ -158,6 +163,14 @@ class Task(ABC, Generic[CorpusT, ModelT, BatchT]):
         """Scores on the test text, with what the model wrote and the statistics that resampling needs."""
 
     @classmethod
+    def test_examples(cls, config: Config, corpus: CorpusT) -> Sequence[tuple[str, str]]:
+        """What is given and what is right for each line of ``Evaluation.outputs``, to be shown as samples.
+
+        Nothing is shown for a task that writes nothing. The second is empty where no output is the right one.
+        """
+        return ()
+
+    @classmethod
     def combine(cls, metric: str, sums: NDArray[float64]) -> NDArray[float64]:
         """The score `[...]` of a metric from sums `[..., k]` of ``Evaluation.examples``.
 
@@ -192,9 +205,9 @@ def _check_texts(task: type[Task[Any, Any, Any]], data: DataConfig) -> None:
     readers = {text: name for name, other in Task.registry.items() for text in other.texts}
     for text in (f.name for f in fields(data)):
         if text in readers and text not in task.texts and getattr(data, text):
-            flags = ", ".join(f"--{name.replace('_', '-')}" for name in task.texts)
+            flags = ", ".join(flag_name(name) for name in task.texts)
             raise UserError(
-                f"--{text.replace('_', '-')} is for the task {readers[text]}, and this "
+                f"{flag_name(text)} is for the task {readers[text]}, and this "
                 f"configuration's is {task.name}, which reads {flags}; give those, or with --config a "
                 f"configuration of the task {readers[text]}"
             )

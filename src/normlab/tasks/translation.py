@@ -45,6 +45,7 @@ class Translation(Task[Corpus, Seq2Seq, Batch], name="translation"):
 
     texts = (*PARALLEL_TEXTS, "dataset")
     stacks = ("encoder", "decoder")
+    has_source = True
     metrics = (
         Metric("bleu", "BLEU", least=0.0, most=100.0),
         Metric("chrf", "chrF", least=0.0, most=100.0, on_dev=False),
@@ -141,6 +142,10 @@ class Translation(Task[Corpus, Seq2Seq, Batch], name="translation"):
     def combine(cls, metric: str, sums: NDArray[np.float64]) -> NDArray[np.float64]:
         assert metric == "bleu"
         return bleu_of_sums(sums)
+
+    @classmethod
+    def test_examples(cls, config: Config, corpus: Corpus) -> Sequence[tuple[str, str]]:
+        return list(zip(corpus.test_text.source, corpus.test_text.target, strict=True))
 
     def _translated(self, model: Seq2Seq, lines: Sequence[str], decode: DecodeConfig) -> list[str]:
         return translate_lines(

@@ -1,106 +1,173 @@
-"""Weights and optimiser state as safetensors: a checkpoint is a sealed folder, replaced as a whole."""
+"""Checkpoints: the state of a run's parts in a folder with a manifest, replaced as a whole.
+
+A state is a dict of the parts' ``state_dict()``s. A part's tensors are in ``<part>.safetensors``, its plain
+values in the manifest. Nothing that is read can execute code.
+"""
 
 from __future__ import annotations
 
 import os
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Generator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 import torch
 from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
-from torch import Tensor, nn
+from torch import Size, Tensor, nn
 
-from normlab.store.sealed import STATE, SealError, move, replaced, settle, standing, unsealed
+from normlab.errors import UserError
+from normlab.spec.serialise import from_plain
+from normlab.store.manifest import STATE, CheckpointError, commit, committed, move, read_state, recover
+from normlab.training.parallel import SingleProcess
+from normlab.training.progress import Progress
 
-_BRING_BACK = "bring back the config.json and tokenizer.json that it was trained with"
-_MODEL, _OPTIMISER, _EXTRA = "model.safetensors", "optimiser.safetensors", "extra.safetensors"
+FORMAT: Final = 2
+"""The format of checkpoints that this version writes and reads."""
+
+_FORMAT: Final = "format"
+_BRING_BACK: Final = "bring back the config.json and tokenizer.json that it was trained with"
+State = Mapping[str, Mapping[str, Any]]
 
 
-def save_checkpoint(
-    folder: Path,
-    model: nn.Module,
-    optimiser: torch.optim.Optimizer | None,
-    state: dict[str, Any],
-    *,
-    run: str = "",
-    extra: Mapping[str, Tensor] | None = None,
-    previous: Path | None = None,
-) -> None:
+def save_checkpoint(folder: Path, state: State, *, run: str = "", previous: Path | None = None) -> None:
     """Write a checkpoint and put it in its place. Whenever the process is killed, a whole one is left.
 
-    ``run`` is the id of the run that it is of, ``extra`` any more tensors, for ``load_extra``. The checkpoint
-    that it replaces is kept as ``previous``.
+    ``run`` is the id of the run that it belongs to. The checkpoint that it replaces is kept as ``previous``.
     """
-    with replaced(folder, state, run=run, keep=previous) as new:
-        _save(_weights(model), new / _MODEL)
-        if optimiser is not None:
-            _save(_optimiser_tensors(model, optimiser), new / _OPTIMISER)
-        if extra:
-            _save(dict(extra), new / _EXTRA)
+    plain = {
+        part: {key: value for key, value in content.items() if not isinstance(value, Tensor)}
+        for part, content in state.items()
+    }
+    manifest = {_FORMAT: FORMAT, **{part: content for part, content in plain.items() if content}}
+    with commit(folder, manifest, run=run, keep=previous) as new:
+        for part, content in state.items():
+            if tensors := {key: value for key, value in content.items() if isinstance(value, Tensor)}:
+                _save(tensors, new / f"{part}.safetensors")
+
+
+@dataclass(frozen=True)
+class Checkpoint:
+    """A checkpoint whose files are all as they were written."""
+
+    folder: Path
+    manifest: Mapping[str, Any]
+
+    def state(self, shapes: Mapping[str, Size]) -> dict[str, dict[str, Any]]:
+        """The state of every part. Raises CheckpointError unless the weights have these shapes."""
+        names = {part for part in self.manifest if isinstance(self.manifest[part], dict)}
+        names |= {path.stem for path in self.folder.glob("*.safetensors")}
+        parts = {name: self._part(name) for name in names - {"model", "optimiser"}}
+        return {"model": self.model(shapes), "optimiser": self._optimiser(shapes), **parts}
+
+    def model(self, shapes: Mapping[str, Size]) -> dict[str, Tensor]:
+        """The weights. Raises CheckpointError unless they have these names and shapes."""
+        weights = self.weights()
+        _check_weights(weights, shapes, self.folder)
+        return weights
+
+    def weights(self) -> dict[str, Tensor]:
+        """The weights by name, of whatever model."""
+        return _load(self.folder / "model.safetensors")
+
+    def progress(self) -> Progress:
+        """The progress of the run when the weights were made, at least its step. Raises CheckpointError."""
+        progress = Progress()
+        with self.loading():
+            progress.load_state_dict(self._part("progress"))
+        return progress
+
+    def averaged(self) -> tuple[int, ...]:
+        """The steps whose weights an average is of. Raises CheckpointError."""
+        with self.loading():
+            steps: tuple[int, ...] = from_plain(
+                tuple[int, ...], self.manifest.get("average", {}).get("steps", []), "average.steps"
+            )
+        return steps
+
+    @contextmanager
+    def loading(self) -> Generator[None]:
+        """Turn a UserError of a part that refuses its state into a CheckpointError with the file."""
+        try:
+            yield
+        except CheckpointError:
+            raise
+        except UserError as error:
+            raise CheckpointError(self.folder, f"{self.folder / STATE}: {error}") from error
+
+    def _part(self, name: str) -> dict[str, Any]:
+        path = self.folder / f"{name}.safetensors"
+        return {**self.manifest.get(name, {}), **(_load(path) if path.exists() else {})}
+
+    def _optimiser(self, shapes: Mapping[str, Size]) -> dict[str, Tensor]:
+        path = self.folder / "optimiser.safetensors"
+        tensors = _load(path)
+        _check_optimiser(tensors, shapes, path)
+        return tensors
+
+
+def open_checkpoint(folder: Path, *, run: str = "") -> Checkpoint:
+    """Open a checkpoint and check its files; with ``run`` also that it belongs to the run of this id.
+
+    Raises FileNotFoundError where there is none. Raises CheckpointError, which names the file and the fault,
+    where a file is cut off, edited or missing, and where the checkpoint has another format.
+    """
+    folder = committed(folder)
+    if not folder.exists():
+        raise FileNotFoundError(f"no checkpoint in {folder}; train the run first: normlab train")
+    manifest = read_state(folder, run=run)
+    found = manifest.pop(_FORMAT, 1)
+    if found != FORMAT:
+        why = f"{folder / STATE} has checkpoint format {found}, and this version of normlab reads {FORMAT}"
+        raise CheckpointError(folder, why)
+    return Checkpoint(folder, manifest)
 
 
 def load_checkpoint(
     folder: Path, model: nn.Module, optimiser: torch.optim.Optimizer | None = None, *, run: str = ""
-) -> dict[str, Any]:
-    """Fill model and optimiser from a checkpoint; its state. Nothing that is read can execute code.
+) -> Checkpoint:
+    """Load the weights of a checkpoint into a model, and the optimiser's tensors into an optimiser.
 
-    Raises ``SealError``, which names the file and what is wrong with it, before anything is
-    filled: where a file is cut off, edited or missing, or of another model, or where the checkpoint is of
-    another run than ``run``.
+    Raises as ``open_checkpoint``, and CheckpointError where the checkpoint belongs to another model; then
+    nothing is loaded.
     """
-    folder = standing(folder)
-    if not folder.exists():
-        raise FileNotFoundError(f"no checkpoint in {folder}; train the run first: normlab train")
-    state = unsealed(folder, run=run)
-    stored, expected = _load(folder / _MODEL), _weights(model)
-    _check_weights(stored, expected, folder)
-    if optimiser is not None:
-        path = folder / _OPTIMISER
-        kept = _load(path)
-        _check_optimiser(kept, expected, path)
-        _load_optimiser(model, optimiser, kept)
-    with torch.no_grad():
-        for name, tensor in expected.items():
-            tensor.copy_(stored[name])
-    return state
+    checkpoint, target = open_checkpoint(folder, run=run), SingleProcess(model)
+    if optimiser is None:
+        target.load_weights(checkpoint.model(target.shapes()))
+    else:
+        target.load_state_dict(checkpoint.state(target.shapes()), optimiser)
+    return checkpoint
 
 
-def load_weights(folder: Path, *, run: str) -> dict[str, Tensor]:
-    """A checkpoint's weights by name, without a model to put them in. Raises as ``load_checkpoint``."""
-    folder = standing(folder)
-    unsealed(folder, run=run)
-    return _load(folder / _MODEL)
-
-
-def load_extra(folder: Path) -> dict[str, Tensor]:
-    """The further tensors of a checkpoint; ``load_checkpoint`` has looked whether they are whole."""
-    path = standing(folder) / _EXTRA
-    return _load(path) if path.exists() else {}
+def weights_state(model: nn.Module, step: int) -> dict[str, dict[str, Any]]:
+    """The state of weights alone. A parameter that two sublayers share is stored once."""
+    weights = {name: p.detach() for name, p in model.named_parameters()}
+    return {"model": weights, "progress": {"step": step}}
 
 
 def has_checkpoint(folder: Path) -> bool:
-    """Whether there is something to load."""
-    return (standing(folder) / STATE).exists()
+    """Whether there is a checkpoint to load."""
+    return (committed(folder) / STATE).exists()
 
 
 def resume(last: Path, previous: Path, load: Callable[[Path], int]) -> str:
-    """Call ``load``, which gives the step, with the last checkpoint, or with the one before it where the last
-    one is refused; a sentence about that, if any. Where there is no checkpoint nothing is called.
+    """Call ``load``, which returns the step, with the last checkpoint, or with the one before it if the last
+    one is refused; return a sentence about the refusal, if any. Without a checkpoint nothing is called.
 
-    What was refused is kept as ``last.refused``, and the other takes its place. Raises SealError where there
-    is no other, and one that names both where the other is refused, too.
+    The refused one is kept as ``last.refused``, and the other takes its place. Raises CheckpointError where
+    there is no other, and one that names both where the other is refused, too.
     """
-    settle(last, keep=previous)
+    recover(last, keep=previous)
     if not last.exists() and not previous.exists():
         return ""
     try:
         if not last.exists():
-            raise SealError(last, f"{last} is missing")
+            raise CheckpointError(last, f"{last} is missing")
         load(last)
-    except SealError as error:
+    except CheckpointError as error:
         refused = error
     else:
         return ""
@@ -108,8 +175,8 @@ def resume(last: Path, previous: Path, load: Callable[[Path], int]) -> str:
         raise refused
     try:
         step = load(previous)
-    except SealError as error:
-        raise SealError(last, f"{refused.why}, and {error.why}", refused.todo) from error
+    except CheckpointError as error:
+        raise CheckpointError(last, f"{refused.why}, and {error.why}", refused.todo) from error
     kept = ""
     if last.exists():
         aside = last.with_name(f"{last.name}.refused")
@@ -123,28 +190,13 @@ def _load(path: Path) -> dict[str, Tensor]:
     try:
         return load_file(path)
     except FileNotFoundError:
-        raise SealError(path.parent, f"{path} is missing") from None
+        raise CheckpointError(path.parent, f"{path} is missing") from None
     except SafetensorError as error:
-        raise SealError(path.parent, f"{path} is damaged ({error})") from error
-
-
-def _check_weights(stored: dict[str, Tensor], expected: dict[str, Tensor], folder: Path) -> None:
-    if stored.keys() != expected.keys():
-        different = sorted(stored.keys() ^ expected.keys())
-        why = f"{len(different)} tensors differ, first {different[0]}"
-        raise SealError(folder, f"the checkpoint {folder} belongs to another model: {why}", _BRING_BACK)
-    for name, tensor in expected.items():
-        if tensor.shape != stored[name].shape:
-            raise SealError(
-                folder,
-                f"the checkpoint {folder} holds {name} of shape {list(stored[name].shape)}, "
-                f"the model wants {list(tensor.shape)}",
-                _BRING_BACK,
-            )
+        raise CheckpointError(path.parent, f"{path} is damaged ({error})") from error
 
 
 def _save(tensors: dict[str, Tensor], path: Path) -> None:
-    """``save_file``, whose errors of the system name none of its kinds."""
+    """Save tensors; an error of the operating system is raised as OSError."""
     try:
         save_file(tensors, path)
     except SafetensorError as error:
@@ -154,38 +206,30 @@ def _save(tensors: dict[str, Tensor], path: Path) -> None:
         raise OSError(int(code[1]), os.strerror(int(code[1])), str(path)) from error
 
 
-def _check_optimiser(kept: dict[str, Tensor], weights: dict[str, Tensor], path: Path) -> None:
-    """Each parameter's state has the parameter's shape or is one number, and all have the same parts."""
-    parts: dict[str, set[str]] = {}
-    for full_name, tensor in kept.items():
-        name, _, part = full_name.rpartition("/")
-        if name not in weights or (tensor.numel() != 1 and tensor.shape != weights[name].shape):
-            raise SealError(path.parent, f"{path} belongs to another model: {full_name} does not fit")
-        parts.setdefault(name, set()).add(part)
-    every = set().union(*parts.values())
-    for name, found in parts.items():
-        if lacks := every - found:
-            raise SealError(path.parent, f"{path} is damaged ({name} lacks {min(lacks)})")
+def _check_weights(stored: Mapping[str, Tensor], shapes: Mapping[str, Size], folder: Path) -> None:
+    if stored.keys() != shapes.keys():
+        different = sorted(stored.keys() ^ shapes.keys())
+        why = f"{len(different)} tensors differ, first {different[0]}"
+        raise CheckpointError(folder, f"the checkpoint {folder} belongs to another model: {why}", _BRING_BACK)
+    for name, shape in shapes.items():
+        if shape != stored[name].shape:
+            raise CheckpointError(
+                folder,
+                f"the checkpoint {folder} holds {name} of shape {list(stored[name].shape)}, "
+                f"the model wants {list(shape)}",
+                _BRING_BACK,
+            )
 
 
-def _weights(model: nn.Module) -> dict[str, Tensor]:
-    """Parameters by their first name: a parameter that two sublayers share is stored once."""
-    return {name: p.detach() for name, p in model.named_parameters()}
-
-
-def _optimiser_tensors(model: nn.Module, optimiser: torch.optim.Optimizer) -> dict[str, Tensor]:
-    return {
-        f"{name}/{key}": value
-        for name, p in model.named_parameters()
-        for key, value in optimiser.state[p].items()
-        if isinstance(value, Tensor)
-    }
-
-
-def _load_optimiser(model: nn.Module, optimiser: torch.optim.Optimizer, stored: dict[str, Tensor]) -> None:
-    by_name = dict(model.named_parameters())
-    optimiser.state.clear()
+def _check_optimiser(stored: Mapping[str, Tensor], shapes: Mapping[str, Size], path: Path) -> None:
+    """Check that each parameter's tensors have its shape or one entry, and that all have the same keys."""
+    keys: dict[str, set[str]] = {}
     for full_name, tensor in stored.items():
-        name, key = full_name.rsplit("/", 1)
-        target = by_name[name]
-        optimiser.state[target][key] = tensor.to(target.device)
+        name, _, key = full_name.rpartition("/")
+        if name not in shapes or (tensor.numel() != 1 and tensor.shape != shapes[name]):
+            raise CheckpointError(path.parent, f"{path} belongs to another model: {full_name} does not fit")
+        keys.setdefault(name, set()).add(key)
+    every = set().union(*keys.values())
+    for name, found in keys.items():
+        if lacks := every - found:
+            raise CheckpointError(path.parent, f"{path} is damaged ({name} lacks {min(lacks)})")

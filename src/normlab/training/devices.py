@@ -8,7 +8,7 @@ import platform
 import sys
 from dataclasses import replace
 from pathlib import Path
-from typing import Final
+from typing import Final, Literal
 
 import torch
 
@@ -20,7 +20,7 @@ _HALVES: Final = {"bf16": torch.bfloat16, "fp16": torch.float16}
 
 
 def prepare_process(machine: MachineConfig) -> torch.device:
-    """Set the threads and the memory allocator of this process; the device to train on."""
+    """Set the threads and the memory allocator of this process, and return the device to train on."""
     try:
         device = torch.device(machine.device)
         if device.type not in ("cpu", "cuda"):
@@ -31,7 +31,7 @@ def prepare_process(machine: MachineConfig) -> torch.device:
         raise UserError("the device cuda was asked for, and torch sees none; use --device cpu")
     if machine.threads:
         torch.set_num_threads(machine.threads)
-        # of the tokenizers' pool of threads, which reads it when it first works
+        # The tokenizers' pool of threads reads it when it first works.
         os.environ["RAYON_NUM_THREADS"] = str(machine.threads)
     _keep_freed_memory()
     return device
@@ -51,7 +51,7 @@ def _keep_freed_memory() -> None:
         libc.mallopt(_M_TRIM_THRESHOLD, (1 << 31) - 1)
 
 
-def best_precision(device: str) -> str:
+def best_precision(device: str) -> Literal["bf16", "fp32"]:
     """``bf16`` where the hardware multiplies bf16 matrices, else ``fp32``."""
     if device.startswith("cuda"):
         return "bf16" if torch.cuda.is_available() and torch.cuda.is_bf16_supported() else "fp32"
@@ -63,7 +63,7 @@ def best_precision(device: str) -> str:
 
 
 def resolved_precision(config: Config) -> Config:
-    """The configuration with ``best_precision`` of its device in the place of ``auto``.
+    """Replace the precision ``auto`` of a configuration by the ``best_precision`` of its device.
 
     Raises UserError for fp16 on a CPU.
     """
@@ -79,13 +79,13 @@ def resolved_precision(config: Config) -> Config:
 
 
 def autocast(device: torch.device, precision: str) -> torch.autocast:
-    """Matrix products in the run's precision over fp32 weights."""
+    """Return a context in which matrix products have the run's precision; weights stay in fp32."""
     dtype = _HALVES.get(precision)
     return torch.autocast(device.type, dtype=dtype or torch.bfloat16, enabled=dtype is not None)
 
 
 def hardware(device: torch.device, ranks: int = 1) -> str:
-    """The machine in words, for a run's record, and how many processes had one like it."""
+    """Describe the machine for a run's log, with the number of processes if there are several."""
     each = f", {ranks} ranks" if ranks > 1 else ""
     if device.type == "cuda":
         return f"{torch.cuda.get_device_name(device)}{each}, torch {torch.__version__}"

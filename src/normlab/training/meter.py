@@ -1,6 +1,8 @@
-"""What one optimiser step does to each parameter, as tensors that stay on the device."""
+"""Measurements of an optimiser step that stay on the device."""
 
 from __future__ import annotations
+
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -8,8 +10,21 @@ from torch import Tensor
 from normlab.training.parallel import Parallel
 
 
+class StepRecord(NamedTuple):
+    """The numbers of one step; the tensors are on the device."""
+
+    step: int
+    lr: float
+    values: Tensor
+    """`[3]`: loss, negative log-likelihood and gradient norm."""
+    gradients: Tensor
+    """`[P]`: the L2 norm of each parameter's gradient."""
+    updates: Tensor
+    """`[P]`: the L2 norm of each parameter's update."""
+
+
 class Meter:
-    """The norms of every parameter's gradient and of its update, for all steps alike.
+    """Measures the norm of every parameter's gradient and of its update, in every step.
 
     One copy of the weights is kept for the updates: about 1% of a step's time on a CPU, a quarter of what
     Adam keeps anyway.
@@ -20,7 +35,7 @@ class Meter:
         self.names, self.weights = tuple(parts), tuple(p.detach() for p in parts.values())
         self._parameters = tuple(parts.values())
         self.moved = [torch.empty_like(w) for w in self.weights]
-        """By what the last step moved each parameter, with the sign turned round."""
+        """Each parameter before the last step minus itself after it."""
 
     def gradients(self) -> Tensor:
         """`[P]`: the L2 norm of each gradient, 0 where there is none."""
@@ -33,11 +48,11 @@ class Meter:
 
     @torch.no_grad()
     def before(self) -> None:
-        """Call it before the optimiser's step."""
+        """Remember the weights; call it before the optimiser's step."""
         torch._foreach_copy_(self.moved, self.weights)
 
     @torch.no_grad()
     def after(self) -> Tensor:
-        """`[P]`: the L2 norm of what the step has added to each parameter."""
+        """`[P]`: the L2 norm of each parameter's update; call it after the optimiser's step."""
         torch._foreach_sub_(self.moved, self.weights)
         return self.parallel.norms(self.moved)

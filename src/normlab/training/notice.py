@@ -1,4 +1,4 @@
-"""What a person should know although nothing stops."""
+"""Notices to the user that stop nothing."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from normlab.store.folder import RunFolder
 
 
 def notice(folder: RunFolder, sentence: str) -> None:
-    """Say a sentence on standard error and in the run's log, which are one file in a queue's worker."""
+    """Write a sentence to standard error and to the run's log, which are one file in a queue's worker."""
     line = f"normlab: {sentence}\n"
     with suppress(OSError):  # the terminal may be gone
         sys.stderr.write(line)

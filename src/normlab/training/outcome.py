@@ -1,4 +1,4 @@
-"""The one function that decides how a run ended, or whether it need not go on."""
+"""The outcome of a run, judged from its rows of metrics."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ from normlab.spec.outcome import Outcome
 Row = dict[str, Any]
 
 WINDOW = 0.1
-"""Share of the steps whose middle likelihood loss counts: batches of short and of long sentences differ by
+"""Share of the steps over which the median NLL is taken: batches of short and of long sentences differ by
 tenths of a nat, and a spike of a few batches is no divergence."""
 
 WINDOW_ROWS = 3
-"""A window holds at least so many rows, however short the run."""
+"""The least number of rows in a window, however short the run."""
 
 STUCK_ABOVE = 0.93
-"""Share of the unigram entropy above which a model knows little but how frequent tokens are."""
+"""Share of the unigram entropy above which a model knows little more than the frequencies of tokens."""
 
 JUDGE_FROM = 0.5
 """Share of the steps before which no run is called stuck: some sit at the unigram entropy and then learn."""
@@ -31,16 +31,16 @@ still falling. A slower one would need more steps than it has left to come clear
 DIVERGED_ABOVE = 0.5
 """Nats above the first step's loss: far more than batches differ by at the start."""
 
-_NAMES = {"loss": "loss", "nll": "likelihood loss", "grad_norm_l2": "gradient norm"}
+_NAMES = {"loss": "loss", "nll": "NLL", "grad_norm_l2": "gradient norm"}
 
 
 def outcome(
     metrics: Sequence[Row], *, unigram_entropy_nats: float, total_steps: int, final: bool
 ) -> Outcome | None:
-    """Trained, stuck or diverged, from a run's metrics rows; None while that is open.
+    """Judge whether a run is trained, stuck or diverged; None while that is open.
 
-    ``now`` is the middle likelihood loss of the last ``WINDOW`` of the steps: without label smoothing, nats a
-    target token. *Diverged*: a loss or gradient norm that is not finite; or every loss of that window above
+    ``now`` is the median NLL of the last ``WINDOW`` of the steps, without label smoothing, in nats per target
+    token. *Diverged*: a loss or gradient norm that is not finite; or every loss of that window above
     the first step's by ``DIVERGED_ABOVE``, and not falling. *Stuck*: ``now`` above ``STUCK_ABOVE`` of the
     unigram entropy once ``final``; from ``JUDGE_FROM`` of the steps on if no window was lower and it is not
     falling. *Trained*: the rest, once ``final``.
@@ -58,25 +58,23 @@ def outcome(
     trend = ", still falling" if enough and falling else ""
 
     if middles and min(windows[0]) > start + DIVERGED_ABOVE and (final or not falling):
-        return Outcome(
-            "diverged", step, f"likelihood loss {now:.2f} nats a token, above the {start:.2f} it began with"
-        )
+        return Outcome("diverged", step, f"NLL {now:.2f} nats per token, above the {start:.2f} it began with")
     limit = STUCK_ABOVE * unigram_entropy_nats
     hopeless = step >= JUDGE_FROM * total_steps and not falling and min(middles) > limit
     if now > limit and (final or hopeless):
         return Outcome("stuck", step, _stuck(now, min(middles, default=now), unigram_entropy_nats) + trend)
     if not final:
         return None
-    return Outcome("trained", step, f"likelihood loss {now:.2f} nats a token, from {start:.2f} at the start")
+    return Outcome("trained", step, f"NLL {now:.2f} nats per token, from {start:.2f} at the start")
 
 
 def _stuck(now: float, lowest: float, entropy: float) -> str:
     before = f" (it had been {lowest:.2f})" if lowest <= STUCK_ABOVE * entropy else ""
-    return f"likelihood loss {now:.2f} nats a token{before}, where token frequencies alone give {entropy:.2f}"
+    return f"NLL {now:.2f} nats per token{before}, where token frequencies alone give {entropy:.2f}"
 
 
 def _not_finite(metrics: Sequence[Row]) -> Outcome | None:
-    """Diverged at the first row, of training or of dev, that holds a value that is not finite."""
+    """Return *diverged* for the first row, of training or of dev, that holds a value that is not finite."""
     for row in metrics:
         for name, words in _NAMES.items():
             if not math.isfinite(row.get(name, 0.0)):
@@ -88,7 +86,7 @@ def _not_finite(metrics: Sequence[Row]) -> Outcome | None:
 
 
 def _windows(rows: Sequence[Row], total_steps: int) -> list[list[float]]:
-    """Likelihood losses by window, the last one first; the first row is the start and in none.
+    """The NLLs by window, the last one first; the first row is the start and belongs to none.
 
     Windows are counted back from the last row, so that they do not jump as a run goes on.
     """

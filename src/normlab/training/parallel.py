@@ -1,4 +1,4 @@
-"""How a model lies on the ranks: on one alone, whole on each, or a part on each.
+"""The model on the ranks: on a single one, whole on each, or a part on each.
 
 Every rank calls every method, in the same order.
 """
@@ -9,7 +9,7 @@ import copy
 import inspect
 import warnings
 from abc import ABC, abstractmethod
-from collections.abc import Generator, Sequence
+from collections.abc import Generator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any, final
 
@@ -20,17 +20,17 @@ from normlab.nn import shards
 
 
 class Parallel(ABC):
-    """A model in training. What is not abstract is said for ranks that have all of every parameter."""
+    """A model in training. The methods that are not abstract are for ranks that hold whole parameters."""
 
     def __init__(self, model: nn.Module) -> None:
         self.model = model
-        """What a loss is computed with."""
+        """The model that computes the loss."""
         self.parts: dict[str, nn.Parameter] = dict(model.named_parameters())
-        """What this rank has of each parameter: plain tensors that an optimiser can step."""
+        """This rank's part of each parameter: plain tensors that an optimiser can step."""
 
     @abstractmethod
     def passing(self, *, last: bool) -> AbstractContextManager[None]:
-        """Around the forward and backward pass of a micro-batch. After the rank's last one of a step the
+        """Surround the forward and backward pass of a micro-batch. After the rank's last one of a step the
         parts have the gradient, summed over the ranks.
         """
 
@@ -38,18 +38,54 @@ class Parallel(ABC):
         """`[P]`: L2 norms of whole tensors, each given by its part."""
         return norms_of(parts)
 
+    def shapes(self) -> dict[str, torch.Size]:
+        """The shape of each whole parameter."""
+        return {name: part.shape for name, part in self.parts.items()}
+
     def whole(self, index: int, part: Tensor) -> Tensor:
-        """A tensor of the shape of the parameter ``index``, from its part."""
+        """Return a tensor that belongs to the parameter ``index`` whole, given this rank's part of it."""
         return part
 
-    def plain(
-        self, optimiser: torch.optim.Optimizer | None = None
-    ) -> tuple[nn.Module, torch.optim.Optimizer | None]:
-        """The model, and the optimiser with its state, as one process has them."""
-        return self.model, optimiser
+    def part(self, index: int, whole: Tensor) -> Tensor:
+        """Return this rank's part of a tensor that belongs to the parameter ``index``."""
+        return whole
+
+    def plain(self) -> nn.Module:
+        """Return the model as a single process has it."""
+        return self.model
+
+    @torch.no_grad()
+    def state_dict(self, optimiser: torch.optim.Optimizer) -> dict[str, dict[str, Tensor]]:
+        """Whole weights by name, and the optimiser's tensors as ``<name>/<key>``, as one process has them."""
+        weights, moments = dict[str, Tensor](), dict[str, Tensor]()
+        for index, (name, part) in enumerate(self.parts.items()):
+            weights[name] = self.whole(index, part.detach()).cpu()
+            for key, value in optimiser.state[part].items():
+                if isinstance(value, Tensor):
+                    moments[f"{name}/{key}"] = self.whole(index, value).cpu()
+        return {"model": weights, "optimiser": moments}
+
+    def load_state_dict(
+        self, state: Mapping[str, Mapping[str, Tensor]], optimiser: torch.optim.Optimizer
+    ) -> None:
+        """Take over weights and the optimiser's tensors; nothing that the optimiser held before is left."""
+        self.load_weights(state["model"])
+        indices = {name: index for index, name in enumerate(self.parts)}
+        optimiser.state.clear()
+        for full_name, tensor in state["optimiser"].items():
+            name, key = full_name.rsplit("/", 1)
+            part = self.parts[name]
+            optimiser.state[part][key] = self.part(indices[name], tensor).to(part.device, copy=True)
+
+    @torch.no_grad()
+    def load_weights(self, weights: Mapping[str, Tensor]) -> None:
+        """Copy whole weights into the parameters of these names; the others stay."""
+        for index, (name, part) in enumerate(self.parts.items()):
+            if name in weights:
+                part.copy_(self.part(index, weights[name]))
 
     def scaler(self, device: torch.device, *, enabled: bool) -> torch.amp.GradScaler:
-        """Of losses, so that gradients in fp16 do not underflow."""
+        """A scaler of losses, so that gradients in fp16 do not underflow."""
         return torch.amp.GradScaler(device.type, enabled=enabled)
 
 
@@ -83,10 +119,8 @@ class DDP(Parallel):
     def passing(self, *, last: bool) -> AbstractContextManager[None]:
         return nullcontext() if last else self._ddp.no_sync()
 
-    def plain(
-        self, optimiser: torch.optim.Optimizer | None = None
-    ) -> tuple[nn.Module, torch.optim.Optimizer | None]:
-        return self._plain, optimiser
+    def plain(self) -> nn.Module:
+        return self._plain
 
 
 @final
@@ -116,9 +150,12 @@ class FSDP(Parallel):
         warnings.filterwarnings("ignore", "FSDP2-wrapped module", UserWarning)
         self._sharded: Any = model
         self._cut: dict[str, Any] = dict(model.named_parameters())
+        self._names = list(self._cut)
         self.parts = {name: nn.Parameter(p.detach().to_local()) for name, p in self._cut.items()}
         self._index = mesh.get_local_rank()
-        self._repoint(optimiser, whole)
+        part_of = {whole[name]: part for name, part in self.parts.items()}
+        for group in optimiser.param_groups:
+            group["params"] = [part_of[p] for p in group["params"]]
 
     @contextmanager
     def passing(self, *, last: bool) -> Generator[None]:
@@ -134,65 +171,41 @@ class FSDP(Parallel):
         distributed.all_reduce(squares)
         return squares.sqrt()
 
+    def shapes(self) -> dict[str, torch.Size]:
+        return {name: cut.shape for name, cut in self._cut.items()}
+
     def whole(self, index: int, part: Tensor) -> Tensor:
-        return self._whole(list(self._cut)[index], part)
+        from torch.distributed.tensor import DTensor
+
+        name = self._names[index]
+        if part.shape != self.parts[name].shape:  # a count of steps belongs to every part
+            return part
+        cut = self._cut[name]
+        return DTensor.from_local(
+            part.detach(), cut.device_mesh, cut.placements, shape=cut.shape, stride=cut.stride()
+        ).full_tensor()
+
+    def part(self, index: int, whole: Tensor) -> Tensor:
+        if whole.shape != self._cut[self._names[index]].shape or not whole.dim():
+            return whole
+        chunks = whole.chunk(self._count)
+        return chunks[self._index] if self._index < len(chunks) else whole[:0]
 
     @torch.no_grad()
-    def plain(
-        self, optimiser: torch.optim.Optimizer | None = None
-    ) -> tuple[nn.Module, torch.optim.Optimizer | None]:
-        """On the model's device without an optimiser, else on the CPU, where a checkpoint is written."""
-        keep = (lambda t: t) if optimiser is None else (lambda t: t.cpu())
-        weights = {name: nn.Parameter(keep(self._whole(name, p.detach()))) for name, p in self.parts.items()}
+    def plain(self) -> nn.Module:
+        parts = enumerate(self.parts.items())
+        weights = {name: nn.Parameter(self.whole(index, part.detach())) for index, (name, part) in parts}
         memo = {id(hollow): weights[name] for name, hollow in self._hollow.items()}
-        model = copy.deepcopy(self._skeleton, memo)
-        if optimiser is None:
-            return model, None
-        stepped = torch.optim.SGD(weights.values(), 0.0)
-        for name, weight in weights.items():
-            state = optimiser.state[self.parts[name]]
-            stepped.state[weight] = {
-                key: keep(self._whole(name, v)) if isinstance(v, Tensor) else v for key, v in state.items()
-            }
-        return model, stepped
+        return copy.deepcopy(self._skeleton, memo)
 
     def scaler(self, device: torch.device, *, enabled: bool) -> torch.amp.GradScaler:
         from torch.distributed.fsdp.sharded_grad_scaler import ShardedGradScaler
 
         return ShardedGradScaler(device.type, enabled=enabled, process_group=distributed.group.WORLD)
 
-    def _repoint(self, optimiser: torch.optim.Optimizer, whole: dict[str, nn.Parameter]) -> None:
-        """Let an optimiser of the whole parameters step the parts, with their part of its state."""
-        part_of: dict[Tensor, nn.Parameter] = {whole[name]: part for name, part in self.parts.items()}
-        state: dict[Tensor, Any] = {
-            part_of[p]: {key: self._part(v, p) if isinstance(v, Tensor) else v for key, v in kept.items()}
-            for p, kept in optimiser.state.items()
-        }
-        optimiser.state.clear()
-        optimiser.state.update(state)
-        for group in optimiser.param_groups:
-            group["params"] = [part_of[p] for p in group["params"]]
-
-    def _part(self, tensor: Tensor, whole: Tensor) -> Tensor:
-        """A count of steps belongs to every part."""
-        if tensor.shape != whole.shape or not whole.dim():
-            return tensor
-        chunks = tensor.chunk(self._count)
-        return chunks[self._index].clone() if self._index < len(chunks) else tensor[:0].clone()
-
-    def _whole(self, name: str, part: Tensor) -> Tensor:
-        from torch.distributed.tensor import DTensor
-
-        cut = self._cut[name]
-        if part.shape != self.parts[name].shape:
-            return part
-        return DTensor.from_local(
-            part.detach(), cut.device_mesh, cut.placements, shape=cut.shape, stride=cut.stride()
-        ).full_tensor()
-
 
 def _skeleton(model: nn.Module) -> tuple[nn.Module, dict[str, nn.Parameter]]:
-    """A copy of a model without its weights, and the parameters that stand in their places."""
+    """A copy of a model without its weights, and the placeholders of its parameters by name."""
     hollow = {
         name: nn.Parameter(torch.empty_like(p, device="meta"), p.requires_grad)
         for name, p in model.named_parameters()
@@ -202,7 +215,7 @@ def _skeleton(model: nn.Module) -> tuple[nn.Module, dict[str, nn.Parameter]]:
 
 
 def _summed(bucket: distributed.GradBucket) -> torch.futures.Future[Tensor]:
-    """The sum over the ranks, where it is the mean by default: the loss is divided already."""
+    """Sum a bucket over the ranks; DDP would take the mean, and the loss is divided already."""
     work = distributed.all_reduce(bucket.buffer(), async_op=True)
     return work.get_future().then(lambda done: done.value()[0])
 

@@ -1,8 +1,8 @@
-"""The processes that share the steps of a run: this one alone, or those that torchrun has started.
+"""The processes that share the steps of a run: a single one, or those that torchrun has started.
 
-A step has ``train.grad_accum_steps`` micro-batches, whoever computes them: of R ranks, rank r takes the
-micro-batches i with i mod R = r. Batches, dropout masks, loss and gradient are those of one process, but for
-the order of sums.
+A step has ``train.grad_accum_steps`` micro-batches, however many ranks compute them: of R ranks, rank r takes
+the micro-batches i with i mod R = r. Batches, dropout masks, loss and gradient are those of one process, but
+for the order of sums.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ T = TypeVar("T")
 STEP_TIMEOUT: Final = timedelta(minutes=15)
 """How long a rank waits for the others within a step, where one of them may write a checkpoint."""
 TASK_TIMEOUT: Final = timedelta(days=1)
-"""How long they wait for what the main rank does alone: preparing data, a validation, the test."""
+"""How long they wait for the work of the main rank alone: preparing data, a validation, the test."""
 _FAILED, _RESULT = "failed", "result"
 
 
@@ -41,40 +41,40 @@ class Ranks:
     index: int = 0
     count: int = 1
     patient: distributed.ProcessGroup | None = None
-    """For what takes long."""
+    """The group for long waits."""
 
     @property
     def main(self) -> bool:
-        """Whether this rank is the one that writes and tells."""
+        """Whether this rank is the one that writes files and messages."""
         return self.index == 0
 
     def share(self, micro_batches: int) -> range:
-        """Those of a step's micro-batches that this rank computes."""
+        """The indices of the micro-batches of a step that this rank computes."""
         return range(self.index, micro_batches, self.count)
 
     def sum(self, values: Tensor) -> Tensor:
-        """Over the ranks, in place where there are several; on a GPU nothing waits."""
+        """Sum over the ranks, in place if there are several; on a GPU nothing waits."""
         if self.count > 1:
             distributed.all_reduce(values)
         return values
 
     def total(self, *numbers: int) -> list[int]:
-        """Each number summed over the ranks."""
+        """Sum each number over the ranks."""
         return self.sum(torch.tensor(numbers)).tolist()
 
     def any(self, flag: bool, /) -> bool:  # noqa: FBT001
-        """Whether the flag is set on a rank."""
+        """Whether the flag is set on any rank."""
         return self.total(int(flag)) != [0]
 
     def on_main(self, function: Callable[..., object], *args: Any) -> None:
-        """Let the main rank do it; the others go on."""
+        """Call a function on the main rank; the others go on."""
         if self.main:
             function(*args)
 
     def from_main(self, function: Callable[[], T]) -> T:
-        """What the main rank's call returns, which JSON can say; the others wait for it.
+        """Call a function on the main rank and return its result, which must be JSON, on every rank.
 
-        Raises OtherRankError on those if it failed.
+        Raises OtherRankError on the other ranks if it failed.
         """
         if not self.main:
             result: T = self._heard()
@@ -89,7 +89,7 @@ class Ranks:
 
     @contextmanager
     def main_first(self) -> Generator[None]:
-        """The main rank goes through this block before the others do. Raises as ``from_main`` does."""
+        """Let the main rank go through this block before the others. Raises as ``from_main`` does."""
         if not self.main:
             self._heard()
             yield
@@ -102,11 +102,11 @@ class Ranks:
         self._tell({_RESULT: None})
 
     def row(self) -> dict[str, int]:
-        """For a row of metrics: how many ranks there were, where they were several."""
+        """Return the number of ranks for a row of metrics, if there are several."""
         return {"ranks": self.count} if self.count > 1 else {}
 
     def parallel(self, model: nn.Module, optimiser: torch.optim.Optimizer, *, shard: bool) -> Parallel:
-        """The model spread over the ranks, whole on each or, with ``shard``, a part on each."""
+        """Spread the model over the ranks: whole on each or, with ``shard``, a part on each."""
         if self.count == 1:
             return SingleProcess(model)
         return FSDP(model, optimiser, self.count) if shard else DDP(model)
@@ -132,17 +132,17 @@ SINGLE_PROCESS: Final = Ranks()
 
 
 def world() -> int:
-    """How many processes torchrun has started, 1 without it."""
+    """The number of processes that torchrun has started, 1 without it."""
     return int(os.environ.get("WORLD_SIZE", "1"))
 
 
 def leads() -> bool:
-    """Whether this process is the one that tells what is going on."""
+    """Whether this process is the one that reports progress."""
     return int(os.environ.get("RANK", "0")) == 0
 
 
 def check_share(grad_accum_steps: int) -> None:
-    """Raise UserError where the ranks cannot have the same number of a step's micro-batches."""
+    """Raise UserError unless every rank gets the same number of a step's micro-batches."""
     count = world()
     if grad_accum_steps % count:
         above = -(-grad_accum_steps // count) * count
@@ -156,8 +156,8 @@ def check_share(grad_accum_steps: int) -> None:
 
 @contextmanager
 def joined(device: torch.device) -> Generator[tuple[Ranks, torch.device]]:
-    """The ranks of this process and the device of this one, as torchrun has laid them out; a process that is
-    in a group of its own making stays in it.
+    """Join the processes that torchrun has started; give this process's ranks and its device. A process that
+    is in a group already stays in it.
 
     Raises UserError where the ranks of a machine have no GPU each.
     """
@@ -190,7 +190,7 @@ def _leave(*, owner: bool) -> None:
 
 
 def _own(device: torch.device) -> torch.device:
-    """The GPU of this rank."""
+    """Return the GPU of this rank."""
     if device.type != "cuda":
         return device
     if device.index is not None:

@@ -1,30 +1,44 @@
-"""The flight recorder, asked about a run that is over or interrupted."""
+"""Replays: steps of a run are done again, in a fresh trainer, with every module watched."""
 
 from __future__ import annotations
 
-import shutil
+import math
+from collections import deque
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import closing
+from dataclasses import replace
 from pathlib import Path
-from tempfile import TemporaryDirectory
-from typing import Any
+from typing import Any, Final, NamedTuple
 
+from torch import Tensor
+
+from normlab.diagnosis.probing.observe import Record
 from normlab.errors import UserError
 from normlab.recipes.grammar import require_known
 from normlab.store.folder import RunFolder
-from normlab.store.sealed import standing, unsealed
 from normlab.tasks.registry import TASKS
-from normlab.training.callbacks.flight import WATCHED, Trigger
-from normlab.training.checkpoint import has_checkpoint
+from normlab.training.callbacks.blame import EVERYTHING, Observed, Verdict, blame
+from normlab.training.callbacks.flight import RING, Replay, Trigger, report_of
+from normlab.training.callbacks.probing import Preset, Probing
+from normlab.training.checkpoint import Checkpoint, has_checkpoint, open_checkpoint
 from normlab.training.devices import prepare_process
-from normlab.training.progress import made_of
-from normlab.training.trainer import Loop
+from normlab.training.meter import StepRecord
+from normlab.training.trainer import AnyTask, Trainer, unwatched
+
+WATCHED: Final = 64
+"""Steps before the bad one in which a replay watches every module; those before are done again unwatched."""
+
+WATCHING: Final = Preset(EVERYTHING, kinds=False)
+LATER: Final = "ask normlab.training.replay"
+Row = Mapping[str, Any]
 
 
 def examine(path: str | Path, step: int | None = None, *, watched: int = WATCHED) -> dict[str, Any]:
     """Do a run's steps again up to ``step``, or to its last one, and say which module went wrong first.
 
     It begins at the run's last checkpoint where that lies before ``step``, else at the start; every module is
-    watched in the last ``watched`` steps. Nothing of the run changes but its ``flight.json``, which gets the
-    report that is returned. Where losses do not come out as they were, the report says so and blames nobody.
+    watched in the last ``watched`` steps. Nothing of the run changes but its ``flight.json``, to which the
+    returned report is added. Where losses do not come out as they were, the report says so and blames nobody.
     Raises UserError for a step that the run has not made, and where another process works at the run.
     """
     folder = RunFolder(path)
@@ -38,16 +52,135 @@ def examine(path: str | Path, step: int | None = None, *, watched: int = WATCHED
     kind = TASKS[config.task]
     device = prepare_process(config.machine)
     _, corpus = kind.prepare(config.data, folder.path.parent / "data")
-    with folder.lock(), TemporaryDirectory() as scratch:
-        again, last = RunFolder(scratch), standing(folder.last)
-        again.lost.touch()  # its rows stay where they are
-        if has_checkpoint(folder.last) and made_of(unsealed(last, run=folder.id()), last).step < stop:
-            shutil.copytree(last, again.last)
-            if has_checkpoint(folder.best):  # a run that goes on looks whether it has it
-                shutil.copytree(standing(folder.best), again.best)
-            shutil.copy(folder.path / "config.json", again.path)
-        loop = Loop(kind(config, corpus, device), again, lambda row: None)
-        asked = Trigger("asked", stop, stop, f"asked about step {stop}")
-        report = loop.recorder.report(asked, watched=watched, most=stop, history=folder.metrics())
-        folder.add_flight(report | {"step": stop})
+    with folder.lock():
+        task = kind(config, corpus, device)
+        found, names = replayed(task, folder, stop, watched=watched, history=folder.metrics())
+        trigger = Trigger("asked", stop, stop, f"asked about step {stop}")
+        report = report_of(stop, trigger, found, names, found.records)
+        folder.add_flight(report)
     return report
+
+
+def replayed(
+    task: AnyTask,
+    folder: RunFolder,
+    stop: int,
+    *,
+    watched: int = WATCHED,
+    most: int | None = None,
+    losses: Mapping[int, float] | None = None,
+    history: Sequence[Row] = (),
+) -> tuple[Replay, tuple[str, ...]]:
+    """Do the steps from the run's last checkpoint, or from the start, up to ``stop`` again, if they are at
+    most ``most``; return the replay and the names of the parameters.
+
+    ``losses`` by step and the rows ``history`` of the run's metrics are compared with those that come out;
+    what was validated then is not validated again.
+    """
+    with closing(Trainer(task)) as trainer:
+        checkpoint = _checkpoint(folder, stop)
+        if checkpoint is None:
+            trainer.begin()
+        else:
+            trainer.load_state_dict(checkpoint.state(trainer.shapes()))
+        start, there, names = trainer.progress.step, checkpoint is not None, trainer.meter.names
+        if broken := _not_finite(dict(zip(names, trainer.meter.weights, strict=True))):
+            sentence = f"the checkpoint of step {start} already holds the fault: {broken} is not finite"
+            return Replay(Verdict(sentence, "weight", broken.rpartition(".")[0], start), start, there), names
+        if most is not None and stop - start > most:
+            sentence = (
+                f"step {stop} lies before the last checkpoint and {stop - start} steps after the start: too "
+                f"far to do again while training; {LATER}"
+            )
+            return Replay(Verdict(sentence, "none"), start, there), names
+        records: deque[StepRecord] = deque(maxlen=RING)
+        steps = list(_again(trainer, stop, watched, history, records))
+    compared = [*_each(steps, losses or {}), *_means(steps, history)]
+    other = next((one for one in compared if not _same(one.now, one.then)), None)
+    if other is not None:
+        found = Replay(_differs(other), start, there, agrees=False)
+    else:
+        found = Replay(blame(steps[-watched:]), start, there, agrees=True if compared else None)
+    return replace(found, records=tuple(records)), names
+
+
+def _checkpoint(folder: RunFolder, stop: int) -> Checkpoint | None:
+    """The run's last checkpoint, if it lies before the step or holds the fault already."""
+    if not has_checkpoint(folder.last):
+        return None
+    checkpoint = open_checkpoint(folder.last, run=folder.id())
+    if checkpoint.progress().step < stop or _not_finite(checkpoint.weights()):
+        return checkpoint
+    return None
+
+
+def _not_finite(weights: Mapping[str, Tensor]) -> str:
+    """The name of the first parameter that is not finite; empty if there is none."""
+    return next((name for name, w in weights.items() if not math.isfinite(w.abs().amax())), "")
+
+
+def _again(
+    trainer: Trainer, stop: int, watched: int, history: Sequence[Row], records: deque[StepRecord]
+) -> Iterator[Observed]:
+    """Do the steps up to ``stop``, or to one whose loss is not finite."""
+    seen: list[Record] = []
+    probing = Probing(trainer.model, WATCHING, 1, seen.append)
+    validated = {int(row["step"]): row for row in history if row["kind"] == "dev"}
+    loss = 0.0
+    while trainer.progress.step < stop and math.isfinite(loss):
+        record = trainer.step(probing.passing if trainer.progress.step >= stop - watched else unwatched)
+        records.append(record)
+        loss = record.values[0].item()
+        yield Observed(
+            step=record.step,
+            lr=record.lr,
+            loss=loss,
+            records=tuple(seen),
+            gradients=dict(zip(trainer.meter.names, record.gradients.tolist(), strict=True)),
+            updates=dict(zip(trainer.meter.names, record.updates.tolist(), strict=True)),
+        )
+        seen.clear()
+        if record.step in validated:
+            trainer.validated(validated[record.step])
+
+
+class _Loss(NamedTuple):
+    """A loss as it was, and as it came out again."""
+
+    step: int
+    then: float
+    now: float
+
+
+def _each(steps: Sequence[Observed], losses: Mapping[int, float]) -> Iterator[_Loss]:
+    return (_Loss(seen.step, losses[seen.step], seen.loss) for seen in steps if seen.step in losses)
+
+
+def _means(steps: Sequence[Observed], history: Sequence[Row]) -> Iterator[_Loss]:
+    """The rows of metrics whose steps were all done again: a row has the mean over those since the last."""
+    losses, before = {seen.step: seen.loss for seen in steps}, 0
+    for row in history:
+        if row["kind"] == "train":
+            step = int(row["step"])
+            covered = range(before + 1, step + 1)
+            # Several ranks add in another order, and a training makes such a difference larger.
+            if all(s in losses for s in covered) and "ranks" not in row:
+                yield _Loss(step, float(row["loss"]), sum(losses[s] for s in covered) / len(covered))
+            before = step
+
+
+def _differs(one: _Loss) -> Verdict:
+    """The verdict on a step that comes out otherwise: nothing in the configuration is to blame."""
+    return Verdict(
+        f"done again, step {one.step} comes out otherwise: what went wrong is not in the configuration; look "
+        "at the hardware, at a device that does not repeat its sums, and at code from outside that touches "
+        "the model",
+        "none",
+        step=one.step,
+        evidence=(f"loss up to step {one.step}: {one.then:.6g} then, {one.now:.6g} now",),
+    )
+
+
+def _same(a: float, b: float) -> bool:
+    """Whether two losses are equal but for the last digit, which the order of a mean can change."""
+    return math.isclose(a, b, rel_tol=1e-12) or (math.isnan(a) and math.isnan(b))

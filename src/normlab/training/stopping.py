@@ -1,4 +1,4 @@
-"""When a run ends before its last step although nothing went wrong."""
+"""Rules that end a run before its last step although nothing went wrong."""
 
 from __future__ import annotations
 
@@ -6,10 +6,11 @@ from normlab.spec.config import Config
 
 
 def why_stop(config: Config, *, step: int, waited: int, next_lr: float) -> str:
-    """Why the run ends after this step; empty where it goes on.
+    """Return the reason to end the run after this step; empty if it should go on.
 
-    ``waited`` validations in a row brought no new best dev score, and the step after this one would take
-    ``next_lr``. A rate below ``optim.stop_lr`` ends a run after its warm-up.
+    The run ends once ``waited``, the number of validations since the best one, reaches
+    ``train.early_stopping_patience``, or, after the warm-up, once ``next_lr``, the learning rate of the next
+    step, is below ``optim.stop_lr``.
 
     Both are rules of Nguyen and Salazar 2019, Appendix A (arXiv 1910.05895), whose limit is 1e-6 and whose
     patience is 20 validations, 50 for their smallest pair.

@@ -1,4 +1,4 @@
-"""From a configuration to a finished run folder."""
+"""Training a configuration, from its data to a finished run folder."""
 
 from __future__ import annotations
 
@@ -7,37 +7,49 @@ import io
 import signal
 import sys
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 from torch import nn
 
+from normlab.recipes.plugins import imported
 from normlab.spec.config import Config, run_id
 from normlab.store.examples import write_examples
 from normlab.store.files import named
 from normlab.store.folder import RunFolder, write_json_atomic, write_text_atomic
 from normlab.tasks.registry import TASKS
 from normlab.tasks.task import Prepared
-from normlab.training.callbacks.base import followed
-from normlab.training.callbacks.tensorboard import require_tensorboard
+from normlab.training.callbacks.base import Callback, Row, RowCallback
+from normlab.training.callbacks.log import Log, facts
+from normlab.training.callbacks.tensorboard import TensorBoard, require_tensorboard
 from normlab.training.checkpoint import load_checkpoint
 from normlab.training.devices import autocast, prepare_process, resolved_precision
+from normlab.training.phase import Phases
 from normlab.training.ranks import Ranks, check_share, joined
-from normlab.training.trainer import AnyTask, Loop, Row
+from normlab.training.run import Run
+from normlab.training.trainer import AnyTask, Trainer
 from normlab.training.warm_start import with_start
 from normlab.training.weights import checkpoint_of
 
 
-def train(config: Config, root: str | Path, on_row: Callable[[Row], None] = lambda row: None) -> RunFolder:
-    """Train one configuration under ``root`` and score it on its test text; the run's folder.
+def train(
+    config: Config,
+    root: str | Path,
+    on_row: Callable[[Row], None] = lambda row: None,
+    *,
+    callbacks: Sequence[Callback] = (),
+) -> RunFolder:
+    """Train one configuration under ``root`` and score it on its test text; return the run's folder.
 
     A run that is done is returned as it is, an interrupted one goes on from its last checkpoint. ``on_row``
-    sees every metrics row as it is written. Ctrl-C saves a checkpoint and raises KeyboardInterrupt. Under
-    torchrun its processes share the micro-batches of a step, and the first one alone writes.
+    is called with every metrics row as it is written, ``callbacks`` see all events. Ctrl-C saves a checkpoint
+    and raises KeyboardInterrupt. Under torchrun the processes share the micro-batches of a step, and the
+    first one alone writes.
 
     Raises UserError for a task that nobody registered or that cannot do what the configuration asks for.
     """
@@ -55,12 +67,12 @@ def train(config: Config, root: str | Path, on_row: Callable[[Row], None] = lamb
         folder = RunFolder(root / run_id(config))
         with contextlib.ExitStack() as held:
             if ranks.from_main(lambda: _enter(folder, config, corpus, held)):
-                _work(kind(config, corpus, device), folder, on_row, ranks)
+                _work(kind(config, corpus, device), folder, [*callbacks, RowCallback(on_row)], ranks)
     return folder
 
 
 def _enter(folder: RunFolder, config: Config, corpus: Prepared, held: contextlib.ExitStack) -> bool:
-    """Whether the run is to be done; if so its lock is taken, and its folder has what it needs."""
+    """Take the run's lock and furnish its folder, unless the run is done; return whether it is to be done."""
     if folder.status().state == "done":
         return False
     folder.path.mkdir(parents=True, exist_ok=True)
@@ -71,16 +83,17 @@ def _enter(folder: RunFolder, config: Config, corpus: Prepared, held: contextlib
     return True
 
 
-def _work(task: AnyTask, folder: RunFolder, on_row: Callable[[Row], None], ranks: Ranks) -> None:
+def _work(task: AnyTask, folder: RunFolder, callbacks: Sequence[Callback], ranks: Ranks) -> None:
     try:
-        with _polite_interrupt() as interrupted:
-            loop = Loop(task, folder, on_row, ranks)
-            with contextlib.closing(loop.batches), followed(loop) as record:
-                loop.run(interrupted)
-        model = loop.plain()
-        ranks.from_main(lambda: score_test(task, folder, model))
-        ranks.on_main(_mark, folder, "done")
-        ranks.on_main(record.end)
+        with contextlib.ExitStack() as stack:
+            with _polite_interrupt() as interrupted, contextlib.closing(Trainer(task, ranks)) as trainer:
+                run = Run(trainer, folder, [*_own_callbacks(trainer, folder), *callbacks])
+                stack.callback(run.callbacks.close)
+                run.run(interrupted)
+            model = trainer.parallel.plain()
+            ranks.from_main(lambda: score_test(task, folder, model))
+            ranks.on_main(_mark, folder, "done")
+            run.callbacks.tell(trainer.progress.step, ended=True)
     except KeyboardInterrupt:
         ranks.on_main(_mark, folder, "interrupted")
         raise
@@ -89,22 +102,30 @@ def _work(task: AnyTask, folder: RunFolder, on_row: Callable[[Row], None], ranks
         raise
 
 
+def _own_callbacks(trainer: Trainer, folder: RunFolder) -> list[Callback]:
+    log = Log(folder, partial(facts, folder, trainer.config, trainer.model, trainer.device))
+    return [log, TensorBoard(folder.tensorboard)] if trainer.config.machine.tensorboard else [log]
+
+
 def _mark(folder: RunFolder, state: str, error: str = "") -> None:
     with contextlib.suppress(OSError):  # a full disk would hide what it stopped
         status = folder.status()
-        folder.set_status(replace(status, state=state, error=error or status.error))
+        status = replace(status, state=state, phase="", phase_done=None)
+        folder.set_status(replace(status, error=error or status.error))
 
 
 def score_test(task: AnyTask, folder: RunFolder, model: nn.Module) -> None:
-    """The run's weights on the test text: ``scores.json``, the statistics of each example, and the outputs.
+    """Test the run's weights: write ``scores.json``, the statistics of each example, and the outputs.
 
-    Of a run with an average these are of the average; those of the best weights stand beside them.
+    A run with an average is tested with that; the files of its best weights are written beside these.
     """
     files = {checkpoint_of(folder): (folder.outputs, folder.examples, folder.scores)}
     files.setdefault(folder.best, (folder.best_outputs, folder.best_examples, folder.best_scores))
+    phases = Phases(folder)
     for checkpoint, (outputs, examples, scores) in files.items():
         load_checkpoint(checkpoint, model, run=folder.id())
-        with autocast(task.device, task.config.train.precision):
+        precision = autocast(task.device, task.config.train.precision)
+        with phases.during(task, "testing"), precision:
             tested = task.test(model)
         if tested.outputs is not None:
             write_text_atomic(outputs, "".join(f"{line}\n" for line in tested.outputs))
@@ -115,22 +136,22 @@ def score_test(task: AnyTask, folder: RunFolder, model: nn.Module) -> None:
 
 
 def _furnish(folder: RunFolder, config: Config, corpus: Prepared) -> None:
-    """Give a new run folder what it needs without its corpus, the configuration last."""
+    """Write the files that a run folder needs to be used without its corpus, the configuration last."""
     if not (folder.path / "config.json").exists():
         with named(folder.tokenizer):
             corpus.tokenizer.save(folder.tokenizer)
-        types = io.BytesIO()  # of a full disk NumPy itself would say no more than how many bytes are missing
+        types = io.BytesIO()  # NumPy's own error of a full disk names no file
         np.save(types, corpus.target_types, allow_pickle=False)
         with named(folder.target_types):
             folder.target_types.write_bytes(types.getbuffer())
-        RunFolder.create(folder.path, config, TASKS[config.task].metrics)
+        RunFolder.create(folder.path, config, TASKS[config.task].metrics, imported())
 
 
 @contextmanager
 def _polite_interrupt() -> Iterator[threading.Event]:
-    """The first Ctrl-C, or a closed terminal, sets an event, so that the step in progress ends and is saved.
+    """Let the first Ctrl-C, or a closed terminal, set an event, so that the step in progress is saved.
 
-    The second one is at once.
+    The second one interrupts at once.
     """
     event = threading.Event()
     if threading.current_thread() is not threading.main_thread():

@@ -32,10 +32,10 @@ def translate(
 ) -> list[str]:
     """Translate raw lines with a run's weights, by its own tokenizer and search.
 
-    ``prefixes``: what each translation begins with. ``weights``: ``average``, ``best``, ``last`` or a step
-    whose weights were kept; without it those that the run's test scores are of. ``threads``: 0 for all
-    cores, the run's own number without it. Raises FileNotFoundError for weights that there are not,
-    UserError for a run of another task, and for a prefix that cannot be produced.
+    Each translation begins with its line's prefix. ``weights`` is ``average``, ``best``, ``last`` or a step
+    whose weights were kept; by default the weights that were tested. ``threads`` is 0 for all
+    cores, by default the run's own number. Raises FileNotFoundError for weights that do not exist, UserError
+    for a run of another task, and for a prefix that cannot be produced.
     """
     found = n_best(run, lines, 1, decode, prefixes=prefixes, weights=weights, threads=threads)
     return [candidates[0].text for candidates in found]
@@ -51,7 +51,7 @@ def n_best(
     weights: str | int = "",
     threads: int | None = None,
 ) -> list[list[Candidate]]:
-    """``count`` translations of each line with their scores: the best, best first, or as many draws.
+    """Return ``count`` translations of each line with their scores: the best, best first, or as many draws.
 
     Raises UserError as ``translate``, and for more than the search's beams.
     """
@@ -83,7 +83,7 @@ def n_best(
 
 
 def _target_types(path: Path, count: int) -> Tensor:
-    """`[vocab]`: which types a target may have."""
+    """Read the mask `[V]` of the vocabulary entries that a target may have."""
     try:
         types = np.load(path, allow_pickle=False)
     except (ValueError, EOFError) as error:

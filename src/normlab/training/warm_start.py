@@ -1,4 +1,4 @@
-"""A start from another run's weights."""
+"""Initial weights from another run."""
 
 from __future__ import annotations
 
@@ -9,21 +9,21 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 
 import torch
-from torch import Tensor, nn
+from torch import Size, Tensor
 
 from normlab.errors import UserError
 from normlab.spec.config import Config
 from normlab.store.folder import RunFolder, find_run, write_json_atomic
 from normlab.tasks.task import Prepared
-from normlab.training.checkpoint import load_weights
+from normlab.training.checkpoint import open_checkpoint
 from normlab.training.weights import checkpoint_of, tested
 
 _DIGITS = 16
 
 
 @dataclass(frozen=True)
-class Taken:
-    """What a run took from another one's weights, by the names of parameters."""
+class InitialWeights:
+    """The names of the parameters that a run took over from another run, and of those that differ."""
 
     run: str
     """The other run's id."""
@@ -32,14 +32,14 @@ class Taken:
     digest: str
     taken: tuple[str, ...]
     other_shape: tuple[str, ...]
-    """In both, of different shapes: they start anew."""
+    """In both runs with different shapes, so that they are initialised anew."""
     not_there: tuple[str, ...]
-    """The other run does not have them: they start anew."""
+    """Not in the other run, so that they are initialised anew."""
     left_over: tuple[str, ...]
-    """This run does not have them."""
+    """In the other run alone."""
 
     def sentence(self) -> str:
-        """How much was taken, and what was not."""
+        """Say how many tensors were taken over, and which were not."""
         names = {
             "of another shape": self.other_shape,
             "not in that run": self.not_there,
@@ -54,11 +54,10 @@ class Taken:
 
 
 def with_start(config: Config, root: Path) -> Config:
-    """The configuration with the digest of the weights that ``train.init_from`` names, which enters the run
-    id.
+    """Add the digest of the weights that ``train.init_from`` names to a configuration; it enters the run id.
 
-    A digest that the configuration has already is kept: ``fill`` checks it. Raises FileNotFoundError for a
-    run that is not there or has no weights yet.
+    A digest that is there already is kept, for ``initial_weights`` to check. Raises FileNotFoundError for a
+    run that does not exist or has no weights yet.
     """
     train = config.train
     if not train.init_from or train.init_digest:
@@ -68,8 +67,10 @@ def with_start(config: Config, root: Path) -> Config:
     return replace(config, train=start)
 
 
-def fill(model: nn.Module, config: Config, corpus: Prepared) -> Taken:
-    """Give a new model the weights of ``train.init_from`` whose names and shapes are its own.
+def initial_weights(
+    shapes: Mapping[str, Size], config: Config, corpus: Prepared
+) -> tuple[InitialWeights, dict[str, Tensor]]:
+    """The weights of ``train.init_from`` that have the name and shape of one of ``shapes``, and their names.
 
     Raises UserError where the tokenizers differ, where nothing matches, and where the weights are no longer
     those of ``train.init_digest``; FileNotFoundError where they are gone.
@@ -84,35 +85,33 @@ def fill(model: nn.Module, config: Config, corpus: Prepared) -> Taken:
             f"{config.train.init_digest}; bring those back, or start another run from what is there: "
             f"--init-from {folder.path}"
         )
-    own = {name: p.detach() for name, p in model.named_parameters()}
-    both = [name for name in own if name in given]
-    taken = [name for name in both if own[name].shape == given[name].shape]
+    both = [name for name in shapes if name in given]
+    taken = {name: given[name] for name in both if shapes[name] == given[name].shape}
     if not taken:
         raise UserError(
             f"no tensor of {folder.path} has both the name and the shape of one of this model's, so nothing "
             f"would be taken; give the sizes of that run ({folder.path / 'config.json'}), or leave out "
             "--init-from"
         )
-    for name in taken:
-        own[name].copy_(given[name])
-    return Taken(
+    about = InitialWeights(
         run=folder.path.resolve().name,
         weights=tested(folder),
         digest=found,
         taken=tuple(taken),
         other_shape=tuple(name for name in both if name not in taken),
-        not_there=tuple(name for name in own if name not in given),
-        left_over=tuple(name for name in given if name not in own),
+        not_there=tuple(name for name in shapes if name not in given),
+        left_over=tuple(name for name in given if name not in shapes),
     )
+    return about, taken
 
 
-def write(folder: RunFolder, taken: Taken) -> None:
-    """Note in the run's folder what it began with."""
-    write_json_atomic(folder.start, {**asdict(taken), "sentence": taken.sentence()})
+def write(folder: RunFolder, found: InitialWeights) -> None:
+    """Note in the run's folder which weights it began with."""
+    write_json_atomic(folder.start, {**asdict(found), "sentence": found.sentence()})
 
 
 def digest(weights: Mapping[str, Tensor]) -> str:
-    """First 16 hex digits of the SHA-256 of names, shapes, kinds and contents, in the order of the names."""
+    """The first 16 hex digits of the SHA-256 of names, shapes, dtypes and contents, sorted by name."""
     sha = hashlib.sha256()
     for name in sorted(weights):
         tensor = weights[name].contiguous()
@@ -122,11 +121,11 @@ def digest(weights: Mapping[str, Tensor]) -> str:
 
 
 def _weights(folder: RunFolder) -> dict[str, Tensor]:
-    return load_weights(checkpoint_of(folder), run=folder.id())
+    return open_checkpoint(checkpoint_of(folder), run=folder.id()).weights()
 
 
 def _require_same_tokenizer(folder: RunFolder, corpus: Prepared) -> None:
-    """Raise UserError unless the other run's pieces have the same numbers."""
+    """Raise UserError unless the other run has the same tokenizer."""
     with TemporaryDirectory() as scratch:
         own = Path(scratch) / folder.tokenizer.name
         corpus.tokenizer.save(own)

@@ -1,4 +1,4 @@
-"""Averages of a run's weights, and the weights that stay in its folder."""
+"""Averages of a run's weights, and the weights that are kept in its folder."""
 
 from __future__ import annotations
 
@@ -15,20 +15,25 @@ from torch import Tensor, nn
 from normlab.spec.config import Config
 from normlab.spec.units import steps_named
 from normlab.store.folder import RunFolder
-from normlab.store.sealed import settle, standing, unsealed
-from normlab.training.checkpoint import has_checkpoint, load_checkpoint, save_checkpoint
-from normlab.training.progress import made_of
+from normlab.store.manifest import recover
+from normlab.training.checkpoint import (
+    has_checkpoint,
+    load_checkpoint,
+    open_checkpoint,
+    save_checkpoint,
+    weights_state,
+)
 
 EMA: Final = "ema"
-"""The moving average's part of an optimiser's state."""
+"""The key of the moving average in an optimiser's state."""
 
 
 class Ema:
     r""":math:`\theta' \leftarrow d\,\theta' + (1 - d)\,\theta` after every step, beginning with
     :math:`\theta' = \theta` after the first.
 
-    d is ``train.ema_decay``; 0.999 remembers about the last thousand steps. The average is a part of the
-    optimiser's state, so that whatever saves, restores or shards that does the same with it.
+    d is ``train.ema_decay``; 0.999 remembers about the last thousand steps. The average is part of the
+    optimiser's state, and is saved, loaded and sharded with it.
 
     Polyak and Juditsky 1992, who weigh all steps alike; Popel and Bojar 2018 (arXiv 1804.00247) measure what
     averages do for a Transformer.
@@ -41,7 +46,7 @@ class Ema:
 
     @contextmanager
     def in_place(self) -> Iterator[None]:
-        """Within this block the averages are the model's weights; without a decay the weights stay."""
+        """Put the averages in the place of the model's weights within this block, if there is a decay."""
         self._exchange()
         try:
             yield
@@ -50,7 +55,7 @@ class Ema:
 
     @torch.no_grad()
     def _follow(self, optimiser: torch.optim.Optimizer, args: Any, kwargs: Any) -> None:
-        """A parameter enters with its first gradient, as it does the optimiser's own state."""
+        """Update the averages. A parameter enters with its first gradient, as in the optimiser's state."""
         weights, means = self._pairs()
         if weights:
             torch._foreach_lerp_(means, weights, 1 - self._decay)
@@ -72,11 +77,11 @@ class Ema:
             torch._foreach_copy_(means, before)
 
 
-class Kept:
-    """``runs/<id>/steps/<n>/``: weights after step n, as a validation there scores them.
+class StepWeights:
+    """``runs/<id>/steps/<n>/``: the weights after step n, as a validation there scores them.
 
-    Those of ``machine.keep_checkpoints`` stay; those that only the average needs go when it needs them no
-    more. What is there is not written again: a run that goes on comes out the same.
+    Those of ``machine.keep_checkpoints`` stay; those that only the average needs are deleted when it no
+    longer needs them. Weights that are there already are not written again.
     """
 
     def __init__(self, folder: RunFolder, config: Config) -> None:
@@ -84,7 +89,7 @@ class Kept:
         self._average_last = config.train.average_last
 
     def wants(self, step: int, *, validated: bool = False, last: bool = False) -> bool:
-        """Whether the weights after a step are to be written."""
+        """Whether the weights after a step should be kept."""
         if validated and (self._policy == "all" or self._average_last):
             return True
         return self._stays(step) or (last and self._policy == "log")
@@ -92,19 +97,19 @@ class Kept:
     def save(self, model: nn.Module, step: int) -> None:
         """Keep the model's weights, unless they are there."""
         path = step_folder(self._folder, step)
-        settle(path)
+        recover(path)
         if not path.exists():
-            save_checkpoint(path, model, None, {"step": step}, run=self._folder.id())
+            save_checkpoint(path, weights_state(model, step), run=self._folder.id())
 
     def prune(self, saved: int, validated: Sequence[int]) -> None:
-        """Delete what no resumption from step ``saved`` or later can ask for again."""
+        """Delete weights that no resumption from step ``saved`` or later can need again."""
         needed = [step for step in validated if step <= saved][-self._average_last :]
         if self._average_last:
             self._delete(step for step in kept_steps(self._folder) if step <= saved and step not in needed)
 
     def average(self, model: nn.Module, validated: Sequence[int]) -> list[int]:
         r"""Give the model :math:`\bar\theta = \frac{1}{k} \sum_{i=1}^{k} \theta_{n_i}`, the mean of the
-        weights at its last k validations; their steps.
+        weights at its last k validations, and return the steps of these.
 
         k is ``train.average_last``, or as many as there were. Vaswani et al. 2017, Section 6.1 (arXiv
         1706.03762), who take the last 5 or 20 checkpoints.
@@ -120,7 +125,7 @@ class Kept:
         return steps
 
     def finish(self) -> None:
-        """Delete what only the average needed."""
+        """Delete the weights that only the average needed."""
         if self._average_last and self._policy != "all":
             last = max(kept_steps(self._folder), default=0)
             self._delete(s for s in kept_steps(self._folder) if not (self._policy == "log" and s == last))
@@ -131,55 +136,56 @@ class Kept:
     def _delete(self, steps: Iterator[int]) -> None:
         for step in list(steps):
             if self._policy != "all" and not self._stays(step):
-                settle(step_folder(self._folder, step))
+                recover(step_folder(self._folder, step))
                 shutil.rmtree(step_folder(self._folder, step))
 
 
 def step_folder(folder: RunFolder, step: int) -> Path:
-    """Where the weights after a step are kept."""
+    """The folder of the weights after a step."""
     return folder.steps / str(step)
 
 
 def kept_steps(folder: RunFolder) -> list[int]:
-    """Steps of which there are weights, in order."""
+    """The steps whose weights are there, in order."""
     there = folder.steps.iterdir() if folder.steps.is_dir() else ()
     names = {path.name.removesuffix(".new") for path in there}
     return sorted(int(name) for name in names if name.isdecimal() and has_checkpoint(folder.steps / name))
 
 
 def tested(folder: RunFolder) -> str:
-    """The weights that a run's test scores are of: ``average`` where it has one, else ``best``."""
+    """The name of the weights that a run is tested with: ``average`` where it has one, else ``best``."""
     return "average" if has_checkpoint(folder.average) else "best"
 
 
 @dataclass(frozen=True)
-class Chosen:
-    """Weights of a run that were asked for."""
+class Weights:
+    """Some weights of a run."""
 
     name: str | int
     path: Path
-    said: str
-    """Which they are, in words."""
+    description: str
+    """``the best weights on dev, after step 1,200``."""
 
 
-def chosen(folder: RunFolder, weights: str | int = "") -> Chosen:
-    """``checkpoint_of`` and what it is. Raises as that does."""
-    path = checkpoint_of(folder, weights)
-    made = made_of(unsealed(standing(path)), path)
-    said = f"the weights after step {made.step:,}"
+def weights_of(folder: RunFolder, name: str | int = "") -> Weights:
+    """The weights of that name, as ``checkpoint_of`` finds them, and which they are. Raises as that does."""
+    path = checkpoint_of(folder, name)
+    checkpoint = open_checkpoint(path)
+    step = checkpoint.progress().step
+    description = f"the weights after step {step:,}"
     if path != folder.last and folder.config().train.ema_decay:
-        said = f"the moving average of the weights after step {made.step:,}"
+        description = f"the moving average of the weights after step {step:,}"
     if path == folder.average:
-        said = f"the average of the weights after {steps_named(made.steps)}"
+        description = f"the average of the weights after {steps_named(checkpoint.averaged())}"
     elif path == folder.best:
-        said = f"the best weights on dev, after step {made.step:,}"
-    return Chosen(weights or tested(folder), path, said)
+        description = f"the best weights on dev, after step {step:,}"
+    return Weights(name or tested(folder), path, description)
 
 
 def checkpoint_of(folder: RunFolder, weights: str | int = "") -> Path:
-    """The checkpoint that is meant: ``best``, ``last``, ``average``, a step, or ``tested`` if empty.
+    """The checkpoint of that name: ``best``, ``last``, ``average``, a step, or ``tested`` if empty.
 
-    Raises FileNotFoundError with what there is, and with what to type to have what there is not.
+    Raises FileNotFoundError that lists the weights that are there and says what to type for others.
     """
     if isinstance(weights, int):
         path, steps = step_folder(folder, weights), kept_steps(folder)

@@ -9,8 +9,9 @@ from torch.utils.checkpoint import checkpoint
 
 from contracts.variants import UNIFORM, build, inputs, loss_of
 from normlab.diagnosis import STATISTICS, Probe, Record, observe
+from normlab.diagnosis.probing.observe import Site
 
-SIGNALS = ("input", "output", "grad_output", "weight", "grad")
+SIGNALS = ("input", "output", "grad_input", "grad_output", "weight", "grad")
 EVERYTHING = [Probe("*", signal, every_tensor=True) for signal in SIGNALS]
 X = torch.randn(2, 3, 4)
 
@@ -21,7 +22,7 @@ def hooks_of(model: nn.Module) -> int:
 
 
 def values(records: list[Record]) -> dict[tuple[str, str], float]:
-    found = {(r.module, r.probe): r.value for r in records}
+    found = {(r.module, f"{r.signal}.{r.statistic}"): r.value for r in records}
     assert len(found) == len(records), "a row was given twice"
     return found
 
@@ -44,7 +45,7 @@ def test_outputs_and_gradients_are_bit_identical(placement):
         watched = step(model)
         observer.flush(0)
     assert [torch.equal(a, b) for a, b in zip(alone, watched, strict=True)] == [True] * len(alone)
-    assert {r.probe.split(".")[0] for r in records} == set(SIGNALS)
+    assert {r.signal.partition("[")[0] for r in records} == set(SIGNALS)
     assert hooks_of(model) == 0
     assert all(torch.equal(a, b) for a, b in zip(alone, step(model), strict=True))
 
@@ -53,6 +54,8 @@ def test_every_signal_equals_plain_autograd():
     model = nn.Sequential(nn.Linear(4, 5), nn.Tanh(), nn.Linear(5, 2, bias=False))
     records: list[Record] = []
     probes = [Probe("0", signal, "l2") for signal in SIGNALS] + [Probe("2", "weight", "max_abs")]
+    probes += [Probe("1", "grad_input", "l2"), Probe("1", "weight", "l2")]
+    probes.append(Probe("1", "grad", "l2", together=("0", "2"), site=Site("all", 4, "grad")))
     with observe(model, probes, records.append) as observer:
         model(X).square().sum().backward()
         assert records == [], "nothing is fetched before flush"
@@ -60,7 +63,8 @@ def test_every_signal_equals_plain_autograd():
     hidden = model[0](X)
     out = model[2](model[1](hidden))
     weight = model[0].weight
-    to_hidden, to_weight = torch.autograd.grad(out.square().sum(), [hidden, weight])
+    loss, both = out.square().sum(), [weight, model[0].bias, model[2].weight]
+    to_hidden, to_weight, *more = torch.autograd.grad(loss, [hidden, *both])
     expected = {
         ("0", "input.l2"): X.norm(),
         ("0", "output.l2"): hidden.norm(),
@@ -68,9 +72,12 @@ def test_every_signal_equals_plain_autograd():
         ("0", "weight.l2"): weight.norm(),
         ("0", "grad.l2"): to_weight.norm(),
         ("2", "weight.max_abs"): model[2].weight.abs().max(),
+        ("1", "grad_input.l2"): to_hidden.norm(),
+        ("1", "grad.l2"): torch.nn.utils.get_total_norm([to_weight, *more]),
     }
     assert values(records) == pytest.approx({key: value.item() for key, value in expected.items()}, rel=1e-5)
     assert {r.step for r in records} == {17}
+    assert {(r.stack, r.index) for r in records} == {(None, None), ("all", 4)}
 
 
 class Many(nn.Module):
@@ -87,7 +94,7 @@ def test_the_first_floating_tensor_is_measured_or_all_of_them():
     size = X.square().mean().sqrt().item()
     assert values(first) == pytest.approx({("0", "output.rms"): 2 * size}, rel=1e-5)
     assert values(every) == pytest.approx(
-        {("0", "output.rms"): 2 * size, ("0", "output.rms[more.0]"): 3 * size}, rel=1e-5
+        {("0", "output.rms"): 2 * size, ("0", "output[more.0].rms"): 3 * size}, rel=1e-5
     )
 
 
@@ -95,7 +102,7 @@ def test_own_parameters_beyond_the_first_have_a_suffix():
     model, records = nn.Linear(4, 5), []
     with observe(model, [Probe("", "weight", "l2", every_tensor=True)], records.append):
         pass
-    expected = {("", "weight.l2"): model.weight.norm(), ("", "weight.l2[bias]"): model.bias.norm()}
+    expected = {("", "weight.l2"): model.weight.norm(), ("", "weight[bias].l2"): model.bias.norm()}
     assert values(records) == pytest.approx({key: value.item() for key, value in expected.items()})
 
 
@@ -131,7 +138,7 @@ def test_a_checkpointed_layer_is_measured_once(reentrant):
     with observe(layer, [Probe("", "output"), Probe("", "grad_output")], records.append):
         x = X.clone().requires_grad_()
         checkpoint(layer, x, use_reentrant=reentrant).sum().backward()
-    assert sorted(r.probe for r in records) == ["grad_output.rms", "output.rms"]
+    assert sorted(r.signal for r in records) == ["grad_output", "output"]
 
 
 def test_paths_under_data_parallelism_are_those_of_the_model(tmp_path):
@@ -144,7 +151,7 @@ def test_paths_under_data_parallelism_are_those_of_the_model(tmp_path):
             observer.flush(0)
     finally:
         torch.distributed.destroy_process_group()
-    assert values(records).keys() == {("0", f"{signal}.rms") for signal in SIGNALS}
+    assert values(records).keys() == {("0", f"{signal}.rms") for signal in SIGNALS if signal != "grad_input"}
 
 
 @pytest.mark.parametrize("part", ["whole", "in place", "child"])
@@ -164,10 +171,14 @@ def test_compiled_code_is_left_out_with_a_warning(part):
 
 
 def test_wrong_probes_say_what_there_is():
-    with pytest.raises(ValueError, match=r"unknown signal 'outputs' .*allowed: input, output, grad_output"):
+    with pytest.raises(
+        ValueError, match=r"unknown signal 'outputs' .*allowed: input, output, grad_input, grad_output"
+    ):
         Probe("*", "outputs")
     with pytest.raises(ValueError, match=f"unknown statistic 'norm' .*{', '.join(STATISTICS)}"):
         Probe("*", statistic="norm")
+    with pytest.raises(ValueError, match=r"grad\.rms of several modules together.*only l2"):
+        Probe("0", "grad", together=("0", "1"))
     with (
         pytest.raises(ValueError, match=r"no module matches 'encoder\.\*'; the paths begin 0, 1"),
         observe(nn.Sequential(nn.Linear(4, 4), nn.ReLU()), [Probe("encoder.*")], print),

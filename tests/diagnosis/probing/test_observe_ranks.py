@@ -62,7 +62,7 @@ def work(rank: int, folder: str, path: list[str]) -> None:
     told = {
         "identical": [torch.equal(a, b) for a, b in zip(alone, watched, strict=True)],
         "hooks": hooks_of(model) - before,
-        "records": {f"{r.module}: {r.probe}": r.value for r in records},
+        "records": {f"{r.module}: {r.signal}.{r.statistic}": r.value for r in records},
         "count": len(records),
     }
     Path(folder, f"rank{rank}.json").write_text(json.dumps(told))
@@ -86,7 +86,7 @@ def expected(rank: int) -> dict[str, float]:
         "3: grad_output.l2": (2 * out).norm().item(),
         "0: weight.l2": model[0].weight.norm().item(),
         "0: grad.l2": mean[0].norm().item(),
-        "3: grad.l2[bias]": mean[3].norm().item(),
+        "3: grad[bias].l2": mean[3].norm().item(),
     }
 
 
@@ -103,4 +103,4 @@ def test_two_ranks_see_their_own_and_change_nothing(tmp_path):
         assert close == dict.fromkeys(own, True)
     differing = {k for k, value in told[0]["records"].items() if value != told[1]["records"][k]}
     assert {"0: input.l2", "3: output.l2"} <= differing
-    assert not {k for k in differing if "grad.l2" in k or "weight" in k}
+    assert not {k for k in differing if ": grad." in k or ": grad[" in k or "weight" in k}

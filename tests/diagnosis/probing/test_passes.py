@@ -10,7 +10,7 @@ from diagnosis.small import untouched
 from normlab.diagnosis.probing.cropping import split
 from normlab.diagnosis.probing.passes import BackwardPass, backward_pass, forward_pass, padding_masks_of
 from normlab.diagnosis.probing.step import updated
-from normlab.diagnosis.probing.stepping import Slope
+from normlab.diagnosis.probing.stepping import LossGradients
 from normlab.diagnosis.reading.subject import Subject
 from normlab.diagnosis.reading.taps import capture
 from normlab.diagnosis.reading.tokens import find_padding_masks
@@ -54,7 +54,7 @@ def test_branches_that_add_nothing_hide_tokens_from_a_pass_on_the_models_own_wei
     subject = subject_of(uniform(name))
     begun = backward_pass(subject).stream[subject.structure.stacks[0].sublayers[0].before]
     assert not begun.any(), "nothing comes back from the decoder's cross-attention"
-    assert any(not g.any() for g in backward_pass(subject).slope.gradients.values())
+    assert any(not g.any() for g in backward_pass(subject).loss_gradients.gradients.values())
 
 
 def test_gradients_are_those_of_autograd(subject, backward):
@@ -64,9 +64,11 @@ def test_gradients_are_those_of_autograd(subject, backward):
     weights = dict(model.named_parameters())
     inner = {view.after: seen[view.after] for view in views}
     expected = torch.autograd.grad(loss, [*inner.values(), *weights.values()])
-    found = [backward.stream[tap] for tap in inner] + [backward.slope.gradients[path] for path in weights]
+    found = [backward.stream[tap] for tap in inner] + [
+        backward.loss_gradients.gradients[path] for path in weights
+    ]
     assert all(torch.equal(x, y) for x, y in zip(found, expected, strict=True))
-    assert backward.slope.loss == loss.item()
+    assert backward.loss_gradients.loss == loss.item()
     assert backward.forward.tensors.keys() == forward_pass(subject).tensors.keys()
     assert not any(x.requires_grad for x in backward.forward.tensors.values())
 
@@ -113,17 +115,19 @@ def test_an_optimiser_that_writes_to_gradients_writes_to_its_own():
             return loss
 
     subject = subject_of(uniform("pre"))
-    slope = backward_pass(subject).slope
-    kept = Slope(slope.loss, {path: g.clone() for path, g in slope.gradients.items()})
-    first = updated(subject, partial(Careless, lr=0.1), slope)
-    assert all(torch.equal(g, kept.gradients[path]) for path, g in slope.gradients.items())
+    loss_gradients = backward_pass(subject).loss_gradients
+    kept = LossGradients(
+        loss_gradients.loss, {path: g.clone() for path, g in loss_gradients.gradients.items()}
+    )
+    first = updated(subject, partial(Careless, lr=0.1), loss_gradients)
+    assert all(torch.equal(g, kept.gradients[path]) for path, g in loss_gradients.gradients.items())
     own = updated(subject, partial(torch.optim.SGD, lr=0.1))
     assert all(torch.equal(first[path], w) for path, w in own.items())
 
 
 def test_a_loss_that_is_not_a_number_is_no_slope(subject, backward):
     with pytest.raises(ValueError, match="the loss is nan, and no update follows"):
-        updated(subject, ADAM, backward.slope._replace(loss=float("nan")))
+        updated(subject, ADAM, backward.loss_gradients._replace(loss=float("nan")))
 
 
 def test_frozen_models_have_none():
@@ -139,5 +143,5 @@ def test_nothing_is_left_behind():
 
 
 def _lengths(backward: BackwardPass) -> Table:
-    gradients = backward.slope.gradients.items()
+    gradients = backward.loss_gradients.gradients.items()
     return Table("lengths", tuple({"path": path, "l2": g.norm().item()} for path, g in gradients))

@@ -9,19 +9,24 @@ NAN = math.nan
 MODULES = ("embedding", "layer.inner", "layer", "")
 
 
+def record(step, module, probe, value):
+    signal, _, statistic = probe.partition(".")
+    return Record(step, None, None, module, signal, statistic, value)
+
+
 def step(number, *, loss=1.0, outputs=None, inputs=None, grads=None, weights=None, updates=None):
     """A step in which everything is 1 but what is given."""
     outputs, inputs, grads = outputs or {}, inputs or {}, grads or {}
     records = []
     for module in MODULES:
         if module != "embedding":
-            records.append(Record(number, module, "input.max_abs", inputs.get(module, 1.0)))
-        records.append(Record(number, module, "output.max_abs", outputs.get(module, 1.0)))
-        records.append(Record(number, module, "output.rms", outputs.get(module, 1.0)))
+            records.append(record(number, module, "input.max_abs", inputs.get(module, 1.0)))
+        records.append(record(number, module, "output.max_abs", outputs.get(module, 1.0)))
+        records.append(record(number, module, "output.rms", outputs.get(module, 1.0)))
     for module in reversed(MODULES):
         for probe in ("grad_output.max_abs", "grad_output.rms"):
-            records.append(Record(number, module, probe, grads.get(module, 1.0)))
-    records += [Record(number, m, p, v) for (m, p), v in (weights or {}).items()]
+            records.append(record(number, module, probe, grads.get(module, 1.0)))
+    records += [record(number, m, p, v) for (m, p), v in (weights or {}).items()]
     norms = {"layer.inner.weight": 1.0}
     moved = norms | (updates or {})
     return Observed(number, 0.1, loss, tuple(records), norms, moved)
@@ -32,7 +37,7 @@ def test_the_innermost_module_with_a_finite_input_is_blamed():
         3,
         outputs=dict.fromkeys(("layer.inner", "layer", ""), NAN),
         inputs={"": NAN},
-        weights={("layer.inner", "weight.max_abs[bias]"): NAN},
+        weights={("layer.inner", "weight[bias].max_abs"): NAN},
     )
     found = blame([step(1), step(2), bad])
     assert (found.rule, found.module, found.step) == ("forward", "layer.inner", 3)

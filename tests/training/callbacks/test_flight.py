@@ -11,10 +11,13 @@ import torch
 
 from normlab.store import RunFolder
 from normlab.tasks.translation import Translation
+from normlab.training import run as runs
+from normlab.training import trainer as module
 from normlab.training.callbacks.flight import RING, Trigger
 from normlab.training.replay import examine
+from normlab.training.run import Run
 from normlab.training.train import train
-from normlab.training.trainer import Loop
+from normlab.training.trainer import Trainer
 from training.tiny import tiny
 
 FROM = 14
@@ -27,106 +30,140 @@ def prepared(text, tmp_path_factory):
     return Translation.prepare(text, tmp_path_factory.mktemp("prepared"))
 
 
-def loop_of(prepared, folder, *, checkpoint=10, **train):
+def started(prepared, folder, *, plant=lambda task: None, checkpoint=10, **train):
+    """A run at its start, whose task had a fault planted in it."""
     data, corpus = prepared
     config = tiny(data, **{"steps": 24, "validate_every_steps": 24, **train})
     machine = replace(config.machine, checkpoint_every_steps=checkpoint, probes="", log_every_steps=2)
     config = replace(config, machine=machine)
-    return Loop(
-        Translation(config, corpus, torch.device("cpu")), RunFolder.create(folder, config), lambda row: None
-    )
+    task = Translation(config, corpus, torch.device("cpu"))
+    plant(task)
+    return Run(Trainer(task), RunFolder.create(folder, config))
 
 
-def flown(loop):
-    loop.run(threading.Event())
-    return loop.folder.flights()
+def flown(run):
+    run.run(threading.Event())
+    return run.folder.flights()
 
 
-def nan_at(loop, step, *, often=True):
+def planted_in_loss(change):
+    """A fault in the task: ``change`` is given the step, the model and what computes the loss."""
+
+    def plant(task):
+        batch, loss, steps = task.batch, task.loss, []
+
+        def noted(index):
+            steps[:] = [index + 1]
+            return batch(index)
+
+        task.batch = noted
+        task.loss = lambda model, given: change(steps[0], model, lambda: loss(model, given))
+
+    return plant
+
+
+def nan_at(step, *, often=True):
     """Not a number in one weight as a step begins; again in a replay if ``often``."""
-    whole, left = loop.task.batch, [1]
+    left = [1]
 
-    def batch(index):
-        if index == step - 1 and (often or left):
+    def change(now, model, loss):
+        if now == step and (often or left):
             left.clear()
             with torch.no_grad():
-                loop.model.get_submodule(f"{BRANCH}.inner").weight[3, 5] = torch.nan
-        return whole(index)
+                model.get_submodule(f"{BRANCH}.inner").weight[3, 5] = torch.nan
+        return loss()
 
-    loop.task.batch = batch
+    return planted_in_loss(change)
 
 
-def asked(loop, **more):
-    step = loop.progress.step
-    return loop.recorder.report(Trigger("asked", step, step, "asked for"), watched=step, most=step, **more)
+def asked(run):
+    step = run.progress.step
+    run.recorder.report(step, Trigger("asked", step, step, "asked for"))
+    return run.folder.flights()[-1]
 
 
 # ---------------------------------------------------------------------------------------- planted faults
 
 
 def test_a_nan_in_a_weight_is_found_by_its_module(prepared, tmp_path):
-    loop = loop_of(prepared, tmp_path)
-    nan_at(loop, FROM)
-    (report,) = flown(loop)
+    run = started(prepared, tmp_path, plant=nan_at(FROM))
+    (report,) = flown(run)
     assert report["verdict"]["module"] == f"{BRANCH}.inner"
     assert report["verdict"]["sentence"].endswith(f"in step {FROM}: its weight is not finite")
     assert report["trigger"]["step"] == FROM
     assert report["replay"] == {"from_step": 10, "checkpoint": True, "agrees": True}
-    assert loop.outcome.state == "diverged"
+    assert run.outcome.state == "diverged"
 
 
 def test_without_a_checkpoint_the_replay_begins_at_the_start(prepared, tmp_path):
-    loop = loop_of(prepared, tmp_path, checkpoint=100)
-    nan_at(loop, FROM)
-    (report,) = flown(loop)
+    (report,) = flown(started(prepared, tmp_path, plant=nan_at(FROM), checkpoint=100))
     assert report["verdict"]["module"] == f"{BRANCH}.inner"
     assert report["replay"] == {"from_step": 0, "checkpoint": False, "agrees": True}
 
 
-def test_a_layer_with_a_thousandfold_rate_is_found(prepared, tmp_path):
-    loop = loop_of(prepared, tmp_path)
-    (group,) = loop.optimiser.param_groups
-    own = list(loop.model.get_submodule(LAYER).parameters())
-    group["params"] = [p for p in group["params"] if all(p is not q for q in own)]
-    fast = {**group, "params": own, "lr": group["lr"].clone()}
-    loop.optimiser.param_groups.append(fast)
+def test_a_layer_with_a_thousandfold_rate_is_found(prepared, tmp_path, monkeypatch):
+    whole = module.build_optimiser
 
-    def faster(*_):
-        fast["lr"].mul_(1000)
+    def build(parameters, config):
+        parameters = list(parameters)
+        optimiser = whole(parameters, config)
+        (group,) = optimiser.param_groups
+        own = [parameters[i] for i in inside]
+        group["params"] = [p for i, p in enumerate(parameters) if i not in inside]
+        fast = {**group, "params": own, "lr": group["lr"].clone()}
+        optimiser.param_groups.append(fast)
+        optimiser.register_step_pre_hook(lambda *_: fast["lr"].mul_(1000) and None)
+        return optimiser
 
-    loop.optimiser.register_step_pre_hook(faster)
+    names = [name for name, _ in started(prepared, tmp_path / "names").trainer.model.named_parameters()]
+    inside = {i for i, name in enumerate(names) if name.startswith(f"{LAYER}.")}
+    monkeypatch.setattr(module, "build_optimiser", build)
+    run = started(prepared, tmp_path / "run")
     for _ in range(6):
-        loop.step()
-    report = asked(loop)
-    assert report["verdict"].rule == "range"
-    assert report["verdict"].module.startswith(LAYER)
-    assert report["verdict"].step == 2
+        run.step()
+    verdict = asked(run)["verdict"]
+    assert verdict["rule"] == "range"
+    assert verdict["module"].startswith(LAYER)
+    assert verdict["step"] == 2
 
 
 def test_a_branch_that_becomes_loud_is_found(prepared, tmp_path):
-    loop = loop_of(prepared, tmp_path)
+    now = [0]
+
+    def noted(step, model, loss):
+        now[0] = step
+        return loss()
 
     def louder(module, args, output):
-        return output * 100 if module.training and loop.progress.step >= FROM else output
+        return output * 100 if module.training and now[0] >= FROM else output
 
-    loop.model.get_submodule(BRANCH).register_forward_hook(louder)
+    def plant(task):
+        planted_in_loss(noted)(task)
+        build = task.build
+
+        def hooked():
+            model = build()
+            model.get_submodule(BRANCH).register_forward_hook(louder)
+            return model
+
+        task.build = hooked
+
+    run = started(prepared, tmp_path, plant=plant, checkpoint=100)
     for _ in range(FROM + 2):
-        loop.step()
-    verdict = asked(loop)["verdict"]
-    assert (verdict.rule, verdict.module, verdict.step) == ("range", BRANCH, FROM)
+        run.step()
+    verdict = asked(run)["verdict"]
+    assert (verdict["rule"], verdict["module"], verdict["step"]) == ("range", BRANCH, FROM)
 
 
 def test_a_loss_that_jumps_and_stays_is_a_spike_and_no_module_is_blamed(prepared, tmp_path):
-    loop = loop_of(prepared, tmp_path, checkpoint=30, steps=60, stop_early=False)
-    whole = loop.task.loss
+    def shifted(step, model, loss):
+        sums = loss()
+        return replace(sums, loss=sums.loss * 2) if step >= 40 else sums
 
-    def loss(model, batch):
-        sums = whole(model, batch)
-        shift = 2.0 * batch.tokens if loop.progress.step >= 40 else 0.0
-        return replace(sums, loss=sums.loss + shift) if shift else sums
-
-    loop.task.loss = loss
-    reports = flown(loop)
+    run = started(
+        prepared, tmp_path, plant=planted_in_loss(shifted), checkpoint=30, steps=60, stop_early=False
+    )
+    reports = flown(run)
     assert [r["trigger"]["kind"] for r in reports] == ["spike"]
     assert reports[0]["trigger"]["step"] == 40
     assert reports[0]["verdict"]["sentence"].startswith("no module left its range: look at the data")
@@ -136,9 +173,7 @@ def test_a_loss_that_jumps_and_stays_is_a_spike_and_no_module_is_blamed(prepared
 
 
 def test_a_fault_that_does_not_come_again_is_none_of_the_configuration(prepared, tmp_path):
-    loop = loop_of(prepared, tmp_path)
-    nan_at(loop, FROM, often=False)
-    (report,) = flown(loop)
+    (report,) = flown(started(prepared, tmp_path, plant=nan_at(FROM, often=False)))
     assert report["verdict"]["rule"] == "none"
     assert report["verdict"]["sentence"].startswith(f"done again, step {FROM} comes out otherwise")
     assert report["replay"]["agrees"] is False
@@ -146,47 +181,45 @@ def test_a_fault_that_does_not_come_again_is_none_of_the_configuration(prepared,
 
 
 def test_a_checkpoint_that_holds_the_fault_says_which_parameter(prepared, tmp_path):
-    loop = loop_of(prepared, tmp_path)
+    run = started(prepared, tmp_path)
     for _ in range(3):
-        loop.step()
+        run.step()
     with torch.no_grad():
-        loop.model.get_submodule(f"{BRANCH}.outer").bias[0] = torch.inf
-    loop.checkpoint("running")
-    loop.step()
-    report = loop.recorder.report(Trigger("not finite", 4, 4, "loss"))
-    assert report["verdict"].sentence == (
+        run.trainer.model.get_submodule(f"{BRANCH}.outer").bias[0] = torch.inf
+    run.checkpoint("running")
+    run.step()
+    run.recorder.report(4, Trigger("not finite", 4, 4, "loss"))
+    (report,) = run.folder.flights()
+    assert report["verdict"]["sentence"] == (
         f"the checkpoint of step 3 already holds the fault: {BRANCH}.outer.bias is not finite"
     )
-    assert (report["verdict"].rule, report["verdict"].module) == ("weight", f"{BRANCH}.outer")
+    assert (report["verdict"]["rule"], report["verdict"]["module"]) == ("weight", f"{BRANCH}.outer")
 
 
 def test_a_bad_step_far_before_the_checkpoint_is_not_done_again(prepared, tmp_path):
-    loop = loop_of(prepared, tmp_path, checkpoint=3)
+    run = started(prepared, tmp_path, checkpoint=3)
     for _ in range(6):
-        loop.step()
-    loop.checkpoint("running")
-    report = loop.recorder.report(Trigger("spike", 5, 5, "loss"))
-    assert report["verdict"].sentence.startswith("step 5 lies before the last checkpoint")
+        run.step()
+    run.checkpoint("running")
+    run.recorder.report(6, Trigger("spike", 5, 5, "loss"))
+    (report,) = run.folder.flights()
+    assert report["verdict"]["sentence"].startswith("step 5 lies before the last checkpoint")
 
 
 def test_a_replay_that_fails_ends_no_training(prepared, tmp_path, monkeypatch):
-    loop = loop_of(prepared, tmp_path)
-    loop.step()
-    whole = loop.step
-
-    def broken():
+    def broken(*args, **more):
         raise RuntimeError("out of memory")
 
-    monkeypatch.setattr(loop, "step", broken)
-    assert asked(loop)["verdict"].sentence == "the replay failed: RuntimeError: out of memory"
-    monkeypatch.setattr(loop, "step", whole)
-    loop.step()
-    assert loop.progress.step == 2
+    run = started(prepared, tmp_path)
+    run.step()
+    monkeypatch.setattr(runs, "replayed", broken)
+    assert asked(run)["verdict"]["sentence"] == "the replay failed: RuntimeError: out of memory"
+    run.step()
+    assert run.progress.step == 2
 
 
 def test_a_sound_run_has_no_report(prepared, tmp_path):
-    loop = loop_of(prepared, tmp_path)
-    assert flown(loop) == []
+    assert flown(started(prepared, tmp_path)) == []
     assert not (tmp_path / "flight.json").exists()
 
 
@@ -194,35 +227,34 @@ def test_a_sound_run_has_no_report(prepared, tmp_path):
 
 
 def test_a_report_in_the_middle_changes_nothing_of_the_training(prepared, tmp_path):
-    loops = [
-        loop_of(prepared, tmp_path / name, grad_accum_steps=2, checkpoint=4) for name in ("alone", "asked")
+    alone, other = both = [
+        started(prepared, tmp_path / name, grad_accum_steps=2, checkpoint=4) for name in ("alone", "asked")
     ]
-    for loop in loops:
+    for run in both:
         for _ in range(4):
-            loop.step()
-        loop.checkpoint("running")
-        loop.step()
-        loop.step()
-    asked(loops[1])
-    for loop in loops:
-        loop.step()
-        loop.flush()
-    alone, other = loops
-    for a, b in zip(alone.model.parameters(), other.model.parameters(), strict=True):
+            run.step()
+        run.checkpoint("running")
+        run.step()
+        run.step()
+    asked(other)
+    for run in both:
+        run.step()
+        run.flush()
+    for a, b in zip(alone.trainer.model.parameters(), other.trainer.model.parameters(), strict=True):
         assert torch.equal(a, b)
-        for key, value in alone.optimiser.state[a].items():
-            assert torch.equal(value, other.optimiser.state[b][key])
-    metrics = [[{k: v for k, v in r.items() if k != "seconds"} for r in x.folder.metrics()] for x in loops]
+        for key, value in alone.trainer.optimiser.state[a].items():
+            assert torch.equal(value, other.trainer.optimiser.state[b][key])
+    metrics = [[{k: v for k, v in r.items() if k != "seconds"} for r in x.folder.metrics()] for x in both]
     assert metrics[0] == metrics[1]
-    assert [len(x.folder.flights()) for x in loops] == [0, 1]
+    assert [len(x.folder.flights()) for x in both] == [0, 1]
 
 
 def test_the_ring_holds_the_last_steps_and_is_written_as_json(prepared, tmp_path):
-    loop = loop_of(prepared, tmp_path, steps=60)
+    run = started(prepared, tmp_path, steps=60)
     for _ in range(RING + 5):
-        loop.step()
-    names = dict(loop.model.named_parameters())
-    asked(loop)
+        run.step()
+    names = dict(run.trainer.model.named_parameters())
+    asked(run)
     text = (tmp_path / "flight.json").read_text()
     (report,) = json.loads(text, parse_constant=pytest.fail)["reports"]
     ring = report["ring"]
@@ -260,8 +292,8 @@ def test_a_finished_run_can_be_asked_and_keeps_all_else(text, tmp_path):
         examine(folder.path, 13)
     shutil.rmtree(folder.last)
     folder.previous.rename(folder.last)
-    asked = examine(folder.path)
-    assert asked["replay"] == {"from_step": 10, "checkpoint": True, "agrees": True}
+    report = examine(folder.path)
+    assert report["replay"] == {"from_step": 10, "checkpoint": True, "agrees": True}
 
 
 def test_a_damaged_file_is_named(tmp_path):

@@ -6,16 +6,16 @@ from dataclasses import replace
 import pytest
 import torch
 
+from normlab.diagnosis import PRESETS, Record
 from normlab.store import RunFolder
-from normlab.tasks.translation import Translation
 from normlab.training.callbacks import probing
-from normlab.training.callbacks.probing import NOTHING, PRESETS, Probing
+from normlab.training.callbacks.probing import NOTHING, Probing
 from normlab.training.meter import Meter
 from normlab.training.parallel import SingleProcess
 from normlab.training.train import train
-from normlab.training.trainer import Loop
-from training.tiny import PowerCutError, tiny
+from training.tiny import PowerCutError, run_of, tiny
 
+KEY = ("step", "stack", "index", "module", "signal", "statistic")
 LAST = ("last/model.safetensors", "last/optimiser.safetensors", "best/model.safetensors", "test.hyp.txt")
 
 
@@ -23,12 +23,8 @@ def watched(config, preset, every=3):
     return replace(config, machine=replace(config.machine, probes=preset, probe_every_steps=every))
 
 
-def loop_of(config, root):
-    data, corpus = Translation.prepare(config.data, root / "data")
-    folder = RunFolder.create(root / "loop", config)
-    return Loop(
-        Translation(replace(config, data=data), corpus, torch.device("cpu")), folder, lambda row: None
-    )
+def probe_of(row):
+    return row["module"], f"{row['signal']}.{row['statistic']}"
 
 
 def left_by(folder):
@@ -73,60 +69,60 @@ def test_metrics_and_weights_are_bit_identical_also_after_resume(
 
 
 def test_only_steps_of_the_cadence_are_hooked_and_only_their_first_micro_batch(text, tmp_path, monkeypatch):
-    loop, steps = loop_of(watched(tiny(text, grad_accum_steps=2), "full"), tmp_path), []
+    run, steps = run_of(watched(tiny(text, grad_accum_steps=2), "full"), tmp_path), []
     whole = probing.observe
 
     def observing(*args):
-        steps.append(loop.progress.step)
+        steps.append(run.progress.step)
         return whole(*args)
 
     monkeypatch.setattr(probing, "observe", observing)
     for _ in range(6):
-        loop.step()
-        for module in loop.model.modules():
+        run.step()
+        for module in run.trainer.model.modules():
             assert not module._forward_hooks
             assert not module._forward_pre_hooks
     assert steps == [1, 3, 6]
-    loop.flush()
-    rows = loop.folder.probes()
-    keys = [(row["step"], row["module"], row["probe"]) for row in rows]
+    run.flush()
+    rows = run.folder.probes()
+    keys = [tuple(row[c] for c in KEY) for row in rows]
     assert len(keys) == len(set(keys)) > 100
 
 
 def test_each_preset_measures_more_than_the_one_before(text, tmp_path):
     found = {}
     for preset in PRESETS:
-        loop = loop_of(watched(tiny(text), preset), tmp_path / preset)
-        loop.step()
-        loop.flush()
-        found[preset] = {(row["module"], row["probe"]) for row in loop.folder.probes()}
+        run = run_of(watched(tiny(text), preset), tmp_path / preset)
+        run.step()
+        run.flush()
+        found[preset] = {probe_of(row) for row in run.folder.probes()}
     assert found["cheap"] < found["standard"] < found["full"]
     stack = "encoder.sublayers"
-    assert {(f"{stack}.1", p) for p in ("output.rms", "grad.l2", "update.ratio")} <= found["cheap"]
-    assert (f"{stack}.0", "update.ratio[query]") in found["standard"] - found["cheap"]
-    assert (f"{stack}.0.f", "output.rms") in found["standard"] - found["cheap"]
+    assert {(f"{stack}.1", p) for p in ("after.rms", "grad.l2", "update.ratio")} <= found["cheap"]
+    assert (f"{stack}.0", "update[query].ratio") in found["standard"] - found["cheap"]
+    assert (f"{stack}.0.f", "branch.rms") in found["standard"] - found["cheap"]
     assert (f"{stack}.1.f.activation", "output.fraction_zero") in found["full"] - found["standard"]
 
 
 def test_what_is_measured_of_parameters_is_what_the_step_did(text, tmp_path):
-    loop = loop_of(watched(tiny(text), "standard"), tmp_path)
-    layer = loop.model.get_submodule("decoder.sublayers.0")
+    run = run_of(watched(tiny(text), "standard"), tmp_path)
+    layer = run.trainer.model.get_submodule("decoder.sublayers.0")
     before = [p.detach().clone() for p in layer.parameters()]
     query = layer.f.matrices()["query"].detach().clone()
     seen = []
-    loop.optimiser.register_step_pre_hook(
+    run.trainer.optimiser.register_step_pre_hook(
         lambda *_: seen.append(torch.nn.utils.get_total_norm([p.grad for p in layer.parameters()]).item())
     )
-    loop.step()
-    loop.flush()
-    rows = {(row["module"], row["probe"]): row["value"] for row in loop.folder.probes()}
+    run.step()
+    run.flush()
+    rows = {probe_of(row): row["value"] for row in run.folder.probes()}
     after = [p.detach() for p in layer.parameters()]
     norm = torch.nn.utils.get_total_norm
     ratio = norm([a - b for a, b in zip(after, before, strict=True)]) / norm(after)
     moved = layer.f.matrices()["query"].detach()
     name = "decoder.sublayers.0"
     assert rows[name, "update.ratio"] == pytest.approx(ratio.item(), rel=1e-4)
-    assert rows[name, "update.ratio[query]"] == pytest.approx(
+    assert rows[name, "update[query].ratio"] == pytest.approx(
         ((moved - query).norm() / moved.norm()).item(), rel=1e-4
     )
     assert rows[name, "grad.l2"] == pytest.approx(seen[0], rel=1e-4)
@@ -135,11 +131,12 @@ def test_what_is_measured_of_parameters_is_what_the_step_did(text, tmp_path):
 def test_every_sublayer_of_a_deep_stack_is_measured(text, tmp_path):
     config = tiny(text)
     deep = replace(config, model=replace(config.model, encoder_layers=6))
-    loop = loop_of(watched(deep, "cheap"), tmp_path)
-    loop.step()
-    loop.flush()
-    measured = {row["module"] for row in loop.folder.probes() if row["probe"] == "output.rms"}
-    expected = [f"encoder.sublayers.{i}" for i in range(12)] + [f"decoder.sublayers.{i}" for i in range(3)]
+    run = run_of(watched(deep, "cheap"), tmp_path)
+    run.step()
+    run.flush()
+    rows = [row for row in run.folder.probes() if row["signal"] == "after"]
+    measured = {(row["stack"], row["index"]) for row in rows}
+    expected = [("encoder.sublayers", i) for i in range(12)] + [("decoder.sublayers", i) for i in range(3)]
     assert measured == set(expected)
 
 
@@ -166,7 +163,7 @@ def test_nothing_is_due_where_nothing_is_asked_for():
 
 def test_probes_that_are_not_finite_are_written_and_read(tmp_path):
     folder = RunFolder(tmp_path)
-    folder.append_probes([{"step": 1, "module": "a", "probe": "output.rms", "value": float("inf")}])
+    folder.append_probes([Record(1, None, None, "a", "output", "rms", float("inf"))._asdict()])
     (line,) = (tmp_path / "probes.jsonl").read_text().splitlines()
     assert json.loads(line, parse_constant=pytest.fail)["value"] == "inf"
     assert folder.probes()[0]["value"] == float("inf")

@@ -34,7 +34,9 @@ def expected(folder):
         for name in row.keys() - {"kind", "step", "seconds"}:
             found.setdefault(f"{row['kind']}/{name}", []).append((row["step"], row[name]))
     for row in folder.probes():
-        found.setdefault(f"{row['probe']}/{row['module'] or 'model'}", []).append((row["step"], row["value"]))
+        found.setdefault(f"{row['signal']}.{row['statistic']}/{row['module'] or 'model'}", []).append(
+            (row["step"], row["value"])
+        )
     return {
         tag: [(step, pytest.approx(value, rel=1e-6)) for step, value in rows] for tag, rows in found.items()
     }

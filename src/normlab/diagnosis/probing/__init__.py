@@ -1,1 +1,1 @@
-"""Statistics of signals: what is measured of a module, and when, without changing its numbers."""
+"""Measure signals of modules, without changing their numbers."""

@@ -1,4 +1,4 @@
-"""Fewer rows of a batch, for what is too dear on all of it."""
+"""Smaller batches, for studies that would take too long on a whole one."""
 
 from __future__ import annotations
 
@@ -16,8 +16,9 @@ from normlab.errors import UserError
 
 
 def cropped(subject: Subject, tokens: int) -> tuple[Subject, int]:
-    """The subject on the first rows of its batch, so many that its longest stream has at most ``tokens``
-    tokens, one row at least; and how many tokens that are.
+    """Return the subject on the first rows of its batch, and its number of tokens.
+
+    There are as many rows as keep its longest stream within ``tokens`` tokens, but at least one.
 
     Raises UserError where the loss fails on fewer rows, as one does that holds targets of its own.
     """
@@ -44,7 +45,7 @@ def _tokens(subject: Subject) -> int:
 
 
 def crop(batch: Any, rows: int) -> Any:
-    """At most so many of a batch's first rows: of every tensor with as many rows as its first one."""
+    """Return at most ``rows`` first rows of a batch: of every tensor with as many rows as its first one."""
     return split(batch, -(-_count(batch) // rows))[0]
 
 
@@ -53,8 +54,9 @@ def _count(batch: Any) -> int:
 
 
 def split(batch: Any, parts: int) -> list[Any]:
-    """The batch as mini-batches of consecutive rows, at most ``parts``: every tensor in it whose first
-    dimension is that of the first one is split, anything else goes to all of them.
+    """Split a batch into at most ``parts`` mini-batches of consecutive rows.
+
+    Every tensor whose first dimension is that of the first one is split; anything else goes to all parts.
 
     Raises UserError for a batch without a tensor.
     """

@@ -1,4 +1,4 @@
-"""One pass of a model that several studies look at, so that each need not make its own."""
+"""Passes of a model that several studies share."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from normlab.diagnosis.probing.stepping import Slope, trainable
+from normlab.diagnosis.probing.stepping import LossGradients, trainable
 from normlab.diagnosis.reading.kinds import Part, Width, kinds, measuring
 from normlab.diagnosis.reading.parameters import Owner, owners
 from normlab.diagnosis.reading.structure import Structure
@@ -20,22 +20,22 @@ from normlab.errors import UserError
 
 @dataclass(frozen=True)
 class ForwardPass:
-    """What a forward pass showed, without dropout."""
+    """The activations of a forward pass without dropout, and what they tell about parameters."""
 
     tensors: Mapping[Tap, Tensor]
     """At every tap of every sublayer, without graphs."""
     owned: Mapping[str, Owner]
     """Parameters' owners, by path."""
     widths: Mapping[str, Width]
-    """Of the modules that hold parameters."""
+    """Input and output widths of the modules that hold parameters, by path."""
 
 
 @dataclass(frozen=True)
 class BackwardPass:
-    """What a pass forward and back showed, without dropout."""
+    """The activations and gradients of a forward and backward pass without dropout."""
 
     forward: ForwardPass
-    slope: Slope
+    loss_gradients: LossGradients
     stream: Mapping[Tap, Tensor]
     """Gradients of the loss in the stream where each stack begins and after each sublayer; none for a tensor
     before which all is frozen.
@@ -43,7 +43,7 @@ class BackwardPass:
 
 
 def forward_pass(subject: Subject) -> ForwardPass:
-    """A pass forward. Parameters have owners only where gradients are on."""
+    """Run a forward pass. Parameters have owners only if gradients are enabled."""
     model = subject.model
     with capture(model, _taps(subject.structure)) as caught, measuring(model) as widths:
         subject.forward()
@@ -51,9 +51,9 @@ def forward_pass(subject: Subject) -> ForwardPass:
 
 
 def backward_pass(subject: Subject) -> BackwardPass:
-    """A pass forward and one back, to the streams and to every trainable parameter.
+    """Run a forward pass and a backward pass to the streams and to every trainable parameter.
 
-    Raises UserError where every parameter is frozen.
+    Raises UserError if every parameter is frozen.
     """
     model, weights = subject.model, trainable(subject.model)
     with capture(model, _taps(subject.structure)) as caught, measuring(model) as widths, torch.enable_grad():
@@ -67,23 +67,24 @@ def backward_pass(subject: Subject) -> BackwardPass:
     found = torch.autograd.grad(loss, [*inner.values(), *weights.values()], materialize_grads=True)
     stream = dict(zip(inner, found, strict=False))
     gradients = dict(zip(weights, found[len(inner) :], strict=True))
-    return BackwardPass(forward, Slope(loss.item(), gradients), stream)
+    return BackwardPass(forward, LossGradients(loss.item(), gradients), stream)
 
 
 def padding_masks_of(subject: Subject, backward: BackwardPass) -> PaddingMasks:
-    """``find_padding_masks``, from a pass that was made where it can tell.
+    """Find the padding masks from a pass that was made, if its gradients are enough, or by a pass of their
+    own.
 
     It can where every parameter has a gradient: a branch that adds nothing, as ReZero's at the start, leaves
     none in the parameters behind it, and hides which tokens they read.
     """
     stacks = subject.structure.stacks
     begun = {s.name: g for s in stacks if (g := backward.stream.get(s.sublayers[0].before)) is not None}
-    awake = all(bool(g.to_dense().any()) for g in backward.slope.gradients.values())
+    awake = all(bool(g.to_dense().any()) for g in backward.loss_gradients.gradients.values())
     return find_padding_masks(subject, begun=begun if awake else {})
 
 
 def parts_of(subject: Subject, forward: ForwardPass) -> Mapping[str, tuple[Part, ...]]:
-    """What every parameter does, by path: a packed matrix of queries, keys and values has a part for each."""
+    """Return the parts of every parameter by path; a packed matrix of queries, keys and values has three."""
     stacks = subject.structure.stacks
     dims: dict[str | None, int] = {s.name: forward.tensors[s.sublayers[0].before].shape[-1] for s in stacks}
     return kinds(subject.model, forward.owned, forward.widths, dims)

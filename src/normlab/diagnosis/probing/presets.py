@@ -1,70 +1,131 @@
-"""From a residual stream that was read, or only from the names of its blocks, to the probes that watch it."""
+"""The table of probes: which signals of a residual stream each preset measures, and how."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Final
 
-from normlab.diagnosis.probing.observe import PARAMETERS, Probe
-from normlab.diagnosis.reading.structure import StackView, Structure
+from normlab.diagnosis.probing.observe import PARAMETERS, Probe, Site
+from normlab.diagnosis.reading.structure import Structure
 from normlab.diagnosis.reading.taps import Tap
 from normlab.errors import UserError
 
 PRESETS: Final = ("cheap", "standard", "full")
 """From the least to the most that is measured; each includes the one before."""
-FIRST: Final = ((), (0,))
-"""Ways to the tensor that a probe takes first."""
-STREAM: Final = {
-    "cheap": ("rms",),
-    "standard": ("rms",),
-    "full": ("rms", "max_abs", "fraction_nonfinite", "similarity"),
+
+SIGNALS: Final[Mapping[str, str]] = {
+    "before": "the stream that a sublayer reads",
+    "branch": "the output of its branch",
+    "after": "the stream after it",
+    "grad_branch": "the gradient of the loss in the output of its branch",
+    "grad_after": "the gradient of the loss in the stream after it",
+    "weight": "its parameters",
+    "grad": "the gradients of its parameters, before clipping where the trainer allows",
+    "inside": "the outputs of the modules inside its branch",
+    "update": "the change of its parameters by one step, where the optimiser is seen: in normlab's trainer",
 }
-"""Statistics of the stream after each sublayer, by preset."""
-ONLY_STREAM: Final = "cheap"
-"""The preset that looks at nothing else."""
+"""The signals of a sublayer. A probe on any other module has the signals of ``observe``."""
+
+_CHEAP: Final = (("after", "rms"), ("grad", "l2"))
+_STANDARD: Final = (*_CHEAP, ("before", "rms"), ("branch", "rms"), ("grad_after", "rms"), ("weight", "l2"))
+_FULL: Final = (
+    *_STANDARD,
+    ("after", "max_abs"),
+    ("after", "fraction_nonfinite"),
+    ("after", "similarity"),
+    ("grad_branch", "rms"),
+    ("inside", "max_abs"),
+    ("inside", "fraction_zero"),
+)
+MEASURED: Final[Mapping[str, Sequence[tuple[str, str]]]] = dict(
+    zip(PRESETS, (_CHEAP, _STANDARD, _FULL), strict=True)
+)
+"""Signal and statistic of each preset, the same for normlab's trainer, Hugging Face, Lightning and
+``observe``.
+"""
+
+_FIRST: Final = ((), (0,))
+"""Places of the tensor that a probe measures first."""
+_GRADIENTS: Final = {"grad_branch": "branch", "grad_after": "after"}
 
 
 def require_preset(name: str) -> None:
-    """Raises UserError with those that there are for a preset that there is not."""
+    """Raise UserError, naming the presets, unless this is one."""
     if name not in PRESETS:
         raise UserError(f"there is no preset {name!r}; there are {', '.join(PRESETS)}")
 
 
-def stream_probes(structure: Structure, preset: str, *, prefix: str = "") -> list[Probe]:
-    r""":math:`\mathrm{rms}(x_l)` of the stream after each sublayer; in ``standard`` also of each branch, the
-    :math:`\ell_2` norm of the loss's gradient in it, and those of weights and their gradients; in ``full``
-    also the stream's largest element, what of it is not finite, and how alike its tokens are.
+@dataclass(frozen=True)
+class SublayerSite:
+    """Where the signals of a sublayer are seen, whether a structure was read or is known."""
 
-    ``prefix`` is the path of the module that was read within the one that is observed, with its point.
-    Raises UserError for a preset that there is not.
-    """
+    stack: str
+    index: int
+    before: Tap
+    branch: Tap
+    after: Tap
+    modules: tuple[str, ...]
+    """The modules that run in the sublayer, which hold its parameters."""
+
+    def probes(self, signal: str, statistic: str) -> Iterator[Probe]:
+        """Yield the probes of one signal; ``observe`` cannot see updates, so that they have none."""
+        place = Site(self.stack, self.index, signal)
+        if signal in ("before", "branch", "after"):
+            tap: Tap = getattr(self, signal)
+            every = tap.place not in _FIRST
+            yield Probe(tap.module, tap.side, statistic, every_tensor=every, site=place)
+        elif signal in _GRADIENTS:
+            tap = getattr(self, _GRADIENTS[signal])
+            every = tap.place not in _FIRST
+            yield Probe(tap.module, f"grad_{tap.side}", statistic, every_tensor=every, site=place)
+        elif signal == "inside":
+            inner = place._replace(signal="")
+            yield from (Probe(module, "output", statistic, site=inner) for module in self.modules)
+        elif signal in PARAMETERS and self.modules:
+            yield Probe(self.modules[0], signal, statistic, together=self.modules, site=place)
+
+
+def preset_probes(sites: Iterable[SublayerSite], preset: str) -> list[Probe]:
+    """Return the probes of a preset at these sublayers. Raises UserError for an unknown preset."""
     require_preset(preset)
-    found = [probe for stack in structure.stacks for probe in _of_stack(stack, preset, prefix)]
+    found = [p for site in sites for signal, how in MEASURED[preset] for p in site.probes(signal, how)]
     return list(dict.fromkeys(found))
 
 
-def weight_probes(containers: Iterable[str]) -> list[Probe]:
-    """The norms of weights and their gradients inside containers of blocks, which no forward pass is needed
-    for.
+def stream_probes(structure: Structure, preset: str, *, prefix: str = "") -> list[Probe]:
+    """Return the probes of a preset for a structure that ``read_structure`` returned.
+
+    ``prefix`` is the path of the module that was read within the one that is observed, with its point.
+    Raises UserError for an unknown preset.
+    """
+    return preset_probes(_sites(structure, prefix), preset)
+
+
+def weight_probes(blocks: Mapping[str, Sequence[Sequence[str]]]) -> list[Probe]:
+    """Return probes of the weights of blocks and of their gradients, which need no forward pass.
+
+    ``blocks`` maps each container to lists of the paths of modules, one list per block, first its own.
     """
     return [
-        Probe(f"{name}.*" if name else "*", signal, "l2")
-        for name in dict.fromkeys(containers)
+        Probe(modules[0], signal, "l2", together=tuple(modules), site=Site(container, None, signal))
+        for container, those in blocks.items()
+        for modules in those
         for signal in PARAMETERS
     ]
 
 
-def _of_stack(stack: StackView, preset: str, prefix: str) -> Iterator[Probe]:
-    for view in stack.sublayers:
-        for statistic in STREAM[preset]:
-            yield _at(view.after, prefix, statistic)
-        if preset != ONLY_STREAM:
-            yield _at(view.branch, prefix, "rms")
-            yield Probe(prefix + view.branch.module, "grad_output", "l2")
-    if preset != ONLY_STREAM:
-        yield from weight_probes([(prefix + stack.name).rstrip(".")])
+def _sites(structure: Structure, prefix: str) -> Iterator[SublayerSite]:
+    def moved(tap: Tap) -> Tap:
+        return Tap(prefix + tap.module, tap.side, tap.place, tap.call)
 
-
-def _at(tap: Tap, prefix: str, statistic: str) -> Probe:
-    """A probe of what a tap shows; of all tensors there where it may not be the first."""
-    return Probe(prefix + tap.module, tap.side, statistic, every_tensor=tap.place not in FIRST)
+    for stack in structure.stacks:
+        for view in stack.sublayers:
+            yield SublayerSite(
+                f"{prefix}{stack.name}".rstrip("."),
+                view.index,
+                moved(view.before),
+                moved(view.branch),
+                moved(view.after),
+                tuple(prefix + path for path in view.modules),
+            )

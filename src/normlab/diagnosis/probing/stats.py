@@ -1,4 +1,4 @@
-"""Statistics of one tensor, each a 0-d tensor on the tensor's own device: nothing waits for the device."""
+"""Statistics of a tensor, each a 0-d tensor on the same device, so that nothing waits for the device."""
 
 from __future__ import annotations
 
@@ -11,53 +11,53 @@ Statistic = Callable[[Tensor], Tensor]
 
 
 def mean(x: Tensor) -> Tensor:
-    r""":math:`\frac{1}{n} \sum_i x_i`."""
+    r"""Return :math:`\frac{1}{n} \sum_i x_i`."""
     return x.mean()
 
 
 def variance(x: Tensor) -> Tensor:
-    r""":math:`\frac{1}{n} \sum_i (x_i - \bar x)^2`."""
+    r"""Return :math:`\frac{1}{n} \sum_i (x_i - \bar x)^2`."""
     return x.var(correction=0)
 
 
 def mean_square(x: Tensor) -> Tensor:
-    r""":math:`\frac{1}{n} \sum_i x_i^2`; d times this is the mean squared length of rows of width d."""
+    r"""Return :math:`\frac{1}{n} \sum_i x_i^2`: the mean squared length of rows of width d, over d."""
     return x.square().mean()
 
 
 def rms(x: Tensor) -> Tensor:
-    r""":math:`(\frac{1}{n} \sum_i x_i^2)^{1/2}`."""
+    r"""Return :math:`(\frac{1}{n} \sum_i x_i^2)^{1/2}`."""
     return mean_square(x).sqrt()
 
 
 def l2(x: Tensor) -> Tensor:
-    r""":math:`(\sum_i x_i^2)^{1/2}`."""
+    r"""Return :math:`(\sum_i x_i^2)^{1/2}`."""
     return torch.linalg.vector_norm(x)
 
 
 def max_abs(x: Tensor) -> Tensor:
-    r""":math:`\max_i |x_i|`."""
+    r"""Return :math:`\max_i |x_i|`."""
     return x.abs().amax()
 
 
 def fraction_nonfinite(x: Tensor) -> Tensor:
-    r""":math:`\frac{1}{n} |\{i : x_i \text{ is infinite or not a number}\}|`."""
+    r"""Return :math:`\frac{1}{n} |\{i : x_i \text{ is infinite or not a number}\}|`."""
     return 1 - x.isfinite().to(x.dtype).mean()
 
 
 def fraction_zero(x: Tensor) -> Tensor:
-    r""":math:`\frac{1}{n} |\{i : x_i = 0\}|`."""
+    r"""Return :math:`\frac{1}{n} |\{i : x_i = 0\}|`."""
     return (x == 0).to(x.dtype).mean()
 
 
 def entropy(x: Tensor) -> Tensor:
-    r""":math:`-\sum_i p_i \ln p_i` in nats, the mean over rows p of probabilities `[..., n]`."""
+    r"""Return :math:`-\sum_i p_i \ln p_i` in nats, the mean over rows p of probabilities `[..., n]`."""
     return torch.special.entr(x).sum(-1).mean()
 
 
 def similarity(x: Tensor) -> Tensor:
-    r""":math:`\frac{1}{t(t-1)} \sum_{i \ne j} \cos(x_i, x_j)` of the t rows of `[..., t, d]`, the mean over
-    sequences. Not a number where t is 1.
+    r"""Return :math:`\frac{1}{t(t-1)} \sum_{i \ne j} \cos(x_i, x_j)` of the t rows of `[..., t, d]`, the mean
+    over sequences. Not a number where t is 1.
     """
     rows = torch.nn.functional.normalize(x, dim=-1)
     t = x.shape[-2]
@@ -80,10 +80,10 @@ STATISTICS: dict[str, Statistic] = {
         similarity,
     )
 }
-"""Every statistic by the name that a probe gives."""
+"""The statistics by the names that probes use."""
 
 
 def measure(statistic: str, x: Tensor) -> Tensor:
-    """One statistic of a tensor of any floating type, taken in float32 where the type is narrower."""
+    """Compute a statistic of a tensor of any floating type, in float32 if the type is narrower."""
     x = x.detach()
     return STATISTICS[statistic](x.to(torch.promote_types(x.dtype, torch.float32)))

@@ -1,4 +1,4 @@
-"""The weights that one update leads to, by an optimiser that begins or one amid its training."""
+"""Compute the weights after one update, by a new optimiser or by one in the middle of its training."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from torch import Tensor
 from torch.nn import Parameter
 from torch.optim import Optimizer
 
-from normlab.diagnosis.probing.stepping import Slope, Weights, at_weights, gradients_of, trainable
+from normlab.diagnosis.probing.stepping import LossGradients, Weights, at_weights, gradients_of, trainable
 from normlab.diagnosis.reading.subject import Subject, undisturbed
 from normlab.errors import UserError
 
@@ -23,15 +23,15 @@ OptimiserFactory: TypeAlias = Callable[[list[Parameter]], Optimizer]
 
 
 def updated(
-    subject: Subject, optimiser: Optimizer | OptimiserFactory, slope: Slope | None = None
+    subject: Subject, optimiser: Optimizer | OptimiserFactory, loss_gradients: LossGradients | None = None
 ) -> dict[str, Tensor]:
-    """What the trainable parameters are after one update on the subject's loss, without dropout, by path.
+    """Return the trainable parameters after one update on the subject's loss, without dropout, by path.
 
-    An optimiser amid its training goes on from a copy of its state, without its hooks and without what a
-    schedule does after a step; a function makes a new one of the parameters that need a gradient. The
+    An optimiser in the middle of its training goes on from a copy of its state, without its hooks and without
+    what a schedule does after a step; a function makes a new one of the parameters that need a gradient. The
     model's weights and gradients, the optimiser's state and its groups are never written to. Optimisers that
-    evaluate the loss several times, as LBFGS, do so. ``slope`` is what the first evaluation gives, at the
-    model's own weights, where it is known already.
+    evaluate the loss several times, as LBFGS, do so. ``loss_gradients`` is what the first evaluation gives,
+    at the model's own weights, where it is known already.
 
     Raises UserError for a frozen model, a loss that is not finite, and another model's optimiser.
     """
@@ -44,10 +44,18 @@ def updated(
         copy = optimiser(list(twins.values()))
 
     # an optimiser may write to the gradients that it is given
-    known = [Slope(slope.loss, {path: g.clone() for path, g in slope.gradients.items()})] if slope else []
+    known = (
+        [
+            LossGradients(
+                loss_gradients.loss, {path: g.clone() for path, g in loss_gradients.gradients.items()}
+            )
+        ]
+        if loss_gradients
+        else []
+    )
 
     def evaluate() -> float:
-        loss, gradients = known.pop() if known else slope_of(subject, twins)
+        loss, gradients = known.pop() if known else find_loss_gradients(subject, twins)
         if not math.isfinite(loss):
             raise UserError(f"the loss is {loss}, and no update follows; check weights and batch")
         for path, twin in twins.items():
@@ -64,15 +72,15 @@ def updated(
     return {path: twin.detach() for path, twin in twins.items()}
 
 
-def slope_of(subject: Subject, weights: Weights | None = None) -> Slope:
-    """A pass forward and back without dropout, at other weights where some are given."""
+def find_loss_gradients(subject: Subject, weights: Weights | None = None) -> LossGradients:
+    """Run a forward and backward pass without dropout, at other weights if some are given."""
     with torch.enable_grad(), at_weights(subject.model, weights or {}):
         loss = subject.loss()
-        return Slope(loss.item(), gradients_of(loss, subject.model))
+        return LossGradients(loss.item(), gradients_of(loss, subject.model))
 
 
 def _copy(optimiser: Optimizer, twin_of: Mapping[int, Parameter]) -> Optimizer:
-    """The same optimiser on the twins of its parameters."""
+    """Copy an optimiser, with twins in the place of its parameters."""
     held = [p for group in optimiser.param_groups for p in group["params"]]
     if not any(id(p) in twin_of for p in held):
         raise UserError(

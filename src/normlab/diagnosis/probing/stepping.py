@@ -1,4 +1,4 @@
-"""Gradients, and other weights in a model for a while; its own weights and gradients are never written to."""
+"""Compute gradients, and run a model at other weights, without writing to its own."""
 
 from __future__ import annotations
 
@@ -16,15 +16,15 @@ Weights: TypeAlias = Mapping[str, Tensor]
 """Trainable parameters, or what belongs to each, by path."""
 
 
-class Slope(NamedTuple):
-    """A loss, and its gradient in every trainable parameter by path."""
+class LossGradients(NamedTuple):
+    """A loss, and its gradients in every trainable parameter by path."""
 
     loss: float
     gradients: Weights
 
 
 def trainable(model: nn.Module) -> dict[str, nn.Parameter]:
-    """The parameters that need gradients, by path. Raises UserError for a frozen model."""
+    """Return the parameters that need gradients, by path. Raises UserError for a frozen model."""
     found = {path: p for path, p in model.named_parameters() if p.requires_grad}
     if not found:
         raise UserError(FROZEN)
@@ -32,7 +32,7 @@ def trainable(model: nn.Module) -> dict[str, nn.Parameter]:
 
 
 def gradients_of(loss: Tensor, model: nn.Module) -> dict[str, Tensor]:
-    """The gradient of a loss in every trainable parameter, zero where the loss does not reach one.
+    """Return the gradients of a loss in every trainable parameter; zero for one that it does not reach.
 
     Raises UserError for a loss without a graph.
     """
@@ -45,8 +45,8 @@ def gradients_of(loss: Tensor, model: nn.Module) -> dict[str, Tensor]:
 
 @contextmanager
 def at_weights(model: nn.Module, weights: Weights) -> Iterator[None]:
-    """Within this block the model computes with other values in its parameters of these paths; afterwards
-    they have their own storage back, never written to.
+    """Run the model with other values in these parameters inside this block; their own storage is restored
+    afterwards and never written to.
     """
     parameters = dict(model.named_parameters())
     own = {path: parameters[path].data for path in weights}

@@ -1,4 +1,4 @@
-"""From a block's input to its output, sum by sum: the stream is followed through the recorded tensors."""
+"""Follow the residual stream through a block, from sum to sum, in the tensors that were recorded."""
 
 from __future__ import annotations
 
@@ -15,22 +15,22 @@ from normlab.diagnosis.reading.taps import Tap
 
 
 class NormCall(NamedTuple):
-    """A norm was called on one tensor and put out another."""
+    """A call of a norm, with the numbers of its input and its output."""
 
     path: str
     given: int
     output: int
 
 
-class Read(NamedTuple):
-    """The branch reads ``factor`` times the output of a norm."""
+class NormRead(NamedTuple):
+    """The norm through which a branch reads the stream, and the factor by which its output is multiplied."""
 
     path: str
     factor: float
 
 
 class Step(NamedTuple):
-    """The stream goes from one tensor to another by a sum and, in a Post-LN, the norm of it."""
+    """A step of the stream from one tensor to the next: a sum and, in a Post-LN, the norm of the sum."""
 
     stream: int
     sum: Sum
@@ -40,8 +40,8 @@ class Step(NamedTuple):
 
 
 class Norms:
-    """Which modules are norms: what they put out does not grow with what goes in, and no parameter of theirs
-    is larger than a row. That holds for those that divide by a scale and for those that squash.
+    """Recognises norms: modules whose output does not grow with their input and whose parameters are at most
+    as large as a row. That includes those that divide by a scale and those that squash.
     """
 
     def __init__(self, model: nn.Module) -> None:
@@ -49,7 +49,7 @@ class Norms:
         self._known: dict[tuple[str, int], bool] = {}
 
     def calls(self, recording: Recording, start: int, stop: int) -> Iterator[NormCall]:
-        """The calls of norms among these events, innermost module first."""
+        """Yield the calls of norms among these events, the innermost module first."""
         entered: dict[tuple[str, int], set[int]] = {}
         for event in recording.events[start:stop]:
             seen, of = set(event.seen.values()), (event.path, event.call)
@@ -62,7 +62,7 @@ class Norms:
                     yield NormCall(event.path, x, y)
 
     def norms(self, path: str, dim: int) -> bool:
-        """Whether the module there is a norm of rows of this width."""
+        """Whether the module at a path is a norm of rows of this width."""
         if (path, dim) not in self._known:
             self._known[path, dim] = _is_norm(self.modules[path], dim)
         return self._known[path, dim]
@@ -105,7 +105,7 @@ class Block:
         self._goals: set[int]
 
     def steps(self) -> list[Step]:
-        """The way of the stream through the block, [] where there is none."""
+        """Return the steps of the stream through the block, [] if there are none."""
         sizes = self.recording.sizes
         for start in dict.fromkeys(self.events[0].seen.values()):
             ends = self.events[-1:] if self.called else self.events[-2:]
@@ -120,8 +120,8 @@ class Block:
         return []
 
     def named_steps(self, branches: Sequence[str]) -> list[Step]:
-        """The way of the stream for branches that are named by their paths in the block: from what was there
-        to the first new tensor after a branch, and after the last one to the block's output.
+        """Return the steps of the stream for branches that are named by their paths in the block: from the
+        tensor before to the first new tensor after a branch, and after the last branch to the block's output.
         """
         sizes, steps = self.recording.sizes, list[Step]()
         stream, paths = next(iter(self.events[0].seen.values())), {f"{self.path}.{b}" for b in branches}
@@ -149,7 +149,7 @@ class Block:
         return Sums(numbers, {n for n, side in seen if side == "output"}, self.recording.samples)
 
     def _walk(self, stream: int) -> list[Step] | None:
-        """The steps from a tensor to the block's output, or None where there are none.
+        """Return the steps from a tensor to the block's output, or None if there are none.
 
         After a sum the stream is the sum, or what a norm makes of it; which one, the rest of the way tells.
         """
@@ -168,45 +168,49 @@ class Block:
                     yield [Step(stream, found, after, write), *rest]
 
     def first(self, number: int) -> int:
-        """The event, counted from the block's first, that shows a tensor first."""
+        """Return the index, in the block, of the first event that shows a tensor."""
         return next(i for i, event in enumerate(self.events) if number in event.seen.values())
 
     def tap(self, number: int) -> Tap:
-        """Where a tensor of the stream is seen: where it enters or leaves the block, or else first."""
+        """Return a tap of a tensor of the stream: where it enters or leaves the block, or else where it is
+        first seen.
+        """
         if self.called and number in self.events[-1].seen.values():
             return self.events[-1].tap(number)
         return self.events[self.first(number)].tap(number)
 
     def branches(self, step: Step) -> list[int]:
-        """The terms of a step that were computed from its stream, and not only carried along."""
+        """Return the terms of a step that were computed from its stream, and are not merely carried along."""
         return [y for y in step.sum.terms if self.first(y) > self.first(step.stream)]
 
     def put_out(self, step: Step, branch: int) -> list[Event]:
-        """Where a branch is put out before it is added, the last time first, which is after its dropout."""
+        """Return the events that put out a branch before it is added, the last one first, which follows its
+        dropout.
+        """
         until = self.events[: self.first(step.sum.total)]
         shown = [e for e in reversed(until) if e.side == "output" and branch in e.seen.values()]
         return sorted(shown, key=lambda e: isinstance(self._modules[e.path], nn.Identity))
 
     def normed(self, branch: int) -> str | None:
-        """The norm that put out a branch, if one did."""
+        """Return the path of the norm that put out a branch, if one did."""
         return next((n.path for calls in self.norms.values() for n in calls if n.output == branch), None)
 
-    def read(self, step: Step, shown: Sequence[Event]) -> Read | None:
-        """The norm through which a branch reads the stream: of those that are given the stream, the one whose
-        output is used nearest to where the branch is shown, as it is if that is seen and else scaled.
+    def read(self, step: Step, shown: Sequence[Event]) -> NormRead | None:
+        """Find the norm through which a branch reads the stream: among those that are applied to the stream,
+        the one whose output is used nearest to the branch, directly if that is seen and otherwise scaled.
         """
-        near: list[tuple[bool, int, int, Read]] = []
+        near: list[tuple[bool, int, int, NormRead]] = []
         for norm in self.norms.get(step.stream, ()):
             made, summed = self.first(norm.output), self.first(step.sum.total)
             users = [e for e in self.events[made:summed] if e.side == "input" and e.path != norm.path]
             for i, user in enumerate(users):
                 if factor := self._factor(user, norm.output):
                     common = max(_common(user.path, event.path) for event in shown)
-                    near.append((factor == 1.0, common, -i, Read(norm.path, factor)))
+                    near.append((factor == 1.0, common, -i, NormRead(norm.path, factor)))
         return max(near)[-1] if near else None
 
     def _factor(self, user: Event, output: int) -> float | None:
-        """How many times a norm's output a module is given, None where it is given something else."""
+        """Return the multiple of a norm's output that a module receives, or None."""
         sizes, samples = self.recording.sizes, self.recording.samples
         if output in user.seen.values():
             return 1.0
@@ -216,12 +220,22 @@ class Block:
         return None
 
     def between(self, step: Step) -> list[Event]:
-        """The events from when a stream was there until its branches were added to it."""
+        """Return the events from the first appearance of a stream until its branches are added to it."""
         return self.events[self.first(step.stream) : self.first(step.sum.total)]
 
+    def ran(self, step: Step, within: str) -> tuple[str, ...]:
+        """Return the modules that begin and end between a stream and its sum, below ``within``, and the norm
+        of the sum.
+        """
+        events = self.between(step)
+        ended = {event.path for event in events if event.side == "output"}
+        paths = [e.path for e in events if e.side == "input" and e.path in ended]
+        inner = [p for p in paths if not within or f"{p}.".startswith(f"{within}.")]
+        return tuple(dict.fromkeys([*inner, *([step.write] if step.write else [])]))
+
     def names(self, path: str) -> str:
-        """The names and types of a module and of those it lies in, below the block; a module that blocks
-        share has the names that the first of them gives it.
+        """Return the names and types of a module and of the modules around it, below the block; a module that
+        blocks share is named as in the first of them.
         """
         names, depth = path.split("."), len(self.path.split("."))
         start = depth if path == self.path else min(depth, len(names) - 1)
@@ -230,8 +244,8 @@ class Block:
         return " ".join([*below, *(type(self._modules[p]).__name__ for p in paths)])
 
     def reads_memory(self, step: Step, entered: Sequence[Event]) -> bool:
-        """Whether a module with a matrix of its own is given a tensor from before the block that has the
-        stream's shape but for one size, its length.
+        """Whether a module with a matrix of its own receives a tensor from before the block whose shape is
+        that of the stream except for its length.
         """
         shapes = self.recording.shapes
         shape = shapes[step.stream]
@@ -258,6 +272,6 @@ class Block:
 
 
 def _common(path: str, other: str) -> int:
-    """How many leading names two paths share."""
+    """Return the number of leading names that two paths share."""
     pairs = zip(path.split("."), other.split("."), strict=False)
     return sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], pairs))

@@ -1,4 +1,6 @@
-"""What a parameter does: projects queries, embeds, norms. Numbers first, names where numbers cannot tell."""
+"""Recognise the function of a parameter (query, embedding, norm …), from numbers first and from names where
+numbers cannot tell.
+"""
 
 from __future__ import annotations
 
@@ -27,7 +29,7 @@ FFN_IN: Final = frozenset({"up", "gate", "in", "inner", "wi", "w1", "w3", "fc1",
 
 
 class Part(NamedTuple):
-    """What a stretch of a parameter along one axis does; all of it unless a start and a stop are given."""
+    """The function of a slice of a parameter along one axis, or of all of it."""
 
     kind: str
     axis: int = 0
@@ -35,12 +37,12 @@ class Part(NamedTuple):
     stop: int | None = None
 
     def of(self, x: Tensor) -> Tensor:
-        """That stretch of the parameter, of its gradient or of its update."""
+        """Return this slice of the parameter, of its gradient or of its update."""
         return x[(*(slice(None),) * self.axis, slice(self.start, self.stop))] if x.ndim else x
 
 
 class Width(NamedTuple):
-    """Of what went into a module's first call, and of what came out."""
+    """The widths of the input and the output of a module's first call."""
 
     given: int
     output: int
@@ -48,7 +50,7 @@ class Width(NamedTuple):
 
 @contextmanager
 def measuring(model: nn.Module) -> Iterator[dict[str, Width]]:
-    """Within this block the dictionary is filled with the widths at the modules that hold parameters, in the
+    """Fill the dictionary, inside this block, with the widths at the modules that hold parameters, in the
     order of their calls.
     """
     holders = {p: m for p, m in model.named_modules() if next(m.parameters(recurse=False), None) is not None}
@@ -66,8 +68,8 @@ def measuring(model: nn.Module) -> Iterator[dict[str, Width]]:
 
 
 def norms_of(model: nn.Module, widths: Mapping[str, Width]) -> set[str]:
-    """The paths of the norms with parameters among the modules that were measured: what they put out does not
-    grow with what goes in.
+    """Return the paths of the norms with parameters among the measured modules: their output does not grow
+    with their input.
     """
     norms = Norms(model)
     with evaluating(model):
@@ -80,7 +82,8 @@ def kinds(
     widths: Mapping[str, Width],
     dims: Mapping[str | None, int],
 ) -> dict[str, tuple[Part, ...]]:
-    """Every parameter's parts, by path: query, key, value, output, ffn_in, ffn_out, norm, embedding, other.
+    """Return the parts of every parameter by path: query, key, value, output, ffn_in, ffn_out, norm,
+    embedding, other.
 
     ``owned`` says in which sublayer a parameter acts, ``widths`` what its module maps from and to, ``dims``
     how wide each stack's stream is. A packed matrix of queries, keys and values has three parts, one of keys
@@ -123,7 +126,9 @@ def _is_bias(path: str, shape: tuple[int, ...], plain: Mapping[str, str]) -> boo
 
 
 def _kind(path: str, shape: tuple[int, ...], module: nn.Module, owner: Owner) -> str:
-    """By type and name: a kind, or ``packed`` or ``ffn`` for what other parameters decide."""
+    """Classify a parameter by type and name: a kind, or ``packed`` or ``ffn`` if other parameters have to
+    decide.
+    """
     if isinstance(module, nn.Embedding):
         return "embedding"
     if len(shape) < 2:
@@ -136,7 +141,7 @@ def _kind(path: str, shape: tuple[int, ...], module: nn.Module, owner: Owner) ->
 
 
 def _names(path: str) -> list[str]:
-    """The last two names that say something."""
+    """Return the last two informative names of a path."""
     names = path.lower().split(".")
     return [name for name in reversed(names) if not name.isdigit() and name not in ("weight", "bias")][:2]
 
@@ -162,8 +167,8 @@ def _unpacked(
     width: Width | None,
     dim: int | None,
 ) -> tuple[Part, ...]:
-    """Keys and values where the sublayer has queries of their own, else queries, keys and values. Queries are
-    as wide as what the output projection reads, or a third.
+    """Return the parts of a packed matrix: keys and values if the sublayer has a matrix of queries, otherwise
+    queries, keys and values. Queries are as wide as the input of the output projection, or a third.
     """
     transposed = width is not None and shapes[path] == tuple(width) and width.given != width.output
     axis = int(transposed)
@@ -187,8 +192,9 @@ def _ffn(
     *,
     dim: int | None,
 ) -> str:
-    """Into the stream's width, or from it to what is read back; so a router is neither. By order where all
-    are as wide as the stream, by name where a module's calls do not show it, as of stacked experts.
+    """Classify a feed-forward matrix by its widths: to the inner width, or back to the stream's; a router is
+    neither. The order of calls decides if all are as wide as the stream, names if the calls do not show a
+    parameter, as for stacked experts.
     """
     width = widths.get(_holder(path))
     if width is None or dim not in width or set(shapes[path]) != set(width):
@@ -205,7 +211,7 @@ def _ffn(
 def _like_matrix(
     shapes: Mapping[str, tuple[int, ...]], found: Mapping[str, tuple[Part, ...]], path: str
 ) -> tuple[Part, ...]:
-    """The parts of a bias: those of the matrix of its name, where it has an entry for each of its outputs."""
+    """Return the parts of a bias: those of its matrix, if it has an entry per output of it."""
     matrix = f"{path.removesuffix('bias')}weight"
     parts = found.get(matrix, found[path])
     if len(parts) > 1 and shapes[path][0] != shapes[matrix][parts[0].axis]:

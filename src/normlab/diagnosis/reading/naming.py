@@ -1,4 +1,6 @@
-"""What names are good for: which siblings may be repeated blocks, and what a branch is called."""
+"""Use names for the two things they can tell: which siblings may be repeated blocks, and the role of a
+branch.
+"""
 
 from __future__ import annotations
 
@@ -17,7 +19,7 @@ FFN = re.compile(r"mlp|ff|feed_?forward|fc\d|intermediate|linear\d|dense|moe|exp
 
 
 def candidates(model: nn.Module, named: Sequence[str]) -> Iterator[tuple[str, list[str]]]:
-    """Containers with the paths of what may be their blocks, outer ones first.
+    """Yield containers with the paths of their possible blocks, outer ones first.
 
     Those that are named, or else all modules with children that are numbered siblings: one type at least
     twice, or a list of one. Raises UserError for a name that fits no module.
@@ -37,7 +39,7 @@ def candidates(model: nn.Module, named: Sequence[str]) -> Iterator[tuple[str, li
 
 
 def _siblings(module: nn.Module) -> Iterator[list[str]]:
-    """The children that differ in a number only, with modules and a matrix inside, for each common name."""
+    """Yield, per common name, the children that differ only in a number and hold modules and a matrix."""
     stems: dict[str, dict[str, type[nn.Module]]] = {}
     for name, child in module.named_children():
         stem = re.sub(r"\d+", "", name)
@@ -51,8 +53,8 @@ def _siblings(module: nn.Module) -> Iterator[list[str]]:
 
 
 def role_of(block: Block, step: Step, shown: Sequence[Event]) -> str:
-    """What a branch is, by the names of the modules that put it out or else of those that ran before it was
-    added; an attention to what was there before its block is a cross-attention.
+    """Name the role of a branch by the names of the modules that put it out, or else of those that ran before
+    it was added; attention to a tensor from before its block is cross-attention.
     """
     ran = [event for event in block.between(step) if event.side == "input"]
     for told in [*(block.names(e.path) for e in shown), " ".join(block.names(e.path) for e in ran)]:

@@ -1,4 +1,4 @@
-"""Which sublayer a parameter belongs to: read from the graph of a forward pass, not from names."""
+"""Assign parameters to sublayers by the graph of a forward pass, not by names."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ from normlab.diagnosis.reading.taps import Tap
 
 
 class Owner(NamedTuple):
-    """Where a parameter acts. ``index`` is None where several sublayers use it, as is ``layer`` unless they
-    are of one layer, and ``stack`` unless they are of one stack; then ``role`` is ``shared``, and ``other``
-    outside of all sublayers.
+    """The place where a parameter acts. ``index`` is None if several sublayers use it, as is ``layer`` unless
+    they are of one layer, and ``stack`` unless they are of one stack; then ``role`` is ``shared``, and
+    ``other`` outside of all sublayers.
     """
 
     stack: str | None = None
@@ -24,13 +24,13 @@ class Owner(NamedTuple):
 
 
 def stream_taps(structure: Structure) -> list[Tap]:
-    """What ``owners`` must have seen."""
+    """Return the taps that ``owners`` needs."""
     views = [view for stack in structure.stacks for view in stack.sublayers]
     return [tap for view in views for tap in (view.before, view.branch, view.after)]
 
 
 def owners(model: nn.Module, structure: Structure, seen: Mapping[Tap, Tensor]) -> dict[str, Owner]:
-    """The owner of every parameter, by its path.
+    """Return the owner of every parameter by path.
 
     A sublayer owns the parameters between the stream before it and the stream after it: those of its branch,
     of its norms and of its factors. ``seen`` holds, from one forward pass with its graph, what
@@ -51,7 +51,7 @@ def owners(model: nn.Module, structure: Structure, seen: Mapping[Tap, Tensor]) -
 
 
 def _between(start: Any, ends: set[Any]) -> Iterator[Any]:
-    """The leaves of the graph behind a node, on the way to none of the ends."""
+    """Yield the leaves of the graph behind a node, up to the nodes in ``ends``."""
     waiting, known = [start], set(ends) | {None}
     while waiting:
         if (node := waiting.pop()) in known:

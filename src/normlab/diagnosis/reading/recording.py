@@ -1,4 +1,4 @@
-"""One forward pass as a list of events: which tensors entered and left which module, in order.
+"""Record a forward pass as a list of events: which tensors entered and left which module, in order.
 
 Tensors are told apart by their values, not by their names or addresses, and a sample of their rows is kept.
 """
@@ -19,11 +19,13 @@ from normlab.errors import UserError
 Call = Callable[[nn.Module, Any], Any]
 
 ROWS = 32
-"""Of each tensor that are kept, evenly spaced."""
+"""Rows of each tensor that are kept, evenly spaced."""
 
 
 class Event(NamedTuple):
-    """A module is entered (``"input"``) or left (``"output"``); ``seen`` numbers its tensors, in order."""
+    """A module is entered (``"input"``) or left (``"output"``); ``seen`` maps places to the numbers of
+    tensors.
+    """
 
     path: str
     side: Side
@@ -31,13 +33,13 @@ class Event(NamedTuple):
     seen: dict[Place, int]
 
     def tap(self, number: int) -> Tap:
-        """Where this event shows the tensor of that number."""
+        """Return a tap of the tensor of that number in this event."""
         place = next(place for place, seen in self.seen.items() if seen == number)
         return Tap(self.path, self.side, place, self.call)
 
 
 class Recording:
-    """The events of a pass, with the shape and the sample `[R, D]` of each tensor by its number.
+    """The events of a pass, with the shape and a sample `[R, D]` of each tensor by its number.
 
     A tensor and a view of it in which other dimensions lead are one; ``sizes`` are rows and width.
     """
@@ -69,7 +71,7 @@ class Recording:
         return self._numbers[key]
 
     def at(self, tap: Tap) -> Tensor:
-        """The sample of the tensor that a tap shows."""
+        """Return the sample of the tensor that a tap shows."""
         return next(
             self.samples[event.seen[tap.place]]
             for event in self.events
@@ -77,15 +79,15 @@ class Recording:
         )
 
     def broken(self) -> str | None:
-        """The first module that put out something that is not a number."""
+        """Return the path of the first module whose output holds a value that is not a number."""
         for event in self.events:
             if event.side == "output" and any(self.samples[n].isnan().any() for n in event.seen.values()):
                 return event.path
         return None
 
 
-class Called(nn.Module):
-    """A model under its call, so that a pass can run on other weights than the model's own."""
+class CallableModel(nn.Module):
+    """A model together with its call, so that a pass can run on other weights than the model's own."""
 
     def __init__(self, model: nn.Module, call: Call) -> None:
         super().__init__()
@@ -96,12 +98,12 @@ class Called(nn.Module):
 
 
 def record(model: nn.Module, batch: Any, call: Call, weights: Mapping[str, Tensor]) -> Recording:
-    """One pass in evaluation mode, with ``weights`` in the place of the model's own of these names.
+    """Run one pass in evaluation mode, with ``weights`` in the place of the model's own of these names.
 
     Raises UserError with what to change when the model raises.
     """
     recording = Recording()
-    called = Called(model, call)
+    called = CallableModel(model, call)
     replaced = {f"model.{name}": weight for name, weight in weights.items()}
     with evaluating(model), watching(dict(model.named_modules()), recording.see):
         try:
@@ -128,7 +130,7 @@ def _why(model: nn.Module, batch: Any, error: Exception) -> str:
 
 
 def awake(model: nn.Module) -> dict[str, Tensor]:
-    """Other values for the parameters that stand at zero, as far as float32 can tell.
+    """Draw other values for the parameters that are zero to the precision of float32.
 
     ReZero's scalars, FixUp's last matrices and LayerScale's vectors hide a branch at the start; which tensors
     are added to which does not depend on them.

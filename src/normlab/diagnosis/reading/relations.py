@@ -1,4 +1,4 @@
-"""Which tensor is the sum of which: found by products of samples, confirmed element by element."""
+"""Find which tensor is the sum of which, by products of samples, and confirm it element by element."""
 
 from __future__ import annotations
 
@@ -23,8 +23,8 @@ class Sum(NamedTuple):
 
 
 class Sums:
-    """The sums among tensors of one shape, ``numbers`` in the order in which they appeared; only those that
-    are ``made`` (put out by a module) count as a branch.
+    """The sums among tensors of one shape, ``numbers`` in the order in which they appeared; only tensors that
+    a module puts out (``made``) count as a branch.
 
     Samples are `[R, D]`. Products of all of them, for every channel, give the squared error of every possible
     sum at once; what is small is then computed as the model would have.
@@ -41,7 +41,8 @@ class Sums:
         self._gram = self._products.sum(-1)
 
     def of(self, stream: int) -> Iterator[Sum]:
-        """The sums that the stream is part of, plain ones first, then with factors, then of three tensors.
+        """Yield the sums that the stream is part of: plain ones first, then with factors, then of three
+        tensors.
 
         Factors need the precision of float32 and, one a channel, eight rows.
         """
@@ -64,7 +65,7 @@ class Sums:
     def _sum(
         self, s: int, t: int, ys: tuple[int, ...], shortcut: Factor = 1.0, scale: Factor = 1.0
     ) -> Iterator[Sum]:
-        """The sum, if it holds."""
+        """Yield the sum if it holds."""
         x, first = self._x, (s, *ys)
         found = Sum(t, ys, shortcut, scale)
         if (shortcut, scale) != (1.0, 1.0):
@@ -148,7 +149,9 @@ class Sums:
 
 
 def refit(found: Sum, *, stream: Tensor, branch: Tensor, total: Tensor) -> Sum:
-    """The factors of a sum on other samples `[R, D]` of the same tensors; a branch of zeros tells nothing."""
+    """Fit the factors of a sum to other samples `[R, D]` of the same tensors; a branch of zeros changes
+    nothing.
+    """
     s, y, t = stream.double(), branch.double(), total.double()
     if not y.any():
         return found
@@ -163,7 +166,7 @@ def refit(found: Sum, *, stream: Tensor, branch: Tensor, total: Tensor) -> Sum:
 
 
 def proportion(x: Tensor, to: Tensor) -> float | None:
-    """k where x is k times ``to``, within rounding."""
+    """Return k if x is k times ``to`` within rounding, otherwise None."""
     x, to = x.double(), to.double()
     k = float((x * to).sum() / to.square().sum())
     return k if (x - k * to).norm() <= 1e-5 * x.norm() and k else None

@@ -1,4 +1,4 @@
-"""What the residual stream of a model looks like: read from the numbers of one forward pass."""
+"""Read the residual stream of a model from the numbers of one forward pass."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from normlab.errors import UserError
 
 @dataclass(frozen=True)
 class SublayerView:
-    r"""One branch and its two places in the stream, :math:`t = a \odot s + c \odot y`: s is ``before``, y
+    r"""A branch and its two places in the stream, :math:`t = a \odot s + c \odot y`: s is ``before``, y
     ``branch``, t ``total``; ``after`` is t, or the norm of t.
 
     ``role`` is ``self_attention``, ``cross_attention``, ``ffn`` or ``branch``; ``index`` counts sublayers and
@@ -49,13 +49,15 @@ class SublayerView:
     ``other`` for anything else.
     """
     relation: str
-    """What holds of these tensors, in words."""
+    """The equation that these tensors obey, in words."""
+    modules: tuple[str, ...] = ()
+    """Paths of the modules that run in the sublayer, in order."""
 
 
 @dataclass(frozen=True)
 class StackView:
-    """The sublayers under one container of repeated blocks, in the order of the stream, and the norm that
-    follows the last one.
+    """The sublayers in one container of repeated blocks, in the order of the stream, and the norm after the
+    last one.
     """
 
     name: str
@@ -66,7 +68,7 @@ class StackView:
 @dataclass(frozen=True)
 class Structure:
     """The stacks of a model in the order of their modules, and a sentence for each container of repeated
-    blocks that no stream goes through.
+    blocks without a stream.
     """
 
     stacks: tuple[StackView, ...]
@@ -91,7 +93,7 @@ def read_structure(
     blocks: str | Sequence[str] = (),
     branches: Sequence[str] = (),
 ) -> Structure:
-    """Every stack of residual blocks in a model of anybody's.
+    """Find every stack of residual blocks in any model.
 
     The model runs in evaluation mode on ``call(model, batch)``; what enters and leaves its modules is
     recorded, and in every block the stream is followed from sum to sum: an observed tensor that is the stream
@@ -149,7 +151,7 @@ class _Reader:
         return block.named_steps(self._branches) if self._branches else block.steps()
 
     def blocks(self, paths: Sequence[str]) -> list[Block]:
-        """The blocks that ran, in order; of a stack that ran twice the first time."""
+        """Return the blocks that ran, in order; for a stack that ran twice, those of the first time."""
         spans = list(_called(self.recording, paths)) or list(_parts(self.recording, paths))
         found: list[Block] = []
         for path, start, stop in spans:
@@ -198,6 +200,7 @@ class _Reader:
             beside=tuple(shown[n][0].tap(n) if n in shown else block.tap(n) for n in others),
             placement="other",
             relation="as named by the caller, not verified",
+            modules=block.ran(step, branch.path if len(shown) > 1 else ""),
         )
         if not step.verified:
             return view
@@ -214,7 +217,7 @@ class _Reader:
         return refit(found, stream=own.at(before), branch=own.at(branch), total=own.at(total))
 
     def sentence(self, name: str, found: Sequence[Block], block: Block) -> str:
-        """Why a container was not read, from the first of its blocks that was not."""
+        """Say why a container was not read, by the first of its blocks that was not."""
         kinds = [self.kind(b).__name__ for b in found]
         count = ", ".join(f"{kinds.count(kind)} x {kind}" for kind in dict.fromkeys(kinds))
         why = "no tensors lead from its input to its output, each the one before plus what a module puts out"
@@ -224,7 +227,7 @@ class _Reader:
 
 
 def _called(recording: Recording, paths: Sequence[str]) -> Iterator[tuple[str, int, int]]:
-    """Path, first and last event of every call of these modules."""
+    """Yield the path, the first and the last event of every call of these modules."""
     entered: dict[tuple[str, int], int] = {}
     for i, event in enumerate(recording.events):
         if event.path in paths and event.side == "input":
@@ -234,7 +237,7 @@ def _called(recording: Recording, paths: Sequence[str]) -> Iterator[tuple[str, i
 
 
 def _parts(recording: Recording, paths: Sequence[str]) -> Iterator[tuple[str, int, int]]:
-    """The same for containers that are not called themselves: from the first call of a part of one to the
+    """Do the same for containers that are not called themselves: from the first call of a part of one to the
     first call of a part of the next.
     """
     spans: dict[str, list[int]] = {}
@@ -248,7 +251,7 @@ def _parts(recording: Recording, paths: Sequence[str]) -> Iterator[tuple[str, in
 
 
 def _relation(view: SublayerView, *, factor: float, parallel: bool) -> str:
-    """The equation of a sublayer, in words."""
+    """Write the equation of a sublayer in words."""
     more = " + the parallel branch" if parallel else " + an older state of the stream"
     total = f"{_times(view.shortcut)}before + {_times(view.scale)}branch{more if view.beside else ''}"
     parts = [f"after = norm({total})" if view.norm_write else f"after = {total}"]
@@ -275,8 +278,8 @@ def _placement(view: SublayerView, factor: float) -> str:
 
 
 def _layers(sizes: Sequence[int], roles: Sequence[str]) -> list[int]:
-    """The layer of each sublayer: its block, or, where each block is one sublayer, a layer begins with a role
-    that the layer before it had already.
+    """Return the layer of each sublayer: its block or, if each block is one sublayer, a number that grows
+    with each role that its layer has already.
     """
     if max(sizes) > 1:
         return [i for i, size in enumerate(sizes) for _ in range(size)]

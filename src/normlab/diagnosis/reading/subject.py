@@ -1,4 +1,4 @@
-"""What is examined: a model, a batch, a loss, and how the model's residual stream runs."""
+"""The subject of a diagnosis: a model, a batch, a loss and the structure of the residual stream."""
 
 from __future__ import annotations
 
@@ -19,7 +19,8 @@ Loss = Callable[[nn.Module, Any], Tensor]
 
 
 def output_loss(model: nn.Module, batch: Any) -> Tensor:
-    """The loss that the model itself puts out, as Hugging Face's do when the batch holds labels.
+    """Return the loss in the model's own output, as Hugging Face's models have it when the batch holds
+    labels.
 
     Raises UserError with what to pass where there is none.
     """
@@ -52,24 +53,24 @@ class Subject:
         blocks: str | Sequence[str] = (),
         branches: Sequence[str] = (),
     ) -> Subject:
-        """Reads the structure; ``blocks`` and ``branches`` as for ``read_structure``."""
+        """Read the structure; ``blocks`` and ``branches`` as for ``read_structure``."""
         structure = read_structure(model, batch, blocks=blocks, branches=branches)
         return cls(bare(model), batch, loss or output_loss, structure)
 
     def loss(self) -> Tensor:
-        """The scalar loss with its graph, without dropout."""
+        """Return the scalar loss with its graph, without dropout."""
         with undisturbed(self.model):
             return self.loss_of(self.model, self.batch)
 
     def forward(self) -> Tensor:
-        """The first floating tensor of the model's output, with its graph, without dropout."""
+        """Return the first floating tensor of the model's output, with its graph, without dropout."""
         with undisturbed(self.model):
             return next(x for _, x in activations(call_model(self.model, self.batch)))
 
 
 @contextmanager
 def undisturbed(model: nn.Module) -> Iterator[None]:
-    """Within this block the model is in evaluation mode; modes and random state are as before afterwards."""
+    """Keep the model in evaluation mode inside this block, and restore modes and random state afterwards."""
     modes = [(module, module.training) for module in model.modules()]
     devices = sorted({p.device.index for p in model.parameters() if p.device.type == "cuda"})
     try:

@@ -1,4 +1,4 @@
-"""Where a tensor is seen in a forward pass, and how it is caught there without touching the model."""
+"""Name the tensors of a forward pass by where they are seen, and catch them there."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ class Tap:
 
 
 def leaves(value: Any, place: Place = ()) -> Iterator[tuple[Place, Tensor]]:
-    """Every tensor in tuples, lists, mappings and dataclasses, with the way to it."""
+    """Yield every tensor in tuples, lists, mappings and dataclasses, with its place."""
     if isinstance(value, Tensor):
         yield place, value
     elif isinstance(value, Mapping):
@@ -52,13 +52,13 @@ def leaves(value: Any, place: Place = ()) -> Iterator[tuple[Place, Tensor]]:
 
 
 def activations(value: Any) -> Iterator[tuple[Place, Tensor]]:
-    """The floating tensors `[..., D]` among them."""
+    """Yield the floating tensors `[..., D]` among them."""
     return ((place, x) for place, x in leaves(value) if x.is_floating_point() and x.ndim > 1 and x.numel())
 
 
 def unwrapped(model: nn.Module) -> list[nn.Module]:
-    """The model, and what it holds where it is a wrapper of data parallelism or of ``torch.compile``; the
-    bare model last.
+    """Return the model and, if it is a wrapper of data parallelism or of ``torch.compile``, what it holds;
+    the bare model is last.
     """
     models = [model]
     while True:
@@ -72,7 +72,7 @@ def unwrapped(model: nn.Module) -> list[nn.Module]:
 
 
 def bare(model: nn.Module) -> nn.Module:
-    """The model inside its wrappers, whose module paths are the ones that count."""
+    """Return the model inside its wrappers, whose module paths are the ones that count."""
     return unwrapped(model)[-1]
 
 
@@ -83,7 +83,7 @@ def compiles(module: nn.Module) -> bool:
 
 @contextmanager
 def watching(modules: Mapping[str, nn.Module], see: Callable[[str, Side, Any], None]) -> Iterator[None]:
-    """Within this block ``see(path, side, values)`` is told what enters and leaves each of the modules."""
+    """Call ``see(path, side, values)``, inside this block, with the inputs and outputs of each module."""
 
     def watch(path: str, module: nn.Module) -> Iterator[Any]:
         def before(_: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
@@ -107,7 +107,7 @@ def watching(modules: Mapping[str, nn.Module], see: Callable[[str, Side, Any], N
 
 @contextmanager
 def capture(model: nn.Module, taps: Iterable[Tap]) -> Iterator[dict[Tap, Tensor]]:
-    """Within this block the dictionary is filled with the tensors of one forward pass, graphs included.
+    """Fill the dictionary, inside this block, with the tensors of one forward pass, graphs included.
 
     Raises UserError for a module that the model does not have.
     """
@@ -131,7 +131,7 @@ def capture(model: nn.Module, taps: Iterable[Tap]) -> Iterator[dict[Tap, Tensor]
 
 
 def at(values: Any, place: Place) -> Any:
-    """What the way ``place`` leads to."""
+    """Return the value at a place."""
     for key in place:
         nested = isinstance(values, (Mapping, tuple, list))
         values = values[key] if nested else getattr(values, str(key))
@@ -139,7 +139,7 @@ def at(values: Any, place: Place) -> Any:
 
 
 def call_model(model: nn.Module, batch: Any) -> Any:
-    """``model(**batch)``, ``model(*batch)`` or ``model(batch)``, by the kind of batch."""
+    """Call ``model(**batch)``, ``model(*batch)`` or ``model(batch)``, by the type of the batch."""
     if isinstance(batch, Mapping):
         return model(**batch)
     return model(*batch) if isinstance(batch, (tuple, list)) else model(batch)
@@ -147,7 +147,7 @@ def call_model(model: nn.Module, batch: Any) -> Any:
 
 @contextmanager
 def evaluating(model: nn.Module) -> Iterator[None]:
-    """Within this block the model is in evaluation mode, without gradients and without compiled code."""
+    """Keep the model in evaluation mode inside this block, without gradients and without compiled code."""
     training = [module for module in model.modules() if module.training]
     compiled = any(compiles(module) for module in model.modules())
     eager = torch.compiler.set_stance("force_eager") if compiled else nullcontext()

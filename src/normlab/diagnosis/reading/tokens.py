@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 from torch.func import functional_call
 
-from normlab.diagnosis.reading.recording import Called, awake
+from normlab.diagnosis.reading.recording import CallableModel, awake
 from normlab.diagnosis.reading.structure import StackView
 from normlab.diagnosis.reading.subject import Loss, Subject
 from normlab.diagnosis.reading.taps import capture
@@ -77,7 +77,7 @@ def _nonzero(name: str, gradient: Tensor) -> Tensor:
 def _awake(loss_of: Loss) -> Loss:
     def loss(model: nn.Module, batch: Any) -> Tensor:
         values = {f"model.{name}": value for name, value in awake(model).items()}
-        return functional_call(Called(model, loss_of), values, (batch,))
+        return functional_call(CallableModel(model, loss_of), values, (batch,))
 
     return loss
 

@@ -1,1 +1,1 @@
-"""From tables to findings: laws of depth, theory, and the rules that compare both with what was measured."""
+"""Findings and what they rest on: laws of depth, theory, and the rule for all tables."""

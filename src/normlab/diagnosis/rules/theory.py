@@ -1,4 +1,4 @@
-"""What theory says of a model as it starts: closed forms that stand beside what is measured."""
+"""Closed forms of theory for a model at its initialisation, to be set beside measurements."""
 
 from __future__ import annotations
 
@@ -16,19 +16,19 @@ LEMMA_2 = "Xiong et al. 2020, Lemma 2 (arXiv 2002.04745)"
 
 
 class Interval(NamedTuple):
-    """A number that lies between two others, or is known where they are the same."""
+    """An interval between two numbers, or a single number if they are the same."""
 
     low: float
     high: float
 
     @property
     def known(self) -> float | None:
-        """The number where there is but one."""
+        """The number, if both bounds are the same."""
         return self.low if self.low == self.high else None
 
 
 class Scales(NamedTuple):
-    """Mean squares of one element of the four tensors of a sublayer; None where nothing is said of them."""
+    """Mean squares of an element of the four tensors of a sublayer; None where theory says nothing."""
 
     before: Interval | None
     branch: Interval | None

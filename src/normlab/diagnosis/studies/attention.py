@@ -1,4 +1,4 @@
-"""What attention attends to: the entropy of its weights and the largest of its logits, head by head."""
+"""Measure attention head by head: the entropy of its weights and its largest logit."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ UNIFORM: Final = 0.99
 """Share of the entropy of uniform attention beyond which no key is told from another."""
 
 SOFTMAXES: Final = frozenset({torch.ops.aten._softmax, torch.ops.aten._safe_softmax})
-"""What every attention comes down to that is not one kernel: written out, scaled dot product, multi-head."""
+"""Every attention that is not a single kernel comes down to one of these."""
 
 
 def attention(subject: Subject, *, padding_masks: PaddingMasks | None = None) -> Table:
@@ -63,7 +63,7 @@ def attention(subject: Subject, *, padding_masks: PaddingMasks | None = None) ->
 
 
 class _Softmax(NamedTuple):
-    """One softmax over `[N, T, S]`: when it ran, and what it did to each query."""
+    """A softmax over `[N, T, S]`: the moment at which it ran, and its statistics for each query."""
 
     moment: int
     entropy: Tensor
@@ -75,7 +75,7 @@ class _Softmax(NamedTuple):
 
 
 class _SoftmaxRecorder(TorchDispatchMode):
-    """Counts the moments at which a forward pass shows a stream, and notes the softmaxes between them."""
+    """Counts the moments at which a forward pass shows a stream, and records the softmaxes between them."""
 
     def __init__(self, subject: Subject) -> None:
         super().__init__()
@@ -97,7 +97,7 @@ class _SoftmaxRecorder(TorchDispatchMode):
                 self.shapes[tap] = at(values, tap.place).shape
 
     def moment(self, tap: Tap) -> int:
-        """When a tensor of the stream was seen."""
+        """Return the moment at which a tensor of the stream was seen."""
         return self.moments[tap.module, tap.side, tap.call]
 
     def __torch_dispatch__(
@@ -110,7 +110,7 @@ class _SoftmaxRecorder(TorchDispatchMode):
 
 
 def _summary(moment: int, scores: Tensor, weights: Tensor) -> _Softmax:
-    """Masks are minus infinity, or about the least number of the scores' type."""
+    """Summarise a softmax. Masks are minus infinity, or about the smallest number of the scores' type."""
     wide = torch.promote_types(weights.dtype, torch.float32)
     allowed = scores > torch.finfo(scores.dtype).min / 2
     entropy = torch.special.entr(weights.to(wide)).sum(-1)
@@ -120,7 +120,7 @@ def _summary(moment: int, scores: Tensor, weights: Tensor) -> _Softmax:
 
 @contextmanager
 def _plain_attention() -> Iterator[None]:
-    """Attention in separate operations: no fused kernel, no shortcut through a whole encoder layer."""
+    """Run attention as separate operations: no fused kernel, no shortcut through a whole encoder layer."""
     fast = torch.backends.mha.get_fastpath_enabled()
     try:
         torch.backends.mha.set_fastpath_enabled(False)
@@ -133,7 +133,9 @@ def _plain_attention() -> Iterator[None]:
 def _rows(
     stack: StackView, moments: _SoftmaxRecorder, mask: Tensor, *, sequence_first: bool
 ) -> Iterator[Row]:
-    """Of sublayers side by side, those that attend: a softmax belongs to the first whose time it ran in."""
+    """Yield the rows of a stack. Among parallel sublayers, a softmax belongs to the first one that attends
+    while it runs.
+    """
     mask = mask.T if sequence_first and mask.ndim == 2 else mask
     taken: set[int] = set()
     for view in stack.sublayers:
@@ -149,8 +151,8 @@ def _rows(
 
 
 def _by_head(seen: _Softmax, tokens: int, mask: Tensor) -> list[_Softmax]:
-    """A softmax over `[B x H, T, S]` cut into heads, each with its real queries alone `[Q]`; nothing for one
-    that is not over heads and tokens.
+    """Cut a softmax over `[B x H, T, S]` into heads, each with its queries `[Q]` that are no padding; return
+    nothing for one that is not over heads and tokens.
     """
     n, t = seen.entropy.shape
     heads, odd = divmod(n * t, tokens)
@@ -163,7 +165,7 @@ def _by_head(seen: _Softmax, tokens: int, mask: Tensor) -> list[_Softmax]:
 
 
 def _joined(those: Sequence[_Softmax]) -> Row:
-    """A head's statistics over all its queries, None where all are padding or masked."""
+    """Return a head's statistics over all its queries, None if all are padding or masked."""
     entropy, largest, uniform = (torch.cat(parts) for parts in list(zip(*those, strict=True))[1:])
     if not len(entropy):
         return {"entropy": None, "max_logit": None, "uniform": None}
@@ -243,6 +245,6 @@ register(
         charts=(
             ByDepth("attention", "Attention entropy", "entropy", "nats", theory="uniform", by_role=True),
         ),
-        order=80,
+        order=70,
     )
 )

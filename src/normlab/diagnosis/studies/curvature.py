@@ -1,4 +1,6 @@
-"""How the loss bends: the Hessian's largest eigenvalue, its bend along a step, the rate that is too high."""
+"""Measure how the loss curves: the Hessian's largest eigenvalue, the curvature along a step, and the learning
+rate at which a step raises the loss.
+"""
 
 from __future__ import annotations
 
@@ -13,8 +15,8 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.optim import Optimizer
 
 from normlab.diagnosis.probing.cropping import cropped
-from normlab.diagnosis.probing.step import OptimiserFactory, slope_of, updated
-from normlab.diagnosis.probing.stepping import Slope, Weights, at_weights, trainable
+from normlab.diagnosis.probing.step import OptimiserFactory, find_loss_gradients, updated
+from normlab.diagnosis.probing.stepping import LossGradients, Weights, at_weights, trainable
 from normlab.diagnosis.reading.subject import Subject
 from normlab.diagnosis.reading.tokens import FROZEN
 from normlab.diagnosis.rules.finding import Finding, Tables, number, said
@@ -28,7 +30,7 @@ FAR_ABOVE: Final = 10.0
 """Times the critical learning rate: one step overshoots so far that a few steps of warm-up do not help."""
 
 DOUBLINGS: Final = 40
-"""Of a learning rate before it is called boundless."""
+"""A learning rate is doubled at most this often before it counts as unbounded."""
 
 
 def critical_lr(
@@ -36,7 +38,7 @@ def critical_lr(
     optimiser: Optimizer | OptimiserFactory,
     *,
     tolerance: float = 0.1,
-    slope: Slope | None = None,
+    loss_gradients: LossGradients | None = None,
 ) -> Table:
     r""":math:`\min \{\eta : L(w + u(\eta)) > L(w)\}`, u being the optimiser's step at the learning rate
     :math:`\eta`.
@@ -47,13 +49,13 @@ def critical_lr(
     at the optimiser's own rate, as they are for those of ``torch.optim`` but for LBFGS; where the optimiser's
     own step at one of the two rates that are found says otherwise, the search is made again with its own
     steps alone. A loss that is not a number is raised. None where no rate that was tried raises the loss, or
-    none lowers it. ``optimiser`` and ``slope`` as for ``step.updated``.
+    none lowers it. ``optimiser`` and ``loss_gradients`` as for ``step.updated``.
 
     Kalra and Barkeshli 2024 (arXiv 2406.09405). Raises UserError for a frozen model, a loss that
     is not finite before any step, and an optimiser without a learning rate above 0.
     """
     rate = _rate(subject, optimiser)
-    trials = _Trials(subject, optimiser, slope)
+    trials = _Trials(subject, optimiser, loss_gradients)
     start = trials.start
     low, high = _search(trials.on_the_line, tolerance)
     if not trials.confirm(low, high):
@@ -80,12 +82,12 @@ def _rate(subject: Subject, optimiser: Optimizer | OptimiserFactory) -> float:
 
 
 class _Trials:
-    """The change of the loss by a step at a multiple of the optimiser's own rate, in units of the loss's
-    rounding error, in which smaller changes are lost.
+    """The change of the loss by a step at a multiple of the optimiser's own rate, in units of the rounding
+    error of the loss, below which changes are lost.
     """
 
     def __init__(
-        self, subject: Subject, optimiser: Optimizer | OptimiserFactory, slope: Slope | None
+        self, subject: Subject, optimiser: Optimizer | OptimiserFactory, loss_gradients: LossGradients | None
     ) -> None:
         self._subject, self._optimiser = subject, optimiser
         with torch.no_grad():  # as for the steps: where there is a graph attention may round otherwise
@@ -96,7 +98,7 @@ class _Trials:
             raise UserError(
                 f"the loss is {self.start} before any step; check the model's weights and the batch"
             )
-        self._slope = slope or slope_of(subject)
+        self._slope = loss_gradients or find_loss_gradients(subject)
         self._own = {path: p.detach() for path, p in trainable(subject.model).items()}
         stepped = self._stepped(1.0)
         self._line = {path: stepped[path].sub_(own) for path, own in self._own.items()}
@@ -111,11 +113,11 @@ class _Trials:
         return (loss.item() - self.start) / self._noise if loss.isfinite() else math.inf
 
     def on_the_line(self, factor: float) -> float:
-        """By so many times the step at the own rate."""
+        """Take this multiple of the step at the optimiser's own rate."""
         return self._change({p: own.add(self._line[p], alpha=factor) for p, own in self._own.items()})
 
     def stepping(self, factor: float) -> float:
-        """By the optimiser's own step."""
+        """Take the optimiser's own step."""
         return self._change(self._stepped(factor))
 
     def confirm(self, low: float | None, high: float | None) -> bool:
@@ -125,7 +127,7 @@ class _Trials:
 
 
 def _search(change: Callable[[float], float], tolerance: float) -> tuple[float | None, float | None]:
-    """``_bracket``, the two ends within ``tolerance`` of each other."""
+    """Narrow the two ends of ``_bracket`` until they are within ``tolerance`` of each other."""
     low, high = _bracket(change)
     while low and high and high > low * (1 + tolerance):
         middle = math.sqrt(low * high)
@@ -135,7 +137,9 @@ def _search(change: Callable[[float], float], tolerance: float) -> tuple[float |
 
 @contextmanager
 def _scaled(optimiser: Optimizer | OptimiserFactory, factor: float) -> Iterator[Optimizer | OptimiserFactory]:
-    """The optimiser with every learning rate multiplied; one amid its training only within this block."""
+    """Multiply every learning rate of the optimiser; for one in the middle of its training, only inside this
+    block.
+    """
     if not isinstance(optimiser, Optimizer):
 
         def make(parameters: list[nn.Parameter]) -> Optimizer:
@@ -157,7 +161,9 @@ def _scaled(optimiser: Optimizer | OptimiserFactory, factor: float) -> Iterator[
 
 
 def _bracket(change: Callable[[float], float]) -> tuple[float | None, float | None]:
-    """A factor that does not raise the loss and its double, which does; None for one that was not found."""
+    """Return a factor that does not raise the loss and its double, which does; None for one that was not
+    found.
+    """
     if change(1.0) > 1:
         high = 1.0
         while (changed := change(high / 2)) > 1:
@@ -192,7 +198,7 @@ def curvature(
     hessian = Hessian(small)
     pair = largest_eigenvalue(hessian, products=products, tolerance=tolerance, seed=seed)
     grads = hessian.split(hessian.gradient)
-    after = updated(small, optimiser, Slope(hessian.loss, grads))
+    after = updated(small, optimiser, LossGradients(hessian.loss, grads))
     step = torch.cat([(after[path] - p.detach()).reshape(-1) for path, p in hessian.parameters.items()])
     detail = f"{pair.products} products, |Hx - vx| = {pair.residual:.1e}, {used} tokens"
     return Table(
@@ -216,7 +222,7 @@ TWICE: Final = (
 
 
 def _once_only(gradient: Tensor) -> str | None:
-    """Why a second derivative would stop without a word and count as zero, None if it does not."""
+    """Say why a second derivative would silently stop and count as zero; None if it does not."""
     waiting: list[Any] = [gradient.grad_fn]
     known: set[Any] = {None}
     while waiting:
@@ -250,11 +256,11 @@ class Hessian:
 
     @property
     def gradient(self) -> Tensor:
-        """`[P]`, without its graph."""
+        """The gradient `[P]`, without its graph."""
         return self._gradient.detach()
 
     def split(self, vector: Tensor) -> dict[str, Tensor]:
-        """`[P]` cut into the shapes of the parameters."""
+        """Cut `[P]` into the shapes of the parameters."""
         pieces = vector.split([p.numel() for p in self.parameters.values()])
         return {path: x.view_as(p) for (path, p), x in zip(self.parameters.items(), pieces, strict=True)}
 
@@ -284,7 +290,7 @@ class Hessian:
 
 
 class Eigenvalue(NamedTuple):
-    r"""An estimate, what is left of :math:`\|Hx - \lambda x\|`, and the products that were spent."""
+    r"""An estimate, its residual :math:`\|Hx - \lambda x\|`, and the number of products that it took."""
 
     value: float
     residual: float
@@ -318,8 +324,8 @@ def largest_eigenvalue(hessian: Hessian, *, products: int, tolerance: float, see
 
 
 def _best(basis: list[Tensor], images: list[Tensor]) -> tuple[list[Tensor], list[Tensor]]:
-    """The unit vector of the span with the largest Rayleigh quotient, and its step away from the first of
-    the basis, each with its image.
+    """Return the unit vector of the span with the largest Rayleigh quotient, and its step away from the first
+    vector of the basis, each with its image.
     """
     gram = torch.stack([torch.stack([torch.dot(a, b) for b in basis]) for a in basis]).double()
     seen = torch.stack([torch.stack([torch.dot(a, b) for b in images]) for a in basis]).double()
@@ -358,8 +364,8 @@ def critical_rate(tables: Tables) -> Iterator[Finding]:
 
 
 def _measure_critical_lr(context: StudyContext) -> Iterator[Table]:
-    slope = context.small_backward.slope
-    yield critical_lr(context.small, context.optimiser, tolerance=CLOSE, slope=slope)
+    loss_gradients = context.small_backward.loss_gradients
+    yield critical_lr(context.small, context.optimiser, tolerance=CLOSE, loss_gradients=loss_gradients)
 
 
 register(
@@ -378,6 +384,6 @@ register(
         lambda context: [curvature(context.small, context.optimiser)],
         "full",
         batch=SMALL_BATCH,
-        order=70,
+        order=95,
     )
 )

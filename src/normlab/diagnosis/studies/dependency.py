@@ -1,4 +1,6 @@
-"""How much each layer leans on each branch before it."""
+"""Measure how much the output of each sublayer depends on each branch before it, its own residual branch
+among them.
+"""
 
 from __future__ import annotations
 
@@ -46,10 +48,11 @@ def dependency(
 
     A norm passes on what each part brings at the denominators that the whole stream has on this batch, a
     linear map: :math:`D \mapsto \gamma \odot (D - \bar D) / \sigma(x)` for LayerNorm. Variances are over
-    channels, the mean over ``tokens`` real ones, evenly spaced in the batch. :math:`r_i` holds what no branch
-    brings, as the norms' own biases. The parts' shares add up to 1 where they are uncorrelated; what is
-    missing from 1, or beyond it, is their cross terms and r. Branches that run side by side enter the stream
-    together. ``forward`` is found by ``forward_pass`` if not given. Columns: stack, of (i), on (j), beta_sq.
+    channels, the mean over ``tokens`` of them without padding, evenly spaced. :math:`r_i` holds what no
+    branch brings, as the norms' own biases. The parts' shares add up to 1 where they are uncorrelated; what
+    is missing from 1, or beyond it, is their cross terms and r. Branches that run side by side enter the
+    stream together. ``forward`` is found by ``forward_pass`` if not given. Columns: stack, of (i), on (j),
+    beta_sq.
 
     Liu et al. 2020, Section 4.1 and Figures 7 and 8 (arXiv 2004.08249). Raises UserError for more than 256
     tokens, and for a stack whose sums are not seen.
@@ -131,13 +134,13 @@ class FrozenNorm:
 
 
 def _apply(norm: nn.Module, x: Tensor) -> Tensor:
-    """The norm in float64, on copies of its parameters."""
+    """Apply the norm in float64, on copies of its parameters."""
     wide = {name: p.double() for name, p in norm.named_parameters()}
     return functional_call(norm, wide, (x[None],))[0]
 
 
 class _Parts:
-    """What makes up the stream: r first, then the input, then each branch, with the variance of each."""
+    """The parts of the stream: r first, then the input, then each branch, with the variance of each."""
 
     def __init__(self, stream: Tensor, branches: int) -> None:
         self.parts = stream.new_zeros(branches + 2, *stream.shape)
@@ -158,13 +161,13 @@ class _Parts:
             self._measure(slice(0, self.known))
 
     def add(self, branch: int, y: Tensor) -> None:
-        """Branches arrive in their order."""
+        """Add a branch; branches arrive in their order."""
         self.known = branch + 3
         self.parts[branch + 2] = y
         self._measure(slice(branch + 2, branch + 3))
 
     def add_state(self, other: Tensor) -> None:
-        """The parts `[P, T, D]` of an older state of the stream, the first ones of this one."""
+        """Add the parts `[P, T, D]` of an older state of the stream, which are the first ones of this one."""
         self.parts[: len(other)] += other
         self._measure(slice(0, len(other)))
 
@@ -174,7 +177,7 @@ class _Parts:
         self._measure(slice(0, self.known))
 
     def shares(self) -> list[float]:
-        """Of the input and each branch, in the variance of the stream."""
+        """Return the shares of the input and of each branch in the variance of the stream."""
         variance = self.whole().var(-1, correction=0).clamp(min=torch.finfo(self.parts.dtype).tiny)
         return (self.variances[1 : self.known] / variance).mean(-1).tolist()
 
@@ -196,7 +199,7 @@ class _Sample:
             self.rows[tap] = all_of_them[spaced.long().to(all_of_them.device)]
 
     def check(self, found: Tensor, tap: Tap, view: SublayerView, claim: str) -> None:
-        """Raise UserError unless the parts make up the tensor that was seen, within its rounding by now."""
+        """Raise UserError unless the parts add up to the tensor that was seen, within its rounding so far."""
         expected = self.rows[tap]
         if (found - expected).norm() > self._tolerance * expected.norm():
             raise UserError(
@@ -225,7 +228,7 @@ def _follow(stack: StackView, seen: _Sample, modules: Mapping[str, nn.Module]) -
 
 
 class _Older:
-    """States of the stream that a later sublayer adds once more."""
+    """The states of the stream that a later sublayer adds once more."""
 
     def __init__(self, views: Sequence[SublayerView], seen: Mapping[Tap, Tensor]) -> None:
         branches = {view.branch for view in views}
@@ -241,7 +244,7 @@ class _Older:
 
 
 def _add(parts: _Parts, group: Sequence[SublayerView], seen: Mapping[Tap, Tensor], older: _Older) -> None:
-    """The stream and what is added to it; what comes from nowhere that is known goes to r."""
+    """Add branches and older states to the stream; a term of unknown origin goes to r."""
     stream = parts.parts
     parts.scale(torch.as_tensor(group[0].shortcut, dtype=stream.dtype, device=stream.device))
     for view in group:
@@ -317,6 +320,6 @@ register(
             ),
         ),
         batch=SMALL_BATCH,
-        order=40,
+        order=20,
     )
 )

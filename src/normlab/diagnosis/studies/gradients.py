@@ -1,4 +1,4 @@
-"""How large gradients are: in sublayer outputs, in parameters by layer, and on their way through a branch."""
+"""Measure gradients: in sublayer outputs, in parameters by layer, and on their way through a branch."""
 
 from __future__ import annotations
 
@@ -45,9 +45,9 @@ def sublayer_gradients(
     gradient of the loss in the output of sublayer i.
 
     The largest is that of the whole model. ``variance`` is :math:`\mathrm{Var}[\Delta x_i]` over the elements
-    of real tokens, found by ``find_padding_masks`` if ``padding_masks`` is not given; ``backward`` is found
-    by ``backward_pass``. An output before which all is frozen has neither. Raises UserError where every
-    parameter is frozen.
+    of tokens that are no padding, by ``find_padding_masks`` if ``padding_masks`` is not given; ``backward``
+    is found by ``backward_pass``. An output before which all is frozen has neither. Raises UserError where
+    every parameter is frozen.
 
     Liu et al. 2020, Figure 3, Theorem 1 and Remark 1 (arXiv 2004.08249).
     """
@@ -91,7 +91,7 @@ def parameter_gradients(
     mini = list(batches) or split(subject.batch, PARTS)
     first = first or backward_pass(replace(subject, batch=mini[0]))
     parts = parts_of(subject, first.forward)
-    sums = {path: g.clone() for path, g in first.slope.gradients.items()}
+    sums = {path: g.clone() for path, g in first.loss_gradients.gradients.items()}
     lengths = {path: _lengths(g, parts[path]) for path, g in sums.items()}
     for batch in mini[1:]:
         for path, g in gradients_of(replace(subject, batch=batch).loss(), subject.model).items():
@@ -116,7 +116,7 @@ def parameter_gradients(
 
 
 def _lengths(gradient: Tensor, parts: Sequence[Part]) -> Tensor:
-    """The norm of each part, `[parts]`."""
+    """Return the norm of each part, `[parts]`."""
     return torch.stack([part.of(gradient.to_dense()).norm() for part in parts])
 
 
@@ -125,7 +125,7 @@ def branch_jacobians(subject: Subject, *, padding_masks: PaddingMasks | None = N
     elements (``jacobian_variance``) beside :math:`\sigma_b^2 = \mathrm{Var}[x + a]` (``total_variance``).
 
     The variance that a gradient of variance 1 has when it comes back through the branch to the stream before
-    it, by one random gradient over the real tokens. Behind a norm of the sum the variance of a gradient goes
+    it, by one random gradient over the tokens. Behind a norm of the sum the variance of a gradient goes
     with :math:`(1 + \mathrm{Var}[\partial a/\partial x]) / \sigma_b^2`, and vanishes where that is below 1.
     None where no gradient reaches the stream before the branch.
 
@@ -235,7 +235,7 @@ register(
         charts=(
             ByDepth("sublayer_gradients", "Gradients of outputs", "relative", "relative gradient", log=True),
         ),
-        order=20,
+        order=10,
     )
 )
 register(
@@ -258,6 +258,6 @@ register(
             ),
         ),
         batch=MINI_BATCHES,
-        order=30,
+        order=50,
     )
 )

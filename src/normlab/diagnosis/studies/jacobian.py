@@ -1,4 +1,4 @@
-"""By how much the norms of a model scale the gradients that pass through them."""
+"""Measure by how much the norms of a model scale the gradients that pass through them."""
 
 from __future__ import annotations
 
@@ -27,11 +27,11 @@ LARGE_GAIN: Final = 100.0
 """A norm with a gain above this does the opposite."""
 
 TOKENS = 4
-"""Of each norm that are looked at, evenly spaced among the real ones."""
+"""Tokens per norm, evenly spaced."""
 STEPS = 24
-"""Of the iteration for a spectral norm."""
+"""Iterations for a spectral norm."""
 ROUNDING = 1e-4
-"""What is left of a vector by less than this share of it is rounding errors."""
+"""A remainder below this share of a vector is a rounding error."""
 
 
 def jacobian(subject: Subject, *, padding_masks: PaddingMasks | None = None, tokens: int = TOKENS) -> Table:
@@ -41,7 +41,7 @@ def jacobian(subject: Subject, *, padding_masks: PaddingMasks | None = None, tok
 
     ``spectral_square`` is :math:`\mathbb{E}\|J\|_2^2`, 2/3 behind a Post-LN feed-forward sum of :math:`3d/2`;
     ``mean_square`` is :math:`\mathbb{E}\|J\|_F^2/d`, less by the two directions that a LayerNorm takes away.
-    A row for each norm that reads or writes a stream, at its first call; real tokens as found by
+    A row for each norm that reads or writes a stream, at its first call; without padding, as found by
     ``find_padding_masks`` if ``padding_masks`` is not given. Raises UserError for fewer than one token.
 
     Xiong et al. 2020, Lemma 3 and Appendix F (arXiv 2002.04745).
@@ -70,7 +70,7 @@ def jacobian(subject: Subject, *, padding_masks: PaddingMasks | None = None, tok
 
 
 def _norms(stack: StackView) -> Iterator[tuple[str, tuple[str, int | None]]]:
-    """Paths of the norms, each with its stack and sublayer."""
+    """Yield the paths of the norms, each with its stack and sublayer."""
     for view in stack.sublayers:
         for path in (view.norm_read, view.norm_branch, view.norm_write):
             if path is not None:
@@ -80,7 +80,7 @@ def _norms(stack: StackView) -> Iterator[tuple[str, tuple[str, int | None]]]:
 
 
 def _measured(norm: nn.Module, given: Tensor, x: Tensor) -> Row:
-    """The columns of one norm: tokens `[N, D]` as it is given them, and in float32 or wider."""
+    """Return the columns of one norm, from tokens `[N, D]` as it receives them, and in float32 or wider."""
     matrices = torch.stack([token_jacobian(norm, token) for token in given]).to(x.dtype)
     largest = spectral_norm(matrices)
     exact, published = layer_norm_jacobian(x), rms_norm_jacobian(x)
@@ -189,6 +189,6 @@ register(
         "standard",
         rules=(gains, scaling_of_gradients),
         batch=SMALL_BATCH,
-        order=96,
+        order=90,
     )
 )

@@ -1,4 +1,4 @@
-"""How far the output moves when the weights do, and how that grows with depth."""
+"""Measure how far the output moves when the weights change, and how that grows with depth."""
 
 from __future__ import annotations
 
@@ -39,9 +39,9 @@ by 2.
 """
 
 SIZE = 0.01
-"""Of a random change, relative to each matrix's root mean square."""
+"""Size of a random change, relative to each matrix's root mean square."""
 MIN_DEPTHS = 3
-"""That a law is fitted to."""
+"""Depths that a law needs at least."""
 
 
 def output_change(
@@ -59,7 +59,7 @@ def output_change(
     Two kinds: ``random``, :math:`W^* = W + \delta` with :math:`\delta` normal of ``size`` times each
     matrix's root mean square, on the matrices of the sublayers of every stack, so that :math:`x_0` stays;
     and, with an ``optimiser``, ``update``: the weights that one update of it leads to (``step.updated``), all
-    that it trains, embeddings included. Per element, over real tokens, without dropout. Of normed streams
+    that it trains, embeddings included. Per element, without padding and dropout. Of normed streams
     the change is at most about 2, where it is no longer linear in the size. ``stack`` is the last one unless
     named. Columns: kind, depth (l, from 1), change, seed.
 
@@ -83,7 +83,7 @@ def output_changes(
     padding_masks: PaddingMasks | None = None,
     backward: BackwardPass | None = None,
 ) -> Table:
-    """The same of several stacks for several random changes, with the stack's name as the first column.
+    """Measure ``output_change`` of several stacks for several random changes; the first column is the stack.
 
     All stacks look at one changed model. The update, into which no seed enters, has the first one, and is
     that of the last of the stacks. ``backward`` is of the subject, if there was a pass.
@@ -114,7 +114,8 @@ def output_change_family(
     seed: int = 0,
     stack: str | None = None,
 ) -> Table:
-    """The same for the whole stack of each model of a family, ``family(n)`` for n in ``depths``.
+    """Measure ``output_change`` of the whole stack of each model of a family, ``family(n)`` for n in
+    ``depths``.
 
     In the table, depth counts the sublayers of all stacks of the model. Models are made one after the other,
     and for another ``seed`` by a family of other starts.
@@ -133,7 +134,8 @@ def output_change_family(
 
 
 def output_change_fit(changes: Table) -> Table:
-    """The laws of ``fits.fits_of_curves`` for each kind of ``output_change``, one curve for each seed.
+    """Fit the laws of ``fits.fits_of_curves`` to each kind of ``output_change``, with one curve for each
+    seed.
 
     Columns: kind, law, coefficient, exponent, low, high, r2, aic. A kind of fewer than three depths has no
     rows, and one with a change of 0 no power law. Liu et al. 2020, Corollaries 1 and 2 (arXiv 2004.08249): a
@@ -198,7 +200,9 @@ def _changes(
     padding_masks: PaddingMasks | None,
     backward: BackwardPass | None,
 ) -> Iterator[tuple[str, str, int, float, int]]:
-    """Stack, kind, depth, change and seed at every tap of every stack; the update of the last stack alone."""
+    """Yield stack, kind, depth, change and seed at every tap of every stack; the update only for the last
+    stack.
+    """
     masks = padding_masks or find_padding_masks(subject)
     forward = backward.forward if backward else forward_pass(subject)
     before = _outputs(subject, wanted, masks)
@@ -215,16 +219,16 @@ def _changes(
     for seed in seeds:
         yield from changes("random", seed, random_change(subject, size=size, seed=seed, forward=forward))
     if optimiser is not None:
-        slope = backward.slope if backward else None
-        yield from changes("update", seeds[0], updated(subject, optimiser, slope))
+        loss_gradients = backward.loss_gradients if backward else None
+        yield from changes("update", seeds[0], updated(subject, optimiser, loss_gradients))
 
 
 @torch.no_grad()
 def _outputs(
     subject: Subject, wanted: Mapping[str, Mapping[Tap, int]], masks: PaddingMasks
 ) -> dict[str, list[Tensor]]:
-    """Tokens `[N, D]`, without padding, of the stream at every tap, normed as its stack's output is, by
-    stack.
+    """Return the tokens `[N, D]` of the stream at every tap, without padding, normed as its stack's output
+    is, by stack.
     """
     with capture(subject.model, [tap for taps in wanted.values() for tap in taps]) as caught:
         subject.forward()
@@ -345,6 +349,6 @@ register(
             ),
         ),
         batch=SMALL_BATCH,
-        order=50,
+        order=30,
     )
 )

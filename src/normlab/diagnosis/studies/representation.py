@@ -1,4 +1,4 @@
-"""What depth does to tokens: how alike they become, and how the gains of norms and shortcuts stand."""
+"""Measure how alike depth makes tokens, and the gains of norms and shortcuts."""
 
 from __future__ import annotations
 
@@ -114,7 +114,7 @@ def norm_parameters(subject: Subject, *, forward: ForwardPass | None = None) -> 
 
 
 def _norms_by_structure(subject: Subject) -> Iterator[tuple[str, Owner]]:
-    """The owners of norms for parameters that are frozen, which no graph shows."""
+    """Yield the owners of norms by the structure, for frozen parameters, which no graph shows."""
     for stack in subject.structure.stacks:
         for view in stack.sublayers:
             for path in (view.norm_read, view.norm_branch, view.norm_write):
@@ -130,7 +130,7 @@ def _scales(subject: Subject, holder: str) -> bool:
 
 
 def _index(subject: Subject, owner: Owner) -> int | None:
-    """The sublayer that a parameter acts in, or the first of the layer that shares it."""
+    """Return the sublayer in which a parameter acts, or the first of the layer that shares it."""
     views = (v for stack in subject.structure.stacks if stack.name == owner.stack for v in stack.sublayers)
     shared = (v.index for v in views if v.layer == owner.layer)
     return next(shared, None) if owner.index is None else owner.index
@@ -179,7 +179,7 @@ register(
             ByDepth("similarity", "Cosine of tokens", "cosine", "mean cosine"),
             ByDepth("similarity", "Directions in use", "effective_rank", "effective rank"),
         ),
-        order=90,
+        order=80,
     )
 )
 register(
@@ -187,6 +187,6 @@ register(
         "norm_parameters",
         lambda context: [norm_parameters(context.subject, forward=context.backward.forward)],
         "cheap",
-        order=95,
+        order=85,
     )
 )

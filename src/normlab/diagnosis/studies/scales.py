@@ -1,4 +1,4 @@
-"""How large every stream and branch is as it goes forward, with the theory beside."""
+"""Measure how large streams and branches are as they go forward, with the theory beside."""
 
 from __future__ import annotations
 
@@ -31,8 +31,8 @@ Place: TypeAlias = tuple[str | None, int | None]
 def scales(
     subject: Subject, *, padding_masks: PaddingMasks | None = None, forward: ForwardPass | None = None
 ) -> Table:
-    r""":math:`\mathbb{E}\|x\|^2/d` over real tokens x: of the stream before each sublayer, of its branch, of
-    their sum (``total``) and of the stream after it.
+    r""":math:`\mathbb{E}\|x\|^2/d` over tokens x without padding: of the stream before each sublayer, of its
+    branch, of their sum (``total``) and of the stream after it.
 
     ``spread`` is the standard deviation of :math:`\|x\|^2` over its mean, ``bounded`` the fraction of tokens
     with :math:`(\|x\|^2 - \mathbb{E})/\mathbb{E} \le 0.1`. ``theory`` is what Xavier's start, ReLU and
@@ -82,7 +82,7 @@ def _rows(
 
 
 def _ffn_widths(subject: Subject, forward: ForwardPass) -> dict[Place, int]:
-    """The inner width of every feed-forward sublayer with two or three matrices of its own."""
+    """Return the inner width of every feed-forward sublayer with two or three matrices of its own."""
     found: dict[Place, int] = {}
     shapes = {path: tuple(p.shape) for path, p in subject.model.named_parameters() if p.ndim == 2}
     dims = {s.name: forward.tensors[s.sublayers[0].before].shape[-1] for s in subject.structure.stacks}
@@ -167,6 +167,6 @@ register(
                 bounds=("theory_low", "theory_high"),
             ),
         ),
-        order=10,
+        order=40,
     )
 )

@@ -1,4 +1,4 @@
-"""What gradients ask for, and what an optimiser makes of them, parameter by parameter."""
+"""Compare the gradient of each parameter with the update that an optimiser makes of it."""
 
 from __future__ import annotations
 
@@ -44,11 +44,11 @@ def updates(
     """
     backward = backward or backward_pass(subject)
     grads, owned, parts = (
-        backward.slope.gradients,
+        backward.loss_gradients.gradients,
         backward.forward.owned,
         parts_of(subject, backward.forward),
     )
-    after = updated(subject, optimiser, backward.slope)
+    after = updated(subject, optimiser, backward.loss_gradients)
     rows: list[Row] = []
     for path, p in trainable(subject.model).items():
         weight, step = p.detach(), after[path].sub_(p.detach())
@@ -74,7 +74,7 @@ def _row(path: str, part: Part, owner: Owner, *, grad: Tensor, step: Tensor, wei
 
 
 def _with_shares(rows: list[Row]) -> list[Row]:
-    """The rows with their norms relative to the largest, None where all are zero."""
+    """Add the norms relative to the largest one, None if all are zero."""
     most = {name: max(float(row[f"{name}_l2"] or 0) for row in rows) for name in ("grad", "update")}
     return [
         {**row, **{f"{n}_relative": float(row[f"{n}_l2"] or 0) / most[n] if most[n] else None for n in most}}

@@ -1,4 +1,4 @@
-"""Norms of rows in one pass, made of operators that torch has for something else; each has a plain form."""
+"""Norms of rows in one pass, by torch operators made for other purposes; each has a plain form."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ from normlab.nn.kernels import ops
 
 
 def scaled_to(x: Tensor, length: Tensor | float, least: float = 1e-5) -> Tensor:
-    """x `[..., D]` with each vector brought to a Euclidean length, a number or of shape `[1]`.
+    """Scale each vector of x `[..., D]` to a Euclidean length, a number or a tensor of shape `[1]`.
 
-    Vectors below ``least`` stay shorter. On the CPU this is weight normalisation of the rows (Salimans and
-    Kingma 2016, arXiv 1602.07868), which torch computes in one pass each way.
+    Vectors shorter than ``least`` stay below that length. On the CPU this is weight normalisation of the rows
+    (Salimans and Kingma 2016, arXiv 1602.07868), which torch computes in one pass each way.
     """
     same = isinstance(length, float) or length.dtype == x.dtype
     if same and not ops.plain(x) and x.is_contiguous() and x.numel() and _normalises_rows():
@@ -30,7 +30,7 @@ def scaled_to(x: Tensor, length: Tensor | float, least: float = 1e-5) -> Tensor:
 
 @cache
 def _normalises_rows() -> bool:
-    """Whether torch's private operator of weight normalisation is there, and does what it should."""
+    """Whether torch's private operator of weight normalisation exists and gives the expected result."""
     try:
         with torch.no_grad():
             y, norms = torch._weight_norm_interface(torch.tensor([[3.0, 4.0]]), torch.tensor([[10.0]]), 0)
@@ -40,7 +40,7 @@ def _normalises_rows() -> bool:
 
 
 class _RowsScaled(torch.autograd.Function):
-    """The operator has a derivative in torch, whose own derivative takes the norms for constants."""
+    """Torch differentiates the operator only once: its derivative treats the norms as constants."""
 
     @staticmethod
     def forward(ctx: Any, rows: Tensor, lengths: Tensor) -> tuple[Tensor, Tensor]:  # pyrefly: ignore[bad-override]
@@ -57,14 +57,14 @@ class _RowsScaled(torch.autograd.Function):
 
 
 def root_mean_square_normed(x: Tensor, weight: Tensor, eps: float) -> Tensor:
-    r""":math:`g_i x_i / \sqrt{\mathrm{mean}(x^2) + \epsilon}` for x `[..., D]` and g `[D]`."""
+    r"""Compute :math:`g_i x_i / \sqrt{\mathrm{mean}(x^2) + \epsilon}` for x `[..., D]` and g `[D]`."""
     if ops.plain(x) or x.dtype != weight.dtype or not x.is_floating_point() or x.dtype.itemsize < 4:
         return x * torch.rsqrt(x.square().mean(-1, keepdim=True) + eps) * weight
     return _RootMeanSquareNorm.apply(x, weight, eps)
 
 
 class _RootMeanSquareNorm(torch.autograd.Function):
-    """Its gradient is a LayerNorm's whose means were 0, with what that takes off for the mean put back."""
+    """Its gradient is a LayerNorm's with means of 0, plus the part that LayerNorm removes for the mean."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, weight: Tensor, eps: float) -> Tensor:  # pyrefly: ignore[bad-override]

@@ -1,4 +1,4 @@
-"""Matrix products of linear layers, on the CPU by oneDNN where torch would call another library."""
+"""Matrix products of linear layers, which oneDNN computes on the CPU where torch calls another library."""
 
 from __future__ import annotations
 
@@ -16,17 +16,17 @@ from normlab.nn.kernels import ops
 
 
 class Linear(nn.Linear):
-    """``nn.Linear`` by ``linear``: the same parameters, start and names."""
+    """``nn.Linear`` computed by ``linear``, with the same parameters, names and initialisation."""
 
     def forward(self, input: Tensor) -> Tensor:  # noqa: A002 - the name of nn.Linear's argument
         return linear(input, self.weight, self.bias)
 
 
 def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
-    r""":math:`x W^\top + b` for x `[..., in]`, W `[out, in]` and b `[out]`, under autocast in its type.
+    r"""Compute :math:`x W^\top + b` for x `[..., in]`, W `[out, in]` and b `[out]`, in autocast's dtype.
 
-    On the CPU oneDNN multiplies (docs/speed.md); where its operator is missing or does not do what it
-    should, and for small products, ``F.linear`` does.
+    On the CPU oneDNN multiplies (docs/speed.md). ``F.linear`` does if oneDNN's operator is missing or gives
+    another result, and for small products.
     """
     cast = torch.is_autocast_enabled("cpu")
     dtype = torch.get_autocast_dtype("cpu") if cast else x.dtype
@@ -46,10 +46,9 @@ _copies: dict[nn.Parameter, Tensor] | None = None
 
 @contextmanager
 def kept_copies() -> Iterator[None]:
-    """Within this block, where weights must not change, autocast casts each but once if nothing is
-    differentiated.
+    """Let autocast cast each weight only once within this block, if nothing is differentiated.
 
-    In all threads of the process.
+    The weights must not change within the block. It holds for all threads of the process.
     """
     global _copies
     before, _copies = _copies, dict[nn.Parameter, Tensor]()
@@ -70,19 +69,19 @@ def _kept(parameter: Tensor, dtype: torch.dtype) -> Tensor:
 
 
 _LEAST_PRODUCTS = 2**20
-"""Multiplications below which the operator costs more to call than it saves."""
+"""Number of multiplications below which calling the operator costs more than it saves."""
 
 
 def _product(a: Tensor, b: Tensor, bias: Tensor | None = None) -> Tensor:
-    r""":math:`a b^\top + bias` of `[m, k]`, `[n, k]` and `[n]`, all of one type and any strides."""
+    r"""Compute :math:`a b^\top + bias` of `[m, k]`, `[n, k]` and `[n]`, of one dtype and any strides."""
     return torch.ops.mkldnn._linear_pointwise(a, b, bias, "none", [], "")
 
 
 @cache
 def _multiplies(dtype: torch.dtype) -> bool:
-    """Whether torch has the operator, which is private, and it multiplies matrices of this type.
+    """Whether torch has the private operator, and it multiplies matrices of this dtype correctly.
 
-    A type that the processor does not multiply itself is left to torch.
+    A dtype that the processor has no instructions for is left to torch.
     """
     if dtype not in (torch.float32, torch.bfloat16):
         return False
@@ -100,7 +99,7 @@ def _multiplies(dtype: torch.dtype) -> bool:
 
 
 class _Linear(torch.autograd.Function):
-    """Weights are given and their gradients returned in their own type; products are of ``dtype``."""
+    """Weights and their gradients keep their own dtype; products are computed in ``dtype``."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor | None, dtype: torch.dtype) -> Tensor:  # pyrefly: ignore[bad-override]
@@ -127,5 +126,5 @@ class _Linear(torch.autograd.Function):
 
 
 def _times(a: Tensor, b: Tensor) -> Tensor:
-    """a `[m, k]` times b `[k, n]`; torch itself multiplies bf16 by oneDNN, and without a copy."""
+    """Multiply a `[m, k]` by b `[k, n]`; for bf16 torch itself calls oneDNN, and without a copy."""
     return _product(a, b.t()) if a.dtype == torch.float32 else a @ b

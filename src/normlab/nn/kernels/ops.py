@@ -1,4 +1,4 @@
-"""Operations with a fast path; ``reference()`` switches all of them to plain, twice differentiable code."""
+"""Operations with a fast path; ``reference()`` switches them all to plain, twice differentiable code."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ _reference = False
 
 @contextmanager
 def reference() -> Iterator[None]:
-    """Within this block every operation takes its plain path: exportable, twice differentiable, vmap-able.
+    """Let every operation take its plain path within this block: exportable, twice differentiable, vmap-able.
 
-    In all threads of the process.
+    It holds for all threads of the process.
     """
     global _reference
     before, _reference = _reference, True
@@ -37,7 +37,7 @@ def plain(x: Tensor) -> bool:
 def dropout(x: Tensor, p: float) -> Tensor:
     """Zero each element with probability p and scale the others by 1 / (1 - p), any shape.
 
-    Srivastava et al. 2014. On the CPU the mask is cut from wide random integers, four 16-bit draws in one,
+    Srivastava et al. 2014. On the CPU the mask is cut from 64-bit random integers, four 16-bit draws in each,
     which rounds p to a multiple of 2**-16; a compiler makes its own mask.
     """
     if plain(x):
@@ -46,16 +46,16 @@ def dropout(x: Tensor, p: float) -> Tensor:
     draws = wide.view(torch.int16)[: x.numel()].view(x.shape)
     least, scale = round(p * 2**16) - 2**15, 1 / (1 - p)
     if x.dtype.itemsize == draws.dtype.itemsize:
-        # The draws become the bits of 0 and of the scale where they lie: a third of the memory moved.
+        # The draws become the bits of 0 and of the scale in place, which moves a third of the memory.
         bits = torch.tensor(scale, dtype=x.dtype).view(torch.int16)
         return x * draws.ge_(least).mul_(bits).view(x.dtype)
     return x * (draws >= least).to(x.dtype).mul_(scale)
 
 
 _PLAIN_ATTENTION_SCORES = 2**18
-"""Queries x keys up to which attention on the CPU is trained without the fused kernel."""
+"""Largest product of queries and keys with which attention on the CPU is trained without the fused kernel."""
 _FEW_QUERIES = 32
-"""Queries, of the beams of a search, up to which it is computed without it."""
+"""Largest number of queries, one per beam, with which a search does without it."""
 
 
 def attention(
@@ -68,13 +68,13 @@ def attention(
     p: float,
     scale: float | None = None,
 ) -> Tensor:
-    r""":math:`\mathrm{softmax}(s \, qk^\top)v` for q `[B, H, T, w]`, k and v `[B, G, S, w]`, with dropout p
-    on the weights; s is :math:`1/\sqrt{w}` unless ``scale`` is given, and G divides H.
+    r"""Compute :math:`\mathrm{softmax}(s \, qk^\top)v` for q `[B, H, T, w]`, k and v `[B, G, S, w]`, with
+    dropout p on the weights; s is :math:`1/\sqrt{w}` unless ``scale`` is given, and G divides H.
 
-    ``mask`` is True where a query may look, and broadcasts to `[B, H, T, S]`. On the CPU the fused kernel's
+    ``mask`` is True where a query may attend, and broadcasts to `[B, H, T, S]`. On the CPU the fused kernel's
     bf16 backward is several times slower than plain matrix products at the lengths of sentences
-    (docs/lab-book.md), so training takes these. So does a step of a search, whose few queries stand on the
-    right of their product: on the left they make it up to three times slower (docs/speed.md).
+    (docs/lab-book.md), so training uses these. So does a step of a search, with its few queries on the
+    right of the product: on the left they make it up to three times slower (docs/speed.md).
     """
     if k.shape[1] != q.shape[1]:
         k, v = (t.repeat_interleave(q.shape[1] // k.shape[1], dim=1) for t in (k, v))
@@ -93,7 +93,7 @@ def attention(
 
 
 class Dropout(nn.Module):
-    """``dropout`` in training, nothing in evaluation."""
+    """Applies ``dropout`` in training and nothing in evaluation."""
 
     def __init__(self, p: float) -> None:
         super().__init__()

@@ -1,4 +1,4 @@
-"""Placements: ``base`` says what one is, ``normed`` and ``scaled`` hold the published ones."""
+"""Placements: the interface in ``base``, the published ones in ``normed`` and ``scaled``."""
 
 from normlab.nn.placement.base import Placement, ProfiledPlacement, Stream
 from normlab.nn.placement.normed import (

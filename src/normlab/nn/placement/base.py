@@ -1,9 +1,9 @@
 """Where the normalisation sits: how a sublayer reads the residual stream and writes to it.
 
-One class a placement, each with its published equation. A placement owns the facts that its paper states
-together: read, write, how the stream begins and ends, its own parameters, the gain on the initialisation
-of the branch, the branch's inner norms and biases, and what it may not be combined with. Everything else
-(the branch, the norm, the scheme) is chosen elsewhere, and no other file knows a placement by name.
+Each placement is one class with its published equation. It owns everything that its paper states together:
+how it reads and writes the stream, how the stream begins and ends, its own parameters, the gain on the
+initialisation of the branch, the norms and biases inside the branch, and the choices with which it is not
+defined. Branch, norm and init scheme are chosen elsewhere, and no other file knows a placement by name.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from normlab.nn.site import Site
 from normlab.spec.model import ModelConfig
 
 Stream = Any
-"""What flows from sublayer to sublayer: a tensor `[B, T, D]`, or a tuple of them."""
+"""The residual stream from sublayer to sublayer: a tensor `[B, T, D]`, or a tuple of them."""
 
 XAVIER = ("xavier", "xavier_uniform")
 """The init schemes to which a gain on Xavier initialisation applies."""
@@ -28,17 +28,17 @@ XAVIER = ("xavier", "xavier_uniform")
 class Placement(nn.Module, ABC):
     """Base of all placements; a subclass registers itself under ``name``, an abstract one has none.
 
-    By default it reads the whole stream, which begins as the embeddings and ends as the output.
+    By default it reads the whole stream, which begins with the embeddings and ends as the output.
     """
 
     registry: ClassVar[Registry[type[Placement]]] = Registry("placement")
     name: ClassVar[str]
     normed: ClassVar[bool] = True
-    """Whether it uses the norm of its site: where no placement of a model does, a norm cannot be chosen."""
+    """Whether it uses the norm of its site; if no placement of a model does, no norm can be chosen."""
     final_norm: ClassVar[bool] = False
-    """Whether the stream ends with a norm, because nothing norms its sum on the way."""
+    """Whether the stream ends with a norm, because nothing normalises its sum on the way."""
     profiled: ClassVar[bool] = False
-    """Whether its start depends on data: ``init.profile_`` then calls ``init_``."""
+    """Whether its initialisation depends on data, so that ``init.profile_`` calls ``init_``."""
     deep: ClassVar[bool] = False
     """Whether its source claims that very deep models train with it."""
 
@@ -62,41 +62,41 @@ class Placement(nn.Module, ABC):
         """Create the modules and parameters that belong to this placement."""
 
     def read(self, stream: Stream) -> Tensor:
-        """What the branch sees, `[B, T, D]`."""
+        """Return the input of the branch, `[B, T, D]`."""
         return stream
 
     @abstractmethod
     def write(self, stream: Stream, y: Tensor) -> Stream:
-        """The stream after the branch's output y, `[B, T, D]`."""
+        """Return the stream updated with the output y of the branch, `[B, T, D]`."""
 
     @classmethod
     def begin(cls, site: Site) -> nn.Module:
-        """Turns the embeddings `[B, T, D]` into the stream."""
+        """Build the module that turns the embeddings `[B, T, D]` into the stream."""
         return nn.Identity()
 
     @classmethod
     def end(cls, site: Site) -> nn.Module:
-        """Turns the stream into the stack's output `[B, T, D]`."""
+        """Build the module that turns the stream into the stack's output `[B, T, D]`."""
         return site.final_norm() if cls.final_norm else nn.Identity()
 
     @classmethod
     def gain(cls, site: Site, matrix: str) -> float:
-        """Factor on the scheme's standard deviation of the branch's ``matrix`` (query, key, value, …)."""
+        """Return the factor on the scheme's standard deviation of a ``matrix`` (query, key, value, …)."""
         return 1.0
 
     @classmethod
     def embedding_gain(cls, site: Site) -> float:
-        """Factor on the start of the input embeddings."""
+        """Return the factor on the initial input embeddings."""
         return 1.0
 
     @classmethod
     def classifier_gain(cls, site: Site) -> float:
-        """Factor on the start of an output matrix that is not tied to the embeddings."""
+        """Return the factor on the initial output matrix, if it is not tied to the embeddings."""
         return 1.0
 
     def init_(self, variance: float) -> None:
-        """Set the data-dependent start from the variance that ``carry`` has summed up to this sublayer."""
-        raise NotImplementedError(f"placement {self.name!r} has no data-dependent start")
+        """Set the data-dependent parameters from the value that ``carry`` passed to this sublayer."""
+        raise NotImplementedError(f"placement {self.name!r} has no data-dependent initialisation")
 
     @classmethod
     def complete(cls, config: ModelConfig) -> ModelConfig:
@@ -108,23 +108,23 @@ class Placement(nn.Module, ABC):
 
     @classmethod
     def conflict(cls, config: ModelConfig) -> str | None:
-        """The reason why this placement is not defined in a model of these choices, or None."""
+        """Return the reason why the placement is not defined in a model of these choices, or None."""
         return None
 
 
 class ProfiledPlacement(Placement, ABC):
-    """A placement whose start is profiled on one batch, sublayer by sublayer, from ``init_(1.0)`` on."""
+    """A placement that is initialised from one batch, sublayer by sublayer, beginning with ``init_(1.0)``."""
 
     profiled: ClassVar[bool] = True
     in_order: ClassVar[bool] = False
-    """Whether a sublayer is started before the profiling pass runs it, or all of them after the pass."""
+    """Whether each sublayer is initialised just before the pass runs it, or all of them after the pass."""
 
     @staticmethod
     @abstractmethod
     def first(stream: Tensor) -> Tensor:
-        """What the first sublayer starts from, given the variance of the embeddings."""
+        """Return the value for the first sublayer, given the variance of the embeddings."""
 
     @staticmethod
     @abstractmethod
     def carry(carried: Tensor, stream: Tensor, branch: Tensor) -> Tensor:
-        """What the next sublayer starts from, given this one's and the variances of x and f(x)."""
+        """Return the value for the next sublayer, given this one's and the variances of x and f(x)."""

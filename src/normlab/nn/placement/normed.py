@@ -1,4 +1,4 @@
-"""Placements that differ in where their norms sit."""
+"""Placements that differ in the position of their norms."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ from normlab.spec.model import ModelConfig
 
 
 class OneNorm(Placement, ABC):
-    """A placement with one norm a sublayer."""
+    """A placement with one norm per sublayer."""
 
     def build(self, site: Site) -> None:
         self.norm = site.norm(site.dim)
 
 
 class NormedInput(OneNorm, ABC):
-    """A placement whose branch reads the normed stream, and whose stream is an un-normed sum to the end."""
+    """A placement whose branch reads the normalised stream, while the stream itself is a plain sum."""
 
     final_norm: ClassVar[bool] = True
 
@@ -43,7 +43,7 @@ class TwoNorms(Placement, ABC):
 
 
 class NormedBranch(TwoNorms, ABC):
-    """A branch that is normed on both sides, and whose stream is an un-normed sum to the end."""
+    """A placement with a norm on both sides of the branch, while the stream itself is a plain sum."""
 
     final_norm: ClassVar[bool] = True
 
@@ -52,7 +52,7 @@ class NormedBranch(TwoNorms, ABC):
 
 
 class TwoStreams(OneNorm, ABC):
-    """A stream of two tensors that begin as the embeddings; the branch reads the first."""
+    """A stream of two tensors that both begin as the embeddings; the branch reads the first."""
 
     def read(self, stream: Stream) -> Tensor:
         return stream[0]
@@ -73,7 +73,7 @@ class PostNorm(OneNorm, name="post"):
 
 
 class PreNorm(NormedInput, name="pre"):
-    r"""Pre-LN: :math:`x \leftarrow x + f(\mathrm{LN}(x))`, and a final norm where the stream ends.
+    r"""Pre-LN: :math:`x \leftarrow x + f(\mathrm{LN}(x))`, and a final norm.
 
     Xiong et al. 2020, Table 1 (arXiv 2002.04745).
     """
@@ -147,7 +147,7 @@ class NormFormer(NormedInput, name="normformer"):
     r"""NormFormer: :math:`x \leftarrow x + \mathrm{LN}(f(\mathrm{LN}(x)))` for attention,
     :math:`x + f(\mathrm{LN}(x))` for the feed-forward, and a final norm.
 
-    Each head has a gain, start 1, and the feed-forward a norm after its activation. Shleifer et al. 2021,
+    Each head has a gain, initially 1, and the feed-forward a norm after its activation. Shleifer et al. 2021,
     Section 2 (arXiv 2110.09456).
     """
 
@@ -206,7 +206,7 @@ class Keel(TwoNorms, name="keel"):
 
     Chen and Wei 2026, Section 3 (arXiv 2601.19895), where models of more than 1,000 layers train. Their
     Section 3.1 leaves S out of the first layer, the outer norm out of its attention and :math:`\beta` out of
-    every norm; here the equation holds as it stands, in every sublayer.
+    every norm; here the equation holds in every sublayer.
     """
 
     deep: ClassVar[bool] = True
@@ -245,7 +245,7 @@ class B2T(TwoStreams, name="b2t"):
 class ResiDual(TwoStreams, name="residual"):
     r"""ResiDual, two streams: :math:`x \leftarrow \mathrm{LN}(x + f(x)),\; d \leftarrow d + f(x)`.
 
-    Both start at the embeddings; the stack's output is :math:`x + \mathrm{LN}(d)`.
+    Both begin as the embeddings; the stack's output is :math:`x + \mathrm{LN}(d)`.
     Xie et al. 2023, Section 3 (arXiv 2304.14802).
     """
 
@@ -259,21 +259,21 @@ class ResiDual(TwoStreams, name="residual"):
 
 
 class Twice(nn.Module):
-    """x to the stream (x, x)."""
+    """Duplicates x as the stream (x, x)."""
 
     def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
         return x, x
 
 
 class First(nn.Module):
-    """The first of two streams."""
+    """Returns the first of two tensors."""
 
     def forward(self, stream: tuple[Tensor, Tensor]) -> Tensor:
         return stream[0]
 
 
 class SumWithNormedSecond(nn.Module):
-    """(x, d) to x + LN(d)."""
+    """Maps the stream (x, d) to x + LN(d)."""
 
     def __init__(self, norm: nn.Module) -> None:
         super().__init__()

@@ -37,7 +37,7 @@ class Admin(WeightedShortcut, ProfiledPlacement, name="admin"):
     r"""Admin: :math:`x \leftarrow \mathrm{LN}(\omega \odot x + f(x))` with a trained vector :math:`\omega`
     `[D]`.
 
-    Start, profiled on one batch with :math:`\omega = 1`:
+    Initially, profiled on one batch with :math:`\omega = 1`:
     :math:`\omega_i^2 = \mathrm{Var}[x_0] + \sum_{1 \le j < i} \mathrm{Var}[f_j(x_{j-1})]`.
     Liu et al. 2020, Section 4 (arXiv 2004.08249); taken literally, the published sum leaves out
     :math:`\mathrm{Var}[x_0]` and :math:`\omega_1 = 0` would erase the embeddings.
@@ -53,11 +53,11 @@ class Admin(WeightedShortcut, ProfiledPlacement, name="admin"):
 
 
 class AdminAsCoded(WeightedShortcut, ProfiledPlacement, name="admin_code"):
-    r"""Admin as its authors' code starts it: :math:`x \leftarrow \mathrm{LN}(\omega \odot x + f(x))`,
+    r"""Admin as its authors' code initialises it: :math:`x \leftarrow \mathrm{LN}(\omega \odot x + f(x))`,
     :math:`\omega_1 = 1,\; \omega_{i+1}^2 = \mathrm{Var}[\omega_i x_{i-1}] + \mathrm{Var}[f_i(x_{i-1})]`.
 
-    One forward pass in order, each :math:`\omega_i` in force when sublayer i runs. Unlike the code, padding
-    and dropout stay out of the variances. Liu et al. 2020, the released code of Section 4
+    One forward pass sets each :math:`\omega_i` just before sublayer i runs. Unlike in the code, padding and
+    dropout are left out of the variances. Liu et al. 2020, the released code of Section 4
     (arXiv 2004.08249).
     """
 
@@ -74,9 +74,9 @@ class AdminAsCoded(WeightedShortcut, ProfiledPlacement, name="admin_code"):
 
 class AdminDataFree(WeightedShortcut, name="admin_free"):
     r"""Admin without data: :math:`x \leftarrow \mathrm{LN}(\omega \odot x + f(x))`,
-    :math:`\omega^2 = (S+1)/\ln(S+1) - 1` at the start, S sublayers in the stack.
+    initially :math:`\omega^2 = (S+1)/\ln(S+1) - 1` with S sublayers in the stack.
 
-    The start of the authors' later package, after Liu et al. 2020, Section 4 (arXiv 2004.08249).
+    The initialisation of the authors' later package, after Liu et al. 2020, Section 4 (arXiv 2004.08249).
     """
 
     def build(self, site: Site) -> None:
@@ -102,7 +102,7 @@ class DeepNorm(OneNorm, name="deepnorm"):
 
     @staticmethod
     def constants(site: Site) -> tuple[float, float]:
-        """alpha and beta of the stack that the site belongs to."""
+        """Return alpha and beta of the stack that the site belongs to."""
         n, m = site.encoder_layers, site.decoder_layers
         if site.alone:
             return (2 * site.layers) ** 0.25, (8 * site.layers) ** -0.25
@@ -132,20 +132,19 @@ class ScaledBranch(Placement, ABC):
     r""":math:`x \leftarrow x + \alpha f(x)` with a trained :math:`\alpha` (shape `[1]`), and no norm."""
 
     normed: ClassVar[bool] = False
-    start: ClassVar[float] = 0.0
-    """Of alpha."""
+    initial_alpha: ClassVar[float] = 0.0
 
     def build(self, site: Site) -> None:
-        self.alpha = nn.Parameter(torch.full((1,), self.start))
+        self.alpha = nn.Parameter(torch.full((1,), self.initial_alpha))
 
     def write(self, stream: Stream, y: Tensor) -> Stream:
         return stream + self.alpha * y
 
 
 class ReZero(ScaledBranch, name="rezero"):
-    r"""ReZero: :math:`x \leftarrow x + \alpha f(x)`, no norm, :math:`\alpha = 0` at the start.
+    r"""ReZero: :math:`x \leftarrow x + \alpha f(x)`, no norm, initially :math:`\alpha = 0`.
 
-    One :math:`\alpha` (shape `[1]`) a layer, shared by its sublayers. Bachlechner et al. 2020,
+    Each layer has one :math:`\alpha` (shape `[1]`), shared by its sublayers. Bachlechner et al. 2020,
     Equation 1 (arXiv 2003.04887).
     """
 
@@ -156,10 +155,10 @@ class ReZero(ScaledBranch, name="rezero"):
 
 
 class ReZeroPostNorm(OneNorm, name="rezero_post"):
-    r"""ReZero with Post-LN: :math:`x \leftarrow \mathrm{LN}(x + \alpha f(x))`, :math:`\alpha = 0` at the
-    start.
+    r"""ReZero with Post-LN: :math:`x \leftarrow \mathrm{LN}(x + \alpha f(x))`, initially
+    :math:`\alpha = 0`.
 
-    One :math:`\alpha` (shape `[1]`) a layer, shared by its sublayers. Liu et al. 2020, Table 3
+    Each layer has one :math:`\alpha` (shape `[1]`), shared by its sublayers. Liu et al. 2020, Table 3
     (arXiv 2004.08249).
     """
 
@@ -172,12 +171,12 @@ class ReZeroPostNorm(OneNorm, name="rezero_post"):
 
 
 def layer_alpha(site: Site) -> nn.Parameter:
-    """ReZero's scalar of a layer, 0 at the start."""
+    """Return ReZero's scalar of a layer, initially 0."""
     return site.shared.setdefault("rezero.alpha", nn.Parameter(torch.zeros(1)))
 
 
 class SkipInit(ScaledBranch, name="skipinit"):
-    r"""SkipInit: :math:`x \leftarrow x + \alpha f(x)`, no norm, one :math:`\alpha` a sublayer, start 0.
+    r"""SkipInit: :math:`x \leftarrow x + \alpha f(x)`, no norm, one :math:`\alpha` per sublayer, initially 0.
 
     De and Smith 2020, Section 3 (arXiv 2002.10444).
     """
@@ -186,16 +185,16 @@ class SkipInit(ScaledBranch, name="skipinit"):
 
 
 class FixUp(ScaledBranch, name="fixup"):
-    r"""FixUp: :math:`x \leftarrow x + \alpha f(x)`, no norm, :math:`\alpha = 1` at the start, a scalar bias
+    r"""FixUp: :math:`x \leftarrow x + \alpha f(x)`, no norm, initially :math:`\alpha = 1`, a scalar bias
     before and after each weight.
 
-    With K branches in the model, of m weights in series each: :math:`K^{-1/(2m-2)}` on the weights of a
-    branch but for the last one, which starts at 0 as the classifier does. Value and output are the m = 2
-    weights of attention; query and key, inside the softmax, keep the scheme's scale. Zhang et al. 2019,
-    Section 3 (arXiv 1901.09321).
+    In a model of K branches with m weights in series each, the weights of a branch are scaled by
+    :math:`K^{-1/(2m-2)}`, except the last one, which is initially 0, as is the classifier. Value and output
+    are the m = 2 weights of attention; query and key, inside the softmax, keep the scale of the scheme. Zhang
+    et al. 2019, Section 3 (arXiv 1901.09321).
     """
 
-    start: ClassVar[float] = 1.0
+    initial_alpha: ClassVar[float] = 1.0
     deep: ClassVar[bool] = True
     bias: ClassVar[str] = "scalarbias"
 
@@ -214,17 +213,17 @@ class FixUp(ScaledBranch, name="fixup"):
         if config.is_hybrid:
             return "FixUp counts the branches of an encoder and a decoder that both use it"
         if Embedding.registry[config.embedding].tied:
-            return "FixUp starts the classifier at 0, which a tied embedding cannot do"
+            return "FixUp initialises the classifier with 0, which a tied embedding does not allow"
         return None
 
 
 class TFixup(Placement, name="tfixup"):
     r"""T-Fixup: :math:`x \leftarrow x + f(x)`, no norm.
 
-    Factor on Xavier for value, output and feed-forward matrices: :math:`0.67 N^{-1/4}` in the encoder,
-    :math:`(9M)^{-1/4}` in the decoder, which is also the factor of the embeddings of both; a single stack
-    of L layers takes its own formula for all of these. Huang et al. 2020, Section 3.2
-    (ICML 2020), after Zhang et al. 2019, Section 3 (arXiv 1901.09321).
+    The factor on Xavier for value, output and feed-forward matrices is :math:`0.67 N^{-1/4}` in the encoder
+    and :math:`(9M)^{-1/4}` in the decoder, which is also the factor on the embeddings of both; a single stack
+    of L layers takes its own formula for all of these. Huang et al. 2020, Section 3.2 (ICML 2020), after
+    Zhang et al. 2019, Section 3 (arXiv 1901.09321).
     """
 
     normed: ClassVar[bool] = False
@@ -248,7 +247,7 @@ class TFixup(Placement, name="tfixup"):
         if config.is_hybrid:
             return "T-Fixup's factors are derived for an encoder and a decoder that both use it"
         if Embedding.registry[config.embedding].scale_free:
-            return f"T-Fixup scales the embeddings, and {config.embedding} takes every scale away"
+            return f"T-Fixup scales the embeddings, and scaling has no effect on {config.embedding}"
         if config.scheme not in XAVIER:
             return (
                 f"T-Fixup's factors are on Xavier initialisation; with {config.scheme} they are not defined"
@@ -260,16 +259,16 @@ class LayerScale(NormedInput, name="layerscale"):
     r"""LayerScale: :math:`x \leftarrow x + \lambda \odot f(\mathrm{LN}(x))` with a trained vector
     :math:`\lambda` `[D]`, and a final norm.
 
-    Start 0.1 in stacks of up to 18 layers, 1e-5 up to 24, 1e-6 beyond. Touvron et al. 2021, Section 2
-    (arXiv 2103.17239).
+    Initially :math:`\lambda` is 0.1 in stacks of up to 18 layers, 1e-5 up to 24, and 1e-6 beyond. Touvron et
+    al. 2021, Section 2 (arXiv 2103.17239).
     """
 
     deep: ClassVar[bool] = True
 
     def build(self, site: Site) -> None:
         super().build(site)
-        start = 0.1 if site.layers <= 18 else 1e-5 if site.layers <= 24 else 1e-6
-        self.lam = nn.Parameter(torch.full((site.dim,), start))
+        initial = 0.1 if site.layers <= 18 else 1e-5 if site.layers <= 24 else 1e-6
+        self.lam = nn.Parameter(torch.full((site.dim,), initial))
 
     def write(self, stream: Stream, y: Tensor) -> Stream:
         return stream + self.lam * y

@@ -1,4 +1,4 @@
-"""Which module went wrong first, from what was seen of every module in the steps up to a bad one."""
+"""The module that went wrong first, found in the records of every module in the steps up to a bad one."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ from typing import Final
 from normlab.diagnosis.probing.observe import Probe, Record
 
 LEFT: Final = 10.0
-"""Times the median of many steps before, at which a statistic has left its range."""
+"""A statistic has left its range at so many times its median over many steps before."""
 
 FEW: Final = 4.0
-"""With n steps before it takes 1 + ``FEW`` / n times as much: what begins at zero grows fast at first."""
+"""After only n steps the limit is 1 + ``FEW`` / n times as high: what begins at zero grows fast at first."""
 
 BEFORE: Final = 32
-"""Steps that make that median, at most."""
+"""The largest number of steps in that median."""
 
 MODEL: Final = ""
 """The path of the model itself."""
@@ -30,7 +30,7 @@ EVERYTHING: Final = (
     Probe("*", "grad_output"),
     Probe("*", "weight", "max_abs", every_tensor=True),
 )
-"""Of every module: what tells whether it is finite, and what tells how large it is."""
+"""The largest entries of every module, which show whether it is finite, and its rms, which shows its size."""
 
 NOWHERE: Final = "no module left its range: look at the data, the labels or the loss"
 
@@ -44,13 +44,13 @@ class Observed:
     loss: float
     records: tuple[Record, ...]
     gradients: Mapping[str, float]
-    """L2 norm by parameter, as ``updates``."""
+    """The L2 norm by parameter; the same holds for ``updates``."""
     updates: Mapping[str, float]
 
 
 @dataclass(frozen=True)
 class Verdict:
-    """Who it was, by which rule, and the numbers."""
+    """The module to blame, the rule that found it, and the numbers behind it."""
 
     sentence: str
     rule: str
@@ -61,9 +61,9 @@ class Verdict:
 
 
 def blame(steps: Sequence[Observed]) -> Verdict:
-    """The first module whose output is not finite while its input is; else the first gradient, in backward
-    order, or update that is not; else the first statistic out of its range (``LEFT``, ``FEW``) of the steps
-    before, within a step in the order of the stream; else nobody.
+    """Blame the first module whose output is not finite while its input is; else the first gradient, in
+    backward order, or update that is not finite; else the first statistic that left its range (``LEFT``,
+    ``FEW``), within a step in the order of the stream; else nobody.
     """
     for seen in steps:
         for rule in (_forward, _backward, _parameters):
@@ -73,17 +73,17 @@ def blame(steps: Sequence[Observed]) -> Verdict:
 
 
 def named(module: str) -> str:
-    """A module in a sentence."""
+    """The name of a module in a sentence."""
     return module or "the model itself"
 
 
 def _forward(seen: Observed) -> Verdict | None:
-    entered = {r.module for r in seen.records if r.probe.startswith("input.") and not math.isfinite(r.value)}
+    entered = {r.module for r in seen.records if _is(r, "input", "max_abs") and not math.isfinite(r.value)}
     for r in seen.records:
-        if r.probe.startswith("output.max_abs") and not math.isfinite(r.value) and r.module not in entered:
+        if _is(r, "output", "max_abs") and not math.isfinite(r.value) and r.module not in entered:
             weight = _broken_weight(seen, r.module)
-            largest = [f"{s.value:.3g}" for s in seen.records if _is(s, r.module, "input.max_abs")]
-            given = f"its input is finite (largest entry {largest[0]})" if largest else "its input are tokens"
+            largest = [f"{s.value:.3g}" for s in seen.records if s.module == r.module and s.signal == "input"]
+            given = f"its input is finite (largest entry {largest[0]})" if largest else "its input is tokens"
             return Verdict(
                 f"{named(r.module)} is the first module whose output is not finite while its input is, in "
                 f"step {seen.step}" + (f": its {weight} is not finite" if weight else ""),
@@ -96,11 +96,11 @@ def _forward(seen: Observed) -> Verdict | None:
 
 
 def _broken_weight(seen: Observed, module: str) -> str:
-    """A parameter of the module, or of one inside it, that is not finite at the step."""
+    """The name of a parameter of the module, or of one inside it, that is not finite; or empty."""
     for r in seen.records:
         inside = r.module == module or f"{r.module}.".startswith(f"{module}.")
-        if inside and r.probe.startswith("weight.") and not math.isfinite(r.value):
-            name = r.probe.partition("[")[2].rstrip("]") or "weight"
+        if inside and _is(r, "weight", "max_abs") and not math.isfinite(r.value):
+            name = r.signal.partition("[")[2].rstrip("]") or "weight"
             return name if r.module == module else f"{r.module}.{name}"
     return ""
 
@@ -108,7 +108,7 @@ def _broken_weight(seen: Observed, module: str) -> str:
 def _backward(seen: Observed) -> Verdict | None:
     finite: Record | None = None
     for r in seen.records:
-        if r.probe.startswith("grad_output.max_abs"):
+        if _is(r, "grad_output", "max_abs"):
             if math.isfinite(r.value):
                 finite = r
                 continue
@@ -162,7 +162,7 @@ def _range(steps: Sequence[Observed]) -> Verdict | None:
 
 @dataclass(frozen=True)
 class _Beside:
-    """A statistic, and its median of the steps before."""
+    """A statistic beside its median over the steps before."""
 
     at: int
     module: str
@@ -192,8 +192,8 @@ Key = tuple[str, str]
 
 
 def _against_before(steps: Sequence[Observed]) -> Iterator[list[_Beside]]:
-    """For each step but the first every statistic beside its median of the steps before, what comes first in
-    time and in the stream first.
+    """Give, for each step but the first, every statistic beside its median over the steps before, in the
+    order of the stream.
     """
     sizes = [dict(_sizes(seen)) for seen in steps]
     for at in range(1, len(steps)):
@@ -206,13 +206,13 @@ def _against_before(steps: Sequence[Observed]) -> Iterator[list[_Beside]]:
 
 
 def _sizes(seen: Observed) -> Iterator[tuple[Key, float]]:
-    """Outputs, gradients and updates of a step, each in the order of the stream.
+    """Give the sizes of outputs, gradients and updates of a step, each in the order of the stream.
 
     Gradients are relative to the loss's own in the model's output: where that grows, all grow with it, and it
     is the model itself that is named. Updates are relative to the learning rate.
     """
-    outputs = {r.module: r.value for r in seen.records if r.probe == "output.rms"}
-    arrived = {r.module: r.value for r in seen.records if r.probe == "grad_output.rms"}
+    outputs = {r.module: r.value for r in seen.records if (r.signal, r.statistic) == ("output", "rms")}
+    arrived = {r.module: r.value for r in seen.records if (r.signal, r.statistic) == ("grad_output", "rms")}
     for module, value in outputs.items():
         yield (module, "the rms of the output of"), value
     scale = arrived.get(MODEL, 0.0)
@@ -226,7 +226,7 @@ def _sizes(seen: Observed) -> Iterator[tuple[Key, float]]:
 
 
 def _near(steps: Sequence[Observed]) -> tuple[str, ...]:
-    """What came nearest to leaving its range, and how the loss went."""
+    """Say which statistic came nearest to leaving its range, and how the loss went."""
     best = max((one for found in _against_before(steps) for one in found), key=_factor, default=None)
     if best is None:
         return ()
@@ -238,5 +238,6 @@ def _near(steps: Sequence[Observed]) -> tuple[str, ...]:
     )
 
 
-def _is(record: Record, module: str, probe: str) -> bool:
-    return record.module == module and record.probe == probe
+def _is(record: Record, signal: str, statistic: str) -> bool:
+    """Whether a record is of this signal, in whichever of its tensors, and of this statistic."""
+    return record.signal.partition("[")[0] == signal and record.statistic == statistic

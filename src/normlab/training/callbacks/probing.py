@@ -1,4 +1,4 @@
-"""What is measured of our own models while they train, by presets that are named by their cost."""
+"""Probes of normlab's own models while they train, by the presets of ``diagnosis.probing.presets``."""
 
 from __future__ import annotations
 
@@ -9,69 +9,47 @@ from typing import Any, Final, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from normlab.diagnosis.probing.observe import Emit, Probe, Record, observe
-from normlab.nn.stack import Stack
+from normlab.diagnosis.probing.observe import PARAMETERS, Emit, Key, Probe, Record, observe
+from normlab.diagnosis.probing.presets import PRESETS, SublayerSite, preset_probes
+from normlab.diagnosis.reading.taps import Tap
 from normlab.nn.sublayer import Branch, Sublayer
 from normlab.training.meter import Meter
 from normlab.training.parallel import norms_of
 
-SUBLAYERS: Final = "sublayers"
-"""Stands in a probe for the paths of all sublayers; ``sublayers.f`` are their branches."""
-
 
 class Preset(NamedTuple):
-    """Probes of what flows, and whether updates are also measured by kind of matrix."""
+    """Probes of activations, and whether updates are also measured by kind of matrix."""
 
     probes: tuple[Probe, ...]
     kinds: bool
 
 
-_CHEAP = (Probe(SUBLAYERS),)
-_STANDARD = (
-    *_CHEAP,
-    Probe(SUBLAYERS, "input"),
-    Probe(f"{SUBLAYERS}.f"),
-    Probe(SUBLAYERS, "grad_output"),
-)
-_FULL = (
-    *_STANDARD,
-    Probe(SUBLAYERS, statistic="similarity"),
-    Probe(f"{SUBLAYERS}.f", "grad_output"),
-    Probe(f"{SUBLAYERS}.f.*", statistic="max_abs"),
-    Probe(f"{SUBLAYERS}.f.*", statistic="fraction_zero"),
-)
-PRESETS: Final = {
-    "cheap": Preset(_CHEAP, kinds=False),
-    "standard": Preset(_STANDARD, kinds=True),
-    "full": Preset(_FULL, kinds=True),
-}
-"""Cheap: the stream after each sublayer, each sublayer's gradient norm, its update relative to its weights.
-Standard: also the stream before it, its branch, the gradient of its output, and updates by kind of matrix.
-Full: also how alike tokens are, the gradient of branches, and of every module in a branch (projections of
-queries and keys, activations) the largest entry and the share of zeros.
-"""
-
 NOTHING: Final = Preset((), kinds=False)
 
 
-def probes_of(preset: Preset, model: nn.Module) -> list[Probe]:
-    """The probes of a preset with this model's paths, as few patterns as there can be."""
-    most = max((len(list(m)) for m in model.modules() if isinstance(m, Stack)), default=0)
-    digits = range(1, len(str(max(0, most - 1))) + 1)
-    return [
-        probe if not probe.modules.startswith(SUBLAYERS) else _at(probe, count)
-        for probe in preset.probes
-        for count in (digits if probe.modules.startswith(SUBLAYERS) else (0,))
-    ]
+def preset_of(name: str, model: nn.Module) -> Preset:
+    """Return what a preset of ``diagnosis.probing.presets`` measures in this model; nothing for "".
+
+    Parameters are not probed, since the trainer has their norms: weights, gradients before clipping, and
+    updates relative to the weights, of each sublayer and, from ``standard`` on, of each kind of matrix.
+    """
+    if not name:
+        return NOTHING
+    probes = [p for p in preset_probes(_sites(model), name) if p.signal not in PARAMETERS]
+    return Preset(tuple(probes), kinds=name != PRESETS[0])
 
 
-def _at(probe: Probe, digits: int) -> Probe:
-    path = f"*.sublayers.{'[0-9]' * digits}{probe.modules.removeprefix(SUBLAYERS)}"
-    return Probe(path, probe.signal, probe.statistic, probe.every_tensor)
+def _sites(model: nn.Module) -> Iterator[SublayerSite]:
+    for path, module in model.named_modules():
+        if isinstance(module, Sublayer):
+            stack, _, number = path.rpartition(".")
+            inside = [name for name, _ in module.named_modules(prefix=path) if name.startswith(f"{path}.f.")]
+            before, branch, after = Tap(path, "input", (0,)), Tap(f"{path}.f", "output"), Tap(path, "output")
+            yield SublayerSite(stack, int(number), before, branch, after, tuple(inside))
 
 
 class Probing:
-    """The measurements of one model in training: in the steps of the cadence, of the first micro-batch.
+    """Measures one model in training: the steps of the cadence, in their first micro-batch.
 
     In between there is no hook. A step that is measured waits for the device once, for what flows; what
     belongs to parameters is fetched by ``flush``.
@@ -79,7 +57,7 @@ class Probing:
 
     def __init__(self, model: nn.Module, preset: Preset, every_steps: int, emit: Emit) -> None:
         self._model, self._emit, self._every_steps = model, emit, every_steps
-        self._probes = probes_of(preset, model)
+        self._probes = preset.probes
         self._groups = _Groups(model, kinds=preset.kinds) if self._probes else None
         self._late: list[tuple[int, Tensor]] = []
 
@@ -89,7 +67,7 @@ class Probing:
 
     @contextmanager
     def passing(self, step: int, micro: int) -> Iterator[None]:
-        """Within this block runs the forward and backward pass of a step's micro-batch."""
+        """Measure the forward and backward pass of a micro-batch that runs inside this block."""
         if micro or not self.due(step):
             yield
             return
@@ -98,19 +76,23 @@ class Probing:
             observer.flush(step)
 
     def stepped(self, step: int, meter: Meter, gradients: Tensor, updates: Tensor) -> None:
-        """Keep what an optimiser step did, for ``flush`` to fetch."""
+        """Keep the norms of an optimiser step for ``flush`` to fetch."""
         if self._groups is not None and self.due(step):
             self._late.append((step, self._groups.measured(meter, gradients, updates)))
 
     def flush(self) -> None:
-        """Fetch what is left on the device."""
+        """Fetch and emit the norms that are left on the device."""
         if self._groups is None or not self._late:
             return
         fetched = torch.stack([values for _, values in self._late]).tolist()
         for (step, _), values in zip(self._late, fetched, strict=True):
-            for (module, probe), value in zip(self._groups.names, values, strict=True):
-                self._emit(Record(step, module, probe, value))
+            for key, value in zip(self._groups.keys, values, strict=True):
+                self._emit(Record(step, *key, value))
         self._late.clear()
+
+
+_WHOLE: Final = (("grad", "l2"), ("weight", "l2"), ("update", "ratio"))
+"""Signals and statistics of all parameters of a sublayer."""
 
 
 class _Groups:
@@ -124,18 +106,17 @@ class _Groups:
         device = next(iter(named.values())).device
         self._owner = torch.tensor([self._modules.index(o) for o in owners], device=device)
         self._views = list(_matrices(model, list(named.values()))) if kinds else []
-        self.names = [
-            *((module, "grad.l2") for module in self._modules),
-            *((module, "update.ratio") for module in self._modules),
-            *((view.module, f"update.ratio[{view.kind}]") for view in self._views),
+        self.keys: list[Key] = [
+            *((*_place(m, homes), m, signal, how) for signal, how in _WHOLE for m in self._modules),
+            *((*_place(v.module, homes), v.module, f"update[{v.kind}]", "ratio") for v in self._views),
         ]
 
     @torch.no_grad()
     def measured(self, meter: Meter, gradients: Tensor, updates: Tensor) -> Tensor:
-        """One value a name: gradient norms, and updates relative to the weights after them."""
+        """Return a value per key: norms of gradients and weights, and updates relative to the weights."""
         whole = meter.parallel.whole
-        ratios = self._together(updates) / self._together(meter.parallel.norms(meter.weights))
-        values = [self._together(gradients), ratios]
+        lengths = self._together(meter.parallel.norms(meter.weights))
+        values = [self._together(gradients), lengths, self._together(updates) / lengths]
         if self._views:
             moved, weights = (
                 norms_of([v.of(whole(v.index, tensors[v.index])) for v in self._views])
@@ -149,8 +130,14 @@ class _Groups:
         return squares.sqrt()
 
 
+def _place(module: str, sublayers: Sequence[str]) -> tuple[str | None, int | None]:
+    """Return the stack and the index of a sublayer, None for any other module."""
+    stack, _, number = module.rpartition(".")
+    return (stack, int(number)) if module in sublayers else (None, None)
+
+
 class _View(NamedTuple):
-    """One matrix of a branch, which may be a part of a packed parameter."""
+    """A matrix of a branch, which may be a part of a packed parameter."""
 
     module: str
     kind: str
@@ -175,7 +162,7 @@ def _matrices(model: nn.Module, parameters: Sequence[nn.Parameter]) -> Iterator[
 
 
 def rows_into(rows: list[dict[str, Any]]) -> Callable[[Record], None]:
-    """An ``emit`` that collects records as rows of ``probes.jsonl``."""
+    """Return an ``emit`` that collects records as rows of ``probes.jsonl``."""
 
     def emit(record: Record) -> None:
         rows.append(record._asdict())

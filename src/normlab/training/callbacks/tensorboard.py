@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any, Final
+from typing import TYPE_CHECKING, Final, final
 
 from normlab.errors import UserError
+from normlab.training.callbacks.base import Callback, Event
 
-Row = Mapping[str, Any]
+if TYPE_CHECKING:
+    from torch.utils.tensorboard import SummaryWriter
+
 _NO_SCALARS: Final = ("kind", "step")
 
 
@@ -22,35 +24,40 @@ def require_tensorboard() -> None:
         )
 
 
-class Board:
-    """Scalars of one run under ``runs/<id>/tensorboard``, at their steps: ``train/loss``, ``dev/bleu`` and so
-    on, and those of probes as ``<probe>/<module>``.
+@final
+class TensorBoard(Callback):
+    """Writes scalars under ``runs/<id>/tensorboard``, at their steps: ``train/loss``, ``dev/nll`` and so on,
+    and those of probes as ``<signal>.<statistic>/<module>``.
 
-    A run that goes on from a step begins a new file that takes the place of what was written after it.
+    A run that goes on from a step begins a new file, which replaces the later scalars of the old one.
     """
 
-    def __init__(self, folder: Path, step: int) -> None:
-        require_tensorboard()
-        from torch.utils.tensorboard import SummaryWriter
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        self._writer: SummaryWriter | None = None
 
-        self._writer = SummaryWriter(str(folder), purge_step=step + 1 if step else None)
+    def on_event(self, event: Event) -> None:
+        if event.began:
+            from torch.utils.tensorboard import SummaryWriter
 
-    def metrics(self, row: Row) -> None:
-        """One row of ``metrics.jsonl``."""
-        for name, value in row.items():
-            if name not in _NO_SCALARS:
-                self._writer.add_scalar(f"{row['kind']}/{name}", float(value), int(row["step"]))
-
-    def probes(self, rows: Sequence[Row]) -> None:
-        """Rows of ``probes.jsonl``."""
-        for row in rows:
-            self._writer.add_scalar(
-                f"{row['probe']}/{row['module'] or 'model'}", float(row["value"]), int(row["step"])
-            )
-
-    def saved(self) -> None:
-        """Write out what is buffered."""
-        self._writer.flush()
+            purge = event.step + 1 if event.step else None
+            self._writer = SummaryWriter(str(self._folder), purge_step=purge)
+        assert self._writer is not None
+        scalars = [
+            (f"{row['kind']}/{name}", value, row["step"])
+            for row in event.rows
+            for name, value in row.items()
+            if name not in _NO_SCALARS
+        ]
+        scalars += [
+            (f"{row['signal']}.{row['statistic']}/{row['module'] or 'model'}", row["value"], row["step"])
+            for row in event.probes
+        ]
+        for name, value, step in scalars:
+            self._writer.add_scalar(name, float(value), int(step))
+        if event.saved:
+            self._writer.flush()
 
     def close(self) -> None:
-        self._writer.close()
+        if self._writer is not None:
+            self._writer.close()

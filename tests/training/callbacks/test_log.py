@@ -26,12 +26,12 @@ from normlab.jobs.queue import Queue
 from normlab.spec.config import Config, DataConfig
 from normlab.spec.serialise import from_json
 from normlab.store import RunFolder
-from normlab.training import record
+from normlab.training.callbacks import log
 from normlab.training.train import train
 from training.test_train import interrupt_at, without_seconds
 from training.tiny import tiny
 
-ROOT = Path(__file__).parents[2]
+ROOT = Path(__file__).parents[3]
 
 
 def blocks(folder):
@@ -110,10 +110,10 @@ def test_every_file_of_a_text_is_named_with_its_content(text, tmp_path, monkeypa
 
 def test_a_column_of_a_data_set_is_named_with_the_package_that_reads_it(tmp_path, monkeypatch):
     datasets = pytest.importorskip("datasets", reason="needs normlab[hf]")
-    monkeypatch.setattr(record, "_commit", str)
+    monkeypatch.setattr(log, "_commit", str)
     spec = "hf:./set#train.de"
     config = replace(tiny(DataConfig()), data=DataConfig(train_src=spec))
-    lines = record.facts(RunFolder(tmp_path), config, torch.nn.Linear(1, 1), torch.device("cpu"))
+    lines = log.facts(RunFolder(tmp_path), config, torch.nn.Linear(1, 1), torch.device("cpu"))
     assert f"train_src: {spec}" in lines
     (packages,) = (line for line in lines if line.startswith("packages: "))
     assert packages.endswith(f", datasets {datasets.__version__}")

@@ -1,4 +1,4 @@
-"""A run's log: everything that is needed to repeat it, and a line for each validation."""
+"""A run's log: the facts that are needed to repeat it, and a line for each validation."""
 
 from __future__ import annotations
 
@@ -8,12 +8,11 @@ import os
 import platform
 import shlex
 import subprocess
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
 from datetime import datetime
 from importlib.metadata import version
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, final
 
 import torch
 from torch import nn
@@ -23,12 +22,12 @@ from normlab.data.sources import open_lines
 from normlab.data.text import located
 from normlab.data.vocabulary import LEARNED
 from normlab.recipes.grammar import describe
-from normlab.recipes.plugins import ENVIRONMENT
-from normlab.spec.config import SEMANTICS, Config, run_id
+from normlab.spec.config import SEMANTICS, Config
 from normlab.spec.serialise import to_json
 from normlab.spec.units import duration
-from normlab.store.folder import RunFolder
+from normlab.store.folder import RunFolder, Status
 from normlab.tasks.registry import TASKS
+from normlab.training.callbacks.base import Callback, Event
 from normlab.training.devices import hardware
 
 _TEXT: Final = ("tokenizers", "sentencepiece", "sacremoses", "sacrebleu")
@@ -39,55 +38,48 @@ VARIABLES: Final = (
     *("CUDA_", "CUBLAS_", "NVIDIA_TF32", "NCCL_", "GLOO_"),
     *("NORMLAB_", "PYTHONHASHSEED", "WORLD_SIZE", "RANK", "LOCAL_RANK"),
 )
-"""Beginnings of the names of environment variables that can change speed or numbers."""
+"""Prefixes of environment variables that can change speed or numbers."""
 
 
-@dataclass(frozen=True)
-class Record:
+@final
+class Log(Callback):
     """Writes to ``log.txt`` of one run folder.
 
     The log names paths and the machine. It stays where the run was made: ``tools/keep.py`` leaves it behind.
     """
 
-    folder: RunFolder
+    def __init__(self, folder: RunFolder, facts: Callable[[], list[str]]) -> None:
+        self._folder, self._facts = folder, facts
 
-    def start(self, config: Config, model: nn.Module, device: torch.device, *, step: int) -> None:
-        """One block: when, from which step, and what to repeat it takes."""
-        begun = f"goes on from step {step:,}" if step else "starts"
-        self._write([f"=== {_now()} {run_id(config)} {begun}", *facts(self.folder, config, model, device)])
-
-    def metrics(self, row: Mapping[str, Any]) -> None:
-        """A line where the row is a validation's."""
-        if row["kind"] == "dev":
+    def on_event(self, event: Event) -> None:
+        if event.began:
+            begun = f"goes on from step {event.step:,}" if event.step else "starts"
+            self._write([f"=== {_now()} {self._folder.id()} {begun}", *self._facts()])
+        for row in event.rows if event.validated else ():
             scores = {k: v for k, v in row.items() if k not in ("kind", "step", "seconds")}
             self._write([f"step {row['step']:,}: dev {_named(scores)}, after {duration(row['seconds'])}"])
-
-    def probes(self, rows: Sequence[Mapping[str, Any]]) -> None:
-        """Nothing: they are too many for a log."""
-
-    def saved(self) -> None:
-        """Nothing: every line is written at once."""
-
-    def end(self) -> None:
-        """How the run ended."""
-        status = self.folder.status()
-        outcome = status.outcome
-        said = f"{outcome.state}: {outcome.evidence}" if outcome else "no outcome"
-        stopped = f"; stopped because {status.stopped}" if status.stopped else ""
-        self._write([f"=== {_now()} ended at step {status.step:,}, {said}{stopped}"])
+        if event.ended:
+            self._write([f"=== {_now()} {_end(self._folder.status())}"])
 
     def _write(self, lines: Sequence[str]) -> None:
-        with self.folder.log.open("a", encoding="utf-8") as file:
+        with self._folder.log.open("a", encoding="utf-8") as file:
             file.write("".join(f"{line}\n" for line in lines))
 
 
+def _end(status: Status) -> str:
+    outcome = status.outcome
+    said = f"{outcome.state}: {outcome.evidence}" if outcome else "no outcome"
+    stopped = f"; stopped because {status.stopped}" if status.stopped else ""
+    return f"ended at step {status.step:,}, {said}{stopped}"
+
+
 def facts(folder: RunFolder, config: Config, model: nn.Module, device: torch.device) -> list[str]:
-    """What it takes to repeat a run, a line a fact."""
+    """The facts that are needed to repeat a run, one a line."""
     seeds, data = config.seeds, config.data
     texts = {field: spec for field in TASKS[config.task].texts if (spec := getattr(data, field))}
     packages = (*PACKAGES, *(["datasets"] if any(spec.startswith(HUB) for spec in texts.values()) else []))
     found = {
-        "repeat": repeat_command(folder),
+        "repeat": folder.repeat_command(),
         "directory": str(Path.cwd()),
         "recipe": f"{config.recipe}: {describe(config)}",
         "forced": config.forced,
@@ -110,15 +102,8 @@ def facts(folder: RunFolder, config: Config, model: nn.Module, device: torch.dev
     return [f"{name}: {value}" for name, value in found.items() if value]
 
 
-def repeat_command(folder: RunFolder) -> str:
-    """What to type to do the run again, from the directory that it was done in."""
-    imports = [m for m in os.environ.get(ENVIRONMENT, "").replace(",", " ").split() if m]
-    words = ["normlab", "train", "--config", str(folder.path / "config.json"), "--out", "again"]
-    return shlex.join([*words, *(word for name in imports for word in ("--import", name))])
-
-
 def _file(spec: str) -> str:
-    """Where a text is, with size and SHA-256 of the file that it is in."""
+    """The location of a text, with size and SHA-256 of the file that holds it."""
     text = open_lines(spec)
     if isinstance(text, HubColumn):
         return spec
@@ -129,8 +114,8 @@ def _file(spec: str) -> str:
 
 
 def _commit() -> str:
-    """The commit of the sources that run, and whether they were changed since; empty without a repository."""
-    package = Path(__file__).parents[1]
+    """The commit of these sources, and whether they were changed since; empty outside a repository."""
+    package = Path(__file__).parents[2]
 
     def git(*words: str) -> str:
         command = ["git", "-C", str(package), *words]

@@ -9,12 +9,12 @@ from pathlib import Path
 
 import pytest
 
-from normlab.store import sealed
-from normlab.store.sealed import SealError, replaced, settle, standing, unsealed
+from normlab.store import manifest
+from normlab.store.manifest import CheckpointError, commit, committed, read_state, recover
 
 
 def write(folder: Path, text: str, **more) -> None:
-    with replaced(folder, {"text": text}, **more) as new:
+    with commit(folder, {"text": text}, **more) as new:
         (new / "a.txt").write_text(text)
 
 
@@ -26,20 +26,20 @@ def folder(tmp_path):
 
 
 def test_what_was_written_is_read(folder):
-    assert unsealed(folder, run="it") == unsealed(folder) == {"text": "one"}
-    seal = json.loads((folder / "state.json").read_text())["seal"]
-    assert seal["run"] == "it"
-    assert seal["files"]["a.txt"] == {
+    assert read_state(folder, run="it") == read_state(folder) == {"text": "one"}
+    found = json.loads((folder / "state.json").read_text())["manifest"]
+    assert found["run"] == "it"
+    assert found["files"]["a.txt"] == {
         "bytes": 3,
         "sha256": "7692c3ad3540bb803c020b3aee66cd8887123234ea0c6e7143c0add73ff431ed",
     }
 
 
 def test_a_writer_that_fails_changes_nothing(folder):
-    with suppress(ZeroDivisionError), replaced(folder, {"text": "two"}) as new:
+    with suppress(ZeroDivisionError), commit(folder, {"text": "two"}) as new:
         (new / "a.txt").write_text("two")
         _ = 1 / 0
-    assert unsealed(folder) == {"text": "one"}
+    assert read_state(folder) == {"text": "one"}
     assert [p.name for p in folder.parent.iterdir()] == ["kept"]
 
 
@@ -47,13 +47,13 @@ def test_a_new_one_counts_from_its_state_on(folder):
     new = folder.with_name("kept.new")
     new.mkdir()
     (new / "a.txt").write_text("two")
-    assert standing(folder) == folder
+    assert committed(folder) == folder
     write(folder.with_name("other"), "two", run="it")
     (folder.with_name("other") / "state.json").rename(new / "state.json")
-    assert standing(folder) == new
-    settle(folder, keep=folder.with_name("before"))
-    assert unsealed(folder, run="it") == {"text": "two"}
-    assert unsealed(folder.with_name("before"), run="it") == {"text": "one"}
+    assert committed(folder) == new
+    recover(folder, keep=folder.with_name("before"))
+    assert read_state(folder, run="it") == {"text": "two"}
+    assert read_state(folder.with_name("before"), run="it") == {"text": "one"}
 
 
 def test_everything_is_on_the_disk_before_it_is_relied_on(folder, monkeypatch):
@@ -74,19 +74,19 @@ def test_everything_is_on_the_disk_before_it_is_relied_on(folder, monkeypatch):
 
 
 def refusal(folder: Path, run: str = "") -> str:
-    with pytest.raises(SealError) as error:
-        unsealed(folder, run=run)
+    with pytest.raises(CheckpointError) as error:
+        read_state(folder, run=run)
     assert str(error.value) == f"{error.value.why}; {error.value.todo}"
     return error.value.why.replace(str(folder), "FOLDER")
 
 
 def test_what_is_wrong_is_named(folder):
-    assert refusal(folder, "other") == "FOLDER is of the run it, and this is other"
+    assert refusal(folder, "other") == "FOLDER belongs to the run it, and this is other"
     path = folder / "a.txt"
     for text, why in {
-        "onf": "was edited: it no longer has the SHA-256 that state.json says",
+        "onf": "was edited: it no longer has the SHA-256 that state.json gives",
         "on": "is shorter than it was written: cut off, or another file",
-        "ones": "was edited: it no longer has the SHA-256 that state.json says",
+        "ones": "was edited: it no longer has the SHA-256 that state.json gives",
     }.items():
         path.write_text(text)
         assert refusal(folder) == f"FOLDER/a.txt {why}"
@@ -96,36 +96,36 @@ def test_what_is_wrong_is_named(folder):
 
 def test_tensors_that_were_put_there_later_are_named(folder):
     (folder / "notes.txt").write_text("nobody loads it")
-    assert unsealed(folder) == {"text": "one"}
+    assert read_state(folder) == {"text": "one"}
     (folder / "extra.safetensors").write_bytes(b"")
-    assert refusal(folder) == ("FOLDER/extra.safetensors was put there later: state.json does not name it")
+    assert refusal(folder) == ("FOLDER/extra.safetensors was added later: state.json does not name it")
 
 
 @pytest.mark.parametrize(
-    ("seal", "why"),
+    ("content", "why"),
     [
-        (3, "seal must be an object, the fields of Seal, got 3"),
-        ({"run": "it", "files": {}}, "seal lacks state; add what is missing"),
-        ({"run": "it", "files": [], "state": ""}, "seal.files must be an object, got []"),
+        (3, "manifest must be an object, the fields of Manifest, got 3"),
+        ({"run": "it", "files": {}}, "manifest lacks state; add what is missing"),
+        ({"run": "it", "files": [], "state": ""}, "manifest.files must be an object, got []"),
         (
             {"run": "it", "files": {"a.txt": {"bytes": "3", "sha256": ""}}, "state": ""},
-            'seal.files.a.txt.bytes must be a whole number, got "3"',
+            'manifest.files.a.txt.bytes must be a whole number, got "3"',
         ),
     ],
 )
-def test_a_seal_of_another_kind_is_named(folder, seal, why):
+def test_a_manifest_of_another_kind_is_named(folder, content, why):
     path = folder / "state.json"
-    if isinstance(seal, dict) and "state" in seal:
-        seal["state"] = sealed._digest({"text": "one"}, seal)
-    path.write_text(json.dumps({"text": "one", "seal": seal}))
+    if isinstance(content, dict) and "state" in content:
+        content["state"] = manifest._digest({"text": "one"}, content)
+    path.write_text(json.dumps({"text": "one", "manifest": content}))
     assert refusal(folder) == f"FOLDER/state.json is damaged ({why})"
 
 
 @pytest.mark.parametrize("key", ["text", "run", "files", "state"])
-def test_every_part_of_the_state_is_under_the_seal(folder, key):
+def test_every_part_of_the_state_is_under_the_manifest(folder, key):
     path = folder / "state.json"
     content = json.loads(path.read_text())
-    place = content if key in content else content["seal"]
+    place = content if key in content else content["manifest"]
     place[key] = {} if key == "files" else "another"
     path.write_text(json.dumps(content))
-    assert refusal(folder) == "FOLDER/state.json was edited: it no longer has the SHA-256 that it says"
+    assert refusal(folder) == "FOLDER/state.json was edited: it no longer has the SHA-256 of its manifest"

@@ -1,0 +1,31 @@
+"""No file imports itself by way of others."""
+
+from __future__ import annotations
+
+from graphlib import CycleError, TopologicalSorter
+
+import grimp
+
+
+def modules_in_a_circle(imports: dict[str, set[str]]) -> list[str]:
+    """The modules of a circle of imports, the first one twice; empty where there is none."""
+    try:
+        TopologicalSorter(imports).prepare()
+    except CycleError as error:
+        return error.args[1]
+    return []
+
+
+def test_a_circle_is_found():
+    assert modules_in_a_circle({"a": {"b"}, "b": {"c"}, "c": set()}) == []
+    circle = modules_in_a_circle({"a": {"b"}, "b": {"c"}, "c": {"b"}})
+    assert circle[0] == circle[-1]
+    assert set(circle) == {"b", "c"}
+
+
+def test_no_file_imports_itself_by_way_of_others():
+    """Imports that only a type checker sees do not count, those inside functions do."""
+    graph = grimp.build_graph("normlab", exclude_type_checking_imports=True, cache_dir=None)
+    imports = {module: graph.find_modules_directly_imported_by(module) for module in graph.modules}
+    assert len(imports) > 100
+    assert modules_in_a_circle(imports) == []

@@ -1,0 +1,281 @@
+"""Numbers in prose are those of the result files: each sentence and table row is built anew and looked for.
+
+A quotation is a function from result files to the sentences that a document must hold.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from normlab.papers import ARTEFACTS
+from normlab.papers.words import counts
+from normlab.spec.claim import Measure
+from normlab.store.reproductions import KEPT, read_reproduction, standing
+
+ROOT = Path(__file__).parents[1]
+QUOTATIONS: list[tuple[str, Callable[[], Iterator[str]]]] = []
+
+
+def quotes(document: str) -> Callable[[Callable[[], Iterator[str]]], Callable[[], Iterator[str]]]:
+    """Register a function that yields what a document says, with its numbers."""
+
+    def enter(sentences: Callable[[], Iterator[str]]) -> Callable[[], Iterator[str]]:
+        QUOTATIONS.append((document, sentences))
+        return sentences
+
+    return enter
+
+
+def prose(document: str) -> str:
+    return " ".join((ROOT / document).read_text(encoding="utf-8").split())
+
+
+@pytest.mark.parametrize(
+    ("document", "sentences"), QUOTATIONS, ids=[sentences.__name__ for _, sentences in QUOTATIONS]
+)
+def test_the_numbers_of_a_document_are_those_of_its_files(document, sentences):
+    expected = list(sentences())
+    assert expected
+    written = prose(document)
+    assert [sentence for sentence in expected if sentence not in written] == []
+
+
+# ----------------------------------------------------------------------------------------------- comparisons
+
+
+class Kept:
+    """A kept comparison: recipes by name, and differences by their names."""
+
+    def __init__(self, name: str) -> None:
+        self.folder = ROOT / "results" / name
+        self.data = json.loads((self.folder / "comparison.json").read_text(encoding="utf-8"))
+        self.recipes = {recipe["name"]: recipe for recipe in self.data["recipes"]}
+
+    def interval(self, recipe: str) -> dict[str, float]:
+        return self.recipes[recipe]["bleu"]
+
+    def chrf(self, recipe: str) -> float:
+        return self.recipes[recipe]["chrf"]
+
+    def dev(self, recipe: str) -> list[float]:
+        return [trial["dev_bleu"] for trial in self.recipes[recipe]["trials"]]
+
+    def dev_nll(self, recipe: str) -> list[float]:
+        return [trial["dev_nll"] for trial in self.recipes[recipe]["trials"]]
+
+    def difference(self, a: str, b: str) -> dict[str, Any]:
+        """``a`` minus ``b``."""
+        for d in self.data["differences"]:
+            delta = d["delta"]
+            if (d["a"], d["b"]) == (a, b):
+                return {**d, **delta}
+            if (d["a"], d["b"]) == (b, a):
+                return {**d, "value": -delta["value"], "low": -delta["high"], "high": -delta["low"]}
+        raise KeyError((a, b))
+
+    def row(self, recipe: str) -> str:
+        """Score, interval, chrF and dev scores, as tables have them."""
+        bleu, dev = self.interval(recipe), ", ".join(f"{score:.1f}" for score in self.dev(recipe))
+        ends = f"{bleu['low']:.1f} to {bleu['high']:.1f}"
+        return f"{bleu['value']:.1f} | {ends} | {self.chrf(recipe):.1f} | {dev} |"
+
+
+def p(value: float, digits: int = 3) -> str:
+    return "< 0.001" if value < 0.001 else f"{value:.{digits}f}"
+
+
+@quotes("docs/multi30k.md")
+def multi30k_one_model() -> Iterator[str]:
+    (run,) = (ROOT / "results/multi30k").iterdir()
+    rows = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
+    dev = {row["step"]: row for row in rows if row["kind"] == "dev"}
+    in_time = max(dev[step]["bleu"] for step in dev if dev[step]["seconds"] < 15 * 60)
+    (step,) = (s for s in dev if dev[s]["bleu"] == in_time)
+    yield f"| 15 min | step {step} | {in_time:.1f} |"
+    scores, status = (json.loads((run / name).read_text()) for name in ("scores.json", "status.json"))
+    minutes, seconds = divmod(round(status["train_seconds"]), 60)
+    last = max(dev)
+    ends = f"{dev[last]['bleu']:.1f} | {scores['bleu']:.1f} | {scores['chrf']:.1f} |"
+    yield f"| {minutes} min {seconds} s (whole run) | step {last} | {ends}"
+    yield f"`{scores['signature']}`"
+
+
+@quotes("docs/multi30k.md")
+def multi30k_recipes() -> Iterator[str]:
+    kept = Kept("multi30k-recipes")
+    for name, recipe in kept.recipes.items():
+        yield f"| {name} | {recipe['lr']:g} | {kept.row(name)}"
+    worse = kept.difference("post+warmup", "post")
+    yield f"is {worse['value']:.0f} BLEU behind Post-LN with it (p {p(worse['p_corrected'])})"
+    yield f"it reaches a dev BLEU of {kept.dev('post')[1]:.1f}."
+    for a, b, sentence in (
+        (
+            "pre+fixnorm+scalenorm",
+            "pre",
+            "worth {value:.1f} BLEU ({low:.1f} to {high:.1f}, p = {p_corrected:.3f})",
+        ),
+        ("pre", "post+warmup", "told apart ({value:.1f} BLEU, p = {p_corrected:.2f})"),
+        ("pre", "admin", "after correction ({value:.1f} BLEU, p = {p_corrected:.3f})"),
+    ):
+        yield sentence.format(**kept.difference(a, b))
+
+
+GL_EN = {
+    "(1)": "post+smallinit+warmup",
+    "(2)": "pre+smallinit+warmup",
+    "(3)": "pre+fixnorm+smallinit+warmup",
+    "(4)": "pre+fixnorm+scalenorm+smallinit+warmup",
+}
+
+
+@quotes("docs/gl-en.md")
+def gl_en() -> Iterator[str]:
+    kept = Kept("gl-en")
+    for row, name in GL_EN.items():
+        yield f"| {row} | {name} | {kept.recipes[name]['lr']:g} | {kept.row(name)}"
+    for a, b in (
+        ("(2)", "(1)"),
+        ("(3)", "(1)"),
+        ("(4)", "(1)"),
+        ("(3)", "(2)"),
+        ("(4)", "(2)"),
+        ("(4)", "(3)"),
+    ):
+        d = kept.difference(GL_EN[a], GL_EN[b])
+        ends = f"{d['low']:.1f} to {d['high']:.1f}"
+        tests = f"{p(d['p_corrected'])} | {p(d['p_randomisation'])} |"
+        yield f"| {a} over {b} | {d['value']:.1f} | {ends} | {tests}"
+    fixnorm, scalenorm = (kept.difference(GL_EN[a], GL_EN[b]) for a, b in (("(3)", "(2)"), ("(4)", "(3)")))
+    yield f"FixNorm is worth {fixnorm['value']:.1f} BLEU on Pre-LN"
+    yield f"(p = {fixnorm['p_corrected']:.3f} with three seeds)"
+    yield f"changes nothing here ({scalenorm['value']:.1f}, p = {scalenorm['p_corrected']:.2f})"
+    post = kept.recipes[GL_EN["(1)"]]
+    yield f"answer at least {int(100 * min(post['repeated']))}% of the test sentences with one sentence"
+    yield f"Its dev BLEU of {kept.dev(post['name'])[1]:.1f}"
+    low, high = kept.dev_nll(post["name"])
+    yield f"the better dev loss ({low:.2f} against {high:.2f} nats)"
+
+
+@quotes("docs/gl-en.md")
+def gl_en_low() -> Iterator[str]:
+    kept = Kept("gl-en-low")
+    for row, name in GL_EN.items():
+        yield f"| {row} | {name} | {kept.row(name)}"
+    said = {
+        pair: f"{kept.difference(*(GL_EN[row] for row in pair))['value']:.1f}"
+        for pair in (("(4)", "(2)"), ("(3)", "(2)"), ("(2)", "(1)"), ("(4)", "(1)"))
+    }
+    yield ", ".join(f"{a} over {b} {value}" for (a, b), value in said.items())
+    yield "(4) over (3) {value:.1f} ({low:.1f} to {high:.1f}), p = {p_corrected:.2f}".format(
+        **kept.difference(GL_EN["(4)"], GL_EN["(3)"])
+    )
+
+
+# --------------------------------------------------------------------------------------------------- papers
+
+
+def measures(id_: str) -> dict[str, Measure]:
+    return dict(read_reproduction(KEPT / f"{id_}.json").measures)
+
+
+def ends(measure: Measure, digits: int = 2) -> str:
+    """``0.58 [0.54, 0.62]``."""
+    value, low, high = (f"{x:.{digits}f}" for x in (measure.value, measure.low, measure.high))
+    return f"{value} [{low}, {high}]"
+
+
+@quotes("README.md")
+def papers_in_the_readme() -> Iterator[str]:
+    yield f"The first lists all {len(ARTEFACTS)} with what was found"
+    yield f"Those that need no training, {len(list(KEPT.glob('*.json')))}, are decided"
+
+
+@quotes("docs/lab-book.md")
+def papers_in_the_lab_book() -> Iterator[str]:
+    states = counts(standing(artefact, [KEPT]).state for artefact in ARTEFACTS.values())
+    yield f"{states['agrees']} agree, {states['disagrees']} disagree, {states['undecided']} are undecided."
+    theorem = measures("xiong2020.theorem1")
+    yield f"falls as L^{ends(theorem['pre_exponent_in_layers'])}"
+    yield f"has the exponent {theorem['pre_exponent_of_inverse_rms'].value:.3f}"
+    norms = measures("xiong2020.appendixF")
+    yield f"is 2/3 ({ends(norms['norm_factor'], 3)})"
+    base, stream = norms["post_theory_W2"].value, norms["post_theory_stream"].value
+    yield f"(base {base:.2f}; the stream's {stream:.2f}, where 0.82 is said)"
+    yield f"it grows towards the input ({norms['pre_theory_W2'].value:.2f})"
+    moved = ends(measures("liu2020.fig4")["post_over_pre_update"], 1)
+    yield f"moves a Post-LN {moved.replace(' [', ' times [')}"
+    yield f"(the least step is {measures('liu2020.theorem1')['in_model_least_step'].value:.2f}"
+    yield f"own share falls as i^{ends(measures('liu2020.theorem2')['pre_own_exponent'])}"
+    yield f"differs by at most {measures('liu2020.profiling')['spread_over_batches'].value:.1%} between three"
+    yield f"{ends(measures('nguyen2019.speed')['layernorm_over_scalenorm'])}, where 1.04"
+
+
+@quotes("docs/lab-book.md")
+def amplification_in_the_lab_book() -> Iterator[str]:
+    """The page of the amplification is written from its file, and a test of its own holds it to that."""
+    page = prose("docs/amplification.md").partition("### One update")[0]
+    (ten,) = re.findall(r"With 10 seeds `post` has p = (\S+ ± \S+), AIC: (not decided|N|log N)\.", page)
+    (sixty,) = re.findall(r"\| `post` \| 60 \|(?:[^|]*\|){6} (\S+ ± \S+) \|[^|]*\|[^|]*\| (N|log N) \|", page)
+    yield f"p = {ten[0]} under Post-LN, and AIC decides nothing; with sixty {sixty[0]} and {sixty[1]}"
+    assert ten[1] == "not decided"
+
+
+# ---------------------------------------------------------------------------------------------------- speed
+
+
+def ratios(benchmark: str, side: str, field: str, **where: str) -> list[float]:
+    """Medians of how many times our own time a side takes."""
+    rows = json.loads((ROOT / "benchmarks/results" / f"{benchmark}.json").read_text())["rows"]
+    found = [row for row in rows if row["side"] == side]
+    return [row[field][1] for row in found if all(row[key] == value for key, value in where.items())]
+
+
+def written(values: list[float]) -> str:
+    """As prose has it: one number, or the least and the largest."""
+    first, last = f"{min(values):.1f}", f"{max(values):.1f}"
+    return first if first == last else f"{first} to {last}"
+
+
+@quotes("README.md")
+def speed_in_the_readme() -> Iterator[str]:
+    step = written(ratios("step", "torch.nn", "speedup"))
+    yield f"a training step of `torch.nn.Transformer` takes {step} times as long as ours"
+    yield f"beam search by Hugging Face's Marian {written(ratios('search', 'Marian', 'slower'))} times"
+
+
+@quotes("docs/speed.md")
+def speed_page() -> Iterator[str]:
+    for side, sentence in (
+        ("torch.nn", "torch.nn takes {fp32} times our time in fp32 and {bf16} in bf16"),
+        ("Marian", "Marian {fp32} and {bf16}"),
+        ("x-transformers", "x-transformers {fp32} and {bf16}"),
+    ):
+        small = {
+            precision: written(ratios("step", side, "speedup", setting="small", precision=precision))
+            for precision in ("fp32", "bf16")
+        }
+        yield sentence.format(**small)
+    yield f"Marian's `generate` takes {written(ratios('search', 'Marian', 'slower'))} times"
+
+
+@quotes("docs/speed.md")
+def norms_on_the_speed_page() -> Iterator[str]:
+    rows = json.loads((ROOT / "benchmarks/results/norms.json").read_text())["rows"]
+    alone = {row["norm"]: row["of_peer"][1] for row in rows if row["threads"] == 1}
+    both = [row["of_peer"][1] for row in rows if row["norm"] == "rmsnorm"]
+    yield f"{alone['scalenorm']:.2f} times as long as LayerNorm"
+    yield f"the formula in plain torch takes {alone['scalenorm, plain']:.1f} times"
+    yield f"still {written(both)} times as long as LayerNorm"
+
+
+@quotes("docs/lab-book.md")
+def gradients_of_several_ranks() -> Iterator[str]:
+    table = (ROOT / "docs/ranks.md").read_text().partition("<!-- table")[2].partition("\n\n#")[0]
+    largest = max(float(x) for x in re.findall(r"(\d\.\de-\d\d), \d", table))
+    yield f"two ranks and two sharded ranks differ by at most {largest:.1e}".replace("e-0", "e-")
