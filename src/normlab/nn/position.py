@@ -138,4 +138,5 @@ def sinusoids(length: int, dim: int) -> Tensor:
     """The table of ``Sinusoidal``, `[length, dim]` in float32."""
     if dim % 2:
         raise UserError(f"sinusoidal positions need an even width, got {dim}; try {dim + 1}")
-    return angles(0, length, dim, torch.empty(0)).flatten(1)
+    table = angles(0, length, dim, torch.empty(0, device="cpu")).flatten(1)
+    return table.to(torch.empty(0).device)

@@ -110,27 +110,18 @@ def test_small_factors_of_a_channel_are_read(dtype):
         assert view.scale == pytest.approx(ours.place.lam.tolist(), rel=1e-3)
 
 
-def test_norms_are_found_where_they_are():
-    (stack, _) = read_structure(
-        model := perturbed(uniform("keel"), dtype=torch.float32), inputs(model)
-    ).stacks
+@pytest.mark.parametrize(
+    ("placement", "norms"),
+    [("keel", ("norm_in", None, "norm_out")), ("periln", ("norm_in", "norm_out", None))],
+)
+def test_norms_are_found_where_they_are(placement, norms):
+    model = perturbed(uniform(placement), dtype=torch.float32)
+    (stack, _) = read_structure(model, inputs(model)).stacks
     (view, *_) = stack.sublayers
     place = "encoder.sublayers.0.place"
-    assert (view.norm_read, view.norm_branch, view.norm_write) == (
-        f"{place}.norm_in",
-        None,
-        f"{place}.norm_out",
-    )
-    (stack, _) = read_structure(
-        model := perturbed(uniform("periln"), dtype=torch.float32), inputs(model)
-    ).stacks
-    (view, *_) = stack.sublayers
-    assert (view.norm_read, view.norm_branch, view.norm_write) == (
-        f"{place}.norm_in",
-        f"{place}.norm_out",
-        None,
-    )
-    assert stack.final_norm == "encoder.end"
+    expected = tuple(norm and f"{place}.{norm}" for norm in norms)
+    assert (view.norm_read, view.norm_branch, view.norm_write) == expected
+    assert placement == "keel" or stack.final_norm == "encoder.end"
 
 
 def test_a_branch_is_shown_by_what_does_something():
