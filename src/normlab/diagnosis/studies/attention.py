@@ -194,9 +194,9 @@ def entropy_of_heads(tables: Tables) -> Iterator[Finding]:
             f"{mean(entropies):.2f} on average over {len(entropies)} heads"
         )
         if sharp:
-            sentence += f"; {sharp} of them attend to one key only"
+            sentence += f"; {sharp} of them {_attend(sharp)} to one key only"
         if flat:
-            sentence += f"; {flat} of them attend almost uniformly"
+            sentence += f"; {flat} of them {_attend(flat)} almost uniformly"
         yield Finding(
             "attention",
             "warning" if sharp else "note",
@@ -216,6 +216,10 @@ def entropy_of_heads(tables: Tables) -> Iterator[Finding]:
                 {"max_logit": highest},
                 "Dehghani et al. 2023, Section 2 (arXiv 2302.05442)",
             )
+
+
+def _attend(heads: int) -> str:
+    return "attends" if heads == 1 else "attend"
 
 
 def _collapsed(row: Row) -> bool:

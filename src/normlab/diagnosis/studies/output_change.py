@@ -345,7 +345,7 @@ register(
                     "random": "a random change of the sublayers' matrices",
                     "update": "one step of the optimiser",
                 },
-                caption="A point per random change; the optimiser's step is that of the last stack.",
+                caption="A point per seed.",
             ),
         ),
         batch=SMALL_BATCH,
