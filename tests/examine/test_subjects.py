@@ -133,7 +133,7 @@ def test_a_run_is_taken_at_its_checkpoint_with_its_optimiser(trained):
     assert not isinstance(best.optimiser, torch.optim.Optimizer)
     assert last.title.endswith("last checkpoint")
     found = last.diagnosed("cheap")
-    assert found.facts["optimiser"].startswith("Adam amid its training, lr 0.00")
+    assert found.facts["optimiser"].startswith("Adam during its training, lr 0.00")
 
 
 def test_a_run_without_that_checkpoint(tmp_path):
