@@ -24,6 +24,7 @@ import torch
 from torch import nn
 
 import probing
+from normlab.diagnosis import PRESETS
 from normlab.optim import build_optimiser
 from normlab.recipes.grammar import resolve
 from normlab.spec.config import Config, DataConfig, MachineConfig, ModelConfig, OptimConfig, TrainConfig
@@ -32,7 +33,6 @@ from normlab.tasks.registry import TASKS
 from normlab.training import replay, trainer
 from normlab.training.callbacks import blame, flight
 from normlab.training.callbacks.flight import Trigger, report_of
-from normlab.training.callbacks.probing import PRESETS
 from normlab.training.devices import prepare_process
 from normlab.training.replay import replayed
 from normlab.training.run import Run

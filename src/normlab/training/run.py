@@ -12,7 +12,7 @@ from normlab.store.manifest import committed, read_state
 from normlab.training.callbacks.base import Callback, Callbacks, Row
 from normlab.training.callbacks.blame import Verdict
 from normlab.training.callbacks.flight import Recorder, Replay
-from normlab.training.callbacks.probing import NOTHING, PRESETS, Probing, rows_into
+from normlab.training.callbacks.probing import Probing, preset_of, rows_into
 from normlab.training.checkpoint import open_checkpoint, resume, save_checkpoint
 from normlab.training.devices import hardware
 from normlab.training.notice import notice
@@ -46,7 +46,7 @@ class Run:
         if not self.progress.step and (initial := trainer.begin()):
             self.ranks.on_main(write_initial, folder, initial)
         machine, self._measured = self.config.machine, list[Row]()
-        preset, emit = PRESETS.get(machine.probes, NOTHING), rows_into(self._measured)
+        preset, emit = preset_of(machine.probes, trainer.model), rows_into(self._measured)
         self.probing = Probing(trainer.model, preset, machine.probe_every_steps, emit)
         self._saved, self._clock = self.progress.step, Clock(self.progress.seconds)
         self.validation = Validation(trainer, folder, self.rows, self._clock)
