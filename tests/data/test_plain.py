@@ -86,7 +86,7 @@ def test_entropy_and_types_are_those_of_training(tmp_path):
     total = sum(counts.values())
     entropy = -sum(n / total * math.log(n / total) for n in counts.values())
     assert corpus.unigram_entropy_nats == pytest.approx(entropy, abs=1e-12)
-    assert set(np.flatnonzero(corpus.target_types)) == set(counts)
+    assert set(np.flatnonzero(corpus.target_vocab)) == set(counts)
 
 
 def test_without_files_it_is_the_target_side_of_the_built_in_corpus(tmp_path):

@@ -168,7 +168,7 @@ def test_the_configuration_is_the_last_that_a_new_folder_is_given(text, tmp_path
 
     monkeypatch.setattr(RunFolder, "create", noted)
     train(tiny(text, steps=2), tmp_path)
-    assert there[0] >= {"tokenizer.json", "target_types.npy"}
+    assert there[0] >= {"tokenizer.json", "target_vocab.npy"}
 
 
 def test_a_killed_run_goes_on_from_its_last_checkpoint(text, tmp_path):
