@@ -109,7 +109,7 @@ def test_prepared_once_and_found_again(tmp_path):
     assert other.folder != corpus.folder
     assert str(tmp_path) not in json.dumps(corpus.facts)
     (corpus.folder / "dev.tokens.npy").unlink()
-    with pytest.raises(FileNotFoundError, match="not a whole prepared corpus"):
+    with pytest.raises(FileNotFoundError, match=corpus.folder.name):
         TextCorpus.load(corpus.folder)
 
 

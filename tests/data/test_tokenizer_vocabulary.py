@@ -90,7 +90,7 @@ class Payload:
         (".", None, UserError, ["folder", "--tokenizer bpe", "--tokenizer unigram"]),
         ("a.model", b"", UserError, ["a.model", "empty", "--tokenizer bpe"]),
         ("a.model", pickle.dumps(Payload()), UserError, ["a.model", "neither JSON nor a SentencePiece"]),
-        ("a.model", b'{"words": 3}', UserError, ["a.model", "words", "an object", "got 3"]),
+        ("a.model", b'{"pretokenizer": 3}', UserError, ["a.model", "pretokenizer", "an object", "got 3"]),
         ("a.model", b'{"sentencepiece": "?"}', UserError, ["a.model", "sentencepiece", "base 64"]),
         ("a.model", b'{"\xff": 3}', UserError, ["a.model", "byte 2", "UTF-8"]),
         (
