@@ -11,6 +11,7 @@ import sentencepiece
 
 from normlab.data.pieces import SentencePieces
 from normlab.data.tokenizer import BOS, EOS, PAD, UNK
+from normlab.errors import UserError
 
 LINES = [
     "Ein Mann mit einem roten Hut.",
@@ -19,7 +20,6 @@ LINES = [
     "naïve Café Ångström",
     "ein Mann und zwei Männer",
 ]
-from normlab.errors import UserError
 
 
 def model(**options):
@@ -120,5 +120,5 @@ def test_a_model_that_was_cut_off_anywhere_is_refused():
     whole = model()
     assert SentencePieces(whole).vocab_size > 50
     for end in (*range(1, 1200, 13), len(whole) // 2, len(whole) - 1):
-        with pytest.raises(UserError, match="neither JSON nor|part missing"):
+        with pytest.raises(UserError, match=r"neither JSON nor|part missing"):
             SentencePieces(whole[:end])

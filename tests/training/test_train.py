@@ -308,7 +308,7 @@ def test_ctrl_c_at_the_prompt_saves_and_says_how_to_go_on(text, tmp_path):
         process.send_signal(signal.SIGINT)
         _, said = process.communicate(timeout=60)
     assert process.returncode == 130, said
-    assert "what was trained is saved, the same command goes on from there" in said
+    assert "the same command continues it" in said
     (folder,) = (RunFolder(p.parent) for p in tmp_path.glob("runs/*/config.json"))
     status = folder.status()
     assert status.state == "interrupted"

@@ -106,7 +106,9 @@ class TokenPairs:
         return self.source.lengths, self.target.lengths
 
     def lengths_in_parts(self) -> Iterator[tuple[Ints, Ints]]:
-        """The same in parts of bounded size, for texts whose lengths should not all be in memory."""
+        """Yield ``lengths`` in parts of bounded size, so that those of a large text are never all in
+        memory.
+        """
         for start in range(0, len(self), _PAIRS_AT_A_TIME):
             stop = min(start + _PAIRS_AT_A_TIME, len(self)) + 1
             source, target = (np.diff(side.bounds(start, stop)) for side in (self.source, self.target))

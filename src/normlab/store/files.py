@@ -62,7 +62,7 @@ def write_text_atomic(path: Path, text: str) -> None:
 
 
 def write_bytes_atomic(path: Path, content: bytes) -> None:
-    """As ``write_text_atomic``."""
+    """Write bytes as ``write_text_atomic`` writes text."""
     new = path.with_name(f".{path.name}.{os.getpid()}.{threading.get_ident()}")
     with named(path):
         try:

@@ -50,7 +50,7 @@ class Status:
     best_dev: dict[str, float] = field(default_factory=dict)
     """The dev scores at ``best_step``, by metric name."""
     train_seconds: float = 0.0
-    """From the first step on, validations included, pauses between resumptions left out."""
+    """Seconds since the first step with validations, without pauses between resumptions."""
     error: str = ""
     hardware: str = ""
     stopped: str = ""
@@ -101,7 +101,7 @@ class RunFolder:
         self.lost = self.path / "rows.lost"
         """With this file in it the run continues although rows are lost."""
         self.best_outputs = self.path / "test-best.hyp.txt"
-        """As ``outputs`` for ``best``, where ``outputs`` and ``scores`` are of ``average``."""
+        """The outputs of ``best``, if ``outputs`` and ``scores`` belong to ``average``."""
         self.best_scores = self.path / "scores-best.json"
         self.best_examples = self.path / "test-best.examples.safetensors"
 
