@@ -73,7 +73,7 @@ class Corpus:
     train: tuple
     dev: tuple
     test: tuple
-    target_types: object
+    target_vocab: object
     unigram_entropy_nats: float = math.log(2)
 
     @property

@@ -57,7 +57,7 @@ def _of_system(error: OSError, command: str) -> str:
         return str(error)
     about = f"{error.strerror}: {str(error.filename)!r}" if error.filename else str(error.strerror)
     hint = HINTS.get(error.errno, "look at that path, then type the same command again")
-    saved = "; what was trained is saved, and the same command continues it" if command in RESUMABLE else ""
+    saved = "; the training is saved, and the same command continues it" if command in RESUMABLE else ""
     return f"{about}; {hint}{saved if error.errno in FULL else ''}"
 
 

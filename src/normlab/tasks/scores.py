@@ -11,7 +11,7 @@ from sacrebleu.metrics.bleu import BLEU
 from sacrebleu.metrics.chrf import CHRF
 from sacrebleu.significance import PairedTest, Result
 
-from normlab.data.words import primary
+from normlab.data.pretokenizer import primary
 from normlab.errors import UserError
 from normlab.spec.units import p_value
 

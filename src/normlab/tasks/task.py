@@ -29,7 +29,7 @@ class Prepared(Protocol):
     @property
     def tokenizer(self) -> Tokenizer: ...
     @property
-    def target_types(self) -> NDArray[bool_]:
+    def target_vocab(self) -> NDArray[bool_]:
         """The vocabulary entries that occur among the predicted tokens of training, ``[V]``."""
         ...
 
@@ -133,7 +133,7 @@ class Task(ABC, Generic[CorpusT, ModelT, BatchT]):
         """Raise UserError if a sentence is too long for the configuration's batches or its model."""
         with torch.device("meta"):
             longest = PositionEncoding.registry[config.model.position_encoding](config.model).longest
-        require_room(corpus, config.data, max_tokens=config.train.max_tokens, positions=longest)
+        require_room(corpus, config.data, max_tokens=config.train.max_tokens, max_positions=longest)
 
     @staticmethod
     @abstractmethod

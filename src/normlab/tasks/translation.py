@@ -59,7 +59,7 @@ class Translation(Task[Corpus, Seq2Seq, Batch], name="translation"):
         super().__init__(config, corpus, device)
         shapes = plan_shapes(corpus.train, config.train.max_tokens)
         self.batches = Batches(corpus.train, shapes, config.seeds.data)
-        self.allowed = allowed_types(config, corpus.target_types, device)
+        self.allowed = allowed_types(config, corpus.target_vocab, device)
 
     @classmethod
     def check(cls, config: Config) -> None:
@@ -191,11 +191,11 @@ class Translation(Task[Corpus, Seq2Seq, Batch], name="translation"):
         return likelihood + searched * sentence, beams * sentence
 
 
-def allowed_types(config: Config, target_types: np.ndarray, device: torch.device) -> Tensor | None:
+def allowed_types(config: Config, target_vocab: np.ndarray, device: torch.device) -> Tensor | None:
     """The vocabulary entries that may be produced `[V]`, or None if the configuration masks nothing."""
     if not config.data.target_vocab_mask:
         return None
-    return torch.from_numpy(np.array(target_types)).to(device)
+    return torch.from_numpy(np.array(target_vocab)).to(device)
 
 
 def translate_lines(

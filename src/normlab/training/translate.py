@@ -69,7 +69,7 @@ def n_best(
     load_checkpoint(checkpoint_of(folder, weights), model, run=folder.id())
     allowed = None
     if config.data.target_vocab_mask:
-        allowed = _target_types(folder.target_types, tokenizer.vocab_size).to(device)
+        allowed = _target_types(folder.target_vocab, tokenizer.vocab_size).to(device)
     with autocast(device, config.train.precision):
         return n_best_lines(
             model,

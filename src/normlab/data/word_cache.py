@@ -1,4 +1,4 @@
-"""Ids of lines from those of their words, each of which is encoded once; several times faster."""
+"""A cache of encoded words, which makes encoding lines several times faster."""
 
 from __future__ import annotations
 
@@ -8,16 +8,16 @@ from threading import Lock
 
 Encode = Callable[[Sequence[str]], list[list[int]]]
 
-WORDS_KEPT = 2**17
-"""Known words take some 30 MB; beyond that all are forgotten, and the frequent ones are soon known again."""
+MOST_WORDS = 2**17
+"""The cache is emptied when it would hold more words, some 30 MB; frequent words are soon there again."""
 
 
-class Wordwise:
-    """What ``whole`` makes of lines, for one that splits at white space and then looks at each word alone.
+class WordCache:
+    """Encode lines as ``whole`` does, an encoder that splits at white space and sees each word alone.
 
-    Only lines are taken apart in which white space is the space U+0020 and nothing else: printable ones, in
-    the sense of ``str.isprintable``. The others go to ``whole`` as they are, and so do those with ``mark``,
-    the character that stands for the space inside it. Safe to call from several threads.
+    Only lines whose white space is U+0020 are split here: printable ones, in the sense of
+    ``str.isprintable``. Other lines go to ``whole`` as they are, and so do those with ``mark``, the character
+    that stands for a space inside it. Safe to call from several threads.
     """
 
     def __init__(self, whole: Encode, mark: str) -> None:
@@ -38,10 +38,10 @@ class Wordwise:
             known = self._known
             words = set(chain.from_iterable(lines))
             new = words - known.keys()
-            if len(known) + len(new) > WORDS_KEPT:
+            if len(known) + len(new) > MOST_WORDS:
                 known.clear()
                 new = words
-            # Sorted, so that what the library sees does not depend on how strings are hashed.
+            # Sorted, so that the calls of the library do not depend on how strings are hashed.
             asked = sorted(new)
             known.update(zip(asked, self._whole(asked) if asked else (), strict=True))
             return [list(chain.from_iterable(map(known.__getitem__, line))) for line in lines]

@@ -1,4 +1,4 @@
-"""Words before pieces: text is split into Moses tokens before a tokenizer sees it, and joined again after it.
+"""Pretokenizers, which split text into words before a tokenizer sees it, and join the words again after it.
 
 Punctuation and contractions are split off by the rules of the language (English ones where Moses has none, as
 in Moses). Nothing is escaped: ``&`` stays ``&`` and an apostrophe an apostrophe. Hyphens stay inside words
@@ -14,25 +14,25 @@ from typing import Any, Protocol, final
 from normlab.data.tokenizer import Tokenizer
 from normlab.errors import UserError
 
-KEY = "words"
-"""Of the JSON of such a tokenizer: how its words are found."""
+KEY = "pretokenizer"
+"""Key of the pretokenizer in the JSON of a tokenizer that has one."""
 
 
-class Words(Protocol):
-    """How the text of one language becomes words, and words become text."""
+class Pretokenizer(Protocol):
+    """Splits the text of one language into words, and joins words to text."""
 
     def split(self, line: str) -> str:
-        """The line's words with single spaces between them."""
+        """Return the words of a line with single spaces between them."""
         ...
 
     def join(self, line: str) -> str:
-        """The inverse, as far as the rules go."""
+        """Invert ``split``, as far as the rules go."""
         ...
 
 
 @final
 class Moses:
-    """The tokens of Koehn et al. 2007, Moses (P07-2045), by sacremoses."""
+    """The words of the Moses tokenizer (Koehn et al. 2007, P07-2045), by sacremoses."""
 
     def __init__(self, language: str) -> None:
         from sacremoses import MosesDetokenizer, MosesTokenizer
@@ -48,24 +48,24 @@ class Moses:
         return self._join.detokenize(line.split(), return_str=True, unescape=False)
 
 
-WORDS: Mapping[str, Callable[[str], Words]] = {"moses": Moses}
+PRETOKENIZERS: Mapping[str, Callable[[str], Pretokenizer]] = {"moses": Moses}
 
 
 def primary(language: str) -> str:
-    """``zh`` of ``zh-CN``, ``zh_TW`` and ``ZH``."""
+    """Return a language without its region: ``zh`` for ``zh-CN``, ``zh_TW`` and ``ZH``."""
     return language.replace("_", "-").partition("-")[0].lower()
 
 
 @final
-class Worded(Tokenizer):
-    """A tokenizer that sees words: source and target lines are split before it, target lines joined after."""
+class PretokenizerChain(Tokenizer):
+    """A tokenizer behind a pretokenizer: lines are split into words before it, and joined again after it."""
 
     def __init__(self, inner: Tokenizer, name: str, languages: tuple[str, str]) -> None:
-        """``languages``: source and target. Raises UserError for a name there is not."""
-        if name not in WORDS:
-            raise UserError(f"there are no words called {name!r}; there are {', '.join(WORDS)}")
+        """``languages`` are source and target. Raises UserError for an unknown pretokenizer."""
+        if name not in PRETOKENIZERS:
+            raise UserError(f"there is no pretokenizer {name!r}; there is {', '.join(PRETOKENIZERS)}")
         self.inner, self.name, self.languages = inner, name, languages
-        self._source, self._target = (WORDS[name](language) for language in languages)
+        self._source, self._target = (PRETOKENIZERS[name](language) for language in languages)
 
     @property
     def vocab_size(self) -> int:
@@ -92,7 +92,7 @@ class Worded(Tokenizer):
 def split_both(
     name: str, languages: tuple[str, str], source: Iterable[str], target: Iterable[str]
 ) -> Iterator[str]:
-    """The words of the source, then those of the target: what a joint vocabulary is learned from."""
+    """Yield the words of the source and then of the target, from which a joint vocabulary is learned."""
     for language, lines in zip(languages, (source, target), strict=True):
-        words = WORDS[name](language)
+        words = PRETOKENIZERS[name](language)
         yield from (words.split(line) for line in lines)

@@ -1,4 +1,4 @@
-"""Moses tokens before the tokenizer, and their undoing."""
+"""Pretokenizers: text is split into words and joined again."""
 
 from __future__ import annotations
 
@@ -9,9 +9,10 @@ from pathlib import Path
 import pytest
 
 from normlab.cli.flags import load as configuration
+from normlab.data.pretokenizer import Moses, PretokenizerChain, primary, split_both
 from normlab.data.sources import open_lines
 from normlab.data.tokenizer import BytePairs
-from normlab.data.words import Moses, Worded, primary, split_both
+from normlab.errors import UserError
 from normlab.spec.config import DataConfig
 from normlab.tasks.language_model import LanguageModel
 
@@ -49,24 +50,22 @@ def test_languages_may_have_regions(language):
 
 def test_each_side_has_the_rules_of_its_language():
     inner = BytePairs.train(["L' homme isn 't , ."], 60)
-    worded = Worded(inner, "moses", ("fr", "en"))
-    assert worded.encode(["L'homme."]) == inner.encode(["L' homme ."])
-    assert worded.encode_target(["isn't."]) == inner.encode(["isn 't ."])
-    assert worded.decode(inner.encode(["isn 't , ."])) == ["isn't,."]
-    assert worded.vocab_size == inner.vocab_size
+    chain = PretokenizerChain(inner, "moses", ("fr", "en"))
+    assert chain.encode(["L'homme."]) == inner.encode(["L' homme ."])
+    assert chain.encode_target(["isn't."]) == inner.encode(["isn 't ."])
+    assert chain.decode(inner.encode(["isn 't , ."])) == ["isn't,."]
+    assert chain.vocab_size == inner.vocab_size
     both = split_both("moses", ("fr", "en"), ["L'homme."], ["isn't."])
     assert list(both) == ["L' homme .", "isn 't ."], "a vocabulary is learned from the same words"
 
 
-def test_words_need_two_languages_and_a_name_there_is():
-    with pytest.raises(
-        ValueError, match=r"^pretokenizer is 'moses', whose rules are those of languages; name both, "
-    ):
+def test_a_pretokenizer_needs_two_languages_and_a_known_name():
+    with pytest.raises(UserError, match=r"'moses'.*--source-lang de --target-lang en"):
         DataConfig(pretokenizer="moses", source_lang="de")
-    with pytest.raises(ValueError, match=r"^pretokenizer is one of '', moses, got 'perl'$"):
+    with pytest.raises(UserError, match=r"^pretokenizer .*moses.*'perl'"):
         DataConfig(pretokenizer="perl", source_lang="de", target_lang="en")
-    with pytest.raises(ValueError, match=r"^there are no words called 'perl'; there are moses$"):
-        Worded(BytePairs.train(["a"], 9), "perl", ("de", "en"))
+    with pytest.raises(UserError, match=r"'perl'.*moses"):
+        PretokenizerChain(BytePairs.train(["a"], 9), "perl", ("de", "en"))
 
 
 def test_a_language_model_reads_its_text_as_it_is():

@@ -12,18 +12,18 @@ from hypothesis import strategies as st
 from tokenizers import AddedToken, normalizers
 from tokenizers import Tokenizer as Backend
 
-from normlab.data import wordwise as module
+from normlab.data import word_cache as module
 from normlab.data.tokenizer import BytePairs
-from normlab.data.wordwise import Wordwise
+from normlab.data.word_cache import WordCache
 
 TOKENIZER = BytePairs.train(["a bb abba  ba", "é e\u0301 ab\u2581a", "中文 baba [ pad ] a", "\u0301 ab"], 40)
 LINES = st.lists(st.text("ab é\u0301中x\u2581\t\xa0\u3000\u200b[]pd", max_size=12), max_size=8)
 
 
 def test_ours_is_encoded_word_by_word():
-    assert isinstance(TOKENIZER._encode, Wordwise)
+    assert isinstance(TOKENIZER._encode, WordCache)
     again = BytePairs.of_json(TOKENIZER.to_json())
-    assert isinstance(again._encode, Wordwise)
+    assert isinstance(again._encode, WordCache)
 
 
 @settings(max_examples=300, deadline=None)
@@ -61,8 +61,8 @@ def test_what_sees_more_than_words_is_left_alone():
         backend.enable_truncation(3)
 
     for change in (other_normaliser, dropout, added_token, cut):
-        assert not isinstance(changed(change), Wordwise), change.__name__
-    assert isinstance(changed(lambda backend: None), Wordwise)
+        assert not isinstance(changed(change), WordCache), change.__name__
+    assert isinstance(changed(lambda backend: None), WordCache)
 
 
 def test_words_are_asked_for_once_and_forgotten_in_time(monkeypatch):
@@ -72,10 +72,10 @@ def test_words_are_asked_for_once_and_forgotten_in_time(monkeypatch):
         asked.append(list(lines))
         return [[len(line)] for line in lines]
 
-    encode = Wordwise(whole, "_")
+    encode = WordCache(whole, "_")
     assert encode(["a bb", "bb  a", "c_c d"]) == [[1, 2], [2, 1], [5]]
     assert asked == [["c_c d"], ["a", "bb"]]
-    monkeypatch.setattr(module, "WORDS_KEPT", 3)
+    monkeypatch.setattr(module, "MOST_WORDS", 3)
     assert encode(["a ccc"]) == [[1, 3]]
     assert encode(["a dddd"]) == [[1, 4]]
     assert asked[2:] == [["ccc"], ["a", "dddd"]]
@@ -84,7 +84,7 @@ def test_words_are_asked_for_once_and_forgotten_in_time(monkeypatch):
 
 @pytest.mark.parametrize("threads", [1, 4])
 def test_threads_share_what_is_known(monkeypatch, threads):
-    monkeypatch.setattr(module, "WORDS_KEPT", 5)
+    monkeypatch.setattr(module, "MOST_WORDS", 5)
     lines = [[f"{'ab' * (i % 7)} {'a' * (k % 5)}" for k in range(40)] for i in range(60)]
     with ThreadPoolExecutor(threads) as pool:
         assert list(pool.map(TOKENIZER.encode, lines)) == [TOKENIZER._whole(part) for part in lines]
