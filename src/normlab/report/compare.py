@@ -69,8 +69,8 @@ METHOD: Final = (
     (
         "A run is stuck if its training loss never gets clearly below what token frequencies alone give, "
         "their entropy, or ends back there; it diverged if its loss or gradient is not finite or its loss "
-        "stays clearly above its initial value. Such a run is stopped as soon as that is certain; it is shown "
-        "in every table and chart."
+        "stays clearly above its initial value. Such a run is stopped as soon as that is certain; it is "
+        "shown in every table and chart."
     ),
     (
         f"Curves have at most {POINTS} points per line, each the mean over a range of steps, which smooths "
