@@ -102,15 +102,7 @@ def sensitivity(trials: pl.DataFrame, recipes: Sequence[str], lrs: Sequence[floa
     line has a gap. If lower scores are better, scores above twice the best stand there as well.
     """
     title = f"dev {metric.title}, first seed"
-    if metric.higher_is_better:
-        worst, scale = metric.bounded(0.0), alt.Undefined
-    else:
-        near = trials["dev"].filter(_near(trials["dev"], metric))
-        low, worst = (float(v) if isinstance(v, int | float) else 1.0 for v in (near.min(), near.max()))
-        worst += 0.1 * (worst - low)
-        scale = alt.Scale(domain=[low - 0.1 * (worst - low), worst], nice=False, zero=False)
-        trials = trials.with_columns(dev=pl.when(pl.col("dev") <= worst).then(pl.col("dev")))
-
+    trials, worst, scale = _on_scale(trials, metric)
     ratios = [b / a for a, b in pairwise(lrs)]
     width = min(ratios, default=2.0) ** 0.22
     gaps = max(1, len(recipes) - 1)
@@ -157,6 +149,19 @@ def sensitivity(trials: pl.DataFrame, recipes: Sequence[str], lrs: Sequence[floa
         ring = alt.Chart(rows(chosen)).mark_point(filled=False, size=170, strokeWidth=1.5, shape="circle")
         layers.append(ring.encode(x=x, y=y, color=colour, opacity=focused(0.9), tooltip=told))
     return finish(layers, 260)
+
+
+def _on_scale(trials: pl.DataFrame, metric: Metric) -> tuple[pl.DataFrame, float, Any]:
+    """Return the trials without the scores that are far beyond the best, the bad end of the axis, and the
+    axis's scale.
+    """
+    if metric.higher_is_better:
+        return trials, metric.bounded(0.0), alt.Undefined
+    near = trials["dev"].filter(_near(trials["dev"], metric))
+    low, worst = (float(v) if isinstance(v, int | float) else 1.0 for v in (near.min(), near.max()))
+    worst += 0.1 * (worst - low)
+    scale = alt.Scale(domain=[low - 0.1 * (worst - low), worst], nice=False, zero=False)
+    return trials.with_columns(dev=pl.when(pl.col("dev") <= worst).then(pl.col("dev"))), worst, scale
 
 
 def time_bars(results: pl.DataFrame, recipes: Sequence[str]) -> Drawn:
