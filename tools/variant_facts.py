@@ -140,7 +140,7 @@ def letters(shape: Iterable[int]) -> str:
 
 
 def own(placement: type[Placement]) -> Iterator[str]:
-    """The parameters of a placement's sublayers: shape, start, and where not every sublayer has one."""
+    """The parameters of a placement's sublayers: shape, initial value, roles if not all have one."""
     firsts = [
         Site(name, roles[0], 0, 0, SIZE.dim, SIZE.encoder_layers, SIZE.decoder_layers, roles=roles)
         for name, roles in (("encoder", ENCODER_LAYER), ("decoder", DECODER_LAYER))
@@ -153,23 +153,24 @@ def own(placement: type[Placement]) -> Iterator[str]:
     profiled = profiled_parameters(places[0][1])
     for name, found in held.items():
         values = sorted({float(v) for _, weight in found for v in weight.detach().unique()})
-        start = f"{values[0]:.3g}" + (f" to {values[-1]:.3g}" if len(values) > 1 else "")
-        told = f"`{name}` `{letters(found[0][1].shape)}`, start {'profiled' if name in profiled else start}"
+        initial = f"{values[0]:.3g}" + (f" to {values[-1]:.3g}" if len(values) > 1 else "")
+        initial = "profiled" if name in profiled else initial
+        told = f"`{name}` `{letters(found[0][1].shape)}`, initially {initial}"
         if len({id(weight) for _, weight in found}) < len(found):
-            told += ", one a layer"
+            told += ", one per layer"
         if len(found) < len(places):
             told += f", in {code(dict.fromkeys(role for role, _ in found))}"
         yield told
 
 
 def profiled_parameters(place: Placement) -> set[str]:
-    """The parameters that a start from data sets."""
+    """The parameters that are initialised from data."""
     if not place.profiled:
         return set()
-    started = deepcopy(place)
-    started.init_(4.0)
+    profiled = deepcopy(place)
+    profiled.init_(4.0)
     before = dict(place.named_parameters())
-    return {name for name, weight in started.named_parameters() if not torch.equal(weight, before[name])}
+    return {name for name, weight in profiled.named_parameters() if not torch.equal(weight, before[name])}
 
 
 @cache
