@@ -264,7 +264,8 @@ Trainer.step = step
 def stop(words: list[str], root: Path, until: int, by: str = "SIGTERM") -> str:
     """Run a command whose last rank gets a signal after a step; what it says on standard error."""
     (root / "stopping.py").write_text(STOPPING)
-    where = {"PYTHONPATH": str(root), "STOP_AT": str(until), "STOP_BY": by}
+    path = os.pathsep.join([str(root), os.environ.get("PYTHONPATH", "")])
+    where = {"PYTHONPATH": path, "STOP_AT": str(until), "STOP_BY": by}
     stopped = subprocess.run(
         [*words, "--import", "stopping"],
         env=environment() | where,
