@@ -241,8 +241,7 @@ class Progress:
         for view in self.views.values():
             if view.state == "waiting":
                 continue
-            phase = view.phase.partition(" ")[0]
-            news, now = (view.state, phase, view.best, bool(view.last)), time.monotonic()
+            news, now = (view.state, view.best, bool(view.last)), time.monotonic()
             before, when = self.said.get(id(view), (None, -math.inf))
             if news != before or (view.state == "running" and now - when >= LOG_EVERY_SECONDS):
                 self.said[id(view)] = news, now
