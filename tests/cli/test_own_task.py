@@ -88,7 +88,7 @@ class Rows:
     tokens: int
 
     @property
-    def positions(self):
+    def padded_tokens(self):
         return self.ids.numel()
 
 
