@@ -1,4 +1,4 @@
-"""What a checkpoint's state may say: a valid manifest can stand over anything."""
+"""States of checkpoints that are refused: a valid manifest can stand over anything."""
 
 from __future__ import annotations
 

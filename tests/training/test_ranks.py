@@ -171,7 +171,7 @@ SPREAD = {
     for placement, grad_accum_steps in (("post", 2), ("admin", 4), ("rezero", 2))
     for shard in (False, True)
 }
-"""Of 4 micro-batches each of the two ranks has two."""
+"""Placement, micro-batches a step, and whether the model is sharded; each of two ranks has half of them."""
 
 
 @pytest.mark.slow
