@@ -99,7 +99,7 @@ class Classifier(TokenModel):
         self.head = nn.Linear(size.dim, 2)
 
     def forward(self, ids):
-        x = self.dropout(self.positions(self.embedding(ids)))
+        x = self.dropout(self.position_encoding(self.embedding(ids)))
         return self.head(self.encoder(x, Context(padding_mask=ids != PAD)).mean(1))
 
 

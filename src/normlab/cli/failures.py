@@ -72,6 +72,7 @@ def _please_report(argv: Sequence[str]) -> str:
         urls = dict(line.split(", ", 1) for line in metadata("normlab").get_all("Project-URL") or ())
         where = f" at {urls['Issues']}" if "Issues" in urls else ""
     return (
-        f"normlab: this is an error of normlab and no mistake of yours; please report it{where} with the "
-        f"lines above, the version, {__version__}, and the command: {shlex.join(['normlab', *argv])}"
+        "normlab: an unexpected error, not caused by what you typed; unless it comes from a module of yours, "
+        f"please report it{where} with the lines above, the version, {__version__}, and the command: "
+        f"{shlex.join(['normlab', *argv])}"
     )
