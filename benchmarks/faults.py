@@ -250,7 +250,8 @@ def table(kept: Sequence[tuple[Fault, Run, list[dict[str, Any]]]]) -> Iterator[s
     for fault, run, reports in kept:
         verdict, trigger = reports[0]["verdict"], reports[0]["trigger"]
         named = f"`{verdict['module']}`, step {verdict['step']}" if verdict["module"] else verdict["sentence"]
-        state = run.ending.outcome.state if run.outcome else "open"
+        outcome = run.ending.outcome
+        state = outcome.state if outcome else "open"
         yield f"| {fault.name} | {fault.right} | {state} | {trigger['kind']} | {named} |"
 
 
