@@ -99,8 +99,8 @@ class Classifier(TokenModel):
         self.head = nn.Linear(size.dim, 2)
 
     def forward(self, ids):
-        x = self.dropout(self.position_encoding(self.embedding(ids)))
-        return self.head(self.encoder(x, Context(padding_mask=ids != PAD)).mean(1))
+        hidden = self.encoder(self.embed(ids), Context(padding_mask=ids != PAD))
+        return self.head(hidden.mean(1))
 
 
 class Parity(Task, name="parity"):
