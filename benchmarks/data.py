@@ -27,7 +27,7 @@ from typing import Any
 import numpy as np
 
 from normlab.data.lines import LINES_AT_A_TIME as PART
-from normlab.data.wordwise import WORDS_KEPT as KEPT
+from normlab.data.word_cache import MOST_WORDS as KEPT
 
 ROOT = Path(__file__).resolve().parents[1]
 RESULTS = ROOT / "benchmarks/results/data.json"

@@ -24,6 +24,7 @@ import torch
 from torch import nn
 
 import probing
+from normlab.diagnosis import PRESETS
 from normlab.optim import build_optimiser
 from normlab.recipes.grammar import resolve
 from normlab.spec.config import Config, DataConfig, MachineConfig, ModelConfig, OptimConfig, TrainConfig
@@ -32,7 +33,6 @@ from normlab.tasks.registry import TASKS
 from normlab.training import replay, trainer
 from normlab.training.callbacks import blame, flight
 from normlab.training.callbacks.flight import Trigger, report_of
-from normlab.training.callbacks.probing import PRESETS
 from normlab.training.devices import prepare_process
 from normlab.training.replay import replayed
 from normlab.training.run import Run
@@ -239,7 +239,7 @@ def said(report: dict[str, Any]) -> list[str]:
 
 def ended(run: Run) -> str:
     """The run's outcome in a sentence."""
-    outcome = run.outcome
+    outcome = run.ending.outcome
     return f"{outcome.state} at step {outcome.step}: {outcome.evidence}" if outcome else "no outcome"
 
 
@@ -250,7 +250,8 @@ def table(kept: Sequence[tuple[Fault, Run, list[dict[str, Any]]]]) -> Iterator[s
     for fault, run, reports in kept:
         verdict, trigger = reports[0]["verdict"], reports[0]["trigger"]
         named = f"`{verdict['module']}`, step {verdict['step']}" if verdict["module"] else verdict["sentence"]
-        state = run.outcome.state if run.outcome else "open"
+        outcome = run.ending.outcome
+        state = outcome.state if outcome else "open"
         yield f"| {fault.name} | {fault.right} | {state} | {trigger['kind']} | {named} |"
 
 

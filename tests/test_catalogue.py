@@ -153,10 +153,10 @@ def test_extra_parameters(name: str, number: int):
     assert f"{catalogue.signed(number)} parameters" in entry(name)
 
 
-def test_starts_are_those_of_the_built_parameters():
-    assert "`alpha` `[1]`, start 0, one a layer" in entry("rezero")
-    assert "`omega` `[D]`, start profiled" in entry("admin")
-    assert "`lam` `[D]`, start 0.1" in entry("layerscale")
+def test_initial_values_are_those_of_the_built_parameters():
+    assert "`alpha` `[1]`, initially 0, one per layer" in entry("rezero")
+    assert "`omega` `[D]`, initially profiled" in entry("admin")
+    assert "`lam` `[D]`, initially 0.1" in entry("layerscale")
     beta = 0.87 * (6**4 * 6) ** (-1 / 16)
     assert f"encoder value, output, ffn_in, ffn_out {beta:.3g}" in entry("deepnorm")
 

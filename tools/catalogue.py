@@ -3,8 +3,8 @@
     python tools/catalogue.py              # page and pictures; scales are measured where none are kept
     python tools/catalogue.py --measure    # measure the scale of every placement again
 
-Equations, starts and sources are the docstrings'. Parameters are counted on models that are built for it, and
-refusals are asked of the variants. What other packages registered stays out.
+Equations, initial values and sources come from the docstrings, numbers of parameters from models built here,
+and refusals from the variants. Variants that other packages registered are left out.
 """
 
 from __future__ import annotations
@@ -122,7 +122,7 @@ def about() -> Iterator[str]:
     measured, size = hidden_scale.SIZE, SIZE
     yield "# Catalogue"
     yield (
-        "Everything that a recipe can name, axis by axis, with its equation, its start and its source as its "
+        "Everything that a recipe can name, axis by axis, with its equation, initial value and source as its "
         f"docstring states them. Written by `{COMMAND}`: change the docstring, not this page. A recipe is a "
         "placement and then at most one name of every other axis, joined by `+`: `pre+fixnorm+scalenorm`."
     )
@@ -137,13 +137,13 @@ def about() -> Iterator[str]:
     )
     yield (
         "Pictures: root mean square of the stream (of its first tensor where there are several) before each "
-        f"sublayer and behind the last one, at the start, in a Transformer of {measured.encoder_layers}-"
+        f"sublayer and behind the last one, before training, in a Transformer of {measured.encoder_layers}-"
         f"{measured.decoder_layers} layers (d {measured.dim}, FFN {measured.ffn_dim}, {measured.heads} "
         f"heads), over the real positions of {hidden_scale.SENTENCES} sentence pairs of the built-in corpus "
         f"`{hidden_scale.CORPUS}`; the embeddings stand at 0. Line: the middle of {len(hidden_scale.SEEDS)} "
-        "seeds, each with weights and sentences of its own; band: lowest to highest. Starts that depend on "
-        "data are profiled on the same sentences. The axis is the same in all pictures. The numbers are in "
-        "[`catalogue/scale.json`](catalogue/scale.json)."
+        "seeds, each with weights and sentences of its own; band: lowest to highest. Parameters initialised "
+        "from data are profiled on the same sentences. The axis is the same in all pictures. The numbers are "
+        "in [`catalogue/scale.json`](catalogue/scale.json)."
     )
 
 

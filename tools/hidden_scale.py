@@ -1,4 +1,4 @@
-"""How the stream grows with depth before any training: measured for the catalogue's pictures."""
+"""Measures how the stream grows with depth at initialisation, for the catalogue's pictures."""
 
 from __future__ import annotations
 
@@ -100,7 +100,7 @@ def keep(points: Mapping[str, Points]) -> None:
 
 
 def kept() -> dict[str, Points]:
-    """What was measured; empty before the first measurement."""
+    """Read the measurements; none before the first one."""
     if not KEPT.exists():
         return {}
     found = json.loads(KEPT.read_text(encoding="utf-8"))

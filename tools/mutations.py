@@ -20,15 +20,15 @@ from dataclasses import dataclass
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
-TESTS = ("tests/oracles", "tests/starts", "tests/nn", "tests/init", "tests/optim")
-"""Of the methods themselves: what trains for minutes is not needed to catch a wrong equation."""
+TESTS = ("tests/oracles", "tests/initial", "tests/nn", "tests/init", "tests/optim")
+"""Tests of the methods themselves: trainings of minutes are not needed to catch a wrong equation."""
 FAILED_TESTS = 1
 """pytest's exit code when tests ran and some failed; an import error or an empty selection has another."""
 
 
 @dataclass(frozen=True)
 class Mutation:
-    """One error: in ``path`` below src/normlab, each ``old`` text, found once, becomes its ``new``."""
+    """A planted error: in ``path`` below src/normlab, each ``old`` text, found once, becomes its ``new``."""
 
     name: str
     path: str
@@ -146,7 +146,7 @@ MUTATIONS = (
 
 @dataclass(frozen=True)
 class Result:
-    """What the tests said of one copy of the package."""
+    """The outcome of the tests on one copy of the package."""
 
     code: int
     seconds: float
@@ -188,7 +188,7 @@ def copy_of_package(folder: Path) -> Path:
 
 
 def outcome_of(mutation: Mutation | None) -> Result:
-    """What the tests say of a copy with this error, or without one."""
+    """Run the tests on a copy of the package with this error, or without one."""
     with tempfile.TemporaryDirectory() as folder:
         package = copy_of_package(Path(folder))
         if mutation is not None:

@@ -1,4 +1,4 @@
-"""What a registered variant is when it is built: its parameters, its factors, and what it refuses."""
+"""Facts about registered variants once they are built: parameters, factors, and refused combinations."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def code(names: Iterable[str]) -> str:
 
 @dataclass(frozen=True)
 class Recipe:
-    """One part, and what else a recipe must say so that it is defined."""
+    """A part of a recipe, with the other parts that it needs to be defined."""
 
     placement: str
     named: Mapping[str, str] = field(default_factory=dict)
@@ -82,7 +82,7 @@ def simplest(axis: str, name: str) -> Recipe:
 
 
 def refusals(part: Part) -> Iterator[str]:
-    """What the part's ``conflict`` says to every other choice, those refused for one reason together."""
+    """The choices that the part's ``conflict`` refuses, grouped by reason."""
     if not hasattr(part.source, "conflict"):
         return
     conflict: Any = part.source.conflict
@@ -140,7 +140,7 @@ def letters(shape: Iterable[int]) -> str:
 
 
 def own(placement: type[Placement]) -> Iterator[str]:
-    """The parameters of a placement's sublayers: shape, start, and where not every sublayer has one."""
+    """The parameters of a placement's sublayers: shape, initial value, roles if not all have one."""
     firsts = [
         Site(name, roles[0], 0, 0, SIZE.dim, SIZE.encoder_layers, SIZE.decoder_layers, roles=roles)
         for name, roles in (("encoder", ENCODER_LAYER), ("decoder", DECODER_LAYER))
@@ -153,23 +153,24 @@ def own(placement: type[Placement]) -> Iterator[str]:
     profiled = profiled_parameters(places[0][1])
     for name, found in held.items():
         values = sorted({float(v) for _, weight in found for v in weight.detach().unique()})
-        start = f"{values[0]:.3g}" + (f" to {values[-1]:.3g}" if len(values) > 1 else "")
-        told = f"`{name}` `{letters(found[0][1].shape)}`, start {'profiled' if name in profiled else start}"
+        initial = f"{values[0]:.3g}" + (f" to {values[-1]:.3g}" if len(values) > 1 else "")
+        initial = "profiled" if name in profiled else initial
+        told = f"`{name}` `{letters(found[0][1].shape)}`, initially {initial}"
         if len({id(weight) for _, weight in found}) < len(found):
-            told += ", one a layer"
+            told += ", one per layer"
         if len(found) < len(places):
             told += f", in {code(dict.fromkeys(role for role, _ in found))}"
         yield told
 
 
 def profiled_parameters(place: Placement) -> set[str]:
-    """The parameters that a start from data sets."""
+    """The parameters that are initialised from data."""
     if not place.profiled:
         return set()
-    started = deepcopy(place)
-    started.init_(4.0)
+    profiled = deepcopy(place)
+    profiled.init_(4.0)
     before = dict(place.named_parameters())
-    return {name for name, weight in started.named_parameters() if not torch.equal(weight, before[name])}
+    return {name for name, weight in profiled.named_parameters() if not torch.equal(weight, before[name])}
 
 
 @cache
@@ -184,7 +185,7 @@ def counted(recipe: str) -> Counter[tuple[str, str, int]]:
 
 
 def against(recipe: Recipe, plain: Recipe) -> tuple[int, str]:
-    """How many parameters more a model has than another one, and which."""
+    """The parameters that one model has beyond another: their number and their names."""
     ours, theirs = counted(recipe.typed), counted(plain.typed)
     number = sum((ours[key] - theirs[key]) * key[2] for key in ours.keys() | theirs.keys())
     sides = (("with", ours - theirs), ("without", theirs - ours))

@@ -161,7 +161,7 @@ TEXTS = {
     "longer than the learned positions, in training": (
         {},
         "--recipe pre+learned --max-positions 5",
-        "training | 32 | positions for 5 | --max-positions 32 | --max-len 5",
+        "training | 32 | 5 positions | --max-positions 32 | --max-len 5",
     ),
     "longer than the learned positions, on dev": (
         {"a": "zehn\n" * 16 + LONG + "\n" + "zehn\n" * 13},

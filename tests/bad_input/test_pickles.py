@@ -69,8 +69,8 @@ def bare(path: Path) -> None:
     ],
     ids=["array of objects", "bare pickle", "saved by torch", "empty", "of another vocabulary"],
 )
-def test_target_types_that_are_no_truth_values(masked, capsys, write, why):
-    path = masked / "target_types.npy"
+def test_target_vocab_that_are_no_truth_values(masked, capsys, write, why):
+    path = masked / "target_vocab.npy"
     write(path)
     said = refused([word.replace("{run}", str(masked)) for word in TRANSLATE], capsys)
     assert said.startswith(f"{path} is damaged ({why}")

@@ -21,7 +21,7 @@ from bad_input.damage import MODEL
 from bad_input.disk import small_disk
 from bad_input.prompt import GOOD, lacking, refused
 from normlab.cli.main import main
-from normlab.data.arrays import GrowingFile
+from normlab.data.arrays import ArrayWriter
 from normlab.store import RunFolder, busy, files
 from normlab.training import checkpoint
 
@@ -60,7 +60,7 @@ def safetensors_full(*args: object, **kwargs: object) -> None:
         (files.os, "fsync", full, r"runs/\w{12}/config\.json"),
         (checkpoint, "save_file", safetensors_full, r"runs/\w{12}/best\.new/model\.safetensors"),
         (files, "row_line", full, r"runs/\w{12}/metrics\.jsonl"),
-        (GrowingFile, "append", full, r"runs/data/\w{12}"),
+        (ArrayWriter, "append", full, r"runs/data/\w{12}"),
     ],
     ids=["a file", "a checkpoint", "a line of metrics", "the prepared data"],
 )

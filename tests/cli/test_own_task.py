@@ -73,7 +73,7 @@ class Corpus:
     train: tuple
     dev: tuple
     test: tuple
-    target_types: object
+    target_vocab: object
     unigram_entropy_nats: float = math.log(2)
 
     @property
@@ -88,7 +88,7 @@ class Rows:
     tokens: int
 
     @property
-    def positions(self):
+    def padded_tokens(self):
         return self.ids.numel()
 
 
@@ -99,8 +99,8 @@ class Classifier(TokenModel):
         self.head = nn.Linear(size.dim, 2)
 
     def forward(self, ids):
-        x = self.dropout(self.positions(self.embedding(ids)))
-        return self.head(self.encoder(x, Context(padding_mask=ids != PAD)).mean(1))
+        hidden = self.encoder(self.embed(ids), Context(padding_mask=ids != PAD))
+        return self.head(hidden.mean(1))
 
 
 class Parity(Task, name="parity"):

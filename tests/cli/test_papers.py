@@ -12,6 +12,7 @@ import pytest
 
 from normlab import papers
 from normlab.cli.main import main
+from normlab.errors import UserError
 from normlab.spec.artefact import Artefact, Reproduction
 from normlab.store import reproductions as reproductions_store
 from normlab.store.reproductions import write_reproduction
@@ -38,7 +39,7 @@ def measured(monkeypatch, tmp_path) -> list[tuple]:
         calls.append((artefact.id, data, root))
         say("half of it")
         if artefact.id != ARTEFACT.id:
-            raise ValueError(
+            raise UserError(
                 f"{artefact.id} has no study yet" if not artefact.study else "nothing to measure on"
             )
         return found(artefact)

@@ -145,7 +145,8 @@ def test_a_terminal_shows_one_row_a_run_and_as_many_as_fit(folders):
     assert progress.table(height=1).row_count == 1
 
 
-def test_the_phase_is_shown_with_its_progress(folders):
+def test_the_phase_is_shown_with_its_progress(folders, monkeypatch):
+    monkeypatch.setattr("normlab.cli.progress.LOG_EVERY_SECONDS", 0.0)
     out = io.StringIO()
     progress = Progress(Console(file=out))
     with progress:

@@ -7,16 +7,16 @@ import pytest
 from normlab.cli.main import main
 from normlab.spec.config import Config, DecodeConfig
 from normlab.store import RunFolder
-from normlab.store.manifest import commit
 from normlab.tasks.translation import Candidate
 from normlab.training import translate as module
+from normlab.training.checkpoint import save_checkpoint
 
 
 def made(path, config):
-    """A run's folder with nothing of a checkpoint but its state."""
+    """A run's folder with a checkpoint that holds nothing but its step."""
     folder = RunFolder.create(path, config)
-    with commit(folder.best, {"step": 1}, run=folder.id()):
-        return folder
+    save_checkpoint(folder.best, {"progress": {"step": 1}}, run=folder.id())
+    return folder
 
 
 @pytest.fixture

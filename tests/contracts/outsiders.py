@@ -197,7 +197,7 @@ class ForeignModel(TokenModel):
 
 
 class ForeignConfig(ModelConfig):
-    """Of a ``ForeignModel``."""
+    """The description of a ``ForeignModel``."""
 
     kind: ClassVar[type[TokenModel]] = ForeignModel
 
@@ -222,7 +222,7 @@ NAMES = {
     "inner_norm": "attention_innernorm",
     "head_gain": "head_softplus",
 }
-"""What is defined here, by axis."""
+"""The variants defined here, by axis."""
 _TAKEN_OUT: dict[str, Any] = {axis: _REGISTRIES[axis].pop(name) for axis, name in NAMES.items()}
 
 

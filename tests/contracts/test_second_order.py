@@ -75,7 +75,7 @@ def test_the_reference_maps_over_weights(config):
 
 
 def gradients_at(model, weights: list[Tensor], direction: list[Tensor], far: float) -> list[Tensor]:
-    """With the weights so far along the direction."""
+    """The gradients with the weights moved so far along the direction."""
     with torch.no_grad():
         torch._foreach_add_(weights, direction, alpha=far)
         moved = torch.enable_grad()(lambda: torch.autograd.grad(loss_of(model), weights))()

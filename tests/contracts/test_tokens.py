@@ -1,4 +1,4 @@
-"""What a position may depend on, and that padding is nothing."""
+"""Positions depend on earlier tokens alone where they are causal, and never on padding."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ PATHS = {"trained": True, "searched": False}
 
 @every_variant
 def test_a_future_token_changes_nothing_in_the_past(config):
-    """What comes later is seen by an encoder alone, and there by every position."""
+    """Only an encoder attends to later tokens, and there every position does."""
     model = perturbed(config)
     ids = inputs(model)
     changed = ids[-1].clone()

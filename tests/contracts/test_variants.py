@@ -1,4 +1,4 @@
-"""What every registered variant promises of its start, its gradients and its checkpoints."""
+"""The promises of every registered variant: initial weights, gradients and checkpoints."""
 
 from __future__ import annotations
 
@@ -93,7 +93,7 @@ def distance(found: dict[str, Tensor], expected: dict[str, Tensor]) -> float:
 
 
 def tensors(stream: Tensor | tuple[Tensor, ...]) -> tuple[Tensor, ...]:
-    """Of a stream."""
+    """The tensors of a stream."""
     return stream if isinstance(stream, tuple) else (stream,)
 
 

@@ -165,7 +165,7 @@ def tokens() -> tuple[Tensor, Tensor]:
 
 
 def inputs(model: TokenModel) -> tuple[Tensor, ...]:
-    """What the model takes, its own token ids last."""
+    """The inputs of a model, with its own token ids last."""
     source, target = tokens()
     if isinstance(model, Seq2Seq):
         return source, target
@@ -217,5 +217,5 @@ def assert_close(found: Tensor | dict[str, Tensor], expected: Tensor | dict[str,
 
 
 def grads(model: TokenModel) -> dict[str, Tensor]:
-    """Of the parameters that have one."""
+    """The gradients of the parameters that have one."""
     return {name: p.grad.clone() for name, p in model.named_parameters() if p.grad is not None}

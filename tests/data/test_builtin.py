@@ -122,7 +122,7 @@ def test_amounts():
     [
         ("sonnets-en-de", "a kind of numbers, dates, times, amounts, mixed"),
         ("numbers", "its name is <kind>-<source>-<target>"),
-        ("dates-en-nl", "dates is not there in language 'nl'; pass one of en, de, fr, vi"),
+        ("dates-en-nl", "dates .*'nl'; pass one of en, de, fr, vi"),
         ("mixed-xx-de", "language 'xx'; pass one of en, de, fr, vi"),
         ("numbers-en-en", "are one language"),
     ],

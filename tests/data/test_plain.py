@@ -86,7 +86,7 @@ def test_entropy_and_types_are_those_of_training(tmp_path):
     total = sum(counts.values())
     entropy = -sum(n / total * math.log(n / total) for n in counts.values())
     assert corpus.unigram_entropy_nats == pytest.approx(entropy, abs=1e-12)
-    assert set(np.flatnonzero(corpus.target_types)) == set(counts)
+    assert set(np.flatnonzero(corpus.target_vocab)) == set(counts)
 
 
 def test_without_files_it_is_the_target_side_of_the_built_in_corpus(tmp_path):
@@ -109,7 +109,7 @@ def test_prepared_once_and_found_again(tmp_path):
     assert other.folder != corpus.folder
     assert str(tmp_path) not in json.dumps(corpus.facts)
     (corpus.folder / "dev.tokens.npy").unlink()
-    with pytest.raises(FileNotFoundError, match="not a whole prepared corpus"):
+    with pytest.raises(FileNotFoundError, match=corpus.folder.name):
         TextCorpus.load(corpus.folder)
 
 

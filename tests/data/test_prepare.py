@@ -74,8 +74,8 @@ def test_entropy_and_types_are_those_of_the_target_side(tmp_path):
     total = sum(counts.values())
     entropy = -sum(n / total * math.log(n / total) for n in counts.values())
     assert corpus.unigram_entropy_nats == pytest.approx(entropy, abs=1e-12)
-    assert corpus.target_types.shape == (corpus.tokenizer.vocab_size,)
-    assert set(np.flatnonzero(corpus.target_types)) == set(counts)
+    assert corpus.target_vocab.shape == (corpus.tokenizer.vocab_size,)
+    assert set(np.flatnonzero(corpus.target_vocab)) == set(counts)
 
 
 def test_pairs_left_out_of_training_are_counted_and_dev_is_never_cut(tmp_path):
@@ -129,7 +129,7 @@ def test_what_a_killed_process_left_is_done_again(tmp_path):
     _, corpus = prepare(config, tmp_path / "data")
     for damage in ("manifest.json", "dev.src.txt"):
         (corpus.folder / damage).unlink()
-        with pytest.raises(FileNotFoundError, match="not a whole prepared corpus"):
+        with pytest.raises(FileNotFoundError, match=corpus.folder.name):
             Corpus.load(corpus.folder)
         assert len(prepare(config, tmp_path / "data")[1].dev_text) == 20
     os.truncate(corpus.folder / "train.src.tokens.npy", 100)

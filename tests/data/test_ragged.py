@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 
 from normlab.data import arrays
 from normlab.data import ragged as module
-from normlab.data.arrays import FileReader, GrowingFile
-from normlab.data.ragged import GrowingRagged, Ragged, TokenPairs
+from normlab.data.arrays import ArrayWriter, FileReader
+from normlab.data.ragged import Ragged, RaggedWriter, TokenPairs
 from normlab.data.tokenizer import PAD
 
 
@@ -40,7 +40,7 @@ def test_some_sentences_of_many():
 )
 def test_a_file_that_grew_is_byte_for_byte_the_one_written_at_once(tmp_path_factory, parts, dtype):
     folder = tmp_path_factory.mktemp("ragged")
-    with GrowingRagged(folder / "train.src", dtype) as file:
+    with RaggedWriter(folder / "train.src", dtype) as file:
         for part in parts:
             file.append(Ragged.of(part, dtype))
     whole = Ragged.of([sentence for part in parts for sentence in part], dtype)
@@ -52,7 +52,7 @@ def test_a_file_that_grew_is_byte_for_byte_the_one_written_at_once(tmp_path_fact
 
 
 def test_a_growing_file_holds_its_own_type_of_number(tmp_path):
-    with pytest.raises(TypeError, match="same_kind"), GrowingFile(tmp_path / "a.npy", np.uint16) as file:
+    with pytest.raises(TypeError, match="same_kind"), ArrayWriter(tmp_path / "a.npy", np.uint16) as file:
         file.append(np.array([-1]))
 
 
@@ -70,7 +70,7 @@ def test_lengths_in_parts_are_the_lengths(monkeypatch):
 def test_a_large_file_is_read_past_its_mapping_and_says_the_same(tmp_path_factory, sentences, data):
     folder = tmp_path_factory.mktemp("large")
     whole = Ragged.of(sentences, np.uint16)
-    with GrowingRagged(folder / "a", np.uint16) as file:
+    with RaggedWriter(folder / "a", np.uint16) as file:
         file.append(whole)
     rows = np.array(data.draw(st.lists(st.integers(0, len(sentences) - 1), min_size=1, max_size=9)))
     with pytest.MonkeyPatch.context() as patch:

@@ -48,6 +48,8 @@ class TheorySetting(nn.Module):
                 for name, weight in sublayer.f.matrices().items():
                     weight.normal_(std=(2 / sum(weight.shape)) ** 0.5, generator=generator)
                     weight.mul_(name not in ("query", "key"))
+                for parameter in sublayer.f.parameters():
+                    parameter.mul_(parameter.ndim > 1)  # no biases
 
     def forward(self, x: Tensor) -> Tensor:
         return self.stack(x, Context(padding_mask=torch.ones(x.shape[:-1], dtype=torch.bool)))

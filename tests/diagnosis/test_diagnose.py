@@ -146,7 +146,7 @@ def test_the_optimiser_that_is_given_is_used():
     square(model, X).backward()
     adam.step()
     amid = diagnose(model, X, loss=square, optimiser=adam, preset="cheap")
-    assert amid.facts["optimiser"] == "Adam amid its training, lr 0.01"
+    assert amid.facts["optimiser"] == "Adam during its training, lr 0.01"
 
 
 def test_a_study_that_fails_becomes_a_warning(monkeypatch):

@@ -91,7 +91,7 @@ def test_its_loss_is_that_of_training_a_token(text, tmp_path):
     case.model.eval()
     loss = case.loss(case.model, case.batch)
     logits = case.model(**case.batch).flatten(0, 1)
-    target = case.batch.micro.target_out.flatten()
+    target = case.batch.batch.target_out.flatten()
     log_p = logits.log_softmax(-1)[target != 0]
     smoothed = 0.9 * -log_p.gather(1, target[target != 0, None]).mean() + 0.1 * -log_p.mean()
     torch.testing.assert_close(loss, smoothed)
@@ -133,7 +133,7 @@ def test_a_run_is_taken_at_its_checkpoint_with_its_optimiser(trained):
     assert not isinstance(best.optimiser, torch.optim.Optimizer)
     assert last.title.endswith("last checkpoint")
     found = last.diagnosed("cheap")
-    assert found.facts["optimiser"].startswith("Adam amid its training, lr 0.00")
+    assert found.facts["optimiser"].startswith("Adam during its training, lr 0.00")
 
 
 def test_a_run_without_that_checkpoint(tmp_path):

@@ -62,7 +62,7 @@ class Server:
         self._process = process
 
     def do(self, task: str, **more: Any) -> int:
-        """What became of a task: 0, or the signal that ended it."""
+        """Do a task; return 0, or the signal that ended it."""
         process = self._process
         assert process.stdin is not None
         assert process.stdout is not None

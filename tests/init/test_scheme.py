@@ -24,7 +24,7 @@ DEVIATIONS = {
 
 @pytest.mark.parametrize("scheme", DEVIATIONS)
 def test_standard_deviations(scheme):
-    """Of every matrix, with a mean of 0; the placement's gain is in the contracts."""
+    """Every matrix has its deviation and a mean of 0; the contracts test the placement's gain."""
     model = build(replace(CONFIG, dim=64, ffn_dim=192, scheme=scheme))
     for sublayer in (*model.encoder, *model.decoder):
         for name, weight in sublayer.f.matrices().items():

@@ -1,4 +1,4 @@
-"""What a search and an attention must be told."""
+"""Errors of a cache and an attention that lack what they need."""
 
 from __future__ import annotations
 

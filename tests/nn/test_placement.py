@@ -39,7 +39,7 @@ def test_what_a_placement_states(name):
 
 @pytest.mark.parametrize("name", Placement.registry)
 def test_the_stream_ends_with_a_norm_where_the_placement_says_so(name):
-    """And where it says nothing, an un-normed sum never reaches the output of a normed placement."""
+    """Without one, a sum that was never normalised does not reach the output of a normed placement."""
     place = Placement.registry[name]
     norms = [m for m in place.end(SITE).modules() if isinstance(m, LayerNorm)]
     if place.final_norm:

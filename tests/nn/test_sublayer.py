@@ -86,7 +86,7 @@ def test_heads_must_divide_what_they_share(heads, kv_heads, sentence):
 @torch.no_grad()
 @pytest.mark.parametrize("qk_norm", ["scaled", "qknorm", "normed"])
 def test_attention_equals_a_plain_loop(qk_norm):
-    """With each norm of queries and keys, over each query and each key of each head."""
+    """The loop runs over each query and key of each head, for each norm of queries and keys."""
     config = replace(CONFIG, norm="rmsnorm", qk_norm=qk_norm, bias="nobias")
     attention, x = drawn(Attention(config, source="self", causal=True)), stream(1, 4, 16)
     q, k, v = plain_heads(attention, x)

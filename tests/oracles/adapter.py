@@ -13,7 +13,7 @@ from functools import partial
 import numpy as np
 
 from normlab.spec.config import ModelConfig
-from oracles import branches, embeddings, norms, placements, starts
+from oracles import branches, embeddings, initial, norms, placements
 
 Array = np.ndarray
 Bundle = dict[str, Array]
@@ -40,7 +40,8 @@ INNER_NORMS = {"noinnernorm": (), "innernorm": ("attention", "ffn"), "ffn_innern
 HEAD_GAINS = {"noheadgain": False, "headgain": True}
 ACTIVATIONS = {name: name for name in branches.ACTIVATIONS}
 SCHEMES = {
-    name: partial(starts.scheme_std, name) for name in ("xavier", "xavier_uniform", "smallinit", "looklinear")
+    name: partial(initial.scheme_std, name)
+    for name in ("xavier", "xavier_uniform", "smallinit", "looklinear")
 }
 """Standard deviation of (matrix, n_out, n_in)."""
 
@@ -62,7 +63,7 @@ class Place:
     by_layer: bool = False
     """Whether the sublayers of a layer share their parameters."""
     branch: Mapping[str, str] = field(default_factory=dict)
-    """What its source says of the branch."""
+    """The source's choices inside the branch."""
 
 
 IN_AND_OUT = (("norm_in", "norm_in"), ("norm_out", "norm_out"))
@@ -115,7 +116,7 @@ class Weights:
 
 
 def norm_bundle(w: Weights, norm: str) -> Bundle:
-    """Of the oracle's norm with our arrays."""
+    """The parameters of the oracle's norm, from our arrays."""
     return {theirs: w[ours] for ours, theirs in NORM_KEYS[norm].items()}
 
 
@@ -224,7 +225,7 @@ def feed_forward(w: Weights, choices: Choices) -> Callable[[Array, Array | None]
 
 
 def roles_of(name: str, config: ModelConfig) -> tuple[str, ...]:
-    """Of one layer."""
+    """The roles of the sublayers of one layer."""
     if name == "encoder":
         return "self_attention", "ffn"
     return (
@@ -312,7 +313,7 @@ POSITIONS: dict[str, Callable[[Weights, int, int], Array]] = {
     "learned": lambda w, length, dim: embeddings.learned_positions(length, w["position_encoding.weight"]),
     "rope": lambda w, length, dim: np.zeros((length, dim)),
 }
-"""What is added to the embeddings."""
+"""The table that is added to the embeddings."""
 
 
 def embed(w: Weights, config: ModelConfig, ids: list[int]) -> Array:

@@ -21,7 +21,7 @@ ACTIVATIONS = ("relu", "gelu", "swiglu")
 
 @dataclass(frozen=True)
 class AttentionOptions:
-    """How one attention is built; `norm` is the model's norm, read by qk_norm="norm" and by inner_norm."""
+    """The options of an attention; `norm` is the model's norm, read by qk_norm="norm" and by inner_norm."""
 
     heads: int
     kv_heads: int | None = None
@@ -36,7 +36,7 @@ class AttentionOptions:
 
 @dataclass(frozen=True)
 class FeedForwardOptions:
-    """How one feed-forward is built; `norm` is the model's norm, read by inner_norm."""
+    """The options of a feed-forward; `norm` is the model's norm, read by inner_norm."""
 
     activation: str = "relu"
     inner_norm: bool = False

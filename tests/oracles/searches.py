@@ -19,7 +19,7 @@ Ended = list[tuple[float, list[int]]]
 
 @dataclass(frozen=True)
 class Asked:
-    """What may be produced, and how it is scored."""
+    """The constraints on an output, and its score."""
 
     limit: int
     """Tokens at most, EOS counted."""

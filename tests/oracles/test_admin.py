@@ -1,4 +1,4 @@
-"""Admin's three starts on a batch of sentences of different length, against their oracles without padding."""
+"""Admin's three initialisations on sentences of different length, against oracles without padding."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import torch
 
 from normlab.init import profile_
 from normlab.nn import Decoder, Norm, Seq2Seq, TokenModel
-from oracles import norms, starts
+from oracles import initial, norms
 from oracles.adapter import NORMS, StackOracle, Weights, embed, norm_bundle, roles_of
 from oracles.comparing import arrays_of, ours_alone
 from oracles.placements import Sublayer, run_stack
@@ -52,7 +52,7 @@ def by_paper(stacks: list[StackOracle], inputs: list[Array]) -> tuple[Array, lis
     for stack, x in zip(stacks, inputs, strict=True):
         sublayers = [recorded(s, outputs[i]) for i, s in enumerate(stack.sublayers())]
         ends.append(run_stack("admin", x, sublayers, stack.info()))
-    return starts.admin_paper(inputs, outputs), ends
+    return initial.admin_paper(inputs, outputs), ends
 
 
 def by_code(stacks: list[StackOracle], inputs: list[Array]) -> tuple[Array, list[Array]]:
@@ -68,7 +68,7 @@ def by_code(stacks: list[StackOracle], inputs: list[Array]) -> tuple[Array, list
         return norms.NORMS[norm](x, norm_bundle(first.w.at(f"sublayers.{index}.place.norm"), norm))
 
     each = [partial(branch, index=i) for i in range(count)], [partial(normed, index=i) for i in range(count)]
-    found = starts.admin_code(inputs, *each)
+    found = initial.admin_code(inputs, *each)
     ends = []
     for stack, x in zip(stacks, inputs, strict=True):
         started = [
@@ -122,8 +122,8 @@ def test_profiles_of_a_decoder_alone(placement):
 
 def test_a_start_without_data():
     model = Seq2Seq(under("admin_free"), VOCAB)
-    assert_started(model, "encoder", np.full(4, starts.admin_data_free(4)))
-    assert_started(model, "decoder", np.full(9, starts.admin_data_free(9)))
+    assert_started(model, "encoder", np.full(4, initial.admin_data_free(4)))
+    assert_started(model, "decoder", np.full(9, initial.admin_data_free(9)))
     alone = Decoder(under("admin_free", encoder_layers=0), VOCAB)
-    assert_started(alone, "decoder", np.full(6, starts.admin_data_free(6)))
+    assert_started(alone, "decoder", np.full(6, initial.admin_data_free(6)))
     assert profile_(model, lambda: model(padded(SOURCES), padded(TARGETS))) == {}

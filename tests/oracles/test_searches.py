@@ -219,11 +219,12 @@ class Letters:
 
 
 @pytest.mark.parametrize("max_positions", [4096, 8])
-def test_lines_keep_their_order_and_empty_ones_stay_empty(max_positions):
+def test_lines_keep_their_order_and_empty_ones_stay_empty(max_positions, monkeypatch):
+    monkeypatch.setattr("normlab.tasks.translation.SEARCH_POSITIONS", max_positions)
     model = searcher().train()
     lines = ["abc", "", "ihgfedcba", "   ", "d", "e", "ab"]
     decode_config = DecodeConfig(beam=2, max_len_ratio=1.0)
-    found = translate_lines(model, Letters(), lines, decode_config, max_positions=max_positions)
+    found = translate_lines(model, Letters(), lines, decode_config)
     assert model.training
     model.eval()
     for line, text in zip(lines, found, strict=True):

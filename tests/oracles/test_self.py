@@ -11,9 +11,7 @@ from scipy.stats import norm as gaussian
 from oracles.branches import AttentionOptions, FeedForwardOptions, attention, feed_forward, gelu, rotate
 from oracles.derivative import central_difference, derivative
 from oracles.embeddings import fixnorm_embed, fixnorm_logits, plain_embed, sinusoids
-from oracles.norms import FINAL, NORMS, STARTS, layernorm, scalenorm
-from oracles.placements import PLACEMENTS, StackInfo, Sublayer, mixln_post_layers, run_stack
-from oracles.starts import (
+from oracles.initial import (
     MATRICES,
     admin_code,
     admin_data_free,
@@ -23,6 +21,8 @@ from oracles.starts import (
     looklinear_is_mirrored,
     scheme_std,
 )
+from oracles.norms import FINAL, NORMS, STARTS, layernorm, scalenorm
+from oracles.placements import PLACEMENTS, StackInfo, Sublayer, mixln_post_layers, run_stack
 
 Bundle = dict[str, np.ndarray]
 Branch = Callable[[np.ndarray], np.ndarray]
@@ -85,7 +85,7 @@ def stack_of(
 
 
 def test_norms_at_their_starts() -> None:
-    """Each norm has its known scale at the start; ScaleNorm clamps a short row."""
+    """Each norm has its known initial scale; ScaleNorm clamps a short row."""
     y = NORMS["layernorm"](X, STARTS["layernorm"](D))
     assert np.allclose(y.mean(1), 0, atol=1e-12)
     assert np.allclose(y.var(1), 1, atol=1e-4)
@@ -210,7 +210,7 @@ def test_every_stack_runs_and_uses_its_norm_at_the_end(method: str, norm_name: s
 
 
 def test_streams_of_silent_branches() -> None:
-    """With F = 0 the stream is its end norm, or itself."""
+    """If F = 0, the stream ends as its norm, or unchanged."""
     subs, stack = stack_of("layernorm", f=np.zeros_like)
     end = layernorm(X, stack.end["norm"])
     for method in ("pre", "olmo2", "subln", "lnscale", "layerscale"):

@@ -1,4 +1,4 @@
-"""What is said about a recipe in full."""
+"""The full explanation of a recipe."""
 
 from __future__ import annotations
 

@@ -39,7 +39,7 @@ def test_minutes_keep_seeds_aligned() -> None:
 def test_tokens_are_counted_from_the_rows_of_training() -> None:
     train = pl.DataFrame({"recipe": ["a", "a"], "step": [10, 20], "tokens": [1e6, 2e6]})
     dev = pl.DataFrame({"recipe": ["a", "a"], "step": [5, 20]})
-    assert tables.by_tokens(dev, train)["millions"].to_list() == pytest.approx([0.5, 2.0])
+    assert tables.by_tokens(dev, train)["seen"].to_list() == pytest.approx([0.5e6, 2e6])
 
 
 def test_results_and_scores(comparison: Comparison, root: Path) -> None:

@@ -240,10 +240,10 @@ def test_search_batches_hold_every_line_once_padded_and_within_the_budget():
 
 def test_only_types_of_the_target_side_are_produced_under_the_mask(prepared):
     task = task_of(prepared, target_vocab_mask=True)
-    allowed = allowed_types(task.config, task.corpus.target_types, CPU)
+    allowed = allowed_types(task.config, task.corpus.target_vocab, CPU)
     assert allowed is not None
-    assert torch.equal(allowed, torch.from_numpy(task.corpus.target_types))
-    assert allowed_types(task_of(prepared).config, task.corpus.target_types, CPU) is None
+    assert torch.equal(allowed, torch.from_numpy(task.corpus.target_vocab))
+    assert allowed_types(task_of(prepared).config, task.corpus.target_vocab, CPU) is None
     few = torch.zeros_like(allowed)
     few[[EOS, 10, 11]] = True
     model = task.build()

@@ -120,7 +120,7 @@ STATES = [
 def test_any_state_keeps_its_seal(folder, state):
     save_checkpoint(folder, {"part": state})
     wanted = {"part": json.loads(json.dumps(state))}
-    assert repr(open_checkpoint(folder).manifest) == repr(wanted)
+    assert repr(open_checkpoint(folder).values) == repr(wanted)
     assert json.loads((folder / "state.json").read_text())["format"] == FORMAT
 
 

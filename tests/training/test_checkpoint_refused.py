@@ -185,9 +185,9 @@ def test_without_rows_that_are_gone_it_goes_on_when_somebody_says_so(text, run, 
     before = {n: content for n, content in every_file(run.path).items() if n not in volatile}
     with pytest.raises(ValueError, match=name) as error:
         train(config_of(text), run.path.parent)
-    said = [f"{path} {why}, and {c} was made after rows that stood there" for c in (run.last, run.previous)]
+    said = [f"{path} {why}, and {c} was made after rows that it held" for c in (run.last, run.previous)]
     assert str(error.value) == (
-        f"{', and '.join(said)}; bring the whole file back, or go on without them: touch {run.path}/rows.lost"
+        f"{', and '.join(said)}; bring the whole file back, or do without them: touch {run.path}/rows.lost"
     )
     now = every_file(run.path)
     assert {n: now[n] for n in now if n not in volatile} == before

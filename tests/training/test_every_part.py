@@ -22,9 +22,9 @@ BASE = Config(
     train=TrainConfig(steps=STEPS, max_tokens=1024),
 )
 TYPED = {"fixup": "fixup+untied", "enc:A/dec:B": "enc:post/dec:pre"}
-"""What is typed for a row that cannot stand alone."""
+"""The recipe for a row that cannot stand alone."""
 LR = {"sgd": 0.3}
-"""Where Adam's rate would be none at all."""
+"""Learning rates for optimisers for which Adam's would be far too low."""
 DIVERGE: set[str] = set()
 """Rows whose source says that they diverge at this size: there is none, because the divergences of the
 papers (liu2020, Section 5.3: ReZero, FixUp and LookLinear) are at 18 layers."""

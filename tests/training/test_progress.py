@@ -1,4 +1,4 @@
-"""What a checkpoint's state may say: a valid manifest can stand over anything."""
+"""States of checkpoints that are refused: a valid manifest can stand over anything."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ STATE_OF = {
 
 def parts():
     scaler = torch.amp.GradScaler("cpu", enabled=True)
-    rows = Rows(None, torch.device("cpu"))
+    rows = Rows(None, torch.device("cpu"), write=print)
     return {"progress": Progress(), "scaling": Scaling(scaler, torch.device("cpu")), "rows": rows}
 
 

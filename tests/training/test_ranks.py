@@ -171,7 +171,7 @@ SPREAD = {
     for placement, grad_accum_steps in (("post", 2), ("admin", 4), ("rezero", 2))
     for shard in (False, True)
 }
-"""Of 4 micro-batches each of the two ranks has two."""
+"""Placement, micro-batches a step, and whether the model is sharded; each of two ranks has half of them."""
 
 
 @pytest.mark.slow
@@ -266,7 +266,8 @@ Trainer.step = step
 def stop(words: list[str], root: Path, until: int, by: str = "SIGTERM") -> str:
     """Run a command whose last rank gets a signal after a step; what it says on standard error."""
     (root / "stopping.py").write_text(STOPPING)
-    where = {"PYTHONPATH": str(root), "STOP_AT": str(until), "STOP_BY": by}
+    path = os.pathsep.join([str(root), os.environ.get("PYTHONPATH", "")])
+    where = {"PYTHONPATH": path, "STOP_AT": str(until), "STOP_BY": by}
     stopped = subprocess.run(
         [*words, "--import", "stopping"],
         env=environment() | where,
@@ -317,7 +318,5 @@ def test_what_the_ranks_cannot_do_is_said_at_once(text, tmp_path):
     assert "grad_accum_steps is 1, and 2 processes cannot share" in refused.stderr
     words = [*words[: words.index("normlab") + 1], "compare"]
     refused = subprocess.run(words, env=environment(), capture_output=True, text=True, timeout=120)
-    assert (
-        "normlab: torchrun has started 2 processes, and normlab compare is one; type it without torchrun, or "
-        "what several can share: train\n"
-    ) in refused.stderr
+    for fact in ("torchrun", "2 processes", "normlab compare", "train"):
+        assert fact in refused.stderr

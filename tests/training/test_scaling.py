@@ -151,7 +151,7 @@ def test_a_run_in_fp16_keeps_its_scale_in_the_checkpoint_and_its_skipped_steps_i
     for each in (run, again):
         each.step()
     assert torch.equal(run.rows.pending[0][1], again.rows.pending[0][1])
-    assert open_checkpoint(run.folder.last).manifest["scaling"]["skipped_steps"] == 1
+    assert open_checkpoint(run.folder.last).values["scaling"]["skipped_steps"] == 1
 
 
 def scale(trainer, to):
@@ -186,4 +186,4 @@ def test_a_run_in_another_precision_has_no_scale(text, tmp_path):
     run.flush()
     run.checkpoint("running")
     assert "loss_scale" not in run.folder.metrics()[0]
-    assert "scaling" not in open_checkpoint(run.folder.last).manifest
+    assert "scaling" not in open_checkpoint(run.folder.last).values

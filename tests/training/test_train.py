@@ -168,7 +168,7 @@ def test_the_configuration_is_the_last_that_a_new_folder_is_given(text, tmp_path
 
     monkeypatch.setattr(RunFolder, "create", noted)
     train(tiny(text, steps=2), tmp_path)
-    assert there[0] >= {"tokenizer.json", "target_types.npy"}
+    assert there[0] >= {"tokenizer.json", "target_vocab.npy"}
 
 
 def test_a_killed_run_goes_on_from_its_last_checkpoint(text, tmp_path):
@@ -308,7 +308,7 @@ def test_ctrl_c_at_the_prompt_saves_and_says_how_to_go_on(text, tmp_path):
         process.send_signal(signal.SIGINT)
         _, said = process.communicate(timeout=60)
     assert process.returncode == 130, said
-    assert "what was trained is saved, the same command goes on from there" in said
+    assert "the same command continues it" in said
     (folder,) = (RunFolder(p.parent) for p in tmp_path.glob("runs/*/config.json"))
     status = folder.status()
     assert status.state == "interrupted"

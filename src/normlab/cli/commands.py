@@ -1,4 +1,4 @@
-"""One class a command: its fields are its flags, ``run`` calls one function of the library and prints.
+"""One class per command: its fields are its flags, ``run`` calls one function of the library and prints.
 
 Everything that takes long to import is imported inside ``run``, so that ``--help`` is instant.
 """
@@ -31,11 +31,11 @@ class Command(Protocol):
 
     @classmethod
     def defaults(cls, argv: Sequence[str]) -> Self | None:
-        """The instance whose values are the flags' defaults; None where the fields have their own."""
+        """Return the instance whose values are the flags' defaults; None if the fields have their own."""
         ...
 
     def run(self) -> None:
-        """Do it. Raises UserError or OSError with one sentence for the user."""
+        """Run the command. Raises UserError or OSError with one sentence for the user."""
         ...
 
 
@@ -50,23 +50,23 @@ class Compare:
     recipes: tuple[str, ...]
     """Names of recipes, such as post post+warmup enc:post/dec:pre; `normlab recipes` lists their parts."""
     lrs: tuple[float, ...]
-    """Peak learning rates to choose from, on dev with the first seed."""
+    """Peak learning rates to try; each recipe's own is chosen on dev with the first seed."""
     seeds: int
-    """How many seeds at the chosen learning rate."""
+    """Number of seeds at the chosen learning rate."""
     first_seed: int
     flags: ConfigParts
     title: str
     """Title of the page."""
     jobs: int
-    """Runs at the same time; 0: one for each usable core, on a GPU a single one."""
+    """Runs to train at the same time; 0: one per usable core, or a single one on a GPU."""
     out: Path
     """Folder of the run folders and the page."""
     resamples: int
     """Resamples of the bootstrap behind intervals and significance."""
     config: str
-    """Where defaults come from: a configuration's name (demo, text, multi30k ...) or a run's config.json."""
+    """Configuration with the defaults: its name (demo, text, multi30k ...) or a run's config.json."""
     dry_run: Switch = False
-    """Only say what would be trained and how long that takes."""
+    """Print the runs and the time they would take, and train nothing."""
     force: Switch = False
     """Also train combinations that their source does not define; their results are marked."""
     imports: Imports = ()
@@ -90,7 +90,7 @@ class Compare:
         )
 
     def request(self, command: str = "") -> CompareRequest:
-        """What the flags ask for."""
+        """Return the request that the flags make."""
         return CompareRequest(
             title=self.title,
             recipes=self.recipes,
@@ -147,7 +147,7 @@ class Train:
     out: Path
     """Folder of the run folders."""
     config: str
-    """Where defaults come from: a configuration's name (demo, text, multi30k ...) or a run's config.json."""
+    """Configuration with the defaults: its name (demo, text, multi30k ...) or a run's config.json."""
     init_from: str = ""
     """Begin with the weights of this run, by its folder or the beginning of its id, where they fit."""
     force: Switch = False
@@ -194,7 +194,7 @@ class Train:
 
 @dataclass(frozen=True)
 class Runs:
-    """List the runs of a folder: what was trained, how far it is and how well it did."""
+    """List the runs of a folder with their recipes, progress and scores."""
 
     runs: Path = RUNS
     """Folder of the run folders."""
@@ -217,7 +217,7 @@ class Report:
     """A run's folder, the beginning of its id, a comparison.json, or a probes.jsonl that a callback wrote;
     nothing: the comparison in --runs."""
     page: Path | None = None
-    """File for the page; without it beside what it shows."""
+    """File for the page; by default beside the data that it shows."""
     runs: Path = RUNS
     """Folder of the run folders."""
 
@@ -255,14 +255,14 @@ class Report:
 
 @dataclass(frozen=True)
 class Recipes:
-    """List every part of which a recipe is made, with its equation and source; or explain whole recipes."""
+    """List the parts of recipes with their equations and sources, or explain whole recipes."""
 
     names: Annotated[Positional[tuple[str, ...]], arg(metavar="RECIPE")] = ()
-    """Recipes to explain: all that they resolve to, how they start, how many parameters they have."""
+    """Recipes to explain: their parts, initialisation and number of parameters."""
     axis: str = ""
     """List the parts of one axis alone, such as placement or norm."""
     config: str = "demo"
-    """What recipes are explained for: a configuration's name or a run's config.json."""
+    """Configuration for which recipes are explained: its name or a run's config.json."""
     force: Switch = False
     """Also explain combinations that their source does not define, with the reason."""
     imports: Imports = ()

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Literal, Self
 
 from tyro.conf import Positional, arg
 
-from normlab.cli.common import RUNS, ConfigParts, Imports, Switch, config_name, resolved
+from normlab.cli.common import RUNS, ConfigParts, Imports, Switch, base_of, config_name, resolved
 from normlab.cli.flags import ConfigFlags, load
 from normlab.errors import UserError
 from normlab.spec.fields import flag_name
@@ -89,8 +89,7 @@ class Diagnose:
 
     @classmethod
     def defaults(cls, argv: Sequence[str]) -> Self:
-        name = config_name(argv)
-        base = load(name)
+        name, base = base_of(argv)
         return cls(
             run_folder="",
             model="",

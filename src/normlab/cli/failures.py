@@ -57,7 +57,7 @@ def _of_system(error: OSError, command: str) -> str:
         return str(error)
     about = f"{error.strerror}: {str(error.filename)!r}" if error.filename else str(error.strerror)
     hint = HINTS.get(error.errno, "look at that path, then type the same command again")
-    saved = "; what was trained is saved, and the same command continues it" if command in RESUMABLE else ""
+    saved = "; the training is saved, and the same command continues it" if command in RESUMABLE else ""
     return f"{about}; {hint}{saved if error.errno in FULL else ''}"
 
 
@@ -72,6 +72,7 @@ def _please_report(argv: Sequence[str]) -> str:
         urls = dict(line.split(", ", 1) for line in metadata("normlab").get_all("Project-URL") or ())
         where = f" at {urls['Issues']}" if "Issues" in urls else ""
     return (
-        f"normlab: this is an error of normlab and no mistake of yours; please report it{where} with the "
-        f"lines above, the version, {__version__}, and the command: {shlex.join(['normlab', *argv])}"
+        "normlab: an unexpected error, not caused by what you typed; unless it comes from a module of yours, "
+        f"please report it{where} with the lines above, the version, {__version__}, and the command: "
+        f"{shlex.join(['normlab', *argv])}"
     )

@@ -40,7 +40,7 @@ def _docstrings(module: str) -> dict[str, dict[str, str]]:
     return found
 
 
-def _flags(section: Any) -> type:
+def flags_of(section: Any) -> type:
     """Build the dataclass of a section's flags, which tyro reads."""
     hints, texts = get_type_hints(section), _docstrings(section.__module__)[section.__name__]
     help_ = {name: " ".join(text.split()).replace("``", "") for name, text in texts.items()}
@@ -58,7 +58,7 @@ def _flags(section: Any) -> type:
 
 
 _SECTIONS: dict[str, Any] = {
-    f.name: _flags(section)
+    f.name: flags_of(section)
     for f, section in zip(fields(Config), get_type_hints(Config).values(), strict=True)
     if is_flag(f)
 }

@@ -14,7 +14,7 @@ from normlab.errors import UserError
 
 INTERRUPTED = 130
 SPREAD = ("train",)
-"""Commands whose work the processes of a torchrun share."""
+"""Commands whose work the processes of torchrun share."""
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -27,7 +27,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         _dispatch(argv)
         sys.stdout.flush()
     except KeyboardInterrupt:
-        saved = "; what was trained is saved, the same command goes on from there"
+        saved = "; the training is saved, and the same command continues it"
         failures.write("\nstopped" + (saved if argv[0] in failures.RESUMABLE else ""))
         return INTERRUPTED
     except BrokenPipeError:  # `normlab runs | head`
@@ -56,8 +56,8 @@ def _dispatch(args: Sequence[str]) -> None:
         raise UserError(f"there is no command {name!r}{hint} there are {', '.join(COMMANDS)}")
     if name not in SPREAD and os.environ.get("WORLD_SIZE", "1") != "1":
         raise UserError(
-            f"torchrun has started {os.environ['WORLD_SIZE']} processes, and normlab {name} is one; type it "
-            f"without torchrun, or what several can share: {', '.join(SPREAD)}"
+            f"torchrun has started {os.environ['WORLD_SIZE']} processes, but normlab {name} needs just one; "
+            f"type it without torchrun, which is for: {', '.join(SPREAD)}"
         )
     import tyro
 

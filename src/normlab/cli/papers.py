@@ -1,4 +1,4 @@
-"""``normlab papers`` and ``normlab reproduce``: what the papers assert, and what was found of it."""
+"""``normlab papers`` and ``normlab reproduce``: the claims of the papers, and what was measured for them."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ WIDE: Final = 130
 
 @dataclass(frozen=True)
 class Papers:
-    """List the papers' tables and figures with what was found of each, or all about one of them."""
+    """List the papers' tables and figures with the verdict on each, or show everything about one of them."""
 
     names: Annotated[Positional[tuple[str, ...]], arg(metavar="ID|KEY")] = ()
     """Artefacts such as liu2020.fig4, or papers: xiong2020, nguyen2019, liu2020, apx; nothing: all."""
@@ -69,7 +69,7 @@ class Papers:
 
 @dataclass(frozen=True)
 class Reproduce:
-    """Measure what artefacts of the papers assert, and write a page about each and one about all.
+    """Measure what artefacts of the papers claim, and write a page about each and one about all.
 
     What was measured for the same claim, here or for the results kept by normlab, is not measured again
     without --again. An artefact that fails does not stop the others; the exit code is then 1.
@@ -118,7 +118,7 @@ class Reproduce:
         return wanted
 
     def _each(self) -> Iterator[tuple[Artefact, Callable[[], Reproduction] | None]]:
-        """What was asked for, with what measures it; None where that was done before."""
+        """The wanted artefacts, each with the function that measures it; None where that was done before."""
         from normlab.reproduce import each
         from normlab.spec.request import usable_cores
 
@@ -136,7 +136,7 @@ class Reproduce:
         return folders(self.runs)[0]
 
     def _done(self, artefact: Artefact, measure: Callable[[], Reproduction] | None) -> bool:
-        """Measure it unless it is measured, print the verdicts and write the page; whether that worked."""
+        """Measure an artefact unless that was done, print its verdicts, write its page; return success."""
         from rich.text import Text
 
         from normlab.cli import terminal
@@ -164,7 +164,7 @@ def _progress(line: str) -> None:
 
 
 def _standing_of(artefact: Artefact, found: Reproduction, folder: Path) -> Standing:
-    """Write what was measured; where the artefact stands now."""
+    """Write what was measured and return the artefact's new state."""
     from normlab.store.reproductions import standing, write_reproduction
 
     write_reproduction(found, folder)
@@ -178,7 +178,7 @@ def _standings(artefacts: Iterable[Artefact], runs: Path) -> list[Standing]:
 
 
 def _plain(standing: Standing) -> dict[str, Any]:
-    """What JSON says of an artefact."""
+    """An artefact as plain data for JSON."""
     from normlab.spec.serialise import to_plain
 
     artefact, found = standing.artefact, standing.found
@@ -209,7 +209,7 @@ def _plain(standing: Standing) -> dict[str, Any]:
 
 
 def _show_all(standings: Sequence[Standing]) -> None:
-    """A row an artefact, and how many are in each state."""
+    """Print a row for each artefact, and the number in each state."""
     from rich.text import Text
 
     from normlab.cli import terminal
@@ -229,7 +229,7 @@ def _show_all(standings: Sequence[Standing]) -> None:
 
 
 def _show_one(standing: Standing) -> None:
-    """All about one artefact."""
+    """Print everything about one artefact."""
     from rich.text import Text
 
     from normlab.cli import terminal
@@ -253,11 +253,11 @@ def _show_one(standing: Standing) -> None:
         terminal.write("", Text(artefact.discussion))
     if standing.path is not None:
         terminal.write("", f"result: {standing.path}")
-    terminal.write("", command(artefact) if artefact.study else "No study of normlab's decides it yet.")
+    terminal.write("", command(artefact) if artefact.study else "No study decides it yet.")
 
 
 def _verdicts(console: Console, standing: Standing) -> None:
-    """A line a claim: what is allowed, what was measured, the verdict."""
+    """Print a line for each claim: verdict, measure, and what is allowed."""
     from rich.text import Text
 
     from normlab.papers.words import measured

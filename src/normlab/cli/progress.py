@@ -1,6 +1,6 @@
-"""Live progress over run folders: a table in a terminal, plain log lines elsewhere.
+"""Live progress of runs: a table in a terminal, plain log lines elsewhere.
 
-It reads what the runs write (``metrics.jsonl``) and so needs nothing from the processes that train.
+It reads the files of the run folders and needs nothing from the processes that train.
 """
 
 from __future__ import annotations
@@ -30,26 +30,26 @@ from normlab.spec.units import duration, rate
 from normlab.store import RunFolder, Runs, Status
 
 LOG_EVERY_SECONDS = 30.0
-"""Without a terminal, a run says where it is that often, and at every validation."""
+"""Without a terminal, a run logs its progress this often, and at every validation."""
 POLL_SECONDS = 0.5
 RATE_ROWS = 20
-"""Tokens a second are taken over so many log rows."""
+"""The number of log rows over which tokens per second are computed."""
 WIDE = 110
-"""Columns of a terminal that has room for everything."""
+"""The width in columns from which a terminal shows all values."""
 STYLES = {"trained": "green", "stuck": "yellow", "diverged": "red", "failed": "red", "interrupted": "yellow"}
 
 
 def state_of(status: Status) -> str:
-    """One word: the outcome of a run that is done, else how far it is."""
+    """Return one word: the outcome of a run that is done, otherwise its state."""
     if status.state == "done" and status.outcome:
         return status.outcome.state
     return "waiting" if status.state == "new" else status.state
 
 
 class Tail:
-    """The rows added to a JSON-lines file since the last look. A torn last line waits for its end.
+    """A reader of the rows that are appended to a JSON-lines file. It waits for the end of a torn last line.
 
-    A file that got shorter was cut back by a resumed run: it is read again from the start.
+    A file that got shorter was truncated by a resumed run; it is read again from the start.
     """
 
     def __init__(self, path: Path) -> None:
@@ -57,7 +57,7 @@ class Tail:
         self.offset = 0
 
     def rows(self) -> tuple[bool, list[dict[str, Any]]]:
-        """Whether the file was started anew, and the new rows."""
+        """Return whether the file was truncated, and the new rows."""
         try:
             size = self.path.stat().st_size
         except FileNotFoundError:
@@ -89,7 +89,7 @@ class View:
     best: float | None = None
     """The best dev score so far."""
     recent: deque[tuple[float, float]] = field(default_factory=lambda: deque(maxlen=RATE_ROWS))
-    """(seconds, tokens) of the last log rows."""
+    """The (seconds, tokens) of the last log rows."""
 
     @classmethod
     def of(cls, config: Config, metrics: Sequence[Metric]) -> Self:
@@ -97,7 +97,7 @@ class View:
         return cls(name, config.train.steps, deciding(metrics, config.train.best_by))
 
     def see(self, row: Mapping[str, Any]) -> None:
-        """Take in one row of the metrics; infinities may be strings."""
+        """Add one row of the metrics; infinities may be strings."""
         if row["kind"] == "dev":
             score = float(row.get(self.metric.name, math.nan))
             self.best = score if self.metric.better(score, self.best) else self.best
@@ -106,7 +106,7 @@ class View:
             self.recent.append((float(row["seconds"]), float(row["tokens"])))
 
     def look(self, status: Status) -> None:
-        """Take in the state of the run."""
+        """Update the state and the phase of the run."""
         self.state = state_of(status)
         share = "" if status.phase_done is None else f" {status.phase_done:.0%}"
         self.phase = f"{status.phase}{share}" if status.phase and self.state == "running" else ""
@@ -124,7 +124,7 @@ class View:
 
     @property
     def remaining_seconds(self) -> float | None:
-        """Training time still to come, at the mean pace so far (validations included)."""
+        """The remaining training time, at the mean pace so far (validations included)."""
         if self.state not in ("running", "waiting"):
             return 0.0
         if not self.step:
@@ -132,7 +132,7 @@ class View:
         return float(self.last["seconds"]) / self.step * (self.steps - self.step)
 
     def cells(self) -> list[tuple[str, str]]:
-        """(label, value) of everything that is known; no value is an empty string."""
+        """The (label, value) pairs of the display; an unknown value is an empty string."""
         tokens, left = self.tokens_per_second, self.remaining_seconds
         return [
             ("step", f"{self.step:,}/{self.steps:,}"),
@@ -145,7 +145,7 @@ class View:
         ]
 
     def line(self) -> str:
-        """One log line."""
+        """The run's log line."""
         known = [f"{label} {value}" for label, value in self.cells() if value]
         return f"{self.name} [{self.phase or self.state}]: {', '.join(known)}"
 
@@ -155,7 +155,7 @@ class View:
 
 
 class Progress:
-    """Shows runs while they train: ``watch`` takes run folders, ``watch_one`` the rows of a single run."""
+    """A display of runs in training: ``watch`` takes run folders, ``watch_one`` the rows of a single run."""
 
     def __init__(self, console: Console, *, jobs: int = 1, expected_runs: int = 0) -> None:
         self.console, self.jobs, self.expected_runs = console, jobs, expected_runs
@@ -180,7 +180,7 @@ class Progress:
                 self.live.stop()
 
     def watch(self, folders: Sequence[RunFolder]) -> None:
-        """Look at every folder that the comparison has asked for so far."""
+        """Update the display from the folders of all runs that were asked for so far."""
         self.asked = len(folders)
         for folder in folders:
             path = folder.path
@@ -201,9 +201,9 @@ class Progress:
     def watch_one(
         self, config: Config, metrics: Sequence[Metric], root: Path
     ) -> Callable[[dict[str, Any]], None]:
-        """A callback for the rows of one run of this process, whose folder is made under ``root``.
+        """Return a callback for the rows of one run of this process, whose folder is made under ``root``.
 
-        From the first row on, a thread looks at the run's status twice a second.
+        After the first row, a thread reads the run's status twice a second.
         """
         view = self.views[Path()] = View.of(config, metrics)
         view.state, self.asked = "running", 1
@@ -230,7 +230,7 @@ class Progress:
         return see
 
     def show(self) -> None:
-        """Draw the table, or log what is new. A terminal that was closed stops no run."""
+        """Draw the table, or log the news. A closed terminal does not stop the run."""
         with suppress(OSError):
             self._draw()
 
@@ -241,8 +241,7 @@ class Progress:
         for view in self.views.values():
             if view.state == "waiting":
                 continue
-            phase = view.phase.partition(" ")[0]
-            news, now = (view.state, phase, view.best, bool(view.last)), time.monotonic()
+            news, now = (view.state, view.best, bool(view.last)), time.monotonic()
             before, when = self.said.get(id(view), (None, -math.inf))
             if news != before or (view.state == "running" and now - when >= LOG_EVERY_SECONDS):
                 self.said[id(view)] = news, now
@@ -250,7 +249,7 @@ class Progress:
                 self.console.print(line, soft_wrap=True, highlight=False, markup=False)
 
     def table(self, height: int) -> Table:
-        """Running runs first, then the ended ones, as many as fit."""
+        """Build the table of at most ``height`` runs, those in progress first."""
         order = sorted(self.views.values(), key=lambda v: (v.state != "running", v.state == "waiting"))
         hidden = set() if self.console.width >= WIDE else {"lr"}
         first = order[0] if order else View("", 0)
@@ -271,7 +270,7 @@ class Progress:
         return table
 
     def summary(self) -> str:
-        """How many runs are where, and when all will be done."""
+        """The number of runs in each state, and the remaining time."""
         states = Counter(view.state for view in self.views.values())
         states["waiting"] += self.asked - len(self.views)
         parts = [f"{number} {state}" for state, number in states.items() if number]
@@ -280,7 +279,7 @@ class Progress:
         return f"{total} runs: {', '.join(parts)}" + ("" if left is None else f" · ETA {duration(left)}")
 
     def remaining_seconds(self, total: int) -> float | None:
-        """Of the whole comparison: what running runs still need, and a mean run for each not begun."""
+        """The remaining time: that of the runs in progress, and a mean run for each other one."""
         begun = [view for view in self.views.values() if view.step]
         left = [seconds for view in begun if (seconds := view.remaining_seconds) is not None]
         if not begun:

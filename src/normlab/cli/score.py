@@ -23,7 +23,7 @@ class Score:
     tokenised: Switch = False
     """The text is already split into tokens by spaces (by Moses, say): tokenised BLEU takes it as it is."""
     target_lang: str = ""
-    """Language of the text, such as zh: sacreBLEU has tokenizers of their own for zh, ja and ko."""
+    """Language of the text, such as zh: sacreBLEU has its own tokenizers for zh, ja and ko."""
     against: str = ""
     """Other translations of the same text, as a baseline for sacreBLEU's paired tests of BLEU."""
 

@@ -1,4 +1,4 @@
-"""What commands print: tables in a terminal."""
+"""The output of the commands: tables in a terminal."""
 
 from __future__ import annotations
 
@@ -32,12 +32,12 @@ ROOMY = 160
 
 
 def progress(*, jobs: int = 1, expected_runs: int = 0) -> Progress:
-    """Progress on standard error, so that results alone go to standard output."""
+    """Return a progress display on standard error; standard output is for results."""
     return Progress(Console(stderr=True), jobs=jobs, expected_runs=expected_runs)
 
 
 def plan(planned: ComparePlan, *, jobs: int) -> None:
-    """The runs of a dry run and their time."""
+    """Print the runs of a plan and the time they take."""
     table = terminal.table("recipe", ">lr", ">seed", "run", "")
     for run in planned.sweep:
         table.add_row(run.recipe, rate(run.lr), str(run.seed), run.run, "done" if run.done else "to train")
@@ -52,7 +52,7 @@ def plan(planned: ComparePlan, *, jobs: int) -> None:
 
 
 def comparison(result: Comparison) -> None:
-    """The result table, best first, and every difference."""
+    """Print the result table, best first, and every difference."""
     headline, *others = result.tested or result.metrics[:1]
     dev = f">dev {result.dev_metric.label}"
     scores = [f">{metric.label}" for metric in others]
@@ -79,7 +79,7 @@ def comparison(result: Comparison) -> None:
 
 
 def run(folder: RunFolder) -> None:
-    """How a single training ended."""
+    """Print the outcome and the scores of a run."""
     status, metrics = folder.status(), folder.task_metrics()
     decides = deciding(metrics, folder.config().train.best_by)
     if folder.start.exists():
@@ -109,7 +109,7 @@ def _stopped(status: Status) -> str:
 
 
 def runs(store: Runs) -> None:
-    """One row a run of a folder, and why a folder cannot be read."""
+    """Print one row per run, and the reason for each folder that cannot be read."""
     header = ("run", "recipe", ">lr", ">seed", ">step", "state", ">dev", ">test", ">time")
     rows: list[list[str]] = []
     forced: dict[str, str] = {}
@@ -128,12 +128,12 @@ def runs(store: Runs) -> None:
     elif not damaged:
         print(f"no runs in {store.root}; `normlab train` or `normlab compare` makes some")
     if any(STALE in row[header.index("state")] for row in rows):
-        print("stale: made by older code; today's gives the same configuration other numbers and another id")
+        print("stale: made by older code; the current code gives other numbers and another id")
     terminal.write(*_forced(forced), *stopped, *damaged)
 
 
 def _forced(reasons: Mapping[str, str]) -> list[str]:
-    """Why recipes are marked as forced."""
+    """The reasons for marking recipes as forced."""
     return [f"{FORCED}: {recipe}: {reason}" for recipe, reason in reasons.items()]
 
 
@@ -157,7 +157,7 @@ def _run_cells(folder: RunFolder) -> list[str]:
 
 
 def recipes(axis: str = "") -> None:
-    """Every part, or those of one axis. Raises UserError for an axis that there is not."""
+    """Print all parts, or those of one axis. Raises UserError for an unknown axis."""
     from normlab.nn.registry import nearest
     from normlab.recipes.grammar import listed, summary
 
@@ -186,7 +186,7 @@ def recipes(axis: str = "") -> None:
 
 
 def recipe(config: Config) -> None:
-    """What a recipe resolves to."""
+    """Print the parts that a recipe resolves to."""
     from normlab.recipes.explain import explain
 
     table = terminal.table("", "")
@@ -197,7 +197,7 @@ def recipe(config: Config) -> None:
 
 
 def _fitted(header: Sequence[str], rows: Sequence[Sequence[str | Text]], spare: Sequence[str]) -> Table:
-    """A table that fits the terminal: before a cell wraps it drops ``spare`` columns, in this order."""
+    """Build a table that fits the terminal; ``spare`` columns are dropped first, in this order."""
     console = terminal.console()
     for dropped in range(len(spare) + 1):
         kept = [i for i, name in enumerate(header) if name not in spare[:dropped]]

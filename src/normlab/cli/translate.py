@@ -1,4 +1,4 @@
-"""``normlab translate``: a run's weights at work."""
+"""``normlab translate``: translation with the weights of a run."""
 
 from __future__ import annotations
 
@@ -21,20 +21,20 @@ from normlab.store.folder import find_run, write_text_atomic
 class Translate:
     """Translate files, or standard input, with the weights of a run.
 
-    Without flags by the run's own search, with the weights that its test scores are of: the average of the
-    last ones where the run has it, else the best.
+    By default the run's own search settings are used, with the weights that were tested: the average of the
+    last checkpoints if the run has one, otherwise the best.
     """
 
     run_folder: Annotated[Positional[str], arg(metavar="RUN")]
     """A run's folder, or the beginning of its id."""
     files: Annotated[Positional[tuple[str, ...]], arg(metavar="FILE")] = ()
-    """Text, one sentence a line; none or -: standard input."""
+    """Text files with one sentence per line; none or -: standard input."""
     weights: Literal["average", "best", "last"] | None = None
     """Which of the run's weights."""
     step: int | None = None
-    """Those after this step, of a run with --keep-checkpoints."""
+    """Use the weights after this step, of a run with --keep-checkpoints."""
     threads: int | None = None
-    """0: all cores; without it those of the run."""
+    """Threads; 0: all cores. By default as many as the run had."""
     output: str = "-"
     """File for the translations; -: standard output."""
     beam: int | None = None
@@ -44,19 +44,19 @@ class Translate:
     length_penalty_formula: Literal["power", "gnmt"] | None = None
     """power: score / length**alpha; gnmt: score / ((5 + length) / 6)**alpha."""
     n_best: int | None = None
-    """So many translations of each line: its number, score and text, separated by tabs."""
+    """Print this many translations per line: line number, score and text, separated by tabs."""
     sample: Switch = False
-    """Draw translations, --n-best of each line, instead of searching for the best."""
+    """Sample translations, --n-best per line, instead of searching for the best."""
     temperature: float | None = None
-    """Of the draws; below 1 nearer to the likeliest."""
+    """Sampling temperature; below 1 favours likely tokens."""
     top_k: int | None = None
-    """Draw from so many likeliest types; 0: from all."""
+    """Sample from this many of the likeliest vocabulary entries; 0: from all."""
     top_p: float | None = None
-    """Draw from the fewest likeliest types that together have this probability."""
+    """Sample from the fewest likeliest vocabulary entries that together have this probability."""
     sample_seed: int | None = None
-    """Another one gives other draws."""
+    """Seed of the samples."""
     min_length: int | None = None
-    """Tokens of a translation, at least."""
+    """Least number of tokens of a translation."""
     prefix: str = ""
     """Text with which every translation begins."""
     runs: Path = RUNS
@@ -97,7 +97,7 @@ class Translate:
         return self.weights or "" if self.step is None else self.step
 
     def _require_place(self) -> None:
-        """Raise, before an hour's work and not after it, where the output can have no file."""
+        """Raise an error before any work is done if the output file cannot be written."""
         place = Path(self.output)
         if place.is_dir():
             raise UserError(f"--output is {self.output!r}, a folder; name a file, or - for standard output")

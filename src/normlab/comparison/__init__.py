@@ -1,1 +1,1 @@
-"""Recipes compared: a learning rate tuned for each, seeds, and statistics."""
+"""Comparisons of recipes: a learning rate tuned for each, several seeds, and statistics."""

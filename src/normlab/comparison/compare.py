@@ -1,4 +1,4 @@
-"""``normlab compare``: a learning rate tuned for each recipe, then seeds, then one honest table."""
+"""``normlab compare``: tune a learning rate for each recipe, train further seeds, and compare them."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ Publish = Callable[[Comparison], None]
 
 @dataclass(frozen=True)
 class PlannedRun:
-    """One run that a comparison will make, or finds made."""
+    """One run that a comparison will train, or that is done already."""
 
     recipe: str
     lr: float
@@ -32,23 +32,23 @@ class PlannedRun:
 
 @dataclass(frozen=True)
 class ComparePlan:
-    """What a comparison would train and how long that takes on this machine."""
+    """The runs of a comparison and the time that they take on this machine."""
 
     sweep: tuple[PlannedRun, ...]
     """Every recipe at every learning rate, with the first seed."""
     seed_runs: int
-    """Runs with the other seeds, at learning rates that the sweep will choose."""
+    """The number of runs with other seeds, at learning rates that the sweep will choose."""
     resolves_to: dict[str, str]
     seconds: Seconds
-    """Of one run, measured on a few steps of the first recipe."""
+    """The time of one run, measured on a few steps of the first recipe."""
     total_seconds: float
-    """Of everything that is not done yet, over ``jobs`` processes; stuck runs that stop early make it
+    """The time of all runs that are not done yet, in ``jobs`` processes; stuck runs that stop early make it
     shorter.
     """
 
 
 def plan(request: CompareRequest) -> ComparePlan:
-    """What ``compare`` would do: the runs by name and the time they take, measured on a few real steps."""
+    """Return the runs that ``compare`` would train and the time they take, measured on a few steps."""
     grid = Grid(request)
     sweep = tuple(
         PlannedRun(recipe, lr, grid.seeds[0], folder.path.name, folder.status().state == "done")

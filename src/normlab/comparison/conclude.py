@@ -1,4 +1,4 @@
-"""From finished runs to the tables of a comparison. No task and no metric is known here by name."""
+"""The tables of a comparison, computed from its finished runs without knowing any task or metric by name."""
 
 from __future__ import annotations
 
@@ -17,6 +17,7 @@ from normlab.data.text import read_lines
 from normlab.recipes.explain import explain
 from normlab.recipes.grammar import describe
 from normlab.spec.comparison import Comparison, Interval, RecipeResult, Sample
+from normlab.spec.units import count
 from normlab.store.examples import read_examples
 from normlab.store.folder import RunFolder, read_json
 from normlab.training.devices import hardware, prepare_process
@@ -28,7 +29,7 @@ Statistics = dict[str, dict[str, Array]]
 
 
 def conclude(grid: Grid, recipes: Sequence[str], failed: Mapping[str, str]) -> Comparison:
-    """The comparison of those recipes, whose runs have all ended."""
+    """Compare those recipes, whose runs have all ended."""
     request, task = grid.request, grid.task
     chosen = {recipe: grid.chosen_lr(recipe) for recipe in recipes}
     folders = {r: [grid.folder(r, chosen[r], seed) for seed in grid.seeds] for r in recipes}
@@ -51,7 +52,7 @@ def conclude(grid: Grid, recipes: Sequence[str], failed: Mapping[str, str]) -> C
         title=request.title,
         command=request.command,
         date=datetime.date.today().isoformat(),
-        machine=f"{hardware(device)}, {request.jobs} runs at a time",
+        machine=f"{hardware(device)}, {count(request.jobs, 'run')} at a time",
         task=task.name,
         metrics=task.metrics,
         best_by=task.decides(request.base).name,
@@ -94,7 +95,7 @@ def _statistics(tested: Mapping[str, Sequence[RunFolder]]) -> Statistics:
 
 
 def _intervals(grid: Grid, statistics: Statistics) -> dict[str, dict[str, Interval]]:
-    """Recipe to metric to the mean over seeds with its interval."""
+    """The mean over seeds with its interval, by recipe and metric."""
     found: dict[str, dict[str, Interval]] = {}
     for metric in grid.task.metrics:
         combine = partial(grid.task.combine, metric.name)
@@ -158,14 +159,14 @@ def _commonest(lines: Sequence[str]) -> float:
 
 
 def _samples(
-    expected: Sequence[tuple[str, str]], outputs: Mapping[str, Sequence[str]], count: int = SAMPLES
+    expected: Sequence[tuple[str, str]], outputs: Mapping[str, Sequence[str]], most: int = SAMPLES
 ) -> tuple[Sample, ...]:
     """Test examples on which the recipes disagree, evenly spread over the text."""
     if not outputs or not expected:
         return ()
     disputed = [i for i in range(len(expected)) if len({lines[i] for lines in outputs.values()}) > 1]
     rows = disputed or list(range(len(expected)))
-    spread = rows[:: max(1, len(rows) // count)][:count]
+    spread = rows[:: max(1, len(rows) // most)][:most]
     return tuple(Sample(*expected[i], {name: lines[i] for name, lines in outputs.items()}) for i in spread)
 
 

@@ -34,7 +34,7 @@ class Grid:
         self._refuse_same()
 
     def _refuse_same(self) -> None:
-        """Two names of one recipe would train the same run twice at the same time."""
+        """Raise UserError if two names resolve to the same run."""
         names: dict[str, str] = {}
         for name, config in self.base.items():
             other = names.setdefault(run_id(config), name)
@@ -56,8 +56,8 @@ class Grid:
         return Trial(lr, folder.path.name, status.best_dev, outcome)
 
     def chosen_lr(self, recipe: str) -> float:
-        """The learning rate with the best dev score among those that trained, or among all where none did;
-        of equal ones that with the lower negative log-likelihood, then the smaller.
+        """Return the learning rate with the best dev score among those that trained, or among all if none
+        did. Ties are broken by the lower negative log-likelihood, then by the smaller rate.
         """
         decides = (self.task.decides(self.request.base), NLL)
 
@@ -68,7 +68,7 @@ class Grid:
         return max((self.trial(recipe, lr) for lr in self.request.lrs), key=merit).lr
 
     def open_seed_runs(self, recipe: str) -> int:
-        """How many runs with the other seeds are left, whatever learning rate they will have."""
+        """Return how many runs with the other seeds are left, whichever learning rate is chosen."""
         states = [self.folder(recipe, lr, self.seeds[0]).status().state for lr in self.request.lrs]
         if any(state != "done" for state in states):
             return len(self.seeds) - 1

@@ -1,4 +1,4 @@
-"""Full configurations as Python functions, by name."""
+"""Complete configurations as Python functions, by name."""
 
 from collections.abc import Callable
 

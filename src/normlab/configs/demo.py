@@ -6,7 +6,7 @@ from normlab.spec.config import Config, DataConfig, ModelConfig, OptimConfig, Tr
 
 
 def demo() -> Config:
-    """6+6 layers of width 64: half a minute a run on one core, deep enough for Post-LN to need warm-up."""
+    """6+6 layers of width 64: half a minute per run on one core, deep enough for Post-LN to need warm-up."""
     return Config(
         model=ModelConfig(dim=64, ffn_dim=256, heads=4, encoder_layers=6, decoder_layers=6, dropout=0.0),
         data=DataConfig(vocab_size=200),

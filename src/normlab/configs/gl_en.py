@@ -72,7 +72,7 @@ def gl_en() -> Config:
 
 
 def gl_en_small() -> Config:
-    """The same in fifteen minutes a run on one core: 4+4 layers of width 256, small batches, dropout 0.1."""
+    """Fifteen minutes per run on one core: 4+4 layers of width 256, small batches, dropout 0.1."""
     full = gl_en()
     dropout = {"dropout": 0.1, "attention_dropout": 0.1, "ffn_dropout": 0.1}
     return replace(

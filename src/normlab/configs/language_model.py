@@ -1,4 +1,4 @@
-"""Plain text of one's own, given by ``--train-text`` and so on."""
+"""Your own plain text, given by ``--train-text`` and so on."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from normlab.spec.config import Config, DataConfig, ModelConfig, OptimConfig, Tr
 
 
 def language_model() -> Config:
-    """A decoder of 4 layers of width 256, for some hundred thousand words."""
+    """A decoder of 4 layers of width 256, for a few hundred thousand words."""
     return Config(
         recipe="pre+warmup",
         task="language_model",

@@ -1,4 +1,4 @@
-"""Where local data sets are found."""
+"""Paths of local data sets."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from normlab.spec.config import DataConfig
 def parallel_files(
     data: DataConfig, name: str, *, splits: tuple[str, str, str], source: str, target: str
 ) -> DataConfig:
-    """A configuration on ``$NORMLAB_DATA/<name>/<split>.<language>``, plain, ``.gz`` or ``.xz``.
+    """Return a configuration on ``$NORMLAB_DATA/<name>/<split>.<language>``, plain, ``.gz`` or ``.xz``.
 
     ``splits`` are the names of train, dev and test. The variable is filled in when the text is read, so that
     a run's ``config.json`` can be replayed on another machine.

@@ -32,7 +32,7 @@ def multi30k() -> Config:
 
 
 def multi30k_small() -> Config:
-    """3+3 layers of width 128: the base of a comparison of recipes, minutes a run on one core."""
+    """3+3 layers of width 128: a base for comparing recipes, minutes per run on one core."""
     return Config(
         model=ModelConfig(dim=128, ffn_dim=512, dropout=0.1),
         data=_data(4000),

@@ -1,4 +1,4 @@
-"""NumPy files that grow while they are written, and files whose pages do not stay in memory."""
+"""NumPy files that are written part by part, and ranges of large files that are read without mapping them."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ from numpy.typing import NDArray
 from normlab.errors import UserError
 
 LARGE_BYTES = 2**25
-"""From this size on a mapped file counts: a smaller one may stay in memory as a whole."""
+"""Mapped files of at least this size are read in ranges; a smaller one may stay in memory as a whole."""
 
 
-class GrowingFile:
-    """A one-dimensional ``.npy`` file written part by part, byte for byte what ``numpy.save`` writes.
+class ArrayWriter:
+    """Write a one-dimensional ``.npy`` file part by part, byte for byte as ``numpy.save`` does.
 
-    A context manager: the header tells the final length once the block is left without an error.
+    A context manager: the header holds the final length once the block is left without an error.
     """
 
     def __init__(self, path: Path, dtype: type[np.integer]) -> None:
@@ -32,13 +32,13 @@ class GrowingFile:
             opened.pop_all()
 
     def append(self, values: NDArray[np.integer]) -> None:
-        """Raises TypeError for values of a type that is signed where the file's is not."""
+        """Append values. Raises TypeError for signed values if the file's type is unsigned."""
         part = values.astype(self._dtype, casting="same_kind", copy=False)
         # Through the stream, not ndarray.tofile, so that a full disk is told with its errno.
         self._stream.write(np.ascontiguousarray(part).data)
         self.length += len(values)
 
-    def __enter__(self) -> GrowingFile:
+    def __enter__(self) -> ArrayWriter:
         return self
 
     def __exit__(
@@ -61,10 +61,10 @@ class GrowingFile:
 
 @final
 class FileReader:
-    """Ranges of a mapped array, read from its file past the mapping.
+    """Read ranges of a mapped array from its file, without the mapping.
 
-    A page that is mapped counts as this process's memory, and a system with huge pages in its file cache maps
-    some MiB of them for every sentence that is read.
+    Mapped pages count as memory of this process, and a system with huge pages in its file cache maps some MiB
+    for every sentence that is read.
     """
 
     def __init__(self, array: np.memmap) -> None:
@@ -77,12 +77,14 @@ class FileReader:
         size = self._dtype.itemsize
         raw = os.pread(self._file, (stop - start) * size, self._begin + start * size)
         if len(raw) < (stop - start) * size:
-            raise UserError(f"{self._name} was cut off since it was prepared; delete its folder and go on")
+            raise UserError(
+                f"{self._name} was cut off since it was prepared; delete its folder and start again"
+            )
         return np.frombuffer(raw, self._dtype)
 
 
 def reader_of(array: NDArray[np.integer]) -> FileReader | None:
-    """For a large mapped array; None for others, which may be in memory as a whole."""
+    """Return a reader for a large mapped array; None for others, which may be in memory as a whole."""
     if (
         isinstance(array, np.memmap)
         and array.nbytes >= LARGE_BYTES

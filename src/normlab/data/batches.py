@@ -1,4 +1,4 @@
-"""Padded batches of a fixed list of shapes, in an order that depends on seed and epoch alone."""
+"""Padded batches of a fixed list of shapes, in an order that depends on the seed and the epoch alone."""
 
 from __future__ import annotations
 
@@ -27,12 +27,12 @@ class Batch:
     target_out: torch.Tensor
     """``[B, T]``: ids, EOS, PAD ..."""
     tokens: int
-    """Of ``target_out``, EOS included, PAD not."""
+    """Tokens of ``target_out``, EOS included, PAD not."""
     source_tokens: int
 
     @property
     def padded_tokens(self) -> int:
-        """Of both sides, padding included."""
+        """Tokens of both sides, padding included."""
         return self.source.numel() + self.target_in.numel()
 
     def to(self, device: torch.device | str) -> Batch:
@@ -45,12 +45,11 @@ class Batch:
 
 
 class Batches:
-    """Endless training batches: index i is the i-th micro-batch over all epochs, so resuming needs i alone.
+    """Endless training batches: index i is the i-th micro-batch over all epochs, so resuming needs only i.
 
-    In every epoch each pair occurs once, in the smallest shape that holds it. What is left of a shape at the
-    end goes to the next one, so only one batch of an epoch has empty rows. An epoch always has
-    ``steps_per_epoch`` batches, whatever its order. Memory is 5 bytes a pair, and 20 more while an epoch
-    is planned.
+    In every epoch each pair occurs once, in the smallest shape that holds it. Pairs that do not fill a batch
+    of their shape go to the next shape, so only one batch of an epoch has empty rows. Every epoch has
+    ``steps_per_epoch`` batches. Memory is 5 bytes a pair, and 20 more while an epoch is planned.
     """
 
     def __init__(self, pairs: TokenPairs, shapes: Sequence[Shape], seed: int) -> None:
@@ -70,7 +69,7 @@ class Batches:
         return len(self._layout)
 
     def _plan_epoch(self, epoch: int) -> None:
-        # The old plan goes first: there is never room for two.
+        # The old plan is dropped first: there is never room for two.
         self._epoch, self._rows, self._order = -1, self._bucket[:0], self._bucket[:0]
         shuffled = permutation(len(self._pairs), derive(self._seed, "shuffle", epoch))
         self._rows = _grouped(shuffled, self._bucket)
@@ -78,10 +77,10 @@ class Batches:
         self._epoch = epoch
 
     def at(self, index: int, *, word_dropout: float = 0.0, seed: int = 0) -> Batch:
-        """The micro-batch ``index``, counted from 0 over all epochs.
+        """Return the micro-batch ``index``, counted from 0 over all epochs.
 
-        With ``word_dropout`` each input token, on both sides, becomes UNK with that probability, by a
-        generator of (``seed``, ``index``); ``target_out`` stays whole.
+        With ``word_dropout`` each input token, on both sides, becomes UNK with that probability, drawn from a
+        generator of (``seed``, ``index``); ``target_out`` is left as it is.
         """
         epoch, step = divmod(index, self.steps_per_epoch)
         with self._planning:
@@ -94,7 +93,7 @@ class Batches:
 
 
 def _buckets(pairs: TokenPairs, shapes: Sequence[Shape]) -> NDArray[np.uint8]:
-    """The smallest shape that holds each pair. Raises ValueError where there is none."""
+    """Return the smallest shape that holds each pair. Raises ValueError if there is none."""
     buckets = np.empty(len(pairs), np.uint8)
     longest = np.zeros(2, np.int64)
     start = 0
@@ -109,16 +108,17 @@ def _buckets(pairs: TokenPairs, shapes: Sequence[Shape]) -> NDArray[np.uint8]:
     largest = shapes[-1]
     if longest[0] > largest.source or longest[1] > largest.target:
         raise ValueError(
-            f"the largest shape holds {largest.source} + {largest.target} positions, but the pairs need "
+            f"the largest shape holds {largest.source} + {largest.target} tokens, but the pairs need "
             f"up to {longest[0]} + {longest[1]}; plan the shapes from these pairs with plan_shapes"
         )
     return buckets
 
 
 def _layout(sizes: Ints, shapes: Sequence[Shape]) -> NDArray[np.int64]:
-    """``[batches, 3]``: where each batch begins and ends among the pairs grouped by bucket, and its shape.
+    """Return ``[batches, 3]``: where each batch begins and ends among the pairs grouped by bucket, and its
+    shape.
 
-    What a shape leaves is the beginning of the next one's, because it lies right before it.
+    Pairs that a shape leaves over come right before those of the next one, and so begin its first batch.
     """
     batches = []
     start = stop = 0
@@ -133,7 +133,7 @@ def _layout(sizes: Ints, shapes: Sequence[Shape]) -> NDArray[np.int64]:
 
 
 def _grouped(order: Ints, bucket: NDArray[np.uint8]) -> Ints:
-    """``order`` sorted by bucket, stable."""
+    """Sort ``order`` by bucket, stably."""
     buckets = bucket[order]
     grouped = np.empty_like(order)
     start = 0
@@ -182,7 +182,7 @@ def _collate(pairs: TokenPairs, rows: Ints, shape: Shape, drop: tuple[float, int
 
 
 def drop_words(inputs: Sequence[Ints], probability: float, seed: int) -> None:
-    """Word dropout, in place: each id of a word becomes UNK with that probability."""
+    """Word dropout: replace each id of a word by UNK with that probability, in place."""
     uniform = _uniform(sum(ids.size for ids in inputs), seed)
     for ids in inputs:
         draw, uniform = uniform[: ids.size], uniform[ids.size :]
@@ -199,5 +199,5 @@ def permutation(count: int, seed: int) -> Ints:
 
 
 def _uniform(count: int, seed: int) -> NDArray[np.float64]:
-    """In [0, 1), with 53 bits each."""
+    """Draw numbers from [0, 1) with 53 bits each."""
     return (np.random.PCG64(seed).random_raw(count) >> np.uint64(11)).astype(np.float64) / 2**53

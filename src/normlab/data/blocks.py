@@ -1,4 +1,4 @@
-"""Blocks of plain text: a stream cut at equal lengths, in an order that depends on seed and epoch alone."""
+"""Blocks of plain text: a stream cut at equal lengths, shuffled by the seed and the epoch alone."""
 
 from __future__ import annotations
 
@@ -25,15 +25,15 @@ class TextBatch:
     """One micro-batch `[B, L]`, int64. Empty rows are PAD throughout and count no token."""
 
     ids: Tensor
-    """What the model sees; the first of a row is the last that the block before it predicted."""
+    """Inputs; the first of a row is the last target of the block before it."""
     target: Tensor
-    """What it predicts at each place: the token that comes next."""
+    """Targets: at each place the token that comes next."""
     tokens: int
-    """Of ``target``, PAD not counted."""
+    """Tokens of ``target``, PAD not counted."""
 
     @property
     def padded_tokens(self) -> int:
-        """Padding included."""
+        """Tokens of ``ids``, padding included."""
         return self.ids.numel()
 
     def to(self, device: torch.device | str) -> TextBatch:
@@ -45,11 +45,11 @@ class TextBatch:
 
 
 class Blocks:
-    """Endless training batches: index i is the i-th micro-batch over all epochs, so resuming needs i alone.
+    """Endless training batches: index i is the i-th micro-batch over all epochs, so resuming needs only i.
 
-    Block k predicts the tokens k L + 1 to (k + 1) L of the stream, whose token 0 is only seen. In every epoch
-    each block occurs once, so each token is predicted once; the stream's end is padded. All batches have
-    ``rows`` rows, so that only the last one of an epoch has empty ones.
+    Block k has the tokens k L + 1 to (k + 1) L of the stream as targets; token 0 is an input alone. In every
+    epoch each block occurs once, so each token is predicted once; the end of the stream is padded. All
+    batches have ``rows`` rows, and only the last one of an epoch has empty ones.
     """
 
     def __init__(self, stream: Ints, *, block_len: int, rows: int, seed: int) -> None:
@@ -69,10 +69,10 @@ class Blocks:
         return permutation(self._count, derive(self._seed, "shuffle", epoch))
 
     def at(self, index: int, *, word_dropout: float = 0.0, seed: int = 0) -> TextBatch:
-        """The micro-batch ``index``, counted from 0 over all epochs.
+        """Return the micro-batch ``index``, counted from 0 over all epochs.
 
-        With ``word_dropout`` each input token becomes UNK with that probability, by a generator of (``seed``,
-        ``index``); what is predicted stays whole.
+        With ``word_dropout`` each input token becomes UNK with that probability, drawn from a generator of
+        (``seed``, ``index``); the targets are left as they are.
         """
         epoch, step = divmod(index, self.steps_per_epoch)
         with self._planning:
@@ -86,7 +86,7 @@ class Blocks:
 
 
 def blocks_in_order(stream: Ints, *, block_len: int, rows: int) -> Iterator[TextBatch]:
-    """Every block once, ``rows`` at a time, from the text's beginning to its end."""
+    """Yield every block once, ``rows`` at a time, from the beginning of the text to its end."""
     read = _reader(stream)
     for start in range(0, block_count(stream, block_len), rows):
         chosen = np.arange(start, min(start + rows, block_count(stream, block_len)))
@@ -94,13 +94,13 @@ def blocks_in_order(stream: Ints, *, block_len: int, rows: int) -> Iterator[Text
 
 
 def block_count(stream: Ints, block_len: int) -> int:
-    """Blocks of a stream, the last one perhaps shorter."""
+    """Return the number of blocks of a stream; the last one may be shorter."""
     return -(-(len(stream) - 1) // block_len)
 
 
 def _cut(read: Read, length: int, chosen: Ints, block_len: int) -> tuple[Ints, Ints]:
-    """``[B, L]`` inputs and targets of some blocks of a stream of so many tokens; what it has no token for is
-    PAD in both.
+    """Return ``[B, L]`` inputs and targets of the chosen blocks of a stream of ``length`` tokens, PAD after
+    its end.
     """
     window = np.full((len(chosen), block_len + 1), PAD, np.int64)
     for line, start in zip(window, (chosen * block_len).tolist(), strict=True):
@@ -112,7 +112,7 @@ def _cut(read: Read, length: int, chosen: Ints, block_len: int) -> tuple[Ints, I
 
 
 def _reader(stream: Ints) -> Read:
-    """Of ranges of a stream; of a large file past its mapping."""
+    """Return a function that reads ranges of a stream, of a large file without mapping it."""
     return reader_of(stream) or partial(_part, stream)
 
 

@@ -1,6 +1,6 @@
 """The built-in corpus: numbers, dates, times and amounts written out by num2words and Babel, then translated.
 
-Real language with no end to it, and seeded: small models can learn it, and can fail on it.
+It is real language, endless and seeded: small models can learn it, and can fail to.
 """
 
 from __future__ import annotations
@@ -19,11 +19,11 @@ from normlab.errors import UserError
 from normlab.spec.randomness import derive
 
 HELD_OUT = 500
-"""Pairs of dev text, and of test text."""
+"""Number of pairs of dev text, and of test text."""
 
 LARGEST = 10_000_000
 CURRENCIES = ("EUR", "USD", "CHF", "JPY", "AUD", "CAD", "MXN", "KRW", "VND", "CNY")
-"""Those whose names have one gender with "one" and "twenty-one" in the languages below."""
+"""Currencies whose names agree with "one" and "twenty-one" in the languages below."""
 
 
 @dataclass(frozen=True)
@@ -36,11 +36,12 @@ class Splits:
 
 
 def generate(name: str, *, pairs: int, seed: int) -> Splits:
-    """``pairs`` training pairs and 500 each of dev and test of the corpus ``<kinds>-<source>-<target>``.
+    """Generate ``pairs`` training pairs and 500 pairs each of dev and test of the corpus
+    ``<kinds>-<source>-<target>``.
 
-    No source of dev or test occurs twice or in training, and they are the same for any ``pairs``. Training
-    text may repeat itself. The same arguments give the same text everywhere, for the same versions of
-    num2words and Babel. Raises ``UserError`` for a kind or language there is not, with those there are.
+    No source of dev or test occurs twice or in training, and both are the same for any ``pairs``. Training
+    text may repeat itself. The same arguments give the same text everywhere with the same versions of
+    num2words and Babel. Raises UserError for an unknown kind or language, with those that exist.
     """
     kinds, source, target = parse(name)
     if pairs < 1:
@@ -60,7 +61,7 @@ def generate(name: str, *, pairs: int, seed: int) -> Splits:
 
 
 def parse(name: str) -> tuple[tuple[str, ...], str, str]:
-    """Kinds, source and target language of a corpus name."""
+    """Return kinds, source and target language of a corpus name."""
     parts = name.split("-")
     known = ", ".join((*KINDS, "mixed"))
     if len(parts) != 3 or parts[0] not in (*KINDS, "mixed"):
@@ -73,7 +74,7 @@ def parse(name: str) -> tuple[tuple[str, ...], str, str]:
     for language in parts[1:]:
         if language not in allowed:
             raise UserError(
-                f"the built-in corpus {parts[0]} is not there in language {language!r}; pass one of "
+                f"the built-in corpus {parts[0]} has no language {language!r}; pass one of "
                 f"{', '.join(allowed)}"
             )
     if parts[1] == parts[2]:
@@ -88,7 +89,9 @@ def _pair(rng: Random, kinds: tuple[str, ...], source: str, target: str) -> tupl
 
 
 def _below(rng: Random, limit: int) -> int:
-    """Uniform in [0, ``limit``). Only ``random()`` is promised to give the same values in every Python."""
+    """Draw uniformly below ``limit``. Only ``random()`` is promised to give the same values in every
+    Python.
+    """
     return int(rng.random() * limit)
 
 
@@ -98,12 +101,12 @@ def _unzip(pairs: list[tuple[str, str]]) -> Pairs:
 
 @cache
 def _converter(language: str) -> Any:
-    """num2words' object that writes numbers in one language."""
+    """Return the object of num2words that writes numbers in one language."""
     from num2words import CONVERTER_CLASSES
 
     converter: Any = copy.copy(CONVERTER_CLASSES[language])
     if hasattr(converter, "cards"):
-        # Words are looked up from 10**600 downwards; without those never needed it takes a tenth of the time.
+        # Words are looked up from 10**600 downwards; without the unused ones it takes a tenth of the time.
         words = converter.cards.items()
         converter.cards = type(converter.cards)((n, word) for n, word in words if n <= LARGEST)
     return converter
@@ -123,14 +126,14 @@ def _year(n: int, language: str) -> str:
 
 @cache
 def _locale(language: str) -> Any:
-    """Babel's names and rules of one language."""
+    """Return Babel's names and rules of one language."""
     from babel import Locale
 
     return Locale(language)
 
 
 def _weekday(weekday: int, language: str) -> str:
-    """From Monday = 0."""
+    """Return the name of a weekday, from Monday = 0."""
     return _locale(language).days["format"]["wide"][weekday]
 
 
@@ -216,7 +219,9 @@ def _time_vi(time: _Time) -> str:
 
 
 def _draw_amount(rng: Random) -> tuple[int, str]:
-    """At least 2, so that the currency is always in the plural; sizes from tens to hundreds of thousands."""
+    """Draw an amount of at least 2, so that the currency is in the plural, from tens to hundreds of
+    thousands.
+    """
     limit = 10 ** (2 + _below(rng, 5))
     return 2 + _below(rng, limit - 2), CURRENCIES[_below(rng, len(CURRENCIES))]
 
@@ -234,7 +239,7 @@ def _amount(amount: tuple[int, str], language: str) -> str:
 
 @dataclass(frozen=True)
 class Kind:
-    """One kind of sentence: how a value is drawn, and how it is written in each language."""
+    """One kind of sentence: a function that draws a value, and for each language one that writes it."""
 
     draw: Callable[[Random], Any]
     write: dict[str, Callable[[Any], str]]

@@ -1,4 +1,4 @@
-"""The folder of a prepared corpus: named after its text, written once and whole."""
+"""Folders of prepared corpora, each named after its text and written once as a whole."""
 
 from __future__ import annotations
 
@@ -19,31 +19,32 @@ from numpy.typing import NDArray
 from normlab.errors import UserError
 from normlab.spec.config import DataConfig
 
-FORMAT = 1
-"""Version of what a prepared folder holds. Raise it when files or their meaning change."""
+FORMAT = 2
+"""Version of prepared folders. Raise it when their files or the meaning of these change."""
 
 
 def with_digest(config: DataConfig, texts: Iterable[bytes]) -> DataConfig:
-    """The configuration with the digest of its texts: SHA-256 over the SHA-256 of each, so that no text can
-    run into the next.
+    """Fill the digest of its texts into a configuration: SHA-256 over the SHA-256 of each, so that no text
+    can run into the next.
 
-    Raises UserError if the configuration was made with another text.
+    Raises UserError if the configuration already has the digest of another text.
     """
     whole = hashlib.sha256(b"".join(texts))
     digest = whole.hexdigest()
     if config.digest not in ("", digest):
         raise UserError(
             f"the text has digest {digest}, but the configuration was made with {config.digest}; bring that "
-            f"text back, or empty the field digest to go on with this one"
+            f"text back, or empty the field digest to use this one"
         )
     return replace(config, digest=digest)
 
 
 def prepared(root: str | Path, key: Sequence[Any], fill: Callable[[Path], dict[str, Any]]) -> Path:
-    """The folder under ``root`` for a key that stands for all it holds; ``fill`` writes it where none is.
+    """Return the folder under ``root`` for a key that covers its content; ``fill`` writes it if it is
+    missing.
 
-    ``fill`` gets an empty folder and returns its manifest. A folder is built under a temporary name and
-    renamed, so that no half-written one is ever seen.
+    ``fill`` receives an empty folder and returns its manifest. A folder is built under a temporary name and
+    then renamed, so that no half-written one is ever seen.
     """
     name = hashlib.sha256(json.dumps([*key, FORMAT]).encode()).hexdigest()[:12]
     folder = Path(root) / name
@@ -53,15 +54,15 @@ def prepared(root: str | Path, key: Sequence[Any], fill: Callable[[Path], dict[s
 
 
 def whole_manifest(folder: Path) -> dict[str, Any]:
-    """The manifest of a folder. Raises FileNotFoundError if the folder is not there or not whole."""
+    """Read the manifest of a folder. Raises FileNotFoundError if the folder is missing or incomplete."""
     manifest = manifest_of(folder)
     if manifest is None:
-        raise FileNotFoundError(f"{folder} is not a whole prepared corpus; prepare the data again")
+        raise FileNotFoundError(f"{folder} is no complete prepared corpus; prepare the data again")
     return manifest
 
 
 def manifest_of(folder: Path) -> dict[str, Any] | None:
-    """The manifest of a folder that is there and whole, else None."""
+    """Read the manifest of a folder; None if the folder is missing or incomplete."""
     try:
         manifest = json.loads((folder / "manifest.json").read_bytes())
     except (OSError, ValueError, RecursionError):
@@ -74,21 +75,21 @@ def manifest_of(folder: Path) -> dict[str, Any] | None:
 
 
 def id_type(vocab_size: int) -> type[np.integer]:
-    """The smallest type of number that holds every id."""
+    """Return the smallest integer type that holds every id."""
     return np.uint16 if vocab_size <= 2**16 else np.int32
 
 
 def entropy_nats(counts: NDArray[np.integer]) -> float:
-    """Entropy of the distribution with these counts."""
+    """Return the entropy of the distribution with these counts."""
     share = counts[counts > 0] / counts.sum()
     return float(-(share * np.log(share)).sum())
 
 
-def types_of(manifest: dict[str, Any], vocab_size: int) -> NDArray[np.bool_]:
-    """``[V]``: the types that the manifest lists under ``target_types``."""
-    types = np.zeros(vocab_size, bool)
-    types[manifest["target_types"]] = True
-    return types
+def target_vocab_of(manifest: dict[str, Any], vocab_size: int) -> NDArray[np.bool_]:
+    """Return ``[V]``: whether the manifest lists a vocabulary entry under ``target_vocab``."""
+    listed = np.zeros(vocab_size, bool)
+    listed[manifest["target_vocab"]] = True
+    return listed
 
 
 def _write(folder: Path, fill: Callable[[Path], dict[str, Any]]) -> None:
@@ -98,7 +99,7 @@ def _write(folder: Path, fill: Callable[[Path], dict[str, Any]]) -> None:
     except OSError as error:
         if type(error) is not OSError or error.filename is not None:
             raise
-        # NumPy says how many bytes it could not write, and no more; a stream knows no name.
+        # NumPy only says how many bytes it could not write; a stream knows no name.
         code = error.errno or errno.ENOSPC
         raise OSError(code, os.strerror(code), str(folder)) from error
 
@@ -116,7 +117,7 @@ def _write_beside(folder: Path, fill: Callable[[Path], dict[str, Any]]) -> None:
                 shutil.rmtree(work / "broken")
             work.rename(folder)
         except OSError:
-            # Another process was first; the same text gives the same folder, so theirs will do.
+            # Another process was first; the same text gives the same folder.
             if manifest_of(folder) is None:
                 raise
     finally:

@@ -1,4 +1,4 @@
-"""Columns of Hugging Face data sets, through the library ``datasets``; no code of a data set is executed."""
+"""Columns of Hugging Face data sets, read by the library ``datasets``; no code of a data set is executed."""
 
 from __future__ import annotations
 
@@ -28,7 +28,9 @@ class HubSet:
 
     @classmethod
     def of(cls, spec: str) -> Self:
-        """From ``name`` or ``name:config``, with or without ``hf:``. Raises UserError for no name."""
+        """Parse ``name`` or ``name:config``, with or without ``hf:``. Raises UserError if there is no
+        name.
+        """
         path, _, config = spec.removeprefix(HUB).partition(":")
         if not path:
             raise UserError(f"{spec} names no data set; type {HUB}NAME or {HUB}NAME:CONFIG")
@@ -38,7 +40,7 @@ class HubSet:
         return f"{HUB}{self.path}" + (f":{self.config}" if self.config else "")
 
     def configs(self) -> list[str]:
-        """Its configurations, as the loader finds them; raises as ``table``."""
+        """Return the configurations of the data set; raises as ``table``."""
         with _in_words(self) as datasets:
             return list(datasets.get_dataset_config_names(self._where))
 
@@ -51,7 +53,7 @@ class HubSet:
             raise
 
     def table(self, split: str) -> Any:
-        """Its rows, memory-mapped. Raises UserError or OSError in words."""
+        """Return the rows of a split, memory-mapped. Raises UserError or OSError with one sentence."""
         try:
             with _in_words(self) as datasets:
                 return datasets.load_dataset(self._where, self.config or None, split=split)
@@ -90,18 +92,18 @@ class HubSet:
 class HubColumn:
     """``hf:NAME[:CONFIG]#SPLIT.COLUMN[.KEY]``: the texts of one column, in order.
 
-    A line end inside a text becomes a blank; numbers, such as labels, are written in decimals.
+    A line end inside a text becomes a space; numbers, such as labels, are written in decimals.
     """
 
     of_set: HubSet
     split: str
-    """Also a part of one: ``train[:1000]``."""
+    """A split or a part of one: ``train[:1000]``."""
     keys: tuple[str, ...]
-    """The column, and where it holds a translation the language."""
+    """The column, and the language in it if it holds a translation."""
 
     @classmethod
     def of(cls, spec: str) -> Self:
-        """Raises UserError for what has another form."""
+        """Parse a path of this form. Raises UserError for any other."""
         name, _, place = spec.removeprefix(HUB).partition("#")
         split, *keys = place.split(".")
         if not name or not split or not keys or not all(keys):
@@ -116,7 +118,7 @@ class HubColumn:
         return f"{self.of_set}#{self.split}.{'.'.join(self.keys)}"
 
     def __iter__(self) -> Iterator[str]:
-        """Raises UserError for what is not there, for a row without text and for what is no text."""
+        """Yield the texts. Raises UserError if the column does not exist or a row holds no text."""
         table = self.of_set.table(self.split)
         self._require_key(self.keys[0], table.column_names, f"{self.of_set}#{self.split}.")
         parts = table.select_columns([self.keys[0]]).with_format("arrow").iter(batch_size=_ROWS_AT_A_TIME)
@@ -153,7 +155,7 @@ class HubColumn:
 
 @contextmanager
 def _in_words(of_set: HubSet) -> Iterator[ModuleType]:
-    """The library, quiet; its errors become one sentence each."""
+    """Yield the library without progress bars, and turn its errors into one sentence each."""
     try:
         import datasets
     except ImportError as error:

@@ -12,17 +12,17 @@ from normlab.data.sources import open_lines
 from normlab.errors import UserError
 
 LINES_AT_A_TIME = 8192
-"""Of a text that is worked through in parts: few enough that a part's memory does not matter."""
+"""The most lines of a part of a text: few enough that a part's memory does not matter."""
 
 CHARACTERS_AT_A_TIME = 2**21
-"""The same for texts of long lines; a line is never cut."""
+"""The most characters of a part, for texts with long lines; a line is never cut."""
 
 T = TypeVar("T")
 
 
 @dataclass(frozen=True)
 class Survey:
-    """What one pass over a text tells."""
+    """Facts about a text that one pass over it gives."""
 
     lines: int
     blank: bool
@@ -32,7 +32,7 @@ class Survey:
 
 
 def survey(lines: Iterable[str]) -> Survey:
-    """One pass over a text, in constant memory."""
+    """Read a text once, in constant memory, and return the facts about it."""
     whole, count, blank = hashlib.sha256(), 0, True
     for part in parts(lines):
         whole.update(raw(part))
@@ -42,19 +42,19 @@ def survey(lines: Iterable[str]) -> Survey:
 
 
 def raw(part: Sequence[str]) -> bytes:
-    r"""UTF-8 of the lines, each with ``\n`` at its end."""
+    r"""Encode lines as UTF-8, each with ``\n`` at its end."""
     return "\n".join([*part, ""]).encode()
 
 
 def parts(lines: Iterable[str]) -> Iterator[list[str]]:
-    """The lines in lists of bounded size; no list is empty."""
+    """Yield the lines in lists of bounded size; no list is empty."""
     return _parts(lines, len)
 
 
 def paired_parts(source: Iterable[str], target: Iterable[str]) -> Iterator[tuple[list[str], list[str]]]:
-    """Both sides of a parallel text in lists of bounded size, line n beside line n.
+    """Yield both sides of a parallel text in lists of bounded size, line n beside line n.
 
-    Where one side ends before the other, so does this.
+    The iteration ends with the shorter side.
     """
     both = zip(source, target, strict=False)
     for part in _parts(both, lambda pair: len(pair[0]) + len(pair[1])):
@@ -88,7 +88,7 @@ def require_parallel(names: tuple[str, str], counts: tuple[int, int]) -> None:
 
 
 def require_unchanged(name: str, before: bytes, now: bytes) -> None:
-    """Raise UserError if a text's digest is another one than at its first reading."""
+    """Raise UserError if the digest of a text is no longer the one of its first reading."""
     if before != now:
         raise UserError(
             f"{name} changed while it was prepared; type the command again when nothing writes to it any more"
@@ -96,7 +96,7 @@ def require_unchanged(name: str, before: bytes, now: bytes) -> None:
 
 
 def read_parallel(source: str | Path, target: str | Path) -> tuple[list[str], list[str]]:
-    """Both sides of a parallel text. Raises ``UserError`` if one is empty or their line counts differ."""
+    """Read both sides of a parallel text. Raises UserError if one is empty or their line counts differ."""
     texts = open_lines(source), open_lines(target)
     sides = list(texts[0]), list(texts[1])
     require_parallel((texts[0].name, texts[1].name), (len(sides[0]), len(sides[1])))

@@ -1,4 +1,4 @@
-"""Data sets by name: which of their texts are train, dev and test."""
+"""Data sets by name, and which of their texts are train, dev and test."""
 
 from __future__ import annotations
 
@@ -23,18 +23,18 @@ _NAMES = {
     "test": re.compile(r"test([._-].*|\d.*)?"),
 }
 _DATED = re.compile(r"tst\d*")
-"""IWSLT's way: of two such years the earlier is for development."""
+"""Names of IWSLT's test sets by year; of two years the earlier is for development."""
 _BOTH_SIDES = "translation"
-"""The column that iwslt2017, wmt14 and their like have."""
+"""The column with both sides in iwslt2017, wmt14 and similar data sets."""
 
 
 def by_name(config: DataConfig) -> tuple[DataConfig, dict[str, str]]:
-    """The configuration with the texts of its data set filled in where none were given, and that in words.
+    """Fill the texts of a named data set into the configuration where none were given, and describe them.
 
     The name is a folder of ``$NORMLAB_DATA``, or a folder's path, with ``<split>.<language>``, plain, ``.gz``
     or ``.xz``; else a Hugging Face data set (``wmt14:de-en``; ``hf:`` before it skips the folders) with a
-    column ``translation`` or one for each language. Raises UserError or FileNotFoundError for a data set,
-    language or split there is not, and where several texts could be meant, with what was found.
+    column ``translation`` or one for each language. Raises UserError or FileNotFoundError for an
+    unknown data set, language or split, and if several texts could be meant, with those that were found.
     """
     if not config.dataset:
         return config, {}
@@ -51,7 +51,7 @@ def by_name(config: DataConfig) -> tuple[DataConfig, dict[str, str]]:
 
 
 def _folder(name: str, languages: tuple[str, str], root: str) -> str:
-    """The folder of texts that a name means, as their paths begin; empty where it is none."""
+    """Return the folder that a name means, as the paths of its texts begin; empty if it means none."""
     path = Path(name)
     if name.startswith(HUB):
         return ""
@@ -66,7 +66,7 @@ def _folder(name: str, languages: tuple[str, str], root: str) -> str:
 
 
 def _splits(folder: Path) -> dict[str, set[str]]:
-    """Language to the splits that a folder has in it."""
+    """Return for each language the splits that a folder has in it."""
     found: dict[str, set[str]] = {}
     for file in filter(Path.is_file, folder.iterdir()):
         split, _, language = re.sub(r"\.(gz|xz)$", "", file.name).rpartition(".")
@@ -75,7 +75,7 @@ def _splits(folder: Path) -> dict[str, set[str]]:
 
 
 def _given(config: DataConfig, role: str) -> bool:
-    """Whether both sides were given. Raises UserError if one was."""
+    """Whether both sides were given. Raises UserError if only one was."""
     given = [side for side in SIDES if getattr(config, f"{role}_{side}")]
     if len(given) == 1:
         other = "tgt" if given == ["src"] else "src"
@@ -102,7 +102,7 @@ def _languages(config: DataConfig) -> tuple[str, str]:
 
 
 def _of_folder(where: str, languages: tuple[str, str], roles: Sequence[str]) -> dict[str, tuple[str, str]]:
-    """The texts of a folder by role."""
+    """Return the texts of a folder by role."""
     by_language = _splits(Path(os.path.expandvars(where)))
     _require_languages(where, languages, sorted(by_language))
     splits = sorted(by_language[languages[0]] & by_language[languages[1]])
@@ -112,7 +112,7 @@ def _of_folder(where: str, languages: tuple[str, str], roles: Sequence[str]) -> 
 def _of_hub(
     config: DataConfig, languages: tuple[str, str], roles: Sequence[str], root: str
 ) -> dict[str, tuple[str, str]]:
-    """The texts of a Hugging Face data set by role."""
+    """Return the texts of a Hugging Face data set by role."""
     try:
         of_set = _configured(HubSet.of(config.dataset), languages)
         splits = of_set.splits()
@@ -130,7 +130,7 @@ def _of_hub(
 
 
 def _configured(of_set: HubSet, languages: tuple[str, str]) -> HubSet:
-    """The data set with its only configuration, or that of the two languages."""
+    """Return the data set with its only configuration, or that of the two languages."""
     if of_set.config:
         return of_set
     configs = of_set.configs()
@@ -147,9 +147,10 @@ def _configured(of_set: HubSet, languages: tuple[str, str]) -> HubSet:
 def _texts(
     where: str, starts: Mapping[str, str], roles: Sequence[str], languages: tuple[str, str]
 ) -> dict[str, tuple[str, str]]:
-    """Both sides of each role. ``starts``: of each split the path of its texts, up to the language.
+    """Return both sides of each role. ``starts`` holds for each split the path of its texts up to the
+    language.
 
-    Raises UserError for a role that no split or several could have.
+    Raises UserError for a role that no split could have, or several.
     """
     candidates = _candidates(sorted(starts))
     for role in roles:
@@ -169,7 +170,9 @@ def _texts(
 
 
 def _candidates(splits: Sequence[str]) -> dict[str, list[str]]:
-    """The splits that could be train, dev and test; one whose name is that word alone is."""
+    """Return the splits that could be train, dev and test; one whose name is just that word is the only
+    one.
+    """
     found = {role: [s for s in splits if name.fullmatch(s)] for role, name in _NAMES.items()}
     found = {role: [role] if role in names and role != "dev" else names for role, names in found.items()}
     dated = [split for split in splits if _DATED.fullmatch(split)]
@@ -190,7 +193,7 @@ def _require_languages(where: str, languages: tuple[str, str], known: Sequence[s
 
 
 def _no_folder(name: str, languages: tuple[str, str], root: str) -> str:
-    """Why a name is no folder of texts."""
+    """Explain why a name is no folder of texts."""
     if Path(name).is_dir():
         known = ", ".join(sorted(_splits(Path(name))))
         there = f"there is text in {known}" if known else "no file is called <split>.<language>"

@@ -1,4 +1,4 @@
-"""SentencePiece models: ready ones, unigram or BPE, and unigram ones learned from the text."""
+"""SentencePiece models: unigram or BPE from a file, or unigram learned from the text."""
 
 from __future__ import annotations
 
@@ -16,20 +16,20 @@ from normlab.data.tokenizer import SPECIALS, UNK, Tokenizer, require_room_for_ch
 from normlab.errors import UserError
 
 KEY = "sentencepiece"
-"""Of the JSON of such a tokenizer: its value is the model in base 64."""
+"""Key of the model, in base 64, in the JSON of such a tokenizer."""
 
 
 @final
 class SentencePieces(Tokenizer):
     """A SentencePiece model (Kudo and Richardson 2018, arXiv 1808.06226) behind our special tokens.
 
-    The model's own unknown and control pieces (``<unk>``, ``<s>``, ``</s>``, ``<pad>`` …) give way to ours;
-    all its other pieces follow from 4 on, in its order. It normalises as it was trained to, and decoding
-    cannot bring back what that took away.
+    Our special tokens replace the model's unknown and control pieces (``<unk>``, ``<s>``, ``</s>``, ``<pad>``
+    …); its other pieces follow from 4 on, in the order of the model. The model normalises text as it was
+    trained to, and decoding cannot undo that.
     """
 
     def __init__(self, model: bytes) -> None:
-        """Raises UserError if the bytes are no SentencePiece model. They are data; nothing is executed."""
+        """Raises UserError if the bytes are no SentencePiece model. No byte of them is executed."""
         self._model = model
         self._backend: Any = _processor(model)
         kept = [
@@ -43,11 +43,11 @@ class SentencePieces(Tokenizer):
 
     @classmethod
     def train(cls, lines: Iterable[str], vocab_size: int) -> SentencePieces:
-        """A unigram model (Kudo 2018, Section 3, arXiv 1804.10959) of ``vocab_size`` types, special tokens
-        and single characters included; fewer when the text gives no more.
+        """Learn a unigram model (Kudo 2018, Section 3, arXiv 1804.10959) of ``vocab_size`` entries, special
+        tokens and single characters included; fewer when the text gives no more.
 
-        SentencePiece's own normalisation (``nmt_nfkc``) and defaults, but every line and every character is
-        used; the text is held in memory. Raises ``UserError`` if the characters alone are more.
+        Normalisation (``nmt_nfkc``) and defaults are SentencePiece's own, but every line and every character
+        is used; the text is held in memory. Raises UserError if the characters alone are more.
         """
         from sentencepiece import SentencePieceTrainer
 
@@ -97,7 +97,7 @@ class SentencePieces(Tokenizer):
         return [self._ours[ids].tolist() if ids else [] for ids in found]
 
     def decode(self, ids: Sequence[Sequence[int]]) -> list[str]:
-        """The inverse of ``encode`` up to the model's normalisation and unknown characters."""
+        """Invert ``encode`` up to the model's normalisation and unknown characters."""
         pieces = [[self._theirs[i] for i in line if i >= len(SPECIALS)] for line in ids]
         return [self._backend.decode(line) if line else "" for line in pieces]
 
@@ -116,19 +116,19 @@ def _processor(model: bytes) -> Any:
     except (RuntimeError, IndexError) as error:
         raise UserError("it is neither JSON nor a SentencePiece model") from error
     if not whole or not backend.get_piece_size():
-        raise UserError("it is a SentencePiece model of which a part is missing")
+        raise UserError("it is a SentencePiece model with a part missing")
     return backend
 
 
 _TRAINER, _NORMALISER = 2, 3
-"""Fields of a model that stand after its pieces."""
+"""Numbers of the fields that follow the pieces of a model."""
 
 
 def _fields(message: bytes) -> Iterator[int]:
-    """The numbers of a protocol buffer's fields that have a length, up to the first that has none.
+    """Yield the numbers of a protocol buffer's fields with a length, up to the first field without one.
 
-    The library takes a model that ends after any of its pieces for a whole one. Raises IndexError at an end
-    within a number.
+    They show whether a model is whole: the library accepts one that ends after any of its pieces. Raises
+    IndexError if the message ends within a number.
     """
     place = 0
 

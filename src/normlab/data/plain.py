@@ -12,11 +12,11 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from normlab.data.arrays import GrowingFile
+from normlab.data.arrays import ArrayWriter
 from normlab.data.builtin import generate
 from normlab.data.documents import document_sizes
 from normlab.data.encode import encoded
-from normlab.data.folder import entropy_nats, id_type, prepared, types_of, whole_manifest, with_digest
+from normlab.data.folder import entropy_nats, id_type, prepared, target_vocab_of, whole_manifest, with_digest
 from normlab.data.lines import parts, raw, require_unchanged, survey
 from normlab.data.ragged import Ints
 from normlab.data.sources import open_lines
@@ -32,21 +32,21 @@ _DOCUMENTS = "test.documents.npy"
 
 @dataclass(frozen=True)
 class Stream:
-    """A text from its first line to its last: EOS, and then each line's tokens with EOS at its end.
+    """A text as one array of tokens: EOS, and then the tokens of each line with EOS at its end.
 
-    An empty line is an EOS of its own, so nothing of the text's layout is lost.
+    An empty line is an EOS of its own, so the layout of the text is kept.
     """
 
     tokens: Ints
-    """Text begins at 1; what stands at i is predicted from what stands before it."""
+    """The text begins at index 1; each token is predicted from those before it."""
     words: int
-    """Separated by white space; the end of a line counts as one."""
+    """Number of words between white space; the end of a line counts as one."""
     bytes: int
-    """Of the raw text in UTF-8, ends of lines included."""
+    """Bytes of the text in UTF-8, ends of lines included."""
 
     @property
     def predicted(self) -> int:
-        """How many tokens of the text there are to predict."""
+        """Number of tokens to predict."""
         return len(self.tokens) - 1
 
 
@@ -61,16 +61,16 @@ class TextCorpus:
     test: Stream
     unigram_entropy_nats: float
     """Entropy of the tokens' distribution in training, EOS included."""
-    target_types: NDArray[np.bool_]
-    """``[V]``: types that occur in training."""
+    target_vocab: NDArray[np.bool_]
+    """``[V]``: vocabulary entries that occur in training."""
     facts: dict[str, str]
-    """In words, for people."""
+    """Facts for the terminal and the page, by their labels."""
     documents: NDArray[np.int64]
     """Lines, words and bytes of each document of the test text, `[documents, 3]`."""
 
     @classmethod
     def load(cls, folder: str | Path) -> TextCorpus:
-        """Raises FileNotFoundError if the folder is not there or not whole."""
+        """Load a prepared text. Raises FileNotFoundError if the folder is missing or incomplete."""
         folder = Path(folder)
         manifest = whole_manifest(folder)
         tokenizer = load(folder / "tokenizer.json")
@@ -86,19 +86,20 @@ class TextCorpus:
             dev=stream("dev"),
             test=stream("test"),
             unigram_entropy_nats=manifest["unigram_entropy_nats"],
-            target_types=types_of(manifest, tokenizer.vocab_size),
+            target_vocab=target_vocab_of(manifest, tokenizer.vocab_size),
             facts=manifest["facts"],
             documents=np.load(folder / _DOCUMENTS, allow_pickle=False),
         )
 
 
 def prepare_text(config: DataConfig, root: str | Path) -> tuple[DataConfig, TextCorpus]:
-    """Reads or generates the text and prepares it under ``root``, or takes what is there for the same text.
+    """Read or generate the text and prepare it under ``root``, unless the same text is prepared there
+    already.
 
-    Returns the config with ``digest`` filled. Without files it is the target side of the built-in corpus;
-    where no test text is given, dev serves. Raises ``UserError`` if a digest was given and the text is not
-    that text any more, if train or dev text is missing from the config, if a text has no word, or if one
-    changes meanwhile. No text is in memory as a whole.
+    Returns the config with ``digest`` filled in. Without files the text is the target side of the built-in
+    corpus; without test text, dev text is the test text. Raises UserError if the text does not have the given
+    digest, if train or dev text is missing from the config, if a text has no word, or if one changes
+    meanwhile. No text is in memory as a whole.
     """
     texts, origin = _read(config)
     surveys = {name: survey(lines) for name, lines in texts.items()}
@@ -115,7 +116,7 @@ def prepare_text(config: DataConfig, root: str | Path) -> tuple[DataConfig, Text
 
 
 def _read(config: DataConfig) -> tuple[dict[str, Iterable[str]], dict[str, str]]:
-    """Train, dev and test, which can be iterated again and again, and where they come from in words."""
+    """Return train, dev and test, which can be iterated repeatedly, and facts about their origin."""
     paths = {name: getattr(config, f"{name}_text") for name in SPLITS}
     given = [name for name in SPLITS if paths[name]]
     if not given:
@@ -154,13 +155,13 @@ def _fill(
         "vocab_size": tokenizer.vocab_size,
         "sizes": sizes,
         "unigram_entropy_nats": entropy,
-        "target_types": np.flatnonzero(counts).tolist(),
+        "target_vocab": np.flatnonzero(counts).tolist(),
         "facts": {
             "Training size": f"{read['train']}, {int(counts.sum()):,} tokens",
             "Dev size": f"{read['dev']}, {unknown['dev']:,} unknown characters",
             "Test size": f"{read['test']}, {unknown['test']:,} unknown characters",
             "Test documents": f"{len(documents):,}",
-            "Vocabulary": f"{tokenizer.vocab_size:,} types, {tokenizer.kind}",
+            "Vocabulary": f"{tokenizer.vocab_size:,} entries, {tokenizer.kind}",
             "Unigram entropy": f"{entropy:.3f} nats a token",
         },
     }
@@ -168,22 +169,22 @@ def _fill(
 
 @dataclass(frozen=True)
 class _Tally:
-    """What is known of a text once it is encoded."""
+    """Counts of a text that is encoded."""
 
     words: int
     bytes: int
     counts: NDArray[np.int64]
-    """``[V]``: of each type among what is predicted."""
+    """``[V]``: how often each vocabulary entry is to be predicted."""
     digest: bytes
 
 
 def _encode(path: Path, tokenizer: Tokenizer, lines: Iterable[str]) -> _Tally:
-    """Writes the stream of a text."""
+    """Write the stream of a text."""
     words = size = 0
     counts = np.zeros(tokenizer.vocab_size, np.int64)
     whole = hashlib.sha256()
     dtype = id_type(tokenizer.vocab_size)
-    with GrowingFile(path, dtype) as file:
+    with ArrayWriter(path, dtype) as file:
         file.append(np.array([EOS], dtype))
         for (part,), (ragged,) in encoded(tokenizer, ((part,) for part in parts(lines)), dtype):
             content = raw(part)

@@ -1,4 +1,4 @@
-"""Batches made ahead of their use, by threads."""
+"""Batches that threads make ahead of their use."""
 
 from __future__ import annotations
 
@@ -9,15 +9,15 @@ from typing import Final, Generic, TypeVar
 T = TypeVar("T")
 
 AHEAD: Final = 2
-"""Batches that wait for each worker."""
+"""Number of batches that each worker makes ahead."""
 
 
 class Prefetch(Generic[T]):
-    """``at(index)`` is ``make(index)``, made before it is asked for.
+    """Return ``make(index)`` from ``at(index)``, computed in advance.
 
-    After ``index`` come ``index + stride`` and so on, below ``stop``; another index is made when it is asked
-    for. ``make`` must depend on nothing but the index, and bear to be called by ``workers`` threads at once;
-    with 0 workers there is no thread. What it raises comes out of ``at``.
+    The indices ``index + stride``, ``index + 2 stride`` … below ``stop`` are expected next; any other index
+    is computed when it is asked for. ``make`` must depend on the index alone and be safe to call from
+    ``workers`` threads at once; with 0 workers there is no thread. ``at`` raises the exceptions of ``make``.
     """
 
     def __init__(self, make: Callable[[int], T], *, workers: int, stop: int, stride: int = 1) -> None:
@@ -27,7 +27,7 @@ class Prefetch(Generic[T]):
         self._coming: dict[int, Future[T]] = {}
 
     def at(self, index: int) -> T:
-        """The batch of an index."""
+        """Return the batch of an index."""
         if self._workers is None:
             return self._make(index)
         wanted = [index, *range(index + self._stride, self._stop, self._stride)[: self._ahead]]
@@ -39,6 +39,6 @@ class Prefetch(Generic[T]):
         return self._coming.pop(index).result()
 
     def close(self) -> None:
-        """Stop the threads, once each has made the batch that it is at."""
+        """Stop the threads once each has finished its batch."""
         if self._workers is not None:
             self._workers.shutdown(cancel_futures=True)

@@ -1,4 +1,4 @@
-"""From text to a prepared corpus: a folder with tokenizer, memory-mapped tokens and the facts about them."""
+"""Prepares parallel text: a folder with the tokenizer, memory-mapped tokens and facts about them."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from normlab.data.folder import (
     entropy_nats,
     id_type,
     prepared,
-    types_of,
+    target_vocab_of,
     whole_manifest,
     with_digest,
 )
@@ -32,7 +32,7 @@ from normlab.data.lines import (
     survey,
 )
 from normlab.data.named import by_name
-from normlab.data.ragged import GrowingRagged, Ragged, TokenPairs
+from normlab.data.ragged import Ragged, RaggedWriter, TokenPairs
 from normlab.data.sources import open_lines
 from normlab.data.text import Pairs, read_lines
 from normlab.data.tokenizer import EOS, Tokenizer
@@ -44,7 +44,7 @@ from normlab.spec.fields import flag_name
 
 @dataclass(frozen=True)
 class Corpus:
-    """A prepared corpus; token arrays stay on disk until they are read."""
+    """A prepared parallel text; token arrays stay on disk until they are read."""
 
     folder: Path
     tokenizer: Tokenizer
@@ -53,12 +53,12 @@ class Corpus:
     dev_text: Pairs
     test_text: Pairs
     unigram_entropy_nats: float
-    """Entropy of the target tokens' distribution in training, EOS included: the loss of a model that knows no
-    more than how frequent each token is."""
-    target_types: NDArray[np.bool_]
-    """``[V]``: types of the target side in training, and EOS."""
+    """Entropy of the target tokens' distribution in training, EOS included: the loss of a model that knows
+    only how frequent each token is."""
+    target_vocab: NDArray[np.bool_]
+    """``[V]``: vocabulary entries of the target side in training, and EOS."""
     facts: dict[str, str]
-    """In words, for people."""
+    """Facts for the terminal and the page, by their labels."""
 
     @classmethod
     def load(cls, folder: str | Path) -> Corpus:
@@ -73,22 +73,23 @@ class Corpus:
             dev_text=_load_text(folder, "dev"),
             test_text=_load_text(folder, "test"),
             unigram_entropy_nats=manifest["unigram_entropy_nats"],
-            target_types=types_of(manifest, tokenizer.vocab_size),
+            target_vocab=target_vocab_of(manifest, tokenizer.vocab_size),
             facts=manifest["facts"],
         )
 
 
 def prepare(config: DataConfig, root: str | Path) -> tuple[DataConfig, Corpus]:
-    """Reads or generates the text and prepares it under ``root``, or takes what is there for the same text.
+    """Read or generate the text and prepare it under ``root``, unless the same text is prepared there
+    already.
 
-    Training text is never in memory as a whole: it is read once for its digest, and twice more where it is
-    not prepared yet, for the tokenizer and for its tokens. A unigram model is the exception: it is learned
-    from the whole text in memory.
+    Training text is never in memory as a whole: it is read once for its digest, and twice more if it is not
+    prepared yet, for the tokenizer and for its tokens. A unigram model is the exception: it is learned from
+    the whole text in memory.
 
-    Returns the config with ``digest`` and the texts of its data set filled. Raises ``UserError`` if a digest
-    was given and the text is not that text any more, if files are missing from the config, if the sides of a
-    text have not the same number of lines, if dev or test text has no word, if no training pair is left, or
-    if the text changes meanwhile.
+    Returns the config with ``digest`` and the texts of its data set filled in. Raises UserError if the text
+    does not have the given digest, if files are missing from the config, if the sides of a text differ in
+    their number of lines, if dev or test text has no word, if no training pair is left, or if the text
+    changes meanwhile.
     """
     config, named = by_name(config)
     texts, origin = _read(config)
@@ -104,7 +105,7 @@ def prepare(config: DataConfig, root: str | Path) -> tuple[DataConfig, Corpus]:
 
 
 def _read(config: DataConfig) -> tuple[dict[str, Iterable[str]], dict[str, str]]:
-    """The six texts, which can be iterated again and again, and where they come from in words."""
+    """Return the six texts, which can be iterated repeatedly, and facts about their origin."""
     flags = {name: flag_name(name) for name in PARALLEL_TEXTS}
     given = [name for name in PARALLEL_TEXTS if getattr(config, name)]
     if not given:
@@ -135,7 +136,7 @@ def _read(config: DataConfig) -> tuple[dict[str, Iterable[str]], dict[str, str]]
 
 
 def _require_sound(config: DataConfig, surveys: dict[str, Survey]) -> None:
-    """Raise UserError for sides of different length and for dev or test text without a word."""
+    """Raise UserError for sides of different length, and for dev or test text without a word."""
     for name in ("train", "dev", "test"):
         source, target = f"{name}_src", f"{name}_tgt"
         paths = getattr(config, source), getattr(config, target)
@@ -172,14 +173,14 @@ def _fill(
         "vocab_size": tokenizer.vocab_size,
         "pairs": {"read": tally.read, "kept": tally.kept, "left out": tally.left_out},
         "unigram_entropy_nats": entropy,
-        "target_types": np.flatnonzero(tally.target_counts).tolist(),
+        "target_vocab": np.flatnonzero(tally.target_counts).tolist(),
         "facts": {
             "Training pairs": f"{tally.kept:,} kept of {tally.read:,}; left out: "
             f"{tally.left_out['empty side']:,} with an empty side, {tally.left_out['too long']:,} with a "
             f"side over {config.max_len} tokens",
             "Dev and test pairs": f"{sizes[0]:,} and {sizes[1]:,}",
             "Training tokens": f"{tally.tokens[0]:,} source, {tally.tokens[1]:,} target",
-            "Vocabulary": f"{tokenizer.vocab_size:,} types, joint {tokenizer.kind}",
+            "Vocabulary": f"{tokenizer.vocab_size:,} entries, joint {tokenizer.kind}",
             "Unigram entropy": f"{entropy:.3f} nats a target token",
         },
     }
@@ -187,29 +188,29 @@ def _fill(
 
 @dataclass
 class _Tally:
-    """What is known of a training text once it is encoded."""
+    """Counts of a training text that is encoded."""
 
     dtype: type[np.integer]
     target_counts: NDArray[np.int64]
-    """``[V]``: of each type on the target side, EOS included."""
+    """``[V]``: how often each vocabulary entry occurs on the target side, EOS included."""
     read: int = 0
     kept: int = 0
     left_out: dict[str, int] = field(default_factory=lambda: {"empty side": 0, "too long": 0})
     tokens: tuple[int, int] = (0, 0)
-    """Of the pairs kept, source and target."""
+    """Source and target tokens of the pairs that are kept."""
     digests: list[bytes] = field(default_factory=list)
 
 
 def _encode_train(
     work: Path, tokenizer: Tokenizer, sides: tuple[Iterable[str], Iterable[str]], max_len: int
 ) -> _Tally:
-    """Writes the tokens of all pairs with two sides of 1 to ``max_len`` - 1 tokens."""
+    """Write the tokens of all pairs whose sides have 1 to ``max_len`` - 1 tokens."""
     dtype = id_type(tokenizer.vocab_size)
     tally = _Tally(dtype, np.zeros(tokenizer.vocab_size, np.int64))
     whole = hashlib.sha256(), hashlib.sha256()
     with ExitStack() as open_files:
         files = [
-            open_files.enter_context(GrowingRagged(work / f"train.{side}", dtype)) for side in ("src", "tgt")
+            open_files.enter_context(RaggedWriter(work / f"train.{side}", dtype)) for side in ("src", "tgt")
         ]
         for part, both in encoded(tokenizer, paired_parts(*sides), dtype):
             for hashed, lines in zip(whole, part, strict=True):
@@ -225,7 +226,7 @@ def _encode_train(
 
 
 def _keep(tally: _Tally, both: list[Ragged], max_len: int) -> list[Ragged]:
-    """The pairs of a part that training takes; counts them and the others."""
+    """Return the pairs of a part that are kept for training, and count both these and the others."""
     shorter = np.minimum(both[0].lengths, both[1].lengths)
     longer = np.maximum(both[0].lengths, both[1].lengths)
     kept = (shorter > 0) & (longer < max_len)
@@ -249,7 +250,7 @@ def _require_some(config: DataConfig, tally: _Tally) -> None:
 
 
 def _save_tokens(folder: Path, name: str, ragged: Ragged) -> None:
-    with GrowingRagged(folder / name, ragged.tokens.dtype.type) as file:
+    with RaggedWriter(folder / name, ragged.tokens.dtype.type) as file:
         file.append(ragged)
 
 

@@ -1,4 +1,4 @@
-"""Sentences as ids, end to end in one array: in memory, in files that grow, in files that are mapped."""
+"""Ragged arrays of token ids: in memory, written to files part by part, and memory-mapped."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from types import TracebackType
 import numpy as np
 from numpy.typing import NDArray
 
-from normlab.data.arrays import FileReader, GrowingFile, reader_of
+from normlab.data.arrays import ArrayWriter, FileReader, reader_of
 from normlab.data.tokenizer import PAD
 
 Ints = NDArray[np.integer]
@@ -36,7 +36,7 @@ class Ragged:
 
     @classmethod
     def mapped(cls, path: Path) -> Ragged:
-        """What a ``GrowingRagged`` wrote; it stays on disk until it is read."""
+        """Map the files of a ``RaggedWriter``; tokens stay on disk until they are read."""
         tokens, offsets = (np.load(file, mmap_mode="r", allow_pickle=False) for file in _files(path))
         return cls(tokens, offsets)
 
@@ -51,14 +51,14 @@ class Ragged:
         return np.diff(self.offsets)
 
     def only(self, chosen: NDArray[np.bool_]) -> Ragged:
-        """The sentences where ``chosen`` is true."""
+        """Return the sentences where ``chosen`` is true."""
         lengths = self.lengths
         offsets = np.zeros(int(chosen.sum()) + 1, np.int64)
         np.cumsum(lengths[chosen], out=offsets[1:])
         return Ragged(self.tokens[np.repeat(chosen, lengths)], offsets)
 
     def padded(self, rows: Ints, width: int) -> tuple[Ints, Ints]:
-        """``[B, width]`` ids padded with PAD, and ``[B]`` lengths."""
+        """Return ``[B, width]`` ids padded with PAD, and ``[B]`` lengths."""
         if self._read_tokens:
             return self._padded_from_file(rows, width)
         starts = np.asarray(self.offsets[rows])
@@ -70,7 +70,7 @@ class Ragged:
         return ids, lengths
 
     def bounds(self, start: int, stop: int) -> Ints:
-        """``offsets[start:stop]``, of a large file that part alone."""
+        """Return ``offsets[start:stop]``; of a large file only that part is read."""
         return self._read_offsets(start, stop) if self._read_offsets else np.asarray(self.offsets[start:stop])
 
     def _padded_from_file(self, rows: Ints, width: int) -> tuple[Ints, Ints]:
@@ -92,7 +92,7 @@ class Ragged:
 
 @dataclass(frozen=True)
 class TokenPairs:
-    """Both sides as ids without special tokens."""
+    """Both sides of a parallel text as ids without special tokens."""
 
     source: Ragged
     target: Ragged
@@ -102,38 +102,40 @@ class TokenPairs:
 
     @property
     def lengths(self) -> tuple[Ints, Ints]:
-        """Tokens of each source and each target, special tokens not counted."""
+        """Number of tokens of each source and each target, without special tokens."""
         return self.source.lengths, self.target.lengths
 
     def lengths_in_parts(self) -> Iterator[tuple[Ints, Ints]]:
-        """The same in parts of bounded size, for texts whose lengths should not all be in memory."""
+        """Yield ``lengths`` in parts of bounded size, so that those of a large text are never all in
+        memory.
+        """
         for start in range(0, len(self), _PAIRS_AT_A_TIME):
             stop = min(start + _PAIRS_AT_A_TIME, len(self)) + 1
             source, target = (np.diff(side.bounds(start, stop)) for side in (self.source, self.target))
             yield source, target
 
 
-class GrowingRagged:
-    """A ``Ragged`` that is written to files part by part; a context manager."""
+class RaggedWriter:
+    """Write a ``Ragged`` to files part by part; a context manager."""
 
     def __init__(self, path: Path, dtype: type[np.integer]) -> None:
         tokens, offsets = _files(path)
         with ExitStack() as opened:
-            self._tokens = opened.enter_context(GrowingFile(tokens, dtype))
-            self._offsets = opened.enter_context(GrowingFile(offsets, np.int64))
+            self._tokens = opened.enter_context(ArrayWriter(tokens, dtype))
+            self._offsets = opened.enter_context(ArrayWriter(offsets, np.int64))
             self._offsets.append(np.zeros(1, np.int64))
             self._open = opened.pop_all()
 
     @property
     def tokens(self) -> int:
-        """How many there are by now."""
+        """Number of tokens written so far."""
         return self._tokens.length
 
     def append(self, part: Ragged) -> None:
         self._offsets.append(part.offsets[1:] + self._tokens.length)
         self._tokens.append(part.tokens)
 
-    def __enter__(self) -> GrowingRagged:
+    def __enter__(self) -> RaggedWriter:
         return self
 
     def __exit__(

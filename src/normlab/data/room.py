@@ -1,4 +1,4 @@
-"""Whether every sentence has room in a batch and in a model; asked before a run begins."""
+"""Check before a run begins that every sentence fits into a batch and into the model."""
 
 from __future__ import annotations
 
@@ -13,18 +13,18 @@ from normlab.errors import UserError
 from normlab.spec.config import DataConfig
 
 
-def require_room(corpus: object, data: DataConfig, *, max_tokens: int, positions: int | None) -> None:
-    """Raise UserError at the first text with a sentence too long for a batch of ``max_tokens`` positions, or
-    for a model of so many ``positions``, None for one without an end.
+def require_room(corpus: object, data: DataConfig, *, max_tokens: int, max_positions: int | None) -> None:
+    """Raise UserError at the first text with a sentence too long for a batch of ``max_tokens``, or for a
+    model with ``max_positions``, None for one without a limit.
     """
     if isinstance(corpus, Corpus):
         _require_batch(corpus.train, max_tokens)
-        if positions is not None:
-            _require_positions(corpus, data, positions)
-    elif isinstance(corpus, TextCorpus) and positions is not None and data.block_len > positions:
+        if max_positions is not None:
+            _require_positions(corpus, data, max_positions)
+    elif isinstance(corpus, TextCorpus) and max_positions is not None and data.block_len > max_positions:
         raise UserError(
-            f"a block has {data.block_len} positions, and the model has learned positions for {positions}; "
-            f"type --block-len {positions}, or --max-positions {data.block_len}"
+            f"a block has {data.block_len} tokens, and the model has learned {max_positions} positions; "
+            f"type --block-len {max_positions}, or --max-positions {data.block_len}"
         )
 
 
@@ -37,28 +37,28 @@ def _require_batch(pairs: TokenPairs, max_tokens: int) -> None:
     needed = sum(longest)
     if needed > max_tokens:
         raise UserError(
-            f"the longest training pair has {longest[0]} + {longest[1]} positions, and a batch "
+            f"the longest training pair has {longest[0]} + {longest[1]} tokens, and a batch holds "
             f"--max-tokens {max_tokens}; type --max-tokens {needed}, or leave such pairs out with --max-len "
             f"{max(2, max_tokens // 2)}"
         )
 
 
-def _require_positions(corpus: Corpus, data: DataConfig, positions: int) -> None:
-    """Of what a model reads: both sides of train and dev, and the source of the test."""
+def _require_positions(corpus: Corpus, data: DataConfig, max_positions: int) -> None:
+    """Check both sides of train and dev text, and the source of the test text."""
     longest = max(int(max(s.max(), t.max())) + 1 for s, t in corpus.train.lengths_in_parts())
-    if longest > positions:
+    if longest > max_positions:
         raise UserError(
-            f"the longest training sentence has {longest} positions, and the model has learned positions for "
-            f"{positions}; type --max-positions {longest}, or leave longer ones out: --max-len {positions}"
+            f"the longest training sentence has {longest} tokens, and the model has learned {max_positions} "
+            f"positions; type --max-positions {longest}, or leave longer ones out: --max-len {max_positions}"
         )
     tested = np.array([len(ids) for ids in corpus.tokenizer.encode(corpus.test_text.source)])
     sides = dict(zip(("dev_src", "dev_tgt", "test_src"), (*corpus.dev.lengths, tested), strict=True))
     for name, lengths in sides.items():
         line = int(np.argmax(lengths))
         longest = int(lengths[line]) + 1
-        if longest > positions:
+        if longest > max_positions:
             file = Path(getattr(data, name)).name or name
             raise UserError(
-                f"{file}, line {line + 1} has {longest} positions, and the model has learned positions for "
-                f"{positions}; type --max-positions {longest}, or shorten the line"
+                f"{file}, line {line + 1} has {longest} tokens, and the model has learned {max_positions} "
+                f"positions; type --max-positions {longest}, or shorten the line"
             )

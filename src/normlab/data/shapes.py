@@ -1,4 +1,4 @@
-"""The shapes of micro-batches: few, so that code can be compiled for them, and with little padding."""
+"""Shapes of micro-batches: few, so that code can be compiled for each, and with little padding."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from normlab.data.ragged import TokenPairs
 
 @dataclass(frozen=True)
 class Shape:
-    """Positions of a micro-batch, ``[rows, source]`` and ``[rows, target]``, with those of BOS and EOS."""
+    """Rows of a micro-batch, and the length of its sources and targets with BOS and EOS."""
 
     source: int
     target: int
@@ -22,10 +22,11 @@ class Shape:
 
 
 def plan_shapes(pairs: TokenPairs, max_tokens: int, count: int = 16) -> list[Shape]:
-    """At most ``count`` shapes of at most ``max_tokens`` positions; what fits one fits all later ones.
+    """Plan at most ``count`` shapes of at most ``max_tokens`` tokens; a pair that fits one fits all later
+    ones.
 
     The first cut gives every shape an equal share of the tokens. Then each corner (S, T) in turn moves to the
-    place between its neighbours that leaves the fewest positions, sum_k n_k (S_k + T_k) with n_k pairs
+    place between its neighbours that gives the fewest padded tokens, sum_k n_k (S_k + T_k) with n_k pairs
     fitting shape k but not k - 1, until none can move. The last holds every pair. A shape has one row even if
     that is more than ``max_tokens``. Memory does not grow with the text.
     """
@@ -48,24 +49,24 @@ def plan_shapes(pairs: TokenPairs, max_tokens: int, count: int = 16) -> list[Sha
 
 
 class _Cells:
-    """Each pair as (source, target) positions on a grid, coarser for very long texts, so that tables of it
-    stay small.
+    """The lengths (source, target) of each pair on a grid, which is coarser for very long texts so that
+    tables of it stay small.
     """
 
     def __init__(self, pairs: TokenPairs) -> None:
         self._pairs = pairs
         self.longest = np.max([[s.max(), t.max()] for s, t in pairs.lengths_in_parts()], axis=0) + 1
-        """`[2]`: positions of the longest source and of the longest target."""
+        """`[2]`: length of the longest source and of the longest target."""
         self.unit = -(-int(self.longest.max()) // 512)
         self.most = -(-self.longest // self.unit)
 
     def parts(self) -> Iterator[NDArray[np.int64]]:
-        """`[2, pairs]` at a time, in the order of the text."""
+        """Yield `[2, pairs]` at a time, in the order of the text."""
         for sides in self._pairs.lengths_in_parts():
             yield -(-(np.stack(sides).astype(np.int64) + 1) // self.unit)
 
     def table(self) -> NDArray[np.int64]:
-        """How many pairs lie in each cell."""
+        """Count the pairs of each cell."""
         shape = self.most + 1
         table = np.zeros(shape.prod(), np.int64)
         for source, target in self.parts():
@@ -74,9 +75,10 @@ class _Cells:
 
 
 def _equal_shares(cells: _Cells, table: NDArray[np.int64], count: int) -> list[NDArray[np.int64]]:
-    """Corners that hold nine tenths of each of ``count`` parts with as many tokens; the last holds all pairs.
+    """Return corners that each hold nine tenths of one of ``count`` parts with equally many tokens; the last
+    holds all pairs.
 
-    The parts are cut from the pairs in order of their tokens, equals in order of the text.
+    The pairs are sorted by their tokens, equals in the order of the text, and then cut into the parts.
     """
     totals = np.add.outer(np.arange(table.shape[0]), np.arange(table.shape[1]))
     held = np.zeros(totals.max() + 1, np.int64)
@@ -101,7 +103,7 @@ def _equal_shares(cells: _Cells, table: NDArray[np.int64], count: int) -> list[N
 
 
 def _cuts(held: NDArray[np.int64], first: NDArray[np.int64], count: int) -> NDArray[np.int64]:
-    """Ranks at which the pairs, sorted by tokens, are cut; ``held`` pairs have so many tokens each."""
+    """Return the ranks at which the sorted pairs are cut; ``held[n]`` pairs have n tokens."""
     tokens = np.arange(len(held))
     mass = (held * tokens).cumsum()
     cuts = []
@@ -113,19 +115,19 @@ def _cuts(held: NDArray[np.int64], first: NDArray[np.int64], count: int) -> NDAr
 
 
 def _nine_tenths(histogram: NDArray[np.int64]) -> int:
-    """``int(numpy.quantile(values, 0.9))`` of the values that are counted here."""
+    """Return ``int(numpy.quantile(values, 0.9))`` of the values that a histogram counts."""
     last = int(histogram.sum()) - 1
     place = last * 0.9
     below = math.floor(place)
     beyond = histogram.cumsum()
     low, high = (int(np.searchsorted(beyond, i, side="right")) for i in (below, min(below + 1, last)))
     share = place - below
-    # In NumPy's own order of operations: what is a whole number must not end just below it.
+    # In NumPy's own order of operations, or a whole number could end just below itself.
     return int(high - (high - low) * (1 - share) if share >= 0.5 else low + (high - low) * share)
 
 
 def _move_corners(corners: list[NDArray[np.int64]], fit: NDArray[np.int64], sweeps: int = 20) -> None:
-    """Coordinate descent of ``plan_shapes``, in place; the last corner stays."""
+    """Run the coordinate descent of ``plan_shapes`` in place; the last corner stays."""
     for _ in range(sweeps):
         moved = False
         for k in range(len(corners) - 1):

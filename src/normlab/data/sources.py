@@ -1,4 +1,4 @@
-"""Where a text is: a file, a column of a table, or a column of a Hugging Face data set."""
+"""Texts from a file, a column of a table, or a column of a Hugging Face data set."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ from normlab.errors import UserError
 
 
 def open_lines(spec: str | Path) -> TextFile | Column | HubColumn:
-    """The text that a path of the configuration means; its rows are read when it is iterated.
+    """Return the text that a path of the configuration means; it is read when it is iterated.
 
     ``corpus.de``, a file; ``pairs.tsv#2`` and ``pairs.tsv#en``, a ``Column``;
     ``hf:wmt14:de-en#train.translation.de``, a ``HubColumn``. A file whose own name has a ``#`` is a file.
-    Raises UserError for what has none of these forms.
+    Raises UserError for a path of none of these forms.
     """
     text = str(spec)
     if text.startswith(HUB):
@@ -37,9 +37,9 @@ def open_lines(spec: str | Path) -> TextFile | Column | HubColumn:
 class Column:
     r"""A column of a table: a text file (plain, ``.gz`` or ``.xz``) with columns between tabs.
 
-    A tab ends a column and ``\n`` a row, always: quotation marks are characters like any other, nothing is
-    escaped, as in the tables of GLUE. By number, from 1 on, every row is text; by name the first row has the
-    names of the columns.
+    A tab always ends a column and ``\n`` a row: quotation marks are ordinary characters and nothing is
+    escaped, as in the tables of GLUE. Columns have numbers from 1 on, and then every row is text; or names,
+    and then the first row holds these.
     """
 
     path: str
@@ -50,8 +50,8 @@ class Column:
         return f"{self.path}#{self.column}"
 
     def __iter__(self) -> Iterator[str]:
-        """Raises UserError for a column there is not and for a row with more or fewer columns than the
-        first, and what ``TextFile`` raises.
+        """Yield the cells. Raises UserError for an unknown column and for a row with more or fewer columns
+        than the first, and the errors of ``TextFile``.
         """
         rows = iter(TextFile(self.path))
         first = next(rows, None)

@@ -1,4 +1,4 @@
-"""Text files: plain, ``.gz`` or ``.xz``, one sentence a line, strict UTF-8, read a part at a time."""
+"""Text files: plain, ``.gz`` or ``.xz``, one sentence a line, strict UTF-8, read part by part."""
 
 from __future__ import annotations
 
@@ -27,9 +27,9 @@ class Pairs:
 
 @dataclass(frozen=True)
 class TextFile:
-    r"""The lines of a file, without their ends; never more than a part of it is in memory.
+    r"""The lines of a file without their ends; only a part of it is in memory at a time.
 
-    Only ``\n`` ends a line (U+2028, form feeds and their like stay inside one); a ``\r`` before it and a
+    Only ``\n`` ends a line (U+2028, form feeds and the like stay inside one); a ``\r`` before it and a
     byte-order mark at the start of the file are dropped. Iteration raises ``FileNotFoundError``, or
     ``UserError`` for a broken archive and for bytes that are not UTF-8, naming file and line.
     """
@@ -38,7 +38,7 @@ class TextFile:
 
     @property
     def name(self) -> str:
-        """For messages: the path as it was given."""
+        """The path as it was given, for messages."""
         return str(self.path)
 
     def __iter__(self) -> Iterator[str]:
@@ -67,9 +67,9 @@ _DATA_FOLDER = re.compile(r"\$(NORMLAB_DATA\b|\{NORMLAB_DATA\})")
 
 
 def filled_in(path: str | Path) -> str:
-    """A path with the values of its environment variables.
+    """Fill the environment variables into a path.
 
-    Raises FileNotFoundError where ``$NORMLAB_DATA`` is meant and not set.
+    Raises FileNotFoundError if the path has ``$NORMLAB_DATA`` and that is not set.
     """
     if _DATA_FOLDER.search(str(path)) and not os.environ.get("NORMLAB_DATA"):
         raise FileNotFoundError(
@@ -80,8 +80,8 @@ def filled_in(path: str | Path) -> str:
 
 
 def located(path: str | Path) -> Path:
-    """The file that a path means: variables are ``filled_in``, and ``x`` is ``x.gz`` or ``x.xz`` where only
-    that exists. Raises as ``filled_in``.
+    """Return the file that a path means: variables are ``filled_in``, and ``x`` is ``x.gz`` or ``x.xz`` if
+    only that exists. Raises as ``filled_in``.
     """
     plain = Path(filled_in(path))
     packed = (plain.with_name(plain.name + ending) for ending in _OPENERS)
@@ -89,12 +89,12 @@ def located(path: str | Path) -> Path:
 
 
 def read_lines(path: str | Path) -> list[str]:
-    """All lines of a ``TextFile``, which says what a line is and what is raised."""
+    """Read all lines of a ``TextFile``, which defines lines and errors."""
     return list(TextFile(path))
 
 
 def _whole_lines(path: Path) -> Iterator[bytes]:
-    """The file in parts that end where a line does; no part is empty."""
+    """Yield a file in parts that end with a line; no part is empty."""
     rest: list[bytes] = []
     for block in _blocks(path):
         end = block.rfind(b"\n") + 1

@@ -1,4 +1,4 @@
-"""What every tokenizer does, and joint byte-pair encoding, which serves where no other is asked for."""
+"""The interface of tokenizers, and joint byte-pair encoding, the default."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from typing import final
 from tokenizers import Regex, decoders, models, normalizers, pre_tokenizers, trainers
 from tokenizers import Tokenizer as Backend
 
-from normlab.data.wordwise import Wordwise
+from normlab.data.word_cache import WordCache
 from normlab.errors import UserError
 
 PAD, UNK, BOS, EOS = range(4)
@@ -23,7 +23,7 @@ _SPACE = "\u2581"
 
 
 class Tokenizer(ABC):
-    """Text to ids and back; PAD = 0, UNK = 1, BOS = 2, EOS = 3 whatever is behind it."""
+    """Turns text into ids and back; PAD = 0, UNK = 1, BOS = 2 and EOS = 3 in every tokenizer."""
 
     @property
     @abstractmethod
@@ -32,23 +32,25 @@ class Tokenizer(ABC):
     @property
     @abstractmethod
     def kind(self) -> str:
-        """In words, for people."""
+        """The kind of tokenizer in words."""
 
     @abstractmethod
     def encode(self, lines: Sequence[str]) -> list[list[int]]:
-        """Ids of source text without special tokens; what no piece spells becomes UNK."""
+        """Return the ids of source text without special tokens; characters without a piece become UNK."""
 
     def encode_target(self, lines: Sequence[str]) -> list[list[int]]:
-        """The same of target text; only where languages have rules of their own does it differ."""
+        """Return the ids of target text; they differ from ``encode`` only where languages have their own
+        rules.
+        """
         return self.encode(lines)
 
     @abstractmethod
     def decode(self, ids: Sequence[Sequence[int]]) -> list[str]:
-        """Target text without special tokens."""
+        """Return target text without special tokens."""
 
     @abstractmethod
     def to_json(self) -> str:
-        """Everything it is, for ``vocabulary.load``."""
+        """Return the whole tokenizer as JSON, for ``vocabulary.load``."""
 
     def save(self, path: str | Path) -> None:
         Path(path).write_text(self.to_json(), encoding="utf-8", newline="\n")
@@ -66,14 +68,14 @@ class BytePairs(Tokenizer):
         # Text that happens to spell a special token is text.
         backend.encode_special_tokens = True
         self._backend = backend
-        self._encode = Wordwise(self._whole, _SPACE) if _sees_words_alone(backend) else self._whole
+        self._encode = WordCache(self._whole, _SPACE) if _sees_words_alone(backend) else self._whole
 
     @classmethod
     def train(cls, lines: Iterable[str], vocab_size: int) -> BytePairs:
-        """Learns merges until there are ``vocab_size`` types, special tokens and single characters included.
+        """Learn merges until there are ``vocab_size`` entries, special tokens and single characters included.
 
-        There are fewer when the text has no more pairs to merge. Raises ``UserError`` if the characters
-        alone are more.
+        There are fewer when the text has no more pairs to merge. Raises UserError if the characters alone are
+        more.
         """
         backend = _untrained()
         trainer = trainers.BpeTrainer(
@@ -85,13 +87,13 @@ class BytePairs(Tokenizer):
 
     @classmethod
     def of_json(cls, text: str) -> BytePairs:
-        """Raises UserError for what is no tokenizer, and for one whose special tokens are others."""
+        """Read a tokenizer from JSON. Raises UserError if it is none, or has other special tokens."""
         try:
             backend = Backend.from_str(text)
         except Exception as error:  # the library raises no narrower one
             raise UserError(str(error)) from error
         if [backend.token_to_id(name) for name in SPECIALS] != [PAD, UNK, BOS, EOS]:
-            raise UserError(f"its first types are not {', '.join(SPECIALS)}")
+            raise UserError(f"its first entries are not {', '.join(SPECIALS)}")
         return cls(backend)
 
     @property
@@ -109,7 +111,7 @@ class BytePairs(Tokenizer):
         return [line.ids for line in self._backend.encode_batch_fast(list(lines), add_special_tokens=False)]
 
     def decode(self, ids: Sequence[Sequence[int]]) -> list[str]:
-        """The inverse of ``encode`` up to NFC, white space and unseen characters."""
+        """Invert ``encode`` up to NFC, white space and unseen characters."""
         return self._backend.decode_batch([list(line) for line in ids], skip_special_tokens=True)
 
     def to_json(self) -> str:
@@ -127,7 +129,7 @@ def _untrained() -> Backend:
 
 
 def _sees_words_alone(backend: Backend) -> bool:
-    """Whether it differs from ours in its pieces alone: a ready one may do anything with a line."""
+    """Whether a tokenizer differs from ours in its pieces alone; others may do anything with a line."""
     same, ours = (json.loads(one.to_str()) for one in (backend, _untrained()))
     added = [token["content"] for token in same.pop("added_tokens")]
     del ours["added_tokens"]
@@ -137,7 +139,7 @@ def _sees_words_alone(backend: Backend) -> bool:
 
 
 def require_room_for_characters(vocab_size: int, *, least: int) -> None:
-    """Raise UserError if a vocabulary is smaller than ``least``, the characters of the text and specials."""
+    """Raise UserError if ``vocab_size`` is below ``least``, the characters of the text and special tokens."""
     if least > vocab_size:
         raise UserError(
             f"vocab_size is {vocab_size}, but the text's different characters and the {len(SPECIALS)} "

@@ -1,4 +1,4 @@
-"""Which tokenizer a configuration asks for, and the one that a file holds."""
+"""The tokenizer that a configuration asks for, and tokenizers from files."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from normlab.data import pieces, words
+from normlab.data import pieces, pretokenizer
 from normlab.data.pieces import SentencePieces
+from normlab.data.pretokenizer import PretokenizerChain, split_both
 from normlab.data.text import located
 from normlab.data.tokenizer import BytePairs, Tokenizer
-from normlab.data.words import Worded, split_both
 from normlab.errors import UserError
 from normlab.spec.config import DataConfig
 from normlab.spec.serialise import from_plain
@@ -23,13 +23,13 @@ LEARNED: Mapping[str, Callable[[Iterable[str], int], Tokenizer]] = {
     "bpe": BytePairs.train,
     "unigram": SentencePieces.train,
 }
-"""From the training text. Everything else that ``DataConfig.tokenizer`` may be is a file."""
+"""Tokenizers learned from the training text. Any other ``DataConfig.tokenizer`` is the path of a file."""
 
 _DEFAULT = "bpe"
 
 
 def vocabulary(config: DataConfig, source: Iterable[str], target: Iterable[str]) -> Tokenizer:
-    """The tokenizer for a text: learned from both sides, each read once or not at all, or a ready one."""
+    """Learn the tokenizer of a configuration from both sides of a text, or read it from its file."""
     languages = (config.source_lang, config.target_lang)
     if config.tokenizer not in LEARNED:
         inner = _ready(config)
@@ -38,12 +38,12 @@ def vocabulary(config: DataConfig, source: Iterable[str], target: Iterable[str])
         if config.pretokenizer:
             both = split_both(config.pretokenizer, languages, source, target)
         inner = LEARNED[config.tokenizer](both, config.vocab_size)
-    return Worded(inner, config.pretokenizer, languages) if config.pretokenizer else inner
+    return PretokenizerChain(inner, config.pretokenizer, languages) if config.pretokenizer else inner
 
 
 def digests(config: DataConfig) -> list[bytes]:
-    """What a corpus's digest covers of its tokenizer: nothing of the one there has always been, the name of
-    another one that is learned, the content of a ready one.
+    """Return what a corpus's digest covers of its tokenizer: nothing for the default, the name of another one
+    that is learned, or the content of a file.
     """
     if config.tokenizer == _DEFAULT:
         return []
@@ -53,33 +53,36 @@ def digests(config: DataConfig) -> list[bytes]:
 
 
 def corpus_key(config: DataConfig) -> list[str]:
-    """What the name of a prepared corpus covers beside its digest: how words are found, if they are."""
+    """Return what the name of a prepared corpus covers beside its digest: the pretokenizer, if there is
+    one.
+    """
     return [config.pretokenizer, config.source_lang, config.target_lang] if config.pretokenizer else []
 
 
 def _ready(config: DataConfig) -> Tokenizer:
-    """The tokenizer of a file that a user names; of words, what stands behind the words that were asked for.
+    """Return the tokenizer of a file that a user names, without its pretokenizer.
 
-    Raises FileNotFoundError or UserError it.
+    Raises FileNotFoundError if there is no such file, and UserError if it is no tokenizer or has another
+    pretokenizer than the configuration.
     """
     path, content = config.tokenizer, _content(config.tokenizer)
     try:
         found = parse(content)
     except UserError as error:
         raise UserError(f"{path} is no tokenizer: {error}; type {_FORMS}") from error
-    if not isinstance(found, Worded):
+    if not isinstance(found, PretokenizerChain):
         return found
     source, target = found.languages
     if (config.pretokenizer, config.source_lang, config.target_lang) != (found.name, source, target):
         raise UserError(
-            f"{path} is a tokenizer of {found.name} words of {source} and {target}; type --pretokenizer "
+            f"{path} has the pretokenizer {found.name} for {source} and {target}; type --pretokenizer "
             f"{found.name} --source-lang {source} --target-lang {target} beside it"
         )
     return found.inner
 
 
 def load(path: str | Path) -> Tokenizer:
-    """The tokenizer that a run or a prepared corpus keeps; its content says of which kind it is."""
+    """Read the tokenizer of a run or a prepared corpus; its content shows of which kind it is."""
     if not Path(path).is_file():
         raise FileNotFoundError(f"there is no tokenizer file {path}; prepare the data again")
     try:
@@ -91,9 +94,9 @@ def load(path: str | Path) -> Tokenizer:
 
 
 def parse(content: bytes) -> Tokenizer:
-    """The tokenizer of a file's content: our JSON, that of the library tokenizers, or a SentencePiece model.
+    """Read a tokenizer: our JSON, that of the library tokenizers, or a SentencePiece model.
 
-    Nothing is executed, whatever the bytes are. Raises UserError with the reason if they are none.
+    Nothing is executed, whatever the bytes are. Raises UserError with the reason if they are no tokenizer.
     """
     if not content.lstrip().startswith(b"{"):
         return SentencePieces(content)
@@ -105,8 +108,8 @@ def parse(content: bytes) -> Tokenizer:
         fields = json.loads(text)
     except (ValueError, RecursionError):
         return BytePairs.of_json(text)  # its error says where the JSON breaks off
-    if words.KEY in fields:
-        return _worded(fields)
+    if pretokenizer.KEY in fields:
+        return _chain(fields)
     if pieces.KEY in fields:
         return SentencePieces.of_json(fields)
     return BytePairs.of_json(text)
@@ -114,21 +117,21 @@ def parse(content: bytes) -> Tokenizer:
 
 @dataclass(frozen=True)
 class PretokenizerEntry:
-    """The entry of a ``Worded`` tokenizer's JSON that says how its words are found."""
+    """The pretokenizer in the JSON of a ``PretokenizerChain``."""
 
     name: str
     languages: tuple[str, str]
 
 
-def _worded(fields: dict[str, Any]) -> Worded:
-    about: PretokenizerEntry = from_plain(PretokenizerEntry, fields[words.KEY], words.KEY)
+def _chain(fields: dict[str, Any]) -> PretokenizerChain:
+    about: PretokenizerEntry = from_plain(PretokenizerEntry, fields[pretokenizer.KEY], pretokenizer.KEY)
     if not isinstance(fields.get("tokenizer"), dict):
         raise UserError("its JSON is damaged: it has no object 'tokenizer'")
     inner = json.dumps(fields["tokenizer"])
-    return Worded(parse(inner.encode()), about.name, about.languages)
+    return PretokenizerChain(parse(inner.encode()), about.name, about.languages)
 
 
-_FORMS = "--tokenizer bpe or --tokenizer unigram, which are learned from the text, or name a model's file"
+_FORMS = "--tokenizer bpe or --tokenizer unigram to learn one from the text, or name the file of a model"
 
 
 def _content(path: str | Path) -> bytes:

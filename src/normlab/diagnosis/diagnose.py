@@ -140,7 +140,7 @@ def _adam(parameters: list[nn.Parameter], *, lr: float) -> torch.optim.Optimizer
 def _optimiser(given: torch.optim.Optimizer | OptimiserFactory) -> tuple[str, float]:
     """Return the name of an optimiser and its largest learning rate."""
     made = given if isinstance(given, torch.optim.Optimizer) else given([nn.Parameter(torch.zeros(1))])
-    amid = " amid its training" if made.state else ""
+    amid = " during its training" if made.state else ""
     return type(made).__name__ + amid, max(float(group.get("lr", 0.0)) for group in made.param_groups)
 
 

@@ -97,9 +97,9 @@ def of_run(folder: RunFolder, checkpoint: str | int, *, tokens: int) -> Case:
     model = task.build()
     optimiser = build_optimiser(model.parameters(), config.optim)
     amid = (path / "optimiser.safetensors").exists()
-    made = load_checkpoint(path, model, optimiser if amid else None, run=folder.id()).progress()
-    step = made.step
-    state = ScheduleState(config.optim, config.train.steps, made.val_decay.decays)
+    progress = load_checkpoint(path, model, optimiser if amid else None, run=folder.id()).progress()
+    step = progress.step
+    state = ScheduleState(config.optim, config.train.steps, progress.val_decay.decays)
     lr = config.optim.lr * schedule_factor(step + 1, state)
     named = f"step {step:,}" if isinstance(checkpoint, int) else f"{checkpoint}, step {step:,}"
     facts = {

@@ -1,4 +1,4 @@
-"""The drawings of a reproduction: lines, bars and cells from the rows of its tables."""
+"""The charts of a reproduction: lines, bars and cells from the rows of its tables."""
 
 from __future__ import annotations
 
@@ -22,26 +22,26 @@ LOW, HIGH = "low", "high"
 
 
 def colours(drawing: Drawing, frame: pl.DataFrame) -> list[str]:
-    """The values that are told apart by colour, in the table's order."""
+    """Return the values that colours stand for, in the table's order."""
     if not drawing.colour or drawing.kind == "cells":
         return []
     return list(dict.fromkeys(frame.select(_named(frame, drawing.colour)).to_series()))
 
 
 def _named(frame: pl.DataFrame, column: str) -> pl.Expr:
-    """Values as words: ``d_ff 512`` for numbers, which say little by themselves."""
+    """Return the values in words: numbers with their name, such as ``d_ff 512``."""
     words = pl.col(column).cast(pl.String)
     return pl.lit(f"{column} ") + words if frame[column].dtype.is_numeric() else words
 
 
 def panels(drawing: Drawing, frame: pl.DataFrame, legend: Sequence[str]) -> dict[str, Drawn]:
-    """A chart each value of ``drawing.panel``, all on one scale; one chart under "" where it names none.
+    """Return a chart for each value of ``drawing.panel``, all on one scale, or one under "" if it is empty.
 
     ``legend`` gives each colour its place; a page's charts share one. Rows of the same x and colour are
-    drawn as their mean, with a band from the lowest to the highest. What has no place on the axes is left
-    out: numbers that are not finite, and on a logarithmic axis those that are not positive.
+    drawn as their mean, with a band from the lowest to the highest. Numbers that are not
+    finite are left out, and on a logarithmic axis those that are not positive.
 
-    Raises UserError naming a column that the table has not.
+    Raises UserError naming a column that the table lacks.
     """
     wanted = (drawing.x, drawing.y, drawing.colour, drawing.panel, drawing.shade, drawing.theory)
     missing = [name for name in wanted if name and name not in frame.columns]
@@ -62,7 +62,7 @@ def panels(drawing: Drawing, frame: pl.DataFrame, legend: Sequence[str]) -> dict
 
 
 def _tidy(drawing: Drawing, frame: pl.DataFrame) -> pl.DataFrame:
-    """The columns that are drawn, under the names of their places; ``lower`` and ``upper`` of intervals."""
+    """Return the drawn columns, renamed by their channel, with ``lower`` and ``upper`` of intervals."""
     wanted = {"x": drawing.x, "y": drawing.y, "shade": drawing.shade, "theory": drawing.theory}
     told = {"recipe": drawing.colour, "panel": drawing.panel}
     shown = frame.select(
@@ -87,7 +87,7 @@ def _has_place(column: str, *, log: bool) -> pl.Expr:
 
 
 def _values(drawing: Drawing, tidy: pl.DataFrame) -> tuple[float, float]:
-    """From where to where the axis of values goes, in every panel; for cells, the shades."""
+    """Return the range of the value axis of every panel; for cells, that of the shades."""
     if drawing.kind == "cells":
         return _ends(tidy["shade"])
     columns = [c for c in ("y", "theory", "lower", "upper") if c in tidy.columns]
@@ -135,7 +135,7 @@ def _lines(drawing: Drawing, part: pl.DataFrame, ends: Sequence[float], legend: 
 
 
 def _theory(drawing: Drawing, part: pl.DataFrame, x: alt.X, y: alt.Y) -> Any:
-    """A thin dashed line for each colour, or one where all have the same."""
+    """Return a thin dashed line for each colour, or a single one if all are the same."""
     given = _means(part.filter(_has_place("theory", log=drawing.log_y)), y="theory")
     one = given.group_by("x").agg(pl.col("mean").n_unique() == 1)["mean"].all()
     dashed = alt.Chart(rows(given)).mark_line(strokeDash=[3, 3], strokeWidth=1.3, style="ink", clip=True)
@@ -144,7 +144,7 @@ def _theory(drawing: Drawing, part: pl.DataFrame, x: alt.X, y: alt.Y) -> Any:
 
 
 def _means(part: pl.DataFrame, y: str = "y") -> pl.DataFrame:
-    """Columns x, recipe, mean, low and high: at most 400 points a line, intervals as they were given."""
+    """Return columns x, recipe, mean, low and high: at most 400 points per line, intervals as given."""
     interval = ("lower", "upper") if "lower" in part.columns and y == "y" else ()
     if part["x"].dtype.is_numeric():
         found = downsample(part, "x", y, ["recipe"], keep=interval)
@@ -172,7 +172,7 @@ def _across(drawing: Drawing, part: pl.DataFrame) -> alt.X:
 
 
 def _bars(drawing: Drawing, part: pl.DataFrame, ends: Sequence[float], legend: Sequence[str]) -> Drawn:
-    """Lying bars, so that their names can be read."""
+    """Return horizontal bars, so that their names can be read."""
     scale, axis = log_or_linear(ends, log=drawing.log_y, fixed=True)
     named = part.with_columns(pl.col("x").cast(pl.String))
     drawn = _means(named)

@@ -1,4 +1,4 @@
-"""Axes that charts of other kinds share."""
+"""Axes that several kinds of charts share."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from normlab.figures.theme import Drawn, finish
 
 
 def log_or_linear(values: Sequence[float], *, log: bool, fixed: bool = False) -> tuple[alt.Scale, alt.Axis]:
-    """A scale that holds the values, with round ticks."""
+    """Return a scale that covers the values, with round ticks."""
     low, high = min(values), max(values)
     if not log:
         free = alt.Scale(zero=low >= 0)
@@ -27,6 +27,6 @@ def log_or_linear(values: Sequence[float], *, log: bool, fixed: bool = False) ->
 
 
 def nothing(height: int) -> Drawn:
-    """In the place of a chart that has no finite value."""
+    """Return the placeholder of a chart without finite values."""
     empty = alt.Chart(alt.InlineData(values=[{}]))
     return finish([empty.mark_text(text="no finite value", style="faint")], height)

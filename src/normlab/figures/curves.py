@@ -1,6 +1,6 @@
-"""Curves over training steps: one line a recipe, its spread over seeds, and the runs that went wrong.
+"""Curves over training steps: one line per recipe, its spread over seeds, and the runs that went wrong.
 
-Frames have a row a point: ``recipe``, ``run``, ``seed``, ``outcome``, ``step`` and the value. The mean
+Frames have one row per point: ``recipe``, ``run``, ``seed``, ``outcome``, ``step`` and the value. The mean
 and the band are over runs that trained; a run that was stuck or diverged is drawn by itself, thin, and
 ends in a mark where it ended. It is neither averaged in nor left out.
 """
@@ -29,7 +29,7 @@ FEW_POINTS: Final = 30
 
 @dataclass(frozen=True)
 class Axis:
-    """The vertical axis of a curve: which column, what it is called, how it is drawn."""
+    """The vertical axis of a curve: its column, title and scale."""
 
     column: str
     title: str
@@ -53,9 +53,9 @@ def curve(
     entropy_nats: float | None = None,
     points: int = POINTS,
 ) -> Drawn:
-    """Mean line and band of each recipe against the step, with the runs that did not train beside them.
+    """Draw the mean line and band of each recipe against the step, with the runs that did not train.
 
-    ``entropy_nats`` draws a level: the loss of a model that knows word frequencies and nothing else.
+    ``entropy_nats`` draws a horizontal line: the loss of a model that knows only token frequencies.
     A linear axis ends a little above the highest value at the start of a run, so that a diverging run
     leaves the picture instead of flattening the others; its mark stays at the edge.
     """
@@ -154,7 +154,7 @@ def _strays(
 
 
 def outcome_shape() -> alt.Shape:
-    """Marker by outcome, as in every chart."""
+    """Return the marker of each outcome, the same in every chart."""
     return alt.Shape(
         field="outcome",
         type="nominal",
@@ -173,7 +173,7 @@ def _level(value: float, words: str) -> list[Any]:
 
 
 def _ruler(together: pl.DataFrame, recipes: Sequence[str], axis: Axis, x: alt.X) -> Any:
-    """A vertical line under the pointer whose tooltip names every recipe's value at that step."""
+    """Return a vertical line under the pointer; its tooltip lists every recipe's value at that step."""
     wide = together.pivot("recipe", index=axis.x, values="mean").sort(axis.x)
     names = [name for name in recipes if name in wide.columns]
     plain = {name: f"v{i}" for i, name in enumerate(names)}  # names may hold dots and brackets

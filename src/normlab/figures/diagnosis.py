@@ -198,12 +198,16 @@ def lines(frame: pl.DataFrame, x_axis: str, y_axis: str, *, log: bool = False) -
         return nothing(HEIGHT)
     scale, axis = log_or_linear(shown["y"].to_list(), log=log)
     told = [alt.Tooltip("x:Q", title=x_axis), alt.Tooltip("y:Q", title=y_axis, format=".3g")]
+    whole = shown["x"].dtype.is_integer()
+    ticks = alt.Axis(grid=False, format="d", tickMinStep=1) if whole else alt.Axis(grid=False)
     base = alt.Chart(rows(shown)).encode(
-        x=alt.X("x:Q", title=x_axis, scale=_snug()), y=alt.Y("y:Q", title=y_axis, scale=scale, axis=axis)
+        x=alt.X("x:Q", title=x_axis, scale=_snug(), axis=ticks),
+        y=alt.Y("y:Q", title=y_axis, scale=scale, axis=axis),
     )
     if "group" in shown.columns:
         groups = list(dict.fromkeys(shown["group"].to_list()))
-        colour = alt.Color("group:N", scale=alt.Scale(domain=groups, range="category"), title=None)
+        legend = alt.Legend(orient="top", title=None, symbolType="stroke")
+        colour = alt.Color("group:N", scale=alt.Scale(domain=groups, range="category"), legend=legend)
         base, told = base.encode(color=colour), [alt.Tooltip("group:N", title="line"), *told]
     line = base.mark_line(strokeWidth=1.5, clip=True)
     return finish([line, base.mark_circle(size=36, clip=True).encode(tooltip=told)], HEIGHT)

@@ -1,4 +1,4 @@
-"""At most so many points a line, without hiding what a thinned line would hide: its spikes."""
+"""Downsampling of lines that keeps their spikes."""
 
 from __future__ import annotations
 
@@ -59,10 +59,10 @@ def spread(
     run: str = "run",
     extremes: bool = False,
 ) -> pl.DataFrame:
-    """The mean of ``y`` over runs and the band between the lowest and the highest run, by group.
+    """Return the mean of ``y`` over runs and the band between the lowest and the highest run, by group.
 
     Each run is first brought to ``points`` bins. The band joins the runs' bin means, or with ``extremes``
-    the smallest and largest single value, for curves whose spikes are the message. Columns ``by``, ``x``,
+    the smallest and largest single value, for curves whose spikes matter. Columns ``by``, ``x``,
     ``mean``, ``low``, ``high``, ``runs`` (how many runs reached this far).
     """
     groups = list(by)

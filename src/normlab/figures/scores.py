@@ -23,7 +23,7 @@ FAR = 2.0
 
 
 def score_dots(results: pl.DataFrame, seeds: pl.DataFrame, recipes: Sequence[str], metric: Metric) -> Drawn:
-    """A test score by recipe, best first: dot and 95% interval, and a tick for each seed's own score.
+    """Draw a test score by recipe, best first: dot, 95% interval, and a tick for each seed.
 
     ``results``: ``recipe``, ``value``, ``low``, ``high`` (null: no run ended), ``note``; ``seeds``:
     ``recipe``, ``seed``, ``value``. The axis covers the recipes whose score is at least half as good as the
@@ -94,24 +94,15 @@ def _near(values: pl.Series, metric: Metric) -> pl.Series:
 
 
 def sensitivity(trials: pl.DataFrame, recipes: Sequence[str], lrs: Sequence[float], metric: Metric) -> Drawn:
-    """A dev score against the learning rate (log scale), one run a point, a line a recipe.
+    """Draw a dev score against the learning rate (log scale), one point per run, one line per recipe.
 
     ``trials``: ``recipe``, ``lr``, ``dev`` (null: no score), ``outcome``, ``chosen``. Recipes stand
     slightly beside each other, so that points at the same place can be told apart. A run that did not
     train is hollow with its outcome's mark; without a score it stands at the bad end of the axis and its
-    line has a gap. Of a score that is better when it is lower, all that is more than twice the best stands
-    there, too.
+    line has a gap. If lower scores are better, scores above twice the best stand there as well.
     """
     title = f"dev {metric.title}, first seed"
-    if metric.higher_is_better:
-        worst, scale = metric.bounded(0.0), alt.Undefined
-    else:
-        near = trials["dev"].filter(_near(trials["dev"], metric))
-        low, worst = (float(v) if isinstance(v, int | float) else 1.0 for v in (near.min(), near.max()))
-        worst += 0.1 * (worst - low)
-        scale = alt.Scale(domain=[low - 0.1 * (worst - low), worst], nice=False, zero=False)
-        trials = trials.with_columns(dev=pl.when(pl.col("dev") <= worst).then(pl.col("dev")))
-
+    trials, worst, scale = _on_scale(trials, metric)
     ratios = [b / a for a, b in pairwise(lrs)]
     width = min(ratios, default=2.0) ** 0.22
     gaps = max(1, len(recipes) - 1)
@@ -160,8 +151,21 @@ def sensitivity(trials: pl.DataFrame, recipes: Sequence[str], lrs: Sequence[floa
     return finish(layers, 260)
 
 
+def _on_scale(trials: pl.DataFrame, metric: Metric) -> tuple[pl.DataFrame, float, Any]:
+    """Return the trials without the scores that are far beyond the best, the bad end of the axis, and the
+    axis's scale.
+    """
+    if metric.higher_is_better:
+        return trials, metric.bounded(0.0), alt.Undefined
+    near = trials["dev"].filter(_near(trials["dev"], metric))
+    low, worst = (float(v) if isinstance(v, int | float) else 1.0 for v in (near.min(), near.max()))
+    worst += 0.1 * (worst - low)
+    scale = alt.Scale(domain=[low - 0.1 * (worst - low), worst], nice=False, zero=False)
+    return trials.with_columns(dev=pl.when(pl.col("dev") <= worst).then(pl.col("dev"))), worst, scale
+
+
 def time_bars(results: pl.DataFrame, recipes: Sequence[str]) -> Drawn:
-    """Training time of one run at the chosen learning rate (median over seeds), in minutes.
+    """Draw the training time of one run at the chosen learning rate (median over seeds), in minutes.
 
     ``results``: ``recipe``, ``minutes``, ``words`` (the same in words), ``note`` (why it is short,
     if a run was stopped).

@@ -1,4 +1,4 @@
-"""What all charts share: colours, dashes, fonts, and the one signal that picks out a recipe.
+"""Colours, dashes and fonts of all charts, and the signal that highlights a recipe.
 
 A chart names no colour. It asks for the range ``category`` or for a style (``ink``, ``faint``,
 ``alarm``), and ``theme`` fills these in, so that one definition serves screen, dark screen and paper.
@@ -49,39 +49,39 @@ OUTCOMES: Final[dict[str, str]] = {
 
 
 def colour(index: int, mode: Mode = "light") -> str:
-    """The hex colour of the recipe at ``index``; after eight they come round again with another dash."""
+    """Return the hex colour of the recipe at ``index``; after eight, colours repeat with another dash."""
     return PALETTE[mode][index % len(PALETTE[mode])]
 
 
 def dash(index: int) -> tuple[int, ...]:
-    """The dash pattern (drawn, left out, ... in px) of the recipe at ``index``."""
+    """Return the dash pattern (drawn, left out, ... in px) of the recipe at ``index``."""
     turn = index // len(PALETTE["light"])
     return DASHES[(index + turn) % len(DASHES)]
 
 
 def recipe_colour(recipes: Sequence[str]) -> alt.Color:
-    """Colour by recipe, in the comparison's order whatever rows a chart holds."""
+    """Return the colour of each recipe, in the comparison's order."""
     scale = alt.Scale(domain=list(recipes), range="category")
     return alt.Color(field="recipe", type="nominal", scale=scale, title=None)
 
 
 def recipe_dash(recipes: Sequence[str]) -> alt.StrokeDash:
-    """Dash by recipe, in the comparison's order."""
+    """Return the dash of each recipe, in the comparison's order."""
     scale = alt.Scale(domain=list(recipes), range=[list(dash(i)) for i in range(len(recipes))])
     return alt.StrokeDash(field="recipe", type="nominal", scale=scale, title=None)
 
 
 def finish(layers: Sequence[Any], height: int) -> Drawn:
-    """The layers as one chart, as wide as its container, ``height`` px high.
+    """Return the layers as one chart, as wide as its container, ``height`` px high.
 
-    Its signal ``focus`` holds the name of the recipe to pick out of every chart; empty: all alike.
+    Its signal ``focus`` holds the name of the recipe to highlight; empty: none.
     """
     focus = alt.param(name="focus", value="")
     return alt.layer(*layers).add_params(focus).properties(width="container", height=height)
 
 
 def focused(full: float, dimmed: float = 0.07, *, alone: float | None = None) -> Any:
-    """Opacity ``full`` while no recipe is in focus; then ``alone`` for it, ``dimmed`` for the others.
+    """Return the opacity: ``full`` without a recipe in focus; else ``alone`` for it, ``dimmed`` for others.
 
     ``alone`` is ``full`` unless it is given.
     """
@@ -90,7 +90,7 @@ def focused(full: float, dimmed: float = 0.07, *, alone: float | None = None) ->
 
 
 def theme(mode: Mode = "light", *, legend: bool = True) -> dict[str, Any]:
-    """The Vega-Lite ``config`` of a mode. ``legend=False`` where the page has one for all charts."""
+    """Return the Vega-Lite ``config`` of a mode; ``legend=False`` if the page has its own legend."""
     ink = INK[mode]
     return {
         "background": ink["paper"],
@@ -127,7 +127,7 @@ def theme(mode: Mode = "light", *, legend: bool = True) -> dict[str, Any]:
 
 
 def rows(frame: pl.DataFrame) -> alt.InlineData:
-    """A table as data inside the chart: as CSV text, small and cheap to copy, floats at five digits."""
+    """Return a table as inline data: CSV text with floats of five digits, small and cheap to copy."""
     short = frame.with_columns(cs.float().round_sig_figs(5))
     kinds = {name: _kind(kind) for name, kind in frame.schema.items()}
     return alt.InlineData(values=short.write_csv(), format=alt.CsvDataFormat(type="csv", parse=kinds))

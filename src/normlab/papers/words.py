@@ -1,4 +1,4 @@
-"""What was measured for an artefact, in words; the same in the terminal and on the pages."""
+"""Words for the measurements of an artefact, the same in the terminal and on the pages."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from normlab.store.reproductions import STATES, Standing, State
 
 
 def number(value: float) -> str:
-    """Four digits."""
+    """A number with four significant digits."""
     return f"{value:.4g}"
 
 
@@ -26,7 +26,7 @@ def measured(measure: Measure | None) -> str:
 
 
 def in_short(standing: Standing, most: int = 2) -> str:
-    """How many claims agree, and the measures of those that do not, or else of the first."""
+    """The number of claims that agree, with the measures of those that do not, or else of the first."""
     found, claims = standing.found, standing.artefact.claims
     if standing.trouble or found is None or not claims:
         return standing.trouble
@@ -38,7 +38,7 @@ def in_short(standing: Standing, most: int = 2) -> str:
 
 
 def stood_in(found: Reproduction) -> str:
-    """What to know of a result on another text."""
+    """The caution that belongs to a result on another text."""
     return (
         f"This was measured on the built-in corpus, because {found.stand_in} was not there, and decides "
         "nothing of what the paper says; set NORMLAB_DATA to the folder that has it, and measure it again"
@@ -46,7 +46,7 @@ def stood_in(found: Reproduction) -> str:
 
 
 def counts(states: Iterable[State]) -> dict[str, int]:
-    """How many artefacts are in each state that occurs."""
+    """The number of artefacts in each state that occurs."""
     counted = Counter(states)
     return {state: counted[state] for state in STATES if counted[state]}
 

@@ -1,1 +1,1 @@
-"""Blocks -> one self-contained HTML page. Reads run folders; trains nothing and needs no torch."""
+"""Self-contained HTML pages, made from run folders without torch."""

@@ -1,4 +1,4 @@
-"""The page of a comparison: who won, pictures, tables, samples, every run's exact configuration, method."""
+"""The page of a comparison: result, charts, tables, samples, configurations and method."""
 
 from __future__ import annotations
 
@@ -49,8 +49,8 @@ CHOICE: Final = (
 TEST_IS_APART: Final = "The test text played no part in any choice."
 
 TEST_IS_DEV: Final = (
-    "No test text was given: dev serves as both. What is called test here was measured on the text on which "
-    "learning rates and checkpoints were chosen, and so flatters every recipe."
+    "No test text was given, so dev serves as both. The scores called test were measured on the text on "
+    "which learning rates and checkpoints were chosen, and flatter every recipe."
 )
 
 METHOD: Final = (
@@ -69,11 +69,11 @@ METHOD: Final = (
     (
         "A run is stuck if its training loss never gets clearly below what token frequencies alone give, "
         "their entropy, or ends back there; it diverged if its loss or gradient is not finite or its loss "
-        "stays clearly above where it began. It is stopped as soon as that is beyond doubt, and shown as "
-        "what it is; none is left out of a table or a picture."
+        "stays clearly above its initial value. Such a run is stopped as soon as that is certain; it is "
+        "shown in every table and chart."
     ),
     (
-        f"Curves have at most {POINTS} points a line: the mean of each stretch of steps, which smooths "
+        f"Curves have at most {POINTS} points per line, each the mean over a range of steps, which smooths "
         "them a little. The tables in full are the CSV files in the folder beside this page."
     ),
 )
@@ -83,9 +83,9 @@ SAMPLES_OPEN: Final = 6
 
 
 def compare_page(comparison: Comparison, runs_root: Path) -> str:
-    """The comparison as one self-contained HTML page; curves are read from ``runs_root/<id>``.
+    """Return the comparison as one self-contained HTML page; curves are read from ``runs_root/<id>``.
 
-    A run folder that is missing or damaged does not stop the page: it says which, and goes on.
+    Run folders that are missing or damaged are named on the page.
     """
     return _page(comparison, runs_root).html()
 
@@ -168,7 +168,7 @@ def _results(comparison: Comparison) -> Section:
 
 
 def _score(metric: Metric, values: Mapping[str, float | None], recipe: RecipeResult, *, test: bool) -> Cell:
-    """One recipe's score, set apart where it is the best; a test score with its interval."""
+    """Return the cell of a recipe's score, emphasised if it is the best; a test score with its interval."""
     value, link = values[recipe.name], f"#{slug(recipe.name)}"
     if value is None:
         return Cell("none", "no run ended", link, "alarm")
@@ -255,7 +255,7 @@ def _sample(sample: Sample, place: Mapping[str, int], labels: tuple[str, str]) -
 
 
 def _marked(output: str, reference: str) -> Markup:
-    """The output with the words marked that have no counterpart in the reference, if there is one."""
+    """Return the output; words without a counterpart in the reference, if there is one, are marked."""
     if not output.strip():
         return Markup('<span class="tag">empty output</span>')
     if not reference:
@@ -286,11 +286,11 @@ def _runs(comparison: Comparison, views: Mapping[str, RunView]) -> Section:
         blocks.append(
             Section("Others", [run_details(views[i], common) for i in rest], "runs-other", listed=False)
         )
-    return Section("Every run, exactly", blocks, "runs", "The command in a run repeats it.")
+    return Section("Every run, exactly", blocks, "runs", "The command shown with a run repeats it.")
 
 
 def _scored(comparison: Comparison) -> str:
-    """How recipes are ranked and chosen, with this comparison's metrics."""
+    """Return the sentence on the metrics that rank recipes and choose learning rates."""
     metric = comparison.headline
     better = "higher" if metric.higher_is_better else "lower"
     return (

@@ -1,4 +1,4 @@
-"""A page is a headline and blocks; ``Page.html`` makes one file of them that needs no network.
+"""Pages: a headline and blocks, which ``Page.html`` renders as one file that needs no network.
 
 The file carries Vega, Vega-Lite and the charts' data, follows the reader's light or dark mode, and
 forbids itself every request by a content security policy.
@@ -33,28 +33,28 @@ class Text:
 
 @dataclass(frozen=True)
 class Notes:
-    """What to know, a sentence a line."""
+    """A list of notes, one sentence per line."""
 
     notes: Sequence[Text]
 
 
 @dataclass(frozen=True)
 class Html:
-    """Markup that none of the other blocks can say; whoever makes it has escaped what it holds."""
+    """Markup for which there is no other block; its content must be escaped already."""
 
     markup: Markup
 
 
 @dataclass(frozen=True)
 class Code:
-    """Something to type or to keep, with a button that copies it."""
+    """A command or text with a button that copies it."""
 
     text: str
 
 
 @dataclass(frozen=True)
 class Cell:
-    """A table cell: its text, a smaller line below, where it links to, and how it is set apart."""
+    """A table cell: its text, a smaller line below it, its link and its tone."""
 
     text: str
     small: str = ""
@@ -77,7 +77,7 @@ class Table:
 
 @dataclass(frozen=True)
 class Chart:
-    """A chart with its title and what it shows; ``name`` also names its CSV, ``table`` is that CSV."""
+    """A chart with its title and caption; ``table`` is written to the CSV file ``name``."""
 
     name: str
     title: str
@@ -120,7 +120,7 @@ Block = Text | Notes | Html | Code | Table | Chart | Grid | Details | Section
 
 @dataclass(frozen=True)
 class Page:
-    """Headline first, then the facts in one line, then one sentence (``lead``), then the blocks."""
+    """A headline, the facts in one line, one sentence (``lead``), then the blocks."""
 
     title: str
     headline: str
@@ -131,14 +131,14 @@ class Page:
     """Gives every recipe its colour, in this order, and the legend that all charts share."""
 
     def charts(self) -> list[Chart]:
-        """All charts, in the page's order."""
+        """Return all charts in the page's order."""
         return [block for block in _walk(self.blocks) if isinstance(block, Chart)]
 
     def html(self) -> str:
-        """The page as one HTML document.
+        """Return the page as one HTML document.
 
         Raises:
-            ValueError: two charts have the same name, or the page is larger than ``LIMIT_BYTES``.
+            UserError: two charts have the same name, or the page is larger than ``LIMIT_BYTES``.
         """
         charts = self.charts()
         names = [chart.name for chart in charts]
@@ -165,7 +165,7 @@ class Page:
 
 
 def swatch(index: int) -> Markup:
-    """A short piece of the recipe's line, in its colour and dash."""
+    """Return a sample of the recipe's line, in its colour and dash."""
     pattern = " ".join(map(str, dash(index)))
     return Markup(
         '<svg class="swatch" viewBox="0 0 22 8" aria-hidden="true"><line x1="0" y1="4" x2="22" y2="4" '
@@ -187,7 +187,7 @@ def _spec(chart: Drawn) -> dict[str, Any]:
 
 
 def _json(value: object) -> Markup:
-    """JSON that cannot end its own script element."""
+    """Return JSON that cannot end its own script element."""
     text = json.dumps(value, separators=(",", ":"), ensure_ascii=False, allow_nan=False)
     return Markup(text.replace("<", "\\u003c").replace("\u2028", "\\u2028").replace("\u2029", "\\u2029"))
 

@@ -1,4 +1,4 @@
-"""The overview of all artefacts of the papers and of what was found of each."""
+"""The overview of all artefacts of the papers and their verdicts."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def write_papers_page(standings: Sequence[Standing], folder: Path) -> Path:
 
 
 def papers_page(standings: Sequence[Standing], linked: set[str]) -> str:
-    """All artefacts as one self-contained HTML page, with links to the pages of those in ``linked``."""
+    """Return all artefacts as one self-contained HTML page, with links to the pages of ``linked``."""
     found = counts(standing.state for standing in standings)
     return Page(
         title="normlab papers",
@@ -68,5 +68,5 @@ def _table(standings: Sequence[Standing], linked: set[str]) -> Table:
 
 
 def _breakable(id_: str) -> Markup:
-    """An id that a narrow column may break after a dot or an underscore."""
+    """Return an id with permitted line breaks after dots and underscores."""
     return Markup("<wbr>").join(re.split(r"(?<=[._])", id_))

@@ -1,4 +1,4 @@
-"""The picture sections of a comparison's page: results at a glance, curves, the sweep, time."""
+"""The charts of a comparison's page: results at a glance, curves, the sweep, cost."""
 
 from __future__ import annotations
 
@@ -27,13 +27,13 @@ NORM: Final = Axis("grad_norm_l2", "L2 norm", log=True, extremes=True, number=".
 
 
 def dev_axis(metric: Metric) -> Axis:
-    """The axis of a dev score; it begins at zero where more is better."""
+    """Return the axis of a dev score; it begins at zero if higher is better."""
     zero = metric.higher_is_better
     return Axis(metric.name, f"dev {metric.title}", zero=zero, number=f".{metric.digits}f")
 
 
 def pictures(comparison: Comparison, views: Mapping[str, RunView], known: Sequence[Text]) -> list[Section]:
-    """Sections of charts, the most telling first; ``known`` stands right below the first two."""
+    """Return the sections of charts, the most important first; ``known`` stands below the first two."""
     recipes = [r.name for r in comparison.recipes]
     result, seeds, sweep = (
         tables.results(comparison),
@@ -57,7 +57,7 @@ def pictures(comparison: Comparison, views: Mapping[str, RunView], known: Sequen
         first.append(
             Chart(
                 "learning-rate",
-                "Who is sensitive to the learning rate?",
+                "Sensitivity to the learning rate",
                 "Ring: chosen. Hollow square: stuck; hollow cross: diverged; at the bad end of the axis "
                 "without a score. Points at one learning rate stand slightly apart so that all can be seen.",
                 sensitivity(sweep, recipes, sorted(comparison.lrs), dev),
@@ -74,8 +74,8 @@ def pictures(comparison: Comparison, views: Mapping[str, RunView], known: Sequen
 
 _CURVES: Final = (
     "At each recipe's chosen learning rate. Line: mean over the seeds that trained; band: from the lowest "
-    "to the highest of them. A run that was stuck or diverged has a thin line of its own, ending in a square "
-    "or a cross where it was stopped or left the picture."
+    "to the highest of them. A run that was stuck or diverged has a thin line of its own, which ends in a "
+    "square or a cross where the run was stopped or left the chart."
 )
 
 
@@ -124,7 +124,7 @@ def _sweep_section(comparison: Comparison, views: Mapping[str, RunView]) -> list
         frame = tables.trial_curves(comparison, views, lr)
         drawn = curve(frame, recipes, axis, entropy_nats=entropy, points=points)
         charts.append(Chart(f"train-nll-lr-{rate(lr)}", f"Learning rate {rate(lr)}", "", drawn, frame))
-    intro = "Training loss of every recipe at every learning rate, first seed: where each one stops learning."
+    intro = "Training loss of every recipe at every learning rate, first seed."
     return [Section("The sweep, run by run", [Grid(charts, wide=310)], "sweep", intro)]
 
 
@@ -137,13 +137,13 @@ def _time_section(comparison: Comparison, views: Mapping[str, RunView]) -> Secti
     bars = Chart(
         "time",
         "Training time of a run",
-        "Median over the seeds. A run that was stopped early is cheap for a bad reason.",
+        "Median over the seeds. Stuck and diverged runs are stopped early.",
         time_bars(result, recipes),
         result.select("recipe", "minutes", "total_minutes", "note"),
     )
     axis = replace(dev_axis(metric), height=260)
     minutes = replace(axis, x="minutes", x_title="training time, minutes")
-    millions = replace(axis, x="millions", x_title="training tokens, millions")
+    seen = replace(axis, x="seen", x_title="training tokens")
     by_time = Chart(
         f"dev-{metric.name}-by-time",
         f"Dev {metric.label} against time",
@@ -155,13 +155,13 @@ def _time_section(comparison: Comparison, views: Mapping[str, RunView]) -> Secti
         f"dev-{metric.name}-by-tokens",
         f"Dev {metric.label} against tokens",
         "Tokens that were predicted in training.",
-        curve(dev, recipes, millions),
+        curve(dev, recipes, seen),
         dev,
     )
     return Section("Cost", [Grid([by_time, by_tokens, bars])], "cost")
 
 
 def _points(comparison: Comparison) -> int:
-    """Points a line so that the page keeps its size whatever the number of runs."""
+    """Return the number of points per line that keeps the page's size for any number of runs."""
     lines = sum(2 * (1 + len(r.runs)) + len(r.trials) for r in comparison.recipes)
     return max(60, min(POINTS, POINTS_A_PAGE // max(1, lines)))

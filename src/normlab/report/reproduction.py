@@ -1,4 +1,4 @@
-"""The page of an artefact: what was published, what is allowed, what was measured, and the verdict."""
+"""The page of an artefact: published values, tolerances, measurements and verdicts."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ TONES: Final[Mapping[State, str]] = {
 
 
 def write_reproduction_page(standing: Standing, folder: Path) -> Path:
-    """Write ``<folder>/<id>.html``; its path."""
+    """Write ``<folder>/<id>.html`` and return its path."""
     folder.mkdir(parents=True, exist_ok=True)
     page = folder / f"{standing.artefact.id}.html"
     write_text_atomic(page, reproduction_page(standing))
@@ -43,7 +43,7 @@ def write_reproduction_page(standing: Standing, folder: Path) -> Path:
 
 
 def reproduction_page(standing: Standing) -> str:
-    """An artefact and what was measured for it, as one self-contained HTML page."""
+    """Return an artefact and its measurements as one self-contained HTML page."""
     artefact, found = standing.artefact, standing.found
     tables = {} if found is None else {name: frame(rows) for name, rows in found.tables.items() if rows}
     legend = list(
@@ -73,7 +73,7 @@ def reproduction_page(standing: Standing) -> str:
 
 
 def state_cell(state: State) -> Cell:
-    """A verdict, or why there is none, set apart by its tone."""
+    """Return the cell of a verdict, or of the reason why there is none."""
     return Cell(state, tone=TONES.get(state, ""))
 
 
@@ -102,7 +102,7 @@ def _warnings(standing: Standing) -> Iterator[Block]:
             "alarm",
         )
     if found is None and not standing.trouble:
-        how = f"To measure it: {command(artefact)}" if artefact.study else "No study of ours decides it yet."
+        how = f"To measure it: {command(artefact)}" if artefact.study else "No study decides it yet."
         yield Text(f"Nothing was measured. {how}")
 
 
@@ -205,7 +205,7 @@ def _cell(value: Any) -> str:
 
 
 def _plain(value: Any) -> str:
-    """A setting in words."""
+    """Return a setting in words."""
     return ", ".join(map(str, value)) if isinstance(value, (tuple, list)) else str(value)
 
 

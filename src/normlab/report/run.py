@@ -1,4 +1,4 @@
-"""The page of one run: how it ended, its curves, its exact configuration."""
+"""The page of one run: outcome, curves, scores and configuration."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ SIDES: Final = ("training", "dev")
 
 
 def run_page(folder: Path) -> str:
-    """The run in ``folder`` as one self-contained HTML page; also while it is still running.
+    """Return the run in ``folder`` as one self-contained HTML page, also while it is still running.
 
     Raises:
         UserError: the folder holds no readable run.
@@ -111,7 +111,7 @@ def _pictures(run: RunView) -> Grid:
 
 
 def _dev_charts(run: RunView) -> list[Chart]:
-    """A chart for each metric of the task that validations compute; nothing before the first one."""
+    """Return a chart for each dev metric of the task; none before the first validation."""
     dev = _named(run, "dev", SIDES[1], [m.name for m in run.task_metrics])
     shown = [m for m in run.task_metrics if m != NLL and not dev[m.name].is_null().all()]
     return [
@@ -121,7 +121,7 @@ def _dev_charts(run: RunView) -> list[Chart]:
 
 
 def _test(run: RunView, beside: Mapping[str, Any]) -> list[Section]:
-    """The scores of the run's weights on the test text, once they have been computed."""
+    """Return the section of the test scores, once they have been computed."""
     columns = [run.scores, beside] if beside else [run.scores]
     rows = [
         [Cell(metric.title), *(Cell(metric.shown(float(scores[metric.name]))) for scores in columns)]

@@ -1,4 +1,4 @@
-"""What a page needs of a run folder, and the block that shows a run's exact configuration."""
+"""Run folders as the pages show them."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from normlab.store.folder import RunFolder, Status, read_json
 
 @dataclass(frozen=True)
 class RunView:
-    """A run as the page sees it. ``problem`` says why the folder could not be read; empty: it could."""
+    """A run as read for a page. ``problem`` is the reason why the folder could not be read, if any."""
 
     id: str
     config: Config | None = None
@@ -35,11 +35,11 @@ class RunView:
     """The command that trains it again."""
     problem: str = ""
     stale: bool = False
-    """Today's code would give other numbers."""
+    """Whether the current code would give other numbers."""
 
     @property
     def outcome(self) -> str:
-        """trained, stuck or diverged; failed, interrupted or running when it has no outcome."""
+        """The outcome of the run, or its state while it has none."""
         if self.status is None:
             return "missing"
         return self.status.outcome.state if self.status.outcome else self.status.state
@@ -54,7 +54,7 @@ class RunView:
 
 
 def view(root: Path, run: str) -> RunView:
-    """Read ``root/run``. A folder that is missing or damaged gives a view that says so; the page goes on."""
+    """Read ``root/run``. The view of a missing or damaged folder has a ``problem``."""
     path = root / run
     try:
         folder = RunFolder(path)
@@ -75,7 +75,7 @@ def view(root: Path, run: str) -> RunView:
 
 
 def metrics_frame(run: RunView, kind: str, columns: Sequence[str]) -> pl.DataFrame:
-    """The run's rows of one kind: ``step`` and ``columns``, as floats; what a row lacks is null."""
+    """Return the run's rows of one kind: ``step`` and ``columns``, as floats; missing values are null."""
     rows = [row for row in run.metrics if row.get("kind") == kind]
     data = {"step": [row.get("step") for row in rows]} | {c: [row.get(c) for row in rows] for c in columns}
     schema = {"step": pl.Int64} | dict.fromkeys(columns, pl.Float64)
@@ -83,7 +83,7 @@ def metrics_frame(run: RunView, kind: str, columns: Sequence[str]) -> pl.DataFra
 
 
 def flat(config: Config) -> dict[str, str]:
-    """``optim.lr: 0.001`` and so on, without what belongs to the machine or merely names the recipe."""
+    """Return the settings by name, such as ``optim.lr``, without the machine's and the recipe's name."""
     found: dict[str, str] = {}
 
     def walk(value: Any, prefix: str) -> None:
@@ -100,7 +100,7 @@ def flat(config: Config) -> dict[str, str]:
 
 
 def shared(runs: Sequence[RunView]) -> dict[str, str]:
-    """The settings in which no two of the runs differ."""
+    """Return the settings that all runs share."""
     flats = [flat(run.config) for run in runs if run.config]
     if not flats:
         return {}
@@ -108,7 +108,7 @@ def shared(runs: Sequence[RunView]) -> dict[str, str]:
 
 
 def settings_table(settings: Mapping[str, str], caption: str = "") -> Table:
-    """Settings by name."""
+    """Return a table of settings by name."""
     rows = [
         [Cell(name), Cell(value or "–", tone="" if value else "faint")] for name, value in settings.items()
     ]
@@ -116,18 +116,18 @@ def settings_table(settings: Mapping[str, str], caption: str = "") -> Table:
 
 
 def tag(outcome: str) -> Markup:
-    """The outcome as a small label."""
+    """Return the outcome as a small label."""
     return Markup('<span class="tag {0}">{0}</span>').format(outcome)
 
 
 def marks(run: RunView) -> list[str]:
-    """What is to be known beside a run's outcome, in a word each."""
+    """Return the words shown beside a run's outcome: ``stale``, ``forced``."""
     forced = run.config is not None and bool(run.config.forced)
     return ["stale"] * run.stale + ["forced"] * forced
 
 
 def seed_of(run: RunView) -> str:
-    """The run's seed, or its three when they differ."""
+    """Return the run's seed, or its three seeds if they differ."""
     if run.config is None:
         return "?"
     seeds = run.config.seeds
@@ -136,7 +136,7 @@ def seed_of(run: RunView) -> str:
 
 
 def run_details(run: RunView, common: Mapping[str, str]) -> Details:
-    """One run behind its anchor ``#run-<id>``: outcome, evidence, what sets it apart, exact configuration."""
+    """Return a run's block with the anchor ``#run-<id>``: outcome, evidence, settings, configuration."""
     if run.problem or run.config is None or run.status is None:
         summary = Markup("<code>{}</code> {}").format(run.id, tag("missing"))
         return Details(
@@ -160,9 +160,7 @@ def run_details(run: RunView, common: Mapping[str, str]) -> Details:
     if status.stopped:
         blocks.append(Text(f"Ended at step {status.step:,}: {status.stopped}"))
     if run.stale:
-        blocks.append(
-            Text("Stale: made by older code. Today's gives this configuration other numbers.", "alarm")
-        )
+        blocks.append(Text("Stale: made by older code. The current code gives other numbers.", "alarm"))
     if run.config.forced:
         blocks.append(Text(f"Forced, although {run.config.forced}.", "alarm"))
     if status.error:

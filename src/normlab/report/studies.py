@@ -167,7 +167,9 @@ def _growth(view: View, chart: Growth) -> Iterator[Chart]:
         ]
         schema = {"recipe": pl.String, "law": pl.String, "depth": pl.Int64, "value": pl.Float64}
         drawn = growth(points, pl.DataFrame(laws, schema=schema))
-        yield Chart(f"{chart.table}-{anchor(label)}", f"{chart.title}, {label}", chart.caption, drawn, points)
+        kinds = zip(("Blue", "Orange"), points["recipe"].unique(maintain_order=True), strict=False)
+        caption = " ".join([*(f"{colour}: {words}." for colour, words in kinds), chart.caption])
+        yield Chart(f"{chart.table}-{anchor(label)}", f"{chart.title}, {label}", caption, drawn, points)
 
 
 def _law(fit: Row, rows: Sequence[Row]) -> Iterator[Row]:

@@ -1,4 +1,4 @@
-"""The comparison and its runs as polars frames: what the figures draw and what the CSV files hold."""
+"""The comparison and its runs as polars frames, for the figures and the CSV files."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ WHO = {"recipe": pl.String, "run": pl.String, "seed": pl.String, "outcome": pl.S
 
 
 def all_runs(comparison: Comparison) -> list[str]:
-    """Every run id once: by recipe, the sweep first, then the further seeds, then those that failed."""
+    """Return every run id once: by recipe, the sweep first, then the other seeds, then failed runs."""
     ids = [run for r in comparison.recipes for run in (*(t.run for t in r.trials), *r.runs)]
     ids += [entry.partition(":")[0].strip() for entry in comparison.failed]
     return [run for run in dict.fromkeys(ids) if run]
@@ -25,7 +25,7 @@ def all_runs(comparison: Comparison) -> list[str]:
 def seed_curves(
     comparison: Comparison, views: Mapping[str, RunView], kind: str, columns: Sequence[str]
 ) -> pl.DataFrame:
-    """The runs of each recipe at its chosen learning rate: a row a step and run."""
+    """Return the curves of each recipe at its chosen learning rate, one row per step and run."""
     entries = [
         (recipe.name, run, str(seed), outcome)
         for recipe in comparison.recipes
@@ -35,28 +35,26 @@ def seed_curves(
 
 
 def trial_curves(comparison: Comparison, views: Mapping[str, RunView], lr: float) -> pl.DataFrame:
-    """Training curves of every recipe at one learning rate, first seed."""
+    """Return the training curves of every recipe at one learning rate, first seed."""
     seed = str(comparison.seeds[0]) if comparison.seeds else ""
     entries = [(r.name, t.run, seed, t.outcome) for r in comparison.recipes for t in r.trials if t.lr == lr]
     return _curves(entries, views, "train", ("nll",))
 
 
 def by_minutes(curves: pl.DataFrame) -> pl.DataFrame:
-    """Adds ``minutes`` of training: steps at the recipe's mean time a step; its seeds stay aligned."""
+    """Add ``minutes`` of training: steps times the recipe's mean time per step; its seeds stay aligned."""
     pace = (pl.col("seconds").sum() / pl.col("step").sum()).over("recipe")
     return curves.with_columns(minutes=pl.col("step") * pace / 60)
 
 
 def by_tokens(curves: pl.DataFrame, train: pl.DataFrame) -> pl.DataFrame:
-    """Adds ``millions`` of training tokens that were predicted up to a step, from the rows of training."""
+    """Add ``seen``, the number of training tokens predicted up to a step, from the training rows."""
     pace = train.group_by("recipe").agg(pace=pl.col("tokens").sum() / pl.col("step").sum())
-    return curves.join(pace, on="recipe", how="left").with_columns(
-        millions=pl.col("step") * pl.col("pace") / 1e6
-    )
+    return curves.join(pace, on="recipe", how="left").with_columns(seen=pl.col("step") * pl.col("pace"))
 
 
 def trials(comparison: Comparison) -> pl.DataFrame:
-    """The sweep: a row a recipe and learning rate; ``dev`` is the score of choices."""
+    """Return the sweep, one row per recipe and learning rate; ``dev`` is the score that decides."""
     rows = [
         (r.name, t.lr, t.run, t.dev.get(comparison.best_by), t.dev.get(NLL.name), t.outcome, t.lr == r.lr)
         for r in comparison.recipes
@@ -68,8 +66,8 @@ def trials(comparison: Comparison) -> pl.DataFrame:
 
 
 def results(comparison: Comparison) -> pl.DataFrame:
-    """A row a recipe: the headline test score (``value``) with the ends of its interval, the other test
-    scores by name, the dev score of choices, the chosen learning rate and time.
+    """Return one row per recipe: the headline test score (``value``) with the ends of its interval, the other
+    test scores by name, the dev score that choices are made by, the chosen learning rate and the time.
     """
     headline = comparison.headline
     rows = [
@@ -95,7 +93,7 @@ def results(comparison: Comparison) -> pl.DataFrame:
 
 
 def seed_scores(comparison: Comparison, views: Mapping[str, RunView]) -> pl.DataFrame:
-    """The headline test score of each seed's own run, where the run has been scored."""
+    """Return the headline test score of each seed's run, if it has one."""
     name = comparison.headline.name
     rows = [
         (recipe.name, str(seed), run, float(views[run].scores[name]))
@@ -108,7 +106,7 @@ def seed_scores(comparison: Comparison, views: Mapping[str, RunView]) -> pl.Data
 
 
 def outcome_note(outcomes: Sequence[str]) -> str:
-    """Empty if every run trained; else ``stuck`` if all share that, or ``1 of 3 seeds stuck``."""
+    """Return ``stuck`` or ``1 of 3 seeds stuck``, and so on; empty if every run trained."""
     astray = [o for o in outcomes if o != "trained"]
     if not astray:
         return ""
@@ -119,7 +117,7 @@ def outcome_note(outcomes: Sequence[str]) -> str:
 
 
 def best_trial(recipe: RecipeResult) -> Trial | None:
-    """The trial whose learning rate was chosen."""
+    """Return the trial whose learning rate was chosen."""
     return next((t for t in recipe.trials if t.lr == recipe.lr), None)
 
 

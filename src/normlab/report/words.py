@@ -1,4 +1,4 @@
-"""Numbers and findings in words. Every sentence is computed from the comparison."""
+"""The sentences of a comparison's page, all computed from the comparison."""
 
 from __future__ import annotations
 
@@ -15,23 +15,23 @@ from normlab.spec.units import count, p_value, rate
 
 
 def signed(value: float, metric: Metric) -> str:
-    """``+1.3``, ``−0.4`` (a true minus), ``0.0`` without a sign."""
+    """Format a difference: ``+1.3``, ``−0.4`` (with a true minus), ``0.0`` without a sign."""
     return metric.signed(value).replace("-", "−")
 
 
 def interval(found: Interval, metric: Metric, *, sign: bool = False) -> str:
-    """``37.2 to 38.9``, or with signs for a difference."""
+    """Format an interval: ``37.2 to 38.9``, or with signs for a difference."""
     low, high = (signed(v, metric) if sign else metric.shown(v) for v in (found.low, found.high))
     return f"{low} to {high}"
 
 
 def amount(value: float, metric: Metric) -> str:
-    """``1.234 bits per byte``."""
+    """Format a score with its metric: ``1.234 bits per byte``."""
     return f"{metric.shown(value)} {metric.label}"
 
 
 def listing(items: Iterable[str]) -> Markup:
-    """``a``, ``a and b``, ``a, b and c``; plain strings are escaped."""
+    """Join items: ``a``, ``a and b``, ``a, b and c``; plain strings are escaped."""
     parts = [Markup.escape(item) for item in items]
     if len(parts) < 2:
         return Markup("").join(parts)
@@ -39,24 +39,24 @@ def listing(items: Iterable[str]) -> Markup:
 
 
 def slug(name: str) -> str:
-    """A recipe's anchor: ``pre+fixnorm`` -> ``recipe-pre-2b-fixnorm``. Different names stay different."""
+    """Return a recipe's anchor: ``pre+fixnorm`` -> ``recipe-pre-2b-fixnorm``; it is unique to the name."""
     return "recipe-" + "".join(c if c.isalnum() and c.isascii() else f"-{ord(c):x}-" for c in name)
 
 
 def names(comparison: Comparison) -> dict[str, Markup]:
-    """Each recipe's name, underlined in its colour and linked to its runs."""
+    """Return each recipe's name, underlined in its colour and linked to its runs."""
     form = Markup('<a class="recipe" href="#{}" style="text-decoration-color: var(--recipe-{})">{}</a>')
     return {r.name: form.format(slug(r.name), i, breakable(r.name)) for i, r in enumerate(comparison.recipes)}
 
 
 def breakable(name: str) -> Markup:
-    """A recipe's name that may be broken after ``+``, ``/`` and ``:``, and nowhere else."""
+    """Return a recipe's name with permitted line breaks after ``+``, ``/`` and ``:``."""
     parts = re.split(r"(?<=[+/:])", name)
     return Markup("<wbr>").join(parts)
 
 
 def ranking(comparison: Comparison) -> list[tuple[RecipeResult, float]]:
-    """Recipes with a test score and at least one run that trained, the best first."""
+    """Return the recipes with a test score and at least one run that trained, the best first."""
     metric = comparison.headline
     scored = [(r, r.value(metric)) for r in comparison.recipes if "trained" in r.outcomes]
     learned = [(r, value) for r, value in scored if value is not None]
@@ -64,7 +64,7 @@ def ranking(comparison: Comparison) -> list[tuple[RecipeResult, float]]:
 
 
 def difference(comparison: Comparison, a: str, b: str) -> Difference | None:
-    """``a`` minus ``b``, turned round if the comparison holds it the other way; None if it holds neither."""
+    """Return the difference ``a`` minus ``b``; None if the comparison has neither it nor its opposite."""
     for d in comparison.differences:
         if (d.a, d.b) == (a, b):
             return d
@@ -75,7 +75,7 @@ def difference(comparison: Comparison, a: str, b: str) -> Difference | None:
 
 
 def headline(comparison: Comparison) -> Markup:
-    """Who won and by how much, or that nobody can be said to have won."""
+    """Name the best recipe and its lead, or the recipes that cannot be told apart."""
     called, metric = names(comparison), comparison.headline
     ranked = ranking(comparison)
     if not comparison.recipes:
@@ -105,7 +105,7 @@ def headline(comparison: Comparison) -> Markup:
 
 
 def notes(comparison: Comparison, missing: Sequence[str] = (), stale: Sequence[str] = ()) -> list[Text]:
-    """What went wrong, which choices lie at the edge of the sweep, and what limits the answer."""
+    """List failures, choices at the edge of the sweep, and limits of the conclusion."""
     found = [Text(f"{comparison.progress}; the others follow.", "alarm")] if comparison.progress else []
     found += [*_trouble(comparison), *_edges(comparison), *_limits(comparison)]
     called = names(comparison)
@@ -136,7 +136,7 @@ def _beaten(comparison: Comparison, best: str, other: str) -> bool:
 
 
 def lead(comparison: Comparison) -> Markup:
-    """The difference between the two best, its interval and p; empty if there are no two."""
+    """Describe the difference between the two best recipes; empty if there are fewer."""
     ranked = ranking(comparison)
     if len(ranked) < 2:
         return Markup("")
@@ -162,7 +162,7 @@ def lead(comparison: Comparison) -> Markup:
 
 
 def _trouble(comparison: Comparison) -> list[Text]:
-    """One note a recipe that was stuck or diverged somewhere, and one for those that never were."""
+    """Write one note per recipe that was stuck or diverged, and one for all the others."""
     called = names(comparison)
     found: list[Text] = []
     fine = []

@@ -1,4 +1,4 @@
-"""Gradients at the start of the papers' own models, on real text."""
+"""Gradients of the papers' own models at initialisation, on real text."""
 
 from __future__ import annotations
 
@@ -317,13 +317,13 @@ class Alone(nn.Module):
 
 
 def _token_loss(model: nn.Module, inputs: TaskInputs) -> Tensor:
-    """The mean over real tokens of the likelihood of the token at the next place, as a label of each."""
+    """The mean over tokens of the negative log-likelihood of the next token."""
     labels = inputs["source"].roll(-1, 1)
     return F.cross_entropy(model(**inputs).flatten(0, 1), labels.flatten(), ignore_index=PAD)
 
 
 def _pooled_loss(model: nn.Module, inputs: TaskInputs) -> Tensor:
-    """One label a sentence, its first token, from the mean of its logits."""
+    """The cross-entropy of one label a sentence, its first token, under the mean of its logits."""
     is_real = (inputs["source"] != PAD)[..., None]
     pooled = (model(**inputs) * is_real).sum(1) / is_real.sum(1)
     return F.cross_entropy(pooled, inputs["source"][:, 0])

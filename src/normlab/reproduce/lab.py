@@ -87,7 +87,7 @@ class Lab:
         """A description of the text."""
         if self._folder(name) is None:
             return f"the built-in corpus, because {name} is not there; set NORMLAB_DATA to its folder"
-        return f"{name}, {TEXTS[name][2][0]}; a joint BPE of {VOCABULARY:,} types learnt on it"
+        return f"{name}, {TEXTS[name][2][0]}; a joint BPE of {VOCABULARY:,} vocabulary entries learnt on it"
 
     def _folder(self, name: str) -> Path | None:
         home = self.data or os.environ.get("NORMLAB_DATA")

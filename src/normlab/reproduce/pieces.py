@@ -209,8 +209,8 @@ def _profile(model: Seq2Seq, inputs: TaskInputs) -> dict[str, float]:
 def attention_matrices(
     lab: Lab, *, text: str, model: str, layers: int, tokens: int, steps: int, lr: float, seed: int
 ) -> Measurement:
-    """Figures 5 and 11: norms of the gradients of the self-attention's matrices at the start, and of what
-    Adam moves them by over some steps.
+    """Figures 5 and 11: norms of the gradients of the self-attention's matrices at initialisation, and of
+    Adam's updates of them over some steps.
     """
     network = lab.model(size(model, "pre", layers), text, seed=seed, tokens=tokens).eval()
     batches = lab.batches(text, tokens, steps)

@@ -219,7 +219,7 @@ def last_gradient(
         widths = curves(placement, "d", dims, layers=depths[0])
         measures[f"{placement}_exponent_in_d"] = log_slope(dims, widths)
     return Measurement(
-        measures, {"gradients": rows}, {"network": f"{tokens} tokens, {seeds} seeds, 1,000 types"}
+        measures, {"gradients": rows}, {"network": f"{tokens} tokens, {seeds} seeds, 1,000 classes"}
     )
 
 

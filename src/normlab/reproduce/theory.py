@@ -1,5 +1,5 @@
 """The setting in which Xiong et al. 2020 prove their theorem (Section 3.3): single-head attention that is
-uniform because queries and keys start at 0, every matrix d x d, Gaussian inputs.
+uniform because queries and keys are initialised to 0, every matrix d x d, Gaussian inputs.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ def _xavier(n_in: int, n_out: int, random: torch.Generator) -> nn.Parameter:
 
 
 class Setting(nn.Module):
-    """One network of the theory with its inputs `[1, T, D]`, one target a position, and an output matrix."""
+    """A network of the theory with inputs `[1, T, D]`, a target for each position, and an output matrix."""
 
     def __init__(
         self,
@@ -52,7 +52,7 @@ class Setting(nn.Module):
         tokens: int,
         seed: int,
         ffn_dim: int = 0,
-        types: int = 1000,
+        classes: int = 1000,
     ) -> None:
         super().__init__()
         random = generator(seed=seed)
@@ -61,9 +61,9 @@ class Setting(nn.Module):
             branches += [UniformAttention(dim, random), FeedForward(dim, ffn_dim or dim, random)]
         first = next(stack_of(ROLES, layers, dim))
         self.stack = Stack.of(branches, Placement.registry[placement], first)
-        self.output = torch.randn(dim, types, generator=random) * dim**-0.5
+        self.output = torch.randn(dim, classes, generator=random) * dim**-0.5
         self.x = torch.randn(1, tokens, dim, generator=random)
-        self.target = torch.randint(types, (tokens,), generator=random)
+        self.target = torch.randint(classes, (tokens,), generator=random)
 
     def forward(self) -> Tensor:
         """The mean over positions of the negative log-likelihood."""

@@ -13,12 +13,12 @@ from numbers import Integral, Real
 from normlab.errors import UserError
 
 MOST = 2**63
-"""No whole number reaches it: tensors could not hold it."""
+"""Whole numbers are below this limit, which tensors cannot hold."""
 
 
 @dataclass(frozen=True)
 class Range:
-    """Numbers ``>= least``, ``> above`` and ``< below``, where these are given; never NaN."""
+    """Numbers ``>= least``, ``> above`` and ``< below``, if these are given; never NaN."""
 
     least: float = -math.inf
     above: float = -math.inf
@@ -33,7 +33,7 @@ class Range:
         return inside and (self.below is None or number < self.below)
 
     def wanted(self, value: object) -> str:
-        """What is allowed, in the words that ``value`` calls for."""
+        """Describe what is allowed, as far as ``value`` breaks it."""
         if not isinstance(value, Integral if self.whole else Real):
             return "a whole number" if self.whole else "a number"
         if _beyond(value) > 0:
@@ -46,7 +46,7 @@ class Range:
 
 
 def _beyond(value: object) -> int:
-    """1 for a whole number that is too large, -1 for one too far below zero, else 0."""
+    """Return 1 for a whole number that is too large, -1 for one too far below zero, else 0."""
     whole = int(value) if isinstance(value, Integral) else 0
     return (whole >= MOST) - (whole <= -MOST)
 
@@ -61,7 +61,7 @@ class Choice:
         return value in self.words
 
     def wanted(self, value: object) -> str:
-        """What is allowed, with the word that was meant if one is near."""
+        """Describe what is allowed, with the word that may be meant if one is near."""
         close = difflib.get_close_matches(str(value), self.words, 1)
         words = ", ".join(word or "''" for word in self.words)
         allowed = f"one of {words}" if len(self.words) > 1 else repr(self.words[0])

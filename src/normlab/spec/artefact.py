@@ -1,4 +1,4 @@
-"""Artefacts: what a paper shows, as data."""
+"""Artefacts: the tables, figures and statements of papers as data."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from normlab.spec.claim import Claim, Measure, Verdict, together
 
 @dataclass(frozen=True)
 class Drawing:
-    """How a table of a reproduction is drawn: the columns that become places, colours and panels."""
+    """A chart of a reproduction's table: the columns that become positions, colours and panels."""
 
     table: str
     x: str
@@ -36,29 +36,29 @@ class Drawing:
 
 @dataclass(frozen=True)
 class Artefact:
-    """One table, figure, statement or piece of code of a paper, what it asserts, and how that is decided."""
+    """A table, figure, statement or piece of code of a paper, with its claims and their study."""
 
     id: str
     """``<paper's key>.<name>``, say ``liu2020.parameters``."""
     paper: str
     """Authors and year, section (arXiv id), or the publisher of a page."""
     shows: str
-    """What is measured or written there, in one sentence."""
+    """The content of the table or figure, in one sentence."""
     published: Mapping[str, float | str]
     """Name to number, or to formula, as they were printed."""
     asserts: str
-    """What a reproduction decides, in words."""
+    """The claim that a reproduction decides, in words."""
     study: str = ""
     """The name of the function that measures it, one of ``normlab.papers.STUDIES``; empty: none yet."""
     settings: Mapping[str, Any] = field(default_factory=dict)
-    """Of the study: sizes, depths, seeds."""
+    """The study's arguments: sizes, depths, seeds."""
     alone: bool = False
     """Whether the study measures time, and wants the machine for itself."""
     claims: Sequence[Claim] = ()
-    """What it asserts, as tests on the study's measures."""
+    """The claim as tests on the study's measures."""
     drawings: Sequence[Drawing] = ()
     discussion: str = ""
-    """Where the paper contradicts another one or itself, and what was known of it before it was measured."""
+    """Contradictions with another paper or within this one, and what was known before the measurement."""
 
     def fingerprint(self) -> str:
         """First 16 hex digits of the SHA-256 of what is asserted and how it is measured: a result that was
@@ -89,7 +89,7 @@ class Reproduction:
 
     id: str
     fingerprint: str
-    """Of the artefact as it was when this was measured."""
+    """The fingerprint of the artefact when this was measured."""
     measures: Mapping[str, Measure]
     tables: Mapping[str, Sequence[Mapping[str, Any]]]
     """Name to rows, each a flat one of words and numbers."""
@@ -100,5 +100,5 @@ class Reproduction:
     """Name of a text that was not there, so that the built-in corpus stood in for it; empty: none."""
 
     def verdict(self, artefact: Artefact) -> Verdict:
-        """Of all claims of the artefact together; undecided where they were measured on another text."""
+        """The verdict on all claims together; undecided where they were measured on another text."""
         return "undecided" if self.stand_in else together(c.verdict(self.measures) for c in artefact.claims)

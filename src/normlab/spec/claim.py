@@ -1,4 +1,4 @@
-"""Claims: what a paper asserts, as tests on measured numbers."""
+"""Claims: the assertions of a paper as tests on measured numbers."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Final, Literal, TypeAlias
 
 Verdict: TypeAlias = Literal["agrees", "disagrees", "undecided", "not run"]
 VERDICTS: Final[tuple[Verdict, ...]] = ("disagrees", "undecided", "not run", "agrees")
-"""The one that decides first: a whole agrees only where each of its parts does."""
+"""Verdicts in the order in which they decide: a whole agrees only where each of its parts does."""
 
 
 @dataclass(frozen=True)
@@ -22,25 +22,25 @@ class Measure:
 
     @classmethod
     def exact(cls, value: float) -> Measure:
-        """A number that would be the same again."""
+        """A number without spread: measured again, it would be the same."""
         return cls(value, value, value)
 
 
 @dataclass(frozen=True)
 class Claim:
-    """One assertion: that a measure lies between two bounds.
+    """The assertion that a measure lies between two bounds.
 
     Raises ValueError for a claim that nothing could contradict.
     """
 
     says: str
-    """In words, with what is compared."""
+    """The assertion in words, naming what is compared."""
     measure: str
     """The name that a reproduction gives to the number."""
     at_least: float = -inf
     at_most: float = inf
     published: str = ""
-    """What the paper printed, if it printed a number or a formula for this."""
+    """The number or formula that the paper prints for this, where it prints one."""
 
     def __post_init__(self) -> None:
         if not (isfinite(self.at_least) or isfinite(self.at_most)) or self.at_least > self.at_most:
@@ -72,6 +72,6 @@ class Claim:
 
 
 def together(verdicts: Iterable[Verdict]) -> Verdict:
-    """One verdict of several: the first of ``VERDICTS`` that is among them; ``not run`` of none."""
+    """Combine verdicts into the first of ``VERDICTS`` that is among them; ``not run`` where there is none."""
     given = set(verdicts)
     return next((verdict for verdict in VERDICTS if verdict in given), "not run")

@@ -1,4 +1,4 @@
-"""Seeds for every purpose, derived where they are needed, so that no generator's state is ever saved."""
+"""Seeds for every purpose, derived where they are needed, so that no generator's state must be saved."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import hashlib
 
 
 def derive(seed: int, purpose: str, *counters: int) -> int:
-    """A seed in [0, 2**63): the first 63 bits of BLAKE2b over the arguments.
+    """Return a seed in [0, 2**63): the first 63 bits of BLAKE2b over the arguments.
 
     Different purposes or counters (step, micro-batch, epoch) give unrelated seeds; the same ones give the
     same seed on every machine and Python version.

@@ -1,4 +1,4 @@
-"""What ``normlab compare`` is asked to do, as data."""
+"""The request of a comparison, as data."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from normlab.spec.config import Config, OptimConfig, TrainConfig
 
 
 def usable_cores() -> int:
-    """Processor cores that this process may use: its affinity where the system has one, else all."""
+    """Return the number of processor cores that this process may use."""
     if hasattr(os, "sched_getaffinity"):
         return len(os.sched_getaffinity(0))
     return os.cpu_count() or 1
@@ -27,7 +27,7 @@ class CompareRequest:
     lrs: tuple[float, ...] = (1e-3, 2e-3)
     """Peak learning rates; each recipe's own is chosen among them on dev with the first seed."""
     seeds: int = 3
-    """How many: ``first_seed``, ``first_seed + 1`` and so on."""
+    """The number of seeds: ``first_seed``, ``first_seed + 1`` and so on."""
     first_seed: int = 1
     base: Config = Config(optim=OptimConfig(warmup_steps=400), train=TrainConfig(precision="auto"))
     """Everything that is not a recipe's choice, a learning rate or a seed; ``normlab.configs`` has more."""
@@ -36,11 +36,11 @@ class CompareRequest:
     out: Path = Path("runs")
     """Folder of the run folders, the prepared data and ``comparison.json``."""
     resamples: int = 2000
-    """Of the bootstrap over sentences and seeds."""
+    """The number of resamples of the bootstrap over test examples."""
     force: bool = False
     """Whether to train combinations that their source does not define."""
     command: str = ""
-    """What was typed, for the page; empty from Python."""
+    """The command as it was typed, for the page; empty when called from Python."""
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "recipes", tuple(name.strip() for name in self.recipes))

@@ -1,8 +1,8 @@
-"""Frozen dataclasses to JSON and back; nothing that is read can execute code.
+"""Frozen dataclasses as JSON, and back; nothing that is read can execute code.
 
-Understood are dataclasses of bool, int, float, str, ``Literal``, ``X | None``, tuples, ``dict[str, X]`` and
-dataclasses; the words of a ``Literal`` are left to ``allowed.check``.
-JSON has no word for numbers that are not finite: they are written as "nan", "inf" and "-inf".
+Fields may be bool, int, float, str, ``Literal``, ``X | None``, tuples, ``dict[str, X]`` and dataclasses; the
+words of a ``Literal`` are left to ``allowed.check``. Numbers that are not finite, for which JSON has no word,
+are written as "nan", "inf" and "-inf".
 """
 
 from __future__ import annotations
@@ -25,15 +25,16 @@ _WORDS = {bool: "true or false", int: "a whole number", float: "a number", str: 
 
 
 def to_json(value: Any, *, indent: int | None = None) -> str:
-    """A dataclass, with all it contains, as JSON text on one line or indented."""
+    """Return a dataclass, with all it contains, as JSON on one line or indented."""
     return json.dumps(to_plain(value), ensure_ascii=False, indent=indent, allow_nan=False)
 
 
 def from_json(kind: type[T], text: str) -> T:
-    """The dataclass that ``to_json`` wrote; absent fields take their defaults.
+    """Read a dataclass that ``to_json`` wrote; absent fields take their defaults.
 
-    Raises UserError naming the place of what is not JSON, of an unknown key (with the nearest known one),
-    of a field that is missing and has no default, and of a value of another type or out of its range.
+    Raises UserError with the place of the error if the text is not JSON, if a key is unknown (with the
+    nearest known one), if a field without a default is missing, or if a value has another type or is out of
+    range.
     """
     try:
         content = parsed(text)
@@ -43,7 +44,7 @@ def from_json(kind: type[T], text: str) -> T:
 
 
 def parsed(text: str) -> Any:
-    """What a JSON text says. Raises UserError with what is wrong with it, and where."""
+    """Parse JSON. Raises UserError with the error and its place."""
     try:
         return json.loads(text.removeprefix("\ufeff"), object_pairs_hook=_object)
     except json.JSONDecodeError as error:
@@ -57,17 +58,17 @@ def parsed(text: str) -> Any:
 
 
 def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    """Of a key that stands twice JSON would silently take the last."""
+    """Build an object. Raises UserError for a key that occurs twice: JSON would silently take the last."""
     found = dict(pairs)
     if len(found) < len(pairs):
         keys = [key for key, _ in pairs]
         twice = next(key for key in keys if keys.count(key) > 1)
-        raise UserError(f"the key {twice!r} stands twice in one object, keep one of them")
+        raise UserError(f"the key {twice!r} occurs twice in one object; keep one of them")
     return found
 
 
 def to_plain(value: Any) -> Any:
-    """Dataclasses and tuples as dicts and lists of what JSON can say."""
+    """Turn dataclasses and tuples into dicts and lists that JSON can hold."""
     if dataclasses.is_dataclass(value):
         return {f.name: to_plain(getattr(value, f.name)) for f in dataclasses.fields(value)}
     if isinstance(value, dict):
@@ -120,7 +121,7 @@ def _dataclass(kind: Any, value: Any, where: str) -> Any:
 
 @functools.cache
 def _fields(kind: Any) -> dict[str, tuple[Any, bool]]:
-    """Each field's type, and whether it has no default."""
+    """Return for each field its type, and whether it has no default."""
     hints = typing.get_type_hints(kind)
     return {
         f.name: (

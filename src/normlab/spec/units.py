@@ -1,4 +1,4 @@
-"""Quantities in words, the same in the terminal and on the page."""
+"""Quantities as text, the same in the terminal and on the page."""
 
 from __future__ import annotations
 
@@ -7,12 +7,12 @@ from collections.abc import Sequence
 
 
 def count(number: int, thing: str) -> str:
-    """``1 run``, ``3 runs``."""
+    """Return a number with its noun: ``1 run``, ``3 runs``."""
     return f"{number:,} {thing}" if number == 1 else f"{number:,} {thing}s"
 
 
 def duration(seconds: float) -> str:
-    """Seconds in the two largest units that say something: ``48 s``, ``4 min 05 s``, ``2 h 10 min``."""
+    """Return seconds in their two largest units: ``48 s``, ``4 min 05 s``, ``2 h 10 min``."""
     whole = round(seconds)
     if whole < 60:
         return f"{seconds:.1f} s" if seconds < 10 else f"{whole} s"
@@ -22,22 +22,22 @@ def duration(seconds: float) -> str:
 
 
 def perplexity(nll: float) -> float:
-    """The exponential of nats; infinite where that is no number any more."""
+    """Return the exponential of nats; infinite where it is too large for a float."""
     return math.inf if nll > 700 else math.exp(nll)
 
 
 def p_value(p: float) -> str:
-    """``p = 0.034``, or ``p < 0.001``."""
+    """Return a p-value: ``p = 0.034``, or ``p < 0.001``."""
     return "p < 0.001" if p < 0.001 else f"p = {p:.3f}"
 
 
 def steps_named(steps: Sequence[int]) -> str:
-    """``step 400``, or ``steps 400, 800``."""
+    """Return a list of steps: ``step 400``, or ``steps 400, 800``."""
     return f"step{'s' * (len(steps) > 1)} {', '.join(f'{step:,}' for step in steps)}"
 
 
 def rate(lr: float) -> str:
-    """A learning rate as people type it: ``5e-4``, ``1.5e-3``, ``0.1``."""
+    """Return a learning rate as people type it: ``5e-4``, ``1.5e-3``, ``0.1``."""
     if lr >= 0.05:
         return f"{lr:g}"
     mantissa, exponent = f"{lr:.6e}".split("e")

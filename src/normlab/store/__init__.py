@@ -1,4 +1,4 @@
-"""Run folders: the truth about every run."""
+"""Run folders, which hold the whole state of every run."""
 
 from .folder import RunBusyError, RunFolder, Runs, Status
 

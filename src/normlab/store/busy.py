@@ -1,4 +1,4 @@
-"""One process at a time in a run folder, on this host or another one."""
+"""Locks that keep a run folder to one process, on this host or another one."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ from typing import TextIO
 from normlab.errors import UserError
 
 _TRIES, _PAUSE_SECONDS = 5, 0.02
-"""A reader that asks whether a run is alive holds its lock for microseconds; a trainer waits for that."""
+"""A reader that asks whether a run is alive holds the lock for microseconds; a trainer waits for that."""
 _BEAT_SECONDS, _WATCH_SECONDS = 5.0, 16.0
-"""How often a holder touches its lock, and how long another host looks whether it still does."""
+"""How often a holder touches its lock, and how long another host watches whether it still does."""
 
 
 class RunBusyError(UserError):
@@ -26,11 +26,11 @@ class RunBusyError(UserError):
 
 @contextmanager
 def hold(folder: Path) -> Generator[None]:
-    """Keep other processes out of a folder; ``lock`` in it says who is there.
+    """Keep other processes out of a folder; the file ``lock`` in it names the holder.
 
-    A lock ends with its process, but some network file systems keep it from the other hosts: what a process
-    of another host left in the file is watched for a while. Clocks are not compared, so they may differ or be
-    set back. Raises RunBusyError if a process is in the folder.
+    A lock ends with its process, but some network file systems do not show it to other hosts: if the file
+    names a holder on another host, it is watched for a while. Clocks are not compared, so they may differ or
+    be set back. Raises RunBusyError if a process is in the folder.
     """
     path = folder / "lock"
     with path.open("a+", encoding="utf-8") as file:
@@ -52,7 +52,7 @@ def hold(folder: Path) -> Generator[None]:
 
 
 def held(folder: Path) -> bool:
-    """Whether a process that this host knows of is in the folder."""
+    """Whether a process whose lock this host sees is in the folder."""
     try:
         with (folder / "lock").open(encoding="utf-8") as file:
             fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
@@ -64,9 +64,9 @@ def held(folder: Path) -> bool:
 
 
 def elsewhere(folder: Path) -> str:
-    """The other host whose process has just touched the folder's lock; empty if there is none.
+    """Return the other host whose process has just touched the folder's lock; empty if there is none.
 
-    Where the two clocks are further apart than a holder may be silent, nobody seems to be there.
+    It is also empty if the two clocks are further apart than a holder may be silent.
     """
     lock = folder / "lock"
     with suppress(FileNotFoundError):
@@ -112,7 +112,7 @@ def _beat(path: Path, ended: threading.Event) -> None:
 
 
 def _beats(path: Path) -> bool:
-    """Whether somebody touches the file; it is opened anew each time, so that a network file system looks."""
+    """Watch whether a process touches the file, opening it each time so that a network file system looks."""
     before = _touched(path)
     until = time.monotonic() + _WATCH_SECONDS
     while time.monotonic() < until:

@@ -1,4 +1,4 @@
-"""Text and JSON files that are never seen half written."""
+"""Text and JSON files that no reader sees half written."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def read_json(path: Path) -> Any:
 
 @contextmanager
 def named(path: Path) -> Generator[None]:
-    """Errors of the system in here say which file they are about: a full disk itself names none."""
+    """Name a file in the errors of the operating system: that of a full disk names none."""
     try:
         yield
     except OSError as error:
@@ -38,29 +38,31 @@ def named(path: Path) -> Generator[None]:
 
 
 def append_rows(path: Path, rows: Iterable[Mapping[str, Any]]) -> None:
-    """A row a line, in one go."""
+    """Append rows, one a line, in a single write."""
     with named(path), path.open("a", encoding="utf-8") as file:
         file.write("".join(map(row_line, rows)))
 
 
 def row_line(row: Mapping[str, Any]) -> str:
-    """A row as JSON in a line; numbers that are not finite become "nan", "inf" and "-inf"."""
+    """Return a row as a line of JSON; numbers that are not finite become "nan", "inf" and "-inf"."""
     return json.dumps(to_plain(row), allow_nan=False) + "\n"
 
 
 def write_json_atomic(path: Path, content: Any) -> None:
-    """Dataclasses, dicts, lists and scalars; numbers that are not finite become "nan", "inf" and "-inf"."""
+    """Write dataclasses, dicts, lists and scalars; numbers that are not finite become "nan", "inf",
+    "-inf".
+    """
     text = json.dumps(to_plain(content), ensure_ascii=False, indent=1, allow_nan=False)
     write_text_atomic(path, text + "\n")
 
 
 def write_text_atomic(path: Path, text: str) -> None:
-    """Write beside the file, sync, rename: a reader sees the old text or the new one, never a part."""
+    """Write beside the file, sync and rename: a reader sees the old text or the new one, never a part."""
     write_bytes_atomic(path, text.encode())
 
 
 def write_bytes_atomic(path: Path, content: bytes) -> None:
-    """As ``write_text_atomic``."""
+    """Write bytes as ``write_text_atomic`` writes text."""
     new = path.with_name(f".{path.name}.{os.getpid()}.{threading.get_ident()}")
     with named(path):
         try:
@@ -77,7 +79,7 @@ def write_bytes_atomic(path: Path, content: bytes) -> None:
 
 
 def sync(path: Path) -> None:
-    """Wait until a file, or a folder's list of names, is on the disk."""
+    """Wait until a file, or the list of a folder's names, is on the disk."""
     descriptor = os.open(path, os.O_RDONLY)
     try:
         with named(path):

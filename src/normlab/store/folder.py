@@ -1,4 +1,4 @@
-"""One folder a run, and the folder of all runs."""
+"""The folder of a run, and the folder of all runs."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ class Status:
     best_dev: dict[str, float] = field(default_factory=dict)
     """The dev scores at ``best_step``, by metric name."""
     train_seconds: float = 0.0
-    """From the first step on, validations included, pauses between resumptions left out."""
+    """Seconds since the first step with validations, without pauses between resumptions."""
     error: str = ""
     hardware: str = ""
     stopped: str = ""
@@ -77,20 +77,20 @@ class RunFolder:
     def __init__(self, path: str | Path) -> None:
         self.path = Path(path)
         self.last = self.path / "last"
-        """Checkpoint to go on from."""
+        """The last checkpoint, from which the run continues."""
         self.previous = self.path / "previous"
-        """The one before it, for where ``last`` turns out to be damaged."""
+        """The checkpoint before ``last``, in case that turns out to be damaged."""
         self.best = self.path / "best"
         """Weights with the best dev score."""
         self.average = self.path / "average"
-        """Mean of the weights at the last validations, where the configuration asks for it."""
+        """Mean of the weights at the last validations, if the configuration asks for it."""
         self.steps = self.path / "steps"
-        """Weights that were kept, a folder a step."""
+        """Weights after some steps, a folder for each."""
         self.start = self.path / "start.json"
-        """What was taken from another run's weights, where the run began with these."""
+        """The tensors that the run took from the weights of another run, if it began with these."""
         self.tensorboard = self.path / "tensorboard"
         self.tokenizer = self.path / "tokenizer.json"
-        self.target_types = self.path / "target_types.npy"
+        self.target_vocab = self.path / "target_vocab.npy"
         self.log = self.path / "log.txt"
         self.outputs = self.path / "test.hyp.txt"
         """The model's outputs on the test text, one line an example, where the task writes any."""
@@ -99,9 +99,9 @@ class RunFolder:
         """The statistics of each test example, by metric, as ``store.examples`` reads them."""
         self._row_files = (self.path / "metrics.jsonl", self.path / "probes.jsonl")
         self.lost = self.path / "rows.lost"
-        """Whoever makes this file lets the run go on although rows are gone."""
+        """With this file in it the run continues although rows are lost."""
         self.best_outputs = self.path / "test-best.hyp.txt"
-        """As ``outputs`` for ``best``, where ``outputs`` and ``scores`` are of ``average``."""
+        """The outputs of ``best``, if ``outputs`` and ``scores`` belong to ``average``."""
         self.best_scores = self.path / "scores-best.json"
         self.best_examples = self.path / "test-best.examples.safetensors"
 
@@ -113,7 +113,7 @@ class RunFolder:
         metrics: Sequence[Metric] = (),
         imports: Sequence[str] = (),
     ) -> RunFolder:
-        """Make the run folder of a resolved configuration; what it holds already stays.
+        """Make the run folder of a resolved configuration; files in it stay.
 
         ``metrics`` are those of its task, ``imports`` the modules that were imported for it.
         """
@@ -125,11 +125,11 @@ class RunFolder:
         return folder
 
     def config(self) -> Config:
-        """The resolved configuration. Raises UserError with the place of what is wrong in it."""
+        """Read the resolved configuration. Raises UserError with the place of an error in it."""
         return read_config(self.path / "config.json")
 
     def id(self) -> str:
-        """The run's id as its ``config.json`` says it; empty without one."""
+        """Return the run's id from its ``config.json``; empty if there is none."""
         path = self.path / "config.json"
         content = read_json(path) if path.exists() else {}
         return str(content.get("id", "")) if isinstance(content, dict) else ""
@@ -152,12 +152,12 @@ class RunFolder:
         return shlex.join([*words, *(word for name in imports for word in ("--import", str(name)))])
 
     def stale(self) -> bool:
-        """Whether today's code would give other numbers: the run's id is no longer that of its config."""
+        """Whether this version would give other numbers: the run's id is no longer that of its config."""
         recorded = read_json(self.path / "config.json").get("id")
         return recorded != run_id(self.config())
 
     def status(self) -> Status:
-        """How far the run is; ``new`` where nothing has been written yet.
+        """Return how far the run is; ``new`` if nothing has been written yet.
 
         A run whose process is gone without a word (killed, out of memory) reads as ``interrupted``. That of
         another host counts as there while ``elsewhere`` names it.
@@ -176,37 +176,37 @@ class RunFolder:
         return status
 
     def elsewhere(self) -> str:
-        """The other host whose process is in this run; empty if there is none."""
+        """Return the other host whose process is in this run; empty if there is none."""
         return elsewhere(self.path)
 
     def set_status(self, status: Status) -> None:
         write_json_atomic(self.path / "status.json", status)
 
     def append_metrics(self, row: Row) -> None:
-        """One more line, flushed; numbers that are not finite become "nan", "inf" and "-inf"."""
+        """Append a row; numbers that are not finite become "nan", "inf" and "-inf"."""
         append_rows(self.path / "metrics.jsonl", [row])
 
     def metrics(self) -> list[Row]:
-        """Every whole line; a last one that a crash tore is left out.
+        """Read all rows; a last line that a crash cut off is left out.
 
         Raises UserError naming the line where anything but the last one is damaged.
         """
         return _rows(self.path / "metrics.jsonl")
 
     def append_probes(self, rows: Sequence[Row]) -> None:
-        """As ``append_metrics``; a row has ``step``, ``module``, ``probe`` and ``value``."""
+        """Append rows as ``append_metrics`` does; each has ``step``, ``module``, ``probe`` and ``value``."""
         append_rows(self.path / "probes.jsonl", rows)
 
     def probes(self) -> list[Row]:
-        """As ``metrics``; empty where nothing was measured."""
+        """Read the rows of the probes as ``metrics`` does; none if nothing was measured."""
         return _rows(self.path / "probes.jsonl")
 
     def add_flight(self, report: Mapping[str, Any]) -> None:
-        """One more report of the flight recorder, which has its ``step``."""
+        """Add a report of the flight recorder, which has its ``step``."""
         self._write_flights([*self.flights(), report])
 
     def flights(self) -> list[Row]:
-        """The flight recorder's reports, the oldest first.
+        """Read the flight recorder's reports, the oldest first.
 
         Raises UserError where the file is damaged.
         """
@@ -220,7 +220,7 @@ class RunFolder:
         return reports
 
     def cut_rows(self, step: int) -> None:
-        """Drop what was written after a step, and a torn line, so that a resumed run writes it anew."""
+        """Drop the rows after a step, and a line that was cut off, which a resumed run writes again."""
         for path in self._row_files:
             if path.exists() or path.name == "metrics.jsonl":
                 kept = [row for row in _rows(path) if row["step"] <= step]
@@ -235,18 +235,18 @@ class RunFolder:
                 sync(path)
 
     def row_sizes(self) -> dict[str, int]:
-        """Bytes of each file of rows, for a checkpoint to keep."""
+        """Return the bytes of each file of rows, for a checkpoint to keep."""
         return {path.name: path.stat().st_size for path in self._row_files if path.exists()}
 
     def require_rows(self, sizes: Mapping[str, int], checkpoint: Path) -> None:
-        """Raise CheckpointError where rows are gone that were there when a checkpoint kept ``row_sizes``."""
+        """Raise CheckpointError if rows are lost that were there when a checkpoint kept ``row_sizes``."""
         for path in self._row_files:
             size = sizes.get(path.name, 0)
             if size > 0 and not self.lost.exists() and (gone := _gone(path, size)):
                 raise CheckpointError(
                     checkpoint,
-                    f"{path} {gone}, and {checkpoint} was made after rows that stood there",
-                    f"bring the whole file back, or go on without them: touch {shlex.quote(str(self.lost))}",
+                    f"{path} {gone}, and {checkpoint} was made after rows that it held",
+                    f"bring the whole file back, or do without them: touch {shlex.quote(str(self.lost))}",
                 )
 
     def _write_flights(self, reports: Sequence[Mapping[str, Any]]) -> None:
@@ -254,10 +254,9 @@ class RunFolder:
 
     @contextmanager
     def lock(self) -> Generator[None]:
-        """Keep other processes out of this run for as long as it lasts or the process lives, those of other
-        hosts too.
+        """Keep other processes out of this run, on this host and others, until the block or the process ends.
 
-        Raises RunBusyError if one is in it.
+        Raises RunBusyError if a process is in it.
         """
         with hold(self.path):
             yield
@@ -276,7 +275,7 @@ class Runs:
                     yield RunFolder(path)
 
     def find(self, prefix: str) -> RunFolder:
-        """The one run whose id begins with ``prefix``.
+        """Return the one run whose id begins with ``prefix``.
 
         Raises UserError with the candidates if several do, FileNotFoundError with what there is if none.
         """
@@ -294,12 +293,12 @@ class Runs:
 
 
 def find_run(name: str, root: Path) -> RunFolder:
-    """A run by its folder, or by the beginning of its id under ``root``. Raises as ``Runs.find``."""
+    """Find a run by its folder, or by the beginning of its id under ``root``. Raises as ``Runs.find``."""
     return RunFolder(name) if (Path(name) / "config.json").is_file() else Runs(root).find(name)
 
 
 def read_config(path: Path) -> Config:
-    """A configuration from a run's ``config.json``, or from a file that holds only the configuration."""
+    """Read a configuration from a run's ``config.json``, or from a file that holds nothing else."""
     try:
         content = read_json(path)
     except FileNotFoundError as error:
@@ -320,7 +319,7 @@ def _earlier(path: Path) -> str:
 
 
 def _gone(path: Path, size: int) -> str:
-    """What is wrong with a file that had so many bytes, and maybe more rows since; empty if nothing is."""
+    """Say what happened to a file that had at least ``size`` bytes; empty if it still has its rows."""
     if not path.exists():
         return "is missing"
     if path.stat().st_size < size:

@@ -23,19 +23,19 @@ STATES: Final[tuple[State, ...]] = (*reversed(VERDICTS), "stale", "damaged", "no
 
 @dataclass(frozen=True)
 class Standing:
-    """Where an artefact stands: its state, and what was measured for it."""
+    """An artefact with its state and the measurement behind it."""
 
     artefact: Artefact
     state: State
     found: Reproduction | None = None
     path: Path | None = None
-    """Of the file that was read, or that cannot be read."""
+    """The file that was read, or that cannot be read."""
     trouble: str = ""
     """Why the file cannot be read."""
 
     @property
     def fresh(self) -> bool:
-        """Whether the result was measured for the claim as it is now, and on the text that it speaks of."""
+        """Whether the result was measured for today's claim, and on the text that the claim is about."""
         return self.found is not None and _fresh(self.artefact, self.found)
 
 
@@ -45,7 +45,7 @@ def folders(runs: Path) -> tuple[Path, ...]:
 
 
 def write_reproduction(found: Reproduction, folder: Path) -> Path:
-    """Write ``<folder>/<id>.json``; its path."""
+    """Write ``<folder>/<id>.json`` and return its path."""
     folder.mkdir(parents=True, exist_ok=True)
     path = folder / f"{found.id}.json"
     write_json_atomic(path, found)
@@ -53,9 +53,9 @@ def write_reproduction(found: Reproduction, folder: Path) -> Path:
 
 
 def read_reproduction(path: Path) -> Reproduction:
-    """What ``write_reproduction`` wrote.
+    """Read a file of ``write_reproduction``.
 
-    Raises UserError where the file is damaged, or holds something else than its name says.
+    Raises UserError where the file is damaged, or holds another artefact than its name says.
     """
     try:
         stored: _Stored = from_plain(_Stored, read_json(path))
@@ -110,7 +110,7 @@ def _fresh(artefact: Artefact, found: Reproduction) -> bool:
 
 @dataclass(frozen=True)
 class _Stored:
-    """``Reproduction``, its mappings and sequences as the kinds that JSON is read into."""
+    """``Reproduction`` with the types of mappings and sequences that JSON is read into."""
 
     id: str
     fingerprint: str

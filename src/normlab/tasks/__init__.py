@@ -1,1 +1,1 @@
-"""Tasks: batches, a loss and a metric each."""
+"""Tasks: one file for the batches, model, loss and metrics of each."""

@@ -42,7 +42,7 @@ class LanguageModel(Task[TextCorpus, Decoder, TextBatch], name="language_model")
     first token is predicted from the one before it alone, in training as on dev and test, so that a
     perplexity belongs to its ``data.block_len``.
 
-    Scores are resampled by document, see ``data.documents``: what blank lines separate, or else a line.
+    Scores are resampled by document: the text between blank lines, or a line, see ``data.documents``.
     """
 
     texts = ("train_text", "dev_text", "test_text")
@@ -79,7 +79,7 @@ class LanguageModel(Task[TextCorpus, Decoder, TextBatch], name="language_model")
             )
         if config.data.target_vocab_mask:
             raise UserError(
-                "target_vocab_mask leaves tokens out of the dev likelihood, and so out of a perplexity; "
+                "target_vocab_mask leaves tokens out of the NLL, and so out of a perplexity; "
                 "set data.target_vocab_mask to false"
             )
 
@@ -88,7 +88,7 @@ class LanguageModel(Task[TextCorpus, Decoder, TextBatch], name="language_model")
         return prepare_text(config, root)
 
     def build(self) -> Decoder:
-        """The model at its start, data-dependent parts profiled on the first batch."""
+        """Build the initialised model, with data-dependent initialisation on the first batch."""
         model = build_model(
             Decoder, self.config.model, self.corpus.tokenizer.vocab_size, self.config.seeds.init
         )
@@ -108,7 +108,7 @@ class LanguageModel(Task[TextCorpus, Decoder, TextBatch], name="language_model")
         return self._scores(model, self.corpus.dev)
 
     def test(self, model: Decoder) -> Evaluation:
-        """Scores with their statistics by document, and continuations of the beginnings of a few."""
+        """Score the test text by document, and continue the beginnings of a few documents."""
         text = self.corpus.test
         of_tokens: list[Array] = []
         scores = self._scores(model, text, of_tokens)
@@ -126,14 +126,14 @@ class LanguageModel(Task[TextCorpus, Decoder, TextBatch], name="language_model")
 
     @classmethod
     def combine(cls, metric: str, sums: Array) -> Array:
-        """The statistics are nats and how many tokens, words or bytes they are of."""
+        """Return the score from nats and the number of tokens, words or bytes that they belong to."""
         mean = sums[..., 0] / sums[..., 1]
         if metric == "bits_per_byte":
             return mean / math.log(2)
         return mean if metric == NLL.name else np.exp(mean)
 
     def _by_document(self, nats: Array) -> dict[str, Array]:
-        """By metric the nats of each test document and its size in the metric's unit, `[documents, 2]`."""
+        """The nats of each test document and its size in the metric's unit, by metric, `[documents, 2]`."""
         edges = _edges(self.corpus)
         _, words, size = self.corpus.documents.T
         sizes = {
@@ -146,7 +146,7 @@ class LanguageModel(Task[TextCorpus, Decoder, TextBatch], name="language_model")
         return {name: np.stack([of_documents, n], axis=1).astype(np.float64) for name, n in sizes.items()}
 
     def _continuations(self, model: Decoder) -> list[str]:
-        """Drawn continuations of the prompts; each depends on the sampling seed and its number alone."""
+        """Sample a continuation of each prompt; it depends on the sampling seed and its number alone."""
         decode, length = self.config.decode, self.config.data.block_len
         was_training = model.training
         model.eval()
@@ -165,8 +165,8 @@ class LanguageModel(Task[TextCorpus, Decoder, TextBatch], name="language_model")
 
     @torch.inference_mode()
     def _scores(self, model: Decoder, text: Stream, of_tokens: list[Array] | None = None) -> dict[str, float]:
-        """``nll`` and ``perplexity`` of a token, and two that do not depend on the tokenizer: the
-        ``word_perplexity`` and the ``bits_per_byte``. The nats of every token are added to ``of_tokens``.
+        """Compute ``nll`` and ``perplexity`` per token, and ``word_perplexity`` and ``bits_per_byte``, which
+        do not depend on the tokenizer. The nats of every token are appended to ``of_tokens``.
         """
         was_training = model.training
         model.eval()
@@ -190,7 +190,7 @@ class LanguageModel(Task[TextCorpus, Decoder, TextBatch], name="language_model")
 
 
 def _edges(corpus: TextCorpus) -> NDArray[np.intp]:
-    """`[documents + 1]`: where each test document's first predicted token is among all, and the end."""
+    """The index of each test document's first predicted token, and the end, `[documents + 1]`."""
     ends = np.flatnonzero(np.asarray(corpus.test.tokens) == EOS)
     lines = np.concatenate([[0], np.cumsum(corpus.documents[:, 0])])
     return ends[lines]
@@ -207,7 +207,7 @@ def _prompts(corpus: TextCorpus, block_len: int) -> list[list[int]]:
 
 
 def _texts(corpus: TextCorpus, rows: Sequence[Sequence[int]]) -> list[str]:
-    """Each row as one line of text, with an arrow where a line of the original text ends."""
+    """Decode each row as one line of text, with an arrow at the end of each original line."""
     lines = [[list(ids) for end, ids in groupby(row, EOS.__eq__) if not end] for row in rows]
     return [" ↵ ".join(corpus.tokenizer.decode(parts)) for parts in lines]
 
@@ -216,8 +216,8 @@ def _texts(corpus: TextCorpus, rows: Sequence[Sequence[int]]) -> list[str]:
 def continued(
     model: Decoder, prompt: Sequence[int], decode: DecodeConfig, *, seed: int, window: int
 ) -> list[int]:
-    """``CONTINUATION_TOKENS`` tokens drawn one after the other, with the temperature and the truncation of
-    ``decode``; each sees the ``window`` tokens before it.
+    """Sample ``CONTINUATION_TOKENS`` tokens with the temperature and truncation of ``decode``; each sees the
+    ``window`` tokens before it.
     """
     device = next(model.parameters()).device
     generator = torch.Generator().manual_seed(seed)
@@ -232,5 +232,5 @@ def continued(
 
 
 def _rows(config: Config) -> int:
-    """Blocks of a micro-batch."""
+    """The number of blocks in a micro-batch."""
     return config.train.max_tokens // config.data.block_len

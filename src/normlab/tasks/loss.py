@@ -1,4 +1,4 @@
-"""Losses as sums over tokens: dividing by the tokens of the global batch is the training loop's business."""
+"""Losses as sums over tokens; the trainer divides by the number of tokens in the global batch."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ from torch import Tensor
 
 @dataclass(frozen=True)
 class LossSum:
-    """Sums over the real target tokens of a micro-batch, in nats (scalars on the device)."""
+    """Sums over the target tokens of a micro-batch, padding left out, in nats (scalars on the device)."""
 
     loss: Tensor
-    """Label-smoothed; the one to differentiate."""
+    """The label-smoothed loss, to be differentiated."""
     nll: Tensor
-    """Negative log-likelihood, detached."""
+    """The negative log-likelihood, detached."""
 
 
 def label_smoothed(
@@ -25,8 +25,8 @@ def label_smoothed(
     r""":math:`(1 - \epsilon)(-\log p_y) + \epsilon \cdot \mathrm{mean}_v(-\log p_v)`, summed over tokens.
 
     Szegedy et al. 2016, Section 7 (arXiv 1512.00567). ``logits`` `[B, T, V]`, ``target`` `[B, T]` with
-    ``pad`` where nothing is predicted. ``allowed`` `[V]`: types that are False get the logit minus infinity
-    and no share of the smoothing.
+    ``pad`` where nothing is predicted. ``allowed`` `[V]`: vocabulary entries that are False get the logit
+    minus infinity and no share of the smoothing.
     """
     if allowed is not None:
         logits = logits.masked_fill(~allowed, float("-inf"))

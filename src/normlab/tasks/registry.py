@@ -1,4 +1,4 @@
-"""Every task by name; a task of your own enters when the module of its class is imported."""
+"""All tasks by name. A task of your own is registered when the module of its class is imported."""
 
 from __future__ import annotations
 

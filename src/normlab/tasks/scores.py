@@ -1,4 +1,4 @@
-"""Translation scores by sacreBLEU."""
+"""Scores of translations, computed by sacreBLEU."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from sacrebleu.metrics.bleu import BLEU
 from sacrebleu.metrics.chrf import CHRF
 from sacrebleu.significance import PairedTest, Result
 
-from normlab.data.words import primary
+from normlab.data.pretokenizer import primary
 from normlab.errors import UserError
 from normlab.spec.units import p_value
 
@@ -23,8 +23,8 @@ class Scores:
     """Corpus scores of one translation, all from 0 to 100, each with sacreBLEU's signature."""
 
     bleu: float
-    """Papineni et al. 2002, on sacreBLEU's own tokens (13a, or those of the language: ``bleu_tokens``),
-    n-grams without a match smoothed (exp).
+    """BLEU (Papineni et al. 2002) on sacreBLEU's tokens for the language, see ``bleu_tokens``, with
+    exponential smoothing of n-grams without a match.
     """
     chrf: float
     """chrF2 of characters up to 6-grams, Popović 2015 (W15-3049)."""
@@ -57,14 +57,14 @@ _OF_LANGUAGES = {
 
 
 def bleu_tokens(target_lang: str) -> str:
-    """The sacreBLEU tokeniser of a language: ``zh``, ``ja-mecab`` and ``ko-mecab`` of languages that put no
-    blanks, or not only blanks, between words, ``13a`` of all others.
+    """Return the name of sacreBLEU's tokeniser for a language: ``zh``, ``ja-mecab`` and ``ko-mecab`` for
+    Chinese, Japanese and Korean, ``13a`` for all others.
     """
     return _OF_LANGUAGES.get(primary(target_lang), "13a")
 
 
 def require_bleu_tokens(target_lang: str) -> None:
-    """Raise UserError where BLEU of that language needs a package that is not installed."""
+    """Raise UserError if BLEU of that language needs a package that is not installed."""
     tokens = bleu_tokens(target_lang)
     try:
         BLEU(tokenize=tokens)
@@ -78,16 +78,16 @@ def require_bleu_tokens(target_lang: str) -> None:
 def score(
     hypotheses: Sequence[str], references: Sequence[str], *, tokenised: bool = False, target_lang: str = ""
 ) -> Scores:
-    """Corpus scores of one translation against one reference.
+    """Compute the corpus scores of one translation against one reference.
 
-    ``target_lang`` decides on the tokens of ``bleu``, and of ``bleu_tokenised`` where that language is
-    written without blanks; chrF needs none.
+    ``target_lang`` decides on the tokens of ``bleu``, and of ``bleu_tokenised`` for a language written
+    without spaces; chrF needs none.
 
-    ``tokenised``: the text is already split into tokens by blanks (by Moses, say); ``bleu_tokenised`` takes
-    it as it is (``tok:none``). Raw text is split for it at punctuation and symbols (``tok:intl``), which is
-    not Moses to the letter: abbreviations and apostrophes differ.
+    ``tokenised``: the text is already split into tokens by spaces (by Moses, say), and ``bleu_tokenised``
+    takes it as it is (``tok:none``). Raw text is split for it at punctuation and symbols (``tok:intl``); this
+    is close to the Moses tokeniser of ``multi-bleu.perl``, but differs in abbreviations and apostrophes.
 
-    Raises UserError if there is nothing to score or the two differ in length, and where a package for the
+    Raises UserError if there is nothing to score, if the two differ in length, or if a package for the
     language is missing.
     """
     check_lengths(hypotheses, references)
@@ -104,7 +104,7 @@ def score(
 
 
 def corpus_bleu(hypotheses: Sequence[str], references: Sequence[str], *, target_lang: str = "") -> float:
-    """``Scores.bleu`` alone, as validations need it."""
+    """Compute ``Scores.bleu`` alone, as validations need it."""
     check_lengths(hypotheses, references)
     metric = BLEU(force=True, tokenize=bleu_tokens(target_lang))
     return float(metric.corpus_score(list(hypotheses), [list(references)]).score)
@@ -113,7 +113,7 @@ def corpus_bleu(hypotheses: Sequence[str], references: Sequence[str], *, target_
 def sentence_statistics(
     hypotheses: Sequence[str], references: Sequence[str], *, target_lang: str = ""
 ) -> Array:
-    """`[sentences, 10]`: what corpus BLEU is a function of, by sentence.
+    """Return the statistics of each sentence of which corpus BLEU is a function, `[sentences, 10]`.
 
     In order: tokens of the translation, of the reference, matching 1- to 4-grams, and 1- to 4-grams of the
     translation; sacreBLEU's tokens for the language (13a for most). ``bleu_of_sums`` of their sums is BLEU.
@@ -126,7 +126,7 @@ def sentence_statistics(
 
 
 def bleu_of_sums(sums: Array) -> Array:
-    """`[..., 10]` summed statistics to `[...]` BLEU, 0 to 100, as sacreBLEU's ``smooth:exp`` computes it.
+    """Compute BLEU `[...]`, 0 to 100, from summed statistics `[..., 10]`, as sacreBLEU's ``smooth:exp`` does.
 
     The k-th order without a match counts as 2**-k matches; no match at all, or no 4-gram, is 0.
     """
@@ -142,7 +142,7 @@ def bleu_of_sums(sums: Array) -> Array:
 def against(
     hypotheses: Sequence[str], baseline: Sequence[str], references: Sequence[str], *, target_lang: str = ""
 ) -> str:
-    """BLEU of translations minus that of a baseline, with the p of sacreBLEU's two paired tests, in words.
+    """Describe BLEU of translations minus that of a baseline, with p of sacreBLEU's two paired tests.
 
     The paired bootstrap (Koehn 2004, W04-3250) and approximate randomisation (Riezler and Maxwell 2005,
     W05-0908), as ``sacrebleu.significance`` computes them.
@@ -162,7 +162,7 @@ def against(
 
 
 def check_lengths(hypotheses: Sequence[str], references: Sequence[str]) -> None:
-    """Raise UserError unless there is one reference for each hypothesis, and at least one."""
+    """Raise UserError unless there are as many references as hypotheses, and at least one."""
     if len(hypotheses) != len(references):
         raise UserError(
             f"{len(hypotheses):,} translations but {len(references):,} references; give one line for each"

@@ -1,4 +1,4 @@
-"""What the training loop asks of a task; the loop knows none by name."""
+"""The interface between the trainer and a task; the trainer knows no task by name."""
 
 from __future__ import annotations
 
@@ -24,18 +24,18 @@ from normlab.tasks.loss import LossSum
 
 
 class Prepared(Protocol):
-    """What every prepared corpus has."""
+    """The interface of a prepared corpus."""
 
     @property
     def tokenizer(self) -> Tokenizer: ...
     @property
-    def target_types(self) -> NDArray[bool_]:
-        """``[V]``: types that occur among what is predicted in training."""
+    def target_vocab(self) -> NDArray[bool_]:
+        """The vocabulary entries that occur among the predicted tokens of training, ``[V]``."""
         ...
 
     @property
     def unigram_entropy_nats(self) -> float:
-        """The loss of a model that knows no more than how frequent each token is."""
+        """The loss of a model that knows only how frequent each token is."""
         ...
 
     @property
@@ -43,16 +43,16 @@ class Prepared(Protocol):
 
 
 class MicroBatch(Protocol):
-    """What every micro-batch says of itself."""
+    """The interface of a micro-batch."""
 
     @property
     def tokens(self) -> int:
-        """That are predicted."""
+        """The number of tokens that are predicted."""
         ...
 
     @property
     def padded_tokens(self) -> int:
-        """Padding included."""
+        """The number of input positions, padding included."""
         ...
 
 
@@ -61,15 +61,15 @@ class Evaluation:
     """The result of a model on the test text."""
 
     scores: Mapping[str, float]
-    """By metric name, with other numbers that the task wants kept."""
+    """The scores by metric name, and any other numbers that the task keeps."""
     outputs: list[str] | None = None
-    """The model's outputs, one line an example; None where it writes nothing."""
+    """The model's outputs, one line per example; None for a task without outputs."""
     examples: Mapping[str, NDArray[float64]] = field(default_factory=dict)
-    """By metric name the sufficient statistics of each example, `[n, k]`: ``Task.combine`` turns their sums
-    into the score. Metrics without them get no interval.
+    """The sufficient statistics of each example by metric name, `[n, k]`: ``Task.combine`` turns their sums
+    into the score. A metric without them gets no interval.
     """
     signatures: Mapping[str, str] = field(default_factory=dict)
-    """By metric name the exact version of a score, where its library gives one."""
+    """The signatures that a library gives its scores, by metric name."""
 
 
 def unheeded(phase: str, done: float | None) -> None:
@@ -82,18 +82,19 @@ BatchT = TypeVar("BatchT", bound=MicroBatch)
 
 
 class Task(ABC, Generic[CorpusT, ModelT, BatchT]):
-    """One configuration's corpus, batches, model, loss and scores; a subclass registers itself under
-    ``name``.
+    """The corpus, batches, model, loss and scores of one configuration.
+
+    A subclass registers itself under ``name``.
     """
 
     registry: ClassVar[Registry[type[Task[Any, Any, Any]]]] = Registry("task")
     name: ClassVar[str]
     texts: ClassVar[tuple[str, ...]]
-    """Fields of the data configuration that name its text."""
+    """The fields of the data configuration that name the task's text."""
     stacks: ClassVar[tuple[str, ...]]
-    """Those its model has, of ``encoder`` and ``decoder``."""
+    """The stacks of its model: ``encoder``, ``decoder`` or both."""
     metrics: ClassVar[tuple[Metric, ...]]
-    """Its scores; the first is the headline, and ``nll`` is always among those of dev."""
+    """The task's scores. The first is the headline; ``nll`` is always among those of dev."""
     has_source: ClassVar[bool] = False
     """Whether each test example has a source that a model could ignore, giving one output for all."""
     example_labels: ClassVar[tuple[str, str]] = ("source", "reference")
@@ -108,13 +109,13 @@ class Task(ABC, Generic[CorpusT, ModelT, BatchT]):
     def __init__(self, config: Config, corpus: CorpusT, device: torch.device) -> None:
         self.config, self.corpus, self.device = config, corpus, device
         self.advance: Callable[[str, float | None], None] = unheeded
-        """Called while a long piece of work goes on, with its name (``translating``) and the share done."""
+        """Called during long work with its name, such as ``translating``, and the share that is done."""
 
     @classmethod
     def decides(cls, config: Config) -> Metric:
-        """The dev metric by which the best checkpoint and learning rate are chosen, by ``train.best_by``.
+        """Return the dev metric that chooses the best checkpoint and learning rate, see ``train.best_by``.
 
-        Raises UserError with the nearest name where the task has none of that name on dev.
+        Raises UserError with the nearest name if the task has no such metric on dev.
         """
         on_dev = tuple(metric for metric in cls.metrics if metric.on_dev)
         name = config.train.best_by or cls.metrics[0].name
@@ -122,65 +123,65 @@ class Task(ABC, Generic[CorpusT, ModelT, BatchT]):
 
     @classmethod
     def check(cls, config: Config) -> None:
-        """Raise UserError where a configuration asks for what the task does not have."""
+        """Raise UserError if a configuration asks for something that the task does not have."""
         _check_stacks(cls, config)
         _check_texts(cls, config.data)
         cls.decides(config)
 
     @classmethod
     def check_text(cls, config: Config, corpus: CorpusT) -> None:
-        """Raise UserError where a sentence is too long for the configuration's batches or its model."""
+        """Raise UserError if a sentence is too long for the configuration's batches or its model."""
         with torch.device("meta"):
             longest = PositionEncoding.registry[config.model.position_encoding](config.model).longest
-        require_room(corpus, config.data, max_tokens=config.train.max_tokens, positions=longest)
+        require_room(corpus, config.data, max_tokens=config.train.max_tokens, max_positions=longest)
 
     @staticmethod
     @abstractmethod
     def prepare(config: DataConfig, root: str | Path) -> tuple[DataConfig, CorpusT]:
-        """The corpus, prepared under ``root``, and the data configuration with its digest."""
+        """Prepare the corpus under ``root``; return it with the data configuration and its digest."""
 
     @abstractmethod
     def build(self) -> ModelT:
-        """The model at its start, on the device."""
+        """Build the initialised model on the device."""
 
     @abstractmethod
     def batch(self, index: int) -> BatchT:
-        """The ``index``-th micro-batch of training, on the device; it depends on seed and index alone.
+        """Return the ``index``-th micro-batch of training on the device; it depends on seed and index alone.
 
-        Several threads may ask at once.
+        Several threads may call this at once.
         """
 
     @abstractmethod
     def loss(self, model: ModelT, batch: BatchT) -> LossSum:
-        """Summed over what the batch predicts."""
+        """Return the loss, summed over the predictions of the batch."""
 
     @abstractmethod
     def dev_scores(self, model: ModelT) -> dict[str, float]:
-        """Scores on dev by metric name; ``nll``, the negative log-likelihood in nats, is among them."""
+        """Return the scores on dev by metric name, with ``nll``, the negative log-likelihood in nats."""
 
     @abstractmethod
     def test(self, model: ModelT) -> Evaluation:
-        """Scores on the test text, with what the model wrote and the statistics that resampling needs."""
+        """Evaluate the model on the test text."""
 
     @classmethod
     def test_examples(cls, config: Config, corpus: CorpusT) -> Sequence[tuple[str, str]]:
-        """What is given and what is right for each line of ``Evaluation.outputs``, to be shown as samples.
+        """Return the input and the correct output of each line of ``Evaluation.outputs``, for the samples.
 
-        Nothing is shown for a task that writes nothing. The second is empty where no output is the right one.
+        A task without outputs returns nothing. The second text is empty if no output is the correct one.
         """
         return ()
 
     @classmethod
     def combine(cls, metric: str, sums: NDArray[float64]) -> NDArray[float64]:
-        """The score `[...]` of a metric from sums `[..., k]` of ``Evaluation.examples``.
+        """Return the score `[...]` of a metric from sums `[..., k]` of ``Evaluation.examples``.
 
-        A metric that is a mean has the statistics (sum, weight), and this is their ratio.
+        The statistics of a mean are (sum, weight); its score is their ratio.
         """
         return sums[..., 0] / sums[..., 1]
 
     @abstractmethod
     def rehearse(self, model: ModelT) -> tuple[float, float]:
-        """Seconds of one validation and of the test, measured on a part of the text where that is enough."""
+        """Measure the seconds of one validation and of the test, on part of the text if that is enough."""
 
 
 def _check_stacks(task: type[Task[Any, Any, Any]], config: Config) -> None:

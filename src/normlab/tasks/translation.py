@@ -1,4 +1,4 @@
-"""Translation: batches of token pairs, label-smoothed loss, BLEU of a search."""
+"""Translation: batches of sentence pairs, a label-smoothed loss, BLEU of beam search."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ SEARCH_POSITIONS = 4096
 
 
 class Translation(Task[Corpus, Seq2Seq, Batch], name="translation"):
-    """Pairs of sentences, label-smoothed loss, BLEU of a search."""
+    """Sentence pairs, a label-smoothed loss, BLEU of beam search."""
 
     texts = (*PARALLEL_TEXTS, "dataset")
     stacks = ("encoder", "decoder")
@@ -59,7 +59,7 @@ class Translation(Task[Corpus, Seq2Seq, Batch], name="translation"):
         super().__init__(config, corpus, device)
         shapes = plan_shapes(corpus.train, config.train.max_tokens)
         self.batches = Batches(corpus.train, shapes, config.seeds.data)
-        self.allowed = allowed_types(config, corpus.target_types, device)
+        self.allowed = allowed_types(config, corpus.target_vocab, device)
 
     @classmethod
     def check(cls, config: Config) -> None:
@@ -71,7 +71,7 @@ class Translation(Task[Corpus, Seq2Seq, Batch], name="translation"):
         return prepare(config, root)
 
     def build(self) -> Seq2Seq:
-        """The model at its start, data-dependent parts profiled on the first batch."""
+        """Build the initialised model, with data-dependent initialisation on the first batch."""
         model = build_seq2seq(self.config.model, self.corpus.tokenizer.vocab_size, self.config.seeds.init)
         model.to(self.device)
         first = self.batches.at(0).to(self.device)
@@ -79,26 +79,26 @@ class Translation(Task[Corpus, Seq2Seq, Batch], name="translation"):
         return model
 
     def batch(self, index: int) -> Batch:
-        """The ``index``-th micro-batch of training, on the device."""
+        """Return the ``index``-th micro-batch of training on the device."""
         seed = derive(self.config.seeds.data, "word_dropout")
         batch = self.batches.at(index, word_dropout=self.config.data.word_dropout, seed=seed)
         return batch.to(self.device)
 
     def loss(self, model: Seq2Seq, batch: Batch) -> LossSum:
-        """Summed over the batch's real target tokens."""
+        """Return the loss, summed over the target tokens without padding."""
         logits = model(batch.source, batch.target_in)
         smoothing = self.config.optim.label_smoothing
         return label_smoothed(logits, batch.target_out, smoothing, self.allowed, PAD)
 
     def dev_nll(self, model: Seq2Seq) -> float:
-        """Negative log-likelihood in nats per dev token, without smoothing."""
+        """Return the negative log-likelihood of dev in nats per token, without label smoothing."""
         return self._losses(model, self.corpus.dev, 0.0)[0]
 
     @torch.inference_mode()
     def _losses(self, model: Seq2Seq, pairs: TokenPairs, smoothing: float) -> tuple[float, float]:
-        """Negative log-likelihood and label-smoothed loss in nats per target token.
+        """Return the negative log-likelihood and the label-smoothed loss in nats per target token.
 
-        Tokens of types that the mask rules out are left out: they would make it infinite for every model.
+        Tokens that the mask rules out are left out: they would make both infinite for every model.
         """
         was_training = model.training
         model.eval()
@@ -117,7 +117,9 @@ class Translation(Task[Corpus, Seq2Seq, Batch], name="translation"):
         return float(nll) / int(tokens), float(loss) / int(tokens)
 
     def dev_bleu(self, model: Seq2Seq, count: int | None = None) -> float:
-        """sacreBLEU of greedy search on the first ``count`` dev pairs, ``dev_decode_sentences`` if None."""
+        """Return sacreBLEU of greedy search on the first ``count`` dev pairs, by default
+        ``train.dev_decode_sentences``.
+        """
         pairs, count = self.corpus.dev_text, count or self.config.train.dev_decode_sentences
         hypotheses = self._translated(model, pairs.source[:count], DecodeConfig(beam=1))
         return corpus_bleu(hypotheses, pairs.target[:count], target_lang=self.config.data.target_lang)
@@ -126,7 +128,7 @@ class Translation(Task[Corpus, Seq2Seq, Batch], name="translation"):
         return {"nll": self.dev_nll(model), "bleu": self.dev_bleu(model)}
 
     def test(self, model: Seq2Seq) -> Evaluation:
-        """Scores of the search's translations and these, and perplexities of the references."""
+        """Score the translations of the test text, and compute the perplexity of its references."""
         pairs, language = self.corpus.test_text, self.config.data.target_lang
         hypotheses = self._translated(model, pairs.source, self.config.decode)
         self.advance("scoring", 0.0)
@@ -158,11 +160,11 @@ class Translation(Task[Corpus, Seq2Seq, Batch], name="translation"):
         )
 
     def _perplexities(self, model: Seq2Seq) -> dict[str, float]:
-        r"""Of a test token: ``nll`` in nats, ``perplexity`` :math:`e^{nll}`, and ``perplexity_smoothed``,
-        :math:`e` to the mean label-smoothed loss with the training's smoothing.
+        r"""Return ``nll`` in nats per test token, ``perplexity`` :math:`e^{nll}`, and
+        ``perplexity_smoothed``, :math:`e` to the mean label-smoothed loss with the smoothing of training.
 
-        They belong to the run's tokenizer. References longer than the model's positions are left out; where
-        none is left, they are not a number.
+        All depend on the run's tokenizer. References longer than the model's positions are left out; if none
+        is left, the values are NaN.
         """
         text, tokenizer = self.corpus.test_text, self.corpus.tokenizer
         longest = model.position_encoding.longest or math.inf
@@ -175,8 +177,8 @@ class Translation(Task[Corpus, Seq2Seq, Batch], name="translation"):
         return {"nll": nll, "perplexity": perplexity(nll), "perplexity_smoothed": perplexity(loss)}
 
     def rehearse(self, model: Seq2Seq) -> tuple[float, float]:
-        """The real likelihood, and a greedy search of some dev sentences, scaled to all of them; the search
-        of the test takes as long for each of its sentences and beams.
+        """Measure the dev loss in full and greedy search on some dev sentences, scaled to all of them. The
+        test is estimated to take the same time per sentence and beam.
         """
         searched = min(self.config.train.dev_decode_sentences, len(self.corpus.dev_text))
         few = min(searched, _SEARCHED_SENTENCES)
@@ -189,11 +191,11 @@ class Translation(Task[Corpus, Seq2Seq, Batch], name="translation"):
         return likelihood + searched * sentence, beams * sentence
 
 
-def allowed_types(config: Config, target_types: np.ndarray, device: torch.device) -> Tensor | None:
-    """`[V]` mask of the types that may be produced, or None where the configuration masks nothing."""
+def allowed_types(config: Config, target_vocab: np.ndarray, device: torch.device) -> Tensor | None:
+    """The vocabulary entries that may be produced `[V]`, or None if the configuration masks nothing."""
     if not config.data.target_vocab_mask:
         return None
-    return torch.from_numpy(np.array(target_types)).to(device)
+    return torch.from_numpy(np.array(target_vocab)).to(device)
 
 
 def translate_lines(
@@ -205,7 +207,7 @@ def translate_lines(
     allowed: Tensor | None = None,
     on_done: Callable[[float], None] = lambda share: None,
 ) -> list[str]:
-    """Translations of raw lines, in their order. An empty line stays empty.
+    """Translate raw lines, in their order. An empty line stays empty.
 
     ``on_done`` is called with the share of the lines that are translated, after each batch.
     """
@@ -215,9 +217,7 @@ def translate_lines(
 
 @dataclass(frozen=True)
 class Candidate:
-    """A translation and its score: of a search the log-probability over the length penalty, of a draw the
-    log-probability.
-    """
+    """A translation and its score: its log-probability, which beam search divides by the length penalty."""
 
     text: str
     score: float
@@ -234,10 +234,11 @@ def n_best_lines(
     allowed: Tensor | None = None,
     on_done: Callable[[float], None] = lambda share: None,
 ) -> list[list[Candidate]]:
-    """``count`` translations of each raw line: the best, best first, or as many draws.
+    """Return ``count`` translations of each raw line: the best of a search, best first, or samples.
 
-    Each begins with its line's prefix. A line without a word has one empty translation; so has one for which
-    a diverged model finds none. Draws depend on ``sample_seed``, the line's number and the draw's alone.
+    Each begins with its line's prefix. A line without a word has one empty translation, as has a line for
+    which a diverged model finds none. Samples depend on
+    ``sample_seed``, the line's number and the sample's alone.
 
     Raises UserError for a count that the search cannot give and for prefixes that cannot be produced.
     """
@@ -268,7 +269,10 @@ def n_best_lines(
 
 
 def _width(decode: DecodeConfig, count: int) -> int:
-    """Hypotheses of a sentence that are computed side by side. Raises UserError for an impossible count."""
+    """Return how many hypotheses of a sentence are computed side by side.
+
+    Raises UserError for an impossible count.
+    """
     if count < 1:
         raise UserError(f"n_best is at least 1, got {count}")
     if decode.sample:
@@ -284,7 +288,7 @@ def _width(decode: DecodeConfig, count: int) -> int:
 def _search(
     model: Seq2Seq, source: Tensor, decode: DecodeConfig, bounds: Bounds, draws: list[tuple[int, int]]
 ) -> list[list[Hypothesis]]:
-    """Of each source row; ``draws`` has the line's number and how many draws are wanted."""
+    """Return the hypotheses of each source row; ``draws`` holds each line's number and its sample count."""
     if not decode.sample:
         return search(
             model,
@@ -307,7 +311,7 @@ def _search(
 
 
 def _prefix_ids(tokenizer: Tokenizer, prefixes: Sequence[str], allowed: Tensor | None) -> list[list[int]]:
-    """Raises UserError for a prefix that no output can spell."""
+    """Return the ids of the prefixes. Raises UserError for a prefix that no output can spell."""
     known: dict[str, list[int]] = {}
     for text in dict.fromkeys(prefixes):
         (ids,) = tokenizer.encode_target([text])
@@ -326,7 +330,7 @@ def _prefix_ids(tokenizer: Tokenizer, prefixes: Sequence[str], allowed: Tensor |
 
 
 def _prefix(ids: list[list[int]], device: torch.device) -> Tensor | None:
-    """`[B, P]`, ``FREE`` after each; None where nothing is forced."""
+    """The prefixes `[B, P]`, padded with ``FREE``; None if all are empty."""
     width = max(map(len, ids))
     if not width:
         return None
@@ -334,8 +338,8 @@ def _prefix(ids: list[list[int]], device: torch.device) -> Tensor | None:
 
 
 def _search_batches(ids: list[list[int]], max_positions: int) -> Iterator[tuple[list[int], Tensor]]:
-    """Non-empty rows by length, longest first, as `[B, S]` with EOS and padding; the rows' places beside
-    them.
+    """Yield batches of the non-empty rows, longest first: the rows' indices, and their ids `[B, S]` with EOS
+    and padding.
     """
     order = sorted((i for i in range(len(ids)) if ids[i]), key=lambda i: -len(ids[i]))
     while order:

@@ -54,11 +54,12 @@ class Checkpoint:
     """A checkpoint whose files are all as they were written."""
 
     folder: Path
-    manifest: Mapping[str, Any]
+    values: Mapping[str, Any]
+    """The plain values of each part."""
 
     def state(self, shapes: Mapping[str, Size]) -> dict[str, dict[str, Any]]:
         """The state of every part. Raises CheckpointError unless the weights have these shapes."""
-        names = {part for part in self.manifest if isinstance(self.manifest[part], dict)}
+        names = {part for part in self.values if isinstance(self.values[part], dict)}
         names |= {path.stem for path in self.folder.glob("*.safetensors")}
         parts = {name: self._part(name) for name in names - {"model", "optimiser"}}
         return {"model": self.model(shapes), "optimiser": self._optimiser(shapes), **parts}
@@ -84,7 +85,7 @@ class Checkpoint:
         """The steps whose weights an average is of. Raises CheckpointError."""
         with self.loading():
             steps: tuple[int, ...] = from_plain(
-                tuple[int, ...], self.manifest.get("average", {}).get("steps", []), "average.steps"
+                tuple[int, ...], self.values.get("average", {}).get("steps", []), "average.steps"
             )
         return steps
 
@@ -100,7 +101,7 @@ class Checkpoint:
 
     def _part(self, name: str) -> dict[str, Any]:
         path = self.folder / f"{name}.safetensors"
-        return {**self.manifest.get(name, {}), **(_load(path) if path.exists() else {})}
+        return {**self.values.get(name, {}), **(_load(path) if path.exists() else {})}
 
     def _optimiser(self, shapes: Mapping[str, Size]) -> dict[str, Tensor]:
         path = self.folder / "optimiser.safetensors"

@@ -17,6 +17,7 @@ import torch
 from torch import Tensor, distributed, nn
 
 from normlab.nn import shards
+from normlab.training.views import matrix_views
 
 
 class Parallel(ABC):
@@ -27,6 +28,8 @@ class Parallel(ABC):
         """The model that computes the loss."""
         self.parts: dict[str, nn.Parameter] = dict(model.named_parameters())
         """This rank's part of each parameter: plain tensors that an optimiser can step."""
+        self.matrices = tuple(matrix_views(model))
+        """The matrices of the model's branches, as views of whole parameters."""
 
     @abstractmethod
     def passing(self, *, last: bool) -> AbstractContextManager[None]:

@@ -1,8 +1,10 @@
-"""The progress of a run."""
+"""The progress of a run, and the clock of its training."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import time
+from collections.abc import Generator, Mapping
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
@@ -42,3 +44,21 @@ class Progress:
         if "step" not in state:
             raise UserError("progress.step is missing")
         vars(self).update(vars(from_plain(Progress, dict(state), "progress")))
+
+
+class Clock:
+    """Measures the seconds of training, without the pauses between resumptions."""
+
+    def __init__(self, before: float) -> None:
+        self._start = time.perf_counter() - before
+
+    def seconds(self) -> float:
+        """The seconds so far, to the millisecond."""
+        return round(time.perf_counter() - self._start, 3)
+
+    @contextmanager
+    def stopped(self) -> Generator[None]:
+        """Stop the clock within this block."""
+        began = time.perf_counter()
+        yield
+        self._start += time.perf_counter() - began

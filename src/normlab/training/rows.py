@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
@@ -20,8 +20,8 @@ _Steps = tuple[tuple[float, tuple[float, float, float]], ...]
 class Rows:
     """The rows of a run so far, and the steps that are in no row yet."""
 
-    def __init__(self, folder: RunFolder, device: torch.device) -> None:
-        self._folder, self._device = folder, device
+    def __init__(self, folder: RunFolder, device: torch.device, write: Callable[[Row], object]) -> None:
+        self._folder, self._device, self._write = folder, device, write
         self.written: list[Row] = []
         self.pending: list[tuple[float, Tensor]] = []
         """Learning rate, and `[3]` loss, NLL and gradient norm, of every step since the last row."""
@@ -47,9 +47,18 @@ class Rows:
         self.pending.clear()
         return row, values
 
+    def write(self, row: Row) -> None:
+        """Add a row."""
+        self.written.append(row)
+        self._write(row)
+
     def validations(self) -> list[int]:
         """The steps of the validations."""
         return [row["step"] for row in self.written if row["kind"] == "dev"]
+
+    def validated(self, step: int) -> bool:
+        """Whether the last validation was at this step."""
+        return step in self.validations()[-1:]
 
     def state_dict(self) -> dict[str, Any]:
         """The pending steps and the sizes of the files of rows."""

@@ -141,9 +141,9 @@ def _furnish(folder: RunFolder, config: Config, corpus: Prepared) -> None:
         with named(folder.tokenizer):
             corpus.tokenizer.save(folder.tokenizer)
         types = io.BytesIO()  # NumPy's own error of a full disk names no file
-        np.save(types, corpus.target_types, allow_pickle=False)
-        with named(folder.target_types):
-            folder.target_types.write_bytes(types.getbuffer())
+        np.save(types, corpus.target_vocab, allow_pickle=False)
+        with named(folder.target_vocab):
+            folder.target_vocab.write_bytes(types.getbuffer())
         RunFolder.create(folder.path, config, TASKS[config.task].metrics, imported())
 
 

@@ -69,7 +69,7 @@ def n_best(
     load_checkpoint(checkpoint_of(folder, weights), model, run=folder.id())
     allowed = None
     if config.data.target_vocab_mask:
-        allowed = _target_types(folder.target_types, tokenizer.vocab_size).to(device)
+        allowed = _target_vocab(folder.target_vocab, tokenizer.vocab_size).to(device)
     with autocast(device, config.train.precision):
         return n_best_lines(
             model,
@@ -82,7 +82,7 @@ def n_best(
         )
 
 
-def _target_types(path: Path, count: int) -> Tensor:
+def _target_vocab(path: Path, count: int) -> Tensor:
     """Read the mask `[V]` of the vocabulary entries that a target may have."""
     try:
         types = np.load(path, allow_pickle=False)

@@ -38,9 +38,6 @@ def unchanged(model: nn.Module, read) -> None:
     assert not any(m._forward_hooks or m._forward_pre_hooks for m in model.modules())
 
 
-# ------------------------------------------------------------------------------------------- our own models
-
-
 @pytest.mark.parametrize("config", BY_PLACEMENT, ids=label)
 def test_every_placement_of_ours_is_read_from_its_numbers(config):
     model = perturbed(config, dtype=torch.float32)
@@ -160,9 +157,6 @@ def test_narrow_types_are_read_where_sums_are_plain():
     assert [view.placement for view in stack.sublayers] == ["pre"] * 6
 
 
-# ------------------------------------------------------------------------------------------ torch's own
-
-
 @pytest.mark.filterwarnings("ignore:enable_nested_tensor")
 @pytest.mark.parametrize("batch_first", [False, True])
 @pytest.mark.parametrize(("norm_first", "placement"), [(False, "post"), (True, "pre")])
@@ -176,9 +170,6 @@ def test_torch_transformer(norm_first, placement, batch_first):
     }
     assert [stack.final_norm for stack in structure.stacks] == ["encoder.norm", "decoder.norm"]
     follow(model, (X, target), structure)
-
-
-# ------------------------------------------------------------------------------------- models of anybody's
 
 
 class Mixer(nn.Module):
@@ -356,9 +347,6 @@ def test_compiled_models_and_parts_are_read_eagerly():
 def test_a_frozen_model_is_read():
     model = Pairs().requires_grad_(requires_grad=False)
     assert len(read_structure(model, X).stacks[0].sublayers) == 6
-
-
-# ------------------------------------------------------------------------------------------- bad input
 
 
 def test_a_model_that_cannot_run_says_what_to_change():

@@ -135,8 +135,8 @@ def test_no_critical_rate_no_sentence():
 @pytest.mark.parametrize(
     ("slope", "severity", "words"),
     [
-        (0.5, "warning", "vanish towards the input of decoder: that of layer 1, self-attention"),
-        (-0.5, "warning", "grow towards the input of decoder: that of layer 6, ffn"),
+        (0.5, "warning", "vanish towards the input of decoder: that of the self-attention of layer 1"),
+        (-0.5, "warning", "grow towards the input of decoder: that of the ffn of layer 6"),
         (0.05, "note", "stay within a factor of"),
     ],
 )

@@ -47,7 +47,7 @@ def test_rows_brought_to_a_length(shape, dtype, tolerance):
 @pytest.mark.parametrize("shape", SHAPES, ids=str)
 @pytest.mark.parametrize("scale", [1.0, 1e-3])
 def test_root_mean_squares(shape, dtype, tolerance, scale):
-    """Where the rows are as small as the root of epsilon, too."""
+    """Rows may be as small as the root of epsilon."""
     x = (scale * rows(shape, dtype)).detach().requires_grad_()
     weight = torch.linspace(-1, 2, shape[-1], dtype=dtype).requires_grad_()
     compared(

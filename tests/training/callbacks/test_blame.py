@@ -1,4 +1,4 @@
-"""Who went wrong first, from made-up observations."""
+"""The module that is blamed, from made-up observations."""
 
 import math
 
@@ -92,7 +92,7 @@ def test_nobody_is_blamed_for_what_stays_in_its_range_or_begins_at_zero():
 
 
 def test_fewer_steps_before_allow_more():
-    """What begins at zero, as behind a scalar of ReZero, grows fast in its first steps and is sound."""
+    """A branch that begins at zero, as with ReZero, grows fast in its first steps and is sound."""
     before = [step(i) for i in range(1, 4)]
     grown = step(4, outputs={"layer": 20.0})
     assert blame([*before, grown]).rule == "none"

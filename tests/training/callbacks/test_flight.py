@@ -92,7 +92,7 @@ def test_a_nan_in_a_weight_is_found_by_its_module(prepared, tmp_path):
     assert report["verdict"]["sentence"].endswith(f"in step {FROM}: its weight is not finite")
     assert report["trigger"]["step"] == FROM
     assert report["replay"] == {"from_step": 10, "checkpoint": True, "agrees": True}
-    assert run.outcome.state == "diverged"
+    assert run.ending.outcome.state == "diverged"
 
 
 def test_without_a_checkpoint_the_replay_begins_at_the_start(prepared, tmp_path):

@@ -35,7 +35,7 @@ ROOT = Path(__file__).parents[3]
 
 
 def blocks(folder):
-    """Of each start the facts by name; the lines of the validations and of the end beside them."""
+    """The facts of each start by name, and the lines of validations and of the end."""
     starts: list[dict[str, str]] = []
     others: list[str] = []
     for line in folder.log.read_text().splitlines():

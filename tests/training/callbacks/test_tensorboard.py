@@ -1,4 +1,4 @@
-"""What is written for TensorBoard, read back by TensorBoard's own reader."""
+"""Scalars for TensorBoard, read back by its own reader."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def written(folder):
 
 
 def expected(folder):
-    """The same of the run's own files."""
+    """The same from the run's own files."""
     found: dict[str, list[tuple[int, float]]] = {}
     for row in folder.metrics():
         for name in row.keys() - {"kind", "step", "seconds"}:

@@ -86,8 +86,8 @@ def _is_norm(module: nn.Module, dim: int) -> bool:
 class Block:
     """The events ``start`` to ``stop`` of a recording, which belong to the block at ``path``.
 
-    A block that is itself called begins and ends with its own events; one whose parts are called by somebody
-    else ends with the event after its last one, because a sum may first be seen there.
+    A block that is itself called begins and ends with its own events; one whose parts are called from
+    outside ends with the event after its last one, because a sum may first be seen there.
     """
 
     def __init__(self, recording: Recording, norms: Norms, path: str, start: int, stop: int) -> None:

@@ -132,8 +132,8 @@ def _why(model: nn.Module, batch: Any, error: Exception) -> str:
 def awake(model: nn.Module) -> dict[str, Tensor]:
     """Draw other values for the parameters that are zero to the precision of float32.
 
-    ReZero's scalars, FixUp's last matrices and LayerScale's vectors hide a branch at the start; which tensors
-    are added to which does not depend on them.
+    ReZero's scalars, FixUp's last matrices and LayerScale's vectors hide a branch after initialisation; which
+    tensors are added to which does not depend on them.
     """
     generator = torch.Generator().manual_seed(0)
     known = ((name, p.detach()) for name, p in model.named_parameters() if p.numel() and not p.is_meta)

@@ -21,7 +21,7 @@ PaddingMasks = Mapping[str, Tensor]
 
 FROZEN = (
     "the loss has no gradient in the model: its parameters are frozen, or it runs without gradients; "
-    "unfreeze what is to be examined, as in model.requires_grad_()"
+    "unfreeze the parameters to examine, as in model.requires_grad_()"
 )
 
 

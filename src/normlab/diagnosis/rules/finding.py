@@ -104,8 +104,8 @@ def mean(values: Sequence[float]) -> float:
 
 
 def place(row: Row) -> str:
-    """Name a sublayer by its layer, counted from 1, and its role: ``layer 3, ffn``."""
-    return f"layer {int(row['layer'] or 0) + 1}, {str(row['role']).replace('_', '-')}"
+    """Name a sublayer by its role and its layer, counted from 1: ``the ffn of layer 3``."""
+    return f"the {str(row['role']).replace('_', '-')} of layer {int(row['layer'] or 0) + 1}"
 
 
 def said(value: Value) -> str:

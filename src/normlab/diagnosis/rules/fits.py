@@ -38,9 +38,9 @@ class Fit:
 
 
 def fits(depths: Sequence[float], values: Sequence[float] | Array, *, level: float = 0.95) -> tuple[Fit, ...]:
-    r""":math:`y = b N^p,\quad y = a + b \ln N,\quad y = a + b N,\quad y = b`; with residuals r of n values
-    and k parameters, :math:`R^2 = 1 - \sum r^2 / \sum (y - \bar y)^2` and
-    :math:`\mathrm{AIC} = n \ln(\sum r^2 / n) + 2(k + 1)`.
+    r"""Fit :math:`y = b N^p,\quad y = a + b \ln N,\quad y = a + b N,\quad y = b`; with residuals r of n
+    values and k parameters, :math:`R^2 = 1 - \sum r^2 / \sum (y - \bar y)^2` and :math:`\mathrm{AIC} = n
+    \ln(\sum r^2 / n) + 2(k + 1)`.
 
     The power law is the least squares of :math:`\ln y = \ln b + p \ln N`, and is left out where a value is
     not positive. Intervals hold with probability ``level`` under Student's t of n - k degrees, which takes
@@ -102,7 +102,7 @@ def better(found: Iterable[Fit], *, among: Sequence[str] = ("log", "linear")) ->
 
 
 def half_width(values: Sequence[float] | Array, level: float = 0.95) -> float:
-    r""":math:`t_{n-1} s / \sqrt n`, half the confidence interval of the mean of n independent values."""
+    r"""Return :math:`t_{n-1} s / \sqrt n`, half the confidence interval of a mean of n independent values."""
     return float(_student(len(values) - 1, level) * stats.sem(values))
 
 

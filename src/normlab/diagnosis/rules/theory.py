@@ -40,7 +40,8 @@ UNIT = Interval(1.0, 1.0)
 
 
 def relu_mean_square(variance: float) -> float:
-    r""":math:`\mathbb{E}\|\mathrm{ReLU}(X)\|^2 / d = \sigma^2 / 2` for :math:`X \sim N(0, \sigma^2 I_d)`.
+    r"""Return :math:`\mathbb{E}\|\mathrm{ReLU}(X)\|^2 / d = \sigma^2 / 2` for :math:`X \sim N(0, \sigma^2
+    I_d)`.
 
     Xiong et al. 2020, Lemma 1 (arXiv 2002.04745).
     """
@@ -48,7 +49,7 @@ def relu_mean_square(variance: float) -> float:
 
 
 def ffn_gain(dim: int, ffn_dim: int) -> float:
-    r""":math:`\mathbb{E}\|W_2 \mathrm{ReLU}(W_1 x)\|^2 / \|x\|^2 = 2 d d_{ff} / (d + d_{ff})^2`.
+    r"""Return :math:`\mathbb{E}\|W_2 \mathrm{ReLU}(W_1 x)\|^2 / \|x\|^2 = 2 d d_{ff} / (d + d_{ff})^2`.
 
     Both matrices drawn by Xavier, :math:`N(0, 2/(d + d_{ff}))`. One half where :math:`d_{ff} = d`, which is
     the case of Xiong et al. 2020, Lemma 2 (arXiv 2002.04745); 4/9 for 2d, 8/25 for 4d.
@@ -60,7 +61,8 @@ def ffn_gain(dim: int, ffn_dim: int) -> float:
 def hidden_scales(
     sublayers: Sequence[SublayerView], *, start: float, ffn_gains: Sequence[float | None]
 ) -> Iterator[Scales]:
-    r""":math:`\mathbb{E}\|x + f(x)\|^2 = \mathbb{E}\|x\|^2 + \mathbb{E}\|f(x)\|^2`, and d after a norm.
+    r"""Predict :math:`\mathbb{E}\|x + f(x)\|^2 = \mathbb{E}\|x\|^2 + \mathbb{E}\|f(x)\|^2`, and d after a
+    norm.
 
     Post-LN has :math:`(1 + g) d` after each feed-forward sum, :math:`3d/2` where its gain g is 1/2; Pre-LN
     lies between :math:`(1 + l/2) d` and :math:`(1 + 3l/2) d` after l encoder layers from a start of 1, since
@@ -93,8 +95,8 @@ def _branch(role: str, read: Interval | None, gain: float | None) -> Interval | 
 
 
 def bounded_fraction(lengths: Tensor, epsilon: float = 0.1) -> Tensor:
-    r""":math:`P[(Z - \mathbb{E}Z)/\mathbb{E}Z \le \epsilon]`, at least :math:`1 - \delta` for a Z that is
-    :math:`(\epsilon, \delta)`-bounded.
+    r"""Return :math:`P[(Z - \mathbb{E}Z)/\mathbb{E}Z \le \epsilon]`, at least :math:`1 - \delta` for a Z that
+    is :math:`(\epsilon, \delta)`-bounded.
 
     ``lengths`` `[N]` are observations of Z, of which both the mean and the fraction are taken. Xiong et al.
     2020, Definition 1 (arXiv 2002.04745).
@@ -103,8 +105,8 @@ def bounded_fraction(lengths: Tensor, epsilon: float = 0.1) -> Tensor:
 
 
 def chi_square_tail(dim: int, epsilon: float) -> float:
-    r""":math:`P[\|Y\|^2 \ge (1 + \epsilon) d] \le \exp(-d \epsilon^2 / 8)` for :math:`Y \sim N(0, I_d)`,
-    :math:`0 < \epsilon < 1`.
+    r"""Return :math:`P[\|Y\|^2 \ge (1 + \epsilon) d] \le \exp(-d \epsilon^2 / 8)` for :math:`Y \sim N(0,
+    I_d)`, :math:`0 < \epsilon < 1`.
 
     Raises UserError for another epsilon. Xiong et al. 2020, Appendix G (arXiv 2002.04745).
     """
@@ -114,7 +116,7 @@ def chi_square_tail(dim: int, epsilon: float) -> float:
 
 
 def layer_norm_jacobian(x: Tensor) -> Tensor:
-    r""":math:`\|J_{LN}(x)\|_2 = \sqrt{d} / \|x - \bar x\|`, of a LayerNorm whose gain is 1, for
+    r"""Return :math:`\|J_{LN}(x)\|_2 = \sqrt{d} / \|x - \bar x\|`, of a LayerNorm whose gain is 1, for
     :math:`d \ge 3`.
 
     `[..., D]` to `[...]`. :math:`J = \frac{\sqrt d}{\|y\|} (I - \frac{1}{d} 1 1^\top)(I - y y^\top/\|y\|^2)`
@@ -125,7 +127,7 @@ def layer_norm_jacobian(x: Tensor) -> Tensor:
 
 
 def rms_norm_jacobian(x: Tensor) -> Tensor:
-    r""":math:`\|J(x)\|_2 = \sqrt{d} / \|x\|`, of an RMSNorm whose gain is 1, for :math:`d \ge 2`.
+    r"""Return :math:`\|J(x)\|_2 = \sqrt{d} / \|x\|`, of an RMSNorm whose gain is 1, for :math:`d \ge 2`.
 
     `[..., D]` to `[...]`. Xiong et al. 2020, Lemma 3 as published (arXiv 2002.04745).
     """

@@ -35,14 +35,15 @@ SOFTMAXES: Final = frozenset({torch.ops.aten._softmax, torch.ops.aten._safe_soft
 
 
 def attention(subject: Subject, *, padding_masks: PaddingMasks | None = None) -> Table:
-    r""":math:`-\sum_j p_{ij} \ln p_{ij}` in nats, the mean over queries i, and :math:`\max_{ij} z_{ij}`, with
-    the attention weights :math:`p_i = \mathrm{softmax}(z_i)`, for each head.
+    r"""Measure, for each head, the entropy :math:`-\sum_j p_{ij} \ln p_{ij}` in nats, as a mean over queries
+    i, and the largest logit :math:`\max_{ij} z_{ij}`, with the attention weights :math:`p_i =
+    \mathrm{softmax}(z_i)`.
 
     z is what goes into the softmax: scaled, with all biases, and only where it is not masked. ``uniform`` is
     the mean of :math:`\ln` of the number of keys that a query may look at, the largest entropy there can be.
     Queries of padding are left out; ``padding_masks`` is found by ``find_padding_masks`` if not given. All
     softmaxes over scores `[..., T, S]` are seen that run while a sublayer other than a feed-forward one is at
-    work, whoever wrote the attention, with fused kernels replaced for this pass by plain code.
+    work, whatever implements the attention, with fused kernels replaced for this pass by plain code.
 
     Zhai et al. 2023, Section 3 (arXiv 2303.06296) for the entropy; Dehghani et al. 2023, Section 2 (arXiv
     2302.05442) for the logits. Raises UserError where no softmax is seen.
@@ -194,9 +195,9 @@ def entropy_of_heads(tables: Tables) -> Iterator[Finding]:
             f"{mean(entropies):.2f} on average over {len(entropies)} heads"
         )
         if sharp:
-            sentence += f"; {sharp} of them attend to one key only"
+            sentence += f"; {sharp} of them {_attend(sharp)} to one key only"
         if flat:
-            sentence += f"; {flat} of them attend almost uniformly"
+            sentence += f"; {flat} of them {_attend(flat)} almost uniformly"
         yield Finding(
             "attention",
             "warning" if sharp else "note",
@@ -216,6 +217,10 @@ def entropy_of_heads(tables: Tables) -> Iterator[Finding]:
                 {"max_logit": highest},
                 "Dehghani et al. 2023, Section 2 (arXiv 2302.05442)",
             )
+
+
+def _attend(heads: int) -> str:
+    return "attends" if heads == 1 else "attend"
 
 
 def _collapsed(row: Row) -> bool:

@@ -40,7 +40,7 @@ def critical_lr(
     tolerance: float = 0.1,
     loss_gradients: LossGradients | None = None,
 ) -> Table:
-    r""":math:`\min \{\eta : L(w + u(\eta)) > L(w)\}`, u being the optimiser's step at the learning rate
+    r"""Find :math:`\min \{\eta : L(w + u(\eta)) > L(w)\}`, u being the optimiser's step at the learning rate
     :math:`\eta`.
 
     From the optimiser's own rate, the largest of its groups, all are doubled until a step raises the loss, or
@@ -182,8 +182,8 @@ def curvature(
     tolerance: float = 1e-2,
     seed: int = 0,
 ) -> Table:
-    r""":math:`\lambda_{\max}(H)` and :math:`v^\top H v / \|v\|^2`, H being the Hessian of the loss in the
-    trainable parameters, along v = the gradient and v = the optimiser's first update.
+    r"""Measure :math:`\lambda_{\max}(H)` and :math:`v^\top H v / \|v\|^2`, H being the Hessian of the loss in
+    the trainable parameters, along v = the gradient and v = the optimiser's first update.
 
     On the first rows of the batch with at most ``tokens`` tokens, see ``cropped``. The eigenvalue is found
     from Hessian-vector products, at most ``products`` of them, until :math:`\|Hx - \lambda x\|` is below
@@ -265,7 +265,7 @@ class Hessian:
         return {path: x.view_as(p) for (path, p), x in zip(self.parameters.items(), pieces, strict=True)}
 
     def __matmul__(self, vector: Tensor) -> Tensor:
-        """:math:`Hv`, `[P]` to `[P]`."""
+        """Return :math:`Hv`, `[P]` to `[P]`."""
         if not self._gradient.requires_grad:
             return torch.zeros_like(vector)
         try:
@@ -281,7 +281,7 @@ class Hessian:
         return torch.cat([x.reshape(-1) for x in found])
 
     def along(self, vector: Tensor) -> float | None:
-        r""":math:`v^\top H v / \|v\|^2`, None for a vector of zeros."""
+        r"""Return :math:`v^\top H v / \|v\|^2`, None for a vector of zeros."""
         length = torch.linalg.vector_norm(vector)
         if not length:
             return None
@@ -299,8 +299,8 @@ class Eigenvalue(NamedTuple):
 
 @torch.no_grad()
 def largest_eigenvalue(hessian: Hessian, *, products: int, tolerance: float, seed: int) -> Eigenvalue:
-    r""":math:`\max_x x^\top H x / x^\top x` by power iteration with a memory: the next x is the best in the
-    span of x, Hx and the step before.
+    r"""Find :math:`\max_x x^\top H x / x^\top x` by power iteration with a memory: the next x is the best in
+    the span of x, Hx and the step before.
 
     Plain power iteration finds the largest in magnitude, and two of opposite sign hold it up; this finds the
     largest, in fewer products. Knyazev 2001, Section 4 (SIAM Journal on Scientific Computing 23).

@@ -42,9 +42,9 @@ def dependency(
     padding_masks: PaddingMasks | None = None,
     forward: ForwardPass | None = None,
 ) -> Table:
-    r""":math:`\beta_{ij}^2 = \mathbb{E}_t[\mathrm{Var}[D_{ij}] / \mathrm{Var}[x_i]]` with the stream after
-    sublayer i, :math:`x_i = \sum_{j \le i} D_{ij} + r_i`, split into what the input (j = -1) and every branch
-    brought into it.
+    r"""Measure :math:`\beta_{ij}^2 = \mathbb{E}_t[\mathrm{Var}[D_{ij}] / \mathrm{Var}[x_i]]` with the stream
+    after sublayer i, :math:`x_i = \sum_{j \le i} D_{ij} + r_i`, split into what the input (j = -1) and every
+    branch brought into it.
 
     A norm passes on what each part brings at the denominators that the whole stream has on this batch, a
     linear map: :math:`D \mapsto \gamma \odot (D - \bar D) / \sigma(x)` for LayerNorm. Variances are over
@@ -72,8 +72,8 @@ def dependency(
 
 
 def residual_dependency(subject: Subject, dependencies: Table) -> Table:
-    r""":math:`\beta_{ii}^2` and :math:`\sum_j \beta_{ij}^2` of each sublayer in a table of ``dependency``, of
-    some stacks or of all.
+    r"""Return :math:`\beta_{ii}^2` and :math:`\sum_j \beta_{ij}^2` of each sublayer in a table of
+    ``dependency``, of some stacks or of all.
 
     Columns: stack, index, role, beta_sq, total. The first share is 1/i in a Pre-LN whose branches all have
     the same variance, and constant in a Post-LN; its sum over i is to what Theorem 2 holds the output change

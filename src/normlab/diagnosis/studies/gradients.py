@@ -41,8 +41,8 @@ PARTS = 4
 def sublayer_gradients(
     subject: Subject, *, padding_masks: PaddingMasks | None = None, backward: BackwardPass | None = None
 ) -> Table:
-    r""":math:`\|\Delta x_i\| / \max_j \|\Delta x_j\|` with :math:`\Delta x_i = \partial L/\partial x_i`, the
-    gradient of the loss in the output of sublayer i.
+    r"""Measure :math:`\|\Delta x_i\| / \max_j \|\Delta x_j\|` with :math:`\Delta x_i = \partial L/\partial
+    x_i`, the gradient of the loss in the output of sublayer i.
 
     The largest is that of the whole model. ``variance`` is :math:`\mathrm{Var}[\Delta x_i]` over the elements
     of tokens that are no padding, by ``find_padding_masks`` if ``padding_masks`` is not given; ``backward``
@@ -76,7 +76,7 @@ def sublayer_gradients(
 def parameter_gradients(
     subject: Subject, *, batches: Sequence[Any] = (), first: BackwardPass | None = None
 ) -> Table:
-    r""":math:`\|\frac{1}{B} \sum_b g_b\|` (``mean_grad_l2``) and :math:`\frac{1}{B} \sum_b \|g_b\|`
+    r"""Measure :math:`\|\frac{1}{B} \sum_b g_b\|` (``mean_grad_l2``) and :math:`\frac{1}{B} \sum_b \|g_b\|`
     (``grad_l2``) of the gradients of B mini-batches, for every parameter that is trained, by ``kind`` of
     matrix: query, key, value, output, ffn_in, ffn_out, norm, embedding, other. A packed matrix of queries,
     keys and values has a row for each.
@@ -121,8 +121,9 @@ def _lengths(gradient: Tensor, parts: Sequence[Part]) -> Tensor:
 
 
 def branch_jacobians(subject: Subject, *, padding_masks: PaddingMasks | None = None, seed: int = 0) -> Table:
-    r""":math:`\mathrm{Var}[\partial a/\partial x] = \|\partial a/\partial x\|_F^2 / n` of a branch a(x) of n
-    elements (``jacobian_variance``) beside :math:`\sigma_b^2 = \mathrm{Var}[x + a]` (``total_variance``).
+    r"""Measure :math:`\mathrm{Var}[\partial a/\partial x] = \|\partial a/\partial x\|_F^2 / n` of a branch
+    a(x) of n elements (``jacobian_variance``) beside :math:`\sigma_b^2 = \mathrm{Var}[x + a]`
+    (``total_variance``).
 
     The variance that a gradient of variance 1 has when it comes back through the branch to the stream before
     it, by one random gradient over the tokens. Behind a norm of the sum the variance of a gradient goes

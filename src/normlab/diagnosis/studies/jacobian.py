@@ -35,9 +35,10 @@ ROUNDING = 1e-4
 
 
 def jacobian(subject: Subject, *, padding_masks: PaddingMasks | None = None, tokens: int = TOKENS) -> Table:
-    r""":math:`\|J\|_2` of :math:`J = \partial\,\mathrm{norm}(x)/\partial x` over tokens x: its largest value
-    and its mean (``spectral_mean``), measured on the full matrix, beside :math:`\sqrt{d}/\|x - \bar x\|`
-    (``exact``, a LayerNorm of gain 1) and :math:`\sqrt{d}/\|x\|` (``published``, an RMSNorm of gain 1).
+    r"""Measure :math:`\|J\|_2` of :math:`J = \partial\,\mathrm{norm}(x)/\partial x` over tokens x: its
+    largest value and its mean (``spectral_mean``), measured on the full matrix, beside :math:`\sqrt{d}/\|x -
+    \bar x\|` (``exact``, a LayerNorm of gain 1) and :math:`\sqrt{d}/\|x\|` (``published``, an RMSNorm of gain
+    1).
 
     ``spectral_square`` is :math:`\mathbb{E}\|J\|_2^2`, 2/3 behind a Post-LN feed-forward sum of :math:`3d/2`;
     ``mean_square`` is :math:`\mathbb{E}\|J\|_F^2/d`, less by the two directions that a LayerNorm takes away.
@@ -97,7 +98,7 @@ def _measured(norm: nn.Module, given: Tensor, x: Tensor) -> Row:
 
 
 def token_jacobian(norm: nn.Module, token: Tensor) -> Tensor:
-    r""":math:`J_{ij} = \partial\,\mathrm{norm}(x)_i / \partial x_j`, `[D, D]`, at a token `[D]`.
+    r"""Return :math:`J_{ij} = \partial\,\mathrm{norm}(x)_i / \partial x_j`, `[D, D]`, at a token `[D]`.
 
     Every row comes from a copy of the token of its own, so that one backward pass gives them all.
     """
@@ -109,8 +110,8 @@ def token_jacobian(norm: nn.Module, token: Tensor) -> Tensor:
 
 
 def spectral_norm(matrices: Tensor, *, steps: int = STEPS) -> Tensor:
-    r""":math:`\max_{v \in K} \|A v\| / \|v\|` over the Krylov space
-    :math:`K = \mathrm{span}\{v_0, A^\top A v_0, (A^\top A)^2 v_0, \dots\}` of a fixed random vector.
+    r"""Return :math:`\max_{v \in K} \|A v\| / \|v\|` over the Krylov space :math:`K = \mathrm{span}\{v_0,
+    A^\top A v_0, (A^\top A)^2 v_0, \dots\}` of a fixed random vector.
 
     `[N, D, D]` to `[N]`. Exact from ``steps`` = D on, below the largest singular value otherwise; a LayerNorm
     of gain 1 has but one that is not zero and needs one step. Far cheaper than all singular values.

@@ -53,8 +53,8 @@ def output_change(
     stack: str | None = None,
     padding_masks: PaddingMasks | None = None,
 ) -> Table:
-    r""":math:`\frac{1}{d} \mathbb{E} \|F_l(x_0, W) - F_l(x_0, W^*)\|^2` for the prefixes :math:`F_l` of one
-    model: the stream after sublayer l, through the final norm of its stack where there is one.
+    r"""Measure :math:`\frac{1}{d} \mathbb{E} \|F_l(x_0, W) - F_l(x_0, W^*)\|^2` for the prefixes :math:`F_l`
+    of one model: the stream after sublayer l, through the final norm of its stack where there is one.
 
     Two kinds: ``random``, :math:`W^* = W + \delta` with :math:`\delta` normal of ``size`` times each
     matrix's root mean square, on the matrices of the sublayers of every stack, so that :math:`x_0` stays;
@@ -118,7 +118,7 @@ def output_change_family(
     ``depths``.
 
     In the table, depth counts the sublayers of all stacks of the model. Models are made one after the other,
-    and for another ``seed`` by a family of other starts.
+    and for another ``seed`` by a family of other initialisations.
     """
     found: list[tuple[str, int, float, int]] = []
     for n in depths:
@@ -154,8 +154,8 @@ def output_change_fit(changes: Table) -> Table:
 def random_change(
     subject: Subject, *, size: float = SIZE, seed: int = 0, forward: ForwardPass | None = None
 ) -> dict[str, Tensor]:
-    r""":math:`W + \delta`, :math:`\delta_i \sim N(0, (\text{size} \cdot \mathrm{rms}(W))^2)`, for every
-    matrix W of a sublayer, by its path.
+    r"""Return :math:`W + \delta`, :math:`\delta_i \sim N(0, (\text{size} \cdot \mathrm{rms}(W))^2)`, for
+    every matrix W of a sublayer, by its path.
 
     The gains, biases and factors of norms and shortcuts, vectors, are not drawn at random and stay: where
     they are on the shortcut, noise on them moves the stream whatever its dependency is. Numbers depend on the
@@ -345,7 +345,7 @@ register(
                     "random": "a random change of the sublayers' matrices",
                     "update": "one step of the optimiser",
                 },
-                caption="A point per random change; the optimiser's step is that of the last stack.",
+                caption="A point per seed.",
             ),
         ),
         batch=SMALL_BATCH,

@@ -26,9 +26,9 @@ ALIKE: Final = 0.95
 def similarity(
     subject: Subject, *, padding_masks: PaddingMasks | None = None, forward: ForwardPass | None = None
 ) -> Table:
-    r""":math:`\cos(x_i, x_j)`, the mean over pairs :math:`i \ne j` of tokens of a sequence, and the effective
-    rank :math:`\exp(-\sum_k p_k \ln p_k)` with :math:`p_k = \sigma_k / \sum_l \sigma_l` of a sequence's
-    singular values.
+    r"""Measure :math:`\cos(x_i, x_j)`, the mean over pairs :math:`i \ne j` of tokens of a sequence, and the
+    effective rank :math:`\exp(-\sum_k p_k \ln p_k)` with :math:`p_k = \sigma_k / \sum_l \sigma_l` of a
+    sequence's singular values.
 
     Of the stream `[B, T, D]` that a stack begins with, index -1, and after each sublayer; the mean over
     sequences of more than one token. Padding is left out; ``padding_masks`` is found by
@@ -72,8 +72,8 @@ def _alike(x: Tensor, mask: Tensor) -> Row:
 
 
 def effective_rank(x: Tensor) -> Tensor:
-    r""":math:`\exp(-\sum_k p_k \ln p_k)` with :math:`p_k = \sigma_k / \sum_l \sigma_l`, from the singular
-    values :math:`\sigma` of each matrix `[..., T, D]`.
+    r"""Return :math:`\exp(-\sum_k p_k \ln p_k)` with :math:`p_k = \sigma_k / \sum_l \sigma_l`, from the
+    singular values :math:`\sigma` of each matrix `[..., T, D]`.
 
     1 for a matrix of rank one or zero, min(T, D) for one with equal singular values. Roy and Vetterli 2007,
     Section 2 (EUSIPCO).
@@ -86,8 +86,8 @@ def effective_rank(x: Tensor) -> Tensor:
 
 
 def norm_parameters(subject: Subject, *, forward: ForwardPass | None = None) -> Table:
-    r""":math:`\frac{1}{n} \sum_i w_i`, :math:`\min_i w_i` and :math:`\max_i w_i` of the gains, biases and
-    scalars w of every norm, and of what scales streams and branches: :math:`g, \gamma, \beta, \omega,
+    r"""Measure :math:`\frac{1}{n} \sum_i w_i`, :math:`\min_i w_i` and :math:`\max_i w_i` of the gains, biases
+    and scalars w of every norm, and of what scales streams and branches: :math:`g, \gamma, \beta, \omega,
     \alpha, \lambda`.
 
     That is, of all parameters with at most one dimension of norms anywhere, told by their numbers, and of

@@ -31,14 +31,14 @@ Place: TypeAlias = tuple[str | None, int | None]
 def scales(
     subject: Subject, *, padding_masks: PaddingMasks | None = None, forward: ForwardPass | None = None
 ) -> Table:
-    r""":math:`\mathbb{E}\|x\|^2/d` over tokens x without padding: of the stream before each sublayer, of its
-    branch, of their sum (``total``) and of the stream after it.
+    r"""Measure :math:`\mathbb{E}\|x\|^2/d` over tokens x without padding: of the stream before each sublayer,
+    of its branch, of their sum (``total``) and of the stream after it.
 
     ``spread`` is the standard deviation of :math:`\|x\|^2` over its mean, ``bounded`` the fraction of tokens
-    with :math:`(\|x\|^2 - \mathbb{E})/\mathbb{E} \le 0.1`. ``theory`` is what Xavier's start, ReLU and
-    uniform attention give from the mean square that the stack begins with; where only bounds are known it is
-    empty and they stand in ``theory_low`` and ``theory_high``. ``padding_masks`` is found by
-    ``find_padding_masks`` and ``forward`` by ``forward_pass`` if not given.
+    with :math:`(\|x\|^2 - \mathbb{E})/\mathbb{E} \le 0.1`. ``theory`` is the value for a Xavier
+    initialisation, ReLU and uniform attention, given the mean square that the stack begins with; where theory
+    gives only bounds, it is empty and they are in ``theory_low`` and ``theory_high``. ``padding_masks`` is
+    found by ``find_padding_masks`` and ``forward`` by ``forward_pass`` if not given.
 
     Xiong et al. 2020, Lemma 2, Section 3.4 and Definition 1 (arXiv 2002.04745).
     """

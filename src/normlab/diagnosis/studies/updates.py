@@ -31,8 +31,8 @@ LARGE_UPDATE: Final = 0.1
 def updates(
     subject: Subject, optimiser: Optimizer | OptimiserFactory, *, backward: BackwardPass | None = None
 ) -> Table:
-    r""":math:`\|g\|`, :math:`\|u\|` and :math:`\|u\| / \|w\|` of each parameter w: its gradient g and the
-    update u that the optimiser makes of it, in its first step or, amid a training, in its next.
+    r"""Measure :math:`\|g\|`, :math:`\|u\|` and :math:`\|u\| / \|w\|` of each parameter w: its gradient g and
+    the update u that the optimiser makes of it, in its first step or, during a training, in its next.
 
     ``grad_relative`` and ``update_relative`` are relative to the largest of the model, ``update_over_weight``
     is None for weights that are all zero. A packed matrix of queries, keys and values has a row for each.

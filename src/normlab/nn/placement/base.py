@@ -46,7 +46,7 @@ class Placement(nn.Module, ABC):
     bias: ClassVar[str] = "bias"
     inner_norm: ClassVar[str] = "noinnernorm"
     head_gain: ClassVar[str] = "noheadgain"
-    """What the source chooses inside the branch; a model's own choice takes precedence over these four."""
+    """The source's choices inside the branch; a model's own choice takes precedence over these four."""
 
     def __init_subclass__(cls, *, name: str = "", **kwargs: Any) -> None:
         super().__init_subclass__(**kwargs)

@@ -1,7 +1,7 @@
 """Liu et al. 2020, Understanding the Difficulty of Training Transformers (arXiv 2004.08249).
 
-``gradients`` holds what it says of vanishing gradients, ``dependency`` what it says of branches and of the
-output's change, ``training`` its trainings.
+``gradients`` holds its claims about vanishing gradients, ``dependency`` those about branches and the change
+of the output, ``training`` its trainings.
 """
 
 from __future__ import annotations

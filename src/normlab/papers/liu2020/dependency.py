@@ -1,4 +1,4 @@
-"""How much each layer leans on its own branch, and how far outputs move (Liu et al. 2020, Section 4).
+"""The dependency on the residual branch, and how far outputs move (Liu et al. 2020, Section 4).
 
 The dependency of a residual branch is Var[f(x)] / Var[x + f(x)].
 """

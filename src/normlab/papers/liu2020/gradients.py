@@ -86,8 +86,7 @@ FIG5_11: Final = Artefact(
         "gradients": "differ: K and Q below V1 and V2",
         "updates under Adam": "alike",
     },
-    asserts="At the start gradients are spread over the kinds of parameters far more than Adam's updates "
-    "are.",
+    asserts="At initialisation gradients differ more between kinds of parameters than Adam's updates do.",
     discussion="The paper looks at checkpoints of a whole training. Adam's first steps hardly see how large "
     "a gradient is, so that their balance is by construction; that it lasts is left open. Appendix A.4 "
     "writes W^(K) and W^(V1) where, by the figure, K and Q are meant.",

@@ -180,7 +180,7 @@ PARAMETERS: Final = Artefact(
     paper="Liu et al. 2020, Appendix D (arXiv 2004.08249)",
     shows="Millions of parameters of each model; one matrix embeds source, target and output.",
     published=_PARAMETERS,
-    asserts="Models of these sizes have as many, with about 10k, 37k and 44.5k types.",
+    asserts="Models of these sizes have as many, with about 10k, 37k and 44.5k vocabulary entries.",
     study="parameter_counts",
     settings={
         "models": {

@@ -1,6 +1,6 @@
 """Xiong et al. 2020, On Layer Normalization in the Transformer Architecture (arXiv 2002.04745).
 
-``theory`` holds what its lemmas say of a start, ``gradients`` what its theorem and figures say of gradients,
+``theory`` holds its lemmas about initialisation, ``gradients`` its theorem and figures about gradients,
 ``training`` its trainings. "ICLR" is the earlier submission, which says more about settings.
 """
 

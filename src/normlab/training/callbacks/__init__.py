@@ -1,1 +1,1 @@
-"""What looks at a run while it trains, without changing its numbers."""
+"""Observers of a run, which cannot change its numbers."""

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from normlab.diagnosis.probing.observe import PARAMETERS, Emit, Key, Probe, Record, observe
 from normlab.diagnosis.probing.presets import PRESETS, SublayerSite, preset_probes
 from normlab.diagnosis.reading.taps import Tap
-from normlab.nn.sublayer import Branch, Sublayer
+from normlab.nn.sublayer import Sublayer
 from normlab.training.meter import Meter
 from normlab.training.parallel import norms_of
 
@@ -59,7 +59,7 @@ class Probing:
         self._model, self._emit, self._every_steps = model, emit, every_steps
         self._probes = preset.probes
         self._groups = _Groups(model, kinds=preset.kinds) if self._probes else None
-        self._late: list[tuple[int, Tensor]] = []
+        self._late: list[tuple[int, list[Key], Tensor]] = []
 
     def due(self, step: int) -> bool:
         """Whether a step is measured: the first one, and those that the cadence divides."""
@@ -78,15 +78,15 @@ class Probing:
     def stepped(self, step: int, meter: Meter, gradients: Tensor, updates: Tensor) -> None:
         """Keep the norms of an optimiser step for ``flush`` to fetch."""
         if self._groups is not None and self.due(step):
-            self._late.append((step, self._groups.measured(meter, gradients, updates)))
+            self._late.append((step, *self._groups.measured(meter, gradients, updates)))
 
     def flush(self) -> None:
         """Fetch and emit the norms that are left on the device."""
-        if self._groups is None or not self._late:
+        if not self._late:
             return
-        fetched = torch.stack([values for _, values in self._late]).tolist()
-        for (step, _), values in zip(self._late, fetched, strict=True):
-            for key, value in zip(self._groups.keys, values, strict=True):
+        fetched = torch.stack([values for *_, values in self._late]).tolist()
+        for (step, keys, _), values in zip(self._late, fetched, strict=True):
+            for key, value in zip(keys, values, strict=True):
                 self._emit(Record(step, *key, value))
         self._late.clear()
 
@@ -105,25 +105,25 @@ class _Groups:
         self._modules = list(dict.fromkeys(owners))
         device = next(iter(named.values())).device
         self._owner = torch.tensor([self._modules.index(o) for o in owners], device=device)
-        self._views = list(_matrices(model, list(named.values()))) if kinds else []
-        self.keys: list[Key] = [
-            *((*_place(m, homes), m, signal, how) for signal, how in _WHOLE for m in self._modules),
-            *((*_place(v.module, homes), v.module, f"update[{v.kind}]", "ratio") for v in self._views),
-        ]
+        self._kinds, self._homes = kinds, homes
 
     @torch.no_grad()
-    def measured(self, meter: Meter, gradients: Tensor, updates: Tensor) -> Tensor:
-        """Return a value per key: norms of gradients and weights, and updates relative to the weights."""
-        whole = meter.parallel.whole
+    def measured(self, meter: Meter, gradients: Tensor, updates: Tensor) -> tuple[list[Key], Tensor]:
+        """Return keys and their values: norms of gradients and weights, and updates relative to weights."""
+        whole, views = meter.parallel.whole, meter.parallel.matrices if self._kinds else ()
+        keys: list[Key] = [
+            *((*_place(m, self._homes), m, signal, how) for signal, how in _WHOLE for m in self._modules),
+            *((*_place(v.module, self._homes), v.module, f"update[{v.kind}]", "ratio") for v in views),
+        ]
         lengths = self._together(meter.parallel.norms(meter.weights))
         values = [self._together(gradients), lengths, self._together(updates) / lengths]
-        if self._views:
+        if views:
             moved, weights = (
-                norms_of([v.of(whole(v.index, tensors[v.index])) for v in self._views])
+                norms_of([v.of(whole(v.index, tensors[v.index])) for v in views])
                 for tensors in (meter.moved, meter.weights)
             )
             values.append(moved / weights)
-        return torch.cat(values)
+        return keys, torch.cat(values)
 
     def _together(self, norms: Tensor) -> Tensor:
         squares = norms.new_zeros(len(self._modules)).index_add_(0, self._owner, norms.square())
@@ -134,31 +134,6 @@ def _place(module: str, sublayers: Sequence[str]) -> tuple[str | None, int | Non
     """Return the stack and the index of a sublayer, None for any other module."""
     stack, _, number = module.rpartition(".")
     return (stack, int(number)) if module in sublayers else (None, None)
-
-
-class _View(NamedTuple):
-    """A matrix of a branch, which may be a part of a packed parameter."""
-
-    module: str
-    kind: str
-    index: int
-    """Of the parameter."""
-    size: torch.Size
-    stride: tuple[int, ...]
-    offset: int
-
-    def of(self, whole: Tensor) -> Tensor:
-        return whole.as_strided(self.size, self.stride, whole.storage_offset() + self.offset)
-
-
-def _matrices(model: nn.Module, parameters: Sequence[nn.Parameter]) -> Iterator[_View]:
-    homes = {p.untyped_storage().data_ptr(): i for i, p in enumerate(parameters)}
-    for path, sublayer in model.named_modules():
-        if isinstance(sublayer, Sublayer) and isinstance(sublayer.f, Branch):
-            for kind, matrix in sublayer.f.matrices().items():
-                index = homes[matrix.untyped_storage().data_ptr()]
-                offset = int(matrix.storage_offset() - parameters[index].storage_offset())
-                yield _View(path, kind, index, matrix.shape, matrix.stride(), offset)
 
 
 def rows_into(rows: list[dict[str, Any]]) -> Callable[[Record], None]:

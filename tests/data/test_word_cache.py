@@ -1,0 +1,90 @@
+"""Word by word there is never another id than line by line."""
+
+from __future__ import annotations
+
+import sys
+import unicodedata
+from concurrent.futures import ThreadPoolExecutor
+
+import pytest
+from hypothesis import example, given, settings
+from hypothesis import strategies as st
+from tokenizers import AddedToken, normalizers
+from tokenizers import Tokenizer as Backend
+
+from normlab.data import word_cache as module
+from normlab.data.tokenizer import BytePairs
+from normlab.data.word_cache import WordCache
+
+TOKENIZER = BytePairs.train(["a bb abba  ba", "é e\u0301 ab\u2581a", "中文 baba [ pad ] a", "\u0301 ab"], 40)
+LINES = st.lists(st.text("ab é\u0301中x\u2581\t\xa0\u3000\u200b[]pd", max_size=12), max_size=8)
+
+
+def test_ours_is_encoded_word_by_word():
+    assert isinstance(TOKENIZER._encode, WordCache)
+    again = BytePairs.of_json(TOKENIZER.to_json())
+    assert isinstance(again._encode, WordCache)
+
+
+@settings(max_examples=300, deadline=None)
+@given(LINES)
+@example(["a\u2581b \u2581a", " \u0301a", "[ pad ]", "", "   ", "a\tb", "a\u2028b"])
+def test_lines_are_encoded_as_the_library_does(lines):
+    assert TOKENIZER.encode(lines) == TOKENIZER._whole(lines)
+
+
+def test_no_character_makes_a_difference():
+    # Letters of the large blocks are alike, so a few of each stand for all.
+    characters = [chr(i) for i in range(sys.maxunicode + 1) if i < 0x3100 or not i % 397]
+    lines = [f"a{c}b {c}a b{c} {c}" for c in characters if unicodedata.category(c) != "Cs"]
+    every = "".join(lines)
+    tokenizer = BytePairs.train([every, " ".join(every)], 20_000)
+    assert tokenizer.encode(lines) == tokenizer._whole(lines)
+
+
+def test_what_sees_more_than_words_is_left_alone():
+    def changed(change):
+        backend = Backend.from_str(TOKENIZER.to_json())
+        change(backend)
+        return BytePairs(backend)._encode
+
+    def other_normaliser(backend):
+        backend.normalizer = normalizers.NFC()
+
+    def dropout(backend):
+        backend.model.dropout = 0.5
+
+    def added_token(backend):
+        backend.add_tokens([AddedToken("a b")])
+
+    def cut(backend):
+        backend.enable_truncation(3)
+
+    for change in (other_normaliser, dropout, added_token, cut):
+        assert not isinstance(changed(change), WordCache), change.__name__
+    assert isinstance(changed(lambda backend: None), WordCache)
+
+
+def test_words_are_asked_for_once_and_forgotten_in_time(monkeypatch):
+    asked = []
+
+    def whole(lines):
+        asked.append(list(lines))
+        return [[len(line)] for line in lines]
+
+    encode = WordCache(whole, "_")
+    assert encode(["a bb", "bb  a", "c_c d"]) == [[1, 2], [2, 1], [5]]
+    assert asked == [["c_c d"], ["a", "bb"]]
+    monkeypatch.setattr(module, "MOST_WORDS", 3)
+    assert encode(["a ccc"]) == [[1, 3]]
+    assert encode(["a dddd"]) == [[1, 4]]
+    assert asked[2:] == [["ccc"], ["a", "dddd"]]
+    assert encode([]) == []
+
+
+@pytest.mark.parametrize("threads", [1, 4])
+def test_threads_share_what_is_known(monkeypatch, threads):
+    monkeypatch.setattr(module, "MOST_WORDS", 5)
+    lines = [[f"{'ab' * (i % 7)} {'a' * (k % 5)}" for k in range(40)] for i in range(60)]
+    with ThreadPoolExecutor(threads) as pool:
+        assert list(pool.map(TOKENIZER.encode, lines)) == [TOKENIZER._whole(part) for part in lines]

@@ -1,0 +1,144 @@
+"""The initial deviation of every matrix against the oracles' gain x scheme, at the papers' depths."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from initial.measured import (
+    PLACEMENTS,
+    assert_drawn,
+    expected_std,
+    matrices,
+    model_of,
+    schemes_of,
+    sized,
+    started,
+    sublayers,
+)
+from normlab.nn import BIASES
+from normlab.spec.config import ModelConfig
+from oracles import adapter, initial
+from oracles.adapter import Array
+from oracles.comparing import ours_alone
+
+every_placement = pytest.mark.parametrize("placement", PLACEMENTS)
+ATTENTION_AND_FFN = {"query", "key", "value", "output", "ffn_in", "ffn_out"}
+
+
+def check_matrices(arrays: dict[str, Array], config: ModelConfig, scheme: str) -> None:
+    found = matrices(arrays, config)
+    stacks = [s for s, n in (("encoder", config.encoder_layers), ("decoder", config.decoder_layers)) if n]
+    gate = {"ffn_gate"} if config.activation == "swiglu" else set()
+    assert found.keys() == {(s, m) for s in stacks for m in ATTENTION_AND_FFN | gate}
+    for (stack, matrix), weights in found.items():
+        std = expected_std(config, scheme, stack, matrix, weights[0].shape)
+        mirrored = scheme == "looklinear" and matrix in ("ffn_in", "ffn_out")
+        what = f"{config.encoder_placement} {scheme} {stack} {matrix}"
+        assert_drawn(weights, std, copies=2 if mirrored else 1, what=what)
+        largest = max(np.abs(w).max() for w in weights)
+        bound = 3**0.5 * std
+        if scheme == "xavier_uniform":
+            assert largest <= bound * (1 + 1e-6), what
+        else:
+            assert largest > bound or std == 0.0, f"{what} is drawn from a normal distribution"
+
+
+@every_placement
+def test_every_scheme(placement):
+    config = sized(placement, 6, 6)
+    model, schemes = model_of(config), schemes_of(config)
+    assert "xavier" in schemes
+    for scheme in schemes:
+        check_matrices(started(model, scheme), config, scheme)
+
+
+@every_placement
+@pytest.mark.parametrize("layers", [(60, 12), (6, 0), (0, 12)], ids=str)
+def test_every_shape(placement, layers):
+    """The gain knows both depths, the scheme neither."""
+    config = sized(placement, *layers)
+    check_matrices(started(model_of(config)), config, "xavier")
+
+
+def knows_depth(placement: str) -> bool:
+    """Whether some matrix of a placement starts smaller in a deeper model."""
+    method = adapter.PLACEMENTS[placement].oracle
+    return any(
+        initial.gain(method, stack, matrix, 6, 6) != initial.gain(method, stack, matrix, 100, 100)
+        for stack in ("encoder", "decoder")
+        for matrix in initial.MATRICES
+    )
+
+
+@pytest.mark.parametrize("placement", list(filter(knows_depth, PLACEMENTS)))
+def test_a_hundred_layers(placement):
+    config = sized(placement, 100, 100)
+    check_matrices(started(model_of(config)), config, "xavier")
+
+
+@every_placement
+def test_a_gated_feed_forward_with_shared_keys(placement):
+    config = sized(placement, 6, 6, activation="swiglu", kv_heads=2)
+    model = model_of(config)
+    for scheme in schemes_of(config):
+        check_matrices(started(model, scheme), config, scheme)
+
+
+def test_all_schemes_are_tried():
+    for placement in PLACEMENTS:
+        schemes = schemes_of(sized(placement, 6, 6))
+        only_xavier = placement in ("deepnorm", "tfixup", "subln")
+        assert schemes == ["xavier", "xavier_uniform"] + ([] if only_xavier else ["smallinit", "looklinear"])
+
+
+def test_two_seeds_and_two_sites_differ_and_one_seed_repeats():
+    config = sized("post", 2, 2)
+    first, again, other = (started(model_of(config), seed=seed) for seed in (1, 1, 2))
+    weights = [w for group in matrices(first, config).values() for w in group]
+    assert len({w.tobytes() for w in weights}) == len(weights) == 2 * 6 + 2 * 10
+    for name, array in first.items():
+        assert np.array_equal(array, again[name])
+        assert not array.any() or (array == array.flat[0]).all() or not np.array_equal(array, other[name])
+
+
+# ------------------------------------------------------------------------------------------- LookLinear
+
+
+@pytest.mark.parametrize("layers", [(6, 6), (0, 6)], ids=str)
+def test_looklinear_makes_the_feed_forward_linear(layers):
+    config = sized("post", *layers)
+    model = model_of(config)
+    found = matrices(started(model, "looklinear"), config)
+    rng = np.random.default_rng(1)
+    for stack in {stack for stack, _ in found}:
+        for w_in, w_out in zip(found[stack, "ffn_in"], found[stack, "ffn_out"], strict=True):
+            assert initial.looklinear_is_mirrored(w_in, w_out)
+            x = rng.normal(size=(5, 64))
+            y = np.maximum(x @ w_in.T.astype(float), 0) @ w_out.T
+            half = len(w_in) // 2
+            np.testing.assert_allclose(y, x @ w_in[:half].T @ w_out[:, :half].T, atol=1e-12)
+            assert y.std() > 0.1
+    for scheme in ("xavier", "smallinit", "xavier_uniform"):
+        found = matrices(started(model, scheme), config)
+        for (stack, matrix), weights in found.items():
+            if matrix == "ffn_in":
+                assert not initial.looklinear_is_mirrored(weights[0], found[stack, "ffn_out"][0])
+
+
+# ----------------------------------------------------------------------------------------------- biases
+
+
+@pytest.mark.parametrize("bias", ours_alone(BIASES))
+@pytest.mark.parametrize("layers", [(2, 2), (2, 0), (0, 2)], ids=str)
+def test_biases_are_zero(layers, bias):
+    config = sized("pre", *layers, bias=bias)
+    count = 0
+    for _, _, _, p in sublayers(started(model_of(config)), config):
+        for key, value in p.items():
+            if key.startswith(("b_", "pre_", "post_")):
+                assert not value.any()
+                count += 1
+    per_matrix = {"bias": 1, "nobias": 0, "scalarbias": 2}[bias]
+    roles = {(2, 2): 2 * 6 + 2 * 10, (2, 0): 2 * 6, (0, 2): 2 * 6}[layers]
+    assert count == per_matrix * roles
