@@ -8,10 +8,15 @@ STAMP := $(VENV)/.installed-$(shell cat pyproject.toml constraints.txt | cksum |
 DOCS_STAMP := $(STAMP)-docs
 # Two workers of one core each; a training that a test starts counts its own threads.
 PYTEST := OMP_NUM_THREADS=1 MKL_NUM_THREADS=1 $(BIN)/python -m pytest
+# The tests that compute, and what makes torch, MKL and oneDNN compute as on other processors.
+COMPUTING := $(addprefix tests/,contracts oracles nn init initial optim diagnosis tasks training comparison \
+  examine reproduce)
+PROCESSORS := ATEN_CPU_CAPABILITY=default ATEN_CPU_CAPABILITY=avx2 MKL_CBWR=COMPATIBLE MKL_CBWR=AVX2 \
+  ONEDNN_MAX_CPU_ISA=AVX2
 export PYTHON
 
 .DEFAULT_GOAL := help
-.PHONY: help install demo lint test test-slow format docs bench clean
+.PHONY: help install demo lint test test-slow test-isa format docs bench clean
 
 help: ## this list
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/\1|\2/p' Makefile | awk -F '|' '{ printf "  make %-10s %s\n", $$1, $$2 }'
@@ -37,6 +42,10 @@ test: lint ## lint, then every test that takes seconds
 
 test-slow: $(STAMP) ## the tests that take minutes
 	$(PYTEST) -n 2 -m slow
+
+test-isa: $(STAMP) ## the tests that compute, as on five other processors
+	@failed=0; for processor in $(PROCESSORS); do echo "== $$processor"; \
+	  env $$processor $(PYTEST) -n 2 -m "not slow and not long" $(COMPUTING) || failed=1; done; exit $$failed
 
 format: $(STAMP) ## let ruff mend what it can
 	$(BIN)/python -m ruff check --fix

@@ -1,6 +1,7 @@
 """One core a test process: workers then do not fight for cores, and timings mean something."""
 
 import os
+import socket
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 os.environ.setdefault("MKL_NUM_THREADS", "1")
@@ -14,3 +15,14 @@ def text(tmp_path_factory):
     from training.tiny import write_text
 
     return write_text(tmp_path_factory.mktemp("text"))
+
+
+@pytest.fixture
+def loopback(monkeypatch):
+    """Processes that talk to one another on this machine alone; skipped at once where they cannot."""
+    try:
+        with socket.create_server(("127.0.0.1", 0)) as server:
+            socket.create_connection(server.getsockname(), timeout=1).close()
+    except OSError as error:
+        pytest.skip(f"needs the loopback device ({error}); type: ip link set lo up")
+    monkeypatch.setenv("GLOO_SOCKET_IFNAME", "lo")

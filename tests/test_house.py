@@ -200,3 +200,9 @@ def test_no_tracked_file_names_a_path_of_one_machine():
         if private.search(line)
     ]
     assert found == []
+
+
+def test_the_folders_of_the_makefile_are_there():
+    named = re.search(r"addprefix tests/,(.*?)\)", (ROOT / "Makefile").read_text(), re.DOTALL)
+    folders = named[1].replace("\\", "").split()
+    assert [name for name in folders if not (ROOT / "tests" / name).is_dir()] == []

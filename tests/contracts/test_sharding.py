@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import sys
 from datetime import timedelta
 from pathlib import Path
@@ -61,7 +60,6 @@ def work(rank: int, folder: str, path: list[str]) -> None:
     """Of one rank: every variant in one process group, what differs into a file."""
     sys.path[:] = path
     torch.set_num_threads(1)
-    os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
     distributed.init_process_group(
         "gloo",
         init_method=f"file://{folder}/meeting",
@@ -82,6 +80,7 @@ def work(rank: int, folder: str, path: list[str]) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.usefixtures("loopback")
 def test_fully_sharded_equals_one_process(tmp_path):
     torch.multiprocessing.spawn(work, args=(str(tmp_path), sys.path), nprocs=RANKS)
     for rank in range(RANKS):

@@ -99,9 +99,8 @@ def test_validation_gives_no_rows():
 
 
 @pytest.fixture
-def ranks(monkeypatch):
-    """Ranks speak over the loopback; Lightning leaves its process group behind."""
-    monkeypatch.setenv("GLOO_SOCKET_IFNAME", "lo")
+def ranks(loopback):
+    """Lightning leaves its process group behind."""
     yield
     if torch.distributed.is_initialized():
         torch.distributed.destroy_process_group()

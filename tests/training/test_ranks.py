@@ -136,7 +136,7 @@ def work(rank: int, folder: str, path: list[str], configs: dict) -> None:
     """One rank: write the gradient of each configuration to a file."""
     sys.path[:] = path
     torch.set_num_threads(1)
-    os.environ |= {"WORLD_SIZE": "2", "RANK": str(rank), "GLOO_SOCKET_IFNAME": "lo"}
+    os.environ |= {"WORLD_SIZE": "2", "RANK": str(rank)}
     distributed.init_process_group(
         "gloo", f"file://{folder}/meeting", timedelta(seconds=60), world_size=2, rank=rank
     )
@@ -175,6 +175,7 @@ SPREAD = {
 
 
 @pytest.mark.slow
+@pytest.mark.usefixtures("loopback")
 def test_one_batch_its_micro_batches_and_two_ranks_have_one_gradient(text, tmp_path):
     configs = {}
     for name, (placement, grad_accum_steps, shard) in SPREAD.items():
@@ -231,6 +232,7 @@ def whole_run(text, **machine):
 
 
 @pytest.mark.slow
+@pytest.mark.usefixtures("loopback")
 def test_a_run_is_the_same_with_one_rank_two_and_two_sharded(text, tmp_path):
     config = whole_run(text)
     alone = finish(config, tmp_path / "alone", 1)
@@ -279,6 +281,7 @@ def stop(words: list[str], root: Path, until: int, by: str = "SIGTERM") -> str:
 
 
 @pytest.mark.slow
+@pytest.mark.usefixtures("loopback")
 def test_a_run_goes_on_with_other_ranks_and_back(text, tmp_path):
     """Steps 1 to 6 alone, 7 to 12 on two ranks, 13 to 17 on two sharded ones, the rest alone."""
     config = whole_run(text, checkpoint_every_steps=3)
@@ -295,6 +298,7 @@ def test_a_run_goes_on_with_other_ranks_and_back(text, tmp_path):
 
 
 @pytest.mark.slow
+@pytest.mark.usefixtures("loopback")
 def test_a_rank_that_is_killed_takes_the_others_with_it(text, tmp_path):
     config = whole_run(text, checkpoint_every_steps=3)
     began = time.monotonic()
@@ -307,6 +311,7 @@ def test_a_rank_that_is_killed_takes_the_others_with_it(text, tmp_path):
 
 
 @pytest.mark.slow
+@pytest.mark.usefixtures("loopback")
 def test_what_the_ranks_cannot_do_is_said_at_once(text, tmp_path):
     words = command(tiny(text, steps=3), tmp_path, 2)
     refused = subprocess.run(words, env=environment(), capture_output=True, text=True, timeout=120)

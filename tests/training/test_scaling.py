@@ -63,6 +63,7 @@ def test_a_step_that_is_not_finite_is_skipped_counted_and_halves_the_scale():
     assert optimiser.state[weight]["step"].item() == 2
 
 
+@pytest.mark.usefixtures("loopback")
 def test_a_step_that_is_not_finite_on_another_rank_is_skipped_here_too(tmp_path, monkeypatch):
     """A part of a gradient may be finite although the whole is not."""
     distributed.init_process_group("gloo", f"file://{tmp_path}/meeting", world_size=1, rank=0)

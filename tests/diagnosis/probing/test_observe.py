@@ -141,6 +141,7 @@ def test_a_checkpointed_layer_is_measured_once(reentrant):
     assert sorted(r.signal for r in records) == ["grad_output", "output"]
 
 
+@pytest.mark.usefixtures("loopback")
 def test_paths_under_data_parallelism_are_those_of_the_model(tmp_path):
     torch.distributed.init_process_group("gloo", init_method=f"file://{tmp_path}/store", rank=0, world_size=1)
     try:

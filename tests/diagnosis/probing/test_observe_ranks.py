@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import sys
 from datetime import timedelta
 from pathlib import Path
@@ -47,7 +46,6 @@ def work(rank: int, folder: str, path: list[str]) -> None:
     """Of one rank: what it saw, into a file."""
     sys.path[:] = path
     torch.set_num_threads(1)
-    os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
     distributed.init_process_group(
         "gloo", f"file://{folder}/meeting", timedelta(seconds=60), world_size=RANKS, rank=rank
     )
@@ -91,6 +89,7 @@ def expected(rank: int) -> dict[str, float]:
 
 
 @pytest.mark.slow
+@pytest.mark.usefixtures("loopback")
 def test_two_ranks_see_their_own_and_change_nothing(tmp_path):
     torch.multiprocessing.spawn(work, args=(str(tmp_path), sys.path), nprocs=RANKS)
     told = [json.loads((tmp_path / f"rank{rank}.json").read_text()) for rank in range(RANKS)]
