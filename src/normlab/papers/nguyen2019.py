@@ -177,10 +177,7 @@ FIG4: Final = Artefact(
     id="nguyen2019.fig4",
     paper="Nguyen and Salazar 2019, Figure 4 (arXiv 1910.05895)",
     shows="The learned scales g of en-vi with and without label smoothing.",
-    published={
-        "late in the decoder, without": "lower",
-        "at the output, without": "much higher",
-    },
+    published={"late in the decoder, without": "lower", "at the output, without": "much higher"},
     asserts="Without label smoothing g is lower late in the decoder and higher at the output.",
 )
 

@@ -184,8 +184,7 @@ def prefixes(
             _proportional_r2(x, y) for x, y in zip(sums, changes, strict=True)
         )
         measures[f"{placement}_own_exponent"] = log_slope(
-            depths,
-            ([after - before for before, after in pairwise([0.0, *one])] for one in sums),
+            depths, ([after - before for before, after in pairwise([0.0, *one])] for one in sums)
         )
     facts = {
         "text": lab.text(text),

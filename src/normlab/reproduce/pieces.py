@@ -16,16 +16,7 @@ from normlab.examine.inputs import TaskInputs, mean_loss
 from normlab.init import profile_
 from normlab.nn import Attention, LayerNorm, Seq2Seq, Sublayer, stack_of, wrap
 from normlab.papers import study
-from normlab.reproduce.lab import (
-    SIZES,
-    Lab,
-    Row,
-    apart,
-    generator,
-    geometric,
-    mean,
-    size,
-)
+from normlab.reproduce.lab import SIZES, Lab, Row, apart, generator, geometric, mean, size
 from normlab.reproduce.theory import ROLES, Setting
 from normlab.spec.artefact import Measurement
 from normlab.spec.claim import Measure

@@ -82,10 +82,7 @@ FIG5_11: Final = Artefact(
     paper="Liu et al. 2020, Figures 5 and 11 (arXiv 2004.08249)",
     shows="Norms of gradients and of updates of the parameters of self-attention, relative to the largest, "
     "Pre-LN of 12 layers.",
-    published={
-        "gradients": "differ: K and Q below V1 and V2",
-        "updates under Adam": "alike",
-    },
+    published={"gradients": "differ: K and Q below V1 and V2", "updates under Adam": "alike"},
     asserts="At initialisation gradients differ more between kinds of parameters than Adam's updates do.",
     discussion="The paper looks at checkpoints of a whole training. Adam's first steps hardly see how large "
     "a gradient is, so that their balance is by construction; that it lasts is left open. Appendix A.4 "
