@@ -110,6 +110,7 @@ def by_layer(
 
 
 def _feed_forward(subject: Subject, batches: Sequence[TaskInputs]) -> list[Row]:
+    """Gradients of both matrices of every feed-forward, over the batches."""
     for name, p in subject.model.named_parameters():
         p.requires_grad_(".f.inner.weight" in name or ".f.outer.weight" in name)
     return [

@@ -20,7 +20,7 @@ from normlab.diagnosis.rules.fits import half_width
 from normlab.examine.inputs import TaskInputs, mean_loss
 from normlab.nn import PAD, Seq2Seq
 from normlab.spec.claim import Measure
-from normlab.spec.config import Config, DataConfig, ModelConfig, SeedConfig, TrainConfig
+from normlab.spec.config import PARALLEL_TEXTS, Config, DataConfig, ModelConfig, SeedConfig, TrainConfig
 from normlab.tasks.translation import Translation
 from normlab.training.devices import prepare_process
 
@@ -114,12 +114,8 @@ class Lab:
         if folder is None:
             return DataConfig()
         source, target, splits = TEXTS[text]
-        paths: dict[str, Any] = {
-            f"{split}_{side}": str(folder / f"{name}.{language}")
-            for split, name in zip(("train", "dev", "test"), splits, strict=True)
-            for side, language in (("src", source), ("tgt", target))
-        }
-        return replace(DataConfig(vocab_size=VOCABULARY), **paths)
+        files = (str(folder / f"{split}.{side}") for split in splits for side in (source, target))
+        return DataConfig(vocab_size=VOCABULARY, **dict(zip(PARALLEL_TEXTS, files, strict=True)))
 
 
 def size(name: str, placement: str, layers: int) -> ModelConfig:
