@@ -56,19 +56,17 @@ FIG4: Final = Artefact(
             "about the same speed",
         ),
     ),
-    drawings=(
-        *(
-            Drawing(
-                kind,
-                "layers",
-                "change",
-                f"Output change over depth, {title}",
-                "layers of encoder and of decoder",
-                "mean square change",
-                colour="placement",
-            )
-            for kind, title in (("random", "a random change"), ("update", "one update of Adam"))
-        ),
+    drawings=tuple(
+        Drawing(
+            kind,
+            "layers",
+            "change",
+            f"Output change over depth, {title}",
+            "layers of encoder and of decoder",
+            "mean square change",
+            colour="placement",
+        )
+        for kind, title in (("random", "a random change"), ("update", "one update of Adam"))
     ),
 )
 

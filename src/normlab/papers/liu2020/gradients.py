@@ -8,6 +8,7 @@ from normlab.spec.artefact import Artefact, Drawing
 from normlab.spec.claim import at_least, at_most, within
 
 _ON_WMT: Final = {"text": "wmt14.en-de", "model": "base"}
+_STACKS: Final = ("encoder", "decoder")
 
 FIG3: Final = Artefact(
     id="liu2020.fig3",
@@ -41,7 +42,7 @@ FIG3: Final = Artefact(
     ),
     drawings=tuple(
         Drawing(
-            f"{stack}",
+            stack,
             "index",
             "relative",
             f"Gradients of sublayer outputs in the {stack}",
@@ -50,7 +51,7 @@ FIG3: Final = Artefact(
             colour="placement",
             log_y=True,
         )
-        for stack in ("encoder", "decoder")
+        for stack in _STACKS
     ),
 )
 
@@ -153,23 +154,18 @@ REMARK1: Final = Artefact(
     asserts="In a Pre-LN the variance never falls from a layer to the one below it.",
     study="sublayer_outputs",
     settings={**_ON_WMT, "layers": 18, "tokens": 2048, "seeds": 3, "placements": ("pre",)},
-    claims=(
+    claims=tuple(
         at_least(
             0.995,
-            "variance at a sublayer over that at the next, the least of the encoder",
-            "pre_encoder_least_variance_step",
+            f"variance at a sublayer over that at the next, the least of the {stack}",
+            f"pre_{stack}_least_variance_step",
             "at least 1",
-        ),
-        at_least(
-            0.995,
-            "variance at a sublayer over that at the next, the least of the decoder",
-            "pre_decoder_least_variance_step",
-            "at least 1",
-        ),
+        )
+        for stack in _STACKS
     ),
     drawings=tuple(
         Drawing(
-            f"{stack}",
+            stack,
             "index",
             "variance",
             f"Variance of the gradient in the {stack}'s stream",
@@ -178,7 +174,7 @@ REMARK1: Final = Artefact(
             colour="seed",
             log_y=True,
         )
-        for stack in ("encoder", "decoder")
+        for stack in _STACKS
     ),
 )
 

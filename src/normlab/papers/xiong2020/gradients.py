@@ -8,6 +8,8 @@ from normlab.spec.artefact import Artefact, Drawing
 from normlab.spec.claim import at_least, at_most, within
 
 _ON_IWSLT: Final = {"text": "iwslt14.de-en", "model": "small"}
+_MATRICES: Final = [(stack, matrix) for stack in ("encoder", "decoder") for matrix in ("W1", "W2")]
+_SIGNALS: Final = (("W2", "W2"), ("stream", "the stream"))
 
 THEOREM1: Final = Artefact(
     id="xiong2020.theorem1",
@@ -74,8 +76,7 @@ FIG3AB: Final = Artefact(
                 f"post_{stack}_{matrix}",
                 "grows",
             )
-            for stack in ("encoder", "decoder")
-            for matrix in ("W1", "W2")
+            for stack, matrix in _MATRICES
         ),
         *(
             within(
@@ -85,8 +86,7 @@ FIG3AB: Final = Artefact(
                 f"pre_{stack}_{matrix}",
                 "flat",
             )
-            for stack in ("encoder", "decoder")
-            for matrix in ("W1", "W2")
+            for stack, matrix in _MATRICES
         ),
     ),
     drawings=tuple(
@@ -99,8 +99,7 @@ FIG3AB: Final = Artefact(
             f"‖E ∂L/∂{matrix}‖",
             colour="placement",
         )
-        for stack in ("encoder", "decoder")
-        for matrix in ("W1", "W2")
+        for stack, matrix in _MATRICES
     ),
 )
 
@@ -171,21 +170,18 @@ APPENDIX_F: Final = Artefact(
             "post_theory_stream",
             "√(2/3) = 0.816",
         ),
-        at_most(0.95, "base of W2's gradient, Post-LN, decoder on text", "post_real_W2", "decays"),
-        at_most(
-            0.95, "base of the stream's gradient, Post-LN, decoder on text", "post_real_stream", "decays"
+        *(
+            at_most(
+                0.95, f"base of {name}'s gradient, Post-LN, decoder on text", f"post_real_{signal}", "decays"
+            )
+            for signal, name in _SIGNALS
         ),
-        within(0.95, 1.05, "base of W2's gradient, Pre-LN, theory's setting", "pre_theory_W2", "1: flat"),
-        within(
-            0.95,
-            1.05,
-            "base of the stream's gradient, Pre-LN, theory's setting",
-            "pre_theory_stream",
-            "1: flat",
-        ),
-        within(0.95, 1.05, "base of W2's gradient, Pre-LN, decoder on text", "pre_real_W2", "1: flat"),
-        within(
-            0.95, 1.05, "base of the stream's gradient, Pre-LN, decoder on text", "pre_real_stream", "1: flat"
+        *(
+            within(
+                0.95, 1.05, f"base of {name}'s gradient, Pre-LN, {place}", f"pre_{where}_{signal}", "1: flat"
+            )
+            for where, place in (("theory", "theory's setting"), ("real", "decoder on text"))
+            for signal, name in _SIGNALS
         ),
     ),
     drawings=tuple(
@@ -200,6 +196,6 @@ APPENDIX_F: Final = Artefact(
             log_y=True,
         )
         for where, place in (("theory", "the theory's setting"), ("real", "a decoder on text"))
-        for signal, name in (("W2", "W2"), ("stream", "the stream"))
+        for signal, name in _SIGNALS
     ),
 )
