@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
 from normlab.spec.config import PARALLEL_TEXTS, DataConfig
 
@@ -16,4 +17,5 @@ def parallel_files(
     a run's ``config.json`` can be replayed on another machine.
     """
     files = (f"$NORMLAB_DATA/{name}/{split}.{side}" for split in splits for side in (source, target))
-    return replace(data, **dict(zip(PARALLEL_TEXTS, files, strict=True)))
+    paths: dict[str, Any] = dict(zip(PARALLEL_TEXTS, files, strict=True))
+    return replace(data, **paths)

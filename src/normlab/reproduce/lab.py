@@ -115,7 +115,8 @@ class Lab:
             return DataConfig()
         source, target, splits = TEXTS[text]
         files = (str(folder / f"{split}.{side}") for split in splits for side in (source, target))
-        return DataConfig(vocab_size=VOCABULARY, **dict(zip(PARALLEL_TEXTS, files, strict=True)))
+        paths: dict[str, Any] = dict(zip(PARALLEL_TEXTS, files, strict=True))
+        return replace(DataConfig(vocab_size=VOCABULARY), **paths)
 
 
 def size(name: str, placement: str, layers: int) -> ModelConfig:

@@ -62,13 +62,11 @@ def hidden_scales(
     measures: dict[str, Measure] = {}
     for placement, ffn_dim in [("post", dim), ("pre", dim), *(("post", f) for f in ffn_dims)]:
         lab.say(f"{placement}, d_ff {ffn_dim}")
-        seen = [
-            [total.square().mean().item() for total in setting.totals()]
-            for setting in (
-                Setting(placement, layers=layers, dim=dim, tokens=tokens, seed=s, ffn_dim=ffn_dim)
-                for s in range(seeds)
-            )
-        ]
+        settings = (
+            Setting(placement, layers=layers, dim=dim, tokens=tokens, seed=s, ffn_dim=ffn_dim)
+            for s in range(seeds)
+        )
+        seen = [[total.square().mean().item() for total in setting.totals()] for setting in settings]
         by_layer = [mean(values) for values in zip(*seen, strict=True)]
         gain = ffn_gain(dim, ffn_dim)
         for layer, found in enumerate(by_layer, start=1):
