@@ -124,10 +124,7 @@ def _fields(kind: Any) -> dict[str, tuple[Any, bool]]:
     """Return for each field its type, and whether it has no default."""
     hints = typing.get_type_hints(kind)
     return {
-        f.name: (
-            hints[f.name],
-            f.default is dataclasses.MISSING and f.default_factory is dataclasses.MISSING,
-        )
+        f.name: (hints[f.name], f.default is dataclasses.MISSING and f.default_factory is dataclasses.MISSING)
         for f in dataclasses.fields(kind)
     }
 
