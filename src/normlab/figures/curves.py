@@ -166,10 +166,7 @@ def outcome_shape() -> alt.Shape:
 def _level(value: float, words: str) -> list[Any]:
     base = alt.Chart(alt.InlineData(values=[{"level": value}])).encode(y="level:Q")
     text = base.mark_text(text=words, align="right", baseline="bottom", dx=-4, dy=-3, style="faint")
-    return [
-        base.mark_rule(strokeDash=[2, 3], style="faint", clip=True),
-        text.encode(x=alt.value("width")),
-    ]
+    return [base.mark_rule(strokeDash=[2, 3], style="faint", clip=True), text.encode(x=alt.value("width"))]
 
 
 def _ruler(together: pl.DataFrame, recipes: Sequence[str], axis: Axis, x: alt.X) -> Any:

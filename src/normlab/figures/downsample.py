@@ -70,12 +70,7 @@ def spread(
     low, high = ("low", "high") if extremes else ("mean", "mean")
     return (
         one.group_by([*groups, x])
-        .agg(
-            mean=pl.col("mean").mean(),
-            low=pl.col(low).min(),
-            high=pl.col(high).max(),
-            runs=pl.len(),
-        )
+        .agg(mean=pl.col("mean").mean(), low=pl.col(low).min(), high=pl.col(high).max(), runs=pl.len())
         .sort([*groups, x])
     )
 

@@ -11,31 +11,10 @@ from markupsafe import Markup
 
 from normlab.figures.downsample import POINTS
 from normlab.report import tables
-from normlab.report.page import (
-    Block,
-    Cell,
-    Code,
-    Details,
-    Html,
-    Page,
-    Section,
-    Table,
-    Text,
-    swatch,
-)
+from normlab.report.page import Block, Cell, Code, Details, Html, Page, Section, Table, Text, swatch
 from normlab.report.pictures import pictures
 from normlab.report.runs import RunView, run_details, settings_table, shared, tag, view
-from normlab.report.words import (
-    breakable,
-    difference,
-    headline,
-    interval,
-    lead,
-    notes,
-    ranking,
-    signed,
-    slug,
-)
+from normlab.report.words import breakable, difference, headline, interval, lead, notes, ranking, signed, slug
 from normlab.spec.comparison import Comparison, RecipeResult, Sample
 from normlab.spec.metric import Metric
 from normlab.spec.units import count, duration, p_value, rate

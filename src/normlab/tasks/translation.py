@@ -300,13 +300,7 @@ def _search(
         )
     seeds = [[derive(decode.sample_seed, "sample", line, k) for k in range(count)] for line, count in draws]
     return sample(
-        model,
-        source,
-        seeds,
-        bounds,
-        temperature=decode.temperature,
-        top_k=decode.top_k,
-        top_p=decode.top_p,
+        model, source, seeds, bounds, temperature=decode.temperature, top_k=decode.top_k, top_p=decode.top_p
     )
 
 
