@@ -17,7 +17,6 @@ from normlab.spec.metric import Metric
 ROW = 38
 """Height in px of a recipe in a chart of rows."""
 
-
 FAR = 2.0
 """Where the best score is so many times as good, a score is not drawn to scale."""
 
