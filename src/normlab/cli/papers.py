@@ -49,10 +49,6 @@ class Papers:
     imports: Imports = ()
     """Module of your own that adds papers; may be repeated."""
 
-    @classmethod
-    def defaults(cls, argv: Sequence[str]) -> None:
-        return None
-
     def run(self) -> None:
         from normlab.papers import chosen
         from normlab.recipes.plugins import load_plugins
@@ -87,10 +83,6 @@ class Reproduce:
     """Also measure what was measured for the same claim already."""
     imports: Imports = ()
     """Module of your own that adds papers or studies; may be repeated."""
-
-    @classmethod
-    def defaults(cls, argv: Sequence[str]) -> None:
-        return None
 
     def run(self) -> None:
         """Raises SystemExit with code 1 where something could not be measured."""
