@@ -8,14 +8,7 @@ from normlab.nn.embedding import Embedding, FixNormEmbedding, PlainEmbedding, Un
 from normlab.nn.kernels.ops import Dropout, reference
 from normlab.nn.model import PAD, Decoder, Encoder, Seq2Seq, TokenModel
 from normlab.nn.norm import Derf, DyT, FixedScaleNorm, LayerNorm, Norm, RMSNorm, ScaleNorm
-from normlab.nn.options import (
-    BIASES,
-    HEAD_GAINS,
-    INNER_NORMS,
-    Activation,
-    QueryKeyNorm,
-    ReLU,
-)
+from normlab.nn.options import BIASES, HEAD_GAINS, INNER_NORMS, Activation, QueryKeyNorm, ReLU
 from normlab.nn.placement import (
     B2T,
     Admin,

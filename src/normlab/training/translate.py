@@ -72,13 +72,7 @@ def n_best(
         allowed = _target_vocab(folder.target_vocab, tokenizer.vocab_size).to(device)
     with autocast(device, config.train.precision):
         return n_best_lines(
-            model,
-            tokenizer,
-            lines,
-            decode or config.decode,
-            count=count,
-            prefixes=prefixes,
-            allowed=allowed,
+            model, tokenizer, lines, decode or config.decode, count=count, prefixes=prefixes, allowed=allowed
         )
 
 
