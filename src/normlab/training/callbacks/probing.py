@@ -119,7 +119,7 @@ class _Groups:
         values = [self._together(gradients), lengths, self._together(updates) / lengths]
         if views:
             moved, weights = (
-                norms_of([v.of(whole(v.index, tensors[v.index])) for v in views])
+                norms_of([v.of(whole(meter.names[v.index], tensors[v.index])) for v in views])
                 for tensors in (meter.moved, meter.weights)
             )
             values.append(moved / weights)
