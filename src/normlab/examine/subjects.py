@@ -102,11 +102,7 @@ def of_run(folder: RunFolder, checkpoint: str | int, *, tokens: int) -> Case:
     state = ScheduleState(config.optim, config.train.steps, progress.val_decay.decays)
     lr = config.optim.lr * schedule_factor(step + 1, state)
     named = f"step {step:,}" if isinstance(checkpoint, int) else f"{checkpoint}, step {step:,}"
-    facts = {
-        "run": folder.path.name,
-        "checkpoint": named,
-        "recipe": describe(config),
-    }
+    facts = {"run": folder.path.name, "checkpoint": named, "recipe": describe(config)}
     if not lr:
         facts["learning rate"] = f"0 by now, so that the peak of {rate(config.optim.lr)} is examined"
     which = named if isinstance(checkpoint, int) else f"{checkpoint} checkpoint"

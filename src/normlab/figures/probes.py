@@ -34,10 +34,7 @@ def by_depth(frame: pl.DataFrame, title: str) -> Drawn:
     scale, axis = _log(few["mean"])
     y = alt.Y("mean:Q", title=title, scale=scale, axis=axis)
     colour = alt.Color(
-        "depth:Q",
-        title="sublayer",
-        scale=alt.Scale(range="ramp", domain=[0, max(1, lines - 1)]),
-        legend=None,
+        "depth:Q", title="sublayer", scale=alt.Scale(range="ramp", domain=[0, max(1, lines - 1)]), legend=None
     )
     base = alt.Chart(rows(few)).encode(x=x, y=y, color=colour, detail="module:N")
     near = base.mark_point(size=50, opacity=0).encode(

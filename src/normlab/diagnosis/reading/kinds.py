@@ -77,10 +77,7 @@ def norms_of(model: nn.Module, widths: Mapping[str, Width]) -> set[str]:
 
 
 def kinds(
-    model: nn.Module,
-    owned: Mapping[str, Owner],
-    widths: Mapping[str, Width],
-    dims: Mapping[str | None, int],
+    model: nn.Module, owned: Mapping[str, Owner], widths: Mapping[str, Width], dims: Mapping[str | None, int]
 ) -> dict[str, tuple[Part, ...]]:
     """Return the parts of every parameter by path: query, key, value, output, ffn_in, ffn_out, norm,
     embedding, other.

@@ -369,14 +369,7 @@ def _measure_critical_lr(context: StudyContext) -> Iterator[Table]:
 
 
 register(
-    Study(
-        "critical_lr",
-        _measure_critical_lr,
-        "standard",
-        rules=(critical_rate,),
-        batch=SMALL_BATCH,
-        order=5,
-    )
+    Study("critical_lr", _measure_critical_lr, "standard", rules=(critical_rate,), batch=SMALL_BATCH, order=5)
 )
 register(
     Study(

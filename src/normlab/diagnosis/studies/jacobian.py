@@ -184,12 +184,5 @@ def _measure(context: StudyContext) -> Iterator[Table]:
 
 
 register(
-    Study(
-        "jacobian",
-        _measure,
-        "standard",
-        rules=(gains, scaling_of_gradients),
-        batch=SMALL_BATCH,
-        order=90,
-    )
+    Study("jacobian", _measure, "standard", rules=(gains, scaling_of_gradients), batch=SMALL_BATCH, order=90)
 )
