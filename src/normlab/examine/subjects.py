@@ -54,7 +54,7 @@ class Case:
         self, preset: str, *, blocks: Sequence[str] = (), branches: Sequence[str] = ()
     ) -> Diagnosis:
         """Run the studies of a preset, see ``diagnosis.diagnose``. Raises UserError if that is impossible."""
-        named = bool(blocks or branches)
+        read = partial(read_structure, self.model, self.batch, blocks=blocks, branches=branches)
         return diagnose(
             self.model,
             self.batch,
@@ -63,9 +63,7 @@ class Case:
             optimiser=self.optimiser,
             preset=preset,
             batches=self.batches,
-            structure=read_structure(self.model, self.batch, blocks=blocks, branches=branches)
-            if named
-            else None,
+            structure=read() if blocks or branches else None,
         )
 
 
@@ -168,7 +166,6 @@ def _case(
     facts: Mapping[str, str],
 ) -> Case:
     task, small = tasks
-
     micro = task.batch(FIRST)
     return Case(
         title=title,
