@@ -112,8 +112,7 @@ def _buckets(pairs: TokenPairs, shapes: Sequence[Shape]) -> NDArray[np.uint8]:
 
 
 def _layout(sizes: Ints, shapes: Sequence[Shape]) -> NDArray[np.int64]:
-    """Return ``[batches, 3]``: where each batch begins and ends among the pairs grouped by bucket, and its
-    shape.
+    """Return ``[batches, 3]``: begin and end of each batch among the pairs grouped by bucket, and its shape.
 
     Pairs that a shape leaves over come right before those of the next one, and so begin its first batch.
     """

@@ -90,9 +90,7 @@ def block_count(stream: Ints, block_len: int) -> int:
 
 
 def _cut(read: Read, length: int, chosen: Ints, block_len: int) -> tuple[Ints, Ints]:
-    """Return ``[B, L]`` inputs and targets of the chosen blocks of a stream of ``length`` tokens, PAD after
-    its end.
-    """
+    """Return ``[B, L]`` inputs and targets of chosen blocks; after the stream's ``length`` tokens is PAD."""
     window = np.full((len(chosen), block_len + 1), PAD, np.int64)
     for line, start in zip(window, (chosen * block_len).tolist(), strict=True):
         part = read(start, min(start + block_len + 1, length))

@@ -89,9 +89,7 @@ def _pair(rng: Random, kinds: tuple[str, ...], source: str, target: str) -> tupl
 
 
 def _below(rng: Random, limit: int) -> int:
-    """Draw uniformly below ``limit``. Only ``random()`` is promised to give the same values in every
-    Python.
-    """
+    """Draw below ``limit``. Only ``random()`` is promised to give the same values in every Python."""
     return int(rng.random() * limit)
 
 
@@ -214,9 +212,7 @@ def _time_vi(time: _Time) -> str:
 
 
 def _draw_amount(rng: Random) -> tuple[int, str]:
-    """Draw an amount of at least 2, so that the currency is in the plural, from tens to hundreds of
-    thousands.
-    """
+    """Draw an amount up to hundreds of thousands, of at least 2: the currency is in the plural."""
     limit = 10 ** (2 + _below(rng, 5))
     return 2 + _below(rng, limit - 2), CURRENCIES[_below(rng, len(CURRENCIES))]
 

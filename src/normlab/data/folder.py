@@ -49,8 +49,17 @@ def prepared(root: str | Path, key: Sequence[Any], fill: Callable[[Path], dict[s
     """
     name = hashlib.sha256(json.dumps([*key, FORMAT]).encode()).hexdigest()[:12]
     folder = Path(root) / name
-    if manifest_of(folder) is None:
+    if manifest_of(folder) is not None:
+        return folder
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    try:
         _write(folder, fill)
+    except OSError as error:
+        if type(error) is not OSError or error.filename is not None:
+            raise
+        # NumPy only says how many bytes it could not write; a stream knows no name.
+        code = error.errno or errno.ENOSPC
+        raise OSError(code, os.strerror(code), str(folder)) from error
     return folder
 
 
@@ -98,18 +107,6 @@ def id_type(vocab_size: int) -> type[np.integer]:
 
 
 def _write(folder: Path, fill: Callable[[Path], dict[str, Any]]) -> None:
-    folder.parent.mkdir(parents=True, exist_ok=True)
-    try:
-        _write_beside(folder, fill)
-    except OSError as error:
-        if type(error) is not OSError or error.filename is not None:
-            raise
-        # NumPy only says how many bytes it could not write; a stream knows no name.
-        code = error.errno or errno.ENOSPC
-        raise OSError(code, os.strerror(code), str(folder)) from error
-
-
-def _write_beside(folder: Path, fill: Callable[[Path], dict[str, Any]]) -> None:
     work = Path(tempfile.mkdtemp(prefix=f".{folder.name}-", dir=folder.parent))
     try:
         work.chmod(0o755)

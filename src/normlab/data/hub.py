@@ -28,9 +28,7 @@ class HubSet:
 
     @classmethod
     def of(cls, spec: str) -> Self:
-        """Parse ``name`` or ``name:config``, with or without ``hf:``. Raises UserError if there is no
-        name.
-        """
+        """Parse ``[hf:]name[:config]``. Raises UserError if there is no name."""
         path, _, config = spec.removeprefix(HUB).partition(":")
         if not path:
             raise UserError(f"{spec} names no data set; type {HUB}NAME or {HUB}NAME:CONFIG")

@@ -147,8 +147,7 @@ def _configured(of_set: HubSet, languages: tuple[str, str]) -> HubSet:
 def _texts(
     where: str, starts: Mapping[str, str], roles: Sequence[str], languages: tuple[str, str]
 ) -> dict[str, tuple[str, str]]:
-    """Return both sides of each role. ``starts`` holds for each split the path of its texts up to the
-    language.
+    """Return both sides of each role. ``starts`` holds each split's path of its texts up to the language.
 
     Raises UserError for a role that no split could have, or several.
     """
@@ -157,9 +156,7 @@ def _texts(
         if len(candidates[role]) != 1:
             several = ", ".join(candidates[role])
             said = f"several {role} texts, {several}" if several else f"no {role} text"
-            among = (
-                f"; in both languages it has {', '.join(sorted(starts))}" if starts and not several else ""
-            )
+            among = "" if several or not starts else f"; in both languages it has {', '.join(sorted(starts))}"
             start = starts[candidates[role][0]] if several else next(iter(starts.values()), "FILE.")
             raise UserError(
                 f"{where} has {said}{among}; say which, for example --{role}-src {start}{languages[0]} "
@@ -170,9 +167,7 @@ def _texts(
 
 
 def _candidates(splits: Sequence[str]) -> dict[str, list[str]]:
-    """Return the splits that could be train, dev and test; one whose name is just that word is the only
-    one.
-    """
+    """Return the splits that could be train, dev and test; one of just that name is the only one."""
     found = {role: [s for s in splits if name.fullmatch(s)] for role, name in _NAMES.items()}
     found = {role: [role] if role in names and role != "dev" else names for role, names in found.items()}
     dated = [split for split in splits if _DATED.fullmatch(split)]

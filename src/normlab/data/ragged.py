@@ -90,9 +90,7 @@ class TokenPairs:
         return self.source.lengths, self.target.lengths
 
     def lengths_in_parts(self) -> Iterator[tuple[Ints, Ints]]:
-        """Yield ``lengths`` in parts of bounded size, so that those of a large text are never all in
-        memory.
-        """
+        """Yield ``lengths`` in parts of bounded size; those of a large text are never all in memory."""
         for start in range(0, len(self), _PAIRS_AT_A_TIME):
             stop = min(start + _PAIRS_AT_A_TIME, len(self)) + 1
             source, target = (np.diff(side.bounds(start, stop)) for side in (self.source, self.target))

@@ -49,9 +49,7 @@ def plan_shapes(pairs: TokenPairs, max_tokens: int, count: int = 16) -> list[Sha
 
 
 class _Cells:
-    """The lengths (source, target) of each pair on a grid, which is coarser for very long texts so that
-    tables of it stay small.
-    """
+    """The lengths (source, target) of each pair on a grid, coarser for long texts to keep tables small."""
 
     def __init__(self, pairs: TokenPairs) -> None:
         self._pairs = pairs

@@ -39,9 +39,7 @@ class Tokenizer(ABC):
         """Return the ids of source text without special tokens; characters without a piece become UNK."""
 
     def encode_target(self, lines: Sequence[str]) -> list[list[int]]:
-        """Return the ids of target text; they differ from ``encode`` only where languages have their own
-        rules.
-        """
+        """Return the ids of target text: those of ``encode``, unless languages have their own rules."""
         return self.encode(lines)
 
     @abstractmethod

@@ -40,9 +40,7 @@ def vocabulary(config: DataConfig, source: Iterable[str], target: Iterable[str])
 
 
 def digests(config: DataConfig) -> list[bytes]:
-    """Return what a corpus's digest covers of its tokenizer: nothing for the default, the name of another one
-    that is learned, or the content of a file.
-    """
+    """Return digests of the tokenizer: none for the default, of the name if it is learned, or of its file."""
     if config.tokenizer == "bpe":
         return []
     learned = config.tokenizer in LEARNED

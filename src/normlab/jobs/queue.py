@@ -144,16 +144,16 @@ class _Worker:
             text=True,
             start_new_session=True,
         )
+        assert self.process.stdin is not None
+        assert self.process.stdout is not None
+        self._requests, self._answers = self.process.stdin, self.process.stdout
 
     def train(self, config: Config) -> str:
         """Return the answer, "done" or the reason why not. Raises _DiedError if the process ends first."""
-        requests, answers = self.process.stdin, self.process.stdout
-        assert requests is not None
-        assert answers is not None
         with contextlib.suppress(BrokenPipeError):
-            requests.write(to_json(config) + "\n")
-            requests.flush()
-        answer = answers.readline()
+            self._requests.write(to_json(config) + "\n")
+            self._requests.flush()
+        answer = self._answers.readline()
         if not answer.endswith("\n"):
             raise _DiedError(f"the worker process ended with code {self.process.wait()}")
         return answer.strip()
@@ -164,9 +164,7 @@ class _Worker:
 
     def close(self) -> None:
         """Let the process end, once its run is saved."""
-        assert self.process.stdin is not None
-        assert self.process.stdout is not None
         with contextlib.suppress(BrokenPipeError):
-            self.process.stdin.close()
+            self._requests.close()
         self.process.wait()
-        self.process.stdout.close()
+        self._answers.close()

@@ -49,9 +49,7 @@ def row_line(row: Mapping[str, Any]) -> str:
 
 
 def write_json_atomic(path: Path, content: Any) -> None:
-    """Write dataclasses, dicts, lists and scalars; numbers that are not finite become "nan", "inf",
-    "-inf".
-    """
+    """Write dataclasses, dicts, lists and scalars; numbers that are not finite as in ``row_line``."""
     text = json.dumps(to_plain(content), ensure_ascii=False, indent=1, allow_nan=False)
     write_text_atomic(path, text + "\n")
 

@@ -96,11 +96,7 @@ class RunFolder:
 
     @classmethod
     def create(
-        cls,
-        path: str | Path,
-        config: Config,
-        metrics: Sequence[Metric] = (),
-        imports: Sequence[str] = (),
+        cls, path: str | Path, config: Config, metrics: Sequence[Metric] = (), imports: Sequence[str] = ()
     ) -> RunFolder:
         """Make the run folder of a resolved configuration; files in it stay.
 

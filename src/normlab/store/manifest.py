@@ -135,7 +135,7 @@ def read_state(folder: Path, *, run: str = "") -> dict[str, Any]:
         if path.name not in manifest.files:
             raise CheckpointError(folder, f"{path} was added later: {STATE} does not name it")
     for name, written in manifest.files.items():
-        _check(folder / name, written.bytes, written.sha256)
+        _check(folder / name, written)
     return state
 
 
@@ -144,10 +144,8 @@ def _new(folder: Path) -> Path:
 
 
 def _write_state(folder: Path, state: Mapping[str, Any], run: str) -> None:
-    files = {
-        path.name: {"bytes": path.stat().st_size, "sha256": _sha256(path)}
-        for path in sorted(folder.iterdir())
-    }
+    paths = sorted(folder.iterdir())
+    files = {path.name: {"bytes": path.stat().st_size, "sha256": _sha256(path)} for path in paths}
     plain = json.loads(json.dumps(dict(state)))  # as it will be read
     manifest: dict[str, Any] = {"run": run, "files": files}
     manifest["state"] = _digest(plain, manifest)
@@ -159,13 +157,13 @@ def _digest(state: Mapping[str, Any], manifest: Mapping[str, Any]) -> str:
     return hashlib.sha256(said.encode()).hexdigest()
 
 
-def _check(path: Path, size: int, sha256: str) -> None:
+def _check(path: Path, written: _File) -> None:
     if not path.exists():
         raise CheckpointError(path.parent, f"{path} is missing")
     found = path.stat().st_size
-    if found < size:
+    if found < written.bytes:
         raise CheckpointError(path.parent, f"{path} is shorter than it was written: cut off, or another file")
-    if found > size or _sha256(path) != sha256:
+    if found > written.bytes or _sha256(path) != written.sha256:
         raise CheckpointError(
             path.parent, f"{path} was edited: it no longer has the SHA-256 that {STATE} gives"
         )
