@@ -166,7 +166,7 @@ class Diagnose:
             whose = "a run has its own" if self.run_folder else "a model of yours has no"
             raise UserError(
                 f"{whose} configuration, so that nothing reads {' and '.join(unused)}; leave that out, or "
-                f"name a recipe instead"
+                "name a recipe instead"
             )
         if self.flight and not self.run_folder:
             raise UserError(

@@ -28,12 +28,8 @@ def hidden_scale(frame: pl.DataFrame, domain: Sequence[float]) -> Drawn:
     y = partial(
         alt.Y, type="quantitative", scale=scale, title="RMS", axis=alt.Axis(values=ticks, format="~g")
     )
-    x = alt.X(
-        "sublayer:Q",
-        title="sublayers passed",
-        scale=alt.Scale(nice=False),
-        axis=alt.Axis(grid=False, tickCount=6, format="d"),
-    )
+    across = alt.Axis(grid=False, tickCount=6, format="d")
+    x = alt.X("sublayer:Q", title="sublayers passed", scale=alt.Scale(nice=False), axis=across)
     colours = alt.Scale(domain=stacks, range="category")
     dashes = alt.Scale(domain=stacks, range=[list(dash(i)) for i in range(len(stacks))])
     legend = alt.Legend(

@@ -96,8 +96,7 @@ def heat_map(frame: pl.DataFrame, x_axis: str, y_axis: str) -> Drawn:
         .sort("y", "x")
         .drop("of_group", "on_group")
     )
-    top = deepest + 0.5
-    axis = _whole(deepest)
+    top, axis = deepest + 0.5, _whole(deepest)
     cells = alt.Chart(rows(grouped)).mark_rect(clip=True, strokeWidth=0)
     drawn = cells.encode(
         x=alt.X("x:Q", title=x_axis, axis=axis, scale=alt.Scale(domain=[0.5 - size, top], nice=False)),
@@ -132,12 +131,8 @@ def growth(changes: pl.DataFrame, fits: pl.DataFrame) -> Drawn:
     scale, axis = log_or_linear(shown["change"].to_list(), log=True)
     deepest = int(_most(shown["depth"]))
     ticks = [n for n in (1, 2, 3, 5, 10, 20, 30, 50, 100, 200, 500) if n <= deepest]
-    x = alt.X(
-        "depth:Q",
-        title="sublayers N",
-        scale=alt.Scale(type="log", nice=False),
-        axis=alt.Axis(values=ticks, grid=False, format="d"),
-    )
+    across = alt.Axis(values=ticks, grid=False, format="d")
+    x = alt.X("depth:Q", title="sublayers N", scale=alt.Scale(type="log", nice=False), axis=across)
     kinds = list(dict.fromkeys(shown["recipe"].to_list()))
     colour = alt.Color("recipe:N", scale=alt.Scale(domain=kinds, range="category"), title=None)
     dots = alt.Chart(rows(shown)).mark_circle(size=30, opacity=0.7, clip=True)
@@ -179,13 +174,11 @@ def strips(frame: pl.DataFrame, order: Sequence[str], quantities: Sequence[str],
     present = set(named["row"].to_list())
     categories = dict.fromkeys([*order, *shown["category"].to_list()])
     sort = [n for category in categories for what in quantities if (n := f"{category}, {what}") in present]
-    y = alt.Y("row:N", sort=sort, title=None, axis=alt.Axis(ticks=False, grid=False))
-    colour = alt.Color("what:N", scale=alt.Scale(domain=list(quantities), range="category"), title=None)
     ticks = alt.Chart(rows(named)).mark_tick(thickness=1.5, size=13, opacity=0.55)
     drawn = ticks.encode(
         x=alt.X("value:Q", title=axis_title, scale=scale, axis=axis),
-        y=y,
-        color=colour,
+        y=alt.Y("row:N", sort=sort, title=None, axis=alt.Axis(ticks=False, grid=False)),
+        color=alt.Color("what:N", scale=alt.Scale(domain=list(quantities), range="category"), title=None),
         tooltip=[alt.Tooltip("label:N"), alt.Tooltip("what:N"), alt.Tooltip("value:Q", format=".3g")],
     )
     return finish([drawn], 20 * len(present))
@@ -216,11 +209,8 @@ def lines(frame: pl.DataFrame, x_axis: str, y_axis: str, *, log: bool = False) -
 def _whole(most: int) -> alt.Axis:
     step = max(1, 2 ** round(math.log2(max(1, most) / 8)))
     step = step if step < 4 else 5 * max(1, round(step / 5))
-    return alt.Axis(
-        values=[1, *range(step, most + 1, step)] if step > 1 else list(range(1, most + 1)),
-        grid=False,
-        format="d",
-    )
+    values = [1, *range(step, most + 1, step)] if step > 1 else list(range(1, most + 1))
+    return alt.Axis(values=values, grid=False, format="d")
 
 
 def _snug() -> alt.Scale:

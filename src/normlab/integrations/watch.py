@@ -144,10 +144,7 @@ class Watch:
 
 
 def _blocks(model: nn.Module) -> dict[str, list[list[str]]]:
-    """Return the paths of each block and of all modules inside it, by container.
-
-    Raises UserError for a model without repeated blocks.
-    """
+    """Return the paths of each block and of all modules inside it, by container; UserError if none."""
     paths = [path for path, _ in model.named_modules()]
     found = {
         name: [[p for p in paths if f"{p}.".startswith(f"{block}.")] for block in blocks]

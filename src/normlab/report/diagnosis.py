@@ -1,7 +1,4 @@
-"""The page of a diagnosis: findings first, then charts by depth, then every table.
-
-It is drawn from what ``diagnosis.json`` holds, so that it needs no torch.
-"""
+"""The page of a diagnosis, drawn without torch from ``diagnosis.json``: findings, charts, every table."""
 
 from __future__ import annotations
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from itertools import takewhile
+from operator import ne
 from typing import NamedTuple
 
 import torch
@@ -139,20 +140,13 @@ class Block:
 
     def _sums_of(self, start: int) -> Sums:
         size = self.recording.sizes[start]
-        seen = [
-            (n, event.side)
-            for event in self.events
-            for n in event.seen.values()
-            if self.recording.sizes[n] == size
-        ]
+        shown = ((n, event.side) for event in self.events for n in event.seen.values())
+        seen = [(n, side) for n, side in shown if self.recording.sizes[n] == size]
         numbers = list(dict.fromkeys(n for n, _ in seen))
         return Sums(numbers, {n for n, side in seen if side == "output"}, self.recording.samples)
 
     def _walk(self, stream: int) -> list[Step] | None:
-        """Return the steps from a tensor to the block's output, or None if there are none.
-
-        After a sum the stream is the sum, or what a norm makes of it; which one, the rest of the way tells.
-        """
+        """Return the steps to the block's output; whether a norm follows a sum, the rest of the way tells."""
         if stream in self._goals:
             return []
         if stream not in self._walked:
@@ -240,12 +234,8 @@ class Block:
         shapes = self.recording.shapes
         shape = shapes[step.stream]
         earlier = {n for e in self.recording.events[: self.start] for n in e.seen.values()} - {step.stream}
-        memories = {
-            n
-            for n in earlier
-            if len(shapes[n]) == len(shape)
-            and sum(a != b for a, b in zip(shapes[n], shape, strict=True)) <= 1
-        }
+        alike = {n for n in earlier if len(shapes[n]) == len(shape)}
+        memories = {n for n in alike if sum(map(ne, shapes[n], shape)) <= 1}
         return any(
             memories & set(event.seen.values())
             for event in entered

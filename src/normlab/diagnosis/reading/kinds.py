@@ -90,15 +90,14 @@ def kinds(
     tables = {shape for path, shape in shapes.items() if plain[path] == "embedding" and len(shape) == 2}
     found: dict[str, tuple[Part, ...]] = {}
     for path, kind in plain.items():
-        group = {
-            p: plain[p] for p, owner in owned.items() if kind in ("packed", "ffn") and owner == owned[path]
-        }
-        width = widths.get(_holder(path))
+        near = kind in ("packed", "ffn")
+        group = {p: plain[p] for p, owner in owned.items() if near and owner == owned[path]}
+        dim = dims.get(owned[path].stack)
         if kind == "packed":
-            found[path] = _unpacked(shapes, path, group, width=width, dim=dims.get(owned[path].stack))
+            found[path] = _unpacked(shapes, path, group, width=widths.get(_holder(path)), dim=dim)
         elif kind == "ffn":
             group = {p: k for p, k in group.items() if k == "ffn"}
-            found[path] = (Part(_ffn(shapes, path, group, widths, dim=dims.get(owned[path].stack))),)
+            found[path] = (Part(_ffn(shapes, path, group, widths, dim=dim)),)
         elif kind == "other" and shapes[path] in tables:
             found[path] = (Part("embedding"),)
         else:
@@ -156,11 +155,10 @@ def _unpacked(
     width: Width | None,
     dim: int | None,
 ) -> tuple[Part, ...]:
-    """Return the parts of a packed matrix: keys and values if the sublayer has a matrix of queries, otherwise
-    queries, keys and values. Queries are as wide as the input of the output projection, or a third.
+    """Return the parts of a packed matrix, with queries if they have no matrix of their own. Queries are as
+    wide as the input of the output projection, or a third.
     """
-    transposed = width is not None and shapes[path] == tuple(width) and width.given != width.output
-    axis = int(transposed)
+    axis = int(width is not None and shapes[path] == tuple(width) and width.given != width.output)
     total = shapes[path][axis]
     outputs = [shapes[p] for p, kind in group.items() if kind == "output" and len(shapes[p]) == 2]
     queries = outputs[0][0] * outputs[0][1] // dim if len(outputs) == 1 and dim else total // 3

@@ -45,9 +45,7 @@ class SublayerView:
     """c."""
     beside: tuple[Tap, ...]
     placement: str
-    """``post``: after = norm(before + branch); ``pre``: after = before + branch, which reads norm(before);
-    ``other`` for anything else.
-    """
+    """``post``: after = norm(before + branch); ``pre``: before + branch, reading norm(before); ``other``."""
     relation: str
     """The equation that these tensors obey, in words."""
     modules: tuple[str, ...] = ()

@@ -67,9 +67,8 @@ class Tables:
 
     def label(self, stack: Value) -> str:
         """Name a stack by its container's path, with the last name only where stacks need it."""
-        outer = [
-            str(name).rpartition(".")[0] for name in dict.fromkeys(self.table("structure").column("stack"))
-        ]
+        stacks = dict.fromkeys(self.table("structure").column("stack"))
+        outer = [str(name).rpartition(".")[0] for name in stacks]
         short = str(stack).rpartition(".")[0]
         told = not short.rpartition(".")[2].isdigit()  # nn.Sequential's numbers say nothing alone
         return short if short and told and outer.count(short) <= 1 else str(stack) or "the model"

@@ -10,12 +10,8 @@ from normlab.diagnosis.rules.finding import Finding, Tables, number
 def not_finite(tables: Tables) -> Iterator[Finding]:
     """Report every table with values that are infinite or not a number."""
     for name, table in tables.by_name.items():
-        bad = [
-            (row, column)
-            for row in table
-            for column, value in row.items()
-            if isinstance(value, float) and number(value) is None
-        ]
+        cells = ((row, column, value) for row in table for column, value in row.items())
+        bad = [(r, c) for r, c, value in cells if isinstance(value, float) and number(value) is None]
         if bad:
             row, column = bad[0]
             where = ", ".join(str(v) for v in row.values() if isinstance(v, (str, int)))

@@ -23,8 +23,7 @@ from normlab.errors import UserError
 from normlab.spec.chart import ByDepth
 
 SATURATED: Final = 100.0
-"""A logit this far above the others leaves a softmax without gradient: e^-88 is float32's last normal number.
-"""
+"""A logit this far above the others leaves a softmax no gradient: e^-88 is float32's last normal number."""
 COLLAPSED_NATS: Final = 0.1
 """Entropy of attention below which one key has more than 97 % of the weight."""
 UNIFORM: Final = 0.99

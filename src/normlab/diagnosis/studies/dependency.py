@@ -84,22 +84,12 @@ def residual_dependency(subject: Subject, dependencies: Table) -> Table:
         total[where] = total.get(where, 0.0) + share
         if row["of"] == row["on"]:
             own[where] = share
-    known = set(dependencies.column("stack"))
-    return Table(
-        "residual_dependency",
-        tuple(
-            {
-                "stack": stack.name,
-                "index": view.index,
-                "role": view.role,
-                "beta_sq": own[stack.name, view.index],
-                "total": total[stack.name, view.index],
-            }
-            for stack in subject.structure.stacks
-            if stack.name in known
-            for view in stack.sublayers
-        ),
-    )
+    found: list[Row] = []
+    for stack, view in subject.structure.sublayers:
+        if (where := (stack, view.index)) in total:
+            shares = {"beta_sq": own[where], "total": total[where]}
+            found.append({"stack": stack, "index": view.index, "role": view.role, **shares})
+    return Table("residual_dependency", tuple(found))
 
 
 class FrozenNorm:

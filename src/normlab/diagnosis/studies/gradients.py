@@ -26,13 +26,9 @@ from normlab.errors import UserError
 from normlab.spec.chart import ByDepth
 
 VANISHED: Final = 0.01
-"""Share of the largest gradient in a stack: two orders of magnitude are more than the second moments of an
-adaptive optimiser even out in its first steps.
-"""
+"""Share of a stack's largest gradient: more than adaptive optimisers even out in their first steps."""
 SLOPED: Final = 10.0
-"""Ratio between the gradients of the last and the first layer: under plain gradient descent, a learning rate
-for the one is an order of magnitude off for the other.
-"""
+"""Ratio of the last layer's gradients to the first's: one learning rate does not suit both under SGD."""
 
 PARTS = 4
 """Mini-batches into which a single batch is split."""

@@ -223,10 +223,9 @@ def _outputs(
     """Return the tokens `[N, D]` at every tap without padding, through the final norm, by stack."""
     with capture(subject.model, [tap for taps in wanted.values() for tap in taps]) as caught:
         subject.forward()
-    finals = {stack.name: stack.final_norm for stack in subject.structure.stacks}
     found: dict[str, list[Tensor]] = {}
     for name, taps in wanted.items():
-        path = finals[name]
+        path = _stack(subject, name).final_norm
         final = subject.model.get_submodule(path) if path else torch.nn.Identity()
         found[name] = [rows(final(caught[tap]), masks[name]) for tap in taps]
     return found

@@ -65,10 +65,8 @@ def _alike(x: Tensor, mask: Tensor) -> Row:
     pairs = (tokens * (tokens - 1))[tokens > 1]
     unit = nn.functional.normalize(sequences, dim=-1)
     together = unit.sum(-2).square().sum(-1) - unit.square().sum((-2, -1))
-    return {
-        "cosine": (together / pairs).mean().item(),
-        "effective_rank": effective_rank(sequences).mean().item(),
-    }
+    rank = effective_rank(sequences).mean().item()
+    return {"cosine": (together / pairs).mean().item(), "effective_rank": rank}
 
 
 def effective_rank(x: Tensor) -> Tensor:
@@ -111,7 +109,9 @@ def norm_parameters(subject: Subject, *, forward: ForwardPass | None = None) -> 
         owner = owned[path] if owned[path].role != "other" else by_structure.get(holder, Owner())
         if p.ndim < 2 and (holder in norms or (owner.role != "other" and _scales(subject, holder))):
             stack, index = finals.get(holder, owner.stack), _index(subject, owner)
-            rows.append({"module": holder, "parameter": path, "stack": stack, "index": index, **_levels(p)})
+            wide = p.detach().to(torch.promote_types(p.dtype, torch.float32))
+            levels = {"mean": wide.mean().item(), "low": wide.min().item(), "high": wide.max().item()}
+            rows.append({"module": holder, "parameter": path, "stack": stack, "index": index, **levels})
     return Table("norm_parameters", tuple(rows))
 
 
@@ -127,11 +127,6 @@ def _index(subject: Subject, owner: Owner) -> int | None:
     views = subject.structure.sublayers
     shared = (v.index for stack, v in views if (stack, v.layer) == (owner.stack, owner.layer))
     return next(shared, None) if owner.index is None else owner.index
-
-
-def _levels(p: Tensor) -> dict[str, float]:
-    wide = p.detach().to(torch.promote_types(p.dtype, torch.float32))
-    return {"mean": wide.mean().item(), "low": wide.min().item(), "high": wide.max().item()}
 
 
 def similarity_of_tokens(tables: Tables) -> Iterator[Finding]:

@@ -16,30 +16,25 @@ PLACEMENTS: Final = {
     "pre": ("Pre-LN", XIONG.format("Table 1")),
     "other": ("neither Post-LN nor Pre-LN", ""),
 }
+COLUMNS: Final = (
+    *("index", "layer", "role", "placement", "relation"),
+    *("norm_read", "norm_branch", "norm_write"),
+)
 
 
 def structure(read: Structure) -> Table:
     """Tabulate each sublayer with its role, its placement and its norms."""
-    return Table(
-        "structure",
-        tuple(
-            {
-                "stack": stack.name,
-                "index": view.index,
-                "layer": view.layer,
-                "role": view.role,
-                "placement": view.placement,
-                "relation": view.relation,
-                "norm_read": view.norm_read,
-                "norm_branch": view.norm_branch,
-                "norm_write": view.norm_write,
-                "branch": str(view.branch),
-                "final_norm": stack.final_norm,
-            }
-            for stack in read.stacks
-            for view in stack.sublayers
-        ),
+    finals = {stack.name: stack.final_norm for stack in read.stacks}
+    rows = (
+        {
+            "stack": stack,
+            **{name: getattr(view, name) for name in COLUMNS},
+            "branch": str(view.branch),
+            "final_norm": finals[stack],
+        }
+        for stack, view in read.sublayers
     )
+    return Table("structure", tuple(rows))
 
 
 def placement(tables: Tables) -> Iterator[Finding]:
