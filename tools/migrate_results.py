@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
@@ -91,7 +92,11 @@ def migrate_run(folder: RunFolder) -> str:
 
 
 def status_of(old: Json) -> Json:
-    """``best_dev`` holds every dev score."""
+    """``best_dev`` holds every dev score; the evidence of an outcome speaks of the NLL."""
+    if outcome := old.get("outcome"):
+        outcome["evidence"] = re.sub(
+            r"likelihood loss ([\d.]+) nats a token", r"NLL \1 nats per token", outcome["evidence"]
+        )
     best = {name: old.pop(f"best_dev_{name}", None) for name in ("bleu", "nll")}
     return {**old, "best_dev": {name: value for name, value in best.items() if value is not None}}
 

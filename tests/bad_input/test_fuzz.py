@@ -12,7 +12,7 @@ from typing import Any
 from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
-from normlab.data.lines import read_parallel
+from normlab.data.lines import require_parallel
 from normlab.data.text import read_lines
 from normlab.recipes.grammar import describe, parts, resolve
 from normlab.spec.config import Config, OptimConfig, numbers
@@ -68,7 +68,8 @@ def test_any_bytes_are_lines_or_a_sentence_with_the_file(tmp_path, content, endi
 def test_any_two_files_are_pairs_or_a_sentence(tmp_path, source, target):
     paths = [written(tmp_path, name, c, "", packed=True) for name, c in (("s", source), ("t", target))]
     try:
-        sides = read_parallel(*paths)
+        sides = [read_lines(path) for path in paths]
+        require_parallel((str(paths[0]), str(paths[1])), (len(sides[0]), len(sides[1])))
     except (ValueError, OSError) as error:
         one_sentence(error, *map(str, paths))
     else:

@@ -8,7 +8,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from normlab.data import lines
-from normlab.data.encode import encoded
 from normlab.data.prepare import _encode_train
 from normlab.data.ragged import Ragged
 from normlab.data.text import TextFile
@@ -50,17 +49,22 @@ def test_a_training_text_in_parts_is_the_text_at_once(tmp_path_factory, pairs, a
     assert tally.target_counts.tolist() == counts.tolist()
 
 
-def test_parts_are_read_as_they_are_encoded():
-    read = []
+def test_parts_are_read_as_they_are_encoded(tmp_path, monkeypatch):
+    read, seen, encode = [], [], TOKENIZER.encode
 
-    def parts():
-        for k in range(3):
+    def side():
+        for k in range(6):
             read.append(k)
-            yield (["ab ba"] * k, ["é z"] * k)
+            yield "ab ba"
 
-    for k, (part, sides) in enumerate(encoded(TOKENIZER, parts(), np.uint16)):
-        assert read == list(range(k + 1))
-        assert [list(side) for side in sides] == [TOKENIZER.encode(side) for side in part]
+    def counted(part):
+        seen.append(len(read))
+        return encode(part)
+
+    monkeypatch.setattr(lines, "LINES_AT_A_TIME", 2)
+    monkeypatch.setattr(TOKENIZER, "encode", counted)
+    _encode_train(tmp_path, TOKENIZER, (side(), ["é z"] * 6), 9)
+    assert seen == [2, 2, 4, 4, 6, 6], "both sides of each part"
 
 
 def test_a_line_that_is_not_utf_8_is_told_with_file_and_line(tmp_path, monkeypatch):
@@ -68,5 +72,5 @@ def test_a_line_that_is_not_utf_8_is_told_with_file_and_line(tmp_path, monkeypat
     path = tmp_path / "bad.txt"
     path.write_bytes(b"ab ba\n" * 4000 + b"a\xff\n")
     with pytest.raises(UserError) as error:
-        list(encoded(TOKENIZER, ((part,) for part in lines.parts(TextFile(path))), np.uint16))
+        list(lines.parts(TextFile(path)))
     assert all(fact in str(error.value) for fact in (f"{path}, line 4001", "0xff", "UTF-8", "iconv"))

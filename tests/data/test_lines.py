@@ -9,8 +9,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from normlab.data import lines as module
-from normlab.data.lines import paired_parts, parts, read_parallel, survey
+from normlab.data.lines import paired_parts, parts, require_parallel, survey
 from normlab.data.sources import open_lines
+from normlab.errors import UserError
 
 TEXTS = st.lists(st.text("aé \u2028", max_size=6), max_size=30)
 
@@ -41,13 +42,9 @@ def test_nothing_is_read_before_it_is_asked_for(tmp_path):
     assert list(text) == ["now"]
 
 
-def test_parallel_text_must_be_parallel(tmp_path):
-    source, target, empty = tmp_path / "a.de", tmp_path / "a.en", tmp_path / "a.fr"
-    source.write_text("eins\nzwei\n")
-    target.write_text("one\n")
-    empty.write_text("")
-    assert read_parallel(source, source) == (["eins", "zwei"], ["eins", "zwei"])
-    with pytest.raises(ValueError, match=r"a\.de has 2 lines but .*a\.en has 1"):
-        read_parallel(source, target)
-    with pytest.raises(ValueError, match=r"a\.fr is empty"):
-        read_parallel(source, empty)
+def test_parallel_text_must_be_parallel():
+    require_parallel(("a.de", "a.en"), (2, 2))
+    with pytest.raises(UserError, match=r"a\.de has 2 lines but a\.en has 1"):
+        require_parallel(("a.de", "a.en"), (2, 1))
+    with pytest.raises(UserError, match=r"a\.fr is empty"):
+        require_parallel(("a.de", "a.fr"), (2, 0))

@@ -8,8 +8,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from normlab.nn import Norm, Placement
-from normlab.nn.placement import PreNorm
+from normlab.nn import Norm, Placement, PreNorm
 from normlab.recipes.explain import explain
 from normlab.recipes.grammar import CITATION, Part, describe, listed, parts, require_known, resolve, summary
 from normlab.spec.config import Config, ModelConfig, OptimConfig, run_id

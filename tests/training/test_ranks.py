@@ -112,8 +112,8 @@ def gradients(
     seen: dict[str, torch.Tensor] = {}
 
     def look() -> None:
-        for index, (name, part) in enumerate(trainer.parallel.parts.items()):
-            seen[name] = trainer.parallel.whole(index, part.grad).clone()
+        for name, part in trainer.parallel.parts.items():
+            seen[name] = trainer.parallel.whole(name, part.grad).clone()
 
     trainer.optimiser.step = look
     return trainer.step().values.tolist(), seen

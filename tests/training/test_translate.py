@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from normlab.data.lines import read_parallel
+from normlab.data.text import read_lines
 from normlab.spec.config import DecodeConfig
 from normlab.store import RunFolder
 from normlab.store.folder import read_json
@@ -28,7 +28,7 @@ def run(text, tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def test_text(text):
-    return read_parallel(text.test_src, text.test_tgt)
+    return read_lines(text.test_src), read_lines(text.test_tgt)
 
 
 def test_a_run_folder_gives_the_translations_that_were_scored(run, test_text):

@@ -7,9 +7,9 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from pathlib import Path
-from typing import Annotated, Protocol, Self
+from typing import Annotated, Any, Protocol, Self
 
 from tyro.conf import Positional, arg
 
@@ -27,19 +27,16 @@ from normlab.store.folder import find_run, write_text_atomic
 
 
 class Command(Protocol):
-    """A subcommand of ``normlab``."""
-
-    @classmethod
-    def defaults(cls, argv: Sequence[str]) -> Self | None:
-        """Return the instance whose values are the flags' defaults; None if the fields have their own."""
-        ...
+    """A subcommand of ``normlab``. One whose flags' defaults depend on the command line has a class method
+    ``defaults(argv)``, which returns the instance that holds them.
+    """
 
     def run(self) -> None:
         """Run the command. Raises UserError or OSError with one sentence for the user."""
         ...
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class Compare:
     """Train recipes at several learning rates and seeds, and write one page about them.
 
@@ -47,21 +44,21 @@ class Compare:
     goes on where it stopped. The page exists once the first recipe is finished.
     """
 
-    recipes: tuple[str, ...]
+    recipes: tuple[str, ...] = CompareRequest.recipes
     """Names of recipes, such as post post+warmup enc:post/dec:pre; `normlab recipes` lists their parts."""
-    lrs: tuple[float, ...]
+    lrs: tuple[float, ...] = CompareRequest.lrs
     """Peak learning rates to try; each recipe's own is chosen on dev with the first seed."""
-    seeds: int
+    seeds: int = CompareRequest.seeds
     """Number of seeds at the chosen learning rate."""
-    first_seed: int
+    first_seed: int = CompareRequest.first_seed
     flags: ConfigParts
-    title: str
+    title: str = CompareRequest.title
     """Title of the page."""
-    jobs: int
+    jobs: int = CompareRequest.jobs
     """Runs to train at the same time; 0: one per usable core, or a single one on a GPU."""
-    out: Path
+    out: Path = CompareRequest.out
     """Folder of the run folders and the page."""
-    resamples: int
+    resamples: int = CompareRequest.resamples
     """Resamples of the bootstrap behind intervals and significance."""
     config: str
     """Configuration with the defaults: its name (demo, text, multi30k ...) or a run's config.json."""
@@ -75,35 +72,14 @@ class Compare:
     @classmethod
     def defaults(cls, argv: Sequence[str]) -> Self:
         name, base = base_of(argv)
-        request = CompareRequest()
-        return cls(
-            recipes=request.recipes,
-            lrs=request.lrs,
-            seeds=request.seeds,
-            first_seed=request.first_seed,
-            flags=ConfigFlags.of(base),
-            title=request.title,
-            jobs=0,
-            out=request.out,
-            resamples=request.resamples,
-            config=name,
-        )
+        return cls(flags=ConfigFlags.of(base), config=name)
 
     def request(self, command: str = "") -> CompareRequest:
         """Return the request that the flags make."""
-        return CompareRequest(
-            title=self.title,
-            recipes=self.recipes,
-            lrs=self.lrs,
-            seeds=self.seeds,
-            first_seed=self.first_seed,
-            base=self.flags.applied_to(load(self.config)),
-            jobs=self.jobs,
-            out=self.out,
-            resamples=self.resamples,
-            force=self.force,
-            command=command,
-        )
+        own: dict[str, Any] = {
+            f.name: vars(self)[f.name] for f in fields(CompareRequest) if f.name in vars(self)
+        }
+        return CompareRequest(**own, base=self.flags.applied_to(load(self.config)), command=command)
 
     def run(self) -> None:
         import shlex
@@ -199,10 +175,6 @@ class Runs:
     runs: Path = RUNS
     """Folder of the run folders."""
 
-    @classmethod
-    def defaults(cls, argv: Sequence[str]) -> None:
-        return None
-
     def run(self) -> None:
         from normlab.cli import show
 
@@ -220,10 +192,6 @@ class Report:
     """File for the page; by default beside the data that it shows."""
     runs: Path = RUNS
     """Folder of the run folders."""
-
-    @classmethod
-    def defaults(cls, argv: Sequence[str]) -> None:
-        return None
 
     def run(self) -> None:
         print(f"page: {self.write()}")
@@ -267,10 +235,6 @@ class Recipes:
     """Also explain combinations that their source does not define, with the reason."""
     imports: Imports = ()
     """A module of yours that registers placements, norms, tasks and so on; may be given several times."""
-
-    @classmethod
-    def defaults(cls, argv: Sequence[str]) -> None:
-        return None
 
     def run(self) -> None:
         from normlab.cli import show

@@ -55,14 +55,7 @@ def base_of(argv: Sequence[str]) -> tuple[str, Config]:
 
 
 def resolved(
-    name: str,
-    flags: ConfigFlags,
-    *,
-    recipe: str,
-    lr: float,
-    seed: int,
-    force: bool,
-    imports: Sequence[str],
+    name: str, flags: ConfigFlags, *, recipe: str, lr: float, seed: int, force: bool, imports: Sequence[str]
 ) -> Config:
     """Return the configuration of a name or file with the typed flags, resolved for this machine. The file of
     a run is changed only by what is typed.

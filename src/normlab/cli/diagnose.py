@@ -146,11 +146,10 @@ class Diagnose:
         if self.run_folder and self.model:
             raise UserError("both a run and --model were given; leave one of them out")
         if bool(self.model) != bool(self.batch):
-            missing = "--batch" if self.model else "--model"
-            name = missing.strip("-")
+            missing = "batch" if self.model else "model"
             raise UserError(
-                f"{missing} is missing: a model of yours needs a batch; give both, as in {missing} "
-                f"my_package.my_module:{name}"
+                f"--{missing} is missing: a model of yours needs a batch; give both, as in --{missing} "
+                f"my_package.my_module:{missing}"
             )
         typed = {"fail_on": self.fail_on, "checkpoints": self.checkpoints, "step": self.step is not None}
         ignored = [flag_name(name) for name, value in typed.items() if value]

@@ -62,8 +62,8 @@ def _dispatch(args: Sequence[str]) -> None:
     import tyro
 
     command = COMMANDS[name]
-    default = command.defaults(rest)
-    options: dict[str, Any] = {} if default is None else {"default": default}
+    defaults = getattr(command, "defaults", None)
+    options: dict[str, Any] = {"default": defaults(rest)} if defaults else {}
     tyro.cli(command, prog=f"normlab {name}", args=rest, **options).run()
 
 

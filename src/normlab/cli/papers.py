@@ -49,10 +49,6 @@ class Papers:
     imports: Imports = ()
     """Module of your own that adds papers; may be repeated."""
 
-    @classmethod
-    def defaults(cls, argv: Sequence[str]) -> None:
-        return None
-
     def run(self) -> None:
         from normlab.papers import chosen
         from normlab.recipes.plugins import load_plugins
@@ -87,10 +83,6 @@ class Reproduce:
     """Also measure what was measured for the same claim already."""
     imports: Imports = ()
     """Module of your own that adds papers or studies; may be repeated."""
-
-    @classmethod
-    def defaults(cls, argv: Sequence[str]) -> None:
-        return None
 
     def run(self) -> None:
         """Raises SystemExit with code 1 where something could not be measured."""
@@ -141,17 +133,20 @@ class Reproduce:
 
         from normlab.cli import terminal
         from normlab.report.reproduction import write_reproduction_page
+        from normlab.store.reproductions import standing as state_of
+        from normlab.store.reproductions import write_reproduction
 
-        console = terminal.console()
+        console, folder = terminal.console(), self._folder()
         (standing,) = _standings([artefact], self.runs)
         try:
             if measure is None:
                 print(f"{artefact.id}: measured already, {standing.path}; --again measures it anew")
             else:
-                standing = _standing_of(artefact, measure(), self._folder())
+                write_reproduction(measure(), folder)
+                standing = state_of(artefact, [folder])
                 console.print(Text.assemble((artefact.id, "bold"), f": {artefact.asserts}"))
             _verdicts(console, standing)
-            page = write_reproduction_page(standing, self._folder())
+            page = write_reproduction_page(standing, folder)
         except Exception as error:  # the artefacts that follow are measured all the same
             failures.tell(error, ["reproduce", artefact.id])
             return False
@@ -161,14 +156,6 @@ class Reproduce:
 
 def _progress(line: str) -> None:
     print(f"  {line}", file=sys.stderr, flush=True)
-
-
-def _standing_of(artefact: Artefact, found: Reproduction, folder: Path) -> Standing:
-    """Write what was measured and return the artefact's new state."""
-    from normlab.store.reproductions import standing, write_reproduction
-
-    write_reproduction(found, folder)
-    return standing(artefact, [folder])
 
 
 def _standings(artefacts: Iterable[Artefact], runs: Path) -> list[Standing]:
@@ -184,12 +171,8 @@ def _plain(standing: Standing) -> dict[str, Any]:
     artefact, found = standing.artefact, standing.found
     measures = {} if found is None else found.measures
     claims = [
-        {
-            **to_plain(claim),
-            "measured": to_plain(measures.get(claim.measure)),
-            "verdict": claim.verdict(measures),
-        }
-        for claim in artefact.claims
+        {**to_plain(c), "measured": to_plain(measures.get(c.measure)), "verdict": c.verdict(measures)}
+        for c in artefact.claims
     ]
     return {
         "id": artefact.id,
@@ -223,9 +206,8 @@ def _show_all(standings: Sequence[Standing]) -> None:
         cells = said if roomy else [Text("\n").join(filter(None, said))]
         table.add_row(Text(s.artefact.id), _state(s.state), *cells)
     found = counts(s.state for s in standings)
-    terminal.write(
-        table, f"{len(standings)} artefacts: " + ", ".join(f"{n} {state}" for state, n in found.items())
-    )
+    in_states = ", ".join(f"{n} {state}" for state, n in found.items())
+    terminal.write(table, f"{len(standings)} artefacts: {in_states}")
 
 
 def _show_one(standing: Standing) -> None:

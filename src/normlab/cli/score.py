@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Annotated
 
@@ -26,10 +25,6 @@ class Score:
     """Language of the text, such as zh: sacreBLEU has its own tokenizers for zh, ja and ko."""
     against: str = ""
     """Other translations of the same text, as a baseline for sacreBLEU's paired tests of BLEU."""
-
-    @classmethod
-    def defaults(cls, argv: Sequence[str]) -> None:
-        return None
 
     def run(self) -> None:
         from normlab.tasks.scores import against, score

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Sequence
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -63,10 +62,6 @@ class Translate:
     """Folder of the run folders."""
     imports: Imports = ()
     """A module of yours that registers placements, norms and so on; may be given several times."""
-
-    @classmethod
-    def defaults(cls, argv: Sequence[str]) -> None:
-        return None
 
     def decode(self, own: DecodeConfig) -> DecodeConfig:
         """The run's own decoding, with what was typed; a beam means a search."""

@@ -70,9 +70,7 @@ def plan(request: CompareRequest) -> ComparePlan:
 
 
 def compare(
-    request: CompareRequest,
-    watch: Watch = lambda folders: None,
-    publish: Publish = lambda comparison: None,
+    request: CompareRequest, watch: Watch = lambda folders: None, publish: Publish = lambda comparison: None
 ) -> Comparison:
     """Train every recipe at every learning rate, its other seeds at the best one, and compare them on the
     test text.

@@ -158,15 +158,13 @@ def _commonest(lines: Sequence[str]) -> float:
     return max(Counter(lines).values()) / len(lines)
 
 
-def _samples(
-    expected: Sequence[tuple[str, str]], outputs: Mapping[str, Sequence[str]], most: int = SAMPLES
-) -> tuple[Sample, ...]:
+def _samples(expected: Sequence[tuple[str, str]], outputs: Mapping[str, Sequence[str]]) -> tuple[Sample, ...]:
     """Test examples on which the recipes disagree, evenly spread over the text."""
     if not outputs or not expected:
         return ()
     disputed = [i for i in range(len(expected)) if len({lines[i] for lines in outputs.values()}) > 1]
     rows = disputed or list(range(len(expected)))
-    spread = rows[:: max(1, len(rows) // most)][:most]
+    spread = rows[:: max(1, len(rows) // SAMPLES)][:SAMPLES]
     return tuple(Sample(*expected[i], {name: lines[i] for name, lines in outputs.items()}) for i in spread)
 
 

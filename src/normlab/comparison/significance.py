@@ -94,13 +94,11 @@ def holm(p_values: Sequence[float]) -> tuple[float, ...]:
     The k-th smallest of m becomes the largest of (m - i + 1) p_i over i <= k, at most 1. Calling those below
     0.05 significant is wrong about any of them with a probability of at most 0.05.
     """
-    count = len(p_values)
-    order = sorted(range(count), key=lambda i: p_values[i])
-    corrected, largest = [0.0] * count, 0.0
-    for rank, i in enumerate(order):
-        largest = max(largest, min(1.0, (count - rank) * p_values[i]))
-        corrected[i] = largest
-    return tuple(corrected)
+    order = np.argsort(p_values)
+    steps = np.minimum(1.0, np.arange(len(order), 0, -1) * np.asarray(p_values)[order])
+    corrected = np.empty(len(order))
+    corrected[order] = np.maximum.accumulate(steps)
+    return tuple(corrected.tolist())
 
 
 def differences(
@@ -111,7 +109,12 @@ def differences(
     pairs = list(itertools.combinations(measured, 2))
     found = [_compare(measured[a], measured[b]) for a, b in pairs]
     corrected = holm([p for _, p in found])
-    exchanged = [_randomised(systems[a], systems[b], combine, trials=resamples) for a, b in pairs]
+    exchanged = [
+        paired_randomisation(systems[a], systems[b], combine, trials=resamples)
+        if len(systems[a]) == len(systems[b])
+        else None
+        for a, b in pairs
+    ]
     return tuple(
         Difference(a, b, delta, p, fair, fair < LEVEL, swapped)
         for (a, b), (delta, p), fair, swapped in zip(pairs, found, corrected, exchanged, strict=True)
@@ -127,7 +130,6 @@ class _System:
         flat = rows.transpose(1, 0, 2).reshape(self.examples, seeds * width)
         drawn = [weights @ flat for weights in _draws(self.examples, resamples)]
         self.resampled: Array = combine(np.concatenate(drawn).reshape(resamples, seeds, width))
-
         self.by_seeds, self.by_seeds_raw = self._seed_variance()
 
     def _seed_variance(self) -> tuple[float, float]:
@@ -165,10 +167,6 @@ def _standard_error(resampled: Array, systems: Sequence[_System]) -> tuple[float
     if not doubt:
         return math.sqrt(variance), math.inf
     return math.sqrt(variance), max(variance**2 / doubt, min(freedom for _, freedom in seeds))
-
-
-def _randomised(a: Array, b: Array, combine: Combine, *, trials: int) -> float | None:
-    return paired_randomisation(a, b, combine, trials=trials) if len(a) == len(b) else None
 
 
 def _exchanges(examples: int, trials: int) -> Iterator[Array]:

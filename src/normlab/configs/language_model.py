@@ -11,10 +11,7 @@ def language_model() -> Config:
         recipe="pre+warmup",
         task="language_model",
         model=ModelConfig(
-            encoder_layers=0,
-            decoder_layers=4,
-            encoder_placement="pre",
-            decoder_placement="pre",
+            encoder_layers=0, decoder_layers=4, encoder_placement="pre", decoder_placement="pre"
         ),
         data=DataConfig(block_len=128),
         optim=OptimConfig(warmup_steps=100, label_smoothing=0.0),

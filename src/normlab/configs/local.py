@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
-from normlab.spec.config import DataConfig
+from normlab.spec.config import PARALLEL_TEXTS, DataConfig
 
 
 def parallel_files(
@@ -15,13 +16,6 @@ def parallel_files(
     ``splits`` are the names of train, dev and test. The variable is filled in when the text is read, so that
     a run's ``config.json`` can be replayed on another machine.
     """
-    train, dev, test = (f"$NORMLAB_DATA/{name}/{split}" for split in splits)
-    return replace(
-        data,
-        train_src=f"{train}.{source}",
-        train_tgt=f"{train}.{target}",
-        dev_src=f"{dev}.{source}",
-        dev_tgt=f"{dev}.{target}",
-        test_src=f"{test}.{source}",
-        test_tgt=f"{test}.{target}",
-    )
+    files = (f"$NORMLAB_DATA/{name}/{split}.{side}" for split in splits for side in (source, target))
+    paths: dict[str, Any] = dict(zip(PARALLEL_TEXTS, files, strict=True))
+    return replace(data, **paths)

@@ -7,7 +7,4 @@ from normlab.spec.config import Config, OptimConfig, TrainConfig
 
 def text() -> Config:
     """3+3 layers of width 256, for tens of thousands of short sentence pairs."""
-    return Config(
-        optim=OptimConfig(warmup_steps=400),
-        train=TrainConfig(steps=4000, precision="auto"),
-    )
+    return Config(optim=OptimConfig(warmup_steps=400), train=TrainConfig(steps=4000, precision="auto"))

@@ -4,58 +4,50 @@ from __future__ import annotations
 
 import os
 import weakref
-from contextlib import ExitStack
+from collections.abc import Callable, Generator
+from contextlib import contextmanager
 from pathlib import Path
-from types import TracebackType
-from typing import final
+from typing import BinaryIO, Self, TypeAlias, final
 
 import numpy as np
 from numpy.typing import NDArray
 
 from normlab.errors import UserError
 
+Ints: TypeAlias = NDArray[np.integer]
+Read: TypeAlias = Callable[[int, int], Ints]
+
 LARGE_BYTES = 2**25
 """Mapped files of at least this size are read in ranges; a smaller one may stay in memory as a whole."""
 
 
 class ArrayWriter:
-    """Write a one-dimensional ``.npy`` file part by part, byte for byte as ``numpy.save`` does.
+    """Write a one-dimensional ``.npy`` file part by part, byte for byte as ``numpy.save`` does."""
 
-    A context manager: the header holds the final length once the block is left without an error.
-    """
+    def __init__(self, stream: BinaryIO, dtype: type[np.integer]) -> None:
+        self._stream, self._dtype, self.length = stream, np.dtype(dtype), 0
 
-    def __init__(self, path: Path, dtype: type[np.integer]) -> None:
-        self._dtype, self.length = np.dtype(dtype), 0
-        with ExitStack() as opened:
-            self._stream = opened.enter_context(path.open("wb"))
-            self._write_header()
-            opened.pop_all()
+    @classmethod
+    @contextmanager
+    def open(cls, path: Path, dtype: type[np.integer]) -> Generator[Self]:
+        """Open a new file; its header holds the final length once the block is left without an error."""
+        with path.open("wb") as stream:
+            writer = cls(stream, dtype)
+            writer._write_header()
+            yield writer
+            # NumPy leaves room in a header for the longest length there can be, so it keeps its size.
+            stream.seek(0)
+            writer._write_header()
 
-    def append(self, values: NDArray[np.integer]) -> None:
+    def append(self, values: Ints) -> None:
         """Append values. Raises TypeError for signed values if the file's type is unsigned."""
         part = values.astype(self._dtype, casting="same_kind", copy=False)
         # Through the stream, not ndarray.tofile, so that a full disk is told with its errno.
         self._stream.write(np.ascontiguousarray(part).data)
         self.length += len(values)
 
-    def __enter__(self) -> ArrayWriter:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        with self._stream:
-            if kind is None:
-                # NumPy leaves room in a header for the longest length there can be, so it keeps its size.
-                self._stream.seek(0)
-                self._write_header()
-
     def _write_header(self) -> None:
-        described = {
-            "descr": np.lib.format.dtype_to_descr(self._dtype),
-            "fortran_order": False,
-            "shape": (self.length,),
-        }
+        described = {"descr": self._dtype.str, "fortran_order": False, "shape": (self.length,)}
         np.lib.format.write_array_header_1_0(self._stream, described)
 
 
@@ -73,7 +65,7 @@ class FileReader:
         weakref.finalize(self, os.close, self._file)
         self._dtype, self._begin = array.dtype, array.offset
 
-    def __call__(self, start: int, stop: int) -> NDArray[np.integer]:
+    def __call__(self, start: int, stop: int) -> Ints:
         size = self._dtype.itemsize
         raw = os.pread(self._file, (stop - start) * size, self._begin + start * size)
         if len(raw) < (stop - start) * size:
@@ -83,13 +75,8 @@ class FileReader:
         return np.frombuffer(raw, self._dtype)
 
 
-def reader_of(array: NDArray[np.integer]) -> FileReader | None:
-    """Return a reader for a large mapped array; None for others, which may be in memory as a whole."""
-    if (
-        isinstance(array, np.memmap)
-        and array.nbytes >= LARGE_BYTES
-        and array.filename
-        and hasattr(os, "pread")
-    ):
+def reader_of(array: Ints) -> Read:
+    """Return a function that reads ``array[start:stop]``, of a large mapped array without the mapping."""
+    if isinstance(array, np.memmap) and array.nbytes >= LARGE_BYTES and hasattr(os, "pread"):
         return FileReader(array)
-    return None
+    return lambda start, stop: np.asarray(array[start:stop])

@@ -36,12 +36,9 @@ class Batch:
         return self.source.numel() + self.target_in.numel()
 
     def to(self, device: torch.device | str) -> Batch:
-        return replace(
-            self,
-            source=self.source.to(device, non_blocking=True),
-            target_in=self.target_in.to(device, non_blocking=True),
-            target_out=self.target_out.to(device, non_blocking=True),
-        )
+        sides = (self.source, self.target_in, self.target_out)
+        source, target_in, target_out = (side.to(device, non_blocking=True) for side in sides)
+        return replace(self, source=source, target_in=target_in, target_out=target_out)
 
 
 class Batches:
@@ -135,13 +132,7 @@ def _layout(sizes: Ints, shapes: Sequence[Shape]) -> NDArray[np.int64]:
 def _grouped(order: Ints, bucket: NDArray[np.uint8]) -> Ints:
     """Sort ``order`` by bucket, stably."""
     buckets = bucket[order]
-    grouped = np.empty_like(order)
-    start = 0
-    for k in range(int(bucket.max()) + 1):
-        chosen = order[buckets == k]
-        grouped[start : start + len(chosen)] = chosen
-        start += len(chosen)
-    return grouped
+    return np.concatenate([order[buckets == k] for k in range(int(bucket.max()) + 1)])
 
 
 def dev_batches(pairs: TokenPairs, max_tokens: int) -> list[Batch]:
@@ -167,15 +158,13 @@ def _collate(pairs: TokenPairs, rows: Ints, shape: Shape, drop: tuple[float, int
     each = np.arange(len(rows))
     source[each, source_lengths] = EOS
     target_in = np.concatenate([np.full((len(rows), 1), BOS), ids[:, :-1]], axis=1)
-    target_out = ids
-    target_out[each, target_lengths] = EOS
+    ids[each, target_lengths] = EOS
     if drop is not None:
         drop_words([source, target_in], *drop)
     empty = ((0, shape.rows - len(rows)), (0, 0))
+    padded = (np.pad(side, empty, constant_values=PAD) for side in (source, target_in, ids))
     return Batch(
-        source=torch.from_numpy(np.pad(source, empty, constant_values=PAD)),
-        target_in=torch.from_numpy(np.pad(target_in, empty, constant_values=PAD)),
-        target_out=torch.from_numpy(np.pad(target_out, empty, constant_values=PAD)),
+        *map(torch.from_numpy, padded),
         tokens=int(target_lengths.sum()) + len(rows),
         source_tokens=int(source_lengths.sum()) + len(rows),
     )

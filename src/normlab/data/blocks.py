@@ -3,21 +3,17 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
-from functools import partial
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from normlab.data.arrays import reader_of
+from normlab.data.arrays import Ints, Read, reader_of
 from normlab.data.batches import drop_words, permutation
-from normlab.data.ragged import Ints
 from normlab.data.tokenizer import PAD
 from normlab.spec.randomness import derive
-
-Read = Callable[[int, int], Ints]
 
 
 @dataclass(frozen=True)
@@ -37,11 +33,8 @@ class TextBatch:
         return self.ids.numel()
 
     def to(self, device: torch.device | str) -> TextBatch:
-        return replace(
-            self,
-            ids=self.ids.to(device, non_blocking=True),
-            target=self.target.to(device, non_blocking=True),
-        )
+        ids, target = (side.to(device, non_blocking=True) for side in (self.ids, self.target))
+        return replace(self, ids=ids, target=target)
 
 
 class Blocks:
@@ -56,7 +49,7 @@ class Blocks:
         self.block_len, self.rows = block_len, rows
         self._stream, self._seed = stream, seed
         self._count = block_count(stream, block_len)
-        self._read = _reader(stream)
+        self._read = reader_of(stream)
         self._epoch = -1
         self._order: Ints = np.empty(0, np.uint32)
         self._planning = threading.Lock()
@@ -64,9 +57,6 @@ class Blocks:
     @property
     def steps_per_epoch(self) -> int:
         return -(-self._count // self.rows)
-
-    def _shuffled(self, epoch: int) -> Ints:
-        return permutation(self._count, derive(self._seed, "shuffle", epoch))
 
     def at(self, index: int, *, word_dropout: float = 0.0, seed: int = 0) -> TextBatch:
         """Return the micro-batch ``index``, counted from 0 over all epochs.
@@ -77,7 +67,8 @@ class Blocks:
         epoch, step = divmod(index, self.steps_per_epoch)
         with self._planning:
             if epoch != self._epoch:
-                self._epoch, self._order = epoch, self._shuffled(epoch)
+                self._epoch = epoch
+                self._order = permutation(self._count, derive(self._seed, "shuffle", epoch))
             chosen = self._order[step * self.rows : (step + 1) * self.rows].astype(np.int64)
         ids, target = _cut(self._read, len(self._stream), chosen, self.block_len)
         if word_dropout:
@@ -87,7 +78,7 @@ class Blocks:
 
 def blocks_in_order(stream: Ints, *, block_len: int, rows: int) -> Iterator[TextBatch]:
     """Yield every block once, ``rows`` at a time, from the beginning of the text to its end."""
-    read = _reader(stream)
+    read = reader_of(stream)
     for start in range(0, block_count(stream, block_len), rows):
         chosen = np.arange(start, min(start + rows, block_count(stream, block_len)))
         yield _batch(*_cut(read, len(stream), chosen, block_len), len(chosen))
@@ -109,15 +100,6 @@ def _cut(read: Read, length: int, chosen: Ints, block_len: int) -> tuple[Ints, I
     ids, target = window[:, :-1].copy(), window[:, 1:].copy()
     ids[target == PAD] = PAD
     return ids, target
-
-
-def _reader(stream: Ints) -> Read:
-    """Return a function that reads ranges of a stream, of a large file without mapping it."""
-    return reader_of(stream) or partial(_part, stream)
-
-
-def _part(stream: Ints, start: int, stop: int) -> Ints:
-    return stream[start:stop]
 
 
 def _batch(ids: Ints, target: Ints, rows: int) -> TextBatch:

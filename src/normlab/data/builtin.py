@@ -10,9 +10,9 @@ import re
 from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import date
-from functools import cache
+from functools import cache, partial
 from random import Random
-from typing import Any
+from typing import Any, NamedTuple
 
 from normlab.data.text import Pairs
 from normlab.errors import UserError
@@ -141,10 +141,6 @@ def _month(month: int, language: str) -> str:
     return _locale(language).months["format"]["wide"][month]
 
 
-def _draw_number(rng: Random) -> int:
-    return _below(rng, LARGEST + 1)
-
-
 def _draw_date(rng: Random) -> date:
     first, last = date(1800, 1, 1).toordinal(), date(2099, 12, 31).toordinal()
     return date.fromordinal(first + _below(rng, last - first + 1))
@@ -175,8 +171,7 @@ def _date_vi(day: date) -> str:
     return f"{weekday} ngày {number} tháng {month} năm {_cardinal(day.year, 'vi')}"
 
 
-@dataclass(frozen=True)
-class _Time:
+class _Time(NamedTuple):
     """An appointment: a weekday (from Monday = 0), a day of the month, hour and minute."""
 
     weekday: int
@@ -245,15 +240,14 @@ class Kind:
     write: dict[str, Callable[[Any], str]]
 
 
-def _in_languages(write: Callable[[Any, str], str], languages: str) -> dict[str, Callable[[Any], str]]:
-    def bound(language: str) -> Callable[[Any], str]:
-        return lambda value: write(value, language)
-
-    return {language: bound(language) for language in languages.split()}
+def _in_languages(write: Callable[..., str], languages: str) -> dict[str, Callable[[Any], str]]:
+    return {language: partial(write, language=language) for language in languages.split()}
 
 
 KINDS = {
-    "numbers": Kind(_draw_number, _in_languages(_cardinal, "en de fr vi es it nl pt")),
+    "numbers": Kind(
+        lambda rng: _below(rng, LARGEST + 1), _in_languages(_cardinal, "en de fr vi es it nl pt")
+    ),
     "dates": Kind(_draw_date, {"en": _date_en, "de": _date_de, "fr": _date_fr, "vi": _date_vi}),
     "times": Kind(_draw_time, {"en": _time_en, "de": _time_de, "fr": _time_fr, "vi": _time_vi}),
     "amounts": Kind(_draw_amount, _in_languages(_amount, "en de fr vi")),

@@ -16,6 +16,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from normlab.data.vocabulary import load
 from normlab.errors import UserError
 from normlab.spec.config import DataConfig
 
@@ -53,12 +54,29 @@ def prepared(root: str | Path, key: Sequence[Any], fill: Callable[[Path], dict[s
     return folder
 
 
-def whole_manifest(folder: Path) -> dict[str, Any]:
-    """Read the manifest of a folder. Raises FileNotFoundError if the folder is missing or incomplete."""
+def opened(folder: Path) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Return the manifest of a folder, and the fields of every prepared corpus.
+
+    Raises FileNotFoundError if the folder is missing or incomplete.
+    """
     manifest = manifest_of(folder)
     if manifest is None:
         raise FileNotFoundError(f"{folder} is no complete prepared corpus; prepare the data again")
-    return manifest
+    tokenizer = load(folder / "tokenizer.json")
+    target_vocab = np.zeros(tokenizer.vocab_size, bool)
+    target_vocab[manifest["target_vocab"]] = True
+    told = {key: manifest[key] for key in ("unigram_entropy_nats", "facts")}
+    return manifest, {"folder": folder, "tokenizer": tokenizer, "target_vocab": target_vocab, **told}
+
+
+def described(counts: NDArray[np.int64]) -> dict[str, Any]:
+    """Return what a manifest says of how often each vocabulary entry occurs."""
+    share = counts[counts > 0] / counts.sum()
+    return {
+        "vocab_size": len(counts),
+        "unigram_entropy_nats": float(-(share * np.log(share)).sum()),
+        "target_vocab": np.flatnonzero(counts).tolist(),
+    }
 
 
 def manifest_of(folder: Path) -> dict[str, Any] | None:
@@ -77,19 +95,6 @@ def manifest_of(folder: Path) -> dict[str, Any] | None:
 def id_type(vocab_size: int) -> type[np.integer]:
     """Return the smallest integer type that holds every id."""
     return np.uint16 if vocab_size <= 2**16 else np.int32
-
-
-def entropy_nats(counts: NDArray[np.integer]) -> float:
-    """Return the entropy of the distribution with these counts."""
-    share = counts[counts > 0] / counts.sum()
-    return float(-(share * np.log(share)).sum())
-
-
-def target_vocab_of(manifest: dict[str, Any], vocab_size: int) -> NDArray[np.bool_]:
-    """Return ``[V]``: whether the manifest lists a vocabulary entry under ``target_vocab``."""
-    listed = np.zeros(vocab_size, bool)
-    listed[manifest["target_vocab"]] = True
-    return listed
 
 
 def _write(folder: Path, fill: Callable[[Path], dict[str, Any]]) -> None:

@@ -5,11 +5,10 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import TypeVar
 
-from normlab.data.sources import open_lines
 from normlab.errors import UserError
+from normlab.spec.fields import flag_name
 
 LINES_AT_A_TIME = 8192
 """The most lines of a part of a text: few enough that a part's memory does not matter."""
@@ -75,6 +74,13 @@ def _parts(items: Iterable[T], characters: Callable[[T], int]) -> Iterator[list[
         yield part
 
 
+def require_texts(given: Sequence[str], needed: Sequence[str], what: str) -> None:
+    """Raise UserError if a needed field of the configuration is not given; ``what`` says which are needed."""
+    if missing := [name for name in needed if name not in given]:
+        came, absent = (", ".join(map(flag_name, names)) for names in (given, missing))
+        raise UserError(f"only {came} came, but {what}; pass {absent}")
+
+
 def require_parallel(names: tuple[str, str], counts: tuple[int, int]) -> None:
     """Raise UserError if a side of a parallel text is empty or the numbers of lines differ."""
     for name, count in zip(names, counts, strict=True):
@@ -93,11 +99,3 @@ def require_unchanged(name: str, before: bytes, now: bytes) -> None:
         raise UserError(
             f"{name} changed while it was prepared; type the command again when nothing writes to it any more"
         )
-
-
-def read_parallel(source: str | Path, target: str | Path) -> tuple[list[str], list[str]]:
-    """Read both sides of a parallel text. Raises UserError if one is empty or their line counts differ."""
-    texts = open_lines(source), open_lines(target)
-    sides = list(texts[0]), list(texts[1])
-    require_parallel((texts[0].name, texts[1].name), (len(sides[0]), len(sides[1])))
-    return sides

@@ -15,13 +15,12 @@ from numpy.typing import NDArray
 from normlab.data.arrays import ArrayWriter
 from normlab.data.builtin import generate
 from normlab.data.documents import document_sizes
-from normlab.data.encode import encoded
-from normlab.data.folder import entropy_nats, id_type, prepared, target_vocab_of, whole_manifest, with_digest
-from normlab.data.lines import parts, raw, require_unchanged, survey
-from normlab.data.ragged import Ints
+from normlab.data.folder import described, id_type, opened, prepared, with_digest
+from normlab.data.lines import parts, raw, require_texts, require_unchanged, survey
+from normlab.data.ragged import Ints, Ragged
 from normlab.data.sources import open_lines
 from normlab.data.tokenizer import EOS, UNK, Tokenizer
-from normlab.data.vocabulary import digests, load, vocabulary
+from normlab.data.vocabulary import digests, vocabulary
 from normlab.errors import UserError
 from normlab.spec.config import DataConfig
 
@@ -72,24 +71,12 @@ class TextCorpus:
     def load(cls, folder: str | Path) -> TextCorpus:
         """Load a prepared text. Raises FileNotFoundError if the folder is missing or incomplete."""
         folder = Path(folder)
-        manifest = whole_manifest(folder)
-        tokenizer = load(folder / "tokenizer.json")
-
-        def stream(name: str) -> Stream:
-            tokens = np.load(folder / f"{name}.tokens.npy", mmap_mode="r", allow_pickle=False)
-            return Stream(tokens, **manifest["sizes"][name])
-
-        return cls(
-            folder=folder,
-            tokenizer=tokenizer,
-            train=stream("train"),
-            dev=stream("dev"),
-            test=stream("test"),
-            unigram_entropy_nats=manifest["unigram_entropy_nats"],
-            target_vocab=target_vocab_of(manifest, tokenizer.vocab_size),
-            facts=manifest["facts"],
-            documents=np.load(folder / _DOCUMENTS, allow_pickle=False),
-        )
+        manifest, fields = opened(folder)
+        tokens = {
+            name: np.load(folder / f"{name}.tokens.npy", mmap_mode="r", allow_pickle=False) for name in SPLITS
+        }
+        fields |= {name: Stream(tokens[name], **manifest["sizes"][name]) for name in SPLITS}
+        return cls(documents=np.load(folder / _DOCUMENTS, allow_pickle=False), **fields)
 
 
 def prepare_text(config: DataConfig, root: str | Path) -> tuple[DataConfig, TextCorpus]:
@@ -124,12 +111,8 @@ def _read(config: DataConfig) -> tuple[dict[str, Iterable[str]], dict[str, str]]
         splits = generate(name, pairs=config.builtin_pairs, seed=seed)
         texts = {split: getattr(splits, split).target for split in SPLITS}
         return texts, {"Corpus": f"target side of built-in {name}, seed {seed}"}
-    missing = [name for name in SPLITS[:2] if name not in given]
-    if missing:
-        raise UserError(
-            f"only {', '.join(f'--{name}-text' for name in given)} came, but train and dev text are needed; "
-            f"pass {', '.join(f'--{name}-text' for name in missing)}"
-        )
+    fields = [f"{name}_text" for name in given]
+    require_texts(fields, ("train_text", "dev_text"), "train and dev text are needed")
     texts = {name: open_lines(paths[name]) for name in given}
     origin = {f"{name.capitalize()} text": Path(paths[name]).name for name in given}
     return {"test": texts["dev"], **texts}, {"Test text": "none given, so the dev text", **origin}
@@ -140,58 +123,49 @@ def _fill(
 ) -> dict[str, Any]:
     tokenizer = vocabulary(config, texts["train"], ())
     tokenizer.save(work / "tokenizer.json")
-    tallies = {name: _encode(work / f"{name}.tokens.npy", tokenizer, lines) for name, lines in texts.items()}
-    for name, tally in tallies.items():
-        require_unchanged(getattr(config, f"{name}_text"), before[name], tally.digest)
+    sizes: dict[str, dict[str, int]] = {}
+    counts: dict[str, NDArray[np.int64]] = {}
+    for name, lines in texts.items():
+        sizes[name], counts[name], now = _encode(work / f"{name}.tokens.npy", tokenizer, lines)
+        require_unchanged(getattr(config, f"{name}_text"), before[name], now)
     documents = document_sizes(texts["test"])
     np.save(work / _DOCUMENTS, documents, allow_pickle=False)
-    sizes = {name: {"words": tally.words, "bytes": tally.bytes} for name, tally in tallies.items()}
-    unknown = {name: int(tally.counts[UNK]) for name, tally in tallies.items()}
-    counts = tallies["train"].counts
-    entropy = entropy_nats(counts)
-    read = {name: f"{sizes[name]['words']:,} words, {sizes[name]['bytes']:,} bytes" for name in SPLITS}
+    read = {name: f"{size['words']:,} words, {size['bytes']:,} bytes" for name, size in sizes.items()}
+    told = described(counts["train"])
     return {
         "digest": config.digest,
-        "vocab_size": tokenizer.vocab_size,
         "sizes": sizes,
-        "unigram_entropy_nats": entropy,
-        "target_vocab": np.flatnonzero(counts).tolist(),
+        **told,
         "facts": {
-            "Training size": f"{read['train']}, {int(counts.sum()):,} tokens",
-            "Dev size": f"{read['dev']}, {unknown['dev']:,} unknown characters",
-            "Test size": f"{read['test']}, {unknown['test']:,} unknown characters",
+            "Training size": f"{read['train']}, {int(counts['train'].sum()):,} tokens",
+            "Dev size": f"{read['dev']}, {int(counts['dev'][UNK]):,} unknown characters",
+            "Test size": f"{read['test']}, {int(counts['test'][UNK]):,} unknown characters",
             "Test documents": f"{len(documents):,}",
             "Vocabulary": f"{tokenizer.vocab_size:,} entries, {tokenizer.kind}",
-            "Unigram entropy": f"{entropy:.3f} nats a token",
+            "Unigram entropy": f"{told['unigram_entropy_nats']:.3f} nats a token",
         },
     }
 
 
-@dataclass(frozen=True)
-class _Tally:
-    """Counts of a text that is encoded."""
-
-    words: int
-    bytes: int
-    counts: NDArray[np.int64]
-    """``[V]``: how often each vocabulary entry is to be predicted."""
-    digest: bytes
-
-
-def _encode(path: Path, tokenizer: Tokenizer, lines: Iterable[str]) -> _Tally:
-    """Write the stream of a text."""
+def _encode(
+    path: Path, tokenizer: Tokenizer, lines: Iterable[str]
+) -> tuple[dict[str, int], NDArray[np.int64], bytes]:
+    """Write the stream of a text; return its words and bytes, how often each vocabulary entry is to be
+    predicted, and the text's digest.
+    """
     words = size = 0
     counts = np.zeros(tokenizer.vocab_size, np.int64)
     whole = hashlib.sha256()
     dtype = id_type(tokenizer.vocab_size)
-    with ArrayWriter(path, dtype) as file:
+    with ArrayWriter.open(path, dtype) as file:
         file.append(np.array([EOS], dtype))
-        for (part,), (ragged,) in encoded(tokenizer, ((part,) for part in parts(lines)), dtype):
+        for part in parts(lines):
             content = raw(part)
             whole.update(content)
             size += len(content)
             words += sum(len(line.split()) + 1 for line in part)
+            ragged = Ragged.of(tokenizer.encode(part), dtype)
             stream = np.insert(ragged.tokens, ragged.offsets[1:], EOS)
             counts += np.bincount(stream, minlength=len(counts))
             file.append(stream)
-    return _Tally(words, size, counts, whole.digest())
+    return {"words": words, "bytes": size}, counts, whole.digest()

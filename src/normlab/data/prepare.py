@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Iterable
-from contextlib import ExitStack
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -14,32 +13,24 @@ import numpy as np
 from numpy.typing import NDArray
 
 from normlab.data.builtin import generate
-from normlab.data.encode import encoded
-from normlab.data.folder import (
-    entropy_nats,
-    id_type,
-    prepared,
-    target_vocab_of,
-    whole_manifest,
-    with_digest,
-)
+from normlab.data.folder import described, id_type, opened, prepared, with_digest
 from normlab.data.lines import (
     Survey,
     paired_parts,
     raw,
     require_parallel,
+    require_texts,
     require_unchanged,
     survey,
 )
-from normlab.data.named import by_name
+from normlab.data.named import SIDES, by_name
 from normlab.data.ragged import Ragged, RaggedWriter, TokenPairs
 from normlab.data.sources import open_lines
 from normlab.data.text import Pairs, read_lines
 from normlab.data.tokenizer import EOS, Tokenizer
-from normlab.data.vocabulary import corpus_key, digests, load, vocabulary
+from normlab.data.vocabulary import digests, vocabulary
 from normlab.errors import UserError
 from normlab.spec.config import PARALLEL_TEXTS, DataConfig
-from normlab.spec.fields import flag_name
 
 
 @dataclass(frozen=True)
@@ -62,19 +53,15 @@ class Corpus:
 
     @classmethod
     def load(cls, folder: str | Path) -> Corpus:
+        """Load a prepared text. Raises FileNotFoundError if the folder is missing or incomplete."""
         folder = Path(folder)
-        manifest = whole_manifest(folder)
-        tokenizer = load(folder / "tokenizer.json")
+        _, fields = opened(folder)
         return cls(
-            folder=folder,
-            tokenizer=tokenizer,
-            train=_load_tokens(folder, "train"),
-            dev=_load_tokens(folder, "dev"),
-            dev_text=_load_text(folder, "dev"),
-            test_text=_load_text(folder, "test"),
-            unigram_entropy_nats=manifest["unigram_entropy_nats"],
-            target_vocab=target_vocab_of(manifest, tokenizer.vocab_size),
-            facts=manifest["facts"],
+            train=TokenPairs(*(Ragged.mapped(folder / f"train.{side}") for side in SIDES)),
+            dev=TokenPairs(*(Ragged.mapped(folder / f"dev.{side}") for side in SIDES)),
+            dev_text=Pairs(*(read_lines(folder / f"dev.{side}.txt") for side in SIDES)),
+            test_text=Pairs(*(read_lines(folder / f"test.{side}.txt") for side in SIDES)),
+            **fields,
         )
 
 
@@ -98,7 +85,9 @@ def prepare(config: DataConfig, root: str | Path) -> tuple[DataConfig, Corpus]:
         _require_sound(config, surveys)
     texts_digests = [found.digest for found in surveys.values()]
     config = with_digest(config, [*texts_digests, *digests(config)])
-    key = [config.digest, config.vocab_size, config.max_len, *corpus_key(config)]
+    key = [config.digest, config.vocab_size, config.max_len]
+    if config.pretokenizer:
+        key += [config.pretokenizer, config.source_lang, config.target_lang]
     folder = prepared(root, key, partial(_fill, texts=texts, config=config, train=texts_digests[:2]))
     corpus = Corpus.load(folder)
     return config, replace(corpus, facts=named | origin | corpus.facts)
@@ -106,46 +95,36 @@ def prepare(config: DataConfig, root: str | Path) -> tuple[DataConfig, Corpus]:
 
 def _read(config: DataConfig) -> tuple[dict[str, Iterable[str]], dict[str, str]]:
     """Return the six texts, which can be iterated repeatedly, and facts about their origin."""
-    flags = {name: flag_name(name) for name in PARALLEL_TEXTS}
     given = [name for name in PARALLEL_TEXTS if getattr(config, name)]
     if not given:
         splits = generate(config.builtin, pairs=config.builtin_pairs, seed=config.builtin_seed)
         sides = (side for pairs in (splits.train, splits.dev, splits.test) for side in vars(pairs).values())
-        return dict(zip(PARALLEL_TEXTS, sides, strict=True)), {
-            "Corpus": f"built-in {config.builtin}, seed {config.builtin_seed}"
-        }
+        origin = {"Corpus": f"built-in {config.builtin}, seed {config.builtin_seed}"}
+        return dict(zip(PARALLEL_TEXTS, sides, strict=True)), origin
     needed = PARALLEL_TEXTS if config.test_src or config.test_tgt else PARALLEL_TEXTS[:4]
-    missing = [name for name in needed if name not in given]
-    if missing:
-        raise UserError(
-            f"only {', '.join(flags[name] for name in given)} came, but both sides of train and dev text are "
-            f"needed, and of test text if there is any; pass {', '.join(flags[name] for name in missing)}"
-        )
-    opened = {name: open_lines(getattr(config, name)) for name in given}
-    held_out = {name: list(lines) for name, lines in opened.items() if name not in PARALLEL_TEXTS[:2]}
-    files = {name: Path(getattr(config, name)).name for name in given}
+    require_texts(given, needed, "both sides of train and dev text are needed, and of test text if any")
+    texts = {name: open_lines(getattr(config, name)) for name in given}
+    held_out = {name: list(lines) for name, lines in texts.items() if name not in PARALLEL_TEXTS[:2]}
+    files = [Path(getattr(config, name)).name for name in given]
     origin = {
-        "Training text": f"{files['train_src']}, {files['train_tgt']}",
-        "Dev text": f"{files['dev_src']}, {files['dev_tgt']}",
-        "Test text": "none given, so the dev text",
+        f"{split} text": f"{source}, {target}"
+        for split, source, target in zip(("Training", "Dev", "Test"), files[::2], files[1::2], strict=False)
     }
-    if config.test_src:
-        origin["Test text"] = f"{files['test_src']}, {files['test_tgt']}"
+    origin.setdefault("Test text", "none given, so the dev text")
     dev_for_test = {"test_src": held_out["dev_src"], "test_tgt": held_out["dev_tgt"]}
-    return {**opened, **dev_for_test, **held_out}, origin
+    return {**texts, **dev_for_test, **held_out}, origin
 
 
 def _require_sound(config: DataConfig, surveys: dict[str, Survey]) -> None:
     """Raise UserError for sides of different length, and for dev or test text without a word."""
-    for name in ("train", "dev", "test"):
-        source, target = f"{name}_src", f"{name}_tgt"
+    for source, target in zip(PARALLEL_TEXTS[::2], PARALLEL_TEXTS[1::2], strict=True):
         paths = getattr(config, source), getattr(config, target)
         if not paths[0]:
             continue
         require_parallel(paths, (surveys[source].lines, surveys[target].lines))
-        for path, side in zip(paths, (source, target), strict=True):
-            if name != "train" and surveys[side].blank:
-                raise UserError(f"all {surveys[side].lines} lines of {path} are empty; give text with words")
+        for path, found in zip(paths, (surveys[source], surveys[target]), strict=True):
+            if source != "train_src" and found.blank:
+                raise UserError(f"all {found.lines} lines of {path} are empty; give text with words")
 
 
 def _fill(
@@ -157,23 +136,19 @@ def _fill(
     for name, before, now in zip(PARALLEL_TEXTS[:2], train, tally.digests, strict=True):
         require_unchanged(getattr(config, name), before, now)
     _require_some(config, tally)
-    sizes = []
-    for name in ("dev", "test"):
-        sides = {side: list(texts[f"{name}_{side}"]) for side in ("src", "tgt")}
-        sizes.append(len(sides["src"]))
-        encoders = tokenizer.encode, tokenizer.encode_target
-        for (side, lines), encode in zip(sides.items(), encoders, strict=True):
-            (work / f"{name}.{side}.txt").write_bytes(raw(lines))
-            if name == "dev":
-                _save_tokens(work, f"dev.{side}", Ragged.of(encode(lines), tally.dtype))
-    entropy = entropy_nats(tally.target_counts)
+    for name in PARALLEL_TEXTS[2:]:
+        (work / f"{name.replace('_', '.')}.txt").write_bytes(raw(list(texts[name])))
+    dtype = id_type(tokenizer.vocab_size)
+    for side, encode in zip(SIDES, (tokenizer.encode, tokenizer.encode_target), strict=True):
+        with RaggedWriter.open(work / f"dev.{side}", dtype) as file:
+            file.append(Ragged.of(encode(list(texts[f"dev_{side}"])), dtype))
+    sizes = [len(list(texts[f"{name}_src"])) for name in ("dev", "test")]
+    told = described(tally.target_counts)
     return {
         "digest": config.digest,
         "max_len": config.max_len,
-        "vocab_size": tokenizer.vocab_size,
         "pairs": {"read": tally.read, "kept": tally.kept, "left out": tally.left_out},
-        "unigram_entropy_nats": entropy,
-        "target_vocab": np.flatnonzero(tally.target_counts).tolist(),
+        **told,
         "facts": {
             "Training pairs": f"{tally.kept:,} kept of {tally.read:,}; left out: "
             f"{tally.left_out['empty side']:,} with an empty side, {tally.left_out['too long']:,} with a "
@@ -181,24 +156,23 @@ def _fill(
             "Dev and test pairs": f"{sizes[0]:,} and {sizes[1]:,}",
             "Training tokens": f"{tally.tokens[0]:,} source, {tally.tokens[1]:,} target",
             "Vocabulary": f"{tokenizer.vocab_size:,} entries, joint {tokenizer.kind}",
-            "Unigram entropy": f"{entropy:.3f} nats a target token",
+            "Unigram entropy": f"{told['unigram_entropy_nats']:.3f} nats a target token",
         },
     }
 
 
-@dataclass
+@dataclass(frozen=True)
 class _Tally:
     """Counts of a training text that is encoded."""
 
-    dtype: type[np.integer]
+    read: int
+    kept: int
+    left_out: dict[str, int]
+    tokens: tuple[int, int]
+    """Source and target tokens of the pairs that are kept."""
     target_counts: NDArray[np.int64]
     """``[V]``: how often each vocabulary entry occurs on the target side, EOS included."""
-    read: int = 0
-    kept: int = 0
-    left_out: dict[str, int] = field(default_factory=lambda: {"empty side": 0, "too long": 0})
-    tokens: tuple[int, int] = (0, 0)
-    """Source and target tokens of the pairs that are kept."""
-    digests: list[bytes] = field(default_factory=list)
+    digests: list[bytes]
 
 
 def _encode_train(
@@ -206,36 +180,30 @@ def _encode_train(
 ) -> _Tally:
     """Write the tokens of all pairs whose sides have 1 to ``max_len`` - 1 tokens."""
     dtype = id_type(tokenizer.vocab_size)
-    tally = _Tally(dtype, np.zeros(tokenizer.vocab_size, np.int64))
+    read = kept = empty = 0
+    counts = np.zeros(tokenizer.vocab_size, np.int64)
     whole = hashlib.sha256(), hashlib.sha256()
-    with ExitStack() as open_files:
-        files = [
-            open_files.enter_context(RaggedWriter(work / f"train.{side}", dtype)) for side in ("src", "tgt")
-        ]
-        for part, both in encoded(tokenizer, paired_parts(*sides), dtype):
+    encoders = tokenizer.encode, tokenizer.encode_target
+    with (
+        RaggedWriter.open(work / "train.src", dtype) as src,
+        RaggedWriter.open(work / "train.tgt", dtype) as tgt,
+    ):
+        for part in paired_parts(*sides):
             for hashed, lines in zip(whole, part, strict=True):
                 hashed.update(raw(lines))
-            kept = _keep(tally, both, max_len)
-            for file, side in zip(files, kept, strict=True):
-                file.append(side)
-            tally.target_counts += np.bincount(kept[1].tokens, minlength=tokenizer.vocab_size)
-        tally.tokens = files[0].tokens, files[1].tokens
-    tally.target_counts[EOS] += tally.kept
-    tally.digests = [hashed.digest() for hashed in whole]
-    return tally
-
-
-def _keep(tally: _Tally, both: list[Ragged], max_len: int) -> list[Ragged]:
-    """Return the pairs of a part that are kept for training, and count both these and the others."""
-    shorter = np.minimum(both[0].lengths, both[1].lengths)
-    longer = np.maximum(both[0].lengths, both[1].lengths)
-    kept = (shorter > 0) & (longer < max_len)
-    empty = int((shorter == 0).sum())
-    tally.read += len(kept)
-    tally.kept += int(kept.sum())
-    tally.left_out["empty side"] += empty
-    tally.left_out["too long"] += len(kept) - int(kept.sum()) - empty
-    return [side.only(kept) for side in both]
+            both = [Ragged.of(encode(lines), dtype) for encode, lines in zip(encoders, part, strict=True)]
+            lengths = np.stack([side.lengths for side in both])
+            chosen = (lengths.min(0) > 0) & (lengths.max(0) < max_len)
+            source, target = (side.only(chosen) for side in both)
+            src.append(source)
+            tgt.append(target)
+            counts += np.bincount(target.tokens, minlength=len(counts))
+            read, kept = read + len(chosen), kept + len(source)
+            empty += int((lengths.min(0) == 0).sum())
+    counts[EOS] += kept
+    left_out = {"empty side": empty, "too long": read - kept - empty}
+    tokens = src.tokens.length, tgt.tokens.length
+    return _Tally(read, kept, left_out, tokens, counts, [hashed.digest() for hashed in whole])
 
 
 def _require_some(config: DataConfig, tally: _Tally) -> None:
@@ -247,16 +215,3 @@ def _require_some(config: DataConfig, tally: _Tally) -> None:
         f"none of the {tally.read} training pairs is left: {tally.left_out['empty side']} have an empty "
         f"side, {too_long} are longer than max_len; {hint}"
     )
-
-
-def _save_tokens(folder: Path, name: str, ragged: Ragged) -> None:
-    with RaggedWriter(folder / name, ragged.tokens.dtype.type) as file:
-        file.append(ragged)
-
-
-def _load_tokens(folder: Path, name: str) -> TokenPairs:
-    return TokenPairs(*(Ragged.mapped(folder / f"{name}.{side}") for side in ("src", "tgt")))
-
-
-def _load_text(folder: Path, name: str) -> Pairs:
-    return Pairs(read_lines(folder / f"{name}.src.txt"), read_lines(folder / f"{name}.tgt.txt"))

@@ -2,21 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from contextlib import ExitStack
+from collections.abc import Generator, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import chain
 from pathlib import Path
-from types import TracebackType
+from typing import Self
 
 import numpy as np
 from numpy.typing import NDArray
 
-from normlab.data.arrays import ArrayWriter, FileReader, reader_of
+from normlab.data.arrays import ArrayWriter, Ints, Read, reader_of
 from normlab.data.tokenizer import PAD
-
-Ints = NDArray[np.integer]
 
 _PAIRS_AT_A_TIME = 2**18
 
@@ -30,8 +28,7 @@ class Ragged:
 
     @classmethod
     def of(cls, sentences: Sequence[Sequence[int]], dtype: type[np.integer] = np.int32) -> Ragged:
-        offsets = np.zeros(len(sentences) + 1, np.int64)
-        np.cumsum([len(sentence) for sentence in sentences], out=offsets[1:])
+        offsets = np.cumsum([0, *map(len, sentences)], dtype=np.int64)
         return cls(np.fromiter(chain.from_iterable(sentences), dtype, int(offsets[-1])), offsets)
 
     @classmethod
@@ -53,40 +50,27 @@ class Ragged:
     def only(self, chosen: NDArray[np.bool_]) -> Ragged:
         """Return the sentences where ``chosen`` is true."""
         lengths = self.lengths
-        offsets = np.zeros(int(chosen.sum()) + 1, np.int64)
-        np.cumsum(lengths[chosen], out=offsets[1:])
+        offsets = np.append(0, lengths[chosen]).cumsum()
         return Ragged(self.tokens[np.repeat(chosen, lengths)], offsets)
 
     def padded(self, rows: Ints, width: int) -> tuple[Ints, Ints]:
         """Return ``[B, width]`` ids padded with PAD, and ``[B]`` lengths."""
-        if self._read_tokens:
-            return self._padded_from_file(rows, width)
-        starts = np.asarray(self.offsets[rows])
-        lengths = np.asarray(self.offsets[rows + 1]) - starts
-        column = np.arange(width)
-        inside = column < lengths[:, None]
-        ids = np.full(inside.shape, PAD, np.int64)
-        ids[inside] = self.tokens[(starts[:, None] + column)[inside]]
-        return ids, lengths
-
-    def bounds(self, start: int, stop: int) -> Ints:
-        """Return ``offsets[start:stop]``; of a large file only that part is read."""
-        return self._read_offsets(start, stop) if self._read_offsets else np.asarray(self.offsets[start:stop])
-
-    def _padded_from_file(self, rows: Ints, width: int) -> tuple[Ints, Ints]:
-        assert self._read_tokens
-        bounds = np.array([self.bounds(row, row + 2) for row in rows.tolist()])
+        bounds = np.array([self.bounds(row, row + 2) for row in rows.tolist()]).reshape(-1, 2)
         ids = np.full((len(rows), width), PAD, np.int64)
         for line, (start, stop) in zip(ids, bounds.tolist(), strict=True):
             line[: stop - start] = self._read_tokens(start, stop)
         return ids, bounds[:, 1] - bounds[:, 0]
 
+    def bounds(self, start: int, stop: int) -> Ints:
+        """Return ``offsets[start:stop]``; of a large file only that part is read."""
+        return self._read_offsets(start, stop)
+
     @cached_property
-    def _read_tokens(self) -> FileReader | None:
+    def _read_tokens(self) -> Read:
         return reader_of(self.tokens)
 
     @cached_property
-    def _read_offsets(self) -> FileReader | None:
+    def _read_offsets(self) -> Read:
         return reader_of(self.offsets)
 
 
@@ -115,33 +99,24 @@ class TokenPairs:
             yield source, target
 
 
+@dataclass(frozen=True)
 class RaggedWriter:
-    """Write a ``Ragged`` to files part by part; a context manager."""
+    """Write a ``Ragged`` to files part by part."""
 
-    def __init__(self, path: Path, dtype: type[np.integer]) -> None:
+    tokens: ArrayWriter
+    offsets: ArrayWriter
+
+    @classmethod
+    @contextmanager
+    def open(cls, path: Path, dtype: type[np.integer]) -> Generator[Self]:
         tokens, offsets = _files(path)
-        with ExitStack() as opened:
-            self._tokens = opened.enter_context(ArrayWriter(tokens, dtype))
-            self._offsets = opened.enter_context(ArrayWriter(offsets, np.int64))
-            self._offsets.append(np.zeros(1, np.int64))
-            self._open = opened.pop_all()
-
-    @property
-    def tokens(self) -> int:
-        """Number of tokens written so far."""
-        return self._tokens.length
+        with ArrayWriter.open(tokens, dtype) as tokens_file, ArrayWriter.open(offsets, np.int64) as file:
+            file.append(np.zeros(1, np.int64))
+            yield cls(tokens_file, file)
 
     def append(self, part: Ragged) -> None:
-        self._offsets.append(part.offsets[1:] + self._tokens.length)
-        self._tokens.append(part.tokens)
-
-    def __enter__(self) -> RaggedWriter:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self._open.__exit__(kind, error, trace)
+        self.offsets.append(part.offsets[1:] + self.tokens.length)
+        self.tokens.append(part.tokens)
 
 
 def _files(path: Path) -> tuple[Path, Path]:

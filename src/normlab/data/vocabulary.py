@@ -25,8 +25,6 @@ LEARNED: Mapping[str, Callable[[Iterable[str], int], Tokenizer]] = {
 }
 """Tokenizers learned from the training text. Any other ``DataConfig.tokenizer`` is the path of a file."""
 
-_DEFAULT = "bpe"
-
 
 def vocabulary(config: DataConfig, source: Iterable[str], target: Iterable[str]) -> Tokenizer:
     """Learn the tokenizer of a configuration from both sides of a text, or read it from its file."""
@@ -45,18 +43,11 @@ def digests(config: DataConfig) -> list[bytes]:
     """Return what a corpus's digest covers of its tokenizer: nothing for the default, the name of another one
     that is learned, or the content of a file.
     """
-    if config.tokenizer == _DEFAULT:
+    if config.tokenizer == "bpe":
         return []
     learned = config.tokenizer in LEARNED
     content = config.tokenizer.encode() if learned else _content(config.tokenizer)
     return [hashlib.sha256(content).digest()]
-
-
-def corpus_key(config: DataConfig) -> list[str]:
-    """Return what the name of a prepared corpus covers beside its digest: the pretokenizer, if there is
-    one.
-    """
-    return [config.pretokenizer, config.source_lang, config.target_lang] if config.pretokenizer else []
 
 
 def _ready(config: DataConfig) -> Tokenizer:

@@ -54,9 +54,7 @@ class Diagnosis:
         return at_least(self.findings, severity)
 
     def to_plain(self) -> dict[str, Any]:
-        """Return the diagnosis as dicts and lists of numbers and words. JSON needs a word for numbers that
-        are not finite; see ``normlab.spec.serialise.to_plain``.
-        """
+        """Return the diagnosis as dicts and lists; see ``normlab.spec.serialise.to_plain`` for JSON."""
         return {
             "model": self.model,
             "preset": self.preset,
@@ -102,7 +100,7 @@ def diagnose(
     model = _checked(model, batch)
     subject = Subject(model, batch, loss or output_loss, structure or read_structure(model, batch))
     begun = _finite_loss(subject)
-    make = optimiser or partial(_adam, lr=lr or STEP_LR)
+    make = optimiser or partial(torch.optim.Adam, lr=lr or STEP_LR)
     used, rate = _optimiser(make)
     context = StudyContext(subject, make, tuple(batches))
     seconds, failed, tables = dict[str, float](), list[Finding](), dict[str, Table]()
@@ -131,10 +129,6 @@ def diagnose(
         peak_memory_bytes=peak(),
         facts=_facts(subject) | {"loss": f"{begun:.4g}", "optimiser": f"{used}, lr {rate:g}"},
     )
-
-
-def _adam(parameters: list[nn.Parameter], *, lr: float) -> torch.optim.Optimizer:
-    return torch.optim.Adam(parameters, lr=lr)
 
 
 def _optimiser(given: torch.optim.Optimizer | OptimiserFactory) -> tuple[str, float]:

@@ -80,9 +80,7 @@ class Study:
     measure: Callable[[StudyContext], Iterable[Table]]
     """Returns the tables. Tables of one name, from several studies, are joined."""
     preset: str
-    """The smallest preset that includes the study: ``cheap`` takes a few passes, ``standard`` no second
-    derivatives.
-    """
+    """The smallest preset that includes it: ``cheap``: a few passes; ``standard``: no second derivatives."""
     rules: tuple[Rule, ...] = ()
     """Draw findings from the tables."""
     title: str = ""

@@ -54,7 +54,7 @@ class Case:
         self, preset: str, *, blocks: Sequence[str] = (), branches: Sequence[str] = ()
     ) -> Diagnosis:
         """Run the studies of a preset, see ``diagnosis.diagnose``. Raises UserError if that is impossible."""
-        named = bool(blocks or branches)
+        read = partial(read_structure, self.model, self.batch, blocks=blocks, branches=branches)
         return diagnose(
             self.model,
             self.batch,
@@ -63,9 +63,7 @@ class Case:
             optimiser=self.optimiser,
             preset=preset,
             batches=self.batches,
-            structure=read_structure(self.model, self.batch, blocks=blocks, branches=branches)
-            if named
-            else None,
+            structure=read() if blocks or branches else None,
         )
 
 
@@ -102,11 +100,7 @@ def of_run(folder: RunFolder, checkpoint: str | int, *, tokens: int) -> Case:
     state = ScheduleState(config.optim, config.train.steps, progress.val_decay.decays)
     lr = config.optim.lr * schedule_factor(step + 1, state)
     named = f"step {step:,}" if isinstance(checkpoint, int) else f"{checkpoint}, step {step:,}"
-    facts = {
-        "run": folder.path.name,
-        "checkpoint": named,
-        "recipe": describe(config),
-    }
+    facts = {"run": folder.path.name, "checkpoint": named, "recipe": describe(config)}
     if not lr:
         facts["learning rate"] = f"0 by now, so that the peak of {rate(config.optim.lr)} is examined"
     which = named if isinstance(checkpoint, int) else f"{checkpoint} checkpoint"
@@ -172,7 +166,6 @@ def _case(
     facts: Mapping[str, str],
 ) -> Case:
     task, small = tasks
-
     micro = task.batch(FIRST)
     return Case(
         title=title,

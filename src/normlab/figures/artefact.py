@@ -199,12 +199,8 @@ def _bars(drawing: Drawing, part: pl.DataFrame, ends: Sequence[float], legend: S
 
 def _cells(drawing: Drawing, part: pl.DataFrame, ends: Sequence[float], legend: Sequence[str]) -> Drawn:
     scale = alt.Scale(range="heatmap", domain=list(ends))
-    shade = alt.Color(
-        "shade:Q",
-        scale=scale,
-        title=None,
-        legend=alt.Legend(orient="top", gradientLength=160, gradientThickness=8),
-    )
+    bar = alt.Legend(orient="top", gradientLength=160, gradientThickness=8)
+    shade = alt.Color("shade:Q", scale=scale, title=None, legend=bar)
     axis = alt.Axis(grid=False, ticks=False, labelAngle=0, labelOverlap=True)
     told = [alt.Tooltip("x:N", title=drawing.x_title), alt.Tooltip("y:N", title=drawing.y_title)]
     cells = alt.Chart(rows(part.select("x", "y", "shade"))).mark_rect(strokeWidth=0)
@@ -226,7 +222,6 @@ def _opacity(drawing: Drawing, full: float) -> Any:
 
 
 def _told(drawing: Drawing, y: str) -> list[alt.Tooltip]:
-    kind = "recipe:N"
-    told = [alt.Tooltip(kind, title=drawing.colour)] if drawing.colour else []
+    told = [alt.Tooltip("recipe:N", title=drawing.colour)] if drawing.colour else []
     value = alt.Tooltip(f"{y}:Q", title=drawing.y_title, format=".4g")
     return [*told, alt.Tooltip("x:N", title=drawing.x_title), value]

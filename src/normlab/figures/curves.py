@@ -16,12 +16,12 @@ from typing import Any, Final
 import altair as alt
 import polars as pl
 
+from normlab.figures.axes import nothing
 from normlab.figures.downsample import POINTS, downsample, spread
 from normlab.figures.theme import OUTCOMES, Drawn, finish, focused, recipe_colour, recipe_dash, rows
 
 ASTRAY: Final = ("stuck", "diverged", "failed")
 """Outcomes that are drawn run by run instead of being averaged."""
-
 
 FEW_POINTS: Final = 30
 """Lines with no more points than this show them: between two validations nothing was measured."""
@@ -79,9 +79,7 @@ def curve(
         layers += _strays(alone, recipes, axis, x, y, top)
     if len(together):
         layers.append(_ruler(together, recipes, axis, x))
-    if not layers:
-        layers.append(alt.Chart(alt.InlineData(values=[{}])).mark_text(text="no finite value", style="faint"))
-    return finish(layers, axis.height)
+    return finish(layers, axis.height) if layers else nothing(axis.height)
 
 
 def _scale(shown: pl.DataFrame, axis: Axis) -> tuple[alt.Scale, float]:
@@ -135,6 +133,7 @@ def _strays(
     path = rows(inside.select("recipe", "run", axis.x, "mean"))
     line = alt.Chart(path).mark_line(clip=True, strokeWidth=1.25)
     mark = alt.Chart(rows(ends)).mark_point(size=46, strokeWidth=1.75)
+    last = alt.Tooltip(f"{axis.x}:Q", title=f"last {axis.x} drawn")
     return [
         line.encode(x=x, y=y("mean"), color=colour, strokeDash=dash, detail="run:N", opacity=focused(0.8)),
         mark.encode(
@@ -143,33 +142,21 @@ def _strays(
             color=colour,
             opacity=focused(1.0),
             shape=outcome_shape(),
-            tooltip=[
-                alt.Tooltip("recipe:N"),
-                alt.Tooltip("outcome:N"),
-                alt.Tooltip("seed:N"),
-                alt.Tooltip(f"{axis.x}:Q", title=f"last {axis.x} drawn"),
-            ],
+            tooltip=["recipe:N", "outcome:N", "seed:N", last],
         ),
     ]
 
 
 def outcome_shape() -> alt.Shape:
     """Return the marker of each outcome, the same in every chart."""
-    return alt.Shape(
-        field="outcome",
-        type="nominal",
-        legend=None,
-        scale=alt.Scale(domain=list(OUTCOMES), range=list(OUTCOMES.values())),
-    )
+    scale = alt.Scale(domain=list(OUTCOMES), range=list(OUTCOMES.values()))
+    return alt.Shape(field="outcome", type="nominal", legend=None, scale=scale)
 
 
 def _level(value: float, words: str) -> list[Any]:
     base = alt.Chart(alt.InlineData(values=[{"level": value}])).encode(y="level:Q")
     text = base.mark_text(text=words, align="right", baseline="bottom", dx=-4, dy=-3, style="faint")
-    return [
-        base.mark_rule(strokeDash=[2, 3], style="faint", clip=True),
-        text.encode(x=alt.value("width")),
-    ]
+    return [base.mark_rule(strokeDash=[2, 3], style="faint", clip=True), text.encode(x=alt.value("width"))]
 
 
 def _ruler(together: pl.DataFrame, recipes: Sequence[str], axis: Axis, x: alt.X) -> Any:

@@ -24,8 +24,6 @@ def downsample(
     """
     groups = list(by)
     data = frame.filter(pl.col(y).is_finite()).select(*groups, x, y, *keep)
-    if data.is_empty():
-        return _empty(data, x, y, groups)
     distinct = data[x].unique().sort()
     if len(distinct) <= points:
         binned = data.with_columns(_bin=pl.col(x).cast(pl.Float64))
@@ -56,7 +54,6 @@ def spread(
     by: Sequence[str],
     points: int = POINTS,
     *,
-    run: str = "run",
     extremes: bool = False,
 ) -> pl.DataFrame:
     """Return the mean of ``y`` over runs and the band between the lowest and the highest run, by group.
@@ -66,21 +63,10 @@ def spread(
     ``mean``, ``low``, ``high``, ``runs`` (how many runs reached this far).
     """
     groups = list(by)
-    one = downsample(frame, x, y, [*groups, run], points)
+    one = downsample(frame, x, y, [*groups, "run"], points)
     low, high = ("low", "high") if extremes else ("mean", "mean")
     return (
         one.group_by([*groups, x])
-        .agg(
-            mean=pl.col("mean").mean(),
-            low=pl.col(low).min(),
-            high=pl.col(high).max(),
-            runs=pl.len(),
-        )
+        .agg(mean=pl.col("mean").mean(), low=pl.col(low).min(), high=pl.col(high).max(), runs=pl.len())
         .sort([*groups, x])
     )
-
-
-def _empty(data: pl.DataFrame, x: str, y: str, groups: list[str]) -> pl.DataFrame:
-    value = pl.Series(dtype=pl.Float64)
-    others = [c for c in data.columns if c not in (*groups, x, y)]
-    return data.select(*groups, x).with_columns(mean=value, low=value, high=value).hstack(data.select(others))

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import math
 from typing import Final
 
 import altair as alt
 import polars as pl
 
+from normlab.figures.axes import log_or_linear, nothing
 from normlab.figures.downsample import POINTS, downsample
 from normlab.figures.theme import Drawn, finish, rows
 
@@ -24,20 +24,16 @@ def by_depth(frame: pl.DataFrame, title: str) -> Drawn:
     """
     shown = frame.filter(pl.col("value").is_finite() & (pl.col("value") > 0))
     if shown.is_empty():
-        empty = alt.Chart(alt.InlineData(values=[{}]))
-        return finish([empty.mark_text(text="no finite value", style="faint")], HEIGHT)
+        return nothing(HEIGHT)
     lines = shown["module"].n_unique()
     points = max(20, min(POINTS, POINTS_A_CHART // lines))
     few = downsample(shown, "step", "value", ["module", "depth"], points).drop("low", "high")
     zero = "datum.value === 0 ? '0' : datum.label"
     x = alt.X("step:Q", title="step", axis=alt.Axis(format="~s", tickCount=5, grid=False, labelExpr=zero))
-    scale, axis = _log(few["mean"])
+    scale, axis = log_or_linear(few["mean"].to_list(), log=True)
     y = alt.Y("mean:Q", title=title, scale=scale, axis=axis)
     colour = alt.Color(
-        "depth:Q",
-        title="sublayer",
-        scale=alt.Scale(range="ramp", domain=[0, max(1, lines - 1)]),
-        legend=None,
+        "depth:Q", title="sublayer", scale=alt.Scale(range="ramp", domain=[0, max(1, lines - 1)]), legend=None
     )
     base = alt.Chart(rows(few)).encode(x=x, y=y, color=colour, detail="module:N")
     near = base.mark_point(size=50, opacity=0).encode(
@@ -48,15 +44,3 @@ def by_depth(frame: pl.DataFrame, title: str) -> Drawn:
         ]
     )
     return finish([base.mark_line(strokeWidth=1.5, clip=True), near], HEIGHT)
-
-
-def _log(values: pl.Series) -> tuple[alt.Scale, alt.Axis]:
-    """Return a scale that holds the values, with ticks at round numbers."""
-    numbers = [float(v) for v in values]
-    low, high = min(numbers) / 1.2, max(numbers) * 1.2
-    decades = range(math.floor(math.log10(low)), math.ceil(math.log10(high)) + 1)
-    steps = (1, 2, 5) if len(decades) <= 3 else (1,)
-    ticks = [m * float(f"1e{e}") for e in decades for m in steps]
-    scale = alt.Scale(type="log", domain=[low, high], nice=False)
-    format_ = "~e" if low < 1e-3 or high >= 1e5 else "~g"
-    return scale, alt.Axis(values=[t for t in ticks if low <= t <= high], format=format_)

@@ -17,7 +17,6 @@ from normlab.spec.metric import Metric
 ROW = 38
 """Height in px of a recipe in a chart of rows."""
 
-
 FAR = 2.0
 """Where the best score is so many times as good, a score is not drawn to scale."""
 
@@ -41,11 +40,7 @@ def score_dots(results: pl.DataFrame, seeds: pl.DataFrame, recipes: Sequence[str
     base = alt.Chart(rows(on)).encode(y=y, color=recipe_colour(recipes), opacity=focused(1.0, 0.15))
     x = alt.X("value:Q", title=f"test {metric.title}, 95% interval", scale=scale, axis=alt.Axis(tickCount=6))
     number = partial(_number, metric)
-    told = [
-        alt.Tooltip("recipe:N"),
-        *(number(c, c) for c in ("value", "low", "high")),
-        alt.Tooltip("note:N"),
-    ]
+    told = [alt.Tooltip("recipe:N"), *(number(c, c) for c in ("value", "low", "high")), alt.Tooltip("note:N")]
     layers: list[Any] = []
     if len(on):
         layers += [
@@ -65,11 +60,7 @@ def score_dots(results: pl.DataFrame, seeds: pl.DataFrame, recipes: Sequence[str
                 y=y,
                 color=recipe_colour(recipes),
                 opacity=focused(0.75, 0.1),
-                tooltip=[
-                    alt.Tooltip("recipe:N"),
-                    alt.Tooltip("seed:N"),
-                    number("value", metric.label),
-                ],
+                tooltip=[alt.Tooltip("recipe:N"), alt.Tooltip("seed:N"), number("value", metric.label)],
             )
         )
     off = results.join(on, on="recipe", how="anti").with_columns(
@@ -130,9 +121,7 @@ def sensitivity(trials: pl.DataFrame, recipes: Sequence[str], lrs: Sequence[floa
     ]
     layers: list[Any] = [
         line.mark_line(strokeWidth=1.75, invalid="break-paths-show-domains").encode(
-            y=alt.Y("dev:Q", title=title, scale=scale),
-            strokeDash=recipe_dash(recipes),
-            opacity=focused(0.9),
+            y=alt.Y("dev:Q", title=title, scale=scale), strokeDash=recipe_dash(recipes), opacity=focused(0.9)
         )
     ]
     for good in (True, False):

@@ -129,11 +129,8 @@ def theme(mode: Mode = "light", *, legend: bool = True) -> dict[str, Any]:
 def rows(frame: pl.DataFrame) -> alt.InlineData:
     """Return a table as inline data: CSV text with floats of five digits, small and cheap to copy."""
     short = frame.with_columns(cs.float().round_sig_figs(5))
-    kinds = {name: _kind(kind) for name, kind in frame.schema.items()}
+    kinds = {
+        name: "number" if dtype.is_numeric() else "boolean" if dtype == pl.Boolean else "string"
+        for name, dtype in frame.schema.items()
+    }
     return alt.InlineData(values=short.write_csv(), format=alt.CsvDataFormat(type="csv", parse=kinds))
-
-
-def _kind(dtype: pl.DataType) -> str:
-    if dtype.is_numeric():
-        return "number"
-    return "boolean" if dtype == pl.Boolean else "string"

@@ -3,23 +3,23 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from typing import Any
+from typing import ClassVar
 
 import torch
 from torch import Tensor, nn
 
 from normlab.nn import Activation, Branch, Embedding, Encoder, PositionEncoding, ReLU, Sublayer
-from normlab.nn.registry import Registry
+from normlab.nn.registry import Registered, Registry
 from normlab.spec.model import ModelConfig
 from normlab.spec.randomness import derive
 
+SCHEMES: Registry[type[Scheme]] = Registry("scheme")
 
-class Scheme(ABC):
+
+class Scheme(Registered, ABC):
     """Base of all schemes; a subclass registers itself under ``name``."""
 
-    def __init_subclass__(cls, *, name: str, **kwargs: Any) -> None:
-        super().__init_subclass__(**kwargs)
-        SCHEMES[name] = cls
+    registry: ClassVar[Registry[type[Scheme]]] = SCHEMES
 
     @staticmethod
     @abstractmethod
@@ -33,9 +33,6 @@ class Scheme(ABC):
     def conflict(cls, config: ModelConfig) -> str | None:
         """Return the reason why the scheme is not defined in a model of these choices, or None."""
         return None
-
-
-SCHEMES: Registry[type[Scheme]] = Registry("scheme")
 
 
 class Xavier(Scheme, name="xavier"):

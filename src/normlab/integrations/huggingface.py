@@ -6,13 +6,11 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from torch import nn
-
 from normlab.diagnosis import Probe, Structure
 from normlab.integrations.watch import Emit, Watch
 
 try:
-    from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments
+    from transformers import TrainerCallback, TrainerState, TrainingArguments
 except ImportError as error:
     raise ImportError(
         "normlab.integrations.huggingface needs transformers and accelerate; type: pip install 'normlab[hf]'"
@@ -47,33 +45,15 @@ class Probes(TrainerCallback):
     ) -> None:
         self.watch = Watch(probes, out=out, every_steps=every_steps, emit=emit, structure=structure)
 
-    def on_train_begin(
-        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any
-    ) -> None:
+    def on_train_begin(self, args: TrainingArguments, state: TrainerState, *_: Any, **__: Any) -> None:
         self.watch.start(state.global_step)
 
-    def on_step_begin(
-        self,
-        args: TrainingArguments,
-        state: TrainerState,
-        control: TrainerControl,
-        model: nn.Module | None = None,
-        **_: Any,
-    ) -> None:
-        if model is not None:
-            # the trainer runs a compiled wrapper and shows callbacks what is inside
-            self.watch.begin(model, state.global_step, compiled=bool(args.torch_compile))
+    def on_step_begin(self, args: TrainingArguments, state: TrainerState, *_: Any, **shown: Any) -> None:
+        # the trainer runs a compiled wrapper and shows callbacks what is inside
+        self.watch.begin(shown["model"], state.global_step, compiled=bool(args.torch_compile))
 
-    def on_pre_optimizer_step(
-        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any
-    ) -> None:
-        self.watch.end()
-
-    def on_train_end(
-        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any
-    ) -> None:
-        self.watch.end()
-
-    def close(self) -> None:
+    def close(self, *_: Any, **__: Any) -> None:
         """Write the measurements and remove all hooks."""
         self.watch.end()
+
+    on_pre_optimizer_step = on_train_end = close

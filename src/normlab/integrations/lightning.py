@@ -56,14 +56,8 @@ class Probes(Callback):
         compiled = getattr(pl_module, "_compiler_ctx", None) is not None
         self.watch.begin(pl_module, trainer.global_step, compiled=compiled, own_calls=int(wrapped))
 
-    def on_before_optimizer_step(self, trainer: Trainer, pl_module: LightningModule, optimizer: Any) -> None:
+    def close(self, *_: Any, **__: Any) -> None:
+        """Write the measurements and remove all hooks."""
         self.watch.end()
 
-    def on_validation_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        self.watch.end()
-
-    def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        self.watch.end()
-
-    def on_exception(self, trainer: Trainer, pl_module: LightningModule, exception: BaseException) -> None:
-        self.watch.end()
+    on_before_optimizer_step = on_validation_start = on_train_end = on_exception = close

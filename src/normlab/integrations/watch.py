@@ -20,20 +20,20 @@ from normlab.errors import UserError
 from normlab.integrations.rows import Rows
 
 Emit = Callable[[Record], None]
-Probes = str | Sequence[Probe]
+NAMED = 'name the modules, as in Probes([Probe("*.mlp", "output", "rms")])'
 
 
 class Watch:
     """Observes one step in ``every_steps``, and has no hook on the model between them.
 
-    ``probes`` are a preset's name or probes. A preset is of what ``structure`` says; without it the model is
-    read when it is first called, on the arguments of that call, which draws no random number. Raises
-    UserError for a preset that there is not and steps below 1.
+    A preset is of what ``structure`` says; without it the model is read when it is first called, on the
+    arguments of that call, which draws no random number. Raises UserError for a preset that there is not and
+    steps below 1.
     """
 
     def __init__(
         self,
-        probes: Probes,
+        probes: str | Sequence[Probe],
         *,
         out: str | Path,
         every_steps: int,
@@ -42,16 +42,13 @@ class Watch:
     ) -> None:
         if every_steps < 1:
             raise UserError(f"every_steps is {every_steps}, and must be 1 or more, as in every_steps=50")
-        self._preset = probes if isinstance(probes, str) else None
+        self._preset = probes if isinstance(probes, str) else ""
         self._probes = [] if isinstance(probes, str) else list(probes)
-        if self._preset is not None:
-            require_preset(self._preset)
-            self._probes = stream_probes(structure, self._preset) if structure else []
+        if isinstance(probes, str):
+            require_preset(probes)
+            self._probes = stream_probes(structure, probes) if structure else []
         elif not self._probes:
-            raise UserError(
-                'there are no probes; give a preset, as in Probes("standard"), or probes, as in '
-                'Probes([Probe("*.mlp")])'
-            )
+            raise UserError(f'there are no probes; give a preset, as in Probes("standard"), or {NAMED}')
         self._asked = self._probes
         self._every, self._rows = every_steps, Rows(out)
         self._emit: Emit = emit or self._rows
@@ -140,12 +137,10 @@ class Watch:
             with undisturbed(module):
                 structure = read_structure(module, given, call=call)
         except UserError as error:
-            raise UserError(
-                f'{error}. Or name the probes: Probes([Probe("*.mlp", "output", "rms")])'
-            ) from error
+            raise UserError(f"{error}. Or {NAMED}") from error
         finally:
             torch.clear_autocast_cache()  # it keeps copies of weights, and those made here have no gradient
-        return stream_probes(structure, str(self._preset), prefix=at)
+        return stream_probes(structure, self._preset, prefix=at)
 
 
 def _blocks(model: nn.Module) -> dict[str, list[list[str]]]:
@@ -159,10 +154,7 @@ def _blocks(model: nn.Module) -> dict[str, list[list[str]]]:
         for name, blocks in candidates(model, ())
     }
     if not found:
-        raise UserError(
-            f"{type(model).__name__} has no repeated blocks that a preset could watch; name the modules, as "
-            'in Probes([Probe("*.mlp", "output", "rms")])'
-        )
+        raise UserError(f"{type(model).__name__} has no repeated blocks that a preset could watch; {NAMED}")
     return found
 
 

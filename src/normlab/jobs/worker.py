@@ -12,7 +12,7 @@ from normlab.errors import UserError
 from normlab.recipes.plugins import load_plugins
 from normlab.spec.config import Config, run_id
 from normlab.spec.serialise import from_json
-from normlab.store.folder import RunBusyError, RunFolder
+from normlab.store import RunBusyError, RunFolder
 from normlab.training.train import train
 
 _BUSY_SECONDS = 2.0

@@ -8,38 +8,32 @@ from normlab.nn.embedding import Embedding, FixNormEmbedding, PlainEmbedding, Un
 from normlab.nn.kernels.ops import Dropout, reference
 from normlab.nn.model import PAD, Decoder, Encoder, Seq2Seq, TokenModel
 from normlab.nn.norm import Derf, DyT, FixedScaleNorm, LayerNorm, Norm, RMSNorm, ScaleNorm
-from normlab.nn.options import (
-    BIASES,
-    HEAD_GAINS,
-    INNER_NORMS,
-    Activation,
-    QueryKeyNorm,
-    ReLU,
-)
-from normlab.nn.placement import (
+from normlab.nn.options import BIASES, HEAD_GAINS, INNER_NORMS, Activation, QueryKeyNorm, ReLU
+from normlab.nn.placement.base import Placement, ProfiledPlacement
+from normlab.nn.placement.normed import (
     B2T,
+    Keel,
+    LayerNormScaling,
+    MixNorm,
+    NormFormer,
+    OLMo2Norm,
+    PeriNorm,
+    PostNorm,
+    PreNorm,
+    ResiDual,
+    SandwichNorm,
+    SubNorm,
+)
+from normlab.nn.placement.scaled import (
     Admin,
     AdminAsCoded,
     AdminDataFree,
     DeepNorm,
     FixUp,
-    Keel,
-    LayerNormScaling,
     LayerScale,
-    MixNorm,
-    NormFormer,
-    OLMo2Norm,
-    PeriNorm,
-    Placement,
-    PostNorm,
-    PreNorm,
-    ProfiledPlacement,
-    ResiDual,
     ReZero,
     ReZeroPostNorm,
-    SandwichNorm,
     SkipInit,
-    SubNorm,
     TFixup,
 )
 from normlab.nn.position import PositionEncoding

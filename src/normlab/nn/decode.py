@@ -199,11 +199,7 @@ def beam_search(
 ) -> list[list[int]]:
     """Return the best output of ``search`` for each source row, as ids; empty if it found none."""
     found = search(
-        model,
-        source,
-        Bounds(max_len_ratio, allowed=allowed),
-        beams=beams,
-        length_penalty=length_penalty,
+        model, source, Bounds(max_len_ratio, allowed=allowed), beams=beams, length_penalty=length_penalty
     )
     return [hypotheses[0].ids if hypotheses else [] for hypotheses in found]
 

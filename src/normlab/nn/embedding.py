@@ -3,17 +3,17 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
 from normlab.nn.kernels.linear import linear
-from normlab.nn.registry import Registry
+from normlab.nn.registry import Registered, Registry
 
 
-class Embedding(nn.Module, ABC):
+class Embedding(Registered, nn.Module, ABC):
     r"""One matrix `[V, D]` used at the input, scaled by :math:`\sqrt{d}`, and at the output, unscaled.
 
     Press and Wolf 2017 (arXiv 1608.05859); Vaswani et al. 2017, Section 3.4 (arXiv 1706.03762).
@@ -24,10 +24,6 @@ class Embedding(nn.Module, ABC):
     """Whether the output uses the input's matrix."""
     scale_free: ClassVar[bool] = False
     """Whether the scale of the weights has no effect."""
-
-    def __init_subclass__(cls, *, name: str, **kwargs: Any) -> None:
-        super().__init_subclass__(**kwargs)
-        Embedding.registry[name] = cls
 
     def __init__(self, vocab_size: int, dim: int) -> None:
         super().__init__()

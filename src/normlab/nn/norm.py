@@ -4,25 +4,20 @@ from __future__ import annotations
 
 from abc import ABC
 from collections.abc import Callable
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
 from normlab.nn.kernels.fused import root_mean_square_normed, scaled_to
-from normlab.nn.registry import Registry
+from normlab.nn.registry import Registered, Registry
 
 
-class Norm(nn.Module, ABC):
+class Norm(Registered, nn.Module, ABC):
     """Base of all norms; a subclass registers itself under ``name``, an abstract one has none."""
 
     registry: ClassVar[Registry[Callable[[int], Norm]]] = Registry("norm")
-
-    def __init_subclass__(cls, *, name: str = "", **kwargs: Any) -> None:
-        super().__init_subclass__(**kwargs)
-        if name:
-            Norm.registry[name] = cls
 
     @classmethod
     def final(cls, dim: int) -> nn.Module:

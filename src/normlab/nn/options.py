@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import torch
 import torch.nn.functional as F
@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from normlab.nn.kernels.fused import scaled_to
 from normlab.nn.kernels.linear import Linear, linear
 from normlab.nn.norm import Norm
-from normlab.nn.registry import Registry
+from normlab.nn.registry import Registered, Registry
 from normlab.spec.model import ModelConfig
 
 Packed = Callable[[int, Sequence[int]], nn.Linear]
@@ -119,16 +119,12 @@ class HeadGain(nn.Module):
         return y * self.gain[:, None, None]
 
 
-class QueryKeyNorm(nn.Module, ABC):
+class QueryKeyNorm(Registered, nn.Module, ABC):
     """A transformation of queries `[B, H, T, w]` and keys `[B, G, S, w]` before their products."""
 
     registry: ClassVar[Registry[Callable[[ModelConfig], QueryKeyNorm]]] = Registry("query-key norm")
     scale: ClassVar[float | None] = None
     """Factor on the products; None stands for :math:`1/\\sqrt{w}`."""
-
-    def __init_subclass__(cls, *, name: str, **kwargs: Any) -> None:
-        super().__init_subclass__(**kwargs)
-        QueryKeyNorm.registry[name] = cls
 
     def forward(self, q: Tensor, k: Tensor) -> tuple[Tensor, Tensor]:
         """Transform both, without changing their shapes."""
@@ -203,16 +199,12 @@ def over_heads(norm: nn.Module, x: Tensor) -> Tensor:
     return norm(x.transpose(1, 2).flatten(2)).unflatten(2, (x.shape[1], -1)).transpose(1, 2)
 
 
-class Activation(nn.Module, ABC):
+class Activation(Registered, nn.Module, ABC):
     """The function between the matrices of a feed-forward branch."""
 
     registry: ClassVar[Registry[Callable[[], Activation]]] = Registry("activation")
     matrices: ClassVar[tuple[str, ...]] = ("ffn_in",)
     """Names of the matrices in the packed inner projection, `[D_ff, D]` each."""
-
-    def __init_subclass__(cls, *, name: str, **kwargs: Any) -> None:
-        super().__init_subclass__(**kwargs)
-        Activation.registry[name] = cls
 
 
 class ReLU(Activation, name="relu"):

@@ -4,17 +4,17 @@ from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import torch
 from torch import Tensor, nn
 
 from normlab.errors import UserError
-from normlab.nn.registry import Registry
+from normlab.nn.registry import Registered, Registry
 from normlab.spec.model import ModelConfig
 
 
-class PositionEncoding(nn.Module, ABC):
+class PositionEncoding(Registered, nn.Module, ABC):
     """Base of all position encodings; a subclass registers itself under ``name``.
 
     ``decode_index`` is None for positions 0 to T - 1, or the one position that all T tokens have (the beams
@@ -22,10 +22,6 @@ class PositionEncoding(nn.Module, ABC):
     """
 
     registry: ClassVar[Registry[type[PositionEncoding]]] = Registry("position encoding")
-
-    def __init_subclass__(cls, *, name: str, **kwargs: Any) -> None:
-        super().__init_subclass__(**kwargs)
-        PositionEncoding.registry[name] = cls
 
     longest: int | None = None
     """The number of positions, if it is limited."""

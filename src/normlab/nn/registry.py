@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import difflib
 from collections.abc import Callable, Iterable
-from typing import NoReturn, TypeVar
+from typing import Any, ClassVar, NoReturn, TypeVar
 
 from normlab.errors import UserError
 
@@ -38,6 +38,19 @@ class Registry(dict[str, T]):
 
     def __missing__(self, name: str) -> NoReturn:
         raise UserError(f"unknown {self.kind} {name!r}{nearest(name, self)}")
+
+
+class Registered:
+    """Base of variants: a subclass registers itself under ``name``, an abstract one has none."""
+
+    registry: ClassVar[Registry[Any]]
+    name: ClassVar[str]
+
+    def __init_subclass__(cls, *, name: str = "", **kwargs: Any) -> None:
+        super().__init_subclass__(**kwargs)
+        if name:
+            cls.registry[name] = cls
+            cls.name = name
 
 
 def nearest(word: str, allowed: Iterable[str]) -> str:

@@ -62,13 +62,7 @@ class _Samples(Search):
     """Sampling: K independent outputs of each sentence."""
 
     def __init__(
-        self,
-        limits: Tensor,
-        seeds: Sequence[Sequence[int]],
-        *,
-        temperature: float,
-        top_k: int,
-        top_p: float,
+        self, limits: Tensor, seeds: Sequence[Sequence[int]], *, temperature: float, top_k: int, top_p: float
     ) -> None:
         super().__init__(limits, len(seeds[0]))
         self.temperature, self.top_k, self.top_p = temperature, top_k, top_p

@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 from normlab.errors import UserError
 from normlab.nn.norm import Norm
-from normlab.nn.placement import Placement
+from normlab.nn.placement.base import Placement
 from normlab.nn.site import Site, sites
 from normlab.nn.sublayer import BRANCHES, Sublayer
 from normlab.spec.model import ModelConfig

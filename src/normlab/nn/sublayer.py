@@ -14,7 +14,7 @@ from normlab.nn.context import Context
 from normlab.nn.kernels import ops
 from normlab.nn.kernels.ops import Dropout
 from normlab.nn.options import BIASES, HEAD_GAINS, Activation, QueryKeyNorm, inner_norm
-from normlab.nn.placement import Placement, Stream
+from normlab.nn.placement.base import Placement, Stream
 from normlab.nn.position import PositionEncoding
 from normlab.nn.site import Site
 from normlab.spec.model import ModelConfig

@@ -32,9 +32,12 @@ __all__ = [
 
 Study: TypeAlias = Callable[..., Measurement]
 ARTEFACTS: Final[dict[str, Artefact]] = {
-    artefact.id: artefact for paper in (xiong2020, nguyen2019, liu2020, apx) for artefact in paper.ARTEFACTS
+    found.id: found
+    for module in (*xiong2020.MODULES, nguyen2019, *liu2020.MODULES, apx)
+    for found in vars(module).values()
+    if isinstance(found, Artefact)
 }
-"""Every artefact by its id, in the papers' order."""
+"""Every artefact that the papers' modules define, by its id."""
 STUDIES: Final[dict[str, Study]] = {}
 """Functions that measure artefacts, by name; importing ``normlab.reproduce`` registers those of normlab."""
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Final
 
 from normlab.spec.artefact import Artefact
-from normlab.spec.claim import Claim
+from normlab.spec.claim import at_most, within
 
 BLOCKS: Final = Artefact(
     id="apx.blocks",
@@ -20,18 +20,9 @@ BLOCKS: Final = Artefact(
     study="wrapped_blocks",
     settings={"shape": (32, 10, 512)},
     claims=(
-        Claim(
-            "largest difference of outputs, post",
-            "post_difference",
-            at_most=1e-5,
-            published="the page's block",
-        ),
-        Claim(
-            "largest difference of outputs, pre", "pre_difference", at_most=1e-5, published="the page's block"
-        ),
-        Claim(
-            "1 where the shape is kept", "shape_kept", at_least=1.0, at_most=1.0, published="[32, 10, 512]"
-        ),
+        at_most(1e-5, "largest difference of outputs, post", "post_difference", "the page's block"),
+        at_most(1e-5, "largest difference of outputs, pre", "pre_difference", "the page's block"),
+        within(1.0, 1.0, "1 where the shape is kept", "shape_kept", "[32, 10, 512]"),
     ),
 )
 
@@ -49,5 +40,3 @@ CLAIMS: Final = Artefact(
     discussion="The page has a Post-LN's activations grow layer by layer; by Lemma 2 of Xiong et al. 2020 "
     "they do not. It says that warm-up generally still helps a Pre-LN; Xiong et al. 2020 find it not needed.",
 )
-
-ARTEFACTS: Final[tuple[Artefact, ...]] = (BLOCKS, CLAIMS)

@@ -11,31 +11,10 @@ from markupsafe import Markup
 
 from normlab.figures.downsample import POINTS
 from normlab.report import tables
-from normlab.report.page import (
-    Block,
-    Cell,
-    Code,
-    Details,
-    Html,
-    Page,
-    Section,
-    Table,
-    Text,
-    swatch,
-)
+from normlab.report.page import Block, Cell, Code, Details, Html, Page, Section, Table, Text, swatch
 from normlab.report.pictures import pictures
 from normlab.report.runs import RunView, run_details, settings_table, shared, tag, view
-from normlab.report.words import (
-    breakable,
-    difference,
-    headline,
-    interval,
-    lead,
-    notes,
-    ranking,
-    signed,
-    slug,
-)
+from normlab.report.words import breakable, difference, headline, interval, lead, notes, ranking, signed, slug
 from normlab.spec.comparison import Comparison, RecipeResult, Sample
 from normlab.spec.metric import Metric
 from normlab.spec.units import count, duration, p_value, rate
@@ -137,19 +116,27 @@ def _facts(comparison: Comparison, views: Mapping[str, RunView]) -> list[str]:
     ]
 
 
+def _ordered(comparison: Comparison) -> list[RecipeResult]:
+    """All recipes, the ranked ones first."""
+    ranked = [r for r, _ in ranking(comparison)]
+    return ranked + [r for r in comparison.recipes if r not in ranked]
+
+
+def _places(comparison: Comparison) -> dict[str, int]:
+    return {r.name: i for i, r in enumerate(comparison.recipes)}
+
+
 def _results(comparison: Comparison) -> Section:
     metrics, dev = comparison.tested or comparison.metrics[:1], comparison.dev_metric
     first = ("recipe", f"test {metrics[0].label}", f"dev {dev.label}", "learning rate", "seeds")
     header = (*first, *(metric.label for metric in metrics[1:]), "one run", "all runs")
-    order = [r for r, _ in ranking(comparison)]
-    order += [r for r in comparison.recipes if r not in order]
-    place = {r.name: i for i, r in enumerate(comparison.recipes)}
+    order, place = _ordered(comparison), _places(comparison)
     tested = {m.name: {r.name: r.value(m) for r in order} for m in metrics}
     validated = {r.name: r.dev.get(dev.name) for r in order}
     rows = []
     for r in order:
         link = f"#{slug(r.name)}"
-        trial = tables.best_trial(r)
+        trial = next((t for t in r.trials if t.lr == r.lr), None)
         mark = Markup(" ") + tag("forced") if r.forced else Markup("")
         rows.append(
             [
@@ -180,9 +167,8 @@ def _score(metric: Metric, values: Mapping[str, float | None], recipe: RecipeRes
 
 def _seed_links(recipe: RecipeResult, seeds: Sequence[int]) -> Markup:
     form = Markup('<a href="#run-{}" title="run {}: {}">{}{}</a>')
-    marks = {"trained": ""}
     parts = [
-        form.format(run, run, outcome, seed, marks.get(outcome, " ✕"))
+        form.format(run, run, outcome, seed, "" if outcome == "trained" else " ✕")
         for run, seed, outcome in zip(recipe.runs, seeds, recipe.outcomes, strict=False)
     ]
     return Markup(", ").join(parts)
@@ -192,9 +178,7 @@ def _significance(comparison: Comparison) -> list[Section]:
     seen = {name for d in comparison.differences for name in (d.a, d.b)}
     if not seen:
         return []
-    order = [r.name for r, _ in ranking(comparison) if r.name in seen]
-    order += [r.name for r in comparison.recipes if r.name in seen and r.name not in order]
-    place = {r.name: i for i, r in enumerate(comparison.recipes)}
+    order, place = [r.name for r in _ordered(comparison) if r.name in seen], _places(comparison)
     metric = comparison.headline
     rows = []
     for a in order:
@@ -227,7 +211,7 @@ def _significance(comparison: Comparison) -> list[Section]:
 def _samples(comparison: Comparison) -> list[Section]:
     if not comparison.samples:
         return []
-    place = {r.name: i for i, r in enumerate(comparison.recipes)}
+    place = _places(comparison)
     cards = [Html(_sample(sample, place, comparison.sample_labels)) for sample in comparison.samples]
     blocks: list[Block] = list(cards[:SAMPLES_OPEN])
     if cards[SAMPLES_OPEN:]:
@@ -250,8 +234,7 @@ def _sample(sample: Sample, place: Mapping[str, int], labels: tuple[str, str]) -
         )
         for name, text in sample.outputs.items()
     ]
-    body = given + Markup("").join(outputs)
-    return Markup('<div class="sample outputs"><dl>{}</dl></div>').format(body)
+    return Markup('<div class="sample outputs"><dl>{}</dl></div>').format(given + Markup("").join(outputs))
 
 
 def _marked(output: str, reference: str) -> Markup:
@@ -274,35 +257,29 @@ def _runs(comparison: Comparison, views: Mapping[str, RunView]) -> Section:
     blocks: list[Block] = []
     if common:
         blocks.append(Details("Settings that all runs share", [settings_table(common)]))
-    rest = dict.fromkeys(views)
+    rest = list(views)
     for r in comparison.recipes:
         ids = [i for i in dict.fromkeys([*(t.run for t in r.trials), *r.runs]) if i in rest]
         inside: list[Block] = [run_details(views[i], common) for i in ids]
         if r.explained:
             inside.insert(0, Details("What the recipe resolves to", [settings_table(r.explained)]))
         blocks.append(Section(breakable(r.name), inside, slug(r.name), r.resolves_to, listed=False))
-        rest = {i: None for i in rest if i not in ids}
+        rest = [i for i in rest if i not in ids]
     if rest:
-        blocks.append(
-            Section("Others", [run_details(views[i], common) for i in rest], "runs-other", listed=False)
-        )
+        others = [run_details(views[i], common) for i in rest]
+        blocks.append(Section("Others", others, "runs-other", listed=False))
     return Section("Every run, exactly", blocks, "runs", "The command shown with a run repeats it.")
-
-
-def _scored(comparison: Comparison) -> str:
-    """Return the sentence on the metrics that rank recipes and choose learning rates."""
-    metric = comparison.headline
-    better = "higher" if metric.higher_is_better else "lower"
-    return (
-        f"Recipes are ranked by test {metric.title} ({better} is better), the mean over the seeds whose runs "
-        f"ended; learning rates and checkpoints were chosen by dev {comparison.dev_metric.label}."
-    )
 
 
 def _method(comparison: Comparison) -> Section:
     choice = f"{CHOICE} {TEST_IS_DEV if comparison.test_is_dev else TEST_IS_APART}"
-    labels = {metric.name: metric.label for metric in comparison.metrics}
-    blocks: list[Block] = [Text(text) for text in (choice, _scored(comparison), *METHOD)]
+    metric, labels = comparison.headline, {metric.name: metric.label for metric in comparison.metrics}
+    better = "higher" if metric.higher_is_better else "lower"
+    scored = (
+        f"Recipes are ranked by test {metric.title} ({better} is better), the mean over the seeds whose runs "
+        f"ended; learning rates and checkpoints were chosen by dev {comparison.dev_metric.label}."
+    )
+    blocks: list[Block] = [Text(text) for text in (choice, scored, *METHOD)]
     blocks += [
         Text(f"Signature of {labels.get(name, name)}: {said}", "note")
         for name, said in comparison.signatures.items()

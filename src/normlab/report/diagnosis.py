@@ -16,7 +16,7 @@ from markupsafe import Markup
 from normlab.report.page import Block, Cell, Code, Details, Html, Page, Section, Table, Text
 from normlab.report.studies import Row, View, anchor, pictured, pictures
 from normlab.spec.serialise import NOT_FINITE
-from normlab.spec.units import duration
+from normlab.spec.units import count, duration
 from normlab.store.folder import write_text_atomic
 
 ROWS: Final = 400
@@ -57,20 +57,14 @@ def diagnosis_page(diagnosis: Mapping[str, Any]) -> str:
 
 def _headline(diagnosis: Mapping[str, Any]) -> Markup:
     counted = Counter(finding["severity"] for finding in diagnosis["findings"])
-    said = [
-        f"{counted[kind]} {kind}{'s' if counted[kind] > 1 else ''}"
-        for kind in ("problem", "warning")
-        if counted[kind]
-    ]
+    said = [count(counted[kind], kind) for kind in ("problem", "warning") if counted[kind]]
     title = diagnosis.get("title") or diagnosis["model"]
     return Markup("{}: {}").format(title, " and ".join(said) or "nothing that stands out")
 
 
 def _facts(diagnosis: Mapping[str, Any]) -> list[str]:
     facts = [f"{name} {value}" for name, value in diagnosis["facts"].items() if name != "batch"]
-    facts += [
-        f"{name} {value}" for name, value in diagnosis.get("case", {}).items() if name not in ("recipe",)
-    ]
+    facts += [f"{name} {value}" for name, value in diagnosis.get("case", {}).items() if name != "recipe"]
     facts.append(f"preset {diagnosis['preset']}")
     facts.append(f"{duration(sum(diagnosis['seconds'].values()))} of measuring")
     return [*facts, f"{diagnosis['peak_memory_bytes'] / 2**30:.2f} GiB at most"]
@@ -87,10 +81,10 @@ def _findings(findings: Sequence[Row]) -> Html:
     parts = [Markup('<ul class="findings">{}</ul>').format(grave)] if grave else []
     if notes:
         listed = Markup('<ul class="findings">{}</ul>').format(notes)
-        count = sum(severity == "note" for severity, _ in drawn)
+        many = count(sum(severity == "note" for severity, _ in drawn), "note")
         summary = Markup("<details{}><summary>{} on other measurements</summary>{}</details>")
         opened = "" if grave else Markup(" open")
-        parts.append(summary.format(opened, f"{count} note{'s' if count > 1 else ''}", listed))
+        parts.append(summary.format(opened, many, listed))
     return Html(Markup("").join(parts))
 
 
@@ -115,11 +109,10 @@ def _tables(diagnosis: Mapping[str, Any], left_out: Collection[str]) -> Section:
         words = len(header) - sum(numeric)
         body = [[Cell(_cell(row[header[i]])) for i in order] for row in rows[:ROWS]]
         table = Table([header[i].replace("_", " ") for i in order], body, text_columns=words)
-        more = [
-            Text(f"The first {ROWS} of {len(rows):,} rows; the JSON file beside this page holds all.", "note")
-        ]
+        cut = f"The first {ROWS} of {len(rows):,} rows; the JSON file beside this page holds all."
+        more = [Text(cut, "note")] if len(rows) > ROWS else []
         summary = Markup("{} <span class=note>{} rows</span>").format(name.replace("_", " "), len(rows))
-        blocks.append(Details(summary, [*(more if len(rows) > ROWS else []), table], f"table-{anchor(name)}"))
+        blocks.append(Details(summary, [*more, table], f"table-{anchor(name)}"))
     return Section("Tables", blocks, "tables", "Every number behind the charts.")
 
 

@@ -14,7 +14,7 @@ from markupsafe import Markup
 from normlab.errors import UserError
 from normlab.figures.probes import by_depth
 from normlab.report.page import Block, Chart, Grid, Notes, Page, Section, Text
-from normlab.report.words import slug
+from normlab.report.studies import anchor
 from normlab.spec.units import count
 
 CURVES: Final = {
@@ -48,20 +48,15 @@ def watched(rows: Sequence[Mapping[str, Any]]) -> list[Section]:
             one = here.filter(pl.col("label") == label).select("step", "module", "depth", "value")
             if one.is_empty():
                 continue
-            name = f"{signal}-{statistic}-{_anchor(label)}"
+            name = f"{signal}-{statistic}-{anchor(label)}"
             charts.append(Chart(name, f"{title}, {label}", caption, by_depth(one, axis), one))
     intro = "A line per sublayer: light is the first, dark the last; point at a line for its name."
     return [Section("Inside the model", [Grid(charts)], "probes", intro)] if charts else []
 
 
 def _point(row: Mapping[str, Any], depth: int, label: str) -> dict[str, Any]:
-    kept = {"step": int(row["step"]), "module": str(row["module"]), "depth": depth, "label": label}
-    words = {"signal": str(row["signal"]), "statistic": str(row["statistic"])}
-    return {**kept, **words, "value": float(row["value"])}
-
-
-def _anchor(text: str) -> str:
-    return slug(text).removeprefix("recipe-")
+    words = {name: str(row[name]) for name in ("module", "signal", "statistic")}
+    return {**words, "step": int(row["step"]), "depth": depth, "label": label, "value": float(row["value"])}
 
 
 def _labels(stacks: Iterable[str]) -> dict[str, str]:
@@ -128,7 +123,7 @@ def _others(rows: Sequence[Mapping[str, Any]]) -> list[Section]:
             continue
         points = [_point(row, order[str(row["module"])], "") for row in here]
         frame = pl.DataFrame(points).select("step", "module", "depth", "value")
-        name = f"modules-{_anchor(signal)}-{statistic}"
+        name = f"modules-{anchor(signal)}-{statistic}"
         title = f"{signal}, {statistic}".replace("_", " ")
         charts.append(Chart(name, title[:1].upper() + title[1:], "", by_depth(frame, statistic), frame))
     intro = "A line per module, light to dark in the order in which they were measured."
@@ -145,12 +140,9 @@ def flown(reports: Sequence[Mapping[str, Any]]) -> list[Section]:
 def _report(report: Mapping[str, Any]) -> list[Block]:
     trigger, verdict, replay = (dict(report.get(key) or {}) for key in ("trigger", "verdict", "replay"))
     begun = f"the checkpoint of step {replay.get('from_step')}" if replay.get("checkpoint") else "the start"
-    known = replay.get("agrees") is not None
-    agrees = {True: ", every known loss as before", False: ", not as before"}.get(
-        bool(replay.get("agrees")), ""
-    )
+    words = {True: ", every known loss as before", False: ", not as before", None: ""}
     why = f"written in step {report.get('step')}: {trigger.get('words', '')}"
-    evidence = [why, *verdict.get("evidence", ()), f"repeated from {begun}{agrees if known else ''}"]
+    evidence = [why, *verdict.get("evidence", ()), f"repeated from {begun}{words[replay.get('agrees')]}"]
     said = str(verdict.get("sentence", "no verdict"))
     return [
         Text(f"{said[:1].upper()}{said[1:]}.", "alarm" if verdict.get("module") else ""),

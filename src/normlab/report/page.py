@@ -10,7 +10,7 @@ import json
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cache
-from typing import Any, Final
+from typing import Final
 
 import altair as alt
 import jinja2
@@ -147,13 +147,14 @@ class Page:
             raise ValueError(
                 f"charts need names of their own, but these occur twice: {', '.join(twice)}; rename one"
             )
+        specs = {c.name: {k: v for k, v in c.chart.to_dict().items() if k != "config"} for c in charts}
         text = _template().render(
             page=self,
             toc=[b for b in self.blocks if isinstance(b, Section) and b.listed],
             swatches=[swatch(i) for i in range(len(self.recipes))],
             palette=[(colour(i), colour(i, "dark")) for i in range(len(self.recipes))],
             vega=_vega() if charts else "",
-            specs=_json({c.name: _spec(c.chart) for c in charts}),
+            specs=_json(specs),
             configs=_json({mode: theme(mode, legend=False) for mode in ("light", "dark")}),
         )
         size = len(text.encode())
@@ -178,12 +179,6 @@ def _walk(blocks: Iterable[Block]) -> Iterator[Block]:
         yield block
         if isinstance(block, Grid | Details | Section):
             yield from _walk(block.blocks)
-
-
-def _spec(chart: Drawn) -> dict[str, Any]:
-    spec = chart.to_dict()
-    spec.pop("config", None)
-    return spec
 
 
 def _json(value: object) -> Markup:

@@ -35,11 +35,7 @@ def dev_axis(metric: Metric) -> Axis:
 def pictures(comparison: Comparison, views: Mapping[str, RunView], known: Sequence[Text]) -> list[Section]:
     """Return the sections of charts, the most important first; ``known`` stands below the first two."""
     recipes = [r.name for r in comparison.recipes]
-    result, seeds, sweep = (
-        tables.results(comparison),
-        tables.seed_scores(comparison, views),
-        tables.trials(comparison),
-    )
+    result, seeds = tables.results(comparison), tables.seed_scores(comparison, views)
     ticks = " Ticks: single seeds." if len(seeds) else ""
     headline, dev = comparison.headline, comparison.dev_metric
     far = "below half" if headline.higher_is_better else "above twice"
@@ -54,6 +50,7 @@ def pictures(comparison: Comparison, views: Mapping[str, RunView], known: Sequen
         )
     ]
     if len(comparison.lrs) > 1:
+        sweep = tables.trials(comparison)
         first.append(
             Chart(
                 "learning-rate",

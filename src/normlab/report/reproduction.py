@@ -63,7 +63,7 @@ def reproduction_page(standing: Standing) -> str:
             *_warnings(standing),
             _claims(standing),
             *_pictures(artefact, tables, legend),
-            *_discussion(artefact),
+            *([Section("Discussion", [Text(said)], "discussion")] if (said := artefact.discussion) else []),
             _published(artefact),
             *_tables(found),
             _how(artefact, found),
@@ -80,13 +80,11 @@ def state_cell(state: State) -> Cell:
 def _facts(standing: Standing) -> list[str]:
     found, claims = standing.found, standing.artefact.claims
     facts = [standing.artefact.paper]
-    if found is not None:
-        agreeing = sum(claim.verdict(found.measures) == "agrees" for claim in claims)
-        facts += [
-            f"{agreeing} of {count(len(claims), 'claim')} agree",
-            f"{duration(found.seconds)} of measuring",
-        ]
-    return facts
+    if found is None:
+        return facts
+    agreeing = sum(claim.verdict(found.measures) == "agrees" for claim in claims)
+    agree = f"{agreeing} of {count(len(claims), 'claim')} agree"
+    return [*facts, agree, f"{duration(found.seconds)} of measuring"]
 
 
 def _warnings(standing: Standing) -> Iterator[Block]:
@@ -129,26 +127,22 @@ def _claim(claim: Claim, measures: Mapping[str, Any]) -> list[Cell]:
 
 def _pictures(artefact: Artefact, tables: Mapping[str, pl.DataFrame], legend: list[str]) -> Iterator[Section]:
     blocks: list[Block] = []
-    for number_, drawing in enumerate(artefact.drawings):
-        if not tables:
-            break
-        if drawing.table not in tables:
-            held = ", ".join(tables)
-            blocks.append(
-                Text(f"{drawing.title}: the result has no table {drawing.table!r} but {held}.", "alarm")
-            )
-            continue
+    for number_, drawing in enumerate(artefact.drawings if tables else ()):
         try:
-            charts = _charts(drawing, tables[drawing.table], legend, number_)
+            blocks.append(Grid(_charts(drawing, tables, legend, number_)))
         except UserError as error:
             blocks.append(Text(str(error), "alarm"))
-            continue
-        blocks.append(Grid(charts))
     if blocks:
         yield Section("What was measured", blocks, "pictures")
 
 
-def _charts(drawing: Drawing, table: pl.DataFrame, legend: list[str], number_: int) -> list[Chart]:
+def _charts(
+    drawing: Drawing, tables: Mapping[str, pl.DataFrame], legend: list[str], number_: int
+) -> list[Chart]:
+    if drawing.table not in tables:
+        held = ", ".join(tables)
+        raise UserError(f"{drawing.title}: the result has no table {drawing.table!r} but {held}.")
+    table = tables[drawing.table]
     caption = "Dashed line: theory." if drawing.theory and drawing.kind == "line" else ""
     caption = f"Shade: {drawing.shade.replace('_', ' ')}." if drawing.kind == "cells" else caption
     drawn = panels(drawing, table, legend)
@@ -164,16 +158,8 @@ def _charts(drawing: Drawing, table: pl.DataFrame, legend: list[str], number_: i
     ]
 
 
-def _discussion(artefact: Artefact) -> Iterator[Section]:
-    if artefact.discussion:
-        yield Section("Discussion", [Text(artefact.discussion)], "discussion")
-
-
 def _published(artefact: Artefact) -> Section:
-    cells = [
-        [Cell(name), Cell(number(value) if isinstance(value, float) else str(value))]
-        for name, value in artefact.published.items()
-    ]
+    cells = [[Cell(name), Cell(_cell(value))] for name, value in artefact.published.items()]
     table = Table(("", "published"), cells, text_columns=2)
     block = table if len(cells) <= CELLS else Details(count(len(cells), "published value"), [table])
     return Section("Published", [block], "published", artefact.paper)

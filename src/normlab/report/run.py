@@ -83,6 +83,7 @@ def _pictures(run: RunView) -> Grid:
     dev = _named(run, "dev", SIDES[1], ("nll",))
     both = pl.concat([train.drop("grad_norm_l2", "lr"), dev])
     loss = replace(LOSS, extremes=True, height=260)
+    rates = Axis("lr", "learning rate", zero=True, number=".3g")
     charts = [
         Chart(
             "loss",
@@ -99,13 +100,7 @@ def _pictures(run: RunView) -> Grid:
             curve(train, SIDES, NORM, points=SPIKY_POINTS),
             train,
         ),
-        Chart(
-            "lr",
-            "Learning rate",
-            "",
-            curve(train, SIDES, Axis("lr", "learning rate", zero=True, number=".3g")),
-            train,
-        ),
+        Chart("lr", "Learning rate", "", curve(train, SIDES, rates), train),
     ]
     return Grid(charts)
 
@@ -113,10 +108,10 @@ def _pictures(run: RunView) -> Grid:
 def _dev_charts(run: RunView) -> list[Chart]:
     """Return a chart for each dev metric of the task; none before the first validation."""
     dev = _named(run, "dev", SIDES[1], [m.name for m in run.task_metrics])
-    shown = [m for m in run.task_metrics if m != NLL and not dev[m.name].is_null().all()]
     return [
         Chart(f"dev-{m.name}", f"Dev {m.label}", "", curve(dev, SIDES, replace(dev_axis(m), height=260)), dev)
-        for m in shown
+        for m in run.task_metrics
+        if m != NLL and not dev[m.name].is_null().all()
     ]
 
 
@@ -130,9 +125,7 @@ def _test(run: RunView, beside: Mapping[str, Any]) -> list[Section]:
     ]
     if not rows:
         return []
-    header = ("score", "best checkpoint")
-    if beside:
-        header = ("score", "average of the last checkpoints", "best checkpoint")
+    header = ("score", *["average of the last checkpoints"] * bool(beside), "best checkpoint")
     return [Section("On the test text", [Table(header, rows)], "test")]
 
 

@@ -101,10 +101,8 @@ def flat(config: Config) -> dict[str, str]:
 
 def shared(runs: Sequence[RunView]) -> dict[str, str]:
     """Return the settings that all runs share."""
-    flats = [flat(run.config) for run in runs if run.config]
-    if not flats:
-        return {}
-    return {name: value for name, value in flats[0].items() if all(f.get(name) == value for f in flats)}
+    first, *others = [flat(run.config) for run in runs if run.config] or [{}]
+    return {name: value for name, value in first.items() if all(f.get(name) == value for f in others)}
 
 
 def settings_table(settings: Mapping[str, str], caption: str = "") -> Table:

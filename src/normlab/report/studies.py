@@ -63,9 +63,7 @@ class View:
 
 
 def frame(rows: Sequence[Row]) -> pl.DataFrame:
-    """Turn rows into a frame. A column of numbers, and of words for numbers that are not finite, holds
-    floats.
-    """
+    """Turn rows into a frame; numbers, and words for those that are not finite, become floats."""
     columns: dict[str, list[Any]] = {name: [row[name] for row in rows] for name in (rows[0] if rows else ())}
     return pl.DataFrame({name: _numbers(values) for name, values in columns.items()}, strict=False)
 
@@ -173,9 +171,7 @@ def _growth(view: View, chart: Growth) -> Iterator[Chart]:
 
 
 def _law(fit: Row, rows: Sequence[Row]) -> Iterator[Row]:
-    """Yield points of a fitted law. For those in log N and N the table holds the slope; the line goes through
-    the means.
-    """
+    """Yield points of a fitted law; a line in N or log N goes through the means."""
     laws = {"log": math.log, "linear": float}
     own = [r for r in rows if r["kind"] == fit["kind"] and isinstance(r["change"], float)]
     depths, slope = sorted({row["depth"] for row in own}), fit["coefficient"]

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping, Sequence
 import polars as pl
 
 from normlab.report.runs import RunView, metrics_frame
-from normlab.spec.comparison import Comparison, RecipeResult, Trial
+from normlab.spec.comparison import Comparison
 from normlab.spec.metric import NLL
 from normlab.spec.units import duration
 
@@ -108,17 +108,8 @@ def seed_scores(comparison: Comparison, views: Mapping[str, RunView]) -> pl.Data
 def outcome_note(outcomes: Sequence[str]) -> str:
     """Return ``stuck`` or ``1 of 3 seeds stuck``, and so on; empty if every run trained."""
     astray = [o for o in outcomes if o != "trained"]
-    if not astray:
-        return ""
-    kinds = list(dict.fromkeys(astray))
-    if len(astray) == len(outcomes):
-        return " or ".join(kinds)
-    return f"{len(astray)} of {len(outcomes)} seeds {' or '.join(kinds)}"
-
-
-def best_trial(recipe: RecipeResult) -> Trial | None:
-    """Return the trial whose learning rate was chosen."""
-    return next((t for t in recipe.trials if t.lr == recipe.lr), None)
+    kinds = " or ".join(dict.fromkeys(astray))
+    return kinds if len(astray) in (0, len(outcomes)) else f"{len(astray)} of {len(outcomes)} seeds {kinds}"
 
 
 def _curves(

@@ -51,8 +51,7 @@ def names(comparison: Comparison) -> dict[str, Markup]:
 
 def breakable(name: str) -> Markup:
     """Return a recipe's name with permitted line breaks after ``+``, ``/`` and ``:``."""
-    parts = re.split(r"(?<=[+/:])", name)
-    return Markup("<wbr>").join(parts)
+    return Markup("<wbr>").join(re.split(r"(?<=[+/:])", name))
 
 
 def ranking(comparison: Comparison) -> list[tuple[RecipeResult, float]]:
@@ -69,8 +68,7 @@ def difference(comparison: Comparison, a: str, b: str) -> Difference | None:
         if (d.a, d.b) == (a, b):
             return d
         if (d.a, d.b) == (b, a):
-            turned = Interval(-d.delta.value, -d.delta.high, -d.delta.low)
-            return replace(d, a=a, b=b, delta=turned)
+            return replace(d, a=a, b=b, delta=Interval(-d.delta.value, -d.delta.high, -d.delta.low))
     return None
 
 
@@ -97,17 +95,18 @@ def headline(comparison: Comparison) -> Markup:
         return Markup("{} is best: {}, {} ahead of {}").format(
             called[best.name], amount(score, metric), ahead, called[second.name]
         )
-    if len(level) <= 3:
-        tied = listing([called[name] for name in level])
-    else:
-        tied = Markup("{} others").format(len(level))
+    few = len(level) <= 3
+    tied = listing([called[name] for name in level]) if few else Markup("{} others").format(len(level))
     return Markup("{}, but this test cannot tell it from {}").format(reaches, tied)
 
 
 def notes(comparison: Comparison, missing: Sequence[str] = (), stale: Sequence[str] = ()) -> list[Text]:
     """List failures, choices at the edge of the sweep, and limits of the conclusion."""
     found = [Text(f"{comparison.progress}; the others follow.", "alarm")] if comparison.progress else []
-    found += [*_trouble(comparison), *_edges(comparison), *_limits(comparison)]
+    found += [*_trouble(comparison), *_edges(comparison)]
+    if len(comparison.seeds) == 1:
+        seed = "One seed only: the intervals cover the choice of test examples, not that of the seed."
+        found.append(Text(seed))
     called = names(comparison)
     for recipe in comparison.recipes:
         if recipe.forced:
@@ -147,7 +146,6 @@ def lead(comparison: Comparison) -> Markup:
         return Markup("No significance was computed between {} and {}: their order may be chance.").format(
             called[best.name], called[second.name]
         )
-    pairs = count(len(comparison.differences), "comparison")
     metric = comparison.headline
     return Markup("{} minus {}: {} {}, 95% interval {}; {} after correction for {}, {}.").format(
         called[best.name],
@@ -156,7 +154,7 @@ def lead(comparison: Comparison) -> Markup:
         metric.label,
         interval(d.delta, metric, sign=True),
         p_value(d.p_corrected),
-        pairs,
+        count(len(comparison.differences), "comparison"),
         "significant" if d.significant else "not significant",
     )
 
@@ -195,20 +193,13 @@ def _trouble(comparison: Comparison) -> list[Text]:
 
 
 def _edges(comparison: Comparison) -> list[Text]:
-    called = names(comparison)
+    called, lrs = names(comparison), comparison.lrs
     found: list[Text] = []
-    if len(comparison.lrs) < 2:
+    if len(lrs) < 2:
         return found
-    lrs = comparison.lrs
     for edge, side, more in ((max(lrs), "largest", "larger"), (min(lrs), "smallest", "smaller")):
         there = [called[r.name] for r, _ in ranking(comparison) if r.lr == edge]
         if there:
             form = "{} did best at the {} learning rate tried, {}; a {} one may be better still."
             found.append(Text(Markup(form).format(listing(there), side, rate(edge), more)))
     return found
-
-
-def _limits(comparison: Comparison) -> list[Text]:
-    if len(comparison.seeds) == 1:
-        return [Text("One seed only: the intervals cover the choice of test examples, not that of the seed.")]
-    return []

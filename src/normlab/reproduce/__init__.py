@@ -12,7 +12,6 @@ from concurrent.futures import ProcessPoolExecutor, as_completed
 from functools import partial
 from multiprocessing import get_context
 from pathlib import Path
-from typing import Any
 
 import torch
 
@@ -41,20 +40,14 @@ def reproduce(
     if artefact.study not in STUDIES:
         raise UserError(f"no study {artefact.study!r} is registered, which {artefact.id} names; {HINT}")
     start = time.perf_counter()
-    settings: dict[str, Any] = dict(artefact.settings)
     lab = Lab(root, data, say)
-    found = STUDIES[artefact.study](lab, **settings)
+    found = STUDIES[artefact.study](lab, **artefact.settings)
     seconds = time.perf_counter() - start
     machine = f"{hardware(torch.device('cpu'))}, {torch.get_num_threads()} threads"
     versions = f"torch {torch.__version__}, Python {platform.python_version()}"
+    facts = {**found.facts, "machine": machine, "versions": versions}
     return Reproduction(
-        id=artefact.id,
-        fingerprint=artefact.fingerprint(),
-        measures=found.measures,
-        tables=found.tables,
-        facts={**found.facts, "machine": machine, "versions": versions},
-        seconds=seconds,
-        stand_in=lab.missing(),
+        artefact.id, artefact.fingerprint(), found.measures, found.tables, facts, seconds, lab.missing()
     )
 
 

@@ -15,7 +15,18 @@ from normlab.diagnosis.rules.fits import Fit, fits
 from normlab.diagnosis.studies.dependency import dependency, residual_dependency
 from normlab.diagnosis.studies.output_change import output_change, output_change_family
 from normlab.papers import study
-from normlab.reproduce.lab import Lab, Row, apart, log_slope, mean, mean_ratio, padding_masks, size
+from normlab.reproduce.lab import (
+    Lab,
+    Row,
+    apart,
+    curves,
+    having,
+    log_slope,
+    mean,
+    mean_ratio,
+    padding_masks,
+    size,
+)
 from normlab.spec.artefact import Measurement
 from normlab.spec.claim import Measure
 
@@ -34,58 +45,40 @@ def over_depth(
             def family(layers: int, placement: str = placement, seed: int = seed) -> Subject:
                 return lab.subject(size(model, placement, layers), text, seed=seed, tokens=tokens)
 
-            table = output_change_family(
-                family, depths, optimiser=partial(torch.optim.Adam, lr=lr), seed=seed
-            )
+            adam = partial(torch.optim.Adam, lr=lr)
+            table = output_change_family(family, depths, optimiser=adam, seed=seed)
             # two sublayers in a layer of the encoder, three in the decoder's
-            layers = {5 * n: n for n in depths}
-            rows += [
-                {"placement": placement, "layers": layers[int(row["depth"] or 0)], **row} for row in table
-            ]
+            rows += [{"placement": placement, "layers": int(row["depth"] or 0) // 5, **row} for row in table]
+    found = {
+        (placement, kind): curves(rows, "change", "layers", depths, seeds, placement=placement, kind=kind)
+        for placement in PLACEMENTS
+        for kind in ("random", "update")
+    }
     measures: dict[str, Measure] = {}
     for placement in PLACEMENTS:
         for kind in ("random", "update"):
-            laws = _laws(depths, _curves(rows, placement, kind, depths, seeds))
-            measures[f"{placement}_{kind}_linear_r2"] = laws["linear_r2"]
-            measures[f"{placement}_{kind}_log_r2"] = laws["log_r2"]
-            measures[f"{placement}_{kind}_log_over_linear_aic"] = laws["advantage"]
-            measures[f"{placement}_{kind}_exponent"] = laws["exponent"]
-    deepest = [_curves(rows, placement, "update", depths, seeds) for placement in PLACEMENTS]
-    post, pre, admin = ([curve[-1] for curve in curves] for curves in deepest)
+            laws = _laws(depths, found[placement, kind])
+            measures |= {f"{placement}_{kind}_{law}": measure for law, measure in laws.items()}
+    post, pre, admin = ([curve[-1] for curve in found[placement, "update"]] for placement in PLACEMENTS)
     measures["post_over_pre_update"] = mean_ratio(a / b for a, b in zip(post, pre, strict=True))
     measures["admin_over_pre_update"] = mean_ratio(a / b for a, b in zip(admin, pre, strict=True))
     exponents = [
-        [log_slope(depths, [curve]).value for curve in _curves(rows, placement, "random", depths, seeds)]
+        [log_slope(depths, [curve]).value for curve in found[placement, "random"]]
         for placement in ("admin", "pre")
     ]
     measures["admin_minus_pre_exponent"] = mean(a - b for a, b in zip(*exponents, strict=True))
-    facts = {
-        "text": lab.text(text),
-        "batch": f"{tokens:,} positions, {seeds} seeds",
-        "update": f"Adam, lr {lr:g}",
-    }
+    facts = {**lab.facts(text, tokens, seeds), "update": f"Adam, lr {lr:g}"}
     return Measurement(measures, apart(rows, "kind"), facts)
 
 
-def _curves(
-    rows: Sequence[Row], placement: str, kind: str, depths: Sequence[int], seeds: int
-) -> list[list[float]]:
-    kept = {
-        (r["layers"], r["seed"]): float(r["change"])
-        for r in rows
-        if (r["placement"], r["kind"]) == (placement, kind)
-    }
-    return [[kept[n, seed] for n in depths] for seed in range(seeds)]
-
-
-def _laws(depths: Sequence[float], curves: Sequence[Sequence[float]]) -> dict[str, Measure]:
-    """Exponent, R² of both laws, and by how much AIC prefers log N to N: means over the curves."""
-    alone: list[dict[str, Fit]] = [{fit.law: fit for fit in fits(depths, curve)} for curve in curves]
+def _laws(depths: Sequence[float], changes: Sequence[Sequence[float]]) -> dict[str, Measure]:
+    """R² of both laws, by how much AIC prefers log N to N, and the exponent: means over the curves."""
+    alone: list[dict[str, Fit]] = [{fit.law: fit for fit in fits(depths, curve)} for curve in changes]
     return {
-        "exponent": log_slope(depths, curves),
         "linear_r2": mean(one["linear"].r2 for one in alone),
         "log_r2": mean(one["log"].r2 for one in alone),
-        "advantage": mean(one["linear"].aic - one["log"].aic for one in alone),
+        "log_over_linear_aic": mean(one["linear"].aic - one["log"].aic for one in alone),
+        "exponent": log_slope(depths, changes),
     }
 
 
@@ -103,43 +96,27 @@ def dependencies(
             for seed in range(seeds):
                 config = replace(size(model, placement, layers), decoder_layers=1)
                 subject = lab.subject(config, text, seed=seed, tokens=tokens)
-                encoder = subject.structure.stacks[0].name
-                table = dependency(subject, tokens=followed, padding_masks=padding_masks(subject)).where(
-                    stack=encoder
-                )
+                table = dependency(subject, tokens=followed, padding_masks=padding_masks(subject))
+                table = table.where(stack=subject.structure.stacks[0].name)
                 named = {"placement": placement, "layers": layers, "seed": seed}
                 if not seed:
                     shares += [
-                        {**named, "of": r["of"], "on": r["on"], "beta_sq": r["beta_sq"]} for r in table
+                        {**named, **{name: r[name] for name in ("of", "on", "beta_sq")}} for r in table
                     ]
-                sums = residual_dependency(subject, table)
-                own += [
-                    {
-                        **named,
-                        "i": int(r["index"] or 0) + 1,
-                        "role": r["role"],
-                        "own": r["beta_sq"],
-                        "total": r["total"],
-                    }
-                    for r in sums
-                ]
+                for r in residual_dependency(subject, table):
+                    i = int(r["index"] or 0) + 1
+                    own.append({**named, "i": i, "role": r["role"], "own": r["beta_sq"], "total": r["total"]})
     measures: dict[str, Measure] = {}
     for placement in PLACEMENTS:
         for layers in depths:
-            mine = [r for r in own if (r["placement"], r["layers"]) == (placement, layers)]
-            upper = [[r for r in mine if r["seed"] == s and r["i"] > layers] for s in range(seeds)]
+            mine = [having(own, placement=placement, layers=layers, seed=seed) for seed in range(seeds)]
             measures[f"{placement}_{layers}_own_times_i"] = mean(
-                fmean(r["i"] * r["own"] for r in u) for u in upper
+                fmean(r["i"] * r["own"] for r in one if r["i"] > layers) for one in mine
             )
-            measures[f"{placement}_{layers}_total"] = mean(
-                fmean(r["total"] for r in mine if r["seed"] == s) for s in range(seeds)
-            )
+            measures[f"{placement}_{layers}_total"] = mean(fmean(r["total"] for r in one) for one in mine)
     facts = {"text": lab.text(text), "tokens": f"{followed} of {tokens:,}, {seeds} seeds"}
-    return Measurement(
-        measures,
-        {**{f"shares_{n}": [r for r in shares if r["layers"] == n] for n in depths}, "own": own},
-        facts,
-    )
+    tables = {f"shares_{layers}": having(shares, layers=layers) for layers in depths}
+    return Measurement(measures, {**tables, "own": own}, facts)
 
 
 @study
@@ -152,9 +129,8 @@ def prefixes(
     rows: list[Row] = []
     for placement in PLACEMENTS:
         for seed in range(seeds):
-            subject = lab.subject(
-                replace(size(model, placement, layers), decoder_layers=1), text, seed=seed, tokens=tokens
-            )
+            config = replace(size(model, placement, layers), decoder_layers=1)
+            subject = lab.subject(config, text, seed=seed, tokens=tokens)
             encoder, masks = subject.structure.stacks[0].name, padding_masks(subject)
             changes = output_change(subject, seed=seed, stack=encoder, padding_masks=masks)
             table = dependency(subject, tokens=followed, padding_masks=masks).where(stack=encoder)
@@ -162,36 +138,24 @@ def prefixes(
             total = 0.0
             for change, share in zip(changes, own, strict=True):
                 total += float(share["beta_sq"] or 0)
-                rows.append(
-                    {
-                        "placement": placement,
-                        "seed": seed,
-                        "depth": change["depth"],
-                        "change": change["change"],
-                        "sum_own": total,
-                    }
-                )
+                named = {"placement": placement, "seed": seed, "depth": change["depth"]}
+                rows.append({**named, "change": change["change"], "sum_own": total})
     measures: dict[str, Measure] = {}
     depths = list(range(1, 2 * layers + 1))
     for placement in PLACEMENTS:
-        kept = {(r["depth"], r["seed"]): r for r in rows if r["placement"] == placement}
-        changes = [[float(kept[n, s]["change"]) for n in depths] for s in range(seeds)]
-        sums = [[float(kept[n, s]["sum_own"]) for n in depths] for s in range(seeds)]
+        changes = curves(rows, "change", "depth", depths, seeds, placement=placement)
+        sums = curves(rows, "sum_own", "depth", depths, seeds, placement=placement)
         laws = _laws(depths, changes)
-        measures[f"{placement}_exponent"] = laws["exponent"]
-        measures[f"{placement}_log_over_linear_aic"] = laws["advantage"]
+        for law in ("exponent", "log_over_linear_aic"):
+            measures[f"{placement}_{law}"] = laws[law]
         measures[f"{placement}_r2_of_sum"] = mean(
             _proportional_r2(x, y) for x, y in zip(sums, changes, strict=True)
         )
         measures[f"{placement}_own_exponent"] = log_slope(
-            depths,
-            ([after - before for before, after in pairwise([0.0, *one])] for one in sums),
+            depths, ([after - before for before, after in pairwise([0.0, *one])] for one in sums)
         )
-    facts = {
-        "text": lab.text(text),
-        "network": f"encoder of {layers} layers, {tokens:,} positions, {seeds} seeds",
-    }
-    return Measurement(measures, {"changes": rows}, facts)
+    network = f"encoder of {layers} layers, {tokens:,} positions, {seeds} seeds"
+    return Measurement(measures, {"changes": rows}, {"text": lab.text(text), "network": network})
 
 
 def _proportional_r2(x: Sequence[float], y: Sequence[float]) -> float:

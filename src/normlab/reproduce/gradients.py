@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
+from statistics import fmean
 from typing import cast
 
 import torch
@@ -23,8 +24,11 @@ from normlab.reproduce.lab import (
     Lab,
     Row,
     apart,
+    curves,
     exponential,
     geometric,
+    having,
+    log_slope,
     mean,
     mean_ratio,
     padding_masks,
@@ -50,25 +54,12 @@ def bounded_lengths(lab: Lab, *, text: str, model: str, layers: int, tokens: int
                 table = scales(subject, padding_masks=padding_masks(subject))
             for stack in subject.structure.stacks:
                 (last,) = table.where(stack=stack.name, index=len(stack.sublayers) - 1, signal="total")
-                rows.append(
-                    {
-                        "placement": placement,
-                        "stack": stack.name.partition(".")[0],
-                        "seed": seed,
-                        "bounded": last["bounded"],
-                        "spread": last["spread"],
-                    }
-                )
-    measures = {
-        f"{placement}_{stack}": mean(
-            r["bounded"] for r in rows if (r["placement"], r["stack"]) == (placement, stack)
-        )
-        for placement in BOTH
-        for stack in ("encoder", "decoder")
-    }
-    return Measurement(
-        measures, {"bounded": rows}, {"text": lab.text(text), "batch": f"{tokens:,} positions"}
-    )
+                named = {"placement": placement, "stack": stack.name.partition(".")[0], "seed": seed}
+                rows.append({**named, "bounded": last["bounded"], "spread": last["spread"]})
+    own = apart(rows, "placement", "stack")
+    measures = {name: mean(r["bounded"] for r in some) for name, some in own.items()}
+    facts = {"text": lab.text(text), "batch": f"{tokens:,} positions"}
+    return Measurement(measures, {"bounded": rows}, facts)
 
 
 @study
@@ -88,20 +79,15 @@ def last_matrix(
                 last.requires_grad_()
                 loss = mean_loss(network, lab.batches(text, tokens, 1)[0])
                 (found,) = torch.autograd.grad(loss, [last])
-                rows.append(
-                    {"placement": placement, "layers": layers, "seed": seed, "grad_l2": found.norm().item()}
-                )
+                named = {"placement": placement, "layers": layers, "seed": seed}
+                rows.append({**named, "grad_l2": found.norm().item()})
     measures: dict[str, Measure] = {}
-    for placement in BOTH:
-        own = {(r["layers"], r["seed"]): r["grad_l2"] for r in rows if r["placement"] == placement}
-        curves = [[math.log(own[n, seed]) for n in depths] for seed in range(seeds)]
-        measures[f"{placement}_exponent"] = slope([math.log(n) for n in depths], curves)
-        measures[f"{placement}_level"] = mean(
-            math.fsum(own[n, seed] for n in depths) / len(depths) for seed in range(seeds)
-        )
-    return Measurement(
-        measures, {"gradients": rows}, {"text": lab.text(text), "batch": f"{tokens:,} positions"}
-    )
+    for placement, some in apart(rows, "placement").items():
+        lengths = curves(some, "grad_l2", "layers", depths, seeds)
+        measures[f"{placement}_exponent"] = log_slope(depths, lengths)
+        measures[f"{placement}_level"] = mean(fmean(one) for one in lengths)
+    facts = {"text": lab.text(text), "batch": f"{tokens:,} positions"}
+    return Measurement(measures, {"gradients": rows}, facts)
 
 
 @study
@@ -112,48 +98,30 @@ def by_layer(
     rows: list[Row] = []
     for placement in BOTH:
         for seed in range(seeds):
-            rows += _by_layer(
-                lab, placement, seed, text=text, model=model, layers=layers, tokens=tokens, batches=batches
-            )
+            subject = lab.subject(size(model, placement, layers), text, seed=seed, tokens=tokens)
+            found = _feed_forward(subject, lab.batches(text, tokens, batches))
+            rows += [{"placement": placement, "seed": seed, **row} for row in found]
     measures: dict[str, Measure] = {}
-    for placement in BOTH:
-        for stack in ("encoder", "decoder"):
-            for matrix in ("W1", "W2"):
-                own = {
-                    (r["layer"], r["seed"]): r["mean_grad_l2"]
-                    for r in rows
-                    if (r["placement"], r["stack"], r["matrix"]) == (placement, stack, matrix)
-                }
-                ratios = (own[layers, s] / own[1, s] for s in range(seeds))
-                measures[f"{placement}_{stack}_{matrix}"] = mean_ratio(ratios)
+    for name, own in apart(rows, "placement", "stack", "matrix").items():
+        ends = curves(own, "mean_grad_l2", "layer", (1, layers), seeds)
+        measures[name] = mean_ratio(last / first for first, last in ends)
     facts = {"text": lab.text(text), "mini-batches": f"{batches} of {tokens:,} positions, {seeds} seeds"}
     return Measurement(measures, apart(rows, "stack", "matrix"), facts)
 
 
-def _by_layer(
-    lab: Lab, placement: str, seed: int, *, text: str, model: str, layers: int, tokens: int, batches: int
-) -> list[Row]:
-    subject = lab.subject(size(model, placement, layers), text, seed=seed, tokens=tokens)
-    feed_forward = [
-        p
-        for name, p in subject.model.named_parameters()
-        if ".f.inner.weight" in name or ".f.outer.weight" in name
-    ]
-    subject.model.requires_grad_(False)
-    for p in feed_forward:
-        p.requires_grad_()
-    table = parameter_gradients(subject, batches=lab.batches(text, tokens, batches))
+def _feed_forward(subject: Subject, batches: Sequence[TaskInputs]) -> list[Row]:
+    """Gradients of both matrices of every feed-forward, over the batches."""
+    for name, p in subject.model.named_parameters():
+        p.requires_grad_(".f.inner.weight" in name or ".f.outer.weight" in name)
     return [
         {
-            "placement": placement,
             "stack": str(row["stack"]).partition(".")[0],
             "layer": int(row["layer"] or 0) + 1,
             "matrix": "W1" if ".inner." in str(row["parameter"]) else "W2",
-            "seed": seed,
             "mean_grad_l2": row["mean_grad_l2"],
             "grad_l2": row["grad_l2"],
         }
-        for row in table
+        for row in parameter_gradients(subject, batches=batches)
     ]
 
 
@@ -170,9 +138,8 @@ def decay(
         for seed in range(theory["seeds"]):
             rows += _theory_gradients(placement, seed, theory)
         for seed in range(seeds):
-            rows += _real_gradients(
-                lab, placement, seed, text=text, model=model, layers=layers, tokens=tokens
-            )
+            subject = lab.subject(size(model, placement, layers), text, seed=seed, tokens=tokens)
+            rows += _real_gradients(subject, placement, seed)
         for where in ("theory", "real"):
             for signal in ("W2", "stream"):
                 measures[f"{placement}_{where}_{signal}"] = _base(rows, placement, where, signal)
@@ -184,9 +151,8 @@ def decay(
 
 
 def _theory_gradients(placement: str, seed: int, theory: dict[str, int]) -> list[Row]:
-    setting = Setting(
-        placement, layers=theory["layers"], dim=theory["dim"], tokens=theory["tokens"], seed=seed
-    )
+    sizes = {name: theory[name] for name in ("layers", "dim", "tokens")}
+    setting = Setting(placement, **sizes, seed=seed)
     streams: list[torch.Tensor] = []
     hooks = [s.register_forward_hook(lambda module, args, y: streams.append(y)) for s in setting.stack]
     loss = setting()
@@ -194,24 +160,21 @@ def _theory_gradients(placement: str, seed: int, theory: dict[str, int]) -> list
         hook.remove()
     matrices, after = setting.outer(), streams[1::2]
     found = torch.autograd.grad(loss, [*matrices, *after])
-    signals = ["W2"] * len(matrices) + ["stream"] * len(after)
+    lengths = [g.norm().item() for g in found]
+    shared = {"placement": placement, "where": "theory", "seed": seed}
+    return _decay_rows(shared, lengths[: len(matrices)], lengths[len(matrices) :])
+
+
+def _decay_rows(shared: Row, matrices: Iterable[float], streams: Iterable[float]) -> list[Row]:
+    """A row for the gradient's length at the second matrix, and in the stream behind it, of every layer."""
     return [
-        {
-            "placement": placement,
-            "where": "theory",
-            "signal": signal,
-            "layer": i % len(matrices) + 1,
-            "seed": seed,
-            "grad_l2": g.norm().item(),
-        }
-        for i, (signal, g) in enumerate(zip(signals, found, strict=True))
+        {**shared, "signal": signal, "layer": layer, "grad_l2": length}
+        for signal, lengths in (("W2", matrices), ("stream", streams))
+        for layer, length in enumerate(lengths, 1)
     ]
 
 
-def _real_gradients(
-    lab: Lab, placement: str, seed: int, *, text: str, model: str, layers: int, tokens: int
-) -> list[Row]:
-    subject = lab.subject(size(model, placement, layers), text, seed=seed, tokens=tokens)
+def _real_gradients(subject: Subject, placement: str, seed: int) -> list[Row]:
     decoder = subject.structure.stacks[-1]
     streams = sublayer_gradients(subject, padding_masks=padding_masks(subject)).where(
         stack=decoder.name, role="ffn"
@@ -224,22 +187,16 @@ def _real_gradients(
     ]
     found = torch.autograd.grad(subject.loss(), matrices)
     shared = {"placement": placement, "where": "real", "seed": seed}
-    return [
-        *({**shared, "signal": "W2", "layer": i, "grad_l2": g.norm().item()} for i, g in enumerate(found, 1)),
-        *(
-            {**shared, "signal": "stream", "layer": i, "grad_l2": r["grad_l2"]}
-            for i, r in enumerate(streams, 1)
-        ),
-    ]
+    lengths = (float(r["grad_l2"] or 0) for r in streams)
+    return _decay_rows(shared, (g.norm().item() for g in found), lengths)
 
 
 def _base(rows: Sequence[Row], placement: str, where: str, signal: str) -> Measure:
     """exp of minus the slope of ln ‖g_l‖ in l: below 1 where gradients decay towards the input."""
-    own = [r for r in rows if (r["placement"], r["where"], r["signal"]) == (placement, where, signal)]
+    own = having(rows, placement=placement, where=where, signal=signal)
     layers = sorted({r["layer"] for r in own})
-    kept = {(r["layer"], r["seed"]): -math.log(r["grad_l2"]) for r in own}
-    curves = [[kept[n, seed] for n in layers] for seed in sorted({r["seed"] for r in own})]
-    return exponential(slope(layers, curves))
+    lengths = curves(own, "grad_l2", "layer", layers, len({r["seed"] for r in own}))
+    return exponential(slope(layers, ([-math.log(g) for g in one] for one in lengths)))
 
 
 @study
@@ -269,8 +226,7 @@ def sublayer_outputs(
         measures[f"{placement}_other_step"] = mean_ratio(
             geometric([s.through("self_attention"), s.through("ffn")]) for s in crossing
         )
-    facts = {"text": lab.text(text), "batch": f"{tokens:,} positions, {seeds} seeds"}
-    return Measurement(measures, apart(rows, "stack"), facts)
+    return Measurement(measures, apart(rows, "stack"), lab.facts(text, tokens, seeds))
 
 
 def _named(table: Table, placement: str, seed: int, **more: str) -> list[Row]:
@@ -284,8 +240,8 @@ class _Steps:
     """The gradients of one stack of one model from its input up."""
 
     def __init__(self, rows: Sequence[Row], placement: str, stack: str, seed: int) -> None:
-        kept = [r for r in rows if (r["placement"], r["stack"], r["seed"]) == (placement, stack, seed)]
-        self.rows = sorted(kept, key=lambda r: r["index"])
+        own = having(rows, placement=placement, stack=stack, seed=seed)
+        self.rows = sorted(own, key=lambda r: r["index"])
 
     def first_over_last(self) -> float:
         """Mean over the first layer's outputs over that of the last layer's."""
@@ -340,11 +296,8 @@ def encoder_gradients(
     for seed in range(seeds):
         whole = lab.subject(size(model, "post", layers), text, seed=seed, tokens=tokens)
         encoder = whole.structure.stacks[0]
-        rows += _encoder_rows(
-            sublayer_gradients(whole, padding_masks=padding_masks(whole)).where(stack=encoder.name),
-            "in_model",
-            seed,
-        )
+        table = sublayer_gradients(whole, padding_masks=padding_masks(whole)).where(stack=encoder.name)
+        rows += _encoder_rows(table, "in_model", seed)
         alone = Alone(cast("Seq2Seq", whole.model))
         small = lab.batches(text, READING_TOKENS, 1)[0]
         (stack,) = (structure := read_structure(alone, small)).stacks
@@ -353,12 +306,11 @@ def encoder_gradients(
             subject = Subject(alone, whole.batch, loss, structure)
             rows += _encoder_rows(sublayer_gradients(subject, padding_masks=mask), where, seed)
     measures: dict[str, Measure] = {}
-    for where in ("in_model", "alone_token_loss", "alone_pooled_loss"):
-        steps = [_Steps([r for r in rows if r["where"] == where], "post", "encoder", s) for s in range(seeds)]
+    for where, own in apart(rows, "where").items():
+        steps = [_Steps(own, "post", "encoder", seed) for seed in range(seeds)]
         measures[f"{where}_first_over_last"] = mean_ratio(s.first_over_last() ** 2 for s in steps)
         measures[f"{where}_least_step"] = mean_ratio(s.least_variance_step() for s in steps)
-    facts = {"text": lab.text(text), "batch": f"{tokens:,} positions, {seeds} seeds"}
-    return Measurement(measures, {"gradients": rows}, facts)
+    return Measurement(measures, {"gradients": rows}, lab.facts(text, tokens, seeds))
 
 
 def _encoder_rows(table: Table, where: str, seed: int) -> list[Row]:
@@ -371,17 +323,9 @@ def cross_attention(lab: Lab, *, text: str, model: str, layers: int, tokens: int
     rows: list[Row] = []
     for seed in range(seeds):
         subject = lab.subject(size(model, "post", layers), text, seed=seed, tokens=tokens)
-        table = branch_jacobians(subject, padding_masks=padding_masks(subject), seed=seed).where(
-            role="cross_attention"
-        )
-        rows += [
-            {
-                **row,
-                "seed": seed,
-                "ratio": (1 + float(row["jacobian_variance"] or 0)) / float(row["total_variance"] or 1),
-            }
-            for row in table
-        ]
-    largest = mean(max(r["ratio"] for r in rows if r["seed"] == seed) for seed in range(seeds))
-    facts = {"text": lab.text(text), "batch": f"{tokens:,} positions, {seeds} seeds"}
-    return Measurement({"largest_ratio": largest}, {"jacobians": rows}, facts)
+        table = branch_jacobians(subject, padding_masks=padding_masks(subject), seed=seed)
+        for row in table.where(role="cross_attention"):
+            ratio = (1 + float(row["jacobian_variance"] or 0)) / float(row["total_variance"] or 1)
+            rows.append({**row, "seed": seed, "ratio": ratio})
+    largest = mean(max(r["ratio"] for r in having(rows, seed=seed)) for seed in range(seeds))
+    return Measurement({"largest_ratio": largest}, {"jacobians": rows}, lab.facts(text, tokens, seeds))

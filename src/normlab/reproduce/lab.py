@@ -20,7 +20,7 @@ from normlab.diagnosis.rules.fits import half_width
 from normlab.examine.inputs import TaskInputs, mean_loss
 from normlab.nn import PAD, Seq2Seq
 from normlab.spec.claim import Measure
-from normlab.spec.config import Config, DataConfig, ModelConfig, SeedConfig, TrainConfig
+from normlab.spec.config import PARALLEL_TEXTS, Config, DataConfig, ModelConfig, SeedConfig, TrainConfig
 from normlab.tasks.translation import Translation
 from normlab.training.devices import prepare_process
 
@@ -79,6 +79,10 @@ class Lab:
         batches = (task.batch(i) for i in range(count))
         return [TaskInputs(task, b, {"source": b.source, "target_in": b.target_in}) for b in batches]
 
+    def facts(self, text: str, tokens: int, seeds: int) -> dict[str, str]:
+        """What a study was measured on."""
+        return {"text": self.text(text), "batch": f"{tokens:,} positions, {seeds} seeds"}
+
     def missing(self) -> str:
         """The name of a text that a study asked for and that was not there; empty where all were."""
         return next((name for name, _ in self._tasks if self._folder(name) is None), "")
@@ -110,23 +114,15 @@ class Lab:
         if folder is None:
             return DataConfig()
         source, target, splits = TEXTS[text]
-        paths: dict[str, Any] = {
-            f"{split}_{side}": str(folder / f"{name}.{language}")
-            for split, name in zip(("train", "dev", "test"), splits, strict=True)
-            for side, language in (("src", source), ("tgt", target))
-        }
+        files = (str(folder / f"{split}.{side}") for split in splits for side in (source, target))
+        paths: dict[str, Any] = dict(zip(PARALLEL_TEXTS, files, strict=True))
         return replace(DataConfig(vocab_size=VOCABULARY), **paths)
 
 
 def size(name: str, placement: str, layers: int) -> ModelConfig:
     """A model of ``layers`` + ``layers`` layers under one placement."""
-    return replace(
-        SIZES[name],
-        encoder_layers=layers,
-        decoder_layers=layers,
-        encoder_placement=placement,
-        decoder_placement=placement,
-    )
+    parts = {"encoder_placement": placement, "decoder_placement": placement}
+    return replace(SIZES[name], encoder_layers=layers, decoder_layers=layers, **parts)
 
 
 def describe(model: ModelConfig) -> str:
@@ -183,6 +179,19 @@ def apart(rows: Iterable[Row], *columns: str) -> dict[str, list[Row]]:
     for row in rows:
         tables.setdefault("_".join(str(row[column]) for column in columns), []).append(row)
     return tables
+
+
+def having(rows: Iterable[Row], **equal: Any) -> list[Row]:
+    """The rows that have these values."""
+    return [row for row in rows if all(row[column] == value for column, value in equal.items())]
+
+
+def curves(
+    rows: Iterable[Row], y: str, x: str, values: Sequence[float], seeds: int, **equal: Any
+) -> list[list[float]]:
+    """For each seed the column ``y`` where ``x`` has each of ``values``, of the rows that have ``equal``."""
+    found = {(row[x], row["seed"]): float(row[y]) for row in having(rows, **equal)}
+    return [[found[value, seed] for value in values] for seed in range(seeds)]
 
 
 def generator(*, seed: int) -> torch.Generator:

@@ -7,37 +7,25 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from copy import deepcopy
 from dataclasses import replace
+from functools import partial
 from typing import Any, Final, cast
 
 import torch
 from torch import Tensor, nn
 
-from normlab.examine.inputs import TaskInputs, mean_loss
+from normlab.examine.inputs import mean_loss
 from normlab.init import profile_
 from normlab.nn import Attention, LayerNorm, Seq2Seq, Sublayer, stack_of, wrap
 from normlab.papers import study
-from normlab.reproduce.lab import (
-    SIZES,
-    Lab,
-    Row,
-    apart,
-    generator,
-    geometric,
-    mean,
-    size,
-)
+from normlab.reproduce.lab import Lab, Row, apart, generator, geometric, having, mean, size
 from normlab.reproduce.theory import ROLES, Setting
 from normlab.spec.artefact import Measurement
 from normlab.spec.claim import Measure
-from normlab.spec.config import ModelConfig
-
-ATTENTION: Final = ("query", "key", "value", "output")
 
 
 @study
 def table_1(lab: Lab, *, dim: int, layers: int, tokens: int, seeds: int) -> Measurement:
     """Both columns of Table 1 line by line in float64, against a stack of ours on the same weights."""
-    measures: dict[str, Measure] = {}
     rows: list[Row] = []
     for placement, column in (("post", _post_column), ("pre", _pre_column)):
         for seed in range(seeds):
@@ -45,19 +33,19 @@ def table_1(lab: Lab, *, dim: int, layers: int, tokens: int, seeds: int) -> Meas
             x = setting.x.double()
             with torch.no_grad():
                 ours, theirs = setting.stack(x), column(x, [sublayer.f for sublayer in setting.stack])
-            rows.append(
-                {
-                    "placement": placement,
-                    "seed": seed,
-                    "difference": (ours - theirs).abs().max().item(),
-                    "largest_output": theirs.abs().max().item(),
-                }
-            )
-        farthest = max(r["difference"] for r in rows if r["placement"] == placement)
-        measures[f"{placement}_difference"] = Measure.exact(farthest)
-    return Measurement(
-        measures, {"differences": rows}, {"network": f"{layers} layers, d {dim}, float64, {seeds} seeds"}
-    )
+            found = {"difference": (ours - theirs).abs().max(), "largest_output": theirs.abs().max()}
+            sizes = {name: value.item() for name, value in found.items()}
+            rows.append({"placement": placement, "seed": seed, **sizes})
+    facts = {"network": f"{layers} layers, d {dim}, float64, {seeds} seeds"}
+    return Measurement(_differences(rows), {"differences": rows}, facts)
+
+
+def _differences(rows: Sequence[Row]) -> dict[str, Measure]:
+    """The largest difference under each placement."""
+    return {
+        f"{placement}_difference": Measure.exact(max(r["difference"] for r in own))
+        for placement, own in apart(rows, "placement").items()
+    }
 
 
 def _normalised(x: Tensor) -> Tensor:
@@ -115,25 +103,11 @@ def wrapped_blocks(lab: Lab, *, shape: Sequence[int]) -> Measurement:
             with torch.no_grad():
                 written = page(x, branch, norm)
                 found = ours(x)
-            rows.append(
-                {
-                    "placement": placement,
-                    "sublayer": name,
-                    "shape": "x".join(map(str, found.shape)),
-                    "difference": (found - written).abs().max().item(),
-                }
-            )
+            named = {"placement": placement, "sublayer": name, "shape": "x".join(map(str, found.shape))}
+            rows.append({**named, "difference": (found - written).abs().max().item()})
     same_shape = all(r["shape"] == "x".join(map(str, shape)) for r in rows)
-    return Measurement(
-        {
-            **{
-                f"{placement}_difference": Measure.exact(max(r["difference"] for r in some))
-                for placement, some in apart(rows, "placement").items()
-            },
-            "shape_kept": Measure.exact(float(same_shape)),
-        },
-        {"differences": rows},
-    )
+    measures = {**_differences(rows), "shape_kept": Measure.exact(float(same_shape))}
+    return Measurement(measures, {"differences": rows})
 
 
 @study
@@ -145,30 +119,17 @@ def parameter_counts(
     """
     rows: list[Row] = []
     for name, (kind, encoder, decoder, types) in models.items():
-        config = replace(SIZES[str(kind)], encoder_layers=int(encoder), decoder_layers=int(decoder))
         for placement in ("post", "pre", "admin"):
-            own = replace(config, encoder_placement=placement, decoder_placement=placement)
-            rows.append(
-                {
-                    "model": name,
-                    "placement": placement,
-                    "types": int(types),
-                    "millions": _count(own, int(types)),
-                    "published": published[name],
-                }
-            )
-    differences = {name: _farthest([r for r in rows if r["model"] == name]) for name in models}
-    return Measurement({name: Measure.exact(d) for name, d in differences.items()}, {"counts": rows})
-
-
-def _count(config: ModelConfig, types: int) -> float:
-    with torch.device("meta"):
-        return sum(p.numel() for p in Seq2Seq(config, types).parameters()) / 1e6
-
-
-def _farthest(rows: Sequence[Row]) -> float:
-    """Ours less the published number, of the placement where that is farthest from 0."""
-    return max((float(r["millions"] - r["published"]) for r in rows), key=abs)
+            config = replace(size(str(kind), placement, int(encoder)), decoder_layers=int(decoder))
+            with torch.device("meta"):
+                millions = sum(p.numel() for p in Seq2Seq(config, int(types)).parameters()) / 1e6
+            named = {"model": name, "placement": placement, "types": int(types)}
+            rows.append({**named, "millions": millions, "published": published[name]})
+    farthest = {
+        name: max((float(r["millions"] - r["published"]) for r in own), key=abs)
+        for name, own in apart(rows, "model").items()
+    }
+    return Measurement({name: Measure.exact(d) for name, d in farthest.items()}, {"counts": rows})
 
 
 @study
@@ -181,15 +142,15 @@ def profiles(
     for count in tokens:
         for index, fed in enumerate(lab.batches(text, count, batches)):
             lab.say(f"profile {index + 1} of {batches} on {count:,} positions")
-            for place, (path, variance) in enumerate(_profile(network, fed).items()):
-                rows.append(
-                    {"tokens": count, "batch": index, "sublayer": place, "path": path, "omega": variance**0.5}
-                )
+            found = profile_(network, partial(network.hidden, fed["source"], fed["target_in"]))
+            for place, (path, variance) in enumerate(found.items()):
+                named = {"tokens": count, "batch": index, "sublayer": place, "path": path}
+                rows.append({**named, "omega": variance**0.5})
     sublayers = range(1 + max(r["sublayer"] for r in rows))
     spread: list[float] = []
     means: dict[int, list[float]] = {}
     for count in tokens:
-        omegas = [[r["omega"] for r in rows if (r["tokens"], r["sublayer"]) == (count, i)] for i in sublayers]
+        omegas = [[r["omega"] for r in having(rows, tokens=count, sublayer=i)] for i in sublayers]
         means[count] = [statistics.fmean(o) for o in omegas]
         if count == max(tokens):
             spread = [statistics.stdev(o) / statistics.fmean(o) for o in omegas]
@@ -199,10 +160,6 @@ def profiles(
         {"omegas": rows},
         {"text": lab.text(text), "batches": f"{batches} of {', '.join(f'{n:,}' for n in tokens)} positions"},
     )
-
-
-def _profile(model: Seq2Seq, inputs: TaskInputs) -> dict[str, float]:
-    return profile_(model, lambda: model.hidden(inputs["source"], inputs["target_in"]))
 
 
 @study
@@ -242,7 +199,7 @@ def attention_matrices(
             row[f"{what}_relative"] = row[what] / max(r[what] for r in rows)
     measures: dict[str, Measure] = {}
     for what in ("gradient", "update"):
-        by = {kind: geometric(r[what] for r in rows if r["kind"] == kind) for kind in ATTENTION}
+        by = {kind: geometric(r[what] for r in own) for kind, own in apart(rows, "kind").items()}
         ratio = (by["value"] * by["output"] / by["query"] / by["key"]) ** 0.5
         measures[f"{what}_values_over_queries"] = Measure.exact(ratio)
         measures[f"{what}_spread"] = Measure.exact(max(r[what] for r in rows) / min(r[what] for r in rows))
@@ -284,10 +241,8 @@ def speed(lab: Lab, *, text: str, model: str, layers: int, tokens: int, steps: i
             mean_loss(network.train(), batch).backward()
             optimisers[norm].step()
             rows.append({"pair": i, "norm": norm, "seconds": time.perf_counter() - start})
-    counted = [{r["norm"]: r["seconds"] for r in rows if r["pair"] == i} for i in range(1, steps + 1)]
+    counted = [{r["norm"]: r["seconds"] for r in having(rows, pair=i)} for i in range(1, steps + 1)]
     ratio = mean(pair["layernorm"] / pair["scalenorm"] for pair in counted)
-    facts = {
-        "text": lab.text(text),
-        "steps": f"{steps} pairs of {tokens:,} positions, {torch.get_num_threads()} threads",
-    }
+    pairs = f"{steps} pairs of {tokens:,} positions, {torch.get_num_threads()} threads"
+    facts = {"text": lab.text(text), "steps": pairs}
     return Measurement({"layernorm_over_scalenorm": ratio}, {"steps": rows}, facts)

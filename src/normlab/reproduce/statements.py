@@ -19,7 +19,7 @@ from normlab.diagnosis.rules.theory import (
 from normlab.diagnosis.studies.jacobian import spectral_norm, token_jacobian
 from normlab.nn import LayerNorm
 from normlab.papers import study
-from normlab.reproduce.lab import Lab, Row, generator, log_slope, mean
+from normlab.reproduce.lab import Lab, Row, apart, curves, generator, having, log_slope, mean
 from normlab.reproduce.theory import Setting
 from normlab.spec.artefact import Measurement
 from normlab.spec.claim import Measure
@@ -34,36 +34,16 @@ def relu_scale(
     for dim in dims:
         for sigma in sigmas:
             expected = relu_mean_square(sigma**2) * dim
-            ratios = [
-                (sigma * torch.randn(draws, dim, generator=generator(seed=s)))
-                .relu()
-                .square()
-                .sum(-1)
-                .mean()
-                .item()
-                / expected
-                for s in range(seeds)
-            ]
-            found = mean(ratios)
-            rows.append(
-                {
-                    "d": dim,
-                    "sigma": sigma,
-                    "expected": expected,
-                    "ratio": found.value,
-                    "low": found.low,
-                    "high": found.high,
-                }
-            )
-    lowest, highest = min(rows, key=lambda r: r["low"]), max(rows, key=lambda r: r["high"])
-    return Measurement(
-        {
-            "lowest_ratio": Measure(lowest["ratio"], lowest["low"], lowest["high"]),
-            "highest_ratio": Measure(highest["ratio"], highest["low"], highest["high"]),
-        },
-        {"ratios": rows},
-        {"draws": f"{seeds} times {draws:,} vectors"},
-    )
+            drawn = (sigma * torch.randn(draws, dim, generator=generator(seed=s)) for s in range(seeds))
+            found = mean(x.relu().square().sum(-1).mean().item() / expected for x in drawn)
+            setting = {"d": dim, "sigma": sigma, "expected": expected}
+            rows.append({**setting, "ratio": found.value, "low": found.low, "high": found.high})
+    extremes = {
+        "lowest_ratio": min(rows, key=lambda r: r["low"]),
+        "highest_ratio": max(rows, key=lambda r: r["high"]),
+    }
+    measures = {name: Measure(r["ratio"], r["low"], r["high"]) for name, r in extremes.items()}
+    return Measurement(measures, {"ratios": rows}, {"draws": f"{seeds} times {draws:,} vectors"})
 
 
 LEMMA_2: Final[Mapping[str, Callable[[int, float], tuple[float, float]]]] = {
@@ -82,26 +62,18 @@ def hidden_scales(
     measures: dict[str, Measure] = {}
     for placement, ffn_dim in [("post", dim), ("pre", dim), *(("post", f) for f in ffn_dims)]:
         lab.say(f"{placement}, d_ff {ffn_dim}")
-        seen = [
-            _scales(placement, layers=layers, dim=dim, tokens=tokens, seed=s, ffn_dim=ffn_dim)
+        settings = (
+            Setting(placement, layers=layers, dim=dim, tokens=tokens, seed=s, ffn_dim=ffn_dim)
             for s in range(seeds)
-        ]
+        )
+        seen = [[total.square().mean().item() for total in setting.totals()] for setting in settings]
         by_layer = [mean(values) for values in zip(*seen, strict=True)]
         gain = ffn_gain(dim, ffn_dim)
         for layer, found in enumerate(by_layer, start=1):
             low, high = LEMMA_2[placement](layer, gain)
-            rows.append(
-                {
-                    "placement": placement,
-                    "d_ff": ffn_dim,
-                    "layer": layer,
-                    "mean_square": found.value,
-                    "interval_low": found.low,
-                    "interval_high": found.high,
-                    "theory_low": low,
-                    "theory_high": high,
-                }
-            )
+            where = {"placement": placement, "d_ff": ffn_dim, "layer": layer}
+            ends = {"interval_low": found.low, "interval_high": found.high}
+            rows.append({**where, "mean_square": found.value, **ends, "theory_low": low, "theory_high": high})
         own = rows[-layers:]
         name = placement if ffn_dim == dim else f"post_d_ff_{ffn_dim}"
         measures[f"{name}_lowest"] = _worst(own, "theory_low", lowest=True)
@@ -109,11 +81,6 @@ def hidden_scales(
     return Measurement(
         measures, {"scales": rows}, {"network": f"d {dim}, {layers} layers, {tokens} tokens, {seeds} seeds"}
     )
-
-
-def _scales(placement: str, *, layers: int, dim: int, tokens: int, seed: int, ffn_dim: int) -> list[float]:
-    setting = Setting(placement, layers=layers, dim=dim, tokens=tokens, seed=seed, ffn_dim=ffn_dim)
-    return [total.square().mean().item() for total in setting.totals()]
 
 
 def _worst(rows: Sequence[Row], bound: str, *, lowest: bool) -> Measure:
@@ -141,9 +108,7 @@ def norm_jacobian(
                 x = scaled + shift * scaled.square().mean(-1, keepdim=True).sqrt()
                 rows += [_jacobian_row(norm, one, seed=seed, shift=shift) for one in x]
     slopes = [
-        [r["spectral"] for r in rows if (r["d"], r["seed"], r["shift"]) == (dim, seed, 0.0)]
-        for dim in dims
-        for seed in range(seeds)
+        [r["spectral"] for r in having(rows, d=dim, seed=s, shift=0.0)] for dim in dims for s in range(seeds)
     ]
     farthest = max(abs(r["spectral"] / r["exact"] - 1) for r in rows)
     plain = [r["spectral"] / r["published"] for r in rows if not r["shift"]]
@@ -188,39 +153,19 @@ def last_gradient(
             for seed in range(seeds):
                 setting = Setting(placement, layers=layers, dim=width, tokens=tokens, seed=seed)
                 (found,) = torch.autograd.grad(setting(), [setting.outer()[-1]])
-                rows.append(
-                    {
-                        "placement": placement,
-                        "layers": layers,
-                        "d": width,
-                        "seed": seed,
-                        "grad_l2": found.norm().item(),
-                        "inverse_rms": setting.totals()[-1].square().mean().item() ** -0.5,
-                    }
-                )
-
-    def curves(
-        placement: str, by: str, values: Sequence[int], what: str = "grad_l2", **fixed: int
-    ) -> list[list[float]]:
-        kept = {
-            (r[by], r["seed"]): r[what]
-            for r in rows
-            if r["placement"] == placement and all(r[k] == v for k, v in fixed.items())
-        }
-        return [[kept[value, seed] for value in values] for seed in range(seeds)]
-
+                where = {"placement": placement, "layers": layers, "d": width, "seed": seed}
+                inverse_rms = setting.totals()[-1].square().mean().item() ** -0.5
+                rows.append({**where, "grad_l2": found.norm().item(), "inverse_rms": inverse_rms})
     measures: dict[str, Measure] = {}
-    for placement in ("post", "pre"):
-        measures[f"{placement}_exponent_in_layers"] = log_slope(
-            depths, curves(placement, "layers", depths, d=dim)
-        )
-        scales = curves(placement, "layers", depths, "inverse_rms", d=dim)
+    for placement, own in apart(rows, "placement").items():
+        lengths = curves(own, "grad_l2", "layers", depths, seeds, d=dim)
+        scales = curves(own, "inverse_rms", "layers", depths, seeds, d=dim)
+        widths = curves(own, "grad_l2", "d", dims, seeds, layers=depths[0])
+        measures[f"{placement}_exponent_in_layers"] = log_slope(depths, lengths)
         measures[f"{placement}_exponent_of_inverse_rms"] = log_slope(depths, scales)
-        widths = curves(placement, "d", dims, layers=depths[0])
         measures[f"{placement}_exponent_in_d"] = log_slope(dims, widths)
-    return Measurement(
-        measures, {"gradients": rows}, {"network": f"{tokens} tokens, {seeds} seeds, 1,000 classes"}
-    )
+    facts = {"network": f"{tokens} tokens, {seeds} seeds, 1,000 classes"}
+    return Measurement(measures, {"gradients": rows}, facts)
 
 
 @study

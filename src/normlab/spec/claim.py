@@ -71,6 +71,21 @@ class Claim:
         return f"at least {self.at_least:g}" if isfinite(self.at_least) else f"at most {self.at_most:g}"
 
 
+def at_least(bound: float, says: str, measure: str, published: str = "") -> Claim:
+    """The claim that a measure is at least ``bound``."""
+    return Claim(says, measure, at_least=bound, published=published)
+
+
+def at_most(bound: float, says: str, measure: str, published: str = "") -> Claim:
+    """The claim that a measure is at most ``bound``."""
+    return Claim(says, measure, at_most=bound, published=published)
+
+
+def within(low: float, high: float, says: str, measure: str, published: str = "") -> Claim:
+    """The claim that a measure lies from ``low`` to ``high``."""
+    return Claim(says, measure, low, high, published)
+
+
 def together(verdicts: Iterable[Verdict]) -> Verdict:
     """Combine verdicts into the first of ``VERDICTS`` that is among them; ``not run`` where there is none."""
     given = set(verdicts)

@@ -296,10 +296,7 @@ class MachineConfig:
     def __post_init__(self) -> None:
         check(
             self,
-            {
-                COUNT: "threads num_workers",
-                SIZE: "log_every_steps checkpoint_every_steps probe_every_steps",
-            },
+            {COUNT: "threads num_workers", SIZE: "log_every_steps checkpoint_every_steps probe_every_steps"},
         )
 
 

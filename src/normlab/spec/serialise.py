@@ -14,6 +14,7 @@ import json
 import math
 import types
 import typing
+from collections.abc import Mapping, Sequence
 from typing import Any, NoReturn, TypeVar
 
 from normlab.errors import UserError
@@ -91,9 +92,9 @@ def from_plain(kind: Any, value: Any, where: str = "") -> Any:
         options = [item for item in items if item is not type(None)]
         if len(options) == 1:
             return None if value is None else from_plain(options[0], value, where)
-    if origin is tuple:
-        return _tuple(items, value, where)
-    if origin is dict:
+    if origin in (tuple, Sequence):
+        return _tuple(items if origin is tuple else (*items, ...), value, where)
+    if origin in (dict, Mapping):
         if not isinstance(value, dict):
             _refuse(value, where, "an object")
         return {key: from_plain(items[1], v, _join(where, key)) for key, v in value.items()}
@@ -124,10 +125,7 @@ def _fields(kind: Any) -> dict[str, tuple[Any, bool]]:
     """Return for each field its type, and whether it has no default."""
     hints = typing.get_type_hints(kind)
     return {
-        f.name: (
-            hints[f.name],
-            f.default is dataclasses.MISSING and f.default_factory is dataclasses.MISSING,
-        )
+        f.name: (hints[f.name], f.default is dataclasses.MISSING and f.default_factory is dataclasses.MISSING)
         for f in dataclasses.fields(kind)
     }
 

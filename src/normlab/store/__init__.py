@@ -1,5 +1,6 @@
 """Run folders, which hold the whole state of every run."""
 
-from .folder import RunBusyError, RunFolder, Runs, Status
+from .busy import RunBusyError
+from .folder import RunFolder, Runs, Status
 
 __all__ = ["RunBusyError", "RunFolder", "Runs", "Status"]

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import json
 import shlex
-from collections.abc import Generator, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -17,20 +17,9 @@ from normlab.spec.metric import NLL, Metric
 from normlab.spec.outcome import Outcome
 from normlab.spec.serialise import NOT_FINITE, from_plain
 
-from .busy import RunBusyError, elsewhere, held, hold
+from .busy import elsewhere, held, hold
 from .files import append_rows, read_json, row_line, sync, write_json_atomic, write_text_atomic
 from .manifest import CheckpointError
-
-__all__ = [
-    "RunBusyError",
-    "RunFolder",
-    "Runs",
-    "Status",
-    "read_config",
-    "read_json",
-    "write_json_atomic",
-    "write_text_atomic",
-]
 
 Row = dict[str, Any]
 
@@ -153,8 +142,7 @@ class RunFolder:
 
     def stale(self) -> bool:
         """Whether this version would give other numbers: the run's id is no longer that of its config."""
-        recorded = read_json(self.path / "config.json").get("id")
-        return recorded != run_id(self.config())
+        return self.id() != run_id(self.config())
 
     def status(self) -> Status:
         """Return how far the run is; ``new`` if nothing has been written yet.
@@ -252,14 +240,12 @@ class RunFolder:
     def _write_flights(self, reports: Sequence[Mapping[str, Any]]) -> None:
         write_json_atomic(self.path / "flight.json", {"reports": list(reports)})
 
-    @contextmanager
-    def lock(self) -> Generator[None]:
+    def lock(self) -> AbstractContextManager[None]:
         """Keep other processes out of this run, on this host and others, until the block or the process ends.
 
         Raises RunBusyError if a process is in it.
         """
-        with hold(self.path):
-            yield
+        return hold(self.path)
 
 
 class Runs:
@@ -309,13 +295,8 @@ def read_config(path: Path) -> Config:
     try:
         return from_plain(Config, content["config"] if wrapped else content)
     except UserError as error:
-        earlier = wrapped and "metrics" not in content
-        raise UserError(f"{path}: {error}{_earlier(path) if earlier else ''}") from error
-
-
-def _earlier(path: Path) -> str:
-    """The end of a sentence about a run folder that an earlier version wrote."""
-    return f"; an earlier version wrote this run, type: python tools/migrate_results.py {path.parent}"
+        hint = f"; an earlier version wrote this run, type: python tools/migrate_results.py {path.parent}"
+        raise UserError(f"{path}: {error}{hint if wrapped and 'metrics' not in content else ''}") from error
 
 
 def _gone(path: Path, size: int) -> str:

@@ -9,7 +9,7 @@ from typing import Any, Final, Literal, TypeAlias
 
 from normlab.errors import UserError
 from normlab.spec.artefact import Artefact, Reproduction
-from normlab.spec.claim import VERDICTS, Measure, Verdict
+from normlab.spec.claim import VERDICTS, Verdict
 from normlab.spec.serialise import NOT_FINITE, from_plain
 from normlab.store.files import read_json, write_json_atomic
 
@@ -36,7 +36,8 @@ class Standing:
     @property
     def fresh(self) -> bool:
         """Whether the result was measured for today's claim, and on the text that the claim is about."""
-        return self.found is not None and _fresh(self.artefact, self.found)
+        found = self.found
+        return found is not None and not found.stand_in and found.fingerprint == self.artefact.fingerprint()
 
 
 def folders(runs: Path) -> tuple[Path, ...]:
@@ -58,7 +59,7 @@ def read_reproduction(path: Path) -> Reproduction:
     Raises UserError where the file is damaged, or holds another artefact than its name says.
     """
     try:
-        stored: _Stored = from_plain(_Stored, read_json(path))
+        stored: Reproduction = from_plain(Reproduction, read_json(path))
     except UserError as error:
         raise UserError(f"{path} holds no reproduction: {error}; delete it, then: {again(path)}") from error
     if stored.id != path.stem:
@@ -70,7 +71,7 @@ def read_reproduction(path: Path) -> Reproduction:
         name: tuple({key: _number(value) for key, value in row.items()} for row in rows)
         for name, rows in stored.tables.items()
     }
-    return replace(Reproduction(**vars(stored)), tables=tables)
+    return replace(stored, tables=tables)
 
 
 def standing(artefact: Artefact, where: Sequence[Path]) -> Standing:
@@ -85,11 +86,6 @@ def standing(artefact: Artefact, where: Sequence[Path]) -> Standing:
     return next((s for wanted in order for s in seen if wanted(s)), Standing(artefact, "not run"))
 
 
-def state(artefact: Artefact, where: Sequence[Path]) -> State:
-    """The verdict on the artefact's claims, or why there is none."""
-    return standing(artefact, where).state
-
-
 def again(path: Path) -> str:
     """The command that measures anew what a file should hold."""
     return f"normlab reproduce {path.stem}"
@@ -102,23 +98,6 @@ def _read(artefact: Artefact, path: Path) -> Standing:
         return Standing(artefact, "damaged", path=path, trouble=str(error))
     current = found.fingerprint == artefact.fingerprint()
     return Standing(artefact, found.verdict(artefact) if current else "stale", found, path)
-
-
-def _fresh(artefact: Artefact, found: Reproduction) -> bool:
-    return found.fingerprint == artefact.fingerprint() and not found.stand_in
-
-
-@dataclass(frozen=True)
-class _Stored:
-    """``Reproduction`` with the types of mappings and sequences that JSON is read into."""
-
-    id: str
-    fingerprint: str
-    measures: dict[str, Measure]
-    tables: dict[str, tuple[dict[str, Any], ...]]
-    facts: dict[str, str]
-    seconds: float
-    stand_in: str = ""
 
 
 def _number(value: Any) -> Any:

@@ -58,10 +58,7 @@ class LanguageModel(Task[TextCorpus, Decoder, TextBatch], name="language_model")
     def __init__(self, config: Config, corpus: TextCorpus, device: torch.device) -> None:
         super().__init__(config, corpus, device)
         self.blocks = Blocks(
-            corpus.train.tokens,
-            block_len=config.data.block_len,
-            rows=_rows(config),
-            seed=config.seeds.data,
+            corpus.train.tokens, block_len=config.data.block_len, rows=_rows(config), seed=config.seeds.data
         )
 
     @classmethod

@@ -48,12 +48,8 @@ class Scores:
 
 _METRICS = ("bleu", "chrf", "bleu_tokenised")
 
-
-_OF_LANGUAGES = {
-    code: tokens
-    for tokens, codes in {"zh": "zh zho cmn yue", "ja-mecab": "ja jpn", "ko-mecab": "ko kor"}.items()
-    for code in codes.split()
-}
+_OF_LANGUAGES = dict.fromkeys(("zh", "zho", "cmn", "yue"), "zh") | dict.fromkeys(("ja", "jpn"), "ja-mecab")
+_OF_LANGUAGES |= dict.fromkeys(("ko", "kor"), "ko-mecab")
 
 
 def bleu_tokens(target_lang: str) -> str:

@@ -237,8 +237,8 @@ def n_best_lines(
     """Return ``count`` translations of each raw line: the best of a search, best first, or samples.
 
     Each begins with its line's prefix. A line without a word has one empty translation, as has a line for
-    which a diverged model finds none. Samples depend on
-    ``sample_seed``, the line's number and the sample's alone.
+    which a diverged model finds none. Samples depend on ``sample_seed``, the line's number and the sample's
+    alone.
 
     Raises UserError for a count that the search cannot give and for prefixes that cannot be produced.
     """
@@ -257,11 +257,10 @@ def n_best_lines(
         )
         found = _search(model, source.to(device), decode, bounds, [(row, width) for row in rows])
         for row, hypotheses in zip(rows, found, strict=True):
-            texts = tokenizer.decode([h.ids for h in hypotheses[:count]])
-            scores = [h.score for h in hypotheses[:count]]
-            outputs[row] = [Candidate(*pair) for pair in zip(texts, scores, strict=True)] or [
-                Candidate("", -math.inf)
-            ]
+            best = hypotheses[:count]
+            texts = tokenizer.decode([h.ids for h in best])
+            candidates = [Candidate(text, h.score) for text, h in zip(texts, best, strict=True)]
+            outputs[row] = candidates or [Candidate("", -math.inf)]
         finished += len(rows)
         on_done(finished / len(lines))
     model.train(was_training)
@@ -300,13 +299,7 @@ def _search(
         )
     seeds = [[derive(decode.sample_seed, "sample", line, k) for k in range(count)] for line, count in draws]
     return sample(
-        model,
-        source,
-        seeds,
-        bounds,
-        temperature=decode.temperature,
-        top_k=decode.top_k,
-        top_p=decode.top_p,
+        model, source, seeds, bounds, temperature=decode.temperature, top_k=decode.top_k, top_p=decode.top_p
     )
 
 

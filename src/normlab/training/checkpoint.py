@@ -29,7 +29,6 @@ FORMAT: Final = 2
 """The format of checkpoints that this version writes and reads."""
 
 _FORMAT: Final = "format"
-_BRING_BACK: Final = "bring back the config.json and tokenizer.json that it was trained with"
 State = Mapping[str, Mapping[str, Any]]
 
 
@@ -62,7 +61,9 @@ class Checkpoint:
         names = {part for part in self.values if isinstance(self.values[part], dict)}
         names |= {path.stem for path in self.folder.glob("*.safetensors")}
         parts = {name: self._part(name) for name in names - {"model", "optimiser"}}
-        return {"model": self.model(shapes), "optimiser": self._optimiser(shapes), **parts}
+        path = self.folder / "optimiser.safetensors"
+        _check_optimiser(optimiser := _load(path), shapes, path)
+        return {"model": self.model(shapes), "optimiser": optimiser, **parts}
 
     def model(self, shapes: Mapping[str, Size]) -> dict[str, Tensor]:
         """The weights. Raises CheckpointError unless they have these names and shapes."""
@@ -83,11 +84,9 @@ class Checkpoint:
 
     def averaged(self) -> tuple[int, ...]:
         """The steps whose weights an average is of. Raises CheckpointError."""
+        found = self.values.get("average", {}).get("steps", [])
         with self.loading():
-            steps: tuple[int, ...] = from_plain(
-                tuple[int, ...], self.values.get("average", {}).get("steps", []), "average.steps"
-            )
-        return steps
+            return from_plain(tuple[int, ...], found, "average.steps")
 
     @contextmanager
     def loading(self) -> Generator[None]:
@@ -102,12 +101,6 @@ class Checkpoint:
     def _part(self, name: str) -> dict[str, Any]:
         path = self.folder / f"{name}.safetensors"
         return {**self.values.get(name, {}), **(_load(path) if path.exists() else {})}
-
-    def _optimiser(self, shapes: Mapping[str, Size]) -> dict[str, Tensor]:
-        path = self.folder / "optimiser.safetensors"
-        tensors = _load(path)
-        _check_optimiser(tensors, shapes, path)
-        return tensors
 
 
 def open_checkpoint(folder: Path, *, run: str = "") -> Checkpoint:
@@ -208,18 +201,15 @@ def _save(tensors: dict[str, Tensor], path: Path) -> None:
 
 
 def _check_weights(stored: Mapping[str, Tensor], shapes: Mapping[str, Size], folder: Path) -> None:
-    if stored.keys() != shapes.keys():
-        different = sorted(stored.keys() ^ shapes.keys())
-        why = f"{len(different)} tensors differ, first {different[0]}"
-        raise CheckpointError(folder, f"the checkpoint {folder} belongs to another model: {why}", _BRING_BACK)
-    for name, shape in shapes.items():
-        if shape != stored[name].shape:
-            raise CheckpointError(
-                folder,
-                f"the checkpoint {folder} holds {name} of shape {list(stored[name].shape)}, "
-                f"the model wants {list(shape)}",
-                _BRING_BACK,
-            )
+    if different := sorted(stored.keys() ^ shapes.keys()):
+        why = f"belongs to another model: {len(different)} tensors differ, first {different[0]}"
+    elif name := next((name for name, shape in shapes.items() if shape != stored[name].shape), ""):
+        wrong, right = list(stored[name].shape), list(shapes[name])
+        why = f"holds {name} of shape {wrong}, the model wants {right}"
+    else:
+        return
+    todo = "bring back the config.json and tokenizer.json that it was trained with"
+    raise CheckpointError(folder, f"the checkpoint {folder} {why}", todo)
 
 
 def _check_optimiser(stored: Mapping[str, Tensor], shapes: Mapping[str, Size], path: Path) -> None:

@@ -35,7 +35,7 @@ def measure(config: Config, corpus: Prepared, *, steps: int = 5) -> Seconds:
     device = prepare_process(config.machine)
     task = TASKS[config.task](config, corpus, device)
     with closing(Trainer(task)) as trainer:
-        taken = [_timed(trainer) for _ in range(steps + 2)]
+        taken = [_seconds_of_step(trainer) for _ in range(steps + 2)]
     step = statistics.median(taken[2:])
     trainer.model.eval()
     with autocast(device, config.train.precision):
@@ -44,8 +44,7 @@ def measure(config: Config, corpus: Prepared, *, steps: int = 5) -> Seconds:
     return Seconds(step, validation, step * config.train.steps + validations * validation + test)
 
 
-def _timed(trainer: Trainer) -> float:
-    """Seconds of the next step."""
+def _seconds_of_step(trainer: Trainer) -> float:
     start = time.perf_counter()
     trainer.step()
     if trainer.device.type == "cuda":

@@ -45,12 +45,12 @@ class Parallel(ABC):
         """The shape of each whole parameter."""
         return {name: part.shape for name, part in self.parts.items()}
 
-    def whole(self, index: int, part: Tensor) -> Tensor:
-        """Return a tensor that belongs to the parameter ``index`` whole, given this rank's part of it."""
+    def whole(self, name: str, part: Tensor) -> Tensor:
+        """Return a tensor that belongs to the parameter ``name`` whole, given this rank's part of it."""
         return part
 
-    def part(self, index: int, whole: Tensor) -> Tensor:
-        """Return this rank's part of a tensor that belongs to the parameter ``index``."""
+    def part(self, name: str, whole: Tensor) -> Tensor:
+        """Return this rank's part of a tensor that belongs to the parameter ``name``."""
         return whole
 
     def plain(self) -> nn.Module:
@@ -61,11 +61,11 @@ class Parallel(ABC):
     def state_dict(self, optimiser: torch.optim.Optimizer) -> dict[str, dict[str, Tensor]]:
         """Whole weights by name, and the optimiser's tensors as ``<name>/<key>``, as one process has them."""
         weights, moments = dict[str, Tensor](), dict[str, Tensor]()
-        for index, (name, part) in enumerate(self.parts.items()):
-            weights[name] = self.whole(index, part.detach()).cpu()
+        for name, part in self.parts.items():
+            weights[name] = self.whole(name, part.detach()).cpu()
             for key, value in optimiser.state[part].items():
                 if isinstance(value, Tensor):
-                    moments[f"{name}/{key}"] = self.whole(index, value).cpu()
+                    moments[f"{name}/{key}"] = self.whole(name, value).cpu()
         return {"model": weights, "optimiser": moments}
 
     def load_state_dict(
@@ -73,19 +73,18 @@ class Parallel(ABC):
     ) -> None:
         """Take over weights and the optimiser's tensors; nothing that the optimiser held before is left."""
         self.load_weights(state["model"])
-        indices = {name: index for index, name in enumerate(self.parts)}
         optimiser.state.clear()
         for full_name, tensor in state["optimiser"].items():
             name, key = full_name.rsplit("/", 1)
             part = self.parts[name]
-            optimiser.state[part][key] = self.part(indices[name], tensor).to(part.device, copy=True)
+            optimiser.state[part][key] = self.part(name, tensor).to(part.device, copy=True)
 
     @torch.no_grad()
     def load_weights(self, weights: Mapping[str, Tensor]) -> None:
         """Copy whole weights into the parameters of these names; the others stay."""
-        for index, (name, part) in enumerate(self.parts.items()):
+        for name, part in self.parts.items():
             if name in weights:
-                part.copy_(self.part(index, weights[name]))
+                part.copy_(self.part(name, weights[name]))
 
     def scaler(self, device: torch.device, *, enabled: bool) -> torch.amp.GradScaler:
         """A scaler of losses, so that gradients in fp16 do not underflow."""
@@ -153,7 +152,6 @@ class FSDP(Parallel):
         warnings.filterwarnings("ignore", "FSDP2-wrapped module", UserWarning)
         self._sharded: Any = model
         self._cut: dict[str, Any] = dict(model.named_parameters())
-        self._names = list(self._cut)
         self.parts = {name: nn.Parameter(p.detach().to_local()) for name, p in self._cut.items()}
         self._index = mesh.get_local_rank()
         part_of = {whole[name]: part for name, part in self.parts.items()}
@@ -177,10 +175,9 @@ class FSDP(Parallel):
     def shapes(self) -> dict[str, torch.Size]:
         return {name: cut.shape for name, cut in self._cut.items()}
 
-    def whole(self, index: int, part: Tensor) -> Tensor:
+    def whole(self, name: str, part: Tensor) -> Tensor:
         from torch.distributed.tensor import DTensor
 
-        name = self._names[index]
         if part.shape != self.parts[name].shape:  # a count of steps belongs to every part
             return part
         cut = self._cut[name]
@@ -188,17 +185,18 @@ class FSDP(Parallel):
             part.detach(), cut.device_mesh, cut.placements, shape=cut.shape, stride=cut.stride()
         ).full_tensor()
 
-    def part(self, index: int, whole: Tensor) -> Tensor:
-        if whole.shape != self._cut[self._names[index]].shape or not whole.dim():
+    def part(self, name: str, whole: Tensor) -> Tensor:
+        if whole.shape != self._cut[name].shape or not whole.dim():
             return whole
         chunks = whole.chunk(self._count)
         return chunks[self._index] if self._index < len(chunks) else whole[:0]
 
     @torch.no_grad()
     def plain(self) -> nn.Module:
-        parts = enumerate(self.parts.items())
-        weights = {name: nn.Parameter(self.whole(index, part.detach())) for index, (name, part) in parts}
-        memo = {id(hollow): weights[name] for name, hollow in self._hollow.items()}
+        memo = {
+            id(hollow): nn.Parameter(self.whole(name, self.parts[name].detach()))
+            for name, hollow in self._hollow.items()
+        }
         return copy.deepcopy(self._skeleton, memo)
 
     def scaler(self, device: torch.device, *, enabled: bool) -> torch.amp.GradScaler:
@@ -209,12 +207,9 @@ class FSDP(Parallel):
 
 def _skeleton(model: nn.Module) -> tuple[nn.Module, dict[str, nn.Parameter]]:
     """A copy of a model without its weights, and the placeholders of its parameters by name."""
-    hollow = {
-        name: nn.Parameter(torch.empty_like(p, device="meta"), p.requires_grad)
-        for name, p in model.named_parameters()
-    }
-    memo = {id(p): hollow[name] for name, p in model.named_parameters()}
-    return copy.deepcopy(model, memo), hollow
+    named = dict(model.named_parameters())
+    hollow = {n: nn.Parameter(torch.empty_like(p, device="meta"), p.requires_grad) for n, p in named.items()}
+    return copy.deepcopy(model, {id(p): hollow[name] for name, p in named.items()}), hollow
 
 
 def _summed(bucket: distributed.GradBucket) -> torch.futures.Future[Tensor]:

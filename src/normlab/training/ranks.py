@@ -7,7 +7,6 @@ for the order of sums.
 
 from __future__ import annotations
 
-import json
 import os
 from collections.abc import Callable, Generator
 from contextlib import contextmanager
@@ -27,7 +26,6 @@ STEP_TIMEOUT: Final = timedelta(minutes=15)
 """How long a rank waits for the others within a step, where one of them may write a checkpoint."""
 TASK_TIMEOUT: Final = timedelta(days=1)
 """How long they wait for the work of the main rank alone: preparing data, a validation, the test."""
-_FAILED, _RESULT = "failed", "result"
 
 
 class OtherRankError(RuntimeError):
@@ -72,34 +70,34 @@ class Ranks:
             function(*args)
 
     def from_main(self, function: Callable[[], T]) -> T:
-        """Call a function on the main rank and return its result, which must be JSON, on every rank.
+        """Call a function on the main rank and return its result, which can be pickled, on every rank.
 
         Raises OtherRankError on the other ranks if it failed.
         """
-        if not self.main:
-            result: T = self._heard()
-            return result
-        try:
-            result = function()
-        except BaseException as error:
-            self._tell({_FAILED: type(error).__name__})
-            raise
-        self._tell({_RESULT: result})
-        return result
+        with self.main_first() as results:
+            if self.main:
+                results.append(function())
+        return results[0]
 
     @contextmanager
-    def main_first(self) -> Generator[None]:
-        """Let the main rank go through this block before the others. Raises as ``from_main`` does."""
+    def main_first(self) -> Generator[list[Any]]:
+        """Let the main rank go through this block before the others, which get the list that it has filled.
+
+        Raises as ``from_main`` does.
+        """
+        results: list[Any] = []
         if not self.main:
-            self._heard()
-            yield
+            results = self._shared(None)
+            if results is None:
+                raise OtherRankError(f"rank {self.index} stops because rank 0 did; rank 0 says why")
+            yield results
             return
         try:
-            yield
-        except BaseException as error:
-            self._tell({_FAILED: type(error).__name__})
+            yield results
+        except BaseException:
+            self._shared(None)
             raise
-        self._tell({_RESULT: None})
+        self._shared(results)
 
     def row(self) -> dict[str, int]:
         """Return the number of ranks for a row of metrics, if there are several."""
@@ -111,21 +109,12 @@ class Ranks:
             return SingleProcess(model)
         return FSDP(model, optimiser, self.count) if shard else DDP(model)
 
-    def _tell(self, message: dict[str, Any]) -> None:
+    def _shared(self, results: list[Any] | None) -> Any:
+        """The main rank's results; None says that it failed."""
+        message = [results]
         if self.count > 1:
-            content = torch.tensor(list(json.dumps(message).encode()), dtype=torch.uint8)
-            distributed.broadcast(torch.tensor(len(content)), 0, group=self.patient)
-            distributed.broadcast(content, 0, group=self.patient)
-
-    def _heard(self) -> Any:
-        length = torch.tensor(0)
-        distributed.broadcast(length, 0, group=self.patient)
-        content = torch.empty(int(length), dtype=torch.uint8)
-        distributed.broadcast(content, 0, group=self.patient)
-        message = json.loads(bytes(content.tolist()))
-        if _FAILED in message:
-            raise OtherRankError(f"rank {self.index} stops because rank 0 did; rank 0 says why")
-        return message[_RESULT]
+            distributed.broadcast_object_list(message, 0, group=self.patient)
+        return message[0]
 
 
 SINGLE_PROCESS: Final = Ranks()
@@ -175,18 +164,11 @@ def joined(device: torch.device) -> Generator[tuple[Ranks, torch.device]]:
     try:
         yield Ranks(distributed.get_rank(), distributed.get_world_size(), patient), device
     except Exception:
-        # The others may be anywhere: to say goodbye to them could take for ever.
+        owner = False  # the others may be anywhere: to say goodbye to them could take for ever
         raise
-    except BaseException:
-        _leave(owner=owner)
-        raise
-    else:
-        _leave(owner=owner)
-
-
-def _leave(*, owner: bool) -> None:
-    if owner:
-        distributed.destroy_process_group()
+    finally:
+        if owner:
+            distributed.destroy_process_group()
 
 
 def _own(device: torch.device) -> torch.device:

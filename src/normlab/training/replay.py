@@ -8,7 +8,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, Final, NamedTuple
+from typing import Any, Final
 
 from torch import Tensor
 
@@ -28,7 +28,6 @@ from normlab.training.trainer import AnyTask, Trainer, unwatched
 WATCHED: Final = 64
 """Steps before the bad one in which a replay watches every module; those before are done again unwatched."""
 
-WATCHING: Final = Preset(EVERYTHING, kinds=False)
 LATER: Final = "ask normlab.training.replay"
 Row = Mapping[str, Any]
 
@@ -88,17 +87,15 @@ def replayed(
             sentence = f"the checkpoint of step {start} already holds the fault: {broken} is not finite"
             return Replay(Verdict(sentence, "weight", broken.rpartition(".")[0], start), start, there), names
         if most is not None and stop - start > most:
-            sentence = (
-                f"step {stop} lies before the last checkpoint and {stop - start} steps after the start: too "
-                f"far to do again while training; {LATER}"
-            )
-            return Replay(Verdict(sentence, "none"), start, there), names
+            why = f"step {stop} lies before the last checkpoint and {stop - start} steps after the start"
+            why = f"{why}: too far to do again while training; {LATER}"
+            return Replay(Verdict(why, "none"), start, there), names
         records: deque[StepRecord] = deque(maxlen=RING)
         steps = list(_again(trainer, stop, watched, history, records))
-    compared = [*_each(steps, losses or {}), *_means(steps, history)]
-    other = next((one for one in compared if not _same(one.now, one.then)), None)
+    compared = list(_compared({seen.step: seen.loss for seen in steps}, losses or {}, history))
+    other = next((one for one in compared if not _same(*one[1:])), None)
     if other is not None:
-        found = Replay(_differs(other), start, there, agrees=False)
+        found = Replay(_differs(*other), start, there, agrees=False)
     else:
         found = Replay(blame(steps[-watched:]), start, there, agrees=True if compared else None)
     return replace(found, records=tuple(records)), names
@@ -109,9 +106,8 @@ def _checkpoint(folder: RunFolder, stop: int) -> Checkpoint | None:
     if not has_checkpoint(folder.last):
         return None
     checkpoint = open_checkpoint(folder.last, run=folder.id())
-    if checkpoint.progress().step < stop or _not_finite(checkpoint.weights()):
-        return checkpoint
-    return None
+    usable = checkpoint.progress().step < stop or _not_finite(checkpoint.weights())
+    return checkpoint if usable else None
 
 
 def _not_finite(weights: Mapping[str, Tensor]) -> str:
@@ -124,7 +120,7 @@ def _again(
 ) -> Iterator[Observed]:
     """Do the steps up to ``stop``, or to one whose loss is not finite."""
     seen: list[Record] = []
-    probing = Probing(trainer.model, WATCHING, 1, seen.append)
+    probing = Probing(trainer.model, Preset(EVERYTHING, kinds=False), 1, seen.append)
     validated = {int(row["step"]): row for row in history if row["kind"] == "dev"}
     loss = 0.0
     while trainer.progress.step < stop and math.isfinite(loss):
@@ -144,40 +140,32 @@ def _again(
             trainer.validated(validated[record.step])
 
 
-class _Loss(NamedTuple):
-    """A loss as it was, and as it came out again."""
-
-    step: int
-    then: float
-    now: float
-
-
-def _each(steps: Sequence[Observed], losses: Mapping[int, float]) -> Iterator[_Loss]:
-    return (_Loss(seen.step, losses[seen.step], seen.loss) for seen in steps if seen.step in losses)
-
-
-def _means(steps: Sequence[Observed], history: Sequence[Row]) -> Iterator[_Loss]:
-    """The rows of metrics whose steps were all done again: a row has the mean over those since the last."""
-    losses, before = {seen.step: seen.loss for seen in steps}, 0
+def _compared(
+    now: Mapping[int, float], then: Mapping[int, float], history: Sequence[Row]
+) -> Iterator[tuple[int, float, float]]:
+    """Steps with their losses then and now: single ones, and the rows of metrics whose steps were all done
+    again. A row has the mean over those since the last.
+    """
+    yield from ((step, then[step], now[step]) for step in now if step in then)
+    before = 0
     for row in history:
         if row["kind"] == "train":
-            step = int(row["step"])
-            covered = range(before + 1, step + 1)
+            covered = range(before + 1, int(row["step"]) + 1)
             # Several ranks add in another order, and a training makes such a difference larger.
-            if all(s in losses for s in covered) and "ranks" not in row:
-                yield _Loss(step, float(row["loss"]), sum(losses[s] for s in covered) / len(covered))
-            before = step
+            if all(s in now for s in covered) and "ranks" not in row:
+                yield covered[-1], float(row["loss"]), sum(now[s] for s in covered) / len(covered)
+            before = int(row["step"])
 
 
-def _differs(one: _Loss) -> Verdict:
+def _differs(step: int, then: float, now: float) -> Verdict:
     """The verdict on a step that comes out otherwise: nothing in the configuration is to blame."""
     return Verdict(
-        f"done again, step {one.step} comes out otherwise: what went wrong is not in the configuration; look "
-        "at the hardware, at a device that does not repeat its sums, and at code from outside that touches "
-        "the model",
+        f"done again, step {step} comes out otherwise: what went wrong is not in the configuration; look at "
+        "the hardware, at a device that does not repeat its sums, and at code from outside that touches the "
+        "model",
         "none",
-        step=one.step,
-        evidence=(f"loss up to step {one.step}: {one.then:.6g} then, {one.now:.6g} now",),
+        step=step,
+        evidence=(f"loss up to step {step}: {then:.6g} then, {now:.6g} now",),
     )
 
 

@@ -12,7 +12,7 @@ from normlab.store.manifest import committed, read_state
 from normlab.training.callbacks.base import Callback, Callbacks, Row
 from normlab.training.callbacks.blame import Verdict
 from normlab.training.callbacks.flight import Recorder, Replay
-from normlab.training.callbacks.probing import Probing, preset_of, rows_into
+from normlab.training.callbacks.probing import Probing, preset_of
 from normlab.training.checkpoint import open_checkpoint, resume, save_checkpoint
 from normlab.training.devices import hardware
 from normlab.training.notice import notice
@@ -46,8 +46,13 @@ class Run:
         if not self.progress.step and (initial := trainer.begin()):
             self.ranks.on_main(write_initial, folder, initial)
         machine, self._measured = self.config.machine, list[Row]()
-        preset, emit = preset_of(machine.probes, trainer.model), rows_into(self._measured)
-        self.probing = Probing(trainer.model, preset, machine.probe_every_steps, emit)
+        preset = preset_of(machine.probes, trainer.model)
+        self.probing = Probing(
+            trainer.model,
+            preset,
+            machine.probe_every_steps,
+            lambda record: self._measured.append(record._asdict()),
+        )
         self._saved, self._clock = self.progress.step, Clock(self.progress.seconds)
         self.validation = Validation(trainer, folder, self.rows, self._clock)
         self.ending = Ending(trainer, self.rows)
@@ -132,15 +137,8 @@ class Run:
         if self.ranks.count > 1:
             sentence = f"steps of several ranks are not done again while training; {LATER}"
             return Replay(Verdict(sentence, "none"))
-        replay, _ = replayed(
-            self.trainer.task,
-            self.folder,
-            stop,
-            most=self.config.machine.checkpoint_every_steps,
-            losses=losses,
-            history=self.rows.written,
-        )
-        return replay
+        most, history = self.config.machine.checkpoint_every_steps, self.rows.written
+        return replayed(self.trainer.task, self.folder, stop, most=most, losses=losses, history=history)[0]
 
     def _examine(self) -> None:
         """Let the flight recorder look; a replay is no training time."""

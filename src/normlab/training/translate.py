@@ -72,13 +72,7 @@ def n_best(
         allowed = _target_vocab(folder.target_vocab, tokenizer.vocab_size).to(device)
     with autocast(device, config.train.precision):
         return n_best_lines(
-            model,
-            tokenizer,
-            lines,
-            decode or config.decode,
-            count=count,
-            prefixes=prefixes,
-            allowed=allowed,
+            model, tokenizer, lines, decode or config.decode, count=count, prefixes=prefixes, allowed=allowed
         )
 
 
@@ -86,12 +80,9 @@ def _target_vocab(path: Path, count: int) -> Tensor:
     """Read the mask `[V]` of the vocabulary entries that a target may have."""
     try:
         types = np.load(path, allow_pickle=False)
+        if not isinstance(types, np.ndarray) or types.dtype != bool or types.shape != (count,):
+            raise ValueError(f"it is no array of {count} truth values")
     except (ValueError, EOFError) as error:
-        raise _damaged(path, error) from error
-    if not isinstance(types, np.ndarray) or types.dtype != bool or types.shape != (count,):
-        raise _damaged(path, f"it is no array of {count} truth values")
+        why = f"{path} is damaged ({error}); bring back the file that the model was trained with"
+        raise UserError(why) from error
     return torch.from_numpy(types)
-
-
-def _damaged(path: Path, why: object) -> UserError:
-    return UserError(f"{path} is damaged ({why}); bring back the file that the model was trained with")

@@ -18,8 +18,6 @@ from normlab.tasks.task import Prepared
 from normlab.training.checkpoint import open_checkpoint
 from normlab.training.weights import checkpoint_of, tested
 
-_DIGITS = 16
-
 
 @dataclass(frozen=True)
 class InitialWeights:
@@ -40,16 +38,11 @@ class InitialWeights:
 
     def sentence(self) -> str:
         """Say how many tensors were taken over, and which were not."""
-        names = {
-            "of another shape": self.other_shape,
-            "not in that run": self.not_there,
-            "not in this run": self.left_over,
-        }
-        missed = [f"{words}: {', '.join(found)}" for words, found in names.items() if found]
-        count = len(self.taken)
+        missed = {"of another shape": self.other_shape, "not in that run": self.not_there}
+        missed["not in this run"], count = self.left_over, len(self.taken)
         return (
             f"starts from the {self.weights} weights of {self.run}: {count} tensor{'s' * (count != 1)} taken"
-            + "".join(f"; {one}" for one in missed)
+            + "".join(f"; {words}: {', '.join(names)}" for words, names in missed.items() if names)
         )
 
 
@@ -117,7 +110,7 @@ def digest(weights: Mapping[str, Tensor]) -> str:
         tensor = weights[name].contiguous()
         sha.update(f"{name} {list(tensor.shape)} {tensor.dtype}\0".encode())
         sha.update(tensor.reshape(-1).view(torch.uint8).numpy().data)
-    return sha.hexdigest()[:_DIGITS]
+    return sha.hexdigest()[:16]
 
 
 def _weights(folder: RunFolder) -> dict[str, Tensor]:

@@ -13,7 +13,7 @@ from torch.func import functional_call
 
 from contracts.variants import CONFIG, build
 from diagnosis.small import SOURCE, TARGET, labelled, translating, untouched
-from normlab.diagnosis.probing.cropping import crop, cropped
+from normlab.diagnosis.probing.cropping import cropped, split
 from normlab.diagnosis.reading.structure import Structure
 from normlab.diagnosis.reading.subject import Subject
 from normlab.diagnosis.studies.curvature import Hessian, critical_lr, curvature, largest_eigenvalue
@@ -276,7 +276,7 @@ Pair = namedtuple("Pair", "a b")
 def test_rows_are_cropped_wherever_they_are():
     ids, mask, table = torch.arange(12).view(6, 2), torch.ones(6, dtype=torch.bool), torch.ones(2, 2)
     batch = {"ids": ids, "more": [mask, (table, 3)], "pair": Pair(ids, None), "cased": Cased(ids, 0.5)}
-    small = crop(batch, 2)
+    small = split(batch, 3)[0]
     assert small["ids"].equal(ids[:2])
     assert small["more"][0].shape == (2,)
     assert small["more"][1] == (table, 3)
@@ -284,8 +284,8 @@ def test_rows_are_cropped_wherever_they_are():
     assert small["pair"].a.equal(ids[:2])
     assert small["cased"].ids.equal(ids[:2])
     assert small["cased"].scale == 0.5
-    assert crop(ids, 6).equal(ids)
-    assert [len(crop(ids, rows)) for rows in (1, 2, 3)] == [1, 2, 3]
+    assert split(ids, 1)[0].equal(ids)
+    assert [len(split(ids, parts)[0]) for parts in (6, 3, 2)] == [1, 2, 3]
 
 
 @pytest.mark.parametrize(("tokens", "kept"), [(6, 1), (12, 2), (23, 2), (24, 4), (1, 1)])

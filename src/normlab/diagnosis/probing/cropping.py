@@ -22,11 +22,11 @@ def cropped(subject: Subject, tokens: int) -> tuple[Subject, int]:
 
     Raises UserError where the loss fails on fewer rows, as one does that holds targets of its own.
     """
-    rows, used = _count(subject.batch), _tokens(subject)
+    rows, used = _count(subject.batch) or 1, _tokens(subject)
     kept = max(1, rows * tokens // used)
     if kept >= rows:
         return subject, used
-    small = replace(subject, batch=crop(subject.batch, kept))
+    small = replace(subject, batch=split(subject.batch, -(-rows // kept))[0])
     try:
         return small, _tokens(small)
     except Exception as error:
@@ -44,13 +44,8 @@ def _tokens(subject: Subject) -> int:
     return max(x.numel() // x.shape[-1] for x in seen.values())
 
 
-def crop(batch: Any, rows: int) -> Any:
-    """Return at most ``rows`` first rows of a batch: of every tensor with as many rows as its first one."""
-    return split(batch, -(-_count(batch) // rows))[0]
-
-
 def _count(batch: Any) -> int:
-    return next((len(x) for _, x in leaves(batch) if x.ndim), 1)
+    return next((len(x) for _, x in leaves(batch) if x.ndim), 0)
 
 
 def split(batch: Any, parts: int) -> list[Any]:
@@ -60,7 +55,7 @@ def split(batch: Any, parts: int) -> list[Any]:
 
     Raises UserError for a batch without a tensor.
     """
-    count = next((len(x) for _, x in leaves(batch) if x.ndim), 0)
+    count = _count(batch)
     if not count:
         raise UserError(f"a batch of type {type(batch).__name__} has no rows to split; pass batches=[…]")
     bounds = [round(i * count / min(parts, count)) for i in range(min(parts, count) + 1)]

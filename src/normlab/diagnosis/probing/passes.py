@@ -37,9 +37,7 @@ class BackwardPass:
     forward: ForwardPass
     loss_gradients: LossGradients
     stream: Mapping[Tap, Tensor]
-    """Gradients of the loss in the stream where each stack begins and after each sublayer; none for a tensor
-    before which all is frozen.
-    """
+    """Gradients of the loss where each stack begins and after each sublayer, unless all before is frozen."""
 
 
 def forward_pass(subject: Subject) -> ForwardPass:
@@ -96,5 +94,4 @@ def _forward(subject: Subject, caught: Mapping[Tap, Tensor], widths: Mapping[str
 
 
 def _taps(structure: Structure) -> list[Tap]:
-    views = [view for stack in structure.stacks for view in stack.sublayers]
-    return [tap for v in views for tap in (v.before, v.branch, v.total, v.after, *v.beside)]
+    return [tap for _, view in structure.sublayers for tap in view.taps]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Final
 
 from normlab.diagnosis.probing.observe import PARAMETERS, Probe, Site
@@ -41,13 +41,7 @@ _FULL: Final = (
 MEASURED: Final[Mapping[str, Sequence[tuple[str, str]]]] = dict(
     zip(PRESETS, (_CHEAP, _STANDARD, _FULL), strict=True)
 )
-"""Signal and statistic of each preset, the same for normlab's trainer, Hugging Face, Lightning and
-``observe``.
-"""
-
-_FIRST: Final = ((), (0,))
-"""Places of the tensor that a probe measures first."""
-_GRADIENTS: Final = {"grad_branch": "branch", "grad_after": "after"}
+"""Signal and statistic of each preset, the same in every trainer and for ``observe``."""
 
 
 def require_preset(name: str) -> None:
@@ -71,14 +65,12 @@ class SublayerSite:
     def probes(self, signal: str, statistic: str) -> Iterator[Probe]:
         """Yield the probes of one signal; ``observe`` cannot see updates, so that they have none."""
         place = Site(self.stack, self.index, signal)
-        if signal in ("before", "branch", "after"):
-            tap: Tap = getattr(self, signal)
-            every = tap.place not in _FIRST
-            yield Probe(tap.module, tap.side, statistic, every_tensor=every, site=place)
-        elif signal in _GRADIENTS:
-            tap = getattr(self, _GRADIENTS[signal])
-            every = tap.place not in _FIRST
-            yield Probe(tap.module, f"grad_{tap.side}", statistic, every_tensor=every, site=place)
+        name = signal.removeprefix("grad_")
+        if name in ("before", "branch", "after"):
+            tap: Tap = getattr(self, name)
+            every = tap.place not in ((), (0,))  # places of the tensor that a probe measures first
+            side = signal.replace(name, tap.side)
+            yield Probe(tap.module, side, statistic, every_tensor=every, site=place)
         elif signal == "inside":
             inner = place._replace(signal="")
             yield from (Probe(module, "output", statistic, site=inner) for module in self.modules)
@@ -116,16 +108,8 @@ def weight_probes(blocks: Mapping[str, Sequence[Sequence[str]]]) -> list[Probe]:
 
 
 def _sites(structure: Structure, prefix: str) -> Iterator[SublayerSite]:
-    def moved(tap: Tap) -> Tap:
-        return Tap(prefix + tap.module, tap.side, tap.place, tap.call)
-
-    for stack in structure.stacks:
-        for view in stack.sublayers:
-            yield SublayerSite(
-                f"{prefix}{stack.name}".rstrip("."),
-                view.index,
-                moved(view.before),
-                moved(view.branch),
-                moved(view.after),
-                tuple(prefix + path for path in view.modules),
-            )
+    for stack, view in structure.sublayers:
+        seen = (view.before, view.branch, view.after)
+        before, branch, after = (replace(tap, module=prefix + tap.module) for tap in seen)
+        modules = tuple(prefix + path for path in view.modules)
+        yield SublayerSite(f"{prefix}{stack}".rstrip("."), view.index, before, branch, after, modules)

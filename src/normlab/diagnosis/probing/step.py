@@ -38,28 +38,17 @@ def updated(
     own = trainable(subject.model)
     twins = {path: Parameter(p.detach().clone()) for path, p in own.items()}
     if isinstance(optimiser, Optimizer):
-        twin_of = {id(p): twins[path] for path, p in own.items()}
-        copy = _copy(optimiser, twin_of)
+        copy = _copy(optimiser, {id(p): twins[path] for path, p in own.items()})
     else:
         copy = optimiser(list(twins.values()))
-
-    # an optimiser may write to the gradients that it is given
-    known = (
-        [
-            LossGradients(
-                loss_gradients.loss, {path: g.clone() for path, g in loss_gradients.gradients.items()}
-            )
-        ]
-        if loss_gradients
-        else []
-    )
+    known = [loss_gradients] if loss_gradients else []
 
     def evaluate() -> float:
         loss, gradients = known.pop() if known else find_loss_gradients(subject, twins)
         if not math.isfinite(loss):
             raise UserError(f"the loss is {loss}, and no update follows; check weights and batch")
         for path, twin in twins.items():
-            twin.grad = gradients[path]
+            twin.grad = gradients[path].clone()  # an optimiser may write to it
         return loss
 
     step: Callable[..., Any] = type(copy).step  # not copy.step: a schedule may have bound it to the original

@@ -45,9 +45,7 @@ def gradients_of(loss: Tensor, model: nn.Module) -> dict[str, Tensor]:
 
 @contextmanager
 def at_weights(model: nn.Module, weights: Weights) -> Iterator[None]:
-    """Run the model with other values in these parameters inside this block; their own storage is restored
-    afterwards and never written to.
-    """
+    """Give these parameters other values inside this block; their own storage is never written to."""
     parameters = dict(model.named_parameters())
     own = {path: parameters[path].data for path in weights}
     try:

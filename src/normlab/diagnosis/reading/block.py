@@ -172,9 +172,7 @@ class Block:
         return next(i for i, event in enumerate(self.events) if number in event.seen.values())
 
     def tap(self, number: int) -> Tap:
-        """Return a tap of a tensor of the stream: where it enters or leaves the block, or else where it is
-        first seen.
-        """
+        """Return a tap of a tensor: where it enters or leaves the block, or else where it is first seen."""
         if self.called and number in self.events[-1].seen.values():
             return self.events[-1].tap(number)
         return self.events[self.first(number)].tap(number)
@@ -184,9 +182,7 @@ class Block:
         return [y for y in step.sum.terms if self.first(y) > self.first(step.stream)]
 
     def put_out(self, step: Step, branch: int) -> list[Event]:
-        """Return the events that put out a branch before it is added, the last one first, which follows its
-        dropout.
-        """
+        """Return the events that put out a branch before its sum, the last, after its dropout, first."""
         until = self.events[: self.first(step.sum.total)]
         shown = [e for e in reversed(until) if e.side == "output" and branch in e.seen.values()]
         return sorted(shown, key=lambda e: isinstance(self._modules[e.path], nn.Identity))
@@ -224,9 +220,7 @@ class Block:
         return self.events[self.first(step.stream) : self.first(step.sum.total)]
 
     def ran(self, step: Step, within: str) -> tuple[str, ...]:
-        """Return the modules that begin and end between a stream and its sum, below ``within``, and the norm
-        of the sum.
-        """
+        """Return the modules that run between a stream and its sum, below ``within``, and the sum's norm."""
         events = self.between(step)
         ended = {event.path for event in events if event.side == "output"}
         paths = [e.path for e in events if e.side == "input" and e.path in ended]
@@ -234,9 +228,7 @@ class Block:
         return tuple(dict.fromkeys([*inner, *([step.write] if step.write else [])]))
 
     def names(self, path: str) -> str:
-        """Return the names and types of a module and of the modules around it, below the block; a module that
-        blocks share is named as in the first of them.
-        """
+        """Return the names and types of a (shared) module and of those around it in the block."""
         names, depth = path.split("."), len(self.path.split("."))
         start = depth if path == self.path else min(depth, len(names) - 1)
         below = names[start:]
@@ -244,9 +236,7 @@ class Block:
         return " ".join([*below, *(type(self._modules[p]).__name__ for p in paths)])
 
     def reads_memory(self, step: Step, entered: Sequence[Event]) -> bool:
-        """Whether a module with a matrix of its own receives a tensor from before the block whose shape is
-        that of the stream except for its length.
-        """
+        """Whether a matrix receives an earlier tensor of the stream's shape but for its length."""
         shapes = self.recording.shapes
         shape = shapes[step.stream]
         earlier = {n for e in self.recording.events[: self.start] for n in e.seen.values()} - {step.stream}

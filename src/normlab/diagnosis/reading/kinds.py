@@ -1,6 +1,4 @@
-"""Recognise the function of a parameter (query, embedding, norm …), from numbers first and from names where
-numbers cannot tell.
-"""
+"""Recognise the function of a parameter (query, norm …), by names only where numbers cannot tell."""
 
 from __future__ import annotations
 
@@ -50,9 +48,7 @@ class Width(NamedTuple):
 
 @contextmanager
 def measuring(model: nn.Module) -> Iterator[dict[str, Width]]:
-    """Fill the dictionary, inside this block, with the widths at the modules that hold parameters, in the
-    order of their calls.
-    """
+    """Fill the dictionary with the widths at the modules that hold parameters, in order of their calls."""
     holders = {p: m for p, m in model.named_modules() if next(m.parameters(recurse=False), None) is not None}
     entered, found = dict[str, int](), dict[str, Width]()
 
@@ -68,19 +64,14 @@ def measuring(model: nn.Module) -> Iterator[dict[str, Width]]:
 
 
 def norms_of(model: nn.Module, widths: Mapping[str, Width]) -> set[str]:
-    """Return the paths of the norms with parameters among the measured modules: their output does not grow
-    with their input.
-    """
+    """Return the measured modules whose output does not grow with their input, by path."""
     norms = Norms(model)
     with evaluating(model):
         return {p for p, w in widths.items() if w.given == w.output and norms.norms(p, w.given)}
 
 
 def kinds(
-    model: nn.Module,
-    owned: Mapping[str, Owner],
-    widths: Mapping[str, Width],
-    dims: Mapping[str | None, int],
+    model: nn.Module, owned: Mapping[str, Owner], widths: Mapping[str, Width], dims: Mapping[str | None, int]
 ) -> dict[str, tuple[Part, ...]]:
     """Return the parts of every parameter by path: query, key, value, output, ffn_in, ffn_out, norm,
     embedding, other.
@@ -126,9 +117,7 @@ def _is_bias(path: str, shape: tuple[int, ...], plain: Mapping[str, str]) -> boo
 
 
 def _kind(path: str, shape: tuple[int, ...], module: nn.Module, owner: Owner) -> str:
-    """Classify a parameter by type and name: a kind, or ``packed`` or ``ffn`` if other parameters have to
-    decide.
-    """
+    """Classify a parameter by type and name; ``packed`` and ``ffn`` leave it to other parameters."""
     if isinstance(module, nn.Embedding):
         return "embedding"
     if len(shape) < 2:

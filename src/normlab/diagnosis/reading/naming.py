@@ -1,6 +1,4 @@
-"""Use names for the two things they can tell: which siblings may be repeated blocks, and the role of a
-branch.
-"""
+"""Use names for what they can tell: possible blocks among siblings, and the role of a branch."""
 
 from __future__ import annotations
 

@@ -25,8 +25,7 @@ class Owner(NamedTuple):
 
 def stream_taps(structure: Structure) -> list[Tap]:
     """Return the taps that ``owners`` needs."""
-    views = [view for stack in structure.stacks for view in stack.sublayers]
-    return [tap for view in views for tap in (view.before, view.branch, view.after)]
+    return [tap for _, view in structure.sublayers for tap in (view.before, view.branch, view.after)]
 
 
 def owners(model: nn.Module, structure: Structure, seen: Mapping[Tap, Tensor]) -> dict[str, Owner]:
@@ -40,13 +39,12 @@ def owners(model: nn.Module, structure: Structure, seen: Mapping[Tap, Tensor]) -
     path_of = {id(parameter): path for path, parameter in model.named_parameters()}
     ends = {seen[tap].grad_fn for tap in stream_taps(structure)}
     finals = tuple(f"{stack.final_norm}." for stack in structure.stacks if stack.final_norm)
-    for stack in structure.stacks:
-        for view in stack.sublayers:
-            own = {seen[view.after].grad_fn, seen[view.branch].grad_fn} - {seen[view.before].grad_fn}
-            for variable in _between(seen[view.after].grad_fn, ends - own):
-                path = path_of.get(id(variable), "")
-                if path and not path.startswith(finals or ("\n",)):
-                    found[path].append(Owner(stack.name, view.index, view.layer, view.role))
+    for stack, view in structure.sublayers:
+        own = {seen[view.after].grad_fn, seen[view.branch].grad_fn} - {seen[view.before].grad_fn}
+        for variable in _between(seen[view.after].grad_fn, ends - own):
+            path = path_of.get(id(variable), "")
+            if path and not path.startswith(finals or ("\n",)):
+                found[path].append(Owner(stack, view.index, view.layer, view.role))
     return {path: _joint(those) for path, those in found.items()}
 
 

@@ -23,9 +23,7 @@ ROWS = 32
 
 
 class Event(NamedTuple):
-    """A module is entered (``"input"``) or left (``"output"``); ``seen`` maps places to the numbers of
-    tensors.
-    """
+    """A module is entered (``"input"``) or left (``"output"``); ``seen`` maps places to tensors' numbers."""
 
     path: str
     side: Side

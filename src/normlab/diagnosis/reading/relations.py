@@ -149,9 +149,7 @@ class Sums:
 
 
 def refit(found: Sum, *, stream: Tensor, branch: Tensor, total: Tensor) -> Sum:
-    """Fit the factors of a sum to other samples `[R, D]` of the same tensors; a branch of zeros changes
-    nothing.
-    """
+    """Fit the factors of a sum to other samples `[R, D]`; a branch of zeros changes nothing."""
     s, y, t = stream.double(), branch.double(), total.double()
     if not y.any():
         return found

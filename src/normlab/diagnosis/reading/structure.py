@@ -53,12 +53,18 @@ class SublayerView:
     modules: tuple[str, ...] = ()
     """Paths of the modules that run in the sublayer, in order."""
 
+    @property
+    def taps(self) -> tuple[Tap, ...]:
+        return self.before, self.branch, self.total, self.after, *self.beside
+
+    @property
+    def norms(self) -> tuple[str, ...]:
+        return tuple(path for path in (self.norm_read, self.norm_branch, self.norm_write) if path is not None)
+
 
 @dataclass(frozen=True)
 class StackView:
-    """The sublayers in one container of repeated blocks, in the order of the stream, and the norm after the
-    last one.
-    """
+    """The sublayers in one container of blocks, in the order of the stream, and the norm after the last."""
 
     name: str
     sublayers: tuple[SublayerView, ...]
@@ -67,12 +73,15 @@ class StackView:
 
 @dataclass(frozen=True)
 class Structure:
-    """The stacks of a model in the order of their modules, and a sentence for each container of repeated
-    blocks without a stream.
-    """
+    """The stacks of a model in order, and a sentence for each container of blocks without a stream."""
 
     stacks: tuple[StackView, ...]
     unread: tuple[str, ...]
+
+    @property
+    def sublayers(self) -> list[tuple[str, SublayerView]]:
+        """All sublayers, each with the name of its stack."""
+        return [(stack.name, view) for stack in self.stacks for view in stack.sublayers]
 
     def __str__(self) -> str:
         lines: list[str] = []
@@ -237,9 +246,7 @@ def _called(recording: Recording, paths: Sequence[str]) -> Iterator[tuple[str, i
 
 
 def _parts(recording: Recording, paths: Sequence[str]) -> Iterator[tuple[str, int, int]]:
-    """Do the same for containers that are not called themselves: from the first call of a part of one to the
-    first call of a part of the next.
-    """
+    """Do the same for containers that are not called themselves, each until a part of the next is called."""
     spans: dict[str, list[int]] = {}
     for i, event in enumerate(recording.events):
         for path in paths:
@@ -278,9 +285,7 @@ def _placement(view: SublayerView, factor: float) -> str:
 
 
 def _layers(sizes: Sequence[int], roles: Sequence[str]) -> list[int]:
-    """Return the layer of each sublayer: its block or, if each block is one sublayer, a number that grows
-    with each role that its layer has already.
-    """
+    """Return layers: a sublayer's block or, of one-sublayer blocks, a number that grows when roles repeat."""
     if max(sizes) > 1:
         return [i for i, size in enumerate(sizes) for _ in range(size)]
     layers, seen = list[int](), set[str]()

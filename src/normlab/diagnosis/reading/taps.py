@@ -57,9 +57,7 @@ def activations(value: Any) -> Iterator[tuple[Place, Tensor]]:
 
 
 def unwrapped(model: nn.Module) -> list[nn.Module]:
-    """Return the model and, if it is a wrapper of data parallelism or of ``torch.compile``, what it holds;
-    the bare model is last.
-    """
+    """Return the model and what its wrappers (data parallel, compiled) hold, the bare model last."""
     models = [model]
     while True:
         outer = models[-1]

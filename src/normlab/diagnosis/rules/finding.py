@@ -66,9 +66,7 @@ class Tables:
             yield self.label(stack), Table(name, tuple(rows))
 
     def label(self, stack: Value) -> str:
-        """Name a stack by the path of its container, without the last name unless it is needed to tell stacks
-        apart.
-        """
+        """Name a stack by its container's path, with the last name only where stacks need it."""
         outer = [
             str(name).rpartition(".")[0] for name in dict.fromkeys(self.table("structure").column("stack"))
         ]

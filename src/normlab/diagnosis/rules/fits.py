@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any, TypeAlias
 
@@ -88,17 +88,6 @@ def fits_of_curves(curves: Sequence[Curve], *, level: float = 0.95) -> tuple[Fit
     mean_curve = np.asarray(depths, float), values.mean(0)
     averaged = (_averaged(fit, [f[fit.law] for f in alone if fit.law in f], mean_curve) for fit in whole)
     return tuple(_spread_over(fit, [f[fit.law] for f in alone if fit.law in f], level) for fit in averaged)
-
-
-def better(found: Iterable[Fit], *, among: Sequence[str] = ("log", "linear")) -> Fit:
-    """Return the fit with the lowest AIC among these laws.
-
-    Raises UserError where none of them was fitted.
-    """
-    known = {fit.law: fit for fit in found if fit.law in among}
-    if not known:
-        raise UserError(f"none of the laws {', '.join(among)} was fitted (there are {', '.join(LAWS)})")
-    return min(known.values(), key=lambda fit: fit.aic)
 
 
 def half_width(values: Sequence[float] | Array, level: float = 0.95) -> float:

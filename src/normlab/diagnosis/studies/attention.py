@@ -64,15 +64,13 @@ def attention(subject: Subject, *, padding_masks: PaddingMasks | None = None) ->
 
 
 class _Softmax(NamedTuple):
-    """A softmax over `[N, T, S]`: the moment at which it ran, and its statistics for each query."""
+    """A softmax over `[N, T, S]`: the moment at which it ran, and its statistics `[N, T]` for each query."""
 
     moment: int
     entropy: Tensor
-    """`[N, T]`."""
     largest: Tensor
-    """`[N, T]`."""
     uniform: Tensor
-    """`[N, T]`; minus infinity for a query that may look nowhere."""
+    """Minus infinity for a query that may look nowhere."""
 
 
 class _SoftmaxRecorder(TorchDispatchMode):
@@ -80,8 +78,7 @@ class _SoftmaxRecorder(TorchDispatchMode):
 
     def __init__(self, subject: Subject) -> None:
         super().__init__()
-        views = [view for stack in subject.structure.stacks for view in stack.sublayers]
-        self._taps = {tap for view in views for tap in (view.before, view.total)}
+        self._taps = {tap for _, view in subject.structure.sublayers for tap in (view.before, view.total)}
         modules = dict(subject.model.named_modules())
         self.watched = {tap.module: modules[tap.module] for tap in self._taps}
         self.softmaxes: list[_Softmax] = []
@@ -93,9 +90,8 @@ class _SoftmaxRecorder(TorchDispatchMode):
         call = self._calls[path, side]
         self._calls[path, side] += 1
         self.moments[path, side, call] = len(self.moments)
-        for tap in self._taps:
-            if (tap.module, tap.side, tap.call) == (path, side, call):
-                self.shapes[tap] = at(values, tap.place).shape
+        here = (tap for tap in self._taps if (tap.module, tap.side, tap.call) == (path, side, call))
+        self.shapes |= {tap: at(values, tap.place).shape for tap in here}
 
     def moment(self, tap: Tap) -> int:
         """Return the moment at which a tensor of the stream was seen."""
@@ -134,9 +130,7 @@ def _plain_attention() -> Iterator[None]:
 def _rows(
     stack: StackView, moments: _SoftmaxRecorder, mask: Tensor, *, sequence_first: bool
 ) -> Iterator[Row]:
-    """Yield the rows of a stack. Among parallel sublayers, a softmax belongs to the first one that attends
-    while it runs.
-    """
+    """Yield the rows of a stack; of parallel sublayers the first that attends owns a softmax."""
     mask = mask.T if sequence_first and mask.ndim == 2 else mask
     taken: set[int] = set()
     for view in stack.sublayers:
@@ -152,9 +146,7 @@ def _rows(
 
 
 def _by_head(seen: _Softmax, tokens: int, mask: Tensor) -> list[_Softmax]:
-    """Cut a softmax over `[B x H, T, S]` into heads, each with its queries `[Q]` that are no padding; return
-    nothing for one that is not over heads and tokens.
-    """
+    """Cut a softmax over `[B x H, T, S]` into heads without padding; nothing if it is not over heads."""
     n, t = seen.entropy.shape
     heads, odd = divmod(n * t, tokens)
     if odd or not heads or n % heads:
@@ -170,11 +162,8 @@ def _joined(those: Sequence[_Softmax]) -> Row:
     entropy, largest, uniform = (torch.cat(parts) for parts in list(zip(*those, strict=True))[1:])
     if not len(entropy):
         return {"entropy": None, "max_logit": None, "uniform": None}
-    return {
-        "entropy": entropy.mean().item(),
-        "max_logit": largest.max().item(),
-        "uniform": uniform.mean().item(),
-    }
+    mean_entropy, max_logit = entropy.mean().item(), largest.max().item()
+    return {"entropy": mean_entropy, "max_logit": max_logit, "uniform": uniform.mean().item()}
 
 
 def is_sequence_first(model: nn.Module) -> bool:
@@ -190,18 +179,13 @@ def entropy_of_heads(tables: Tables) -> Iterator[Finding]:
             continue
         sharp = sum(map(_collapsed, table))
         flat = sum(share > UNIFORM for share in _of_uniform(table))
-        sentence = (
-            f"the attention entropy in {stack} is {min(entropies):.2f} to {max(entropies):.2f} nats, "
-            f"{mean(entropies):.2f} on average over {len(entropies)} heads"
-        )
-        if sharp:
-            sentence += f"; {sharp} of them {_attend(sharp)} to one key only"
-        if flat:
-            sentence += f"; {flat} of them {_attend(flat)} almost uniformly"
         yield Finding(
             "attention",
             "warning" if sharp else "note",
-            sentence,
+            f"the attention entropy in {stack} is {min(entropies):.2f} to {max(entropies):.2f} nats, "
+            f"{mean(entropies):.2f} on average over {len(entropies)} heads"
+            + (f"; {sharp} of them {_attend(sharp)} to one key only" if sharp else "")
+            + (f"; {flat} of them {_attend(flat)} almost uniformly" if flat else ""),
             "attention",
             {"lowest": min(entropies), "highest": max(entropies), "collapsed": sharp, "uniform": flat},
             "Zhai et al. 2023, Section 3 (arXiv 2303.06296)",

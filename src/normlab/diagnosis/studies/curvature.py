@@ -1,6 +1,4 @@
-"""Measure how the loss curves: the Hessian's largest eigenvalue, the curvature along a step, and the learning
-rate at which a step raises the loss.
-"""
+"""Measure the curvature of the loss, and the learning rate at which a step raises the loss."""
 
 from __future__ import annotations
 
@@ -82,9 +80,7 @@ def _rate(subject: Subject, optimiser: Optimizer | OptimiserFactory) -> float:
 
 
 class _Trials:
-    """The change of the loss by a step at a multiple of the optimiser's own rate, in units of the rounding
-    error of the loss, below which changes are lost.
-    """
+    """The change of the loss by a step at a multiple of the optimiser's rate, in units of its rounding."""
 
     def __init__(
         self, subject: Subject, optimiser: Optimizer | OptimiserFactory, loss_gradients: LossGradients | None
@@ -137,9 +133,7 @@ def _search(change: Callable[[float], float], tolerance: float) -> tuple[float |
 
 @contextmanager
 def _scaled(optimiser: Optimizer | OptimiserFactory, factor: float) -> Iterator[Optimizer | OptimiserFactory]:
-    """Multiply every learning rate of the optimiser; for one in the middle of its training, only inside this
-    block.
-    """
+    """Multiply every learning rate of the optimiser, inside this block if it is amid its training."""
     if not isinstance(optimiser, Optimizer):
 
         def make(parameters: list[nn.Parameter]) -> Optimizer:
@@ -150,20 +144,18 @@ def _scaled(optimiser: Optimizer | OptimiserFactory, factor: float) -> Iterator[
 
         yield make
         return
-    own = [group["lr"] for group in optimiser.param_groups]
+    own = [(group, group["lr"]) for group in optimiser.param_groups]
     try:
-        for group, lr in zip(optimiser.param_groups, own, strict=True):
+        for group, lr in own:
             group["lr"] = lr * factor
         yield optimiser
     finally:
-        for group, lr in zip(optimiser.param_groups, own, strict=True):
+        for group, lr in own:
             group["lr"] = lr
 
 
 def _bracket(change: Callable[[float], float]) -> tuple[float | None, float | None]:
-    """Return a factor that does not raise the loss and its double, which does; None for one that was not
-    found.
-    """
+    """Return a factor that does not raise the loss and its double, which does; None if not found."""
     if change(1.0) > 1:
         high = 1.0
         while (changed := change(high / 2)) > 1:
@@ -201,14 +193,12 @@ def curvature(
     after = updated(small, optimiser, LossGradients(hessian.loss, grads))
     step = torch.cat([(after[path] - p.detach()).reshape(-1) for path, p in hessian.parameters.items()])
     detail = f"{pair.products} products, |Hx - vx| = {pair.residual:.1e}, {used} tokens"
-    return Table(
-        "curvature",
-        (
-            _row("largest_eigenvalue", pair.value, detail),
-            _row("directional_sharpness", hessian.along(hessian.gradient), "along the gradient"),
-            _row("directional_sharpness", hessian.along(step), "along the update"),
-        ),
+    found = (
+        _row("largest_eigenvalue", pair.value, detail),
+        _row("directional_sharpness", hessian.along(hessian.gradient), "along the gradient"),
+        _row("directional_sharpness", hessian.along(step), "along the update"),
     )
+    return Table("curvature", found)
 
 
 def _row(quantity: str, value: float | None, detail: str) -> Row:
@@ -268,13 +258,10 @@ class Hessian:
         """Return :math:`Hv`, `[P]` to `[P]`."""
         if not self._gradient.requires_grad:
             return torch.zeros_like(vector)
+        own = list(self.parameters.values())
         try:
             found = torch.autograd.grad(
-                self._gradient,
-                list(self.parameters.values()),
-                vector,
-                retain_graph=True,
-                materialize_grads=True,
+                self._gradient, own, vector, retain_graph=True, materialize_grads=True
             )
         except RuntimeError as error:
             raise UserError(TWICE.format(error)) from error
@@ -324,9 +311,7 @@ def largest_eigenvalue(hessian: Hessian, *, products: int, tolerance: float, see
 
 
 def _best(basis: list[Tensor], images: list[Tensor]) -> tuple[list[Tensor], list[Tensor]]:
-    """Return the unit vector of the span with the largest Rayleigh quotient, and its step away from the first
-    vector of the basis, each with its image.
-    """
+    """Return the span's unit vector of largest Rayleigh quotient and its step, each with its image."""
     gram = torch.stack([torch.stack([torch.dot(a, b) for b in basis]) for a in basis]).double()
     seen = torch.stack([torch.stack([torch.dot(a, b) for b in images]) for a in basis]).double()
     lengths, axes = torch.linalg.eigh(gram)
@@ -369,21 +354,6 @@ def _measure_critical_lr(context: StudyContext) -> Iterator[Table]:
 
 
 register(
-    Study(
-        "critical_lr",
-        _measure_critical_lr,
-        "standard",
-        rules=(critical_rate,),
-        batch=SMALL_BATCH,
-        order=5,
-    )
+    Study("critical_lr", _measure_critical_lr, "standard", rules=(critical_rate,), batch=SMALL_BATCH, order=5)
 )
-register(
-    Study(
-        "curvature",
-        lambda context: [curvature(context.small, context.optimiser)],
-        "full",
-        batch=SMALL_BATCH,
-        order=95,
-    )
-)
+register(Study("curvature", lambda c: [curvature(c.small, c.optimiser)], "full", batch=SMALL_BATCH, order=95))

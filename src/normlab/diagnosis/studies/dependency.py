@@ -1,6 +1,4 @@
-"""Measure how much the output of each sublayer depends on each branch before it, its own residual branch
-among them.
-"""
+"""Measure how much the output of each sublayer depends on each branch, its own among them."""
 
 from __future__ import annotations
 
@@ -182,10 +180,6 @@ class _Parts:
         return (self.variances[1 : self.known] / variance).mean(-1).tolist()
 
 
-def _taps(view: SublayerView) -> tuple[Tap, ...]:
-    return view.before, view.branch, view.total, view.after, *view.beside
-
-
 class _Sample:
     """The same tokens `[T, D]` of every tensor of a stack, in float32 at least."""
 
@@ -193,7 +187,7 @@ class _Sample:
         self.stack, self.rows = stack, dict[Tap, Tensor]()
         native = seen[stack.sublayers[0].before]
         self._tolerance = 1e-3 + 16 * torch.finfo(native.dtype).eps
-        for tap in dict.fromkeys(tap for view in stack.sublayers for tap in _taps(view)):
+        for tap in dict.fromkeys(tap for view in stack.sublayers for tap in view.taps):
             all_of_them = rows(seen[tap], mask)
             spaced = torch.linspace(0, len(all_of_them) - 1, min(tokens, len(all_of_them)))
             self.rows[tap] = all_of_them[spaced.long().to(all_of_them.device)]

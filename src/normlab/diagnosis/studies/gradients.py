@@ -52,25 +52,19 @@ def sublayer_gradients(
     Liu et al. 2020, Figure 3, Theorem 1 and Remark 1 (arXiv 2004.08249).
     """
     masks = padding_masks or find_padding_masks(subject)
-    views = _views(subject)
+    views = subject.structure.sublayers
     gradients = (backward or backward_pass(subject)).stream
     if not gradients:
         raise UserError(FROZEN)
     kept = [rows(gradients[v.after], masks[stack]) if v.after in gradients else None for stack, v in views]
     lengths = [None if g is None else g.norm().item() for g in kept]
     largest = max((x for x in lengths if x is not None), default=0.0) or 1.0
-    return Table(
-        "sublayer_gradients",
-        tuple(
-            {
-                **_place(stack, view),
-                "grad_l2": length,
-                "relative": None if length is None else length / largest,
-                "variance": None if g is None else g.var(correction=0).item(),
-            }
-            for (stack, view), g, length in zip(views, kept, lengths, strict=True)
-        ),
-    )
+    found: list[Row] = []
+    for (stack, view), g, length in zip(views, kept, lengths, strict=True):
+        relative = None if length is None else length / largest
+        variance = None if g is None else g.var(correction=0).item()
+        found.append({**_place(stack, view), "grad_l2": length, "relative": relative, "variance": variance})
+    return Table("sublayer_gradients", tuple(found))
 
 
 def parameter_gradients(
@@ -102,16 +96,10 @@ def parameter_gradients(
         together = (_lengths(sums[path], parts[path]) / len(mini)).tolist()
         apart = (lengths[path] / len(mini)).tolist()
         for part, mean_grad_l2, grad_l2 in zip(parts[path], together, apart, strict=True):
-            found.append(
-                {
-                    **first.forward.owned[path]._asdict(),
-                    "kind": part.kind,
-                    "parameter": path,
-                    "shape": "x".join(map(str, part.of(p).shape)),
-                    "mean_grad_l2": mean_grad_l2,
-                    "grad_l2": grad_l2,
-                }
-            )
+            shape = "x".join(map(str, part.of(p).shape))
+            about = {"kind": part.kind, "parameter": path, "shape": shape}
+            measured = {"mean_grad_l2": mean_grad_l2, "grad_l2": grad_l2}
+            found.append({**first.forward.owned[path]._asdict(), **about, **measured})
     return Table("parameter_gradients", tuple(found))
 
 
@@ -133,7 +121,7 @@ def branch_jacobians(subject: Subject, *, padding_masks: PaddingMasks | None = N
     Liu et al. 2020, Appendix A.3 (arXiv 2004.08249).
     """
     masks = padding_masks or find_padding_masks(subject)
-    views = _views(subject)
+    views = subject.structure.sublayers
     with capture(subject.model, [tap for _, v in views for tap in (v.before, v.branch, v.total)]) as seen:
         subject.forward()
     found: list[Row] = []
@@ -151,10 +139,6 @@ def branch_jacobians(subject: Subject, *, padding_masks: PaddingMasks | None = N
     return Table("branch_jacobians", tuple(found))
 
 
-def _views(subject: Subject) -> list[tuple[str, SublayerView]]:
-    return [(stack.name, view) for stack in subject.structure.stacks for view in stack.sublayers]
-
-
 def _place(stack: str, view: SublayerView) -> Row:
     return {"stack": stack, "index": view.index, "layer": view.layer, "role": view.role}
 
@@ -162,9 +146,8 @@ def _place(stack: str, view: SublayerView) -> Row:
 def gradients_of_sublayers(tables: Tables) -> Iterator[Finding]:
     """Say whether gradients of sublayer outputs vanish or grow on their way to the input."""
     for stack, table in tables.stacks("sublayer_gradients"):
-        found = extremes(table, "relative")
         silent = sum(value == 0 for value in table.column("relative"))
-        if found is None:
+        if (found := extremes(table, "relative")) is None:
             continue
         small, large = found
         least, most = float(small["relative"] or 0), float(large["relative"] or 1)
@@ -214,11 +197,6 @@ def gradients_of_parameters(tables: Tables) -> Iterator[Finding]:
         )
 
 
-def _measure_sublayers(context: StudyContext) -> Iterator[Table]:
-    masks, backward = context.padding_masks, context.backward
-    yield sublayer_gradients(context.subject, padding_masks=masks, backward=backward)
-
-
 def _measure_parameters(context: StudyContext) -> Iterator[Table]:
     first = context.small_backward if context.batches else None
     yield parameter_gradients(context.subject, batches=context.batches, first=first)
@@ -227,7 +205,7 @@ def _measure_parameters(context: StudyContext) -> Iterator[Table]:
 register(
     Study(
         "sublayer_gradients",
-        _measure_sublayers,
+        lambda c: [sublayer_gradients(c.subject, padding_masks=c.padding_masks, backward=c.backward)],
         "cheap",
         rules=(gradients_of_sublayers,),
         title="Gradients of outputs",

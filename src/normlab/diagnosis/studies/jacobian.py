@@ -9,13 +9,12 @@ from typing import Any, Final
 import torch
 from torch import Tensor, nn
 
-from normlab.diagnosis.reading.structure import StackView
 from normlab.diagnosis.reading.subject import Subject, undisturbed
 from normlab.diagnosis.reading.taps import Side, activations, watching
 from normlab.diagnosis.reading.tokens import PaddingMasks, find_padding_masks, rows
 from normlab.diagnosis.rules.finding import XIONG, Finding, Tables, extremes, number, said
 from normlab.diagnosis.rules.theory import layer_norm_jacobian, rms_norm_jacobian
-from normlab.diagnosis.study import SMALL_BATCH, Study, StudyContext, register
+from normlab.diagnosis.study import SMALL_BATCH, Study, register
 from normlab.diagnosis.table import Row, Table
 from normlab.errors import UserError
 
@@ -51,7 +50,10 @@ def jacobian(subject: Subject, *, padding_masks: PaddingMasks | None = None, tok
         raise UserError(f"tokens is {tokens}; give 1 or more, say {TOKENS}")
     masks = padding_masks or find_padding_masks(subject)
     modules = dict(subject.model.named_modules())
-    places = {path: at for stack in subject.structure.stacks for path, at in _norms(stack)}
+    places: dict[str, tuple[str, int | None]] = {}
+    for stack in subject.structure.stacks:
+        places |= {path: (stack.name, view.index) for view in stack.sublayers for path in view.norms}
+        places |= {stack.final_norm: (stack.name, None)} if stack.final_norm is not None else {}
     given: dict[str, Tensor] = {}
 
     def see(path: str, side: Side, values: Any) -> None:
@@ -62,22 +64,12 @@ def jacobian(subject: Subject, *, padding_masks: PaddingMasks | None = None, tok
         subject.forward()
     found: list[Row] = []
     with undisturbed(subject.model):
-        for path, (stack, index) in places.items():
-            x = rows(given[path], masks[stack])
+        for path, (name, index) in places.items():
+            x = rows(given[path], masks[name])
             kept = x[torch.linspace(0, len(x) - 1, min(tokens, len(x))).long().to(x.device)]
             measured = _measured(modules[path], kept.to(given[path].dtype), kept)
-            found.append({"module": path, "stack": stack, "index": index, **measured})
+            found.append({"module": path, "stack": name, "index": index, **measured})
     return Table("jacobian", tuple(found))
-
-
-def _norms(stack: StackView) -> Iterator[tuple[str, tuple[str, int | None]]]:
-    """Yield the paths of the norms, each with its stack and sublayer."""
-    for view in stack.sublayers:
-        for path in (view.norm_read, view.norm_branch, view.norm_write):
-            if path is not None:
-                yield path, (stack.name, view.index)
-    if stack.final_norm is not None:
-        yield stack.final_norm, (stack.name, None)
 
 
 def _measured(norm: nn.Module, given: Tensor, x: Tensor) -> Row:
@@ -179,14 +171,10 @@ def scaling_of_gradients(tables: Tables) -> Iterator[Finding]:
     )
 
 
-def _measure(context: StudyContext) -> Iterator[Table]:
-    yield jacobian(context.small, padding_masks=context.small_padding_masks, tokens=ASKED)
-
-
 register(
     Study(
         "jacobian",
-        _measure,
+        lambda c: [jacobian(c.small, padding_masks=c.small_padding_masks, tokens=ASKED)],
         "standard",
         rules=(gains, scaling_of_gradients),
         batch=SMALL_BATCH,

@@ -25,18 +25,14 @@ from normlab.errors import UserError
 from normlab.spec.chart import Growth
 
 ASKED: Final = 4
-"""Random changes of the weights in a diagnosis, for the interval of the exponent; they cost time where there
-are many weights.
-"""
+"""Random changes of the weights in a diagnosis, for the interval of the exponent."""
 FAST_CHANGE: Final = 0.5
 """Exponent of the output change: log N has a local exponent of 1 / ln N, which is below one half from 8
 sublayers on. An interval that lies wholly above it is no logarithm. Where branches are small beside the
 stack's input, changes add up like N in a Pre-LN, too: it counts where sublayers depend on their branches.
 """
 REPLACED: Final = 1.0
-"""Share of the output's mean square that one step changes: little is left, as two unrelated outputs differ
-by 2.
-"""
+"""Share of the output's mean square that one step changes; two unrelated outputs differ by 2."""
 
 SIZE = 0.01
 """Size of a random change, relative to each matrix's root mean square."""
@@ -99,9 +95,8 @@ def output_changes(
         padding_masks=padding_masks,
         backward=backward,
     )
-    order = {name: i for i, name in enumerate(taps)}
-    kinds = {"random": 0, "update": 1}
-    ordered = sorted(found, key=lambda r: (order[r[0]], r[-1], kinds[r[1]], r[2]))
+    order = list(taps)  # "random" before "update", as they are in the alphabet
+    ordered = sorted(found, key=lambda r: (order.index(r[0]), r[-1], r[1], r[2]))
     return Table("output_change", tuple({"stack": r[0], **_row(*r[1:])} for r in ordered))
 
 
@@ -200,9 +195,7 @@ def _changes(
     padding_masks: PaddingMasks | None,
     backward: BackwardPass | None,
 ) -> Iterator[tuple[str, str, int, float, int]]:
-    """Yield stack, kind, depth, change and seed at every tap of every stack; the update only for the last
-    stack.
-    """
+    """Yield stack, kind, depth, change and seed at every tap; the update only for the last stack."""
     masks = padding_masks or find_padding_masks(subject)
     forward = backward.forward if backward else forward_pass(subject)
     before = _outputs(subject, wanted, masks)
@@ -227,9 +220,7 @@ def _changes(
 def _outputs(
     subject: Subject, wanted: Mapping[str, Mapping[Tap, int]], masks: PaddingMasks
 ) -> dict[str, list[Tensor]]:
-    """Return the tokens `[N, D]` of the stream at every tap, without padding, normed as its stack's output
-    is, by stack.
-    """
+    """Return the tokens `[N, D]` at every tap without padding, through the final norm, by stack."""
     with capture(subject.model, [tap for taps in wanted.values() for tap in taps]) as caught:
         subject.forward()
     finals = {stack.name: stack.final_norm for stack in subject.structure.stacks}

@@ -15,7 +15,7 @@ from normlab.diagnosis.reading.subject import Subject
 from normlab.diagnosis.reading.tokens import PaddingMasks, find_padding_masks
 from normlab.diagnosis.rules.finding import Finding, Tables, cosine, number, said
 from normlab.diagnosis.studies.attention import is_sequence_first
-from normlab.diagnosis.study import Study, StudyContext, register
+from normlab.diagnosis.study import Study, register
 from normlab.diagnosis.table import Row, Table
 from normlab.spec.chart import ByDepth
 
@@ -101,7 +101,9 @@ def norm_parameters(subject: Subject, *, forward: ForwardPass | None = None) -> 
     model, structure = subject.model, subject.structure
     forward = forward or forward_pass(subject)
     owned, norms = forward.owned, norms_of(model, forward.widths)
-    by_structure = dict(_norms_by_structure(subject))
+    by_structure = {  # of frozen parameters, which no graph shows
+        path: Owner(stack, v.index, v.layer, v.role) for stack, v in structure.sublayers for path in v.norms
+    }
     finals = {stack.final_norm: stack.name for stack in structure.stacks if stack.final_norm}
     rows: list[Row] = []
     for path, p in model.named_parameters():
@@ -113,26 +115,17 @@ def norm_parameters(subject: Subject, *, forward: ForwardPass | None = None) -> 
     return Table("norm_parameters", tuple(rows))
 
 
-def _norms_by_structure(subject: Subject) -> Iterator[tuple[str, Owner]]:
-    """Yield the owners of norms by the structure, for frozen parameters, which no graph shows."""
-    for stack in subject.structure.stacks:
-        for view in stack.sublayers:
-            for path in (view.norm_read, view.norm_branch, view.norm_write):
-                if path:
-                    yield path, Owner(stack.name, view.index, view.layer, view.role)
-
-
 def _scales(subject: Subject, holder: str) -> bool:
     """Whether a module holds no matrix and lies outside of all branches."""
     matrix = any(p.ndim > 1 for p in subject.model.get_submodule(holder).parameters(recurse=False))
-    branches = (view.branch.module for stack in subject.structure.stacks for view in stack.sublayers)
+    branches = (view.branch.module for _, view in subject.structure.sublayers)
     return not matrix and not any(f"{holder}.".startswith(f"{branch}.") for branch in branches)
 
 
 def _index(subject: Subject, owner: Owner) -> int | None:
     """Return the sublayer in which a parameter acts, or the first of the layer that shares it."""
-    views = (v for stack in subject.structure.stacks if stack.name == owner.stack for v in stack.sublayers)
-    shared = (v.index for v in views if v.layer == owner.layer)
+    views = subject.structure.sublayers
+    shared = (v.index for stack, v in views if (stack, v.layer) == (owner.stack, owner.layer))
     return next(shared, None) if owner.index is None else owner.index
 
 
@@ -162,14 +155,10 @@ def similarity_of_tokens(tables: Tables) -> Iterator[Finding]:
         )
 
 
-def _measure_similarity(context: StudyContext) -> Iterator[Table]:
-    yield similarity(context.subject, padding_masks=context.padding_masks, forward=context.backward.forward)
-
-
 register(
     Study(
         "similarity",
-        _measure_similarity,
+        lambda c: [similarity(c.subject, padding_masks=c.padding_masks, forward=c.backward.forward)],
         "cheap",
         rules=(similarity_of_tokens,),
         title="Similarity",
@@ -185,7 +174,7 @@ register(
 register(
     Study(
         "norm_parameters",
-        lambda context: [norm_parameters(context.subject, forward=context.backward.forward)],
+        lambda c: [norm_parameters(c.subject, forward=c.backward.forward)],
         "cheap",
         order=85,
     )

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Iterator, Mapping
-from typing import Final, TypeAlias
+from typing import Final
 
 from torch import Tensor
 
@@ -15,7 +15,7 @@ from normlab.diagnosis.reading.taps import Tap
 from normlab.diagnosis.reading.tokens import PaddingMasks, find_padding_masks, rows
 from normlab.diagnosis.rules.finding import XIONG, Finding, Tables, number, said
 from normlab.diagnosis.rules.theory import LEMMA_2, bounded_fraction, ffn_gain, hidden_scales
-from normlab.diagnosis.study import Study, StudyContext, register
+from normlab.diagnosis.study import Study, register
 from normlab.diagnosis.table import Row, Table
 from normlab.spec.chart import ByDepth
 
@@ -23,9 +23,6 @@ GROWN: Final = 10.0
 """Growth of the mean square, per sublayer, that is too fast for a sum. Branches of similar size that add up
 let the mean square grow with their number; ten times that means that branches grow with the stream.
 """
-
-Place: TypeAlias = tuple[str | None, int | None]
-"""Stack and index of a sublayer."""
 
 
 def scales(
@@ -50,20 +47,23 @@ def scales(
 
 
 def _rows(
-    stack: StackView, mask: Tensor, tensors: Mapping[Tap, Tensor], widths: Mapping[Place, int]
+    stack: StackView,
+    mask: Tensor,
+    seen: Mapping[Tap, Tensor],
+    widths: Mapping[tuple[str, int | None], int],
 ) -> Iterator[Row]:
-    first = rows(tensors[stack.sublayers[0].before], mask)
+    first = rows(seen[stack.sublayers[0].before], mask)
     known = [widths.get((stack.name, view.index)) for view in stack.sublayers]
     gains = [None if width is None else ffn_gain(first.shape[-1], width) for width in known]
     start = first.square().mean().item()
     predicted = hidden_scales(stack.sublayers, start=start, ffn_gains=gains)
     for view, expected in zip(stack.sublayers, predicted, strict=True):
         for signal in ("before", "branch", "total", "after"):
-            x = rows(tensors[getattr(view, signal)], mask)
+            x = rows(seen[getattr(view, signal)], mask)
             z = x.square().sum(-1)
-            mean_square, theory = (z.mean() / x.shape[-1]).item(), getattr(expected, signal)
-            if view is stack.sublayers[0] and signal == "before":
-                theory = None
+            given = view is stack.sublayers[0] and signal == "before"
+            mean_square = (z.mean() / x.shape[-1]).item()
+            theory = None if given else getattr(expected, signal)
             yield {
                 "stack": stack.name,
                 "index": view.index,
@@ -81,9 +81,9 @@ def _rows(
             }
 
 
-def _ffn_widths(subject: Subject, forward: ForwardPass) -> dict[Place, int]:
+def _ffn_widths(subject: Subject, forward: ForwardPass) -> dict[tuple[str, int | None], int]:
     """Return the inner width of every feed-forward sublayer with two or three matrices of its own."""
-    found: dict[Place, int] = {}
+    found: dict[tuple[str, int | None], int] = {}
     shapes = {path: tuple(p.shape) for path, p in subject.model.named_parameters() if p.ndim == 2}
     dims = {s.name: forward.tensors[s.sublayers[0].before].shape[-1] for s in subject.structure.stacks}
     for path, owner in forward.owned.items():
@@ -141,14 +141,10 @@ def _theory(tables: Tables) -> Iterator[Finding]:
             )
 
 
-def _measure(context: StudyContext) -> Iterator[Table]:
-    yield scales(context.subject, padding_masks=context.padding_masks, forward=context.backward.forward)
-
-
 register(
     Study(
         "scales",
-        _measure,
+        lambda c: [scales(c.subject, padding_masks=c.padding_masks, forward=c.backward.forward)],
         "cheap",
         rules=(hidden_scale,),
         title="Hidden scale",

@@ -16,7 +16,7 @@ from normlab.diagnosis.reading.kinds import Part
 from normlab.diagnosis.reading.parameters import Owner
 from normlab.diagnosis.reading.subject import Subject
 from normlab.diagnosis.rules.finding import LIU, Finding, Tables, extremes, said
-from normlab.diagnosis.study import Study, StudyContext, register
+from normlab.diagnosis.study import Study, register
 from normlab.diagnosis.table import Row, Table
 from normlab.spec.chart import Strips
 
@@ -43,11 +43,8 @@ def updates(
     and a loss that is not finite.
     """
     backward = backward or backward_pass(subject)
-    grads, owned, parts = (
-        backward.loss_gradients.gradients,
-        backward.forward.owned,
-        parts_of(subject, backward.forward),
-    )
+    grads, owned = backward.loss_gradients.gradients, backward.forward.owned
+    parts = parts_of(subject, backward.forward)
     after = updated(subject, optimiser, backward.loss_gradients)
     rows: list[Row] = []
     for path, p in trainable(subject.model).items():
@@ -134,14 +131,10 @@ def no_gradient(tables: Tables) -> Iterator[Finding]:
         )
 
 
-def _measure(context: StudyContext) -> Iterator[Table]:
-    yield updates(context.subject, context.optimiser, backward=context.backward)
-
-
 register(
     Study(
         "updates",
-        _measure,
+        lambda c: [updates(c.subject, c.optimiser, backward=c.backward)],
         "standard",
         rules=(balance_of_updates, no_gradient),
         title="Updates",

@@ -14,7 +14,7 @@ from typing import Any, ClassVar
 
 from torch import Tensor, nn
 
-from normlab.nn.registry import Registry
+from normlab.nn.registry import Registered, Registry
 from normlab.nn.site import Site
 from normlab.spec.model import ModelConfig
 
@@ -25,14 +25,13 @@ XAVIER = ("xavier", "xavier_uniform")
 """The init schemes to which a gain on Xavier initialisation applies."""
 
 
-class Placement(nn.Module, ABC):
+class Placement(Registered, nn.Module, ABC):
     """Base of all placements; a subclass registers itself under ``name``, an abstract one has none.
 
     By default it reads the whole stream, which begins with the embeddings and ends as the output.
     """
 
     registry: ClassVar[Registry[type[Placement]]] = Registry("placement")
-    name: ClassVar[str]
     normed: ClassVar[bool] = True
     """Whether it uses the norm of its site; if no placement of a model does, no norm can be chosen."""
     final_norm: ClassVar[bool] = False
@@ -47,12 +46,6 @@ class Placement(nn.Module, ABC):
     inner_norm: ClassVar[str] = "noinnernorm"
     head_gain: ClassVar[str] = "noheadgain"
     """The source's choices inside the branch; a model's own choice takes precedence over these four."""
-
-    def __init_subclass__(cls, *, name: str = "", **kwargs: Any) -> None:
-        super().__init_subclass__(**kwargs)
-        if name:
-            Placement.registry[name] = cls
-            cls.name = name
 
     def __init__(self, site: Site) -> None:
         super().__init__()

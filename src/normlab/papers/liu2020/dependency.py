@@ -8,7 +8,9 @@ from __future__ import annotations
 from typing import Final
 
 from normlab.spec.artefact import Artefact, Drawing
-from normlab.spec.claim import Claim
+from normlab.spec.claim import at_least, at_most, within
+
+_ON_WMT: Final = {"text": "wmt14.en-de", "model": "base"}
 
 FIG4: Final = Artefact(
     id="liu2020.fig4",
@@ -30,66 +32,41 @@ FIG4: Final = Artefact(
     "encoders alone, over more depths and seeds, docs/amplification.md has Post-LN far above Pre-LN after a "
     "small update.",
     study="over_depth",
-    settings={
-        "text": "wmt14.en-de",
-        "model": "base",
-        "depths": (6, 9, 12, 15, 18),
-        "tokens": 512,
-        "lr": 1e-5,
-        "seeds": 6,
-    },
+    settings={**_ON_WMT, "depths": (6, 9, 12, 15, 18), "tokens": 512, "lr": 1e-5, "seeds": 6},
     claims=(
-        Claim(
-            "R² of a line in N, Post-LN, random change",
-            "post_random_linear_r2",
-            at_least=0.95,
-            published="0.99",
+        at_least(0.95, "R² of a line in N, Post-LN, random change", "post_random_linear_r2", "0.99"),
+        at_least(0.95, "R² of a line in log N, Pre-LN, random change", "pre_random_log_r2", "0.99"),
+        at_most(
+            0.0, "by how much AIC prefers log N to N, Post-LN", "post_random_log_over_linear_aic", "N fits"
         ),
-        Claim(
-            "R² of a line in log N, Pre-LN, random change",
-            "pre_random_log_r2",
-            at_least=0.95,
-            published="0.99",
+        at_least(
+            0.0, "by how much AIC prefers log N to N, Pre-LN", "pre_random_log_over_linear_aic", "log N fits"
         ),
-        Claim(
-            "by how much AIC prefers log N to N, Post-LN",
-            "post_random_log_over_linear_aic",
-            at_most=0.0,
-            published="N fits",
-        ),
-        Claim(
-            "by how much AIC prefers log N to N, Pre-LN",
-            "pre_random_log_over_linear_aic",
-            at_least=0.0,
-            published="log N fits",
-        ),
-        Claim(
+        at_least(
+            10.0,
             "one Adam update: Post-LN's change over Pre-LN's at the greatest depth",
             "post_over_pre_update",
-            at_least=10.0,
-            published="several magnitudes",
+            "several magnitudes",
         ),
-        Claim(
+        within(
+            -0.25,
+            0.25,
             "Admin's exponent less Pre-LN's, random change",
             "admin_minus_pre_exponent",
-            at_least=-0.25,
-            at_most=0.25,
-            published="about the same speed",
+            "about the same speed",
         ),
     ),
-    drawings=(
-        *(
-            Drawing(
-                kind,
-                "layers",
-                "change",
-                f"Output change over depth, {title}",
-                "layers of encoder and of decoder",
-                "mean square change",
-                colour="placement",
-            )
-            for kind, title in (("random", "a random change"), ("update", "one update of Adam"))
-        ),
+    drawings=tuple(
+        Drawing(
+            kind,
+            "layers",
+            "change",
+            f"Output change over depth, {title}",
+            "layers of encoder and of decoder",
+            "mean square change",
+            colour="placement",
+        )
+        for kind, title in (("random", "a random change"), ("update", "one update of Adam"))
     ),
 )
 
@@ -111,40 +88,24 @@ FIG7_8: Final = Artefact(
     discussion="What becomes of the shares in training needs a training and is left open. With three seeds "
     "the sums of 18 layers were undecided, so that there are eight.",
     study="dependencies",
-    settings={
-        "text": "wmt14.en-de",
-        "model": "base",
-        "depths": (6, 18),
-        "tokens": 1024,
-        "followed": 32,
-        "seeds": 8,
-    },
+    settings={**_ON_WMT, "depths": (6, 18), "tokens": 1024, "followed": 32, "seeds": 8},
     claims=(
-        Claim(
-            "i β_ii² over the upper half, Post-LN, 6 layers",
-            "post_6_own_times_i",
-            at_least=2.0,
-            published="relies on its own",
+        at_least(
+            2.0, "i β_ii² over the upper half, Post-LN, 6 layers", "post_6_own_times_i", "relies on its own"
         ),
-        Claim("the same, 18 layers", "post_18_own_times_i", at_least=4.0, published="relies on its own"),
+        at_least(4.0, "the same, 18 layers", "post_18_own_times_i", "relies on its own"),
         *(
-            Claim(
+            at_most(
+                1.5,
                 f"the same, {name}, {layers} layers",
                 f"{placement}_{layers}_own_times_i",
-                at_most=1.5,
-                published="1: evenly on all",
+                "1: evenly on all",
             )
             for placement, name in (("pre", "Pre-LN"), ("admin", "Admin"))
             for layers in (6, 18)
         ),
         *(
-            Claim(
-                f"Σ_j β_ij², {name}, {layers} layers",
-                f"{placement}_{layers}_total",
-                at_least=0.95,
-                at_most=1.05,
-                published="1",
-            )
+            within(0.95, 1.05, f"Σ_j β_ij², {name}, {layers} layers", f"{placement}_{layers}_total", "1")
             for placement, name in (("post", "Post-LN"), ("pre", "Pre-LN"), ("admin", "Admin"))
             for layers in (6, 18)
         ),
@@ -179,38 +140,15 @@ THEOREM2: Final = Artefact(
     "those.",
     discussion="Sections 3.1 and 5.2 of the paper exchange the numbers of its theorems.",
     study="prefixes",
-    settings={
-        "text": "wmt14.en-de",
-        "model": "base",
-        "layers": 18,
-        "tokens": 512,
-        "followed": 32,
-        "seeds": 8,
-    },
+    settings={**_ON_WMT, "layers": 18, "tokens": 512, "followed": 32, "seeds": 8},
     claims=(
-        Claim(
-            "exponent of the change in N, Post-LN", "post_exponent", at_least=0.8, at_most=1.2, published="1"
-        ),
-        Claim(
-            "by how much AIC prefers log N to N, Post-LN",
-            "post_log_over_linear_aic",
-            at_most=0.0,
-            published="O(N)",
-        ),
-        Claim(
-            "by how much AIC prefers log N to N, Pre-LN",
-            "pre_log_over_linear_aic",
-            at_least=0.0,
-            published="O(log N)",
-        ),
-        Claim(
-            "exponent of β_ii² in i, Post-LN", "post_own_exponent", at_least=-0.2, at_most=0.2, published="0"
-        ),
-        Claim(
-            "exponent of β_ii² in i, Pre-LN", "pre_own_exponent", at_least=-1.2, at_most=-0.8, published="−1"
-        ),
-        Claim("R² of the change as C Σ β_ii², Post-LN", "post_r2_of_sum", at_least=0.9),
-        Claim("R² of the change as C Σ β_ii², Pre-LN", "pre_r2_of_sum", at_least=0.9),
+        within(0.8, 1.2, "exponent of the change in N, Post-LN", "post_exponent", "1"),
+        at_most(0.0, "by how much AIC prefers log N to N, Post-LN", "post_log_over_linear_aic", "O(N)"),
+        at_least(0.0, "by how much AIC prefers log N to N, Pre-LN", "pre_log_over_linear_aic", "O(log N)"),
+        within(-0.2, 0.2, "exponent of β_ii² in i, Post-LN", "post_own_exponent", "0"),
+        within(-1.2, -0.8, "exponent of β_ii² in i, Pre-LN", "pre_own_exponent", "−1"),
+        at_least(0.9, "R² of the change as C Σ β_ii², Post-LN", "post_r2_of_sum"),
+        at_least(0.9, "R² of the change as C Σ β_ii², Pre-LN", "pre_r2_of_sum"),
     ),
     drawings=(
         Drawing(
@@ -253,26 +191,19 @@ PROFILING: Final = Artefact(
     discussion="Taken to the letter, ω_i² as the sum of the variances of the branches before makes ω_1 zero "
     "and erases the embedding; the variance of the input has to be in the sum.",
     study="profiles",
-    settings={
-        "text": "wmt14.en-de",
-        "model": "base",
-        "layers": 18,
-        "tokens": (512, 2048, 8192),
-        "batches": 3,
-        "seed": 1,
-    },
+    settings={**_ON_WMT, "layers": 18, "tokens": (512, 2048, 8192), "batches": 3, "seed": 1},
     claims=(
-        Claim(
+        at_most(
+            0.02,
             "deviation of ω over batches of 8,192 positions, the largest over its mean",
             "spread_over_batches",
-            at_most=0.02,
-            published="one batch suffices",
+            "one batch suffices",
         ),
-        Claim(
+        at_most(
+            0.05,
             "ω from batches of 512 to 8,192 positions: the largest over the least, less 1",
             "spread_over_sizes",
-            at_most=0.05,
-            published="one batch suffices",
+            "one batch suffices",
         ),
     ),
     drawings=(

@@ -5,7 +5,10 @@ from __future__ import annotations
 from typing import Final
 
 from normlab.spec.artefact import Artefact, Drawing
-from normlab.spec.claim import Claim
+from normlab.spec.claim import at_least, at_most, within
+
+_ON_WMT: Final = {"text": "wmt14.en-de", "model": "base"}
+_STACKS: Final = ("encoder", "decoder")
 
 FIG3: Final = Artefact(
     id="liu2020.fig3",
@@ -20,43 +23,26 @@ FIG3: Final = Artefact(
     },
     asserts="Only the decoder of a Post-LN vanishes, and it is the encoder-attention where it loses.",
     study="sublayer_outputs",
-    settings={"text": "wmt14.en-de", "model": "base", "layers": 18, "tokens": 2048, "seeds": 3},
+    settings={**_ON_WMT, "layers": 18, "tokens": 2048, "seeds": 3},
     claims=(
-        Claim(
-            "first layer over last, Post-LN decoder",
-            "post_decoder_first_over_last",
-            at_most=0.1,
-            published="vanishes",
+        at_most(0.1, "first layer over last, Post-LN decoder", "post_decoder_first_over_last", "vanishes"),
+        at_least(
+            0.5, "first layer over last, Post-LN encoder", "post_encoder_first_over_last", "does not vanish"
         ),
-        Claim(
-            "first layer over last, Post-LN encoder",
-            "post_encoder_first_over_last",
-            at_least=0.5,
-            published="does not vanish",
+        at_least(
+            0.5, "first layer over last, Pre-LN encoder", "pre_encoder_first_over_last", "does not vanish"
         ),
-        Claim(
-            "first layer over last, Pre-LN encoder",
-            "pre_encoder_first_over_last",
-            at_least=0.5,
-            published="does not vanish",
+        at_least(
+            0.5, "first layer over last, Pre-LN decoder", "pre_decoder_first_over_last", "does not vanish"
         ),
-        Claim(
-            "first layer over last, Pre-LN decoder",
-            "pre_decoder_first_over_last",
-            at_least=0.5,
-            published="does not vanish",
+        at_most(
+            0.95, "factor through a Post-LN's encoder-attention", "post_cross_attention_step", "falls there"
         ),
-        Claim(
-            "factor through a Post-LN's encoder-attention",
-            "post_cross_attention_step",
-            at_most=0.95,
-            published="falls there",
-        ),
-        Claim("factor through its other sublayers", "post_other_step", at_least=0.95, published="about 1"),
+        at_least(0.95, "factor through its other sublayers", "post_other_step", "about 1"),
     ),
     drawings=tuple(
         Drawing(
-            f"{stack}",
+            stack,
             "index",
             "relative",
             f"Gradients of sublayer outputs in the {stack}",
@@ -65,7 +51,7 @@ FIG3: Final = Artefact(
             colour="placement",
             log_y=True,
         )
-        for stack in ("encoder", "decoder")
+        for stack in _STACKS
     ),
 )
 
@@ -82,39 +68,28 @@ FIG5_11: Final = Artefact(
     paper="Liu et al. 2020, Figures 5 and 11 (arXiv 2004.08249)",
     shows="Norms of gradients and of updates of the parameters of self-attention, relative to the largest, "
     "Pre-LN of 12 layers.",
-    published={
-        "gradients": "differ: K and Q below V1 and V2",
-        "updates under Adam": "alike",
-    },
+    published={"gradients": "differ: K and Q below V1 and V2", "updates under Adam": "alike"},
     asserts="At initialisation gradients differ more between kinds of parameters than Adam's updates do.",
     discussion="The paper looks at checkpoints of a whole training. Adam's first steps hardly see how large "
     "a gradient is, so that their balance is by construction; that it lasts is left open. Appendix A.4 "
     "writes W^(K) and W^(V1) where, by the figure, K and Q are meant.",
     study="attention_matrices",
-    settings={
-        "text": "wmt14.en-de",
-        "model": "base",
-        "layers": 12,
-        "tokens": 1024,
-        "steps": 8,
-        "lr": 1e-4,
-        "seed": 1,
-    },
+    settings={**_ON_WMT, "layers": 12, "tokens": 1024, "steps": 8, "lr": 1e-4, "seed": 1},
     claims=(
-        Claim(
+        at_least(
+            2.0,
             "gradients of values and outputs over those of queries and keys",
             "gradient_values_over_queries",
-            at_least=2.0,
-            published="K and Q below V1 and V2",
+            "K and Q below V1 and V2",
         ),
-        Claim(
+        within(
+            0.5,
+            2.0,
             "updates of values and outputs over those of queries and keys",
             "update_values_over_queries",
-            at_least=0.5,
-            at_most=2.0,
-            published="balanced",
+            "balanced",
         ),
-        Claim("spread of the gradients over that of the updates", "spread_ratio", at_least=2.0),
+        at_least(2.0, "spread of the gradients over that of the updates", "spread_ratio"),
     ),
     drawings=tuple(
         Drawing(
@@ -145,19 +120,16 @@ THEOREM1: Final = Artefact(
     "wide to decide, so that there are five. Sections 3.1 and 5.2 of the paper exchange the numbers of its "
     "theorems.",
     study="encoder_gradients",
-    settings={"text": "wmt14.en-de", "model": "base", "layers": 18, "tokens": 2048, "seeds": 5},
+    settings={**_ON_WMT, "layers": 18, "tokens": 2048, "seeds": 5},
     claims=(
-        Claim(
-            "variance at the first layer over that at the last",
-            "in_model_first_over_last",
-            at_least=0.9,
-            published="at least 1",
+        at_least(
+            0.9, "variance at the first layer over that at the last", "in_model_first_over_last", "at least 1"
         ),
-        Claim(
+        at_least(
+            0.95,
             "variance at a sublayer over that at the next, the least",
             "in_model_least_step",
-            at_least=0.95,
-            published="at least 1",
+            "at least 1",
         ),
     ),
     drawings=(
@@ -181,31 +153,19 @@ REMARK1: Final = Artefact(
     published={"pre": "Var[Δx_i] ≥ Var[Δx_j] for i ≤ j"},
     asserts="In a Pre-LN the variance never falls from a layer to the one below it.",
     study="sublayer_outputs",
-    settings={
-        "text": "wmt14.en-de",
-        "model": "base",
-        "layers": 18,
-        "tokens": 2048,
-        "seeds": 3,
-        "placements": ("pre",),
-    },
-    claims=(
-        Claim(
-            "variance at a sublayer over that at the next, the least of the encoder",
-            "pre_encoder_least_variance_step",
-            at_least=0.995,
-            published="at least 1",
-        ),
-        Claim(
-            "variance at a sublayer over that at the next, the least of the decoder",
-            "pre_decoder_least_variance_step",
-            at_least=0.995,
-            published="at least 1",
-        ),
+    settings={**_ON_WMT, "layers": 18, "tokens": 2048, "seeds": 3, "placements": ("pre",)},
+    claims=tuple(
+        at_least(
+            0.995,
+            f"variance at a sublayer over that at the next, the least of the {stack}",
+            f"pre_{stack}_least_variance_step",
+            "at least 1",
+        )
+        for stack in _STACKS
     ),
     drawings=tuple(
         Drawing(
-            f"{stack}",
+            stack,
             "index",
             "variance",
             f"Variance of the gradient in the {stack}'s stream",
@@ -214,7 +174,7 @@ REMARK1: Final = Artefact(
             colour="seed",
             log_y=True,
         )
-        for stack in ("encoder", "decoder")
+        for stack in _STACKS
     ),
 )
 
@@ -225,14 +185,9 @@ APPENDIX_A3: Final = Artefact(
     published={"post encoder-attention": "Var[∂a/∂x] + 1 ≤ σ_b²"},
     asserts="The inequality holds in every layer of a Post-LN decoder.",
     study="cross_attention",
-    settings={"text": "wmt14.en-de", "model": "base", "layers": 18, "tokens": 2048, "seeds": 3},
+    settings={**_ON_WMT, "layers": 18, "tokens": 2048, "seeds": 3},
     claims=(
-        Claim(
-            "(Var[∂a/∂x] + 1) / σ_b², the largest of the decoder",
-            "largest_ratio",
-            at_most=1.0,
-            published="at most 1",
-        ),
+        at_most(1.0, "(Var[∂a/∂x] + 1) / σ_b², the largest of the decoder", "largest_ratio", "at most 1"),
     ),
     drawings=(
         Drawing(

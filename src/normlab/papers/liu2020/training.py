@@ -6,7 +6,7 @@ from typing import Final
 
 from normlab.papers.cells import cells
 from normlab.spec.artefact import Artefact
-from normlab.spec.claim import Claim
+from normlab.spec.claim import within
 
 _POST: Final = 35.64, 0.23
 _PRE: Final = 35.50, 0.04
@@ -194,7 +194,7 @@ PARAMETERS: Final = Artefact(
         "published": _PARAMETERS,
     },
     claims=tuple(
-        Claim(f"millions more than published, {name}", name, at_least=-0.5, at_most=0.5, published=f"{count}")
+        within(-0.5, 0.5, f"millions more than published, {name}", name, f"{count}")
         for name, count in _PARAMETERS.items()
     ),
 )

@@ -5,7 +5,11 @@ from __future__ import annotations
 from typing import Final
 
 from normlab.spec.artefact import Artefact, Drawing
-from normlab.spec.claim import Claim
+from normlab.spec.claim import at_least, at_most, within
+
+_ON_IWSLT: Final = {"text": "iwslt14.de-en", "model": "small"}
+_MATRICES: Final = [(stack, matrix) for stack in ("encoder", "decoder") for matrix in ("W1", "W2")]
+_SIGNALS: Final = (("W2", "W2"), ("stream", "the stream"))
 
 THEOREM1: Final = Artefact(
     id="xiong2020.theorem1",
@@ -27,18 +31,10 @@ THEOREM1: Final = Artefact(
     study="last_gradient",
     settings={"depths": (6, 8, 10, 12, 14), "dims": (128, 256, 512), "dim": 512, "tokens": 64, "seeds": 20},
     claims=(
-        Claim(
-            "exponent in L, Post-LN", "post_exponent_in_layers", at_least=-0.05, at_most=0.05, published="0"
-        ),
-        Claim(
-            "exponent in L, Pre-LN",
-            "pre_exponent_in_layers",
-            at_least=-0.47,
-            at_most=-0.41,
-            published="−1/2 in the limit",
-        ),
-        Claim("exponent in d, Post-LN", "post_exponent_in_d", at_most=1.1, published="that of d√(ln d), 1.1"),
-        Claim("exponent in d, Pre-LN", "pre_exponent_in_d", at_most=1.1, published="that of d√(ln d), 1.1"),
+        within(-0.05, 0.05, "exponent in L, Post-LN", "post_exponent_in_layers", "0"),
+        within(-0.47, -0.41, "exponent in L, Pre-LN", "pre_exponent_in_layers", "−1/2 in the limit"),
+        at_most(1.1, "exponent in d, Post-LN", "post_exponent_in_d", "that of d√(ln d), 1.1"),
+        at_most(1.1, "exponent in d, Pre-LN", "pre_exponent_in_d", "that of d√(ln d), 1.1"),
     ),
     drawings=(
         Drawing(
@@ -71,35 +67,26 @@ FIG3AB: Final = Artefact(
     "With three seeds two of the encoder's ratios, both of W2, are undecided; some thirty seeds, twenty "
     "minutes of one core, would decide them if the means stay.",
     study="by_layer",
-    settings={
-        "text": "iwslt14.de-en",
-        "model": "small",
-        "layers": 6,
-        "tokens": 4096,
-        "batches": 4,
-        "seeds": 3,
-    },
+    settings={**_ON_IWSLT, "layers": 6, "tokens": 4096, "batches": 4, "seeds": 3},
     claims=(
         *(
-            Claim(
+            at_least(
+                1.1,
                 f"{matrix} of a Post-LN {stack}: last layer over first",
                 f"post_{stack}_{matrix}",
-                at_least=1.1,
-                published="grows",
+                "grows",
             )
-            for stack in ("encoder", "decoder")
-            for matrix in ("W1", "W2")
+            for stack, matrix in _MATRICES
         ),
         *(
-            Claim(
+            within(
+                0.5,
+                2.0,
                 f"{matrix} of a Pre-LN {stack}: last layer over first",
                 f"pre_{stack}_{matrix}",
-                at_least=0.5,
-                at_most=2.0,
-                published="flat",
+                "flat",
             )
-            for stack in ("encoder", "decoder")
-            for matrix in ("W1", "W2")
+            for stack, matrix in _MATRICES
         ),
     ),
     drawings=tuple(
@@ -112,8 +99,7 @@ FIG3AB: Final = Artefact(
             f"‖E ∂L/∂{matrix}‖",
             colour="placement",
         )
-        for stack in ("encoder", "decoder")
-        for matrix in ("W1", "W2")
+        for stack, matrix in _MATRICES
     ),
 )
 
@@ -127,22 +113,10 @@ FIG3CD: Final = Artefact(
     discussion="The level, 1.6 in the figure, goes with the number of tokens that a loss is averaged over "
     "and is not decided; it is measured beside.",
     study="last_matrix",
-    settings={
-        "text": "iwslt14.de-en",
-        "model": "small",
-        "depths": (6, 8, 10, 12, 14),
-        "tokens": 4096,
-        "seeds": 10,
-    },
+    settings={**_ON_IWSLT, "depths": (6, 8, 10, 12, 14), "tokens": 4096, "seeds": 10},
     claims=(
-        Claim(
-            "exponent in the number of layers, Post-LN",
-            "post_exponent",
-            at_least=-0.1,
-            at_most=0.1,
-            published="0: stays near 1.6",
-        ),
-        Claim("exponent in the number of layers, Pre-LN", "pre_exponent", at_most=-0.2, published="falls"),
+        within(-0.1, 0.1, "exponent in the number of layers, Post-LN", "post_exponent", "0: stays near 1.6"),
+        at_most(-0.2, "exponent in the number of layers, Pre-LN", "pre_exponent", "falls"),
     ),
     drawings=(
         Drawing(
@@ -175,67 +149,39 @@ APPENDIX_F: Final = Artefact(
     study="decay",
     settings={
         "theory": {"layers": 6, "dim": 512, "tokens": 64, "seeds": 10},
-        "text": "iwslt14.de-en",
-        "model": "small",
+        **_ON_IWSLT,
         "layers": 6,
         "tokens": 2048,
         "seeds": 3,
     },
     claims=(
-        Claim("E‖J_LN‖² at x^{post,5}", "norm_factor", at_least=0.65, at_most=0.68, published="2/3"),
-        Claim(
+        within(0.65, 0.68, "E‖J_LN‖² at x^{post,5}", "norm_factor", "2/3"),
+        within(
+            0.78,
+            0.86,
             "base by layer of W2's gradient, Post-LN, theory's setting",
             "post_theory_W2",
-            at_least=0.78,
-            at_most=0.86,
-            published="√(2/3) = 0.816",
+            "√(2/3) = 0.816",
         ),
-        Claim(
+        within(
+            0.78,
+            0.86,
             "base of the stream's gradient, Post-LN, theory's setting",
             "post_theory_stream",
-            at_least=0.78,
-            at_most=0.86,
-            published="√(2/3) = 0.816",
+            "√(2/3) = 0.816",
         ),
-        Claim(
-            "base of W2's gradient, Post-LN, decoder on text",
-            "post_real_W2",
-            at_most=0.95,
-            published="decays",
+        *(
+            at_most(
+                0.95, f"base of {name}'s gradient, Post-LN, decoder on text", f"post_real_{signal}", "decays"
+            )
+            for signal, name in _SIGNALS
         ),
-        Claim(
-            "base of the stream's gradient, Post-LN, decoder on text",
-            "post_real_stream",
-            at_most=0.95,
-            published="decays",
-        ),
-        Claim(
-            "base of W2's gradient, Pre-LN, theory's setting",
-            "pre_theory_W2",
-            at_least=0.95,
-            at_most=1.05,
-            published="1: flat",
-        ),
-        Claim(
-            "base of the stream's gradient, Pre-LN, theory's setting",
-            "pre_theory_stream",
-            at_least=0.95,
-            at_most=1.05,
-            published="1: flat",
-        ),
-        Claim(
-            "base of W2's gradient, Pre-LN, decoder on text",
-            "pre_real_W2",
-            at_least=0.95,
-            at_most=1.05,
-            published="1: flat",
-        ),
-        Claim(
-            "base of the stream's gradient, Pre-LN, decoder on text",
-            "pre_real_stream",
-            at_least=0.95,
-            at_most=1.05,
-            published="1: flat",
+        *(
+            within(
+                0.95, 1.05, f"base of {name}'s gradient, Pre-LN, {place}", f"pre_{where}_{signal}", "1: flat"
+            )
+            for where, place in (("theory", "theory's setting"), ("real", "decoder on text"))
+            for signal, name in _SIGNALS
         ),
     ),
     drawings=tuple(
@@ -250,6 +196,6 @@ APPENDIX_F: Final = Artefact(
             log_y=True,
         )
         for where, place in (("theory", "the theory's setting"), ("real", "a decoder on text"))
-        for signal, name in (("W2", "W2"), ("stream", "the stream"))
+        for signal, name in _SIGNALS
     ),
 )

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Final
 
 from normlab.spec.artefact import Artefact, Drawing
-from normlab.spec.claim import Claim
+from normlab.spec.claim import at_least, at_most, within
 
 TABLE1: Final = Artefact(
     id="xiong2020.table1",
@@ -22,8 +22,8 @@ TABLE1: Final = Artefact(
     study="table_1",
     settings={"dim": 512, "layers": 6, "tokens": 16, "seeds": 2},
     claims=(
-        Claim("largest difference of a Post-LN's outputs", "post_difference", at_most=1e-10),
-        Claim("largest difference of a Pre-LN's outputs", "pre_difference", at_most=1e-10),
+        at_most(1e-10, "largest difference of a Post-LN's outputs", "post_difference"),
+        at_most(1e-10, "largest difference of a Pre-LN's outputs", "pre_difference"),
     ),
 )
 
@@ -36,8 +36,8 @@ LEMMA1: Final = Artefact(
     study="relu_scale",
     settings={"dims": (64, 512, 1024), "sigmas": (0.5, 1.0, 2.0), "draws": 20_000, "seeds": 10},
     claims=(
-        Claim("the lowest mean over σ²d/2", "lowest_ratio", at_least=0.99, published="1"),
-        Claim("the highest mean over σ²d/2", "highest_ratio", at_most=1.01, published="1"),
+        at_least(0.99, "the lowest mean over σ²d/2", "lowest_ratio", "1"),
+        at_most(1.01, "the highest mean over σ²d/2", "highest_ratio", "1"),
     ),
     drawings=(
         Drawing(
@@ -64,16 +64,14 @@ LEMMA2: Final = Artefact(
     study="hidden_scales",
     settings={"dim": 512, "layers": 6, "tokens": 16, "seeds": 200, "ffn_dims": (1024, 2048)},
     claims=(
-        Claim("Post-LN over 3d/2, the lowest layer", "post_lowest", at_least=0.98, published="1"),
-        Claim("Post-LN over 3d/2, the highest layer", "post_highest", at_most=1.02, published="1"),
-        Claim("Pre-LN over (1 + l/2)d, the lowest layer", "pre_lowest", at_least=1.0, published="at least 1"),
-        Claim(
-            "Pre-LN over (1 + 3l/2)d, the highest layer", "pre_highest", at_most=1.0, published="at most 1"
-        ),
-        Claim("Post-LN with d_ff 2d over 1.444d, the lowest layer", "post_d_ff_1024_lowest", at_least=0.98),
-        Claim("Post-LN with d_ff 2d over 1.444d, the highest layer", "post_d_ff_1024_highest", at_most=1.02),
-        Claim("Post-LN with d_ff 4d over 1.32d, the lowest layer", "post_d_ff_2048_lowest", at_least=0.98),
-        Claim("Post-LN with d_ff 4d over 1.32d, the highest layer", "post_d_ff_2048_highest", at_most=1.02),
+        at_least(0.98, "Post-LN over 3d/2, the lowest layer", "post_lowest", "1"),
+        at_most(1.02, "Post-LN over 3d/2, the highest layer", "post_highest", "1"),
+        at_least(1.0, "Pre-LN over (1 + l/2)d, the lowest layer", "pre_lowest", "at least 1"),
+        at_most(1.0, "Pre-LN over (1 + 3l/2)d, the highest layer", "pre_highest", "at most 1"),
+        at_least(0.98, "Post-LN with d_ff 2d over 1.444d, the lowest layer", "post_d_ff_1024_lowest"),
+        at_most(1.02, "Post-LN with d_ff 2d over 1.444d, the highest layer", "post_d_ff_1024_highest"),
+        at_least(0.98, "Post-LN with d_ff 4d over 1.32d, the lowest layer", "post_d_ff_2048_lowest"),
+        at_most(1.02, "Post-LN with d_ff 4d over 1.32d, the highest layer", "post_d_ff_2048_highest"),
     ),
     drawings=(
         Drawing(
@@ -102,15 +100,13 @@ LEMMA3: Final = Artefact(
     study="norm_jacobian",
     settings={"dims": (3, 64, 512), "lengths": (0.1, 1.0, 10.0, 100.0), "mean_over_sd": 10.0, "seeds": 5},
     claims=(
-        Claim("farthest relative distance from √d / ‖x − mean(x)‖", "exact_error", at_most=1e-6),
-        Claim(
-            "slope of ln ‖J‖ in ln ‖x − mean(x)‖", "slope", at_least=-1.001, at_most=-0.999, published="−1"
-        ),
-        Claim("‖J‖ over √d / ‖x‖ where x is centred, the largest", "published_ratio_centred", at_most=1.001),
-        Claim(
+        at_most(1e-6, "farthest relative distance from √d / ‖x − mean(x)‖", "exact_error"),
+        within(-1.001, -0.999, "slope of ln ‖J‖ in ln ‖x − mean(x)‖", "slope", "−1"),
+        at_most(1.001, "‖J‖ over √d / ‖x‖ where x is centred, the largest", "published_ratio_centred"),
+        at_least(
+            5.0,
             "‖J‖ over √d / ‖x‖ where the mean is ten deviations, the least: the printed form fails",
             "published_ratio_shifted",
-            at_least=5.0,
         ),
     ),
     drawings=(
@@ -138,15 +134,12 @@ CONCENTRATION: Final = Artefact(
     study="bounded_lengths",
     settings={"text": "iwslt14.de-en", "model": "small", "layers": 6, "tokens": 4096, "seeds": 10},
     claims=(
-        Claim(
-            "share of tokens within 1.1 of the mean, Post-LN encoder",
-            "post_encoder",
-            at_least=0.875,
-            published="at least 0.875",
+        at_least(
+            0.875, "share of tokens within 1.1 of the mean, Post-LN encoder", "post_encoder", "at least 0.875"
         ),
-        Claim("the same, Post-LN decoder", "post_decoder", at_least=0.875, published="at least 0.875"),
-        Claim("the same, Pre-LN encoder", "pre_encoder", at_least=0.875, published="at least 0.875"),
-        Claim("the same, Pre-LN decoder", "pre_decoder", at_least=0.875, published="at least 0.875"),
+        at_least(0.875, "the same, Post-LN decoder", "post_decoder", "at least 0.875"),
+        at_least(0.875, "the same, Pre-LN encoder", "pre_encoder", "at least 0.875"),
+        at_least(0.875, "the same, Pre-LN decoder", "pre_decoder", "at least 0.875"),
     ),
     drawings=(
         Drawing(
@@ -171,7 +164,7 @@ APPENDIX_G: Final = Artefact(
     study="chi_square",
     settings={"dim": 512, "epsilon": 0.1, "draws": 20_000, "seeds": 10},
     claims=(
-        Claim("the bound at d 512, ε 0.1", "bound", at_least=0.525, at_most=0.535, published="0.53"),
-        Claim("measured share over the bound", "tail_over_bound", at_most=1.0, published="at most 1"),
+        within(0.525, 0.535, "the bound at d 512, ε 0.1", "bound", "0.53"),
+        at_most(1.0, "measured share over the bound", "tail_over_bound", "at most 1"),
     ),
 )

@@ -27,10 +27,7 @@ FIG2B: Final = Artefact(
     paper="Xiong et al. 2020, Figure 2(b) (arXiv 2002.04745)",
     shows="Post-LN under SGD on IWSLT'14 De-En: learning rates 1e-3 and 5e-3, with warm-up of 4000 steps and "
     "without.",
-    published={
-        "BLEU without warm-up": "just above zero in 15 epochs",
-        "BLEU with warm-up": "far below Adam",
-    },
+    published={"BLEU without warm-up": "just above zero in 15 epochs", "BLEU with warm-up": "far below Adam"},
     asserts="Warm-up helps SGD, too.",
 )
 
@@ -73,10 +70,7 @@ FIG4CD: Final = Artefact(
     id="xiong2020.fig4cd",
     paper="Xiong et al. 2020, Figure 4(c) and (d) (arXiv 2002.04745)",
     shows="WMT'14 En-De: learning rates 7e-4 and 1.5e-3, decay at epoch 6, then inverse square root.",
-    published={
-        "BLEU first pre checkpoint, near (ICLR)": 20,
-        "BLEU first post checkpoint, below (ICLR)": 10,
-    },
+    published={"BLEU first pre checkpoint, near (ICLR)": 20, "BLEU first post checkpoint, below (ICLR)": 10},
     asserts="Pre-LN without warm-up is ahead of Post-LN with it from the first checkpoint on.",
     discussion="By how much the rate falls at epoch 6 is not said; 0.1 and 1 are both possible readings.",
 )

@@ -146,9 +146,10 @@ def _range(steps: Sequence[Observed]) -> Verdict | None:
         return None
     first, seen = left[0], steps[left[0].at]
     others = sorted(left[1:], key=lambda one: -one.factor)[:3]
+    before = "step" if first.before == 1 else f"{first.before} steps"
     return Verdict(
         f"{first.what} {named(first.module)} left its range first, in step {seen.step}: "
-        f"{first.factor:.3g} times its median of the {_steps(first.before)} before",
+        f"{first.factor:.3g} times its median of the {before} before",
         "range",
         first.module,
         seen.step,
@@ -180,17 +181,6 @@ class _Beside:
         return self.factor > LEFT * (1 + FEW / self.before)
 
 
-def _steps(number: int) -> str:
-    return "step" if number == 1 else f"{number} steps"
-
-
-def _factor(one: _Beside) -> float:
-    return one.factor
-
-
-Key = tuple[str, str]
-
-
 def _against_before(steps: Sequence[Observed]) -> Iterator[list[_Beside]]:
     """Give, for each step but the first, every statistic beside its median over the steps before, in the
     order of the stream.
@@ -205,7 +195,7 @@ def _against_before(steps: Sequence[Observed]) -> Iterator[list[_Beside]]:
         yield found
 
 
-def _sizes(seen: Observed) -> Iterator[tuple[Key, float]]:
+def _sizes(seen: Observed) -> Iterator[tuple[tuple[str, str], float]]:
     """Give the sizes of outputs, gradients and updates of a step, each in the order of the stream.
 
     Gradients are relative to the loss's own in the model's output: where that grows, all grow with it, and it
@@ -227,7 +217,9 @@ def _sizes(seen: Observed) -> Iterator[tuple[Key, float]]:
 
 def _near(steps: Sequence[Observed]) -> tuple[str, ...]:
     """Say which statistic came nearest to leaving its range, and how the loss went."""
-    best = max((one for found in _against_before(steps) for one in found), key=_factor, default=None)
+    best = max(
+        (one for found in _against_before(steps) for one in found), key=lambda one: one.factor, default=None
+    )
     if best is None:
         return ()
     seen = steps[best.at]

@@ -147,8 +147,8 @@ class Recorder:
         """Write a report if something went wrong since the last look."""
         trigger, recent = self._trigger(outcome), {record.step for record in self.ring}
         self.losses = {s: v for s, v in self.losses.items() if s > self._saved or s in recent}
-        if trigger is not None and trigger.kind not in self._reported:
-            self._reported.update(_covered(trigger.kind))
+        if trigger is not None and _covering(trigger.kind) not in self._reported:
+            self._reported.add(_covering(trigger.kind))
             self.report(step, trigger)
 
     def report(self, step: int, trigger: Trigger) -> None:
@@ -162,8 +162,7 @@ class Recorder:
     @cached_property
     def _reported(self) -> set[str]:
         """The kinds of triggers that the run has a report of."""
-        kinds = [report.get("trigger", {}).get("kind", "") for report in self._folder.flights()]
-        return {covered for kind in kinds for covered in _covered(kind)}
+        return {_covering(report.get("trigger", {}).get("kind", "")) for report in self._folder.flights()}
 
     def _trigger(self, outcome: Outcome | None) -> Trigger | None:
         for step, (loss, norm) in self.losses.items():
@@ -191,7 +190,6 @@ class Recorder:
         return None
 
 
-def _covered(kind: str) -> set[str]:
-    """The kinds of triggers that a report of this kind covers."""
-    ends = {"diverged", "not finite"}
-    return ends if kind in ends else {kind}
+def _covering(kind: str) -> str:
+    """The kind of trigger whose report covers this kind: one for all that end a run."""
+    return "diverged" if kind == "not finite" else kind

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from typing import Any, Final, NamedTuple
+from typing import Final, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -119,7 +119,7 @@ class _Groups:
         values = [self._together(gradients), lengths, self._together(updates) / lengths]
         if views:
             moved, weights = (
-                norms_of([v.of(whole(v.index, tensors[v.index])) for v in views])
+                norms_of([v.of(whole(meter.names[v.index], tensors[v.index])) for v in views])
                 for tensors in (meter.moved, meter.weights)
             )
             values.append(moved / weights)
@@ -134,12 +134,3 @@ def _place(module: str, sublayers: Sequence[str]) -> tuple[str | None, int | Non
     """Return the stack and the index of a sublayer, None for any other module."""
     stack, _, number = module.rpartition(".")
     return (stack, int(number)) if module in sublayers else (None, None)
-
-
-def rows_into(rows: list[dict[str, Any]]) -> Callable[[Record], None]:
-    """Return an ``emit`` that collects records as rows of ``probes.jsonl``."""
-
-    def emit(record: Record) -> None:
-        rows.append(record._asdict())
-
-    return emit
