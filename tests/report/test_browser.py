@@ -62,6 +62,15 @@ def opened(
     return page, trouble
 
 
+@pytest.fixture(scope="module")
+def desk(browser: "sync_api.Browser", page_file: Path) -> Iterator["sync_api.Page"]:
+    """One page for all that only click in it."""
+    page, trouble = opened(browser, page_file, width=DESK)
+    yield page
+    page.close()
+    assert trouble == []
+
+
 def check(page: "sync_api.Page", width: int) -> None:
     charts = page.evaluate("""() => [...document.querySelectorAll('.chart')].map((box) => ({
         name: box.dataset.chart,
@@ -78,8 +87,7 @@ def check(page: "sync_api.Page", width: int) -> None:
     assert page.evaluate("document.documentElement.scrollWidth") == width
 
 
-@pytest.mark.parametrize("width", [PHONE, DESK])
-@pytest.mark.parametrize("mode", ["light", "dark"])
+@pytest.mark.parametrize(("width", "mode"), [(PHONE, "dark"), (DESK, "light")])
 def test_every_chart_is_drawn_and_nothing_is_wrong(
     browser: "sync_api.Browser", page_file: Path, width: int, mode: str
 ) -> None:
@@ -115,72 +123,61 @@ def test_everything_fits_a_phone_when_opened(browser: "sync_api.Browser", page_f
     page.close()
 
 
-def test_charts_follow_the_window(browser: "sync_api.Browser", page_file: Path) -> None:
-    page, trouble = opened(browser, page_file, width=DESK)
-    page.set_viewport_size({"width": PHONE, "height": 800})
-    page.wait_for_function("document.querySelector('.chart svg').getBoundingClientRect().width < 340")
-    check(page, PHONE)
-    assert trouble == []
-    page.close()
+def test_charts_follow_the_window(desk: "sync_api.Page") -> None:
+    desk.set_viewport_size({"width": PHONE, "height": 800})
+    desk.wait_for_function("document.querySelector('.chart svg').getBoundingClientRect().width < 340")
+    check(desk, PHONE)
+    desk.set_viewport_size({"width": DESK, "height": 800})
+    desk.wait_for_function("document.querySelector('.chart svg').getBoundingClientRect().width > 340")
 
 
-def test_the_mode_can_be_switched(browser: "sync_api.Browser", page_file: Path) -> None:
-    page, trouble = opened(browser, page_file, width=DESK)
+def test_the_mode_can_be_switched(desk: "sync_api.Page") -> None:
     line = "document.querySelector('.chart[data-chart=dev-bleu] .mark-line path').getAttribute('stroke')"
-    before = page.evaluate(line)
-    page.click("#mode")
-    page.wait_for_function(f"{DRAWN} && {line} !== '{before}'")
-    check(page, DESK)
-    assert trouble == []
-    page.close()
+    before = desk.evaluate(line)
+    desk.click("#mode")
+    desk.wait_for_function(f"{DRAWN} && {line} !== '{before}'")
+    check(desk, DESK)
 
 
-def test_a_recipe_can_be_picked_out(browser: "sync_api.Browser", page_file: Path) -> None:
-    page, trouble = opened(browser, page_file, width=DESK)
+def test_a_recipe_can_be_picked_out(desk: "sync_api.Page") -> None:
     bars = "[...document.querySelectorAll('.chart[data-chart=time] .mark-rect path')]"
     strong = f"{bars}.filter((p) => +p.getAttribute('opacity') > 0.5).length"
-    assert page.evaluate(strong) == 7
-    page.click(".legend [data-recipe='pre+scalenorm']")
-    page.wait_for_function(f"{strong} === 1")
-    page.click(".legend [data-recipe='pre+scalenorm']")
-    page.wait_for_function(f"{strong} === 7")
-    assert trouble == []
-    page.close()
+    assert desk.evaluate(strong) == 7
+    desk.click(".legend [data-recipe='pre+scalenorm']")
+    desk.wait_for_function(f"{strong} === 1")
+    desk.click(".legend [data-recipe='pre+scalenorm']")
+    desk.wait_for_function(f"{strong} === 7")
 
 
-def test_a_link_opens_its_run(browser: "sync_api.Browser", page_file: Path, comparison: Comparison) -> None:
-    page, trouble = opened(browser, page_file, width=DESK)
+def test_a_link_opens_its_run(desk: "sync_api.Page", comparison: Comparison) -> None:
     run = comparison.recipes[0].runs[1]
-    details = page.locator(f"#run-{run}")
+    details = desk.locator(f"#run-{run}")
     assert details.get_attribute("open") is None
-    page.click(f"#results a[href='#run-{run}']")
-    page.wait_for_function(f"document.getElementById('run-{run}').open")
+    desk.click(f"#results a[href='#run-{run}']")
+    desk.wait_for_function(f"document.getElementById('run-{run}').open")
     assert details.locator(".tag").first.is_visible()
-    assert trouble == []
-    page.close()
 
 
-def test_a_chart_gives_its_points(browser: "sync_api.Browser", page_file: Path) -> None:
-    page, trouble = opened(browser, page_file, width=DESK)
-    with page.expect_download() as download:
-        page.click("a.csv[data-chart='dev-bleu']")
+def test_a_chart_gives_its_points(desk: "sync_api.Page") -> None:
+    with desk.expect_download() as download:
+        desk.click("a.csv[data-chart='dev-bleu']")
     text = Path(download.value.path()).read_text("utf-8")
     assert download.value.suggested_filename == "dev-bleu.csv"
     assert text.splitlines()[0].startswith("recipe,step,mean,low,high,runs")
     assert len(text.splitlines()) > 20
-    assert trouble == []
-    page.close()
 
 
-@pytest.mark.parametrize("width", [PHONE, DESK])
-def test_the_page_of_a_run(
-    browser: "sync_api.Browser", comparison: Comparison, root: Path, tmp_path: Path, width: int
+def test_the_pages_of_runs(
+    browser: "sync_api.Browser", comparison: Comparison, root: Path, tmp_path: Path
 ) -> None:
-    for number, run in enumerate((comparison.recipes[2].runs[0], comparison.recipes[0].trials[2].run)):
-        path = tmp_path / f"{number}.html"
+    """One that trained, in both widths, and one that diverged."""
+    trained, diverged = comparison.recipes[2].runs[0], comparison.recipes[0].trials[2].run
+    path = tmp_path / "run.html"
+    for run, widths in ((trained, (PHONE, DESK)), (diverged, (DESK,))):
         path.write_text(run_page(root / run), "utf-8")
-        page, trouble = opened(browser, path, width=width)
-        if number == 0:
-            check(page, width)
-        assert trouble == []
-        page.close()
+        for width in widths:
+            page, trouble = opened(browser, path, width=width)
+            if run == trained:
+                check(page, width)
+            assert trouble == []
+            page.close()

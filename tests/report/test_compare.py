@@ -52,6 +52,24 @@ def html(comparison: Comparison, root: Path) -> str:
     return compare_page(comparison, root)
 
 
+@pytest.fixture(scope="module")
+def otherwise(comparison: Comparison, root: Path) -> str:
+    """A page on which much is otherwise: lost runs, a forced recipe, dev as test text, no command."""
+    lost = example.without_runs(comparison)
+    said = {"in short": "what it is", "placement": "its equation"}
+    forced = dataclasses.replace(lost.recipes[0], forced="nobody defines <it>", explained=said)
+    exchanged = dataclasses.replace(lost.differences[0], p_randomisation=0.0421)
+    changed = dataclasses.replace(
+        lost,
+        recipes=(forced, *lost.recipes[1:]),
+        differences=(exchanged, *lost.differences[1:]),
+        test_is_dev=True,
+        command="",
+        signatures={},
+    )
+    return without_scripts(compare_page(changed, root))
+
+
 def without_scripts(html: str) -> str:
     return re.sub(r"<script.*?</script>", "", html, flags=re.DOTALL)
 
@@ -99,29 +117,28 @@ def test_samples_mark_what_is_not_in_the_reference(html: str) -> None:
     assert "3 more samples" in samples
 
 
-def test_missing_runs_are_reported_and_the_page_goes_on(comparison: Comparison, root: Path) -> None:
-    body = without_scripts(compare_page(example.without_runs(comparison), root))
-    assert "4 run folders could not be read" in body
-    assert "lost9</a> ended in an error: out of memory" in body
-    assert body.count('class="tag missing"') == 4
+def test_missing_runs_are_reported_and_the_page_goes_on(otherwise: str) -> None:
+    assert "4 run folders could not be read" in otherwise
+    assert "lost9</a> ended in an error: out of memory" in otherwise
+    assert otherwise.count('class="tag missing"') == 4
 
 
-def test_a_test_text_of_its_own_and_one_that_is_dev(html: str, comparison: Comparison, root: Path) -> None:
+def test_a_test_text_of_its_own_and_one_that_is_dev(html: str, otherwise: str) -> None:
     assert "The test text played no part in any choice" in section(html, "method")
     assert "dev serves as both" not in html
-    page = without_scripts(compare_page(dataclasses.replace(comparison, test_is_dev=True), root))
-    assert "played no part" not in page
-    assert "dev serves as both" in section(page, "method")
-    assert "dev serves as both" in page[page.index("<h1>") : page.index("</header>")]
+    assert "played no part" not in otherwise
+    assert "dev serves as both" in section(otherwise, "method")
+    assert "dev serves as both" in otherwise[otherwise.index("<h1>") : otherwise.index("</header>")]
 
 
-def test_the_method_says_how_each_score_was_computed(html: str, comparison: Comparison, root: Path) -> None:
+def test_the_method_says_how_each_score_was_computed(
+    html: str, otherwise: str, comparison: Comparison
+) -> None:
     method = section(html, "method")
     assert all(said in method for said in comparison.signatures.values())
     assert "ranked by test BLEU (higher is better)" in method
     assert "normlab compare" in method
-    silent = dataclasses.replace(comparison, command="", signatures={})
-    method = section(without_scripts(compare_page(silent, root)), "method")
+    method = section(otherwise, "method")
     assert 'class="code"' not in method
     assert "Signature of chrF" not in method
 
@@ -149,26 +166,17 @@ def test_one_recipe_one_learning_rate_one_seed_no_samples(comparison: Comparison
     assert "One seed only" in body
 
 
-def test_both_tests_of_a_difference_stand_side_by_side(comparison: Comparison, root: Path) -> None:
-    assert (
-        "xchanged" not in without_scripts(compare_page(comparison, root)).split('id="significance"')[1][:9000]
-    )
-    first, *others = comparison.differences
-    marked = dataclasses.replace(first, p_randomisation=0.0421)
-    body = without_scripts(compare_page(dataclasses.replace(comparison, differences=(marked, *others)), root))
-    assert body.count("exchanged: p = 0.042") == 2, "row minus column, and the other way round"
-    assert "approximate randomisation, of these very models" in body
+def test_both_tests_of_a_difference_stand_side_by_side(html: str, otherwise: str) -> None:
+    assert "xchanged" not in section(html, "significance")
+    assert otherwise.count("exchanged: p = 0.042") == 2, "row minus column, and the other way round"
+    assert "approximate randomisation, of these very models" in otherwise
 
 
-def test_a_forced_recipe_is_marked_and_explained(comparison: Comparison, root: Path) -> None:
-    first, *others = comparison.recipes
-    said = {"in short": "what it is", "placement": "its equation"}
-    marked = dataclasses.replace(first, forced="nobody defines <it>", explained=said)
-    body = without_scripts(compare_page(dataclasses.replace(comparison, recipes=(marked, *others)), root))
-    assert body.count('class="tag forced"') == 1
-    assert " was forced: nobody defines &lt;it&gt;." in body
-    assert "its equation" in body
-    assert body.count("What the recipe resolves to") == 1
+def test_a_forced_recipe_is_marked_and_explained(otherwise: str) -> None:
+    assert otherwise.count('class="tag forced"') == 1
+    assert " was forced: nobody defines &lt;it&gt;." in otherwise
+    assert "its equation" in otherwise
+    assert otherwise.count("What the recipe resolves to") == 1
 
 
 def test_nothing_was_scored(comparison: Comparison, root: Path) -> None:
