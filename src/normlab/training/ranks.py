@@ -7,6 +7,7 @@ for the order of sums.
 
 from __future__ import annotations
 
+import json
 import os
 from collections.abc import Callable, Generator
 from contextlib import contextmanager
@@ -70,7 +71,7 @@ class Ranks:
             function(*args)
 
     def from_main(self, function: Callable[[], T]) -> T:
-        """Call a function on the main rank and return its result, which can be pickled, on every rank.
+        """Call a function on the main rank and return its result, which must be JSON, on every rank.
 
         Raises OtherRankError on the other ranks if it failed.
         """
@@ -110,11 +111,15 @@ class Ranks:
         return FSDP(model, optimiser, self.count) if shard else DDP(model)
 
     def _shared(self, results: list[Any] | None) -> Any:
-        """The main rank's results; None says that it failed."""
-        message = [results]
-        if self.count > 1:
-            distributed.broadcast_object_list(message, 0, group=self.patient)
-        return message[0]
+        """The main rank's results; None says that it failed. They travel as JSON, which executes no code."""
+        if self.count == 1:
+            return results
+        content = torch.tensor(list(json.dumps(results).encode()) if self.main else [], dtype=torch.uint8)
+        length = torch.tensor(len(content))
+        distributed.broadcast(length, 0, group=self.patient)
+        content.resize_(int(length))
+        distributed.broadcast(content, 0, group=self.patient)
+        return json.loads(bytes(content.tolist()))
 
 
 SINGLE_PROCESS: Final = Ranks()
