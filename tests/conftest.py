@@ -9,6 +9,14 @@ os.environ.setdefault("MKL_NUM_THREADS", "1")
 import pytest
 
 
+@pytest.fixture(scope="session", autouse=True)
+def no_power_fails():
+    """Nothing waits for the disk; a test of what is synced puts its own function there."""
+    with pytest.MonkeyPatch.context() as monkeypatch:
+        monkeypatch.setattr(os, "fsync", lambda descriptor: None)
+        yield
+
+
 @pytest.fixture(scope="session")
 def text(tmp_path_factory):
     """A data configuration of small files."""

@@ -43,6 +43,12 @@ CORNERS = [
 ]
 
 
+@pytest.mark.parametrize("name", [name for name in SCHEDULES if name != "val_decay"])
+def test_validation_lowers_no_other_rate(name):
+    steps = range(1, 11)
+    assert factors(name, steps, decays=3, decay_step=6) == factors(name, steps, decay_step=6)
+
+
 @pytest.mark.parametrize(("name", "warmup", "more", "expected"), CORNERS)
 def test_corner_steps(name, warmup, more, expected):
     assert factors(name, expected, warmup_steps=warmup, **more) == pytest.approx(expected, abs=1e-15)
