@@ -5,7 +5,6 @@ from dataclasses import replace
 
 import pytest
 
-from bad_input.damage import write_again
 from normlab.optim import OPTIMISERS
 from normlab.store import RunFolder
 from normlab.tasks.translation import Translation
@@ -44,7 +43,7 @@ def test_dev_scores_lower_the_rate(text, tmp_path, unlearning):
     assert folder.status().best_step == 1
     assert rates(folder) == pytest.approx([0.01 * f for f in VAL_DECAY])
     kept = json.loads((folder.last / "state.json").read_text())
-    assert kept["val_decay"] == {"decays": 4, "waited": 0}
+    assert kept["progress"]["val_decay"] == {"decays": 4, "waited": 0}
 
 
 @pytest.mark.parametrize(("best_by", "lowered"), [("bleu", True), ("nll", False)])
@@ -96,16 +95,3 @@ def test_an_interrupted_optimiser_goes_on_as_if_nothing_had_been(text, tmp_path,
     config = tiny(text, "pre+step_decay_inverse_sqrt", lr=0.05)
     config = every_step_logged(config, optimiser=name, momentum=momentum, weight_decay=0.01, decay_step=5)
     assert_no_trace(config, 7, tmp_path, monkeypatch)
-
-
-def test_a_checkpoint_from_before_there_was_val_decay_is_read(text, tmp_path, monkeypatch):
-    config = tiny(text)
-    whole = train(config, tmp_path / "whole")
-    interrupt_at(monkeypatch, 5)
-    with pytest.raises(KeyboardInterrupt):
-        train(config, tmp_path / "parts")
-    parts = RunFolder(tmp_path / "parts" / whole.path.name)
-    state = parts.last / "state.json"
-    write_again(state, val_decay=None)
-    train(config, tmp_path / "parts")
-    assert files(parts) == files(whole)

@@ -61,8 +61,8 @@ class Checkpoint:
         names = {part for part in self.values if isinstance(self.values[part], dict)}
         names |= {path.stem for path in self.folder.glob("*.safetensors")}
         parts = {name: self._part(name) for name in names - {"model", "optimiser"}}
-        path = self.folder / "optimiser.safetensors"
-        _check_optimiser(optimiser := _load(path), shapes, path)
+        optimiser = self._part("optimiser")  # plain gradient descent keeps no tensors
+        _check_optimiser(optimiser, shapes, self.folder / "optimiser.safetensors")
         return {"model": self.model(shapes), "optimiser": optimiser, **parts}
 
     def model(self, shapes: Mapping[str, Size]) -> dict[str, Tensor]:
