@@ -27,8 +27,10 @@ def without_seconds(folder):
 
 def files(folder):
     """Contents that must not depend on where a run was interrupted."""
-    names = ("last/model.safetensors", "last/optimiser.safetensors", "best/model.safetensors")
-    return {name: (folder.path / name).read_bytes() for name in (*names, "test.hyp.txt", "scores.json")}
+    tensors = [path for kind in ("last", "best") for path in (folder.path / kind).glob("*.safetensors")]
+    assert {"model.safetensors"} <= {path.name for path in tensors}
+    kept = [*tensors, folder.path / "test.hyp.txt", folder.path / "scores.json"]
+    return {str(path.relative_to(folder.path)): path.read_bytes() for path in kept}
 
 
 def interrupt_at(monkeypatch, step):
