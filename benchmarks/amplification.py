@@ -30,7 +30,7 @@ from normlab.data.builtin import generate
 from normlab.data.tokenizer import EOS, UNK, BytePairs
 from normlab.diagnosis.reading.structure import Structure, read_structure
 from normlab.diagnosis.reading.subject import Subject
-from normlab.diagnosis.rules.fits import Fit, better
+from normlab.diagnosis.rules.fits import Fit
 from normlab.diagnosis.studies.output_change import SIZE, output_change_family, output_change_fit
 from normlab.diagnosis.table import Table
 from normlab.figures.diagnosis import growth
@@ -236,8 +236,8 @@ class Growth:
     @property
     def law(self) -> str:
         """``log`` or ``linear``, by AIC, or that it does not tell."""
-        apart = abs(self.fits["log"].aic - self.fits["linear"].aic)
-        return better(self.fits.values()).law if apart > CLEAR else UNDECIDED
+        found = sorted((self.fits["log"], self.fits["linear"]), key=lambda fit: fit.aic)
+        return found[0].law if found[1].aic - found[0].aic > CLEAR else UNDECIDED
 
 
 def growths(

@@ -58,16 +58,16 @@ class Kept:
         self.recipes = {recipe["name"]: recipe for recipe in self.data["recipes"]}
 
     def interval(self, recipe: str) -> dict[str, float]:
-        return self.recipes[recipe]["bleu"]
+        return self.recipes[recipe]["intervals"]["bleu"]
 
     def chrf(self, recipe: str) -> float:
-        return self.recipes[recipe]["chrf"]
+        return self.recipes[recipe]["scores"]["chrf"]
 
     def dev(self, recipe: str) -> list[float]:
-        return [trial["dev_bleu"] for trial in self.recipes[recipe]["trials"]]
+        return [trial["dev"]["bleu"] for trial in self.recipes[recipe]["trials"]]
 
     def dev_nll(self, recipe: str) -> list[float]:
-        return [trial["dev_nll"] for trial in self.recipes[recipe]["trials"]]
+        return [trial["dev"]["nll"] for trial in self.recipes[recipe]["trials"]]
 
     def difference(self, a: str, b: str) -> dict[str, Any]:
         """``a`` minus ``b``."""
@@ -103,7 +103,7 @@ def multi30k_one_model() -> Iterator[str]:
     last = max(dev)
     ends = f"{dev[last]['bleu']:.1f} | {scores['bleu']:.1f} | {scores['chrf']:.1f} |"
     yield f"| {minutes} min {seconds} s (whole run) | step {last} | {ends}"
-    yield f"`{scores['signature']}`"
+    yield f"`{scores['signatures']['bleu']}`"
 
 
 @quotes("docs/multi30k.md")

@@ -78,11 +78,11 @@ def n_best(
 
 def _target_vocab(path: Path, count: int) -> Tensor:
     """Read the mask `[V]` of the vocabulary entries that a target may have."""
+    why, types = f"it is no array of {count} truth values", None
     try:
         types = np.load(path, allow_pickle=False)
-        if not isinstance(types, np.ndarray) or types.dtype != bool or types.shape != (count,):
-            raise ValueError(f"it is no array of {count} truth values")
     except (ValueError, EOFError) as error:
-        why = f"{path} is damaged ({error}); bring back the file that the model was trained with"
-        raise UserError(why) from error
+        why = str(error)
+    if not isinstance(types, np.ndarray) or types.dtype != bool or types.shape != (count,):
+        raise UserError(f"{path} is damaged ({why}); bring back the file that the model was trained with")
     return torch.from_numpy(types)

@@ -113,7 +113,8 @@ def test_a_column_of_a_data_set_is_named_with_the_package_that_reads_it(tmp_path
     monkeypatch.setattr(log, "_commit", str)
     spec = "hf:./set#train.de"
     config = replace(tiny(DataConfig()), data=DataConfig(train_src=spec))
-    lines = log.facts(RunFolder(tmp_path), config, torch.nn.Linear(1, 1), torch.device("cpu"))
+    folder = RunFolder.create(tmp_path / "run", config)
+    lines = log.facts(folder, config, torch.nn.Linear(1, 1), torch.device("cpu"))
     assert f"train_src: {spec}" in lines
     (packages,) = (line for line in lines if line.startswith("packages: "))
     assert packages.endswith(f", datasets {datasets.__version__}")
