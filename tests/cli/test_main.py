@@ -1,6 +1,5 @@
 """The prompt itself: help without torch, sentences instead of tracebacks, exit codes."""
 
-import resource
 import subprocess
 import sys
 
@@ -108,18 +107,15 @@ def test_every_command_has_help(capsys):
 
 
 @pytest.mark.parametrize("args", [["--help"], ["compare", "--help"], ["--version"]])
-def test_help_is_instant_and_imports_nothing_heavy(args):
+def test_help_imports_nothing_heavy(args):
     script = (
         "import sys; from normlab.cli.main import main\n"
         f"try: main({args})\n"
         "except SystemExit: pass\n"
         "print('heavy:', *{'torch', 'altair', 'polars', 'jinja2', 'sacrebleu', 'numpy'} & sys.modules.keys())"
     )
-    before = resource.getrusage(resource.RUSAGE_CHILDREN)
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
-    after = resource.getrusage(resource.RUSAGE_CHILDREN)
     assert done.stdout.splitlines()[-1] == "heavy:"
-    assert after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime < 0.5
 
 
 def test_defaults_shown_in_help_are_those_of_the_configuration(capsys):
