@@ -54,11 +54,11 @@ def test_the_placement_is_recognised(bert, gpt2):
 
 
 def test_post_ln_leans_on_its_branches_and_pre_ln_does_not(bert, gpt2):
-    post, pre = numbers(bert, "own_branch"), numbers(gpt2, "own_branch")
-    assert post["sum_own"] > 1.5 * post["sum_1_over_i"]
-    assert post["mean_own"] > 0.3
-    assert pre["sum_own"] < 1.5 * pre["sum_1_over_i"]
-    severe = [f.severity for d in (bert, gpt2) for f in d.findings if f.name == "own_branch"]
+    post, pre = numbers(bert, "residual_dependency"), numbers(gpt2, "residual_dependency")
+    assert post["sum_beta_sq"] > 1.5 * post["sum_1_over_i"]
+    assert post["mean_beta_sq"] > 0.3
+    assert pre["sum_beta_sq"] < 1.5 * pre["sum_1_over_i"]
+    severe = [f.severity for d in (bert, gpt2) for f in d.findings if f.name == "residual_dependency"]
     assert severe == ["warning", "note"]
 
 
