@@ -63,7 +63,7 @@ def test_a_small_encoder_is_diagnosed(monkeypatch):
     monkeypatch.setattr(cost, "THREADS", 1)
     found = cost.diagnosed(2, "cheap")
     assert 0 < sum(found["seconds"].values()) <= found["total"]
-    assert {"structure", "scales", "sublayer_gradients"} <= found["seconds"].keys()
+    assert list(found["seconds"])[:3] == ["structure", "sublayer_gradients", "scales"]
 
 
 def test_a_process_is_timed_and_one_that_fails_is_told():
