@@ -29,6 +29,7 @@ FORMAT: Final = 2
 """The format of checkpoints that this version writes and reads."""
 
 _FORMAT: Final = "format"
+_OPTIMISER: Final = "optimiser"
 State = Mapping[str, Mapping[str, Any]]
 
 
@@ -44,7 +45,8 @@ def save_checkpoint(folder: Path, state: State, *, run: str = "", previous: Path
     manifest = {_FORMAT: FORMAT, **{part: content for part, content in plain.items() if content}}
     with commit(folder, manifest, run=run, keep=previous) as new:
         for part, content in state.items():
-            if tensors := {key: value for key, value in content.items() if isinstance(value, Tensor)}:
+            tensors = {key: value for key, value in content.items() if isinstance(value, Tensor)}
+            if tensors or part == _OPTIMISER:  # plain gradient descent keeps none
                 _save(tensors, new / f"{part}.safetensors")
 
 
@@ -60,10 +62,10 @@ class Checkpoint:
         """The state of every part. Raises CheckpointError unless the weights have these shapes."""
         names = {part for part in self.values if isinstance(self.values[part], dict)}
         names |= {path.stem for path in self.folder.glob("*.safetensors")}
-        parts = {name: self._part(name) for name in names - {"model", "optimiser"}}
-        optimiser = self._part("optimiser")  # plain gradient descent keeps no tensors
-        _check_optimiser(optimiser, shapes, self.folder / "optimiser.safetensors")
-        return {"model": self.model(shapes), "optimiser": optimiser, **parts}
+        parts = {name: self._part(name) for name in names - {"model", _OPTIMISER}}
+        path = self.folder / f"{_OPTIMISER}.safetensors"
+        _check_optimiser(optimiser := _load(path), shapes, path)
+        return {"model": self.model(shapes), _OPTIMISER: optimiser, **parts}
 
     def model(self, shapes: Mapping[str, Size]) -> dict[str, Tensor]:
         """The weights. Raises CheckpointError unless they have these names and shapes."""
