@@ -34,6 +34,7 @@ def test_every_example_is_run_and_every_proof_exists():
     assert [path for path in proofs if not (HOME / path).exists()] == []
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", EXAMPLES)
 def test_an_example_runs_as_it_is_pasted(name, tmp_path, monkeypatch):
     monkeypatch.delenv("NORMLAB_IMPORT", raising=False)

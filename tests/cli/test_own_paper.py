@@ -53,6 +53,7 @@ def here(tmp_path, monkeypatch):
     return tmp_path
 
 
+@pytest.mark.slow
 def test_a_paper_of_ones_own_is_listed_measured_and_drawn(here):
     listed = normlab("papers", *OWN, cwd=here)
     assert listed.returncode == 0, listed.stderr

@@ -58,6 +58,7 @@ def here(tmp_path, monkeypatch):
     return tmp_path
 
 
+@pytest.mark.slow
 def test_a_study_of_ones_own_is_run_judged_and_drawn(here):
     typed = normlab("diagnose", "--recipe", "pre", *SIZE, *OWN, cwd=here)
     assert typed.returncode == 0, typed.stderr

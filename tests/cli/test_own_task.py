@@ -212,6 +212,7 @@ def rows(folder):
     return [{k: v for k, v in row.items() if k != "seconds"} for row in folder.metrics()]
 
 
+@pytest.mark.slow
 def test_a_task_of_ones_own_is_trained_resumed_listed_reported_and_diagnosed(here, monkeypatch):
     train = ["train", "--config", "parity", *OWN]
     trained = normlab(*train, cwd=here)
@@ -251,6 +252,7 @@ def test_a_task_of_ones_own_is_trained_resumed_listed_reported_and_diagnosed(her
     assert "'parity'" in unknown.stderr
 
 
+@pytest.mark.slow
 def test_a_task_of_ones_own_is_compared_in_worker_processes(here):
     asked = ["--recipes", "pre", "post+warmup", "--lrs", "3e-3", "--seeds", "2", "--warmup-steps", "10"]
     command = ["compare", "--config", "parity", *asked, "--jobs", "2", "--resamples", "200", *OWN]

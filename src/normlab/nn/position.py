@@ -134,5 +134,6 @@ def sinusoids(length: int, dim: int) -> Tensor:
     """The table of ``Sinusoidal``, `[length, dim]` in float32."""
     if dim % 2:
         raise UserError(f"sinusoidal positions need an even width, got {dim}; try {dim + 1}")
-    table = angles(0, length, dim, torch.empty(0, device="cpu")).flatten(1)
-    return table.to(torch.empty(0).device)
+    device = torch.empty(0).device  # the numbers are the CPU's on every device that has memory
+    like = torch.empty(0, device="meta" if device.type == "meta" else "cpu")
+    return angles(0, length, dim, like).flatten(1).to(device)
