@@ -19,7 +19,8 @@ from normlab.store import RunFolder
 
 KEPT = (
     *("config.json", "metrics.jsonl", "status.json", "start.json"),
-    *("scores.json", "test.hyp.txt", "scores-best.json", "test-best.hyp.txt"),
+    *("scores.json", "test.hyp.txt", "test.examples.safetensors"),
+    *("scores-best.json", "test-best.hyp.txt", "test-best.examples.safetensors"),
 )
 
 
