@@ -235,8 +235,5 @@ def _facts(subject: Subject) -> dict[str, str]:
     parameters = list(model.parameters())
     frozen = sum(p.numel() for p in parameters if not p.requires_grad)
     count = f"{sum(p.numel() for p in parameters):,}" + (f", {frozen:,} of them frozen" if frozen else "")
-    return {
-        "parameters": count,
-        "batch": ", ".join("×".join(map(str, x.shape)) for x in given),
-        "device": str(_device(model)),
-    }
+    batch = ", ".join("×".join(map(str, x.shape)) for x in given)
+    return {"parameters": count, "batch": batch, "device": str(_device(model))}

@@ -1,4 +1,4 @@
-"""Import the studies of this package, and apply the rules of all registered ones."""
+"""Register the studies of this package, and apply the rules of all registered ones."""
 
 from __future__ import annotations
 
@@ -9,11 +9,13 @@ from pkgutil import iter_modules
 from normlab.diagnosis import studies
 from normlab.diagnosis.rules.finding import SEVERITIES, Finding, Tables
 from normlab.diagnosis.rules.finite import not_finite
-from normlab.diagnosis.study import registered
+from normlab.diagnosis.study import Study, register, registered
 from normlab.diagnosis.table import Table
 
 for module in iter_modules(studies.__path__):
-    import_module(f"{studies.__name__}.{module.name}")
+    for value in vars(import_module(f"{studies.__name__}.{module.name}")).values():
+        if isinstance(value, Study):
+            register(value)
 
 
 def find(tables: Mapping[str, Table], lr: float | None = None) -> tuple[Finding, ...]:

@@ -23,9 +23,7 @@ class Table:
     def __post_init__(self) -> None:
         for row in self.rows:
             if tuple(row) != self.columns:
-                raise ValueError(
-                    f"table {self.name!r}: a row has the columns {tuple(row)}, not {self.columns}"
-                )
+                raise ValueError(f"table {self.name!r}: a row has columns {tuple(row)}, not {self.columns}")
 
     @property
     def columns(self) -> tuple[str, ...]:

@@ -38,9 +38,7 @@ _FULL: Final = (
     ("inside", "max_abs"),
     ("inside", "fraction_zero"),
 )
-MEASURED: Final[Mapping[str, Sequence[tuple[str, str]]]] = dict(
-    zip(PRESETS, (_CHEAP, _STANDARD, _FULL), strict=True)
-)
+MEASURED: Final = dict(zip(PRESETS, (_CHEAP, _STANDARD, _FULL), strict=True))
 """Signal and statistic of each preset, the same in every trainer and for ``observe``."""
 
 

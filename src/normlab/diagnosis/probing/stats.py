@@ -65,21 +65,8 @@ def similarity(x: Tensor) -> Tensor:
     return together.mean() / (t * (t - 1) or float("nan"))
 
 
-STATISTICS: dict[str, Statistic] = {
-    f.__name__: f
-    for f in (
-        mean,
-        variance,
-        mean_square,
-        rms,
-        l2,
-        max_abs,
-        fraction_nonfinite,
-        fraction_zero,
-        entropy,
-        similarity,
-    )
-}
+_ALL = (mean, variance, mean_square, rms, l2, max_abs, fraction_nonfinite, fraction_zero, entropy, similarity)
+STATISTICS: dict[str, Statistic] = {statistic.__name__: statistic for statistic in _ALL}
 """The statistics by the names that probes use."""
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from typing import Any, Final, NamedTuple
+from typing import Any, Final, NamedTuple, TypeAlias
 
 from torch import Tensor, nn
 
@@ -14,6 +14,7 @@ from normlab.diagnosis.reading.naming import ATTENTION, FFN
 from normlab.diagnosis.reading.parameters import Owner
 from normlab.diagnosis.reading.taps import Side, activations, evaluating, watching
 
+Shapes: TypeAlias = Mapping[str, tuple[int, ...]]
 EMBEDDING = re.compile(r"embed|position|\bw[tp]e\b", re.IGNORECASE)
 PACKED: Final = frozenset({"qkv", "wqkv", "kv", "wkv", "in_proj", "in_proj_weight", "c_attn"})
 PROJECTIONS: Final = {
@@ -98,21 +99,14 @@ def kinds(
         elif kind == "ffn":
             group = {p: k for p, k in group.items() if k == "ffn"}
             found[path] = (Part(_ffn(shapes, path, group, widths, dim=dim)),)
-        elif kind == "other" and shapes[path] in tables:
-            found[path] = (Part("embedding"),)
         else:
-            found[path] = (Part(kind),)
-    return found | {
-        p: _like_matrix(shapes, found, p) for p, shape in shapes.items() if _is_bias(p, shape, plain)
-    }
+            found[path] = (Part("embedding" if kind == "other" and shapes[path] in tables else kind),)
+    biases = [p for p, s in shapes.items() if len(s) == 1 and p.endswith("bias") and plain[p] != "norm"]
+    return found | {path: _like_matrix(shapes, found, path) for path in biases}
 
 
 def _holder(path: str) -> str:
     return path.rpartition(".")[0]
-
-
-def _is_bias(path: str, shape: tuple[int, ...], plain: Mapping[str, str]) -> bool:
-    return len(shape) == 1 and path.endswith("bias") and plain[path] != "norm"
 
 
 def _kind(path: str, shape: tuple[int, ...], module: nn.Module, owner: Owner) -> str:
@@ -148,12 +142,7 @@ def _projection(path: str) -> str:
 
 
 def _unpacked(
-    shapes: Mapping[str, tuple[int, ...]],
-    path: str,
-    group: Mapping[str, str],
-    *,
-    width: Width | None,
-    dim: int | None,
+    shapes: Shapes, path: str, group: Mapping[str, str], *, width: Width | None, dim: int | None
 ) -> tuple[Part, ...]:
     """Return the parts of a packed matrix, with queries if they have no matrix of their own. Queries are as
     wide as the input of the output projection, or a third.
@@ -172,12 +161,7 @@ def _unpacked(
 
 
 def _ffn(
-    shapes: Mapping[str, tuple[int, ...]],
-    path: str,
-    group: Mapping[str, str],
-    widths: Mapping[str, Width],
-    *,
-    dim: int | None,
+    shapes: Shapes, path: str, group: Mapping[str, str], widths: Mapping[str, Width], *, dim: int | None
 ) -> str:
     """Classify a feed-forward matrix by its widths: to the inner width, or back to the stream's; a router is
     neither. The order of calls decides if all are as wide as the stream, names if the calls do not show a
@@ -195,9 +179,7 @@ def _ffn(
     return "ffn_in" if read & {width.output, width.output // 2} else "other"
 
 
-def _like_matrix(
-    shapes: Mapping[str, tuple[int, ...]], found: Mapping[str, tuple[Part, ...]], path: str
-) -> tuple[Part, ...]:
+def _like_matrix(shapes: Shapes, found: Mapping[str, tuple[Part, ...]], path: str) -> tuple[Part, ...]:
     """Return the parts of a bias: those of its matrix, if it has an entry per output of it."""
     matrix = f"{path.removesuffix('bias')}weight"
     parts = found.get(matrix, found[path])

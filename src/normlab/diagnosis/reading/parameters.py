@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any, NamedTuple
 
 from torch import Tensor, nn
@@ -41,22 +41,21 @@ def owners(model: nn.Module, structure: Structure, seen: Mapping[Tap, Tensor]) -
     finals = tuple(f"{stack.final_norm}." for stack in structure.stacks if stack.final_norm)
     for stack, view in structure.sublayers:
         own = {seen[view.after].grad_fn, seen[view.branch].grad_fn} - {seen[view.before].grad_fn}
-        for variable in _between(seen[view.after].grad_fn, ends - own):
-            path = path_of.get(id(variable), "")
+        for node in nodes_behind(seen[view.after].grad_fn, ends - own):
+            path = path_of.get(id(getattr(node, "variable", None)), "")
             if path and not path.startswith(finals or ("\n",)):
                 found[path].append(Owner(stack, view.index, view.layer, view.role))
     return {path: _joint(those) for path, those in found.items()}
 
 
-def _between(start: Any, ends: set[Any]) -> Iterator[Any]:
-    """Yield the leaves of the graph behind a node, up to the nodes in ``ends``."""
-    waiting, known = [start], set(ends) | {None}
+def nodes_behind(start: Any, ends: Iterable[Any] = ()) -> Iterator[Any]:
+    """Yield the nodes of the graph from one on, up to those in ``ends``."""
+    waiting, known = [start], {None, *ends}
     while waiting:
         if (node := waiting.pop()) in known:
             continue
         known.add(node)
-        if (variable := getattr(node, "variable", None)) is not None:
-            yield variable
+        yield node
         waiting.extend(following for following, _ in node.next_functions)
 
 

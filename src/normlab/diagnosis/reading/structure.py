@@ -172,10 +172,7 @@ class _Reader:
 
     def stack(self, name: str, read: Sequence[tuple[Block, list[Step]]]) -> StackView:
         views = [
-            self._view(block, steps, step, y)
-            for block, steps in read
-            for step in steps
-            for y in block.branches(step)
+            self._view(b, steps, step, y) for b, steps in read for step in steps for y in b.branches(step)
         ]
         sizes = [sum(len(block.branches(step)) for step in steps) for block, steps in read]
         layers = _layers(sizes, [view.role for view in views])
@@ -274,9 +271,8 @@ def _times(factor: Factor) -> str:
 
 
 def _placement(view: SublayerView, factor: float) -> str:
-    plain = (
-        (view.shortcut, view.scale, factor) == (1.0, 1.0, 1.0) and not view.beside and not view.norm_branch
-    )
+    factors = view.shortcut, view.scale, factor
+    plain = factors == (1.0, 1.0, 1.0) and not view.beside and not view.norm_branch
     if plain and view.norm_write and not view.norm_read:
         return "post"
     return "pre" if plain and view.norm_read and not view.norm_write else "other"

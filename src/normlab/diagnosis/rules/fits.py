@@ -106,9 +106,7 @@ def _check(n: Array, y: Array) -> None:
         raise UserError(f"a law in N needs three different depths above 0, not {np.unique(n).tolist()}")
     if not np.isfinite(y).all():
         worst = n[~np.isfinite(y)][0]
-        raise UserError(
-            f"the value at depth {worst:g} is not finite; fit the depths below, or lower the size"
-        )
+        raise UserError(f"the value at depth {worst:g} is not finite; fit depths below it, or lower the size")
 
 
 def _line(x: Array, y: Array, level: float) -> tuple[Any, float]:

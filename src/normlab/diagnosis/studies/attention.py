@@ -17,7 +17,7 @@ from normlab.diagnosis.reading.subject import Subject
 from normlab.diagnosis.reading.taps import Side, Tap, at, evaluating, watching
 from normlab.diagnosis.reading.tokens import PaddingMasks, find_padding_masks
 from normlab.diagnosis.rules.finding import Finding, Tables, mean, number, numbers, said
-from normlab.diagnosis.study import Study, register
+from normlab.diagnosis.study import Study
 from normlab.diagnosis.table import Row, Table
 from normlab.errors import UserError
 from normlab.spec.chart import ByDepth
@@ -126,20 +126,18 @@ def _plain_attention() -> Iterator[None]:
         torch.backends.mha.set_fastpath_enabled(fast)
 
 
-def _rows(
-    stack: StackView, moments: _SoftmaxRecorder, mask: Tensor, *, sequence_first: bool
-) -> Iterator[Row]:
+def _rows(stack: StackView, seen: _SoftmaxRecorder, mask: Tensor, *, sequence_first: bool) -> Iterator[Row]:
     """Yield the rows of a stack; of parallel sublayers the first that attends owns a softmax."""
     mask = mask.T if sequence_first and mask.ndim == 2 else mask
     taken: set[int] = set()
     for view in stack.sublayers:
         if view.role == "ffn":
             continue
-        start, end = moments.moment(view.before), moments.moment(view.total)
-        inside = [i for i, s in enumerate(moments.softmaxes) if start <= s.moment < end and i not in taken]
+        start, end = seen.moment(view.before), seen.moment(view.total)
+        inside = [i for i, s in enumerate(seen.softmaxes) if start <= s.moment < end and i not in taken]
         taken.update(inside)
-        tokens = moments.shapes[view.before][:-1].numel()
-        found = [heads for i in inside if (heads := _by_head(moments.softmaxes[i], tokens, mask))]
+        tokens = seen.shapes[view.before][:-1].numel()
+        found = [heads for i in inside if (heads := _by_head(seen.softmaxes[i], tokens, mask))]
         for head, those in enumerate(zip(*found, strict=True) if found else ()):
             yield {"stack": stack.name, "index": view.index, "head": head, **_joined(those)}
 
@@ -183,8 +181,8 @@ def entropy_of_heads(tables: Tables) -> Iterator[Finding]:
             "warning" if sharp else "note",
             f"the attention entropy in {stack} is {min(entropies):.2f} to {max(entropies):.2f} nats, "
             f"{mean(entropies):.2f} on average over {len(entropies)} heads"
-            + (f"; {sharp} of them {_attend(sharp)} to one key only" if sharp else "")
-            + (f"; {flat} of them {_attend(flat)} almost uniformly" if flat else ""),
+            + (f"; {sharp} of them attend{'s' * (sharp == 1)} to one key only" if sharp else "")
+            + (f"; {flat} of them attend{'s' * (flat == 1)} almost uniformly" if flat else ""),
             "attention",
             {"lowest": min(entropies), "highest": max(entropies), "collapsed": sharp, "uniform": flat},
             "Zhai et al. 2023, Section 3 (arXiv 2303.06296)",
@@ -202,10 +200,6 @@ def entropy_of_heads(tables: Tables) -> Iterator[Finding]:
             )
 
 
-def _attend(heads: int) -> str:
-    return "attends" if heads == 1 else "attend"
-
-
 def _collapsed(row: Row) -> bool:
     """Whether a head that may attend to several keys attends to one."""
     entropy, uniform = number(row["entropy"]), number(row.get("uniform"))
@@ -221,18 +215,14 @@ def _of_uniform(table: Table) -> Iterator[float]:
             yield entropy / uniform
 
 
-register(
-    Study(
-        "attention",
-        lambda context: [attention(context.subject, padding_masks=context.padding_masks)],
-        "cheap",
-        rules=(entropy_of_heads,),
-        title="Attention",
-        intro="Entropy of the attention of each head, in nats; zero means a single key. Dashed: uniform "
-        "attention.",
-        charts=(
-            ByDepth("attention", "Attention entropy", "entropy", "nats", theory="uniform", by_role=True),
-        ),
-        order=70,
-    )
+ATTENTION: Final = Study(
+    "attention",
+    lambda c: [attention(c.subject, padding_masks=c.padding_masks)],
+    "cheap",
+    rules=(entropy_of_heads,),
+    title="Attention",
+    intro="Entropy of the attention of each head, in nats; zero means a single key. Dashed: uniform "
+    "attention.",
+    charts=(ByDepth("attention", "Attention entropy", "entropy", "nats", theory="uniform", by_role=True),),
+    order=70,
 )

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import Any, Final, NamedTuple
+from typing import Final, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -15,10 +15,11 @@ from torch.optim import Optimizer
 from normlab.diagnosis.probing.cropping import cropped
 from normlab.diagnosis.probing.step import OptimiserFactory, find_loss_gradients, updated
 from normlab.diagnosis.probing.stepping import LossGradients, Weights, at_weights, trainable
+from normlab.diagnosis.reading.parameters import nodes_behind
 from normlab.diagnosis.reading.subject import Subject
 from normlab.diagnosis.reading.tokens import FROZEN
 from normlab.diagnosis.rules.finding import Finding, Tables, number, said
-from normlab.diagnosis.study import SMALL_BATCH, Study, StudyContext, register
+from normlab.diagnosis.study import SMALL_BATCH, Study, StudyContext
 from normlab.diagnosis.table import Row, Table
 from normlab.errors import UserError
 
@@ -91,9 +92,7 @@ class _Trials:
         self.start = loss.item()
         self._noise = 4 * torch.finfo(loss.dtype).eps * (abs(self.start) or 1.0)
         if not math.isfinite(self.start):
-            raise UserError(
-                f"the loss is {self.start} before any step; check the model's weights and the batch"
-            )
+            raise UserError(f"the loss is {self.start} before any step; check the weights and the batch")
         self._slope = loss_gradients or find_loss_gradients(subject)
         self._own = {path: p.detach() for path, p in trainable(subject.model).items()}
         stepped = self._stepped(1.0)
@@ -211,20 +210,6 @@ TWICE: Final = (
 )
 
 
-def _once_only(gradient: Tensor) -> str | None:
-    """Say why a second derivative would silently stop and count as zero; None if it does not."""
-    waiting: list[Any] = [gradient.grad_fn]
-    known: set[Any] = {None}
-    while waiting:
-        if (node := waiting.pop()) in known:
-            continue
-        known.add(node)
-        if "Error" in node.name():
-            return "a torch.autograd.Function in it is marked once_differentiable"
-        waiting.extend(following for following, _ in node.next_functions)
-    return None
-
-
 class Hessian:
     """The Hessian of a subject's loss in its trainable parameters, laid end to end `[P]`; never built.
 
@@ -240,8 +225,9 @@ class Hessian:
                 raise UserError(FROZEN)
             found = torch.autograd.grad(loss, own, create_graph=True, materialize_grads=True)
             self._gradient = torch.cat([g.reshape(-1) for g in found])
-        if (why := _once_only(self._gradient)) is not None:
-            raise UserError(TWICE.format(why))
+        # behind such a node a second derivative would silently stop and count as zero
+        if any("Error" in node.name() for node in nodes_behind(self._gradient.grad_fn)):
+            raise UserError(TWICE.format("a torch.autograd.Function in it is marked once_differentiable"))
         self.loss = loss.item()
 
     @property
@@ -260,12 +246,10 @@ class Hessian:
             return torch.zeros_like(vector)
         own = list(self.parameters.values())
         try:
-            found = torch.autograd.grad(
-                self._gradient, own, vector, retain_graph=True, materialize_grads=True
-            )
+            hv = torch.autograd.grad(self._gradient, own, vector, retain_graph=True, materialize_grads=True)
         except RuntimeError as error:
             raise UserError(TWICE.format(error)) from error
-        return torch.cat([x.reshape(-1) for x in found])
+        return torch.cat([x.reshape(-1) for x in hv])
 
     def along(self, vector: Tensor) -> float | None:
         r"""Return :math:`v^\top H v / \|v\|^2`, None for a vector of zeros."""
@@ -348,12 +332,12 @@ def critical_rate(tables: Tables) -> Iterator[Finding]:
     )
 
 
-def _measure_critical_lr(context: StudyContext) -> Iterator[Table]:
+def _critical_lr(context: StudyContext) -> Iterator[Table]:
     loss_gradients = context.small_backward.loss_gradients
     yield critical_lr(context.small, context.optimiser, tolerance=CLOSE, loss_gradients=loss_gradients)
 
 
-register(
-    Study("critical_lr", _measure_critical_lr, "standard", rules=(critical_rate,), batch=SMALL_BATCH, order=5)
+CRITICAL_LR = Study("critical_lr", _critical_lr, "standard", (critical_rate,), batch=SMALL_BATCH, order=5)
+CURVATURE = Study(
+    "curvature", lambda c: [curvature(c.small, c.optimiser)], "full", batch=SMALL_BATCH, order=95
 )
-register(Study("curvature", lambda c: [curvature(c.small, c.optimiser)], "full", batch=SMALL_BATCH, order=95))

@@ -16,7 +16,7 @@ from normlab.diagnosis.reading.subject import Subject
 from normlab.diagnosis.reading.taps import Tap
 from normlab.diagnosis.reading.tokens import PaddingMasks, find_padding_masks, rows
 from normlab.diagnosis.rules.finding import LIU, Finding, Tables, mean, numbers, percent, said
-from normlab.diagnosis.study import SMALL_BATCH, Study, StudyContext, register
+from normlab.diagnosis.study import SMALL_BATCH, Study, StudyContext
 from normlab.diagnosis.table import Row, Table, Value
 from normlab.errors import UserError
 from normlab.spec.chart import HeatMap
@@ -56,9 +56,7 @@ def dependency(
     tokens, and for a stack whose sums are not seen.
     """
     if not 1 <= tokens <= MAX_TOKENS:
-        raise UserError(
-            f"{tokens} tokens; dependency takes 1 to {MAX_TOKENS}, which it spreads over the batch"
-        )
+        raise UserError(f"{tokens} tokens; dependency takes 1 to {MAX_TOKENS}, spread over the batch")
     masks = padding_masks or find_padding_masks(subject)
     modules = dict(subject.model.named_modules())
     found: list[Row] = []
@@ -281,29 +279,27 @@ def _measure(context: StudyContext) -> Iterator[Table]:
     yield residual_dependency(context.small, table)
 
 
-register(
-    Study(
-        "dependency",
-        _measure,
-        "standard",
-        rules=(dependency_on_branches,),
-        title="Dependency",
-        intro="How much of the variance of each sublayer's output comes from which branch (Liu et al. 2020, "
-        "Section 4.1, Figures 7 and 8). A dark diagonal means that sublayers depend on their own residual "
-        "branches, even rows that they depend on all branches before.",
-        charts=(
-            HeatMap(
-                "dependency",
-                "Dependency on branches",
-                "on",
-                "of",
-                "beta_sq",
-                "branch (left column: the input)",
-                "output of sublayer",
-                caption="Light: no dependency. Dark: all of the variance.",
-            ),
+DEPENDENCY: Final = Study(
+    "dependency",
+    _measure,
+    "standard",
+    rules=(dependency_on_branches,),
+    title="Dependency",
+    intro="How much of the variance of each sublayer's output comes from which branch (Liu et al. 2020, "
+    "Section 4.1, Figures 7 and 8). A dark diagonal means that sublayers depend on their own residual "
+    "branches, even rows that they depend on all branches before.",
+    charts=(
+        HeatMap(
+            "dependency",
+            "Dependency on branches",
+            "on",
+            "of",
+            "beta_sq",
+            "branch (left column: the input)",
+            "output of sublayer",
+            caption="Light: no dependency. Dark: all of the variance.",
         ),
-        batch=SMALL_BATCH,
-        order=20,
-    )
+    ),
+    batch=SMALL_BATCH,
+    order=20,
 )

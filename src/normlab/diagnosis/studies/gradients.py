@@ -20,7 +20,7 @@ from normlab.diagnosis.reading.subject import Subject
 from normlab.diagnosis.reading.taps import capture
 from normlab.diagnosis.reading.tokens import FROZEN, PaddingMasks, find_padding_masks, rows
 from normlab.diagnosis.rules.finding import LIU, XIONG, Finding, Tables, extremes, mean, number, place, said
-from normlab.diagnosis.study import MINI_BATCHES, Study, StudyContext, register
+from normlab.diagnosis.study import MINI_BATCHES, Study, StudyContext
 from normlab.diagnosis.table import Row, Table
 from normlab.errors import UserError
 from normlab.spec.chart import ByDepth
@@ -198,41 +198,32 @@ def _measure_parameters(context: StudyContext) -> Iterator[Table]:
     yield parameter_gradients(context.subject, batches=context.batches, first=first)
 
 
-register(
-    Study(
-        "sublayer_gradients",
-        lambda c: [sublayer_gradients(c.subject, padding_masks=c.padding_masks, backward=c.backward)],
-        "cheap",
-        rules=(gradients_of_sublayers,),
-        title="Gradients of outputs",
-        intro="Gradient of the loss in the output of each sublayer, relative to the largest one of the "
-        "model, on a log scale (Liu et al. 2020, Figure 3).",
-        charts=(
-            ByDepth("sublayer_gradients", "Gradients of outputs", "relative", "relative gradient", log=True),
-        ),
-        order=10,
-    )
+SUBLAYER_GRADIENTS: Final = Study(
+    "sublayer_gradients",
+    lambda c: [sublayer_gradients(c.subject, padding_masks=c.padding_masks, backward=c.backward)],
+    "cheap",
+    rules=(gradients_of_sublayers,),
+    title="Gradients of outputs",
+    intro="Gradient of the loss in the output of each sublayer, relative to the largest one of the "
+    "model, on a log scale (Liu et al. 2020, Figure 3).",
+    charts=(
+        ByDepth("sublayer_gradients", "Gradients of outputs", "relative", "relative gradient", log=True),
+    ),
+    order=10,
 )
-register(
-    Study(
-        "parameter_gradients",
-        _measure_parameters,
-        "standard",
-        rules=(gradients_of_parameters,),
-        title="Gradients of parameters",
-        intro="L2 norm of the gradient of each sublayer's parameters, averaged over mini-batches, on a log "
-        "scale (Xiong et al. 2020, Figure 3).",
-        charts=(
-            ByDepth(
-                "parameter_gradients",
-                "Gradients of parameters",
-                "grad_l2",
-                "L2 norm",
-                log=True,
-                sum_squares=True,
-            ),
+PARAMETER_GRADIENTS: Final = Study(
+    "parameter_gradients",
+    _measure_parameters,
+    "standard",
+    rules=(gradients_of_parameters,),
+    title="Gradients of parameters",
+    intro="L2 norm of the gradient of each sublayer's parameters, averaged over mini-batches, on a log "
+    "scale (Xiong et al. 2020, Figure 3).",
+    charts=(
+        ByDepth(
+            "parameter_gradients", "Gradients of parameters", "grad_l2", "L2 norm", log=True, sum_squares=True
         ),
-        batch=MINI_BATCHES,
-        order=50,
-    )
+    ),
+    batch=MINI_BATCHES,
+    order=50,
 )

@@ -14,7 +14,7 @@ from normlab.diagnosis.reading.taps import Side, activations, watching
 from normlab.diagnosis.reading.tokens import PaddingMasks, find_padding_masks, rows
 from normlab.diagnosis.rules.finding import XIONG, Finding, Tables, extremes, number, said
 from normlab.diagnosis.rules.theory import layer_norm_jacobian, rms_norm_jacobian
-from normlab.diagnosis.study import SMALL_BATCH, Study, register
+from normlab.diagnosis.study import SMALL_BATCH, Study
 from normlab.diagnosis.table import Row, Table
 from normlab.errors import UserError
 
@@ -171,13 +171,11 @@ def scaling_of_gradients(tables: Tables) -> Iterator[Finding]:
     )
 
 
-register(
-    Study(
-        "jacobian",
-        lambda c: [jacobian(c.small, padding_masks=c.small_padding_masks, tokens=ASKED)],
-        "standard",
-        rules=(gains, scaling_of_gradients),
-        batch=SMALL_BATCH,
-        order=90,
-    )
+JACOBIAN: Final = Study(
+    "jacobian",
+    lambda c: [jacobian(c.small, padding_masks=c.small_padding_masks, tokens=ASKED)],
+    "standard",
+    rules=(gains, scaling_of_gradients),
+    batch=SMALL_BATCH,
+    order=90,
 )

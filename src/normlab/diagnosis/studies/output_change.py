@@ -19,7 +19,7 @@ from normlab.diagnosis.reading.tokens import PaddingMasks, find_padding_masks, r
 from normlab.diagnosis.rules.finding import LIU, Finding, Tables, number, said
 from normlab.diagnosis.rules.fits import Curve, fits_of_curves
 from normlab.diagnosis.studies.dependency import depends_strongly
-from normlab.diagnosis.study import SMALL_BATCH, Study, StudyContext, register
+from normlab.diagnosis.study import SMALL_BATCH, Study, StudyContext
 from normlab.diagnosis.table import Row, Table
 from normlab.errors import UserError
 from normlab.spec.chart import Growth
@@ -62,9 +62,9 @@ def output_change(
     Liu et al. 2020, Theorem 2 and Figure 4 (arXiv 2004.08249). Raises UserError for a stack that does not
     exist, and for a model without gradients, whose sublayers own nothing.
     """
-    view = _stack(subject, stack)
+    whole = [_stack(subject, stack)]
     found = output_changes(
-        subject, [view], optimiser=optimiser, size=size, seeds=[seed], padding_masks=padding_masks
+        subject, whole, optimiser=optimiser, size=size, seeds=[seed], padding_masks=padding_masks
     )
     return Table("output_change", tuple({k: x for k, x in row.items() if k != "stack"} for row in found))
 
@@ -86,15 +86,7 @@ def output_changes(
     """
     # branches side by side are one place, which has the last one's depth
     taps = {view.name: {v.after: v.index + 1 for v in view.sublayers} for view in stacks}
-    found = _changes(
-        subject,
-        taps,
-        optimiser=optimiser,
-        size=size,
-        seeds=seeds,
-        padding_masks=padding_masks,
-        backward=backward,
-    )
+    found = _changes(subject, taps, optimiser, size, seeds, padding_masks, backward)
     order = list(taps)  # "random" before "update", as they are in the alphabet
     ordered = sorted(found, key=lambda r: (order.index(r[0]), r[-1], r[1], r[2]))
     return Table("output_change", tuple({"stack": r[0], **_row(*r[1:])} for r in ordered))
@@ -115,17 +107,14 @@ def output_change_family(
     In the table, depth counts the sublayers of all stacks of the model. Models are made one after the other,
     and for another ``seed`` by a family of other initialisations.
     """
-    found: list[tuple[str, int, float, int]] = []
+    found: list[Row] = []
     for n in depths:
         subject = family(n)
         view = _stack(subject, stack)
         sublayers = sum(len(stack.sublayers) for stack in subject.structure.stacks)
         whole = {view.name: {view.sublayers[-1].after: sublayers}}
-        changes = _changes(
-            subject, whole, optimiser=optimiser, size=size, seeds=[seed], padding_masks=None, backward=None
-        )
-        found.extend(change[1:] for change in changes)
-    return Table("output_change", tuple(_row(*change) for change in found))
+        found.extend(_row(*change[1:]) for change in _changes(subject, whole, optimiser, size, [seed]))
+    return Table("output_change", tuple(found))
 
 
 def output_change_fit(changes: Table) -> Table:
@@ -181,19 +170,18 @@ def _curve(changes: Table) -> Curve:
     return [n for n, _ in points], [y for _, y in points]
 
 
-def _row(kind: str, depth: int, change: float, seed: int) -> dict[str, str | int | float]:
+def _row(kind: str, depth: int, change: float, seed: int) -> Row:
     return {"kind": kind, "depth": depth, "change": change, "seed": seed}
 
 
 def _changes(
     subject: Subject,
     wanted: Mapping[str, Mapping[Tap, int]],
-    *,
     optimiser: Optimizer | OptimiserFactory | None,
     size: float,
     seeds: Sequence[int],
-    padding_masks: PaddingMasks | None,
-    backward: BackwardPass | None,
+    padding_masks: PaddingMasks | None = None,
+    backward: BackwardPass | None = None,
 ) -> Iterator[tuple[str, str, int, float, int]]:
     """Yield stack, kind, depth, change and seed at every tap; the update only for the last stack."""
     masks = padding_masks or find_padding_masks(subject)
@@ -279,10 +267,8 @@ def _law(stack: str, laws: Mapping[str, Row], *, strong: bool) -> Finding:
 
 def _one_step(stack: str, deepest: Row, tables: Tables) -> Finding:
     """Compare one step with the output's own mean square: 1 behind a norm, otherwise as measured."""
-    own = [row for row in tables.table("structure") if row["stack"] == deepest["stack"]]
-    scales = [
-        row for row in tables.table("scales") if (row["stack"], row["signal"]) == (deepest["stack"], "after")
-    ]
+    own = tables.table("structure").where(stack=deepest["stack"]).rows
+    scales = tables.table("scales").where(stack=deepest["stack"], signal="after").rows
     normed = not own or own[-1]["norm_write"] is not None or own[-1]["final_norm"] is not None
     size = 1.0 if normed or not scales else number(scales[-1]["mean_square"]) or 1.0
     share = (number(deepest["change"]) or 0.0) / size
@@ -316,29 +302,24 @@ def _measure(context: StudyContext) -> Iterator[Table]:
     yield Table("output_change_fit", tuple({"stack": n, **row} for n, table in fits for row in table))
 
 
-register(
-    Study(
-        "output_change",
-        _measure,
-        "standard",
-        rules=(growth_of_change,),
-        title="Output change",
-        intro="How far the output of the first N sublayers moves when the matrices of all sublayers change, "
-        "in mean square. Solid: the power law that fits best; dashed: a line in N; dotted: log N. Theory "
-        "expects N for a Post-LN and log N for a Pre-LN (Liu et al. 2020, Theorem 2).",
-        charts=(
-            Growth(
-                "output_change",
-                "Output change",
-                "output_change_fit",
-                {
-                    "random": "a random change of the sublayers' matrices",
-                    "update": "one step of the optimiser",
-                },
-                caption="A point per seed.",
-            ),
+OUTPUT_CHANGE: Final = Study(
+    "output_change",
+    _measure,
+    "standard",
+    rules=(growth_of_change,),
+    title="Output change",
+    intro="How far the output of the first N sublayers moves when the matrices of all sublayers change, "
+    "in mean square. Solid: the power law that fits best; dashed: a line in N; dotted: log N. Theory "
+    "expects N for a Post-LN and log N for a Pre-LN (Liu et al. 2020, Theorem 2).",
+    charts=(
+        Growth(
+            "output_change",
+            "Output change",
+            "output_change_fit",
+            {"random": "a random change of the sublayers' matrices", "update": "one step of the optimiser"},
+            caption="A point per seed.",
         ),
-        batch=SMALL_BATCH,
-        order=30,
-    )
+    ),
+    batch=SMALL_BATCH,
+    order=30,
 )

@@ -15,7 +15,7 @@ from normlab.diagnosis.reading.subject import Subject
 from normlab.diagnosis.reading.tokens import PaddingMasks, find_padding_masks
 from normlab.diagnosis.rules.finding import Finding, Tables, cosine, number, said
 from normlab.diagnosis.studies.attention import is_sequence_first
-from normlab.diagnosis.study import Study, register
+from normlab.diagnosis.study import Study
 from normlab.diagnosis.table import Row, Table
 from normlab.spec.chart import ByDepth
 
@@ -150,27 +150,20 @@ def similarity_of_tokens(tables: Tables) -> Iterator[Finding]:
         )
 
 
-register(
-    Study(
-        "similarity",
-        lambda c: [similarity(c.subject, padding_masks=c.padding_masks, forward=c.backward.forward)],
-        "cheap",
-        rules=(similarity_of_tokens,),
-        title="Similarity",
-        intro="Mean cosine between the states of two tokens, and the effective rank of a sequence's states, "
-        "which counts the directions that they use.",
-        charts=(
-            ByDepth("similarity", "Cosine of tokens", "cosine", "mean cosine"),
-            ByDepth("similarity", "Directions in use", "effective_rank", "effective rank"),
-        ),
-        order=80,
-    )
+SIMILARITY: Final = Study(
+    "similarity",
+    lambda c: [similarity(c.subject, padding_masks=c.padding_masks, forward=c.backward.forward)],
+    "cheap",
+    rules=(similarity_of_tokens,),
+    title="Similarity",
+    intro="Mean cosine between the states of two tokens, and the effective rank of a sequence's states, "
+    "which counts the directions that they use.",
+    charts=(
+        ByDepth("similarity", "Cosine of tokens", "cosine", "mean cosine"),
+        ByDepth("similarity", "Directions in use", "effective_rank", "effective rank"),
+    ),
+    order=80,
 )
-register(
-    Study(
-        "norm_parameters",
-        lambda c: [norm_parameters(c.subject, forward=c.backward.forward)],
-        "cheap",
-        order=85,
-    )
+NORM_PARAMETERS: Final = Study(
+    "norm_parameters", lambda c: [norm_parameters(c.subject, forward=c.backward.forward)], "cheap", order=85
 )

@@ -15,7 +15,7 @@ from normlab.diagnosis.reading.taps import Tap
 from normlab.diagnosis.reading.tokens import PaddingMasks, find_padding_masks, rows
 from normlab.diagnosis.rules.finding import XIONG, Finding, Tables, number, said
 from normlab.diagnosis.rules.theory import LEMMA_2, bounded_fraction, ffn_gain, hidden_scales
-from normlab.diagnosis.study import Study, register
+from normlab.diagnosis.study import Study
 from normlab.diagnosis.table import Row, Table
 from normlab.spec.chart import ByDepth
 
@@ -47,10 +47,7 @@ def scales(
 
 
 def _rows(
-    stack: StackView,
-    mask: Tensor,
-    seen: Mapping[Tap, Tensor],
-    widths: Mapping[tuple[str, int | None], int],
+    stack: StackView, mask: Tensor, seen: Mapping[Tap, Tensor], widths: Mapping[tuple[str, int | None], int]
 ) -> Iterator[Row]:
     first = rows(seen[stack.sublayers[0].before], mask)
     known = [widths.get((stack.name, view.index)) for view in stack.sublayers]
@@ -141,28 +138,26 @@ def _theory(tables: Tables) -> Iterator[Finding]:
             )
 
 
-register(
-    Study(
-        "scales",
-        lambda c: [scales(c.subject, padding_masks=c.padding_masks, forward=c.backward.forward)],
-        "cheap",
-        rules=(hidden_scale,),
-        title="Hidden scale",
-        intro="Mean square of the stream plus the branch at each sublayer, which in a Post-LN is the input "
-        "of the norm, on a log scale. Dashed line or bar: the value or the bounds that theory predicts for a "
-        "Xavier initialisation (Xiong et al. 2020, Lemma 2), where it predicts any.",
-        charts=(
-            ByDepth(
-                "scales",
-                "Hidden scale",
-                "mean_square",
-                "mean square",
-                log=True,
-                where={"signal": "total"},
-                theory="theory",
-                bounds=("theory_low", "theory_high"),
-            ),
+SCALES: Final = Study(
+    "scales",
+    lambda c: [scales(c.subject, padding_masks=c.padding_masks, forward=c.backward.forward)],
+    "cheap",
+    rules=(hidden_scale,),
+    title="Hidden scale",
+    intro="Mean square of the stream plus the branch at each sublayer, which in a Post-LN is the input "
+    "of the norm, on a log scale. Dashed line or bar: the value or the bounds that theory predicts for a "
+    "Xavier initialisation (Xiong et al. 2020, Lemma 2), where it predicts any.",
+    charts=(
+        ByDepth(
+            "scales",
+            "Hidden scale",
+            "mean_square",
+            "mean square",
+            log=True,
+            where={"signal": "total"},
+            theory="theory",
+            bounds=("theory_low", "theory_high"),
         ),
-        order=40,
-    )
+    ),
+    order=40,
 )

@@ -8,7 +8,7 @@ from typing import Final
 
 from normlab.diagnosis.reading.structure import Structure
 from normlab.diagnosis.rules.finding import XIONG, Finding, Tables, number
-from normlab.diagnosis.study import Study, register
+from normlab.diagnosis.study import Study
 from normlab.diagnosis.table import Table
 
 PLACEMENTS: Final = {
@@ -16,23 +16,17 @@ PLACEMENTS: Final = {
     "pre": ("Pre-LN", XIONG.format("Table 1")),
     "other": ("neither Post-LN nor Pre-LN", ""),
 }
-COLUMNS: Final = (
-    *("index", "layer", "role", "placement", "relation"),
-    *("norm_read", "norm_branch", "norm_write"),
-)
+COLUMNS: Final = "index layer role placement relation norm_read norm_branch norm_write".split()
 
 
 def structure(read: Structure) -> Table:
     """Tabulate each sublayer with its role, its placement and its norms."""
-    finals = {stack.name: stack.final_norm for stack in read.stacks}
     rows = (
-        {
-            "stack": stack,
-            **{name: getattr(view, name) for name in COLUMNS},
-            "branch": str(view.branch),
-            "final_norm": finals[stack],
-        }
-        for stack, view in read.sublayers
+        {"stack": stack.name}
+        | {name: getattr(view, name) for name in COLUMNS}
+        | {"branch": str(view.branch), "final_norm": stack.final_norm}
+        for stack in read.stacks
+        for view in stack.sublayers
     )
     return Table("structure", tuple(rows))
 
@@ -58,13 +52,11 @@ def placement(tables: Tables) -> Iterator[Finding]:
         )
 
 
-register(
-    Study(
-        "structure",
-        lambda context: [structure(context.subject.structure)],
-        "cheap",
-        rules=(placement,),
-        batch="the model alone",
-        order=0,
-    )
+STRUCTURE: Final = Study(
+    "structure",
+    lambda c: [structure(c.subject.structure)],
+    "cheap",
+    rules=(placement,),
+    batch="the model alone",
+    order=0,
 )

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Final
 
-from torch import Tensor
 from torch.optim import Optimizer
 
 from normlab.diagnosis.probing.passes import BackwardPass, backward_pass, parts_of
@@ -13,10 +12,9 @@ from normlab.diagnosis.probing.stats import measure
 from normlab.diagnosis.probing.step import OptimiserFactory, updated
 from normlab.diagnosis.probing.stepping import trainable
 from normlab.diagnosis.reading.kinds import Part
-from normlab.diagnosis.reading.parameters import Owner
 from normlab.diagnosis.reading.subject import Subject
 from normlab.diagnosis.rules.finding import LIU, Finding, Tables, extremes, said
-from normlab.diagnosis.study import Study, register
+from normlab.diagnosis.study import Study
 from normlab.diagnosis.table import Row, Table
 from normlab.spec.chart import Strips
 
@@ -46,37 +44,27 @@ def updates(
     grads, owned = backward.loss_gradients.gradients, backward.forward.owned
     parts = parts_of(subject, backward.forward)
     after = updated(subject, optimiser, backward.loss_gradients)
-    rows: list[Row] = []
+    found: list[tuple[str, Part, list[float]]] = []
     for path, p in trainable(subject.model).items():
-        weight, step = p.detach(), after[path].sub_(p.detach())
-        rows.extend(
-            _row(path, part, owned[path], grad=grads[path], step=step, weight=weight) for part in parts[path]
-        )
-    return Table("updates", tuple(_with_shares(rows)))
-
-
-def _row(path: str, part: Part, owner: Owner, *, grad: Tensor, step: Tensor, weight: Tensor) -> Row:
-    g, u, w = (measure("l2", part.of(x.to_dense())).item() for x in (grad, step, weight))
-    return {
-        "parameter": path,
-        "kind": part.kind,
-        "stack": owner.stack,
-        "layer": owner.layer,
-        "grad_l2": g,
-        "update_l2": u,
-        "grad_relative": None,
-        "update_relative": None,
-        "update_over_weight": u / w if w else None,
-    }
-
-
-def _with_shares(rows: list[Row]) -> list[Row]:
-    """Add the norms relative to the largest one, None if all are zero."""
-    most = {name: max(float(row[f"{name}_l2"] or 0) for row in rows) for name in ("grad", "update")}
-    return [
-        {**row, **{f"{n}_relative": float(row[f"{n}_l2"] or 0) / most[n] if most[n] else None for n in most}}
-        for row in rows
+        tensors = grads[path], after[path].sub_(p.detach()), p.detach()
+        for part in parts[path]:
+            found.append((path, part, [measure("l2", part.of(x.to_dense())).item() for x in tensors]))
+    most_g, most_u = (max(norms[i] for _, _, norms in found) for i in (0, 1))
+    rows: list[Row] = [
+        {
+            "parameter": path,
+            "kind": part.kind,
+            "stack": owned[path].stack,
+            "layer": owned[path].layer,
+            "grad_l2": g,
+            "update_l2": u,
+            "grad_relative": g / most_g if most_g else None,
+            "update_relative": u / most_u if most_u else None,
+            "update_over_weight": u / w if w else None,
+        }
+        for path, part, (g, u, w) in found
     ]
+    return Table("updates", tuple(rows))
 
 
 def _is_matrix(row: Row) -> bool:
@@ -131,27 +119,25 @@ def no_gradient(tables: Tables) -> Iterator[Finding]:
         )
 
 
-register(
-    Study(
-        "updates",
-        lambda c: [updates(c.subject, c.optimiser, backward=c.backward)],
-        "standard",
-        rules=(balance_of_updates, no_gradient),
-        title="Updates",
-        intro="A tick per matrix or gain, relative to the model's largest: gradients may differ where one "
-        "step of the optimiser moves all alike (Liu et al. 2020, Figure 5).",
-        charts=(
-            Strips(
-                "updates",
-                "Gradients and updates",
-                "kind",
-                "parameter",
-                {"gradient": "grad_relative", "update": "update_relative"},
-                "relative to the largest",
-                order=KINDS,
-                without="bias",
-            ),
+UPDATES: Final = Study(
+    "updates",
+    lambda c: [updates(c.subject, c.optimiser, backward=c.backward)],
+    "standard",
+    rules=(balance_of_updates, no_gradient),
+    title="Updates",
+    intro="A tick per matrix or gain, relative to the model's largest: gradients may differ where one "
+    "step of the optimiser moves all alike (Liu et al. 2020, Figure 5).",
+    charts=(
+        Strips(
+            "updates",
+            "Gradients and updates",
+            "kind",
+            "parameter",
+            {"gradient": "grad_relative", "update": "update_relative"},
+            "relative to the largest",
+            order=KINDS,
+            without="bias",
         ),
-        order=60,
-    )
+    ),
+    order=60,
 )
