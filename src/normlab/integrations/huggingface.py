@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from pathlib import Path
 from typing import Any
 
-from normlab.diagnosis import Probe, Structure
-from normlab.integrations.watch import Emit, Watch
+from normlab.integrations.watch import WatchingCallback
 
 try:
     from transformers import TrainerCallback, TrainerState, TrainingArguments
@@ -17,7 +14,7 @@ except ImportError as error:
     ) from error
 
 
-class Probes(TrainerCallback):
+class Probes(WatchingCallback, TrainerCallback):
     """``Trainer(..., callbacks=[Probes("standard")])``: one step in ``every_steps`` is observed, and becomes
     rows of step, stack, index, module, signal, statistic and value, a JSON line each in ``out``, or calls of
     ``emit``. ``normlab report probes.jsonl`` draws them.
@@ -34,17 +31,6 @@ class Probes(TrainerCallback):
     Raises UserError for a preset that there is not, and at the first step for a model that cannot be read.
     """
 
-    def __init__(
-        self,
-        probes: str | Sequence[Probe] = "standard",
-        *,
-        out: str | Path = "probes.jsonl",
-        every_steps: int = 50,
-        emit: Emit | None = None,
-        structure: Structure | None = None,
-    ) -> None:
-        self.watch = Watch(probes, out=out, every_steps=every_steps, emit=emit, structure=structure)
-
     def on_train_begin(self, args: TrainingArguments, state: TrainerState, *_: Any, **__: Any) -> None:
         self.watch.start(state.global_step)
 
@@ -52,8 +38,4 @@ class Probes(TrainerCallback):
         # the trainer runs a compiled wrapper and shows callbacks what is inside
         self.watch.begin(shown["model"], state.global_step, compiled=bool(args.torch_compile))
 
-    def close(self, *_: Any, **__: Any) -> None:
-        """Write the measurements and remove all hooks."""
-        self.watch.end()
-
-    on_pre_optimizer_step = on_train_end = close
+    on_pre_optimizer_step = on_train_end = WatchingCallback.close

@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from pathlib import Path
 from typing import Any
 
-from normlab.diagnosis import Probe, Structure
-from normlab.integrations.watch import Emit, Watch
+from normlab.integrations.watch import WatchingCallback
 
 try:
     from lightning.pytorch import Callback, LightningModule, Trainer
@@ -17,7 +14,7 @@ except ImportError as error:
     ) from error
 
 
-class Probes(Callback):
+class Probes(WatchingCallback, Callback):
     """``Trainer(..., callbacks=[Probes("standard")])``: one step in ``every_steps`` is observed, and becomes
     rows of step, stack, index, module, signal, statistic and value, a JSON line each in ``out``, or calls of
     ``emit``. ``normlab report probes.jsonl`` draws them.
@@ -34,17 +31,6 @@ class Probes(Callback):
     Raises UserError for a preset that there is not, and at the first step for a model that cannot be read.
     """
 
-    def __init__(
-        self,
-        probes: str | Sequence[Probe] = "standard",
-        *,
-        out: str | Path = "probes.jsonl",
-        every_steps: int = 50,
-        emit: Emit | None = None,
-        structure: Structure | None = None,
-    ) -> None:
-        self.watch = Watch(probes, out=out, every_steps=every_steps, emit=emit, structure=structure)
-
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         self.watch.start(trainer.global_step)
 
@@ -56,8 +42,4 @@ class Probes(Callback):
         compiled = getattr(pl_module, "_compiler_ctx", None) is not None
         self.watch.begin(pl_module, trainer.global_step, compiled=compiled, own_calls=int(wrapped))
 
-    def close(self, *_: Any, **__: Any) -> None:
-        """Write the measurements and remove all hooks."""
-        self.watch.end()
-
-    on_before_optimizer_step = on_validation_start = on_train_end = on_exception = close
+    on_before_optimizer_step = on_validation_start = on_train_end = on_exception = WatchingCallback.close

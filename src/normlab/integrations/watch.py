@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import warnings
+from abc import ABC
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack
 from pathlib import Path
@@ -141,6 +142,25 @@ class Watch:
         finally:
             torch.clear_autocast_cache()  # it keeps copies of weights, and those made here have no gradient
         return stream_probes(structure, self._preset, prefix=at)
+
+
+class WatchingCallback(ABC):  # noqa: B024 - each trainer names its hooks otherwise
+    """Base of the callbacks: it holds the ``Watch`` that their trainer's hooks drive."""
+
+    def __init__(
+        self,
+        probes: str | Sequence[Probe] = "standard",
+        *,
+        out: str | Path = "probes.jsonl",
+        every_steps: int = 50,
+        emit: Emit | None = None,
+        structure: Structure | None = None,
+    ) -> None:
+        self.watch = Watch(probes, out=out, every_steps=every_steps, emit=emit, structure=structure)
+
+    def close(self, *_: Any, **__: Any) -> None:
+        """Write the measurements and remove all hooks."""
+        self.watch.end()
 
 
 def _blocks(model: nn.Module) -> dict[str, list[list[str]]]:
