@@ -116,14 +116,11 @@ def initialise_(model: nn.Module, scheme: str, seed: int) -> None:
                 fill_(weight, name, sublayer.place.gain(site, name), generator)
             _zero_biases(sublayer.f)
     gains = [(s.place.embedding_gain(s.site), s.place.classifier_gain(s.site)) for s in sublayers]
+    gain, classifier_gain = (min(column) for column in zip(*gains or [(1.0, 1.0)], strict=True))
     for module in model.modules():
         if isinstance(module, Embedding):
             generator = _generator(module.weight, derive(seed, "init.embedding"))
-            module.init_(
-                generator,
-                gain=min((g for g, _ in gains), default=1.0),
-                classifier_gain=min((c for _, c in gains), default=1.0),
-            )
+            module.init_(generator, gain=gain, classifier_gain=classifier_gain)
         elif isinstance(module, PositionEncoding):
             device = next(model.parameters()).device
             module.init_(torch.Generator(device).manual_seed(derive(seed, "init.positions")))

@@ -198,9 +198,8 @@ def beam_search(
     allowed: Tensor | None = None,
 ) -> list[list[int]]:
     """Return the best output of ``search`` for each source row, as ids; empty if it found none."""
-    found = search(
-        model, source, Bounds(max_len_ratio, allowed=allowed), beams=beams, length_penalty=length_penalty
-    )
+    bounds = Bounds(max_len_ratio, allowed=allowed)
+    found = search(model, source, bounds, beams=beams, length_penalty=length_penalty)
     return [hypotheses[0].ids if hypotheses else [] for hypotheses in found]
 
 

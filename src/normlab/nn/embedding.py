@@ -29,9 +29,9 @@ class Embedding(Registered, nn.Module, ABC):
         super().__init__()
         self.weight = nn.Parameter(torch.empty(vocab_size, dim))
 
-    @abstractmethod
     def vectors(self) -> Tensor:
         """Return the matrix as it is used, `[V, D]`."""
+        return self.weight
 
     @abstractmethod
     def init_(self, generator: torch.Generator, *, gain: float = 1.0, classifier_gain: float = 1.0) -> None:
@@ -54,9 +54,6 @@ class PlainEmbedding(Embedding, name="plain"):
     Nguyen and Salazar 2019, Section 3.2 (arXiv 1910.05895).
     """
 
-    def vectors(self) -> Tensor:
-        return self.weight
-
     @torch.no_grad()
     def init_(self, generator: torch.Generator, *, gain: float = 1.0, classifier_gain: float = 1.0) -> None:
         self.weight.normal_(0.0, gain * self.weight.shape[1] ** -0.5, generator=generator)
@@ -73,9 +70,6 @@ class UntiedEmbedding(Embedding, name="untied"):
     def __init__(self, vocab_size: int, dim: int) -> None:
         super().__init__(vocab_size, dim)
         self.output = nn.Parameter(torch.empty(vocab_size, dim))
-
-    def vectors(self) -> Tensor:
-        return self.weight
 
     @torch.no_grad()
     def init_(self, generator: torch.Generator, *, gain: float = 1.0, classifier_gain: float = 1.0) -> None:

@@ -7,7 +7,7 @@ choose others.
 from __future__ import annotations
 
 import math
-from abc import ABC, abstractmethod
+from abc import ABC
 from collections.abc import Callable, Sequence
 from typing import ClassVar
 
@@ -63,9 +63,8 @@ class ScalarBiasLinear(nn.Linear):
         self.after = nn.Parameter(torch.zeros(len(self.n_out)))
 
     def forward(self, input: Tensor) -> Tensor:  # noqa: A002 - the name of nn.Linear's argument
-        biases = [
-            w.sum(1) * self.before[i] + self.after[i] for i, w in enumerate(self.weight.split(self.n_out))
-        ]
+        weights = enumerate(self.weight.split(self.n_out))
+        biases = [w.sum(1) * self.before[i] + self.after[i] for i, w in weights]
         return linear(input, self.weight, torch.cat(biases))
 
 
@@ -130,13 +129,13 @@ class QueryKeyNorm(Registered, nn.Module, ABC):
         """Transform both, without changing their shapes."""
         return self.queries(q), self.keys(k)
 
-    @abstractmethod
     def queries(self, q: Tensor) -> Tensor:
         """Transform queries `[B, H, T, w]` for products with keys that went through ``keys``."""
+        return q
 
-    @abstractmethod
     def keys(self, k: Tensor) -> Tensor:
         """Transform keys `[B, G, S, w]`."""
+        return k
 
 
 class ScaledProducts(QueryKeyNorm, name="scaled"):
@@ -147,12 +146,6 @@ class ScaledProducts(QueryKeyNorm, name="scaled"):
 
     def __init__(self, config: ModelConfig) -> None:
         super().__init__()
-
-    def queries(self, q: Tensor) -> Tensor:
-        return q
-
-    def keys(self, k: Tensor) -> Tensor:
-        return k
 
 
 class ScaledCosines(QueryKeyNorm, name="qknorm"):

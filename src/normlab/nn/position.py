@@ -30,9 +30,9 @@ class PositionEncoding(Registered, nn.Module, ABC):
     def __init__(self, config: ModelConfig) -> None:
         super().__init__()
 
-    @abstractmethod
     def forward(self, x: Tensor, decode_index: int | None = None) -> Tensor:
         """Add positions to embeddings `[B, T, D]`."""
+        return x
 
     @staticmethod
     def apply_rotary(x: Tensor, decode_index: int | None) -> Tensor:
@@ -103,9 +103,6 @@ class Rotary(PositionEncoding, name="rope"):
                 f"{config.dim // config.heads} ({config.dim} wide, {config.heads} heads); "
                 + (f"numbers of heads that fit: {fewer}" if fewer else f"try a width of {config.dim + 1}")
             )
-
-    def forward(self, x: Tensor, decode_index: int | None = None) -> Tensor:
-        return x
 
     @staticmethod
     def apply_rotary(x: Tensor, decode_index: int | None) -> Tensor:

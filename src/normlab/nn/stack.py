@@ -48,9 +48,8 @@ class Stack(nn.Module):
 
 def build_stack(name: str, roles: Sequence[str], config: ModelConfig) -> Stack:
     """Build the ``"encoder"`` or ``"decoder"`` of a model, with a sublayer for each role in every layer."""
-    placement = Placement.registry[
-        config.encoder_placement if name == "encoder" else config.decoder_placement
-    ]
+    chosen = config.encoder_placement if name == "encoder" else config.decoder_placement
+    placement = Placement.registry[chosen]
     norm = Norm.registry[config.norm]
     layers = config.encoder_layers, config.decoder_layers
     first = Site(name, roles[0], 0, 0, config.dim, *layers, norm=norm, roles=tuple(roles))

@@ -31,9 +31,7 @@ def adam(parameters: list[nn.Parameter], lr: Tensor, config: OptimConfig) -> tor
 
     Kingma and Ba 2015, Algorithm 1 (arXiv 1412.6980).
     """
-    return torch.optim.Adam(
-        parameters, lr, config.betas, config.eps, weight_decay=config.weight_decay, fused=True
-    )
+    return torch.optim.Adam(parameters, lr, config.betas, config.eps, config.weight_decay, fused=True)
 
 
 @OPTIMISERS.register("adamw")
@@ -45,9 +43,7 @@ def adamw(parameters: list[nn.Parameter], lr: Tensor, config: OptimConfig) -> to
     Loshchilov and Hutter 2019, Algorithm 2 (arXiv 1711.05101), whose schedule multiplier is in
     :math:`\eta`, to which the decay is relative, as everywhere in torch.
     """
-    return torch.optim.AdamW(
-        parameters, lr, config.betas, config.eps, weight_decay=config.weight_decay, fused=True
-    )
+    return torch.optim.AdamW(parameters, lr, config.betas, config.eps, config.weight_decay, fused=True)
 
 
 @OPTIMISERS.register("sgd")
@@ -58,9 +54,7 @@ def sgd(parameters: list[nn.Parameter], lr: Tensor, config: OptimConfig) -> torc
 
     Goyal et al. 2017, Equation 9 (arXiv 1706.02677).
     """
-    return torch.optim.SGD(
-        parameters, lr, momentum=config.momentum, weight_decay=config.weight_decay, fused=True
-    )
+    return torch.optim.SGD(parameters, lr, config.momentum, weight_decay=config.weight_decay, fused=True)
 
 
 @OPTIMISERS.register("radam")

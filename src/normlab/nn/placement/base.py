@@ -94,10 +94,8 @@ class Placement(Registered, nn.Module, ABC):
     @classmethod
     def complete(cls, config: ModelConfig) -> ModelConfig:
         """Fill in the choices inside the branch that a config leaves open, as the placement's source does."""
-        left_open = [
-            name for name in ("qk_norm", "bias", "inner_norm", "head_gain") if not getattr(config, name)
-        ]
-        return replace(config, **{name: getattr(cls, name) for name in left_open})
+        names = "qk_norm", "bias", "inner_norm", "head_gain"
+        return replace(config, **{name: getattr(cls, name) for name in names if not getattr(config, name)})
 
     @classmethod
     def conflict(cls, config: ModelConfig) -> str | None:
