@@ -34,7 +34,7 @@ FLAGS = {
 STYLES = {"problem": "bold red", "warning": "yellow", "note": "dim"}
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class Diagnose:
     """Measure a model before it trains, compare it with theory, and write a page with the findings.
 
@@ -43,21 +43,21 @@ class Diagnose:
     my_package.my_module:batch. The exit code is 3 if --fail-on is given and a finding is as severe.
     """
 
-    run_folder: Annotated[Positional[str], arg(metavar="RUN")]
+    run_folder: Annotated[Positional[str], arg(metavar="RUN")] = ""
     """A run's folder, or the beginning of its id; leave it out to examine a recipe or --model."""
-    model: str
+    model: str = ""
     """package.module:function that returns your model; importable, or in the current directory."""
-    batch: str
+    batch: str = ""
     """package.module:function that returns a batch for it: a tensor, or a tuple or dict of arguments."""
-    loss: str
+    loss: str = ""
     """package.module:function (model, batch) -> scalar; without it the model's output holds its loss."""
-    blocks: tuple[str, ...]
+    blocks: tuple[str, ...] = ()
     """The container of your model's repeated blocks, or globs for them, if they are not found."""
-    branches: tuple[str, ...]
+    branches: tuple[str, ...] = ()
     """Modules inside a block whose outputs are added to the stream, if the sums are not seen."""
     recipe: str
     """A placement and what goes with it, such as pre+scalenorm; `normlab recipes` lists the parts."""
-    lr: float | None
+    lr: float | None = None
     """Learning rate of the training to come; by default that of the configuration."""
     seed: int
     """Seed of the initialisation and the data."""
@@ -90,19 +90,7 @@ class Diagnose:
     @classmethod
     def defaults(cls, argv: Sequence[str]) -> Self:
         name, base = base_of(argv)
-        return cls(
-            run_folder="",
-            model="",
-            batch="",
-            loss="",
-            blocks=(),
-            branches=(),
-            recipe=base.recipe,
-            lr=None,
-            seed=base.seeds.init,
-            flags=ConfigFlags.of(base),
-            config=name,
-        )
+        return cls(recipe=base.recipe, seed=base.seeds.init, flags=ConfigFlags.of(base), config=name)
 
     def run(self) -> None:
         """Raises SystemExit with code 3 where ``fail_on`` says so."""

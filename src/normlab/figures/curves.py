@@ -62,9 +62,8 @@ def curve(
     shown = frame.filter(pl.col(axis.column).is_finite() & ((pl.col(axis.column) > 0) | pl.lit(not axis.log)))
     astray = pl.col("outcome").is_in(ASTRAY)
     together = spread(shown.filter(~astray), axis.x, axis.column, ["recipe"], points, extremes=axis.extremes)
-    alone = downsample(
-        shown.filter(astray), axis.x, axis.column, ["recipe", "run", "seed", "outcome"], points
-    )
+    by = ["recipe", "run", "seed", "outcome"]
+    alone = downsample(shown.filter(astray), axis.x, axis.column, by, points)
     scale, top = _scale(shown, axis)
     y = partial(alt.Y, type="quantitative", title=axis.title, scale=scale, axis=_ticks(shown, axis))
     zero = "datum.value === 0 ? '0' : datum.label"
@@ -103,9 +102,8 @@ def _ticks(shown: pl.DataFrame, axis: Axis) -> alt.Axis:
     low, high = (math.log10(float(v)) for v in (values.min(), values.max()) if isinstance(v, float))
     steps = (1, 2, 5) if high - low < 2 else (1,)
     ticks = [m * 10.0**e for e in range(math.floor(low), math.ceil(high) + 1) for m in steps]
-    return alt.Axis(
-        values=[t for t in ticks if low <= math.log10(t) <= high], format="~e" if high > 4 else "~g"
-    )
+    inside = [t for t in ticks if low <= math.log10(t) <= high]
+    return alt.Axis(values=inside, format="~e" if high > 4 else "~g")
 
 
 def _means(
@@ -133,16 +131,11 @@ def _strays(
     path = rows(inside.select("recipe", "run", axis.x, "mean"))
     line = alt.Chart(path).mark_line(clip=True, strokeWidth=1.25)
     mark = alt.Chart(rows(ends)).mark_point(size=46, strokeWidth=1.75)
-    last = alt.Tooltip(f"{axis.x}:Q", title=f"last {axis.x} drawn")
+    told = ["recipe:N", "outcome:N", "seed:N", alt.Tooltip(f"{axis.x}:Q", title=f"last {axis.x} drawn")]
     return [
         line.encode(x=x, y=y("mean"), color=colour, strokeDash=dash, detail="run:N", opacity=focused(0.8)),
         mark.encode(
-            x=x,
-            y=y("mean"),
-            color=colour,
-            opacity=focused(1.0),
-            shape=outcome_shape(),
-            tooltip=["recipe:N", "outcome:N", "seed:N", last],
+            x=x, y=y("mean"), color=colour, opacity=focused(1.0), shape=outcome_shape(), tooltip=told
         ),
     ]
 
@@ -167,16 +160,8 @@ def _ruler(together: pl.DataFrame, recipes: Sequence[str], axis: Axis, x: alt.X)
     near = alt.selection_point(
         nearest=True, on="pointerover", clear="pointerout", fields=[axis.x], empty=False
     )
-    return (
-        alt.Chart(rows(wide.rename(plain)))
-        .mark_rule(style="faint")
-        .encode(
-            x=x,
-            opacity=alt.when(near).then(alt.value(0.6)).otherwise(alt.value(0)),
-            tooltip=[
-                alt.Tooltip(f"{axis.x}:Q", format=",.4~r"),
-                *[alt.Tooltip(f"{field}:Q", title=name, format=axis.number) for name, field in plain.items()],
-            ],
-        )
-        .add_params(near)
-    )
+    opacity = alt.when(near).then(alt.value(0.6)).otherwise(alt.value(0))
+    told = [alt.Tooltip(f"{axis.x}:Q", format=",.4~r")]
+    told += [alt.Tooltip(f"{field}:Q", title=name, format=axis.number) for name, field in plain.items()]
+    rule = alt.Chart(rows(wide.rename(plain))).mark_rule(style="faint")
+    return rule.encode(x=x, opacity=opacity, tooltip=told).add_params(near)

@@ -25,9 +25,8 @@ def hidden_scale(frame: pl.DataFrame, domain: Sequence[float]) -> Drawn:
     low, high = domain
     ticks = [t for e in range(-6, 10) for t in (float(f"1e{e}"), float(f"3e{e}")) if low <= t <= high]
     scale = alt.Scale(type="log", domain=[low, high], nice=False)
-    y = partial(
-        alt.Y, type="quantitative", scale=scale, title="RMS", axis=alt.Axis(values=ticks, format="~g")
-    )
+    axis = alt.Axis(values=ticks, format="~g")
+    y = partial(alt.Y, type="quantitative", scale=scale, title="RMS", axis=axis)
     across = alt.Axis(grid=False, tickCount=6, format="d")
     x = alt.X("sublayer:Q", title="sublayers passed", scale=alt.Scale(nice=False), axis=across)
     colours = alt.Scale(domain=stacks, range="category")

@@ -48,9 +48,8 @@ def by_depth(
     points = shown.filter(pl.col(y).is_not_null())
     if points.is_empty():
         return nothing(HEIGHT)
-    scale, axis = log_or_linear(
-        points[y].to_list() if domain is None else domain, log=log, fixed=domain is not None
-    )
+    values = points[y].to_list() if domain is None else domain
+    scale, axis = log_or_linear(values, log=log, fixed=domain is not None)
     x = alt.X("sublayer:Q", title="sublayer", axis=_whole(int(_most(points["sublayer"]))), scale=_snug())
     base = alt.Chart(rows(points)).encode(x=x)
     up = alt.Y(f"{y}:Q", title=title, scale=scale, axis=axis)
@@ -98,6 +97,8 @@ def heat_map(frame: pl.DataFrame, x_axis: str, y_axis: str) -> Drawn:
     )
     top, axis = deepest + 0.5, _whole(deepest)
     cells = alt.Chart(rows(grouped)).mark_rect(clip=True, strokeWidth=0)
+    share = alt.Tooltip("value:Q", title="share", format=".3f")
+    told = [alt.Tooltip("y:Q", title=y_axis), alt.Tooltip("x:Q", title=x_axis), share]
     drawn = cells.encode(
         x=alt.X("x:Q", title=x_axis, axis=axis, scale=alt.Scale(domain=[0.5 - size, top], nice=False)),
         x2="x2:Q",
@@ -105,11 +106,7 @@ def heat_map(frame: pl.DataFrame, x_axis: str, y_axis: str) -> Drawn:
                 scale=alt.Scale(domain=[0.5, top], nice=False, reverse=True)),
         y2="y2:Q",
         color=alt.Color("value:Q", scale=alt.Scale(range="heatmap", domain=[0, 1]), legend=None),
-        tooltip=[
-            alt.Tooltip("y:Q", title=y_axis),
-            alt.Tooltip("x:Q", title=x_axis),
-            alt.Tooltip("value:Q", title="share", format=".3f"),
-        ],
+        tooltip=told,
     )  # fmt: skip
     return finish([drawn], 320)
 

@@ -48,13 +48,7 @@ def downsample(
 
 
 def spread(
-    frame: pl.DataFrame,
-    x: str,
-    y: str,
-    by: Sequence[str],
-    points: int = POINTS,
-    *,
-    extremes: bool = False,
+    frame: pl.DataFrame, x: str, y: str, by: Sequence[str], points: int = POINTS, *, extremes: bool = False
 ) -> pl.DataFrame:
     """Return the mean of ``y`` over runs and the band between the lowest and the highest run, by group.
 

@@ -36,11 +36,7 @@ def by_depth(frame: pl.DataFrame, title: str) -> Drawn:
         "depth:Q", title="sublayer", scale=alt.Scale(range="ramp", domain=[0, max(1, lines - 1)]), legend=None
     )
     base = alt.Chart(rows(few)).encode(x=x, y=y, color=colour, detail="module:N")
-    near = base.mark_point(size=50, opacity=0).encode(
-        tooltip=[
-            alt.Tooltip("module:N"),
-            alt.Tooltip("step:Q", format=",.4~r"),
-            alt.Tooltip("mean:Q", title=title, format=".3g"),
-        ]
-    )
+    value = alt.Tooltip("mean:Q", title=title, format=".3g")
+    told = [alt.Tooltip("module:N"), alt.Tooltip("step:Q", format=",.4~r"), value]
+    near = base.mark_point(size=50, opacity=0).encode(tooltip=told)
     return finish([base.mark_line(strokeWidth=1.5, clip=True), near], HEIGHT)

@@ -128,11 +128,8 @@ def sensitivity(trials: pl.DataFrame, recipes: Sequence[str], lrs: Sequence[floa
         some = shown.filter(trained if good else ~trained)
         if len(some):
             points = alt.Chart(rows(some)).mark_point(opacity=1, filled=good, size=60, strokeWidth=1.75)
-            layers.append(
-                points.encode(
-                    x=x, y=y, color=colour, shape=outcome_shape(), opacity=focused(1.0), tooltip=told
-                )
-            )
+            points = points.encode(x=x, y=y, color=colour, shape=outcome_shape(), opacity=focused(1.0))
+            layers.append(points.encode(tooltip=told))
     chosen = shown.filter(pl.col("chosen") & trained)
     if len(chosen):
         ring = alt.Chart(rows(chosen)).mark_point(filled=False, size=170, strokeWidth=1.5, shape="circle")

@@ -91,18 +91,18 @@ def focused(full: float, dimmed: float = 0.07, *, alone: float | None = None) ->
 
 def theme(mode: Mode = "light", *, legend: bool = True) -> dict[str, Any]:
     """Return the Vega-Lite ``config`` of a mode; ``legend=False`` if the page has its own legend."""
-    ink = INK[mode]
+    paper, ink, faint, rule, alarm = INK[mode].values()
     return {
-        "background": ink["paper"],
+        "background": paper,
         "font": FONT,
         "view": {"stroke": None, "continuousWidth": 420, "continuousHeight": 260},
         "range": {"category": list(PALETTE[mode])},
         "axis": {
-            "labelColor": ink["faint"],
-            "titleColor": ink["faint"],
-            "gridColor": ink["rule"],
-            "domainColor": ink["rule"],
-            "tickColor": ink["rule"],
+            "labelColor": faint,
+            "titleColor": faint,
+            "gridColor": rule,
+            "domainColor": rule,
+            "tickColor": rule,
             "labelFontSize": 11,
             "titleFontSize": 11,
             "titleFontWeight": "normal",
@@ -110,18 +110,13 @@ def theme(mode: Mode = "light", *, legend: bool = True) -> dict[str, Any]:
             "labelLimit": 190,
             "tickSize": 4,
         },
-        "legend": {
-            "disable": not legend,
-            "labelColor": ink["ink"],
-            "labelFontSize": 11,
-            "symbolStrokeWidth": 2,
-        },
-        "title": {"color": ink["ink"], "anchor": "start", "fontSize": 13, "fontWeight": 600},
+        "legend": {"disable": not legend, "labelColor": ink, "labelFontSize": 11, "symbolStrokeWidth": 2},
+        "title": {"color": ink, "anchor": "start", "fontSize": 13, "fontWeight": 600},
         "line": {"strokeWidth": 2, "strokeJoin": "round"},
         "style": {
-            "ink": {"color": ink["ink"]},
-            "faint": {"color": ink["faint"], "fontSize": 11},
-            "alarm": {"color": ink["alarm"], "fontSize": 11},
+            "ink": {"color": ink},
+            "faint": {"color": faint, "fontSize": 11},
+            "alarm": {"color": alarm, "fontSize": 11},
         },
     }
 

@@ -70,23 +70,18 @@ def _facts(diagnosis: Mapping[str, Any]) -> list[str]:
 def _findings(findings: Sequence[Row]) -> Html:
     """List the findings, the most severe first; notes fold away if there is anything else."""
     item = Markup('<li class="{0}"><p><span class="tag {0}">{0}</span>{1}</p><p class="note">{2}</p></li>')
-    drawn = [
-        (f["severity"], item.format(f["severity"], _upper(f["sentence"]), _support(f))) for f in findings
-    ]
-    grave = Markup("").join(text for severity, text in drawn if severity != "note")
-    notes = Markup("").join(text for severity, text in drawn if severity == "note")
-    parts = [Markup('<ul class="findings">{}</ul>').format(grave)] if grave else []
+
+    def listed(some: Sequence[Row]) -> Markup:
+        said = [(f["severity"], f["sentence"][:1].upper() + f["sentence"][1:], _support(f)) for f in some]
+        return Markup('<ul class="findings">{}</ul>').format(Markup("").join(item.format(*f) for f in said))
+
+    grave = [finding for finding in findings if finding["severity"] != "note"]
+    notes = [finding for finding in findings if finding["severity"] == "note"]
+    html = listed(grave) if grave else Markup("")
     if notes:
-        listed = Markup('<ul class="findings">{}</ul>').format(notes)
-        many = count(sum(severity == "note" for severity, _ in drawn), "note")
-        summary = Markup("<details{}><summary>{} on other measurements</summary>{}</details>")
-        opened = "" if grave else Markup(" open")
-        parts.append(summary.format(opened, many, listed))
-    return Html(Markup("").join(parts))
-
-
-def _upper(sentence: str) -> str:
-    return sentence[:1].upper() + sentence[1:]
+        folded = Markup("<details{}><summary>{} on other measurements</summary>{}</details>")
+        html += folded.format("" if grave else Markup(" open"), count(len(notes), "note"), listed(notes))
+    return Html(html)
 
 
 def _support(finding: Row) -> str:
@@ -119,7 +114,8 @@ def _how(diagnosis: Mapping[str, Any]) -> Section:
         [Cell(name.replace("_", " ")), Cell(batches.get(name, "")), Cell(duration(seconds))]
         for name, seconds in diagnosis["seconds"].items()
     ]
-    facts = {**diagnosis["facts"], **diagnosis.get("case", {})}
+    told = {**diagnosis["facts"], **diagnosis.get("case", {})}
+    facts = [[Cell(name), Cell(str(value))] for name, value in told.items()]
     blocks: list[Block] = [
         Text(
             "Everything was measured without dropout; nothing was trained, and the model is unchanged. "
@@ -127,9 +123,7 @@ def _how(diagnosis: Mapping[str, Any]) -> Section:
         ),
         *([Code(diagnosis["command"])] if diagnosis.get("command") else []),
         Details("Structure of the model", [Code(diagnosis["structure"])]),
-        Details(
-            "Facts", [Table(("", ""), [[Cell(k), Cell(str(v))] for k, v in facts.items()], text_columns=2)]
-        ),
+        Details("Facts", [Table(("", ""), facts, text_columns=2)]),
         Details("Studies", [Table(("study", "measured on", "time"), studies, text_columns=2)]),
     ]
     return Section("How it was measured", blocks, "how")

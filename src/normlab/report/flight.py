@@ -78,9 +78,7 @@ def write_probes_page(file: Path, page: Path) -> Path:
     rows = list(_rows(file))
     sections = [*watched(rows), *_others(rows)]
     if not sections:
-        raise UserError(
-            f"{file} holds no row of a probe; a trainer writes them at the end of a measured step"
-        )
+        raise UserError(f"{file} holds no row of a probe; a trainer writes them after each measured step")
     steps = sorted({int(row["step"]) for row in rows})
     facts = [
         f"steps {steps[0]:,} to {steps[-1]:,}",

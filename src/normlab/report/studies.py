@@ -48,9 +48,11 @@ class View:
         described = [StudyChart.from_plain(chart) for chart in study["charts"]]
         return [chart for chart in described if self.tables.get(chart.table)]
 
-    def of(self, table: str, stack: str) -> list[Row]:
-        """Return the rows of a stack in a table."""
-        return [row for row in self.tables.get(table, ()) if row.get("stack") == stack]
+    def of(self, table: str) -> Iterator[tuple[str, list[Row]]]:
+        """Yield the label of each stack with its rows in a table, where there are any."""
+        for stack, label in self.stacks.items():
+            if rows := [row for row in self.tables.get(table, ()) if row.get("stack") == stack]:
+                yield label, rows
 
     def where(self, row: Row) -> dict[str, Any]:
         """Return ``sublayer`` and ``layer`` of a row, counted from 1, and its role as ``recipe``."""
@@ -93,18 +95,14 @@ def pictured(view: View) -> set[str]:
 
 def _by_depth(view: View, chart: ByDepth) -> list[Chart]:
     """Draw a chart per stack, all with one vertical axis."""
-    frames = {
-        label: frame(rows)
-        for stack, label in view.stacks.items()
-        if (rows := [*_points(view, chart, view.of(chart.table, stack))])
-    }
+    points = ((label, [*_points(view, chart, rows)]) for label, rows in view.of(chart.table))
+    frames = {label: frame(rows) for label, rows in points if rows}
     values = [v for one in frames.values() for v in _drawable(one[chart.y], log=chart.log)]
     if not values:
         return []
     low, high = min(values), max(values)
-    pad = (
-        (low / 1.4, high * 1.4) if chart.log else (min(0.0, low), high + 0.05 * (high - min(0.0, low) or 1.0))
-    )
+    foot = min(0.0, low)
+    pad = (low / 1.4, high * 1.4) if chart.log else (foot, high + 0.05 * (high - foot or 1.0))
     return [
         Chart(
             f"{chart.table}-{chart.y}-{anchor(label)}",
@@ -147,20 +145,17 @@ def _heat_map(view: View, chart: HeatMap) -> list[Chart]:
             heat_map(frame(rows).rename(names), chart.x_axis, chart.y_axis),
             frame(rows),
         )
-        for stack, label in view.stacks.items()
-        if (rows := view.of(chart.table, stack))
+        for label, rows in view.of(chart.table)
     ]
 
 
 def _growth(view: View, chart: Growth) -> Iterator[Chart]:
-    for stack, label in view.stacks.items():
-        rows = view.of(chart.table, stack)
-        if not rows:
-            continue
+    for label, rows in view.of(chart.table):
         points = frame([{**row, "recipe": chart.words.get(row["kind"], row["kind"])} for row in rows])
         laws = [
             {**point, "recipe": chart.words.get(fit["kind"], fit["kind"])}
-            for fit in view.of(chart.fits, stack)
+            for fit in view.tables.get(chart.fits, ())
+            if fit.get("stack") == rows[0]["stack"]
             for point in _law(fit, rows)
         ]
         schema = {"recipe": pl.String, "law": pl.String, "depth": pl.Int64, "value": pl.Float64}
