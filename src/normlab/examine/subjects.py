@@ -9,7 +9,7 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 from importlib import import_module
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, TypeAlias
 
 import torch
 from torch import Tensor, nn
@@ -31,6 +31,7 @@ from normlab.training.checkpoint import has_checkpoint, load_checkpoint
 from normlab.training.devices import prepare_process
 from normlab.training.weights import checkpoint_of
 
+Tasks: TypeAlias = tuple[Task[Any, Any, Any], Task[Any, Any, Any]]
 MINI_BATCHES: Final = 4
 FIRST: Final = 0
 """Index of the training batch that is examined."""
@@ -68,8 +69,7 @@ class Case:
 
 
 def of_config(config: Config, root: Path, *, tokens: int) -> Case:
-    """Examine a resolved configuration as it is initialised, on ``tokens`` positions of its training text, in
-    float32.
+    """Examine a resolved configuration, as it is initialised, in float32 on ``tokens`` positions of its text.
 
     The text is prepared under ``root``. Raises UserError for a configuration that cannot be trained.
     """
@@ -145,7 +145,7 @@ def of_names(model: str, batch: str, loss: str = "", *, lr: float | None = None)
     )
 
 
-def _tasks(config: Config, root: Path, tokens: int) -> tuple[Task[Any, Any, Any], Task[Any, Any, Any]]:
+def _tasks(config: Config, root: Path, tokens: int) -> Tasks:
     """Return the task with batches of ``tokens`` positions, and with small ones."""
     kind = TASKS[config.task]
     kind.check(config)
@@ -159,12 +159,7 @@ def _tasks(config: Config, root: Path, tokens: int) -> tuple[Task[Any, Any, Any]
     return large, small
 
 
-def _case(
-    title: str,
-    tasks: tuple[Task[Any, Any, Any], Task[Any, Any, Any]],
-    model: nn.Module,
-    facts: Mapping[str, str],
-) -> Case:
+def _case(title: str, tasks: Tasks, model: nn.Module, facts: Mapping[str, str]) -> Case:
     task, small = tasks
     micro = task.batch(FIRST)
     return Case(
@@ -191,9 +186,7 @@ def _at(optimiser: torch.optim.Optimizer, lr: float) -> torch.optim.Optimizer:
 def _built(name: str, flag: str, kind: Any) -> Any:
     """Return the object of a name, or the result of calling it if it is a function."""
     found = _named(name, flag)
-    if isinstance(found, kind):
-        return found
-    if not callable(found):
+    if isinstance(found, kind) or not callable(found):
         return found
     try:
         return found()
@@ -214,16 +207,12 @@ def _named(name: str, flag: str) -> Any:
         found: Any = import_module(module)
     except Exception as error:
         where = f"; it is looked for in {Path.cwd()} and among what is installed"
-        missing = where if isinstance(error, ModuleNotFoundError) else ""
-        raise UserError(
-            f"{flag}: cannot import {module!r}: {type(error).__name__}: {error}{missing}"
-        ) from error
+        hint = where if isinstance(error, ModuleNotFoundError) else ""
+        raise UserError(f"{flag}: cannot import {module!r}: {type(error).__name__}: {error}{hint}") from error
     for part in attribute.split("."):
         if not hasattr(found, part):
-            there = [n for n, value in vars(found).items() if callable(value) and not n.startswith("_")]
-            raise UserError(
-                f"{flag}: {module!r} has no {attribute!r}; it has {', '.join(there) or 'nothing'}"
-            )
+            own = [n for n, value in vars(found).items() if callable(value) and not n.startswith("_")]
+            raise UserError(f"{flag}: {module!r} has no {attribute!r}; it has {', '.join(own) or 'nothing'}")
         found = getattr(found, part)
     return found
 

@@ -17,8 +17,7 @@ HEIGHT: Final = 240
 
 
 def by_depth(frame: pl.DataFrame, title: str) -> Drawn:
-    """Draw a line per ``module`` of ``value`` over ``step``, on a log axis; ``depth`` (0 the first) is its
-    shade.
+    """Draw a line per ``module`` of ``value`` over ``step``, on a log axis, shaded by ``depth`` (first: 0).
 
     At most 400 points a line; a bin's mean is drawn. What is not finite, or not above 0, is left out.
     """

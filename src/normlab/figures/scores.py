@@ -26,8 +26,7 @@ def score_dots(results: pl.DataFrame, seeds: pl.DataFrame, recipes: Sequence[str
 
     ``results``: ``recipe``, ``value``, ``low``, ``high`` (null: no run ended), ``note``; ``seeds``:
     ``recipe``, ``seed``, ``value``. The axis covers the recipes whose score is at least half as good as the
-    best; any other is written at the left edge, so that the differences among those that learned can be
-    seen.
+    best; any other is written at the left edge, so that the differences among those that learned can be seen.
     """
     on = results.filter(_near(results["value"], metric))
     ticks = seeds.join(on.select("recipe"), on="recipe", how="inner")
@@ -54,15 +53,9 @@ def score_dots(results: pl.DataFrame, seeds: pl.DataFrame, recipes: Sequence[str
         ]
     if len(ticks):
         single = alt.Chart(rows(ticks)).mark_tick(thickness=1.5, size=16, orient="vertical", yOffset=0)
-        layers.append(
-            single.encode(
-                x=x,
-                y=y,
-                color=recipe_colour(recipes),
-                opacity=focused(0.75, 0.1),
-                tooltip=[alt.Tooltip("recipe:N"), alt.Tooltip("seed:N"), number("value", metric.label)],
-            )
-        )
+        single = single.encode(x=x, y=y, color=recipe_colour(recipes), opacity=focused(0.75, 0.1))
+        each = [alt.Tooltip("recipe:N"), alt.Tooltip("seed:N"), number("value", metric.label)]
+        layers.append(single.encode(tooltip=each))
     off = results.join(on, on="recipe", how="anti").with_columns(
         words=pl.when(pl.col("value").is_null())
         .then(pl.lit("no score"))
@@ -113,12 +106,8 @@ def sensitivity(trials: pl.DataFrame, recipes: Sequence[str], lrs: Sequence[floa
     colour = recipe_colour(recipes)
     line = alt.Chart(rows(shown)).encode(x=x, color=colour)
     trained = (pl.col("outcome") == "trained") & pl.col("dev").is_not_null()
-    told = [
-        alt.Tooltip("recipe:N"),
-        alt.Tooltip("rate:N", title="learning rate"),
-        alt.Tooltip("score:N", title=f"dev {metric.label}"),
-        alt.Tooltip("outcome:N"),
-    ]
+    told = [alt.Tooltip("recipe:N"), alt.Tooltip("rate:N", title="learning rate")]
+    told += [alt.Tooltip("score:N", title=f"dev {metric.label}"), alt.Tooltip("outcome:N")]
     layers: list[Any] = [
         line.mark_line(strokeWidth=1.75, invalid="break-paths-show-domains").encode(
             y=alt.Y("dev:Q", title=title, scale=scale), strokeDash=recipe_dash(recipes), opacity=focused(0.9)
@@ -138,9 +127,7 @@ def sensitivity(trials: pl.DataFrame, recipes: Sequence[str], lrs: Sequence[floa
 
 
 def _on_scale(trials: pl.DataFrame, metric: Metric) -> tuple[pl.DataFrame, float, Any]:
-    """Return the trials without the scores that are far beyond the best, the bad end of the axis, and the
-    axis's scale.
-    """
+    """Return the trials without scores far beyond the best, the bad end of the axis, and the axis's scale."""
     if metric.higher_is_better:
         return trials, metric.bounded(0.0), alt.Undefined
     near = trials["dev"].filter(_near(trials["dev"], metric))
@@ -153,8 +140,7 @@ def _on_scale(trials: pl.DataFrame, metric: Metric) -> tuple[pl.DataFrame, float
 def time_bars(results: pl.DataFrame, recipes: Sequence[str]) -> Drawn:
     """Draw the training time of one run at the chosen learning rate (median over seeds), in minutes.
 
-    ``results``: ``recipe``, ``minutes``, ``words`` (the same in words), ``note`` (why it is short,
-    if a run was stopped).
+    ``results``: ``recipe``, ``minutes``, ``words`` (the same in words), ``note`` (why it is short, if so).
     """
     y = _by_recipe(list(recipes))
     most = results["minutes"].max()

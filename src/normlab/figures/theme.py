@@ -39,12 +39,7 @@ INK: Final[dict[Mode, dict[str, str]]] = {
 }
 FONT: Final = "system-ui, -apple-system, 'Segoe UI', Roboto, 'Liberation Sans', sans-serif"
 
-OUTCOMES: Final[dict[str, str]] = {
-    "trained": "circle",
-    "stuck": "square",
-    "diverged": "cross",
-    "failed": "triangle-up",
-}
+OUTCOMES: Final = {"trained": "circle", "stuck": "square", "diverged": "cross", "failed": "triangle-up"}
 """Marker by outcome, the same in every chart; a run that did not train is drawn hollow."""
 
 

@@ -12,8 +12,7 @@ from torch import Tensor, nn
 class Context:
     """Masks, memory and cache of one forward pass.
 
-    ``padding_mask`` and ``memory_mask`` are True where there is a token, `[B, T]` and `[B, S]`; None means
-    everywhere.
+    ``padding_mask`` `[B, T]` and ``memory_mask`` `[B, S]` are True where there is a token; None: everywhere.
     """
 
     padding_mask: Tensor | None = None

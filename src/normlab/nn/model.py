@@ -92,9 +92,7 @@ class Decoder(TokenModel):
         return self.decoder(self.embed(ids), Context(padding_mask=ids != PAD))
 
     def decode_step(self, tokens: Tensor, cache: Cache) -> Tensor:
-        """Return the hidden states `[B, K, D]` of the next position for K continuations, last tokens `[B,
-        K]`.
-        """
+        """Return the hidden states `[B, K, D]` of the next position for K outputs, last tokens `[B, K]`."""
         cache.begin_step()
         context = Context(cache=cache)
         return self.decoder(self.embed(tokens, context.decode_index), context)

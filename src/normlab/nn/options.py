@@ -1,7 +1,6 @@
 """Choices inside a branch: biases of its weights, norms of queries and keys, gains of heads, activation.
 
-Each has a registry of small definitions. A placement names those that its source uses, and a model may
-choose others.
+Each has a registry of small definitions. A placement names those of its source; a model may choose others.
 """
 
 from __future__ import annotations

@@ -17,8 +17,7 @@ from normlab.spec.model import ModelConfig
 class PositionEncoding(Registered, nn.Module, ABC):
     """Base of all position encodings; a subclass registers itself under ``name``.
 
-    ``decode_index`` is None for positions 0 to T - 1, or the one position that all T tokens have (the beams
-    of a search).
+    ``decode_index`` is None for positions 0 to T - 1, or the position of all T tokens (beams of a search).
     """
 
     registry: ClassVar[Registry[type[PositionEncoding]]] = Registry("position encoding")

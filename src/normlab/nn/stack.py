@@ -61,8 +61,7 @@ def build_stack(name: str, roles: Sequence[str], config: ModelConfig) -> Stack:
 def shards(model: nn.Module) -> list[list[nn.Module]]:
     """Return the units of a sharded model: call ``fully_shard`` on each of them, and last on the model.
 
-    A sublayer is a unit; sublayers that share a parameter form one together, because sharding refuses a
-    parameter in two units.
+    A sublayer is a unit; those that share a parameter form one together, since no parameter may be in two.
     """
     units: list[list[nn.Module]] = []
     unit_of: dict[nn.Parameter, list[nn.Module]] = {}

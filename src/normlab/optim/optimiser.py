@@ -82,8 +82,7 @@ def radam(parameters: list[nn.Parameter], lr: Tensor, config: OptimConfig) -> to
 
 
 def build_optimiser(parameters: Iterable[nn.Parameter], config: OptimConfig) -> torch.optim.Optimizer:
-    """Build the configured optimiser; its learning rate is a tensor on the device, 0 until the trainer sets
-    it.
+    """Build the configured optimiser; its rate is a tensor on the device, 0 until the trainer sets it.
 
     Raises UserError for an unknown optimiser, and for a schedule that is unknown or not fully configured.
     """

@@ -183,8 +183,7 @@ def observe(model: nn.Module, probes: Sequence[Probe], emit: Emit) -> Iterator[O
     ``flush(step)`` of the observer that the block receives fetches the records of a step; the rest is fetched
     at the end of the block. Outputs and gradients are bit-identical with and without probes, and no hook
     stays behind. Torch's layers leave their fused inference path, which gradients never take, while they have
-    hooks. Compiled modules are not watched, with a warning, since their hooks may not be part of the compiled
-    code.
+    hooks. Compiled modules are not watched, with a warning, since compiled code may not call their hooks.
 
     Raises UserError for a probe that matches no module.
     """

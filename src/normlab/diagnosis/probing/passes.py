@@ -69,8 +69,7 @@ def backward_pass(subject: Subject) -> BackwardPass:
 
 
 def padding_masks_of(subject: Subject, backward: BackwardPass) -> PaddingMasks:
-    """Find the padding masks from a pass that was made, if its gradients are enough, or by a pass of their
-    own.
+    """Find the padding masks from a pass that was made, if its gradients are enough, or by one of their own.
 
     It can where every parameter has a gradient: a branch that adds nothing, as ReZero's at the start, leaves
     none in the parameters behind it, and hides which tokens they read.

@@ -41,8 +41,7 @@ class Sums:
         self._gram = self._products.sum(-1)
 
     def of(self, stream: int) -> Iterator[Sum]:
-        """Yield the sums that the stream is part of: plain ones first, then with factors, then of three
-        tensors.
+        """Yield the sums that the stream is part of: first plain ones, then with factors, then of three.
 
         Factors need the precision of float32 and, one a channel, eight rows.
         """

@@ -110,8 +110,7 @@ def read_structure(
 
     ``blocks`` names the container of the blocks, or the blocks themselves by globs, where numbered siblings
     are not enough; ``branches`` names, by their paths in a block, the modules whose outputs are added, where
-    the sums themselves cannot be seen. Raises UserError with what to pass for a model that raises or cannot
-    be read.
+    the sums cannot be seen. Raises UserError with what to pass for a model that raises or cannot be read.
     """
     model, call = bare(model), call or call_model
     reader = _Reader(model, partial(record, model, batch, call), branches)

@@ -19,8 +19,7 @@ Loss = Callable[[nn.Module, Any], Tensor]
 
 
 def output_loss(model: nn.Module, batch: Any) -> Tensor:
-    """Return the loss in the model's own output, as Hugging Face's models have it when the batch holds
-    labels.
+    """Return the loss in the model's own output, as Hugging Face's models have it for batches with labels.
 
     Raises UserError with what to pass where there is none.
     """

@@ -18,8 +18,7 @@ SEVERITIES: Final = ("note", "warning", "problem")
 
 @dataclass(frozen=True)
 class Finding:
-    """One conclusion in a sentence. ``name`` is the same in every diagnosis, so that programs can look for
-    it.
+    """One conclusion in a sentence. ``name`` is the same in all diagnoses, so that programs can look for it.
 
     ``numbers`` are the evidence: values of ``table`` under the names of their columns, or counts of its rows.
     """

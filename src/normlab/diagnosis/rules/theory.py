@@ -61,8 +61,7 @@ def ffn_gain(dim: int, ffn_dim: int) -> float:
 def hidden_scales(
     sublayers: Sequence[SublayerView], *, start: float, ffn_gains: Sequence[float | None]
 ) -> Iterator[Scales]:
-    r"""Predict :math:`\mathbb{E}\|x + f(x)\|^2 = \mathbb{E}\|x\|^2 + \mathbb{E}\|f(x)\|^2`, and d after a
-    norm.
+    r"""Predict :math:`\mathbb{E}\|x + f(x)\|^2 = \mathbb{E}\|x\|^2 + \mathbb{E}\|f(x)\|^2`; d after a norm.
 
     Post-LN has :math:`(1 + g) d` after each feed-forward sum, :math:`3d/2` where its gain g is 1/2; Pre-LN
     lies between :math:`(1 + l/2) d` and :math:`(1 + 3l/2) d` after l encoder layers from a start of 1, since

@@ -126,11 +126,7 @@ def spectral_norm(matrices: Tensor, *, steps: int = STEPS) -> Tensor:
 
 def gains(tables: Tables) -> Iterator[Finding]:
     """Report norms whose gain, measured by their Jacobian, is near zero or far above one."""
-    effective: dict[str, float] = {}
-    for row in tables.table("jacobian"):
-        measured, exact = number(row["spectral"]), number(row["exact"])
-        if measured is not None and exact:
-            effective[str(row["module"])] = measured / exact
+    effective = _effective(tables)
     for name, words, limit, some in (
         ("dead_gain", "less than", DEAD_GAIN, {k: v for k, v in effective.items() if v < DEAD_GAIN}),
         ("large_gain", "more than", LARGE_GAIN, {k: v for k, v in effective.items() if v > LARGE_GAIN}),
@@ -147,17 +143,21 @@ def gains(tables: Tables) -> Iterator[Finding]:
             )
 
 
+def _effective(tables: Tables) -> dict[str, float]:
+    """Return the gain of each norm: what was measured over what a gain of 1 has."""
+    read = ((str(r["module"]), number(r["spectral"]), number(r["exact"])) for r in tables.table("jacobian"))
+    return {name: measured / exact for name, measured, exact in read if measured is not None and exact}
+
+
 def scaling_of_gradients(tables: Tables) -> Iterator[Finding]:
     """Say by how much the norms scale gradients, and compare it with the exact form of Lemma 3."""
-    rows = tables.table("jacobian").rows
-    largest, ratios = extremes(rows, "spectral"), list[float]()
-    for row in rows:
-        measured, exact = number(row["spectral"]), number(row["exact"])
-        if measured and exact:
-            ratios.append(measured / exact)
-    if not largest or not ratios:
+    found, ratios = (
+        extremes(tables.table("jacobian"), "spectral"),
+        [r for r in _effective(tables).values() if r],
+    )
+    if not found or not ratios:
         return
-    (small, large), off = largest, max(ratios, key=lambda r: abs(log(r)))
+    (small, large), off = found, max(ratios, key=lambda r: abs(log(r)))
     low, high = float(small["spectral"] or 0), float(large["spectral"] or 0)
     yield Finding(
         "jacobian",

@@ -101,8 +101,7 @@ def output_change_family(
     seed: int = 0,
     stack: str | None = None,
 ) -> Table:
-    """Measure ``output_change`` of the whole stack of each model of a family, ``family(n)`` for n in
-    ``depths``.
+    """Measure ``output_change`` of the whole stack of each model of a family, ``family(n)`` for each depth n.
 
     In the table, depth counts the sublayers of all stacks of the model. Models are made one after the other,
     and for another ``seed`` by a family of other initialisations.
@@ -118,8 +117,7 @@ def output_change_family(
 
 
 def output_change_fit(changes: Table) -> Table:
-    """Fit the laws of ``fits.fits_of_curves`` to each kind of ``output_change``, with one curve for each
-    seed.
+    """Fit the laws of ``fits.fits_of_curves`` to each kind of ``output_change``, with a curve for each seed.
 
     Columns: kind, law, coefficient, exponent, low, high, r2, aic. A kind of fewer than three depths has no
     rows, and one with a change of 0 no power law. Liu et al. 2020, Corollaries 1 and 2 (arXiv 2004.08249): a

@@ -31,9 +31,8 @@ def similarity(
     sequence's singular values.
 
     Of the stream `[B, T, D]` that a stack begins with, index -1, and after each sublayer; the mean over
-    sequences of more than one token. Padding is left out; ``padding_masks`` is found by
-    ``find_padding_masks`` and ``forward`` by ``forward_pass`` if not given. A stream `[N, D]` is one
-    sequence.
+    sequences of more than one token, without padding. ``padding_masks`` is found by ``find_padding_masks``
+    and ``forward`` by ``forward_pass`` if not given. A stream `[N, D]` is one sequence.
 
     Dong et al. 2021, Section 2 (arXiv 2103.03404) for tokens that grow alike; Roy and Vetterli 2007, Section
     2 (EUSIPCO) for the rank.
