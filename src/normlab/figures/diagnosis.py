@@ -74,7 +74,8 @@ def by_depth(
 
 
 def heat_map(frame: pl.DataFrame, x_axis: str, y_axis: str) -> Drawn:
-    """Draw the shares ``value`` of branch ``on`` (-1: the input) in sublayer ``of``'s output, light to dark.
+    """Draw the shares ``value`` of branch ``on`` (-1: the input) in the output of sublayer ``of``, light to
+    dark.
 
     Deep stacks are drawn in groups: shares of the branches of a group are added, those of sublayers averaged.
     """

@@ -140,7 +140,7 @@ def _on_scale(trials: pl.DataFrame, metric: Metric) -> tuple[pl.DataFrame, float
 def time_bars(results: pl.DataFrame, recipes: Sequence[str]) -> Drawn:
     """Draw the training time of one run at the chosen learning rate (median over seeds), in minutes.
 
-    ``results``: ``recipe``, ``minutes``, ``words`` (the same in words), ``note`` (why it is short, if so).
+    ``results``: ``recipe``, ``minutes``, ``words`` (the same in words), ``note`` (why it was cut short).
     """
     y = _by_recipe(list(recipes))
     most = results["minutes"].max()

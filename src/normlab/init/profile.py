@@ -24,7 +24,7 @@ def profile_(model: nn.Module, forward: Callable[[], Any]) -> dict[str, float]:
     runs the model once. Returns the variance passed to each sublayer, by its path; if no placement depends on
     data, the result is empty and the model unchanged.
 
-    Raises UserError if the pass leaves out a sublayer to be initialised, or runs a stack's out of order.
+    Raises UserError if the pass leaves out a sublayer to be initialised, or runs a stack out of order.
     """
     profiled = {
         name: module

@@ -28,7 +28,8 @@ class Watch:
     """Observes one step in ``every_steps``, and has no hook on the model between them.
 
     A preset is of what ``structure`` says; without it the model is read when it is first called, on the
-    arguments of that call, which draws no random number. Raises UserError for unknown presets and steps below 1.
+    arguments of that call, which draws no random number. Raises UserError for a preset that there is not and
+    steps below 1.
     """
 
     def __init__(

@@ -35,7 +35,7 @@ class Embedding(Registered, nn.Module, ABC):
 
     @abstractmethod
     def init_(self, generator: torch.Generator, *, gain: float = 1.0, classifier_gain: float = 1.0) -> None:
-        """Draw the initial weights, times ``gain``, or ``classifier_gain`` for a separate output matrix."""
+        """Draw the initial weights, scaled by ``gain``; a separate output matrix by ``classifier_gain``."""
 
     def forward(self, ids: Tensor) -> Tensor:
         """Embed token ids `[B, T]` as `[B, T, D]`."""

@@ -151,10 +151,8 @@ def _effective(tables: Tables) -> dict[str, float]:
 
 def scaling_of_gradients(tables: Tables) -> Iterator[Finding]:
     """Say by how much the norms scale gradients, and compare it with the exact form of Lemma 3."""
-    found, ratios = (
-        extremes(tables.table("jacobian"), "spectral"),
-        [r for r in _effective(tables).values() if r],
-    )
+    found = extremes(tables.table("jacobian"), "spectral")
+    ratios = [ratio for ratio in _effective(tables).values() if ratio]
     if not found or not ratios:
         return
     (small, large), off = found, max(ratios, key=lambda r: abs(log(r)))
