@@ -171,12 +171,9 @@ class Diagnose:
     def _of_a_recipe(self) -> list[str]:
         """Return the flags that were typed and that only a diagnosis of a recipe reads."""
         base = load(self.config)
-        typed = {
-            "--recipe": self.recipe != base.recipe,
-            "--seed": self.seed != base.seeds.init,
-            "--force": self.force,
-        }
-        found = [*(name for name, there in typed.items() if there), *self.flags.differing_from(base)]
+        typed = {"--recipe": self.recipe != base.recipe, "--seed": self.seed != base.seeds.init}
+        found = [name for name, there in (typed | {"--force": self.force}).items() if there]
+        found += self.flags.differing_from(base)
         return found or ["--config"] * (self.config != config_name(()))
 
     def _say_flight(self) -> None:

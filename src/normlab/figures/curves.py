@@ -131,12 +131,10 @@ def _strays(
     path = rows(inside.select("recipe", "run", axis.x, "mean"))
     line = alt.Chart(path).mark_line(clip=True, strokeWidth=1.25)
     mark = alt.Chart(rows(ends)).mark_point(size=46, strokeWidth=1.75)
-    told = ["recipe:N", "outcome:N", "seed:N", alt.Tooltip(f"{axis.x}:Q", title=f"last {axis.x} drawn")]
+    tip = ["recipe:N", "outcome:N", "seed:N", alt.Tooltip(f"{axis.x}:Q", title=f"last {axis.x} drawn")]
     return [
         line.encode(x=x, y=y("mean"), color=colour, strokeDash=dash, detail="run:N", opacity=focused(0.8)),
-        mark.encode(
-            x=x, y=y("mean"), color=colour, opacity=focused(1.0), shape=outcome_shape(), tooltip=told
-        ),
+        mark.encode(x=x, y=y("mean"), color=colour, opacity=focused(1.0), shape=outcome_shape(), tooltip=tip),
     ]
 
 

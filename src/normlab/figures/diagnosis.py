@@ -83,8 +83,9 @@ def heat_map(frame: pl.DataFrame, x_axis: str, y_axis: str) -> Drawn:
         return nothing(HEIGHT)
     deepest = int(_most(frame["of"])) + 1
     size = -(-deepest // CELLS)
+    branch = pl.when(pl.col("on") < 0).then(-1).otherwise(pl.col("on") // size)  # the input by itself
     grouped = (
-        frame.with_columns(of_group=pl.col("of") // size, on_group=_branch_group(size))
+        frame.with_columns(of_group=pl.col("of") // size, on_group=branch)
         .group_by("of_group", "of", "on_group")
         .agg(pl.col("value").sum())
         .group_by("of_group", "on_group")
@@ -108,11 +109,6 @@ def heat_map(frame: pl.DataFrame, x_axis: str, y_axis: str) -> Drawn:
         tooltip=told,
     )  # fmt: skip
     return finish([drawn], 320)
-
-
-def _branch_group(size: int) -> pl.Expr:
-    """Return the group of a branch; the input, -1, is one by itself left of the others."""
-    return pl.when(pl.col("on") < 0).then(-1).otherwise(pl.col("on") // size)
 
 
 def growth(changes: pl.DataFrame, fits: pl.DataFrame) -> Drawn:

@@ -40,12 +40,10 @@ def score_dots(results: pl.DataFrame, seeds: pl.DataFrame, recipes: Sequence[str
     x = alt.X("value:Q", title=f"test {metric.title}, 95% interval", scale=scale, axis=alt.Axis(tickCount=6))
     number = partial(_number, metric)
     told = [alt.Tooltip("recipe:N"), *(number(c, c) for c in ("value", "low", "high")), alt.Tooltip("note:N")]
-    layers: list[Any] = []
+    left, layers = alt.X("low:Q", scale=scale), list[Any]()
     if len(on):
         layers += [
-            base.mark_rule(strokeWidth=3, strokeCap="round").encode(
-                x=alt.X("low:Q", scale=scale), x2="high:Q"
-            ),
+            base.mark_rule(strokeWidth=3, strokeCap="round").encode(x=left, x2="high:Q"),
             base.mark_circle(size=120, opacity=1).encode(x=x, tooltip=told),
             base.mark_text(dy=-12, fontSize=11, fontWeight=600).encode(
                 x=x, text=alt.Text("value:Q", format=f".{metric.digits}f")

@@ -27,16 +27,11 @@ sight, protanopia and deuteranopia (Machado et al. 2009), 3:1 or more against th
 DASHES: Final[tuple[tuple[int, ...], ...]] = ((1, 0), (7, 3), (2, 2), (8, 3, 2, 3))
 """So that lines stay apart in black and white, too; colour and dash go round independently."""
 
-INK: Final[dict[Mode, dict[str, str]]] = {
-    "light": {
-        "paper": "#ffffff",
-        "ink": "#1d2530",
-        "faint": "#69727f",
-        "rule": "#e4e7eb",
-        "alarm": "#b3261e",
-    },
-    "dark": {"paper": "#171b21", "ink": "#e7eaee", "faint": "#98a1ad", "rule": "#2b323b", "alarm": "#ff8a80"},
+INK: Final[dict[Mode, tuple[str, str, str, str, str]]] = {
+    "light": ("#ffffff", "#1d2530", "#69727f", "#e4e7eb", "#b3261e"),
+    "dark": ("#171b21", "#e7eaee", "#98a1ad", "#2b323b", "#ff8a80"),
 }
+"""Paper, ink, faint, rule and alarm of a mode."""
 FONT: Final = "system-ui, -apple-system, 'Segoe UI', Roboto, 'Liberation Sans', sans-serif"
 
 OUTCOMES: Final = {"trained": "circle", "stuck": "square", "diverged": "cross", "failed": "triangle-up"}
@@ -86,7 +81,7 @@ def focused(full: float, dimmed: float = 0.07, *, alone: float | None = None) ->
 
 def theme(mode: Mode = "light", *, legend: bool = True) -> dict[str, Any]:
     """Return the Vega-Lite ``config`` of a mode; ``legend=False`` if the page has its own legend."""
-    paper, ink, faint, rule, alarm = INK[mode].values()
+    paper, ink, faint, rule, alarm = INK[mode]
     return {
         "background": paper,
         "font": FONT,

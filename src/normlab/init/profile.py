@@ -26,11 +26,8 @@ def profile_(model: nn.Module, forward: Callable[[], Any]) -> dict[str, float]:
 
     Raises UserError if the pass leaves out a sublayer to be initialised, or runs a stack out of order.
     """
-    profiled = {
-        name: module
-        for name, module in model.named_modules()
-        if isinstance(module, Sublayer) and isinstance(module.place, ProfiledPlacement)
-    }
+    sublayers = [(name, module) for name, module in model.named_modules() if isinstance(module, Sublayer)]
+    profiled = {name: module for name, module in sublayers if isinstance(module.place, ProfiledPlacement)}
     if not profiled:
         return {}
     pass_ = _Pass()

@@ -119,9 +119,8 @@ def angles(start: int, stop: int, width: int, like: Tensor) -> Tensor:
     r"""Sine and cosine `[stop - start, width/2, 2]` of :math:`t / 10000^{2i/w}`, with the device and the
     dtype of ``like``.
     """
-    rates = torch.exp(
-        torch.arange(0, width, 2, dtype=torch.float64, device=like.device) * (-math.log(10000.0) / width)
-    )
+    planes = torch.arange(0, width, 2, dtype=torch.float64, device=like.device)
+    rates = torch.exp(planes * (-math.log(10000.0) / width))
     rotated = torch.arange(start, stop, dtype=torch.float64, device=like.device)[:, None] * rates
     return torch.stack((rotated.sin(), rotated.cos()), dim=-1).to(like.dtype)
 

@@ -143,15 +143,13 @@ class Attention(Branch):
 
 def _width(config: ModelConfig) -> int:
     """Return the width of a head. Raises UserError if the numbers of heads do not divide."""
-    dim, heads = config.dim, config.heads
+    dim, heads, kv_heads = config.dim, config.heads, config.kv_heads
     if dim % heads:
         fitting = [h for h in range(1, dim + 1) if dim % h == 0 and h <= 4 * heads]
         raise UserError(f"{heads} heads do not divide the width {dim}; heads that do: {fitting}")
-    if config.kv_heads and heads % config.kv_heads:
+    if kv_heads and heads % kv_heads:
         fitting = [h for h in range(1, heads + 1) if heads % h == 0]
-        raise UserError(
-            f"{config.kv_heads} kv_heads do not divide the {heads} heads; those that do: {fitting}"
-        )
+        raise UserError(f"{kv_heads} kv_heads do not divide the {heads} heads; those that do: {fitting}")
     return dim // heads
 
 

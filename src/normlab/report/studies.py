@@ -97,7 +97,8 @@ def _by_depth(view: View, chart: ByDepth) -> list[Chart]:
     """Draw a chart per stack, all with one vertical axis."""
     points = ((label, [*_points(view, chart, rows)]) for label, rows in view.of(chart.table))
     frames = {label: frame(rows) for label, rows in points if rows}
-    values = [v for one in frames.values() for v in _drawable(one[chart.y], log=chart.log)]
+    numbers = [v for one in frames.values() for v in one[chart.y] if isinstance(v, (int, float))]
+    values = [v for v in map(float, numbers) if math.isfinite(v) and (v > 0 or not chart.log)]
     if not values:
         return []
     low, high = min(values), max(values)
@@ -128,11 +129,6 @@ def _points(view: View, chart: ByDepth, rows: Sequence[Row]) -> Iterator[Row]:
     for row in rows:
         expected = {name: row[column] for name, column in columns.items() if column in row}
         yield {**view.where(row), **expected, chart.y: row[chart.y]}
-
-
-def _drawable(column: pl.Series, *, log: bool) -> list[float]:
-    values = [float(v) for v in column.drop_nulls() if isinstance(v, (int, float))]
-    return [v for v in values if math.isfinite(v) and (v > 0 or not log)]
 
 
 def _heat_map(view: View, chart: HeatMap) -> list[Chart]:

@@ -72,7 +72,7 @@ class Sums:
         factors = (found.shortcut, found.scale, *(1.0 for _ in ys[1:]))
         fitted = any(factor != 1.0 for factor in factors)
         if fitted or not self._bit_identical(t, first):
-            parts = [x[i] * _tensor(factor) for i, factor in zip(first, factors, strict=True)]
+            parts = [x[i] * x.new_tensor(factor) for i, factor in zip(first, factors, strict=True)]
             error = x[t] - torch.stack(parts).sum(0)
             rounding = bool((error.abs() <= self._rounding(parts, factors)).all())
             if not rounding or error.norm() > 0.02 * min(part.norm() for part in parts):
@@ -178,7 +178,3 @@ def _ratio(x: Tensor, to: Tensor, *, by_channel: bool) -> Factor:
 def _near_one(value: Tensor) -> float:
     number = float(value)
     return 1.0 if abs(number - 1) < 1e-5 else number
-
-
-def _tensor(factor: Factor) -> Tensor:
-    return torch.tensor(factor, dtype=torch.float64)

@@ -170,9 +170,7 @@ class _Reader:
         return found
 
     def stack(self, name: str, read: Sequence[tuple[Block, list[Step]]]) -> StackView:
-        views = [
-            self._view(b, steps, step, y) for b, steps in read for step in steps for y in b.branches(step)
-        ]
+        views = [self._view(b, steps, s, y) for b, steps in read for s in steps for y in b.branches(s)]
         sizes = [sum(len(block.branches(step)) for step in steps) for block, steps in read]
         layers = _layers(sizes, [view.role for view in views])
         numbered = [replace(v, index=i, layer=n) for i, (v, n) in enumerate(zip(views, layers, strict=True))]

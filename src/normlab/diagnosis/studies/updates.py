@@ -67,14 +67,10 @@ def updates(
     return Table("updates", tuple(rows))
 
 
-def _is_matrix(row: Row) -> bool:
-    """Whether the parameter is a matrix inside a stack; biases and gains move in other proportions."""
-    return row["kind"] in MATRICES and not str(row["parameter"]).endswith("bias")
-
-
 def balance_of_updates(tables: Tables) -> Iterator[Finding]:
     """Compare gradients with updates, and updates with weights, over the matrices of all layers."""
-    rows = [row for row in tables.table("updates") if _is_matrix(row)]
+    weights = (row for row in tables.table("updates") if row["kind"] in MATRICES)
+    rows = [row for row in weights if not str(row["parameter"]).endswith("bias")]  # which move otherwise
     gradients, moves = extremes(rows, "grad_l2"), extremes(rows, "update_over_weight")
     if not gradients or not moves:
         return

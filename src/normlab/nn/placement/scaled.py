@@ -121,11 +121,9 @@ class DeepNorm(OneNorm, name="deepnorm"):
     def conflict(cls, config: ModelConfig) -> str | None:
         if config.is_hybrid:
             return "DeepNorm's alpha and beta are derived for an encoder and a decoder that both use it"
-        if config.scheme not in XAVIER:
-            return (
-                f"DeepNorm's beta is a gain on Xavier initialisation; with {config.scheme} it is not defined"
-            )
-        return None
+        if config.scheme in XAVIER:
+            return None
+        return f"DeepNorm's beta is a gain on Xavier initialisation; with {config.scheme} it is not defined"
 
 
 class ScaledBranch(Placement, ABC):
@@ -248,11 +246,9 @@ class TFixup(Placement, name="tfixup"):
             return "T-Fixup's factors are derived for an encoder and a decoder that both use it"
         if Embedding.registry[config.embedding].scale_free:
             return f"T-Fixup scales the embeddings, and scaling has no effect on {config.embedding}"
-        if config.scheme not in XAVIER:
-            return (
-                f"T-Fixup's factors are on Xavier initialisation; with {config.scheme} they are not defined"
-            )
-        return None
+        if config.scheme in XAVIER:
+            return None
+        return f"T-Fixup's factors are on Xavier initialisation; with {config.scheme} they are not defined"
 
 
 class LayerScale(NormedInput, name="layerscale"):
