@@ -131,8 +131,9 @@ def of_names(model: str, batch: str, loss: str = "", *, lr: float | None = None)
     """
     built = _built(model, "--model", nn.Module)
     if not isinstance(built, nn.Module):
+        kind = f"the class {built.__name__}" if isinstance(built, type) else f"a {type(built).__name__}"
         raise UserError(
-            f"--model {model} gives {_kind(built)}, not a torch.nn.Module; name a function that returns one"
+            f"--model {model} gives {kind}, not a torch.nn.Module; name a function that returns one"
         )
     given = _built(batch, "--batch", (Tensor, dict, tuple, list))
     return Case(
@@ -215,7 +216,3 @@ def _named(name: str, flag: str) -> Any:
             raise UserError(f"{flag}: {module!r} has no {attribute!r}; it has {', '.join(own) or 'nothing'}")
         found = getattr(found, part)
     return found
-
-
-def _kind(value: Any) -> str:
-    return f"the class {value.__name__}" if isinstance(value, type) else f"a {type(value).__name__}"

@@ -38,8 +38,9 @@ def score_dots(results: pl.DataFrame, seeds: pl.DataFrame, recipes: Sequence[str
     y = _by_recipe(order)
     base = alt.Chart(rows(on)).encode(y=y, color=recipe_colour(recipes), opacity=focused(1.0, 0.15))
     x = alt.X("value:Q", title=f"test {metric.title}, 95% interval", scale=scale, axis=alt.Axis(tickCount=6))
-    number = partial(_number, metric)
-    told = [alt.Tooltip("recipe:N"), *(number(c, c) for c in ("value", "low", "high")), alt.Tooltip("note:N")]
+    number = partial(alt.Tooltip, format=f".{metric.digits + 1}f")
+    values = [number(f"{c}:Q", title=c) for c in ("value", "low", "high")]
+    told = [alt.Tooltip("recipe:N"), *values, alt.Tooltip("note:N")]
     left, layers = alt.X("low:Q", scale=scale), list[Any]()
     if len(on):
         layers += [
@@ -52,7 +53,7 @@ def score_dots(results: pl.DataFrame, seeds: pl.DataFrame, recipes: Sequence[str
     if len(ticks):
         single = alt.Chart(rows(ticks)).mark_tick(thickness=1.5, size=16, orient="vertical", yOffset=0)
         single = single.encode(x=x, y=y, color=recipe_colour(recipes), opacity=focused(0.75, 0.1))
-        each = [alt.Tooltip("recipe:N"), alt.Tooltip("seed:N"), number("value", metric.label)]
+        each = [alt.Tooltip("recipe:N"), alt.Tooltip("seed:N"), number("value:Q", title=metric.label)]
         layers.append(single.encode(tooltip=each))
     off = results.join(on, on="recipe", how="anti").with_columns(
         words=pl.when(pl.col("value").is_null())
@@ -161,7 +162,3 @@ def _by_recipe(order: list[str]) -> alt.Y:
     lines = r"split(replace(datum.label, /^(?=.{27})(.{1,25}[+\/:])/, '$1\n'), '\n')"
     axis = alt.Axis(ticks=False, domain=False, labelPadding=8, labelFontSize=12, labelExpr=lines)
     return alt.Y("recipe:N", sort=order, title=None, axis=axis)
-
-
-def _number(metric: Metric, column: str, title: str) -> alt.Tooltip:
-    return alt.Tooltip(f"{column}:Q", title=title, format=f".{metric.digits + 1}f")

@@ -171,11 +171,15 @@ def is_sequence_first(model: nn.Module) -> bool:
 def entropy_of_heads(tables: Tables) -> Iterator[Finding]:
     """Count heads that attend to one key only or to all alike, and report logits that saturate softmax."""
     for stack, table in tables.stacks("attention"):
-        entropies = numbers(table, "entropy")
+        known = [
+            (e, number(row.get("uniform"))) for row in table if (e := number(row["entropy"])) is not None
+        ]
+        entropies = [entropy for entropy, _ in known]
         if not entropies:
             continue
-        sharp = sum(map(_collapsed, table))
-        flat = sum(share > UNIFORM for share in _of_uniform(table))
+        # a head that may attend to one key only has no choice
+        sharp = sum(e < COLLAPSED_NATS for e, uniform in known if uniform is None or uniform > COLLAPSED_NATS)
+        flat = sum(e / uniform > UNIFORM for e, uniform in known if uniform)
         yield Finding(
             "attention",
             "warning" if sharp else "note",
@@ -198,21 +202,6 @@ def entropy_of_heads(tables: Tables) -> Iterator[Finding]:
                 {"max_logit": highest},
                 "Dehghani et al. 2023, Section 2 (arXiv 2302.05442)",
             )
-
-
-def _collapsed(row: Row) -> bool:
-    """Whether a head that may attend to several keys attends to one."""
-    entropy, uniform = number(row["entropy"]), number(row.get("uniform"))
-    choice = uniform is None or uniform > COLLAPSED_NATS
-    return choice and entropy is not None and entropy < COLLAPSED_NATS
-
-
-def _of_uniform(table: Table) -> Iterator[float]:
-    """Yield the entropy of each head as a share of that of uniform attention, where the table has it."""
-    for row in table:
-        entropy, uniform = number(row["entropy"]), number(row.get("uniform"))
-        if entropy is not None and uniform:
-            yield entropy / uniform
 
 
 ATTENTION: Final = Study(

@@ -20,7 +20,7 @@ from normlab.diagnosis.reading.subject import Subject
 from normlab.diagnosis.reading.taps import capture
 from normlab.diagnosis.reading.tokens import FROZEN, PaddingMasks, find_padding_masks, rows
 from normlab.diagnosis.rules.finding import LIU, XIONG, Finding, Tables, extremes, mean, number, place, said
-from normlab.diagnosis.study import MINI_BATCHES, Study, StudyContext
+from normlab.diagnosis.study import MINI_BATCHES, Study
 from normlab.diagnosis.table import Row, Table
 from normlab.errors import UserError
 from normlab.spec.chart import ByDepth
@@ -193,11 +193,6 @@ def gradients_of_parameters(tables: Tables) -> Iterator[Finding]:
         )
 
 
-def _measure_parameters(context: StudyContext) -> Iterator[Table]:
-    first = context.small_backward if context.batches else None
-    yield parameter_gradients(context.subject, batches=context.batches, first=first)
-
-
 SUBLAYER_GRADIENTS: Final = Study(
     "sublayer_gradients",
     lambda c: [sublayer_gradients(c.subject, padding_masks=c.padding_masks, backward=c.backward)],
@@ -213,7 +208,9 @@ SUBLAYER_GRADIENTS: Final = Study(
 )
 PARAMETER_GRADIENTS: Final = Study(
     "parameter_gradients",
-    _measure_parameters,
+    lambda c: [
+        parameter_gradients(c.subject, batches=c.batches, first=c.small_backward if c.batches else None)
+    ],
     "standard",
     rules=(gradients_of_parameters,),
     title="Gradients of parameters",
