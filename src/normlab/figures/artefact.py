@@ -96,8 +96,7 @@ def _values(drawing: Drawing, tidy: pl.DataFrame) -> tuple[float, float]:
     if drawing.log_y:
         return low / 1.3, high * 1.3
     pad = 0.05 * (high - low) or 0.05 * abs(high) or 1.0
-    from_zero = drawing.kind == "bar" or 0 <= low < 0.5 * high
-    if not from_zero:
+    if drawing.kind != "bar" and not 0 <= low < 0.5 * high:
         return low - pad, high + pad
     return (low - pad if low < 0 else 0.0), (high + pad if high > 0 else 0.0)
 
@@ -174,8 +173,7 @@ def _across(drawing: Drawing, part: pl.DataFrame) -> alt.X:
 def _bars(drawing: Drawing, part: pl.DataFrame, ends: Sequence[float], legend: Sequence[str]) -> Drawn:
     """Return horizontal bars, so that their names can be read."""
     scale, axis = log_or_linear(ends, log=drawing.log_y, fixed=True)
-    named = part.with_columns(pl.col("x").cast(pl.String))
-    drawn = _means(named)
+    drawn = _means(part.with_columns(pl.col("x").cast(pl.String)))
     order = list(dict.fromkeys(drawn["x"]))
     colours = [name for name in legend if name in set(drawn["recipe"])]
     y = alt.Y("x:N", sort=order, title=drawing.x_title, axis=alt.Axis(ticks=False, grid=False))

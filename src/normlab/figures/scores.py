@@ -86,8 +86,7 @@ def sensitivity(trials: pl.DataFrame, recipes: Sequence[str], lrs: Sequence[floa
     """
     title = f"dev {metric.title}, first seed"
     trials, worst, scale = _on_scale(trials, metric)
-    ratios = [b / a for a, b in pairwise(lrs)]
-    width = min(ratios, default=2.0) ** 0.22
+    width = min((b / a for a, b in pairwise(lrs)), default=2.0) ** 0.22
     gaps = max(1, len(recipes) - 1)
     place = {name: width ** (i / gaps - 0.5) for i, name in enumerate(recipes)}
     shown = trials.with_columns(

@@ -143,8 +143,7 @@ class Encoder(TokenModel):
 
 def _require(config: ModelConfig, *, encoder: bool, decoder: bool) -> None:
     """Raise UserError unless the config has exactly these stacks."""
-    wanted = {"encoder_layers": encoder, "decoder_layers": decoder}
-    for name, has in wanted.items():
+    for name, has in (("encoder_layers", encoder), ("decoder_layers", decoder)):
         given = getattr(config, name)
         if bool(given) != has:
             raise UserError(f"{name} is {given}, and this model needs {'at least 1' if has else '0'}")

@@ -109,8 +109,7 @@ class Attention(Branch):
 
     def _split(self, projected: Tensor, *heads: int) -> Iterator[Tensor]:
         """Split `[B, T, sum of heads x w]` into a tensor `[B, H, T, w]` for each number of heads."""
-        parts = projected.unflatten(2, (-1, self.width)).transpose(1, 2).split(heads, dim=1)
-        return iter(parts)
+        return iter(projected.unflatten(2, (-1, self.width)).transpose(1, 2).split(heads, dim=1))
 
     def _from_self(self, x: Tensor, context: Context) -> tuple[Tensor, Tensor, Tensor]:
         q, k, v = self._split(self.qkv(x), self.heads, self.kv_heads, self.kv_heads)
