@@ -70,11 +70,9 @@ class Recording:
 
     def at(self, tap: Tap) -> Tensor:
         """Return the sample of the tensor that a tap shows."""
-        return next(
-            self.samples[event.seen[tap.place]]
-            for event in self.events
-            if (event.path, event.side, event.call) == (tap.module, tap.side, tap.call)
-        )
+        where = tap.module, tap.side, tap.call
+        event = next(e for e in self.events if (e.path, e.side, e.call) == where)
+        return self.samples[event.seen[tap.place]]
 
     def broken(self) -> str | None:
         """Return the path of the first module whose output holds a value that is not a number."""

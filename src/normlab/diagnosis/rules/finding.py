@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Final
 
 from normlab.diagnosis.table import Row, Table, Value
@@ -52,10 +52,9 @@ class Tables:
 
     by_name: Mapping[str, Table]
     lr: float | None = None
-    _empty: Table = field(default=Table("", ()), init=False, repr=False)
 
     def table(self, name: str) -> Table:
-        return self.by_name.get(name, self._empty)
+        return self.by_name.get(name, Table("", ()))
 
     def stacks(self, name: str) -> Iterator[tuple[str, Table]]:
         """Yield the rows of each stack under its label, in the order of the stream."""

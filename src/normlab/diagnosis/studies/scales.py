@@ -101,11 +101,8 @@ def hidden_scale(tables: Tables) -> Iterator[Finding]:
         first, last = float(rows[0]["mean_square"] or 1), float(rows[-1]["mean_square"] or 1)
         factor = last / first
         fast = factor > GROWN * len(rows)
-        change = (
-            "keeps its scale"
-            if 0.5 < factor < 2
-            else f"{'grows' if factor > 1 else 'shrinks'} {said(max(factor, 1 / factor))}-fold"
-        )
+        change = f"{'grows' if factor > 1 else 'shrinks'} {said(max(factor, 1 / factor))}-fold"
+        change = "keeps its scale" if 0.5 < factor < 2 else change
         yield Finding(
             "hidden_scale",
             "warning" if fast else "note",
