@@ -19,7 +19,7 @@ from normlab.diagnosis.probing.step import OptimiserFactory
 from normlab.diagnosis.reading.structure import Structure, read_structure
 from normlab.diagnosis.reading.subject import Loss, Subject, output_loss
 from normlab.diagnosis.reading.taps import bare, leaves
-from normlab.diagnosis.rules.finding import SEVERITIES, Finding, Tables
+from normlab.diagnosis.rules.finding import Finding, Tables, at_least
 from normlab.diagnosis.study import Study, StudyContext, registered
 from normlab.diagnosis.suite import find
 from normlab.diagnosis.table import Table
@@ -51,8 +51,7 @@ class Diagnosis:
 
     def at_least(self, severity: str) -> list[Finding]:
         """Return the findings of this severity (``warning``, say) or above."""
-        least = SEVERITIES.index(severity)
-        return [f for f in self.findings if SEVERITIES.index(f.severity) >= least]
+        return at_least(self.findings, severity)
 
     def to_plain(self) -> dict[str, Any]:
         """Return the diagnosis as dicts and lists; see ``normlab.spec.serialise.to_plain`` for JSON."""

@@ -72,6 +72,11 @@ class Tables:
         return short if short and told and outer.count(short) <= 1 else str(stack) or "the model"
 
 
+def at_least(findings: Iterable[Finding], severity: str) -> list[Finding]:
+    """Return the findings of this severity or above."""
+    return [f for f in findings if SEVERITIES.index(f.severity) >= SEVERITIES.index(severity)]
+
+
 def number(value: Value) -> float | None:
     """Return a finite number as a float, and None for anything else."""
     return float(value) if isinstance(value, (int, float)) and math.isfinite(value) else None
