@@ -107,9 +107,8 @@ _STUDIES: Final[dict[str, Study]] = {}
 
 def register(study: Study) -> Study:
     """Add a study to every diagnosis whose preset includes it. Raises UserError if its name is taken."""
-    if study.name in _STUDIES:
+    if _STUDIES.setdefault(study.name, study) is not study:
         raise UserError(f"the study name {study.name!r} is taken; give yours another")
-    _STUDIES[study.name] = study
     return study
 
 
