@@ -1,5 +1,8 @@
 """The one exception that means: the input is wrong, and here is what to change."""
 
+import difflib
+from collections.abc import Iterable
+
 
 class UserError(ValueError):
     """An input that cannot be used: what was given, what is allowed, what to type next.
@@ -7,3 +10,10 @@ class UserError(ValueError):
     It is raised where a value comes from a person (a flag, a file, an argument). The command line prints its
     sentence alone; any other exception is an error of normlab and is shown with its traceback.
     """
+
+
+def nearest(word: str, allowed: Iterable[str]) -> str:
+    """Return the end of a message about an unknown word: the nearest allowed one, and all of them."""
+    names = list(allowed)
+    close = difflib.get_close_matches(word, names, 1)
+    return (f", did you mean {close[0]!r}?" if close else "") + f" (allowed: {', '.join(names)})"

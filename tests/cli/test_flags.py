@@ -6,9 +6,10 @@ from typing import Literal, get_type_hints
 import pytest
 import tyro
 
-from normlab.cli.commands import COMMANDS, Compare, Train
+from normlab.cli.commands import COMMANDS, Compare, RequestFlags, Train
 from normlab.cli.common import config_name, flag
 from normlab.cli.flags import ConfigFlags, flags_of, load
+from normlab.cli.translate import DecodeFlags
 from normlab.configs import CONFIGS
 from normlab.spec.config import Config, DataConfig, ModelConfig, OptimConfig, TrainConfig
 from normlab.spec.fields import no_flag
@@ -32,12 +33,9 @@ MACHINE = (
     "tensorboard"
 )
 OWN = {
-    "compare": "recipes lrs seeds first_seed title jobs out resamples config dry_run force imports",
+    "compare": "asked config dry_run imports",
     "train": "recipe lr seed out config init_from force imports",
-    "translate": (
-        "run_folder files weights step threads output beam length_penalty length_penalty_formula n_best "
-        "sample temperature top_k top_p sample_seed min_length prefix runs imports"
-    ),
+    "translate": ("run_folder files weights step threads output n_best typed prefix runs imports"),
     "score": "hypotheses references tokenised target_lang against",
     "runs": "runs",
     "report": "of page runs",
@@ -52,6 +50,10 @@ OWN = {
 """A flag is a promise: think before adding one. A configuration or a recipe may be the better place."""
 
 
+REQUEST = "recipes lrs seeds first_seed title jobs out resamples force"
+DECODE = "beam length_penalty length_penalty_formula sample temperature top_k top_p sample_seed min_length"
+
+
 def names(kind):
     return " ".join(f.name for f in dataclasses.fields(kind))
 
@@ -62,6 +64,8 @@ def test_the_set_of_flags_is_frozen():
     assert sections == {name: set(words.split()) for name, words in frozen.items()}
     own = {name: set(names(kind).split()) - {"flags"} for name, kind in COMMANDS.items()}
     assert own == {name: set(words.split()) for name, words in OWN.items()}
+    assert set(names(RequestFlags).split()) == set(REQUEST.split())
+    assert set(names(DecodeFlags).split()) == set(DECODE.split())
 
 
 def parse(kind, *args):

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import pytest
 
+from normlab.errors import nearest
 from normlab.init import SCHEMES
 from normlab.nn import Embedding, LayerNorm, Norm, Placement, PlainEmbedding
-from normlab.nn.registry import Registry, nearest
+from normlab.nn.registry import Registry
 from normlab.optim import OPTIMISERS, SCHEDULES
 
 EVERY = [Norm.registry, Embedding.registry, Placement.registry, SCHEMES, SCHEDULES, OPTIMISERS]

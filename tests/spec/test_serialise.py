@@ -99,13 +99,9 @@ def test_absent_fields_take_their_defaults():
 @pytest.mark.parametrize(
     ("kind", "text", "message"),
     [
-        (
-            Config,
-            '{"optim": {"warmup_step": 3}}',
-            "unknown key 'optim.warmup_step'; did you mean 'warmup_steps'?",
-        ),
-        (Config, '{"modle": {}}', "unknown key 'modle'; did you mean 'model'?"),
-        (Outcome, '{"zzz": 1}', "unknown key 'zzz'; allowed: state, step, evidence"),
+        (Config, '{"optim": {"warmup_step": 3}}', "key 'optim.warmup_step', did you mean 'warmup_steps'"),
+        (Config, '{"modle": {}}', "unknown key 'modle', did you mean 'model'"),
+        (Outcome, '{"zzz": 1}', r"unknown key 'zzz' \(allowed: state, step, evidence\)"),
         (Config, '{"train": {"steps": 1.5}}', "train.steps must be a whole number, got 1.5"),
         (Config, '{"train": {"steps": true}}', "train.steps must be a whole number, got true"),
         (Config, '{"train": {"steps": "12"}}', 'train.steps must be a whole number, got "12"'),

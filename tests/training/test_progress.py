@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 
+from normlab.errors import nearest
 from normlab.optim import ValDecay
 from normlab.store.manifest import STATE, CheckpointError
 from normlab.training.checkpoint import FORMAT, Checkpoint, open_checkpoint, save_checkpoint
@@ -62,7 +63,7 @@ GARBAGE = [
     ("progress", {"step": -1}, "progress: step is at least 0, got -1"),
     ("progress", {"step": True}, "progress.step must be a whole number, got true"),
     ("progress", {"val_decay": 3}, "progress.val_decay must be an object, the fields of ValDecay, got 3"),
-    ("progress", {"tokns": 3}, "unknown key 'progress.tokns'; did you mean 'tokens'?"),
+    ("progress", {"tokns": 3}, f"unknown key 'progress.tokns'{nearest('tokns', vars(Progress()))}"),
     ("rows", {"pending": 1}, "rows.pending must be a list, got 1"),
     ("rows", {"pending": [[1.0]]}, "rows.pending[0] must be a list of 2, got [1.0]"),
     ("rows", {"pending": [[1.0, [1, 2]]]}, "rows.pending[0][1] must be a list of 3, got [1, 2]"),

@@ -7,15 +7,15 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Sequence
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Annotated, Any, Protocol, Self
 
-from tyro.conf import Positional, arg
+from tyro.conf import FlagCreatePairsOff, OmitArgPrefixes, Positional, arg
 
 from normlab.cli.common import RUNS, ConfigParts, Imports, Switch, base_of, resolved
 from normlab.cli.diagnose import Diagnose
-from normlab.cli.flags import ConfigFlags, load
+from normlab.cli.flags import ConfigFlags, flags_of, load
 from normlab.cli.papers import Papers, Reproduce
 from normlab.cli.score import Score
 from normlab.cli.translate import Translate
@@ -36,6 +36,16 @@ class Command(Protocol):
         ...
 
 
+_Request: Any = flags_of(CompareRequest)
+
+
+class RequestFlags(_Request):
+    """The values of a comparison's own flags."""
+
+
+RequestParts = Annotated[FlagCreatePairsOff[OmitArgPrefixes[RequestFlags]], arg(name="")]
+
+
 @dataclass(frozen=True, kw_only=True)
 class Compare:
     """Train recipes at several learning rates and seeds, and write one page about them.
@@ -44,30 +54,13 @@ class Compare:
     goes on where it stopped. The page exists once the first recipe is finished.
     """
 
-    recipes: tuple[str, ...] = CompareRequest.recipes
-    """Names of recipes, such as post post+warmup enc:post/dec:pre; `normlab recipes` lists their parts."""
-    lrs: tuple[float, ...] = CompareRequest.lrs
-    """Peak learning rates to try; each recipe's own is chosen on dev with the first seed."""
-    seeds: int = CompareRequest.seeds
-    """Number of seeds at the chosen learning rate."""
-    first_seed: int = CompareRequest.first_seed
+    asked: RequestParts = RequestFlags()
     flags: ConfigParts
-    title: str = CompareRequest.title
-    """Title of the page."""
-    jobs: int = CompareRequest.jobs
-    """Runs to train at the same time; 0: one per usable core, or a single one on a GPU."""
-    out: Path = CompareRequest.out
-    """Folder of the run folders and the page."""
-    resamples: int = CompareRequest.resamples
-    """Resamples of the bootstrap behind intervals and significance."""
     config: str
     """Configuration with the defaults: its name (demo, text, multi30k ...) or a run's config.json."""
     dry_run: Switch = False
     """Print the runs and the time they would take, and train nothing."""
-    force: Switch = False
-    """Also train combinations that their source does not define; their results are marked."""
     imports: Imports = ()
-    """A module of yours that registers placements, norms, tasks and so on; may be given several times."""
 
     @classmethod
     def defaults(cls, argv: Sequence[str]) -> Self:
@@ -76,19 +69,15 @@ class Compare:
 
     def request(self, command: str = "") -> CompareRequest:
         """Return the request that the flags make."""
-        own: dict[str, Any] = {
-            f.name: vars(self)[f.name] for f in fields(CompareRequest) if f.name in vars(self)
-        }
-        return CompareRequest(**own, base=self.flags.applied_to(load(self.config)), command=command)
+        base = self.flags.applied_to(load(self.config))
+        return CompareRequest(**vars(self.asked), base=base, command=command)
 
     def run(self) -> None:
         import shlex
 
         from normlab.cli import show
         from normlab.comparison import compare
-        from normlab.recipes.plugins import load_plugins
 
-        load_plugins(*self.imports)
         request = self.request(shlex.join(["normlab", *sys.argv[1:]]))
         if self.dry_run:
             show.plan(compare.plan(request), jobs=request.jobs)
@@ -96,10 +85,10 @@ class Compare:
         from normlab.report.compare import write_compare_page
 
         def publish(comparison: Comparison) -> None:
-            write_compare_page(comparison, self.out, page)
+            write_compare_page(comparison, request.out, page)
 
-        page = self.out / "comparison.html"
-        expected = len(self.recipes) * (len(self.lrs) + self.seeds - 1)
+        page = request.out / "comparison.html"
+        expected = len(request.recipes) * (len(request.lrs) + request.seeds - 1)
         with show.progress(jobs=request.jobs, expected_runs=expected) as progress:
             comparison = compare.compare(request, progress.watch, publish)
         show.comparison(comparison)
@@ -129,7 +118,6 @@ class Train:
     force: Switch = False
     """Also train a combination that its source does not define; the run is marked."""
     imports: Imports = ()
-    """A module of yours that registers placements, norms, tasks and so on; may be given several times."""
 
     @classmethod
     def defaults(cls, argv: Sequence[str]) -> Self:
@@ -139,13 +127,7 @@ class Train:
     def resolved(self) -> Config:
         """The configuration to train. A run's own file is kept as it is, but for what was typed."""
         config = resolved(
-            self.config,
-            self.flags,
-            recipe=self.recipe,
-            lr=self.lr,
-            seed=self.seed,
-            force=self.force,
-            imports=self.imports,
+            self.config, self.flags, recipe=self.recipe, lr=self.lr, seed=self.seed, force=self.force
         )
         if self.init_from:
             start = replace(config.train, init_from=self.init_from, init_digest="")
@@ -234,14 +216,11 @@ class Recipes:
     force: Switch = False
     """Also explain combinations that their source does not define, with the reason."""
     imports: Imports = ()
-    """A module of yours that registers placements, norms, tasks and so on; may be given several times."""
 
     def run(self) -> None:
         from normlab.cli import show
         from normlab.recipes.grammar import resolve
-        from normlab.recipes.plugins import load_plugins
 
-        load_plugins(*self.imports)
         if not self.names:
             show.recipes(self.axis)
         base = load(self.config)

@@ -16,7 +16,8 @@ from normlab.spec.fields import flag_name
 RUNS = Path("runs")
 Switch = FlagCreatePairsOff[bool]
 ConfigParts = Annotated[OmitArgPrefixes[ConfigFlags], arg(name="")]
-Imports = Annotated[UseAppendAction[tuple[str, ...]], arg(name="import", metavar="MODULE")]
+_IMPORT = "A module of yours that registers placements, norms, tasks and so on; may be given several times."
+Imports = Annotated[UseAppendAction[tuple[str, ...]], arg(name="import", metavar="MODULE", help=_IMPORT)]
 
 
 def flags(argv: Sequence[str], name: str) -> list[str]:
@@ -54,17 +55,14 @@ def base_of(argv: Sequence[str]) -> tuple[str, Config]:
     return name, load(name)
 
 
-def resolved(
-    name: str, flags: ConfigFlags, *, recipe: str, lr: float, seed: int, force: bool, imports: Sequence[str]
-) -> Config:
-    """Return the configuration of a name or file with the typed flags, resolved for this machine. The file of
-    a run is changed only by what is typed.
+def resolved(name: str, flags: ConfigFlags, *, recipe: str, lr: float, seed: int, force: bool) -> Config:
+    """Return the configuration of a name or file with the typed flags, resolved for this machine.
+
+    The file of a run is changed only by what is typed.
     """
     from normlab.recipes.grammar import own_code, require_known, resolve
-    from normlab.recipes.plugins import load_plugins
     from normlab.training.devices import resolved_precision
 
-    load_plugins(*imports)
     base = load(name)
     config = flags.applied_to(base)
     config = replace(config, optim=replace(config.optim, lr=lr))

@@ -178,13 +178,11 @@ class Diagnose:
 
     def _say_flight(self) -> None:
         """Print the flight recorder's report on a run that is over or interrupted, and write its page."""
-        from normlab.recipes.plugins import load_plugins
         from normlab.report.run import run_page
         from normlab.spec.serialise import to_plain
         from normlab.store.folder import write_text_atomic
         from normlab.training.replay import examine
 
-        load_plugins(*self.imports)
         folder = find_run(self.run_folder, self.runs)
         made = folder.status().step
         print(
@@ -206,9 +204,7 @@ class Diagnose:
         """Return each case to examine, with the folder and the name of its page."""
         from normlab.examine import subjects as diagnose
         from normlab.recipes.grammar import require_known
-        from normlab.recipes.plugins import load_plugins
 
-        load_plugins(*self.imports)
         if self.model:
             case = diagnose.of_names(self.model, self.batch, self.loss, lr=self.lr)
             return [(case, self.out or self.runs, "diagnosis")]
@@ -229,7 +225,6 @@ class Diagnose:
             lr=load(self.config).optim.lr if self.lr is None else self.lr,
             seed=self.seed,
             force=self.force,
-            imports=self.imports,
         )
         case = diagnose.of_config(config, self.runs, tokens=self.tokens)
         return [(case, self.out or self.runs, "diagnosis")]

@@ -7,11 +7,10 @@ names. A new option is therefore one field; a test freezes the set.
 from __future__ import annotations
 
 import ast
-import difflib
 import functools
 import inspect
 import sys
-from dataclasses import fields, make_dataclass, replace
+from dataclasses import field, fields, make_dataclass, replace
 from itertools import pairwise
 from pathlib import Path
 from typing import Annotated, Any, Self, get_type_hints
@@ -19,7 +18,7 @@ from typing import Annotated, Any, Self, get_type_hints
 from tyro.conf import arg
 
 from normlab.configs import CONFIGS
-from normlab.errors import UserError
+from normlab.errors import UserError, nearest
 from normlab.spec.config import PARALLEL_TEXTS, Config
 from normlab.spec.fields import changes_numbers, flag_name, is_flag
 from normlab.store.folder import read_config
@@ -40,19 +39,20 @@ def _docstrings(module: str) -> dict[str, dict[str, str]]:
     return found
 
 
-def flags_of(section: Any) -> type:
-    """Build the dataclass of a section's flags, which tyro reads."""
+def flags_of(section: Any, *, optional: bool = False) -> type:
+    """Build the dataclass of a section's flags, which tyro reads.
+
+    The defaults are the section's own; with ``optional`` None, or for a switch False, is what was not typed.
+    """
     hints, texts = get_type_hints(section), _docstrings(section.__module__)[section.__name__]
     help_ = {name: " ".join(text.split()).replace("``", "") for name, text in texts.items()}
-    made = make_dataclass(
-        section.__name__,
-        [
-            (f.name, Annotated[hints[f.name], arg(help=help_.get(f.name))])
-            for f in fields(section)
-            if is_flag(f)
-        ],
-        frozen=True,
-    )
+    flags = []
+    for f in filter(is_flag, fields(section)):
+        hint, default = hints[f.name], f.default
+        if optional and hint is not bool:
+            hint, default = hint | None, None
+        flags.append((f.name, Annotated[hint, arg(help=help_.get(f.name))], field(default=default)))
+    made = make_dataclass(section.__name__, flags, frozen=True)
     made.__doc__ = " ".join((section.__doc__ or "").split())
     return made
 
@@ -89,9 +89,7 @@ class ConfigFlags(_Sections):
         ]
 
     def applied_to(self, config: Config) -> Config:
-        """The configuration with what was typed. Another data set replaces the texts of the old one, and
-        another text the digest of the old one.
-        """
+        """The configuration with what was typed; other texts replace the old ones and their digest."""
         typed = {name: replace(getattr(config, name), **vars(getattr(self, name))) for name in _SECTIONS}
         data = typed["data"]
         if data.dataset not in ("", config.data.dataset):
@@ -113,11 +111,9 @@ def load(name_or_file: str) -> Config:
     if not is_file_name(name_or_file):
         if name_or_file in CONFIGS:
             return CONFIGS[name_or_file]()
-        close = difflib.get_close_matches(name_or_file, CONFIGS, 1)
-        hint = f", did you mean {close[0]!r}?" if close else ";"
         raise UserError(
-            f"no configuration is called {name_or_file!r}{hint} there are {', '.join(CONFIGS)}, "
-            "or give a file: --config runs/<id>/config.json"
+            f"no configuration is called {name_or_file!r}{nearest(name_or_file, CONFIGS)}; or give a file: "
+            "--config runs/<id>/config.json"
         )
     path = Path(name_or_file)
     if not path.is_file():

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 import os
 import signal
 import sys
@@ -10,7 +9,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from normlab.cli import failures
-from normlab.errors import UserError
+from normlab.errors import UserError, nearest
 
 INTERRUPTED = 130
 SPREAD = ("train",)
@@ -51,9 +50,7 @@ def _dispatch(args: Sequence[str]) -> None:
         return
     name, *rest = args
     if name not in COMMANDS:
-        close = difflib.get_close_matches(name, COMMANDS, 1)
-        hint = f", did you mean {close[0]!r}?" if close else ";"
-        raise UserError(f"there is no command {name!r}{hint} there are {', '.join(COMMANDS)}")
+        raise UserError(f"there is no command {name!r}{nearest(name, COMMANDS)}")
     if name not in SPREAD and os.environ.get("WORLD_SIZE", "1") != "1":
         raise UserError(
             f"torchrun has started {os.environ['WORLD_SIZE']} processes, but normlab {name} needs just one; "
@@ -64,7 +61,12 @@ def _dispatch(args: Sequence[str]) -> None:
     command = COMMANDS[name]
     defaults = getattr(command, "defaults", None)
     options: dict[str, Any] = {"default": defaults(rest)} if defaults else {}
-    tyro.cli(command, prog=f"normlab {name}", args=rest, **options).run()
+    typed = tyro.cli(command, prog=f"normlab {name}", args=rest, **options)
+    if hasattr(typed, "imports"):
+        from normlab.recipes.plugins import load_plugins
+
+        load_plugins(*typed.imports)
+    typed.run()
 
 
 def _overview() -> str:
@@ -72,14 +74,9 @@ def _overview() -> str:
     from normlab.cli.commands import COMMANDS
 
     lines = [f"  {name:<10} {(kind.__doc__ or '').splitlines()[0]}" for name, kind in COMMANDS.items()]
-    return "\n".join(
-        [
-            "usage: normlab COMMAND [options]",
-            "",
-            "Where should a Transformer's normalisation sit? Train the answers and compare them.",
-            "",
-            *lines,
-            "",
-            "normlab COMMAND --help shows a command's options; `normlab compare` alone runs the demo.",
-        ]
+    return (
+        "usage: normlab COMMAND [options]\n\n"
+        "Where should a Transformer's normalisation sit? Train the answers and compare them.\n\n"
+        + "\n".join(lines)
+        + "\n\nnormlab COMMAND --help shows a command's options; `normlab compare` alone runs the demo."
     )

@@ -15,13 +15,13 @@ from tyro.conf import Positional, arg
 from normlab.cli import failures
 from normlab.cli.common import RUNS, Imports, Switch
 from normlab.errors import UserError
+from normlab.store.reproductions import Standing, folders, standing, write_reproduction
 
 if TYPE_CHECKING:
     from rich.console import Console
     from rich.text import Text
 
     from normlab.spec.artefact import Artefact, Reproduction
-    from normlab.store.reproductions import Standing
 
 STYLES: Final = {
     "agrees": "green",
@@ -47,13 +47,10 @@ class Papers:
     runs: Path = RUNS
     """Folder whose papers/ holds the results; the results kept by normlab stand in where there is none."""
     imports: Imports = ()
-    """Module of your own that adds papers; may be repeated."""
 
     def run(self) -> None:
         from normlab.papers import chosen
-        from normlab.recipes.plugins import load_plugins
 
-        load_plugins(*self.imports)
         standings = _standings(chosen(self.names or ("all",)), self.runs)
         if self.as_json:
             print(json.dumps([_plain(s) for s in standings], ensure_ascii=False, allow_nan=False))
@@ -82,15 +79,12 @@ class Reproduce:
     again: Switch = False
     """Also measure what was measured for the same claim already."""
     imports: Imports = ()
-    """Module of your own that adds papers or studies; may be repeated."""
 
     def run(self) -> None:
         """Raises SystemExit with code 1 where something could not be measured."""
         from normlab.papers import ARTEFACTS
-        from normlab.recipes.plugins import load_plugins
         from normlab.report.papers import write_papers_page
 
-        load_plugins(*self.imports)
         failed = [artefact.id for artefact, measure in self._each() if not self._done(artefact, measure)]
         page = write_papers_page(_standings(ARTEFACTS.values(), self.runs), self._folder())
         print(f"all artefacts: {page}")
@@ -123,8 +117,6 @@ class Reproduce:
         yield from each(todo, data, self.runs, _progress, jobs=jobs)
 
     def _folder(self) -> Path:
-        from normlab.store.reproductions import folders
-
         return folders(self.runs)[0]
 
     def _done(self, artefact: Artefact, measure: Callable[[], Reproduction] | None) -> bool:
@@ -133,20 +125,18 @@ class Reproduce:
 
         from normlab.cli import terminal
         from normlab.report.reproduction import write_reproduction_page
-        from normlab.store.reproductions import standing as state_of
-        from normlab.store.reproductions import write_reproduction
 
         console, folder = terminal.console(), self._folder()
-        (standing,) = _standings([artefact], self.runs)
+        (found,) = _standings([artefact], self.runs)
         try:
             if measure is None:
-                print(f"{artefact.id}: measured already, {standing.path}; --again measures it anew")
+                print(f"{artefact.id}: measured already, {found.path}; --again measures it anew")
             else:
                 write_reproduction(measure(), folder)
-                standing = state_of(artefact, [folder])
+                found = standing(artefact, [folder])
                 console.print(Text.assemble((artefact.id, "bold"), f": {artefact.asserts}"))
-            _verdicts(console, standing)
-            page = write_reproduction_page(standing, folder)
+            _verdicts(console, found)
+            page = write_reproduction_page(found, folder)
         except Exception as error:  # the artefacts that follow are measured all the same
             failures.tell(error, ["reproduce", artefact.id])
             return False
@@ -159,13 +149,10 @@ def _progress(line: str) -> None:
 
 
 def _standings(artefacts: Iterable[Artefact], runs: Path) -> list[Standing]:
-    from normlab.store.reproductions import folders, standing
-
     return [standing(artefact, folders(runs)) for artefact in artefacts]
 
 
 def _plain(standing: Standing) -> dict[str, Any]:
-    """An artefact as plain data for JSON."""
     from normlab.spec.serialise import to_plain
 
     artefact, found = standing.artefact, standing.found
@@ -174,15 +161,11 @@ def _plain(standing: Standing) -> dict[str, Any]:
         {**to_plain(c), "measured": to_plain(measures.get(c.measure)), "verdict": c.verdict(measures)}
         for c in artefact.claims
     ]
+    about = ("id", "paper", "shows", "asserts", "discussion", "study")
     return {
-        "id": artefact.id,
-        "state": standing.state,
-        "paper": artefact.paper,
-        "shows": artefact.shows,
-        "asserts": artefact.asserts,
+        **{name: getattr(artefact, name) for name in about},
         "published": dict(artefact.published),
-        "discussion": artefact.discussion,
-        "study": artefact.study,
+        "state": standing.state,
         "claims": claims,
         "fingerprint": artefact.fingerprint(),
         "measured_for": None if found is None else found.fingerprint,
@@ -211,7 +194,6 @@ def _show_all(standings: Sequence[Standing]) -> None:
 
 
 def _show_one(standing: Standing) -> None:
-    """Print everything about one artefact."""
     from rich.text import Text
 
     from normlab.cli import terminal

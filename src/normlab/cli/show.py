@@ -12,7 +12,7 @@ from rich.text import Text
 
 from normlab.cli import terminal
 from normlab.cli.progress import STYLES, Progress, state_of
-from normlab.errors import UserError
+from normlab.errors import UserError, nearest
 from normlab.spec.comparison import Comparison, Difference
 from normlab.spec.config import Config
 from normlab.spec.metric import Metric, deciding, in_words
@@ -158,7 +158,6 @@ def _run_cells(folder: RunFolder) -> list[str]:
 
 def recipes(axis: str = "") -> None:
     """Print all parts, or those of one axis. Raises UserError for an unknown axis."""
-    from normlab.nn.registry import nearest
     from normlab.recipes.grammar import listed, summary
 
     found = listed()

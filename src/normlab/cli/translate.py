@@ -3,17 +3,24 @@
 from __future__ import annotations
 
 import sys
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from tyro.conf import Positional, arg
+from tyro.conf import FlagCreatePairsOff, OmitArgPrefixes, Positional, arg
 
-from normlab.cli.common import RUNS, Imports, Switch, lines_of
+from normlab.cli.common import RUNS, Imports, lines_of
+from normlab.cli.flags import flags_of
 from normlab.errors import UserError
 from normlab.spec.config import DecodeConfig
 from normlab.spec.fields import flag_name
 from normlab.store.folder import find_run, write_text_atomic
+
+_Decode: Any = flags_of(DecodeConfig, optional=True)
+
+
+class DecodeFlags(_Decode):
+    """What was typed of a decoding."""
 
 
 @dataclass(frozen=True)
@@ -36,47 +43,28 @@ class Translate:
     """Threads; 0: all cores. By default as many as the run had."""
     output: str = "-"
     """File for the translations; -: standard output."""
-    beam: int | None = None
-    """Beam width; 1 is greedy."""
-    length_penalty: float | None = None
-    """alpha of the length penalty; 0 sums log-probabilities."""
-    length_penalty_formula: Literal["power", "gnmt"] | None = None
-    """power: score / length**alpha; gnmt: score / ((5 + length) / 6)**alpha."""
     n_best: int | None = None
     """Print this many translations per line: line number, score and text, separated by tabs."""
-    sample: Switch = False
-    """Sample translations, --n-best per line, instead of searching for the best."""
-    temperature: float | None = None
-    """Sampling temperature; below 1 favours likely tokens."""
-    top_k: int | None = None
-    """Sample from this many of the likeliest vocabulary entries; 0: from all."""
-    top_p: float | None = None
-    """Sample from the fewest likeliest vocabulary entries that together have this probability."""
-    sample_seed: int | None = None
-    """Seed of the samples."""
-    min_length: int | None = None
-    """Least number of tokens of a translation."""
+    typed: Annotated[FlagCreatePairsOff[OmitArgPrefixes[DecodeFlags]], arg(name="")] = DecodeFlags()
     prefix: str = ""
     """Text with which every translation begins."""
     runs: Path = RUNS
     """Folder of the run folders."""
     imports: Imports = ()
-    """A module of yours that registers placements, norms and so on; may be given several times."""
 
     def decode(self, own: DecodeConfig) -> DecodeConfig:
         """The run's own decoding, with what was typed; a beam means a search."""
-        if self.beam is not None and not self.sample:
+        typed = {name: v for name, v in vars(self.typed).items() if v is not None and v is not False}
+        if "beam" in typed and "sample" not in typed:
             own = own.searching()
-        typed = {f.name: getattr(self, f.name, None) for f in fields(own)}
-        typed["sample"] = self.sample or None
-        decode = replace(own, **{name: value for name, value in typed.items() if value is not None})
-        if self.beam is not None and decode.sample:
+        decode = replace(own, **typed)
+        if decode.sample and "beam" in typed:
             raise UserError(
-                f"--beam is {self.beam}, and outputs are drawn, which needs no beam; leave out --beam, and "
-                f"for several draws of each line type --n-best {self.beam}"
+                f"--beam is {decode.beam}, and outputs are drawn, which needs no beam; leave out --beam, and "
+                f"for several draws of each line type --n-best {decode.beam}"
             )
-        for name in ("length_penalty", "length_penalty_formula"):
-            if typed[name] is not None and decode.sample:
+        for name in typed.keys() & {"length_penalty", "length_penalty_formula"}:
+            if decode.sample:
                 flag = flag_name(name)
                 raise UserError(
                     f"{flag} is {typed[name]} and weighs what a search finds, but outputs are drawn; leave "
@@ -103,11 +91,9 @@ class Translate:
 
     def run(self) -> None:
         from normlab.recipes.grammar import require_known
-        from normlab.recipes.plugins import load_plugins
         from normlab.training.translate import n_best, translate
         from normlab.training.weights import weights_of
 
-        load_plugins(*self.imports)
         self._require_place()
         folder = find_run(self.run_folder, self.runs)
         require_known(folder.config())

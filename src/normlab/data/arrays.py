@@ -7,7 +7,7 @@ import weakref
 from collections.abc import Callable, Generator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import BinaryIO, Self, TypeAlias, final
+from typing import BinaryIO, Self, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
@@ -51,32 +51,23 @@ class ArrayWriter:
         np.lib.format.write_array_header_1_0(self._stream, described)
 
 
-@final
-class FileReader:
-    """Read ranges of a mapped array from its file, without the mapping.
+def reader_of(array: Ints) -> Read:
+    """Return a function that reads ``array[start:stop]``, of a large mapped array without the mapping.
 
     Mapped pages count as memory of this process, and a system with huge pages in its file cache maps some MiB
     for every sentence that is read.
     """
+    if not isinstance(array, np.memmap) or array.nbytes < LARGE_BYTES or not hasattr(os, "pread"):
+        return lambda start, stop: np.asarray(array[start:stop])
+    name, dtype, begin = str(array.filename), array.dtype, array.offset
+    file = os.open(name, os.O_RDONLY)
 
-    def __init__(self, array: np.memmap) -> None:
-        self._name = str(array.filename)
-        self._file = os.open(self._name, os.O_RDONLY)
-        weakref.finalize(self, os.close, self._file)
-        self._dtype, self._begin = array.dtype, array.offset
+    def read(start: int, stop: int) -> Ints:
+        wanted = (stop - start) * dtype.itemsize
+        raw = os.pread(file, wanted, begin + start * dtype.itemsize)
+        if len(raw) < wanted:
+            raise UserError(f"{name} was cut off since it was prepared; delete its folder and start again")
+        return np.frombuffer(raw, dtype)
 
-    def __call__(self, start: int, stop: int) -> Ints:
-        size = self._dtype.itemsize
-        raw = os.pread(self._file, (stop - start) * size, self._begin + start * size)
-        if len(raw) < (stop - start) * size:
-            raise UserError(
-                f"{self._name} was cut off since it was prepared; delete its folder and start again"
-            )
-        return np.frombuffer(raw, self._dtype)
-
-
-def reader_of(array: Ints) -> Read:
-    """Return a function that reads ``array[start:stop]``, of a large mapped array without the mapping."""
-    if isinstance(array, np.memmap) and array.nbytes >= LARGE_BYTES and hasattr(os, "pread"):
-        return FileReader(array)
-    return lambda start, stop: np.asarray(array[start:stop])
+    weakref.finalize(read, os.close, file)
+    return read

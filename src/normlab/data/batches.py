@@ -69,7 +69,8 @@ class Batches:
         # The old plan is dropped first: there is never room for two.
         self._epoch, self._rows, self._order = -1, self._bucket[:0], self._bucket[:0]
         shuffled = permutation(len(self._pairs), derive(self._seed, "shuffle", epoch))
-        self._rows = _grouped(shuffled, self._bucket)
+        buckets = self._bucket[shuffled]
+        self._rows = np.concatenate([shuffled[buckets == k] for k in range(int(buckets.max()) + 1)])
         self._order = permutation(len(self._layout), derive(self._seed, "batch_order", epoch))
         self._epoch = epoch
 
@@ -128,12 +129,6 @@ def _layout(sizes: Ints, shapes: Sequence[Shape]) -> NDArray[np.int64]:
     return np.concatenate(batches)
 
 
-def _grouped(order: Ints, bucket: NDArray[np.uint8]) -> Ints:
-    """Sort ``order`` by bucket, stably."""
-    buckets = bucket[order]
-    return np.concatenate([order[buckets == k] for k in range(int(bucket.max()) + 1)])
-
-
 def dev_batches(pairs: TokenPairs, max_tokens: int) -> list[Batch]:
     """Every pair once, shortest first, in batches of at most ``max_tokens`` positions or of one pair."""
     source, target = (lengths + 1 for lengths in pairs.lengths)
@@ -171,7 +166,8 @@ def _collate(pairs: TokenPairs, rows: Ints, shape: Shape, drop: tuple[float, int
 
 def drop_words(inputs: Sequence[Ints], probability: float, seed: int) -> None:
     """Word dropout: replace each id of a word by UNK with that probability, in place."""
-    uniform = _uniform(sum(ids.size for ids in inputs), seed)
+    draws = np.random.PCG64(seed).random_raw(sum(ids.size for ids in inputs))
+    uniform = (draws >> np.uint64(11)).astype(np.float64) / 2**53
     for ids in inputs:
         draw, uniform = uniform[: ids.size], uniform[ids.size :]
         ids[(draw.reshape(ids.shape) < probability) & (ids > EOS)] = UNK
@@ -184,8 +180,3 @@ def permutation(count: int, seed: int) -> Ints:
     """
     order = np.argsort(np.random.PCG64(seed).random_raw(count), kind="stable")
     return order.astype(np.uint32 if count <= 2**32 else np.int64)
-
-
-def _uniform(count: int, seed: int) -> NDArray[np.float64]:
-    """Draw numbers from [0, 1) with 53 bits each."""
-    return (np.random.PCG64(seed).random_raw(count) >> np.uint64(11)).astype(np.float64) / 2**53

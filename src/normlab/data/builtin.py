@@ -114,14 +114,6 @@ def _cardinal(n: int, language: str) -> str:
     return _converter(language).to_cardinal(n)
 
 
-def _ordinal(n: int, language: str) -> str:
-    return _converter(language).to_ordinal(n)
-
-
-def _year(n: int, language: str) -> str:
-    return _converter(language).to_year(n)
-
-
 @cache
 def _locale(language: str) -> Any:
     """Return Babel's names and rules of one language."""
@@ -145,22 +137,22 @@ def _draw_date(rng: Random) -> date:
 
 
 def _date_en(day: date) -> str:
-    weekday, month = _weekday(day.weekday(), "en"), _month(day.month, "en")
-    return f"{weekday}, {month} {_ordinal(day.day, 'en')}, {_year(day.year, 'en')}"
+    weekday, month, number = _weekday(day.weekday(), "en"), _month(day.month, "en"), _converter("en")
+    return f"{weekday}, {month} {number.to_ordinal(day.day)}, {number.to_year(day.year)}"
 
 
 def _date_de(day: date) -> str:
-    weekday, month = _weekday(day.weekday(), "de"), _month(day.month, "de")
-    return f"{weekday}, der {_ordinal(day.day, 'de')} {month} {_year(day.year, 'de')}"
+    weekday, month, number = _weekday(day.weekday(), "de"), _month(day.month, "de"), _converter("de")
+    return f"{weekday}, der {number.to_ordinal(day.day)} {month} {number.to_year(day.year)}"
 
 
 def _date_fr(day: date) -> str:
     weekday, month = _weekday(day.weekday(), "fr"), _month(day.month, "fr")
-    return f"{weekday} {_day_fr(day.day)} {month} {_year(day.year, 'fr')}"
+    return f"{weekday} {_day_fr(day.day)} {month} {_converter('fr').to_year(day.year)}"
 
 
 def _day_fr(day: int) -> str:
-    return _ordinal(1, "fr") if day == 1 else _cardinal(day, "fr")
+    return _converter("fr").to_ordinal(1) if day == 1 else _cardinal(day, "fr")
 
 
 def _date_vi(day: date) -> str:
@@ -187,13 +179,15 @@ def _time_en(time: _Time) -> str:
     clock = [_cardinal(time.hour % 12 or 12, "en"), half]
     if time.minute:
         clock.insert(1, ("oh-" if time.minute < 10 else "") + _cardinal(time.minute, "en"))
-    return f"{_weekday(time.weekday, 'en')} the {_ordinal(time.day, 'en')} at {' '.join(clock)}"
+    day = _converter("en").to_ordinal(time.day)
+    return f"{_weekday(time.weekday, 'en')} the {day} at {' '.join(clock)}"
 
 
 def _time_de(time: _Time) -> str:
     hour = "ein" if time.hour == 1 else _cardinal(time.hour, "de")
     minute = f" {_cardinal(time.minute, 'de')}" if time.minute else ""
-    return f"{_weekday(time.weekday, 'de')}, der {_ordinal(time.day, 'de')}, um {hour} Uhr{minute}"
+    day = _converter("de").to_ordinal(time.day)
+    return f"{_weekday(time.weekday, 'de')}, der {day}, um {hour} Uhr{minute}"
 
 
 def _time_fr(time: _Time) -> str:

@@ -102,7 +102,6 @@ def _languages(config: DataConfig) -> tuple[str, str]:
 
 
 def _of_folder(where: str, languages: tuple[str, str], roles: Sequence[str]) -> dict[str, tuple[str, str]]:
-    """Return the texts of a folder by role."""
     by_language = _splits(Path(os.path.expandvars(where)))
     _require_languages(where, languages, sorted(by_language))
     splits = sorted(by_language[languages[0]] & by_language[languages[1]])
@@ -112,7 +111,6 @@ def _of_folder(where: str, languages: tuple[str, str], roles: Sequence[str]) -> 
 def _of_hub(
     config: DataConfig, languages: tuple[str, str], roles: Sequence[str], root: str
 ) -> dict[str, tuple[str, str]]:
-    """Return the texts of a Hugging Face data set by role."""
     try:
         of_set = _configured(HubSet.of(config.dataset), languages)
         splits = of_set.splits()
@@ -188,7 +186,6 @@ def _require_languages(where: str, languages: tuple[str, str], known: Sequence[s
 
 
 def _no_folder(name: str, languages: tuple[str, str], root: str) -> str:
-    """Explain why a name is no folder of texts."""
     if Path(name).is_dir():
         known = ", ".join(sorted(_splits(Path(name))))
         there = f"there is text in {known}" if known else "no file is called <split>.<language>"

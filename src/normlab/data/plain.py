@@ -150,9 +150,7 @@ def _fill(
 def _encode(
     path: Path, tokenizer: Tokenizer, lines: Iterable[str]
 ) -> tuple[dict[str, int], NDArray[np.int64], bytes]:
-    """Write the stream of a text; return its words and bytes, how often each vocabulary entry is to be
-    predicted, and the text's digest.
-    """
+    """Write a text's stream; return its words and bytes, how often each entry is predicted, its digest."""
     words = size = 0
     counts = np.zeros(tokenizer.vocab_size, np.int64)
     whole = hashlib.sha256()

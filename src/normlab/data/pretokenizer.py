@@ -8,26 +8,14 @@ in Moses). Nothing is escaped: ``&`` stays ``&`` and an apostrophe an apostrophe
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from typing import Any, Protocol, final
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Any, final
 
 from normlab.data.tokenizer import Tokenizer
 from normlab.errors import UserError
 
 KEY = "pretokenizer"
 """Key of the pretokenizer in the JSON of a tokenizer that has one."""
-
-
-class Pretokenizer(Protocol):
-    """Splits the text of one language into words, and joins words to text."""
-
-    def split(self, line: str) -> str:
-        """Return the words of a line with single spaces between them."""
-        ...
-
-    def join(self, line: str) -> str:
-        """Invert ``split``, as far as the rules go."""
-        ...
 
 
 @final
@@ -42,13 +30,15 @@ class Moses:
         self._join: Any = MosesDetokenizer(lang=language)
 
     def split(self, line: str) -> str:
+        """Return the words of a line with single spaces between them."""
         return self._split.tokenize(line, aggressive_dash_splits=False, escape=False, return_str=True)
 
     def join(self, line: str) -> str:
+        """Invert ``split``, as far as the rules go."""
         return self._join.detokenize(line.split(), return_str=True, unescape=False)
 
 
-PRETOKENIZERS: Mapping[str, Callable[[str], Pretokenizer]] = {"moses": Moses}
+PRETOKENIZERS = {"moses": Moses}
 
 
 def primary(language: str) -> str:

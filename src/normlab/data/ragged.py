@@ -61,17 +61,14 @@ class Ragged:
             line[: stop - start] = self._read_tokens(start, stop)
         return ids, bounds[:, 1] - bounds[:, 0]
 
-    def bounds(self, start: int, stop: int) -> Ints:
-        """Return ``offsets[start:stop]``; of a large file only that part is read."""
-        return self._read_offsets(start, stop)
+    @cached_property
+    def bounds(self) -> Read:
+        """A function that returns ``offsets[start:stop]``; of a large file only that part is read."""
+        return reader_of(self.offsets)
 
     @cached_property
     def _read_tokens(self) -> Read:
         return reader_of(self.tokens)
-
-    @cached_property
-    def _read_offsets(self) -> Read:
-        return reader_of(self.offsets)
 
 
 @dataclass(frozen=True)

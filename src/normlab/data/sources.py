@@ -11,6 +11,7 @@ from typing import final
 from normlab.data.hub import HUB, HubColumn
 from normlab.data.text import TextFile, located
 from normlab.errors import UserError
+from normlab.spec.units import count
 
 
 def open_lines(spec: str | Path) -> TextFile | Column | HubColumn:
@@ -65,17 +66,17 @@ class Column:
             cells = row.split("\t")
             if len(cells) != len(names):
                 raise UserError(
-                    f"{self.path}, line {number} has {_columns(len(cells))} and line 1 has {len(names)}; put "
-                    f"one tab between two columns and none inside a column"
+                    f"{self.path}, line {number} has {count(len(cells), 'column')} and line 1 has "
+                    f"{len(names)}; put one tab between two columns and none inside a column"
                 )
             yield cells[place]
 
-    def _numbered(self, count: int) -> int:
+    def _numbered(self, columns: int) -> int:
         place = int(self.column)
-        if not 1 <= place <= count:
+        if not 1 <= place <= columns:
             raise UserError(
-                f"{self.path} has {_columns(count)}, and #{self.column} is none of them; type {self.path}#1"
-                + (f" to #{count}" if count > 1 else "")
+                f"{self.path} has {count(columns, 'column')}, and #{self.column} is none of them; type "
+                f"{self.path}#1" + (f" to #{columns}" if columns > 1 else "")
             )
         return place - 1
 
@@ -88,7 +89,3 @@ class Column:
                 + (f"a number from 1 to {len(names)}" if len(names) > 1 else "1 for its only column")
             )
         return names.index(self.column)
-
-
-def _columns(count: int) -> str:
-    return f"{count} column" + ("s" if count > 1 else "")

@@ -1,4 +1,4 @@
-"""Text files: plain, ``.gz`` or ``.xz``, one sentence a line, strict UTF-8, read part by part."""
+"""Text files: plain, ``.gz`` or ``.xz``, one sentence a line, strict UTF-8, read line by line."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ class Pairs:
 
 @dataclass(frozen=True)
 class TextFile:
-    r"""The lines of a file without their ends; only a part of it is in memory at a time.
+    r"""The lines of a file without their ends; only a line of it is in memory at a time.
 
     Only ``\n`` ends a line (U+2028, form feeds and the like stay inside one); a ``\r`` before it and a
     byte-order mark at the start of the file are dropped. Iteration raises ``FileNotFoundError``, or
@@ -42,27 +42,30 @@ class TextFile:
         return str(self.path)
 
     def __iter__(self) -> Iterator[str]:
-        path = located(self.path)
-        ended = 0
-        for content in _whole_lines(path):
-            try:
-                text = content.decode("utf-8")
-            except UnicodeDecodeError as error:
-                line = ended + content.count(b"\n", 0, error.start) + 1
-                raise UserError(
-                    f"{path}, line {line}: byte 0x{content[error.start]:02x} is not UTF-8; convert the file, "
-                    f"for example with iconv -f latin1 -t utf-8"
-                ) from error
-            lines = (text if ended else text.removeprefix("\ufeff")).split("\n")
-            if lines[-1] == "":
-                lines.pop()
-            ended += len(lines)
-            yield from (line.rstrip("\r") for line in lines)
+        path, number = located(self.path), 0
+        try:
+            with _OPENERS.get(path.suffix, open)(path, "rb") as stream:
+                for number, content in enumerate(stream, 1):
+                    line = content.decode().removeprefix("\ufeff") if number == 1 else content.decode()
+                    if line:  # a mark alone is none
+                        yield line.removesuffix("\n").rstrip("\r")
+        except UnicodeDecodeError as error:
+            raise UserError(
+                f"{path}, line {number}: byte 0x{error.object[error.start]:02x} is not UTF-8; convert the "
+                f"file, for example with iconv -f latin1 -t utf-8"
+            ) from error
+        except FileNotFoundError:
+            raise FileNotFoundError(
+                f"there is no text file {path}; pass the path of an existing one"
+            ) from None
+        except IsADirectoryError:
+            raise UserError(f"{path} is a folder; pass a text file, plain, .gz or .xz") from None
+        except (gzip.BadGzipFile, lzma.LZMAError, zlib.error, EOFError) as error:
+            raise UserError(f"{path} cannot be unpacked as {path.suffix} ({error}); pack it again") from error
 
 
 _OPENERS = {".gz": gzip.open, ".xz": lzma.open}
 
-_BYTES_AT_A_TIME = 2**20
 _DATA_FOLDER = re.compile(r"\$(NORMLAB_DATA\b|\{NORMLAB_DATA\})")
 
 
@@ -91,30 +94,3 @@ def located(path: str | Path) -> Path:
 def read_lines(path: str | Path) -> list[str]:
     """Read all lines of a ``TextFile``, which defines lines and errors."""
     return list(TextFile(path))
-
-
-def _whole_lines(path: Path) -> Iterator[bytes]:
-    """Yield a file in parts that end with a line; no part is empty."""
-    rest: list[bytes] = []
-    for block in _blocks(path):
-        end = block.rfind(b"\n") + 1
-        if end:
-            yield b"".join([*rest, block[:end]])
-            rest = []
-        if end < len(block):
-            rest.append(block[end:])
-    if rest:
-        yield b"".join(rest)
-
-
-def _blocks(path: Path) -> Iterator[bytes]:
-    try:
-        with _OPENERS.get(path.suffix, open)(path, "rb") as stream:
-            while block := stream.read(_BYTES_AT_A_TIME):
-                yield block
-    except FileNotFoundError:
-        raise FileNotFoundError(f"there is no text file {path}; pass the path of an existing one") from None
-    except IsADirectoryError:
-        raise UserError(f"{path} is a folder; pass a text file, plain, .gz or .xz") from None
-    except (gzip.BadGzipFile, lzma.LZMAError, zlib.error, EOFError) as error:
-        raise UserError(f"{path} cannot be unpacked as {path.suffix} ({error}); pack it again") from error

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import difflib
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from typing import Any, ClassVar, NoReturn, TypeVar
 
-from normlab.errors import UserError
+from normlab.errors import UserError, nearest
 
 T = TypeVar("T")
 
@@ -51,10 +50,3 @@ class Registered:
         if name:
             cls.registry[name] = cls
             cls.name = name
-
-
-def nearest(word: str, allowed: Iterable[str]) -> str:
-    """Return the end of a message about an unknown word: the nearest allowed one, and all of them."""
-    names = list(allowed)
-    close = difflib.get_close_matches(word, names, 1)
-    return (f", did you mean {close[0]!r}?" if close else "") + f" (allowed: {', '.join(names)})"

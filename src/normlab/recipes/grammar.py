@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 
-from normlab.errors import UserError
+from normlab.errors import UserError, nearest
 from normlab.init import SCHEMES
 from normlab.nn import (
     BIASES,
@@ -28,7 +28,6 @@ from normlab.nn import (
     Seq2Seq,
     TokenModel,
 )
-from normlab.nn.registry import nearest
 from normlab.optim import OPTIMISERS, SCHEDULES, warmup
 from normlab.optim.schedule import check_schedule
 from normlab.recipes.plugins import HINT, code_digest

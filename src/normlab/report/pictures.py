@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from typing import Final
+from typing import Any, Final
+
+import polars as pl
 
 from normlab.figures.curves import Axis, curve
 from normlab.figures.downsample import POINTS
@@ -30,6 +32,13 @@ def dev_axis(metric: Metric) -> Axis:
     """Return the axis of a dev score; it begins at zero if higher is better."""
     zero = metric.higher_is_better
     return Axis(metric.name, f"dev {metric.title}", zero=zero, number=f".{metric.digits}f")
+
+
+def curves(
+    name: str, title: str, caption: str, frame: pl.DataFrame, lines: Sequence[str], axis: Axis, **how: Any
+) -> Chart:
+    """Return the chart of a frame's curves, drawn by ``figures.curves``, with the frame as its table."""
+    return Chart(name, title, caption, curve(frame, lines, axis, **how), frame)
 
 
 def pictures(comparison: Comparison, views: Mapping[str, RunView], known: Sequence[Text]) -> list[Section]:
@@ -81,33 +90,17 @@ def _seed_grid(comparison: Comparison, views: Mapping[str, RunView]) -> Grid:
     train = tables.seed_curves(comparison, views, "train", tables.TRAIN)
     dev = tables.seed_curves(comparison, views, "dev", [m.name for m in comparison.validated])
     entropy, points = comparison.unigram_entropy_nats, _points(comparison)
+    nll = "Negative log-likelihood (NLL), without label smoothing."
+    norm = "Before clipping, log scale. Here the band shows single spikes, too."
+    few = min(points, SPIKY_POINTS)
     charts = [
-        Chart(
-            f"dev-{metric.name}",
-            f"Dev {metric.label}",
-            "At each validation.",
-            curve(dev, recipes, dev_axis(metric)),
-            dev,
-        )
-        for metric in comparison.validated
+        curves(f"dev-{m.name}", f"Dev {m.label}", "At each validation.", dev, recipes, dev_axis(m))
+        for m in comparison.validated
     ]
-    charts += [
-        Chart(
-            "train-nll",
-            "Training loss",
-            "Negative log-likelihood (NLL), without label smoothing.",
-            curve(train, recipes, LOSS, entropy_nats=entropy, points=points),
-            train,
-        ),
-        Chart(
-            "grad-norm",
-            "Gradient norm",
-            "Before clipping, log scale. Here the band shows single spikes, too.",
-            curve(train, recipes, NORM, points=min(points, SPIKY_POINTS)),
-            train,
-        ),
-    ]
-    return Grid(charts)
+    loss = curves(
+        "train-nll", "Training loss", nll, train, recipes, LOSS, entropy_nats=entropy, points=points
+    )
+    return Grid([*charts, loss, curves("grad-norm", "Gradient norm", norm, train, recipes, NORM, points=few)])
 
 
 def _sweep_section(comparison: Comparison, views: Mapping[str, RunView]) -> list[Section]:
@@ -118,9 +111,12 @@ def _sweep_section(comparison: Comparison, views: Mapping[str, RunView]) -> list
     entropy, points = comparison.unigram_entropy_nats, _points(comparison)
     charts = []
     for lr in sorted(comparison.lrs):
-        frame = tables.trial_curves(comparison, views, lr)
-        drawn = curve(frame, recipes, axis, entropy_nats=entropy, points=points)
-        charts.append(Chart(f"train-nll-lr-{rate(lr)}", f"Learning rate {rate(lr)}", "", drawn, frame))
+        name, title, frame = (
+            f"train-nll-lr-{rate(lr)}",
+            f"Learning rate {rate(lr)}",
+            tables.trial_curves(comparison, views, lr),
+        )
+        charts.append(curves(name, title, "", frame, recipes, axis, entropy_nats=entropy, points=points))
     intro = "Training loss of every recipe at every learning rate, first seed."
     return [Section("The sweep, run by run", [Grid(charts, wide=310)], "sweep", intro)]
 
@@ -141,20 +137,11 @@ def _time_section(comparison: Comparison, views: Mapping[str, RunView]) -> Secti
     axis = replace(dev_axis(metric), height=260)
     minutes = replace(axis, x="minutes", x_title="training time, minutes")
     seen = replace(axis, x="seen", x_title="training tokens")
-    by_time = Chart(
-        f"dev-{metric.name}-by-time",
-        f"Dev {metric.label} against time",
-        "At each recipe's mean speed over its seeds.",
-        curve(dev, recipes, minutes),
-        dev,
-    )
-    by_tokens = Chart(
-        f"dev-{metric.name}-by-tokens",
-        f"Dev {metric.label} against tokens",
-        "Tokens that were predicted in training.",
-        curve(dev, recipes, seen),
-        dev,
-    )
+    name, title = f"dev-{metric.name}", f"Dev {metric.label} against"
+    pace = "At each recipe's mean speed over its seeds."
+    by_time = curves(f"{name}-by-time", f"{title} time", pace, dev, recipes, minutes)
+    told = "Tokens that were predicted in training."
+    by_tokens = curves(f"{name}-by-tokens", f"{title} tokens", told, dev, recipes, seen)
     return Section("Cost", [Grid([by_time, by_tokens, bars])], "cost")
 
 

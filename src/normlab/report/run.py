@@ -11,10 +11,10 @@ import polars as pl
 from markupsafe import Markup
 
 from normlab.errors import UserError
-from normlab.figures.curves import Axis, curve
+from normlab.figures.curves import Axis
 from normlab.report.flight import flown, watched
 from normlab.report.page import Cell, Chart, Grid, Page, Section, Table
-from normlab.report.pictures import LOSS, NORM, SPIKY_POINTS, dev_axis
+from normlab.report.pictures import LOSS, NORM, SPIKY_POINTS, curves, dev_axis
 from normlab.report.runs import RunView, marks, metrics_frame, run_details, seed_of, view
 from normlab.spec.metric import NLL
 from normlab.spec.units import duration, rate
@@ -84,23 +84,13 @@ def _pictures(run: RunView) -> Grid:
     both = pl.concat([train.drop("grad_norm_l2", "lr"), dev])
     loss = replace(LOSS, extremes=True, height=260)
     rates = Axis("lr", "learning rate", zero=True, number=".3g")
+    nll = "Negative log-likelihood (NLL), without label smoothing."
+    norm = "Before clipping, log scale; the band shows single spikes."
     charts = [
-        Chart(
-            "loss",
-            "Loss",
-            "Negative log-likelihood (NLL), without label smoothing.",
-            curve(both, SIDES, loss),
-            both,
-        ),
+        curves("loss", "Loss", nll, both, SIDES, loss),
         *_dev_charts(run),
-        Chart(
-            "grad-norm",
-            "Gradient norm",
-            "Before clipping, log scale; the band shows single spikes.",
-            curve(train, SIDES, NORM, points=SPIKY_POINTS),
-            train,
-        ),
-        Chart("lr", "Learning rate", "", curve(train, SIDES, rates), train),
+        curves("grad-norm", "Gradient norm", norm, train, SIDES, NORM, points=SPIKY_POINTS),
+        curves("lr", "Learning rate", "", train, SIDES, rates),
     ]
     return Grid(charts)
 
@@ -109,7 +99,7 @@ def _dev_charts(run: RunView) -> list[Chart]:
     """Return a chart for each dev metric of the task; none before the first validation."""
     dev = _named(run, "dev", SIDES[1], [m.name for m in run.task_metrics])
     return [
-        Chart(f"dev-{m.name}", f"Dev {m.label}", "", curve(dev, SIDES, replace(dev_axis(m), height=260)), dev)
+        curves(f"dev-{m.name}", f"Dev {m.label}", "", dev, SIDES, replace(dev_axis(m), height=260))
         for m in run.task_metrics
         if m != NLL and not dev[m.name].is_null().all()
     ]

@@ -75,7 +75,7 @@ POSITIVE = Range(above=0, below=math.inf)
 AMOUNT = Range(least=0, below=math.inf)
 
 
-def check(section: object, table: Mapping[Range | Choice, str]) -> None:
+def check(section: object, table: Mapping[Range, str] | Mapping[Choice | Range, str]) -> None:
     """Raise UserError at the first field whose value is not allowed.
 
     ``table`` maps each rule to the fields under it, separated by spaces; it holds for every item of a tuple.

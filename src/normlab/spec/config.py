@@ -51,9 +51,7 @@ class DataConfig:
     test_text: str = machine("")
     """Plain test text for a language model."""
     dataset: str = machine("")
-    """Parallel data set to use instead of single texts: a folder in $NORMLAB_DATA or a Hugging Face data set
-    such as wmt14:de-en.
-    """
+    """Parallel data set in place of texts: a folder in $NORMLAB_DATA or a Hugging Face one (wmt14:de-en)."""
     source_lang: str = ""
     """Source language, such as de; needed by data sets and by a pretokenizer."""
     target_lang: str = ""
@@ -79,20 +77,16 @@ class DataConfig:
     target_vocab_mask: bool = False
     """Never predict vocabulary entries that do not occur on the target side of the training text."""
     digest: str = no_flag("")
-    """Content digest of all texts and of the tokenizer, filled in when the data are prepared; it stands for
-    the paths in the run id.
-    """
+    """Digest of all texts and of the tokenizer, filled in with the data; it replaces paths in the run id."""
 
     def __post_init__(self) -> None:
-        check(
-            self,
-            {
-                Range(least=5, whole=True): "vocab_size",  # four special tokens and something to say
-                Range(least=2, whole=True): "max_len",
-                SIZE: "builtin_pairs block_len",
-                SHARE: "word_dropout",
-            },
-        )
+        allowed = {
+            Range(least=5, whole=True): "vocab_size",  # four special tokens and something to say
+            Range(least=2, whole=True): "max_len",
+            SIZE: "builtin_pairs block_len",
+            SHARE: "word_dropout",
+        }
+        check(self, allowed)
         if self.pretokenizer and not (self.source_lang and self.target_lang):
             raise UserError(
                 f"pretokenizer is {self.pretokenizer!r}, whose rules are those of languages; name both, "
@@ -121,9 +115,7 @@ class OptimConfig:
     decay_step: int = 0
     """Step at which step_decay and step_decay_inverse_sqrt lower the learning rate."""
     decay_factor: float = 0.0
-    """Factor by which step_decay, step_decay_inverse_sqrt and val_decay lower the learning rate; 0: as
-    published (0.1, 0.1 and 0.8).
-    """
+    """Factor of step_decay, step_decay_inverse_sqrt and val_decay; 0: as published (0.1, 0.1 and 0.8)."""
     decay_patience: int = 3
     """Validations in a row without a new best dev score after which val_decay lowers the learning rate."""
     stop_lr: float = 0.0
@@ -134,17 +126,15 @@ class OptimConfig:
     def __post_init__(self) -> None:
         if len(self.betas) != 2:
             raise UserError(f"betas are two numbers, got {self.betas!r}")
-        check(
-            self,
-            {
-                POSITIVE: "lr eps",
-                SHARE: "betas momentum label_smoothing",
-                AMOUNT: "weight_decay decay_factor stop_lr",
-                Range(least=0): "max_grad_norm",
-                COUNT: "warmup_steps decay_step",
-                SIZE: "decay_patience",
-            },
-        )
+        allowed = {
+            POSITIVE: "lr eps",
+            SHARE: "betas momentum label_smoothing",
+            AMOUNT: "weight_decay decay_factor stop_lr",
+            Range(least=0): "max_grad_norm",
+            COUNT: "warmup_steps decay_step",
+            SIZE: "decay_patience",
+        }
+        check(self, allowed)
         if self.decay_factor > 1:
             raise UserError(f"decay_factor is at most 1, or the rate would rise; got {self.decay_factor!r}")
         if self.stop_lr >= self.lr:
@@ -162,9 +152,7 @@ class TrainConfig:
     grad_accum_steps: int = 1
     """Micro-batches whose gradients are accumulated in one step."""
     precision: Literal["auto", "fp32", "bf16", "fp16"] = "fp32"
-    """Autocast precision over fp32 weights; auto: bf16 if the hardware multiplies it, fp32 if not. fp16 needs
-    a GPU.
-    """
+    """Autocast precision over fp32 weights; auto: bf16 if hardware has it, else fp32. fp16 needs a GPU."""
     validate_every_steps: int = 500
     """Steps between validations."""
     dev_decode_sentences: int = no_flag(1000)
@@ -185,14 +173,12 @@ class TrainConfig:
     """Digest of those weights, filled in by ``training.warm_start``."""
 
     def __post_init__(self) -> None:
-        check(
-            self,
-            {
-                SIZE: "steps max_tokens grad_accum_steps validate_every_steps dev_decode_sentences",
-                COUNT: "early_stopping_patience average_last",
-                SHARE: "ema_decay",
-            },
-        )
+        allowed = {
+            SIZE: "steps max_tokens grad_accum_steps validate_every_steps dev_decode_sentences",
+            COUNT: "early_stopping_patience average_last",
+            SHARE: "ema_decay",
+        }
+        check(self, allowed)
         if self.average_last and self.ema_decay:
             raise UserError(
                 f"average_last is {self.average_last} and ema_decay {self.ema_decay!r}, and both average the "
@@ -208,14 +194,14 @@ class DecodeConfig:
     """Beam width; 1 is greedy search."""
     length_penalty: float = 1.0
     """The alpha of the length penalty; 0 sums log-probabilities."""
-    max_len_ratio: float = 1.5
+    max_len_ratio: float = no_flag(1.5)
     """An output has at most ``max_len_ratio * source + 10`` tokens."""
     length_penalty_formula: Literal["power", "gnmt"] = "power"
     """The divisor of a log-probability: ``power``, length**alpha, or ``gnmt``, ((5 + length) / 6)**alpha."""
     min_length: int = 0
     """Smallest number of tokens before the end of an output."""
     sample: bool = False
-    """Sample outputs, as the next four say; beam and length penalty then have no effect."""
+    """Sample outputs instead of searching for the best; beam and length penalty then have no effect."""
     temperature: float = 1.0
     """Temperature of the samples; below 1 they are closer to the likeliest output."""
     top_k: int = 0
@@ -226,15 +212,13 @@ class DecodeConfig:
     """Seed of the samples."""
 
     def __post_init__(self) -> None:
-        check(
-            self,
-            {
-                SIZE: "beam",
-                Range(least=0, below=100): "length_penalty max_len_ratio",  # 1,024 ** 100 is finite
-                COUNT: "min_length top_k sample_seed",
-                POSITIVE: "temperature top_p",
-            },
-        )
+        allowed = {
+            SIZE: "beam",
+            Range(least=0, below=100): "length_penalty max_len_ratio",  # 1,024 ** 100 is finite
+            COUNT: "min_length top_k sample_seed",
+            POSITIVE: "temperature top_p",
+        }
+        check(self, allowed)
         if self.top_p > 1:
             raise UserError(f"top_p is at most 1, got {self.top_p!r}")
         of_samples = ("temperature", "top_k", "top_p", "sample_seed")
@@ -275,9 +259,7 @@ class MachineConfig:
     num_workers: int = machine(0)
     """Threads that prepare batches ahead of time; 0: each batch is prepared when it is needed."""
     shard: bool = machine(False)
-    """Under torchrun, shard weights, gradients and optimiser state over the processes instead of copying
-    them.
-    """
+    """Under torchrun, shard weights, gradients and optimiser state over the processes, without copies."""
     log_every_steps: int = machine(10, flag=False)
     """Steps between rows of training metrics."""
     checkpoint_every_steps: int = machine(500)
@@ -287,17 +269,13 @@ class MachineConfig:
     probe_every_steps: int = machine(50)
     """Steps between recordings of the probes, which begin with the first step."""
     keep_checkpoints: Literal["", "log", "all"] = machine("")
-    """Weights to keep in the run folder: log, after steps 0, 1, 2, 4, 8 ... and the last; all, after every
-    validation; '' for none.
-    """
+    """Weights to keep: log, of steps 0, 1, 2, 4 ... and the last; all, of every validation; '' for none."""
     tensorboard: bool = machine(False)
     """Also write metrics and probes for TensorBoard; needs pip install 'normlab[tensorboard]'."""
 
     def __post_init__(self) -> None:
-        check(
-            self,
-            {COUNT: "threads num_workers", SIZE: "log_every_steps checkpoint_every_steps probe_every_steps"},
-        )
+        cadences = "log_every_steps checkpoint_every_steps probe_every_steps"
+        check(self, {COUNT: "threads num_workers", SIZE: cadences})
 
 
 @dataclass(frozen=True)

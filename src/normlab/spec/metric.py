@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import difflib
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from normlab.errors import UserError
+from normlab.errors import UserError, nearest
 
 
 @dataclass(frozen=True)
@@ -71,9 +70,7 @@ def named(name: str, metrics: Sequence[Metric], owner: str) -> Metric:
     """The metric of that name. Raises UserError with the nearest name, saying whose metrics they are."""
     by_name = {metric.name: metric for metric in metrics}
     if name not in by_name:
-        close = difflib.get_close_matches(name, by_name, 1)
-        hint = f"did you mean {close[0]!r}?" if close else f"it has {', '.join(by_name)}"
-        raise UserError(f"{owner} has no metric {name!r}; {hint}")
+        raise UserError(f"{owner} has no metric {name!r}{nearest(name, by_name)}")
     return by_name[name]
 
 

@@ -48,15 +48,13 @@ class ModelConfig:
     """97.5th percentile of the training sentences' lengths in tokens, which sets qknorm's initial scale."""
 
     def __post_init__(self) -> None:
-        check(
-            self,
-            {
-                SIZE: "dim ffn_dim heads max_positions",
-                COUNT: "encoder_layers decoder_layers kv_heads",
-                Range(least=2, whole=True): "qk_norm_len",
-                SHARE: "dropout attention_dropout ffn_dropout",
-            },
-        )
+        allowed = {
+            SIZE: "dim ffn_dim heads max_positions",
+            COUNT: "encoder_layers decoder_layers kv_heads",
+            Range(least=2, whole=True): "qk_norm_len",
+            SHARE: "dropout attention_dropout ffn_dropout",
+        }
+        check(self, allowed)
 
     @property
     def is_hybrid(self) -> bool:

@@ -9,6 +9,7 @@ from pathlib import Path
 from normlab.errors import UserError
 from normlab.spec.allowed import COUNT, POSITIVE, SIZE, Range, check
 from normlab.spec.config import Config, OptimConfig, TrainConfig
+from normlab.spec.fields import no_flag
 
 
 def usable_cores() -> int:
@@ -23,23 +24,25 @@ class CompareRequest:
     """Recipes to train at several learning rates with one seed, and at the best one with the others."""
 
     title: str = "Comparison"
+    """Title of the page."""
     recipes: tuple[str, ...] = ("post", "post+warmup", "pre", "pre+fixnorm+scalenorm")
+    """Names of recipes, such as post post+warmup enc:post/dec:pre; `normlab recipes` lists their parts."""
     lrs: tuple[float, ...] = (1e-3, 2e-3)
-    """Peak learning rates; each recipe's own is chosen among them on dev with the first seed."""
+    """Peak learning rates to try; each recipe's own is chosen on dev with the first seed."""
     seeds: int = 3
-    """The number of seeds: ``first_seed``, ``first_seed + 1`` and so on."""
+    """Number of seeds at the chosen learning rate: ``first_seed``, ``first_seed + 1`` and so on."""
     first_seed: int = 1
-    base: Config = Config(optim=OptimConfig(warmup_steps=400), train=TrainConfig(precision="auto"))
+    base: Config = no_flag(Config(optim=OptimConfig(warmup_steps=400), train=TrainConfig(precision="auto")))
     """Everything that is not a recipe's choice, a learning rate or a seed; ``normlab.configs`` has more."""
     jobs: int = 0
-    """Processes that train at the same time; 0 becomes one for each usable core, on a GPU a single one."""
+    """Runs to train at the same time; 0: one per usable core, or a single one on a GPU."""
     out: Path = Path("runs")
-    """Folder of the run folders, the prepared data and ``comparison.json``."""
+    """Folder of the run folders, the prepared data, ``comparison.json`` and the page."""
     resamples: int = 2000
-    """The number of resamples of the bootstrap over test examples."""
+    """Resamples of the bootstrap behind intervals and significance."""
     force: bool = False
-    """Whether to train combinations that their source does not define."""
-    command: str = ""
+    """Also train combinations that their source does not define; their results are marked."""
+    command: str = no_flag("")
     """The command as it was typed, for the page; empty when called from Python."""
 
     def __post_init__(self) -> None:

@@ -8,7 +8,6 @@ are written as "nan", "inf" and "-inf".
 from __future__ import annotations
 
 import dataclasses
-import difflib
 import functools
 import json
 import math
@@ -17,7 +16,7 @@ import typing
 from collections.abc import Mapping, Sequence
 from typing import Any, NoReturn, TypeVar
 
-from normlab.errors import UserError
+from normlab.errors import UserError, nearest
 
 T = TypeVar("T")
 
@@ -107,9 +106,7 @@ def _dataclass(kind: Any, value: Any, where: str) -> Any:
     fields = _fields(kind)
     for key in value:
         if key not in fields:
-            close = difflib.get_close_matches(key, fields, 1)
-            hint = f"did you mean {close[0]!r}?" if close else f"allowed: {', '.join(fields)}"
-            raise UserError(f"unknown key {_join(where, key)!r}; {hint}")
+            raise UserError(f"unknown key {_join(where, key)!r}{nearest(key, fields)}")
     missing = [name for name, (_, required) in fields.items() if required and name not in value]
     if missing:
         raise UserError(f"{where or kind.__name__} lacks {', '.join(missing)}; add what is missing")

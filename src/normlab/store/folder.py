@@ -45,9 +45,7 @@ class Status:
     stopped: str = ""
     """Why a run ended before its last step although its outcome did not end it."""
     phase: str = ""
-    """The work in progress beside training: ``validating``, ``testing``, or as the task names a part of
-    these (``translating``, ``scoring``); else empty.
-    """
+    """The work beside training: ``validating``, ``testing`` or the task's own name of a part; else empty."""
     phase_done: float | None = None
     """The share of it that is done, 0 to 1, where that is known."""
 
@@ -126,9 +124,7 @@ class RunFolder:
         return from_plain(tuple[Metric, ...], recorded) if recorded else (NLL,)
 
     def repeat_command(self) -> str:
-        """The command that trains the run again, into the folder ``again``; for the current directory where
-        the run is inside of it.
-        """
+        """The command that trains the run again, into the folder ``again`` of the current directory."""
         file, here = (self.path / "config.json").absolute(), Path.cwd()
         shown = file.relative_to(here) if file.is_relative_to(here) else file
         words = ["normlab", "train", "--config", shown.as_posix(), "--out", "again"]

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Final, Literal, TypeAlias
+from typing import Final, Literal, TypeAlias
 
 from normlab.errors import UserError
 from normlab.spec.artefact import Artefact, Reproduction
@@ -68,7 +68,7 @@ def read_reproduction(path: Path) -> Reproduction:
             f"{again(path)}"
         )
     tables = {
-        name: tuple({key: _number(value) for key, value in row.items()} for row in rows)
+        name: tuple({key: float(v) if v in NOT_FINITE else v for key, v in row.items()} for row in rows)
         for name, rows in stored.tables.items()
     }
     return replace(stored, tables=tables)
@@ -98,7 +98,3 @@ def _read(artefact: Artefact, path: Path) -> Standing:
         return Standing(artefact, "damaged", path=path, trouble=str(error))
     current = found.fingerprint == artefact.fingerprint()
     return Standing(artefact, found.verdict(artefact) if current else "stale", found, path)
-
-
-def _number(value: Any) -> Any:
-    return float(value) if isinstance(value, str) and value in NOT_FINITE else value

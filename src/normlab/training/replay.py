@@ -143,9 +143,7 @@ def _again(
 def _compared(
     now: Mapping[int, float], then: Mapping[int, float], history: Sequence[Row]
 ) -> Iterator[tuple[int, float, float]]:
-    """Steps with their losses then and now: single ones, and the rows of metrics whose steps were all done
-    again. A row has the mean over those since the last.
-    """
+    """Steps with their losses then and now: single ones, and rows (means) whose steps were all done again."""
     yield from ((step, then[step], now[step]) for step in now if step in then)
     before = 0
     for row in history:

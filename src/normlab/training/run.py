@@ -133,7 +133,6 @@ class Run:
         return self.progress.step
 
     def _replay(self, stop: int, losses: Mapping[int, float]) -> Replay:
-        """Do steps again in a fresh trainer."""
         if self.ranks.count > 1:
             sentence = f"steps of several ranks are not done again while training; {LATER}"
             return Replay(Verdict(sentence, "none"))
@@ -146,7 +145,6 @@ class Run:
             self.ranks.on_main(self.recorder.look, self.progress.step, self.ending.outcome)
 
     def _written(self, row: Row) -> None:
-        """Append a row to its file, and tell the callbacks."""
         self.ranks.on_main(self.folder.append_metrics, row)
         self.callbacks.tell(self.progress.step, rows=[row], validated=row["kind"] == "dev")
 
@@ -159,9 +157,7 @@ class Run:
             self._measured.clear()
 
     def _conclude(self) -> None:
-        """Write the last rows before the checkpoint of their step: a run that goes on from there must not
-        write them again.
-        """
+        """Write the last rows before the checkpoint of their step: a resumed run must not write them again"""
         p = self.progress
         if self.rows.pending:
             self.flush()

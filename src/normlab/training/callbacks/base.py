@@ -74,14 +74,10 @@ class Callbacks:
     def tell(self, step: int, *, rows: Sequence[Row] = (), probes: Sequence[Row] = (), **what: bool) -> None:
         """Give each callback an event of its own; ``what`` happened is named as the fields of ``Event``."""
         for callback in self._callbacks:
-            event = Event(step, self._snapshot, rows=_copies(rows), probes=_copies(probes), **what)
-            callback.on_event(event)
+            copies = {"rows": tuple(map(dict, rows)), "probes": tuple(map(dict, probes))}
+            callback.on_event(Event(step, self._snapshot, **copies, **what))
 
     def close(self) -> None:
         """Close every callback."""
         for callback in self._callbacks:
             callback.close()
-
-
-def _copies(rows: Sequence[Row]) -> tuple[Row, ...]:
-    return tuple(dict(row) for row in rows)

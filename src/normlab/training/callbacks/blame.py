@@ -182,9 +182,7 @@ class _Beside:
 
 
 def _against_before(steps: Sequence[Observed]) -> Iterator[list[_Beside]]:
-    """Give, for each step but the first, every statistic beside its median over the steps before, in the
-    order of the stream.
-    """
+    """Give each statistic of each step but the first beside its median before, in the order of the stream."""
     sizes = [dict(_sizes(seen)) for seen in steps]
     for at in range(1, len(steps)):
         found: list[_Beside] = []

@@ -8,11 +8,11 @@ import os
 import platform
 import shlex
 import subprocess
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from datetime import datetime
 from importlib.metadata import version
 from pathlib import Path
-from typing import Any, Final, final
+from typing import Final, final
 
 import torch
 from torch import nn
@@ -56,8 +56,9 @@ class Log(Callback):
             begun = f"goes on from step {event.step:,}" if event.step else "starts"
             self._write([f"=== {_now()} {self._folder.id()} {begun}", *self._facts()])
         for row in event.rows if event.validated else ():
-            scores = {k: v for k, v in row.items() if k not in ("kind", "step", "seconds")}
-            self._write([f"step {row['step']:,}: dev {_named(scores)}, after {duration(row['seconds'])}"])
+            others = ("kind", "step", "seconds")
+            scores = ", ".join(f"{name} {value:.4g}" for name, value in row.items() if name not in others)
+            self._write([f"step {row['step']:,}: dev {scores}, after {duration(row['seconds'])}"])
         if event.ended:
             self._write([f"=== {_now()} {_end(self._folder.status())}"])
 
@@ -78,6 +79,7 @@ def facts(folder: RunFolder, config: Config, model: nn.Module, device: torch.dev
     seeds, data = config.seeds, config.data
     texts = {field: spec for field in TASKS[config.task].texts if (spec := getattr(data, field))}
     packages = (*PACKAGES, *(["datasets"] if any(spec.startswith(HUB) for spec in texts.values()) else []))
+    variables = sorted(name for name in os.environ if name.startswith(VARIABLES))
     found = {
         "repeat": folder.repeat_command(),
         "directory": str(Path.cwd()),
@@ -89,7 +91,7 @@ def facts(folder: RunFolder, config: Config, model: nn.Module, device: torch.dev
         "hardware": f"{hardware(device)}; {os.cpu_count()} cores",
         "threads": str(torch.get_num_threads()),
         "precision": config.train.precision,
-        "environment": " ".join(f"{name}={shlex.quote(value)}" for name, value in _environment()),
+        "environment": " ".join(f"{name}={shlex.quote(os.environ[name])}" for name in variables),
         "seeds": f"init {seeds.init}, data {seeds.data}, dropout {seeds.dropout}",
         "parameters": f"{sum(p.numel() for p in model.parameters()):,}",
     }
@@ -126,14 +128,6 @@ def _commit() -> str:
         changed = " with changes" if git("status", "--porcelain", "--untracked-files=no", ".") else ""
         return f", commit {git('rev-parse', 'HEAD')}{changed}"
     return ""
-
-
-def _environment() -> list[tuple[str, str]]:
-    return sorted((name, value) for name, value in os.environ.items() if name.startswith(VARIABLES))
-
-
-def _named(scores: Mapping[str, Any]) -> str:
-    return ", ".join(f"{name} {value:.4g}" for name, value in scores.items())
 
 
 def _now() -> str:

@@ -4,15 +4,13 @@ from __future__ import annotations
 
 from importlib.util import find_spec
 from pathlib import Path
-from typing import TYPE_CHECKING, Final, final
+from typing import TYPE_CHECKING, final
 
 from normlab.errors import UserError
 from normlab.training.callbacks.base import Callback, Event
 
 if TYPE_CHECKING:
     from torch.utils.tensorboard import SummaryWriter
-
-_NO_SCALARS: Final = ("kind", "step")
 
 
 def require_tensorboard() -> None:
@@ -47,7 +45,7 @@ class TensorBoard(Callback):
             (f"{row['kind']}/{name}", value, row["step"])
             for row in event.rows
             for name, value in row.items()
-            if name not in _NO_SCALARS
+            if name not in ("kind", "step")
         ]
         scalars += [
             (f"{row['signal']}.{row['statistic']}/{row['module'] or 'model'}", row["value"], row["step"])
