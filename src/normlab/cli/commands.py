@@ -36,13 +36,7 @@ class Command(Protocol):
         ...
 
 
-_Request: Any = flags_of(CompareRequest)
-
-
-class RequestFlags(_Request):
-    """The values of a comparison's own flags."""
-
-
+RequestFlags: Any = flags_of(CompareRequest)
 RequestParts = Annotated[FlagCreatePairsOff[OmitArgPrefixes[RequestFlags]], arg(name="")]
 
 

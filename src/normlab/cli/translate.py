@@ -16,11 +16,7 @@ from normlab.spec.config import DecodeConfig
 from normlab.spec.fields import flag_name
 from normlab.store.folder import find_run, write_text_atomic
 
-_Decode: Any = flags_of(DecodeConfig, optional=True)
-
-
-class DecodeFlags(_Decode):
-    """What was typed of a decoding."""
+DecodeFlags: Any = flags_of(DecodeConfig, optional=True)
 
 
 @dataclass(frozen=True)

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import os
+import sys
 import threading
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from functools import partial
 from pathlib import Path
 
@@ -15,7 +18,6 @@ from normlab.training.callbacks.flight import Recorder, Replay
 from normlab.training.callbacks.probing import Probing, preset_of
 from normlab.training.checkpoint import open_checkpoint, resume, save_checkpoint
 from normlab.training.devices import hardware
-from normlab.training.notice import notice
 from normlab.training.progress import Clock
 from normlab.training.replay import LATER, replayed
 from normlab.training.rows import Rows
@@ -38,7 +40,7 @@ class Run:
         self.recorder = Recorder(folder, trainer.meter.names, trainer.device, self._replay)
         with self.ranks.main_first():
             if refused := resume(folder.last, folder.previous, self._load):
-                notice(folder, refused)
+                _notice(folder, refused)
             if self.progress.best_step is not None:  # or the run would find out when it is over
                 read_state(committed(folder.best), run=folder.id())
             self.ranks.on_main(folder.cut_rows, self.progress.step)
@@ -46,13 +48,8 @@ class Run:
         if not self.progress.step and (initial := trainer.begin()):
             self.ranks.on_main(write_initial, folder, initial)
         machine, self._measured = self.config.machine, list[Row]()
-        preset = preset_of(machine.probes, trainer.model)
-        self.probing = Probing(
-            trainer.model,
-            preset,
-            machine.probe_every_steps,
-            lambda record: self._measured.append(record._asdict()),
-        )
+        preset, every = preset_of(machine.probes, trainer.model), machine.probe_every_steps
+        self.probing = Probing(trainer.model, preset, every, lambda r: self._measured.append(r._asdict()))
         self._saved, self._clock = self.progress.step, Clock(self.progress.seconds)
         self.validation = Validation(trainer, folder, self.rows, self._clock)
         self.ending = Ending(trainer, self.rows)
@@ -157,7 +154,7 @@ class Run:
             self._measured.clear()
 
     def _conclude(self) -> None:
-        """Write the last rows before the checkpoint of their step: a resumed run must not write them again"""
+        """Write the last rows before their step's checkpoint: a resumed run must not write them again."""
         p = self.progress
         if self.rows.pending:
             self.flush()
@@ -185,3 +182,14 @@ class Run:
             stopped=p.stopped,
         )
         self.ranks.on_main(self.folder.set_status, status)
+
+
+def _notice(folder: RunFolder, sentence: str) -> None:
+    """Write a sentence to standard error and to the run's log, which are one file in a queue's worker."""
+    line = f"normlab: {sentence}\n"
+    with suppress(OSError):  # the terminal may be gone
+        sys.stderr.write(line)
+        sys.stderr.flush()
+    with folder.log.open("a", encoding="utf-8") as file:
+        if not os.path.sameopenfile(file.fileno(), 2):
+            file.write(line)
