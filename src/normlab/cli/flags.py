@@ -117,9 +117,7 @@ def load(name_or_file: str) -> Config:
         )
     path = Path(name_or_file)
     if not path.is_file():
-        raise FileNotFoundError(
-            f"there is no file {path}; `normlab runs` lists the runs, each with a config.json"
-        )
+        raise FileNotFoundError(f"there is no file {path}; `normlab runs` lists runs; each has a config.json")
     return read_config(path)
 
 

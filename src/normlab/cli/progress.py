@@ -257,10 +257,8 @@ class Progress:
         table = Table(box=None, pad_edge=False, padding=(0, 1, 0, 0))
         table.add_column("run", min_width=12)
         table.add_column("", min_width=8)
-        for label in labels:
-            table.add_column(
-                label.replace(" ", "\n"), justify="right", min_width=max(map(len, label.split()))
-            )
+        for name in labels:
+            table.add_column(name.replace(" ", "\n"), justify="right", min_width=max(map(len, name.split())))
         for view in order[: max(1, height)]:
             bar = ProgressBar(total=max(1, view.steps), completed=view.step, width=8)
             words = view.phase or ("" if view.state == "running" else view.state)

@@ -7,11 +7,9 @@ from normlab.spec.config import Config, DataConfig, ModelConfig, OptimConfig, Tr
 from .local import parallel_files
 
 
-def _data(vocab_size: int) -> DataConfig:
+def _data(entries: int) -> DataConfig:
     splits = ("train", "val", "test2016")
-    return parallel_files(
-        DataConfig(vocab_size=vocab_size), "multi30k", splits=splits, source="de", target="en"
-    )
+    return parallel_files(DataConfig(vocab_size=entries), "multi30k", splits=splits, source="de", target="en")
 
 
 def multi30k() -> Config:

@@ -235,9 +235,7 @@ def _in_languages(write: Callable[..., str], languages: str) -> dict[str, Callab
 
 
 KINDS = {
-    "numbers": Kind(
-        lambda rng: _below(rng, LARGEST + 1), _in_languages(_cardinal, "en de fr vi es it nl pt")
-    ),
+    "numbers": Kind(lambda r: _below(r, LARGEST + 1), _in_languages(_cardinal, "en de fr vi es it nl pt")),
     "dates": Kind(_draw_date, {"en": _date_en, "de": _date_de, "fr": _date_fr, "vi": _date_vi}),
     "times": Kind(_draw_time, {"en": _time_en, "de": _time_de, "fr": _time_fr, "vi": _time_vi}),
     "amounts": Kind(_draw_amount, _in_languages(_amount, "en de fr vi")),

@@ -72,10 +72,9 @@ class TextCorpus:
         """Load a prepared text. Raises FileNotFoundError if the folder is missing or incomplete."""
         folder = Path(folder)
         manifest, fields = opened(folder)
-        tokens = {
-            name: np.load(folder / f"{name}.tokens.npy", mmap_mode="r", allow_pickle=False) for name in SPLITS
-        }
-        fields |= {name: Stream(tokens[name], **manifest["sizes"][name]) for name in SPLITS}
+        for name in SPLITS:
+            tokens = np.load(folder / f"{name}.tokens.npy", mmap_mode="r", allow_pickle=False)
+            fields[name] = Stream(tokens, **manifest["sizes"][name])
         return cls(documents=np.load(folder / _DOCUMENTS, allow_pickle=False), **fields)
 
 

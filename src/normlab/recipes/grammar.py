@@ -368,11 +368,9 @@ def _placements(head: str, name: str) -> tuple[str, str]:
     encoder, decoder = apart.groups() if apart else (head, head)
     for placement in (encoder, decoder):
         if placement not in Placement.registry:
-            other = next((part.axis for part in parts() if part.name == placement), None)
-            wrong = (
-                f"is a name of {other}" if other else f"is not one{nearest(placement, Placement.registry)}"
-            )
+            axis = next((part.axis for part in parts() if part.name == placement), None)
+            why = f"is a name of {axis}" if axis else f"is not one{nearest(placement, Placement.registry)}"
             raise UserError(
-                f"recipe {name!r} begins with a placement or enc:A/dec:B; {placement!r} {wrong}; {HINT}"
+                f"recipe {name!r} begins with a placement or enc:A/dec:B; {placement!r} {why}; {HINT}"
             )
     return encoder, decoder

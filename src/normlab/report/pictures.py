@@ -89,7 +89,7 @@ def _seed_grid(comparison: Comparison, views: Mapping[str, RunView]) -> Grid:
     recipes = [r.name for r in comparison.recipes]
     train = tables.seed_curves(comparison, views, "train", tables.TRAIN)
     dev = tables.seed_curves(comparison, views, "dev", [m.name for m in comparison.validated])
-    entropy, points = comparison.unigram_entropy_nats, _points(comparison)
+    nats, points = comparison.unigram_entropy_nats, _points(comparison)
     nll = "Negative log-likelihood (NLL), without label smoothing."
     norm = "Before clipping, log scale. Here the band shows single spikes, too."
     few = min(points, SPIKY_POINTS)
@@ -97,9 +97,7 @@ def _seed_grid(comparison: Comparison, views: Mapping[str, RunView]) -> Grid:
         curves(f"dev-{m.name}", f"Dev {m.label}", "At each validation.", dev, recipes, dev_axis(m))
         for m in comparison.validated
     ]
-    loss = curves(
-        "train-nll", "Training loss", nll, train, recipes, LOSS, entropy_nats=entropy, points=points
-    )
+    loss = curves("train-nll", "Training loss", nll, train, recipes, LOSS, entropy_nats=nats, points=points)
     return Grid([*charts, loss, curves("grad-norm", "Gradient norm", norm, train, recipes, NORM, points=few)])
 
 

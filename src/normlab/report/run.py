@@ -32,9 +32,7 @@ def run_page(folder: Path) -> str:
     folder = folder.resolve()
     run = view(folder.parent, folder.name)
     if run.config is None:
-        raise UserError(
-            f"{folder} holds no readable run ({run.problem}); `normlab runs` lists those there are"
-        )
+        raise UserError(f"{folder} holds no readable run ({run.problem}); `normlab runs` lists the runs")
     details, kept = run_details(run, {}), RunFolder(folder)
     return Page(
         title=f"{run.config.recipe}, run {run.id}",

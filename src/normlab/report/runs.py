@@ -107,9 +107,7 @@ def shared(runs: Sequence[RunView]) -> dict[str, str]:
 
 def settings_table(settings: Mapping[str, str], caption: str = "") -> Table:
     """Return a table of settings by name."""
-    rows = [
-        [Cell(name), Cell(value or "–", tone="" if value else "faint")] for name, value in settings.items()
-    ]
+    rows = [[Cell(name), Cell(v or "–", tone="" if v else "faint")] for name, v in settings.items()]
     return Table(("setting", "value"), rows, caption, text_columns=2)
 
 
@@ -137,9 +135,7 @@ def run_details(run: RunView, common: Mapping[str, str]) -> Details:
     """Return a run's block with the anchor ``#run-<id>``: outcome, evidence, settings, configuration."""
     if run.problem or run.config is None or run.status is None:
         summary = Markup("<code>{}</code> {}").format(run.id, tag("missing"))
-        return Details(
-            summary, [Text(run.problem or "The run's folder is incomplete.", "alarm")], f"run-{run.id}"
-        )
+        return Details(summary, [Text(run.problem or "The folder is incomplete.", "alarm")], f"run-{run.id}")
     status = run.status
     best = f", best dev {run.best}" if run.best else ""
     summary = Markup("<code>{}</code> lr {}, seed {} {} <span class=note>{}{}</span>").format(

@@ -109,12 +109,11 @@ def notes(comparison: Comparison, missing: Sequence[str] = (), stale: Sequence[s
         found.append(Text(seed))
     called = names(comparison)
     for recipe in comparison.recipes:
+        name = called[recipe.name]
         if recipe.forced:
-            found.append(
-                Text(Markup("{} was forced: {}.").format(called[recipe.name], recipe.forced), "alarm")
-            )
+            found.append(Text(Markup("{} was forced: {}.").format(name, recipe.forced), "alarm"))
         if recipe.unheard:
-            found.append(Text(Markup("{}: {}.").format(called[recipe.name], recipe.unheard), "alarm"))
+            found.append(Text(Markup("{}: {}.").format(name, recipe.unheard), "alarm"))
     for entry in comparison.failed:
         run, _, reason = entry.partition(":")
         link = Markup('Run <a href="#run-{0}">{0}</a> ended in an error').format(run.strip())

@@ -36,9 +36,7 @@ class StudyChart:
         fields = dict(plain)
         kind = fields.pop("kind", "")
         if kind not in StudyChart.kinds:
-            raise UserError(
-                f"there is no chart of the kind {kind!r}; there are {', '.join(StudyChart.kinds)}"
-            )
+            raise UserError(f"there is no chart of kind {kind!r}; there are {', '.join(StudyChart.kinds)}")
         return from_plain(StudyChart.kinds[kind], fields)
 
 

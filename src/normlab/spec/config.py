@@ -221,10 +221,8 @@ class DecodeConfig:
         check(self, allowed)
         if self.top_p > 1:
             raise UserError(f"top_p is at most 1, got {self.top_p!r}")
-        of_samples = ("temperature", "top_k", "top_p", "sample_seed")
-        idle = [
-            f for f in dataclasses.fields(self) if f.name in of_samples and getattr(self, f.name) != f.default
-        ]
+        drawn = ("temperature", "top_k", "top_p", "sample_seed")
+        idle = [f for f in dataclasses.fields(self) if f.name in drawn and getattr(self, f.name) != f.default]
         if idle and not self.sample:
             name, value = idle[0].name, getattr(self, idle[0].name)
             raise UserError(

@@ -134,9 +134,8 @@ def _tuple(items: tuple[Any, ...], value: Any, where: str) -> tuple[Any, ...]:
         items = (items[0],) * len(value)
     if len(items) != len(value):
         _refuse(value, where, f"a list of {len(items)}")
-    return tuple(
-        from_plain(item, v, f"{where}[{i}]") for i, (item, v) in enumerate(zip(items, value, strict=True))
-    )
+    pairs = enumerate(zip(items, value, strict=True))
+    return tuple(from_plain(item, v, f"{where}[{i}]") for i, (item, v) in pairs)
 
 
 def _scalar(kind: Any, value: Any, where: str) -> Any:

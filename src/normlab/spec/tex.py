@@ -81,11 +81,8 @@ class _Reader:
 
 def _bracketed(content: str) -> str:
     """Put brackets around the content unless it is one word, number or sign."""
-    return (
-        content
-        if re.fullmatch(r"\w*|\W", re.sub(f"[{''.join(_ACCENTS.values())}]", "", content))
-        else f"({content})"
-    )
+    bare = re.sub(f"[{''.join(_ACCENTS.values())}]", "", content)
+    return content if re.fullmatch(r"\w*|\W", bare) else f"({content})"
 
 
 @cache

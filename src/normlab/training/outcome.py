@@ -76,12 +76,10 @@ def _stuck(now: float, lowest: float, entropy: float) -> str:
 def _not_finite(metrics: Sequence[Row]) -> Outcome | None:
     """Return *diverged* for the first row, of training or of dev, that holds a value that is not finite."""
     for row in metrics:
-        for name, words in _NAMES.items():
+        for name, said in _NAMES.items():
             if not math.isfinite(row.get(name, 0.0)):
                 where = "dev " if row["kind"] == "dev" else ""
-                return Outcome(
-                    "diverged", row["step"], f"{where}{words} is {row[name]} at step {row['step']}"
-                )
+                return Outcome("diverged", row["step"], f"{where}{said} is {row[name]} at step {row['step']}")
     return None
 
 

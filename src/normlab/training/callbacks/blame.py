@@ -215,9 +215,7 @@ def _sizes(seen: Observed) -> Iterator[tuple[tuple[str, str], float]]:
 
 def _near(steps: Sequence[Observed]) -> tuple[str, ...]:
     """Say which statistic came nearest to leaving its range, and how the loss went."""
-    best = max(
-        (one for found in _against_before(steps) for one in found), key=lambda one: one.factor, default=None
-    )
+    best = max((o for found in _against_before(steps) for o in found), key=lambda o: o.factor, default=None)
     if best is None:
         return ()
     seen = steps[best.at]
