@@ -59,8 +59,8 @@ class Translate:
                 f"--beam is {decode.beam}, and outputs are drawn, which needs no beam; leave out --beam, and "
                 f"for several draws of each line type --n-best {decode.beam}"
             )
-        for name in typed.keys() & {"length_penalty", "length_penalty_formula"}:
-            if decode.sample:
+        for name in ("length_penalty", "length_penalty_formula"):
+            if name in typed and decode.sample:
                 flag = flag_name(name)
                 raise UserError(
                     f"{flag} is {typed[name]} and weighs what a search finds, but outputs are drawn; leave "

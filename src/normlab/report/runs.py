@@ -147,20 +147,16 @@ def run_details(run: RunView, common: Mapping[str, str]) -> Details:
         best,
     )
     own = {name: value for name, value in flat(run.config).items() if name not in common}
-    blocks: list[Block] = []
-    if status.outcome:
-        ended = status.outcome
-        blocks.append(Text(f"{ended.state.capitalize()} at step {ended.step:,}: {ended.evidence}"))
-    if status.stopped:
-        blocks.append(Text(f"Ended at step {status.step:,}: {status.stopped}"))
-    if run.stale:
-        blocks.append(Text("Stale: made by older code. The current code gives other numbers.", "alarm"))
-    if run.config.forced:
-        blocks.append(Text(f"Forced, although {run.config.forced}.", "alarm"))
-    if status.error:
-        blocks.append(Text(status.error, "alarm"))
-    if status.hardware:
-        blocks.append(Text(f"Ran on {status.hardware}.", "note"))
+    ended = status.outcome
+    told = [
+        (f"{ended.state.capitalize()} at step {ended.step:,}: {ended.evidence}" if ended else "", ""),
+        (f"Ended at step {status.step:,}: {status.stopped}" if status.stopped else "", ""),
+        ("Stale: made by older code. The current code gives other numbers." if run.stale else "", "alarm"),
+        (f"Forced, although {run.config.forced}." if run.config.forced else "", "alarm"),
+        (status.error, "alarm"),
+        (f"Ran on {status.hardware}." if status.hardware else "", "note"),
+    ]
+    blocks: list[Block] = [Text(text, tone) for text, tone in told if text]
     blocks.append(Code(run.repeat))
     if own and common:
         blocks.append(settings_table(own, "What sets this run apart from others on this page"))
