@@ -122,12 +122,8 @@ def parts() -> list[Part]:
 
 def listed() -> list[Part]:
     """Return ``parts`` with, after the placements, their composition."""
-    found = parts()
-    return [
-        *found[: len(PLACEMENT.names)],
-        Part(PLACEMENT.name, "enc:A/dec:B", _placements),
-        *found[len(PLACEMENT.names) :],
-    ]
+    found, end = parts(), len(PLACEMENT.names)
+    return [*found[:end], Part(PLACEMENT.name, "enc:A/dec:B", _placements), *found[end:]]
 
 
 def summary(part: Part) -> tuple[str, str]:

@@ -109,11 +109,8 @@ def _sweep_section(comparison: Comparison, views: Mapping[str, RunView]) -> list
     entropy, points = comparison.unigram_entropy_nats, _points(comparison)
     charts = []
     for lr in sorted(comparison.lrs):
-        name, title, frame = (
-            f"train-nll-lr-{rate(lr)}",
-            f"Learning rate {rate(lr)}",
-            tables.trial_curves(comparison, views, lr),
-        )
+        frame, name = tables.trial_curves(comparison, views, lr), f"train-nll-lr-{rate(lr)}"
+        title = f"Learning rate {rate(lr)}"
         charts.append(curves(name, title, "", frame, recipes, axis, entropy_nats=entropy, points=points))
     intro = "Training loss of every recipe at every learning rate, first seed."
     return [Section("The sweep, run by run", [Grid(charts, wide=310)], "sweep", intro)]

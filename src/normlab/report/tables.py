@@ -113,13 +113,10 @@ def outcome_note(outcomes: Sequence[str]) -> str:
 
 
 def _curves(
-    entries: Iterable[tuple[str, str, str, str]],
-    views: Mapping[str, RunView],
-    kind: str,
-    columns: Sequence[str],
+    runs: Iterable[tuple[str, str, str, str]], views: Mapping[str, RunView], kind: str, columns: Sequence[str]
 ) -> pl.DataFrame:
     parts = [pl.DataFrame(schema=WHO | {"step": pl.Int64} | dict.fromkeys(columns, pl.Float64))]
-    for who in entries:
+    for who in runs:
         if who[1] in views:
             constants = [pl.lit(value).alias(name) for name, value in zip(WHO, who, strict=True)]
             frame = metrics_frame(views[who[1]], kind, columns)
