@@ -159,7 +159,9 @@ class Page:
         )
         size = len(text.encode())
         if size > LIMIT_BYTES:
-            raise ValueError(f"the page has {size:,} bytes, more than {LIMIT_BYTES:,}; draw fewer points")
+            raise ValueError(
+                f"the page has {size:,} bytes, at most {LIMIT_BYTES:,} are allowed; draw fewer points"
+            )
         return text
 
 
