@@ -270,7 +270,7 @@ def test_status_reads_back(folder):
     folder.set_status(status)
     assert folder.status() == status
     write_json_atomic(folder.path / "status.json", {"stat": "done"})
-    with pytest.raises(ValueError, match=r"status\.json: unknown key 'stat'; did you mean 'state'"):
+    with pytest.raises(ValueError, match=r"status\.json: unknown key 'stat', did you mean 'state'"):
         folder.status()
 
 
