@@ -12,6 +12,7 @@ from normlab.nn.options import BIASES, HEAD_GAINS, INNER_NORMS, Activation, Quer
 from normlab.nn.placement.base import Placement, ProfiledPlacement
 from normlab.nn.placement.normed import (
     B2T,
+    B2TAsCoded,
     Keel,
     LayerNormScaling,
     MixNorm,
@@ -43,6 +44,7 @@ from normlab.nn.sublayer import Attention, Branch, FeedForward, Sublayer, wrap
 
 __all__ = [
     "B2T",
+    "B2TAsCoded",
     "BIASES",
     "DECODER_LAYER",
     "ENCODER_LAYER",
