@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from functools import partial
+from functools import cache
 
 import pytest
 import torch
@@ -19,6 +19,7 @@ KINDS = {(True, True): Seq2Seq, (True, False): Encoder, (False, True): Decoder}
 SUBLN, DEEPNORM, TFIXUP = case("subln_gains"), case("deepnorm_gains"), case("tfixup_factors")
 
 
+@cache
 def initialised(placement: str, n: int, m: int) -> nn.Module:
     """A tiny model of these depths in float64, with its initial weights."""
     config = ModelConfig(
@@ -81,7 +82,7 @@ def test_gains_of_subln():
 
 
 def test_gains_of_deepnorm():
-    """The authors' code has 1.15 where 0.87 belongs in the encoder of a pair, whose beta is the paper's here."""
+    """In the encoder of a pair the authors' code has 1.15 where the paper has 0.87, which is ours."""
     pairs = below(DEEPNORM, "gain.pair.")
     scaled = {name for name in pairs if name.startswith("enc.") and not name.endswith((".q", ".k"))}
     paper = DEEPNORM["paper.beta.pair.enc"]
@@ -107,7 +108,7 @@ def test_alpha_of_deepnorm(stack):
 
 
 def test_factors_of_tfixup():
-    """An own target embedding has the decoder's factor in the authors' code; ours shares one with the source."""
+    """The authors' code has another factor for a target embedding of its own, which no model here has."""
     embeddings = {"embed": TFIXUP["factor.embed.shared"]}
     check("tfixup", TFIXUP["hyper.pairs"], below(TFIXUP, "on_xavier.") | embeddings)
     equal(TFIXUP["factor.embed.shared"], TFIXUP["factor.embed.source_own"])
@@ -124,10 +125,17 @@ def test_factor_of_b2t_as_coded():
     check("b2t_code", depths, expected)
 
 
-def test_admin_without_data(monkeypatch):
-    """The start for output changes of O(log n), which is the package's default among three."""
+@pytest.fixture
+def in_float64():
+    torch.set_default_dtype(torch.float64)
+    yield
+    torch.set_default_dtype(torch.float32)
+
+
+@pytest.mark.usefixtures("in_float64")
+def test_admin_without_data():
+    """The start for an output change of O(log n), one of three in the authors' package."""
     arrays = case("admin_torch")
-    monkeypatch.setattr(torch, "ones", partial(torch.ones, dtype=torch.float64))
     for i, sublayers in enumerate(arrays["hyper.residual_layers"].tolist()):
         site = next(stack_of(ENCODER_LAYER, sublayers // 2, 16, norm=lambda dim: nn.Identity()))
         place = Placement.registry["admin_free"](site)

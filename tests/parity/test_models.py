@@ -102,7 +102,9 @@ def test_admin_as_its_authors_profile_it():
     model = model_of({**arrays, **ones}, "admin_code")
     profile_(model, lambda: streams(model, arrays))
     for name, stack in (("enc", model.encoder), ("dec", model.decoder)):
-        equal(torch.stack([s.place.omega for s in stack]), arrays[f"out.{name}.omega"][:, None].expand(-1, 16))
+        equal(
+            torch.stack([s.place.omega for s in stack]), arrays[f"out.{name}.omega"][:, None].expand(-1, 16)
+        )
     check_pair(model, arrays)
 
 

@@ -44,7 +44,6 @@ from normlab.nn.sublayer import Attention, Branch, FeedForward, Sublayer, wrap
 
 __all__ = [
     "B2T",
-    "B2TAsCoded",
     "BIASES",
     "DECODER_LAYER",
     "ENCODER_LAYER",
@@ -57,6 +56,7 @@ __all__ = [
     "AdminAsCoded",
     "AdminDataFree",
     "Attention",
+    "B2TAsCoded",
     "Branch",
     "Cache",
     "Context",

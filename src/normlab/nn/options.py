@@ -78,8 +78,8 @@ def nowhere(role: str) -> bool:
 
 @INNER_NORMS.register("innernorm")
 def except_in_cross_attention(role: str) -> bool:
-    r""":math:`W_{out} \mathrm{LN}(\phi(W_{in} x))`; in self-attention before the output matrix, over all heads;
-    none in cross-attention.
+    r""":math:`W_{out} \mathrm{LN}(\phi(W_{in} x))` except in cross-attention; in self-attention before the
+    output matrix, over all heads.
 
     Wang et al. 2022, Section 3.1 (arXiv 2210.06423).
     """
