@@ -20,7 +20,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
-TESTS = ("tests/oracles", "tests/initial", "tests/nn", "tests/init", "tests/optim")
+TESTS = ("tests/parity", "tests/oracles", "tests/initial", "tests/nn", "tests/init", "tests/optim")
 """Tests of the methods themselves: trainings of minutes are not needed to catch a wrong equation."""
 FAILED_TESTS = 1
 """pytest's exit code when tests ran and some failed; an import error or an empty selection has another."""
@@ -130,6 +130,16 @@ MUTATIONS = (
         "QK-norm's g on top of 1/sqrt(w)",
         "nn/options.py",
         (("scale: ClassVar[float | None] = 1.0", "scale: ClassVar[float | None] = None"),),
+    ),
+    Mutation(
+        "an inner norm in cross-attention",
+        "nn/options.py",
+        (('return role != "cross_attention"', "return True"),),
+    ),
+    Mutation(
+        "T-Fixup's embeddings by the decoder's depth",
+        "nn/placement/scaled.py",
+        (("(9 * site.encoder_layers) ** -0.25", "(9 * site.decoder_layers) ** -0.25"),),
     ),
     Mutation(
         "SmallInit with 4d",

@@ -14,6 +14,7 @@ import torch
 from torch import nn
 
 from normlab.nn import DECODER_LAYER, ENCODER_LAYER, Placement, Seq2Seq, Site, sites
+from normlab.recipes.explain import gains as matrix_gains
 from normlab.recipes.grammar import AXES, PLACEMENT, Axis, Part, parts, resolve
 from normlab.spec.config import Config, ModelConfig, OptimConfig
 
@@ -214,19 +215,10 @@ def gains(placement: type[Placement], model: ModelConfig) -> Iterator[str]:
     """The factors on the scheme's standard deviations that are not 1, stack by stack."""
     with torch.device("meta"):
         built = Seq2Seq(model, VOCAB)
-    factors: dict[str, dict[str, float]] = {"encoder": {}, "decoder": {}}
-    first: Any = None
-    for stack, found in factors.items():
-        for sublayer in built.get_submodule(stack).sublayers:  # type: ignore[union-attr]
-            first = first or sublayer.site
-            for matrix in sublayer.f.matrices():
-                found[matrix] = placement.gain(sublayer.site, matrix)
-    ends = {"embedding": placement.embedding_gain(first), "classifier": placement.classifier_gain(first)}
-    for stack, found in {**factors, "ends": ends}.items():
-        by_factor: dict[str, list[str]] = defaultdict(list)
-        for matrix, factor in found.items():
-            if factor != 1.0:
-                by_factor[f"{factor:.3g}"].append(matrix)
-        told = "; ".join(f"{', '.join(names)} {factor}" for factor, names in by_factor.items())
-        if told:
-            yield told if stack == "ends" else f"{stack} {told}"
+    told: dict[str, list[str]] = defaultdict(list)
+    for (stack, factor), names in matrix_gains(built).items():
+        told[stack].append(f"{', '.join(names)} {factor:.3g}")
+    yield from (f"{stack} {'; '.join(groups)}" for stack, groups in told.items())
+    site = next(iter(built.encoder)).site
+    ends = {"embedding": placement.embedding_gain(site), "classifier": placement.classifier_gain(site)}
+    yield from (f"{name} {factor:.3g}" for name, factor in ends.items() if factor != 1)

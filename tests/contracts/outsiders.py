@@ -141,7 +141,7 @@ class Ramp(PositionEncoding, name="ramp"):
 @INNER_NORMS.register("attention_innernorm")
 def in_attention(role: str) -> bool:
     """A norm before the output matrix of an attention."""
-    return role == "attention"
+    return role.endswith("attention")
 
 
 @HEAD_GAINS.register("head_softplus")

@@ -83,21 +83,22 @@ def sublayers(arrays: dict[str, Array], config: ModelConfig) -> Iterator[tuple[s
             yield stack, role, w, adapter.bundle(w.at("f"), Choices(config, placement), role)
 
 
-def matrices(arrays: dict[str, Array], config: ModelConfig) -> dict[tuple[str, str], list[Array]]:
-    """The weights of each (stack, matrix)."""
-    found: dict[tuple[str, str], list[Array]] = {}
-    for stack, _, _, p in sublayers(arrays, config):
+def matrices(arrays: dict[str, Array], config: ModelConfig) -> dict[tuple[str, str, str], list[Array]]:
+    """The weights of each (stack, role, matrix)."""
+    found: dict[tuple[str, str, str], list[Array]] = {}
+    for stack, role, _, p in sublayers(arrays, config):
         for key, weight in p.items():
             if key in MATRICES:
-                found.setdefault((stack, MATRICES[key]), []).append(weight)
+                found.setdefault((stack, role, MATRICES[key]), []).append(weight)
     return found
 
 
-def expected_std(config: ModelConfig, scheme: str, stack: str, matrix: str, shape: tuple[int, int]) -> float:
+def expected_std(
+    config: ModelConfig, scheme: str, stack: str, role: str, matrix: str, shape: tuple[int, int]
+) -> float:
     """The placement's gain on the scheme's deviation, by the oracles."""
     placement = config.encoder_placement if stack == "encoder" else config.decoder_placement
-    method = adapter.PLACEMENTS[placement].oracle
-    gain = initial.gain(method, stack, matrix, config.encoder_layers, config.decoder_layers)
+    gain = initial.gain(placement, stack, matrix, config.encoder_layers, config.decoder_layers, role)
     return gain * adapter.SCHEMES[scheme](matrix, *shape)
 
 

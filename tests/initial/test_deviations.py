@@ -23,18 +23,22 @@ from oracles.adapter import Array
 from oracles.comparing import ours_alone
 
 every_placement = pytest.mark.parametrize("placement", PLACEMENTS)
-ATTENTION_AND_FFN = {"query", "key", "value", "output", "ffn_in", "ffn_out"}
 
 
 def check_matrices(arrays: dict[str, Array], config: ModelConfig, scheme: str) -> None:
     found = matrices(arrays, config)
     stacks = [s for s, n in (("encoder", config.encoder_layers), ("decoder", config.decoder_layers)) if n]
     gate = {"ffn_gate"} if config.activation == "swiglu" else set()
-    assert found.keys() == {(s, m) for s in stacks for m in ATTENTION_AND_FFN | gate}
-    for (stack, matrix), weights in found.items():
-        std = expected_std(config, scheme, stack, matrix, weights[0].shape)
+    assert found.keys() == {
+        (stack, role, matrix)
+        for stack in stacks
+        for role in adapter.roles_of(stack, config)
+        for matrix in ({"ffn_in", "ffn_out"} | gate if role == "ffn" else initial.ATTENTION_MATRICES)
+    }
+    for (stack, role, matrix), weights in found.items():
+        std = expected_std(config, scheme, stack, role, matrix, weights[0].shape)
         mirrored = scheme == "looklinear" and matrix in ("ffn_in", "ffn_out")
-        what = f"{config.encoder_placement} {scheme} {stack} {matrix}"
+        what = f"{config.encoder_placement} {scheme} {stack} {role} {matrix}"
         assert_drawn(weights, std, copies=2 if mirrored else 1, what=what)
         largest = max(np.abs(w).max() for w in weights)
         bound = 3**0.5 * std
@@ -63,9 +67,8 @@ def test_every_shape(placement, layers):
 
 def knows_depth(placement: str) -> bool:
     """Whether some matrix of a placement starts smaller in a deeper model."""
-    method = adapter.PLACEMENTS[placement].oracle
     return any(
-        initial.gain(method, stack, matrix, 6, 6) != initial.gain(method, stack, matrix, 100, 100)
+        initial.gain(placement, stack, matrix, 6, 6) != initial.gain(placement, stack, matrix, 100, 100)
         for stack in ("encoder", "decoder")
         for matrix in initial.MATRICES
     )
@@ -111,8 +114,8 @@ def test_looklinear_makes_the_feed_forward_linear(layers):
     model = model_of(config)
     found = matrices(started(model, "looklinear"), config)
     rng = np.random.default_rng(1)
-    for stack in {stack for stack, _ in found}:
-        for w_in, w_out in zip(found[stack, "ffn_in"], found[stack, "ffn_out"], strict=True):
+    for stack in {stack for stack, _, _ in found}:
+        for w_in, w_out in zip(found[stack, "ffn", "ffn_in"], found[stack, "ffn", "ffn_out"], strict=True):
             assert initial.looklinear_is_mirrored(w_in, w_out)
             x = rng.normal(size=(5, 64))
             y = np.maximum(x @ w_in.T.astype(float), 0) @ w_out.T
@@ -121,9 +124,9 @@ def test_looklinear_makes_the_feed_forward_linear(layers):
             assert y.std() > 0.1
     for scheme in ("xavier", "smallinit", "xavier_uniform"):
         found = matrices(started(model, scheme), config)
-        for (stack, matrix), weights in found.items():
+        for (stack, role, matrix), weights in found.items():
             if matrix == "ffn_in":
-                assert not initial.looklinear_is_mirrored(weights[0], found[stack, "ffn_out"][0])
+                assert not initial.looklinear_is_mirrored(weights[0], found[stack, role, "ffn_out"][0])
 
 
 # ----------------------------------------------------------------------------------------------- biases

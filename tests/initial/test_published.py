@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from normlab.nn import Placement, Site
@@ -35,7 +37,10 @@ PUBLISHED = {
     ("tfixup", "encoder", 6, 0): 0.428092,
     ("tfixup", "decoder", 0, 18): 0.280299,
 }
-"""The factor on value, output and feed-forward matrices; 1 on query and key."""
+"""The factor on value, output and feed-forward matrices."""
+
+QUERY_AND_KEY = {"deepnorm": 1.0, "subln": 1.0, "tfixup": 0.707107}
+"""The factor on the matrices inside the softmax; T-Fixup's is that of its released code."""
 
 ALPHA = {
     ("encoder", 6, 6): 1.417938,
@@ -49,8 +54,16 @@ ALPHA = {
 }
 """DeepNorm's 0.81 (N^4 M)^(1/16), (3M)^(1/4), (2L)^(1/4). Wang et al. 2022, Figure 2 (arXiv 2203.00555)."""
 
-EMBEDDINGS = {(6, 6): 0.368894, (18, 18): 0.280299, (6, 0): 0.428092, (0, 18): 0.280299}
-"""T-Fixup's factor on the embeddings. Huang et al. 2020, Section 3.2 (ICML 2020)."""
+EMBEDDINGS = {
+    (6, 6): 0.368894,
+    (18, 18): 0.280299,
+    (12, 2): 0.310202,
+    (6, 0): 0.428092,
+    (0, 18): 0.280299,
+}
+"""T-Fixup's factor on the embeddings, by the encoder's depth. Huang et al. 2020, Section 3.2 (ICML 2020), and
+the released code.
+"""
 
 FIXUP = {(6, 6): 0.182574, (18, 18): 0.105409}
 """K^(-1/2) for the 30 and 90 branches of 6-6 and 18-18. Zhang et al. 2019, Section 3 (arXiv 1901.09321)."""
@@ -84,7 +97,15 @@ def test_gains(method, stack, n, m):
         assert placement.gain(site(stack, n, m), matrix) == published(number)
         assert initial.gain(method, stack, matrix, n, m) == published(number)
     for matrix in ("query", "key"):
-        assert placement.gain(site(stack, n, m), matrix) == initial.gain(method, stack, matrix, n, m) == 1.0
+        assert placement.gain(site(stack, n, m), matrix) == published(QUERY_AND_KEY[method])
+        assert initial.gain(method, stack, matrix, n, m) == published(QUERY_AND_KEY[method])
+
+
+def test_cross_attention_has_no_gain_of_subln():
+    cross = replace(site("decoder", 6, 6), role="cross_attention")
+    for matrix in ("query", "key", "value", "output"):
+        assert Placement.registry["subln"].gain(cross, matrix) == 1.0
+        assert initial.gain("subln", "decoder", matrix, 6, 6, "cross_attention") == 1.0
 
 
 @pytest.mark.parametrize(("stack", "n", "m"), ALPHA)

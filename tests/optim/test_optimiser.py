@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import math
+from functools import partial
 
 import numpy as np
 import pytest
 import torch
 
+from normlab.errors import UserError
 from normlab.optim import OPTIMISERS, build_optimiser
 from normlab.spec.config import OptimConfig
 
@@ -41,19 +43,25 @@ def sgd(x, g, kept, n, lr, decay):
     return x - lr * kept["u"]
 
 
-def radam(x, g, kept, n, lr, decay):
+def radam_sgd(x, g, kept, n, lr, decay, held=1):
     m, _ = moments(g, kept, n)
-    x = x - lr * decay * x
     longest = 2 / (1 - BETAS[1]) - 1
     length = longest - 2 * n * BETAS[1] ** n / (1 - BETAS[1] ** n)
     if length <= 5:
-        return x - lr * m
+        return x - held * lr * (m + decay * x)
+    x = x - lr * decay * x
     adaptive = math.sqrt(1 - BETAS[1] ** n) / (np.sqrt(kept["v"]) + EPS)
     rectified = (length - 4) * (length - 2) * longest / ((longest - 4) * (longest - 2) * length)
     return x - lr * math.sqrt(rectified) * m * adaptive
 
 
-EQUATIONS = {"adam": adam, "adamw": adamw, "sgd": sgd, "radam": radam}
+EQUATIONS = {
+    "adam": adam,
+    "adamw": adamw,
+    "sgd": sgd,
+    "radam": partial(radam_sgd, held=0),
+    "radam_sgd": radam_sgd,
+}
 
 
 def steps(optimiser, p, gradients):
@@ -97,14 +105,14 @@ PLAIN = {
     "sgd": lambda p, c, lr: torch.optim.SGD(
         p, lr, c.momentum, weight_decay=c.weight_decay, foreach=False, fused=False
     ),
-    "radam": lambda p, c, lr: torch.optim.RAdam(
+    "radam_sgd": lambda p, c, lr: torch.optim.RAdam(
         p, lr, c.betas, c.eps, c.weight_decay, decoupled_weight_decay=True, foreach=False
     ),
 }
 
 
 @pytest.mark.parametrize("weight_decay", [0.0, 0.1])
-@pytest.mark.parametrize(("name", "momentum"), [*((name, MOMENTUM) for name in OPTIMISERS), ("sgd", 0.0)])
+@pytest.mark.parametrize(("name", "momentum"), [*((name, MOMENTUM) for name in PLAIN), ("sgd", 0.0)])
 def test_a_fused_step_with_a_tensor_rate_is_the_plain_step_with_a_number(name, momentum, weight_decay):
     config = config_of(name, weight_decay, momentum)
     generator = torch.Generator().manual_seed(2)
@@ -120,7 +128,28 @@ def test_a_fused_step_with_a_tensor_rate_is_the_plain_step_with_a_number(name, m
 
 
 def test_every_optimiser_has_an_equation_and_a_plain_one():
-    assert set(EQUATIONS) == set(PLAIN) == set(OPTIMISERS)
+    assert set(EQUATIONS) == {*PLAIN, "radam"} == set(OPTIMISERS)
+
+
+def test_radam_holds_its_first_steps_after_a_restart_as_well():
+    """A new optimiser with the state of another one goes on at its step, and the rate stays the caller's."""
+    p = torch.nn.Parameter(torch.ones(3))
+    config, lr = config_of("radam", 0.1), torch.tensor(0.1)
+    optimiser = OPTIMISERS["radam"]([p], lr, config)
+    for n in range(1, 8):
+        before = p.detach().clone()
+        p.grad = torch.ones(3)
+        optimiser.step()
+        assert torch.equal(p.detach(), before) == (n <= 5), n
+        assert optimiser.param_groups[0]["lr"] == 0.1
+        state = optimiser.state_dict()
+        optimiser = OPTIMISERS["radam"]([p], lr, config)
+        optimiser.load_state_dict(state)
+
+
+def test_radam_without_any_update_is_refused():
+    with pytest.raises(UserError, match=r"\(0.9, 0.5\).*radam_sgd"):
+        build_optimiser([torch.nn.Parameter(torch.ones(1))], OptimConfig(optimiser="radam", betas=(0.9, 0.5)))
 
 
 # ------------------------------------------------------------------------------------ what the loop relies on

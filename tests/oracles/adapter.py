@@ -36,7 +36,12 @@ NORM_KEYS: dict[str, dict[str, str]] = {
 QK_NORMS = {"scaled": "none", "qknorm": "cosine", "normed": "norm"}
 BIASES = {"bias": ("vector", True), "nobias": ("vector", False), "scalarbias": ("scalar", False)}
 """The oracle's name, and whether there is a vector."""
-INNER_NORMS = {"noinnernorm": (), "innernorm": ("attention", "ffn"), "ffn_innernorm": ("ffn",)}
+INNER_NORMS = {
+    "noinnernorm": (),
+    "innernorm": ("self_attention", "causal_attention", "ffn"),
+    "ffn_innernorm": ("ffn",),
+}
+"""The roles whose branches have one."""
 HEAD_GAINS = {"noheadgain": False, "headgain": True}
 ACTIVATIONS = {name: name for name in branches.ACTIVATIONS}
 SCHEMES = {
@@ -84,6 +89,7 @@ PLACEMENTS = {
     "lnscale": Place("lnscale", end="end"),
     "keel": Place("keel", norms=IN_AND_OUT),
     "b2t": Place("b2t"),
+    "b2t_code": Place("b2t"),
     "residual": Place("residual", end="end.norm"),
     "admin": Place("admin", {"omega": "omega"}),
     "admin_code": Place("admin", {"omega": "omega"}),
@@ -170,7 +176,7 @@ def attention_bundle(w: Weights, choices: Choices, role: str) -> Bundle:
         p |= inside("k_norm", norm_bundle(w.at("qk_norm.key"), norm))
     if HEAD_GAINS[choices["head_gain"]]:
         p["gamma_h"] = w["head_gain.gain"]
-    if "attention" in INNER_NORMS[choices["inner_norm"]]:
+    if role in INNER_NORMS[choices["inner_norm"]]:
         p |= inside("inner_norm", norm_bundle(w.at("inner_norm"), norm))
     return p
 
@@ -201,7 +207,7 @@ def attention(w: Weights, choices: Choices, role: str) -> Callable[[Array, Array
         qk_norm=QK_NORMS[choices["qk_norm"]],
         rope=config.position_encoding == "rope",
         head_gain=HEAD_GAINS[choices["head_gain"]],
-        inner_norm="attention" in INNER_NORMS[choices["inner_norm"]],
+        inner_norm=role in INNER_NORMS[choices["inner_norm"]],
         bias=BIASES[choices["bias"]][0],
         norm=norms.NORMS[choices.norm],
     )

@@ -34,6 +34,8 @@ def deepnorm_gain(stack_name: str, N: int, M: int) -> float:
 def subln_gain(stack_name: str, N: int, M: int) -> float:
     """gamma: encoder of a pair sqrt(ln 3M ln 2N / 3), its decoder sqrt(ln 3M); one stack sqrt(ln 2L).
 
+    Only in branches with an inner norm, which cross-attention has not.
+
     Wang et al. 2022, Figure 2 (arXiv 2210.06423).
     """
     if N == 0 or M == 0:
@@ -44,9 +46,9 @@ def subln_gain(stack_name: str, N: int, M: int) -> float:
 
 
 def tfixup_gain(stack_name: str, N: int, M: int) -> float:
-    """Encoder 0.67 N^(-1/4), decoder (9M)^(-1/4), alone or in a pair.
+    """Encoder 0.67 N^(-1/4), decoder (9M)^(-1/4), alone or in a pair; query and key 1/sqrt 2.
 
-    Huang et al. 2020 (ICML 2020).
+    Huang et al. 2020 (ICML 2020), the last by its released code.
     """
     if stack_name == "encoder":
         return 0.67 * float(N) ** (-1 / 4)
@@ -67,15 +69,26 @@ def fixup_gain(matrix: str, N: int, M: int) -> float:
     return float(sublayer_count(N, M)) ** (-1 / (2 * FIXUP_WEIGHTS_IN_SERIES - 2))
 
 
-def gain(method: str, stack_name: str, matrix: str, N: int, M: int) -> float:
+def b2t_code_gain(stack_name: str, N: int, M: int) -> float:
+    """N^(-1/2) in the encoder, M^(-1/2) in the decoder: the released code of Takase et al. 2022."""
+    return float({"encoder": N, "decoder": M}[stack_name]) ** (-1 / 2)
+
+
+def gain(method: str, stack_name: str, matrix: str, N: int, M: int, role: str = "") -> float:
     """The factor on the base scheme's standard deviation of one matrix; 1 where the method names none.
 
-    N encoder and M decoder layers; one of them 0 is a single stack.
+    N encoder and M decoder layers; one of them 0 is a single stack. The role is that of the sublayer.
     """
     if matrix not in MATRICES:
         raise ValueError(f"matrix {matrix!r} is not one of {MATRICES}")
     if method == "fixup":
         return fixup_gain(matrix, N, M)
+    if method == "b2t_code":
+        return b2t_code_gain(stack_name, N, M)
+    if method == "tfixup" and matrix not in SCALED:
+        return np.sqrt(1 / 2)
+    if method == "subln" and role == "cross_attention":
+        return 1.0
     rule = {"deepnorm": deepnorm_gain, "subln": subln_gain, "tfixup": tfixup_gain}.get(method)
     if rule is None or matrix not in SCALED:
         return 1.0
@@ -83,9 +96,11 @@ def gain(method: str, stack_name: str, matrix: str, N: int, M: int) -> float:
 
 
 def embedding_gain(method: str, N: int, M: int) -> float:
-    """T-Fixup: (9M)^(-1/4) for both stacks' embeddings, 0.67 N^(-1/4) without a decoder; else 1."""
+    """T-Fixup: (9N)^(-1/4) for both stacks' embeddings, in a single stack that stack's factor; else 1."""
     if method != "tfixup":
         return 1.0
+    if N > 0 and M > 0:
+        return (9.0 * N) ** (-1 / 4)
     return tfixup_gain("decoder" if M > 0 else "encoder", N, M)
 
 

@@ -77,6 +77,14 @@ def test_every_change_gives_an_id_of_its_own():
     assert len({run_id(changed(Config(), name)) for name in names}) == len(names)
 
 
+def test_a_revised_part_changes_the_ids_of_the_runs_that_have_it(monkeypatch):
+    with_it, without = Config(optim=OptimConfig(optimiser="radam")), Config()
+    before = run_id(with_it), run_id(without)
+    monkeypatch.setitem(module.REVISED, "radam", module.REVISED["radam"] + 1)
+    assert run_id(with_it) != before[0]
+    assert run_id(without) == before[1]
+
+
 def test_ids_of_finished_runs_stay():
     """These two are on people's disks. A changed default needs ``since``, a changed computation SEMANTICS."""
     assert run_id(Config(optim=OptimConfig(schedule="inverse_sqrt"))) == "0376b9543702"

@@ -30,7 +30,7 @@ def test_sums_equal_a_loop_over_tokens(batch, smoothing, masked):
     sums = label_smoothed(logits, target, smoothing, allowed if masked else None, 0)
     rows = zip(logits.detach().numpy(), target.tolist(), strict=True)
     expected = np.sum([losses.label_smoothed(s, t, smoothing, allowed.tolist()) for s, t in rows], axis=0)
-    assert [sums.loss.item(), sums.nll.item()] == pytest.approx(expected.tolist(), rel=1e-6)
+    assert [sums.loss.item(), sums.nll.item()] == pytest.approx(expected.tolist(), rel=1e-12)
     assert not sums.nll.requires_grad
 
 
@@ -42,8 +42,8 @@ def test_sums_and_gradients_equal_torch(batch, smoothing):
         logits.flatten(0, 1), target.flatten(), ignore_index=0, reduction="sum", label_smoothing=smoothing
     )
     gradients = [torch.autograd.grad(loss, logits)[0] for loss in (ours, theirs)]
-    torch.testing.assert_close(ours, theirs, check_dtype=False, rtol=1e-6, atol=1e-6)
-    torch.testing.assert_close(*gradients, rtol=1e-5, atol=1e-6)
+    torch.testing.assert_close(ours, theirs, rtol=1e-12, atol=0)
+    torch.testing.assert_close(*gradients, rtol=0, atol=1e-12)
 
 
 @pytest.mark.parametrize("smoothing", [0.0, 0.1])

@@ -108,4 +108,4 @@ def _variance(x: Tensor, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Tenso
     for context in (*args, *kwargs.values()):
         if isinstance(context, Context) and context.padding_mask is not None:
             x = x[context.padding_mask]
-    return x.float().var(correction=0)
+    return x.to(torch.promote_types(x.dtype, torch.float32)).var(correction=0)

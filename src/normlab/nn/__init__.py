@@ -12,6 +12,7 @@ from normlab.nn.options import BIASES, HEAD_GAINS, INNER_NORMS, Activation, Quer
 from normlab.nn.placement.base import Placement, ProfiledPlacement
 from normlab.nn.placement.normed import (
     B2T,
+    B2TAsCoded,
     Keel,
     LayerNormScaling,
     MixNorm,
@@ -55,6 +56,7 @@ __all__ = [
     "AdminAsCoded",
     "AdminDataFree",
     "Attention",
+    "B2TAsCoded",
     "Branch",
     "Cache",
     "Context",

@@ -179,6 +179,10 @@ def search(
 
     lp is one of ``LENGTH_PENALTIES`` with :math:`\alpha` = ``length_penalty``. The search for a sentence ends
     with ``beams`` finished hypotheses, or at the limit of its length. One beam is greedy search.
+
+    The released code of Nguyen and Salazar 2019 (arXiv 1910.05895) lets finished hypotheses compete in the
+    beam by their scores, so that one can be lost, and ends when all of the beam have finished: its best
+    output can be another one.
     """
     penalty = LENGTH_PENALTIES[formula]
 

@@ -77,12 +77,13 @@ def nowhere(role: str) -> bool:
 
 
 @INNER_NORMS.register("innernorm")
-def everywhere(role: str) -> bool:
-    r""":math:`W_{out} \mathrm{LN}(\phi(W_{in} x))`; in attention before the output matrix, over all heads.
+def except_in_cross_attention(role: str) -> bool:
+    r""":math:`W_{out} \mathrm{LN}(\phi(W_{in} x))` except in cross-attention; in self-attention before the
+    output matrix, over all heads.
 
-    Wang et al. 2022, Section 3 (arXiv 2210.06423).
+    Wang et al. 2022, Section 3.1 (arXiv 2210.06423).
     """
-    return True
+    return role != "cross_attention"
 
 
 @INNER_NORMS.register("ffn_innernorm")
@@ -106,7 +107,8 @@ class NoHeadGain(nn.Identity):
 class HeadGain(nn.Module):
     r""":math:`\gamma_h \, \mathrm{head}_h` with a trained gain for each head (shape `[H]`), initially 1.
 
-    Shleifer et al. 2021, Section 2 (arXiv 2110.09456).
+    Shleifer et al. 2021, Section 2 (arXiv 2110.09456). The gains stand before the output matrix, as in the
+    paper; fairseq multiplies slices of the output behind that matrix instead.
     """
 
     def __init__(self, heads: int) -> None:

@@ -83,7 +83,7 @@ class Attention(Branch):
             self.apply_rotary = PositionEncoding.registry[config.position_encoding].apply_rotary
         self.qk_norm = QueryKeyNorm.registry[config.qk_norm](config)
         self.head_gain = HEAD_GAINS[config.head_gain](config.heads)
-        self.inner_norm = inner_norm(config, "attention", dim)
+        self.inner_norm = inner_norm(config, f"{'cross' if self.from_memory else 'self'}_attention", dim)
         self.out = linear(dim, [dim])
         self.dropout = Dropout(config.dropout)
 

@@ -7,10 +7,12 @@ In the equations g is the gradient after clipping, :math:`\eta` the learning rat
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
+from itertools import count
 
 import torch
 from torch import Tensor, nn
 
+from normlab.errors import UserError
 from normlab.nn.registry import Registry
 from normlab.optim.schedule import check_schedule
 from normlab.spec.config import OptimConfig
@@ -60,15 +62,52 @@ def sgd(parameters: list[nn.Parameter], lr: Tensor, config: OptimConfig) -> torc
 @OPTIMISERS.register("radam")
 def radam(parameters: list[nn.Parameter], lr: Tensor, config: OptimConfig) -> torch.optim.Optimizer:
     r""":math:`x \leftarrow x - \eta\left(r_n\, \hat m / (\sqrt{\hat v} + \epsilon_n) + \lambda x\right)`,
-    and :math:`x - \eta\left(\hat m + \lambda x\right)` while :math:`\rho_n \le 5`.
+    and no update while :math:`\rho_n \le 5`, as in the first 5 steps with a usual :math:`\beta_2`.
 
     The moments are ``adam``'s without the decay, :math:`\epsilon_n = \epsilon / \sqrt{1 - \beta_2^n}`,
     :math:`\rho_\infty = 2 / (1 - \beta_2) - 1`,
     :math:`\rho_n = \rho_\infty - 2 n \beta_2^n / (1 - \beta_2^n)` and :math:`r_n^2 =
     \frac{(\rho_n - 4)(\rho_n - 2) \rho_\infty}{(\rho_\infty - 4)(\rho_\infty - 2) \rho_n}`.
 
-    Liu et al. 2020, Algorithm 2 (arXiv 1908.03265), with two choices of its authors' code: the threshold is
-    5 (in the paper 4, one step earlier), and the weight decay is decoupled from the moments.
+    Liu et al. 2020, Algorithm 2 (arXiv 1908.03265), with three choices of its authors' code: the threshold is
+    5 (in the paper 4, one step earlier), the weight decay is decoupled from the moments, and there is no
+    update below the threshold (in the paper that of ``radam_sgd``).
+
+    Raises UserError if :math:`\beta_2 \le 2/3`, for then :math:`\rho_n` never exceeds 5.
+    """
+    beta2 = config.betas[1]
+    longest = 2 / (1 - beta2) - 1
+    if longest <= 5:
+        raise UserError(
+            f"radam makes no update with betas {config.betas}, because rho never exceeds 5; choose a second "
+            "beta above 2/3, or radam_sgd"
+        )
+    held_steps = next(n for n in count() if longest - 2 * (n + 1) / (beta2 ** -(n + 1) - 1) > 5)
+    optimiser = radam_sgd(parameters, lr, config)
+    rates: list[Tensor] = []
+
+    def hold(*_: object) -> None:
+        for group in optimiser.param_groups:
+            steps = next((s["step"] for p in group["params"] if (s := optimiser.state.get(p))), 0)
+            rates.append(group["lr"])
+            group["lr"] = group["lr"] * (steps >= held_steps)
+
+    def release(*_: object) -> None:
+        for group in reversed(optimiser.param_groups):
+            group["lr"] = rates.pop()
+
+    optimiser.register_step_pre_hook(hold)
+    optimiser.register_step_post_hook(release)
+    return optimiser
+
+
+@OPTIMISERS.register("radam_sgd")
+def radam_sgd(parameters: list[nn.Parameter], lr: Tensor, config: OptimConfig) -> torch.optim.Optimizer:
+    r""":math:`x \leftarrow x - \eta\left(r_n\, \hat m / (\sqrt{\hat v} + \epsilon_n) + \lambda x\right)`,
+    and :math:`x - \eta\left(\hat m + \lambda x\right)` while :math:`\rho_n \le 5`.
+
+    The symbols are those of ``radam``. Liu et al. 2020, Algorithm 2 (arXiv 1908.03265); the option
+    ``degenerated_to_sgd`` of its authors' code, and what torch computes.
     """
     return torch.optim.RAdam(
         parameters,

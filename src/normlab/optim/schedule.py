@@ -133,7 +133,7 @@ class ValDecay:
     Initially m is zero. A decay resets the count and keeps the best score. Validations during the warm-up do
     not count, since they are not at the peak rate. ``train.best_by`` names the score. This follows the
     wording of the paper: the code that its authors published lowers the rate when a score is below each of
-    the P before it.
+    the P before it, and so leaves it as it is while scores neither rise nor fall.
 
     Nguyen and Salazar 2019, Sections 2.4 and 3.3 (arXiv 1910.05895).
     """

@@ -61,16 +61,7 @@ def _text(source: object) -> str:
 def _initialisation(model: TokenModel) -> Iterator[str]:
     """Yield the factors on the scheme's standard deviations by stack, and whether data are needed."""
     sublayers = [module for module in model.modules() if isinstance(module, Sublayer)]
-    factors: dict[tuple[str, float], dict[str, None]] = defaultdict(dict)
-    for sublayer in sublayers:
-        if isinstance(sublayer.f, Branch):
-            for matrix in sublayer.f.matrices():
-                factors[sublayer.site.stack, sublayer.place.gain(sublayer.site, matrix)][matrix] = None
-    scaled = [
-        f"{stack} {', '.join(matrices)} × {factor:.3g}"
-        for (stack, factor), matrices in factors.items()
-        if factor != 1
-    ]
+    scaled = [f"{stack} {', '.join(names)} × {factor:.3g}" for (stack, factor), names in gains(model).items()]
     yield from scaled or ["every matrix as in the scheme"]
     embeddings = min(s.place.embedding_gain(s.site) for s in sublayers)
     classifier = min(s.place.classifier_gain(s.site) for s in sublayers)
@@ -80,6 +71,26 @@ def _initialisation(model: TokenModel) -> Iterator[str]:
         yield f"classifier × {classifier:.3g}"
     if any(s.place.profiled for s in sublayers):
         yield "profiled on one batch before the first step"
+
+
+def gains(model: TokenModel) -> dict[tuple[str, float], list[str]]:
+    """Return the matrices whose initial standard deviation has a factor other than 1, by stack and factor.
+
+    A matrix that has another factor in another branch of the stack is named with its branch.
+    """
+    roles: dict[tuple[str, str], dict[float, dict[str, None]]] = defaultdict(lambda: defaultdict(dict))
+    for sublayer in model.modules():
+        if isinstance(sublayer, Sublayer) and isinstance(sublayer.f, Branch):
+            site = sublayer.site
+            for matrix in sublayer.f.matrices():
+                roles[site.stack, matrix][sublayer.place.gain(site, matrix)][site.role] = None
+    found: dict[tuple[str, float], list[str]] = defaultdict(list)
+    for (stack, matrix), by_factor in roles.items():
+        for factor, where in by_factor.items():
+            if factor != 1:
+                of = f" of {' and '.join(where)}" if len(by_factor) > 1 else ""
+                found[stack, factor].append(matrix + of)
+    return dict(found)
 
 
 def _parameters(config: Config, built: TokenModel) -> str:

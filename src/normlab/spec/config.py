@@ -18,7 +18,8 @@ from normlab.spec.model import ModelConfig
 
 SEMANTICS = 1
 """Version of what the code computes. Raise it when the same config starts to give other numbers."""
-
+REVISED = {"innernorm": 2, "radam": 2, "subln": 2, "tfixup": 2}
+"""Version of what one part of a recipe computes, if it has changed: no other run gets another id by it."""
 
 PARALLEL_TEXTS = ("train_src", "train_tgt", "dev_src", "dev_tgt", "test_src", "test_tgt")
 """Fields of ``DataConfig`` that name the texts of a translation."""
@@ -324,5 +325,7 @@ def run_id(config: Config) -> str:
             "train.precision is 'auto', so the run has no id yet; choose fp32 or bf16, or let "
             "normlab.training.devices.resolved_precision(config) choose"
         )
-    content = json.dumps({"semantics": SEMANTICS, **numbers(config)}, sort_keys=True)
+    named = {*vars(config.model).values(), *vars(config.optim).values()} & REVISED.keys()
+    revised = {"revised": {name: REVISED[name] for name in named}} if named else {}
+    content = json.dumps({"semantics": SEMANTICS, **revised, **numbers(config)}, sort_keys=True)
     return hashlib.sha256(content.encode()).hexdigest()[:12]

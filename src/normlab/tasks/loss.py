@@ -30,7 +30,8 @@ def label_smoothed(
     """
     if allowed is not None:
         logits = logits.masked_fill(~allowed, float("-inf"))
-    log_p = F.log_softmax(logits.float(), dim=-1).flatten(0, 1)
+    wide = logits.to(torch.promote_types(logits.dtype, torch.float32))
+    log_p = F.log_softmax(wide, dim=-1).flatten(0, 1)
     nll = F.nll_loss(log_p, target.flatten(), ignore_index=pad, reduction="sum")
     if not smoothing:
         return LossSum(nll, nll.detach())

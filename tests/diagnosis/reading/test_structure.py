@@ -23,6 +23,7 @@ PLACEMENTS = {
     "normformer": {"other", "pre"},
     "lnscale": {"other", "pre"},
     "b2t": {"post", "other"},
+    "b2t_code": {"post", "other"},
 }
 """Of sublayers as they are read; every other placement of ours is neither Post-LN nor Pre-LN."""
 

@@ -8,6 +8,7 @@ from typing import ClassVar
 
 from torch import Tensor, nn
 
+from normlab.nn.options import INNER_NORMS
 from normlab.nn.placement.base import XAVIER, Placement, Stream
 from normlab.nn.site import Site
 from normlab.spec.model import ModelConfig
@@ -115,17 +116,17 @@ class OLMo2Norm(OneNorm, name="olmo2"):
 class SubNorm(NormedInput, name="subln"):
     r"""Sub-LN: :math:`x \leftarrow x + W_{out} \mathrm{LN}(\phi(W_{in} \mathrm{LN}(x)))`, and a final norm.
 
-    In attention the inner norm stands before the output matrix. Gain on value, output and feed-forward
-    matrices: :math:`\sqrt{\ln 3M \cdot \ln 2N / 3}` in the encoder and :math:`\sqrt{\ln 3M}` in the decoder
-    of an encoder-decoder, :math:`\sqrt{\ln 2L}` in a single stack. Wang et al. 2022, Section 3
-    (arXiv 2210.06423).
+    In self-attention the inner norm stands before the output matrix; cross-attention has neither inner norm
+    nor gain. Gain on the value, output and feed-forward matrices of the other branches:
+    :math:`\sqrt{\ln 3M \cdot \ln 2N / 3}` in the encoder and :math:`\sqrt{\ln 3M}` in the decoder of an
+    encoder-decoder, :math:`\sqrt{\ln 2L}` in a single stack. Wang et al. 2022, Section 3 (arXiv 2210.06423).
     """
 
     inner_norm: ClassVar[str] = "innernorm"
 
     @classmethod
     def gain(cls, site: Site, matrix: str) -> float:
-        if matrix in ("query", "key"):
+        if matrix in ("query", "key") or not INNER_NORMS[cls.inner_norm](site.role):
             return 1.0
         if site.alone:
             return math.log(2 * site.layers) ** 0.5
@@ -148,7 +149,7 @@ class NormFormer(NormedInput, name="normformer"):
     :math:`x + f(\mathrm{LN}(x))` for the feed-forward, and a final norm.
 
     Each head has a gain, initially 1, and the feed-forward a norm after its activation. Shleifer et al. 2021,
-    Section 2 (arXiv 2110.09456).
+    Section 2 (arXiv 2110.09456); ``headgain`` says where fairseq differs.
     """
 
     inner_norm: ClassVar[str] = "ffn_innernorm"
@@ -219,12 +220,8 @@ class Keel(TwoNorms, name="keel"):
         return self.norm_out(self.a * stream + y)
 
 
-class B2T(TwoStreams, name="b2t"):
-    r"""Bottom-to-top: Post-LN whose last norm of a layer also adds the layer's input,
-    :math:`x \leftarrow \mathrm{LN}(x + f(x) + x_{in})`.
-
-    The stream is :math:`(x, x_{in})`. Takase et al. 2022, Section 4 (arXiv 2206.00330).
-    """
+class BottomToTop(TwoStreams, ABC):
+    """Post-LN whose last norm of a layer also adds the layer's input, kept in the stream (x, x_in)."""
 
     def build(self, site: Site) -> None:
         super().build(site)
@@ -242,11 +239,34 @@ class B2T(TwoStreams, name="b2t"):
         return First()
 
 
+class B2T(BottomToTop, name="b2t"):
+    r"""Bottom-to-top: Post-LN whose last norm of a layer also adds the layer's input,
+    :math:`x \leftarrow \mathrm{LN}(x + f(x) + x_{in})`.
+
+    The stream is :math:`(x, x_{in})`. Takase et al. 2022, Section 4 (arXiv 2206.00330), whose text names no
+    factor on the initial weights; ``b2t_code`` has that of the authors' code.
+    """
+
+
+class B2TAsCoded(BottomToTop, name="b2t_code"):
+    r"""Bottom-to-top as its authors' code initialises it:
+    :math:`x \leftarrow \mathrm{LN}(x + f(x) + x_{in})` at the end of a layer, and every matrix of a branch
+    initially multiplied by :math:`N^{-1/2}` in the encoder and :math:`M^{-1/2}` in the decoder.
+
+    Otherwise as ``b2t``. Takase et al. 2022, the released code of Section 4 (arXiv 2206.00330).
+    """
+
+    @classmethod
+    def gain(cls, site: Site, matrix: str) -> float:
+        return site.layers**-0.5
+
+
 class ResiDual(TwoStreams, name="residual"):
     r"""ResiDual, two streams: :math:`x \leftarrow \mathrm{LN}(x + f(x)),\; d \leftarrow d + f(x)`.
 
     Both begin as the embeddings; the stack's output is :math:`x + \mathrm{LN}(d)`.
-    Xie et al. 2023, Section 3 (arXiv 2304.14802).
+    Xie et al. 2023, Section 3 (arXiv 2304.14802). In the authors' code the final norm has an
+    :math:`\epsilon` of 1e-7; here it is the model's norm, whose own :math:`\epsilon` is 1e-5 in LayerNorm.
     """
 
     def write(self, stream: Stream, y: Tensor) -> Stream:

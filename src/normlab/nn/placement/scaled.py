@@ -219,9 +219,11 @@ class TFixup(Placement, name="tfixup"):
     r"""T-Fixup: :math:`x \leftarrow x + f(x)`, no norm.
 
     The factor on Xavier for value, output and feed-forward matrices is :math:`0.67 N^{-1/4}` in the encoder
-    and :math:`(9M)^{-1/4}` in the decoder, which is also the factor on the embeddings of both; a single stack
-    of L layers takes its own formula for all of these. Huang et al. 2020, Section 3.2 (ICML 2020), after
-    Zhang et al. 2019, Section 3 (arXiv 1901.09321).
+    and :math:`(9M)^{-1/4}` in the decoder, and :math:`1/\sqrt{2}` for query and key; that on the embeddings,
+    which both stacks share, is :math:`(9N)^{-1/4}`. A single stack of L layers takes its own formula, with
+    its embeddings. Huang et al. 2020, Section 3.2 (ICML 2020), after Zhang et al. 2019, Section 3 (arXiv
+    1901.09321). The paper has one depth for both stacks and Xavier for query and key; N in the embeddings and
+    :math:`1/\sqrt{2}` are those of the authors' code, which trained its models.
     """
 
     normed: ClassVar[bool] = False
@@ -233,12 +235,12 @@ class TFixup(Placement, name="tfixup"):
     @classmethod
     def gain(cls, site: Site, matrix: str) -> float:
         if matrix in ("query", "key"):
-            return 1.0
+            return 0.5**0.5
         return 0.67 * site.layers**-0.25 if site.stack == "encoder" else (9 * site.layers) ** -0.25
 
     @classmethod
     def embedding_gain(cls, site: Site) -> float:
-        return cls.gain(site, "embedding") if site.alone else (9 * site.decoder_layers) ** -0.25
+        return cls.gain(site, "embedding") if site.alone else (9 * site.encoder_layers) ** -0.25
 
     @classmethod
     def conflict(cls, config: ModelConfig) -> str | None:
