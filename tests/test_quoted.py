@@ -177,6 +177,19 @@ def gl_en_low() -> Iterator[str]:
     )
 
 
+@quotes("docs/brown.md")
+def brown() -> Iterator[str]:
+    kept = Kept("brown")
+    for name, recipe in kept.recipes.items():
+        runs = [json.loads((kept.folder / run / "config.json").read_text()) for run in recipe["runs"]]
+        seeds = {config["seeds"]["init"]: run for config, run in zip(runs, recipe["runs"], strict=True)}
+        scores = [json.loads((kept.folder / seeds[n] / "scores.json").read_text()) for n in (1, 2, 3)]
+        bits = " | ".join(f"{score['bits_per_byte']:.3f}" for score in scores)
+        outcomes = ", ".join(trial["outcome"] for trial in recipe["trials"])
+        yield f"| {name} | {recipe['lr']:g} | {bits} | {outcomes} |"
+    yield kept.data["command"].replace("'", '"')
+
+
 # --------------------------------------------------------------------------------------------------- papers
 
 

@@ -6,7 +6,7 @@ from normlab.spec.config import Config, DataConfig, DecodeConfig, ModelConfig, O
 
 
 def demo() -> Config:
-    """6+6 layers of width 64: a quarter of a minute a run on one core, and deep enough for Post-LN to need
+    """6+6 layers of width 64: half a minute a run on one core, and deep enough for Post-LN to need
     warm-up.
     """
     return Config(
