@@ -16,6 +16,7 @@ import pytest
 from normlab.papers import ARTEFACTS
 from normlab.papers.words import counts
 from normlab.spec.claim import Measure
+from normlab.store import RunFolder
 from normlab.store.reproductions import KEPT, read_reproduction, standing
 
 ROOT = Path(__file__).parents[1]
@@ -181,9 +182,8 @@ def gl_en_low() -> Iterator[str]:
 def brown() -> Iterator[str]:
     kept = Kept("brown")
     for name, recipe in kept.recipes.items():
-        runs = [json.loads((kept.folder / run / "config.json").read_text()) for run in recipe["runs"]]
-        seeds = {config["seeds"]["init"]: run for config, run in zip(runs, recipe["runs"], strict=True)}
-        scores = [json.loads((kept.folder / seeds[n] / "scores.json").read_text()) for n in (1, 2, 3)]
+        runs = {RunFolder(kept.folder / run).config().seeds.init: run for run in recipe["runs"]}
+        scores = [json.loads((kept.folder / runs[seed] / "scores.json").read_text()) for seed in (1, 2, 3)]
         bits = " | ".join(f"{score['bits_per_byte']:.3f}" for score in scores)
         outcomes = ", ".join(trial["outcome"] for trial in recipe["trials"])
         yield f"| {name} | {recipe['lr']:g} | {bits} | {outcomes} |"
