@@ -9,7 +9,7 @@ DOCS_STAMP := $(STAMP)-docs
 # Two workers of one core each; a training that a test starts counts its own threads.
 PYTEST := OMP_NUM_THREADS=1 MKL_NUM_THREADS=1 $(BIN)/python -m pytest
 # The tests that compute, and what makes torch, MKL and oneDNN compute as on other processors.
-COMPUTING := $(addprefix tests/,contracts oracles nn init initial optim diagnosis tasks training comparison \
+COMPUTING := $(addprefix tests/,contracts oracles parity nn init initial optim diagnosis tasks training comparison \
   examine reproduce)
 PROCESSORS := ATEN_CPU_CAPABILITY=default ATEN_CPU_CAPABILITY=avx2 MKL_CBWR=COMPATIBLE MKL_CBWR=AVX2 \
   ONEDNN_MAX_CPU_ISA=AVX2
