@@ -110,7 +110,8 @@ def difference(base: Result, head: Result) -> str:
     said = []
     if cells:
         where, before, after = cells[0]
-        said.append(f"{where}: {before!r} became {after!r} (first of {len(cells)} cells)")
+        tables = ", ".join(dict.fromkeys(place.split(", ")[0].split(" row ")[0] for place, *_ in cells))
+        said.append(f"{where}: {before!r} became {after!r} (first of {len(cells)} cells in {tables})")
     if tensors:
         said.append(f"{len(tensors)} of {len(names)} tensors differ, {_first(tensors[0], base, head)}")
     return "; ".join(said)
