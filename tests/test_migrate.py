@@ -86,13 +86,11 @@ def test_without_the_reference_text_there_are_none(results, monkeypatch):
 
 def test_a_comparison_speaks_of_the_new_runs_and_its_page_is_written_anew(results):
     ids = migrate_results.migrate(results)
-    old = json.loads((OLD / "gl-en" / "comparison.json").read_text())["recipes"][0]
     text = (results / "gl-en" / "comparison.json").read_text()
     (recipe,) = from_json(Comparison, text).recipes
-    assert recipe.runs == (ids[RUN],) == tuple(trial.run for trial in recipe.trials)
-    assert vars(recipe.intervals["bleu"]) == old["bleu"]
-    assert recipe.trials[0].dev == {"bleu": old["trials"][0]["dev_bleu"], "nll": old["trials"][0]["dev_nll"]}
-    assert recipe.scores["bleu"] == json.loads((OLD / "gl-en" / RUN / "scores.json").read_text())["bleu"]
+    assert recipe.runs == (ids[RUN],)
+    score_kept = json.loads((OLD / "gl-en" / RUN / "scores.json").read_text())["bleu"]
+    assert recipe.scores["bleu"] == (score_kept,)
     assert RUN not in text
     assert ids[RUN] in (results / "gl-en" / "comparison.html").read_text()
     again = np.array([path.stat().st_mtime_ns for path in sorted(results.rglob("*"))])

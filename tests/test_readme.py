@@ -74,7 +74,7 @@ def test_every_command_works_in_order(texts: Path, capsys: pytest.CaptureFixture
         if words[0] in ("compare", "train", "diagnose") and "RUN" not in words:
             words += SMALL.split()
         if words[0] == "compare":
-            assert main([*words, "--dry-run"]) == 0, (command, capsys.readouterr().err)
+            assert main([*words, "--plan"]) == 0, (command, capsys.readouterr().err)
             words = first_two(words)
         if "RUN" in words:
             words[words.index("RUN")] = next(iter(Runs("runs"))).path.name

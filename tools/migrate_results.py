@@ -12,16 +12,14 @@ import json
 import os
 import re
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from pathlib import Path
-from statistics import fmean
 from typing import Any, Final
 
 import numpy as np
 
+from judge import today, write
 from normlab.data.text import read_lines
-from normlab.report.compare import write_compare_page
-from normlab.spec.comparison import Comparison
 from normlab.spec.config import SEMANTICS, Config, run_id
 from normlab.spec.serialise import from_plain, to_plain
 from normlab.store.examples import write_examples
@@ -133,63 +131,37 @@ def found(text: Path) -> bool:
 
 
 def migrate_comparison(path: Path, ids: Mapping[str, str]) -> None:
-    """Rewrite ``comparison.json`` with new ids and scores by metric, and write its page anew."""
+    """Rewrite ``comparison.json`` with new ids, judge it anew and write its page."""
     old, folder = read_json(path), path.parent
-    if "metrics" in old:
+    if "margin" in old:
         return
-    every = {run: RunFolder(folder / ids.get(run, run)) for r in old["recipes"] for run in runs_of(r)}
-    config = next(iter(every.values())).config()
-    task = TASKS[config.task]
-    comparison = from_plain(
-        Comparison,
-        {
-            **{name: value for name, value in old.items() if name not in SIGNATURES},
-            "task": config.task,
+    if "metrics" not in old:
+        first = RunFolder(
+            folder / ids.get(old["recipes"][0]["runs"][0], old["recipes"][0]["runs"][0])
+        ).config()
+        task = TASKS[first.task]
+        old |= {
+            "task": first.task,
             "metrics": to_plain(list(task.metrics)),
-            "best_by": task.decides(config).name,
-            "recipes": [recipe_of(r, ids, every) for r in old["recipes"]],
+            "best_by": task.decides(first).name,
+            "recipes": [recipe_of(r, ids) for r in old["recipes"]],
             "signatures": {m: old[name] for name, m in SIGNATURES.items() if old.get(name)},
-        },
-    )
-    write_json_atomic(path, comparison)
-    write_compare_page(comparison, folder, folder / "comparison.html")
+        }
+    write(path, today({name: value for name, value in old.items() if name not in SIGNATURES}))
 
 
-def recipe_of(old: Json, ids: Mapping[str, str], every: Mapping[str, RunFolder]) -> Json:
-    """A recipe's result: scores and dev scores by metric, runs by their new ids."""
-    kept = {name: v for name, v in old.items() if name not in ("bleu", "chrf", "bleu_tokenised", "dev_bleu")}
-    runs = [every[run] for run in old["runs"]]
-    tested = [read_json(run.scores) for run in runs if run.scores.exists()]
+def recipe_of(old: Json, ids: Mapping[str, str]) -> Json:
+    """A recipe with its runs by their new ids; what follows from these is judged anew."""
     trials = [
         {
             "lr": trial["lr"],
             "run": ids.get(trial["run"], trial["run"]),
-            "dev": {n: trial[f"dev_{n}"] for n in ("bleu", "nll") if trial[f"dev_{n}"] is not None},
+            "dev": {},
             "outcome": trial["outcome"],
         }
         for trial in old["trials"]
     ]
-    return {
-        **kept,
-        "trials": trials,
-        "runs": [run.path.name for run in runs],
-        "scores": means(tested),
-        "intervals": {"bleu": old["bleu"]} if old["bleu"] else {},
-        "dev": means([run.status().best_dev for run in runs]),
-    }
-
-
-def means(scores: Sequence[Mapping[str, Any]]) -> dict[str, float]:
-    """The mean of every number that all of them have."""
-    names = [
-        n for n in (scores[0] if scores else {}) if all(isinstance(s.get(n), float | int) for s in scores)
-    ]
-    return {name: fmean(float(s[name]) for s in scores) for name in names}
-
-
-def runs_of(recipe: Json) -> list[str]:
-    """Every run of a recipe, each once."""
-    return list(dict.fromkeys([*recipe["runs"], *(trial["run"] for trial in recipe["trials"])]))
+    return {**old, "trials": trials, "runs": [ids.get(run, run) for run in old["runs"]]}
 
 
 # ------------------------------------------------------------------------------------------------------ files

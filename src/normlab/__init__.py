@@ -7,7 +7,8 @@ from importlib import import_module
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from normlab.comparison.compare import compare, plan
+    from normlab.comparison.compare import compare
+    from normlab.comparison.plan import plan
     from normlab.diagnosis import diagnose
     from normlab.recipes.grammar import resolve
     from normlab.recipes.plugins import load_plugins
@@ -29,7 +30,7 @@ _HOME = {
     "compare": "normlab.comparison.compare",
     "diagnose": "normlab.diagnosis",
     "load_plugins": "normlab.recipes.plugins",
-    "plan": "normlab.comparison.compare",
+    "plan": "normlab.comparison.plan",
     "resolve": "normlab.recipes.grammar",
     "score": "normlab.tasks.scores",
     "train": "normlab.training.train",

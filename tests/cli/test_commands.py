@@ -57,9 +57,10 @@ def recipe(name, bleu, outcomes=("trained", "trained")):
         lr=1e-3,
         runs=("r1", "r2"),
         outcomes=outcomes,
-        scores={"bleu": bleu, "chrf": 50.0, "bleu_tokenised": bleu} if bleu else {},
-        intervals={"bleu": Interval(bleu, bleu - 1, bleu + 1)} if bleu else {},
-        dev={"bleu": bleu} if bleu else {},
+        scores=dict.fromkeys(("bleu", "chrf", "bleu_tokenised"), (bleu, bleu + 0.5)) if bleu else {},
+        means={m: Interval(bleu, bleu - 1, bleu + 1) for m in ("bleu", "chrf", "bleu_tokenised")}
+        if bleu
+        else {},
         train_seconds=61.0,
         total_seconds=183.0,
     )
@@ -77,7 +78,22 @@ COMPARISON = Comparison(
     metrics=Translation.metrics,
     best_by="bleu",
     recipes=(recipe("post", None, ("stuck", "stuck")), recipe("admin", 28.0), recipe("pre", 30.0)),
-    differences=(Difference("pre", "admin", Interval(2.0, 0.5, 3.5), 0.004, 0.008, significant=True),),
+    margin=1.0,
+    differences=(
+        Difference(
+            "pre",
+            "admin",
+            2,
+            "better",
+            "pre is better than admin",
+            Interval(2.0, 0.5, 3.5),
+            p=0.008,
+            p_trains=1.0,
+            models=1.93,
+            p_models=0.0421,
+        ),
+    ),
+    sentences=("pre reaches 30.0 BLEU", "more seeds would help"),
     samples=(),
     failed=("r9: out of memory",),
 )
@@ -104,16 +120,26 @@ def test_compare_trains_writes_the_page_and_prints_the_table(stand_in, tmp_path,
     assert seen["request"].command.startswith("normlab")
     printed = capsys.readouterr().out
     order = [
-        printed.index(name) for name in ("pre ", "admin", "post", "pre - admin: +2.0 BLEU (+0.5 to +3.5)")
+        printed.index(name)
+        for name in (
+            "pre reaches",
+            "more seeds",
+            "pre ",
+            "admin ",
+            "post ",
+            "pre is better than admin",
+            "+1.9",
+        )
     ]
     assert order == sorted(order)
-    assert "stuck stuck" in printed
-    assert "p = 0.008 corrected, significant" in printed
+    assert "0 of 2" in printed
+    assert "30.0, 30.5" in printed
+    assert "p = 0.042" in printed
     assert "failed: r9: out of memory" in printed
     assert f"page: {tmp_path}/comparison.html" in printed
 
 
-def test_a_dry_run_says_what_and_how_long(stand_in, capsys, tmp_path):
+def test_a_plan_says_what_how_long_and_what_it_will_tell(stand_in, capsys, tmp_path):
     runs = [
         SimpleNamespace(recipe="pre", lr=1e-3, seed=1, run="abc", done=True),
         SimpleNamespace(recipe="post", lr=1e-3, seed=1, run="def", done=False),
@@ -124,12 +150,20 @@ def test_a_dry_run_says_what_and_how_long(stand_in, capsys, tmp_path):
         resolves_to={"pre": "pre; layernorm"},
         seconds=SimpleNamespace(step=0.05, validation=1.0, run=30.0),
         total_seconds=75.0,
+        metric=Translation.metrics[0],
+        power=[
+            SimpleNamespace(seeds=2, sd=97.9, difference=None, runs=8, seconds=120.0),
+            SimpleNamespace(seeds=3, sd=4.9, difference=4.41, runs=10, seconds=150.0),
+        ],
+        basis="By three recipes",
     )
-    stand_in("normlab.comparison.compare", plan=lambda request: plan)
-    assert main(["compare", "--dry-run", "--jobs", "2", "--precision", "fp32", "--out", str(tmp_path)]) == 0
+    stand_in("normlab.comparison.plan", plan=lambda request: plan)
+    assert main(["compare", "--plan", "--jobs", "2", "--precision", "fp32", "--out", str(tmp_path)]) == 0
     printed = capsys.readouterr().out
     assert "to train" in printed
-    assert "2 runs with other seeds" in printed
+    assert "2 runs with the reported seeds" in printed
+    assert "4.4 BLEU" in printed
+    assert "By three recipes" in printed
     assert "50 ms a step, 30 s a run, about 1 min 15 s in all with 2 at a time" in printed
     assert list(tmp_path.iterdir()) == []
 
@@ -236,11 +270,6 @@ def test_a_narrow_terminal_keeps_every_score_of_the_runs(run, capsys, monkeypatc
     printed = capsys.readouterr().out
     assert all(word in printed for word in ("abc123", "pre", "2e-3", "trained", "30.5"))
     assert "time" not in printed
-
-
-def test_no_difference_is_a_negative_zero():
-    none = Difference("a", "b", Interval(-0.04, -0.5, 0.02), 1.0, 1.0, significant=False)
-    assert show._difference(none, Translation.metrics[0]).startswith("a - b: 0.0 BLEU (-0.5 to 0.0)")
 
 
 def test_runs_lists_good_and_damaged_folders(run, capsys):

@@ -24,7 +24,7 @@ def test_compare_then_every_other_command(tmp_path):
         "3e-3",
         "--seeds",
         "2",
-        "--resamples",
+        "--exchanges",
         "100",
         *TINY,
     ]
@@ -35,7 +35,7 @@ def test_compare_then_every_other_command(tmp_path):
     assert "post+warmup" in page
     assert len(page) < 5_000_000
     folders = list(Runs(tmp_path / "runs"))
-    assert len(folders) == 2 * 2 + 2 * 1
+    assert len(folders) == 2 * 2 + 2 * 2
     comparison = json.loads((tmp_path / "runs/comparison.json").read_text())
     assert {r["name"] for r in comparison["recipes"]} == {"pre", "post+warmup"}
 

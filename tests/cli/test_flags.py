@@ -33,7 +33,7 @@ MACHINE = (
     "tensorboard"
 )
 OWN = {
-    "compare": "asked config dry_run imports",
+    "compare": "asked config plan imports",
     "train": "recipe lr seed out config init_from force imports",
     "translate": ("run_folder files weights step threads output n_best typed prefix runs imports"),
     "score": "hypotheses references tokenised target_lang against",
@@ -50,7 +50,7 @@ OWN = {
 """A flag is a promise: think before adding one. A configuration or a recipe may be the better place."""
 
 
-REQUEST = "recipes lrs seeds first_seed title jobs out resamples force"
+REQUEST = "recipes lrs seeds first_seed sweep_seed title jobs out margin exchanges force"
 DECODE = "beam length_penalty length_penalty_formula sample temperature top_k top_p sample_seed min_length"
 
 

@@ -132,7 +132,7 @@ def test_a_placement_of_ones_own_is_listed_trained_and_searched(here):
 @pytest.mark.slow
 def test_a_placement_of_ones_own_is_compared_in_worker_processes(here):
     recipes = ["--recipes", "twolanes", "enc:pre/dec:twolanes+maxnorm", "--lrs", "3e-3", "--seeds", "2"]
-    done = normlab("compare", *recipes, "--jobs", "2", "--resamples", "100", *TINY, *OWN, cwd=here)
+    done = normlab("compare", *recipes, "--jobs", "2", "--exchanges", "100", *TINY, *OWN, cwd=here)
     assert done.returncode == 0, done.stderr
     comparison = json.loads((here / "runs" / "comparison.json").read_text())
     assert comparison["failed"] == []

@@ -27,7 +27,7 @@ KILL_EVERY_SECONDS = 20
 SEED = 20
 COMPARE = (
     *("compare", "--recipes", "post", "post+warmup", "pre", "admin", "pre+fixnorm+scalenorm"),
-    *("--lrs", "5e-4", "1e-3", "2e-3", "--seeds", "4", "--jobs", "2", "--resamples", "200"),
+    *("--lrs", "5e-4", "1e-3", "2e-3", "--seeds", "4", "--jobs", "2", "--exchanges", "200"),
     *("--steps", "150", "--max-tokens", "2048", "--warmup-steps", "50"),
     *("--validate-every-steps", "50", "--checkpoint-every-steps", "25"),
 )

@@ -5,11 +5,14 @@ import pytest
 
 from normlab.comparison import compare as module
 from normlab.comparison import grid
-from normlab.comparison.compare import compare, plan
+from normlab.comparison import plan as planning
+from normlab.comparison.compare import compare
+from normlab.comparison.plan import plan
+from normlab.comparison.seeds import detectable
 from normlab.data.prepare import prepare
 from normlab.data.text import read_lines
 from normlab.recipes.grammar import resolve
-from normlab.spec.comparison import Comparison
+from normlab.spec.comparison import Comparison, choose
 from normlab.spec.config import DataConfig, run_id
 from normlab.spec.outcome import Outcome
 from normlab.spec.request import CompareRequest
@@ -33,7 +36,7 @@ def request_of(text, out, **changes):
             "base": tiny(text, steps=20, validate_every_steps=10),
             "jobs": 1,
             "out": out,
-            "resamples": 200,
+            "exchanges": 100,
             "command": "normlab compare --lrs 1e-3 1e-2",
             **changes,
         }
@@ -90,7 +93,7 @@ def plant(request, recipe, lr, seed, *, bleu, nll, test=None):
 
 
 def bleu_of(recipe):
-    return recipe.intervals["bleu"].value
+    return recipe.means["bleu"].value
 
 
 # ------------------------------------------------------------------------------------------ from end to end
@@ -103,33 +106,30 @@ def test_a_comparison_from_text_to_its_table(text, tmp_path, monkeypatch):
 
     assert [r.name for r in comparison.recipes] == ["pre", "post"]
     assert (comparison.seeds, comparison.lrs, comparison.failed) == ((1, 2), (1e-3, 1e-2), ())
-    assert len(list(Runs(request.out))) == 2 * (2 + 1)
-    assert seen[-1] == 6, "the sweep, and one more seed for each recipe"
+    assert len(list(Runs(request.out))) == 2 * (2 + 2)
+    assert seen[-1] == 8, "the sweep, and two seeds for each recipe"
     references = read_lines(text.test_tgt)
     for recipe in comparison.recipes:
-        best = max(recipe.trials, key=lambda t: (t.dev["bleu"], -t.dev["nll"]))
-        assert recipe.lr == best.lr
-        assert recipe.runs[0] == best.run
+        assert recipe.lr == choose(recipe.trials)
+        assert not {t.run for t in recipe.trials} & set(recipe.runs), "the sweep's seed is not reported"
         folders = [Runs(request.out).find(run) for run in recipe.runs]
         configs = [f.config() for f in folders]
         assert [c.optim.lr for c in configs] == [recipe.lr] * 2
         assert [(c.seeds.init, c.seeds.data, c.seeds.dropout) for c in configs] == [(1, 1, 1), (2, 2, 2)]
         assert {c.recipe for c in configs} == {recipe.name}
         scores = [score(read_lines(f.outputs), references) for f in folders]
-        bleu = recipe.intervals["bleu"]
-        assert bleu.value == pytest.approx(sum(s.bleu for s in scores) / 2, abs=1e-9)
-        assert bleu.low <= bleu.value <= bleu.high
-        assert recipe.scores["chrf"] == pytest.approx(sum(s.chrf for s in scores) / 2)
+        assert recipe.scores["bleu"] == pytest.approx(tuple(s.bleu for s in scores))
+        assert recipe.scores["chrf"] == pytest.approx(tuple(s.chrf for s in scores))
         assert recipe.outcomes == tuple(f.status().outcome.state for f in folders)
         every = {t.run for t in recipe.trials} | set(recipe.runs)
         seconds = sum(Runs(request.out).find(run).status().train_seconds for run in every)
         assert recipe.total_seconds == pytest.approx(seconds)
         assert 0 < recipe.train_seconds < recipe.total_seconds
     (difference,) = comparison.differences
-    assert (difference.a, difference.b) == ("pre", "post")
-    pre, post = comparison.recipes
-    assert difference.delta.value == pytest.approx(bleu_of(pre) - bleu_of(post))
-    assert difference.p == difference.p_corrected, "one pair needs no correction"
+    assert {difference.a, difference.b} == {"pre", "post"}
+    assert difference.sentence
+    assert comparison.sentences
+    pre = comparison.recipes[0]
     for sample in comparison.samples:
         i = references.index(sample.reference)
         assert sample.source == read_lines(text.test_src)[i]
@@ -141,9 +141,9 @@ def test_a_comparison_from_text_to_its_table(text, tmp_path, monkeypatch):
     written = request.out / "comparison.json"
     assert from_json(Comparison, written.read_text(encoding="utf-8")) == comparison
     before = {p: p.stat().st_mtime_ns for p in request.out.glob("*/*")}
-    monkeypatch.setattr(module, "measure", lambda config, corpus: Seconds(1.0, 1.0, 100.0))
+    monkeypatch.setattr(planning, "measure", lambda config, corpus: Seconds(1.0, 1.0, 100.0))
     planned = plan(request)
-    assert (planned.seed_runs, planned.total_seconds) == (2, 0.0), "nothing is left to do"
+    assert (planned.seed_runs, planned.total_seconds) == (4, 0.0), "nothing is left to do"
     assert all(run.done for run in planned.sweep)
     assert compare(request) == comparison
     assert {p: p.stat().st_mtime_ns for p in request.out.glob("*/*")} == before, "nothing was trained again"
@@ -170,32 +170,29 @@ def test_recipes_that_differ_are_told_apart_on_the_built_in_corpus(tmp_path):
 def test_a_rate_that_diverged_late_is_not_chosen_for_its_early_peak(text, tmp_path, in_process):
     request = request_of(text, tmp_path, recipes=("pre",), seeds=1)
     calm, wild = request.lrs
-    plant(request, "pre", calm, 1, bleu=5.0, nll=3.0)
-    peaked = plant(request, "pre", wild, 1, bleu=9.0, nll=2.0)
+    plant(request, "pre", calm, 0, bleu=5.0, nll=3.0)
+    peaked = plant(request, "pre", wild, 0, bleu=9.0, nll=2.0)
     peaked.set_status(replace(peaked.status(), outcome=Outcome("diverged", 50, "loss is nan at step 50")))
+    plant(request, "pre", calm, 1, bleu=5.0, nll=3.0)
     assert compare(request).recipes[0].lr == calm
 
 
 @pytest.mark.parametrize(
-    ("best_by", "results", "chosen"),
+    ("results", "chosen"),
     [
-        ("bleu", [(5.0, 3.0), (7.0, 4.0)], 1e-2),
-        ("nll", [(5.0, 3.0), (7.0, 4.0)], 1e-3),
-        ("bleu", [(0.0, 3.0), (0.0, 2.0)], 1e-2),
-        ("bleu", [(0.0, 3.0), (0.0, 3.0)], 1e-3),
-        ("bleu", [(0.0, math.nan), (0.0, 9.0)], 1e-2),
-        ("nll", [(0.0, math.nan), (0.0, 9.0)], 1e-2),
-        ("nll", [(0.0, 9.0), (0.0, math.nan)], 1e-3),
-        ("bleu", [(None, None), (0.0, 9.0)], 1e-2),
+        ([(5.0, 3.0), (7.0, 4.0)], 1e-3),
+        ([(0.0, 3.0), (0.0, 2.0)], 1e-2),
+        ([(0.0, 3.0), (0.0, 3.0)], 1e-3),
+        ([(0.0, math.nan), (0.0, 9.0)], 1e-2),
+        ([(0.0, 9.0), (0.0, math.nan)], 1e-3),
+        ([(None, None), (0.0, 9.0)], 1e-2),
     ],
 )
-def test_the_learning_rate_with_the_best_dev_score_is_chosen(
-    text, tmp_path, in_process, best_by, results, chosen
-):
+def test_the_learning_rate_with_the_best_dev_loss_is_chosen(text, tmp_path, in_process, results, chosen):
     request = request_of(text, tmp_path, recipes=("pre",), seeds=1)
-    request = replace(request, base=replace(request.base, train=replace(request.base.train, best_by=best_by)))
     for lr, (bleu, nll) in zip(request.lrs, results, strict=True):
-        plant(request, "pre", lr, 1, bleu=bleu, nll=nll)
+        plant(request, "pre", lr, 0, bleu=bleu, nll=nll)
+    plant(request, "pre", chosen, 1, bleu=1.0, nll=1.0)
     (recipe,) = compare(request).recipes
     assert recipe.lr == chosen
     assert [(t.lr, t.dev.get("bleu")) for t in recipe.trials] == [
@@ -204,25 +201,34 @@ def test_the_learning_rate_with_the_best_dev_score_is_chosen(
     ]
 
 
-def test_other_seeds_run_only_at_the_chosen_rate_and_after_the_sweep(text, tmp_path, in_process):
-    request = request_of(text, tmp_path, first_seed=5, seeds=3)
+def test_one_learning_rate_needs_no_sweep(text, tmp_path, in_process):
+    request = request_of(text, tmp_path, recipes=("pre",), lrs=(1e-3,))
+    for seed in (1, 2):
+        plant(request, "pre", 1e-3, seed, bleu=1.0, nll=2.0)
+    comparison = compare(request)
+    assert [c.seeds.init for c in in_process] == [1, 2]
+    assert (comparison.sweep_seed, comparison.recipes[0].trials) == (None, ())
+
+
+def test_reported_seeds_run_only_at_the_chosen_rate_and_after_the_sweep(text, tmp_path, in_process):
+    request = request_of(text, tmp_path, first_seed=5, seeds=3, sweep_seed=4)
     for recipe, best in (("pre", 1e-3), ("post", 1e-2)):
         for lr in request.lrs:
-            plant(request, recipe, lr, 5, bleu=1.0 + (lr == best), nll=2.0)
-        for seed in (6, 7):
+            plant(request, recipe, lr, 4, bleu=1.0, nll=2.0 - (lr == best))
+        for seed in (5, 6, 7):
             plant(request, recipe, best, seed, bleu=1.0, nll=2.0)
     comparison = compare(request)
     asked = [(c.recipe, c.optim.lr, c.seeds.init) for c in in_process]
-    sweep = [(r, lr, 5) for lr in request.lrs for r in request.recipes]
+    sweep = [(r, lr, 4) for lr in request.lrs for r in request.recipes]
     assert asked[:4] == sweep
-    assert sorted(asked[4:]) == [("post", 1e-2, 6), ("post", 1e-2, 7), ("pre", 1e-3, 6), ("pre", 1e-3, 7)]
-    assert comparison.seeds == (5, 6, 7)
+    reported = [(r, lr, seed) for r, lr in (("post", 1e-2), ("pre", 1e-3)) for seed in (5, 6, 7)]
+    assert sorted(asked[4:]) == reported
+    assert (comparison.seeds, comparison.sweep_seed) == ((5, 6, 7), 4)
     for recipe in comparison.recipes:
         assert recipe.train_seconds == 60.0, "the median of 50, 60 and 70"
-        assert recipe.total_seconds == 50.0 + 60.0 + 70.0 + 50.0
-        assert bleu_of(recipe) == pytest.approx(100.0)
-    assert comparison.differences[0].delta.value == 0.0
-    assert not comparison.differences[0].significant
+        assert recipe.total_seconds == 50.0 + 60.0 + 70.0 + 40.0 + 40.0
+        assert bleu_of(recipe) == pytest.approx(100.0, abs=0.06)
+    assert comparison.differences[0].answer == "open", "nothing varies, so nothing is known of chance"
 
 
 def test_a_planted_difference_is_found_and_shown(text, tmp_path, in_process):
@@ -233,8 +239,8 @@ def test_a_planted_difference_is_found_and_shown(text, tmp_path, in_process):
         plant(request, "post", 1e-3, seed, bleu=1.0, nll=2.0, test=worse)
     comparison = compare(request)
     (difference,) = comparison.differences
-    assert difference.significant
-    assert difference.delta.low > 0
+    assert difference.models > 0
+    assert difference.p_models == pytest.approx(1 / 101), "these very models differ"
     assert len(comparison.samples) == 8
     assert len({s.source for s in comparison.samples}) == 8
     for sample in comparison.samples:
@@ -271,8 +277,8 @@ def test_intervals_and_differences_have_the_tokens_of_the_target_language(text, 
     bleu = {recipe.name: bleu_of(recipe) for recipe in comparison.recipes}
     expected = corpus_bleu(near, references, target_lang="zh")
     assert expected > corpus_bleu(near, references) + 1
-    assert bleu == {"pre": pytest.approx(100.0), "post": pytest.approx(expected)}
-    assert abs(comparison.differences[0].delta.value) == pytest.approx(100.0 - expected)
+    assert bleu == {"pre": pytest.approx(100.0, abs=0.06), "post": pytest.approx(expected)}
+    assert abs(comparison.differences[0].models) == pytest.approx(100.0 - expected)
 
 
 def test_a_run_that_fails_is_a_result_and_stops_nothing(text, tmp_path, in_process):
@@ -288,8 +294,8 @@ def test_a_run_that_fails_is_a_result_and_stops_nothing(text, tmp_path, in_proce
     (broken.last / "state.json").write_text("{}")
     comparison = compare(request)
     pre, post = comparison.recipes
-    assert "bleu" in pre.intervals
-    assert "bleu" in post.intervals, "of the seed that ended"
+    assert pre.means["bleu"].low is not None
+    assert post.means["bleu"].low is None, "of the one seed that ended"
     assert post.outcomes == ("trained", "failed")
     assert len(comparison.differences) == 1
     assert [line.split(":")[0] for line in comparison.failed] == [broken.path.name]
@@ -316,8 +322,9 @@ def test_a_comparison_in_which_everything_fails_still_ends(text, tmp_path, in_pr
 
     monkeypatch.setattr(f"{__name__}.train", broken)
     comparison = compare(request_of(text, tmp_path, lrs=(1e-3,), seeds=1))
-    assert [(r.scores, r.intervals) for r in comparison.recipes] == [({}, {})] * 2
-    assert (comparison.differences, comparison.samples, comparison.signatures) == ((), (), {})
+    assert [(r.scores, r.means, r.trains) for r in comparison.recipes] == [({}, {}, None)] * 2
+    assert (comparison.samples, comparison.signatures) == ((), {})
+    assert [d.delta for d in comparison.differences] == [None]
     assert all(line.endswith(": out of memory") for line in comparison.failed)
     assert len(comparison.failed) == 2
 
@@ -329,15 +336,15 @@ def test_language_models_are_compared_by_document(tmp_path, in_process):
     text = write_plain(tmp_path / "text")
     base = tiny_language_model(text, steps=6, validate_every_steps=3)
     request = request_of(text, tmp_path / "runs", base=base, lrs=(5e-3,))
-    assert len(plan(request).sweep) == 2
+    assert (plan(request).sweep, plan(request).seed_runs) == ((), 4)
     comparison = compare(request)
     assert comparison.headline.name == comparison.best_by == "bits_per_byte"
     assert comparison.failed == ()
     for recipe in comparison.recipes:
-        assert set(recipe.intervals) == {"bits_per_byte", "perplexity", "word_perplexity", "nll"}
-        for metric, interval in recipe.intervals.items():
-            assert interval.value == pytest.approx(recipe.scores[metric], rel=1e-6)
-            assert interval.low < interval.value < interval.high
+        assert set(recipe.means) == {"bits_per_byte", "perplexity", "word_perplexity", "nll"}
+        for metric, interval in recipe.means.items():
+            assert min(recipe.scores[metric]) <= interval.value <= max(recipe.scores[metric])
+            assert 0 < interval.low < interval.value < interval.high
     examples = read_examples(RunFolder(request.out / comparison.recipes[0].runs[0]).examples)
     lines = read_lines(text.test_text)
     assert examples["bits_per_byte"][:, 1].tolist() == [len(line.encode()) + 1 for line in lines]
@@ -349,29 +356,50 @@ def test_language_models_are_compared_by_document(tmp_path, in_process):
 
 
 def test_a_plan_counts_what_is_left_and_trains_nothing(text, tmp_path, monkeypatch):
-    monkeypatch.setattr(module, "measure", lambda config, corpus: Seconds(1.0, 1.0, 100.0))
+    monkeypatch.setattr(planning, "measure", lambda config, corpus: Seconds(1.0, 1.0, 100.0))
     request = request_of(text, tmp_path, seeds=3, jobs=2)
     planned = plan(request)
     assert [(r.recipe, r.lr, r.seed, r.done) for r in planned.sweep] == [
-        ("pre", 1e-3, 1, False),
-        ("pre", 1e-2, 1, False),
-        ("post", 1e-3, 1, False),
-        ("post", 1e-2, 1, False),
+        ("pre", 1e-3, 0, False),
+        ("pre", 1e-2, 0, False),
+        ("post", 1e-3, 0, False),
+        ("post", 1e-2, 0, False),
     ]
-    assert (planned.seed_runs, planned.total_seconds) == (4, 400.0), "eight runs, two at a time"
+    assert (planned.seed_runs, planned.total_seconds) == (6, 500.0), "ten runs, two at a time"
     assert planned.resolves_to["pre"].startswith("pre; layernorm")
     assert list(Runs(tmp_path)) == []
 
     for lr in request.lrs:
-        plant(request, "pre", lr, 1, bleu=lr, nll=2.0)
-    assert plan(request).total_seconds == 300.0
+        plant(request, "pre", lr, 0, bleu=lr, nll=1 - lr)
+    assert plan(request).total_seconds == 400.0
     assert [r.done for r in plan(request).sweep] == [True, True, False, False]
     plant(request, "pre", 1e-2, 2, bleu=1.0, nll=2.0)
     plant(request, "pre", 1e-3, 3, bleu=1.0, nll=2.0)  # at the other learning rate: no use
-    assert plan(request).total_seconds == 300.0, "five are left"
+    assert plan(request).total_seconds == 400.0, "seven are left"
     plant(request, "pre", 1e-2, 3, bleu=1.0, nll=2.0)
-    assert plan(request).total_seconds == 200.0
+    assert plan(request).total_seconds == 300.0
     assert {r.run for r in planned.sweep if r.recipe == "pre"} <= {f.path.name for f in Runs(tmp_path)}
+
+
+def test_a_plan_says_what_so_many_seeds_will_tell_and_what_they_cost(text, tmp_path, monkeypatch):
+    monkeypatch.setattr(planning, "measure", lambda config, corpus: Seconds(1.0, 1.0, 100.0))
+    request = request_of(text, tmp_path / "runs", seeds=4, jobs=2)
+    nothing = plan(request, kept=())
+    assert nothing.spread is None
+    assert "standard deviations of a recipe over seeds" in nothing.basis
+    assert [(p.seeds, p.difference) for p in nothing.power] == [(n, None) for n in (2, 3, 4, 5, 10)]
+    assert [(p.runs, p.seconds) for p in nothing.power][2] == (2 * (2 + 4), 600.0)
+    assert [p.sd for p in nothing.power] == [detectable(2, n) for n in (2, 3, 4, 5, 10)]
+
+    elsewhere = request_of(text, tmp_path / "kept")
+    for seed, bleu in ((1, 30.0), (2, 31.0), (3, 32.0)):
+        folder = plant(elsewhere, "pre", 1e-3, seed, bleu=1.0, nll=2.0)
+        write_json_atomic(folder.scores, {"bleu": bleu})
+    told = plan(request, kept=(tmp_path / "kept",))
+    assert (told.spread.recipes, told.spread.source) == (1, str(tmp_path / "kept"))
+    assert "1.0 BLEU" in told.basis
+    for power in told.power[1:]:
+        assert power.difference == pytest.approx(power.sd, rel=0.15), "a standard deviation is about 1 BLEU"
 
 
 def test_one_recipe_under_two_names_is_refused(text, tmp_path):

@@ -40,7 +40,14 @@ def results(**bleu: float | None) -> pl.DataFrame:
     return pl.DataFrame(rows, schema=schema, orient="row")
 
 
-SEEDS = pl.DataFrame({"recipe": ["pre", "post"], "seed": ["1", "1"], "value": [36.2, 0.4]})
+SEEDS = pl.DataFrame(
+    {
+        "recipe": ["pre", "pre", "post"],
+        "seed": ["1", "2", "1"],
+        "outcome": ["trained", "stuck", "trained"],
+        "value": [36.2, 34.0, 0.4],
+    }
+)
 
 
 def test_the_axis_is_for_those_that_learned() -> None:
@@ -49,8 +56,9 @@ def test_the_axis_is_for_those_that_learned() -> None:
     assert 30 < low < 35
     assert high < 40
     off = {row["recipe"]: row["words"] for row in layer(found, "text", 1)["rows"]}
-    assert off == {"post": "◂ 0.3, stuck", "admin": "no score, stuck"}
-    assert [row["recipe"] for row in layer(found, "tick")["rows"]] == ["pre"]
+    assert off == {"post": "◂ 0.3, stuck", "admin": "no seed trained, stuck"}
+    assert [row["value"] for row in layer(found, "tick")["rows"]] == [36.2]
+    assert [row["value"] for row in layer(found, "point")["rows"]] == [34.0], "a cross: it did not train"
 
 
 def test_best_first_and_colours_in_the_given_order() -> None:

@@ -7,7 +7,9 @@ from pathlib import Path
 
 import polars as pl
 import pytest
+from markupsafe import Markup
 
+from normlab.comparison.judge import judge
 from normlab.report.compare import compare_page, write_compare_page
 from normlab.report.page import LIMIT_BYTES
 from normlab.report.words import slug
@@ -58,7 +60,7 @@ def otherwise(comparison: Comparison, root: Path) -> str:
     lost = example.without_runs(comparison)
     said = {"in short": "what it is", "placement": "its equation"}
     forced = dataclasses.replace(lost.recipes[0], forced="nobody defines <it>", explained=said)
-    exchanged = dataclasses.replace(lost.differences[0], p_randomisation=0.0421)
+    exchanged = dataclasses.replace(lost.differences[0], models=0.71, p_models=0.0421)
     changed = dataclasses.replace(
         lost,
         recipes=(forced, *lost.recipes[1:]),
@@ -95,7 +97,18 @@ def test_every_number_of_the_results_leads_to_its_runs(html: str, comparison: Co
 
 
 def test_order_of_the_page(html: str) -> None:
-    anchors = ["glance", "training", "sweep", "cost", "results", "significance", "samples", "runs", "method"]
+    anchors = [
+        "glance",
+        "training",
+        "sweep",
+        "cost",
+        "results",
+        "differences",
+        "often",
+        "samples",
+        "runs",
+        "method",
+    ]
     places = [html.index(f'<section id="{a}"') for a in anchors]
     assert places == sorted(places)
     assert html.index("<h1>") < places[0]
@@ -103,9 +116,9 @@ def test_order_of_the_page(html: str) -> None:
 
 def test_stuck_and_diverged_runs_are_called_so(html: str) -> None:
     body = without_scripts(html)
-    assert body.count('class="tag stuck"') == 6
+    assert body.count('class="tag stuck"') == 7
     assert body.count('class="tag diverged"') == 2
-    assert "nowhere did it train" in body
+    assert "its seeds ended so: 3 stuck" in body
     assert "1 ✕" in section(body, "results")
 
 
@@ -136,7 +149,7 @@ def test_the_method_says_how_each_score_was_computed(
 ) -> None:
     method = section(html, "method")
     assert all(said in method for said in comparison.signatures.values())
-    assert "ranked by test BLEU (higher is better)" in method
+    assert "compared by test BLEU (higher is better)" in method
     assert "normlab compare" in method
     method = section(otherwise, "method")
     assert 'class="code"' not in method
@@ -154,22 +167,35 @@ def test_a_stale_run_is_called_so(tmp_path: Path) -> None:
 
 
 def test_one_recipe_one_learning_rate_one_seed_no_samples(comparison: Comparison, root: Path) -> None:
-    only = dataclasses.replace(
-        comparison.recipes[2], trials=comparison.recipes[2].trials[2:], runs=comparison.recipes[2].runs[:1]
-    )
-    small = dataclasses.replace(
-        comparison, recipes=(only,), lrs=(2e-3,), seeds=(1,), differences=(), samples=(), data={}
-    )
+    only = dataclasses.replace(comparison.recipes[2], trials=(), runs=comparison.recipes[2].runs[:1])
+    alone = dataclasses.replace(comparison, recipes=(only,), lrs=(2e-3,), seeds=(1,), samples=(), data={})
+    small = judge(dataclasses.replace(alone, sweep_seed=None), root)
     body = without_scripts(compare_page(small, root))
     assert 'id="sweep"' not in body
-    assert 'id="significance"' not in body
-    assert "One seed only" in body
+    assert 'id="differences"' not in body
+    assert "with one seed" in body[body.index("<h1>") : body.index("</h1>")]
+    assert "There was one learning rate" in body
 
 
-def test_both_tests_of_a_difference_stand_side_by_side(html: str, otherwise: str) -> None:
-    assert "xchanged" not in section(html, "significance")
-    assert otherwise.count("exchanged: p = 0.042") == 2, "row minus column, and the other way round"
-    assert "approximate randomisation, of these very models" in otherwise
+def test_the_page_says_the_sentences_of_the_comparison(html: str, comparison: Comparison) -> None:
+    text = Markup(without_scripts(html)).striptags().replace("\u200b", "")
+    said = [*comparison.sentences, *(d.sentence for d in comparison.differences)]
+    said += [d.trains_sentence for d in comparison.differences if d.trains_sentence]
+    assert len(said) > 20
+    assert [s for s in said if s[1:] not in text] == []
+
+
+def test_every_seed_stands_beside_its_mean(html: str, comparison: Comparison) -> None:
+    results = section(html, "results")
+    for recipe in comparison.recipes:
+        for metric in comparison.tested:
+            assert recipe.by_seed(metric) in results
+
+
+def test_what_is_said_of_the_very_models_stands_apart(html: str, otherwise: str) -> None:
+    assert 'id="models"' not in html
+    assert "p = 0.042" in section(otherwise, "models")
+    assert "p = 0.042" not in section(otherwise, "differences")
 
 
 def test_a_forced_recipe_is_marked_and_explained(otherwise: str) -> None:
@@ -180,12 +206,10 @@ def test_a_forced_recipe_is_marked_and_explained(otherwise: str) -> None:
 
 
 def test_nothing_was_scored(comparison: Comparison, root: Path) -> None:
-    lost = tuple(
-        dataclasses.replace(r, scores={}, intervals={}, outcomes=("diverged",) * 3)
-        for r in comparison.recipes
-    )
-    body = without_scripts(compare_page(dataclasses.replace(comparison, recipes=lost, differences=()), root))
-    assert "None of the 7 recipes learned" in body
+    nowhere = {"runs": comparison.recipes[-1].runs}
+    lost = tuple(dataclasses.replace(r, **nowhere) for r in comparison.recipes)
+    body = without_scripts(compare_page(judge(dataclasses.replace(comparison, recipes=lost), root), root))
+    assert "None of the 7 recipes trained" in body
 
 
 def test_the_full_tables_lie_beside_the_page(comparison: Comparison, root: Path, tmp_path: Path) -> None:

@@ -20,12 +20,19 @@ from normlab.training.devices import resolved_precision
         ({"lrs": (1e-3, -1.0)}, "above 0, got -1"),
         ({"seeds": 0}, "seeds is at least 1, got 0"),
         ({"jobs": -1}, "jobs is at least 0, got -1"),
-        ({"resamples": 5}, "resamples is at least 100, got 5"),
+        ({"exchanges": 5}, "exchanges is at least 100, got 5"),
+        ({"margin": -1.0}, "margin is at least 0"),
+        ({"first_seed": 0}, "sweep_seed is 0, and the reported seeds are 0 to"),
+        ({"sweep_seed": 3}, "choose another --sweep-seed or --first-seed"),
     ],
 )
 def test_a_request_that_cannot_be_run_says_why(given, sentence):
     with pytest.raises(ValueError, match=sentence):
         CompareRequest(**given)
+
+
+def test_one_learning_rate_leaves_its_seed_to_be_reported():
+    assert CompareRequest(lrs=(1e-3,), first_seed=0).sweep_seed == 0
 
 
 def test_the_defaults_are_a_comparison():

@@ -52,8 +52,8 @@ class Compare:
     flags: ConfigParts
     config: str
     """Configuration with the defaults: its name (demo, text, multi30k ...) or a run's config.json."""
-    dry_run: Switch = False
-    """Print the runs and the time they would take, and train nothing."""
+    plan: Switch = False
+    """Print the runs, what so many seeds will be able to tell and how long they take, and train nothing."""
     imports: Imports = ()
 
     @classmethod
@@ -70,11 +70,11 @@ class Compare:
         import shlex
 
         from normlab.cli import show
-        from normlab.comparison import compare
+        from normlab.comparison import compare, plan
 
         request = self.request(shlex.join(["normlab", *sys.argv[1:]]))
-        if self.dry_run:
-            show.plan(compare.plan(request), jobs=request.jobs)
+        if self.plan:
+            show.plan(plan.plan(request), jobs=request.jobs)
             return
         from normlab.report.compare import write_compare_page
 
@@ -82,7 +82,8 @@ class Compare:
             write_compare_page(comparison, request.out, page)
 
         page = request.out / "comparison.html"
-        expected = len(request.recipes) * (len(request.lrs) + request.seeds - 1)
+        tried = len(request.lrs) if len(request.lrs) > 1 else 0
+        expected = len(request.recipes) * (tried + request.seeds)
         with show.progress(jobs=request.jobs, expected_runs=expected) as progress:
             comparison = compare.compare(request, progress.watch, publish)
         show.comparison(comparison)

@@ -13,9 +13,9 @@ from rich.text import Text
 from normlab.cli import terminal
 from normlab.cli.progress import STYLES, Progress, state_of
 from normlab.errors import UserError, nearest
-from normlab.spec.comparison import Comparison, Difference
+from normlab.spec.comparison import Comparison
 from normlab.spec.config import Config
-from normlab.spec.metric import Metric, deciding, in_words
+from normlab.spec.metric import deciding, in_words
 from normlab.spec.tex import readable
 from normlab.spec.units import duration, p_value, rate, steps_named
 from normlab.store import RunFolder, Runs
@@ -23,7 +23,7 @@ from normlab.store.folder import Status, read_json
 from normlab.store.manifest import committed, read_state
 
 if TYPE_CHECKING:
-    from normlab.comparison.compare import ComparePlan
+    from normlab.comparison.plan import ComparePlan
 
 STALE = "stale"
 FORCED = "forced"
@@ -37,43 +37,75 @@ def progress(*, jobs: int = 1, expected_runs: int = 0) -> Progress:
 
 
 def plan(planned: ComparePlan, *, jobs: int) -> None:
-    """Print the runs of a plan and the time they take."""
+    """Print the runs of a plan, what they could tell, and the time they take."""
     table = terminal.table("recipe", ">lr", ">seed", "run", "")
     for run in planned.sweep:
         table.add_row(run.recipe, rate(run.lr), str(run.seed), run.run, "done" if run.done else "to train")
-    seconds = planned.seconds
+    seconds, metric = planned.seconds, planned.metric
     terminal.write(
-        table,
+        *([table] if planned.sweep else []),
         *(f"{name}: {meaning}" for name, meaning in planned.resolves_to.items()),
-        f"then {planned.seed_runs} runs with other seeds at each recipe's best learning rate\n"
-        f"{seconds.step * 1000:.0f} ms a step, {duration(seconds.run)} a run, "
+        f"{'then ' if planned.sweep else ''}{planned.seed_runs} runs with the reported seeds at each "
+        f"recipe's best learning rate\n{seconds.step * 1000:.0f} ms a step, {duration(seconds.run)} a run, "
         f"about {duration(planned.total_seconds)} in all with {jobs} at a time",
+        "",
+        "A difference of this size between two recipes would be found four times in five:",
     )
+    tells = terminal.table(">seeds", f">{metric.label}", ">spreads of a recipe", ">runs", ">time")
+    for power in planned.power:
+        size = metric.amount(power.difference) if power.difference is not None else "?"
+        tells.add_row(str(power.seeds), size, f"{power.sd:.1f}", str(power.runs), duration(power.seconds))
+    terminal.write(tells, planned.basis)
 
 
 def comparison(result: Comparison) -> None:
-    """Print the result table, best first, and every difference."""
+    """Print what was found, the result table, and the answer about every pair."""
     headline, *others = result.tested or result.metrics[:1]
-    dev = f">dev {result.dev_metric.label}"
     scores = [f">{metric.label}" for metric in others]
-    header = ("recipe", ">lr", f">{headline.label}", ">95% interval", *scores, dev, "outcomes", ">time a run")
+    seeds = f">{headline.label} by seed"
+    header = (
+        "recipe",
+        ">lr",
+        f">{headline.label}",
+        ">95% interval",
+        seeds,
+        ">trained",
+        "outcomes",
+        *scores,
+        ">time a run",
+    )
     rows: list[Sequence[str | Text]] = []
-    for recipe in sorted(result.recipes, key=lambda r: headline.merit(r.value(headline)), reverse=True):
-        found = recipe.intervals.get(headline.name)
+    for recipe in result.ranked:
+        mean = recipe.means.get(headline.name)
         cells = (
             f"{recipe.name} ({FORCED})" if recipe.forced else recipe.name,
             rate(recipe.lr),
             headline.shown(recipe.value(headline)),
-            f"{headline.shown(found.low)} to {headline.shown(found.high)}" if found else "",
+            f"{headline.shown(mean.low)} to {headline.shown(mean.high)}"
+            if mean and mean.low is not None
+            else "",
+            recipe.by_seed(headline),
+            f"{recipe.trained} of {recipe.ended}",
+            Text(", ").join(
+                Text(part, STYLES.get(part.partition(" ")[2], "")) for part in recipe.states.split(", ")
+            ),
             *(metric.shown(recipe.value(metric)) for metric in others),
-            result.dev_metric.shown(recipe.dev.get(result.best_by)),
-            Text(" ").join(Text(outcome, STYLES.get(outcome, "")) for outcome in recipe.outcomes),
             duration(recipe.train_seconds),
         )
         rows.append(cells)
-    table = _fitted(header, rows, (">time a run", *reversed(scores), dev, ">95% interval"))
-    said = [_difference(d, headline) for d in result.differences]
-    terminal.write(table, *said, *(f"failed: {reason}" for reason in result.failed))
+    table = _fitted(header, rows, (">time a run", *reversed(scores), "outcomes", ">95% interval", ">lr"))
+    terminal.write(*(Text(said, "bold") for said in result.sentences), "", table)
+    terminal.write(*(d.sentence for d in result.differences))
+    terminal.write(*(d.trains_sentence for d in result.differences if d.trains_sentence))
+    models = [d for d in result.differences if d.models is not None and d.p_models is not None]
+    if models:
+        about = terminal.table("these very models", f">{headline.label}", ">p")
+        for d in models:
+            about.add_row(f"{d.a} - {d.b}", headline.signed(d.models or 0.0), p_value(d.p_models or 0.0))
+        terminal.write(
+            "", about, "p by exchanging outputs, not corrected: about these models, not their recipes"
+        )
+    terminal.write(*(f"failed: {reason}" for reason in result.failed))
     terminal.write(*(f"{recipe.name}: {recipe.unheard}" for recipe in result.recipes if recipe.unheard))
     terminal.write(*_forced({recipe.name: recipe.forced for recipe in result.recipes if recipe.forced}))
 
@@ -206,13 +238,3 @@ def _fitted(header: Sequence[str], rows: Sequence[Sequence[str | Text]], spare: 
         if console.measure(table, options=console.options.update(width=1000)).maximum <= console.width:
             break
     return table
-
-
-def _difference(d: Difference, metric: Metric) -> str:
-    verdict = "significant" if d.significant else "not significant"
-    value, low, high = (metric.signed(v) for v in (d.delta.value, d.delta.low, d.delta.high))
-    return (
-        f"{d.a} - {d.b}: {value} {metric.label} ({low} to {high}), "
-        f"{p_value(d.p_corrected)} corrected, {verdict}"
-        + ("" if d.p_randomisation is None else f"; randomisation {p_value(d.p_randomisation)}")
-    )

@@ -1,54 +1,40 @@
-"""The tables of a comparison, computed from its finished runs without knowing any task or metric by name."""
+"""A comparison from its grid: what was compared, samples of the outputs, and the conclusions of ``judge``."""
 
 from __future__ import annotations
 
 import datetime
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from functools import partial
-from statistics import fmean, median
 from typing import Any
 
-import numpy as np
-
 from normlab.comparison.grid import Grid
-from normlab.comparison.significance import Array, differences, interval
+from normlab.comparison.judge import judge
 from normlab.data.text import read_lines
 from normlab.recipes.explain import explain
 from normlab.recipes.grammar import describe
-from normlab.spec.comparison import Comparison, Interval, RecipeResult, Sample
+from normlab.spec.comparison import Comparison, RecipeResult, Sample
+from normlab.spec.metric import NLL
 from normlab.spec.units import count
-from normlab.store.examples import read_examples
 from normlab.store.folder import RunFolder, read_json
 from normlab.training.devices import hardware, prepare_process
 
 SAMPLES = 8
 
-Statistics = dict[str, dict[str, Array]]
-"""Metric to recipe to the statistics of each test example, `[seeds, examples, k]`."""
-
 
 def conclude(grid: Grid, recipes: Sequence[str], failed: Mapping[str, str]) -> Comparison:
     """Compare those recipes, whose runs have all ended."""
     request, task = grid.request, grid.task
-    chosen = {recipe: grid.chosen_lr(recipe) for recipe in recipes}
-    folders = {r: [grid.folder(r, chosen[r], seed) for seed in grid.seeds] for r in recipes}
+    folders = {r: [grid.folder(r, grid.chosen_lr(r), seed) for seed in grid.seeds] for r in recipes}
     tested = {r: found for r, runs in folders.items() if (found := [f for f in runs if f.scores.exists()])}
-    statistics = _statistics(tested)
     expected = task.test_examples(request.base, grid.corpus)
     outputs = {
         r: [read_lines(f.outputs) for f in runs]
         for r, runs in tested.items()
         if all(f.outputs.exists() for f in runs)
     }
-    headline = task.metrics[0].name
+    answers = [right for _, right in expected] if task.has_source else []
     device = prepare_process(next(iter(grid.base.values())).machine)
-    with np.errstate(all="ignore"):  # a run that diverged has scores that are not finite
-        intervals = _intervals(grid, statistics)
-        compared = differences(
-            statistics.get(headline, {}), partial(task.combine, headline), resamples=request.resamples
-        )
-    return Comparison(
+    comparison = Comparison(
         title=request.title,
         command=request.command,
         date=datetime.date.today().isoformat(),
@@ -59,21 +45,12 @@ def conclude(grid: Grid, recipes: Sequence[str], failed: Mapping[str, str]) -> C
         data=grid.corpus.facts,
         seeds=grid.seeds,
         lrs=tuple(request.lrs),
-        recipes=tuple(
-            _result(
-                grid,
-                folders[recipe],
-                name=recipe,
-                lr=chosen[recipe],
-                intervals=intervals.get(recipe, {}),
-                repeated=_repeated(outputs.get(recipe, []), [right for _, right in expected])
-                if task.has_source
-                else (),
-            )
-            for recipe in recipes
-        ),
-        differences=compared,
+        recipes=tuple(_recipe(grid, r, folders[r], outputs.get(r, []), answers) for r in recipes),
         samples=_samples(expected, {recipe: runs[0] for recipe, runs in outputs.items()}),
+        margin=request.margin or task.metrics[0].margin,
+        sweep_seed=request.sweep_seed if grid.swept else None,
+        rate_by=NLL.name,
+        sample_seed=grid.seeds[0],
         open_recipes=tuple(recipe for recipe in request.recipes if recipe not in recipes),
         failed=tuple(f"{run}: {reason}" for run, reason in failed.items()),
         test_is_dev=_test_is_dev(grid),
@@ -81,70 +58,33 @@ def conclude(grid: Grid, recipes: Sequence[str], failed: Mapping[str, str]) -> C
         signatures=next((_scores(f).get("signatures", {}) for runs in tested.values() for f in runs), {}),
         sample_labels=task.example_labels,
     )
+    return judge(comparison, request.out, exchanges=request.exchanges)
 
 
-def _statistics(tested: Mapping[str, Sequence[RunFolder]]) -> Statistics:
-    """The statistics that every tested run of a recipe has kept."""
-    found: Statistics = {}
-    for recipe, runs in tested.items():
-        kept = [read_examples(f.examples) if f.examples.exists() else {} for f in runs]
-        for metric in kept[0]:
-            if all(metric in examples for examples in kept):
-                found.setdefault(metric, {})[recipe] = np.stack([examples[metric] for examples in kept])
-    return found
-
-
-def _intervals(grid: Grid, statistics: Statistics) -> dict[str, dict[str, Interval]]:
-    """The mean over seeds with its interval, by recipe and metric."""
-    found: dict[str, dict[str, Interval]] = {}
-    for metric in grid.task.metrics:
-        combine = partial(grid.task.combine, metric.name)
-        for recipe, rows in statistics.get(metric.name, {}).items():
-            mean = interval(rows, combine, metric, resamples=grid.request.resamples)
-            found.setdefault(recipe, {})[metric.name] = mean
-    return found
-
-
-def _result(
+def _recipe(
     grid: Grid,
-    folders: Sequence[RunFolder],
-    *,
     name: str,
-    lr: float,
-    intervals: dict[str, Interval],
-    repeated: tuple[float, ...],
+    folders: Sequence[RunFolder],
+    outputs: Sequence[Sequence[str]],
+    answers: Sequence[str],
 ) -> RecipeResult:
-    statuses = [f.status() for f in folders]
-    sweep = [grid.folder(name, other, grid.seeds[0]) for other in grid.request.lrs]
-    every = {f.path: f for f in [*sweep, *folders]}.values()
+    """A recipe as far as its runs do not say it."""
     config = grid.base[name]
     return RecipeResult(
         name=name,
         resolves_to=describe(config),
-        trials=tuple(grid.trial(name, rate) for rate in grid.request.lrs),
-        lr=lr,
+        trials=grid.trials(name),
+        lr=grid.chosen_lr(name),
         runs=tuple(f.path.name for f in folders),
-        outcomes=tuple(s.outcome.state if s.outcome else s.state for s in statuses),
-        scores=_means(grid, [_scores(f) for f in folders if f.scores.exists()]),
-        intervals=intervals,
-        dev=_means(grid, [s.best_dev for s in statuses]),
-        train_seconds=median(s.train_seconds for s in statuses),
-        total_seconds=sum(f.status().train_seconds for f in every),
         forced=config.forced,
         explained=explain(config),
-        repeated=repeated,
+        repeated=_repeated(outputs, answers) if answers else (),
     )
 
 
 def _scores(folder: RunFolder) -> dict[str, Any]:
     scores: dict[str, Any] = read_json(folder.scores)
     return scores
-
-
-def _means(grid: Grid, scores: Sequence[Mapping[str, float]]) -> dict[str, float]:
-    """The mean of each of the task's metrics over the runs that have it."""
-    values = {m.name: [s[m.name] for s in scores if m.name in s] for m in grid.task.metrics}
-    return {name: fmean(map(float, found)) for name, found in values.items() if found}
 
 
 def _repeated(outputs: Sequence[Sequence[str]], references: Sequence[str]) -> tuple[float, ...]:

@@ -1,14 +1,16 @@
-"""The runs of a comparison: every recipe at every learning rate, and at the chosen one with every seed."""
+"""The runs of a comparison: every recipe at every learning rate, and at the chosen one with the reported
+seeds.
+"""
 
 from __future__ import annotations
 
 from dataclasses import replace
 
+from normlab.comparison.judge import trial
 from normlab.errors import UserError
 from normlab.recipes.grammar import resolve
-from normlab.spec.comparison import Trial
+from normlab.spec.comparison import Trial, choose
 from normlab.spec.config import Config, SeedConfig, run_id
-from normlab.spec.metric import NLL
 from normlab.spec.request import CompareRequest, usable_cores
 from normlab.store.folder import RunFolder
 from normlab.tasks.registry import TASKS
@@ -21,6 +23,8 @@ class Grid:
     def __init__(self, request: CompareRequest) -> None:
         self.request, self.task = request, TASKS[request.base.task]
         self.seeds = tuple(range(request.first_seed, request.first_seed + request.seeds))
+        self.swept = tuple(request.lrs) if len(request.lrs) > 1 else ()
+        """The learning rates of the sweep; a single one leaves nothing to choose."""
         threads = request.base.machine.threads or max(1, usable_cores() // request.jobs)
         machine = replace(request.base.machine, threads=threads)
         base = resolved_precision(request.base)
@@ -48,29 +52,21 @@ class Grid:
     def folder(self, recipe: str, lr: float, seed: int) -> RunFolder:
         return RunFolder(self.request.out / run_id(self.config(recipe, lr, seed)))
 
-    def trial(self, recipe: str, lr: float) -> Trial:
-        """The result of the first seed's run."""
-        folder = self.folder(recipe, lr, self.seeds[0])
-        status = folder.status()
-        outcome = status.outcome.state if status.outcome else status.state
-        return Trial(lr, folder.path.name, status.best_dev, outcome)
+    def sweep(self, recipe: str) -> list[RunFolder]:
+        """Return the folders of a recipe's sweep, one for each learning rate."""
+        return [self.folder(recipe, lr, self.request.sweep_seed) for lr in self.swept]
+
+    def trials(self, recipe: str) -> tuple[Trial, ...]:
+        """Return the results of a recipe's sweep."""
+        return tuple(trial(f, lr) for f, lr in zip(self.sweep(recipe), self.swept, strict=True))
 
     def chosen_lr(self, recipe: str) -> float:
-        """Return the learning rate with the best dev score among those that trained, or among all if none
-        did. Ties are broken by the lower negative log-likelihood, then by the smaller rate.
-        """
-        decides = (self.task.decides(self.request.base), NLL)
-
-        def merit(trial: Trial) -> tuple[bool, list[float], float]:
-            scores = [metric.merit(trial.dev.get(metric.name)) for metric in decides]
-            return trial.outcome == "trained", scores, -trial.lr
-
-        return max((self.trial(recipe, lr) for lr in self.request.lrs), key=merit).lr
+        """Return the learning rate that the sweep chose, see ``choose``, or the only one."""
+        return choose(self.trials(recipe)) if self.swept else self.request.lrs[0]
 
     def open_seed_runs(self, recipe: str) -> int:
-        """Return how many runs with the other seeds are left, whichever learning rate is chosen."""
-        states = [self.folder(recipe, lr, self.seeds[0]).status().state for lr in self.request.lrs]
-        if any(state != "done" for state in states):
-            return len(self.seeds) - 1
+        """Return how many runs with the reported seeds are left, whichever learning rate is chosen."""
+        if any(folder.status().state != "done" for folder in self.sweep(recipe)):
+            return len(self.seeds)
         lr = self.chosen_lr(recipe)
-        return sum(self.folder(recipe, lr, seed).status().state != "done" for seed in self.seeds[1:])
+        return sum(self.folder(recipe, lr, seed).status().state != "done" for seed in self.seeds)

@@ -22,11 +22,13 @@ FAR = 2.0
 
 
 def score_dots(results: pl.DataFrame, seeds: pl.DataFrame, recipes: Sequence[str], metric: Metric) -> Drawn:
-    """Draw a test score by recipe, best first: dot, 95% interval, and a tick for each seed.
+    """Draw a test score by recipe, best first: dot, 95% interval, and a tick for each seed, a cross for one
+    that did not train.
 
-    ``results``: ``recipe``, ``value``, ``low``, ``high`` (null: no run ended), ``note``; ``seeds``:
-    ``recipe``, ``seed``, ``value``. The axis covers the recipes whose score is at least half as good as the
-    best; any other is written at the left edge, so that the differences among those that learned can be seen.
+    ``results``: ``recipe``, ``value`` (null: no run trained), ``low``, ``high`` (null: too few did),
+    ``note``; ``seeds``: ``recipe``, ``seed``, ``outcome``, ``value``. The axis covers the recipes whose score
+    is at least half as good as the best; any other is written at the left edge, so that the differences among
+    those that learned can be seen.
     """
     on = results.filter(_near(results["value"], metric))
     ticks = seeds.join(on.select("recipe"), on="recipe", how="inner")
@@ -50,14 +52,22 @@ def score_dots(results: pl.DataFrame, seeds: pl.DataFrame, recipes: Sequence[str
                 x=x, text=alt.Text("value:Q", format=f".{metric.digits}f")
             ),
         ]
-    if len(ticks):
-        single = alt.Chart(rows(ticks)).mark_tick(thickness=1.5, size=16, orient="vertical", yOffset=0)
-        single = single.encode(x=x, y=y, color=recipe_colour(recipes), opacity=focused(0.75, 0.1))
-        each = [alt.Tooltip("recipe:N"), alt.Tooltip("seed:N"), number("value:Q", title=metric.label)]
-        layers.append(single.encode(tooltip=each))
+    for trained in (True, False):
+        some = ticks.filter(pl.col("outcome").str.starts_with("trained") == trained)
+        single = alt.Chart(rows(some)).encode(x=x, y=y, color=recipe_colour(recipes))
+        single = single.encode(
+            opacity=focused(0.75, 0.1),
+            tooltip=[
+                *(alt.Tooltip(f"{name}:N") for name in ("recipe", "seed", "outcome")),
+                number("value:Q", title=metric.label),
+            ],
+        )
+        if len(some):
+            tick = single.mark_tick(thickness=1.5, size=16, orient="vertical", yOffset=0)
+            layers.append(tick if trained else single.mark_point(shape="cross", angle=45))
     off = results.join(on, on="recipe", how="anti").with_columns(
         words=pl.when(pl.col("value").is_null())
-        .then(pl.lit("no score"))
+        .then(pl.lit("no seed trained"))
         .otherwise(pl.format("◂ {}", pl.col("value").round(metric.digits)))
         + pl.when(pl.col("note") == "").then(pl.lit("")).otherwise(pl.format(", {}", pl.col("note")))
     )
@@ -84,7 +94,7 @@ def sensitivity(trials: pl.DataFrame, recipes: Sequence[str], lrs: Sequence[floa
     train is hollow with its outcome's mark; without a score it stands at the bad end of the axis and its
     line has a gap. If lower scores are better, scores above twice the best stand there as well.
     """
-    title = f"dev {metric.title}, first seed"
+    title = f"dev {metric.title}, seed of the sweep"
     trials, worst, scale = _on_scale(trials, metric)
     width = min((b / a for a, b in pairwise(lrs)), default=2.0) ** 0.22
     gaps = max(1, len(recipes) - 1)

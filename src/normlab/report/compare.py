@@ -14,15 +14,20 @@ from normlab.report import tables
 from normlab.report.page import Block, Cell, Code, Details, Html, Page, Section, Table, Text, swatch
 from normlab.report.pictures import pictures
 from normlab.report.runs import RunView, run_details, settings_table, shared, tag, view
-from normlab.report.words import breakable, difference, headline, interval, lead, notes, ranking, signed, slug
-from normlab.spec.comparison import Comparison, RecipeResult, Sample
+from normlab.report.words import breakable, linked, names, notes, sentence, slug
+from normlab.spec.comparison import Comparison, RecipeResult, Sample, learnt
 from normlab.spec.metric import Metric
 from normlab.spec.units import count, duration, p_value, rate
 from normlab.store.folder import write_text_atomic
 
 CHOICE: Final = (
-    "Each recipe was trained with the first seed at every learning rate; of the rates at which it trained, "
-    "the one that did best on dev was chosen, and the other seeds were run at that one."
+    "Each recipe was trained at every learning rate with seed {seed}, which is not reported; of the rates "
+    "at which it trained, the one with the best dev {metric} was chosen. The reported seeds ran at that "
+    "rate, and no choice looked at them."
+)
+
+NO_CHOICE: Final = (
+    "There was one learning rate, so nothing was chosen; at another rate the order may be another."
 )
 
 TEST_IS_APART: Final = "The test text played no part in any choice."
@@ -34,28 +39,39 @@ TEST_IS_DEV: Final = (
 
 METHOD: Final = (
     (
-        "A 95% interval includes two kinds of chance: test examples (sentences, documents) are drawn again "
-        "with replacement (bootstrap), and the spread over seeds that examples do not explain is added, by "
-        "Student's t, because a few seeds tell little about their own spread."
+        "A seed fixes the chance in a training run: the initial weights, the order of the data, dropout. "
+        "The same recipe with another seed ends with another score, so a recipe is judged by several. A "
+        "95% interval says where the mean over all possible seeds lies: intervals made like this hold the "
+        "true value 95 times in 100. It becomes wide where seeds are few or differ much."
     ),
     (
-        "A difference is computed on the same draws of examples for both recipes (paired bootstrap), with "
-        "the spread over the seeds of both. p is two-sided and corrected for the number of pairs by Holm's "
-        "method; significant means below 0.05. For “exchanged”, the two recipes' outputs for the same "
-        "example were exchanged at random (approximate randomisation): this p is about the trained models, "
-        "not about other seeds of their recipes."
+        "Two questions are kept apart. How often does a recipe train? That is the share of its seeds, "
+        "with the interval of Clopper and Pearson; two recipes are compared by Fisher’s exact test. How "
+        "good is it when it trains? That is the mean over the seeds that trained, on a scale without "
+        "edges (logit or logarithm), so that no interval leaves the range of the score."
+    ),
+    (
+        "Recipes are compared at each seed, where they share the order of the data, and the differences "
+        "are averaged: Student’s t, the spread of each pair moderated by that of all pairs (Smyth 2004), "
+        "and intervals and p corrected for the number of pairs (Bonferroni), so that all intervals of the "
+        "page hold at once. p is the probability of a difference as large as the one seen if there were "
+        "none; it is below 0.05 exactly where the interval leaves out 0. The number of seeds that would "
+        "do is the one at which a difference is found four times in five."
     ),
     (
         "A run is stuck if its training loss never gets clearly below what token frequencies alone give, "
         "their entropy, or ends back there; it diverged if its loss or gradient is not finite or its loss "
         "stays clearly above its initial value. Such a run is stopped as soon as that is certain; it is "
-        "shown in every table and chart."
+        "shown in every table and chart, and counts as one that did not train."
     ),
     (
         f"Curves have at most {POINTS} points per line, each the mean over a range of steps, which smooths "
         "them a little. The tables in full are the CSV files in the folder beside this page."
     ),
 )
+
+ROWS_OPEN: Final = 15
+"""Pairs of recipes that are shown without asking."""
 
 SAMPLES_OPEN: Final = 6
 """Samples that are shown without asking."""
@@ -86,16 +102,19 @@ def _page(comparison: Comparison, root: Path) -> Page:
     missing = [run for run, seen in views.items() if seen.problem]
     stale = [run for run, seen in views.items() if seen.stale]
     warning = Markup(' <span class="alarm">{}</span>').format(TEST_IS_DEV) if comparison.test_is_dev else ""
+    headline, *lead = comparison.sentences
     return Page(
         title=comparison.title,
-        headline=headline(comparison),
+        headline=linked(comparison, headline),
         facts=_facts(comparison, views),
-        lead=lead(comparison) + warning,
+        lead=Markup(" ").join(sentence(comparison, said) for said in lead) + warning,
         recipes=[r.name for r in comparison.recipes],
         blocks=[
             *pictures(comparison, views, notes(comparison, missing, stale)),
             _results(comparison),
-            *_significance(comparison),
+            *_differences(comparison),
+            *_training(comparison),
+            *_models(comparison),
             *_samples(comparison),
             _runs(comparison, views),
             _method(comparison),
@@ -116,96 +135,134 @@ def _facts(comparison: Comparison, views: Mapping[str, RunView]) -> list[str]:
     ]
 
 
-def _ordered(comparison: Comparison) -> list[RecipeResult]:
-    """All recipes, the ranked ones first."""
-    ranked = [r for r, _ in ranking(comparison)]
-    return ranked + [r for r in comparison.recipes if r not in ranked]
-
-
 def _places(comparison: Comparison) -> dict[str, int]:
     return {r.name: i for i, r in enumerate(comparison.recipes)}
 
 
 def _results(comparison: Comparison) -> Section:
-    metrics, dev = comparison.tested or comparison.metrics[:1], comparison.dev_metric
-    first = ("recipe", f"test {metrics[0].label}", f"dev {dev.label}", "learning rate", "seeds")
-    header = (*first, *(metric.label for metric in metrics[1:]), "one run", "all runs")
-    order, place = _ordered(comparison), _places(comparison)
-    tested = {m.name: {r.name: r.value(m) for r in order} for m in metrics}
-    validated = {r.name: r.dev.get(dev.name) for r in order}
+    metrics = comparison.tested or comparison.metrics[:1]
+    header = ("recipe", f"test {metrics[0].label}", "trained", "learning rate", "seeds")
+    header += (*(metric.label for metric in metrics[1:]), "one run", "all runs")
+    place = _places(comparison)
+    best = {m.name: max((m.merit(r.value(m)) for r in comparison.recipes), default=0.0) for m in metrics}
     rows = []
-    for r in order:
+    for r in comparison.ranked:
         link = f"#{slug(r.name)}"
         trial = next((t for t in r.trials if t.lr == r.lr), None)
         mark = Markup(" ") + tag("forced") if r.forced else Markup("")
+        first, *others = [_score(metric, r, best[metric.name]) for metric in metrics]
         rows.append(
             [
                 Cell(swatch(place[r.name]) + breakable(r.name) + mark, r.resolves_to, link, title=r.forced),
-                _score(metrics[0], tested[metrics[0].name], r, test=True),
-                _score(dev, validated, r, test=False),
+                first,
+                _share(r, link),
                 Cell(rate(r.lr), href=f"#run-{trial.run}" if trial else link),
-                Cell(_seed_links(r, comparison.seeds), tables.outcome_note(r.outcomes)),
-                *(_score(metric, tested[metric.name], r, test=True) for metric in metrics[1:]),
+                Cell(_seed_links(r, comparison.seeds)),
+                *others,
                 Cell(duration(r.train_seconds), href=link),
                 Cell(duration(r.total_seconds), href=link),
             ]
         )
-    table = Table(header, rows, "Best first. Every number links to the runs behind it. Small: 95% interval.")
-    return Section("Results", [table], "results")
+    caption = (
+        "Those that trained at every seed first, then by score. A score is the mean over the seeds that "
+        "trained; small: its 95% interval, and the seeds one by one, in brackets those that did not "
+        "train. Every number links to the runs behind it."
+    )
+    return Section("Results", [Table(header, rows, caption)], "results")
 
 
-def _score(metric: Metric, values: Mapping[str, float | None], recipe: RecipeResult, *, test: bool) -> Cell:
-    """Return the cell of a recipe's score, emphasised if it is the best; a test score with its interval."""
-    value, link = values[recipe.name], f"#{slug(recipe.name)}"
-    if value is None:
-        return Cell("none", "no run ended", link, "alarm")
-    found = recipe.intervals.get(metric.name) if test else None
-    best = max(map(metric.merit, values.values()))
-    tone = "best" if metric.merit(value) == best else ""
-    return Cell(metric.shown(value), interval(found, metric) if found else "", link, tone)
+def _score(metric: Metric, recipe: RecipeResult, best: float) -> Cell:
+    """Return the cell of a recipe's mean score with interval and seeds, emphasised if it is the best."""
+    mean, link = recipe.means.get(metric.name), f"#{slug(recipe.name)}"
+    if mean is None:
+        return Cell("none", recipe.by_seed(metric), link, "alarm")
+    ends = [f"{metric.shown(mean.low)} to {metric.shown(mean.high)}"] if mean.low is not None else []
+    small = Markup("<br>").join([*ends, recipe.by_seed(metric)])
+    return Cell(metric.shown(mean.value), small, link, "best" if metric.merit(mean.value) == best else "")
+
+
+def _share(recipe: RecipeResult, link: str) -> Cell:
+    if recipe.trains is None:
+        return Cell("none", recipe.states, link, "alarm")
+    low, high = recipe.trains.low or 0.0, recipe.trains.high or 0.0
+    small = [f"{100 * low:.0f}% to {100 * high:.0f}%"]
+    small += [recipe.states] if recipe.trained < len(recipe.outcomes) else []
+    tone = "" if recipe.trained else "alarm"
+    return Cell(f"{recipe.trained} of {recipe.ended}", Markup("<br>").join(small), link, tone)
 
 
 def _seed_links(recipe: RecipeResult, seeds: Sequence[int]) -> Markup:
     form = Markup('<a href="#run-{}" title="run {}: {}">{}{}</a>')
     parts = [
-        form.format(run, run, outcome, seed, "" if outcome == "trained" else " ✕")
+        form.format(run, run, outcome, seed, "" if learnt(outcome) else " ✕")
         for run, seed, outcome in zip(recipe.runs, seeds, recipe.outcomes, strict=False)
     ]
     return Markup(", ").join(parts)
 
 
-def _significance(comparison: Comparison) -> list[Section]:
-    seen = {name for d in comparison.differences for name in (d.a, d.b)}
-    if not seen:
-        return []
-    order, place = [r.name for r in _ordered(comparison) if r.name in seen], _places(comparison)
-    metric = comparison.headline
+ANSWERS: Final = {
+    "better": ("a difference", "good"),
+    "equal": ("none that matters", ""),
+    "open": ("open", "faint"),
+}
+
+
+def _differences(comparison: Comparison) -> list[Section]:
     rows = []
-    for a in order:
-        row = [Cell(swatch(place[a]) + breakable(a), href=f"#{slug(a)}")]
-        for b in order:
-            d = difference(comparison, a, b)
-            if a == b or d is None:
-                row.append(Cell("·" if a == b else "–", tone="faint"))
-                continue
-            small = [interval(d.delta, metric, sign=True), p_value(d.p_corrected)]
-            if d.p_randomisation is not None:
-                small.append(f"exchanged: {p_value(d.p_randomisation)}")
-            good = "good" if metric.better(d.delta.value, 0.0) else "bad"
-            tone = good if d.significant else "faint"
-            verdict = "significant" if d.significant else "not significant"
-            value = signed(d.delta.value, metric)
-            title = f"{a} minus {b}: {value} {metric.label}, {verdict}; uncorrected {p_value(d.p)}"
-            row.append(Cell(value, Markup("<br>").join(small), f"#{slug(b)}", tone, title))
-        rows.append(row)
-    caption = (
-        f"Row minus column, test {metric.title}. Coloured: significant at 0.05 after correction. "
-        "Small: 95% interval, corrected p."
+    for d in comparison.differences:
+        word, tone = ANSWERS[d.answer]
+        rows.append([Cell(word, tone=tone), Cell(sentence(comparison, d.sentence))])
+    if not rows:
+        return []
+    metric = comparison.headline
+    intro = (
+        f"Test {metric.title}, at the seeds at which both trained. A difference is one that chance does "
+        f"not explain, with its least size. None that matters: below {metric.amount(comparison.margin)}, "
+        "the margin of this comparison. Open: the seeds are too few to say, and how many would do."
     )
-    if any(d.p_randomisation is not None for d in comparison.differences):
-        caption += " “Exchanged”: p of approximate randomisation, of these very models, not corrected."
-    table = Table(("", *map(breakable, order)), rows, caption)
-    return [Section("Which differences are real?", [table], "significance")]
+    return [Section("Which differences are real?", _folded(("", "answer"), rows), "differences", intro)]
+
+
+def _training(comparison: Comparison) -> list[Section]:
+    said = [d.trains_sentence for d in comparison.differences if d.trains_sentence]
+    if not said:
+        return []
+    intro = "Fisher’s exact test on the numbers of seeds, p corrected for the number of pairs."
+    rows = [[Cell(sentence(comparison, one))] for one in said]
+    return [Section("Does one train more often than another?", _folded(("answer",), rows), "often", intro)]
+
+
+def _models(comparison: Comparison) -> list[Section]:
+    metric, named = comparison.headline, names(comparison)
+    rows = [
+        [
+            Cell(Markup("{} minus {}").format(named[d.a], named[d.b])),
+            Cell(metric.signed(d.models).replace("-", "−")),
+            Cell(p_value(d.p_models)),
+        ]
+        for d in comparison.differences
+        if d.models is not None and d.p_models is not None
+    ]
+    if not rows:
+        return []
+    intro = (
+        "Another question: would these trained models keep their order on other test examples? Their "
+        "outputs were exchanged at random, example by example (approximate randomisation; p is not "
+        "corrected). This says nothing of other seeds of the recipes, and a small p here with an open "
+        "answer above means: these models differ, their recipes may not."
+    )
+    table = _folded(("models", metric.label, "p"), rows)
+    return [Section("These very models", table, "models", intro)]
+
+
+def _folded(header: Sequence[str], rows: Sequence[Sequence[Cell]]) -> list[Block]:
+    """Return a table, the rows beyond ``ROWS_OPEN`` on request."""
+    columns = 2 if header[-1] == "answer" else 1
+    blocks: list[Block] = [Table(header, rows[:ROWS_OPEN], text_columns=columns)]
+    if rows[ROWS_OPEN:]:
+        rest = Table(header, rows[ROWS_OPEN:], text_columns=columns)
+        blocks.append(Details(f"{count(len(rows) - ROWS_OPEN, 'more pair')}", [rest]))
+    return blocks
 
 
 def _samples(comparison: Comparison) -> list[Section]:
@@ -216,7 +273,7 @@ def _samples(comparison: Comparison) -> list[Section]:
     blocks: list[Block] = list(cards[:SAMPLES_OPEN])
     if cards[SAMPLES_OPEN:]:
         blocks.append(Details(f"{count(len(cards) - SAMPLES_OPEN, 'more sample')}", cards[SAMPLES_OPEN:]))
-    intro = "First seed, chosen learning rate."
+    intro = f"Seed {comparison.sample_seed}, chosen learning rate."
     if any(sample.reference for sample in comparison.samples):
         intro += f" Marked: words that are not in the {comparison.sample_labels[1]} at that place."
     return [Section("Samples, side by side", blocks, "samples", intro)]
@@ -272,12 +329,15 @@ def _runs(comparison: Comparison, views: Mapping[str, RunView]) -> Section:
 
 
 def _method(comparison: Comparison) -> Section:
-    choice = f"{CHOICE} {TEST_IS_DEV if comparison.test_is_dev else TEST_IS_APART}"
+    choice = NO_CHOICE
+    if comparison.sweep_seed is not None:
+        choice = CHOICE.format(seed=comparison.sweep_seed, metric=comparison.rate_metric.label)
+    choice = f"{choice} {TEST_IS_DEV if comparison.test_is_dev else TEST_IS_APART}"
     metric, labels = comparison.headline, {metric.name: metric.label for metric in comparison.metrics}
     better = "higher" if metric.higher_is_better else "lower"
     scored = (
-        f"Recipes are ranked by test {metric.title} ({better} is better), the mean over the seeds whose runs "
-        f"ended; learning rates and checkpoints were chosen by dev {comparison.dev_metric.label}."
+        f"Recipes are compared by test {metric.title} ({better} is better); the checkpoint of each run was "
+        f"chosen by dev {comparison.dev_metric.label}."
     )
     blocks: list[Block] = [Text(text) for text in (choice, scored, *METHOD)]
     blocks += [

@@ -44,16 +44,16 @@ def curves(
 def pictures(comparison: Comparison, views: Mapping[str, RunView], known: Sequence[Text]) -> list[Section]:
     """Return the sections of charts, the most important first; ``known`` stands below the first two."""
     recipes = [r.name for r in comparison.recipes]
-    result, seeds = tables.results(comparison), tables.seed_scores(comparison, views)
-    ticks = " Ticks: single seeds." if len(seeds) else ""
-    headline, dev = comparison.headline, comparison.dev_metric
+    result, seeds = tables.results(comparison), tables.seed_scores(comparison)
+    headline, decides = comparison.headline, comparison.rate_metric
     far = "below half" if headline.higher_is_better else "above twice"
     first = [
         Chart(
             f"test-{headline.name}",
             f"Test {headline.label}",
-            f"Dot: mean over seeds; bar: 95% interval over test examples and seeds.{ticks} "
-            f"A recipe {far} the best score is written at the left edge.",
+            "Ticks: single seeds, crosses those that did not train. Dot: mean over the seeds that "
+            f"trained; bar: its 95% interval, where other seeds would put the mean. A recipe {far} the "
+            "best score is written at the left edge.",
             score_dots(result, seeds, recipes, headline),
             result,
         )
@@ -66,7 +66,7 @@ def pictures(comparison: Comparison, views: Mapping[str, RunView], known: Sequen
                 "Sensitivity to the learning rate",
                 "Ring: chosen. Hollow square: stuck; hollow cross: diverged; at the bad end of the axis "
                 "without a score. Points at one learning rate stand slightly apart so that all can be seen.",
-                sensitivity(sweep, recipes, sorted(comparison.lrs), dev),
+                sensitivity(sweep, recipes, sorted(comparison.lrs), decides),
                 sweep,
             )
         )
@@ -112,7 +112,7 @@ def _sweep_section(comparison: Comparison, views: Mapping[str, RunView]) -> list
         frame, name = tables.trial_curves(comparison, views, lr), f"train-nll-lr-{rate(lr)}"
         title = f"Learning rate {rate(lr)}"
         charts.append(curves(name, title, "", frame, recipes, axis, entropy_nats=entropy, points=points))
-    intro = "Training loss of every recipe at every learning rate, first seed."
+    intro = f"Training loss of every recipe at every learning rate, seed {comparison.sweep_seed}."
     return [Section("The sweep, run by run", [Grid(charts, wide=310)], "sweep", intro)]
 
 

@@ -35,8 +35,8 @@ def seed_curves(
 
 
 def trial_curves(comparison: Comparison, views: Mapping[str, RunView], lr: float) -> pl.DataFrame:
-    """Return the training curves of every recipe at one learning rate, first seed."""
-    seed = str(comparison.seeds[0]) if comparison.seeds else ""
+    """Return the training curves of every recipe at one learning rate, with the seed of the sweep."""
+    seed = str(comparison.sweep_seed)
     entries = [(r.name, t.run, seed, t.outcome) for r in comparison.recipes for t in r.trials if t.lr == lr]
     return _curves(entries, views, "train", ("nll",))
 
@@ -56,7 +56,7 @@ def by_tokens(curves: pl.DataFrame, train: pl.DataFrame) -> pl.DataFrame:
 def trials(comparison: Comparison) -> pl.DataFrame:
     """Return the sweep, one row per recipe and learning rate; ``dev`` is the score that decides."""
     rows = [
-        (r.name, t.lr, t.run, t.dev.get(comparison.best_by), t.dev.get(NLL.name), t.outcome, t.lr == r.lr)
+        (r.name, t.lr, t.run, t.dev.get(comparison.rate_by), t.dev.get(NLL.name), t.outcome, t.lr == r.lr)
         for r in comparison.recipes
         for t in r.trials
     ]
@@ -67,7 +67,7 @@ def trials(comparison: Comparison) -> pl.DataFrame:
 
 def results(comparison: Comparison) -> pl.DataFrame:
     """Return one row per recipe: the headline test score (``value``) with the ends of its interval, the other
-    test scores by name, the dev score that choices are made by, the chosen learning rate and the time.
+    test scores by name, how many seeds trained, the chosen learning rate and the time.
     """
     headline = comparison.headline
     rows = [
@@ -77,39 +77,44 @@ def results(comparison: Comparison) -> pl.DataFrame:
             "low": found.low if found else None,
             "high": found.high if found else None,
             **{m.name: r.value(m) for m in comparison.tested if m != headline},
-            "dev": r.dev.get(comparison.best_by),
+            "trained": r.trained,
+            "seeds": r.ended,
             "lr": r.lr,
-            "note": outcome_note(r.outcomes),
+            "note": r.states if r.trained < len(r.outcomes) else "",
             "minutes": r.train_seconds / 60,
             "total_minutes": r.total_seconds / 60,
             "words": duration(r.train_seconds),
         }
         for r in comparison.recipes
-        for found in [r.intervals.get(headline.name)]
+        for found in [r.means.get(headline.name)]
     ]
     texts = ("recipe", "note", "words")
     schema = {name: pl.String if name in texts else pl.Float64 for name in (rows[0] if rows else texts)}
     return pl.DataFrame(rows, schema=schema)
 
 
-def seed_scores(comparison: Comparison, views: Mapping[str, RunView]) -> pl.DataFrame:
+def seed_scores(comparison: Comparison) -> pl.DataFrame:
     """Return the headline test score of each seed's run, if it has one."""
-    name = comparison.headline.name
     rows = [
-        (recipe.name, str(seed), run, float(views[run].scores[name]))
+        (recipe.name, str(seed), run, outcome, float(value))
         for recipe in comparison.recipes
-        for run, seed in zip(recipe.runs, comparison.seeds, strict=False)
-        if run in views and isinstance(views[run].scores.get(name), int | float)
+        for seed, run, outcome, value in zip(
+            comparison.seeds,
+            recipe.runs,
+            recipe.outcomes,
+            recipe.scores.get(comparison.headline.name, (None,) * len(recipe.runs)),
+            strict=False,
+        )
+        if value is not None
     ]
-    schema = {"recipe": pl.String, "seed": pl.String, "run": pl.String, "value": pl.Float64}
+    schema = {
+        "recipe": pl.String,
+        "seed": pl.String,
+        "run": pl.String,
+        "outcome": pl.String,
+        "value": pl.Float64,
+    }
     return pl.DataFrame(rows, schema=schema, orient="row")
-
-
-def outcome_note(outcomes: Sequence[str]) -> str:
-    """Return ``stuck`` or ``1 of 3 seeds stuck``, and so on; empty if every run trained."""
-    astray = [o for o in outcomes if o != "trained"]
-    kinds = " or ".join(dict.fromkeys(astray))
-    return kinds if len(astray) in (0, len(outcomes)) else f"{len(astray)} of {len(outcomes)} seeds {kinds}"
 
 
 def _curves(

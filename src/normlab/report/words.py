@@ -1,33 +1,19 @@
-"""The sentences of a comparison's page, all computed from the comparison."""
+"""The comparison's sentences on its page, with links, and the notes below them."""
 
 from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Sequence
-from dataclasses import replace
+from typing import Final
 
 from markupsafe import Markup
 
 from normlab.report.page import Text
-from normlab.spec.comparison import Comparison, Difference, Interval, RecipeResult
-from normlab.spec.metric import Metric
-from normlab.spec.units import count, p_value, rate
+from normlab.spec.comparison import Comparison, choose, learnt
+from normlab.spec.units import count, rate
 
-
-def signed(value: float, metric: Metric) -> str:
-    """Format a difference: ``+1.3``, ``−0.4`` (with a true minus), ``0.0`` without a sign."""
-    return metric.signed(value).replace("-", "−")
-
-
-def interval(found: Interval, metric: Metric, *, sign: bool = False) -> str:
-    """Format an interval: ``37.2 to 38.9``, or with signs for a difference."""
-    low, high = (signed(v, metric) if sign else metric.shown(v) for v in (found.low, found.high))
-    return f"{low} to {high}"
-
-
-def amount(value: float, metric: Metric) -> str:
-    """Format a score with its metric: ``1.234 bits per byte``."""
-    return f"{metric.shown(value)} {metric.label}"
+VERBS: Final = {"stuck": "was stuck", "ignores its source": "ignored its source"}
+"""What a run with an outcome did, where that is not the outcome's own word."""
 
 
 def listing(items: Iterable[str]) -> Markup:
@@ -54,59 +40,24 @@ def breakable(name: str) -> Markup:
     return Markup("<wbr>").join(re.split(r"(?<=[+/:])", name))
 
 
-def ranking(comparison: Comparison) -> list[tuple[RecipeResult, float]]:
-    """Return the recipes with a test score and at least one run that trained, the best first."""
-    metric = comparison.headline
-    scored = [(r, r.value(metric)) for r in comparison.recipes if "trained" in r.outcomes]
-    learned = [(r, value) for r, value in scored if value is not None]
-    return sorted(learned, key=lambda pair: metric.merit(pair[1]), reverse=True)
+def linked(comparison: Comparison, sentence: str) -> Markup:
+    """Return one of the comparison's sentences with every recipe's name underlined and linked."""
+    called = names(comparison)
+    either = "|".join(re.escape(name) for name in sorted(called, key=len, reverse=True))
+    parts = re.split(rf"(?<![\w+/:])({either})(?![\w+/:])", sentence) if called else [sentence]
+    return Markup("").join(called.get(part, part) for part in parts)
 
 
-def difference(comparison: Comparison, a: str, b: str) -> Difference | None:
-    """Return the difference ``a`` minus ``b``; None if the comparison has neither it nor its opposite."""
-    for d in comparison.differences:
-        if (d.a, d.b) == (a, b):
-            return d
-        if (d.a, d.b) == (b, a):
-            return replace(d, a=a, b=b, delta=Interval(-d.delta.value, -d.delta.high, -d.delta.low))
-    return None
-
-
-def headline(comparison: Comparison) -> Markup:
-    """Name the best recipe and its lead, or the recipes that cannot be told apart."""
-    called, metric = names(comparison), comparison.headline
-    ranked = ranking(comparison)
-    if not comparison.recipes:
-        return Markup("No recipe is finished yet")
-    if not ranked:
-        number = len(comparison.recipes)
-        return Markup("{} learned at the learning rates tried").format(
-            "The recipe did not" if number == 1 else f"None of the {number} recipes"
-        )
-    (best, score), *others = ranked
-    reaches = Markup("{} reaches {}").format(called[best.name], amount(score, metric))
-    if not others:
-        alone = Markup("") if len(comparison.recipes) == 1 else Markup(", the only recipe that learned")
-        return reaches + alone
-    level = [r.name for r, _ in others if not _beaten(comparison, best.name, r.name)]
-    if not level:
-        second, second_score = others[0]
-        ahead = metric.shown(abs(score - second_score))
-        return Markup("{} is best: {}, {} ahead of {}").format(
-            called[best.name], amount(score, metric), ahead, called[second.name]
-        )
-    few = len(level) <= 3
-    tied = listing([called[name] for name in level]) if few else Markup("{} others").format(len(level))
-    return Markup("{}, but this test cannot tell it from {}").format(reaches, tied)
+def sentence(comparison: Comparison, said: str) -> Markup:
+    """Return a sentence with a capital letter, unless it begins with a recipe's name, and a full stop."""
+    begins = any(said.startswith(r.name) for r in comparison.recipes)
+    return linked(comparison, (said if begins else said[:1].upper() + said[1:]) + ".")
 
 
 def notes(comparison: Comparison, missing: Sequence[str] = (), stale: Sequence[str] = ()) -> list[Text]:
     """List failures, choices at the edge of the sweep, and limits of the conclusion."""
     found = [Text(f"{comparison.progress}; the others follow.", "alarm")] if comparison.progress else []
     found += [*_trouble(comparison), *_edges(comparison)]
-    if len(comparison.seeds) == 1:
-        seed = "One seed only: the intervals cover the choice of test examples, not that of the seed."
-        found.append(Text(seed))
     called = names(comparison)
     for recipe in comparison.recipes:
         name = called[recipe.name]
@@ -128,66 +79,36 @@ def notes(comparison: Comparison, missing: Sequence[str] = (), stale: Sequence[s
     return found
 
 
-def _beaten(comparison: Comparison, best: str, other: str) -> bool:
-    d = difference(comparison, best, other)
-    return d is not None and d.significant and comparison.headline.better(d.delta.value, 0.0)
-
-
-def lead(comparison: Comparison) -> Markup:
-    """Describe the difference between the two best recipes; empty if there are fewer."""
-    ranked = ranking(comparison)
-    if len(ranked) < 2:
-        return Markup("")
-    (best, _), (second, _), *_ = ranked
-    called = names(comparison)
-    d = difference(comparison, best.name, second.name)
-    if d is None:
-        return Markup("No significance was computed between {} and {}: their order may be chance.").format(
-            called[best.name], called[second.name]
-        )
-    metric = comparison.headline
-    return Markup("{} minus {}: {} {}, 95% interval {}; {} after correction for {}, {}.").format(
-        called[best.name],
-        called[second.name],
-        signed(d.delta.value, metric),
-        metric.label,
-        interval(d.delta, metric, sign=True),
-        p_value(d.p_corrected),
-        count(len(comparison.differences), "comparison"),
-        "significant" if d.significant else "not significant",
-    )
-
-
 def _trouble(comparison: Comparison) -> list[Text]:
-    """Write one note per recipe that was stuck or diverged, and one for all the others."""
+    """Write one note per recipe that did not train everywhere, and one for all the others."""
     called = names(comparison)
     found: list[Text] = []
     fine = []
     for recipe in comparison.recipes:
         parts = []
-        for state in ("stuck", "diverged", "failed"):
+        for state in dict.fromkeys(t.outcome for t in recipe.trials if not learnt(t.outcome)):
             rates = [rate(t.lr) for t in recipe.trials if t.outcome == state]
-            if rates:
-                verb = state if state != "stuck" else "was stuck"
-                parts.append(Markup("{} at {}").format(verb, listing(rates)))
-        bad = [o for o in recipe.outcomes if o != "trained"]
-        if bad and not (len(bad) == len(recipe.outcomes) and parts):
-            parts.append(
-                Markup("at the chosen {}, {} of {} seeds did not train").format(
-                    rate(recipe.lr), len(bad), len(recipe.outcomes)
-                )
+            parts.append(Markup("{} at {}").format(VERBS.get(state, state), listing(rates)))
+        if recipe.trained < len(recipe.outcomes):
+            chosen = Markup(
+                "at the chosen {} its seeds ended so: {}" if recipe.trials else "at {} its seeds ended so: {}"
             )
-        if not parts:
+            parts.append(chosen.format(rate(recipe.lr), recipe.states))
+        if parts:
+            found.append(Text(Markup("{} {}.").format(called[recipe.name], listing(parts)), "alarm"))
+        else:
             fine.append(called[recipe.name])
-            continue
-        good = [rate(t.lr) for t in recipe.trials if t.outcome == "trained"]
-        end = Markup("; it trained at {}").format(listing(good)) if good else Markup(": nowhere did it train")
-        found.append(Text(Markup("{} {}{}.").format(called[recipe.name], listing(parts), end), "alarm"))
+        if recipe.trials and choose(recipe.trials) != recipe.lr:
+            form = "The rate of {} was chosen by dev {}; by dev loss it would have been {}."
+            by = comparison.rate_metric.label
+            found.append(
+                Text(Markup(form).format(called[recipe.name], by, rate(choose(recipe.trials))), "alarm")
+            )
     if fine:
         number = len(comparison.lrs)
         several = "both" if number == 2 else f"all {number}"
         every = "the learning rate tried" if number == 1 else f"{several} learning rates"
-        found.append(Text(Markup("{} trained at {}.").format(listing(fine), every)))
+        found.append(Text(Markup("{} trained at {}, and with every seed.").format(listing(fine), every)))
     return found
 
 
@@ -197,7 +118,7 @@ def _edges(comparison: Comparison) -> list[Text]:
     if len(lrs) < 2:
         return found
     for edge, side, more in ((max(lrs), "largest", "larger"), (min(lrs), "smallest", "smaller")):
-        there = [called[r.name] for r, _ in ranking(comparison) if r.lr == edge]
+        there = [called[r.name] for r in comparison.ranked if r.trained and r.lr == edge]
         if there:
             form = "{} did best at the {} learning rate tried, {}; a {} one may be better still."
             found.append(Text(Markup(form).format(listing(there), side, rate(edge), more)))

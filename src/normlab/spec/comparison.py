@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import math
+from collections import Counter
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from normlab.spec.metric import NLL, Metric, deciding
@@ -10,26 +12,56 @@ from normlab.spec.units import count
 
 MOSTLY = 0.5
 """A share of the outputs; that one of them has more is a failure."""
+NO_OUTCOME = ("new", "running", "done", "interrupted", "failed")
+"""States of a run that has not ended by itself: it says nothing of its recipe."""
+
+
+def learnt(outcome: str) -> bool:
+    """Whether a run with this outcome trained."""
+    return outcome.startswith("trained")
 
 
 @dataclass(frozen=True)
 class Interval:
-    """A point estimate with a 95% interval."""
+    """A point estimate with a 95% interval; without ends where there are too few runs for one."""
 
     value: float
-    low: float
-    high: float
+    low: float | None = None
+    high: float | None = None
+
+    @property
+    def least(self) -> float:
+        """The smallest size that the interval holds, if it leaves out 0."""
+        return min(abs(self.low or 0.0), abs(self.high or 0.0))
+
+    @property
+    def largest(self) -> float:
+        """The largest size that the interval holds."""
+        return max(abs(self.low or 0.0), abs(self.high or 0.0))
 
 
 @dataclass(frozen=True)
 class Trial:
-    """One learning rate of one recipe, run with the first seed."""
+    """One learning rate of one recipe, run with the seed of the sweep."""
 
     lr: float
     run: str
     dev: dict[str, float]
     """The best dev scores by metric name; empty: it was never validated."""
     outcome: str
+
+
+def choose(trials: Sequence[Trial]) -> float:
+    """Return the learning rate with the lowest dev loss per token among the runs that trained, or among all
+    if none did.
+
+    Ties go to the smaller rate.
+    """
+
+    def merit(trial: Trial) -> tuple[bool, float, float]:
+        return learnt(trial.outcome), NLL.merit(trial.dev.get(NLL.name)), -trial.lr
+
+    return max(trials, key=merit).lr
 
 
 @dataclass(frozen=True)
@@ -40,22 +72,23 @@ class RecipeResult:
     resolves_to: str
     """One line: placement, norm, embedding, scheme, schedule."""
     trials: tuple[Trial, ...]
+    """The sweep, with a seed that is not reported; empty where there was one rate and no choice."""
     lr: float
-    """The learning rate chosen on dev with the first seed."""
+    """The learning rate that the sweep chose."""
     runs: tuple[str, ...]
     """Run ids at the chosen learning rate, in the order of ``Comparison.seeds``."""
-    outcomes: tuple[str, ...]
-    scores: dict[str, float]
-    """Test scores by metric name, the mean over the seeds that were tested; empty: none was."""
-    intervals: dict[str, Interval]
-    """By metric name the same mean with an interval over test examples (bootstrap) and seeds (Student's t),
-    of the metrics whose statistics the task keeps for each example.
+    outcomes: tuple[str, ...] = ()
+    trains: Interval | None = None
+    """The share of runs that trained; None where none has ended."""
+    scores: dict[str, tuple[float | None, ...]] = field(default_factory=dict)
+    """Test scores by metric name, one for each seed; None for a run without."""
+    means: dict[str, Interval] = field(default_factory=dict)
+    """By metric name the mean over the seeds that trained, on the metric's scale, with an interval from two
+    seeds on.
     """
-    dev: dict[str, float]
-    """Best dev scores by metric name, the mean over the seeds that were validated."""
-    train_seconds: float
+    train_seconds: float = 0.0
     """Median over the runs at the chosen learning rate."""
-    total_seconds: float
+    total_seconds: float = 0.0
     """Over every run of the recipe, the sweep included."""
     forced: str = ""
     """Why a source does not define this combination, where it was forced."""
@@ -67,9 +100,33 @@ class RecipeResult:
     """
 
     def value(self, metric: Metric) -> float | None:
-        """The mean test score; None where no seed was tested."""
-        interval = self.intervals.get(metric.name)
-        return interval.value if interval else self.scores.get(metric.name)
+        """The mean test score; None where no seed trained."""
+        mean = self.means.get(metric.name)
+        return mean.value if mean else None
+
+    def by_seed(self, metric: Metric) -> str:
+        """The score of each seed, in brackets where the run did not train: ``33.1, (0.4), 33.3``."""
+        scores = self.scores.get(metric.name, (None,) * len(self.runs))
+        shown = [metric.shown(score) or "–" for score in scores]
+        return ", ".join(
+            text if learnt(outcome) else f"({text})"
+            for text, outcome in zip(shown, self.outcomes, strict=True)
+        )
+
+    @property
+    def trained(self) -> int:
+        """The number of seeds that trained."""
+        return sum(map(learnt, self.outcomes))
+
+    @property
+    def ended(self) -> int:
+        """The number of seeds whose run has an outcome; one that failed by an error has none."""
+        return sum(outcome not in NO_OUTCOME for outcome in self.outcomes)
+
+    @property
+    def states(self) -> str:
+        """The number of seeds by outcome, in words: ``2 trained, 1 stuck``."""
+        return ", ".join(f"{number} {state}" for state, number in Counter(self.outcomes).items())
 
     @property
     def unheard(self) -> str:
@@ -86,28 +143,42 @@ class RecipeResult:
 
 @dataclass(frozen=True)
 class Difference:
-    """The headline score of ``a`` minus that of ``b``, paired over test examples; its interval includes the
-    spread over seeds.
-    """
+    """Two recipes compared: how good each is when it trains, how often it trains, and their very models."""
 
     a: str
     b: str
-    delta: Interval
-    p: float
-    """Two-sided, before correction."""
-    p_corrected: float
-    """Holm-corrected over all pairs of the comparison."""
-    significant: bool
-    """``p_corrected`` is below 0.05."""
-    p_randomisation: float | None = None
-    """Two-sided, before correction, by exchanging outputs: for these models alone, not for their recipes;
-    None: the two do not have the same number of seeds.
+    seeds: int
+    """The number of seeds at which both trained."""
+    answer: str
+    """``better`` (``a`` is, or ``b``), ``equal`` (no difference that matters), or ``open`` (too few seeds).
     """
+    sentence: str = ""
+    """The answer in words."""
+    delta: Interval | None = None
+    """The headline score of ``a`` minus that of ``b`` with an interval that holds for all pairs at once; None
+    where both trained at fewer than two seeds.
+    """
+    p: float | None = None
+    """Two-sided, corrected for the number of pairs; below 0.05 exactly where the interval leaves out 0."""
+    effect: float | None = None
+    """Where the answer is open, the difference that is looked for: the one seen, or ``Comparison.margin`` if
+    that is larger.
+    """
+    seeds_needed: int | None = None
+    """The number of seeds that would show ``effect``; None if that takes more than a thousand."""
+    p_trains: float | None = None
+    """The p that both train equally often (Fisher's exact test), corrected for the number of pairs."""
+    trains_sentence: str = ""
+    """How often each trains, in words; empty where there is no difference."""
+    models: float | None = None
+    """The difference of the mean scores of these models, as it is."""
+    p_models: float | None = None
+    """The p of that difference by exchanging outputs, about these models alone and not corrected."""
 
 
 @dataclass(frozen=True)
 class Sample:
-    """A test example with each recipe's output (first seed, chosen learning rate)."""
+    """A test example with each recipe's output (``Comparison.sample_seed``, chosen learning rate)."""
 
     source: str
     reference: str
@@ -128,14 +199,25 @@ class Comparison:
     metrics: tuple[Metric, ...]
     """The task's; the first is the headline, by which recipes are ranked and compared."""
     best_by: str
-    """Name of the dev metric by which learning rates and checkpoints were chosen."""
+    """Name of the dev metric by which checkpoints were chosen."""
     data: dict[str, str]
     """Facts in words: pairs, vocabulary, corpus, unigram entropy."""
     seeds: tuple[int, ...]
+    """The reported seeds, which no choice has looked at."""
     lrs: tuple[float, ...]
     recipes: tuple[RecipeResult, ...]
-    differences: tuple[Difference, ...]
     samples: tuple[Sample, ...]
+    margin: float
+    """The smallest difference of the headline that matters; a smaller one counts as none."""
+    differences: tuple[Difference, ...] = ()
+    sentences: tuple[str, ...] = ()
+    """What was found, the headline first: pages and terminals say these sentences."""
+    sweep_seed: int | None = None
+    """The seed of the sweep over learning rates; None: there was no choice."""
+    rate_by: str = NLL.name
+    """Name of the dev metric by which learning rates were chosen."""
+    sample_seed: int | None = None
+    """The seed whose outputs are the samples."""
     open_recipes: tuple[str, ...] = ()
     """Recipes whose runs have not all ended."""
     failed: tuple[str, ...] = ()
@@ -156,8 +238,22 @@ class Comparison:
 
     @property
     def dev_metric(self) -> Metric:
-        """The dev metric by which choices were made."""
+        """The dev metric by which checkpoints were chosen."""
         return deciding(self.metrics, self.best_by)
+
+    @property
+    def rate_metric(self) -> Metric:
+        """The dev metric by which learning rates were chosen."""
+        return deciding((NLL, *self.metrics), self.rate_by)
+
+    @property
+    def ranked(self) -> tuple[RecipeResult, ...]:
+        """The recipes, those that trained at every seed first, then by their mean test score."""
+
+        def place(r: RecipeResult) -> tuple[bool, float, int]:
+            return 0 < r.trained == r.ended, self.headline.merit(r.value(self.headline)), r.trained
+
+        return tuple(sorted(self.recipes, key=place, reverse=True))
 
     @property
     def tested(self) -> tuple[Metric, ...]:

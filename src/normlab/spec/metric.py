@@ -38,6 +38,13 @@ class Metric:
         """Whether ``a`` is better than ``b``; any value is better than none and than NaN."""
         return self.merit(a) > self.merit(b)
 
+    @property
+    def margin(self) -> float:
+        """The smallest difference that matters where nobody says otherwise: ten units of the last digit
+        shown.
+        """
+        return 10.0 ** (1 - self.digits)
+
     def bounded(self, value: float) -> float:
         """The value, or the nearest end of the scale where it lies beyond."""
         low = value if self.least is None else max(self.least, value)
@@ -51,6 +58,12 @@ class Metric:
         """A difference with its sign, ``+1.3``; ``0.0`` where it rounds to nothing."""
         text = f"{value:+,.{self.digits}f}"
         return text if float(text.replace(",", "")) else text[1:]
+
+    def amount(self, value: float) -> str:
+        """``1.3 BLEU``, without a sign, and never rounded to nothing."""
+        size = abs(value)
+        small = size < 0.5 * 10.0**-self.digits
+        return f"{size:.1g} {self.label}" if small and size else f"{self.shown(size)} {self.label}"
 
     def said(self, value: float | None) -> str:
         """``NLL 3.125``; empty for no value."""

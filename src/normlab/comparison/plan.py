@@ -1,0 +1,167 @@
+"""``normlab compare --plan``: what so many seeds will be able to tell, and what they cost, before anything is
+trained.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import numpy as np
+
+from normlab.comparison.grid import Grid
+from normlab.comparison.scale import Scale
+from normlab.comparison.seeds import detectable
+from normlab.errors import UserError
+from normlab.recipes.grammar import describe
+from normlab.spec.comparison import learnt
+from normlab.spec.config import SeedConfig, run_id
+from normlab.spec.metric import Metric
+from normlab.spec.request import CompareRequest
+from normlab.spec.units import count
+from normlab.store.folder import RunFolder, read_json
+from normlab.training.measure import Seconds, measure
+
+NUMBERS = (2, 3, 5, 10)
+"""Numbers of seeds of which a plan speaks, beside the one asked for."""
+
+
+@dataclass(frozen=True)
+class PlannedRun:
+    """One run of the sweep, which a comparison will train, or which is done already."""
+
+    recipe: str
+    lr: float
+    seed: int
+    run: str
+    done: bool
+
+
+@dataclass(frozen=True)
+class Spread:
+    """How much a score differs between seeds of one recipe, in kept runs."""
+
+    sd: float
+    """On the metric's scale without edges."""
+    centre: float
+    """The middle of the scores on that scale."""
+    recipes: int
+    """The number of recipes, each with at least two seeds, that it was pooled over."""
+    source: str
+
+
+@dataclass(frozen=True)
+class Power:
+    """What a number of seeds can tell, and its cost."""
+
+    seeds: int
+    sd: float
+    """The difference found with a probability of 80%, in standard deviations of a recipe over seeds."""
+    difference: float | None
+    """The same as a score; None where no kept runs show the spread."""
+    runs: int
+    """All runs, the sweep included and those that are done."""
+    seconds: float
+    """Their time in ``jobs`` processes."""
+
+
+@dataclass(frozen=True)
+class ComparePlan:
+    """The runs of a comparison, what they can tell, and the time that they take on this machine."""
+
+    metric: Metric
+    sweep: tuple[PlannedRun, ...]
+    """Every recipe at every learning rate, with the seed of the sweep."""
+    seed_runs: int
+    """The number of runs with the reported seeds, at learning rates that the sweep will choose."""
+    resolves_to: dict[str, str]
+    seconds: Seconds
+    """The time of one run, measured on a few steps of the first recipe."""
+    total_seconds: float
+    """The time of all runs that are not done yet, in ``jobs`` processes; stuck runs that stop early make it
+    shorter.
+    """
+    spread: Spread | None
+    power: tuple[Power, ...]
+
+    @property
+    def basis(self) -> str:
+        """What the sizes of detectable differences rest on, in a sentence."""
+        if self.spread is None:
+            return (
+                f"No kept runs show how much {self.metric.label} differs between seeds, so sizes are in "
+                "standard deviations of a recipe over seeds"
+            )
+        score = float(Scale(self.metric).scores(np.array(self.spread.centre)))
+        sd = abs(float(Scale(self.metric).difference(np.array(self.spread.centre), np.array(self.spread.sd))))
+        return (
+            f"By {count(self.spread.recipes, 'recipe')} with several seeds in {self.spread.source}, around "
+            f"{self.metric.shown(score)} {self.metric.label}, where a recipe's seeds have a standard "
+            f"deviation of {self.metric.amount(sd)}; other text or models may differ"
+        )
+
+
+def plan(request: CompareRequest, kept: Sequence[Path] = (Path("results"),)) -> ComparePlan:
+    """Return the runs that ``compare`` would train, their time, measured on a few steps, and what they could
+    tell, by the spread over seeds of the runs in ``request.out`` or, if there are none, in the folders
+    ``kept``.
+    """
+    grid = Grid(request)
+    metric = grid.task.metrics[0]
+    sweep = tuple(
+        PlannedRun(recipe, lr, request.sweep_seed, folder.path.name, folder.status().state == "done")
+        for recipe in request.recipes
+        for lr, folder in zip(grid.swept, grid.sweep(recipe), strict=True)
+    )
+    seconds = measure(next(iter(grid.base.values())), grid.corpus)
+    open_runs = sum(not p.done for p in sweep) + sum(map(grid.open_seed_runs, request.recipes))
+    found = (spread(folder, request.base.task, metric) for folder in (request.out, *kept))
+    seen = next(filter(None, found), None)
+    return ComparePlan(
+        metric=metric,
+        sweep=sweep,
+        seed_runs=len(request.recipes) * len(grid.seeds),
+        resolves_to={name: describe(config) for name, config in grid.base.items()},
+        seconds=seconds,
+        total_seconds=-(-open_runs // request.jobs) * seconds.run,
+        spread=seen,
+        power=tuple(power(request, grid, metric, seen, seconds.run)),
+    )
+
+
+def power(
+    request: CompareRequest, grid: Grid, metric: Metric, seen: Spread | None, run_seconds: float
+) -> Iterator[Power]:
+    """Yield what some numbers of seeds could tell, the smallest first."""
+    for seeds in sorted({*NUMBERS, request.seeds}):
+        size = detectable(len(request.recipes), seeds)
+        runs = len(request.recipes) * (len(grid.swept) + seeds)
+        points = None
+        if seen is not None:
+            points = abs(float(Scale(metric).difference(np.array(seen.centre), np.array(size * seen.sd))))
+        yield Power(seeds, size, points, runs, -(-runs // request.jobs) * run_seconds)
+
+
+def spread(root: Path, task: str, metric: Metric) -> Spread | None:
+    """Return the spread over seeds of a task's runs below a folder, pooled over recipes; None if no recipe
+    has two seeds that trained.
+    """
+    groups: dict[str, list[float]] = {}
+    for path in sorted(root.rglob("config.json")):
+        folder = RunFolder(path.parent)
+        try:
+            config, outcome = folder.config(), folder.status().outcome
+            score = read_json(folder.scores).get(metric.name) if folder.scores.exists() else None
+        except (UserError, OSError):
+            continue  # a damaged folder says nothing of a spread
+        if config.task == task and outcome and learnt(outcome.state) and isinstance(score, int | float):
+            key = run_id(replace(config, seeds=SeedConfig(0, 0, 0)))
+            groups.setdefault(key, []).append(float(score))
+    several = [Scale(metric).values(np.array(scores)) for scores in groups.values() if len(scores) > 1]
+    if not several:
+        return None
+    freedom = sum(len(values) - 1 for values in several)
+    variance = sum(float(((values - values.mean()) ** 2).sum()) for values in several) / freedom
+    centre = float(np.mean([values.mean() for values in several]))
+    return Spread(variance**0.5, centre, len(several), str(root))

@@ -1,0 +1,158 @@
+"""What a comparison found, in sentences: terminal, JSON, page and Python object show these and no others."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+from normlab.comparison.seeds import LEVEL, MOST_SEEDS
+from normlab.comparison.trains import fisher
+from normlab.spec.comparison import Comparison, Difference, RecipeResult
+from normlab.spec.metric import Metric
+from normlab.spec.units import count, p_value
+
+FEW = 4
+"""More names than these are counted instead of listed."""
+
+
+def of_difference(found: Difference, comparison: Comparison) -> str:
+    """Return the answer about two recipes."""
+    a, b, delta, metric = found.a, found.b, found.delta, comparison.headline
+    if delta is None or delta.low is None or delta.high is None or found.p is None:
+        common = (
+            f"both trained at {count(found.seeds, 'seed')}" if found.seeds else "no seed trained with both"
+        )
+        few = f"{_say(len(comparison.seeds))} cannot tell {a} from {b}"
+        return f"{few}: {common}, and a comparison takes two, better five"
+    low, value, high = (metric.signed(v) for v in (delta.low, delta.value, delta.high))
+    shown = f"difference {value}, 95% interval {low} to {high}, {p_value(found.p)}"
+    if found.answer == "better":
+        ahead, behind = (a, b) if metric.better(delta.value, 0.0) else (b, a)
+        return f"{ahead} is better than {behind} by at least {metric.amount(delta.least)} ({shown})"
+    if found.answer == "equal":
+        return f"no difference larger than {metric.amount(delta.largest)} between {a} and {b} ({shown})"
+    effect, needed = found.effect or comparison.margin, found.seeds_needed
+    seen = ", as large as that seen," if effect > comparison.margin else ""
+    enough = f"more than {MOST_SEEDS:,} seeds" if needed is None else f"about {needed} seeds"
+    takes = f"to show one of {metric.amount(effect)}{seen} takes {enough}"
+    return f"{_say(found.seeds)} cannot tell {a} from {b} ({shown}); {takes}"
+
+
+def of_training(a: RecipeResult, b: RecipeResult, p: float, settles: int | None) -> str:
+    """Say whether one recipe trains more often than the other; empty where both train equally often."""
+    if a.trained * b.ended == b.trained * a.ended:
+        return ""
+    more, less = (a, b) if a.trained * b.ended > b.trained * a.ended else (b, a)
+    counts = f"{more.trained} of {count(more.ended, 'seed')} against {less.trained} of {less.ended}"
+    if p < LEVEL:
+        return f"{more.name} trains more often than {less.name}: {counts} ({p_value(p)})"
+    until = f"; with {settles} seeds and the same shares they would" if settles else ""
+    return f"{counts} do not show that {more.name} trains more often than {less.name} ({p_value(p)}){until}"
+
+
+def findings(comparison: Comparison) -> tuple[str, ...]:
+    """Return what was found, the headline first."""
+    ranked = [r for r in comparison.ranked if r.trained]
+    if not comparison.recipes:
+        return ("No recipe is finished yet",)
+    if not ranked:
+        number = len(comparison.recipes)
+        who = "The recipe" if number == 1 else f"None of the {number} recipes"
+        return (f"{who} {'did not train' if number == 1 else 'trained'} at the learning rates tried",)
+    best = ranked[0]
+    reached = f"{best.name} {_reaches(best, comparison.headline)}"
+    others = [d for d in comparison.differences if best.name in (d.a, d.b)]
+    return (
+        reached + _standing(best, others, comparison),
+        *_open(best, others, comparison),
+        *_chances(comparison),
+    )
+
+
+def _reaches(recipe: RecipeResult, metric: Metric) -> str:
+    mean, often = recipe.value(metric), f"trained at {recipe.trained} of {count(recipe.ended, 'seed')}"
+    if mean is None:
+        return often
+    reached = f"{metric.shown(mean)} {metric.label}"
+    if recipe.trained < recipe.ended:
+        return f"{often} and reaches {reached} there"
+    return (
+        f"reaches {reached} with one seed"
+        if recipe.ended == 1
+        else f"reaches {reached}, the mean of {recipe.ended} seeds"
+    )
+
+
+def _standing(best: RecipeResult, others: Sequence[Difference], comparison: Comparison) -> str:
+    """How the best recipe stands to each other one, in one clause for each kind of answer."""
+    metric = comparison.headline
+    ahead = [d for d in others if d.answer == "better" and _winner(d, metric) == best.name]
+    behind = [d for d in others if d.answer == "better" and d not in ahead]
+    often = [d for d in others if d not in ahead and (d.p_trains or 1.0) < LEVEL]
+    equal = [d for d in others if d.answer == "equal" and d not in often]
+    still = [d for d in others if d.answer == "open" and d not in often]
+
+    def named(some: Iterable[Difference]) -> str:
+        return _listing(_other(d, best.name) for d in some)
+
+    clauses = []
+    if ahead:
+        least = min(d.delta.least for d in ahead if d.delta)
+        clauses.append(f"it is better than {named(ahead)} by at least {metric.amount(least)}")
+    if behind:
+        clauses.append(f"{named(behind)} did better where it trained, but trained less often")
+    if often:
+        clauses.append(f"it trains more often than {named(often)}")
+    if equal:
+        most = max(d.delta.largest for d in equal if d.delta)
+        clauses.append(f"there is no difference larger than {metric.amount(most)} from {named(equal)}")
+    if still:
+        clauses.append(f"{_say(len(comparison.seeds)).lower()} cannot tell it from {named(still)}")
+    return "".join(f"; {clause}" for clause in clauses)
+
+
+def _open(best: RecipeResult, others: Sequence[Difference], comparison: Comparison) -> list[str]:
+    """How many seeds would settle what is open about the best recipe."""
+    numbers = {_other(d, best.name): d.seeds_needed for d in others if d.answer == "open" and d.seeds_needed}
+    if not numbers:
+        return []
+    most = max(numbers.values())
+    so_far = f"so far there are {len(comparison.seeds)}"
+    return [f"About {most} seeds for each recipe would settle what is open about {best.name}; {so_far}"]
+
+
+def _chances(comparison: Comparison) -> list[str]:
+    """Whether so many seeds can show at all that one recipe trains more often than another."""
+    seeds, recipes = len(comparison.seeds), len(comparison.recipes)
+    pairs = recipes * (recipes - 1) // 2
+    if len({r.trained / r.ended for r in comparison.recipes if r.ended}) < 2 or any(
+        (d.p_trains or 1.0) < LEVEL for d in comparison.differences
+    ):
+        return []
+    least = next(n for n in range(2, MOST_SEEDS) if pairs * fisher((n, n), (0, n)) < LEVEL)
+    if least <= seeds:
+        return ["How often the recipes train does not differ by more than chance"]
+    never = (
+        f"With {count(seeds, 'seed')} no difference in how often {recipes} recipes train can be significant"
+    )
+    return [f"{never}; with {least} all against none would be"]
+
+
+def _winner(d: Difference, metric: Metric) -> str:
+    return d.a if d.delta and metric.better(d.delta.value, 0.0) else d.b
+
+
+def _other(d: Difference, name: str) -> str:
+    return d.b if d.a == name else d.a
+
+
+def _listing(items: Iterable[str]) -> str:
+    """``a``, ``a and b``, ``a, b and c``; their number where there are many."""
+    parts = list(items)
+    if len(parts) > FEW:
+        return f"{len(parts)} others"
+    return " and ".join(filter(None, [", ".join(parts[:-1]), parts[-1]]))
+
+
+def _say(seeds: int) -> str:
+    words = {0: "No seed", 1: "One seed", 2: "Two seeds", 3: "Three seeds", 4: "Four seeds", 5: "Five seeds"}
+    return words.get(seeds, f"{seeds} seeds")

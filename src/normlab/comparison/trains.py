@@ -1,0 +1,33 @@
+"""How often recipes train: shares with exact intervals, and Fisher's exact test between two."""
+
+from __future__ import annotations
+
+from functools import cache
+
+from scipy.stats import binomtest, fisher_exact
+
+from normlab.comparison.seeds import LEVEL, MOST_SEEDS
+from normlab.spec.comparison import Interval
+
+
+def share(trained: int, runs: int) -> Interval:
+    """The share of runs that trained with its 95% interval (Clopper and Pearson 1934), from 0 to 1."""
+    found = binomtest(trained, runs).proportion_ci(1 - LEVEL, method="exact")
+    return Interval(trained / runs, float(found.low), float(found.high))
+
+
+@cache
+def fisher(a: tuple[int, int], b: tuple[int, int]) -> float:
+    """The two-sided p that two recipes, each (trained, runs), train equally often."""
+    return float(fisher_exact([[k, n - k] for k, n in (a, b)]).pvalue)
+
+
+def seeds_for_shares(a: tuple[int, int], b: tuple[int, int], pairs: int) -> int | None:
+    """The smallest number of seeds at which the same two shares differ significantly among so many pairs;
+    None if it takes more than ``MOST_SEEDS``.
+    """
+    for seeds in range(2, MOST_SEEDS + 1):
+        counts = [(round(k / n * seeds), seeds) for k, n in (a, b)]
+        if pairs * fisher(counts[0], counts[1]) < LEVEL:
+            return seeds
+    return None
