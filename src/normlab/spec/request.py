@@ -25,7 +25,7 @@ class CompareRequest:
 
     title: str = "Comparison"
     """Title of the page."""
-    recipes: tuple[str, ...] = ("post", "post+warmup", "pre")
+    recipes: tuple[str, ...] = ("post", "post+warmup", "pre", "pre+fixnorm+scalenorm")
     """Names of recipes, such as post post+warmup enc:post/dec:pre; `normlab recipes` lists their parts."""
     lrs: tuple[float, ...] = (1e-3, 2e-3)
     """Peak learning rates to try; each recipe's own is chosen by dev loss with the sweep's seed."""
