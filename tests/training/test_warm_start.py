@@ -108,7 +108,7 @@ def test_what_is_kept_for_good_names_the_run_and_no_path(text, source, tmp_path)
     assert kept.start.read_bytes() == folder.start.read_bytes()
     assert not kept.log.exists()
     for path in kept.path.iterdir():
-        assert str(source.path) not in path.read_text(), path.name
+        assert str(source.path).encode() not in path.read_bytes(), path.name
 
 
 def refused(config, root):
