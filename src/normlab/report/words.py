@@ -11,6 +11,7 @@ from markupsafe import Markup
 from normlab.report.page import Text
 from normlab.spec.comparison import Comparison, Difference, Interval, RecipeResult
 from normlab.spec.metric import Metric
+from normlab.spec.outcome import IGNORES_SOURCE
 from normlab.spec.units import count, p_value, rate
 
 
@@ -159,16 +160,16 @@ def lead(comparison: Comparison) -> Markup:
 
 
 def _trouble(comparison: Comparison) -> list[Text]:
-    """Write one note per recipe that was stuck or diverged, and one for all the others."""
+    """Write one note per recipe with a run that did not train, and one for all the others."""
     called = names(comparison)
     found: list[Text] = []
     fine = []
     for recipe in comparison.recipes:
         parts = []
-        for state in ("stuck", "diverged", "failed"):
+        for state in ("stuck", "diverged", IGNORES_SOURCE, "failed"):
             rates = [rate(t.lr) for t in recipe.trials if t.outcome == state]
             if rates:
-                verb = state if state != "stuck" else "was stuck"
+                verb = "was stuck" if state == "stuck" else state
                 parts.append(Markup("{} at {}").format(verb, listing(rates)))
         bad = [o for o in recipe.outcomes if o != "trained"]
         if bad and not (len(bad) == len(recipe.outcomes) and parts):
