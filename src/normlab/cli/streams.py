@@ -7,7 +7,7 @@ import io
 import os
 import stat
 import sys
-from typing import TextIO
+from typing import Any, TextIO
 
 _GONE = (errno.EPIPE, errno.EIO)
 """Errors of a pipe that nobody reads any more, and of a terminal that was closed."""
@@ -16,14 +16,14 @@ _GONE = (errno.EPIPE, errno.EIO)
 class _Lasting(io.FileIO):
     """A descriptor that turns to the null device once its reader is gone."""
 
-    def write(self, data: object, /) -> int:
+    def write(self, data: Any, /) -> int:
         try:
-            return super().write(data)  # type: ignore[arg-type]
+            return super().write(data)
         except OSError as error:
             if error.errno not in _GONE or stat.S_ISREG(os.fstat(self.fileno()).st_mode):
                 raise
             _turn_to_null(self.fileno())
-            return super().write(data)  # type: ignore[arg-type]
+            return super().write(data)
 
 
 def keep() -> None:
