@@ -73,6 +73,9 @@ NAMES = {
         "--config dmo",
         "'dmo' | did you mean 'demo' | gl_en_small | language_model | --config runs/<id>/config.json",
     ),
+    "a folder without a name": ("--out=", "--out | empty | --out ."),
+    "a variable in single quotes": ("--out $HOME/runs", "--out | '$HOME/runs' | shell | './$HOME/runs'"),
+    "a home that the shell leaves alone": ("--out=~/runs", "--out | '~/runs' | after = | './~/runs'"),
     "a file where the runs should be": (
         "--out train_src.txt",
         "Not a directory | 'train_src.txt/data' | folder",

@@ -115,7 +115,9 @@ def test_compare_trains_writes_the_page_and_prints_the_table(stand_in, tmp_path,
 
     stand_in("normlab.comparison.compare", compare=compare)
     stand_in("normlab.report.compare", write_compare_page=write_page)
-    assert main(["compare", "--out", str(tmp_path), "--lrs", "1e-3", "--precision", "fp32"]) == 0
+    with pytest.raises(SystemExit) as stopped:
+        main(["compare", "--out", str(tmp_path), "--lrs", "1e-3", "--precision", "fp32"])
+    assert stopped.value.code == 1, "a run failed"
     assert seen["request"].lrs == (1e-3,)
     assert seen["request"].command.startswith("normlab")
     printed = capsys.readouterr().out
@@ -293,6 +295,39 @@ def test_runs_lists_good_and_damaged_folders(run, capsys):
     ]
     assert second.startswith("zzz")
     assert "not JSON" in second
+
+
+EVIL = "\x1b]0;renamed\x07\x9b31m"
+
+
+@pytest.mark.parametrize("scores", ["[]", "3", '{"bleu": "high"}', '{"bleu": {}}', "[" * 100_000])
+def test_runs_names_the_run_whose_scores_are_damaged(run, capsys, scores):
+    other = RunFolder.create(run.path.parent / "zzz", Config(), Translation.metrics)
+    other.scores.write_text(scores)
+    assert main(["runs", "--runs", str(run.path.parent)]) == 0
+    _, first, second = capsys.readouterr().out.splitlines()
+    assert first.startswith("abc123")
+    assert second.startswith("zzz")
+    assert "scores.json" in second
+
+
+def test_names_and_texts_of_a_run_do_nothing_to_the_terminal(run, capsys, monkeypatch):
+    monkeypatch.setattr(terminal.PlainConsole, "is_terminal", property(lambda self: True))
+    run.path.rename(run.path.with_name(f"abc{EVIL}"))
+    folder = RunFolder(run.path.with_name(f"abc{EVIL}"))
+    folder.set_status(replace(folder.status(), stopped=EVIL, error=EVIL))
+    config = json.loads((folder.path / "config.json").read_text())
+    config["config"] |= {"recipe": f"pre{EVIL}", "forced": EVIL}
+    write_json_atomic(folder.path / "config.json", config)
+    assert main(["runs", "--runs", str(run.path.parent)]) == 0
+    show.run(folder)
+    assert main(["report", EVIL, "--runs", str(run.path.parent)]) == 2
+    with show.progress() as progress:
+        progress.watch([folder])
+    said = "".join(capsys.readouterr())
+    assert said.count(r"\x1b]0;renamed") >= 5
+    assert "\x1b]" not in said
+    assert "\x9b" not in said
 
 
 def test_runs_names_the_host_that_a_run_is_on(run, capsys):

@@ -2,6 +2,7 @@ import json
 import lzma
 import math
 import os
+import socket
 import time
 from collections import Counter
 from concurrent.futures import ThreadPoolExecutor
@@ -11,6 +12,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from normlab.data import folder
 from normlab.data import prepare as module
 from normlab.data.builtin import generate
 from normlab.data.prepare import Corpus, prepare
@@ -134,6 +136,33 @@ def test_what_a_killed_process_left_is_done_again(tmp_path):
         assert len(prepare(config, tmp_path / "data")[1].dev_text) == 20
     os.truncate(corpus.folder / "train.src.tokens.npy", 100)
     assert len(prepare(config, tmp_path / "data")[1].train.source[299]) > 3
+
+
+def test_a_file_that_was_changed_is_made_again_and_each_is_read_once(tmp_path, monkeypatch):
+    read, whole = [], folder._sha256
+    monkeypatch.setattr(folder, "_sha256", lambda path: read.append(path.name) or whole(path))
+    config = files_config(tmp_path)
+    _, corpus = prepare(config, tmp_path / "data")
+    tokens = corpus.folder / "train.src.tokens.npy"
+    good = tokens.read_bytes()
+    read.clear()
+    prepare(config, tmp_path / "data")
+    assert sorted(read) == sorted(p.name for p in corpus.folder.iterdir() if p.name != "manifest.json")
+    tokens.write_bytes(good[:-1] + bytes([good[-1] ^ 1]))
+    prepare(config, tmp_path / "data")
+    assert tokens.read_bytes() == good
+
+
+def test_what_killed_preparations_left_is_deleted_and_no_other_process_is_disturbed(tmp_path):
+    data, host = tmp_path / "data", socket.gethostname()
+    names = f"{host}-x1y2", f"{host}-z3a4", "far-away-x1y2"
+    dead, alive, elsewhere = (data / f".0123456789ab-{name}" for name in names)
+    for place in (dead, alive, elsewhere):
+        place.mkdir(parents=True)
+        (place / "train.src.tokens.npy").write_bytes(b"half of it")
+    with folder._locked(alive):
+        _, corpus = prepare(files_config(tmp_path), data)
+    assert sorted(p.name for p in data.iterdir()) == sorted([alive.name, elsewhere.name, corpus.folder.name])
 
 
 def test_two_at_once(tmp_path):

@@ -50,7 +50,7 @@ def stand_in(monkeypatch, workers):
     whole = module.subprocess.Popen
 
     def popen(command, **kwargs):
-        assert command[1:3] == ["-m", "normlab.jobs.worker"]
+        assert command[1:4] == ["-P", "-m", "normlab.jobs.worker"]
         return whole([command[0], "-c", STAND_IN], **kwargs)
 
     monkeypatch.setattr(module.subprocess, "Popen", popen)
@@ -107,7 +107,7 @@ for line in sys.stdin:
     monkeypatch.setattr(
         module.subprocess,
         "Popen",
-        lambda command, **kwargs: whole([command[0], "-c", life, *command[3:]], **kwargs),
+        lambda command, **kwargs: whole([command[0], "-c", life, *command[4:]], **kwargs),
     )
     config, queue, ended = named("mortal", 1), Queue(tmp_path, 1), []
     RunFolder.create(tmp_path / run_id(config), config)
@@ -179,6 +179,18 @@ def test_the_watch_sees_every_folder(stand_in, tmp_path):
     assert seen
 
 
+def test_a_finished_run_has_not_failed_because_no_worker_starts(stand_in, tmp_path):
+    config = named("killed", 1)
+    folder = RunFolder.create(tmp_path / run_id(config), config)
+    folder.set_status(Status("done", step=5))
+    queue, ended = Queue(tmp_path, 1), []
+    queue.add(config)
+    queue.run(ended.append)
+    assert ended == [config]
+    assert queue.failed == {}
+    assert folder.status() == Status("done", step=5)
+
+
 def test_jobs_are_at_least_one(tmp_path):
     with pytest.raises(ValueError, match="jobs is at least 1, got 0"):
         Queue(tmp_path, 0)
@@ -187,7 +199,10 @@ def test_jobs_are_at_least_one(tmp_path):
 # ------------------------------------------------------------------------------------- with real training
 
 
-def test_the_run_of_a_killed_worker_goes_on(ready, tmp_path, workers):
+def test_the_run_of_a_killed_worker_goes_on(ready, tmp_path, workers, monkeypatch):
+    """In a folder with a file that has the name of a library, which no worker may execute."""
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "tokenizers.py").write_text("open('executed', 'w')\nraise SystemExit(3)\n")
     first, second = tiny(ready, steps=300, validate_every_steps=300), tiny(ready, steps=4)
 
     def kill(folders):
@@ -202,16 +217,21 @@ def test_the_run_of_a_killed_worker_goes_on(ready, tmp_path, workers):
     assert queue.failed == {}
     assert [RunFolder(tmp_path / run).status().state for run in ended] == ["done", "done"]
     assert len(workers) == 2
+    assert not (tmp_path / "executed").exists()
 
 
-def test_ctrl_c_saves_every_run(ready, tmp_path, workers):
-    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+def test_a_stop_saves_every_run(ready, tmp_path, workers):
+    """Or SIGTERM where Ctrl-C is ignored, here and so in the workers: a script's background process."""
+    before = (
+        signal.signal(signal.SIGINT, signal.SIG_IGN),
+        signal.signal(signal.SIGTERM, signal.default_int_handler),
+    )
     threads = threading.active_count()
     configs = [tiny(ready, steps=100_000, seed=s, validate_every_steps=50_000) for s in (1, 2)]
 
     def interrupt(folders):
         if all(f.metrics() for f in folders):
-            os.kill(os.getpid(), signal.SIGINT)
+            os.kill(os.getpid(), signal.SIGTERM)
 
     queue = Queue(tmp_path, 2, interrupt)
     for config in configs:
@@ -220,7 +240,8 @@ def test_ctrl_c_saves_every_run(ready, tmp_path, workers):
         with pytest.raises(KeyboardInterrupt):
             queue.run()
     finally:
-        signal.signal(signal.SIGINT, before)
+        for number, handler in zip((signal.SIGINT, signal.SIGTERM), before, strict=True):
+            signal.signal(number, handler)
     assert all(w.poll() is not None for w in workers)
     for config in configs:
         folder = RunFolder(tmp_path / run_id(config))

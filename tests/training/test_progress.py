@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -12,7 +13,7 @@ from normlab.errors import nearest
 from normlab.optim import ValDecay
 from normlab.store.manifest import STATE, CheckpointError
 from normlab.training.checkpoint import FORMAT, Checkpoint, open_checkpoint, save_checkpoint
-from normlab.training.progress import Progress
+from normlab.training.progress import Clock, Progress
 from normlab.training.rows import Rows
 from normlab.training.scaling import Scaling
 
@@ -101,3 +102,24 @@ def test_a_checkpoint_of_another_format_is_refused(tmp_path, monkeypatch):
     monkeypatch.setattr("normlab.training.checkpoint.FORMAT", FORMAT + 1)
     with pytest.raises(CheckpointError, match=f"format {FORMAT}, .* reads {FORMAT + 1}; to train"):
         open_checkpoint(tmp_path / "last")
+
+
+def test_a_stopped_process_does_not_train(monkeypatch):
+    now = [100.0]
+    monkeypatch.setattr("normlab.training.progress.time", SimpleNamespace(perf_counter=lambda: now[0]))
+    monkeypatch.setattr("normlab.training.progress._BEAT_SECONDS", 1000.0)
+    clock = Clock(before=5.0)
+    now[0] += 60.0
+    assert clock.seconds() == 65.0, "nobody has looked meanwhile, so that it may have been a long step"
+    with clock.watched():
+        for _ in range(3):
+            now[0] += 9.0
+            assert clock.seconds() <= 92.0
+        now[0] += 600.0
+        assert clock.seconds() == 92.0
+        now[0] += 2.0
+        with clock.stopped():
+            now[0] += 8.0
+        assert clock.seconds() == 94.0
+    now[0] += 60.0
+    assert clock.seconds() == 154.0

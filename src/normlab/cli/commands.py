@@ -16,14 +16,15 @@ from tyro.conf import FlagCreatePairsOff, OmitArgPrefixes, Positional, arg
 from normlab.cli.common import RUNS, ConfigParts, Imports, Switch, base_of, resolved
 from normlab.cli.diagnose import Diagnose
 from normlab.cli.flags import ConfigFlags, flags_of, load
-from normlab.cli.papers import Papers, Reproduce
+from normlab.cli.papers import FAILED, Papers, Reproduce
 from normlab.cli.score import Score
 from normlab.cli.translate import Translate
 from normlab.spec.comparison import Comparison
 from normlab.spec.config import Config
 from normlab.spec.request import CompareRequest
 from normlab.store import Runs as Store
-from normlab.store.folder import find_run, write_text_atomic
+from normlab.store.files import own, write_output
+from normlab.store.folder import find_run
 
 
 class Command(Protocol):
@@ -45,7 +46,8 @@ class Compare:
     """Train recipes at several learning rates and seeds, and write one page about them.
 
     Without any text it runs on the built-in corpus. Runs that are done are not done again: the same command
-    goes on where it stopped. The page exists once the first recipe is finished.
+    goes on where it stopped. The page exists once the first recipe is finished. The exit code is 1 if a run
+    ended in an error; one that diverges is a result.
     """
 
     asked: RequestParts = RequestFlags()
@@ -81,13 +83,15 @@ class Compare:
         def publish(comparison: Comparison) -> None:
             write_compare_page(comparison, request.out, page)
 
-        page = request.out / "comparison.html"
+        page = own(request.out / "comparison.html")
         tried = len(request.lrs) if len(request.lrs) > 1 else 0
         expected = len(request.recipes) * (tried + request.seeds)
         with show.progress(jobs=request.jobs, expected_runs=expected) as progress:
             comparison = compare.compare(request, progress.watch, publish)
         show.comparison(comparison)
         print(f"page: {page}")
+        if comparison.failed:
+            raise SystemExit(FAILED)
 
 
 @dataclass(frozen=True)
@@ -178,13 +182,13 @@ class Report:
         if self.of.endswith(".jsonl"):
             from normlab.report.flight import write_probes_page
 
-            return write_probes_page(Path(self.of), self.page or Path(self.of).with_suffix(".html"))
+            return write_probes_page(Path(self.of), self.page or own(Path(self.of).with_suffix(".html")))
         if self.of and not self.of.endswith(".json"):
             from normlab.report.run import run_page
 
             folder = find_run(self.of, self.runs)
-            page = self.page or folder.path / "run.html"
-            write_text_atomic(page, run_page(folder.path))
+            page = self.page or own(folder.path / "run.html")
+            write_output(page, run_page(folder.path))
             return page
         from normlab.report.compare import write_compare_page
         from normlab.spec.serialise import from_json
@@ -195,7 +199,7 @@ class Report:
                 f"there is no comparison in {stored}; make one: normlab compare --out {self.runs}"
             )
         comparison = from_json(Comparison, stored.read_text(encoding="utf-8"))
-        return write_compare_page(comparison, stored.parent, self.page or stored.with_suffix(".html"))
+        return write_compare_page(comparison, stored.parent, self.page or own(stored.with_suffix(".html")))
 
 
 @dataclass(frozen=True)

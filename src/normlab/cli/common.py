@@ -10,6 +10,7 @@ from typing import Annotated
 from tyro.conf import FlagCreatePairsOff, OmitArgPrefixes, UseAppendAction, arg
 
 from normlab.cli.flags import ConfigFlags, is_file_name, load
+from normlab.errors import UserError
 from normlab.spec.config import Config, SeedConfig
 from normlab.spec.fields import flag_name
 
@@ -33,6 +34,19 @@ def flags(argv: Sequence[str], name: str) -> list[str]:
 def flag(argv: Sequence[str], name: str) -> str | None:
     """Return the value of a flag on the command line before it is parsed; the last one counts."""
     return next(reversed(flags(argv, name)), None)
+
+
+def require_places(argv: Sequence[str]) -> None:
+    """Raise UserError for a place without a name, or with one that the shell should have replaced."""
+    for name in ("--out", "--output", "--page", "--runs", "--data"):
+        for value in flags(argv, name):
+            if not value:
+                raise UserError(f"{name} is empty; name a place, such as {name} . for the current directory")
+            if value.startswith(("$", "~")):
+                raise UserError(
+                    f"{name} is {value!r}: the shell replaces no {value[0]} in single quotes or after =; "
+                    f"type {name} {value}, or {name} './{value}' for a place of that name"
+                )
 
 
 def config_name(argv: Sequence[str]) -> str:

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Literal, Self
 
 from tyro.conf import Positional, arg
 
+from normlab.cli import failures
 from normlab.cli.common import RUNS, ConfigParts, Imports, Switch, base_of, config_name, resolved
 from normlab.cli.flags import ConfigFlags, load
 from normlab.errors import UserError
@@ -116,7 +117,7 @@ class Diagnose:
             shown = everything[0] if len(everything) == 1 else everything
             print(json.dumps(shown, ensure_ascii=False, allow_nan=False))
         if worst:
-            print(f"normlab: {len(worst)} findings as severe as {self.fail_on!r}", file=sys.stderr)
+            failures.write(f"normlab: {len(worst)} findings as severe as {self.fail_on!r}")
             raise SystemExit(GATE_CLOSED)
 
     def _diagnosed(self, case: Case) -> Diagnosis:
@@ -178,6 +179,7 @@ class Diagnose:
 
     def _say_flight(self) -> None:
         """Print the flight recorder's report on a run that is over or interrupted, and write its page."""
+        from normlab.cli import terminal
         from normlab.report.run import run_page
         from normlab.spec.serialise import to_plain
         from normlab.store.folder import write_text_atomic
@@ -185,9 +187,8 @@ class Diagnose:
 
         folder = find_run(self.run_folder, self.runs)
         made = folder.status().step
-        print(
-            f"repeating the {made:,} steps of {folder.path.name}, with every module watched in the last ones",
-            file=sys.stderr,
+        failures.write(
+            f"repeating the {made:,} steps of {folder.path.name}, with every module watched in the last ones"
         )
         report = to_plain(examine(folder.path))
         page = (self.out or folder.path) / "run.html"
@@ -195,9 +196,8 @@ class Diagnose:
         if self.as_json:
             print(json.dumps(report, ensure_ascii=False, allow_nan=False))
             return
-        print(report["verdict"]["sentence"])
-        for line in report["verdict"]["evidence"]:
-            print(f"  {line}")
+        evidence = (f"  {line}" for line in report["verdict"]["evidence"])
+        terminal.write(report["verdict"]["sentence"], *evidence)
         print(f"page: {page}")
 
     def _cases(self) -> list[tuple[Case, Path, str]]:

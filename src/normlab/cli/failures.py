@@ -13,6 +13,7 @@ from collections.abc import Sequence
 from contextlib import suppress
 
 from normlab.errors import UserError
+from normlab.spec.units import printable
 
 USAGE_ERROR, BUG = 2, 1
 """Exit codes."""
@@ -36,8 +37,7 @@ def tell(error: Exception, argv: Sequence[str]) -> int:
     if not mistake or os.environ.get("NORMLAB_DEBUG"):
         import traceback
 
-        with suppress(OSError):
-            traceback.print_exception(error)
+        write("".join(traceback.format_exception(error)).rstrip())
     if not mistake:
         write(_please_report(argv))
         return BUG
@@ -48,7 +48,7 @@ def tell(error: Exception, argv: Sequence[str]) -> int:
 def write(sentence: str) -> None:
     """Write a sentence to standard error, unless the terminal was closed."""
     with suppress(OSError):
-        print(sentence, file=sys.stderr, flush=True)
+        print(printable(sentence), file=sys.stderr, flush=True)
 
 
 def _of_system(error: OSError, command: str) -> str:

@@ -8,7 +8,7 @@ import sys
 from collections.abc import Sequence
 from typing import Any
 
-from normlab.cli import failures
+from normlab.cli import failures, streams
 from normlab.errors import UserError, nearest
 
 INTERRUPTED = 130
@@ -20,8 +20,11 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Run one command and return the exit code of the process."""
     if argv is None:
         argv = sys.argv[1:]
+        os.environ["PYTHONSAFEPATH"] = "1"  # no child process imports a file of the current directory
+        streams.keep()
         for number in (signal.SIGTERM, signal.SIGHUP):  # a closed terminal is as polite as Ctrl-C
-            signal.signal(number, signal.default_int_handler)
+            if signal.getsignal(number) != signal.SIG_IGN:  # nohup
+                signal.signal(number, signal.default_int_handler)
     try:
         _dispatch(argv)
         sys.stdout.flush()
@@ -29,9 +32,6 @@ def main(argv: Sequence[str] | None = None) -> int:
         saved = "; the training is saved, and the same command continues it"
         failures.write("\nstopped" + (saved if argv[0] in failures.RESUMABLE else ""))
         return INTERRUPTED
-    except BrokenPipeError:  # `normlab runs | head`
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        return 0
     except Exception as error:
         return failures.tell(error, argv)
     return 0
@@ -58,6 +58,9 @@ def _dispatch(args: Sequence[str]) -> None:
         )
     import tyro
 
+    from normlab.cli.common import require_places
+
+    require_places(rest)
     command = COMMANDS[name]
     defaults = getattr(command, "defaults", None)
     options: dict[str, Any] = {"default": defaults(rest)} if defaults else {}

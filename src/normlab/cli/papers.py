@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -89,7 +88,7 @@ class Reproduce:
         page = write_papers_page(_standings(ARTEFACTS.values(), self.runs), self._folder())
         print(f"all artefacts: {page}")
         if failed:
-            print(f"normlab: {len(failed)} could not be measured: {', '.join(failed)}", file=sys.stderr)
+            failures.write(f"normlab: {len(failed)} could not be measured: {', '.join(failed)}")
             raise SystemExit(FAILED)
 
     def _wanted(self) -> list[Artefact]:
@@ -145,7 +144,7 @@ class Reproduce:
 
 
 def _progress(line: str) -> None:
-    print(f"  {line}", file=sys.stderr, flush=True)
+    failures.write(f"  {line}")
 
 
 def _standings(artefacts: Iterable[Artefact], runs: Path) -> list[Standing]:

@@ -6,7 +6,6 @@ from collections.abc import Mapping, Sequence
 from itertools import groupby
 from typing import TYPE_CHECKING
 
-from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
@@ -19,7 +18,7 @@ from normlab.spec.metric import deciding, in_words
 from normlab.spec.tex import readable
 from normlab.spec.units import duration, p_value, rate, steps_named
 from normlab.store import RunFolder, Runs
-from normlab.store.folder import Status, read_json
+from normlab.store.folder import Status, read_json, read_scores
 from normlab.store.manifest import committed, read_state
 
 if TYPE_CHECKING:
@@ -33,7 +32,7 @@ ROOMY = 160
 
 def progress(*, jobs: int = 1, expected_runs: int = 0) -> Progress:
     """Return a progress display on standard error; standard output is for results."""
-    return Progress(Console(stderr=True), jobs=jobs, expected_runs=expected_runs)
+    return Progress(terminal.PlainConsole(stderr=True), jobs=jobs, expected_runs=expected_runs)
 
 
 def plan(planned: ComparePlan, *, jobs: int) -> None:
@@ -115,25 +114,25 @@ def run(folder: RunFolder) -> None:
     status, metrics = folder.status(), folder.task_metrics()
     decides = deciding(metrics, folder.config().train.best_by)
     if folder.start.exists():
-        print(read_json(folder.start)["sentence"])
+        terminal.write(read_json(folder.start)["sentence"])
     if status.outcome:
-        print(f"{status.outcome.state} at step {status.outcome.step}: {status.outcome.evidence}")
+        terminal.write(f"{status.outcome.state} at step {status.outcome.step}: {status.outcome.evidence}")
     if status.stopped:
-        print(_stopped(status))
+        terminal.write(_stopped(status))
     for report in folder.flights():
-        print(f"flight recorder: {report['verdict']['sentence']}")
+        terminal.write(f"flight recorder: {report['verdict']['sentence']}")
     if status.best_step is not None:
         dev = decides.said(status.best_dev.get(decides.name))
-        print(f"best checkpoint: step {status.best_step}, dev {dev}")
+        terminal.write(f"best checkpoint: step {status.best_step}, dev {dev}")
     if folder.best_scores.exists():
-        print(f"test {in_words(metrics, read_json(folder.best_scores))}")
+        terminal.write(f"test {in_words(metrics, read_scores(folder.best_scores))}")
         average = read_state(committed(folder.average))
         dev = decides.said(average["dev"].get(decides.name))
-        print(f"average of {steps_named(average['average']['steps'])}: dev {dev}")
-        print(f"its test {in_words(metrics, read_json(folder.scores))}")
+        terminal.write(f"average of {steps_named(average['average']['steps'])}: dev {dev}")
+        terminal.write(f"its test {in_words(metrics, read_scores(folder.scores))}")
     elif folder.scores.exists():
-        print(f"test {in_words(metrics, read_json(folder.scores))}")
-    print(f"{duration(status.train_seconds)} of training; run folder: {folder.path}")
+        terminal.write(f"test {in_words(metrics, read_scores(folder.scores))}")
+    terminal.write(f"{duration(status.train_seconds)} of training; run folder: {folder.path}")
 
 
 def _stopped(status: Status) -> str:
@@ -158,9 +157,9 @@ def runs(store: Runs) -> None:
     if rows:
         terminal.write(_fitted(header, rows, (">time", ">step", ">dev", ">seed")))
     elif not damaged:
-        print(f"no runs in {store.root}; `normlab train` or `normlab compare` makes some")
+        terminal.write(f"no runs in {store.root}; `normlab train` or `normlab compare` makes some")
     if any(STALE in row[header.index("state")] for row in rows):
-        print("stale: made by older code; the current code gives other numbers and another id")
+        terminal.write("stale: made by older code; the current code gives other numbers and another id")
     terminal.write(*_forced(forced), *stopped, *damaged)
 
 
@@ -171,7 +170,7 @@ def _forced(reasons: Mapping[str, str]) -> list[str]:
 
 def _run_cells(folder: RunFolder) -> list[str]:
     config, status, metrics = folder.config(), folder.status(), folder.task_metrics()
-    scores = read_json(folder.scores) if folder.scores.exists() else {}
+    scores = read_scores(folder.scores)
     decides = deciding(metrics, config.train.best_by)
     host = folder.elsewhere() if status.state == "running" else ""
     state = f"running on {host}" if host else state_of(status)
@@ -209,7 +208,7 @@ def recipes(axis: str = "") -> None:
                 )
     terminal.write(table)
     if not axis:
-        print(
+        terminal.write(
             "A recipe is a placement, or enc:PLACEMENT/dec:PLACEMENT, and at most one name\n"
             "from each other axis, joined by +: post, post+warmup, pre+fixnorm+scalenorm,\n"
             "enc:post/dec:pre+rmsnorm. `normlab recipes RECIPE` says what it resolves to."

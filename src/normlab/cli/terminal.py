@@ -2,22 +2,36 @@
 
 from __future__ import annotations
 
-from rich.console import Console
+from collections.abc import Iterable
+
+from rich.console import Console, ConsoleOptions, RenderableType
+from rich.segment import Segment
 from rich.table import Table
 from rich.text import Text
+
+from normlab.spec.units import printable
+
+
+class PlainConsole(Console):
+    """A console whose text has no control characters: names and errors come from files that others wrote."""
+
+    def render(self, renderable: RenderableType, options: ConsoleOptions | None = None) -> Iterable[Segment]:
+        """Render a renderable, as ``Console`` does."""
+        for segment in super().render(renderable, options):
+            yield segment if segment.control else segment._replace(text=printable(segment.text))
 
 
 def write(*things: Table | Text | str) -> None:
     """To standard output; what is not a terminal gets whole lines, however long."""
     out = console()
     for thing in things:
-        out.print(thing, markup=False, highlight=False, soft_wrap=isinstance(thing, str))
+        out.print(thing, markup=False, emoji=False, highlight=False, soft_wrap=isinstance(thing, str))
 
 
 def console() -> Console:
     """Standard output: as wide as a terminal is, and very wide where it is none."""
-    found = Console()
-    return found if found.is_terminal else Console(width=1000)
+    found = PlainConsole()
+    return found if found.is_terminal else PlainConsole(width=1000)
 
 
 def table(*columns: str) -> Table:

@@ -9,12 +9,15 @@ from typing import Annotated, Any, Literal
 
 from tyro.conf import FlagCreatePairsOff, OmitArgPrefixes, Positional, arg
 
+from normlab.cli import failures
 from normlab.cli.common import RUNS, Imports, lines_of
 from normlab.cli.flags import flags_of
 from normlab.errors import UserError
 from normlab.spec.config import DecodeConfig
 from normlab.spec.fields import flag_name
-from normlab.store.folder import find_run, write_text_atomic
+from normlab.spec.units import printable
+from normlab.store.files import write_output
+from normlab.store.folder import find_run
 
 DecodeFlags: Any = flags_of(DecodeConfig, optional=True)
 
@@ -97,7 +100,7 @@ class Translate:
         lines = [line for name in self.files or ("-",) for line in lines_of(name)]
         prefixes = [self.prefix] * len(lines)
         weights = weights_of(folder, self._weights())
-        print(f"translating with {weights.description}", file=sys.stderr)
+        failures.write(f"translating with {weights.description}")
         how: dict[str, Any] = {"prefixes": prefixes, "weights": weights.name, "threads": self.threads}
         if self.n_best is None:
             written = translate(folder.path, lines, decode, **how)
@@ -106,6 +109,6 @@ class Translate:
             written = [f"{i}\t{c.score:z.4f}\t{c.text}" for i, row in enumerate(found, 1) for c in row]
         text = "".join(f"{line}\n" for line in written)
         if self.output == "-":
-            sys.stdout.write(text)
+            sys.stdout.write(printable(text) if sys.stdout.isatty() else text)
         else:
-            write_text_atomic(Path(self.output), text)
+            write_output(Path(self.output), text)

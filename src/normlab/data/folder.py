@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import errno
+import fcntl
+import glob
 import hashlib
 import json
 import os
 import shutil
+import socket
 import tempfile
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Generator, Iterable, Sequence
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -20,7 +24,7 @@ from normlab.data.vocabulary import load
 from normlab.errors import UserError
 from normlab.spec.config import DataConfig
 
-FORMAT = 2
+FORMAT = 3
 """Version of prepared folders. Raise it when their files or the meaning of these change."""
 
 
@@ -42,14 +46,14 @@ def with_digest(config: DataConfig, texts: Iterable[bytes]) -> DataConfig:
 
 def prepared(root: str | Path, key: Sequence[Any], fill: Callable[[Path], dict[str, Any]]) -> Path:
     """Return the folder under ``root`` for a key that covers its content; ``fill`` writes it if it is
-    missing.
+    missing, or if a file in it is no longer the one that was written.
 
     ``fill`` receives an empty folder and returns its manifest. A folder is built under a temporary name and
     then renamed, so that no half-written one is ever seen.
     """
     name = hashlib.sha256(json.dumps([*key, FORMAT]).encode()).hexdigest()[:12]
     folder = Path(root) / name
-    if manifest_of(folder) is not None:
+    if _whole(folder):
         return folder
     folder.parent.mkdir(parents=True, exist_ok=True)
     try:
@@ -97,8 +101,18 @@ def manifest_of(folder: Path) -> dict[str, Any] | None:
     files = manifest.get("files") if isinstance(manifest, dict) else None
     if not isinstance(files, dict):
         return None
-    sizes = {path.name: path.stat().st_size for path in folder.iterdir()}
-    return manifest if all(sizes.get(name) == size for name, size in files.items()) else None
+    return manifest if all((folder / name).is_file() for name in files) else None
+
+
+def _whole(folder: Path) -> bool:
+    """Whether every file of a folder has the SHA-256 of its manifest."""
+    manifest = manifest_of(folder)
+    return manifest is not None and all(_sha256(folder / n) == sha for n, sha in manifest["files"].items())
+
+
+def _sha256(path: Path) -> str:
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 def id_type(vocab_size: int) -> type[np.integer]:
@@ -107,20 +121,45 @@ def id_type(vocab_size: int) -> type[np.integer]:
 
 
 def _write(folder: Path, fill: Callable[[Path], dict[str, Any]]) -> None:
-    work = Path(tempfile.mkdtemp(prefix=f".{folder.name}-", dir=folder.parent))
-    try:
+    with _workplace(folder) as work:
         work.chmod(0o755)
         manifest = {"format": FORMAT, **fill(work)}
-        manifest["files"] = {path.name: path.stat().st_size for path in sorted(work.iterdir())}
+        manifest["files"] = {path.name: _sha256(path) for path in sorted(work.iterdir())}
         (work / "manifest.json").write_text(json.dumps(manifest, ensure_ascii=False), "utf-8")
         try:
-            if folder.exists() and manifest_of(folder) is None:
+            if folder.exists() and not _whole(folder):
                 folder.rename(work / "broken")
                 shutil.rmtree(work / "broken")
             work.rename(folder)
         except OSError:
             # Another process was first; the same text gives the same folder.
-            if manifest_of(folder) is None:
+            if not _whole(folder):
                 raise
+
+
+@contextmanager
+def _workplace(folder: Path) -> Generator[Path]:
+    """Make a folder beside another one, and delete those that killed processes of this host left there.
+
+    A process locks its own, and the lock ends with it.
+    """
+    host = socket.gethostname()
+    with ExitStack() as held:
+        with _locked(folder.parent.resolve()):  # nobody may look at a new folder that is not locked yet
+            for left in folder.parent.glob(f".*-{glob.escape(host)}-*"):
+                with suppress(OSError), _locked(left, fcntl.LOCK_NB):
+                    shutil.rmtree(left)
+            work = Path(tempfile.mkdtemp(prefix=f".{folder.name}-{host}-", dir=folder.parent))
+            held.enter_context(_locked(work))
+        held.callback(shutil.rmtree, work, ignore_errors=True)
+        yield work
+
+
+@contextmanager
+def _locked(folder: Path, how: int = 0) -> Generator[None]:
+    descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | how)
+        yield
     finally:
-        shutil.rmtree(work, ignore_errors=True)
+        os.close(descriptor)

@@ -203,7 +203,7 @@ def _named(name: str, flag: str) -> Any:
     if not colon or not re.fullmatch(r"[\w.]+", module) or not attribute:
         raise UserError(f"{flag} {name!r} is not a module and a name in it; type them as in {example}")
     if str(Path.cwd()) not in sys.path:
-        sys.path.insert(0, str(Path.cwd()))
+        sys.path.append(str(Path.cwd()))
     try:
         found: Any = import_module(module)
     except Exception as error:

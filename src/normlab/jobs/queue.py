@@ -110,13 +110,16 @@ class Queue:
     def _fail(self, config: Config, reason: str) -> None:
         """Record a failure here and in the run's folder, which a killed worker could not do itself.
 
-        The folder of a run that another process is training is left alone.
+        A run that is done has not failed, whatever its worker says, and one that another process is training
+        is left alone.
         """
         folder = RunFolder(self.root / run_id(config))
         self.failed[folder.path.name] = reason
         with contextlib.suppress(OSError, UserError):
             status = folder.status()
-            if folder.path.exists() and status.state != "running":
+            if status.state == "done":
+                del self.failed[folder.path.name]
+            elif folder.path.exists() and status.state != "running":
                 folder.set_status(replace(status, state="failed", error=reason))
 
     def _continues(self, config: Config) -> bool:
@@ -134,11 +137,14 @@ class _DiedError(Exception):
 
 
 class _Worker:
-    """A ``normlab.jobs.worker`` process, which trains one configuration after the other."""
+    """A ``normlab.jobs.worker`` process, which trains one configuration after the other.
+
+    It imports nothing from the current directory (``-P``) but the modules that ``--import`` names.
+    """
 
     def __init__(self, root: Path) -> None:
         self.process = subprocess.Popen(
-            [sys.executable, "-m", "normlab.jobs.worker", str(root)],
+            [sys.executable, "-P", "-m", "normlab.jobs.worker", str(root)],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             text=True,
@@ -160,7 +166,7 @@ class _Worker:
 
     def interrupt(self) -> None:
         if self.process.poll() is None:
-            self.process.send_signal(signal.SIGINT)
+            self.process.send_signal(signal.SIGTERM)
 
     def close(self) -> None:
         """Let the process end, once its run is saved."""

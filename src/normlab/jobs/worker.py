@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 import sys
 import time
 import traceback
@@ -13,13 +14,18 @@ from normlab.recipes.plugins import load_plugins
 from normlab.spec.config import Config, run_id
 from normlab.spec.serialise import from_json
 from normlab.store import RunBusyError, RunFolder
+from normlab.store.files import regular
 from normlab.training.train import train
 
 _BUSY_SECONDS = 2.0
 
 
 def main() -> int:
-    """Train until standard input closes or Ctrl-C; return the exit code."""
+    """Train until standard input closes or the queue sends SIGTERM; return the exit code.
+
+    SIGTERM is heard even where the queue's own process ignores it: here it is the queue that speaks.
+    """
+    signal.signal(signal.SIGTERM, signal.default_int_handler)
     try:
         load_plugins()
         _serve()
@@ -33,19 +39,22 @@ def _serve() -> None:
     root = Path(sys.argv[1])
     answers = os.fdopen(os.dup(1), "w", buffering=1)
     for line in sys.stdin:
-        config = from_json(Config, line)
-        log = RunFolder(root / run_id(config)).log
-        log.parent.mkdir(parents=True, exist_ok=True)
-        with log.open("a", buffering=1, encoding="utf-8") as file:
-            os.dup2(file.fileno(), 1)
-            os.dup2(file.fileno(), 2)
-        print(_answer(config, root), file=answers)
+        print(_answer(from_json(Config, line), root), file=answers)
+
+
+def _print_into(log: Path) -> None:
+    """Send what this process and the programs that it calls print to a run's log."""
+    log.parent.mkdir(parents=True, exist_ok=True)
+    with open(log, "a", encoding="utf-8", opener=regular) as file:
+        os.dup2(file.fileno(), 1)
+        os.dup2(file.fileno(), 2)
 
 
 def _answer(config: Config, root: Path) -> str:
     """Return "done" or the reason why not, in one line. Wait for a process that is training the same run."""
     while True:
         try:
+            _print_into(RunFolder(root / run_id(config)).log)
             train(config, root)
         except RunBusyError:
             time.sleep(_BUSY_SECONDS)

@@ -35,7 +35,7 @@ def load_plugins(*names: str) -> None:
     for installed in entry_points(group=GROUP):
         _import(installed.module, f"installed package's entry point {installed.name!r} in {GROUP!r}")
     if wanted and str(Path.cwd()) not in sys.path:
-        sys.path.insert(0, str(Path.cwd()))
+        sys.path.append(str(Path.cwd()))  # last: no file in it stands in for a library
     for name in wanted:
         _import(name, "--import" if name in names else f"${ENVIRONMENT}")
     if wanted:

@@ -18,7 +18,7 @@ from normlab.report.words import breakable, linked, names, notes, sentence, slug
 from normlab.spec.comparison import Comparison, RecipeResult, Sample, learnt
 from normlab.spec.metric import Metric
 from normlab.spec.units import count, duration, p_value, rate
-from normlab.store.folder import write_text_atomic
+from normlab.store.files import write_output, write_text_atomic
 
 CHOICE: Final = (
     "Each recipe was trained at every learning rate with seed {seed}, which is not reported; of the rates "
@@ -86,14 +86,18 @@ def compare_page(comparison: Comparison, runs_root: Path) -> str:
 
 
 def write_compare_page(comparison: Comparison, runs_root: Path, path: Path) -> Path:
-    """Write the page to ``path`` and each figure's full table to ``<path's stem>-figures/<figure>.csv``."""
+    """Write the page to ``path`` and each figure's full table to ``<path's stem>-figures/<figure>.csv``.
+
+    A device or a pipe gets the page alone.
+    """
     page = _page(comparison, runs_root)
-    folder = path.with_name(f"{path.stem}-figures")
-    folder.mkdir(parents=True, exist_ok=True)
-    for chart in page.charts():
-        if chart.table is not None:
-            write_text_atomic(folder / f"{chart.name}.csv", chart.table.write_csv())
-    write_text_atomic(path, page.html())
+    if path.is_file() or not path.exists():
+        folder = path.resolve().with_name(f"{path.stem}-figures")
+        folder.mkdir(parents=True, exist_ok=True)
+        for chart in page.charts():
+            if chart.table is not None:
+                write_text_atomic(folder / f"{chart.name}.csv", chart.table.write_csv())
+    write_output(path, page.html())
     return path
 
 

@@ -73,7 +73,7 @@ def write_probes_page(file: Path, page: Path) -> Path:
 
     Raises UserError for a file that does not hold such rows, and FileNotFoundError if there is none.
     """
-    from normlab.store.folder import write_text_atomic
+    from normlab.store.files import write_output
 
     rows = list(_rows(file))
     sections = [*watched(rows), *_others(rows)]
@@ -87,7 +87,7 @@ def write_probes_page(file: Path, page: Path) -> Path:
         count(len(rows), "row"),
     ]
     headline = Markup("Probes in {}").format(file.name)
-    write_text_atomic(page, Page(f"Probes in {file.name}", headline, facts, "", sections).html())
+    write_output(page, Page(f"Probes in {file.name}", headline, facts, "", sections).html())
     return page
 
 

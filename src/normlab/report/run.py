@@ -19,7 +19,7 @@ from normlab.report.runs import RunView, marks, metrics_frame, run_details, seed
 from normlab.spec.metric import NLL
 from normlab.spec.outcome import IGNORES_SOURCE
 from normlab.spec.units import duration, rate
-from normlab.store.folder import RunFolder, read_json
+from normlab.store.folder import RunFolder, read_scores
 
 SIDES: Final = ("training", "dev", "dev, sources exchanged")
 
@@ -44,7 +44,7 @@ def run_page(folder: Path) -> str:
             Section("", [_pictures(run)], "pictures", listed=False),
             *flown(kept.flights()),
             *watched(kept.probes()),
-            *_test(run, read_json(kept.best_scores) if kept.best_scores.exists() else {}),
+            *_test(run, read_scores(kept.best_scores)),
             Section("The run, exactly", details.blocks, f"run-{run.id}"),
         ],
         recipes=_sides(run),
@@ -120,7 +120,7 @@ def _test(run: RunView, beside: Mapping[str, Any]) -> list[Section]:
     """Return the section of the test scores, once they have been computed."""
     columns = [run.scores, beside] if beside else [run.scores]
     rows = [
-        [Cell(metric.title), *(Cell(metric.shown(float(scores[metric.name]))) for scores in columns)]
+        [Cell(metric.title), *(Cell(metric.shown(scores[metric.name])) for scores in columns)]
         for metric in run.task_metrics
         if all(metric.name in scores for scores in columns)
     ]

@@ -16,7 +16,7 @@ from normlab.report.page import Block, Cell, Code, Details, Table, Text
 from normlab.spec.config import Config
 from normlab.spec.metric import NLL, Metric, deciding
 from normlab.spec.units import duration, rate
-from normlab.store.folder import RunFolder, Status, read_json
+from normlab.store.folder import RunFolder, Status, read_scores
 
 
 @dataclass(frozen=True)
@@ -58,7 +58,6 @@ def view(root: Path, run: str) -> RunView:
     path = root / run
     try:
         folder = RunFolder(path)
-        scores = read_json(folder.scores) if folder.scores.is_file() else {}
         return RunView(
             id=run,
             config=folder.config(),
@@ -67,7 +66,7 @@ def view(root: Path, run: str) -> RunView:
             metrics=tuple(folder.metrics()),
             task_metrics=folder.task_metrics(),
             repeat=folder.repeat_command(),
-            scores=scores if isinstance(scores, dict) else {},
+            scores=read_scores(folder.scores),
             stale=folder.stale(),
         )
     except (OSError, UserError) as error:

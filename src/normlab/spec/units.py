@@ -5,6 +5,15 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
+_CONTROLS = {code: f"\\x{code:02x}" for code in (*range(32), *range(127, 160)) if chr(code) not in "\t\n"}
+
+
+def printable(text: str) -> str:
+    """Return text that does nothing to a terminal: control characters, which can move its cursor or rename
+    its window, become their codes.
+    """
+    return text.translate(_CONTROLS)
+
 
 def count(number: int, thing: str) -> str:
     """Return a number with its noun: ``1 run``, ``3 runs``."""

@@ -14,6 +14,8 @@ from typing import TextIO
 
 from normlab.errors import UserError
 
+from .files import regular
+
 _TRIES, _PAUSE_SECONDS = 5, 0.02
 """A reader that asks whether a run is alive holds the lock for microseconds; a trainer waits for that."""
 _BEAT_SECONDS, _WATCH_SECONDS = 5.0, 16.0
@@ -33,7 +35,7 @@ def hold(folder: Path) -> Generator[None]:
     be set back. Raises RunBusyError if a process is in the folder.
     """
     path = folder / "lock"
-    with path.open("a+", encoding="utf-8") as file:
+    with open(path, "a+", encoding="utf-8", opener=regular) as file:
         _take(file, folder)
         holder = _said(path)
         if holder and holder.partition(" ")[0] != socket.gethostname() and _beats(path):
@@ -54,7 +56,7 @@ def hold(folder: Path) -> Generator[None]:
 def held(folder: Path) -> bool:
     """Whether a process whose lock this host sees is in the folder."""
     try:
-        with (folder / "lock").open(encoding="utf-8") as file:
+        with open(folder / "lock", encoding="utf-8", opener=regular) as file:
             fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
     except BlockingIOError:
         return True
@@ -95,7 +97,8 @@ def _busy(folder: Path, holder: str) -> str:
 
 
 def _said(path: Path) -> str:
-    return path.read_text(encoding="utf-8", errors="replace").strip()
+    with open(path, encoding="utf-8", errors="replace", opener=regular) as file:
+        return file.read().strip()
 
 
 def _write(file: TextIO, text: str) -> None:
@@ -123,5 +126,5 @@ def _beats(path: Path) -> bool:
 
 
 def _touched(path: Path) -> int:
-    with path.open("rb") as file:
+    with open(path, "rb", opener=regular) as file:
         return os.fstat(file.fileno()).st_mtime_ns

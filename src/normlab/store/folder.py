@@ -18,7 +18,7 @@ from normlab.spec.outcome import Outcome
 from normlab.spec.serialise import NOT_FINITE, from_plain
 
 from .busy import elsewhere, held, hold
-from .files import append_rows, read_json, row_line, sync, write_json_atomic, write_text_atomic
+from .files import append_rows, read_json, regular, row_line, sync, write_json_atomic, write_text_atomic
 from .manifest import CheckpointError
 
 Row = dict[str, Any]
@@ -291,6 +291,17 @@ def read_config(path: Path) -> Config:
         raise UserError(f"{path}: {error}{hint if wrapped and 'metrics' not in content else ''}") from error
 
 
+def read_scores(path: Path) -> dict[str, float]:
+    """Read a test's scores by metric; none if there is no such file. Raises UserError if one is no number."""
+    content = read_json(path) if path.exists() else {}
+    if isinstance(content, dict):
+        content.pop("signatures", None)
+    try:
+        return from_plain(dict[str, float], content)
+    except UserError as error:
+        raise UserError(f"{path}: {error}; mend or delete it") from error
+
+
 def _gone(path: Path, size: int) -> str:
     """Say what happened to a file that had at least ``size`` bytes; empty if it still has its rows."""
     if not path.exists():
@@ -308,7 +319,8 @@ def _gone(path: Path, size: int) -> str:
 def _rows(path: Path) -> list[Row]:
     if not path.exists():
         return []
-    *whole, _ = path.read_text(encoding="utf-8", errors="replace").split("\n")
+    with open(path, encoding="utf-8", errors="replace", opener=regular) as file:
+        *whole, _ = file.read().split("\n")
     rows: list[Row] = []
     for number, line in enumerate(whole, start=1):
         row = _row(line)

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import threading
 import time
 from collections.abc import Generator, Mapping
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
-from typing import Any
+from typing import Any, Final
 
 from normlab.errors import UserError
 from normlab.optim import ValDecay
@@ -46,19 +47,57 @@ class Progress:
         vars(self).update(vars(from_plain(Progress, dict(state), "progress")))
 
 
+PAUSE_SECONDS: Final = 10.0
+"""The time without any running thread from which a process counts as stopped, by Ctrl-Z for example."""
+_BEAT_SECONDS: Final = 1.0
+
+
 class Clock:
-    """Measures the seconds of training, without the pauses between resumptions."""
+    """Measures the seconds of training, without the pauses between resumptions, and without those in which
+    the process was stopped while it is ``watched``.
+    """
 
     def __init__(self, before: float) -> None:
-        self._start = time.perf_counter() - before
+        self._seen = time.perf_counter()
+        self._start = self._seen - before
+        self._beating, self._lock = threading.Event(), threading.Lock()
 
     def seconds(self) -> float:
         """The seconds so far, to the millisecond."""
-        return round(time.perf_counter() - self._start, 3)
+        return round(self._beat() - self._start, 3)
 
     @contextmanager
     def stopped(self) -> Generator[None]:
         """Stop the clock within this block."""
-        began = time.perf_counter()
+        began = self.seconds()
         yield
-        self._start += time.perf_counter() - began
+        self._start += self.seconds() - began
+
+    @contextmanager
+    def watched(self) -> Generator[None]:
+        """Notice within this block when the process is stopped: a thread looks at the time every second."""
+        ended = threading.Event()
+
+        def watch() -> None:
+            while not ended.wait(_BEAT_SECONDS):
+                self._beat()
+
+        self._beat()
+        self._beating.set()
+        thread = threading.Thread(target=watch, daemon=True)
+        thread.start()
+        try:
+            yield
+        finally:
+            self._beating.clear()
+            ended.set()
+            thread.join()
+
+    def _beat(self) -> float:
+        """Return the time. A gap since the last beat is a pause, which moves the start."""
+        with self._lock:
+            now = time.perf_counter()
+            gap, self._seen = now - self._seen, now
+            if self._beating.is_set() and gap > PAUSE_SECONDS:
+                self._start += gap
+            return now

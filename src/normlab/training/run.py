@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import sys
 import threading
 from collections.abc import Mapping, Sequence
@@ -10,6 +11,8 @@ from contextlib import suppress
 from functools import partial
 from pathlib import Path
 
+from normlab.spec.units import printable
+from normlab.store.files import regular
 from normlab.store.folder import RunFolder, Status
 from normlab.store.manifest import committed, read_state
 from normlab.training.callbacks.base import Callback, Callbacks, Row
@@ -50,8 +53,9 @@ class Run:
         machine, self._measured = self.config.machine, list[Row]()
         preset, every = preset_of(machine.probes, trainer.model), machine.probe_every_steps
         self.probing = Probing(trainer.model, preset, every, lambda r: self._measured.append(r._asdict()))
-        self._saved, self._clock = self.progress.step, Clock(self.progress.seconds)
-        self.validation = Validation(trainer, folder, self.rows, self._clock)
+        self._saved, self.clock = self.progress.step, Clock(self.progress.seconds)
+        self.hardware = self._hardware()
+        self.validation = Validation(trainer, folder, self.rows, self.clock)
         self.ending = Ending(trainer, self.rows)
         self._report("running")
 
@@ -98,7 +102,7 @@ class Run:
         """Fetch the steps since the last flush from the device, and write one row for them."""
         columns, values = self.rows.fetch()
         self.recorder.fetched(self.progress.step, values)
-        self.progress.seconds = self._clock.seconds()
+        self.progress.seconds = self.clock.seconds()
         counts = {name: getattr(self.progress, name) for name in ("tokens", "padded_tokens", "seconds")}
         extra = {**self.trainer.scaling.row(), **self.ranks.row()}
         self.rows.write({"kind": "train", "step": self.progress.step, **columns, **counts, **extra})
@@ -110,13 +114,24 @@ class Run:
         self._saved = self.progress.step
         self._write_probes()
         self.ranks.on_main(self.folder.sync_rows)
-        self.progress.seconds = self._clock.seconds()
+        self.progress.seconds = self.clock.seconds()
         parts = {"rows": self.rows.state_dict(), "recorder": self.recorder.state_dict()}
         save = partial(save_checkpoint, run=self.folder.id(), previous=self.folder.previous)
         self.ranks.on_main(save, self.folder.last, self.trainer.state_dict() | parts)
         self.recorder.saved(self._saved)
         self.callbacks.tell(self._saved, saved=True)
         self._report(state)
+
+    def _hardware(self) -> str:
+        """The hardware of all steps so far; a change of it, which changes how sums are rounded, is told."""
+        now, before = hardware(self.trainer.device, self.ranks.count), self.folder.status().hardware
+        step, last = self.progress.step, re.split(r"; from step [\d,]+ on ", before)[-1]
+        if not step or not before or last == now:
+            return before if step and before else now
+        sentence = f"the run goes on from step {step:,} on {now}, and was made on {last} so far"
+        exactly = "sums are rounded otherwise there, so that neither alone repeats it bit for bit"
+        self.ranks.on_main(_notice, self.folder, f"{sentence}; {exactly}")
+        return f"{before}; from step {step + 1:,} on {now}"
 
     def _load(self, folder: Path) -> int:
         """Go on from a checkpoint; return its step."""
@@ -138,7 +153,7 @@ class Run:
 
     def _examine(self) -> None:
         """Let the flight recorder look; a replay is no training time."""
-        with self._clock.stopped():
+        with self.clock.stopped():
             self.ranks.on_main(self.recorder.look, self.progress.step, self.ending.outcome)
 
     def _written(self, row: Row) -> None:
@@ -178,7 +193,7 @@ class Run:
             best_step=p.best_step,
             best_dev=dict(p.best_dev),
             train_seconds=p.seconds,
-            hardware=hardware(self.trainer.device, self.ranks.count),
+            hardware=self.hardware,
             stopped=p.stopped,
         )
         self.ranks.on_main(self.folder.set_status, status)
@@ -186,10 +201,10 @@ class Run:
 
 def _notice(folder: RunFolder, sentence: str) -> None:
     """Write a sentence to standard error and to the run's log, which are one file in a queue's worker."""
-    line = f"normlab: {sentence}\n"
+    line = f"normlab: {printable(sentence)}\n"
     with suppress(OSError):  # the terminal may be gone
         sys.stderr.write(line)
         sys.stderr.flush()
-    with folder.log.open("a", encoding="utf-8") as file:
+    with open(folder.log, "a", encoding="utf-8", opener=regular) as file:
         if not os.path.sameopenfile(file.fileno(), 2):
             file.write(line)

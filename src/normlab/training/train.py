@@ -36,6 +36,8 @@ from normlab.training.trainer import AnyTask, Trainer
 from normlab.training.warm_start import with_start
 from normlab.training.weights import checkpoint_of
 
+_STOPS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+
 
 def train(
     config: Config,
@@ -89,6 +91,7 @@ def _work(task: AnyTask, folder: RunFolder, callbacks: Sequence[Callback], ranks
             with _polite_interrupt() as interrupted, contextlib.closing(Trainer(task, ranks)) as trainer:
                 run = Run(trainer, folder, [*_own_callbacks(trainer, folder), *callbacks])
                 stack.callback(run.callbacks.close)
+                stack.enter_context(run.clock.watched())
                 run.run(interrupted)
             model = trainer.parallel.plain()
             ranks.from_main(lambda: score_test(task, folder, model))
@@ -151,7 +154,7 @@ def _furnish(folder: RunFolder, config: Config, corpus: Prepared) -> None:
 def _polite_interrupt() -> Iterator[threading.Event]:
     """Let the first Ctrl-C, or a closed terminal, set an event, so that the step in progress is saved.
 
-    The second one interrupts at once.
+    The second one interrupts at once. A signal that is ignored, as ``nohup`` has it, stays ignored.
     """
     event = threading.Event()
     if threading.current_thread() is not threading.main_thread():
@@ -162,10 +165,11 @@ def _polite_interrupt() -> Iterator[threading.Event]:
         if event.is_set():
             raise KeyboardInterrupt
         event.set()
-        with contextlib.suppress(OSError):
+        with contextlib.suppress(OSError, RuntimeError, AttributeError):  # gone, busy just now, or none
             sys.stderr.write("\nsaving after this step; once more stops at once\n")
 
-    before = {s: signal.signal(s, handle) for s in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)}
+    heard = (s for s in _STOPS if signal.getsignal(s) != signal.SIG_IGN)
+    before = {s: signal.signal(s, handle) for s in heard}
     try:
         yield event
     finally:

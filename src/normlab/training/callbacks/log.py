@@ -25,6 +25,7 @@ from normlab.recipes.grammar import describe
 from normlab.spec.config import SEMANTICS, Config
 from normlab.spec.serialise import to_json
 from normlab.spec.units import duration
+from normlab.store.files import regular
 from normlab.store.folder import RunFolder, Status
 from normlab.tasks.registry import TASKS
 from normlab.training.callbacks.base import Callback, Event
@@ -63,7 +64,7 @@ class Log(Callback):
             self._write([f"=== {_now()} {_end(self._folder.status())}"])
 
     def _write(self, lines: Sequence[str]) -> None:
-        with self._folder.log.open("a", encoding="utf-8") as file:
+        with open(self._folder.log, "a", encoding="utf-8", opener=regular) as file:
             file.write("".join(f"{line}\n" for line in lines))
 
 

@@ -1,0 +1,102 @@
+"""Files that are no regular ones: what a person names is written to, what lies in a run folder is refused."""
+
+from __future__ import annotations
+
+import os
+import stat
+import threading
+from pathlib import Path
+
+import pytest
+
+from bad_input.prompt import GOOD, refused
+from normlab.cli.main import main
+from normlab.store.files import write_output, write_text_atomic
+
+
+def test_what_is_no_regular_file_is_written_to_and_stays(tmp_path, monkeypatch):
+    device, target, link, pipe = (tmp_path / name for name in ("null", "target", "link", "pipe"))
+    device.symlink_to(os.devnull)
+    write_output(device, "lost")
+    assert device.is_char_device()
+    assert Path(os.devnull).is_char_device()
+    link.symlink_to(target)
+    for text in ("new", "newer"):
+        write_output(link, text)
+        assert link.is_symlink()
+        assert target.read_text() == text
+    os.mkfifo(pipe)
+    read = list[str]()
+    reader = threading.Thread(target=lambda: read.append(pipe.read_text()))
+    reader.start()
+    write_output(pipe, "through")
+    reader.join()
+    assert read == ["through"]
+    assert pipe.is_fifo()
+    assert sorted(p.name for p in tmp_path.iterdir()) == ["link", "null", "pipe", "target"]
+
+
+@pytest.mark.parametrize("write", [write_output, write_text_atomic])
+def test_a_file_keeps_its_mode(tmp_path, write):
+    path = tmp_path / "a.txt"
+    path.write_text("old")
+    path.chmod(0o600)
+    write(path, "new")
+    assert path.read_text() == "new"
+    assert stat.S_IMODE(path.stat().st_mode) == 0o600
+
+
+def test_standard_output_by_its_name_goes_on_after_what_was_printed(tmp_path):
+    file = tmp_path / "out.txt"
+    file.write_text("before\n")
+    kept = os.dup(1)
+    try:
+        with file.open("ab") as stream:
+            os.dup2(stream.fileno(), 1)
+        write_output(Path("/dev/stdout"), "translation\n")
+        write_output(file, "the file itself\n")
+    finally:
+        os.dup2(kept, 1)
+        os.close(kept)
+    assert file.read_text() == "before\ntranslation\nthe file itself\n"
+
+
+def test_a_page_goes_where_it_is_named(run, tmp_path, capsys, monkeypatch):
+    monkeypatch.setattr("normlab.report.run.run_page", lambda path: "a page")
+    (tmp_path / "page").symlink_to(tmp_path / "there.html")
+    assert main(["report", str(run), "--page", "page"]) == 0
+    assert (tmp_path / "there.html").read_text() == "a page"
+    assert main(["report", str(run), "--page", os.devnull]) == 0
+    assert Path(os.devnull).is_char_device()
+    capsys.readouterr()
+
+
+VICTIM = "not of this run"
+
+
+@pytest.mark.parametrize("name", ["lock", "log.txt", "metrics.jsonl", "run.html"])
+def test_a_symlink_in_a_run_folder_is_not_followed(run, tmp_path, capsys, name):
+    victim = tmp_path / "victim"
+    victim.write_text(VICTIM)
+    (run / name).unlink(missing_ok=True)
+    (run / name).symlink_to(victim.resolve())
+    said = refused(["report", str(run)] if name == "run.html" else GOOD, capsys)
+    assert name in said
+    assert victim.read_text() == VICTIM
+
+
+@pytest.mark.parametrize(
+    "name", ["lock", "log.txt", "metrics.jsonl", "status.json", "scores.json", "run.html"]
+)
+def test_a_pipe_in_a_run_folder_is_refused_and_holds_up_nobody(run, capsys, name):
+    (run / name).unlink(missing_ok=True)
+    os.mkfifo(run / name)
+    shown = name in ("metrics.jsonl", "run.html")
+    command = ["report", str(run)] if shown else ["train", "--config", str(run / "config.json")]
+    if name == "scores.json":
+        assert main(["runs"]) == 0
+        said = capsys.readouterr().out
+    else:
+        assert main(command) == 2
+        said = capsys.readouterr().err
+    assert f"{run / name} is a symlink, a pipe or a device" in said
