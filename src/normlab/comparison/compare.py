@@ -9,6 +9,7 @@ from normlab.comparison.conclude import conclude
 from normlab.comparison.grid import Grid
 from normlab.jobs.queue import Queue, Watch
 from normlab.recipes.grammar import describe
+from normlab.spec.arguments import validate_arguments
 from normlab.spec.comparison import Comparison
 from normlab.spec.config import Config
 from normlab.spec.request import CompareRequest
@@ -47,6 +48,7 @@ class ComparePlan:
     """
 
 
+@validate_arguments
 def plan(request: CompareRequest) -> ComparePlan:
     """Return the runs that ``compare`` would train and the time they take, measured on a few steps."""
     grid = Grid(request)
@@ -69,6 +71,7 @@ def plan(request: CompareRequest) -> ComparePlan:
     )
 
 
+@validate_arguments
 def compare(
     request: CompareRequest, watch: Watch = lambda folders: None, publish: Publish = lambda comparison: None
 ) -> Comparison:

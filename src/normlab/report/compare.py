@@ -15,6 +15,7 @@ from normlab.report.page import Block, Cell, Code, Details, Html, Page, Section,
 from normlab.report.pictures import pictures
 from normlab.report.runs import RunView, run_details, settings_table, shared, tag, view
 from normlab.report.words import breakable, difference, headline, interval, lead, notes, ranking, signed, slug
+from normlab.spec.arguments import validate_arguments
 from normlab.spec.comparison import Comparison, RecipeResult, Sample
 from normlab.spec.metric import Metric
 from normlab.spec.units import count, duration, p_value, rate
@@ -61,6 +62,7 @@ SAMPLES_OPEN: Final = 6
 """Samples that are shown without asking."""
 
 
+@validate_arguments
 def compare_page(comparison: Comparison, runs_root: Path) -> str:
     """Return the comparison as one self-contained HTML page; curves are read from ``runs_root/<id>``.
 
@@ -69,6 +71,7 @@ def compare_page(comparison: Comparison, runs_root: Path) -> str:
     return _page(comparison, runs_root).html()
 
 
+@validate_arguments
 def write_compare_page(comparison: Comparison, runs_root: Path, path: Path) -> Path:
     """Write the page to ``path`` and each figure's full table to ``<path's stem>-figures/<figure>.csv``."""
     page = _page(comparison, runs_root)

@@ -13,6 +13,7 @@ from typing import Any, Literal
 
 from normlab.errors import UserError
 from normlab.spec.allowed import AMOUNT, COUNT, POSITIVE, SHARE, SIZE, Range, check
+from normlab.spec.arguments import validate_arguments
 from normlab.spec.fields import changes_numbers, machine, no_flag, since
 from normlab.spec.model import ModelConfig
 
@@ -24,6 +25,7 @@ PARALLEL_TEXTS = ("train_src", "train_tgt", "dev_src", "dev_tgt", "test_src", "t
 """Fields of ``DataConfig`` that name the texts of a translation."""
 
 
+@validate_arguments
 @dataclass(frozen=True)
 class DataConfig:
     """Parallel text, plain text for language models, or the built-in corpus where no text is given.
@@ -94,6 +96,7 @@ class DataConfig:
             )
 
 
+@validate_arguments
 @dataclass(frozen=True)
 class OptimConfig:
     """Optimiser, learning-rate schedule and loss."""
@@ -141,6 +144,7 @@ class OptimConfig:
             raise UserError(f"stop_lr is below lr, {self.lr!r}, or no run would begin; got {self.stop_lr!r}")
 
 
+@validate_arguments
 @dataclass(frozen=True)
 class TrainConfig:
     """Length of the training, batch size, precision and validation."""
@@ -186,6 +190,7 @@ class TrainConfig:
             )
 
 
+@validate_arguments
 @dataclass(frozen=True)
 class DecodeConfig:
     """How the test text is translated: by beam search, or by sampling."""
@@ -237,6 +242,7 @@ class DecodeConfig:
         )
 
 
+@validate_arguments
 @dataclass(frozen=True)
 class SeedConfig:
     """Separate seeds, so that runs of a grid can share their batches or their initial weights."""
@@ -246,6 +252,7 @@ class SeedConfig:
     dropout: int = 1
 
 
+@validate_arguments
 @dataclass(frozen=True)
 class MachineConfig:
     """Hardware and logging: nothing here changes the numbers of a run, nor its id."""
@@ -276,6 +283,7 @@ class MachineConfig:
         check(self, {COUNT: "threads num_workers", SIZE: cadences})
 
 
+@validate_arguments
 @dataclass(frozen=True)
 class Config:
     """Everything that a run needs, resolved."""

@@ -18,6 +18,7 @@ import numpy as np
 from torch import nn
 
 from normlab.recipes.plugins import imported
+from normlab.spec.arguments import validate_arguments
 from normlab.spec.config import Config, run_id
 from normlab.store.examples import write_examples
 from normlab.store.files import named
@@ -37,6 +38,7 @@ from normlab.training.warm_start import with_start
 from normlab.training.weights import checkpoint_of
 
 
+@validate_arguments
 def train(
     config: Config,
     root: str | Path,
