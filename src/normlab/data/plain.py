@@ -18,7 +18,7 @@ from normlab.data.documents import document_sizes
 from normlab.data.folder import described, id_type, opened, prepared, with_digest
 from normlab.data.lines import parts, raw, require_texts, require_unchanged, survey
 from normlab.data.ragged import Ints, Ragged
-from normlab.data.sources import open_lines
+from normlab.data.sources import open_text
 from normlab.data.tokenizer import EOS, UNK, Tokenizer
 from normlab.data.vocabulary import digests, vocabulary
 from normlab.errors import UserError
@@ -88,11 +88,11 @@ def prepare_text(config: DataConfig, root: str | Path) -> tuple[DataConfig, Text
     meanwhile. No text is in memory as a whole.
     """
     texts, origin = _read(config)
-    surveys = {name: survey(lines) for name, lines in texts.items()}
+    paths = {name: getattr(config, f"{name}_text") for name in texts}
+    surveys = {name: survey(lines, paths[name] or name) for name, lines in texts.items()}
     for name, found in surveys.items():
-        path = getattr(config, f"{name}_text")
-        if path and found.blank:
-            raise UserError(f"{path} holds no word; pass a file of text")
+        if paths[name] and found.blank:
+            raise UserError(f"{paths[name]} holds no word; pass a file of text")
     before = {name: found.digest for name, found in surveys.items()}
     config = with_digest(config, [*before.values(), *digests(config)])
     key = ["plain, documents", config.digest, config.vocab_size]
@@ -112,7 +112,7 @@ def _read(config: DataConfig) -> tuple[dict[str, Iterable[str]], dict[str, str]]
         return texts, {"Corpus": f"target side of built-in {name}, seed {seed}"}
     fields = [f"{name}_text" for name in given]
     require_texts(fields, ("train_text", "dev_text"), "train and dev text are needed")
-    texts = {name: open_lines(paths[name]) for name in given}
+    texts = {name: open_text(paths[name]) for name in given}
     origin = {f"{name.capitalize()} text": Path(paths[name]).name for name in given}
     return {"test": texts["dev"], **texts}, {"Test text": "none given, so the dev text", **origin}
 

@@ -25,7 +25,7 @@ from normlab.data.lines import (
 )
 from normlab.data.named import SIDES, by_name
 from normlab.data.ragged import Ragged, RaggedWriter, TokenPairs
-from normlab.data.sources import open_lines
+from normlab.data.sources import open_text
 from normlab.data.text import Pairs, read_lines
 from normlab.data.tokenizer import EOS, Tokenizer
 from normlab.data.vocabulary import digests, vocabulary
@@ -80,7 +80,7 @@ def prepare(config: DataConfig, root: str | Path) -> tuple[DataConfig, Corpus]:
     """
     config, named = by_name(config)
     texts, origin = _read(config)
-    surveys = {name: survey(lines) for name, lines in texts.items()}
+    surveys = {name: survey(lines, getattr(config, name) or name) for name, lines in texts.items()}
     if config.train_src:
         _require_sound(config, surveys)
     texts_digests = [found.digest for found in surveys.values()]
@@ -103,7 +103,7 @@ def _read(config: DataConfig) -> tuple[dict[str, Iterable[str]], dict[str, str]]
         return dict(zip(PARALLEL_TEXTS, sides, strict=True)), origin
     needed = PARALLEL_TEXTS if config.test_src or config.test_tgt else PARALLEL_TEXTS[:4]
     require_texts(given, needed, "both sides of train and dev text are needed, and of test text if any")
-    texts = {name: open_lines(getattr(config, name)) for name in given}
+    texts = {name: open_text(getattr(config, name)) for name in given}
     held_out = {name: list(lines) for name, lines in texts.items() if name not in PARALLEL_TEXTS[:2]}
     files = [Path(getattr(config, name)).name for name in given]
     origin = {

@@ -83,7 +83,8 @@ class DataConfig:
 
     def __post_init__(self) -> None:
         allowed = {
-            Range(least=5, whole=True): "vocab_size",  # four special tokens and something to say
+            # four special tokens and something to say; tokenizers crash at many times as many as any has
+            Range(least=5, below=1e7, whole=True): "vocab_size",
             Range(least=2, whole=True): "max_len",
             SIZE: "builtin_pairs block_len",
             SHARE: "word_dropout",
@@ -280,7 +281,8 @@ class MachineConfig:
 
     def __post_init__(self) -> None:
         cadences = "log_every_steps checkpoint_every_steps probe_every_steps"
-        check(self, {COUNT: "threads num_workers", SIZE: cadences})
+        few = Range(least=0, below=1025, whole=True)  # many more crash the process
+        check(self, {few: "threads num_workers", SIZE: cadences})
 
 
 @validate_arguments
