@@ -207,7 +207,7 @@ def _significance(comparison: Comparison) -> list[Section]:
     )
     if any(d.p_randomisation is not None for d in comparison.differences):
         caption += " “Exchanged”: p of approximate randomisation, of these very models, not corrected."
-    table = Table(("", *map(breakable, order)), rows, caption)
+    table = Table(("", *map(breakable, order)), rows, caption, beside="comparison.json")
     return [Section("Which differences are real?", [table], "significance")]
 
 
@@ -265,7 +265,12 @@ def _runs(comparison: Comparison, views: Mapping[str, RunView]) -> Section:
         ids = [i for i in dict.fromkeys([*(t.run for t in r.trials), *r.runs]) if i in rest]
         inside: list[Block] = [run_details(views[i], common) for i in ids]
         if r.explained:
-            inside.insert(0, Details("What the recipe resolves to", [settings_table(r.explained)]))
+            inside.insert(
+                0,
+                Details(
+                    "What the recipe resolves to", [settings_table(r.explained)], beside="comparison.json"
+                ),
+            )
         blocks.append(Section(breakable(r.name), inside, slug(r.name), r.resolves_to, listed=False))
         rest = [i for i in rest if i not in ids]
     if rest:
