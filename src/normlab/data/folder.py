@@ -20,7 +20,7 @@ from normlab.data.vocabulary import load
 from normlab.errors import UserError
 from normlab.spec.config import DataConfig
 
-FORMAT = 2
+FORMAT = 3
 """Version of prepared folders. Raise it when their files or the meaning of these change."""
 
 
@@ -74,7 +74,7 @@ def opened(folder: Path) -> tuple[dict[str, Any], dict[str, Any]]:
     tokenizer = load(folder / "tokenizer.json")
     target_vocab = np.zeros(tokenizer.vocab_size, bool)
     target_vocab[manifest["target_vocab"]] = True
-    told = {key: manifest[key] for key in ("unigram_entropy_nats", "facts")}
+    told = {key: manifest[key] for key in ("unigram_entropy_nats", "facts", "overlap")}
     return manifest, {"folder": folder, "tokenizer": tokenizer, "target_vocab": target_vocab, **told}
 
 

@@ -28,11 +28,6 @@ CHOICE: Final = (
 
 TEST_IS_APART: Final = "The test text played no part in any choice."
 
-TEST_IS_DEV: Final = (
-    "No test text was given, so dev serves as both. The scores called test were measured on the text on "
-    "which learning rates and checkpoints were chosen, and flatter every recipe."
-)
-
 METHOD: Final = (
     (
         "A 95% interval includes two kinds of chance: test examples (sentences, documents) are drawn again "
@@ -88,7 +83,8 @@ def _page(comparison: Comparison, root: Path) -> Page:
     views = {run: view(root, run) for run in tables.all_runs(comparison)}
     missing = [run for run, seen in views.items() if seen.problem]
     stale = [run for run, seen in views.items() if seen.stale]
-    warning = Markup(' <span class="alarm">{}</span>').format(TEST_IS_DEV) if comparison.test_is_dev else ""
+    seen = comparison.seen_before
+    warning = Markup(' <span class="alarm">{}</span>').format(seen) if seen else ""
     return Page(
         title=comparison.title,
         headline=headline(comparison),
@@ -280,7 +276,7 @@ def _runs(comparison: Comparison, views: Mapping[str, RunView]) -> Section:
 
 
 def _method(comparison: Comparison) -> Section:
-    choice = f"{CHOICE} {TEST_IS_DEV if comparison.test_is_dev else TEST_IS_APART}"
+    choice = f"{CHOICE} {comparison.seen_before or TEST_IS_APART}"
     metric, labels = comparison.headline, {metric.name: metric.label for metric in comparison.metrics}
     better = "higher" if metric.higher_is_better else "lower"
     scored = (
