@@ -164,9 +164,7 @@ class Comparison:
         said = [TEST_IS_DEV] if self.test_is_dev else []
         for where in ("training", "dev")[: 1 if self.test_is_dev else 2]:
             if share := self.overlap.get(f"test in {where}"):
-                said.append(
-                    f"{100 * share:.1f}% of the test text's sentences stand in the {where} text as well."
-                )
+                said.append(f"{100 * share:.1f}% of the test sentences stand in the {where} text as well.")
         return " ".join(said)
 
     @property
