@@ -132,8 +132,9 @@ def _require_ours(fields: Mapping[str, Any]) -> None:
     """Raise UserError for a tokenizer that differs from ours in more than its pieces, before it is built."""
     ours = json.loads(_untrained().to_str())
     model, added = fields.get("model"), fields.get("added_tokens")
-    pieces = model.get("vocab") if isinstance(model, dict) else None
-    numbers = [n for n in pieces.values() if type(n) is int] if isinstance(pieces, dict) else []
+    model = model if isinstance(model, dict) else {}
+    pieces = vocab if isinstance(vocab := model.get("vocab"), dict) else {}
+    numbers = [n for n in pieces.values() if type(n) is int]
     if not numbers or sorted(numbers) != list(range(len(pieces))):
         raise UserError("its JSON is damaged: it has no entries with the numbers 0, 1, 2 and so on")
     listed = added if isinstance(added, list) else []

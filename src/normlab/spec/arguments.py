@@ -89,10 +89,10 @@ def _fitted(value: Any, hint: Any) -> Any:
     elif kind is Callable:
         fits = callable(value)
     elif kind is Iterable:
-        fits = isinstance(value, Iterable) and not isinstance(value, str | bytes | Mapping)
+        fits = isinstance(value, Iterable) and not isinstance(value, (str, bytes, Mapping))
         for one in value if isinstance(value, Collection) and fits and items else ():
             _fitted(one, items[0])
-    elif kind is Any or not isinstance(kind, type | tuple) or getattr(kind, "_is_protocol", False):
+    elif kind is Any or not isinstance(kind, (type, tuple)) or getattr(kind, "_is_protocol", False):
         fits = True
     else:
         fits = isinstance(value, kind) and (kind is bool or kind is object or not isinstance(value, bool))
@@ -113,7 +113,7 @@ def _fitted_to_one(value: Any, hints: Sequence[Any]) -> Any:
 
 def _list(value: Any, items: tuple[Any, ...], *, convert: bool) -> Any:
     indexed = isinstance(value, Collection) and hasattr(value, "__getitem__")
-    if not indexed or isinstance(value, str | bytes | Mapping):
+    if not indexed or isinstance(value, (str, bytes, Mapping)):
         raise _MisfitError(value)
     hints = items if convert and len(items) == len(value) and ... not in items else items[:1] * len(value)
     fitted = [_fitted(one, hint) for one, hint in zip(value, hints, strict=bool(items))]
@@ -150,7 +150,7 @@ def _words(hint: Any, *, many: bool = False) -> str:
 def _shown(value: object) -> str:
     if isinstance(value, type):
         return f"the class {value.__name__}"
-    if not isinstance(value, str | bytes | Real | types.NoneType | os.PathLike):
+    if not isinstance(value, (str, bytes, Real, types.NoneType, os.PathLike)):
         return f"a value of the type {type(value).__name__}"
     shown = repr(value)
     return shown if len(shown) <= 60 else f"{shown[:57]}..."
