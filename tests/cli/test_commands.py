@@ -141,6 +141,24 @@ def test_compare_trains_writes_the_page_and_prints_the_table(stand_in, tmp_path,
     assert f"page: {tmp_path}/comparison.html" in printed
 
 
+def test_results_of_a_comparison_never_hang_on_its_page(stand_in, tmp_path, capsys):
+    def compare(request, watch, publish):
+        publish(COMPARISON)
+        return COMPARISON
+
+    def write_page(comparison, root, path):
+        raise ZeroDivisionError("no room")
+
+    stand_in("normlab.comparison.compare", compare=compare)
+    stand_in("normlab.report.compare", write_compare_page=write_page)
+    assert main(["compare", "--out", str(tmp_path), "--precision", "fp32"]) == 0
+    printed = capsys.readouterr()
+    assert "pre - admin: +2.0 BLEU" in printed.out
+    assert "page:" not in printed.out
+    for fact in ("warning", "no room", f"normlab report {tmp_path}/comparison.json"):
+        assert fact in printed.err
+
+
 def test_a_plan_says_what_how_long_and_what_it_will_tell(stand_in, capsys, tmp_path):
     runs = [
         SimpleNamespace(recipe="pre", lr=1e-3, seed=1, run="abc", done=True),

@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from normlab.data import lines as module
-from normlab.data.lines import paired_parts, parts, require_parallel, survey
+from normlab.data.lines import LONGEST_WORD, paired_parts, parts, require_parallel, survey
 from normlab.data.sources import open_lines
 from normlab.errors import UserError
 
@@ -22,7 +22,7 @@ def test_parts_are_small_and_hold_everything(source, target, most_lines, most_ch
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(module, "LINES_AT_A_TIME", most_lines)
         patch.setattr(module, "CHARACTERS_AT_A_TIME", most_characters)
-        single, double, found = list(parts(source)), list(paired_parts(source, target)), survey(source)
+        single, double, found = list(parts(source)), list(paired_parts(source, target)), survey(source, "it")
     assert [line for part in single for line in part] == source
     both = [pair for part in double for pair in zip(*part, strict=True)]
     assert both == list(zip(source, target, strict=False))
@@ -48,3 +48,11 @@ def test_parallel_text_must_be_parallel():
         require_parallel(("a.de", "a.en"), (2, 1))
     with pytest.raises(UserError, match=r"a\.fr is empty"):
         require_parallel(("a.de", "a.fr"), (2, 0))
+
+
+def test_a_word_that_tokenizers_take_minutes_for_is_refused_by_line():
+    longest = "x" * LONGEST_WORD
+    assert survey([f"{longest} {longest}"], "a.de").lines == 1
+    lines = ["a"] * module.LINES_AT_A_TIME + ["b", f"c {longest}x"]
+    with pytest.raises(UserError, match=rf"a\.de, line {len(lines):,} .*{LONGEST_WORD + 1:,}"):
+        survey(lines, "a.de")

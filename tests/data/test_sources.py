@@ -10,8 +10,10 @@ from pathlib import Path
 
 import pytest
 
+from normlab.data.plain import prepare_text
 from normlab.data.prepare import prepare
 from normlab.data.sources import open_lines
+from normlab.errors import UserError
 from normlab.spec.config import DataConfig
 
 TABLE = 'gl\ten\nola\t"hi"\nadeus\t\n'
@@ -179,3 +181,16 @@ def test_tables_of_glue():
     assert first[0].startswith('Amrozi accused his brother, whom he called "the witness", of')
     labels = read("$NORMLAB_DATA/glue.rte/dev.tsv#label")
     assert (len(labels), labels.count("entailment")) == (277, 146)
+
+
+def test_a_pipe_is_refused_where_a_text_is_read_more_than_once(table):
+    os.mkfifo("pipe")
+    (table / "text").write_text("eins\n", "utf-8")
+    named = dict.fromkeys(("train_src", "train_tgt", "dev_src", "dev_tgt"), "text")
+    for spec in ("pipe", "pipe#2", "/dev/null"):
+        with pytest.raises(UserError, match=f"^{spec} is a pipe or a device.*save it in a file"):
+            prepare(DataConfig(**{**named, "train_tgt": spec}), table / "data")
+    with pytest.raises(UserError, match=r"^pipe is a pipe"):
+        prepare_text(DataConfig(train_text="text", dev_text="pipe"), table / "data")
+    with pytest.raises(UserError, match=r"pipe is no regular file.*--tokenizer bpe"):
+        prepare(DataConfig(**named, tokenizer="pipe"), table / "data")

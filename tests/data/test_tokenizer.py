@@ -1,3 +1,4 @@
+import json
 import subprocess
 import sys
 import unicodedata
@@ -7,8 +8,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from normlab.data.tokenizer import BOS, EOS, PAD, SPECIALS, UNK, BytePairs
-from normlab.data.vocabulary import load
+from normlab.data.tokenizer import BOS, EOS, PAD, SPECIALS, UNK, BytePairs, _library_errors
+from normlab.data.vocabulary import load, parse
+from normlab.errors import UserError
+from normlab.spec.config import DataConfig, MachineConfig
 
 LINES = [
     "Ein Mann mit einem <unk> Hut .",
@@ -95,3 +98,70 @@ def test_training_is_deterministic_across_processes(tokenizer, tmp_path):
     subprocess.run([sys.executable, "-c", program, str(tmp_path / "there.json")], check=True)
     tokenizer.save(tmp_path / "here.json")
     assert (tmp_path / "there.json").read_bytes() == (tmp_path / "here.json").read_bytes()
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("normalizer", {"type": "Replace", "pattern": {"Regex": "(a+)+$"}, "content": ""}),
+        ("normalizer.normalizers", [{"type": "Replace", "pattern": {"String": "a"}, "content": "aa"}] * 64),
+        ("pre_tokenizer.type", "Whitespace"),
+        ("pre_tokenizer.replacement", ""),
+        ("decoder", None),
+        ("post_processor", {"type": "ByteLevel"}),
+        ("padding", {"strategy": {"Fixed": 10**12}}),
+        ("truncation", {"max_length": 1}),
+        ("model.dropout", 0.5),
+        ("model.type", "WordPiece"),
+        ("model.continuing_subword_prefix", "#"),
+        ("own", "field"),
+        ("added_tokens", []),
+        ("added_tokens", 3),
+        ("model", None),
+        ("model.vocab", {"[ pad ]": 0, "[ unk ]": 1, "[ bos ]": 2, "[ eos ]": 3, "a": 4_000_000_000}),
+        ("model.vocab", {"[ pad ]": [0]}),
+        ("model.vocab", {}),
+        ("model.merges", [["no", "pieces"]]),
+        ("model.merges", 3),
+    ],
+)
+def test_a_file_whose_tokenizer_is_not_ours_is_refused_before_it_is_built(name, value):
+    fields = json.loads(BytePairs.train(["a b ab aba"], 20).to_json())
+    inside = fields
+    *ways, last = name.split(".")
+    for way in ways:
+        inside = inside[way]
+    inside[last] = value
+    with pytest.raises(UserError):
+        parse(json.dumps(fields).encode())
+
+
+def test_a_file_without_fields_that_came_later_is_read():
+    learned = BytePairs.train(["a b ab aba"], 20)
+    fields = json.loads(learned.to_json())
+    del fields["pre_tokenizer"]["split"], fields["model"]["ignore_merges"], fields["version"]
+    fields["version"] = "1.0"
+    assert parse(json.dumps(fields).encode()).encode(["aba b"]) == learned.encode(["aba b"])
+
+
+def test_a_panic_of_the_library_is_a_refusal():
+    class PanicException(BaseException):
+        pass
+
+    with pytest.raises(UserError, match="no capacity"), _library_errors():
+        raise PanicException("no capacity")
+    with pytest.raises(KeyboardInterrupt), _library_errors():
+        raise KeyboardInterrupt
+
+
+@pytest.mark.parametrize("given", [10**10, 10**7, 2**40])
+def test_a_vocabulary_that_crashes_the_library_is_refused_before(given):
+    with pytest.raises(UserError, match=rf"vocab_size .* below 1e\+07, got {given}"):
+        DataConfig(vocab_size=given)
+
+
+@pytest.mark.parametrize("name", ["threads", "num_workers"])
+def test_more_threads_than_a_process_takes_are_refused(name):
+    with pytest.raises(UserError, match=rf"{name} is .* below 1025, got 100000"):
+        MachineConfig(**{name: 100_000})
+    assert MachineConfig(threads=1024, num_workers=1024).threads == 1024

@@ -205,7 +205,7 @@ def exploding(model, batch):
         (frozen, X, square, r"no parameter of Tower is trained.*model\.requires_grad_\(\)"),
         (poisoned, X, square, r"1 of 256 values of the parameter layers\.2\.branch\.weight are infinite"),
         (tower, X.to("meta"), square, r"the model is on cpu and the batch on meta; move one of them"),
-        (lambda: "bert", X, square, r"the model is of type str; give a torch\.nn\.Module"),
+        (lambda: "bert", X, square, r"model is a Module, got 'bert'"),
         (tower, X, None, r"Tower puts out no loss.*loss=lambda model, batch"),
         (tower, X, lambda m, b: m(b), r"the loss is a tensor of shape \[4, 6, 3\], and must be one number"),
         (tower, X, lambda m, b: m(b).mean().item(), r"the loss is float, and must be one number"),

@@ -7,7 +7,7 @@ import pytest
 import vl_convert
 
 from normlab.figures.curves import Axis, curve
-from normlab.figures.theme import theme
+from normlab.figures.theme import MANY, theme
 
 LOSS = Axis("nll", "nats")
 RECIPES = ["pre", "enc:post/dec:pre", "v1.5[a]"]
@@ -57,6 +57,21 @@ def test_mean_and_band_over_seeds() -> None:
     assert (line[7]["low"], line[7]["high"]) == pytest.approx(sorted((a[7], b[7])), rel=1e-4)
     assert line[7]["runs"] == 2
     assert len(found["area"]) == 1
+
+
+def test_of_many_recipes_the_band_shows_only_in_focus() -> None:
+    runs = pl.concat([run("pre", "a", fall(50, 1)), run("pre", "b", fall(50, 2))])
+
+    def area(recipes: int) -> dict[str, Any]:
+        axis = Axis("nll", "loss")
+        spec = curve(runs, ["pre", *(f"r{i}" for i in range(1, recipes))], axis).to_dict()
+        (found,) = (layer for layer in spec["layer"] if layer["mark"]["type"] == "area")
+        return found["encoding"]["opacity"]
+
+    few, many = area(MANY), area(MANY + 1)
+    assert few["condition"][0]["value"] > 0
+    assert many["condition"][0]["value"] == many["value"] == 0
+    assert many["condition"][1]["value"] > 0
 
 
 def test_one_seed_has_no_band() -> None:

@@ -138,10 +138,22 @@ def test_missing_runs_are_reported_and_the_page_goes_on(otherwise: str) -> None:
 
 def test_a_test_text_of_its_own_and_one_that_is_dev(html: str, otherwise: str) -> None:
     assert "The test text played no part in any choice" in section(html, "method")
-    assert "dev serves as both" not in html
+    assert "serves as the test text" not in html
     assert "played no part" not in otherwise
-    assert "dev serves as both" in section(otherwise, "method")
-    assert "dev serves as both" in otherwise[otherwise.index("<h1>") : otherwise.index("</header>")]
+    assert "serves as the test text" in section(otherwise, "method")
+    assert "serves as the test text" in otherwise[otherwise.index("<h1>") : otherwise.index("</header>")]
+
+
+def test_test_text_that_was_seen_before_is_said_with_its_share(comparison: Comparison, root: Path) -> None:
+    overlap = {"dev in training": 0.5, "test in training": 0.031, "test in dev": 1.0}
+    seen = dataclasses.replace(comparison, overlap=overlap)
+    said = "3.1% of the test sentences stand in the training text as well. 100.0% of the test sentences stand"
+    assert seen.seen_before.startswith(said)
+    assert "dev" not in dataclasses.replace(seen, overlap={"test in training": 0.1}).seen_before
+    assert dataclasses.replace(seen, overlap={"test in training": 0.0}).seen_before == ""
+    body = without_scripts(compare_page(seen, root))
+    assert said in body[body.index("<h1>") : body.index("</header>")]
+    assert "played no part" not in body
 
 
 def test_the_method_says_how_each_score_was_computed(

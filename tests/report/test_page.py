@@ -1,9 +1,12 @@
+from typing import Any
+
 import altair as alt
 import polars as pl
 import pytest
 from markupsafe import Markup
 
-from normlab.figures.theme import finish, rows
+from normlab.errors import UserError
+from normlab.figures.theme import MANY, Drawn, finish, rows
 from normlab.report import page
 from normlab.report.page import Cell, Chart, Code, Details, Grid, Html, Notes, Page, Section, Table, Text
 
@@ -69,3 +72,36 @@ def test_two_charts_of_one_name() -> None:
 def test_a_page_that_is_too_large() -> None:
     with pytest.raises(ValueError, match="at most 5,000,000 are allowed"):
         make(Text("x" * 5_000_000)).html()
+
+
+def drawn(points: int) -> Drawn:
+    return finish([alt.Chart(rows(pl.DataFrame({"x": range(points)}))).mark_point().encode(x="x:Q")], 100)
+
+
+def test_a_page_that_would_be_too_large_has_fewer_points_and_then_names_files(monkeypatch: Any) -> None:
+    long = make(
+        Chart("c", "C", "", drawn),
+        Details("Exact", [Code("e" * 3000)], beside="abc/config.json"),
+        Section("s", [Table(["t"], [[Cell("c" * 3000)]], beside="comparison.json")], "s"),
+        Details("Kept", [Code("k" * 3000)]),
+    )
+    sizes = []
+    for _ in page.SHORTER:
+        html = long.html()
+        sizes.append(len(html.encode()))
+        kept = "e" * 3000 in html, "c" * 3000 in html
+        assert kept == ("abc/config.json" not in html, "comparison.json" not in html)
+        assert "k" * 3000 in html
+        monkeypatch.setattr(page, "LIMIT_BYTES", sizes[-1] - 1)
+    assert sizes == sorted(sizes, reverse=True)
+    assert len(set(sizes)) == len(page.SHORTER)
+    with pytest.raises(UserError, match="in its shortest form"):
+        long.html()
+
+
+def test_the_legend_of_many_recipes_has_several_lines() -> None:
+    few, many = (
+        Page("t", "h", [], "", [], [f"recipe{i}" for i in range(n)]).html() for n in (MANY, MANY + 1)
+    )
+    assert 'class="legend"' in few
+    assert 'class="legend many"' in many

@@ -13,6 +13,7 @@ from typing import Annotated, Any, Protocol, Self
 
 from tyro.conf import FlagCreatePairsOff, OmitArgPrefixes, Positional, arg
 
+from normlab.cli import failures
 from normlab.cli.common import RUNS, ConfigParts, Imports, Switch, base_of, resolved
 from normlab.cli.diagnose import Diagnose
 from normlab.cli.flags import ConfigFlags, flags_of, load
@@ -81,15 +82,28 @@ class Compare:
         from normlab.report.compare import write_compare_page
 
         def publish(comparison: Comparison) -> None:
-            write_compare_page(comparison, request.out, page)
+            unwritten.clear()
+            try:
+                write_compare_page(comparison, request.out, page)
+            except Exception as error:  # of any kind: the results of a training never hang on a page
+                unwritten.append(error)
 
+        unwritten: list[Exception] = []
         page = own(request.out / "comparison.html")
         tried = len(request.lrs) if len(request.lrs) > 1 else 0
         expected = len(request.recipes) * (tried + request.seeds)
         with show.progress(jobs=request.jobs, expected_runs=expected) as progress:
             comparison = compare.compare(request, progress.watch, publish)
         show.comparison(comparison)
-        print(f"page: {page}")
+        if not unwritten:
+            print(f"page: {page}")
+        else:
+            results = request.out / "comparison.json"
+            again = shlex.join(["normlab", "report", str(results)])
+            failures.write(
+                f"normlab: warning: the page was not written ({unwritten[0]}); the results are in {results}, "
+                f"and the page is tried again by: {again}"
+            )
         if comparison.failed:
             raise SystemExit(FAILED)
 

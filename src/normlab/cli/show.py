@@ -107,6 +107,7 @@ def comparison(result: Comparison) -> None:
     terminal.write(*(f"failed: {reason}" for reason in result.failed))
     terminal.write(*(f"{recipe.name}: {recipe.unheard}" for recipe in result.recipes if recipe.unheard))
     terminal.write(*_forced({recipe.name: recipe.forced for recipe in result.recipes if recipe.forced}))
+    terminal.write(*filter(None, [result.seen_before]))
 
 
 def run(folder: RunFolder) -> None:

@@ -8,6 +8,7 @@ from collections.abc import Callable
 from normlab.comparison.conclude import conclude
 from normlab.comparison.grid import Grid
 from normlab.jobs.queue import Queue, Watch
+from normlab.spec.arguments import validate_arguments
 from normlab.spec.comparison import Comparison
 from normlab.spec.config import Config
 from normlab.spec.request import CompareRequest
@@ -17,6 +18,7 @@ from normlab.store.folder import write_text_atomic
 Publish = Callable[[Comparison], None]
 
 
+@validate_arguments
 def compare(
     request: CompareRequest, watch: Watch = lambda folders: None, publish: Publish = lambda comparison: None
 ) -> Comparison:

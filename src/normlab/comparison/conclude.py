@@ -16,7 +16,6 @@ from normlab.spec.comparison import Comparison, RecipeResult, Sample
 from normlab.spec.metric import NLL
 from normlab.spec.units import count
 from normlab.store.folder import RunFolder, read_json
-from normlab.training.devices import hardware, prepare_process
 
 SAMPLES = 8
 
@@ -33,12 +32,11 @@ def conclude(grid: Grid, recipes: Sequence[str], failed: Mapping[str, str]) -> C
         if all(f.outputs.exists() for f in runs)
     }
     answers = [right for _, right in expected] if task.has_source else []
-    device = prepare_process(next(iter(grid.base.values())).machine)
     comparison = Comparison(
         title=request.title,
         command=request.command,
         date=datetime.date.today().isoformat(),
-        machine=f"{hardware(device)}, {count(request.jobs, 'run')} at a time",
+        machine=_hardware([f for runs in folders.values() for f in runs]),
         task=task.name,
         metrics=task.metrics,
         best_by=task.decides(request.base).name,
@@ -54,6 +52,7 @@ def conclude(grid: Grid, recipes: Sequence[str], failed: Mapping[str, str]) -> C
         open_recipes=tuple(recipe for recipe in request.recipes if recipe not in recipes),
         failed=tuple(f"{run}: {reason}" for run, reason in failed.items()),
         test_is_dev=_test_is_dev(grid),
+        overlap=getattr(grid.corpus, "overlap", {}),
         unigram_entropy_nats=grid.corpus.unigram_entropy_nats,
         signatures=next((_scores(f).get("signatures", {}) for runs in tested.values() for f in runs), {}),
         sample_labels=task.example_labels,
@@ -108,7 +107,16 @@ def _samples(expected: Sequence[tuple[str, str]], outputs: Mapping[str, Sequence
     return tuple(Sample(*expected[i], {name: lines[i] for name, lines in outputs.items()}) for i in spread)
 
 
+def _hardware(folders: Sequence[RunFolder]) -> str:
+    """Return the hardware that the runs were trained on, with their number where it differs."""
+    found = Counter(folder.status().hardware or "hardware not recorded" for folder in folders)
+    each = [f"{words}: {count(runs, 'run')}" for words, runs in found.items()]
+    return "; ".join(found if len(found) == 1 else each)
+
+
 def _test_is_dev(grid: Grid) -> bool:
-    """Whether the test text is the dev text, because text was given but none for the test."""
+    """Whether all of the test text is dev text: it has the same sentences, or none was given for it."""
+    if getattr(grid.corpus, "overlap", {}).get("test in dev") == 1:
+        return True
     given = [name for name in grid.task.texts if getattr(grid.request.base.data, name)]
     return any(n.startswith("train_") for n in given) and not any(n.startswith("test_") for n in given)

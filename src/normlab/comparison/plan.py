@@ -15,6 +15,7 @@ from normlab.comparison.scale import Scale
 from normlab.comparison.seeds import detectable
 from normlab.errors import UserError
 from normlab.recipes.grammar import describe
+from normlab.spec.arguments import validate_arguments
 from normlab.spec.comparison import learnt
 from normlab.spec.config import SeedConfig, run_id
 from normlab.spec.metric import Metric
@@ -102,6 +103,7 @@ class ComparePlan:
         )
 
 
+@validate_arguments
 def plan(request: CompareRequest, kept: Sequence[Path] = (Path("results"),)) -> ComparePlan:
     """Return the runs that ``compare`` would train, their time, measured on a few steps, and what they could
     tell, by the spread over seeds of the runs in ``request.out`` or, if there are none, in the folders

@@ -78,7 +78,7 @@ def opened(folder: Path) -> tuple[dict[str, Any], dict[str, Any]]:
     tokenizer = load(folder / "tokenizer.json")
     target_vocab = np.zeros(tokenizer.vocab_size, bool)
     target_vocab[manifest["target_vocab"]] = True
-    told = {key: manifest[key] for key in ("unigram_entropy_nats", "facts")}
+    told = {key: manifest[key] for key in ("unigram_entropy_nats", "facts", "overlap")}
     return manifest, {"folder": folder, "tokenizer": tokenizer, "target_vocab": target_vocab, **told}
 
 

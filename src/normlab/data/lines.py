@@ -16,6 +16,9 @@ LINES_AT_A_TIME = 8192
 CHARACTERS_AT_A_TIME = 2**21
 """The most characters of a part, for texts with long lines; a line is never cut."""
 
+LONGEST_WORD = 2**15
+"""The most characters without white space between them: tokenizers take minutes over many more."""
+
 T = TypeVar("T")
 
 
@@ -30,10 +33,11 @@ class Survey:
     """SHA-256 of ``raw`` of its lines."""
 
 
-def survey(lines: Iterable[str]) -> Survey:
-    """Read a text once, in constant memory, and return the facts about it."""
+def survey(lines: Iterable[str], name: str) -> Survey:
+    """Read a text once, in constant memory, and return the facts about it. Raises as ``require_words``."""
     whole, count, blank = hashlib.sha256(), 0, True
     for part in parts(lines):
+        require_words(part, name, first=count + 1)
         whole.update(raw(part))
         count += len(part)
         blank = blank and not any(line.strip() for line in part)
@@ -72,6 +76,16 @@ def _parts(items: Iterable[T], characters: Callable[[T], int]) -> Iterator[list[
             size = 0
     if part:
         yield part
+
+
+def require_words(lines: Iterable[str], name: str, *, first: int = 1) -> None:
+    """Raise UserError for a word of more than ``LONGEST_WORD`` characters; ``first`` numbers the lines."""
+    for number, line in enumerate(lines, first):
+        if len(line) > LONGEST_WORD and (longest := max(map(len, line.split()), default=0)) > LONGEST_WORD:
+            raise UserError(
+                f"{name}, line {number:,} has a word of {longest:,} characters, and at most {LONGEST_WORD:,} "
+                "are allowed; put spaces into it, or leave the line out"
+            )
 
 
 def require_texts(given: Sequence[str], needed: Sequence[str], what: str) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Iterable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -17,8 +17,9 @@ from normlab.data.builtin import generate
 from normlab.data.documents import document_sizes
 from normlab.data.folder import described, id_type, opened, prepared, with_digest
 from normlab.data.lines import parts, raw, require_texts, require_unchanged, survey
+from normlab.data.overlap import Overlap, said, shares
 from normlab.data.ragged import Ints, Ragged
-from normlab.data.sources import open_lines
+from normlab.data.sources import open_text
 from normlab.data.tokenizer import EOS, UNK, Tokenizer
 from normlab.data.vocabulary import digests, vocabulary
 from normlab.errors import UserError
@@ -66,6 +67,8 @@ class TextCorpus:
     """Facts for the terminal and the page, by their labels."""
     documents: NDArray[np.int64]
     """Lines, words and bytes of each document of the test text, `[documents, 3]`."""
+    overlap: dict[str, float] = field(default_factory=dict)
+    """The shares of lines that stand in another text as well, as ``overlap.shares`` names them."""
 
     @classmethod
     def load(cls, folder: str | Path) -> TextCorpus:
@@ -88,11 +91,11 @@ def prepare_text(config: DataConfig, root: str | Path) -> tuple[DataConfig, Text
     meanwhile. No text is in memory as a whole.
     """
     texts, origin = _read(config)
-    surveys = {name: survey(lines) for name, lines in texts.items()}
+    paths = {name: getattr(config, f"{name}_text") for name in texts}
+    surveys = {name: survey(lines, paths[name] or name) for name, lines in texts.items()}
     for name, found in surveys.items():
-        path = getattr(config, f"{name}_text")
-        if path and found.blank:
-            raise UserError(f"{path} holds no word; pass a file of text")
+        if paths[name] and found.blank:
+            raise UserError(f"{paths[name]} holds no word; pass a file of text")
     before = {name: found.digest for name, found in surveys.items()}
     config = with_digest(config, [*before.values(), *digests(config)])
     key = ["plain, documents", config.digest, config.vocab_size]
@@ -112,7 +115,7 @@ def _read(config: DataConfig) -> tuple[dict[str, Iterable[str]], dict[str, str]]
         return texts, {"Corpus": f"target side of built-in {name}, seed {seed}"}
     fields = [f"{name}_text" for name in given]
     require_texts(fields, ("train_text", "dev_text"), "train and dev text are needed")
-    texts = {name: open_lines(paths[name]) for name in given}
+    texts = {name: open_text(paths[name]) for name in given}
     origin = {f"{name.capitalize()} text": Path(paths[name]).name for name in given}
     return {"test": texts["dev"], **texts}, {"Test text": "none given, so the dev text", **origin}
 
@@ -124,18 +127,23 @@ def _fill(
     tokenizer.save(work / "tokenizer.json")
     sizes: dict[str, dict[str, int]] = {}
     counts: dict[str, NDArray[np.int64]] = {}
+    again = {name: Overlap(texts[name]) for name in ("dev", "test")}
     for name, lines in texts.items():
-        sizes[name], counts[name], now = _encode(work / f"{name}.tokens.npy", tokenizer, lines)
+        seen_by = again.values() if name == "train" else ()
+        sizes[name], counts[name], now = _encode(work / f"{name}.tokens.npy", tokenizer, lines, seen_by)
         require_unchanged(getattr(config, f"{name}_text"), before[name], now)
     documents = document_sizes(texts["test"])
     np.save(work / _DOCUMENTS, documents, allow_pickle=False)
     read = {name: f"{size['words']:,} words, {size['bytes']:,} bytes" for name, size in sizes.items()}
     told = described(counts["train"])
+    overlap = shares(again, texts["dev"], texts["test"])
     return {
         "digest": config.digest,
         "sizes": sizes,
+        "overlap": overlap,
         **told,
         "facts": {
+            "Same lines": said(overlap),
             "Training size": f"{read['train']}, {int(counts['train'].sum()):,} tokens",
             "Dev size": f"{read['dev']}, {int(counts['dev'][UNK]):,} unknown characters",
             "Test size": f"{read['test']}, {int(counts['test'][UNK]):,} unknown characters",
@@ -147,7 +155,7 @@ def _fill(
 
 
 def _encode(
-    path: Path, tokenizer: Tokenizer, lines: Iterable[str]
+    path: Path, tokenizer: Tokenizer, lines: Iterable[str], seen_by: Iterable[Overlap]
 ) -> tuple[dict[str, int], NDArray[np.int64], bytes]:
     """Write a text's stream; return its words and bytes, how often each entry is predicted, its digest."""
     words = size = 0
@@ -159,6 +167,8 @@ def _encode(
         for part in parts(lines):
             content = raw(part)
             whole.update(content)
+            for overlap in seen_by:
+                overlap.see(part)
             size += len(content)
             words += sum(len(line.split()) + 1 for line in part)
             ragged = Ragged.of(tokenizer.encode(part), dtype)

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterable
-from dataclasses import dataclass, replace
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -24,8 +24,9 @@ from normlab.data.lines import (
     survey,
 )
 from normlab.data.named import SIDES, by_name
+from normlab.data.overlap import Overlap, said, shares
 from normlab.data.ragged import Ragged, RaggedWriter, TokenPairs
-from normlab.data.sources import open_lines
+from normlab.data.sources import open_text
 from normlab.data.text import Pairs, read_lines
 from normlab.data.tokenizer import EOS, Tokenizer
 from normlab.data.vocabulary import digests, vocabulary
@@ -50,6 +51,8 @@ class Corpus:
     """``[V]``: vocabulary entries of the target side in training, and EOS."""
     facts: dict[str, str]
     """Facts for the terminal and the page, by their labels."""
+    overlap: dict[str, float] = field(default_factory=dict)
+    """The shares of source sentences that stand in another text as well, as ``overlap.shares`` names them."""
 
     @classmethod
     def load(cls, folder: str | Path) -> Corpus:
@@ -80,7 +83,7 @@ def prepare(config: DataConfig, root: str | Path) -> tuple[DataConfig, Corpus]:
     """
     config, named = by_name(config)
     texts, origin = _read(config)
-    surveys = {name: survey(lines) for name, lines in texts.items()}
+    surveys = {name: survey(lines, getattr(config, name) or name) for name, lines in texts.items()}
     if config.train_src:
         _require_sound(config, surveys)
     texts_digests = [found.digest for found in surveys.values()]
@@ -103,7 +106,7 @@ def _read(config: DataConfig) -> tuple[dict[str, Iterable[str]], dict[str, str]]
         return dict(zip(PARALLEL_TEXTS, sides, strict=True)), origin
     needed = PARALLEL_TEXTS if config.test_src or config.test_tgt else PARALLEL_TEXTS[:4]
     require_texts(given, needed, "both sides of train and dev text are needed, and of test text if any")
-    texts = {name: open_lines(getattr(config, name)) for name in given}
+    texts = {name: open_text(getattr(config, name)) for name in given}
     held_out = {name: list(lines) for name, lines in texts.items() if name not in PARALLEL_TEXTS[:2]}
     files = [Path(getattr(config, name)).name for name in given]
     origin = {
@@ -132,7 +135,8 @@ def _fill(
 ) -> dict[str, Any]:
     tokenizer = vocabulary(config, texts["train_src"], texts["train_tgt"])
     tokenizer.save(work / "tokenizer.json")
-    tally = _encode_train(work, tokenizer, (texts["train_src"], texts["train_tgt"]), config.max_len)
+    again = {name: Overlap(texts[f"{name}_src"]) for name in ("dev", "test")}
+    tally = _encode_train(work, tokenizer, (texts["train_src"], texts["train_tgt"]), config.max_len, again)
     for name, before, now in zip(PARALLEL_TEXTS[:2], train, tally.digests, strict=True):
         require_unchanged(getattr(config, name), before, now)
     _require_some(config, tally)
@@ -144,16 +148,19 @@ def _fill(
             file.append(Ragged.of(encode(list(texts[f"dev_{side}"])), dtype))
     sizes = [len(list(texts[f"{name}_src"])) for name in ("dev", "test")]
     told = described(tally.target_counts)
+    overlap = shares(again, texts["dev_src"], texts["test_src"])
     return {
         "digest": config.digest,
         "max_len": config.max_len,
         "pairs": {"read": tally.read, "kept": tally.kept, "left out": tally.left_out},
+        "overlap": overlap,
         **told,
         "facts": {
             "Training pairs": f"{tally.kept:,} kept of {tally.read:,}; left out: "
             f"{tally.left_out['empty side']:,} with an empty side, {tally.left_out['too long']:,} with a "
             f"side over {config.max_len} tokens",
             "Dev and test pairs": f"{sizes[0]:,} and {sizes[1]:,}",
+            "Same source sentences": said(overlap),
             "Training tokens": f"{tally.tokens[0]:,} source, {tally.tokens[1]:,} target",
             "Vocabulary": f"{tokenizer.vocab_size:,} entries, joint {tokenizer.kind}",
             "Unigram entropy": f"{told['unigram_entropy_nats']:.3f} nats a target token",
@@ -176,9 +183,13 @@ class _Tally:
 
 
 def _encode_train(
-    work: Path, tokenizer: Tokenizer, sides: tuple[Iterable[str], Iterable[str]], max_len: int
+    work: Path,
+    tokenizer: Tokenizer,
+    sides: tuple[Iterable[str], Iterable[str]],
+    max_len: int,
+    again: Mapping[str, Overlap],
 ) -> _Tally:
-    """Write the tokens of all pairs whose sides have 1 to ``max_len`` - 1 tokens."""
+    """Write the tokens of all pairs whose sides have 1 to ``max_len`` - 1 tokens; ``again`` sees them."""
     dtype = id_type(tokenizer.vocab_size)
     read = kept = empty = 0
     counts = np.zeros(tokenizer.vocab_size, np.int64)
@@ -191,6 +202,8 @@ def _encode_train(
         for part in paired_parts(*sides):
             for hashed, lines in zip(whole, part, strict=True):
                 hashed.update(raw(lines))
+            for overlap in again.values():
+                overlap.see(part[0])
             both = [Ragged.of(encode(lines), dtype) for encode, lines in zip(encoders, part, strict=True)]
             lengths = np.stack([side.lengths for side in both])
             chosen = (lengths.min(0) > 0) & (lengths.max(0) < max_len)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Final
 
 import numpy as np
 
@@ -12,6 +13,9 @@ from normlab.data.ragged import TokenPairs
 from normlab.errors import UserError
 from normlab.spec.config import DataConfig
 
+LONGEST_SENTENCE: Final = 4096
+"""Most tokens of a sentence that is translated, its end included: time and memory grow with their square."""
+
 
 def require_room(corpus: object, data: DataConfig, *, max_tokens: int, max_positions: int | None) -> None:
     """Raise UserError at the first text with a sentence too long for a batch of ``max_tokens``, or for a
@@ -19,8 +23,7 @@ def require_room(corpus: object, data: DataConfig, *, max_tokens: int, max_posit
     """
     if isinstance(corpus, Corpus):
         _require_batch(corpus.train, max_tokens)
-        if max_positions is not None:
-            _require_positions(corpus, data, max_positions)
+        _require_positions(corpus, data, max_positions)
     elif isinstance(corpus, TextCorpus) and max_positions is not None and data.block_len > max_positions:
         raise UserError(
             f"a block has {data.block_len} tokens, and the model has learned {max_positions} positions; "
@@ -43,22 +46,31 @@ def _require_batch(pairs: TokenPairs, max_tokens: int) -> None:
         )
 
 
-def _require_positions(corpus: Corpus, data: DataConfig, max_positions: int) -> None:
+def _require_positions(corpus: Corpus, data: DataConfig, max_positions: int | None) -> None:
     """Check both sides of train and dev text, and the source of the test text."""
+    most, why = LONGEST_SENTENCE, f"a translation takes at most {LONGEST_SENTENCE:,}"
+    advice = "split it into sentences"
+    if max_positions is not None:
+        _require_training_positions(corpus, max_positions)
+    if max_positions is not None and max_positions <= most:
+        most, why = max_positions, f"the model has learned {max_positions} positions"
+        advice = "type --max-positions {}, or shorten the line"
+    tested = np.array([len(ids) for ids in corpus.tokenizer.encode(corpus.test_text.source)])
+    sides = dict(zip(("dev_src", "dev_tgt", "test_src"), (*corpus.dev.lengths, tested), strict=True))
+    for name, lengths in sides.items():
+        line = int(np.argmax(lengths))
+        longest = int(lengths[line]) + 1
+        if longest > most:
+            file = Path(getattr(data, name)).name or name
+            raise UserError(
+                f"{file}, line {line + 1} has {longest} tokens, and {why}; {advice.format(longest)}"
+            )
+
+
+def _require_training_positions(corpus: Corpus, max_positions: int) -> None:
     longest = max(int(max(s.max(), t.max())) + 1 for s, t in corpus.train.lengths_in_parts())
     if longest > max_positions:
         raise UserError(
             f"the longest training sentence has {longest} tokens, and the model has learned {max_positions} "
             f"positions; type --max-positions {longest}, or leave longer ones out: --max-len {max_positions}"
         )
-    tested = np.array([len(ids) for ids in corpus.tokenizer.encode(corpus.test_text.source)])
-    sides = dict(zip(("dev_src", "dev_tgt", "test_src"), (*corpus.dev.lengths, tested), strict=True))
-    for name, lengths in sides.items():
-        line = int(np.argmax(lengths))
-        longest = int(lengths[line]) + 1
-        if longest > max_positions:
-            file = Path(getattr(data, name)).name or name
-            raise UserError(
-                f"{file}, line {line + 1} has {longest} tokens, and the model has learned {max_positions} "
-                f"positions; type --max-positions {longest}, or shorten the line"
-            )

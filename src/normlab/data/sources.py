@@ -33,6 +33,21 @@ def open_lines(spec: str | Path) -> TextFile | Column | HubColumn:
     return Column(text[:cut], text[cut + 1 :])
 
 
+def open_text(spec: str | Path) -> TextFile | Column | HubColumn:
+    """Return the text as ``open_lines`` does, for those who iterate it more than once.
+
+    Raises UserError for a pipe or a device, whose lines can be read only once.
+    """
+    text = open_lines(spec)
+    path = None if isinstance(text, HubColumn) else located(text.path)
+    if path and path.exists() and not (path.is_file() or path.is_dir()):
+        raise UserError(
+            f"{spec} is a pipe or a device, and a text is read more than once; save it in a file, and pass "
+            "that"
+        )
+    return text
+
+
 @final
 @dataclass(frozen=True)
 class Column:

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import json
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
-from typing import final
+from typing import Any, final
 
 from tokenizers import Regex, decoders, models, normalizers, pre_tokenizers, trainers
 from tokenizers import Tokenizer as Backend
@@ -65,8 +66,7 @@ class BytePairs(Tokenizer):
     def __init__(self, backend: Backend) -> None:
         # Text that happens to spell a special token is text.
         backend.encode_special_tokens = True
-        self._backend = backend
-        self._encode = WordCache(self._whole, _SPACE) if _sees_words_alone(backend) else self._whole
+        self._backend, self._encode = backend, WordCache(self._whole, _SPACE)
 
     @classmethod
     def train(cls, lines: Iterable[str], vocab_size: int) -> BytePairs:
@@ -84,12 +84,14 @@ class BytePairs(Tokenizer):
         return cls(backend)
 
     @classmethod
-    def of_json(cls, text: str) -> BytePairs:
-        """Read a tokenizer from JSON. Raises UserError if it is none, or has other special tokens."""
-        try:
-            backend = Backend.from_str(text)
-        except Exception as error:  # the library raises no narrower one
-            raise UserError(str(error)) from error
+    def of_json(cls, fields: Mapping[str, Any]) -> BytePairs:
+        """Read a tokenizer from its JSON. Raises UserError if it is none, has other special tokens or differs
+        from ours in more than its pieces: it could ask the library for regular expressions that take
+        exponential time, or for more memory than there is.
+        """
+        _require_ours(fields)
+        with _library_errors():
+            backend = Backend.from_str(json.dumps(fields))
         if [backend.token_to_id(name) for name in SPECIALS] != [PAD, UNK, BOS, EOS]:
             raise UserError(f"its first entries are not {', '.join(SPECIALS)}")
         return cls(backend)
@@ -126,14 +128,49 @@ def _untrained() -> Backend:
     return backend
 
 
-def _sees_words_alone(backend: Backend) -> bool:
-    """Whether a tokenizer differs from ours in its pieces alone; others may do anything with a line."""
-    same, ours = (json.loads(one.to_str()) for one in (backend, _untrained()))
-    added = [token["content"] for token in same.pop("added_tokens")]
-    del ours["added_tokens"]
-    for fields in (same, ours):
-        del fields["model"]["vocab"], fields["model"]["merges"]
-    return same == ours and added == list(SPECIALS)
+def _require_ours(fields: Mapping[str, Any]) -> None:
+    """Raise UserError for a tokenizer that differs from ours in more than its pieces, before it is built."""
+    ours = json.loads(_untrained().to_str())
+    model, added = fields.get("model"), fields.get("added_tokens")
+    model = model if isinstance(model, dict) else {}
+    pieces = vocab if isinstance(vocab := model.get("vocab"), dict) else {}
+    numbers = [n for n in pieces.values() if type(n) is int]
+    if not numbers or sorted(numbers) != list(range(len(pieces))):
+        raise UserError("its JSON is damaged: it has no entries with the numbers 0, 1, 2 and so on")
+    listed = added if isinstance(added, list) else []
+    names = [token.get("content") for token in listed if isinstance(token, dict)]
+    if names != list(SPECIALS):
+        raise UserError(f"its first entries are not {', '.join(SPECIALS)}")
+    ours["added_tokens"], ours["model"]["vocab"], ours["model"]["merges"] = added, pieces, model.get("merges")
+    if other := _first_difference(fields, ours):
+        raise UserError(f"its {other} is not that of the tokenizers that normlab learns")
+
+
+def _first_difference(fields: Mapping[str, Any], ours: Mapping[str, Any]) -> str:
+    """Return the name of a field that ours does not have like that; empty if there is none. A field that is
+    not given is as the library has it, so that files of its earlier versions can be read.
+    """
+    for name, value in fields.items():
+        mine = ours.get(name)
+        if isinstance(value, dict) and isinstance(mine, dict):
+            if inner := _first_difference(value, mine):
+                return f"{name}.{inner}"
+        elif name not in ours or value != mine:
+            return name
+    return ""
+
+
+@contextmanager
+def _library_errors() -> Iterator[None]:
+    """Raise UserError for errors of the library; its panics are no ``Exception``."""
+    try:
+        yield
+    except Exception as error:  # the library raises no narrower one
+        raise UserError(str(error)) from error
+    except BaseException as error:
+        if type(error).__name__ != "PanicException":
+            raise
+        raise UserError(f"the library tokenizers gave it up: {error}") from error
 
 
 def require_room_for_characters(vocab_size: int, *, least: int) -> None:

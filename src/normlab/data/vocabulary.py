@@ -17,7 +17,7 @@ from normlab.data.text import located
 from normlab.data.tokenizer import BytePairs, Tokenizer
 from normlab.errors import UserError
 from normlab.spec.config import DataConfig
-from normlab.spec.serialise import from_plain
+from normlab.spec.serialise import from_plain, parsed
 
 LEARNED: Mapping[str, Callable[[Iterable[str], int], Tokenizer]] = {
     "bpe": BytePairs.train,
@@ -83,7 +83,7 @@ def load(path: str | Path) -> Tokenizer:
 
 
 def parse(content: bytes) -> Tokenizer:
-    """Read a tokenizer: our JSON, that of the library tokenizers, or a SentencePiece model.
+    """Read a tokenizer, our JSON or a SentencePiece model.
 
     Nothing is executed, whatever the bytes are. Raises UserError with the reason if they are no tokenizer.
     """
@@ -93,15 +93,12 @@ def parse(content: bytes) -> Tokenizer:
         text = content.decode("utf-8")
     except UnicodeDecodeError as error:
         raise UserError(f"byte {error.start} is not UTF-8") from error
-    try:
-        fields = json.loads(text)
-    except (ValueError, RecursionError):
-        return BytePairs.of_json(text)  # its error says where the JSON breaks off
+    fields = parsed(text)
     if pretokenizer.KEY in fields:
         return _chain(fields)
     if pieces.KEY in fields:
         return SentencePieces.of_json(fields)
-    return BytePairs.of_json(text)
+    return BytePairs.of_json(fields)
 
 
 @dataclass(frozen=True)
@@ -125,6 +122,8 @@ _FORMS = "--tokenizer bpe or --tokenizer unigram to learn one from the text, or 
 
 def _content(path: str | Path) -> bytes:
     file = located(path)
+    if file.exists() and not (file.is_file() or file.is_dir()):
+        raise UserError(f"{file} is no regular file; type {_FORMS}")
     try:
         return file.read_bytes()
     except FileNotFoundError:

@@ -24,6 +24,8 @@ from normlab.diagnosis.study import Study, StudyContext, registered
 from normlab.diagnosis.suite import find
 from normlab.diagnosis.table import Table
 from normlab.errors import UserError
+from normlab.spec.allowed import POSITIVE
+from normlab.spec.arguments import validate_arguments
 
 STEP_LR: Final = 1e-3
 """Learning rate of the step that studies try if none was given; no finding then judges the rate."""
@@ -72,6 +74,7 @@ class Diagnosis:
         return "\n".join(str(finding) for finding in self.findings)
 
 
+@validate_arguments
 def diagnose(
     model: nn.Module,
     batch: Any,
@@ -94,8 +97,10 @@ def diagnose(
 
     A study that does not apply to the model becomes a note, one that fails a warning. Raises UserError for a
     model without repeated blocks, one that raises or has no trainable parameter, a batch on another device,
-    and a loss that is not finite.
+    a loss that is not finite, and a learning rate that is not above 0.
     """
+    if lr is not None and not POSITIVE.holds(lr):
+        raise UserError(f"lr is {POSITIVE.wanted(lr)}, got {lr!r}; leave it out, or type lr=1e-3")
     studies = registered(preset)
     model = _checked(model, batch)
     subject = Subject(model, batch, loss or output_loss, structure or read_structure(model, batch))
@@ -144,8 +149,6 @@ def _device(model: nn.Module) -> torch.device:
 
 def _checked(model: nn.Module, batch: Any) -> nn.Module:
     """Return the bare model. Raises UserError if it cannot be examined on this batch."""
-    if not isinstance(model, nn.Module):
-        raise UserError(f"the model is of type {type(model).__name__}; give a torch.nn.Module")
     model = bare(model)
     if not any(p.requires_grad for p in model.parameters()):
         raise UserError(

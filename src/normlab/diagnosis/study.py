@@ -18,6 +18,7 @@ from normlab.diagnosis.reading.tokens import PaddingMasks
 from normlab.diagnosis.rules.finding import Rule
 from normlab.diagnosis.table import Table
 from normlab.errors import UserError
+from normlab.spec.arguments import validate_arguments
 from normlab.spec.chart import StudyChart
 
 SMALL_TOKENS: Final = 256
@@ -69,6 +70,7 @@ class StudyContext:
         return padding_masks_of(self.small, self.small_backward)
 
 
+@validate_arguments
 @dataclass(frozen=True)
 class Study:
     """A measurement of a model, with everything that a diagnosis needs to run, judge and draw it.
@@ -105,6 +107,7 @@ class Study:
 _STUDIES: Final[dict[str, Study]] = {}
 
 
+@validate_arguments
 def register(study: Study) -> Study:
     """Add a study to every diagnosis whose preset includes it. Raises UserError if its name is taken."""
     if _STUDIES.setdefault(study.name, study) is not study:
@@ -112,6 +115,7 @@ def register(study: Study) -> Study:
     return study
 
 
+@validate_arguments
 def registered(preset: str = PRESETS[-1]) -> list[Study]:
     """Return the studies that a preset includes, in their order."""
     require_preset(preset)

@@ -11,6 +11,7 @@ from normlab.diagnosis.rules.finding import SEVERITIES, Finding, Tables
 from normlab.diagnosis.rules.finite import not_finite
 from normlab.diagnosis.study import Study, register, registered
 from normlab.diagnosis.table import Table
+from normlab.spec.arguments import validate_arguments
 
 for module in iter_modules(studies.__path__):
     for value in vars(import_module(f"{studies.__name__}.{module.name}")).values():
@@ -18,6 +19,7 @@ for module in iter_modules(studies.__path__):
             register(value)
 
 
+@validate_arguments
 def find(tables: Mapping[str, Table], lr: float | None = None) -> tuple[Finding, ...]:
     """Apply the rules of all studies to these tables; the most severe findings come first."""
     rules = (not_finite, *(rule for study in registered() for rule in study.rules))

@@ -18,7 +18,7 @@ import polars as pl
 
 from normlab.figures.axes import nothing
 from normlab.figures.downsample import POINTS, downsample, spread
-from normlab.figures.theme import OUTCOMES, Drawn, finish, focused, recipe_colour, recipe_dash, rows
+from normlab.figures.theme import MANY, OUTCOMES, Drawn, finish, focused, recipe_colour, recipe_dash, rows
 from normlab.spec.outcome import IGNORES_SOURCE
 
 ASTRAY: Final = ("stuck", "diverged", IGNORES_SOURCE, "failed")
@@ -112,11 +112,13 @@ def _means(
 ) -> list[Any]:
     base = alt.Chart(rows(together)).encode(x=x, color=recipe_colour(recipes))
     layers: list[Any] = []
-    band = focused(0.08 if axis.extremes else 0.16, 0.02, alone=0.3)
+    many = len(recipes) > MANY
+    band = focused(0.0, 0.0, alone=0.3) if many else focused(0.08 if axis.extremes else 0.16, 0.02, alone=0.3)
     if together.filter(pl.col("high") > pl.col("low")).height:
         layers.append(base.mark_area(clip=True, strokeWidth=0).encode(y=y("low"), y2="high:Q", opacity=band))
     few = together.height <= FEW_POINTS * len(recipes)
-    mark = base.mark_line(clip=True, point=alt.OverlayMarkDef(size=22) if few else False)
+    dots = alt.OverlayMarkDef(size=8 if many else 22) if few else False
+    mark = base.mark_line(clip=True, point=dots, strokeWidth=1 if many else 2)
     layers.append(mark.encode(y=y("mean"), strokeDash=recipe_dash(recipes), opacity=focused(1.0)))
     return layers
 

@@ -11,7 +11,7 @@ import altair as alt
 import polars as pl
 
 from normlab.figures.curves import outcome_shape
-from normlab.figures.theme import Drawn, finish, focused, recipe_colour, recipe_dash, rows
+from normlab.figures.theme import MANY, Drawn, finish, focused, recipe_colour, recipe_dash, rows
 from normlab.spec.metric import Metric
 
 ROW = 38
@@ -116,20 +116,27 @@ def sensitivity(trials: pl.DataFrame, recipes: Sequence[str], lrs: Sequence[floa
     trained = (pl.col("outcome") == "trained") & pl.col("dev").is_not_null()
     told = [alt.Tooltip("recipe:N"), alt.Tooltip("rate:N", title="learning rate")]
     told += [alt.Tooltip("score:N", title=f"dev {metric.label}"), alt.Tooltip("outcome:N")]
+    shrunk = 0.3 if len(recipes) > MANY else 1
     layers: list[Any] = [
-        line.mark_line(strokeWidth=1.75, invalid="break-paths-show-domains").encode(
+        line.mark_line(
+            strokeWidth=1 if len(recipes) > MANY else 1.75, invalid="break-paths-show-domains"
+        ).encode(
             y=alt.Y("dev:Q", title=title, scale=scale), strokeDash=recipe_dash(recipes), opacity=focused(0.9)
         )
     ]
     for good in (True, False):
         some = shown.filter(trained if good else ~trained)
         if len(some):
-            points = alt.Chart(rows(some)).mark_point(opacity=1, filled=good, size=60, strokeWidth=1.75)
+            points = alt.Chart(rows(some)).mark_point(
+                opacity=1, filled=good, size=60 * shrunk, strokeWidth=1.75
+            )
             points = points.encode(x=x, y=y, color=colour, shape=outcome_shape(), opacity=focused(1.0))
             layers.append(points.encode(tooltip=told))
     chosen = shown.filter(pl.col("chosen") & trained)
     if len(chosen):
-        ring = alt.Chart(rows(chosen)).mark_point(filled=False, size=170, strokeWidth=1.5, shape="circle")
+        ring = alt.Chart(rows(chosen)).mark_point(
+            filled=False, size=170 * shrunk, strokeWidth=1.5, shape="circle"
+        )
         layers.append(ring.encode(x=x, y=y, color=colour, opacity=focused(0.9), tooltip=told))
     return finish(layers, 260)
 

@@ -26,7 +26,10 @@ PALETTE: Final[dict[Mode, tuple[str, ...]]] = {
 """Eight colours a mode, found by search: apart from each other by at least 0.08 in OKLab in normal
 sight, protanopia and deuteranopia (Machado et al. 2009), 3:1 or more against the background."""
 
-DASHES: Final[tuple[tuple[int, ...], ...]] = ((1, 0), (7, 3), (2, 2), (8, 3, 2, 3))
+MANY: Final = 8
+"""More recipes than this are drawn with thinner lines, and with the band of one that is in focus alone."""
+
+DASHES: Final[tuple[tuple[int, ...], ...]] = ((1, 0), (7, 3), (2, 2), (8, 3, 2, 3), (14, 3, 2, 3, 2, 3))
 """So that lines stay apart in black and white, too; colour and dash go round independently."""
 
 INK: Final[dict[Mode, tuple[str, str, str, str, str]]] = {

@@ -19,11 +19,13 @@ from normlab.diagnosis.reading.subject import undisturbed
 from normlab.diagnosis.reading.taps import bare, compiles
 from normlab.errors import UserError
 from normlab.integrations.rows import Rows
+from normlab.spec.arguments import validate_arguments
 
 Emit = Callable[[Record], None]
 NAMED = 'name the modules, as in Probes([Probe("*.mlp", "output", "rms")])'
 
 
+@validate_arguments
 class Watch:
     """Observes one step in ``every_steps``, and has no hook on the model between them.
 

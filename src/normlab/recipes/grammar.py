@@ -31,6 +31,7 @@ from normlab.nn import (
 from normlab.optim import OPTIMISERS, SCHEDULES, warmup
 from normlab.optim.schedule import check_schedule
 from normlab.recipes.plugins import HINT, code_digest
+from normlab.spec.arguments import validate_arguments
 from normlab.spec.config import Config, ModelConfig
 from normlab.tasks.registry import TASKS
 
@@ -142,6 +143,7 @@ def paragraphs(source: object) -> tuple[str, str]:
     return " ".join(first.split()), " ".join(rest.split())
 
 
+@validate_arguments
 def resolve(name: str, base: Config, *, force: bool = False) -> Config:
     """Return the base configuration with a recipe's choices.
 
@@ -173,6 +175,7 @@ def resolve(name: str, base: Config, *, force: bool = False) -> Config:
     return replace(config, recipe=name.strip(), forced="; ".join(reasons), own_code=own_code(config))
 
 
+@validate_arguments
 def describe(config: Config) -> str:
     """Describe a resolved recipe in one line, without plain choices other than norm, scheme and schedule."""
     said = [", ".join(_labelled(by_stack(PLACEMENT, config)))]

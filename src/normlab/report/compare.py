@@ -15,6 +15,7 @@ from normlab.report.page import Block, Cell, Code, Details, Html, Page, Section,
 from normlab.report.pictures import pictures
 from normlab.report.runs import RunView, run_details, settings_table, shared, tag, view
 from normlab.report.words import breakable, linked, names, notes, sentence, slug
+from normlab.spec.arguments import validate_arguments
 from normlab.spec.comparison import Comparison, RecipeResult, Sample, learnt
 from normlab.spec.metric import Metric
 from normlab.spec.units import count, duration, p_value, rate
@@ -31,11 +32,6 @@ NO_CHOICE: Final = (
 )
 
 TEST_IS_APART: Final = "The test text played no part in any choice."
-
-TEST_IS_DEV: Final = (
-    "No test text was given, so dev serves as both. The scores called test were measured on the text on "
-    "which learning rates and checkpoints were chosen, and flatter every recipe."
-)
 
 METHOD: Final = (
     (
@@ -77,6 +73,7 @@ SAMPLES_OPEN: Final = 6
 """Samples that are shown without asking."""
 
 
+@validate_arguments
 def compare_page(comparison: Comparison, runs_root: Path) -> str:
     """Return the comparison as one self-contained HTML page; curves are read from ``runs_root/<id>``.
 
@@ -85,6 +82,7 @@ def compare_page(comparison: Comparison, runs_root: Path) -> str:
     return _page(comparison, runs_root).html()
 
 
+@validate_arguments
 def write_compare_page(comparison: Comparison, runs_root: Path, path: Path) -> Path:
     """Write the page to ``path`` and each figure's full table to ``<path's stem>-figures/<figure>.csv``.
 
@@ -105,7 +103,8 @@ def _page(comparison: Comparison, root: Path) -> Page:
     views = {run: view(root, run) for run in tables.all_runs(comparison)}
     missing = [run for run, seen in views.items() if seen.problem]
     stale = [run for run, seen in views.items() if seen.stale]
-    warning = Markup(' <span class="alarm">{}</span>').format(TEST_IS_DEV) if comparison.test_is_dev else ""
+    seen = comparison.seen_before
+    warning = Markup(' <span class="alarm">{}</span>').format(seen) if seen else ""
     headline, *lead = comparison.sentences
     return Page(
         title=comparison.title,
@@ -265,7 +264,9 @@ def _folded(header: Sequence[str], rows: Sequence[Sequence[Cell]]) -> list[Block
     blocks: list[Block] = [Table(header, rows[:ROWS_OPEN], text_columns=columns)]
     if rows[ROWS_OPEN:]:
         rest = Table(header, rows[ROWS_OPEN:], text_columns=columns)
-        blocks.append(Details(f"{count(len(rows) - ROWS_OPEN, 'more pair')}", [rest]))
+        blocks.append(
+            Details(f"{count(len(rows) - ROWS_OPEN, 'more pair')}", [rest], beside="comparison.json")
+        )
     return blocks
 
 
@@ -323,7 +324,12 @@ def _runs(comparison: Comparison, views: Mapping[str, RunView]) -> Section:
         ids = [i for i in dict.fromkeys([*(t.run for t in r.trials), *r.runs]) if i in rest]
         inside: list[Block] = [run_details(views[i], common) for i in ids]
         if r.explained:
-            inside.insert(0, Details("What the recipe resolves to", [settings_table(r.explained)]))
+            inside.insert(
+                0,
+                Details(
+                    "What the recipe resolves to", [settings_table(r.explained)], beside="comparison.json"
+                ),
+            )
         blocks.append(Section(breakable(r.name), inside, slug(r.name), r.resolves_to, listed=False))
         rest = [i for i in rest if i not in ids]
     if rest:
@@ -336,7 +342,7 @@ def _method(comparison: Comparison) -> Section:
     choice = NO_CHOICE
     if comparison.sweep_seed is not None:
         choice = CHOICE.format(seed=comparison.sweep_seed, metric=comparison.rate_metric.label)
-    choice = f"{choice} {TEST_IS_DEV if comparison.test_is_dev else TEST_IS_APART}"
+    choice = f"{choice} {comparison.seen_before or TEST_IS_APART}"
     metric, labels = comparison.headline, {metric.name: metric.label for metric in comparison.metrics}
     better = "higher" if metric.higher_is_better else "lower"
     scored = (

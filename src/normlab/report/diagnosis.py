@@ -10,8 +10,10 @@ from typing import Any, Final
 
 from markupsafe import Markup
 
+from normlab.errors import UserError
 from normlab.report.page import Block, Cell, Code, Details, Html, Page, Section, Table, Text
 from normlab.report.studies import Row, View, anchor, pictured, pictures
+from normlab.spec.arguments import validate_arguments
 from normlab.spec.serialise import NOT_FINITE
 from normlab.spec.units import count, duration
 from normlab.store.folder import write_text_atomic
@@ -20,6 +22,21 @@ ROWS: Final = 400
 """Rows of a table on the page, at most; the file beside it holds all."""
 
 
+PARTS: Final = (
+    "model",
+    "preset",
+    "facts",
+    "structure",
+    "stacks",
+    "findings",
+    "seconds",
+    "tables",
+    "peak_memory_bytes",
+)
+"""Parts without which a diagnosis cannot be drawn."""
+
+
+@validate_arguments
 def write_diagnosis(diagnosis: Mapping[str, Any], folder: Path, name: str = "diagnosis") -> Path:
     """Write ``name.json`` and ``name.html`` into the folder, and return the path of the page.
 
@@ -34,8 +51,14 @@ def write_diagnosis(diagnosis: Mapping[str, Any], folder: Path, name: str = "dia
     return page
 
 
+@validate_arguments
 def diagnosis_page(diagnosis: Mapping[str, Any]) -> str:
-    """Draw the diagnosis that ``write_diagnosis`` receives as one self-contained HTML page."""
+    """Draw the diagnosis that ``write_diagnosis`` receives as one self-contained HTML page.
+
+    Raises UserError if a part of it is missing.
+    """
+    if missing := [name for name in PARTS if name not in diagnosis]:
+        raise UserError(f"the diagnosis has no {', '.join(missing)}; give that of Diagnosis.to_plain()")
     view = View(diagnosis)
     return Page(
         title=f"Diagnosis of {diagnosis.get('title') or diagnosis['model']}",

@@ -7,8 +7,8 @@ forbids itself every request by a content security policy.
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
 from functools import cache
 from typing import Final
 
@@ -17,10 +17,17 @@ import jinja2
 import polars as pl
 from markupsafe import Markup
 
-from normlab.figures.theme import Drawn, colour, dash, theme
+from normlab.errors import UserError
+from normlab.figures.downsample import POINTS
+from normlab.figures.theme import MANY, Drawn, colour, dash, theme
 
 LIMIT_BYTES: Final = 5_000_000
 """No page is larger."""
+
+SHORTER: Final = ((POINTS, False), (200, False), (100, False), (100, True), (50, True), (25, True))
+"""Forms of a page, of which the first that is small enough is taken: the most points of a line, and whether
+parts that stand in files beside the page are left out.
+"""
 
 
 @dataclass(frozen=True)
@@ -73,16 +80,21 @@ class Table:
     caption: str = ""
     text_columns: int = 1
     """How many columns, from the left, hold words; the others are set as numbers, to the right."""
+    beside: str = ""
+    """The file, if any, that holds the same; a page that would be too large names it instead."""
 
 
 @dataclass(frozen=True)
 class Chart:
-    """A chart with its title and caption; ``table`` is written to the CSV file ``name``."""
+    """A chart with its title and caption; ``table`` is written to the CSV file ``name``.
+
+    ``chart`` may be a function that draws it with at most so many points a line.
+    """
 
     name: str
     title: str
     caption: str
-    chart: Drawn
+    chart: Drawn | Callable[[int], Drawn]
     table: pl.DataFrame | None = None
 
 
@@ -101,6 +113,8 @@ class Details:
     summary: str
     blocks: Sequence[Block]
     anchor: str = ""
+    beside: str = ""
+    """As that of a table."""
 
 
 @dataclass(frozen=True)
@@ -135,10 +149,11 @@ class Page:
         return [block for block in _walk(self.blocks) if isinstance(block, Chart)]
 
     def html(self) -> str:
-        """Return the page as one HTML document.
+        """Return the page as one HTML document, in the first of the forms ``SHORTER`` that is small enough.
 
         Raises:
-            UserError: two charts have the same name, or the page is larger than ``LIMIT_BYTES``.
+            ValueError: two charts have the same name.
+            UserError: the page is larger than ``LIMIT_BYTES`` in each form.
         """
         charts = self.charts()
         names = [chart.name for chart in charts]
@@ -147,9 +162,23 @@ class Page:
             raise ValueError(
                 f"charts need names of their own, but these occur twice: {', '.join(twice)}; rename one"
             )
-        specs = {c.name: {k: v for k, v in c.chart.to_dict().items() if k != "config"} for c in charts}
-        text = _template().render(
+        size = 0
+        for points, short in SHORTER:
+            text = self._drawn(points, _short(self.blocks) if short else self.blocks)
+            if (size := len(text.encode())) <= LIMIT_BYTES:
+                return text
+        raise UserError(
+            f"the page has {size:,} bytes in its shortest form, at most {LIMIT_BYTES:,} are allowed; "
+            "show fewer runs on it"
+        )
+
+    def _drawn(self, points: int, blocks: Sequence[Block]) -> str:
+        charts = {c.name: c.chart(points) if callable(c.chart) else c.chart for c in self.charts()}
+        specs = {name: {k: v for k, v in c.to_dict().items() if k != "config"} for name, c in charts.items()}
+        return _template().render(
             page=self,
+            blocks=blocks,
+            many=MANY,
             toc=[b for b in self.blocks if isinstance(b, Section) and b.listed],
             swatches=[swatch(i) for i in range(len(self.recipes))],
             palette=[(colour(i), colour(i, "dark")) for i in range(len(self.recipes))],
@@ -157,12 +186,6 @@ class Page:
             specs=_json(specs),
             configs=_json({mode: theme(mode, legend=False) for mode in ("light", "dark")}),
         )
-        size = len(text.encode())
-        if size > LIMIT_BYTES:
-            raise ValueError(
-                f"the page has {size:,} bytes, at most {LIMIT_BYTES:,} are allowed; draw fewer points"
-            )
-        return text
 
 
 def swatch(index: int) -> Markup:
@@ -172,6 +195,20 @@ def swatch(index: int) -> Markup:
         '<svg class="swatch" viewBox="0 0 22 8" aria-hidden="true"><line x1="0" y1="4" x2="22" y2="4" '
         'stroke="var(--recipe-{})" stroke-width="3" stroke-dasharray="{}"/></svg>'
     ).format(index, pattern)
+
+
+def _short(blocks: Iterable[Block]) -> list[Block]:
+    """Return the blocks without the content of those that a file beside the page holds."""
+    short: list[Block] = []
+    for block in blocks:
+        if isinstance(block, Details | Table) and block.beside:
+            where = Text(f"Left out, because the page would be too large: see {block.beside}.", "note")
+            short.append(where if isinstance(block, Table) else replace(block, blocks=[where]))
+        elif isinstance(block, Grid | Details | Section):
+            short.append(replace(block, blocks=_short(block.blocks)))
+        else:
+            short.append(block)
+    return short
 
 
 def _walk(blocks: Iterable[Block]) -> Iterator[Block]:

@@ -13,6 +13,7 @@ from markupsafe import Markup
 from normlab.papers.words import counts, in_short
 from normlab.report.page import Cell, Page, Section, Table
 from normlab.report.reproduction import state_cell
+from normlab.spec.arguments import validate_arguments
 from normlab.spec.units import count
 from normlab.store.folder import write_text_atomic
 from normlab.store.reproductions import Standing
@@ -20,6 +21,7 @@ from normlab.store.reproductions import Standing
 VERBS: Final = {"agrees": "agree", "disagrees": "disagree", "undecided": "undecided"}
 
 
+@validate_arguments
 def write_papers_page(standings: Sequence[Standing], folder: Path) -> Path:
     """Write ``<folder>/papers.html``, with links to the pages in that folder; return its path."""
     folder.mkdir(parents=True, exist_ok=True)
@@ -29,6 +31,7 @@ def write_papers_page(standings: Sequence[Standing], folder: Path) -> Path:
     return page
 
 
+@validate_arguments
 def papers_page(standings: Sequence[Standing], linked: set[str]) -> str:
     """Return all artefacts as one self-contained HTML page, with links to the pages of ``linked``."""
     found = counts(standing.state for standing in standings)

@@ -18,9 +18,6 @@ from normlab.report.words import rate
 from normlab.spec.comparison import Comparison
 from normlab.spec.metric import NLL, Metric
 
-POINTS_A_PAGE: Final = 60_000
-"""Over all lines of a page, about 50 bytes each: with Vega's 0.9 MB it stays well below 5 MB."""
-
 SPIKY_POINTS: Final = 60
 """Of a curve that is mostly noise: few points make its mean readable, the band keeps every spike."""
 
@@ -38,7 +35,10 @@ def curves(
     name: str, title: str, caption: str, frame: pl.DataFrame, lines: Sequence[str], axis: Axis, **how: Any
 ) -> Chart:
     """Return the chart of a frame's curves, drawn by ``figures.curves``, with the frame as its table."""
-    return Chart(name, title, caption, curve(frame, lines, axis, **how), frame)
+    most = how.pop("points", POINTS)
+    return Chart(
+        name, title, caption, lambda points: curve(frame, lines, axis, points=min(points, most), **how), frame
+    )
 
 
 def pictures(comparison: Comparison, views: Mapping[str, RunView], known: Sequence[Text]) -> list[Section]:
@@ -90,16 +90,17 @@ def _seed_grid(comparison: Comparison, views: Mapping[str, RunView]) -> Grid:
     recipes = [r.name for r in comparison.recipes]
     train = tables.seed_curves(comparison, views, "train", tables.TRAIN)
     dev = tables.seed_curves(comparison, views, "dev", [m.name for m in comparison.validated])
-    nats, points = comparison.unigram_entropy_nats, _points(comparison)
+    nats = comparison.unigram_entropy_nats
     nll = "Negative log-likelihood (NLL), without label smoothing."
     norm = "Before clipping, log scale. Here the band shows single spikes, too."
-    few = min(points, SPIKY_POINTS)
     charts = [
         curves(f"dev-{m.name}", f"Dev {m.label}", "At each validation.", dev, recipes, dev_axis(m))
         for m in comparison.validated
     ]
-    loss = curves("train-nll", "Training loss", nll, train, recipes, LOSS, entropy_nats=nats, points=points)
-    return Grid([*charts, loss, curves("grad-norm", "Gradient norm", norm, train, recipes, NORM, points=few)])
+    loss = curves("train-nll", "Training loss", nll, train, recipes, LOSS, entropy_nats=nats)
+    return Grid(
+        [*charts, loss, curves("grad-norm", "Gradient norm", norm, train, recipes, NORM, points=SPIKY_POINTS)]
+    )
 
 
 def _sweep_section(comparison: Comparison, views: Mapping[str, RunView]) -> list[Section]:
@@ -107,12 +108,12 @@ def _sweep_section(comparison: Comparison, views: Mapping[str, RunView]) -> list
         return []
     recipes = [r.name for r in comparison.recipes]
     axis = replace(LOSS, height=190)
-    entropy, points = comparison.unigram_entropy_nats, _points(comparison)
+    entropy = comparison.unigram_entropy_nats
     charts = []
     for lr in sorted(comparison.lrs):
         frame, name = tables.trial_curves(comparison, views, lr), f"train-nll-lr-{rate(lr)}"
         title = f"Learning rate {rate(lr)}"
-        charts.append(curves(name, title, "", frame, recipes, axis, entropy_nats=entropy, points=points))
+        charts.append(curves(name, title, "", frame, recipes, axis, entropy_nats=entropy))
     intro = f"Training loss of every recipe at every learning rate, seed {comparison.sweep_seed}."
     return [Section("The sweep, run by run", [Grid(charts, wide=310)], "sweep", intro)]
 
@@ -139,9 +140,3 @@ def _time_section(comparison: Comparison, views: Mapping[str, RunView]) -> Secti
     told = "Tokens that were predicted in training."
     by_tokens = curves(f"{name}-by-tokens", f"{title} tokens", told, dev, recipes, seen)
     return Section("Cost", [Grid([by_time, by_tokens, bars])], "cost")
-
-
-def _points(comparison: Comparison) -> int:
-    """Return the number of points per line that keeps the page's size for any number of runs."""
-    lines = sum(2 * (1 + len(r.runs)) + len(r.trials) for r in comparison.recipes)
-    return max(60, min(POINTS, POINTS_A_PAGE // max(1, lines)))

@@ -14,6 +14,7 @@ from normlab.figures.artefact import colours, panels
 from normlab.papers.words import command, measured, number, stood_in
 from normlab.report.page import Block, Cell, Chart, Code, Details, Grid, Page, Section, Table, Text
 from normlab.report.studies import anchor, frame
+from normlab.spec.arguments import validate_arguments
 from normlab.spec.artefact import Artefact, Drawing, Reproduction
 from normlab.spec.claim import Claim
 from normlab.spec.units import count, duration
@@ -34,6 +35,7 @@ TONES: Final[Mapping[State, str]] = {
 }
 
 
+@validate_arguments
 def write_reproduction_page(standing: Standing, folder: Path) -> Path:
     """Write ``<folder>/<id>.html`` and return its path."""
     folder.mkdir(parents=True, exist_ok=True)
@@ -42,6 +44,7 @@ def write_reproduction_page(standing: Standing, folder: Path) -> Path:
     return page
 
 
+@validate_arguments
 def reproduction_page(standing: Standing) -> str:
     """Return an artefact and its measurements as one self-contained HTML page."""
     artefact, found = standing.artefact, standing.found

@@ -159,5 +159,5 @@ def run_details(run: RunView, common: Mapping[str, str]) -> Details:
     blocks.append(Code(run.repeat))
     if own and common:
         blocks.append(settings_table(own, "What sets this run apart from others on this page"))
-    blocks.append(Details("Exact configuration", [Code(run.config_text)]))
+    blocks.append(Details("Exact configuration", [Code(run.config_text)], beside=f"{run.id}/config.json"))
     return Details(summary, blocks, f"run-{run.id}")

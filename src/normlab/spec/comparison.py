@@ -21,6 +21,12 @@ def learnt(outcome: str) -> bool:
     return outcome.startswith("trained")
 
 
+TEST_IS_DEV = (
+    "The dev text serves as the test text, too. The scores called test were measured on the text on which "
+    "learning rates and checkpoints were chosen, and flatter every recipe."
+)
+
+
 @dataclass(frozen=True)
 class Interval:
     """A point estimate with a 95% interval; without ends where there are too few runs for one."""
@@ -230,6 +236,18 @@ class Comparison:
     """By metric name the exact version of a score, where its library gives one."""
     sample_labels: tuple[str, str] = ("source", "reference")
     """The names of a sample's two given texts."""
+
+    overlap: dict[str, float] = field(default_factory=dict)
+    """The shares of dev and test that stand in another text as well, by ``test in training`` and so on."""
+
+    @property
+    def seen_before(self) -> str:
+        """In words, that test text was read in training or for choices; empty if none of it was."""
+        said = [TEST_IS_DEV] if self.test_is_dev else []
+        for where in ("training", "dev")[: 1 if self.test_is_dev else 2]:
+            if share := self.overlap.get(f"test in {where}"):
+                said.append(f"{100 * share:.1f}% of the test sentences stand in the {where} text as well.")
+        return " ".join(said)
 
     @property
     def headline(self) -> Metric:

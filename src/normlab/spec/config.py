@@ -13,6 +13,7 @@ from typing import Any, Literal
 
 from normlab.errors import UserError
 from normlab.spec.allowed import AMOUNT, COUNT, POSITIVE, SHARE, SIZE, Range, check
+from normlab.spec.arguments import validate_arguments
 from normlab.spec.fields import changes_numbers, machine, no_flag, since
 from normlab.spec.model import ModelConfig
 
@@ -25,6 +26,7 @@ PARALLEL_TEXTS = ("train_src", "train_tgt", "dev_src", "dev_tgt", "test_src", "t
 """Fields of ``DataConfig`` that name the texts of a translation."""
 
 
+@validate_arguments
 @dataclass(frozen=True)
 class DataConfig:
     """Parallel text, plain text for language models, or the built-in corpus where no text is given.
@@ -82,7 +84,8 @@ class DataConfig:
 
     def __post_init__(self) -> None:
         allowed = {
-            Range(least=5, whole=True): "vocab_size",  # four special tokens and something to say
+            # four special tokens and something to say; tokenizers crash at many times as many as any has
+            Range(least=5, below=1e7, whole=True): "vocab_size",
             Range(least=2, whole=True): "max_len",
             SIZE: "builtin_pairs block_len",
             SHARE: "word_dropout",
@@ -95,6 +98,7 @@ class DataConfig:
             )
 
 
+@validate_arguments
 @dataclass(frozen=True)
 class OptimConfig:
     """Optimiser, learning-rate schedule and loss."""
@@ -142,6 +146,7 @@ class OptimConfig:
             raise UserError(f"stop_lr is below lr, {self.lr!r}, or no run would begin; got {self.stop_lr!r}")
 
 
+@validate_arguments
 @dataclass(frozen=True)
 class TrainConfig:
     """Length of the training, batch size, precision and validation."""
@@ -187,6 +192,7 @@ class TrainConfig:
             )
 
 
+@validate_arguments
 @dataclass(frozen=True)
 class DecodeConfig:
     """How the test text is translated: by beam search, or by sampling."""
@@ -238,6 +244,7 @@ class DecodeConfig:
         )
 
 
+@validate_arguments
 @dataclass(frozen=True)
 class SeedConfig:
     """Separate seeds, so that runs of a grid can share their batches or their initial weights."""
@@ -247,6 +254,7 @@ class SeedConfig:
     dropout: int = 1
 
 
+@validate_arguments
 @dataclass(frozen=True)
 class MachineConfig:
     """Hardware and logging: nothing here changes the numbers of a run, nor its id."""
@@ -274,9 +282,11 @@ class MachineConfig:
 
     def __post_init__(self) -> None:
         cadences = "log_every_steps checkpoint_every_steps probe_every_steps"
-        check(self, {COUNT: "threads num_workers", SIZE: cadences})
+        few = Range(least=0, below=1025, whole=True)  # many more crash the process
+        check(self, {few: "threads num_workers", SIZE: cadences})
 
 
+@validate_arguments
 @dataclass(frozen=True)
 class Config:
     """Everything that a run needs, resolved."""

@@ -5,9 +5,11 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from normlab.spec.allowed import COUNT, SHARE, SIZE, Range, check
+from normlab.spec.arguments import validate_arguments
 from normlab.spec.fields import no_flag
 
 
+@validate_arguments
 @dataclass(frozen=True)
 class ModelConfig:
     """Sizes and parts of a Transformer; a recipe chooses the parts."""

@@ -8,6 +8,7 @@ from pathlib import Path
 
 from normlab.errors import UserError
 from normlab.spec.allowed import AMOUNT, COUNT, POSITIVE, SIZE, Range, check
+from normlab.spec.arguments import validate_arguments
 from normlab.spec.config import Config, OptimConfig, TrainConfig
 from normlab.spec.fields import no_flag
 
@@ -19,6 +20,7 @@ def usable_cores() -> int:
     return os.cpu_count() or 1
 
 
+@validate_arguments
 @dataclass(frozen=True)
 class CompareRequest:
     """Recipes to train at several learning rates with a seed of its own, and at the best one with others."""
@@ -55,7 +57,6 @@ class CompareRequest:
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "recipes", tuple(name.strip() for name in self.recipes))
-        object.__setattr__(self, "out", Path(self.out))
         for name, given in (("recipes", self.recipes), ("lrs", self.lrs)):
             if not given:
                 raise UserError(f"a comparison needs at least one of {name}, got none")

@@ -12,6 +12,7 @@ from typing import Any
 
 from normlab.errors import UserError
 from normlab.spec.allowed import COUNT, Choice, check
+from normlab.spec.arguments import validate_arguments
 from normlab.spec.config import SEMANTICS, Config, run_id
 from normlab.spec.metric import NLL, Metric
 from normlab.spec.outcome import Outcome
@@ -53,6 +54,7 @@ class Status:
         check(self, {Choice(STATES): "state", COUNT: "step"})
 
 
+@validate_arguments
 class RunFolder:
     """``runs/<id>/``: configuration, metrics, status, checkpoints, outputs and scores of one run.
 
@@ -240,6 +242,7 @@ class RunFolder:
         return hold(self.path)
 
 
+@validate_arguments
 class Runs:
     """All run folders under one folder, by id."""
 
@@ -252,6 +255,7 @@ class Runs:
                 if (path / "config.json").is_file():
                     yield RunFolder(path)
 
+    @validate_arguments
     def find(self, prefix: str) -> RunFolder:
         """Return the one run whose id begins with ``prefix``.
 
@@ -270,11 +274,13 @@ class Runs:
         )
 
 
+@validate_arguments
 def find_run(name: str, root: Path) -> RunFolder:
     """Find a run by its folder, or by the beginning of its id under ``root``. Raises as ``Runs.find``."""
     return RunFolder(name) if (Path(name) / "config.json").is_file() else Runs(root).find(name)
 
 
+@validate_arguments
 def read_config(path: Path) -> Config:
     """Read a configuration from a run's ``config.json``, or from a file that holds nothing else."""
     try:

@@ -15,8 +15,10 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from normlab.data.batches import Batch, Batches, dev_batches
+from normlab.data.lines import require_words
 from normlab.data.prepare import Corpus, prepare
 from normlab.data.ragged import Ragged, TokenPairs
+from normlab.data.room import LONGEST_SENTENCE
 from normlab.data.shapes import plan_shapes
 from normlab.data.tokenizer import UNK, Tokenizer
 from normlab.errors import UserError
@@ -177,11 +179,11 @@ class Translation(Task[Corpus, Seq2Seq, Batch], name="translation"):
         r"""Return ``nll`` in nats per test token, ``perplexity`` :math:`e^{nll}`, and
         ``perplexity_smoothed``, :math:`e` to the mean label-smoothed loss with the smoothing of training.
 
-        All depend on the run's tokenizer. References longer than the model's positions are left out; if none
-        is left, the values are NaN.
+        All depend on the run's tokenizer. References longer than ``LONGEST_SENTENCE`` or than the model's
+        positions are left out; if none is left, the values are NaN.
         """
         text, tokenizer = self.corpus.test_text, self.corpus.tokenizer
-        longest = model.position_encoding.longest or math.inf
+        longest = min(model.position_encoding.longest or LONGEST_SENTENCE, LONGEST_SENTENCE)
         both = zip(tokenizer.encode(text.source), tokenizer.encode_target(text.target), strict=True)
         fitting = [pair for pair in both if max(map(len, pair)) < longest]
         nll = loss = math.nan
@@ -255,18 +257,23 @@ def n_best_lines(
     which a diverged model finds none. Samples depend on ``sample_seed``, the line's number and the sample's
     alone.
 
-    Raises UserError for a count that the search cannot give and for prefixes that cannot be produced.
+    Raises UserError for a count that the search cannot give, for prefixes that cannot be produced, and for
+    lines that are too long.
     """
     width = _width(decode, count)
+    require_words(lines, "the text")
+    encoded = tokenizer.encode(list(lines))
     forced = _prefix_ids(tokenizer, [""] * len(lines) if prefixes is None else prefixes, allowed)
     if len(forced) != len(lines):
         raise UserError(f"{len(lines):,} lines but {len(forced):,} prefixes; give one for each, '' for none")
+    _require_short(encoded, "")
+    _require_short(forced, " in its prefix")
     device = next(model.parameters()).device
     was_training = model.training
     model.eval()
     outputs = [[Candidate("", 0.0)] for _ in lines]
     finished = 0
-    for rows, source in _search_batches(tokenizer.encode(list(lines)), SEARCH_POSITIONS // width):
+    for rows, source in _search_batches(encoded, SEARCH_POSITIONS // width):
         bounds = Bounds(
             decode.max_len_ratio, decode.min_length, _prefix([forced[row] for row in rows], device), allowed
         )
@@ -280,6 +287,15 @@ def n_best_lines(
         on_done(finished / len(lines))
     model.train(was_training)
     return outputs
+
+
+def _require_short(sentences: Sequence[Sequence[int]], where: str) -> None:
+    for number, ids in enumerate(sentences, 1):
+        if len(ids) >= LONGEST_SENTENCE:
+            raise UserError(
+                f"line {number:,} has {len(ids):,} tokens{where}, and a translation takes at most "
+                f"{LONGEST_SENTENCE - 1:,}; split it into sentences"
+            )
 
 
 def _width(decode: DecodeConfig, count: int) -> int:

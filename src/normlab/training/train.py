@@ -18,6 +18,7 @@ import numpy as np
 from torch import nn
 
 from normlab.recipes.plugins import imported
+from normlab.spec.arguments import validate_arguments
 from normlab.spec.config import Config, run_id
 from normlab.store.examples import write_examples
 from normlab.store.files import named
@@ -39,6 +40,7 @@ from normlab.training.weights import checkpoint_of
 _STOPS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
+@validate_arguments
 def train(
     config: Config,
     root: str | Path,

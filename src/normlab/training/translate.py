@@ -12,6 +12,7 @@ from torch import Tensor
 
 from normlab.data.vocabulary import load
 from normlab.errors import UserError
+from normlab.spec.arguments import validate_arguments
 from normlab.spec.config import DecodeConfig
 from normlab.store.folder import RunFolder
 from normlab.tasks.build import build_seq2seq
@@ -21,6 +22,7 @@ from normlab.training.devices import autocast, prepare_process
 from normlab.training.weights import checkpoint_of
 
 
+@validate_arguments
 def translate(
     run: Path,
     lines: Sequence[str],
@@ -41,6 +43,7 @@ def translate(
     return [candidates[0].text for candidates in found]
 
 
+@validate_arguments
 def n_best(
     run: Path,
     lines: Sequence[str],

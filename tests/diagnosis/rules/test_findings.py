@@ -48,7 +48,7 @@ def test_a_finding_says_its_evidence_and_reference():
 
 
 def test_a_severity_that_there_is_not_is_refused():
-    with pytest.raises(ValueError, match="note, warning, problem, not 'bad'"):
+    with pytest.raises(ValueError, match="note, warning, problem, got 'bad'"):
         Finding("x", "bad", "s", "", {})
 
 

@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from normlab.diagnosis.probing.stats import STATISTICS, measure
 from normlab.diagnosis.reading.taps import Place, Side, activations, bare, compiles, unwrapped, watching
 from normlab.errors import UserError
+from normlab.spec.arguments import validate_arguments
 
 ACTIVATIONS = ("input", "output", "grad_input", "grad_output")
 PARAMETERS = ("weight", "grad")
@@ -31,6 +32,7 @@ class Site(NamedTuple):
     signal: str = ""
 
 
+@validate_arguments
 @dataclass(frozen=True)
 class Probe:
     """One statistic of one signal of every module whose path matches ``modules``, a glob.
@@ -176,6 +178,7 @@ class Observer:
             self.flush(0 if self._step is None else self._step + 1)
 
 
+@validate_arguments
 @contextmanager
 def observe(model: nn.Module, probes: Sequence[Probe], emit: Emit) -> Iterator[Observer]:
     """Measure a model while it runs inside this block, and call ``emit`` with a record per measurement.

@@ -7,6 +7,8 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
+from normlab.spec.arguments import validate_arguments
+
 Statistic = Callable[[Tensor], Tensor]
 
 
@@ -70,6 +72,7 @@ STATISTICS: dict[str, Statistic] = {statistic.__name__: statistic for statistic 
 """The statistics by the names that probes use."""
 
 
+@validate_arguments
 def measure(statistic: str, x: Tensor) -> Tensor:
     """Compute a statistic of a tensor of any floating type, in float32 if the type is narrower."""
     x = x.detach()

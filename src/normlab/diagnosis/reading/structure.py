@@ -15,6 +15,7 @@ from normlab.diagnosis.reading.recording import Call, Recording, awake, record
 from normlab.diagnosis.reading.relations import Factor, Sum, refit
 from normlab.diagnosis.reading.taps import Tap, bare, call_model
 from normlab.errors import UserError
+from normlab.spec.arguments import validate_arguments
 
 
 @dataclass(frozen=True)
@@ -92,6 +93,7 @@ class Structure:
         return "\n".join([*lines, *self.unread])
 
 
+@validate_arguments
 def read_structure(
     model: nn.Module,
     batch: Any,

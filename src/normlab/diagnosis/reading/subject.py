@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from normlab.diagnosis.reading.structure import Structure, read_structure
 from normlab.diagnosis.reading.taps import activations, bare, call_model
 from normlab.errors import UserError
+from normlab.spec.arguments import validate_arguments
 
 Loss = Callable[[nn.Module, Any], Tensor]
 """``loss(model, batch)``: a scalar with its graph."""
@@ -33,6 +34,7 @@ def output_loss(model: nn.Module, batch: Any) -> Tensor:
     return loss
 
 
+@validate_arguments
 @dataclass(frozen=True)
 class Subject:
     """A model in evaluation mode on one batch."""

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from normlab.errors import UserError
+from normlab.spec.arguments import validate_arguments
 
 Side = Literal["input", "output"]
 Place = tuple[int | str, ...]
@@ -103,6 +104,7 @@ def watching(modules: Mapping[str, nn.Module], see: Callable[[str, Side, Any], N
             handle.remove()
 
 
+@validate_arguments
 @contextmanager
 def capture(model: nn.Module, taps: Iterable[Tap]) -> Iterator[dict[Tap, Tensor]]:
     """Fill the dictionary, inside this block, with the tensors of one forward pass, graphs included.

@@ -8,6 +8,8 @@ from dataclasses import dataclass
 from typing import Final
 
 from normlab.diagnosis.table import Row, Table, Value
+from normlab.errors import UserError
+from normlab.spec.arguments import validate_arguments
 
 XIONG: Final = "Xiong et al. 2020, {} (arXiv 2002.04745)"
 LIU: Final = "Liu et al. 2020, {} (arXiv 2004.08249)"
@@ -16,6 +18,7 @@ SEVERITIES: Final = ("note", "warning", "problem")
 """From a mere observation to something that stops a training."""
 
 
+@validate_arguments
 @dataclass(frozen=True)
 class Finding:
     """One conclusion in a sentence. ``name`` is the same in all diagnoses, so that programs can look for it.
@@ -32,7 +35,9 @@ class Finding:
 
     def __post_init__(self) -> None:
         if self.severity not in SEVERITIES:
-            raise ValueError(f"a finding is one of {', '.join(SEVERITIES)}, not {self.severity!r}")
+            raise UserError(
+                f"the severity of a finding is {', '.join(SEVERITIES)}, got {self.severity!r}; choose one"
+            )
 
     @property
     def evidence(self) -> str:
