@@ -53,6 +53,12 @@ class Ragged:
         offsets = np.append(0, lengths[chosen]).cumsum()
         return Ragged(self.tokens[np.repeat(chosen, lengths)], offsets)
 
+    def shifted(self) -> Ragged:
+        """Return the same sentences, each in the place of the next, the last in that of the first."""
+        last = self.offsets[-2]
+        tokens = np.concatenate([self.tokens[last:], self.tokens[:last]])
+        return Ragged(tokens, np.append(0, np.roll(self.lengths, 1)).cumsum())
+
     def padded(self, rows: Ints, width: int) -> tuple[Ints, Ints]:
         """Return ``[B, width]`` ids padded with PAD, and ``[B]`` lengths."""
         bounds = np.array([self.bounds(row, row + 2) for row in rows.tolist()]).reshape(-1, 2)

@@ -1,8 +1,11 @@
-"""How a run ended, in one word with its evidence."""
+"""How a run ended, in a word or a few with the evidence."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Final
+
+IGNORES_SOURCE: Final = "ignores its source"
 
 
 @dataclass(frozen=True)
@@ -10,8 +13,10 @@ class Outcome:
     """How a run ended: ``normlab.training.outcome`` decides it, everything else reads it."""
 
     state: str
-    """``trained``, ``stuck`` (at the unigram entropy) or ``diverged`` (not finite, or above its start)."""
+    """``trained``, ``stuck`` (at the unigram entropy), ``diverged`` (not finite, or above its start) or
+    ``ignores its source`` (the outputs hardly depend on the inputs).
+    """
     step: int
-    """The step that decided."""
+    """The step at which it was clear."""
     evidence: str
     """The numbers behind it, in a sentence without a full stop."""

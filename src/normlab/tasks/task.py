@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from pathlib import Path
@@ -96,7 +97,7 @@ class Task(ABC, Generic[CorpusT, ModelT, BatchT]):
     metrics: ClassVar[tuple[Metric, ...]]
     """The task's scores. The first is the headline; ``nll`` is always among those of dev."""
     has_source: ClassVar[bool] = False
-    """Whether each test example has a source that a model could ignore, giving one output for all."""
+    """Whether each example has a source that a model could ignore; ``dev_scores`` tells whether it does."""
     example_labels: ClassVar[tuple[str, str]] = ("source", "reference")
     """The names of the two texts of ``test_examples``."""
 
@@ -157,7 +158,11 @@ class Task(ABC, Generic[CorpusT, ModelT, BatchT]):
 
     @abstractmethod
     def dev_scores(self, model: ModelT) -> dict[str, float]:
-        """Return the scores on dev by metric name, with ``nll``, the negative log-likelihood in nats."""
+        """Return the scores on dev by metric name, with ``nll``, the negative log-likelihood in nats.
+
+        A task whose examples have a source adds ``nll_exchanged``, the same with the sources exchanged among
+        the examples, and ``repeated_share`` of its outputs: the outcome of a run rests on them.
+        """
 
     @abstractmethod
     def test(self, model: ModelT) -> Evaluation:
@@ -182,6 +187,12 @@ class Task(ABC, Generic[CorpusT, ModelT, BatchT]):
     @abstractmethod
     def rehearse(self, model: ModelT) -> tuple[float, float]:
         """Measure the seconds of one validation and of the test, on part of the text if that is enough."""
+
+
+def repeated_share(outputs: Sequence[str], references: Sequence[str]) -> float:
+    """Return the share of the commonest output, 0 to 1; 0 where a reference is repeated as often."""
+    commonest, allowed = (max(Counter(lines).values()) / len(lines) for lines in (outputs, references))
+    return commonest if commonest > allowed else 0.0
 
 
 def _check_stacks(task: type[Task[Any, Any, Any]], config: Config) -> None:

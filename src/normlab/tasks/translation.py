@@ -31,7 +31,7 @@ from normlab.spec.units import perplexity
 from normlab.tasks.build import build_seq2seq
 from normlab.tasks.loss import LossSum, label_smoothed
 from normlab.tasks.scores import bleu_of_sums, corpus_bleu, require_bleu_tokens, score, sentence_statistics
-from normlab.tasks.task import Evaluation, Task
+from normlab.tasks.task import Evaluation, Task, repeated_share
 
 _SEARCHED_SENTENCES = 200
 """About one batch of the search at full size: fewer sentences would each seem dearer than they are."""
@@ -94,6 +94,11 @@ class Translation(Task[Corpus, Seq2Seq, Batch], name="translation"):
         """Return the negative log-likelihood of dev in nats per token, without label smoothing."""
         return self._losses(model, self.corpus.dev, 0.0)[0]
 
+    def exchanged_nll(self, model: Seq2Seq) -> float:
+        """Return ``dev_nll`` with the source of the dev sentence before in the place of each one's own."""
+        dev = self.corpus.dev
+        return self._losses(model, TokenPairs(dev.source.shifted(), dev.target), 0.0)[0]
+
     @torch.inference_mode()
     def _losses(self, model: Seq2Seq, pairs: TokenPairs, smoothing: float) -> tuple[float, float]:
         """Return the negative log-likelihood and the label-smoothed loss in nats per target token.
@@ -116,16 +121,25 @@ class Translation(Task[Corpus, Seq2Seq, Batch], name="translation"):
         model.train(was_training)
         return float(nll) / int(tokens), float(loss) / int(tokens)
 
-    def dev_bleu(self, model: Seq2Seq, count: int | None = None) -> float:
-        """Return sacreBLEU of greedy search on the first ``count`` dev pairs, by default
+    def dev_outputs(self, model: Seq2Seq, count: int | None = None) -> list[str]:
+        """Return greedy translations of the first ``count`` dev sentences, by default
         ``train.dev_decode_sentences``.
         """
-        pairs, count = self.corpus.dev_text, count or self.config.train.dev_decode_sentences
-        hypotheses = self._translated(model, pairs.source[:count], DecodeConfig(beam=1))
-        return corpus_bleu(hypotheses, pairs.target[:count], target_lang=self.config.data.target_lang)
+        source = self.corpus.dev_text.source[: count or self.config.train.dev_decode_sentences]
+        return self._translated(model, source, DecodeConfig(beam=1))
+
+    def dev_bleu(self, outputs: Sequence[str]) -> float:
+        """Return sacreBLEU of translations of the first dev sentences."""
+        references = self.corpus.dev_text.target[: len(outputs)]
+        return corpus_bleu(outputs, references, target_lang=self.config.data.target_lang)
 
     def dev_scores(self, model: Seq2Seq) -> dict[str, float]:
-        return {"nll": self.dev_nll(model), "bleu": self.dev_bleu(model)}
+        scores, outputs = {"nll": self.dev_nll(model)}, self.dev_outputs(model)
+        scores["bleu"] = self.dev_bleu(outputs)
+        if len(self.corpus.dev) > 1:  # or there is no other source
+            scores["nll_exchanged"] = self.exchanged_nll(model)
+        references = self.corpus.dev_text.target[: len(outputs)]
+        return {**scores, "repeated_share": repeated_share(outputs, references)}
 
     def test(self, model: Seq2Seq) -> Evaluation:
         """Score the translations of the test text, and compute the perplexity of its references."""
@@ -177,15 +191,16 @@ class Translation(Task[Corpus, Seq2Seq, Batch], name="translation"):
         return {"nll": nll, "perplexity": perplexity(nll), "perplexity_smoothed": perplexity(loss)}
 
     def rehearse(self, model: Seq2Seq) -> tuple[float, float]:
-        """Measure the dev loss in full and greedy search on some dev sentences, scaled to all of them. The
+        """Measure the dev losses in full and greedy search on some dev sentences, scaled to all of them. The
         test is estimated to take the same time per sentence and beam.
         """
         searched = min(self.config.train.dev_decode_sentences, len(self.corpus.dev_text))
         few = min(searched, _SEARCHED_SENTENCES)
         start = time.perf_counter()
         self.dev_nll(model)
+        self.exchanged_nll(model)
         likelihood = time.perf_counter() - start
-        self.dev_bleu(model, few)
+        self.dev_outputs(model, few)
         sentence = (time.perf_counter() - start - likelihood) / few
         beams = len(self.corpus.test_text) * _width(self.config.decode, 1)
         return likelihood + searched * sentence, beams * sentence

@@ -1,4 +1,4 @@
-"""The outcome of a run, judged from its rows of metrics."""
+"""The outcome of a run, judged by its rows of metrics."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import statistics
 from collections.abc import Sequence
 from typing import Any
 
-from normlab.spec.outcome import Outcome
+from normlab.spec.outcome import IGNORES_SOURCE, Outcome
 
 Row = dict[str, Any]
 
@@ -31,46 +31,120 @@ still falling. A slower one would need more steps than it has left to come clear
 DIVERGED_ABOVE = 0.5
 """Nats above the first step's loss: far more than batches differ by at the start."""
 
+READS_BY = 0.05
+"""Nats per token. By so much at least, the loss rises with sources exchanged where a model reads its own."""
+
+MOSTLY = 0.5
+"""A share of the outputs; that one and the same sentence has more is a failure."""
+
 _NAMES = {"loss": "loss", "nll": "NLL", "grad_norm_l2": "gradient norm"}
 
 
 def outcome(
-    metrics: Sequence[Row], *, unigram_entropy_nats: float, total_steps: int, final: bool
+    metrics: Sequence[Row],
+    *,
+    unigram_entropy_nats: float,
+    total_steps: int,
+    best_step: int | None,
+    has_source: bool,
+    final: bool,
 ) -> Outcome | None:
-    """Judge whether a run is trained, stuck or diverged; None while that is open.
+    """Judge whether a run is trained, stuck, diverged or ignores its source; None while that is open.
 
-    ``now`` is the median NLL of the last ``WINDOW`` of the steps, without label smoothing, in nats per target
-    token. *Diverged*: a loss or gradient norm that is not finite; or every loss of that window above
-    the first step's by ``DIVERGED_ABOVE``, and not falling. *Stuck*: ``now`` above ``STUCK_ABOVE`` of the
-    unigram entropy once ``final``; from ``JUDGE_FROM`` of the steps on if no window was lower and it is not
-    falling. *Trained*: the rest, once ``final``.
+    NLLs are without label smoothing, in nats per target token. A run *diverged* if a loss or a gradient norm
+    is not finite, or if every loss of the last ``WINDOW`` of the steps is above the first step's by
+    ``DIVERGED_ABOVE``; while it goes on, it must not be falling either. Before its end it is *stuck* from
+    ``JUDGE_FROM`` of the steps on if no median of a window and no dev NLL was below ``STUCK_ABOVE`` of the
+    unigram entropy and it is not falling. Nothing else is decided before the end.
+
+    Once ``final``, the dev row of ``best_step`` decides, which was measured without dropout. These weights
+    are kept, tested and compared; a worse end of the training, which the evidence then states, does not
+    change them. A run that has diverged stays so, whatever it had learnt before, as if it had been stopped.
+
+    - *diverged*: the dev NLL is above the start by ``DIVERGED_ABOVE``
+    - *stuck*: it is above ``STUCK_ABOVE`` of the unigram entropy, unless the loss has fallen all the time
+    - *ignores its source*: ``nll_exchanged``, with sources exchanged among the examples, is higher than the
+      NLL by less than ``READS_BY``; or one output has more than ``MOSTLY`` of all, by ``repeated_share``
+    - *trained*: the rest
     """
     rows = [row for row in metrics if row["kind"] == "train"]
     broken = _not_finite(metrics)
     if broken or not rows:
         return broken
-    step, start = rows[-1]["step"], rows[0]["nll"]
-    windows = _windows(rows, total_steps)
-    middles = [statistics.median(window) for window in windows]
-    now = middles[0] if middles else start
-    enough = len(middles) >= 3
-    falling = not enough or min(middles[:2]) < min(middles[2:]) - FALLING_BY * unigram_entropy_nats
-    trend = ", still falling" if enough and falling else ""
-
-    if middles and min(windows[0]) > start + DIVERGED_ABOVE and (final or not falling):
-        return Outcome("diverged", step, f"NLL {now:.2f} nats per token, above the {start:.2f} it began with")
-    limit = STUCK_ABOVE * unigram_entropy_nats
-    hopeless = step >= JUDGE_FROM * total_steps and not falling and min(middles) > limit
-    if now > limit and (final or hopeless):
-        return Outcome("stuck", step, _stuck(now, min(middles, default=now), unigram_entropy_nats) + trend)
-    if not final:
+    course = _Course(rows, unigram_entropy_nats, total_steps)
+    if course.above_start and (final or not course.falling):
+        return Outcome("diverged", course.step, _above(f"NLL {course.now:.2f}", course.start))
+    dev = {row["step"]: row for row in metrics if row["kind"] == "dev"}
+    if final:
+        return _ended(course, dev[best_step], has_source=has_source) if best_step in dev else None
+    lowest = min([course.now, *course.middles, *(row["nll"] for row in dev.values())])
+    if course.falling or lowest <= course.limit or course.step < JUDGE_FROM * total_steps:
         return None
-    return Outcome("trained", step, f"NLL {now:.2f} nats per token, from {start:.2f} at the start")
+    return Outcome("stuck", course.step, _stuck(f"NLL {course.now:.2f}", course.entropy))
 
 
-def _stuck(now: float, lowest: float, entropy: float) -> str:
-    before = f" (it had been {lowest:.2f})" if lowest <= STUCK_ABOVE * entropy else ""
-    return f"NLL {now:.2f} nats per token{before}, where token frequencies alone give {entropy:.2f}"
+class _Course:
+    """The course of the loss in training, by window, the last one first."""
+
+    def __init__(self, rows: Sequence[Row], entropy: float, total_steps: int) -> None:
+        self.step, self.start, self.entropy = rows[-1]["step"], rows[0]["nll"], entropy
+        self.limit = STUCK_ABOVE * entropy
+        windows = _windows(rows, total_steps)
+        self.middles = [statistics.median(row["nll"] for row in window) for window in windows]
+        self.now = self.middles[0] if windows else self.start
+        self.above_start = (
+            bool(windows) and min(row["nll"] for row in windows[0]) > self.start + DIVERGED_ABOVE
+        )
+        self._late = sum(window[0]["step"] >= JUDGE_FROM * total_steps for window in windows)
+
+    def _fell(self, back: int) -> bool:
+        """Whether, so many windows ago, the last two reached lower than all before, or could not tell."""
+        seen = self.middles[back:]
+        return len(seen) < 3 or min(seen[:2]) < min(seen[2:]) - FALLING_BY * self.entropy
+
+    @property
+    def falling(self) -> bool:
+        """Whether the loss falls, or there is too little to tell."""
+        return self._fell(0)
+
+    @property
+    def trend(self) -> str:
+        """The end of a sentence where the loss is known to fall."""
+        return "; still falling" if self.falling and len(self.middles) >= 3 else ""
+
+    @property
+    def always_fell(self) -> bool:
+        """Whether the loss is known to fall, and has done so ever since a run can be called stuck."""
+        return bool(self.trend) and all(self._fell(back) for back in range(self._late))
+
+
+def _ended(course: _Course, best: Row, *, has_source: bool) -> Outcome:
+    """Judge a run that is over and has not diverged in training by the dev row of the weights it keeps."""
+    nll, reached = best["nll"], f"dev NLL {best['nll']:.2f}"
+    if nll > course.start + DIVERGED_ABOVE:
+        return Outcome("diverged", course.step, _above(reached, course.start))
+    if nll > course.limit and not course.always_fell:
+        return Outcome("stuck", course.step, _stuck(reached, course.entropy) + course.trend)
+    gap, share = best.get("nll_exchanged", math.nan) - nll, best.get("repeated_share", 0.0)
+    found = [f"{reached} nats per token, from {course.start:.2f} at the start"]
+    if not math.isnan(gap):
+        found.append(f"{gap:+.2f} with sources exchanged")
+    elif has_source:
+        found.append("source not exchanged")
+    if share > MOSTLY:
+        found.append(f"{math.floor(100 * share)}% of the outputs are one and the same")
+    if nll <= course.limit < course.now:
+        found.append(f"{course.now:.2f} at the end of training")
+    state = IGNORES_SOURCE if gap < READS_BY or share > MOSTLY else "trained"
+    return Outcome(state, course.step, "; ".join(found) + course.trend)
+
+
+def _above(reached: str, start: float) -> str:
+    return f"{reached} nats per token, above the {start:.2f} it began with"
+
+
+def _stuck(reached: str, entropy: float) -> str:
+    return f"{reached} nats per token, where token frequencies alone give {entropy:.2f}"
 
 
 def _not_finite(metrics: Sequence[Row]) -> Outcome | None:
@@ -83,15 +157,15 @@ def _not_finite(metrics: Sequence[Row]) -> Outcome | None:
     return None
 
 
-def _windows(rows: Sequence[Row], total_steps: int) -> list[list[float]]:
-    """The NLLs by window, the last one first; the first row is the start and belongs to none.
+def _windows(rows: Sequence[Row], total_steps: int) -> list[list[Row]]:
+    """Return the rows by window, the last one first; the first row is the start and belongs to none.
 
     Windows are counted back from the last row, so that they do not jump as a run goes on.
     """
     first, last = rows[0]["step"], rows[-1]["step"]
     cadence = (last - first) / max(1, len(rows) - 1)
     width = max(WINDOW * total_steps, WINDOW_ROWS * cadence, 1)
-    found: dict[int, list[float]] = {}
+    found: dict[int, list[Row]] = {}
     for row in reversed(rows[1:]):
-        found.setdefault(int((last - row["step"]) / width), []).append(row["nll"])
+        found.setdefault(int((last - row["step"]) / width), []).append(row)
     return list(found.values())

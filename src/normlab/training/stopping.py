@@ -55,6 +55,8 @@ class Ending:
             self._rows.written,
             unigram_entropy_nats=self._trainer.task.corpus.unigram_entropy_nats,
             total_steps=progress.step if progress.stopped else self._trainer.config.train.steps,
+            best_step=progress.best_step,
+            has_source=self._trainer.task.has_source,
             final=final,
         )
 
