@@ -34,6 +34,12 @@ def test_some_sentences_of_many():
     assert len(ragged.only(np.zeros(4, bool))) == 0
 
 
+@pytest.mark.parametrize("sentences", [[[5, 6], [], [7]], [[5]], [[], [8]]])
+def test_shifted_sentences(sentences):
+    shifted = Ragged.of(sentences).shifted()
+    assert [shifted[i] for i in range(len(shifted))] == [sentences[-1], *sentences[:-1]]
+
+
 @settings(max_examples=40, deadline=None)
 @given(
     st.lists(st.lists(st.lists(st.integers(0, 60_000), max_size=5), max_size=4), max_size=5),

@@ -63,14 +63,15 @@ def test_one_seed_has_no_band() -> None:
     assert "area" not in layers(run("pre", "a", fall(50)))
 
 
-def test_a_stuck_run_is_drawn_alone_and_not_averaged() -> None:
-    stuck = run("pre", "bad", [5.0] * 30, "stuck")
+@pytest.mark.parametrize("state", ["stuck", "ignores its source"])
+def test_a_run_that_did_not_train_is_drawn_alone_and_not_averaged(state: str) -> None:
+    stuck = run("pre", "bad", [5.0] * 30, state)
     found = layers(pl.concat([run("pre", "good", fall(50)), stuck]))
     means, strays = found["line"]
     assert {row["runs"] for row in values(means)} == {1}
     assert {row["run"] for row in values(strays)} == {"bad"}
     (end,) = values(found["point"][0])
-    assert (end["step"], end["outcome"]) == (300, "stuck")
+    assert (end["step"], end["outcome"]) == (300, state)
 
 
 def test_a_diverging_run_does_not_flatten_the_others() -> None:

@@ -7,11 +7,13 @@ import torch
 import torch.nn.functional as F
 
 from normlab.data.prepare import prepare
+from normlab.data.ragged import Ragged, TokenPairs
 from normlab.data.text import Pairs
 from normlab.data.tokenizer import BOS, EOS, PAD, UNK
 from normlab.spec.config import DecodeConfig
 from normlab.tasks import translation as module
 from normlab.tasks.scores import corpus_bleu
+from normlab.tasks.task import repeated_share
 from normlab.tasks.translation import (
     Candidate,
     Translation,
@@ -83,16 +85,17 @@ def test_loss_is_the_sum_over_the_real_target_tokens(prepared):
     assert sums.loss.item() == pytest.approx(0.9 * nll + 0.1 * smooth, rel=1e-5)
 
 
-def test_dev_likelihood_is_that_of_every_pair_on_its_own(prepared):
+@pytest.mark.parametrize(("name", "shift"), [("nll", 0), ("nll_exchanged", 1)])
+def test_dev_likelihood_is_that_of_every_pair_on_its_own(prepared, name, shift):
     task = task_of(prepared, "post")
     model = task.build().eval()
     nll, tokens = 0.0, 0
     for i in range(len(task.corpus.dev)):
         target = task.corpus.dev.target[i]
-        log_p = log_probabilities(model, task.corpus.dev.source[i], target)
+        log_p = log_probabilities(model, task.corpus.dev.source[(i - shift) % len(task.corpus.dev)], target)
         nll -= float(log_p[range(len(target) + 1), [*target, EOS]].sum())
         tokens += len(target) + 1
-    assert task.dev_nll(model) == pytest.approx(nll / tokens, rel=1e-5)
+    assert task.dev_scores(model)[name] == pytest.approx(nll / tokens, rel=1e-5)
 
 
 def test_dev_likelihood_stays_finite_under_the_mask(prepared):
@@ -111,6 +114,21 @@ def test_dev_likelihood_stays_finite_under_the_mask(prepared):
     assert after < before + 1
 
 
+def test_a_single_dev_sentence_has_no_other_source(prepared):
+    task = task_of(prepared)
+    one = TokenPairs(*(Ragged.of([side[0]]) for side in (task.corpus.dev.source, task.corpus.dev.target)))
+    task.corpus = replace(task.corpus, dev=one)
+    assert task.dev_scores(task.build()).keys() == {"nll", "bleu", "repeated_share"}
+
+
+@pytest.mark.parametrize(
+    ("outputs", "references", "share"),
+    [("aaab", "abcd", 0.75), ("aaab", "aaac", 0.0), ("aabb", "aaab", 0.0), ("a", "b", 0.0)],
+)
+def test_a_repeated_output_counts_where_no_reference_is_repeated_as_often(outputs, references, share):
+    assert repeated_share(list(outputs), list(references)) == share
+
+
 def test_dev_bleu_is_greedy_on_the_first_sentences(prepared, monkeypatch):
     task = task_of(prepared)
     model = task.build().eval()
@@ -123,7 +141,9 @@ def test_dev_bleu_is_greedy_on_the_first_sentences(prepared, monkeypatch):
         return found
 
     monkeypatch.setattr(module, "translate_lines", stand_in)
-    assert task.dev_bleu(model) == corpus_bleu(found, text.target[:10]) < 100
+    scores = task.dev_scores(model)
+    assert scores["bleu"] == corpus_bleu(found, text.target[:10]) < 100
+    assert scores["repeated_share"] == 0
     assert asked == [(text.source[:10], DecodeConfig(beam=1))]
 
 
@@ -365,7 +385,7 @@ def test_bleu_has_the_tokens_of_the_target_language_on_dev_and_on_test(prepared,
     model = task.build()
     expected = corpus_bleu(written, pairs.target, target_lang="zh")
     assert expected > corpus_bleu(written, pairs.target) + 1
-    assert task.dev_bleu(model) == expected
+    assert task.dev_bleu(written) == expected
     tested = task.test(model)
     assert tested.scores["bleu"] == expected
     assert "tok:zh" in tested.signatures["bleu"]

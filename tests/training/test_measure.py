@@ -29,7 +29,7 @@ def test_a_long_search_is_timed_in_part_and_scaled(text, tmp_path, monkeypatch):
     config = tiny(data, dev_decode_sentences=1000)
     searched = []
     monkeypatch.setattr(translation, "_SEARCHED_SENTENCES", 6)
-    monkeypatch.setattr(Translation, "dev_bleu", lambda self, _, count: searched.append(count))
+    monkeypatch.setattr(Translation, "dev_outputs", lambda self, _, count: searched.append(count))
     clock = iter(range(1000))
     monkeypatch.setattr(module.time, "perf_counter", lambda: float(next(clock)))
     seconds = measure(config, corpus, steps=1)

@@ -1,6 +1,7 @@
 import math
 import random
 import re
+import statistics
 
 import pytest
 
@@ -38,13 +39,33 @@ def takes_off_at(x0, slope=0.05):
     )
 
 
+def dev(step, nll, **more):
+    return {"kind": "dev", "step": step, "nll": nll, "bleu": 0.0, **more}
+
+
+def verdict(rows, *, total=2000, final=True, best=None, has_source=False):
+    return outcome(
+        rows,
+        unigram_entropy_nats=ENTROPY,
+        total_steps=total,
+        best_step=best,
+        has_source=has_source,
+        final=final,
+    )
+
+
+def ended(rows, *, total=2000, **more):
+    """The verdict on a run that is validated once, at its end, and is as good on dev as in training."""
+    nll = statistics.median(row["nll"] for row in rows[-len(rows) // 10 :])
+    return verdict([*rows, dev(total, nll, **more)], total=total, best=total, has_source=bool(more))
+
+
 def judged(rows, *, total=2000):
     """The first verdict while the run goes on, or else the one at its end, with the step of the judgement."""
     for end in range(1, len(rows) + 1):
-        found = outcome(rows[:end], unigram_entropy_nats=ENTROPY, total_steps=total, final=False)
-        if found:
+        if found := verdict(rows[:end], total=total, final=False):
             return found, rows[end - 1]["step"]
-    return outcome(rows, unigram_entropy_nats=ENTROPY, total_steps=total, final=True), total
+    return ended(rows, total=total), total
 
 
 SEEDS = range(2)
@@ -122,18 +143,85 @@ def test_nothing_is_stuck_before_half_of_the_steps():
     assert judged(rows)[1] == 2000, "no verdict while it went on"
 
 
-def test_a_run_too_short_to_tell_is_stuck_only_at_its_end_and_says_so():
-    rows = curve(lambda x: START - 1.5 * x, total=400)
-    found, step = judged(rows, total=400)
-    assert (found.state, step) == ("stuck", 400)
-    assert found.evidence.endswith("still falling")
+def test_a_run_that_ends_while_it_falls_is_trained_and_says_so():
+    found, step = judged(curve(lambda x: START - 1.5 * x, total=400), total=400)
+    assert (found.state, step) == ("trained", 400)
+    assert found.evidence.endswith("; still falling")
 
 
-def test_a_run_that_falls_back_to_the_entropy_is_stuck_at_its_end_but_not_stopped():
+def test_a_run_that_falls_only_because_its_rate_does_is_stuck_at_its_end():
+    """It would have been stopped half way."""
+    rows = curve(lambda x: ENTROPY + 0.5 - max(0.0, x - 0.7))
+    assert judged(rows)[0].state == "stuck"
+    assert ended(rows).state == "stuck"
+    assert ended(rows).evidence.endswith("; still falling")
+
+
+def test_a_run_that_falls_back_to_the_entropy_is_judged_by_the_weights_that_it_keeps():
     rows = curve(lambda x: decay(3.0)(x) if x < 0.5 else 6.0)
-    found, step = judged(rows)
-    assert (found.state, step) == ("stuck", 2000)
-    assert re.search(r"\(it had been (2\.9|3\.0)\d\)", found.evidence)
+    assert ended(rows).state == "stuck"
+    found = verdict([*rows, dev(800, 3.1), dev(2000, 6.0)], best=800)
+    assert found.state == "trained"
+    assert re.search(r"dev NLL 3\.10 .* (5\.9|6\.0)\d at the end of training$", found.evidence)
+
+
+def test_no_run_that_is_good_on_dev_is_stopped():
+    """Heavy dropout keeps the loss of training at the entropy."""
+    rows = curve(decay(ENTROPY))
+    assert judged([*rows[:30], dev(290, 3.0), *rows[30:]])[1] == 2000
+
+
+# ----------------------------------------------------------------------------------- ignores its source
+
+
+@pytest.mark.parametrize(
+    ("more", "state", "words"),
+    [
+        ({"nll_exchanged": 4.3, "repeated_share": 0.1}, "trained", "+1.30 with sources exchanged"),
+        ({"nll_exchanged": 3.06, "repeated_share": 0.1}, "trained", "+0.06 with sources exchanged"),
+        (
+            {"nll_exchanged": 3.04, "repeated_share": 0.1},
+            "ignores its source",
+            "+0.04 with sources exchanged",
+        ),
+        ({"nll_exchanged": 2.9, "repeated_share": 0.1}, "ignores its source", "-0.10 with sources exchanged"),
+        ({"nll_exchanged": 3.2, "repeated_share": 0.969}, "ignores its source", "96% of the outputs"),
+        ({"nll_exchanged": 3.2, "repeated_share": 0.5}, "trained", "+0.20 with"),
+        ({"repeated_share": 0.0}, "trained", "; source not exchanged"),
+        ({"repeated_share": 0.6}, "ignores its source", "; source not exchanged; 60% of the outputs"),
+    ],
+)
+def test_a_model_whose_outputs_do_not_depend_on_its_source(more, state, words):
+    rows = curve(decay(3.0))
+    found = verdict([*rows, dev(2000, 3.0, **more)], best=2000, has_source=True)
+    assert found.state == state
+    assert words in found.evidence
+
+
+def test_only_a_task_with_a_source_speaks_of_it():
+    assert "source" not in ended(curve(decay(3.0))).evidence
+
+
+def test_a_stuck_run_is_called_stuck_although_it_ignores_its_source_too():
+    assert ended(curve(decay(ENTROPY)), nll_exchanged=ENTROPY).state == "stuck"
+
+
+def test_a_falling_loss_does_not_excuse_that_the_source_is_ignored():
+    found = ended(curve(lambda x: 5.0 - x), nll_exchanged=4.05)
+    assert found.state == "ignores its source"
+    assert found.evidence.endswith("; still falling")
+
+
+def test_no_run_ignores_its_source_before_its_end():
+    rows = [*curve(decay(3.0)), dev(2000, 3.0, nll_exchanged=3.0, repeated_share=1.0)]
+    assert verdict(rows, final=False, best=2000, has_source=True) is None
+
+
+def test_the_best_weights_decide_whether_the_source_is_read():
+    rows = curve(decay(3.0))
+    validations = [dev(1000, 3.0, nll_exchanged=4.0), dev(2000, 3.1, nll_exchanged=3.1)]
+    assert verdict([*rows, *validations], best=1000, has_source=True).state == "trained"
+    assert verdict([*rows, *validations], best=2000, has_source=True).state == "ignores its source"
 
 
 # --------------------------------------------------------------------------------------------- diverged
@@ -150,10 +238,17 @@ def test_what_is_not_finite_diverged_at_once(name, value):
 
 
 def test_a_dev_loss_that_is_not_finite_counts_too():
-    dev = {"kind": "dev", "step": 100, "nll": math.nan, "bleu": 0.0}
-    found = outcome([*curve(decay(2.0)), dev], unigram_entropy_nats=ENTROPY, total_steps=2000, final=True)
-    assert found is not None
+    found = verdict([*curve(decay(2.0)), dev(100, math.nan)], best=100)
     assert (found.state, found.evidence) == ("diverged", "dev NLL is nan at step 100")
+
+
+def test_a_run_that_ends_above_its_start_diverged_whatever_its_best_weights_are():
+    rows = curve(lambda x: decay(4.0)(x) if x < 0.3 else 11.0)
+    assert verdict([*rows, dev(400, 4.0), dev(2000, 11.0)], best=400).state == "diverged"
+
+
+def test_a_dev_loss_above_the_start_is_diverged():
+    assert verdict([*curve(decay(2.0)), dev(2000, START + 1)], best=2000).state == "diverged"
 
 
 @pytest.mark.parametrize("seed", SEEDS)
@@ -169,10 +264,9 @@ def test_a_run_that_stays_above_its_start_diverged_and_is_stopped(noise, seed):
 # ------------------------------------------------------------------------------------------ little to see
 
 
-def test_no_training_row_no_verdict():
-    dev = [{"kind": "dev", "step": 5, "nll": 1.0, "bleu": 1.0}]
-    for rows in ([], dev):
-        assert outcome(rows, unigram_entropy_nats=ENTROPY, total_steps=10, final=True) is None
+def test_no_row_no_verdict():
+    for rows in ([], [dev(5, 1.0)], curve(decay(2.0))):
+        assert verdict(rows, best=5) is None
 
 
 @pytest.mark.parametrize(("nll", "state"), [(1.0, "trained"), (5.9, "stuck")])
@@ -181,16 +275,9 @@ def test_a_few_rows_are_enough_at_the_end(nll, state, count):
     rows = [
         {"kind": "train", "step": i + 1, "loss": nll, "nll": nll, "grad_norm_l2": 1.0} for i in range(count)
     ]
-    found = outcome(rows, unigram_entropy_nats=ENTROPY, total_steps=count, final=True)
-    assert found is not None
-    assert found.state == state
-    assert outcome(rows, unigram_entropy_nats=ENTROPY, total_steps=count, final=False) is None
-
-
-def test_dev_rows_change_nothing():
-    rows = curve(decay(ENTROPY))
-    mixed = [r for row in rows for r in (row, {"kind": "dev", "step": row["step"], "nll": 0.1, "bleu": 99.0})]
-    assert judged(mixed)[0] == judged(rows)[0]
+    rows.append(dev(count, nll))
+    assert verdict(rows, total=count, best=count).state == state
+    assert verdict(rows, total=count, best=count, final=False) is None
 
 
 def test_the_same_curve_in_more_steps_has_the_same_outcome():

@@ -116,7 +116,7 @@ def test_the_average_is_the_mean_of_the_last_validations_and_is_tested_beside_th
         torch.testing.assert_close(mean.double(), expected, rtol=1e-6, atol=1e-8)
     state = json.loads((folder.average / "state.json").read_text())
     assert (state["progress"], state["average"]) == ({"step": 8}, {"steps": [4, 6, 8]})
-    assert state["dev"].keys() == {"nll", "bleu"}
+    assert state["dev"].keys() == {"nll", "bleu", "nll_exchanged", "repeated_share"}
     for name in ("scores", "outputs"):
         assert getattr(folder, f"best_{name}").read_bytes() == getattr(every, name).read_bytes()
     tested, best = (json.loads(p.read_text()) for p in (folder.scores, folder.best_scores))

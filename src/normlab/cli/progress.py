@@ -26,6 +26,7 @@ from rich.text import Text
 from normlab.errors import UserError
 from normlab.spec.config import Config
 from normlab.spec.metric import NLL, Metric, deciding
+from normlab.spec.outcome import IGNORES_SOURCE
 from normlab.spec.units import duration, rate
 from normlab.store import RunFolder, Runs, Status
 
@@ -36,7 +37,14 @@ RATE_ROWS = 20
 """The number of log rows over which tokens per second are computed."""
 WIDE = 110
 """The width in columns from which a terminal shows all values."""
-STYLES = {"trained": "green", "stuck": "yellow", "diverged": "red", "failed": "red", "interrupted": "yellow"}
+STYLES = {
+    "trained": "green",
+    "stuck": "yellow",
+    IGNORES_SOURCE: "yellow",
+    "diverged": "red",
+    "failed": "red",
+    "interrupted": "yellow",
+}
 
 
 def state_of(status: Status) -> str:

@@ -1,8 +1,8 @@
 """Curves over training steps: one line per recipe, its spread over seeds, and the runs that went wrong.
 
 Frames have one row per point: ``recipe``, ``run``, ``seed``, ``outcome``, ``step`` and the value. The mean
-and the band are over runs that trained; a run that was stuck or diverged is drawn by itself, thin, and
-ends in a mark where it ended. It is neither averaged in nor left out.
+and the band are over runs that trained; a run with another outcome is drawn by itself, thin, and ends in a
+mark where it ended. It is neither averaged in nor left out.
 """
 
 from __future__ import annotations
@@ -19,8 +19,9 @@ import polars as pl
 from normlab.figures.axes import nothing
 from normlab.figures.downsample import POINTS, downsample, spread
 from normlab.figures.theme import OUTCOMES, Drawn, finish, focused, recipe_colour, recipe_dash, rows
+from normlab.spec.outcome import IGNORES_SOURCE
 
-ASTRAY: Final = ("stuck", "diverged", "failed")
+ASTRAY: Final = ("stuck", "diverged", IGNORES_SOURCE, "failed")
 """Outcomes that are drawn run by run instead of being averaged."""
 
 FEW_POINTS: Final = 30

@@ -13,6 +13,8 @@ import altair as alt
 import polars as pl
 import polars.selectors as cs
 
+from normlab.spec.outcome import IGNORES_SOURCE
+
 Mode = Literal["light", "dark"]
 Drawn = alt.LayerChart | alt.FacetChart
 """What a figure returns; ``.save("x.svg")``, ``.png`` or ``.pdf`` needs no browser."""
@@ -34,7 +36,13 @@ INK: Final[dict[Mode, tuple[str, str, str, str, str]]] = {
 """Paper, ink, faint, rule and alarm of a mode."""
 FONT: Final = "system-ui, -apple-system, 'Segoe UI', Roboto, 'Liberation Sans', sans-serif"
 
-OUTCOMES: Final = {"trained": "circle", "stuck": "square", "diverged": "cross", "failed": "triangle-up"}
+OUTCOMES: Final[dict[str, str]] = {
+    "trained": "circle",
+    "stuck": "square",
+    "diverged": "cross",
+    IGNORES_SOURCE: "diamond",
+    "failed": "triangle-up",
+}
 """Marker by outcome, the same in every chart; a run that did not train is drawn hollow."""
 
 

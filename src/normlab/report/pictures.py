@@ -64,8 +64,9 @@ def pictures(comparison: Comparison, views: Mapping[str, RunView], known: Sequen
             Chart(
                 "learning-rate",
                 "Sensitivity to the learning rate",
-                "Ring: chosen. Hollow square: stuck; hollow cross: diverged; at the bad end of the axis "
-                "without a score. Points at one learning rate stand slightly apart so that all can be seen.",
+                "Ring: chosen. Hollow square: stuck; hollow cross: diverged; hollow diamond: ignores its "
+                "source; at the bad end of the axis without a score. Points at one learning rate stand "
+                "slightly apart so that all can be seen.",
                 sensitivity(sweep, recipes, sorted(comparison.lrs), decides),
                 sweep,
             )
@@ -80,8 +81,8 @@ def pictures(comparison: Comparison, views: Mapping[str, RunView], known: Sequen
 
 _CURVES: Final = (
     "At each recipe's chosen learning rate. Line: mean over the seeds that trained; band: from the lowest "
-    "to the highest of them. A run that was stuck or diverged has a thin line of its own, which ends in a "
-    "square or a cross where the run was stopped or left the chart."
+    "to the highest of them. A run that was stuck, diverged or ignores its source has a thin line of its own, "
+    "which ends in a square, a cross or a diamond where the run ended or left the chart."
 )
 
 

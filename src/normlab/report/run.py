@@ -17,10 +17,11 @@ from normlab.report.page import Cell, Chart, Grid, Page, Section, Table
 from normlab.report.pictures import LOSS, NORM, SPIKY_POINTS, curves, dev_axis
 from normlab.report.runs import RunView, marks, metrics_frame, run_details, seed_of, view
 from normlab.spec.metric import NLL
+from normlab.spec.outcome import IGNORES_SOURCE
 from normlab.spec.units import duration, rate
 from normlab.store.folder import RunFolder, read_json
 
-SIDES: Final = ("training", "dev")
+SIDES: Final = ("training", "dev", "dev, sources exchanged")
 
 
 def run_page(folder: Path) -> str:
@@ -46,7 +47,7 @@ def run_page(folder: Path) -> str:
             *_test(run, read_json(kept.best_scores) if kept.best_scores.exists() else {}),
             Section("The run, exactly", details.blocks, f"run-{run.id}"),
         ],
-        recipes=SIDES,
+        recipes=_sides(run),
     ).html()
 
 
@@ -55,8 +56,8 @@ def _headline(run: RunView) -> Markup:
     assert run.status is not None
     name = Markup('{} at <span class="whole">{}</span>').format(run.config.recipe, rate(run.config.optim.lr))
     score = f": {run.best} on dev" if run.best else ""
-    if run.outcome == "trained":
-        return Markup("{} trained{}").format(name, score)
+    if run.outcome in ("trained", IGNORES_SOURCE):
+        return Markup("{} {}{}").format(name, run.outcome, score)
     if run.outcome in ("stuck", "diverged"):
         verb = "was stuck" if run.outcome == "stuck" else "diverged"
         return Markup("{} {} at step {}").format(name, verb, f"{run.status.step:,}")
@@ -79,10 +80,12 @@ def _facts(run: RunView) -> list[str]:
 def _pictures(run: RunView) -> Grid:
     train = _named(run, "train", SIDES[0], ("nll", "grad_norm_l2", "lr"))
     dev = _named(run, "dev", SIDES[1], ("nll",))
-    both = pl.concat([train.drop("grad_norm_l2", "lr"), dev])
+    both = pl.concat([train.drop("grad_norm_l2", "lr"), dev, _exchanged(run)])
     loss = replace(LOSS, extremes=True, height=260)
     rates = Axis("lr", "learning rate", zero=True, number=".3g")
     nll = "Negative log-likelihood (NLL), without label smoothing."
+    if len(_sides(run)) > 2:
+        nll += " The model reads its source where exchanging the sources raises the loss."
     norm = "Before clipping, log scale; the band shows single spikes."
     charts = [
         curves("loss", "Loss", nll, both, SIDES, loss),
@@ -91,6 +94,16 @@ def _pictures(run: RunView) -> Grid:
         curves("lr", "Learning rate", "", train, SIDES, rates),
     ]
     return Grid(charts)
+
+
+def _exchanged(run: RunView) -> pl.DataFrame:
+    """Return the dev loss with sources exchanged; no row for a run that has not measured it."""
+    return _named(run, "dev", SIDES[2], ("nll_exchanged",)).rename({"nll_exchanged": "nll"}).drop_nulls("nll")
+
+
+def _sides(run: RunView) -> tuple[str, ...]:
+    """Return the names of the lines, in the order of their colours."""
+    return SIDES if len(_exchanged(run)) else SIDES[:2]
 
 
 def _dev_charts(run: RunView) -> list[Chart]:
