@@ -6,7 +6,7 @@ import json
 import math
 import re
 import struct
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final, NamedTuple
@@ -102,9 +102,13 @@ def load(folder: Path, names: Names) -> Result:
     return Result(names.tables(json.loads((folder / TABLES).read_text(encoding="utf-8"))), tensors)
 
 
-def difference(base: Result, head: Result) -> str:
-    """The first difference, and how many there are; empty where every bit is the same."""
-    cells = list(_cells(base.tables, head.tables))
+def difference(base: Result, head: Result, added: Collection[str] = ()) -> str:
+    """The first difference, and how many there are; empty where every bit is the same.
+
+    The columns of ``added`` may be missing from the base.
+    """
+    found = _cells(base.tables, head.tables)
+    cells = [cell for cell in found if not (cell[1] == ABSENT and cell[0].rpartition(", ")[2] in added)]
     names = sorted(base.tensors.keys() | head.tensors.keys())
     tensors = [name for name in names if base.tensors.get(name) != head.tensors.get(name)]
     said = []

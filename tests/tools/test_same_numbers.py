@@ -63,6 +63,14 @@ def test_the_last_bit_of_one_loss_is_a_difference(result):
     assert "tensors" not in found
 
 
+def test_a_column_that_was_added_is_compared_where_both_have_it(result):
+    old, new = result(), result(changed(0, nll_exchanged=4.5))
+    assert "nll_exchanged" in difference(old, new)
+    assert difference(old, new, ["nll_exchanged"]) == ""
+    assert "'nothing'" in difference(new, old, ["nll_exchanged"]), "a column that is lost is a difference"
+    assert "4.5 became 5.0" in difference(new, result(changed(0, nll_exchanged=5.0)), ["nll_exchanged"])
+
+
 def test_one_bit_of_one_weight_is_a_difference(result):
     weight = ones()
     weight[1, 2] = np.nextafter(np.float32(1), np.float32(2))

@@ -81,8 +81,8 @@ def pictures(comparison: Comparison, views: Mapping[str, RunView], known: Sequen
 
 _CURVES: Final = (
     "At each recipe's chosen learning rate. Line: mean over the seeds that trained; band: from the lowest "
-    "to the highest of them. A run that was stuck, diverged or ignores its source has a thin line of its own, "
-    "which ends in a square, a cross or a diamond where the run ended or left the chart."
+    "to the highest of them. A run that was stuck, diverged or ignores its source has a thin line of its "
+    "own, which ends in a square, a cross or a diamond where the run ended or left the chart."
 )
 
 
