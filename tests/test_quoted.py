@@ -70,6 +70,10 @@ class Kept:
     def dev_nll(self, recipe: str) -> list[float]:
         return [trial["dev"]["nll"] for trial in self.recipes[recipe]["trials"]]
 
+    def outcome(self, run: str) -> str:
+        status = json.loads((self.folder / run / "status.json").read_text(encoding="utf-8"))
+        return status["outcome"]["state"]
+
     def difference(self, a: str, b: str) -> dict[str, Any]:
         """``a`` minus ``b``."""
         for d in self.data["differences"]:
@@ -155,8 +159,12 @@ def gl_en() -> Iterator[str]:
     fixnorm, scalenorm = (kept.difference(GL_EN[a], GL_EN[b]) for a, b in (("(3)", "(2)"), ("(4)", "(3)")))
     yield f"FixNorm is worth {fixnorm['value']:.1f} BLEU on Pre-LN"
     yield f"(p = {fixnorm['p_corrected']:.3f} with three seeds)"
-    yield f"changes nothing here ({scalenorm['value']:.1f}, p = {scalenorm['p_corrected']:.2f})"
+    ends = f"{scalenorm['low']:.1f} to {scalenorm['high']:.1f}"
+    yield f"undecided here: {scalenorm['value']:.1f} ({ends}, p = {scalenorm['p_corrected']:.2f}) leaves room"
+    assert scalenorm["low"] < 0 < 1.5 < scalenorm["high"]
     post = kept.recipes[GL_EN["(1)"]]
+    states = [kept.outcome(run) for run in post["runs"]]
+    yield f"The outcome of all {states.count('ignores its source')} is *ignores its source*, by their outputs"
     yield f"answer at least {int(100 * min(post['repeated']))}% of the test sentences with one sentence"
     yield f"Its dev BLEU of {kept.dev(post['name'])[1]:.1f}"
     low, high = kept.dev_nll(post["name"])

@@ -126,7 +126,8 @@ def _ended(course: _Course, best: Row, *, has_source: bool) -> Outcome:
     if nll > course.limit and not course.always_fell:
         return Outcome("stuck", course.step, _stuck(reached, course.entropy) + course.trend)
     gap, share = best.get("nll_exchanged", math.nan) - nll, best.get("repeated_share", 0.0)
-    found = [f"{reached} nats per token, from {course.start:.2f} at the start"]
+    where = f" at step {best['step']:,}" if best["step"] != course.step else ""
+    found = [f"{reached} nats per token{where}, from {course.start:.2f} at the start"]
     if not math.isnan(gap):
         found.append(f"{gap:+.2f} with sources exchanged")
     elif has_source:
