@@ -81,7 +81,10 @@ def test_the_log_says_what_a_run_was(text, tmp_path, monkeypatch):
     assert from_json(Config, first["config"]) == folder.config()
     count = sum(p.numel() for p in torch.nn.Module.parameters(_model(folder)))
     assert first["parameters"] == f"{count:,}"
-    assert re.match(r"step 6: dev nll \d\.\d+, bleu [\d.]+, after ", lines[0])
+    assert re.match(
+        r"step 6: dev nll \d\.\d+, bleu [\d.]+, nll_exchanged \d\.\d+, repeated_share [\d.]+, after ",
+        lines[0],
+    )
     assert lines[1].startswith("step 12: dev nll ")
     assert re.match(f"=== {date} ended at step 12, {folder.status().outcome.state}: ", lines[2])
     assert len(lines) == 3
