@@ -15,10 +15,9 @@ from os.path import expandvars
 from pathlib import Path
 
 from normlab.data.text import read_lines
-from normlab.spec.comparison import Comparison
 from normlab.spec.outcome import Outcome
-from normlab.spec.serialise import from_json
 from normlab.store import RunFolder
+from normlab.store.files import read_json
 from normlab.tasks.registry import TASKS
 from normlab.tasks.task import repeated_share
 from normlab.training.outcome import outcome
@@ -58,11 +57,11 @@ def entropies(root: Path) -> dict[str, float]:
     """Return the unigram entropy that the comparisons below a folder have recorded, by digest of the data."""
     found: dict[str, float] = {}
     for path in sorted(root.rglob("comparison.json")):
-        comparison = from_json(Comparison, path.read_text(encoding="utf-8"))
-        run = next((run for recipe in comparison.recipes for run in recipe.runs), "")
-        if run and comparison.unigram_entropy_nats is not None:
+        comparison = read_json(path)  # of any version
+        run = next((run for recipe in comparison["recipes"] for run in recipe["runs"]), "")
+        if run and comparison.get("unigram_entropy_nats") is not None:
             digest = RunFolder(path.parent / run).config().data.digest
-            found[digest] = comparison.unigram_entropy_nats
+            found[digest] = comparison["unigram_entropy_nats"]
     return found
 
 
