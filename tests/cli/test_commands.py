@@ -20,7 +20,6 @@ from normlab.spec.outcome import Outcome
 from normlab.spec.serialise import to_json
 from normlab.store import RunFolder, Runs, Status
 from normlab.store.folder import write_json_atomic
-from normlab.tasks.scores import corpus_bleu
 from normlab.tasks.translation import Translation
 
 
@@ -126,9 +125,9 @@ def test_compare_trains_writes_the_page_and_prints_the_table(stand_in, tmp_path,
         for name in (
             "pre reaches",
             "more seeds",
-            "pre ",
-            "admin ",
-            "post ",
+            "\npre ",
+            "\nadmin ",
+            "\npost ",
             "pre is better than admin",
             "+1.9",
         )
@@ -144,7 +143,7 @@ def test_compare_trains_writes_the_page_and_prints_the_table(stand_in, tmp_path,
 def test_results_of_a_comparison_never_hang_on_its_page(stand_in, tmp_path, capsys):
     def compare(request, watch, publish):
         publish(COMPARISON)
-        return COMPARISON
+        return replace(COMPARISON, failed=())
 
     def write_page(comparison, root, path):
         raise ZeroDivisionError("no room")
@@ -153,7 +152,6 @@ def test_results_of_a_comparison_never_hang_on_its_page(stand_in, tmp_path, caps
     stand_in("normlab.report.compare", write_compare_page=write_page)
     assert main(["compare", "--out", str(tmp_path), "--precision", "fp32"]) == 0
     printed = capsys.readouterr()
-    assert "pre - admin: +2.0 BLEU" in printed.out
     assert "page:" not in printed.out
     for fact in ("warning", "no room", f"normlab report {tmp_path}/comparison.json"):
         assert fact in printed.err
@@ -201,60 +199,6 @@ def test_train_prints_the_outcome_and_where_it_is(stand_in, run, capsys):
     assert "best checkpoint: step 1500, dev BLEU 31.2" in printed
     assert "test BLEU 30.5, chrF 55.0, tokenised BLEU 31.0" in printed
     assert str(run.path) in printed
-
-
-def test_score_prints_every_measure(tmp_path, capsys):
-    text = tmp_path / "text"
-    text.write_text("the cat sat on the mat\na second line of words\n")
-    assert main(["score", str(text), str(text)]) == 0
-    printed = capsys.readouterr().out
-    assert "100.00" in printed
-    assert "tok:13a" in printed
-
-
-def test_score_takes_tokenised_text_as_it_is(tmp_path, capsys):
-    text = tmp_path / "text"
-    text.write_text("the cat &apos;s mat , and so on\na second line of words\n")
-    assert main(["score", str(text), str(text), "--tokenised"]) == 0
-    assert "tok:none" in capsys.readouterr().out
-
-
-def test_score_has_the_tokens_of_the_language(tmp_path, capsys):
-    texts = {"ref": "我们今天去北京,好吗?", "near": "我们明天去北京,好吗?", "far": "他们今天来上海,对吗?"}
-    for name, line in texts.items():
-        (tmp_path / name).write_text(f"{line}\n" * 5, encoding="utf-8")
-    ref, near, far = (str(tmp_path / name) for name in texts)
-    assert main(["score", near, ref, "--target-lang", "zh", "--against", far]) == 0
-    out = capsys.readouterr().out
-    five = {name: [line] * 5 for name, line in texts.items()}
-    better, worse = (corpus_bleu(five[name], five["ref"], target_lang="zh") for name in ("near", "far"))
-    assert f"bleu                 {better:.2f}\n" in out
-    assert "tok:zh" in out
-    assert f"minus {far}: {better - worse:+.2f} BLEU" in out
-
-
-def test_score_says_whether_a_difference_may_be_chance(tmp_path, capsys):
-    references = [f"{'a b c d e f g h'[: 2 * (i % 7) + 3]} {i}" for i in range(40)]
-    for name, lines in {"ref": references, "good": references, "bad": ["a b c x"] * 40}.items():
-        (tmp_path / name).write_text("".join(f"{line}\n" for line in lines))
-    ref, good, bad = (str(tmp_path / name) for name in ("ref", "good", "bad"))
-    assert main(["score", good, ref, "--against", bad]) == 0
-    (said,) = (line for line in capsys.readouterr().out.splitlines() if line.startswith("minus"))
-    p = r"p [<=] 0\.00\d"
-    assert re.match(
-        rf"minus {bad}: \+\d+\.\d\d BLEU; paired bootstrap {p}, approximate randomisation {p}$", said
-    )
-    assert main(["score", good, ref, "--against", good]) == 0
-    *_, said = capsys.readouterr().out.splitlines()
-    assert said == f"minus {good}: nothing, the translations are the same"
-    (tmp_path / "short").write_text("a b c d\n")
-    assert main(["score", good, ref, "--against", str(tmp_path / "short")]) == 2
-    said = "normlab: 1 translations but 40 references; give one line for each\n"
-    assert capsys.readouterr() == ("", said), "nothing is scored before everything is read"
-    assert main(["score", "-", ref, "--against", "-"]) == 2
-    assert capsys.readouterr().err == (
-        "normlab: - is standard input, which is read once; give the other texts as files\n"
-    )
 
 
 def test_runs_says_which_are_stale(run, capsys):

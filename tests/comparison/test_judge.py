@@ -96,7 +96,7 @@ def test_a_difference_that_does_not_matter(judged):
 
 
 def test_an_open_difference_says_how_many_seeds_would_do(judged):
-    found = judged(pre=(35.1, 36.3, 35.5), post=(33.1, 35.9, 35.0))
+    found = judged(pre=(35.1, 36.3, 35.5), post=(32.1, 35.9, 35.0))
     (d,) = found.differences
     assert d.answer == "open"
     assert d.effect == pytest.approx(d.delta.value)
@@ -104,7 +104,7 @@ def test_an_open_difference_says_how_many_seeds_would_do(judged):
     assert f"about {d.seeds_needed} seeds" in d.sentence
     assert d.sentence.startswith("Three seeds cannot tell pre from post")
     assert found.sentences[1].startswith(f"About {d.seeds_needed} seeds for each recipe would settle")
-    small = judged(pre=(35.1, 36.3, 35.5), post=(35.1, 35.9, 35.8)).differences[0]
+    small = judged(pre=(35.1, 36.3, 35.5), post=(36.9, 35.5, 34.0)).differences[0]
     assert small.effect == 1.0, "the margin, where the difference seen is smaller"
 
 

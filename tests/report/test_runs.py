@@ -16,8 +16,8 @@ def test_a_run_is_read(comparison: Comparison, root: Path) -> None:
     assert seen.problem == ""
     assert seen.config is not None
     assert seen.config.optim.lr == trial.lr
-    assert (seen.outcome, runs.seed_of(seen)) == ("trained", "1")
-    assert seen.scores["bleu"] == pytest.approx(35.6 - 0.4 - 0.25)
+    assert (seen.outcome, runs.seed_of(seen)) == ("trained", "0")
+    assert seen.scores["chrf"] == pytest.approx(seen.scores["bleu"] + 20.0)
     frame = runs.metrics_frame(seen, "train", ("nll", "lr"))
     assert frame.columns == ["step", "nll", "lr"]
     assert len(frame) == 80

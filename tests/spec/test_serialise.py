@@ -121,7 +121,7 @@ def test_absent_fields_take_their_defaults():
         (Config, "[]", r"the whole must be an object, the fields of Config, got \[\]"),
         (Config, '{"recipe": 3}', "recipe must be text, got 3"),
         (Outcome, '{"state": "stuck"}', "Outcome lacks step, evidence"),
-        (Sum, '{"value": 1, "table": {"a": {"value": 1, "low": 0}}}', "table.a lacks high"),
+        (Sum, '{"value": 1, "table": {"a": {"low": 0}}}', "table.a lacks value"),
         (Sum, '{"value": 1, "table": []}', r"table must be an object, got \[\]"),
         (Config, '{"recipe": }', "this is not JSON: Expecting value in line 1, column 12"),
     ],

@@ -60,7 +60,7 @@ class Metric:
         return text if float(text.replace(",", "")) else text[1:]
 
     def amount(self, value: float) -> str:
-        """``1.3 BLEU``, without a sign, and never rounded to nothing."""
+        """``1.3 points``, without a sign, and never rounded to nothing."""
         size = abs(value)
         small = size < 0.5 * 10.0**-self.digits
         return f"{size:.1g} {self.label}" if small and size else f"{self.shown(size)} {self.label}"

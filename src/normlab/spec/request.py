@@ -46,8 +46,7 @@ class CompareRequest:
     out: Path = Path("runs")
     """Folder of the run folders, the prepared data, ``comparison.json`` and the page."""
     margin: float = 0.0
-    """Smallest difference of the task's first metric that matters; 0: ten units of its last digit (1 BLEU).
-    """
+    """Smallest difference of the task's first metric that matters; 0: ten units of its last digit."""
     exchanges: int = 2000
     """Random exchanges of outputs in the comparison of the very models."""
     force: bool = False
