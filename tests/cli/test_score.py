@@ -1,5 +1,7 @@
 """``normlab score``: measures of translations that are there already."""
 
+import re
+
 from normlab.cli.main import main
 from normlab.tasks.scores import corpus_bleu
 
