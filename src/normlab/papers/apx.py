@@ -20,9 +20,9 @@ BLOCKS: Final = Artefact(
     study="wrapped_blocks",
     settings={"shape": (32, 10, 512)},
     claims=(
-        at_most(1e-5, "largest difference of outputs, post", "post_difference", "the page's block"),
-        at_most(1e-5, "largest difference of outputs, pre", "pre_difference", "the page's block"),
-        within(1.0, 1.0, "1 where the shape is kept", "shape_kept", "[32, 10, 512]"),
+        at_most(1e-5, "largest difference of outputs, post", "post_difference", published="the page's block"),
+        at_most(1e-5, "largest difference of outputs, pre", "pre_difference", published="the page's block"),
+        within(1.0, 1.0, "1 where the shape is kept", "shape_kept", published="[32, 10, 512]"),
     ),
 )
 

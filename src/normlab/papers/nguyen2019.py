@@ -201,7 +201,7 @@ SPEED: Final = Artefact(
             1.02,
             "seconds of a step with LayerNorm over those with ScaleNorm",
             "layernorm_over_scalenorm",
-            "about 1.05",
+            published="about 1.05",
         ),
     ),
 )

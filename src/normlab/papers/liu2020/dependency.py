@@ -34,26 +34,34 @@ FIG4: Final = Artefact(
     study="over_depth",
     settings={**_ON_WMT, "depths": (6, 9, 12, 15, 18), "tokens": 512, "lr": 1e-5, "seeds": 6},
     claims=(
-        at_least(0.95, "R² of a line in N, Post-LN, random change", "post_random_linear_r2", "0.99"),
-        at_least(0.95, "R² of a line in log N, Pre-LN, random change", "pre_random_log_r2", "0.99"),
+        at_least(
+            0.95, "R² of a line in N, Post-LN, random change", "post_random_linear_r2", published="0.99"
+        ),
+        at_least(0.95, "R² of a line in log N, Pre-LN, random change", "pre_random_log_r2", published="0.99"),
         at_most(
-            0.0, "by how much AIC prefers log N to N, Post-LN", "post_random_log_over_linear_aic", "N fits"
+            0.0,
+            "by how much AIC prefers log N to N, Post-LN",
+            "post_random_log_over_linear_aic",
+            published="N fits",
         ),
         at_least(
-            0.0, "by how much AIC prefers log N to N, Pre-LN", "pre_random_log_over_linear_aic", "log N fits"
+            0.0,
+            "by how much AIC prefers log N to N, Pre-LN",
+            "pre_random_log_over_linear_aic",
+            published="log N fits",
         ),
         at_least(
             10.0,
             "one Adam update: Post-LN's change over Pre-LN's at the greatest depth",
             "post_over_pre_update",
-            "several magnitudes",
+            published="several magnitudes",
         ),
         within(
             -0.25,
             0.25,
             "Admin's exponent less Pre-LN's, random change",
             "admin_minus_pre_exponent",
-            "about the same speed",
+            published="about the same speed",
         ),
     ),
     drawings=tuple(
@@ -91,21 +99,30 @@ FIG7_8: Final = Artefact(
     settings={**_ON_WMT, "depths": (6, 18), "tokens": 1024, "followed": 32, "seeds": 8},
     claims=(
         at_least(
-            2.0, "i β_ii² over the upper half, Post-LN, 6 layers", "post_6_own_times_i", "relies on its own"
+            2.0,
+            "i β_ii² over the upper half, Post-LN, 6 layers",
+            "post_6_own_times_i",
+            published="relies on its own",
         ),
-        at_least(4.0, "the same, 18 layers", "post_18_own_times_i", "relies on its own"),
+        at_least(4.0, "the same, 18 layers", "post_18_own_times_i", published="relies on its own"),
         *(
             at_most(
                 1.5,
                 f"the same, {name}, {layers} layers",
                 f"{placement}_{layers}_own_times_i",
-                "1: evenly on all",
+                published="1: evenly on all",
             )
             for placement, name in (("pre", "Pre-LN"), ("admin", "Admin"))
             for layers in (6, 18)
         ),
         *(
-            within(0.95, 1.05, f"Σ_j β_ij², {name}, {layers} layers", f"{placement}_{layers}_total", "1")
+            within(
+                0.95,
+                1.05,
+                f"Σ_j β_ij², {name}, {layers} layers",
+                f"{placement}_{layers}_total",
+                published="1",
+            )
             for placement, name in (("post", "Post-LN"), ("pre", "Pre-LN"), ("admin", "Admin"))
             for layers in (6, 18)
         ),
@@ -142,11 +159,15 @@ THEOREM2: Final = Artefact(
     study="prefixes",
     settings={**_ON_WMT, "layers": 18, "tokens": 512, "followed": 32, "seeds": 8},
     claims=(
-        within(0.8, 1.2, "exponent of the change in N, Post-LN", "post_exponent", "1"),
-        at_most(0.0, "by how much AIC prefers log N to N, Post-LN", "post_log_over_linear_aic", "O(N)"),
-        at_least(0.0, "by how much AIC prefers log N to N, Pre-LN", "pre_log_over_linear_aic", "O(log N)"),
-        within(-0.2, 0.2, "exponent of β_ii² in i, Post-LN", "post_own_exponent", "0"),
-        within(-1.2, -0.8, "exponent of β_ii² in i, Pre-LN", "pre_own_exponent", "−1"),
+        within(0.8, 1.2, "exponent of the change in N, Post-LN", "post_exponent", published="1"),
+        at_most(
+            0.0, "by how much AIC prefers log N to N, Post-LN", "post_log_over_linear_aic", published="O(N)"
+        ),
+        at_least(
+            0.0, "by how much AIC prefers log N to N, Pre-LN", "pre_log_over_linear_aic", published="O(log N)"
+        ),
+        within(-0.2, 0.2, "exponent of β_ii² in i, Post-LN", "post_own_exponent", published="0"),
+        within(-1.2, -0.8, "exponent of β_ii² in i, Pre-LN", "pre_own_exponent", published="−1"),
         at_least(0.9, "R² of the change as C Σ β_ii², Post-LN", "post_r2_of_sum"),
         at_least(0.9, "R² of the change as C Σ β_ii², Pre-LN", "pre_r2_of_sum"),
     ),
@@ -197,13 +218,13 @@ PROFILING: Final = Artefact(
             0.02,
             "deviation of ω over batches of 8,192 positions, the largest over its mean",
             "spread_over_batches",
-            "one batch suffices",
+            published="one batch suffices",
         ),
         at_most(
             0.05,
             "ω from batches of 512 to 8,192 positions: the largest over the least, less 1",
             "spread_over_sizes",
-            "one batch suffices",
+            published="one batch suffices",
         ),
     ),
     drawings=(

@@ -25,20 +25,37 @@ FIG3: Final = Artefact(
     study="sublayer_outputs",
     settings={**_ON_WMT, "layers": 18, "tokens": 2048, "seeds": 3},
     claims=(
-        at_most(0.1, "first layer over last, Post-LN decoder", "post_decoder_first_over_last", "vanishes"),
-        at_least(
-            0.5, "first layer over last, Post-LN encoder", "post_encoder_first_over_last", "does not vanish"
+        at_most(
+            0.1,
+            "first layer over last, Post-LN decoder",
+            "post_decoder_first_over_last",
+            published="vanishes",
         ),
         at_least(
-            0.5, "first layer over last, Pre-LN encoder", "pre_encoder_first_over_last", "does not vanish"
+            0.5,
+            "first layer over last, Post-LN encoder",
+            "post_encoder_first_over_last",
+            published="does not vanish",
         ),
         at_least(
-            0.5, "first layer over last, Pre-LN decoder", "pre_decoder_first_over_last", "does not vanish"
+            0.5,
+            "first layer over last, Pre-LN encoder",
+            "pre_encoder_first_over_last",
+            published="does not vanish",
+        ),
+        at_least(
+            0.5,
+            "first layer over last, Pre-LN decoder",
+            "pre_decoder_first_over_last",
+            published="does not vanish",
         ),
         at_most(
-            0.95, "factor through a Post-LN's encoder-attention", "post_cross_attention_step", "falls there"
+            0.95,
+            "factor through a Post-LN's encoder-attention",
+            "post_cross_attention_step",
+            published="falls there",
         ),
-        at_least(0.95, "factor through its other sublayers", "post_other_step", "about 1"),
+        at_least(0.95, "factor through its other sublayers", "post_other_step", published="about 1"),
     ),
     drawings=tuple(
         Drawing(
@@ -80,14 +97,14 @@ FIG5_11: Final = Artefact(
             2.0,
             "gradients of values and outputs over those of queries and keys",
             "gradient_values_over_queries",
-            "K and Q below V1 and V2",
+            published="K and Q below V1 and V2",
         ),
         within(
             0.5,
             2.0,
             "updates of values and outputs over those of queries and keys",
             "update_values_over_queries",
-            "balanced",
+            published="balanced",
         ),
         at_least(2.0, "spread of the gradients over that of the updates", "spread_ratio"),
     ),
@@ -123,13 +140,16 @@ THEOREM1: Final = Artefact(
     settings={**_ON_WMT, "layers": 18, "tokens": 2048, "seeds": 5},
     claims=(
         at_least(
-            0.9, "variance at the first layer over that at the last", "in_model_first_over_last", "at least 1"
+            0.9,
+            "variance at the first layer over that at the last",
+            "in_model_first_over_last",
+            published="at least 1",
         ),
         at_least(
             0.95,
             "variance at a sublayer over that at the next, the least",
             "in_model_least_step",
-            "at least 1",
+            published="at least 1",
         ),
     ),
     drawings=(
@@ -159,7 +179,7 @@ REMARK1: Final = Artefact(
             0.995,
             f"variance at a sublayer over that at the next, the least of the {stack}",
             f"pre_{stack}_least_variance_step",
-            "at least 1",
+            published="at least 1",
         )
         for stack in _STACKS
     ),
@@ -187,7 +207,9 @@ APPENDIX_A3: Final = Artefact(
     study="cross_attention",
     settings={**_ON_WMT, "layers": 18, "tokens": 2048, "seeds": 3},
     claims=(
-        at_most(1.0, "(Var[∂a/∂x] + 1) / σ_b², the largest of the decoder", "largest_ratio", "at most 1"),
+        at_most(
+            1.0, "(Var[∂a/∂x] + 1) / σ_b², the largest of the decoder", "largest_ratio", published="at most 1"
+        ),
     ),
     drawings=(
         Drawing(
