@@ -52,7 +52,7 @@ def overall(standings: Sequence[Standing]) -> str:
     others = [f"{n} {name}" for name in VERDICTS if name != "agrees" and (n := total.verdicts.get(name, 0))]
     rest = counts(s.state for s in standings if s not in judged)
     unmeasured = ", ".join(f"{count(n, 'artefact')} {state}" for state, n in rest.items())
-    return "; ".join(filter(None, [", ".join([holding, *others]), *checks, unmeasured]))
+    return "; ".join(part for part in (", ".join([holding, *others]), *checks, unmeasured) if part)
 
 
 def basis(claim: Claim, measures: Mapping[str, Measure]) -> list[str]:

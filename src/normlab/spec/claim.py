@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from math import inf, isfinite, sqrt
-from typing import Final, Literal, TypeAlias, TypedDict, Unpack
+from typing import Final, Literal, TypeAlias
 
 Verdict: TypeAlias = Literal["agrees", "disagrees", "undecided", "not run"]
 VERDICTS: Final[tuple[Verdict, ...]] = ("disagrees", "undecided", "not run", "agrees")
@@ -123,28 +123,47 @@ class Claim:
             yield runs
 
 
-class Basis(TypedDict, total=False):
-    """What a claim says about itself beside its bounds."""
-
-    published: str
-    derived: str
-    convention: str
-    check: str
-
-
-def at_least(bound: float, says: str, measure: str, **basis: Unpack[Basis]) -> Claim:
+def at_least(
+    bound: float,
+    says: str,
+    measure: str,
+    *,
+    published: str = "",
+    derived: str = "",
+    convention: str = "",
+    check: str = "",
+) -> Claim:
     """The claim that a measure is at least ``bound``."""
-    return Claim(says, measure, at_least=bound, **basis)
+    return Claim(says, measure, bound, inf, published, derived, convention, check)
 
 
-def at_most(bound: float, says: str, measure: str, **basis: Unpack[Basis]) -> Claim:
+def at_most(
+    bound: float,
+    says: str,
+    measure: str,
+    *,
+    published: str = "",
+    derived: str = "",
+    convention: str = "",
+    check: str = "",
+) -> Claim:
     """The claim that a measure is at most ``bound``."""
-    return Claim(says, measure, at_most=bound, **basis)
+    return Claim(says, measure, -inf, bound, published, derived, convention, check)
 
 
-def within(low: float, high: float, says: str, measure: str, **basis: Unpack[Basis]) -> Claim:
+def within(
+    low: float,
+    high: float,
+    says: str,
+    measure: str,
+    *,
+    published: str = "",
+    derived: str = "",
+    convention: str = "",
+    check: str = "",
+) -> Claim:
     """The claim that a measure lies from ``low`` to ``high``."""
-    return Claim(says, measure, low, high, **basis)
+    return Claim(says, measure, low, high, published, derived, convention, check)
 
 
 def _quantile(probability: float, runs: int) -> float:
