@@ -14,7 +14,7 @@ from scipy import stats
 
 from normlab.diagnosis.reading.subject import Subject
 from normlab.diagnosis.studies.dependency import dependency, residual_dependency
-from normlab.diagnosis.studies.output_change import output_change, output_change_family
+from normlab.diagnosis.studies.output_change import output_change
 from normlab.nn import Sublayer
 from normlab.papers import study
 from normlab.reproduce.intervals import (
@@ -31,9 +31,9 @@ from normlab.reproduce.intervals import (
 from normlab.reproduce.lab import Lab, Row, apart, curves, having, padding_masks, size
 from normlab.spec.artefact import Measurement
 from normlab.spec.claim import Measure
+from normlab.spec.config import ModelConfig
 
 PLACEMENTS = ("post", "pre", "admin")
-ENCODER = "encoder.sublayers"
 
 
 @study
@@ -49,47 +49,51 @@ def over_depth(
     seeds: Sequence[int],
 ) -> Measurement:
     """Figure 4: the change of an encoder's output over its depth, for a random change of its sublayers'
-    matrices and for one Adam update of them. ``seeds``: how many at ``depths``, and at the ``deepest``.
+    matrices and for one Adam update of them. The first N layers of an encoder are an encoder of N layers. Of
+    encoders as deep as the last of ``depths`` and as the ``deepest``, there are two numbers of ``seeds``.
     """
     rows: list[Row] = []
+    adam = partial(torch.optim.Adam, lr=lr)
+    sizes = (("", depths[-1], seeds[0]), ("_deepest", deepest, seeds[1]))
     for placement in PLACEMENTS:
-        for seed in range(seeds[0]):
-            for layers in (*depths, *([deepest] if seed < seeds[1] else [])):
-                drawn = partial(
-                    _encoder, lab, text=text, model=model, placement=placement, seed=seed, tokens=tokens
-                )
-                adam = partial(torch.optim.Adam, lr=lr)
-                table = output_change_family(drawn, [layers], optimiser=adam, seed=seed, stack=ENCODER)
-                rows += [{"placement": placement, "layers": layers, **row} for row in table]
+        for _, layers, count in sizes:
+            for seed in range(count):
+                subject = _encoder(lab, size(model, placement, layers), text, seed=seed, tokens=tokens)
+                encoder, masks = subject.structure.stacks[0].name, padding_masks(subject)
+                table = output_change(subject, optimiser=adam, seed=seed, stack=encoder, padding_masks=masks)
+                named = {"placement": placement, "encoder": f"{layers} layers"}
+                rows += [
+                    {**named, "layers": int(r["depth"] or 0) // 2, **r}
+                    for r in table
+                    if int(r["depth"] or 0) % 2 == 0
+                ]
     measures: dict[str, Measure] = {}
+    shallow = having(rows, encoder=f"{depths[-1]} layers")
     for placement in PLACEMENTS:
         for kind in ("random", "update"):
-            found = curves(rows, "change", "layers", depths, seeds[0], placement=placement, kind=kind)
+            found = curves(shallow, "change", "layers", depths, seeds[0], placement=placement, kind=kind)
             measures |= {f"{placement}_{kind}_{law}": measure for law, measure in laws(depths, found).items()}
-    for where, layers, count in (("", depths[-1], seeds[0]), ("_deepest", deepest, seeds[1])):
+    for name, layers, count in sizes:
+        ends = {"kind": "update", "encoder": f"{layers} layers"}
         post, pre, admin = (
-            curves(rows, "change", "layers", (layers,), count, placement=placement, kind="update")
-            for placement in PLACEMENTS
+            curves(rows, "change", "layers", (layers,), count, placement=p, **ends) for p in PLACEMENTS
         )
-        for name, above in (("post", post), ("admin", admin)):
-            ratios = (a / b for (a,), (b,) in zip(above, pre, strict=True))
-            measures[f"{name}_over_pre_update{where}"] = mean_ratio(ratios)
-    exponents = [
-        [log_slope(depths, [c]).value for c in curves(rows, "change", "layers", depths, seeds[0], **where)]
+        for above, moved in (("post", post), ("admin", admin)):
+            ratios = (a / b for (a,), (b,) in zip(moved, pre, strict=True))
+            measures[f"{above}_over_pre_update{name}"] = mean_ratio(ratios)
+    admin_, pre_ = (
+        [log_slope(depths, [c]).value for c in curves(shallow, "change", "layers", depths, seeds[0], **where)]
         for where in ({"placement": "admin", "kind": "random"}, {"placement": "pre", "kind": "random"})
-    ]
-    measures["admin_minus_pre_exponent"] = mean(a - b for a, b in zip(*exponents, strict=True))
-    count = f"{seeds[0]} seeds, {seeds[1]} at {deepest} layers"
+    )
+    measures["admin_minus_pre_exponent"] = mean(a - b for a, b in zip(admin_, pre_, strict=True))
+    count = f"{seeds[0]} seeds of {depths[-1]} layers, {seeds[1]} of {deepest}"
     facts = {"text": lab.text(text), "batch": f"{tokens:,} positions, {count}", "update": f"Adam, lr {lr:g}"}
     return Measurement(measures, apart(rows, "kind"), facts)
 
 
-def _encoder(
-    lab: Lab, layers: int, *, text: str, model: str, placement: str, seed: int, tokens: int
-) -> Subject:
+def _encoder(lab: Lab, config: ModelConfig, text: str, *, seed: int, tokens: int) -> Subject:
     """An encoder before a decoder of one layer; only the matrices of its sublayers are free to move."""
-    config = replace(size(model, placement, layers), decoder_layers=1)
-    subject = lab.subject(config, text, seed=seed, tokens=tokens)
+    subject = lab.subject(replace(config, decoder_layers=1), text, seed=seed, tokens=tokens)
     subject.model.requires_grad_(False)
     for sublayer in subject.model.get_submodule("encoder").modules():
         if isinstance(sublayer, Sublayer):
