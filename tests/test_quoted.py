@@ -7,17 +7,17 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable, Iterator
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from normlab.papers import ARTEFACTS
-from normlab.papers.words import counts
-from normlab.spec.claim import Measure
+from normlab.spec.claim import Measure, together
 from normlab.store import RunFolder
-from normlab.store.reproductions import KEPT, read_reproduction, standing
+from normlab.store.reproductions import KEPT, read_reproduction, superseded
 
 ROOT = Path(__file__).parents[1]
 QUOTATIONS: list[tuple[str, Callable[[], Iterator[str]]]] = []
@@ -219,8 +219,23 @@ def papers_in_the_readme() -> Iterator[str]:
 
 @quotes("docs/lab-book.md")
 def papers_in_the_lab_book() -> Iterator[str]:
-    states = counts(standing(artefact, [KEPT]).state for artefact in ARTEFACTS.values())
+    """The first versions of the claims, with what was measured for them."""
+    first = {
+        id_: (before[0].claims, before[0].found)
+        if (before := superseded(id_))
+        else (ARTEFACTS[id_].claims, read_reproduction(KEPT / f"{id_}.json"))
+        for id_, one in ARTEFACTS.items()
+        if one.claims
+    }
+    states = Counter(
+        "undecided" if found.stand_in else together(c.verdict(found.measures) for c in claims)
+        for claims, found in first.values()
+    )
     yield f"{states['agrees']} agree, {states['disagrees']} disagree, {states['undecided']} are undecided."
+
+    def measures(id_: str) -> Mapping[str, Measure]:
+        return first[id_][1].measures
+
     theorem = measures("xiong2020.theorem1")
     yield f"falls as L^{ends(theorem['pre_exponent_in_layers'])}"
     yield f"has the exponent {theorem['pre_exponent_of_inverse_rms'].value:.3f}"

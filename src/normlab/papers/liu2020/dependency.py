@@ -47,7 +47,7 @@ FIG4: Final = Artefact(
         "deepest": 60,
         "tokens": 256,
         "lr": 1e-5,
-        "seeds": (12, 4),
+        "seeds": (8, 3),
     },
     claims=(
         *(
