@@ -62,7 +62,7 @@ def test_the_list_has_every_artefact_and_counts_states(capsys, monkeypatch, tmp_
     assert [line.split()[0] for line in lines] == ["artefact", *papers.ARTEFACTS]
     undone = sum(not a.study for a in papers.ARTEFACTS.values())
     measurable = f"{59 - undone} artefacts not run, {undone} artefacts no study yet"
-    assert footer == f"59 artefacts: none measured yet; {measurable}"
+    assert footer == f"59 artefacts: none measured yet, {measurable}"
     assert main(["papers", "apx"]) == 0
     assert [line.split()[0] for line in capsys.readouterr().out.splitlines()] == [
         "artefact",

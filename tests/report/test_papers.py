@@ -21,7 +21,8 @@ def test_the_overview_links_to_the_pages_that_lie_beside_it(tmp_path):
     assert page == where[0] / "papers.html"
     html = page.read_text(encoding="utf-8")
     assert re.findall(r'<a href="(example[^"]*)"', html) == ["example.change.html"]
-    assert "2 artefacts of the papers: 1 of 5 claims hold, 1 disagrees, 2 undecided, 1 not run" in html
+    assert "2 artefacts of the papers: 1 of 5 claims hold" in html
+    assert all(fact in html for fact in ("1 disagree", "2 undecided", "1 not run", "1 artefact no study yet"))
     assert "1 of 5 hold" in html
     assert "pre exponent 0.52 [0.45, 0.59]" in html
     assert "no study yet" in html
@@ -29,7 +30,7 @@ def test_the_overview_links_to_the_pages_that_lie_beside_it(tmp_path):
 
 def test_all_59_are_listed_and_nothing_measured_says_so():
     html = papers_page([Standing(a, "not run") for a in ARTEFACTS.values()], set())
-    assert "59 artefacts of the papers: none measured yet; 59 artefacts not run" in html
+    assert "59 artefacts of the papers: none measured yet" in html
     assert html.count('<th scope="row"') == 59
     plain = html.replace("<wbr>", "")
     assert all(id_ in plain for id_ in ARTEFACTS)

@@ -49,7 +49,7 @@ def test_conventions_checks_and_the_runs_that_would_decide_are_named():
     admin = replace(found().measures["admin_exponent"], runs=10)
     seen = replace(found(), measures={**found().measures, "admin_exponent": admin})
     shown = text_of(reproduction_page(Standing(replace(ARTEFACT, claims=claims), "disagrees", seen)))
-    assert "0 of 4 hold; 1 of 1 check pass" in shown
+    assert "0 of 4 hold; 1 of 1 check passes" in shown
     assert shown.index("the exponent of Pre-LN") < shown.index("the exponent of Post-LN")
     assert "check: by construction" in shown
     assert (

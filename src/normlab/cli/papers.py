@@ -204,7 +204,7 @@ def _show_all(standings: Sequence[Standing]) -> None:
         said = [Text(s.artefact.shows), Text(short)]
         cells = said if roomy else [Text("\n").join(filter(None, said))]
         table.add_row(Text(s.artefact.id), Text(standing_in_words(s), STYLES.get(s.state, "dim")), *cells)
-    terminal.write(table, f"{len(standings)} artefacts: {overall(standings)}")
+    terminal.write(table, f"{len(standings)} artefacts: {', '.join(overall(standings))}")
 
 
 def _show_one(standing: Standing) -> None:

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
+from typing import Final
 
 from normlab.papers import STUDIES
 from normlab.spec.artefact import Artefact, Reproduction, Superseded, Tally
-from normlab.spec.claim import VERDICTS, Claim, Measure
+from normlab.spec.claim import VERDICTS, Claim, Measure, Verdict
 from normlab.spec.units import count
 from normlab.store.reproductions import STATES, Standing, State
+
+VERBS: Final[Mapping[Verdict, str]] = {"agrees": "agree", "disagrees": "disagree"}
 
 
 def number(value: float) -> str:
@@ -39,20 +42,22 @@ def tallied(tally: Tally) -> str:
     return "; ".join(_tallied(tally, str(tally.claims)))
 
 
-def _tallied(tally: Tally, of: str) -> list[str]:
-    holding = [f"{tally.verdicts.get('agrees', 0)} of {of} hold"] if tally.claims else []
-    return holding + ([f"{tally.passed} of {count(tally.checks, 'check')} pass"] if tally.checks else [])
+def _tallied(tally: Tally, claims: str) -> list[str]:
+    holding = [f"{tally.verdicts.get('agrees', 0)} of {claims} hold"] if tally.claims else []
+    passing = f"{tally.passed} of {count(tally.checks, 'check')} pass{'es' * (tally.checks == 1)}"
+    return holding + ([passing] if tally.checks else [])
 
 
-def overall(standings: Sequence[Standing]) -> str:
-    """How many claims of several artefacts hold, and how many artefacts were not measured for them."""
+def overall(standings: Sequence[Standing]) -> list[str]:
+    """How many claims of several artefacts hold and do not, how many checks pass, and how many artefacts were
+    not measured for their claims.
+    """
     judged = [s for s in standings if s.found is not None and s.fresh]
     total = sum((s.found.tally(s.artefact.claims) for s in judged if s.found is not None), Tally())
     holding, *checks = _tallied(total, count(total.claims, "claim")) or ["none measured yet"]
-    others = [f"{n} {name}" for name in VERDICTS if name != "agrees" and (n := total.verdicts.get(name, 0))]
+    others = [f"{n} {VERBS.get(v, v)}" for v in VERDICTS if v != "agrees" and (n := total.verdicts.get(v, 0))]
     rest = counts(s.state for s in standings if s not in judged)
-    unmeasured = ", ".join(f"{count(n, 'artefact')} {state}" for state, n in rest.items())
-    return "; ".join(part for part in (", ".join([holding, *others]), *checks, unmeasured) if part)
+    return [holding, *others, *checks, *(f"{count(n, 'artefact')} {state}" for state, n in rest.items())]
 
 
 def basis(claim: Claim, measures: Mapping[str, Measure]) -> list[str]:

@@ -31,10 +31,11 @@ def write_papers_page(standings: Sequence[Standing], folder: Path) -> Path:
 @validate_arguments
 def papers_page(standings: Sequence[Standing], linked: set[str]) -> str:
     """Return all artefacts as one self-contained HTML page, with links to the pages of ``linked``."""
+    holding, *rest = overall(standings)
     return Page(
         title="normlab papers",
-        headline=f"{count(len(standings), 'artefact')} of the papers: {overall(standings)}",
-        facts=[],
+        headline=f"{count(len(standings), 'artefact')} of the papers: {holding}",
+        facts=rest,
         lead="Every table, figure and statement of the papers: was what it asserts found, and by which "
         "numbers? A claim is written before its result is measured; one that was changed keeps its earlier "
         "versions, with what was found for them. A check cannot fail unless the measurement is wrong.",

@@ -90,10 +90,10 @@ class Claim:
     def turning(self, found: Measure) -> str:
         """The bounds with which the verdict on this measure would be another one, in words."""
         if isfinite(self.at_least) and isfinite(self.at_most):
-            return f"agrees with bounds that enclose {found.low:.3g} to {found.high:.3g}"
+            return f"agrees with bounds that enclose {found.low:.4g} to {found.high:.4g}"
         if isfinite(self.at_least):
-            return f"agrees with a bound up to {found.low:.3g}, disagrees with one above {found.high:.3g}"
-        return f"agrees with a bound from {found.high:.3g} on, disagrees with one below {found.low:.3g}"
+            return f"agrees with a bound up to {found.low:.4g}, disagrees with one above {found.high:.4g}"
+        return f"agrees with a bound from {found.high:.4g} on, disagrees with one below {found.low:.4g}"
 
     def runs_to_decide(self, measures: Mapping[str, Measure]) -> int | None:
         """The number of runs that would decide the claim with a probability of 80%, if the measure and the
