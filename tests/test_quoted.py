@@ -253,6 +253,22 @@ def papers_in_the_lab_book() -> Iterator[str]:
 
 
 @quotes("docs/lab-book.md")
+def second_reading_in_the_lab_book() -> Iterator[str]:
+    checks = sum(bool(claim.check) for one in ARTEFACTS.values() for claim in one.claims)
+    yield f"what cannot fail is a check: {checks} of the old claims were."
+    theorem = measures("xiong2020.theorem1")
+    yield f"most {ends(theorem['pre_over_post_over_bound'])} of what the proof"
+    mean_field, measured = (theorem[name].value for name in ("mean_field_exponent", "pre_exponent_in_layers"))
+    yield f"falls as L^{mean_field:.3f}, the gradient as L^{measured:.3f}"
+    decay = measures("xiong2020.appendixF")
+    places = ("theory", "encoder", "decoder")
+    theory, encoder, decoder = (ends(decay[f"post_{place}_W2_decay_over_said"]) for place in places)
+    yield f"{theory} times the (2/3)^(5/2) that is published in the setting of the theory, {encoder}"
+    yield f"in an encoder on text and {decoder} in a decoder"
+    yield f"not in the setting of the theory ({ends(decay['pre_theory_W2_last_over_first'])})"
+
+
+@quotes("docs/lab-book.md")
 def amplification_in_the_lab_book() -> Iterator[str]:
     """The page of the amplification is written from its file, and a test of its own holds it to that."""
     page = prose("docs/amplification.md").partition("### One update")[0]
