@@ -1,4 +1,4 @@
-from math import inf, nan
+from math import exp, inf, nan
 
 import numpy as np
 import pytest
@@ -112,6 +112,16 @@ def test_a_bound_on_the_other_side_needs_as_many_runs():
     beyond = {"m": measured(-0.3, 1.0, 8)}
     assert at_least(0.0, "c", "m").runs_to_decide(found) == at_most(0.0, "c", "m").runs_to_decide(found)
     assert at_least(0.0, "c", "m").runs_to_decide(found) == at_least(0.0, "c", "m").runs_to_decide(beyond)
+
+
+def test_the_runs_are_counted_on_the_scale_of_the_interval():
+    """A ratio is averaged as a logarithm, an R² as ln(1 − R²)."""
+    plain = measured(0.3, 1.0, 8)
+    needed = at_least(0.0, "c", "m").runs_to_decide({"m": plain})
+    ratio = Measure(exp(plain.value), exp(plain.low), exp(plain.high), 8)
+    assert at_least(1.0, "c", "m").runs_to_decide({"m": ratio}) == needed
+    r2 = Measure(1 - exp(-5 - plain.value), 1 - exp(-5 - plain.low), 1 - exp(-5 - plain.high), 8)
+    assert at_least(1 - exp(-5), "c", "m").runs_to_decide({"m": r2}) == needed
 
 
 def test_of_two_bounds_the_nearer_one_needs_the_most():

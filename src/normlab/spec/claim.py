@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
-from math import inf, isfinite, sqrt
+from math import inf, isclose, isfinite, log, sqrt
 from typing import Final, Literal, TypeAlias
 
 Verdict: TypeAlias = Literal["agrees", "disagrees", "undecided", "not run"]
@@ -112,8 +112,9 @@ class Claim:
         for bound in (self.at_least, self.at_most):
             if not found.low <= bound <= found.high:
                 continue
-            half = found.high - found.value if bound >= found.value else found.value - found.low
-            distance = abs(bound - found.value)
+            scale = _symmetric_scale(found)
+            half = abs(scale(found.high if bound >= found.value else found.low) - scale(found.value))
+            distance = abs(scale(bound) - scale(found.value))
             one = half * sqrt(found.runs) / _quantile(0.975, found.runs)
             runs = found.runs + 1
             while runs <= MOST_RUNS and distance * sqrt(runs) < one * (
@@ -164,6 +165,22 @@ def within(
 ) -> Claim:
     """The claim that a measure lies from ``low`` to ``high``."""
     return Claim(says, measure, low, high, published, derived, convention, check)
+
+
+def _symmetric_scale(found: Measure) -> Callable[[float], float]:
+    """The scale on which the interval was computed: as it is, ln x of a ratio, or ln(1 − x) of an R²."""
+    for scale in (float, log, _log_of_rest):
+        try:
+            low, value, high = (scale(x) for x in (found.low, found.value, found.high))
+        except ValueError:  # a number that has no logarithm
+            continue
+        if isclose(high - value, value - low, rel_tol=1e-3):
+            return scale
+    return float
+
+
+def _log_of_rest(x: float) -> float:
+    return log(1 - x)
 
 
 def _quantile(probability: float, runs: int) -> float:
