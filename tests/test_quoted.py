@@ -266,6 +266,11 @@ def second_reading_in_the_lab_book() -> Iterator[str]:
     yield f"{theory} times the (2/3)^(5/2) that is published in the setting of the theory, {encoder}"
     yield f"in an encoder on text and {decoder} in a decoder"
     yield f"not in the setting of the theory ({ends(decay['pre_theory_W2_last_over_first'])})"
+    shares = measures("liu2020.theorem2")
+    yield f"is a line in i (R² {ends(shares['pre_inverse_ffn_r2'], 3)}), of its self-attention less so"
+    yield f"({ends(shares['pre_inverse_self_attention_r2'], 3)})"
+    post, pre = (ends(shares[f"{placement}_predicted_over_measured"]) for placement in ("post", "pre"))
+    yield f"{post} of the measured change in a Post-LN, {pre} in a Pre-LN"
 
 
 @quotes("docs/lab-book.md")
