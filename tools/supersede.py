@@ -1,8 +1,8 @@
 """Keeps the claims of artefacts, with what was measured for them, as earlier versions.
 
-Run it before a claim is changed: the kept result moves to ``results/papers/superseded``, under the fingerprint
-of the claims that it was measured for. Then change the claims, with their version, date and reason; run
-``tools/lock_claims.py``; commit; and measure them anew.
+Run it before a claim is changed: the kept result moves to ``results/papers/superseded``, under the
+fingerprint of the claims that it was measured for. Then change the claims, with their version, date and
+reason; run ``tools/lock_claims.py``; commit; and measure them anew.
 """
 
 from __future__ import annotations
