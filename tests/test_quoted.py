@@ -7,17 +7,17 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable, Iterator
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from normlab.papers import ARTEFACTS
-from normlab.papers.words import counts
-from normlab.spec.claim import Measure
+from normlab.spec.claim import Measure, together
 from normlab.store import RunFolder
-from normlab.store.reproductions import KEPT, read_reproduction, standing
+from normlab.store.reproductions import KEPT, read_reproduction, superseded
 
 ROOT = Path(__file__).parents[1]
 QUOTATIONS: list[tuple[str, Callable[[], Iterator[str]]]] = []
@@ -214,13 +214,28 @@ def ends(measure: Measure, digits: int = 2) -> str:
 @quotes("README.md")
 def papers_in_the_readme() -> Iterator[str]:
     yield f"The first lists all {len(ARTEFACTS)} with what was found"
-    yield f"Those that need no training, {len(list(KEPT.glob('*.json')))}, are decided"
+    yield f"Those that need no training, {sum(bool(a.study) for a in ARTEFACTS.values())}, are measured"
 
 
 @quotes("docs/lab-book.md")
 def papers_in_the_lab_book() -> Iterator[str]:
-    states = counts(standing(artefact, [KEPT]).state for artefact in ARTEFACTS.values())
+    """The first versions of the claims, with what was measured for them."""
+    first = {
+        id_: (before[0].claims, before[0].found)
+        if (before := superseded(id_))
+        else (ARTEFACTS[id_].claims, read_reproduction(KEPT / f"{id_}.json"))
+        for id_, one in ARTEFACTS.items()
+        if one.claims
+    }
+    states = Counter(
+        "undecided" if found.stand_in else together(c.verdict(found.measures) for c in claims)
+        for claims, found in first.values()
+    )
     yield f"{states['agrees']} agree, {states['disagrees']} disagree, {states['undecided']} are undecided."
+
+    def measures(id_: str) -> Mapping[str, Measure]:
+        return first[id_][1].measures
+
     theorem = measures("xiong2020.theorem1")
     yield f"falls as L^{ends(theorem['pre_exponent_in_layers'])}"
     yield f"has the exponent {theorem['pre_exponent_of_inverse_rms'].value:.3f}"
@@ -235,6 +250,27 @@ def papers_in_the_lab_book() -> Iterator[str]:
     yield f"own share falls as i^{ends(measures('liu2020.theorem2')['pre_own_exponent'])}"
     yield f"differs by at most {measures('liu2020.profiling')['spread_over_batches'].value:.1%} between three"
     yield f"{ends(measures('nguyen2019.speed')['layernorm_over_scalenorm'])}, where 1.04"
+
+
+@quotes("docs/lab-book.md")
+def second_reading_in_the_lab_book() -> Iterator[str]:
+    checks = sum(bool(claim.check) for one in ARTEFACTS.values() for claim in one.claims)
+    yield f"what cannot fail is a check: {checks} of the old claims were."
+    theorem = measures("xiong2020.theorem1")
+    yield f"most {ends(theorem['pre_over_post_over_bound'])} of what the proof"
+    mean_field, measured = (theorem[name].value for name in ("mean_field_exponent", "pre_exponent_in_layers"))
+    yield f"falls as L^{mean_field:.3f}, the gradient as L^{measured:.3f}"
+    decay = measures("xiong2020.appendixF")
+    places = ("theory", "encoder", "decoder")
+    theory, encoder, decoder = (ends(decay[f"post_{place}_W2_decay_over_said"]) for place in places)
+    yield f"{theory} times the (2/3)^(5/2) that is published in the setting of the theory, {encoder}"
+    yield f"in an encoder on text and {decoder} in a decoder"
+    yield f"not in the setting of the theory ({ends(decay['pre_theory_W2_last_over_first'])})"
+    shares = measures("liu2020.theorem2")
+    yield f"is a line in i (R² {ends(shares['pre_inverse_ffn_r2'], 3)}), of its self-attention less so"
+    yield f"({ends(shares['pre_inverse_self_attention_r2'], 3)})"
+    post, pre = (ends(shares[f"{placement}_predicted_over_measured"]) for placement in ("post", "pre"))
+    yield f"{post} of the measured change in a Post-LN, {pre} in a Pre-LN"
 
 
 @quotes("docs/lab-book.md")

@@ -12,7 +12,7 @@ from zipfile import ZipFile
 import pytest
 
 from normlab.papers import ARTEFACTS
-from normlab.store.reproductions import KEPT
+from normlab.store.reproductions import KEPT, SUPERSEDED
 
 HOME = Path(__file__).parents[1]
 
@@ -29,9 +29,13 @@ def unpacked(tmp_path_factory):
 
 
 def test_the_wheel_holds_the_package_and_the_kept_results_of_the_papers(unpacked):
-    results = {path.name: path.read_bytes() for path in KEPT.glob("*.json")}
-    inside = {path.name: path.read_bytes() for path in (unpacked / "normlab/papers/results").iterdir()}
-    assert inside == results
+    inside = unpacked / "normlab/papers/results"
+    kept, packed = (
+        {str(path.relative_to(folder)): path.read_bytes() for path in folder.rglob("*.json")}
+        for folder in (KEPT, inside)
+    )
+    assert packed == kept
+    assert any(name.startswith(SUPERSEDED) for name in packed)
     assert {path.name for path in unpacked.iterdir() if not path.name.endswith(".dist-info")} == {"normlab"}
 
 
@@ -41,7 +45,6 @@ def test_an_installed_copy_shows_what_was_measured_in_an_empty_folder(unpacked, 
     shown = subprocess.run(command, cwd=tmp_path, env=env, check=True, capture_output=True, text=True)
     states = {one["id"]: one["state"] for one in json.loads(shown.stdout)}
     assert states.keys() == ARTEFACTS.keys()
-    assert "not run" not in states.values()
-    measured = {id_ for id_, state in states.items() if state in ("agrees", "disagrees", "undecided")}
+    measured = {id_ for id_, state in states.items() if state not in ("not run", "no study yet")}
     assert measured == {path.stem for path in KEPT.glob("*.json")}
     assert not list(tmp_path.iterdir())

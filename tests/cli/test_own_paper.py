@@ -17,7 +17,8 @@ from normlab.papers import Artefact, Claim, Drawing, Measurement, publish, study
 
 @study
 def positive_share(lab, *, dims, seeds):
-    from normlab.reproduce.lab import generator, mean
+    from normlab.reproduce.intervals import mean
+    from normlab.reproduce.lab import generator
 
     def share(dim, seed):
         return (torch.randn(dim, generator=generator(seed=seed)) > 0).double().mean().item()

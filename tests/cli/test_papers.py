@@ -15,7 +15,7 @@ from normlab.cli.main import main
 from normlab.errors import UserError
 from normlab.spec.artefact import Artefact, Reproduction
 from normlab.store import reproductions as reproductions_store
-from normlab.store.reproductions import write_reproduction
+from normlab.store.reproductions import write_reproduction, write_superseded
 from report import reproductions
 from report.reproductions import ARTEFACT, changed
 
@@ -61,7 +61,8 @@ def test_the_list_has_every_artefact_and_counts_states(capsys, monkeypatch, tmp_
     *lines, footer = capsys.readouterr().out.splitlines()
     assert [line.split()[0] for line in lines] == ["artefact", *papers.ARTEFACTS]
     undone = sum(not a.study for a in papers.ARTEFACTS.values())
-    assert footer == f"59 artefacts: {59 - undone} not run, {undone} no study yet"
+    measurable = f"{59 - undone} artefacts not run, {undone} artefacts no study yet"
+    assert footer == f"59 artefacts: none measured yet, {measurable}"
     assert main(["papers", "apx"]) == 0
     assert [line.split()[0] for line in capsys.readouterr().out.splitlines()] == [
         "artefact",
@@ -80,8 +81,8 @@ def test_one_is_shown_whole(measured, capsys, tmp_path):
     write_reproduction(found(), tmp_path / "runs" / "papers")
     assert main(["papers", ARTEFACT.id]) == 0
     said = capsys.readouterr().out
-    assert said.startswith("example.change: disagrees\n")
-    assert "the exponent of Post-LN: 1.01 [0.95, 1.07], allowed 0.9 to 1.1, published 1" in said
+    assert said.startswith("example.change: 1 of 5 hold\n")
+    assert "the exponent of Post-LN: 1.01 [0.95, 1.07], allowed 0.9 to 1.1; published 1" in said
     assert "Sections 3 & 5 exchange their numbers." in said
     assert "cell 11" in said
     assert said.endswith("normlab reproduce example.change\n")
@@ -92,7 +93,7 @@ def test_json_says_everything(measured, capsys, tmp_path):
     assert main(["papers", "example", "--json", "--runs", "elsewhere"]) == 0
     first, second = json.loads(capsys.readouterr().out)
     assert (first["id"], first["state"], second["state"]) == (ARTEFACT.id, "disagrees", "not run")
-    assert first["claims"][0]["measured"] == {"value": 1.01, "low": 0.95, "high": 1.07}
+    assert first["claims"][0]["measured"] == {"value": 1.01, "low": 0.95, "high": 1.07, "runs": 0}
     assert [claim["verdict"] for claim in first["claims"]] == [
         "agrees",
         "disagrees",
@@ -102,6 +103,27 @@ def test_json_says_everything(measured, capsys, tmp_path):
     ]
     assert first["published"]["cell 3"] == 3.0
     assert first["measured_for"] == first["fingerprint"] == ARTEFACT.fingerprint()
+    assert (first["holds"], first["version"], first["earlier"]) == ("1 of 5 hold", 1, [])
+
+
+def test_an_earlier_version_is_shown_with_its_verdicts_wherever_the_new_one_is(
+    measured, capsys, monkeypatch, tmp_path
+):
+    monkeypatch.setattr(reproductions_store, "KEPT", tmp_path / "kept")
+    write_superseded(replace(PLAIN, date="2001-01-01"), found())
+    second = replace(changed(PLAIN), version=2, date="2002-02-02", reason="The bound was ours.")
+    monkeypatch.setitem(papers.ARTEFACTS, PLAIN.id, second)
+    write_reproduction(replace(found(), fingerprint=second.fingerprint()), tmp_path / "runs" / "papers")
+    for command in (["papers", PLAIN.id], ["reproduce", PLAIN.id]):
+        assert main(command) == 0
+        said = capsys.readouterr().out
+        assert "version 2, 2002-02-02: The bound was ours." in said
+        assert "Version 1, 2001-01-01: 1 of 5 hold" in said
+        assert said.count("the exponent of Post-LN: 1.01 [0.95, 1.07]") == 2
+    assert main(["papers", PLAIN.id, "--json"]) == 0
+    ((one,),) = [entry["earlier"] for entry in json.loads(capsys.readouterr().out)]
+    assert (one["version"], one["date"], one["found"]["tables"]) == (1, "2001-01-01", {})
+    assert one["verdicts"][:2] == ["agrees", "disagrees"]
 
 
 def test_a_stale_and_a_damaged_result_say_so(measured, capsys, tmp_path):

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import re
 from collections import Counter
+from math import isfinite
 
 import pytest
 
 from normlab.papers import ARTEFACTS, artefact, chosen, keys
 from normlab.papers.cells import cells
+from normlab.store.reproductions import superseded
 
 
 def test_there_are_59_artefacts_in_the_papers_order():
@@ -26,6 +29,41 @@ def test_an_artefact_says_what_is_published_and_what_is_asserted(id_):
     assert one.asserts.endswith(".")
     assert bool(one.study) == bool(one.claims)
     assert len({claim.says for claim in one.claims}) == len(one.claims)
+
+
+CLAIMS = [(a, c) for a in ARTEFACTS.values() for c in a.claims]
+
+
+@pytest.mark.parametrize(("one", "claim"), CLAIMS, ids=[f"{a.id}-{c.measure}" for a, c in CLAIMS])
+def test_no_verdict_rests_on_an_unnamed_number(one, claim):
+    """A bound is printed in the paper, follows from what is printed, or is a convention with a name."""
+    if claim.check or claim.derived or claim.convention:
+        return
+    printed = set(re.findall(r"[\d.]*\d", claim.published))
+    bounds = {f"{bound:g}" for bound in (claim.at_least, claim.at_most) if isfinite(bound)}
+    assert bounds <= printed
+
+
+@pytest.mark.parametrize("id_", ARTEFACTS)
+def test_every_version_but_today_s_is_kept_with_other_claims(id_):
+    today, before = ARTEFACTS[id_], superseded(id_)
+    assert [one.version for one in before] == list(range(1, today.version))
+    prints = [one.found.fingerprint for one in before]
+    assert len({*prints, today.fingerprint()}) == today.version
+    assert all(one.date and one.date <= today.date for one in before)
+    assert all(one.found.id == id_ for one in before)
+
+
+def test_seven_artefacts_were_read_again():
+    assert {id_ for id_, one in ARTEFACTS.items() if one.version > 1} == {
+        "xiong2020.theorem1",
+        "xiong2020.appendixF",
+        "liu2020.theorem1",
+        "liu2020.theorem2",
+        "liu2020.fig4",
+        "liu2020.profiling",
+        "nguyen2019.speed",
+    }
 
 
 def test_published_tables_are_whole():

@@ -1,7 +1,20 @@
+from dataclasses import replace
+
 import pytest
 
-from normlab.papers.words import command, counts, in_short, measured
-from normlab.spec.claim import Measure
+from normlab.papers.words import (
+    basis,
+    command,
+    counts,
+    earlier,
+    in_short,
+    measured,
+    overall,
+    standing_in_words,
+    undecided,
+)
+from normlab.spec.artefact import Superseded
+from normlab.spec.claim import Measure, at_least
 from normlab.store.reproductions import Standing
 from report.reproductions import ARTEFACT, changed, found
 
@@ -22,9 +35,54 @@ def test_a_measure_in_words(measure, words):
 
 def test_what_disagrees_comes_first():
     short = in_short(Standing(ARTEFACT, "disagrees", found()))
-    assert short == "1 of 5: pre exponent 0.52 [0.45, 0.59], admin exponent 0.55 [0.48, 0.62], ..."
+    assert short == "pre exponent 0.52 [0.45, 0.59], admin exponent 0.55 [0.48, 0.62], ..."
     assert in_short(Standing(ARTEFACT, "not run")) == ""
     assert in_short(Standing(changed(), "damaged", trouble="why")) == "why"
+
+
+def test_how_many_hold_or_why_that_cannot_be_said():
+    first, *others = ARTEFACT.claims
+    some = replace(ARTEFACT, claims=(replace(first, check="by construction"), *others))
+    assert standing_in_words(Standing(ARTEFACT, "disagrees", found())) == "1 of 5 hold"
+    assert standing_in_words(Standing(some, "disagrees", found(some))) == "0 of 4 hold; 1 of 1 check passes"
+    assert standing_in_words(Standing(ARTEFACT, "not run")) == "not run"
+    assert standing_in_words(Standing(changed(), "stale", found())) == "stale"
+    elsewhere = replace(found(), stand_in="a text")
+    assert standing_in_words(Standing(ARTEFACT, "undecided", elsewhere)) == "measured on another text"
+
+
+def test_all_claims_of_several_are_counted_and_only_those_of_today():
+    several = [
+        Standing(ARTEFACT, "disagrees", found()),
+        Standing(ARTEFACT, "disagrees", found()),
+        Standing(changed(), "stale", found()),
+        Standing(ARTEFACT, "not run"),
+    ]
+    measured_ = ["2 of 10 claims hold", "2 disagree", "4 undecided", "2 not run"]
+    assert overall(several) == [*measured_, "1 artefact not run", "1 artefact stale"]
+    assert overall([]) == ["none measured yet"]
+
+
+def test_a_convention_is_named_with_the_bounds_that_would_change_the_verdict():
+    claim = at_least(10.0, "c", "m", convention="multiple magnitudes: at least 10 times")
+    named, turning = basis(claim, {"m": Measure(3.0, 2.0, 4.0)})
+    assert "multiple magnitudes" in named
+    assert {"2", "4"} <= set(turning.replace(",", "").split())
+    assert basis(at_least(1.0, "c", "m"), {"m": Measure(3.0, 2.0, 4.0)}) == []
+    assert len(basis(replace(claim, derived="d"), {})) == 2
+
+
+def test_an_undecided_claim_says_how_many_runs_would_decide_it():
+    claim, found_ = at_least(0.0, "c", "m"), {"m": Measure(0.3, -0.2, 0.8, 5)}
+    assert f"about {claim.runs_to_decide(found_)} " in undecided(claim, found_)
+    assert "no number of runs" in undecided(claim, {"m": Measure(0.0, -1.0, 1.0, 5)})
+    for other in (Measure(0.3, 0.2, 0.8, 5), Measure(0.3, -0.2, 0.8)):
+        assert undecided(claim, {"m": other}) == ""
+
+
+def test_an_earlier_version_says_what_held():
+    one = Superseded(1, "2001-01-01", "", "A.", ARTEFACT.claims, found())
+    assert earlier(one) == "Version 1, 2001-01-01: 1 of 5 hold"
 
 
 def test_states_are_counted_in_one_order():

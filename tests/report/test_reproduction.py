@@ -7,6 +7,8 @@ from dataclasses import replace
 from html import unescape
 
 from normlab.report.reproduction import reproduction_page, write_reproduction_page
+from normlab.spec.artefact import Superseded
+from normlab.spec.claim import Measure
 from normlab.store.reproductions import Standing, standing, write_reproduction
 from report.reproductions import ARTEFACT, changed, found
 
@@ -23,8 +25,7 @@ def test_the_page_puts_published_allowed_measured_and_verdict_side_by_side(tmp_p
     assert path == tmp_path / "example.change.html"
     html = path.read_text(encoding="utf-8")
     shown = text_of(html)
-    assert "example.change: disagrees" in shown
-    assert "1 of 5 claims agree" in shown
+    assert "example.change: 1 of 5 hold" in shown
     assert "the exponent of Post-LN post exponent agrees 1.01 [0.95, 1.07] 0.9 to 1.1 1" in shown
     assert "the exponent of Pre-LN pre exponent disagrees 0.52 [0.45, 0.59] at most 0.3 0, as log N" in shown
     assert "the exponent of Admin admin exponent undecided 0.55 [0.48, 0.62] 0 to 0.6 –" in shown
@@ -35,6 +36,42 @@ def test_the_page_puts_published_allowed_measured_and_verdict_side_by_side(tmp_p
     assert ARTEFACT.fingerprint() in shown
     assert "two cores" in shown
     assert "<b>" not in html[html.index("<main") : html.index("<footer")]
+
+
+def test_conventions_checks_and_the_runs_that_would_decide_are_named():
+    first, second, third, *others = ARTEFACT.claims
+    claims = (
+        replace(first, check="by construction"),
+        replace(second, convention="slow: at most 0.3", derived="from Lemma 0"),
+        replace(third, at_least=0.5),
+        *others,
+    )
+    admin = replace(found().measures["admin_exponent"], runs=10)
+    seen = replace(found(), measures={**found().measures, "admin_exponent": admin})
+    shown = text_of(reproduction_page(Standing(replace(ARTEFACT, claims=claims), "disagrees", seen)))
+    assert "0 of 4 hold; 1 of 1 check passes" in shown
+    assert shown.index("the exponent of Pre-LN") < shown.index("the exponent of Post-LN")
+    assert "check: by construction" in shown
+    assert (
+        "derived: from Lemma 0; convention: slow: at most 0.3; "
+        + claims[1].turning(seen.measures["pre_exponent"])
+        in shown
+    )
+    assert f"about {claims[2].runs_to_decide(seen.measures)} would decide it" in shown
+
+
+def test_a_second_version_stands_above_the_first_with_both_verdicts():
+    second = replace(changed(), version=2, date="2002-02-02", reason="The bound was ours.")
+    before = (Superseded(1, "2001-01-01", "", "It grows.", ARTEFACT.claims, found()),)
+    measures = {**found().measures, "pre_exponent": Measure(0.1, 0.0, 0.2)}
+    now = replace(found(second), measures=measures)
+    shown = text_of(reproduction_page(Standing(second, "undecided", now, before=before)))
+    assert "example.change: 2 of 5 hold" in shown
+    assert "Version 2, 2002-02-02. The bound was ours." in shown
+    assert f"Version 1, 2001-01-01: 1 of 5 hold. Fingerprint {ARTEFACT.fingerprint()}. It grows." in shown
+    assert "pre exponent agrees 0.1 [0, 0.2]" in shown
+    assert "pre exponent disagrees 0.52 [0.45, 0.59]" in shown
+    assert shown.index("pre exponent agrees") < shown.index("pre exponent disagrees")
 
 
 def test_every_drawing_is_there_once_with_its_panels():

@@ -17,10 +17,12 @@ from normlab.spec.config import DataConfig
 
 SMALL: dict[str, Any] = {
     "dim": 16, "dims": (16, 32, 64), "layers": 3, "tokens": 128, "seeds": 2, "seed": 0, "batches": 2,
-    "draws": 200, "steps": 2, "followed": 8,
+    "draws": 200, "steps": 2, "followed": 8, "rounds": 4, "shapes": ((8, 16), (16, 16)), "deepest": 4,
 }  # fmt: skip
 DEPTHS = {"last_gradient": (2, 3, 4), "last_matrix": (1, 2, 3), "over_depth": (1, 2, 3)}
 AS_THEY_ARE = ("parameter_counts", "wrapped_blocks", "norm_jacobian")
+NOT_ALWAYS = {"steps_layernorm_over_scalenorm"}
+"""Measured only where the norms take enough of a step."""
 DECIDED = [artefact for artefact in ARTEFACTS.values() if artefact.study]
 
 
@@ -48,10 +50,10 @@ def shrunk(artefact):
         settings |= {"dim": 512, "tokens": 4}
     if artefact.study == "last_gradient":
         settings["dim"] = 16
-    if artefact.study == "profiles":
-        settings["tokens"] = (64, 128)
+    if artefact.study == "over_depth":
+        settings["seeds"] = (2, 2)
     if "theory" in settings:
-        settings["theory"] = {"layers": 2, "dim": 16, "tokens": 4, "seeds": 2}
+        settings["theory"] = {"layers": 2, "dim": 16, "tokens": 4, "seeds": 2, "norm_seeds": 2}
     return replace(artefact, settings=settings)
 
 
@@ -60,7 +62,7 @@ def test_claims_find_their_measures_and_drawings_their_columns(artefact, root, m
     if artefact.study == "parameter_counts":
         monkeypatch.undo()
     found = reproduce(shrunk(artefact), None, root)
-    assert {claim.measure for claim in artefact.claims} <= found.measures.keys()
+    assert {claim.measure for claim in artefact.claims} - NOT_ALWAYS <= found.measures.keys()
     for drawing in artefact.drawings:
         columns = {"x": drawing.x, "y": drawing.y, "colour": drawing.colour, "panel": drawing.panel,
                    "shade": drawing.shade, "theory": drawing.theory}  # fmt: skip
@@ -70,7 +72,7 @@ def test_claims_find_their_measures_and_drawings_their_columns(artefact, root, m
             if name and name not in found.tables[drawing.table][0]
         }
         assert not missing
-    assert found.verdict(artefact) != "not run"
+    assert found.stand_in or found.tally(artefact.claims).claims or all(c.check for c in artefact.claims)
 
 
 def test_what_needs_training_says_so(root):

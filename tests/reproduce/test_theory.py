@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-import math
-
 import pytest
 import torch
 
-from normlab.reproduce.gradients import _base
-from normlab.reproduce.statements import norm_factor
-from normlab.reproduce.theory import Setting
+from normlab.reproduce.statements import norm_factors
+from normlab.reproduce.theory import Setting, mean_field_scales
 
 
 def test_attention_is_uniform_and_feed_forwards_have_no_bias():
@@ -39,23 +36,23 @@ def test_seeds_draw_other_networks_and_the_same_one_again():
     assert a == b != c
 
 
-def test_the_norm_s_factor_is_two_thirds_where_the_feed_forward_adds_a_half():
-    found = norm_factor(layers=3, dim=256, tokens=16, seeds=3)
-    assert found.low < 2 / 3 < found.high or found.value == pytest.approx(2 / 3, rel=0.02)
+def test_the_norm_s_factor_is_two_thirds_with_the_correction_of_the_width():
+    """At d 32 two thirds alone would be 6% off."""
+    found = norm_factors(layers=2, dim=32, tokens=16, seeds=200)
+    assert [one.value for one in found] == pytest.approx([1.0, 1.0], abs=0.02)
+    assert all(one.low <= 1.005 and one.high >= 0.995 for one in found)
 
 
-@pytest.mark.parametrize("base", [math.sqrt(2 / 3), 1.0, 1.2])
-def test_the_base_of_a_decay_is_found(base):
-    rows = [
-        {
-            "placement": "post",
-            "where": "theory",
-            "signal": "W2",
-            "layer": n,
-            "seed": s,
-            "grad_l2": (s + 1) * base ** (6 - n),
-        }
-        for n in range(1, 7)
-        for s in range(3)
+def test_the_mean_field_has_the_scale_of_a_wide_network():
+    """Of the mean over seeds: tokens become alike, so that one network counts like one draw."""
+    depths = (1, 3)
+    expected = mean_field_scales(16, depths)
+    seen = [
+        [setting.totals()[n - 1].square().mean().item() for n in depths]
+        for setting in (Setting("pre", layers=3, dim=128, tokens=16, seed=s) for s in range(60))
     ]
-    assert _base(rows, "post", "theory", "W2").value == pytest.approx(base)
+    assert [sum(column) / 60 for column in zip(*seen, strict=True)] == pytest.approx(expected, rel=0.03)
+
+
+def test_the_mean_field_of_one_token_is_lemma_2_s_upper_bound():
+    assert mean_field_scales(1, (1, 2)) == pytest.approx([2.5, 4.0])

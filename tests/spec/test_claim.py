@@ -1,8 +1,10 @@
-from math import inf, nan
+from math import exp, inf, nan
 
+import numpy as np
 import pytest
+from scipy import stats
 
-from normlab.spec.claim import VERDICTS, Claim, Measure, together
+from normlab.spec.claim import VERDICTS, Claim, Measure, at_least, at_most, together, within
 
 BAND = Claim("m is between 1 and 2", "m", at_least=1.0, at_most=2.0)
 
@@ -62,3 +64,81 @@ def test_a_claim_that_decides_nothing_is_refused(bounds):
 )
 def test_the_gravest_decides_of_several(several, one):
     assert together(iter(several)) == one
+
+
+def test_helpers_make_claims_of_one_bound_or_two():
+    assert at_least(1.0, "c", "m", published="1") == Claim("c", "m", at_least=1.0, published="1")
+    assert at_most(2.0, "c", "m", check="always") == Claim("c", "m", at_most=2.0, check="always")
+    assert within(1.0, 2.0, "c", "m", convention="near") == Claim("c", "m", 1.0, 2.0, convention="near")
+
+
+@pytest.mark.parametrize(
+    "claim", [at_least(9.0, "c", "m"), at_most(9.0, "c", "m"), within(8.0, 9.0, "c", "m")]
+)
+def test_the_turning_bounds_turn_the_verdict(claim):
+    """With bounds just inside the named ones a claim agrees, with others it does not."""
+    found = Measure(2.0, 1.5, 2.5, 10)
+    assert "1.5" in claim.turning(found)
+    assert "2.5" in claim.turning(found)
+    assert at_least(1.5, "c", "m").verdict({"m": found}) == "agrees"
+    assert at_least(1.51, "c", "m").verdict({"m": found}) == "undecided"
+    assert at_most(2.5, "c", "m").verdict({"m": found}) == "agrees"
+    assert at_most(1.49, "c", "m").verdict({"m": found}) == "disagrees"
+    assert within(1.5, 2.5, "c", "m").verdict({"m": found}) == "agrees"
+
+
+# ------------------------------------------------------------------------------- runs that would decide
+
+
+def measured(value: float, deviation: float, runs: int) -> Measure:
+    half = stats.t.ppf(0.975, runs - 1) * deviation / runs**0.5
+    return Measure(value, value - half, value + half, runs)
+
+
+@pytest.mark.parametrize(("distance", "runs"), [(0.5, 5), (0.3, 5), (0.2, 20)])
+def test_so_many_runs_decide_in_four_cases_of_five(distance, runs):
+    """Simulated: of samples as large as the answer, about 80% decide the claim."""
+    claim = at_least(0.0, "c", "m")
+    needed = claim.runs_to_decide({"m": measured(distance, 1.0, runs)})
+    assert needed is not None
+    random = np.random.default_rng(0)
+    drawn = random.normal(distance, 1.0, (4_000, needed))
+    low = drawn.mean(1) - stats.t.ppf(0.975, needed - 1) * drawn.std(1, ddof=1) / needed**0.5
+    assert (low > 0).mean() == pytest.approx(0.8, abs=0.03)
+
+
+def test_a_bound_on_the_other_side_needs_as_many_runs():
+    found = {"m": measured(0.3, 1.0, 8)}
+    beyond = {"m": measured(-0.3, 1.0, 8)}
+    assert at_least(0.0, "c", "m").runs_to_decide(found) == at_most(0.0, "c", "m").runs_to_decide(found)
+    assert at_least(0.0, "c", "m").runs_to_decide(found) == at_least(0.0, "c", "m").runs_to_decide(beyond)
+
+
+def test_the_runs_are_counted_on_the_scale_of_the_interval():
+    """A ratio is averaged as a logarithm, an R² as ln(1 − R²)."""
+    plain = measured(0.3, 1.0, 8)
+    needed = at_least(0.0, "c", "m").runs_to_decide({"m": plain})
+    ratio = Measure(exp(plain.value), exp(plain.low), exp(plain.high), 8)
+    assert at_least(1.0, "c", "m").runs_to_decide({"m": ratio}) == needed
+    r2 = Measure(1 - exp(-5 - plain.value), 1 - exp(-5 - plain.low), 1 - exp(-5 - plain.high), 8)
+    assert at_least(1 - exp(-5), "c", "m").runs_to_decide({"m": r2}) == needed
+
+
+def test_of_two_bounds_the_nearer_one_needs_the_most():
+    found = {"m": measured(0.3, 1.0, 8)}
+    assert within(0.0, 0.9, "c", "m").runs_to_decide(found) == at_least(0.0, "c", "m").runs_to_decide(found)
+
+
+@pytest.mark.parametrize(
+    "found",
+    [
+        Measure(2.0, 1.5, 2.5, 10),
+        Measure(0.1, -1.0, 1.2),
+        Measure(0.0, -1.0, 1.0, 10),
+        Measure.exact(nan),
+    ],
+    ids=["decided", "runs not known", "on the bound", "not a number"],
+)
+def test_no_number_of_runs_where_none_would_do(found):
+    assert at_least(0.0, "c", "m").runs_to_decide({"m": found}) is None
+    assert at_least(0.0, "c", "m").runs_to_decide({}) is None

@@ -8,14 +8,19 @@ import math
 
 import pytest
 
+from normlab.papers import ARTEFACTS
 from normlab.spec.artefact import Artefact, Reproduction
 from normlab.spec.claim import Measure
+from normlab.store import reproductions
 from normlab.store.reproductions import (
     KEPT,
+    SUPERSEDED,
     folders,
     read_reproduction,
     standing,
+    superseded,
     write_reproduction,
+    write_superseded,
 )
 from report.reproductions import ARTEFACT, changed, found
 
@@ -87,7 +92,8 @@ def test_a_fresh_result_counts_before_a_stale_and_a_stale_before_a_damaged_one(t
 
 def test_runs_come_before_kept_results(tmp_path):
     assert folders(tmp_path) == (tmp_path / "papers", KEPT)
-    assert len(list(KEPT.glob("*.json"))) == 22
+    assert {path.stem for path in KEPT.glob("*.json")} <= {a.id for a in ARTEFACTS.values() if a.study}
+    assert len(list((KEPT / SUPERSEDED).glob("*.json"))) == 7
 
 
 def test_a_result_on_another_text_is_undecided_and_not_fresh(tmp_path):
@@ -97,3 +103,31 @@ def test_a_result_on_another_text_is_undecided_and_not_fresh(tmp_path):
     assert not stood.fresh
     assert stood.found is not None
     assert stood.found.stand_in == "iwslt14.de-en"
+
+
+def test_an_artefact_whose_claims_are_checks_is_checked_where_they_pass(tmp_path):
+    checks = tuple(dataclasses.replace(c, check="by construction") for c in ARTEFACT.claims[:1])
+    one = dataclasses.replace(ARTEFACT, claims=checks)
+    write_reproduction(found(one), tmp_path)
+    assert standing(one, [tmp_path]).state == "checked"
+    failing = dataclasses.replace(one, claims=(dataclasses.replace(checks[0], at_least=2.0, at_most=3.0),))
+    write_reproduction(found(failing), tmp_path)
+    assert standing(failing, [tmp_path]).state == "disagrees"
+
+
+def test_earlier_versions_are_kept_and_come_with_the_state(tmp_path, monkeypatch):
+    monkeypatch.setattr(reproductions, "KEPT", tmp_path)
+    assert standing(ARTEFACT, [tmp_path]).before == ()
+    dated = dataclasses.replace(ARTEFACT, date="2001-01-01")
+    path = write_superseded(dated, found())
+    assert path == tmp_path / SUPERSEDED / f"{ARTEFACT.id}.{ARTEFACT.fingerprint()}.json"
+    second = dataclasses.replace(changed(), version=2, date="2002-02-02", reason="why")
+    write_superseded(second, found(second))
+    one, two = standing(second, [tmp_path]).before
+    assert (one.version, one.date, one.asserts, one.reason) == (1, "2001-01-01", ARTEFACT.asserts, "")
+    assert tuple(one.claims) == ARTEFACT.claims
+    assert one.found.verdict(one.claims) == "disagrees"
+    assert (two.version, two.reason) == (2, "why")
+    path.write_text("{")
+    with pytest.raises(ValueError, match="is not JSON"):
+        superseded(ARTEFACT.id)

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Final
 
@@ -18,9 +18,9 @@ from normlab.store.reproductions import Standing, folders, standing, write_repro
 
 if TYPE_CHECKING:
     from rich.console import Console
-    from rich.text import Text
 
     from normlab.spec.artefact import Artefact, Reproduction
+    from normlab.spec.claim import Claim, Measure
 
 STYLES: Final = {
     "agrees": "green",
@@ -152,20 +152,35 @@ def _standings(artefacts: Iterable[Artefact], runs: Path) -> list[Standing]:
 
 
 def _plain(standing: Standing) -> dict[str, Any]:
+    """An artefact as plain data for JSON; earlier versions without their tables."""
+    from normlab.papers.words import standing_in_words
     from normlab.spec.serialise import to_plain
 
     artefact, found = standing.artefact, standing.found
     measures = {} if found is None else found.measures
     claims = [
-        {**to_plain(c), "measured": to_plain(measures.get(c.measure)), "verdict": c.verdict(measures)}
+        {
+            **to_plain(c),
+            "measured": to_plain(measures.get(c.measure)),
+            "verdict": c.verdict(measures),
+            "runs_to_decide": c.runs_to_decide(measures),
+        }
         for c in artefact.claims
     ]
-    about = ("id", "paper", "shows", "asserts", "discussion", "study")
+    about = ("id", "paper", "shows", "asserts", "discussion", "study", "version", "date", "reason")
     return {
         **{name: getattr(artefact, name) for name in about},
+        "holds": standing_in_words(standing),
         "published": dict(artefact.published),
         "state": standing.state,
         "claims": claims,
+        "earlier": [
+            {
+                **to_plain(replace(one, found=replace(one.found, tables={}))),
+                "verdicts": [c.verdict(one.found.measures) for c in one.claims],
+            }
+            for one in standing.before
+        ],
         "fingerprint": artefact.fingerprint(),
         "measured_for": None if found is None else found.fingerprint,
         "seconds": None if found is None else found.seconds,
@@ -174,32 +189,33 @@ def _plain(standing: Standing) -> dict[str, Any]:
 
 
 def _show_all(standings: Sequence[Standing]) -> None:
-    """Print a row for each artefact, and the number in each state."""
+    """Print a row for each artefact, and how many claims of all of them hold."""
     from rich.text import Text
 
     from normlab.cli import terminal
-    from normlab.papers.words import counts, in_short
+    from normlab.papers.words import in_short, overall, standing_in_words
 
     roomy = terminal.console().width >= WIDE
-    table = terminal.table("artefact", "state", "what it shows", *(("what was measured",) if roomy else ()))
+    table = terminal.table(
+        "artefact", "claims that hold", "what it shows", *(("what was measured",) if roomy else ())
+    )
     for s in standings:
         short = in_short(s)
         said = [Text(s.artefact.shows), Text(short)]
         cells = said if roomy else [Text("\n").join(filter(None, said))]
-        table.add_row(Text(s.artefact.id), _state(s.state), *cells)
-    found = counts(s.state for s in standings)
-    in_states = ", ".join(f"{n} {state}" for state, n in found.items())
-    terminal.write(table, f"{len(standings)} artefacts: {in_states}")
+        table.add_row(Text(s.artefact.id), Text(standing_in_words(s), STYLES.get(s.state, "dim")), *cells)
+    terminal.write(table, f"{len(standings)} artefacts: {', '.join(overall(standings))}")
 
 
 def _show_one(standing: Standing) -> None:
     from rich.text import Text
 
     from normlab.cli import terminal
-    from normlab.papers.words import command, number, stood_in
+    from normlab.papers.words import command, number, standing_in_words, stood_in
 
     artefact, console = standing.artefact, terminal.console()
-    console.print(Text.assemble((artefact.id, "bold"), ": ", _state(standing.state)))
+    hold = standing_in_words(standing), STYLES.get(standing.state, "dim")
+    console.print(Text.assemble((artefact.id, "bold"), ": ", hold))
     terminal.write(Text(artefact.paper, "dim"), Text(artefact.shows), "")
     table = terminal.table("published", "")
     for name, value in artefact.published.items():
@@ -220,27 +236,39 @@ def _show_one(standing: Standing) -> None:
 
 
 def _verdicts(console: Console, standing: Standing) -> None:
-    """Print a line for each claim: verdict, measure, and what is allowed."""
+    """Print the claims with their verdicts; for changed ones the reason, and what was found before."""
     from rich.text import Text
 
-    from normlab.papers.words import measured
+    from normlab.papers.words import earlier
 
-    measures = {} if standing.found is None else standing.found.measures
-    for claim in standing.artefact.claims:
-        verdict = claim.verdict(measures)
-        found = measured(measures.get(claim.measure))
+    artefact = standing.artefact
+    _judge(console, artefact.claims, {} if standing.found is None else standing.found.measures)
+    if artefact.version > 1:
+        console.print(Text(f"version {artefact.version}, {artefact.date}: {artefact.reason}", "dim"))
+    for one in standing.before:
+        console.print(Text(earlier(one), "dim"))
+        _judge(console, one.claims, one.found.measures)
+
+
+def _judge(console: Console, claims: Sequence[Claim], measures: Mapping[str, Measure]) -> None:
+    """Print a line for each claim: verdict, measure, what is allowed, and why that."""
+    from rich.text import Text
+
+    from normlab.papers.words import basis, measured, undecided
+
+    for claim in claims:
+        verdict, found = claim.verdict(measures), measured(measures.get(claim.measure))
+        said = [
+            f"allowed {claim.allowed()}",
+            *([f"published {claim.published}"] if claim.published else []),
+            *basis(claim, measures),
+            *filter(None, [undecided(claim, measures)]),
+        ]
         console.print(
             Text.assemble(
                 (f"{verdict:<10}", STYLES.get(verdict, "dim")),
                 f"{claim.says}: ",
                 *([(found, "bold"), ", "] if found else []),
-                (f"allowed {claim.allowed()}", "dim"),
-                (f", published {claim.published}" if claim.published else "", "dim"),
+                ("; ".join(said), "dim"),
             )
         )
-
-
-def _state(state: str) -> Text:
-    from rich.text import Text
-
-    return Text(state, STYLES.get(state, "dim"))

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Final
 
 from normlab.papers.cells import cells
-from normlab.spec.artefact import Artefact
+from normlab.spec.artefact import Artefact, Drawing
 from normlab.spec.claim import at_least
 
 PAIRS: Final = ("gl-en", "sk-en", "en-vi", "en-he", "ar-en")
@@ -190,20 +190,60 @@ SPEED: Final = Artefact(
         "operations ScaleNorm": "O(3d)",
         "training faster by, about (%)": 5,
     },
-    asserts="Training with ScaleNorm is faster, by about as much.",
-    discussion="Operations are not time: of the two only LayerNorm has a kernel of its own in PyTorch, and "
-    "ScaleNorm is several passes over the data.",
+    asserts="Alone, LayerNorm takes longer than ScaleNorm at every shape, both in elementary operations and "
+    "both as one kernel. Training with ScaleNorm is about 5% faster; this is judged only where the share of "
+    "the norms in a step allows it.",
+    discussion="Norms take a few per cent of a step on a CPU: if they take the share s, no norm can make a "
+    "step more than 1/(1 − s) times as fast (Amdahl's law). Where that is less than 1.05 the third claim is "
+    "not run: this machine can say nothing about it. On a machine with a GPU the same command uses it, and "
+    "one kernel is then what PyTorch's compiler makes of the elementary operations.",
     study="speed",
     alone=True,
-    settings={"text": "iwslt14.de-en", "model": "base", "layers": 6, "tokens": 1024, "steps": 12},
+    settings={
+        "shapes": ((256, 512), (1024, 512), (4096, 512), (4096, 1024)),
+        "rounds": 100,
+        "model": "base",
+        "layers": 6,
+        "tokens": 4096,
+        "steps": 20,
+    },
     claims=(
+        *(
+            at_least(
+                1.0,
+                f"time of LayerNorm over that of ScaleNorm, {name}, the least of all shapes",
+                f"{form}_least",
+                published="O(7d) against O(3d)",
+                derived="more operations take longer: a ratio above 1; limits simultaneous over the shapes",
+            )
+            for form, name in (("plain", "elementary operations"), ("fused", "one kernel each"))
+        ),
         at_least(
-            1.02,
-            "seconds of a step with LayerNorm over those with ScaleNorm",
-            "layernorm_over_scalenorm",
-            "about 1.05",
+            1.025,
+            "time of a step with LayerNorm over one with ScaleNorm",
+            "steps_layernorm_over_scalenorm",
+            published="about 5% faster",
+            convention="about 5%: at least half of it",
         ),
     ),
+    drawings=(
+        Drawing(
+            "kernels",
+            "shape",
+            "microseconds",
+            "Forward and backward pass of a norm",
+            "rows x width",
+            "µs",
+            colour="norm",
+            panel="form",
+            kind="bar",
+        ),
+    ),
+    version=2,
+    date="2026-11-22",
+    reason="The first version timed whole steps on a CPU, of which norms are some 3%, so that it could not "
+    "have shown its 2%, a number of ours; and where the text was missing it was undecided whatever was "
+    "measured, though time hardly depends on the text.",
 )
 
 BATCHSIZE: Final = Artefact(

@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Final
 
 from normlab.papers import STUDIES
-from normlab.spec.artefact import Artefact, Reproduction
-from normlab.spec.claim import VERDICTS, Claim, Measure
+from normlab.spec.artefact import Artefact, Reproduction, Superseded, Tally
+from normlab.spec.claim import VERDICTS, Claim, Measure, Verdict
+from normlab.spec.units import count
 from normlab.store.reproductions import STATES, Standing, State
+
+VERBS: Final[Mapping[Verdict, str]] = {"agrees": "agree", "disagrees": "disagree"}
 
 
 def number(value: float) -> str:
@@ -25,16 +29,77 @@ def measured(measure: Measure | None) -> str:
     return number(measure.value)
 
 
+def standing_in_words(standing: Standing) -> str:
+    """How many claims hold, or why that cannot be said."""
+    found = standing.found
+    if found is None or found.stand_in or standing.state == "stale":
+        return "measured on another text" if found is not None and found.stand_in else standing.state
+    return tallied(found.tally(standing.artefact.claims))
+
+
+def tallied(tally: Tally) -> str:
+    """``7 of 9 hold; 2 of 2 checks pass``."""
+    return "; ".join(_tallied(tally, str(tally.claims)))
+
+
+def _tallied(tally: Tally, claims: str) -> list[str]:
+    holding = [f"{tally.verdicts.get('agrees', 0)} of {claims} hold"] if tally.claims else []
+    passing = f"{tally.passed} of {count(tally.checks, 'check')} pass{'es' * (tally.checks == 1)}"
+    return holding + ([passing] if tally.checks else [])
+
+
+def overall(standings: Sequence[Standing]) -> list[str]:
+    """How many claims of several artefacts hold and do not, how many checks pass, and how many artefacts were
+    not measured for their claims.
+    """
+    judged = [s for s in standings if s.found is not None and s.fresh]
+    total = sum((s.found.tally(s.artefact.claims) for s in judged if s.found is not None), Tally())
+    holding, *checks = _tallied(total, count(total.claims, "claim")) or ["none measured yet"]
+    others = [f"{n} {VERBS.get(v, v)}" for v in VERDICTS if v != "agrees" and (n := total.verdicts.get(v, 0))]
+    rest = counts(s.state for s in standings if s not in judged)
+    return [holding, *others, *checks, *(f"{count(n, 'artefact')} {state}" for state, n in rest.items())]
+
+
+def basis(claim: Claim, measures: Mapping[str, Measure]) -> list[str]:
+    """Where a claim's bounds come from; for a convention also the bounds that would change the verdict."""
+    said = [f"{name}: {text}" for name, text in _bases(claim) if text]
+    if claim.convention and claim.measure in measures:
+        said.append(claim.turning(measures[claim.measure]))
+    return said
+
+
+def undecided(claim: Claim, measures: Mapping[str, Measure]) -> str:
+    """The number of runs that would decide an undecided claim; empty where it is decided."""
+    found = measures.get(claim.measure)
+    if found is None or claim.verdict(measures) != "undecided" or found.runs < 2:
+        return ""
+    needed = claim.runs_to_decide(measures)
+    if needed is None:
+        return f"{found.runs} runs; no number of runs would decide it, if the mean stays"
+    return f"{found.runs} runs; about {needed:,} would decide it, if mean and spread stay (power 80%)"
+
+
+def _bases(claim: Claim) -> tuple[tuple[str, str], ...]:
+    return ("derived", claim.derived), ("convention", claim.convention), ("check", claim.check)
+
+
 def in_short(standing: Standing, most: int = 2) -> str:
-    """The number of claims that agree, with the measures of those that do not, or else of the first."""
+    """The measures of the claims that do not agree, or else of the first."""
     found, claims = standing.found, standing.artefact.claims
     if standing.trouble or found is None or not claims:
         return standing.trouble
-    agreeing = sum(claim.verdict(found.measures) == "agrees" for claim in claims)
-    order = sorted(claims, key=lambda claim: VERDICTS.index(claim.verdict(found.measures)))
+    order = sorted(
+        claims, key=lambda claim: (bool(claim.check), VERDICTS.index(claim.verdict(found.measures)))
+    )
     shown = [_named(claim, found) for claim in order[:most] if claim.measure in found.measures]
-    more = [] if len(claims) <= most else ["..."]
-    return f"{agreeing} of {len(claims)}: " + ", ".join([*shown, *more])
+    return ", ".join([*shown, *([] if len(claims) <= most else ["..."])])
+
+
+def earlier(one: Superseded) -> str:
+    """``Version 1, 2026-11-21: 4 of 6 hold``."""
+    dated = f"Version {one.version}" + (f", {one.date}" if one.date else "")
+    where = "measured on another text" if one.found.stand_in else tallied(one.found.tally(one.claims))
+    return f"{dated}: {where}"
 
 
 def stood_in(found: Reproduction) -> str:

@@ -6,19 +6,16 @@ import re
 from collections.abc import Sequence
 from itertools import groupby
 from pathlib import Path
-from typing import Final
 
 from markupsafe import Markup
 
-from normlab.papers.words import counts, in_short
+from normlab.papers.words import in_short, overall, standing_in_words
 from normlab.report.page import Cell, Page, Section, Table
 from normlab.report.reproduction import state_cell
 from normlab.spec.arguments import validate_arguments
 from normlab.spec.units import count
 from normlab.store.folder import write_text_atomic
 from normlab.store.reproductions import Standing
-
-VERBS: Final = {"agrees": "agree", "disagrees": "disagree", "undecided": "undecided"}
 
 
 @validate_arguments
@@ -34,13 +31,14 @@ def write_papers_page(standings: Sequence[Standing], folder: Path) -> Path:
 @validate_arguments
 def papers_page(standings: Sequence[Standing], linked: set[str]) -> str:
     """Return all artefacts as one self-contained HTML page, with links to the pages of ``linked``."""
-    found = counts(standing.state for standing in standings)
+    holding, *rest = overall(standings)
     return Page(
         title="normlab papers",
-        headline=f"{count(len(standings), 'artefact')} of the papers: {_headline(found)}",
-        facts=[f"{number} {state}" for state, number in found.items()],
+        headline=f"{count(len(standings), 'artefact')} of the papers: {holding}",
+        facts=rest,
         lead="Every table, figure and statement of the papers: was what it asserts found, and by which "
-        "numbers? A claim is written before its result is measured.",
+        "numbers? A claim is written before its result is measured; one that was changed keeps its earlier "
+        "versions, with what was found for them. A check cannot fail unless the measurement is wrong.",
         blocks=[
             Section(key, [_table(list(group), linked)], key)
             for key, group in groupby(standings, lambda s: s.artefact.id.partition(".")[0])
@@ -48,23 +46,18 @@ def papers_page(standings: Sequence[Standing], linked: set[str]) -> str:
     ).html()
 
 
-def _headline(found: dict[str, int]) -> str:
-    decided = [f"{found[state]} {verb}" for state, verb in VERBS.items() if found.get(state)]
-    return ", ".join(decided) or "none measured yet"
-
-
 def _table(standings: Sequence[Standing], linked: set[str]) -> Table:
     rows = [
         [
             Cell(_breakable(s.artefact.id), href=f"{s.artefact.id}.html" if s.artefact.id in linked else ""),
-            state_cell(s.state),
+            state_cell(s.state, standing_in_words(s)),
             Cell(s.artefact.shows, small=s.artefact.paper),
             Cell(in_short(s)),
         ]
         for s in standings
     ]
     return Table(
-        ("artefact", "state", "what it shows", "claims that agree, and what was measured"),
+        ("artefact", "claims that hold", "what it shows", "what was measured"),
         rows,
         text_columns=4,
     )

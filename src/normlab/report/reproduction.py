@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final
 
@@ -11,12 +11,21 @@ from markupsafe import Markup
 
 from normlab.errors import UserError
 from normlab.figures.artefact import colours, panels
-from normlab.papers.words import command, measured, number, stood_in
+from normlab.papers.words import (
+    basis,
+    command,
+    earlier,
+    measured,
+    number,
+    standing_in_words,
+    stood_in,
+    undecided,
+)
 from normlab.report.page import Block, Cell, Chart, Code, Details, Grid, Page, Section, Table, Text
 from normlab.report.studies import anchor, frame
 from normlab.spec.arguments import validate_arguments
 from normlab.spec.artefact import Artefact, Drawing, Reproduction
-from normlab.spec.claim import Claim
+from normlab.spec.claim import Claim, Measure
 from normlab.spec.units import count, duration
 from normlab.store.folder import write_text_atomic
 from normlab.store.reproductions import Standing, State
@@ -27,6 +36,7 @@ CELLS: Final = 12
 """Published values that are shown unasked, at most."""
 TONES: Final[Mapping[State, str]] = {
     "agrees": "good",
+    "checked": "good",
     "disagrees": "bad",
     "damaged": "alarm",
     "stale": "alarm",
@@ -59,12 +69,13 @@ def reproduction_page(standing: Standing) -> str:
     )
     return Page(
         title=artefact.id,
-        headline=Markup("{}: {}").format(artefact.id, standing.state),
+        headline=Markup("{}: {}").format(artefact.id, standing_in_words(standing)),
         facts=_facts(standing),
         lead=artefact.shows,
         blocks=[
             *_warnings(standing),
             _claims(standing),
+            *_earlier(standing),
             *_pictures(artefact, tables, legend),
             *([Section("Discussion", [Text(said)], "discussion")] if (said := artefact.discussion) else []),
             _published(artefact),
@@ -75,19 +86,16 @@ def reproduction_page(standing: Standing) -> str:
     ).html()
 
 
-def state_cell(state: State) -> Cell:
-    """Return the cell of a verdict, or of the reason why there is none."""
-    return Cell(state, tone=TONES.get(state, ""))
+def state_cell(state: State, words: str = "", small: str = "") -> Cell:
+    """Return the cell of a verdict, or of the reason why there is none, in other words if some are given."""
+    return Cell(words or state, small=small, tone=TONES.get(state, ""))
 
 
 def _facts(standing: Standing) -> list[str]:
-    found, claims = standing.found, standing.artefact.claims
-    facts = [standing.artefact.paper]
-    if found is None:
-        return facts
-    agreeing = sum(claim.verdict(found.measures) == "agrees" for claim in claims)
-    agree = f"{agreeing} of {count(len(claims), 'claim')} agree"
-    return [*facts, agree, f"{duration(found.seconds)} of measuring"]
+    artefact, found = standing.artefact, standing.found
+    version = f"version {artefact.version} of the claims, {artefact.date}" if artefact.version > 1 else ""
+    seconds = "" if found is None else f"{duration(found.seconds)} of measuring"
+    return [fact for fact in (artefact.paper, version, seconds) if fact]
 
 
 def _warnings(standing: Standing) -> Iterator[Block]:
@@ -109,23 +117,45 @@ def _warnings(standing: Standing) -> Iterator[Block]:
 
 def _claims(standing: Standing) -> Section:
     artefact, found = standing.artefact, standing.found
-    blocks: list[Block] = [Text(artefact.asserts)]
-    if artefact.claims:
-        measures = {} if found is None else found.measures
-        rows = [_claim(claim, measures) for claim in artefact.claims]
-        header = ("claim", "verdict", "measured [95%]", "allowed", "published")
-        blocks.append(Table(header, rows, text_columns=5))
+    changed = f"Version {artefact.version}, {artefact.date}. {artefact.reason}"
+    blocks: list[Block] = [Text(artefact.asserts), *([Text(changed)] if artefact.version > 1 else [])]
+    blocks += _judged(artefact.claims, {} if found is None else found.measures)
     return Section("What is asserted", blocks, "claims")
 
 
-def _claim(claim: Claim, measures: Mapping[str, Any]) -> list[Cell]:
+def _judged(claims: Sequence[Claim], measures: Mapping[str, Measure]) -> Iterator[Block]:
+    """Yield the table of the claims that are verdicts, and that of the checks."""
+    groups = (
+        ("claim", "", [c for c in claims if not c.check]),
+        ("check", "Checks hold by construction or with much slack. They are not counted among the verdicts.",
+         [c for c in claims if c.check]),
+    )  # fmt: skip
+    for name, note, some in groups:
+        if some:
+            rows = [_claim(claim, measures) for claim in some]
+            header = (name, "verdict", "measured [95%]", "allowed", "published")
+            yield Table(header, rows, text_columns=5, caption=note)
+
+
+def _claim(claim: Claim, measures: Mapping[str, Measure]) -> list[Cell]:
     return [
         Cell(claim.says, small=claim.measure.replace("_", " ")),
-        state_cell(claim.verdict(measures)),
+        state_cell(claim.verdict(measures), small=undecided(claim, measures)),
         Cell(measured(measures.get(claim.measure)) or "–"),
-        Cell(claim.allowed()),
+        Cell(claim.allowed(), small="; ".join(basis(claim, measures))),
         Cell(claim.published or "–"),
     ]
+
+
+def _earlier(standing: Standing) -> Iterator[Section]:
+    """Yield the claims as they were before, with what was found for them."""
+    blocks: list[Block] = []
+    for one in standing.before:
+        said = f"{earlier(one)}. Fingerprint {one.found.fingerprint}. {one.asserts}"
+        blocks += [Text(said), *_judged(one.claims, one.found.measures)]
+    if blocks:
+        intro = "Versions that were replaced, for the reason above, and the verdicts that they had."
+        yield Section("Earlier claims", blocks, "earlier", intro)
 
 
 def _pictures(artefact: Artefact, tables: Mapping[str, pl.DataFrame], legend: list[str]) -> Iterator[Section]:
@@ -199,7 +229,7 @@ def _plain(value: Any) -> str:
 
 
 def _how(artefact: Artefact, found: Reproduction | None) -> Section:
-    facts = {"claim's fingerprint": artefact.fingerprint()}
+    facts = {"claims' fingerprint": artefact.fingerprint()}
     if artefact.study:
         facts = {"study": artefact.study, **{k: _plain(v) for k, v in artefact.settings.items()}, **facts}
     if found is not None:

@@ -18,7 +18,15 @@ import torch
 from normlab.errors import UserError
 from normlab.papers import STUDIES
 from normlab.recipes.plugins import HINT, load_plugins
-from normlab.reproduce import amplification, gradients, pieces, statements  # noqa: F401 (they register)
+from normlab.reproduce import (  # noqa: F401 (they register)
+    amplification,
+    encoders,
+    gradients,
+    pieces,
+    profiling,
+    speed,
+    statements,
+)
 from normlab.reproduce.lab import Lab, quiet
 from normlab.spec.artefact import Artefact, Reproduction
 from normlab.spec.request import usable_cores

@@ -2,40 +2,20 @@
 
 from __future__ import annotations
 
-import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from statistics import fmean
-from typing import cast
 
 import torch
-import torch.nn.functional as F
-from torch import Tensor, nn
 
-from normlab.diagnosis.reading.structure import read_structure
 from normlab.diagnosis.reading.subject import Subject
 from normlab.diagnosis.studies.gradients import branch_jacobians, parameter_gradients, sublayer_gradients
 from normlab.diagnosis.studies.scales import scales
 from normlab.diagnosis.table import Table
 from normlab.examine.inputs import TaskInputs, mean_loss
-from normlab.nn import PAD, Context, Seq2Seq
 from normlab.papers import study
-from normlab.reproduce.lab import (
-    READING_TOKENS,
-    Lab,
-    Row,
-    apart,
-    curves,
-    exponential,
-    geometric,
-    having,
-    log_slope,
-    mean,
-    mean_ratio,
-    padding_masks,
-    size,
-    slope,
-)
-from normlab.reproduce.statements import norm_factor
+from normlab.reproduce.intervals import geometric, highest, log_slope, lowest, mean, mean_ratio
+from normlab.reproduce.lab import Lab, Row, apart, curves, having, padding_masks, size
+from normlab.reproduce.statements import norm_factors
 from normlab.reproduce.theory import Setting
 from normlab.spec.artefact import Measurement
 from normlab.spec.claim import Measure
@@ -127,12 +107,29 @@ def _feed_forward(subject: Subject, batches: Sequence[TaskInputs]) -> list[Row]:
 
 @study
 def decay(
-    lab: Lab, *, theory: dict[str, int], text: str, model: str, layers: int, tokens: int, seeds: int
+    lab: Lab,
+    *,
+    theory: Mapping[str, int],
+    dims: Sequence[int],
+    text: str,
+    model: str,
+    layers: int,
+    tokens: int,
+    seeds: int,
 ) -> Measurement:
-    """Appendix F: the factor of the norm alone, and b of ‖g_l‖ ∝ b^(L − l) for W₂ and for the stream, in the
-    setting of the theory and in a real model's decoder.
+    """Appendix F: E‖J‖² of the norm behind a feed-forward over its value at that width; and the gradients by
+    layer, in the setting of the theory and in both stacks of a real model.
     """
-    measures = {"norm_factor": norm_factor(**theory)}
+    sizes = {name: theory[name] for name in ("layers", "tokens")}
+    factors = [f for dim in dims for f in norm_factors(**sizes, dim=dim, seeds=theory["norm_seeds"])]
+    measures = {"norm_factor_lowest": lowest(factors), "norm_factor_highest": highest(factors)}
+    where_layer = [(dim, layer) for dim in dims for layer in range(1, theory["layers"] + 1)]
+    tables: dict[str, Sequence[Row]] = {
+        "norm_factors": [
+            {"d": dim, "layer": layer, "over_expected": f.value, "low": f.low, "high": f.high}
+            for (dim, layer), f in zip(where_layer, factors, strict=True)
+        ]
+    }
     rows: list[Row] = []
     for placement in BOTH:
         for seed in range(theory["seeds"]):
@@ -140,17 +137,23 @@ def decay(
         for seed in range(seeds):
             subject = lab.subject(size(model, placement, layers), text, seed=seed, tokens=tokens)
             rows += _real_gradients(subject, placement, seed)
-        for where in ("theory", "real"):
-            for signal in ("W2", "stream"):
-                measures[f"{placement}_{where}_{signal}"] = _base(rows, placement, where, signal)
+    for name, own in apart(rows, "placement", "where", "signal").items():
+        depth = max(r["layer"] for r in own)
+        ends = curves(own, "grad_l2", "layer", (1, depth), len({r["seed"] for r in own}))
+        measures[f"{name}_last_over_first"] = mean_ratio(last / first for first, last in ends)
+        said = (2 / 3) ** ((depth - 1) / 2)
+        measures[f"{name}_decay_over_said"] = mean_ratio(first / last / said for first, last in ends)
     facts = {
-        "theory": "d {dim}, {layers} layers, {tokens} tokens, {seeds} seeds".format(**theory),
+        "theory": "d {dim}, {layers} layers, {tokens} tokens, {seeds} seeds, {norm_seeds} for norms".format(
+            **theory
+        ),
         "text": lab.text(text),
+        "batch": f"{tokens:,} positions, {seeds} seeds",
     }
-    return Measurement(measures, apart(rows, "where", "signal"), facts)
+    return Measurement(measures, {**tables, **apart(rows, "where", "signal")}, facts)
 
 
-def _theory_gradients(placement: str, seed: int, theory: dict[str, int]) -> list[Row]:
+def _theory_gradients(placement: str, seed: int, theory: Mapping[str, int]) -> list[Row]:
     sizes = {name: theory[name] for name in ("layers", "dim", "tokens")}
     setting = Setting(placement, **sizes, seed=seed)
     streams: list[torch.Tensor] = []
@@ -175,28 +178,23 @@ def _decay_rows(shared: Row, matrices: Iterable[float], streams: Iterable[float]
 
 
 def _real_gradients(subject: Subject, placement: str, seed: int) -> list[Row]:
-    decoder = subject.structure.stacks[-1]
-    streams = sublayer_gradients(subject, padding_masks=padding_masks(subject)).where(
-        stack=decoder.name, role="ffn"
-    )
+    streams = sublayer_gradients(subject, padding_masks=padding_masks(subject))
     subject.model.requires_grad_(False)
-    matrices = [
-        subject.model.get_parameter(f"decoder.sublayers.{view.index}.f.outer.weight").requires_grad_()
-        for view in decoder.sublayers
-        if view.role == "ffn"
-    ]
-    found = torch.autograd.grad(subject.loss(), matrices)
-    shared = {"placement": placement, "where": "real", "seed": seed}
-    lengths = (float(r["grad_l2"] or 0) for r in streams)
-    return _decay_rows(shared, (g.norm().item() for g in found), lengths)
-
-
-def _base(rows: Sequence[Row], placement: str, where: str, signal: str) -> Measure:
-    """exp of minus the slope of ln ‖g_l‖ in l: below 1 where gradients decay towards the input."""
-    own = having(rows, placement=placement, where=where, signal=signal)
-    layers = sorted({r["layer"] for r in own})
-    lengths = curves(own, "grad_l2", "layer", layers, len({r["seed"] for r in own}))
-    return exponential(slope(layers, ([-math.log(g) for g in one] for one in lengths)))
+    found: list[Row] = []
+    matrices = {
+        stack.name: [
+            subject.model.get_parameter(f"{stack.name}.{view.index}.f.outer.weight").requires_grad_()
+            for view in stack.sublayers
+            if view.role == "ffn"
+        ]
+        for stack in subject.structure.stacks
+    }
+    gradients = iter(torch.autograd.grad(subject.loss(), [w for some in matrices.values() for w in some]))
+    for stack, some in matrices.items():
+        shared = {"placement": placement, "where": stack.partition(".")[0], "seed": seed}
+        after = (float(r["grad_l2"] or 0) for r in streams.where(stack=stack, role="ffn"))
+        found += _decay_rows(shared, [next(gradients).norm().item() for _ in some], after)
+    return found
 
 
 @study
@@ -257,64 +255,6 @@ class _Steps:
     def least_variance_step(self) -> float:
         """The smallest Var[Δx_{i−1}] / Var[Δx_i]."""
         return min(a["variance"] / b["variance"] for a, b in zip(self.rows, self.rows[1:], strict=False))
-
-
-class Alone(nn.Module):
-    """The encoder of an encoder-decoder by itself, with logits of every token's own type."""
-
-    def __init__(self, model: Seq2Seq) -> None:
-        super().__init__()
-        self.embedding, self.encoder = model.embedding, model.encoder
-        self.position_encoding = model.position_encoding
-
-    def forward(self, source: Tensor, target_in: Tensor) -> Tensor:
-        x = self.position_encoding(self.embedding(source), None)
-        return self.embedding.logits(self.encoder(x, Context(padding_mask=source != PAD)))
-
-
-def _token_loss(model: nn.Module, inputs: TaskInputs) -> Tensor:
-    """The mean over tokens of the negative log-likelihood of the next token."""
-    labels = inputs["source"].roll(-1, 1)
-    return F.cross_entropy(model(**inputs).flatten(0, 1), labels.flatten(), ignore_index=PAD)
-
-
-def _pooled_loss(model: nn.Module, inputs: TaskInputs) -> Tensor:
-    """The cross-entropy of one label a sentence, its first token, under the mean of its logits."""
-    is_real = (inputs["source"] != PAD)[..., None]
-    pooled = (model(**inputs) * is_real).sum(1) / is_real.sum(1)
-    return F.cross_entropy(pooled, inputs["source"][:, 0])
-
-
-@study
-def encoder_gradients(
-    lab: Lab, *, text: str, model: str, layers: int, tokens: int, seeds: int
-) -> Measurement:
-    """Variances of the gradient through a Post-LN encoder: in an encoder-decoder, and alone under a loss of
-    every token, and of the mean of the tokens.
-    """
-    rows: list[Row] = []
-    for seed in range(seeds):
-        whole = lab.subject(size(model, "post", layers), text, seed=seed, tokens=tokens)
-        encoder = whole.structure.stacks[0]
-        table = sublayer_gradients(whole, padding_masks=padding_masks(whole)).where(stack=encoder.name)
-        rows += _encoder_rows(table, "in_model", seed)
-        alone = Alone(cast("Seq2Seq", whole.model))
-        small = lab.batches(text, READING_TOKENS, 1)[0]
-        (stack,) = (structure := read_structure(alone, small)).stacks
-        mask = {stack.name: whole.batch["source"] != PAD}
-        for where, loss in (("alone_token_loss", _token_loss), ("alone_pooled_loss", _pooled_loss)):
-            subject = Subject(alone, whole.batch, loss, structure)
-            rows += _encoder_rows(sublayer_gradients(subject, padding_masks=mask), where, seed)
-    measures: dict[str, Measure] = {}
-    for where, own in apart(rows, "where").items():
-        steps = [_Steps(own, "post", "encoder", seed) for seed in range(seeds)]
-        measures[f"{where}_first_over_last"] = mean_ratio(s.first_over_last() ** 2 for s in steps)
-        measures[f"{where}_least_step"] = mean_ratio(s.least_variance_step() for s in steps)
-    return Measurement(measures, {"gradients": rows}, lab.facts(text, tokens, seeds))
-
-
-def _encoder_rows(table: Table, where: str, seed: int) -> list[Row]:
-    return [{**row, "stack": "encoder"} for row in _named(table, "post", seed, where=where)]
 
 
 @study

@@ -1,26 +1,27 @@
-"""The tools of every study of an artefact: text, initialised models, and means with their intervals."""
+"""The tools of every study of an artefact: text, initialised models, and tables of rows."""
 
 from __future__ import annotations
 
-import math
 import os
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from statistics import fmean
 from typing import Any, Final, TypeAlias
 
+import numpy as np
 import torch
 
+from normlab.data.batches import dev_batches, permutation
+from normlab.data.ragged import TokenPairs
 from normlab.data.text import located
 from normlab.diagnosis.reading.structure import read_structure
 from normlab.diagnosis.reading.subject import Subject
 from normlab.diagnosis.reading.tokens import PaddingMasks
-from normlab.diagnosis.rules.fits import half_width
+from normlab.errors import UserError
 from normlab.examine.inputs import TaskInputs, mean_loss
 from normlab.nn import PAD, Seq2Seq
-from normlab.spec.claim import Measure
 from normlab.spec.config import PARALLEL_TEXTS, Config, DataConfig, ModelConfig, SeedConfig, TrainConfig
+from normlab.spec.randomness import derive
 from normlab.tasks.translation import Translation
 from normlab.training.devices import prepare_process
 
@@ -79,6 +80,28 @@ class Lab:
         batches = (task.batch(i) for i in range(count))
         return [TaskInputs(task, b, {"source": b.source, "target_in": b.target_in}) for b in batches]
 
+    def random_batches(self, text: str, tokens: int, count: int) -> list[TaskInputs]:
+        """``count`` batches of at most ``tokens`` padded positions, of sentences drawn whatever their length.
+
+        No sentence is in two of them.
+        """
+        task = self._task(text, tokens)
+        pairs = task.corpus.train
+        source, target = (lengths + 1 for lengths in pairs.lengths)
+        order = permutation(len(pairs), derive(0, "random_batches"))
+        found: list[TaskInputs] = []
+        while len(found) < count:
+            widest = np.maximum.accumulate(source[order]) + np.maximum.accumulate(target[order])
+            size = int(np.searchsorted(widest * np.arange(1, len(order) + 1), tokens, side="right"))
+            if not size:
+                raise UserError(f"{text} has no sentences left for {count} batches of {tokens} positions")
+            chosen = np.isin(np.arange(len(pairs)), order[:size])
+            some = TokenPairs(pairs.source.only(chosen), pairs.target.only(chosen))
+            (batch,) = dev_batches(some, tokens)
+            found.append(TaskInputs(task, batch, {"source": batch.source, "target_in": batch.target_in}))
+            order = order[size:]
+        return found
+
     def facts(self, text: str, tokens: int, seeds: int) -> dict[str, str]:
         """What a study was measured on."""
         return {"text": self.text(text), "batch": f"{tokens:,} positions, {seeds} seeds"}
@@ -134,43 +157,6 @@ def padding_masks(subject: Subject) -> PaddingMasks:
     """Return the padding mask of each stack: the source's for the encoder, the target's for the decoder."""
     encoder, decoder = subject.structure.stacks
     return {encoder.name: subject.batch["source"] != PAD, decoder.name: subject.batch["target_in"] != PAD}
-
-
-def mean(values: Iterable[float]) -> Measure:
-    r"""The mean of independent values, :math:`\pm t_{n-1} s / \sqrt n`; one value alone is exact."""
-    kept = list(values)
-    center = fmean(kept)
-    if len(kept) < 2:
-        return Measure.exact(center)
-    spread = half_width(kept)
-    return Measure(center, center - spread, center + spread)
-
-
-def mean_ratio(values: Iterable[float]) -> Measure:
-    """The geometric mean of independent ratios, with the interval of the mean of their logarithms."""
-    return exponential(mean(math.log(v) for v in values))
-
-
-def exponential(found: Measure) -> Measure:
-    """The measure of a logarithm as that of the number."""
-    return Measure(math.exp(found.value), math.exp(found.low), math.exp(found.high))
-
-
-def slope(x: Sequence[float], curves: Iterable[Sequence[float]]) -> Measure:
-    """Least squares' slope of y over x, its mean over independent curves y."""
-    middle = fmean(x)
-    below = sum((a - middle) ** 2 for a in x)
-    return mean(sum((a - middle) * b for a, b in zip(x, y, strict=True)) / below for y in curves)
-
-
-def log_slope(x: Sequence[float], curves: Iterable[Sequence[float]]) -> Measure:
-    """The exponent p of y = b x^p, its mean over independent curves."""
-    return slope([math.log(a) for a in x], ([math.log(b) for b in y] for y in curves))
-
-
-def geometric(values: Iterable[float]) -> float:
-    """The geometric mean of positive numbers."""
-    return math.exp(fmean(math.log(v) for v in values))
 
 
 def apart(rows: Iterable[Row], *columns: str) -> dict[str, list[Row]]:

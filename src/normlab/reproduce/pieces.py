@@ -1,23 +1,20 @@
-"""Blocks, counts, profiles and speed: what is decided on the pieces of a model."""
+"""Blocks, counts and matrices: what is decided on the pieces of a model."""
 
 from __future__ import annotations
 
-import statistics
-import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from copy import deepcopy
 from dataclasses import replace
-from functools import partial
 from typing import Any, Final, cast
 
 import torch
 from torch import Tensor, nn
 
 from normlab.examine.inputs import mean_loss
-from normlab.init import profile_
 from normlab.nn import Attention, LayerNorm, Seq2Seq, Sublayer, stack_of, wrap
 from normlab.papers import study
-from normlab.reproduce.lab import Lab, Row, apart, generator, geometric, having, mean, size
+from normlab.reproduce.intervals import geometric
+from normlab.reproduce.lab import Lab, Row, apart, generator, size
 from normlab.reproduce.theory import ROLES, Setting
 from normlab.spec.artefact import Measurement
 from normlab.spec.claim import Measure
@@ -133,36 +130,6 @@ def parameter_counts(
 
 
 @study
-def profiles(
-    lab: Lab, *, text: str, model: str, layers: int, tokens: Sequence[int], batches: int, seed: int
-) -> Measurement:
-    """ω of Admin from other batches of one size, and from batches of other sizes."""
-    rows: list[Row] = []
-    network = lab.model(size(model, "admin", layers), text, seed=seed, tokens=tokens[0])
-    for count in tokens:
-        for index, fed in enumerate(lab.batches(text, count, batches)):
-            lab.say(f"profile {index + 1} of {batches} on {count:,} positions")
-            found = profile_(network, partial(network.hidden, fed["source"], fed["target_in"]))
-            for place, (path, variance) in enumerate(found.items()):
-                named = {"tokens": count, "batch": index, "sublayer": place, "path": path}
-                rows.append({**named, "omega": variance**0.5})
-    sublayers = range(1 + max(r["sublayer"] for r in rows))
-    spread: list[float] = []
-    means: dict[int, list[float]] = {}
-    for count in tokens:
-        omegas = [[r["omega"] for r in having(rows, tokens=count, sublayer=i)] for i in sublayers]
-        means[count] = [statistics.fmean(o) for o in omegas]
-        if count == max(tokens):
-            spread = [statistics.stdev(o) / statistics.fmean(o) for o in omegas]
-    by_size = [max(m[i] for m in means.values()) / min(m[i] for m in means.values()) - 1 for i in sublayers]
-    return Measurement(
-        {"spread_over_batches": Measure.exact(max(spread)), "spread_over_sizes": Measure.exact(max(by_size))},
-        {"omegas": rows},
-        {"text": lab.text(text), "batches": f"{batches} of {', '.join(f'{n:,}' for n in tokens)} positions"},
-    )
-
-
-@study
 def attention_matrices(
     lab: Lab, *, text: str, model: str, layers: int, tokens: int, steps: int, lr: float, seed: int
 ) -> Measurement:
@@ -220,29 +187,3 @@ def _self_attention(network: nn.Module) -> Iterator[tuple[tuple[str, int, str], 
                 start = view.storage_offset() // view.shape[1]
                 where = site.stack, site.layer + 1, kind
                 yield where, (weight, slice(start, start + len(view)))
-
-
-@study
-def speed(lab: Lab, *, text: str, model: str, layers: int, tokens: int, steps: int) -> Measurement:
-    """Seconds of a training step with LayerNorm over those with ScaleNorm, pair by pair, one after the other
-    in one process, after one pair that is not counted.
-    """
-    (batch,) = lab.batches(text, tokens, 1)
-    both = {
-        norm: lab.model(replace(size(model, "pre", layers), norm=norm), text, seed=0, tokens=tokens)
-        for norm in ("layernorm", "scalenorm")
-    }
-    optimisers = {norm: torch.optim.Adam(m.parameters(), lr=1e-4) for norm, m in both.items()}
-    rows: list[Row] = []
-    for i in range(steps + 1):
-        for norm, network in list(both.items())[:: 1 if i % 2 else -1]:  # neither is always the first
-            start = time.perf_counter()
-            optimisers[norm].zero_grad()
-            mean_loss(network.train(), batch).backward()
-            optimisers[norm].step()
-            rows.append({"pair": i, "norm": norm, "seconds": time.perf_counter() - start})
-    counted = [{r["norm"]: r["seconds"] for r in having(rows, pair=i)} for i in range(1, steps + 1)]
-    ratio = mean(pair["layernorm"] / pair["scalenorm"] for pair in counted)
-    pairs = f"{steps} pairs of {tokens:,} positions, {torch.get_num_threads()} threads"
-    facts = {"text": lab.text(text), "steps": pairs}
-    return Measurement({"layernorm_over_scalenorm": ratio}, {"steps": rows}, facts)

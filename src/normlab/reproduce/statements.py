@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from typing import Final
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -19,8 +21,9 @@ from normlab.diagnosis.rules.theory import (
 from normlab.diagnosis.studies.jacobian import spectral_norm, token_jacobian
 from normlab.nn import LayerNorm
 from normlab.papers import study
-from normlab.reproduce.lab import Lab, Row, apart, curves, generator, having, log_slope, mean
-from normlab.reproduce.theory import Setting
+from normlab.reproduce.intervals import exponential, highest, log_slope, mean, simultaneous
+from normlab.reproduce.lab import Lab, Row, apart, curves, generator, having
+from normlab.reproduce.theory import Setting, mean_field_scales
 from normlab.spec.artefact import Measurement
 from normlab.spec.claim import Measure
 
@@ -142,8 +145,8 @@ def _jacobian_row(norm: LayerNorm, x: Tensor, *, seed: int, shift: float) -> Row
 def last_gradient(
     lab: Lab, *, depths: Sequence[int], dims: Sequence[int], dim: int, tokens: int, seeds: int
 ) -> Measurement:
-    """Theorem 1: the gradient of the last feed-forward matrix over depth, and over width; beside it the scale
-    of what the last norm reads, whose inverse root it is to follow.
+    """Theorem 1: the gradient of the last feed-forward matrix over depth, Pre-LN's over Post-LN's of the same
+    draws at each depth, and over width; beside it the scale of what the last norm reads.
     """
     rows: list[Row] = []
     grid = [(layers, dim) for layers in depths] + [(depths[0], d) for d in dims if d != dim]
@@ -157,15 +160,35 @@ def last_gradient(
                 inverse_rms = setting.totals()[-1].square().mean().item() ** -0.5
                 rows.append({**where, "grad_l2": found.norm().item(), "inverse_rms": inverse_rms})
     measures: dict[str, Measure] = {}
+    by_layer: dict[str, list[list[float]]] = {}
     for placement, own in apart(rows, "placement").items():
-        lengths = curves(own, "grad_l2", "layers", depths, seeds, d=dim)
+        by_layer[placement] = curves(own, "grad_l2", "layers", depths, seeds, d=dim)
         scales = curves(own, "inverse_rms", "layers", depths, seeds, d=dim)
         widths = curves(own, "grad_l2", "d", dims, seeds, layers=depths[0])
-        measures[f"{placement}_exponent_in_layers"] = log_slope(depths, lengths)
+        measures[f"{placement}_exponent_in_layers"] = log_slope(depths, by_layer[placement])
         measures[f"{placement}_exponent_of_inverse_rms"] = log_slope(depths, scales)
         measures[f"{placement}_exponent_in_d"] = log_slope(dims, widths)
+    logs = np.log(by_layer["pre"]) - np.log(by_layer["post"])
+    ratios = [exponential(m) for m in simultaneous(logs)]
+    bounds = [math.sqrt(1.5 / (1 + layers / 2)) for layers in depths]
+    measures["pre_over_post_over_bound"] = highest(_over(m, b) for m, b in zip(ratios, bounds, strict=True))
+    predicted = [math.sqrt(1.5 / scale) for scale in mean_field_scales(tokens, depths)]
+    measures["mean_field_exponent"] = log_slope(depths, [predicted])
+    shown = [
+        {"layers": n, "what": what, "ratio": m.value, "low": m.low, "high": m.high}
+        for what, values in (
+            ("measured", ratios),
+            ("at most, by the proof", map(Measure.exact, bounds)),
+            ("mean field", map(Measure.exact, predicted)),
+        )
+        for n, m in zip(depths, values, strict=True)
+    ]
     facts = {"network": f"{tokens} tokens, {seeds} seeds, 1,000 classes"}
-    return Measurement(measures, {"gradients": rows}, facts)
+    return Measurement(measures, {"ratios": shown, "gradients": rows}, facts)
+
+
+def _over(found: Measure, bound: float) -> Measure:
+    return replace(found, value=found.value / bound, low=found.low / bound, high=found.high / bound)
 
 
 @study
@@ -184,10 +207,16 @@ def chi_square(lab: Lab, *, dim: int, epsilon: float, draws: int, seeds: int) ->
     )
 
 
-def norm_factor(*, layers: int, dim: int, tokens: int, seeds: int) -> Measure:
-    """Appendix F, first part: the mean of ‖J_LN‖² where a Post-LN feed-forward sum is normed."""
-    found = []
+def norm_factors(*, layers: int, dim: int, tokens: int, seeds: int) -> list[Measure]:
+    r"""Appendix F: the mean of ‖J_LN‖² where a Post-LN feed-forward sum is normed, in every layer
+    simultaneously, over :math:`\frac{2}{3}(1 + \frac{2}{d})`, its value for d_ff = d up to :math:`O(1/d^2)`.
+
+    With x of length √d and mean 0, and f given its hidden layer normal of variance a, :math:`\|x + f\|^2 / d`
+    without its mean is :math:`1 + 2 g \sqrt{a/d} + a \chi^2_{d-1}/d`: mean 3/2 − 1/(2d), variance 15/(4d).
+    """
+    expected = 2 / 3 * (1 + 2 / dim)
+    found: list[list[float]] = []
     for seed in range(seeds):
         totals = Setting("post", layers=layers, dim=dim, tokens=tokens, seed=seed).totals()
-        found.append(math.fsum(layer_norm_jacobian(x).square().mean().item() for x in totals) / layers)
-    return mean(found)
+        found.append([layer_norm_jacobian(x).square().mean().item() / expected for x in totals])
+    return simultaneous(found)

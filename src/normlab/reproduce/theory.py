@@ -4,6 +4,9 @@ uniform because queries and keys are initialised to 0, every matrix d x d, Gauss
 
 from __future__ import annotations
 
+import math
+from collections.abc import Sequence
+
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
@@ -85,3 +88,23 @@ class Setting(nn.Module):
             found.append((stream + y)[0])
             stream = sublayer.place.write(stream, y)
         return found[1::2]
+
+
+def mean_field_scales(tokens: int, depths: Sequence[int]) -> list[float]:
+    r"""The mean square of the stream of a Pre-LN behind each of ``depths`` layers, for wide networks.
+
+    With the mean square s and the overlap c of two tokens, :math:`\rho = c/s`, uniform attention over n
+    tokens adds :math:`(1 + (n - 1)\rho)/n` to both, since every token gets the same; a feed-forward adds 1/2
+    to s and half of ReLU's arc-cosine kernel, :math:`(\sqrt{1 - \rho^2} + \rho(\pi - \arccos\rho))/\pi`,
+    to c (Cho and Saul 2009, Section 2).
+    """
+    square, overlap = 1.0, 0.0
+    found: dict[int, float] = {}
+    for layer in range(1, max(depths) + 1):
+        added = (1 + (tokens - 1) * overlap / square) / tokens
+        square, overlap = square + added, overlap + added
+        rho = min(1.0, overlap / square)
+        kernel = (math.sqrt(1 - rho**2) + rho * (math.pi - math.acos(rho))) / math.pi
+        square, overlap = square + 0.5, overlap + 0.5 * kernel
+        found[layer] = square
+    return [found[depth] for depth in depths]

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import hashlib
 import json
+from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from normlab.spec.claim import Claim, Measure, Verdict, together
@@ -59,6 +60,16 @@ class Artefact:
     drawings: Sequence[Drawing] = ()
     discussion: str = ""
     """Contradictions with another paper or within this one, and what was known before the measurement."""
+    version: int = 1
+    """The number of this version of the claims; earlier ones are kept with what was found for them."""
+    date: str = ""
+    """The day on which this version was written."""
+    reason: str = ""
+    """Why this version took the place of the one before."""
+
+    def __post_init__(self) -> None:
+        if self.version > 1 and not (self.date and self.reason):
+            raise ValueError(f"version {self.version} of {self.id} needs a date and a reason; give both")
 
     def fingerprint(self) -> str:
         """First 16 hex digits of the SHA-256 of what is asserted and how it is measured: a result that was
@@ -69,7 +80,16 @@ class Artefact:
             "published": dict(self.published),
             "study": self.study,
             "settings": dict(self.settings),
-            "claims": [{**asdict(c), "says": "", "published": ""} for c in self.claims],
+            "claims": [
+                {
+                    "says": "",
+                    "measure": c.measure,
+                    "at_least": c.at_least,
+                    "at_most": c.at_most,
+                    "published": "",
+                }
+                for c in self.claims
+            ],
         }
         return hashlib.sha256(json.dumps(content, sort_keys=True, default=list).encode()).hexdigest()[:16]
 
@@ -99,6 +119,48 @@ class Reproduction:
     stand_in: str = ""
     """Name of a text that was not there, so that the built-in corpus stood in for it; empty: none."""
 
-    def verdict(self, artefact: Artefact) -> Verdict:
-        """The verdict on all claims together; undecided where they were measured on another text."""
-        return "undecided" if self.stand_in else together(c.verdict(self.measures) for c in artefact.claims)
+    def verdict(self, claims: Sequence[Claim]) -> Verdict:
+        """The verdict on all claims together; undecided where they were measured on another text.
+
+        A check counts where it fails, for then the measurement is wrong.
+        """
+        if self.stand_in:
+            return "undecided"
+        found = [(c, c.verdict(self.measures)) for c in claims]
+        return together(verdict for c, verdict in found if verdict != "agrees" or not c.check)
+
+    def tally(self, claims: Sequence[Claim]) -> Tally:
+        """The number of claims with each verdict, and of checks that pass."""
+        counted = Counter(c.verdict(self.measures) for c in claims if not c.check)
+        checks = [c.verdict(self.measures) == "agrees" for c in claims if c.check]
+        return Tally(dict(counted), sum(checks), len(checks))
+
+
+@dataclass(frozen=True)
+class Tally:
+    """Counts of claims by verdict, and of checks, of one artefact or of several."""
+
+    verdicts: Mapping[Verdict, int] = field(default_factory=dict)
+    passed: int = 0
+    checks: int = 0
+
+    @property
+    def claims(self) -> int:
+        """The number of claims that are no checks."""
+        return sum(self.verdicts.values())
+
+    def __add__(self, other: Tally) -> Tally:
+        counted = Counter(self.verdicts) + Counter(other.verdicts)
+        return Tally(dict(counted), self.passed + other.passed, self.checks + other.checks)
+
+
+@dataclass(frozen=True)
+class Superseded:
+    """A version of an artefact's claims that another one replaced, with what was measured for it."""
+
+    version: int
+    date: str
+    reason: str
+    asserts: str
+    claims: Sequence[Claim]
+    found: Reproduction

@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
-from math import inf, isfinite
+from math import inf, isclose, isfinite, log, sqrt
 from typing import Final, Literal, TypeAlias
 
 Verdict: TypeAlias = Literal["agrees", "disagrees", "undecided", "not run"]
 VERDICTS: Final[tuple[Verdict, ...]] = ("disagrees", "undecided", "not run", "agrees")
 """Verdicts in the order in which they decide: a whole agrees only where each of its parts does."""
+POWER: Final = 0.8
+"""The probability with which ``Claim.runs_to_decide`` runs decide."""
+MOST_RUNS: Final = 1_000_000
+"""A claim that needs more runs than this is too close to its bound for any number of runs."""
 
 
 @dataclass(frozen=True)
@@ -19,6 +23,8 @@ class Measure:
     value: float
     low: float
     high: float
+    runs: int = 0
+    """The number of independent runs behind the interval; 0 where nothing was drawn, or nobody counted."""
 
     @classmethod
     def exact(cls, value: float) -> Measure:
@@ -30,7 +36,8 @@ class Measure:
 class Claim:
     """The assertion that a measure lies between two bounds.
 
-    Raises ValueError for a claim that nothing could contradict.
+    One bound is a one-sided test at a level of 2.5%. Two bounds are a test of equivalence: the whole interval
+    has to lie between them. Raises ValueError for a claim that nothing could contradict.
     """
 
     says: str
@@ -41,6 +48,16 @@ class Claim:
     at_most: float = inf
     published: str = ""
     """The number or formula that the paper prints for this, where it prints one."""
+    derived: str = ""
+    """How the bounds follow from what is printed, where they are not printed themselves."""
+    convention: str = ""
+    """How the paper's word is read as a number, where it prints none: "multiple magnitudes: at least 10
+    times". The number is ours, and the page shows for which numbers the verdict would differ.
+    """
+    check: str = ""
+    """Why the claim cannot fail: it holds by construction, or with much slack. A check tests the measurement,
+    not the paper, and is not counted among the verdicts.
+    """
 
     def __post_init__(self) -> None:
         if not (isfinite(self.at_least) or isfinite(self.at_most)) or self.at_least > self.at_most:
@@ -70,20 +87,107 @@ class Claim:
             return f"{self.at_least:g} to {self.at_most:g}"
         return f"at least {self.at_least:g}" if isfinite(self.at_least) else f"at most {self.at_most:g}"
 
+    def turning(self, found: Measure) -> str:
+        """The bounds with which the verdict on this measure would be another one, in words."""
+        if isfinite(self.at_least) and isfinite(self.at_most):
+            return f"agrees with bounds that enclose {found.low:.4g} to {found.high:.4g}"
+        if isfinite(self.at_least):
+            return f"agrees with a bound up to {found.low:.4g}, disagrees with one above {found.high:.4g}"
+        return f"agrees with a bound from {found.high:.4g} on, disagrees with one below {found.low:.4g}"
 
-def at_least(bound: float, says: str, measure: str, published: str = "") -> Claim:
+    def runs_to_decide(self, measures: Mapping[str, Measure]) -> int | None:
+        """The number of runs that would decide the claim with a probability of 80%, if the measure and the
+        spread of the runs stay as they are; None where the claim is not undecided, where the number of runs
+        is not known, and where no number of runs would do.
+        """
+        if self.verdict(measures) != "undecided":
+            return None
+        needed = list(self._needed(measures[self.measure]))
+        return max(needed) if needed and max(needed) <= MOST_RUNS else None
+
+    def _needed(self, found: Measure) -> Iterator[int]:
+        """The runs that tell the measure from each bound inside its interval."""
+        if found.runs < 2:
+            return
+        for bound in (self.at_least, self.at_most):
+            if not found.low <= bound <= found.high:
+                continue
+            scale = _symmetric_scale(found)
+            half = abs(scale(found.high if bound >= found.value else found.low) - scale(found.value))
+            distance = abs(scale(bound) - scale(found.value))
+            one = half * sqrt(found.runs) / _quantile(0.975, found.runs)
+            runs = found.runs + 1
+            while runs <= MOST_RUNS and distance * sqrt(runs) < one * (
+                _quantile(0.975, runs) + _quantile(POWER, runs)
+            ):
+                runs += max(1, runs // 50)
+            yield runs
+
+
+def at_least(
+    bound: float,
+    says: str,
+    measure: str,
+    *,
+    published: str = "",
+    derived: str = "",
+    convention: str = "",
+    check: str = "",
+) -> Claim:
     """The claim that a measure is at least ``bound``."""
-    return Claim(says, measure, at_least=bound, published=published)
+    return Claim(says, measure, bound, inf, published, derived, convention, check)
 
 
-def at_most(bound: float, says: str, measure: str, published: str = "") -> Claim:
+def at_most(
+    bound: float,
+    says: str,
+    measure: str,
+    *,
+    published: str = "",
+    derived: str = "",
+    convention: str = "",
+    check: str = "",
+) -> Claim:
     """The claim that a measure is at most ``bound``."""
-    return Claim(says, measure, at_most=bound, published=published)
+    return Claim(says, measure, -inf, bound, published, derived, convention, check)
 
 
-def within(low: float, high: float, says: str, measure: str, published: str = "") -> Claim:
+def within(
+    low: float,
+    high: float,
+    says: str,
+    measure: str,
+    *,
+    published: str = "",
+    derived: str = "",
+    convention: str = "",
+    check: str = "",
+) -> Claim:
     """The claim that a measure lies from ``low`` to ``high``."""
-    return Claim(says, measure, low, high, published)
+    return Claim(says, measure, low, high, published, derived, convention, check)
+
+
+def _symmetric_scale(found: Measure) -> Callable[[float], float]:
+    """The scale on which the interval was computed: as it is, ln x of a ratio, or ln(1 − x) of an R²."""
+    for scale in (float, log, _log_of_rest):
+        try:
+            low, value, high = (scale(x) for x in (found.low, found.value, found.high))
+        except ValueError:  # a number that has no logarithm
+            continue
+        if isclose(high - value, value - low, rel_tol=1e-3):
+            return scale
+    return float
+
+
+def _log_of_rest(x: float) -> float:
+    return log(1 - x)
+
+
+def _quantile(probability: float, runs: int) -> float:
+    """Student's t of so many runs."""
+    from scipy.special import stdtrit  # a list of papers does not wait for it
+
+    return float(stdtrit(runs - 1, probability))
 
 
 def together(verdicts: Iterable[Verdict]) -> Verdict:

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Final, Literal, TypeAlias
 
 from normlab.errors import UserError
-from normlab.spec.artefact import Artefact, Reproduction
+from normlab.spec.artefact import Artefact, Reproduction, Superseded
 from normlab.spec.claim import VERDICTS, Verdict
 from normlab.spec.serialise import NOT_FINITE, from_plain
 from normlab.store.files import read_json, write_json_atomic
@@ -17,8 +17,11 @@ _PACKAGE: Final = Path(__file__).parents[1]
 INSTALLED: Final = _PACKAGE / "papers" / "results"
 KEPT: Final = INSTALLED if INSTALLED.is_dir() else _PACKAGE.parents[1] / "results" / "papers"
 """Kept results: a wheel holds them inside the package, a checkout in its folder ``results/papers``."""
-State: TypeAlias = Verdict | Literal["stale", "damaged", "no study yet"]
-STATES: Final[tuple[State, ...]] = (*reversed(VERDICTS), "stale", "damaged", "no study yet")
+SUPERSEDED: Final = "superseded"
+"""Folder of the results for earlier versions of claims, below that of the kept ones."""
+State: TypeAlias = Verdict | Literal["checked", "stale", "damaged", "no study yet"]
+"""``checked``: an artefact whose claims are all checks, and all pass."""
+STATES: Final[tuple[State, ...]] = (*reversed(VERDICTS), "checked", "stale", "damaged", "no study yet")
 
 
 @dataclass(frozen=True)
@@ -32,6 +35,8 @@ class Standing:
     """The file that was read, or that cannot be read."""
     trouble: str = ""
     """Why the file cannot be read."""
+    before: tuple[Superseded, ...] = ()
+    """Earlier versions of the claims, the first one first."""
 
     @property
     def fresh(self) -> bool:
@@ -79,11 +84,32 @@ def standing(artefact: Artefact, where: Sequence[Path]) -> Standing:
 
     ``where`` is what ``folders`` gives. A file that cannot be read counts where there is no other.
     """
+    before = superseded(artefact.id)
     if not artefact.study:
-        return Standing(artefact, "no study yet")
+        return Standing(artefact, "no study yet", before=before)
     seen = [_read(artefact, path) for folder in where if (path := folder / f"{artefact.id}.json").is_file()]
     order = (lambda s: s.fresh), (lambda s: s.found is not None), (lambda s: True)
-    return next((s for wanted in order for s in seen if wanted(s)), Standing(artefact, "not run"))
+    found = next((s for wanted in order for s in seen if wanted(s)), Standing(artefact, "not run"))
+    return replace(found, before=before)
+
+
+def superseded(id_: str) -> tuple[Superseded, ...]:
+    """The earlier versions of an artefact's claims, kept under their fingerprints.
+
+    Raises UserError for a damaged file.
+    """
+    paths = (KEPT / SUPERSEDED).glob(f"{id_}.*.json")
+    found: list[Superseded] = [from_plain(Superseded, read_json(path)) for path in paths]
+    return tuple(sorted(found, key=lambda one: one.version))
+
+
+def write_superseded(artefact: Artefact, found: Reproduction) -> Path:
+    """Write the artefact's claims and what was measured for them as an earlier version; return the path."""
+    fields = (artefact.version, artefact.date, artefact.reason, artefact.asserts, artefact.claims)
+    path = KEPT / SUPERSEDED / f"{artefact.id}.{found.fingerprint}.json"
+    path.parent.mkdir(parents=True, exist_ok=True)
+    write_json_atomic(path, Superseded(*fields, found))
+    return path
 
 
 def again(path: Path) -> str:
@@ -97,4 +123,10 @@ def _read(artefact: Artefact, path: Path) -> Standing:
     except UserError as error:
         return Standing(artefact, "damaged", path=path, trouble=str(error))
     current = found.fingerprint == artefact.fingerprint()
-    return Standing(artefact, found.verdict(artefact) if current else "stale", found, path)
+    return Standing(artefact, _state(artefact, found) if current else "stale", found, path)
+
+
+def _state(artefact: Artefact, found: Reproduction) -> State:
+    tally = found.tally(artefact.claims)
+    only_checks = not tally.claims and tally.passed == tally.checks > 0
+    return "checked" if only_checks and not found.stand_in else found.verdict(artefact.claims)

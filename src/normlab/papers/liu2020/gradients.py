@@ -25,20 +25,41 @@ FIG3: Final = Artefact(
     study="sublayer_outputs",
     settings={**_ON_WMT, "layers": 18, "tokens": 2048, "seeds": 3},
     claims=(
-        at_most(0.1, "first layer over last, Post-LN decoder", "post_decoder_first_over_last", "vanishes"),
-        at_least(
-            0.5, "first layer over last, Post-LN encoder", "post_encoder_first_over_last", "does not vanish"
+        at_most(
+            0.1,
+            "first layer over last, Post-LN decoder",
+            "post_decoder_first_over_last",
+            published="vanishes",
+            convention="vanishes: a tenth of the last layer's, or less",
         ),
-        at_least(
-            0.5, "first layer over last, Pre-LN encoder", "pre_encoder_first_over_last", "does not vanish"
-        ),
-        at_least(
-            0.5, "first layer over last, Pre-LN decoder", "pre_decoder_first_over_last", "does not vanish"
+        *(
+            at_least(
+                0.5,
+                f"first layer over last, {name}",
+                f"{measure}_first_over_last",
+                published="does not vanish",
+                convention="does not vanish: half of the last layer's, or more",
+            )
+            for name, measure in (
+                ("Post-LN encoder", "post_encoder"),
+                ("Pre-LN encoder", "pre_encoder"),
+                ("Pre-LN decoder", "pre_decoder"),
+            )
         ),
         at_most(
-            0.95, "factor through a Post-LN's encoder-attention", "post_cross_attention_step", "falls there"
+            0.95,
+            "factor through a Post-LN's encoder-attention",
+            "post_cross_attention_step",
+            published="falls there",
+            convention="falls: by 5% or more in a layer",
         ),
-        at_least(0.95, "factor through its other sublayers", "post_other_step", "about 1"),
+        at_least(
+            0.95,
+            "factor through its other sublayers",
+            "post_other_step",
+            published="about 1",
+            convention="about 1: falls by less than 5%",
+        ),
     ),
     drawings=tuple(
         Drawing(
@@ -80,16 +101,24 @@ FIG5_11: Final = Artefact(
             2.0,
             "gradients of values and outputs over those of queries and keys",
             "gradient_values_over_queries",
-            "K and Q below V1 and V2",
+            published="K and Q below V1 and V2",
+            convention="below: by a factor of 2 or more",
         ),
         within(
             0.5,
             2.0,
             "updates of values and outputs over those of queries and keys",
             "update_values_over_queries",
-            "balanced",
+            published="balanced",
+            check="Adam's first steps hardly see how large a gradient is",
         ),
-        at_least(2.0, "spread of the gradients over that of the updates", "spread_ratio"),
+        at_least(
+            2.0,
+            "spread of the gradients over that of the updates",
+            "spread_ratio",
+            published="updates alike, gradients not",
+            convention="more spread: by a factor of 2 or more",
+        ),
     ),
     drawings=tuple(
         Drawing(
@@ -107,30 +136,38 @@ FIG5_11: Final = Artefact(
     ),
 )
 
+_ALLOWED: Final = 1 - 4 / 512
+_PLACES: Final = (("self_attention", "self-attention"), ("ffn", "feed-forwards"), ("all", "all sublayers"))
+
 THEOREM1: Final = Artefact(
     id="liu2020.theorem1",
     paper="Liu et al. 2020, Theorem 1 (arXiv 2004.08249)",
-    shows="The variance of the gradient in the stream of a Post-LN encoder, from layer to layer.",
+    shows="The variance of the gradient in the stream of a Post-LN encoder, from sublayer to sublayer.",
     published={"post encoder": "Var[Δx_(i−1)] ≥ Var[Δx_i]"},
-    asserts="Gradients do not decay towards the input of a Post-LN encoder, measured in that of an "
-    "encoder-decoder; an encoder alone with a loss of its tokens is shown apart.",
-    discussion="Appendix F of Xiong et al. 2020 has gradients of a Post-LN decay towards the input. A trial "
-    "before this claim: a feed-forward sublayer loses 1 − 2/d; under a loss of every token 18 layers of an "
-    "encoder alone fell to 0.3, under a pooled loss they did not. With three seeds the interval was too "
-    "wide to decide, so that there are five. Sections 3.1 and 5.2 of the paper exchange the numbers of its "
-    "theorems.",
+    asserts="Gradients do not decay towards the input of a Post-LN encoder: on the mean over the sublayers "
+    "of each role and over all, in the encoder of an encoder-decoder; and, as a claim of its own, in an "
+    "encoder alone with a loss of its tokens.",
+    discussion="Appendix F of Xiong et al. 2020 has gradients of a Post-LN decay towards the input. The "
+    "exact value for a feed-forward is 1 − 2/d, since a norm takes away two of d directions, so that no "
+    "measurement could find at least 1; twice that loss is allowed. An encoder alone under a loss of its "
+    "tokens is covered by the theorem's words; its assumption that gradients have mean 0 and do not depend "
+    "on the sublayers' derivatives may not hold there. A loss of the mean of the tokens is measured beside. "
+    "Sections 3.1 and 5.2 of the paper exchange the numbers of its theorems.",
     study="encoder_gradients",
-    settings={**_ON_WMT, "layers": 18, "tokens": 2048, "seeds": 5},
-    claims=(
+    settings={**_ON_WMT, "layers": 18, "tokens": 512, "seeds": 24},
+    claims=tuple(
         at_least(
-            0.9, "variance at the first layer over that at the last", "in_model_first_over_last", "at least 1"
-        ),
-        at_least(
-            0.95,
-            "variance at a sublayer over that at the next, the least",
-            "in_model_least_step",
-            "at least 1",
-        ),
+            _ALLOWED,
+            f"variance at a sublayer's input over that at its output, {name}{where}",
+            f"{place}_{role}",
+            published="at least 1",
+            derived="1 − 4/d, twice the loss of a feed-forward; limits simultaneous over roles and all",
+        )
+        for place, where, roles in (
+            ("in_model", "", _PLACES),
+            ("alone_token_loss", ", encoder alone under a loss of its tokens", _PLACES[-1:]),
+        )
+        for role, name in roles
     ),
     drawings=(
         Drawing(
@@ -143,7 +180,22 @@ THEOREM1: Final = Artefact(
             colour="where",
             log_y=True,
         ),
+        Drawing(
+            "steps",
+            "index",
+            "ratio",
+            "Var[Δx_(i−1)] / Var[Δx_i], limits simultaneous over all sublayers",
+            "sublayer i",
+            "ratio",
+            colour="role",
+            panel="where",
+        ),
     ),
+    version=2,
+    date="2026-11-22",
+    reason="The first version asked the smallest of 35 noisy ratios to reach 0.95. The theorem is about "
+    "variances, which are means: they are tested on means now, all at once, against what is exact for a "
+    "feed-forward.",
 )
 
 REMARK1: Final = Artefact(
@@ -159,7 +211,8 @@ REMARK1: Final = Artefact(
             0.995,
             f"variance at a sublayer over that at the next, the least of the {stack}",
             f"pre_{stack}_least_variance_step",
-            "at least 1",
+            published="at least 1",
+            convention="never falls: by no more than 0.5%, which is left for sampling and rounding",
         )
         for stack in _STACKS
     ),
@@ -187,7 +240,9 @@ APPENDIX_A3: Final = Artefact(
     study="cross_attention",
     settings={**_ON_WMT, "layers": 18, "tokens": 2048, "seeds": 3},
     claims=(
-        at_most(1.0, "(Var[∂a/∂x] + 1) / σ_b², the largest of the decoder", "largest_ratio", "at most 1"),
+        at_most(
+            1.0, "(Var[∂a/∂x] + 1) / σ_b², the largest of the decoder", "largest_ratio", published="at most 1"
+        ),
     ),
     drawings=(
         Drawing(

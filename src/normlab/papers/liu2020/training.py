@@ -194,7 +194,14 @@ PARAMETERS: Final = Artefact(
         "published": _PARAMETERS,
     },
     claims=tuple(
-        within(-0.5, 0.5, f"millions more than published, {name}", name, f"{count}")
+        within(
+            -0.5,
+            0.5,
+            f"millions more than published, {name}",
+            name,
+            published=f"{count}",
+            derived="rounds to the millions that are printed",
+        )
         for name, count in _PARAMETERS.items()
     ),
 )
