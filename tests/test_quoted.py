@@ -5,6 +5,7 @@ A quotation is a function from result files to the sentences that a document mus
 
 from __future__ import annotations
 
+import itertools
 import json
 import re
 from collections import Counter
@@ -57,12 +58,9 @@ class Kept:
         self.folder = ROOT / "results" / name
         self.data = json.loads((self.folder / "comparison.json").read_text(encoding="utf-8"))
         self.recipes = {recipe["name"]: recipe for recipe in self.data["recipes"]}
-
-    def interval(self, recipe: str) -> dict[str, float]:
-        return self.recipes[recipe]["intervals"]["bleu"]
-
-    def chrf(self, recipe: str) -> float:
-        return self.recipes[recipe]["scores"]["chrf"]
+        self.sentences = self.data["sentences"]
+        pairs = [(d["a"], d["b"]) for d in self.data["differences"]]
+        self.ranked = list(dict.fromkeys(name for pair in pairs for name in pair))
 
     def dev(self, recipe: str) -> list[float]:
         return [trial["dev"]["bleu"] for trial in self.recipes[recipe]["trials"]]
@@ -70,25 +68,43 @@ class Kept:
     def dev_nll(self, recipe: str) -> list[float]:
         return [trial["dev"]["nll"] for trial in self.recipes[recipe]["trials"]]
 
-    def outcome(self, run: str) -> str:
-        status = json.loads((self.folder / run / "status.json").read_text(encoding="utf-8"))
-        return status["outcome"]["state"]
-
     def difference(self, a: str, b: str) -> dict[str, Any]:
-        """``a`` minus ``b``."""
+        """``a`` minus ``b``, as tables have it."""
         for d in self.data["differences"]:
-            delta = d["delta"]
-            if (d["a"], d["b"]) == (a, b):
-                return {**d, **delta}
-            if (d["a"], d["b"]) == (b, a):
-                return {**d, "value": -delta["value"], "low": -delta["high"], "high": -delta["low"]}
+            turn = {(a, b): 1, (b, a): -1}.get((d["a"], d["b"]))
+            if turn:
+                ends = [turn * d["delta"][end] for end in ("low", "high")] if d["delta"] else []
+                value = turn * d["delta"]["value"] if d["delta"] else None
+                return {
+                    **d,
+                    "value": value,
+                    "ends": sorted(ends),
+                    "models": turn * d["models"] if d["models"] else d["models"],
+                }
         raise KeyError((a, b))
 
     def row(self, recipe: str) -> str:
-        """Score, interval, chrF and dev scores, as tables have them."""
-        bleu, dev = self.interval(recipe), ", ".join(f"{score:.1f}" for score in self.dev(recipe))
-        ends = f"{bleu['low']:.1f} to {bleu['high']:.1f}"
-        return f"{bleu['value']:.1f} | {ends} | {self.chrf(recipe):.1f} | {dev} |"
+        """Mean, seeds and dev scores, as tables have them."""
+        found = self.recipes[recipe]
+        mean = found["means"].get("bleu")
+        seeds = ", ".join(f"{score:.1f}" for score in found["scores"]["bleu"])
+        dev = ", ".join(f"{score:.1f}" for score in self.dev(recipe))
+        states = ", ".join(f"{n} {state}" for state, n in Counter(found["outcomes"]).items())
+        return (
+            f"{mean['value']:.1f} | {seeds} | {states} | {dev} |"
+            if mean
+            else f"– | {seeds} | {states} | {dev} |"
+        )
+
+    def pair(self, a: str, b: str) -> str:
+        """A difference, the number of seeds that would decide it, and that of the very models."""
+        d = self.difference(a, b)
+        models = f"{d['models']:.1f} | {p(d['p_models'])} |" if d["models"] is not None else "– | – |"
+        if d["value"] is None:
+            return f"– | – | – | – | {models}"
+        needed = {"open": str(d["seeds_needed"] or "over 1,000")}.get(d["answer"], d["answer"])
+        low, high = d["ends"]
+        return f"{d['value']:.1f} | {low:.1f} to {high:.1f} | {p(d['p'])} | {needed} | {models}"
 
 
 def p(value: float, digits: int = 3) -> str:
@@ -116,19 +132,10 @@ def multi30k_recipes() -> Iterator[str]:
     kept = Kept("multi30k-recipes")
     for name, recipe in kept.recipes.items():
         yield f"| {name} | {recipe['lr']:g} | {kept.row(name)}"
-    worse = kept.difference("post+warmup", "post")
-    yield f"is {worse['value']:.0f} BLEU behind Post-LN with it (p {p(worse['p_corrected'])})"
+    for a, b in itertools.combinations(kept.ranked, 2):
+        yield f"| {a} over {b} | {kept.pair(a, b)}"
+    yield from kept.sentences
     yield f"it reaches a dev BLEU of {kept.dev('post')[1]:.1f}."
-    for a, b, sentence in (
-        (
-            "pre+fixnorm+scalenorm",
-            "pre",
-            "worth {value:.1f} BLEU ({low:.1f} to {high:.1f}, p = {p_corrected:.3f})",
-        ),
-        ("pre", "post+warmup", "told apart ({value:.1f} BLEU, p = {p_corrected:.2f})"),
-        ("pre", "admin", "after correction ({value:.1f} BLEU, p = {p_corrected:.3f})"),
-    ):
-        yield sentence.format(**kept.difference(a, b))
 
 
 GL_EN = {
@@ -144,28 +151,14 @@ def gl_en() -> Iterator[str]:
     kept = Kept("gl-en")
     for row, name in GL_EN.items():
         yield f"| {row} | {name} | {kept.recipes[name]['lr']:g} | {kept.row(name)}"
-    for a, b in (
-        ("(2)", "(1)"),
-        ("(3)", "(1)"),
-        ("(4)", "(1)"),
-        ("(3)", "(2)"),
-        ("(4)", "(2)"),
-        ("(4)", "(3)"),
-    ):
-        d = kept.difference(GL_EN[a], GL_EN[b])
-        ends = f"{d['low']:.1f} to {d['high']:.1f}"
-        tests = f"{p(d['p_corrected'])} | {p(d['p_randomisation'])} |"
-        yield f"| {a} over {b} | {d['value']:.1f} | {ends} | {tests}"
-    fixnorm, scalenorm = (kept.difference(GL_EN[a], GL_EN[b]) for a, b in (("(3)", "(2)"), ("(4)", "(3)")))
-    yield f"FixNorm is worth {fixnorm['value']:.1f} BLEU on Pre-LN"
-    yield f"(p = {fixnorm['p_corrected']:.3f} with three seeds)"
-    ends = f"{scalenorm['low']:.1f} to {scalenorm['high']:.1f}"
-    yield f"undecided here: {scalenorm['value']:.1f} ({ends}, p = {scalenorm['p_corrected']:.2f}) leaves room"
-    assert scalenorm["low"] < 0 < 1.5 < scalenorm["high"]
+    for (row_b, b), (row_a, a) in itertools.combinations(GL_EN.items(), 2):
+        yield f"| {row_a} over {row_b} | {kept.pair(a, b)}"
+    yield from kept.sentences
     post = kept.recipes[GL_EN["(1)"]]
-    states = [kept.outcome(run) for run in post["runs"]]
-    yield f"The outcome of all {states.count('ignores its source')} is *ignores its source*, by their outputs"
+    number = post["outcomes"].count("ignores its source")
     yield f"answer at least {int(100 * min(post['repeated']))}% of the test sentences with one sentence"
+    yield f"The outcome of both is *{post['outcomes'][0]}*, by their outputs"
+    assert number == len(post["outcomes"]) == 2
     yield f"Its dev BLEU of {kept.dev(post['name'])[1]:.1f}"
     low, high = kept.dev_nll(post["name"])
     yield f"the better dev loss ({low:.2f} against {high:.2f} nats)"
@@ -175,15 +168,14 @@ def gl_en() -> Iterator[str]:
 def gl_en_low() -> Iterator[str]:
     kept = Kept("gl-en-low")
     for row, name in GL_EN.items():
-        yield f"| {row} | {name} | {kept.row(name)}"
+        (bleu,), (chrf,) = (kept.recipes[name]["scores"][metric] for metric in ("bleu", "chrf"))
+        yield f"| {row} | {name} | {bleu:.1f} | {chrf:.1f} |"
     said = {
-        pair: f"{kept.difference(*(GL_EN[row] for row in pair))['value']:.1f}"
-        for pair in (("(4)", "(2)"), ("(3)", "(2)"), ("(2)", "(1)"), ("(4)", "(1)"))
+        pair: kept.difference(*(GL_EN[row] for row in pair))["models"]
+        for pair in (("(4)", "(3)"), ("(4)", "(2)"), ("(3)", "(2)"), ("(2)", "(1)"), ("(4)", "(1)"))
     }
-    yield ", ".join(f"{a} over {b} {value}" for (a, b), value in said.items())
-    yield "(4) over (3) {value:.1f} ({low:.1f} to {high:.1f}), p = {p_corrected:.2f}".format(
-        **kept.difference(GL_EN["(4)"], GL_EN["(3)"])
-    )
+    yield ", ".join(f"{a} over {b} {value:.1f}" for (a, b), value in said.items())
+    yield from kept.sentences
 
 
 @quotes("docs/brown.md")

@@ -89,7 +89,9 @@ def _standing(best: RecipeResult, others: Sequence[Difference], comparison: Comp
     behind = [d for d in others if d.answer == "better" and d not in ahead]
     often = [d for d in others if d not in ahead and (d.p_trains or 1.0) < LEVEL]
     equal = [d for d in others if d.answer == "equal" and d not in often]
-    still = [d for d in others if d.answer == "open" and d not in often]
+    never = {r.name for r in comparison.recipes if not r.trained}
+    still = [d for d in others if d.answer == "open" and d not in often and _other(d, best.name) not in never]
+    unable = [d for d in others if d not in often and _other(d, best.name) in never]
 
     def named(some: Iterable[Difference]) -> str:
         return _listing(_other(d, best.name) for d in some)
@@ -102,6 +104,8 @@ def _standing(best: RecipeResult, others: Sequence[Difference], comparison: Comp
         clauses.append(f"{named(behind)} did better where it trained, but trained less often")
     if often:
         clauses.append(f"it trains more often than {named(often)}")
+    if unable:
+        clauses.append(f"no seed of {named(unable)} trained")
     if equal:
         most = max(d.delta.largest for d in equal if d.delta)
         clauses.append(f"there is no difference larger than {metric.amount(most)} from {named(equal)}")
