@@ -133,8 +133,7 @@ def test_compare_trains_writes_the_page_and_prints_the_table(stand_in, tmp_path,
         )
     ]
     assert order == sorted(order)
-    assert "0 of 2" in printed
-    assert "30.0, 30.5" in printed
+    assert all(said in printed for said in ("0 of 2", "30.0, 30.5"))
     assert "p = 0.042" in printed
     assert "failed: r9: out of memory" in printed
     assert f"page: {tmp_path}/comparison.html" in printed
@@ -169,10 +168,7 @@ def test_a_plan_says_what_how_long_and_what_it_will_tell(stand_in, capsys, tmp_p
         seconds=SimpleNamespace(step=0.05, validation=1.0, run=30.0),
         total_seconds=75.0,
         metric=Translation.metrics[0],
-        power=[
-            SimpleNamespace(seeds=2, sd=97.9, difference=None, runs=8, seconds=120.0),
-            SimpleNamespace(seeds=3, sd=4.9, difference=4.41, runs=10, seconds=150.0),
-        ],
+        power=[SimpleNamespace(seeds=3, sd=4.9, difference=4.41, runs=10, seconds=150.0)],
         basis="By three recipes",
     )
     stand_in("normlab.comparison.plan", plan=lambda request: plan)
