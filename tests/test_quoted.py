@@ -258,6 +258,10 @@ def second_reading_in_the_lab_book() -> Iterator[str]:
     yield f"{theory} times the (2/3)^(5/2) that is published in the setting of the theory, {encoder}"
     yield f"in an encoder on text and {decoder} in a decoder"
     yield f"not in the setting of the theory ({ends(decay['pre_theory_W2_last_over_first'])})"
+    steps = measures("liu2020.theorem1")
+    yield f"towards the input: {ends(steps['in_model_ffn'], 3)} of it through a feed-forward"
+    yield f"{ends(steps['in_model_self_attention'], 3)} through a self-attention"
+    yield f"it does, {ends(steps['alone_token_loss_all'], 3)} a sublayer"
     shares = measures("liu2020.theorem2")
     yield f"is a line in i (R² {ends(shares['pre_inverse_ffn_r2'], 3)}), of its self-attention less so"
     yield f"({ends(shares['pre_inverse_self_attention_r2'], 3)})"

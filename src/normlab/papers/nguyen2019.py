@@ -216,7 +216,7 @@ SPEED: Final = Artefact(
                 published="O(7d) against O(3d)",
                 derived="more operations take longer: a ratio above 1; limits simultaneous over the shapes",
             )
-            for form, name in (("plain", "elementary operations"), ("fused", "one kernel each"))
+            for form, name in (("elementary", "elementary operations"), ("fused", "one kernel each"))
         ),
         at_least(
             1.025,

@@ -80,7 +80,7 @@ def speed(
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     rows: list[Row] = []
     measures: dict[str, Measure] = {}
-    for form in ("plain", "fused"):
+    for form in ("elementary", "fused"):
         ratios: list[list[float]] = []
         for count, dim in shapes:
             lab.say(f"{form}, {count} x {dim}")
@@ -121,7 +121,7 @@ def _built(name: str, dim: int, form: str, device: torch.device) -> nn.Module:
     """A norm in its form; on a GPU one kernel is what the compiler makes of the elementary operations."""
     kind, formula = NORMS[name]
     norm = kind(dim).to(device)
-    if form == "plain":
+    if form == "elementary":
         return Elementary(norm, formula)
     if device.type == "cpu":
         return norm
