@@ -44,6 +44,8 @@ class Axis:
     height: int = 230
     x: str = "step"
     x_title: str = "step"
+    x_number: str = "~s"
+    """d3 format of the ticks of ``x``."""
 
 
 def curve(
@@ -68,7 +70,7 @@ def curve(
     scale, top = _scale(shown, axis)
     y = partial(alt.Y, type="quantitative", title=axis.title, scale=scale, axis=_ticks(shown, axis))
     zero = "datum.value === 0 ? '0' : datum.label"
-    steps = alt.Axis(format="~s", tickCount=5, grid=False, labelExpr=zero)
+    steps = alt.Axis(format=axis.x_number, tickCount=5, grid=False, labelExpr=zero)
     x = alt.X(f"{axis.x}:Q", title=axis.x_title, axis=steps)
     layers: list[Any] = []
     if entropy_nats is not None and not axis.log:

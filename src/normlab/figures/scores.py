@@ -10,6 +10,7 @@ from typing import Any
 import altair as alt
 import polars as pl
 
+from normlab.figures.axes import log_or_linear
 from normlab.figures.curves import outcome_shape
 from normlab.figures.theme import MANY, Drawn, finish, focused, recipe_colour, recipe_dash, rows
 from normlab.spec.metric import Metric
@@ -19,6 +20,12 @@ ROW = 38
 
 FAR = 2.0
 """Where the best score is so many times as good, a score is not drawn to scale."""
+
+WIDE = 3.0
+"""Where the worst of the dev losses is so many times the best, their axis is logarithmic."""
+
+REACH = 50.0
+"""So many times the best dev loss stand at the end of the axis instead of stretching it."""
 
 
 def score_dots(results: pl.DataFrame, seeds: pl.DataFrame, recipes: Sequence[str], metric: Metric) -> Drawn:
@@ -92,10 +99,11 @@ def sensitivity(trials: pl.DataFrame, recipes: Sequence[str], lrs: Sequence[floa
     ``trials``: ``recipe``, ``lr``, ``dev`` (null: no score), ``outcome``, ``chosen``. Recipes stand
     slightly beside each other, so that points at the same place can be told apart. A run that did not
     train is hollow with its outcome's mark; without a score it stands at the bad end of the axis and its
-    line has a gap. If lower scores are better, scores above twice the best stand there as well.
+    line has a gap. If lower scores are better, a wide axis is logarithmic, and scores above ``REACH`` times
+    the best stand there as well.
     """
     title = f"dev {metric.title}, seed of the sweep"
-    trials, worst, scale = _on_scale(trials, metric)
+    trials, worst, scale, ticks = _on_scale(trials, metric)
     width = min((b / a for a, b in pairwise(lrs)), default=2.0) ** 0.22
     gaps = max(1, len(recipes) - 1)
     place = {name: width ** (i / gaps - 0.5) for i, name in enumerate(recipes)}
@@ -110,7 +118,7 @@ def sensitivity(trials: pl.DataFrame, recipes: Sequence[str], lrs: Sequence[floa
     ends = alt.Scale(type="log", domain=[min(lrs) / width**1.2, max(lrs) * width**1.2], nice=False)
     axis = alt.Axis(values=sorted(lrs), format="~e", grid=True, labelOverlap=False)
     x = alt.X("at:Q", scale=ends, title="learning rate", axis=axis)
-    y = alt.Y("drawn:Q", title=title, scale=scale, axis=alt.Axis(tickCount=5))
+    y = alt.Y("drawn:Q", title=title, scale=scale, axis=ticks)
     colour = recipe_colour(recipes)
     line = alt.Chart(rows(shown)).encode(x=x, color=colour)
     trained = (pl.col("outcome") == "trained") & pl.col("dev").is_not_null()
@@ -121,7 +129,9 @@ def sensitivity(trials: pl.DataFrame, recipes: Sequence[str], lrs: Sequence[floa
         line.mark_line(
             strokeWidth=1 if len(recipes) > MANY else 1.75, invalid="break-paths-show-domains"
         ).encode(
-            y=alt.Y("dev:Q", title=title, scale=scale), strokeDash=recipe_dash(recipes), opacity=focused(0.9)
+            y=alt.Y("dev:Q", title=title, scale=scale, axis=ticks),
+            strokeDash=recipe_dash(recipes),
+            opacity=focused(0.9),
         )
     ]
     for good in (True, False):
@@ -141,15 +151,22 @@ def sensitivity(trials: pl.DataFrame, recipes: Sequence[str], lrs: Sequence[floa
     return finish(layers, 260)
 
 
-def _on_scale(trials: pl.DataFrame, metric: Metric) -> tuple[pl.DataFrame, float, Any]:
-    """Return the trials without scores far beyond the best, the bad end of the axis, and the axis's scale."""
+def _on_scale(trials: pl.DataFrame, metric: Metric) -> tuple[pl.DataFrame, float, Any, alt.Axis]:
+    """Return the trials without scores beyond all reach, the bad end of the axis, its scale and its ticks."""
     if metric.higher_is_better:
-        return trials, metric.bounded(0.0), alt.Undefined
-    near = trials["dev"].filter(_near(trials["dev"], metric))
-    low, worst = (float(v) if isinstance(v, int | float) else 1.0 for v in (near.min(), near.max()))
-    worst += 0.1 * (worst - low)
-    scale = alt.Scale(domain=[low - 0.1 * (worst - low), worst], nice=False, zero=False)
-    return trials.with_columns(dev=pl.when(pl.col("dev") <= worst).then(pl.col("dev"))), worst, scale
+        return trials, metric.bounded(0.0), alt.Undefined, alt.Axis(tickCount=5)
+    found: list[float] = trials["dev"].drop_nulls().to_list() or [1.0]
+    low = min(found)
+    shown = [value for value in found if value <= max(REACH * low, low)]
+    worst = max(shown)
+    if worst > WIDE * low > 0:
+        worst *= 1.3
+        scale, axis = log_or_linear(shown, log=True)
+    else:
+        worst += 0.1 * (worst - low)
+        scale = alt.Scale(domain=[low - 0.1 * (worst - low), worst], nice=False, zero=False)
+        axis = alt.Axis(tickCount=5)
+    return trials.with_columns(dev=pl.when(pl.col("dev") <= worst).then(pl.col("dev"))), worst, scale, axis
 
 
 def time_bars(results: pl.DataFrame, recipes: Sequence[str]) -> Drawn:

@@ -132,7 +132,7 @@ def _time_section(comparison: Comparison, views: Mapping[str, RunView]) -> Secti
         result.select("recipe", "minutes", "total_minutes", "note"),
     )
     axis = replace(dev_axis(metric), height=260)
-    minutes = replace(axis, x="minutes", x_title="training time, minutes")
+    minutes = replace(axis, x="minutes", x_title="training time, minutes", x_number="~g")
     seen = replace(axis, x="seen", x_title="training tokens")
     name, title = f"dev-{metric.name}", f"Dev {metric.label} against"
     pace = "At each recipe's mean speed over its seeds."
