@@ -1,12 +1,17 @@
 """One core a test process: workers then do not fight for cores, and timings mean something."""
 
 import os
+import signal
 import socket
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 os.environ.setdefault("MKL_NUM_THREADS", "1")
 
 import pytest
+
+# a shell that starts the tests in its background has told them to ignore these, and a run heeds that
+signal.signal(signal.SIGINT, signal.default_int_handler)
+signal.signal(signal.SIGHUP, signal.SIG_DFL)
 
 
 @pytest.fixture(scope="session", autouse=True)

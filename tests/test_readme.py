@@ -79,7 +79,7 @@ def test_every_command_works_in_order(texts: Path, capsys: pytest.CaptureFixture
         if "RUN" in words:
             words[words.index("RUN")] = next(iter(Runs("runs"))).path.name
         assert main(words) == 0, (command, capsys.readouterr().err)
-    assert len(list(Runs("runs"))) == 2 * 2 + 2 * 2 + 1
+    assert len(list(Runs("runs"))) == 2 * 2 + 2 * 5 + 1
     assert len((texts / "test.hyp").read_text().splitlines()) == 20
     assert "significance" in (texts / "runs" / "comparison.html").read_text().lower()
 

@@ -106,7 +106,7 @@ def test_text_that_is_not_utf8_is_a_sentence(run, standard_input, capsys):
 @pytest.mark.parametrize(
     ("place", "sentence"),
     [
-        ("", "--output is '', a folder; name a file, or - for standard output"),
+        ("", "--output is empty; name a place, such as --output . for the current directory"),
         (".", "--output is '.', a folder; name a file, or - for standard output"),
         ("none/out", "--output is in none, which is no folder; type: mkdir -p none"),
     ],

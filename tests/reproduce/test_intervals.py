@@ -84,6 +84,7 @@ def few_draws(monkeypatch):
     monkeypatch.setattr(intervals, "DRAWS", 2_000)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("n", "k", "together"), [(5, 3, 0.0), (10, 12, 0.0), (10, 12, 0.9), (20, 6, 0.5)])
 def test_simultaneous_limits_hold_together_as_often_as_they_say(n, k, together, few_draws):
     random = np.random.default_rng(0)

@@ -88,7 +88,7 @@ def test_a_wrong_block_disagrees(root, monkeypatch):
     monkeypatch.setattr(Placement.registry["post"], "write", lambda self, stream, y: self.norm(stream - y))
     for id_ in ("xiong2020.table1", "apx.blocks"):
         artefact = shrunk(ARTEFACTS[id_])
-        assert reproduce(artefact, None, root).verdict(artefact) == "disagrees"
+        assert reproduce(artefact, None, root).verdict(artefact.claims) == "disagrees"
 
 
 def test_a_wrong_count_disagrees(root, monkeypatch):
@@ -96,7 +96,7 @@ def test_a_wrong_count_disagrees(root, monkeypatch):
     artefact = ARTEFACTS["liu2020.parameters"]
     models = {**artefact.settings["models"], "WMT'14 En-De 6L-6L": ("base", 7, 6, 37_000)}
     changed = replace(artefact, settings={**artefact.settings, "models": models})
-    assert reproduce(changed, None, root).verdict(changed) == "disagrees"
+    assert reproduce(changed, None, root).verdict(changed.claims) == "disagrees"
 
 
 def test_several_are_measured_side_by_side_and_timings_come_last_and_alone(tmp_path, monkeypatch):
@@ -108,7 +108,7 @@ def test_several_are_measured_side_by_side_and_timings_come_last_and_alone(tmp_p
     found, failed = [], []
     for artefact, measure in each(wanted, None, tmp_path, jobs=2):
         if artefact.study:
-            found.append((artefact.id, measure().verdict(artefact)))
+            found.append((artefact.id, measure().verdict(artefact.claims)))
         else:
             failed.append(artefact.id)
             with pytest.raises(ValueError, match="has no study yet"):

@@ -169,11 +169,11 @@ def within(
 
 def _symmetric_scale(found: Measure) -> Callable[[float], float]:
     """The scale on which the interval was computed: as it is, ln x of a ratio, or ln(1 − x) of an R²."""
-    for scale in (float, log, _log_of_rest):
-        try:
-            low, value, high = (scale(x) for x in (found.low, found.value, found.high))
-        except ValueError:  # a number that has no logarithm
-            continue
+    scales: list[Callable[[float], float]] = [float]
+    scales += [log] if found.low > 0 else []
+    scales += [_log_of_rest] if found.high < 1 else []
+    for scale in scales:
+        low, value, high = (scale(x) for x in (found.low, found.value, found.high))
         if isclose(high - value, value - low, rel_tol=1e-3):
             return scale
     return float
