@@ -81,7 +81,7 @@ def test_every_command_works_in_order(texts: Path, capsys: pytest.CaptureFixture
         assert main(words) == 0, (command, capsys.readouterr().err)
     assert len(list(Runs("runs"))) == 2 * 2 + 2 * 5 + 1
     assert len((texts / "test.hyp").read_text().splitlines()) == 20
-    assert "significance" in (texts / "runs" / "comparison.html").read_text().lower()
+    assert "which differences are real" in (texts / "runs" / "comparison.html").read_text().lower()
 
 
 def test_the_python_works(texts: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]):
