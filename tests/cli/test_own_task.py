@@ -269,7 +269,8 @@ def test_a_task_of_ones_own_is_compared_in_worker_processes(here):
         assert set(recipe.means) == set(recipe.scores) == {"accuracy", "f1", "nll"}
         mean = recipe.means["f1"]
         assert 0 <= mean.low <= mean.value <= mean.high <= 1, "one score at every seed has no width"
-        assert min(recipe.scores["f1"]) < mean.value < max(recipe.scores["f1"])
+        half = 0.0005  # of the last digit shown: so far from 1 a perfect score is taken to be
+        assert min(recipe.scores["f1"]) - half <= mean.value <= max(recipe.scores["f1"]) + half
         assert recipe.repeated == (), "one answer for most rows is no failure of a classification"
     assert {sample.reference for sample in comparison.samples} <= {"odd", "even"}
     page = (here / "runs" / "comparison.html").read_text()
