@@ -16,6 +16,7 @@ from normlab.spec.comparison import Comparison, RecipeResult, Sample
 from normlab.spec.metric import NLL
 from normlab.spec.units import count
 from normlab.store.folder import RunFolder, read_json
+from normlab.tasks.task import repeated_share
 
 SAMPLES = 8
 
@@ -23,7 +24,8 @@ SAMPLES = 8
 def conclude(grid: Grid, recipes: Sequence[str], failed: Mapping[str, str]) -> Comparison:
     """Compare those recipes, whose runs have all ended."""
     request, task = grid.request, grid.task
-    folders = {r: [grid.folder(r, grid.chosen_lr(r), seed) for seed in grid.seeds] for r in recipes}
+    lrs = {r: grid.chosen_lr(r) for r in recipes}
+    folders = {r: [grid.folder(r, lr, seed) for seed in grid.seeds] for r, lr in lrs.items()}
     tested = {r: found for r, runs in folders.items() if (found := [f for f in runs if f.scores.exists()])}
     expected = task.test_examples(request.base, grid.corpus)
     outputs = {
@@ -43,7 +45,7 @@ def conclude(grid: Grid, recipes: Sequence[str], failed: Mapping[str, str]) -> C
         data=grid.corpus.facts,
         seeds=grid.seeds,
         lrs=tuple(request.lrs),
-        recipes=tuple(_recipe(grid, r, folders[r], outputs.get(r, []), answers) for r in recipes),
+        recipes=tuple(_recipe(grid, r, lrs[r], folders[r], outputs.get(r, []), answers) for r in recipes),
         samples=_samples(expected, {recipe: runs[0] for recipe, runs in outputs.items()}),
         margin=request.margin or task.metrics[0].margin,
         sweep_seed=request.sweep_seed if grid.swept else None,
@@ -63,6 +65,7 @@ def conclude(grid: Grid, recipes: Sequence[str], failed: Mapping[str, str]) -> C
 def _recipe(
     grid: Grid,
     name: str,
+    lr: float,
     folders: Sequence[RunFolder],
     outputs: Sequence[Sequence[str]],
     answers: Sequence[str],
@@ -73,28 +76,17 @@ def _recipe(
         name=name,
         resolves_to=describe(config),
         trials=grid.trials(name),
-        lr=grid.chosen_lr(name),
+        lr=lr,
         runs=tuple(f.path.name for f in folders),
         forced=config.forced,
         explained=explain(config),
-        repeated=_repeated(outputs, answers) if answers else (),
+        repeated=tuple(repeated_share(lines, answers) for lines in outputs) if answers else (),
     )
 
 
 def _scores(folder: RunFolder) -> dict[str, Any]:
     scores: dict[str, Any] = read_json(folder.scores)
     return scores
-
-
-def _repeated(outputs: Sequence[Sequence[str]], references: Sequence[str]) -> tuple[float, ...]:
-    """The share that the commonest output has, by seed; 0 where the references repeat one as often."""
-    shares = [_commonest(lines) for lines in outputs]
-    return tuple(share if share > _commonest(references) else 0.0 for share in shares)
-
-
-def _commonest(lines: Sequence[str]) -> float:
-    """The share that the commonest line has."""
-    return max(Counter(lines).values()) / len(lines)
 
 
 def _samples(expected: Sequence[tuple[str, str]], outputs: Mapping[str, Sequence[str]]) -> tuple[Sample, ...]:

@@ -19,7 +19,7 @@ from normlab.comparison.trains import fisher, seeds_for_shares, share
 from normlab.spec.comparison import Comparison, Difference, Interval, RecipeResult, Trial, learnt
 from normlab.spec.metric import Metric
 from normlab.store.examples import Examples, read_examples
-from normlab.store.folder import RunFolder, read_json
+from normlab.store.folder import RunFolder, Status, read_json
 from normlab.tasks.registry import TASKS
 
 
@@ -36,28 +36,27 @@ def judge(comparison: Comparison, root: Path, *, exchanges: int = 2000) -> Compa
 
 def trial(folder: RunFolder, lr: float) -> Trial:
     """Return the result of a run of the sweep."""
-    return Trial(lr, folder.path.name, folder.status().best_dev, _outcome(folder))
+    return _trial(folder.path.name, lr, folder.status())
 
 
-def _outcome(folder: RunFolder) -> str:
-    status = folder.status()
+def _trial(run: str, lr: float, status: Status) -> Trial:
+    return Trial(lr, run, status.best_dev, _outcome(status))
+
+
+def _outcome(status: Status) -> str:
     return status.outcome.state if status.outcome else status.state
 
 
 def _result(recipe: RecipeResult, comparison: Comparison, root: Path) -> RecipeResult:
-    folders = [RunFolder(root / run) for run in recipe.runs]
-    trials = tuple(trial(RunFolder(root / t.run), t.lr) for t in recipe.trials)
-    statuses = [folder.status() for folder in folders]
-    every = {
-        folder.path: folder for folder in [*(RunFolder(root / t.run) for t in trials), *folders]
-    }.values()
+    every = dict.fromkeys([*(t.run for t in recipe.trials), *recipe.runs])
+    status = {run: RunFolder(root / run).status() for run in every}
     result = replace(
         recipe,
-        trials=trials,
-        outcomes=tuple(map(_outcome, folders)),
-        scores=_scores(comparison.metrics, folders),
-        train_seconds=median(s.train_seconds for s in statuses),
-        total_seconds=sum(f.status().train_seconds for f in every),
+        trials=tuple(_trial(t.run, t.lr, status[t.run]) for t in recipe.trials),
+        outcomes=tuple(_outcome(status[run]) for run in recipe.runs),
+        scores=_scores(comparison.metrics, [RunFolder(root / run) for run in recipe.runs]),
+        train_seconds=median(status[run].train_seconds for run in recipe.runs),
+        total_seconds=sum(found.train_seconds for found in status.values()),
     )
     return replace(
         result,

@@ -8,9 +8,9 @@ from collections.abc import Callable, Iterator
 
 import numpy as np
 
+from normlab.comparison.scale import Array
 from normlab.errors import UserError
 
-Array = np.ndarray[tuple[int, ...], np.dtype[np.float64]]
 Combine = Callable[[Array], Array]
 """Sums of statistics `[..., k]` to scores `[...]`."""
 

@@ -24,7 +24,7 @@ from scipy.special import digamma, polygamma
 from scipy.stats import norm
 from scipy.stats import t as student_t
 
-Array = np.ndarray[tuple[int, ...], np.dtype[np.float64]]
+from normlab.comparison.scale import Array
 
 LEVEL = 0.05
 """Errors that are allowed: a p below it is significant, and intervals cover the rest."""

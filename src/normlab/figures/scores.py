@@ -160,8 +160,8 @@ def _on_scale(trials: pl.DataFrame, metric: Metric) -> tuple[pl.DataFrame, float
     shown = [value for value in found if value <= max(REACH * low, low)]
     worst = max(shown)
     if worst > WIDE * low > 0:
-        worst *= 1.3
         scale, axis = log_or_linear(shown, log=True)
+        worst = scale["domain"][1]
     else:
         worst += 0.1 * (worst - low)
         scale = alt.Scale(domain=[low - 0.1 * (worst - low), worst], nice=False, zero=False)

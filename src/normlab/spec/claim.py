@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from math import inf, isclose, isfinite, log, sqrt
-from typing import Final, Literal, TypeAlias
+from typing import Any, Final, Literal, TypeAlias
 
 Verdict: TypeAlias = Literal["agrees", "disagrees", "undecided", "not run"]
 VERDICTS: Final[tuple[Verdict, ...]] = ("disagrees", "undecided", "not run", "agrees")
@@ -124,47 +124,19 @@ class Claim:
             yield runs
 
 
-def at_least(
-    bound: float,
-    says: str,
-    measure: str,
-    *,
-    published: str = "",
-    derived: str = "",
-    convention: str = "",
-    check: str = "",
-) -> Claim:
-    """The claim that a measure is at least ``bound``."""
-    return Claim(says, measure, bound, inf, published, derived, convention, check)
+def at_least(bound: float, says: str, measure: str, **basis: Any) -> Claim:
+    """The claim that a measure is at least ``bound``; ``basis`` holds the other fields of ``Claim``."""
+    return Claim(says, measure, at_least=bound, **basis)
 
 
-def at_most(
-    bound: float,
-    says: str,
-    measure: str,
-    *,
-    published: str = "",
-    derived: str = "",
-    convention: str = "",
-    check: str = "",
-) -> Claim:
-    """The claim that a measure is at most ``bound``."""
-    return Claim(says, measure, -inf, bound, published, derived, convention, check)
+def at_most(bound: float, says: str, measure: str, **basis: Any) -> Claim:
+    """The claim that a measure is at most ``bound``; ``basis`` holds the other fields of ``Claim``."""
+    return Claim(says, measure, at_most=bound, **basis)
 
 
-def within(
-    low: float,
-    high: float,
-    says: str,
-    measure: str,
-    *,
-    published: str = "",
-    derived: str = "",
-    convention: str = "",
-    check: str = "",
-) -> Claim:
-    """The claim that a measure lies from ``low`` to ``high``."""
-    return Claim(says, measure, low, high, published, derived, convention, check)
+def within(low: float, high: float, says: str, measure: str, **basis: Any) -> Claim:
+    """The claim that a measure is from ``low`` to ``high``; ``basis`` holds the other fields of ``Claim``."""
+    return Claim(says, measure, low, high, **basis)
 
 
 def _symmetric_scale(found: Measure) -> Callable[[float], float]:

@@ -8,10 +8,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from normlab.spec.metric import NLL, Metric, deciding
+from normlab.spec.outcome import MOSTLY
 from normlab.spec.units import count
 
-MOSTLY = 0.5
-"""A share of the outputs; that one of them has more is a failure."""
 NO_OUTCOME = ("new", "running", "done", "interrupted", "failed")
 """States of a run that has not ended by itself: it says nothing of its recipe."""
 

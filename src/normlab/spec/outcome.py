@@ -7,6 +7,9 @@ from typing import Final
 
 IGNORES_SOURCE: Final = "ignores its source"
 
+MOSTLY: Final = 0.5
+"""A share of the outputs; that one and the same output has more is a failure."""
+
 
 @dataclass(frozen=True)
 class Outcome:

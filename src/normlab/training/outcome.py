@@ -7,7 +7,7 @@ import statistics
 from collections.abc import Sequence
 from typing import Any
 
-from normlab.spec.outcome import IGNORES_SOURCE, Outcome
+from normlab.spec.outcome import IGNORES_SOURCE, MOSTLY, Outcome
 
 Row = dict[str, Any]
 
@@ -33,9 +33,6 @@ DIVERGED_ABOVE = 0.5
 
 READS_BY = 0.05
 """Nats per token. By so much at least, the loss rises with sources exchanged where a model reads its own."""
-
-MOSTLY = 0.5
-"""A share of the outputs; that one and the same sentence has more is a failure."""
 
 _NAMES = {"loss": "loss", "nll": "NLL", "grad_norm_l2": "gradient norm"}
 
