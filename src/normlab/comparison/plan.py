@@ -51,6 +51,11 @@ class Spread:
     """The number of recipes, each with at least two seeds, that it was pooled over."""
     source: str
 
+    def size(self, metric: Metric, deviations: float = 1.0) -> float:
+        """A difference of so many standard deviations around ``centre``, as a score."""
+        values = np.array(self.centre), np.array(deviations * self.sd)
+        return abs(float(Scale(metric).difference(*values)))
+
 
 @dataclass(frozen=True)
 class Power:
@@ -95,7 +100,7 @@ class ComparePlan:
                 "standard deviations of a recipe over seeds"
             )
         score = float(Scale(self.metric).scores(np.array(self.spread.centre)))
-        sd = abs(float(Scale(self.metric).difference(np.array(self.spread.centre), np.array(self.spread.sd))))
+        sd = self.spread.size(self.metric)
         return (
             f"By {count(self.spread.recipes, 'recipe')} with several seeds in {self.spread.source}, around "
             f"{self.metric.shown(score)} {self.metric.label}, where a recipe's seeds have a standard "
@@ -139,9 +144,7 @@ def power(
     for seeds in sorted({*NUMBERS, request.seeds}):
         size = detectable(len(request.recipes), seeds)
         runs = len(request.recipes) * (len(grid.swept) + seeds)
-        points = None
-        if seen is not None:
-            points = abs(float(Scale(metric).difference(np.array(seen.centre), np.array(size * seen.sd))))
+        points = seen and seen.size(metric, size)
         yield Power(seeds, size, points, runs, -(-runs // request.jobs) * run_seconds)
 
 

@@ -104,13 +104,13 @@ def _standing(best: RecipeResult, others: Sequence[Difference], comparison: Comp
         clauses.append(f"{named(behind)} did better where it trained, but trained less often")
     if often:
         clauses.append(f"it trains more often than {named(often)}")
-    if unable:
-        clauses.append(f"no seed of {named(unable)} trained")
     if equal:
         most = max(d.delta.largest for d in equal if d.delta)
         clauses.append(f"there is no difference larger than {metric.amount(most)} from {named(equal)}")
     if still:
         clauses.append(f"{_say(len(comparison.seeds)).lower()} cannot tell it from {named(still)}")
+    if unable:
+        clauses.append(f"no seed of {named(unable)} trained")
     return "".join(f"; {clause}" for clause in clauses)
 
 
