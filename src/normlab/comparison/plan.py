@@ -144,7 +144,7 @@ def power(
     for seeds in sorted({*NUMBERS, request.seeds}):
         size = detectable(len(request.recipes), seeds)
         runs = len(request.recipes) * (len(grid.swept) + seeds)
-        points = seen and seen.size(metric, size)
+        points = seen.size(metric, size) if seen else None
         yield Power(seeds, size, points, runs, -(-runs // request.jobs) * run_seconds)
 
 
