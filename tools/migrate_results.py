@@ -18,7 +18,7 @@ from typing import Any, Final
 
 import numpy as np
 
-from judge import today, write
+from judge_comparisons import today, write
 from normlab.data.text import read_lines
 from normlab.spec.config import SEMANTICS, Config, run_id
 from normlab.spec.serialise import from_plain, to_plain

@@ -121,7 +121,7 @@ def test_two_seeds_cannot_tell_and_one_even_less(judged):
 def test_how_often_and_how_good_are_two_questions(judged):
     found = judged(pre=(35.1, 35.3, 35.5), post=(36.1, "stuck", 36.5))
     pre, post = found.recipes
-    assert (post.trained, post.ended, post.states) == (2, 3, "2 trained, 1 stuck")
+    assert (post.trained, post.ended, post.states) == (2, 3, "trained (2), stuck (1)")
     assert (post.trains.value, post.trains.low, post.trains.high) == pytest.approx(
         (2 / 3, 0.094, 0.992), abs=1e-3
     )
@@ -149,7 +149,7 @@ def test_a_run_that_failed_by_an_error_says_nothing_of_its_recipe(judged, tmp_pa
     found = judged(pre=CLEAR["pre"], post=CLEAR["post"])
     RunFolder(tmp_path / "post-0").set_status(Status("failed", error="out of memory"))
     post = judge(found, tmp_path).recipes[1]
-    assert (post.trained, post.ended, post.states) == (4, 4, "1 failed, 4 trained")
+    assert (post.trained, post.ended, post.states) == (4, 4, "failed (1), trained (4)")
 
 
 def test_nobody_trained_and_nobody_is_there(judged):

@@ -118,7 +118,7 @@ def test_stuck_and_diverged_runs_are_called_so(html: str) -> None:
     body = without_scripts(html)
     assert body.count('class="tag stuck"') == 7
     assert body.count('class="tag diverged"') == 2
-    assert "its seeds ended so: 3 stuck" in body
+    assert "its seeds ended so: stuck (3)" in body
     assert "1 ✕" in section(body, "results")
 
 

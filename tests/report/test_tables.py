@@ -45,7 +45,7 @@ def test_tokens_are_counted_from_the_rows_of_training() -> None:
 def test_results_and_scores(comparison: Comparison) -> None:
     result = tables.results(comparison)
     assert result["recipe"].to_list() == list(example.PLAN)
-    assert result["note"].to_list() == ["", "", "", "", "", "", "3 stuck"]
+    assert result["note"].to_list() == ["", "", "", "", "", "", "stuck (3)"]
     seeds = tables.seed_scores(comparison)
     assert seeds["recipe"].n_unique() == 6
     assert seeds.height == 3 * 6

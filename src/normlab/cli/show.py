@@ -86,7 +86,7 @@ def comparison(result: Comparison) -> None:
             recipe.by_seed(headline),
             f"{recipe.trained} of {recipe.ended}",
             Text(", ").join(
-                Text(part, STYLES.get(part.partition(" ")[2], "")) for part in recipe.states.split(", ")
+                Text(part, STYLES.get(part.rpartition(" ")[0], "")) for part in recipe.states.split(", ")
             ),
             *(metric.shown(recipe.value(metric)) for metric in others),
             duration(recipe.train_seconds),
@@ -105,7 +105,6 @@ def comparison(result: Comparison) -> None:
             "", about, "p by exchanging outputs, not corrected: about these models, not their recipes"
         )
     terminal.write(*(f"failed: {reason}" for reason in result.failed))
-    terminal.write(*(f"{recipe.name}: {recipe.unheard}" for recipe in result.recipes if recipe.unheard))
     terminal.write(*_forced({recipe.name: recipe.forced for recipe in result.recipes if recipe.forced}))
     terminal.write(*filter(None, [result.seen_before]))
 

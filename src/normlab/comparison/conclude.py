@@ -16,7 +16,6 @@ from normlab.spec.comparison import Comparison, RecipeResult, Sample
 from normlab.spec.metric import NLL
 from normlab.spec.units import count
 from normlab.store.folder import RunFolder, read_json
-from normlab.tasks.task import repeated_share
 
 SAMPLES = 8
 
@@ -33,7 +32,6 @@ def conclude(grid: Grid, recipes: Sequence[str], failed: Mapping[str, str]) -> C
         for r, runs in tested.items()
         if all(f.outputs.exists() for f in runs)
     }
-    answers = [right for _, right in expected] if task.has_source else []
     comparison = Comparison(
         title=request.title,
         command=request.command,
@@ -45,7 +43,7 @@ def conclude(grid: Grid, recipes: Sequence[str], failed: Mapping[str, str]) -> C
         data=grid.corpus.facts,
         seeds=grid.seeds,
         lrs=tuple(request.lrs),
-        recipes=tuple(_recipe(grid, r, lrs[r], folders[r], outputs.get(r, []), answers) for r in recipes),
+        recipes=tuple(_recipe(grid, r, lrs[r], folders[r]) for r in recipes),
         samples=_samples(expected, {recipe: runs[0] for recipe, runs in outputs.items()}),
         margin=request.margin or task.metrics[0].margin,
         sweep_seed=request.sweep_seed if grid.swept else None,
@@ -62,14 +60,7 @@ def conclude(grid: Grid, recipes: Sequence[str], failed: Mapping[str, str]) -> C
     return judge(comparison, request.out, exchanges=request.exchanges)
 
 
-def _recipe(
-    grid: Grid,
-    name: str,
-    lr: float,
-    folders: Sequence[RunFolder],
-    outputs: Sequence[Sequence[str]],
-    answers: Sequence[str],
-) -> RecipeResult:
+def _recipe(grid: Grid, name: str, lr: float, folders: Sequence[RunFolder]) -> RecipeResult:
     """A recipe as far as its runs do not say it."""
     config = grid.base[name]
     return RecipeResult(
@@ -80,7 +71,6 @@ def _recipe(
         runs=tuple(f.path.name for f in folders),
         forced=config.forced,
         explained=explain(config),
-        repeated=tuple(repeated_share(lines, answers) for lines in outputs) if answers else (),
     )
 
 

@@ -64,8 +64,6 @@ def notes(comparison: Comparison, missing: Sequence[str] = (), stale: Sequence[s
         name = called[recipe.name]
         if recipe.forced:
             found.append(Text(Markup("{} was forced: {}.").format(name, recipe.forced), "alarm"))
-        if recipe.unheard:
-            found.append(Text(Markup("{}: {}.").format(name, recipe.unheard), "alarm"))
     for entry in comparison.failed:
         run, _, reason = entry.partition(":")
         link = Markup('Run <a href="#run-{0}">{0}</a> ended in an error').format(run.strip())

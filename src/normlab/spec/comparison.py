@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import math
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from normlab.spec.metric import NLL, Metric, deciding
-from normlab.spec.outcome import MOSTLY
 from normlab.spec.units import count
 
 NO_OUTCOME = ("new", "running", "done", "interrupted", "failed")
@@ -99,10 +97,6 @@ class RecipeResult:
     """Why a source does not define this combination, where it was forced."""
     explained: dict[str, str] = field(default_factory=dict)
     """Label to text of everything that it resolves to; empty: not recorded."""
-    repeated: tuple[float, ...] = ()
-    """The share, 0 to 1, of each seed's outputs that its commonest output has; 0 where a line of the
-    reference has as large a share. Empty: the task has no source that a model could ignore.
-    """
 
     def value(self, metric: Metric) -> float | None:
         """The mean test score; None where no seed trained."""
@@ -130,20 +124,8 @@ class RecipeResult:
 
     @property
     def states(self) -> str:
-        """The number of seeds by outcome, in words: ``2 trained, 1 stuck``."""
-        return ", ".join(f"{number} {state}" for state, number in Counter(self.outcomes).items())
-
-    @property
-    def unheard(self) -> str:
-        """In words, that it answers most of the test text with one sentence; empty where no seed does."""
-        shares = [share for share in self.repeated if share > MOSTLY]
-        if not shares:
-            return ""
-        seeds = f"{len(shares)} of {count(len(self.repeated), 'seed')}"
-        return (
-            f"{seeds} gave at least {math.floor(100 * min(shares))}% of the test sentences one and the same "
-            f"output, so the model does not read its source, whatever its score"
-        )
+        """The outcomes with the number of seeds of each: ``trained (2), stuck (1)``."""
+        return ", ".join(f"{state} ({number})" for state, number in Counter(self.outcomes).items())
 
 
 @dataclass(frozen=True)

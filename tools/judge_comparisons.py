@@ -1,4 +1,4 @@
-"""Judge kept comparisons anew from their run folders: ``python tools/judge.py results/gl-en
+"""Judge kept comparisons anew from their run folders: ``python tools/judge_comparisons.py results/gl-en
 results/gl-en-low``.
 
 Outcomes, scores and conclusions are read and computed again, and the pages written anew. In a comparison of
@@ -46,7 +46,7 @@ def _recipe(old: Json, *, swept: bool, one_rate: bool) -> Json:
     known = {f.name for f in fields(RecipeResult)} - JUDGED
     recipe = {name: value for name, value in old.items() if name in known}
     if swept:
-        recipe |= {name: recipe[name][1:] for name in ("runs", "repeated") if recipe.get(name)}
+        recipe |= {"runs": recipe["runs"][1:]}
     return recipe | ({"trials": []} if one_rate else {})
 
 
@@ -65,7 +65,9 @@ def write(path: Path, comparison: Comparison) -> Comparison:
 
 if __name__ == "__main__":
     if len(sys.argv) < 2:
-        sys.exit("name the folders of the comparisons: tools/judge.py results/gl-en results/gl-en-low")
+        sys.exit(
+            "name the folders of the comparisons: tools/judge_comparisons.py results/gl-en results/gl-en-low"
+        )
     for given in sys.argv[1:]:
         for sentence in judge_anew(Path(given) / "comparison.json").sentences:
             print(f"{given}: {sentence}")

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-import judge_results
+import judge_runs
 from normlab.spec.outcome import IGNORES_SOURCE
 from normlab.store import RunFolder
 
@@ -42,7 +42,7 @@ def known(results):
 
 def test_runs_are_judged_by_their_rows_and_outputs(results):
     before = {p: p.read_bytes() for p in results.rglob("*") if p.is_file() and p.name != "status.json"}
-    assert len(list(judge_results.judge(results, known(results)))) == 2
+    assert len(list(judge_runs.judge(results, known(results)))) == 2
     assert outcome(results, PRE).state == "trained"
     assert outcome(results, PRE).evidence.count("source not exchanged") == 1
     assert outcome(results, POST).state == IGNORES_SOURCE
@@ -54,19 +54,19 @@ def test_a_share_that_was_measured_on_dev_is_not_replaced(results):
     rows = results / POST / "metrics.jsonl"
     content = rows.read_text().replace('"kind": "dev",', '"kind": "dev", "repeated_share": 0.1,')
     rows.write_text(content)
-    list(judge_results.judge(results, known(results)))
+    list(judge_runs.judge(results, known(results)))
     assert outcome(results, POST).state == "trained"
 
 
 def test_a_run_on_data_that_nobody_compared_stays_as_it_is(results):
-    lines = list(judge_results.judge(results, {}))
+    lines = list(judge_runs.judge(results, {}))
     assert all("left as it is" in line for line in lines)
     assert outcome(results, PRE).state == "stuck"
 
 
 def test_the_kept_runs_are_judged_by_todays_rule():
     """Those of one comparison, without the text that their outputs are compared with."""
-    entropy = judge_results.entropies(KEPT / "gl-en-low")
-    for folder in judge_results.finished(KEPT / "gl-en-low"):
+    entropy = judge_runs.entropies(KEPT / "gl-en-low")
+    for folder in judge_runs.finished(KEPT / "gl-en-low"):
         assert folder.config().data.digest in entropy
         assert folder.status().outcome.evidence.startswith("dev NLL")

@@ -1,4 +1,4 @@
-"""Judge kept runs by today's rule for outcomes: ``NORMLAB_DATA=... python tools/judge_results.py results``.
+"""Judge kept runs by today's rule for outcomes: ``NORMLAB_DATA=... python tools/judge_runs.py results``.
 
 The status of every finished run below the given folders gets the outcome that its rows give today. Where a
 run has not measured the share of its commonest dev output, that of its test outputs stands for it, and the
@@ -79,7 +79,7 @@ def judge(root: Path, known: Mapping[str, float]) -> Iterator[str]:
 
 if __name__ == "__main__":
     if len(sys.argv) < 2:
-        sys.exit("name the folders with what is to be judged: tools/judge_results.py results")
+        sys.exit("name the folders with what is to be judged: tools/judge_runs.py results")
     for given in map(Path, sys.argv[1:]):
         for line in judge(given, entropies(given)):
             print(line)
