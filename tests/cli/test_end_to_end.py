@@ -81,3 +81,20 @@ def test_a_stopped_run_goes_on_with_the_same_command(tmp_path, number):
     assert folder.status().state == "done"
     steps = [row["step"] for row in folder.metrics() if row["kind"] == "train"]
     assert steps == sorted(set(steps))
+
+
+@pytest.mark.slow
+def test_a_translation_is_stopped_by_a_signal(tmp_path):
+    trained = normlab("train", "--recipe", "pre", *TINY, cwd=tmp_path)
+    assert trained.returncode == 0, trained.stderr
+    (folder,) = Runs(tmp_path / "runs")
+    (tmp_path / "long.txt").write_text("ein Satz am siebten Tag\n" * 200_000 + "wort " * 200_000 + "\n")
+    command = [*NORMLAB, "translate", folder.path.name, "long.txt", "--output", "out.txt"]
+    with subprocess.Popen(command, cwd=tmp_path, stderr=subprocess.PIPE, text=True) as process:
+        assert process.stderr is not None
+        assert "translating" in process.stderr.readline()
+        time.sleep(2)
+        process.send_signal(signal.SIGTERM)
+        assert process.wait(timeout=20) == 130
+        assert "Traceback" not in process.stderr.read()
+    assert not (tmp_path / "out.txt").exists()

@@ -36,7 +36,7 @@ def conclude(grid: Grid, recipes: Sequence[str], failed: Mapping[str, str]) -> C
         title=request.title,
         command=request.command,
         date=datetime.date.today().isoformat(),
-        machine=_hardware([f for runs in folders.values() for f in runs]),
+        machine=hardware([f for runs in folders.values() for f in runs]),
         task=task.name,
         metrics=task.metrics,
         best_by=task.decides(request.base).name,
@@ -89,7 +89,7 @@ def _samples(expected: Sequence[tuple[str, str]], outputs: Mapping[str, Sequence
     return tuple(Sample(*expected[i], {name: lines[i] for name, lines in outputs.items()}) for i in spread)
 
 
-def _hardware(folders: Sequence[RunFolder]) -> str:
+def hardware(folders: Sequence[RunFolder]) -> str:
     """Return the hardware that the runs were trained on, with their number where it differs."""
     found = Counter(folder.status().hardware or "hardware not recorded" for folder in folders)
     each = [f"{words}: {count(runs, 'run')}" for words, runs in found.items()]
