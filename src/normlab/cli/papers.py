@@ -6,6 +6,7 @@ import json
 import os
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Final
 
@@ -14,6 +15,8 @@ from tyro.conf import Positional, arg
 from normlab.cli import failures
 from normlab.cli.common import RUNS, Imports, Switch
 from normlab.errors import UserError
+from normlab.spec.trainings import LAPTOP, Scale
+from normlab.spec.units import count, seconds_of
 from normlab.store.reproductions import Standing, folders, standing, write_reproduction
 
 if TYPE_CHECKING:
@@ -74,7 +77,13 @@ class Reproduce:
     data: Path | None = None
     """Folder of local data sets; without it $NORMLAB_DATA."""
     jobs: int = 0
-    """Artefacts that are measured at the same time; 0: one for each usable core."""
+    """Artefacts that are measured, or runs that are trained, at the same time; 0: one for each usable core.
+    """
+    scale: Scale = LAPTOP
+    """Size of the trainings: laptop, gpu or paper."""
+    budget: str = ""
+    """Time for the trainings, such as 2h or 90min, after which no other run starts; the same command goes on.
+    """
     again: Switch = False
     """Also measure what was measured for the same claim already."""
     imports: Imports = ()
@@ -85,6 +94,7 @@ class Reproduce:
         from normlab.report.papers import write_papers_page
 
         failed = [artefact.id for artefact, measure in self._each() if not self._done(artefact, measure)]
+        failed += self._train()
         page = write_papers_page(_standings(ARTEFACTS.values(), self.runs), self._folder())
         print(f"all artefacts: {page}")
         if failed:
@@ -108,12 +118,53 @@ class Reproduce:
         from normlab.spec.request import usable_cores
 
         wanted = self._wanted()
-        fresh = {s.artefact.id for s in _standings(wanted, self.runs) if s.fresh and not self.again}
+        fresh = self._fresh(wanted)
         yield from ((artefact, None) for artefact in wanted if artefact.id in fresh)
-        todo = [artefact for artefact in wanted if artefact.id not in fresh]
+        todo = [artefact for artefact in wanted if artefact.id not in fresh and not artefact.trainings]
         jobs = min(self.jobs or usable_cores(), len(todo))
-        data = self.data or (Path(given) if (given := os.environ.get("NORMLAB_DATA")) else None)
-        yield from each(todo, data, self.runs, _progress, jobs=jobs)
+        yield from each(todo, self._texts(), self.runs, _progress, jobs=jobs)
+
+    def _train(self) -> list[str]:
+        """Train what the wanted artefacts need, and measure each as soon as its runs have ended; return the
+        ids of those that could not be measured.
+        """
+        wanted = self._wanted()
+        fresh, failed = self._fresh(wanted), list[str]()
+        todo = {a.id: a for a in wanted if self.scale in a.trainings and a.id not in fresh}
+        if not todo:
+            return []
+        from normlab.reproduce import reproduce
+        from normlab.reproduce.planning import Training, plan
+        from normlab.spec.request import usable_cores
+
+        jobs = self.jobs or usable_cores()
+        planned = plan(todo.values(), self.runs, scale=self.scale, jobs=jobs)
+        training = Training(planned, self.runs, jobs, seconds_of(self.budget), _progress)
+
+        def ended(id_: str) -> None:
+            runs = planned.cells[id_]
+            measure = partial(
+                reproduce, todo[id_], self._texts(), self.runs, _progress, scale=self.scale, runs=runs
+            )
+            if not self._done(todo[id_], measure):
+                failed.append(id_)
+
+        training.run(ended)
+        for run, reason in training.failed.items():
+            failures.write(f"normlab: run {run} could not be trained: {reason}")
+        for id_ in planned.cells:
+            open_ = len(planned.open_runs(id_))
+            if open_:
+                whole = count(len(planned.wanted[id_]), "run")
+                print(f"{id_}: {open_} of {whole} left; the same command goes on")
+        return [*failed, *(id_ for id_ in planned.cells if training.failed.keys() & planned.open_runs(id_))]
+
+    def _fresh(self, wanted: Iterable[Artefact]) -> set[str]:
+        standings = _standings(wanted, self.runs, self.scale)
+        return {s.artefact.id for s in standings if s.fresh and not self.again}
+
+    def _texts(self) -> Path | None:
+        return self.data or (Path(given) if (given := os.environ.get("NORMLAB_DATA")) else None)
 
     def _folder(self) -> Path:
         return folders(self.runs)[0]
@@ -126,13 +177,13 @@ class Reproduce:
         from normlab.report.reproduction import write_reproduction_page
 
         console, folder = terminal.console(), self._folder()
-        (found,) = _standings([artefact], self.runs)
+        (found,) = _standings([artefact], self.runs, self.scale)
         try:
             if measure is None:
                 print(f"{artefact.id}: measured already, {found.path}; --again measures it anew")
             else:
                 write_reproduction(measure(), folder)
-                found = standing(artefact, [folder])
+                found = standing(artefact, [folder], self.scale)
                 console.print(Text.assemble((artefact.id, "bold"), f": {artefact.asserts}"))
             _verdicts(console, found)
             page = write_reproduction_page(found, folder)
@@ -147,8 +198,8 @@ def _progress(line: str) -> None:
     failures.write(f"  {line}")
 
 
-def _standings(artefacts: Iterable[Artefact], runs: Path) -> list[Standing]:
-    return [standing(artefact, folders(runs)) for artefact in artefacts]
+def _standings(artefacts: Iterable[Artefact], runs: Path, scale: Scale = LAPTOP) -> list[Standing]:
+    return [standing(artefact, folders(runs), scale) for artefact in artefacts]
 
 
 def _plain(standing: Standing) -> dict[str, Any]:

@@ -5,8 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from normlab.spec.config import Config, DataConfig, DecodeConfig, ModelConfig, OptimConfig, TrainConfig
-
-from .local import parallel_files
+from normlab.spec.local_data import parallel_files
 
 ROWS = (
     "post+smallinit+warmup",

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from normlab.spec.config import Config, DataConfig, ModelConfig, OptimConfig, TrainConfig
-
-from .local import parallel_files
+from normlab.spec.local_data import parallel_files
 
 
 def _data(entries: int) -> DataConfig:

@@ -33,7 +33,7 @@ __all__ = [
 Study: TypeAlias = Callable[..., Measurement]
 ARTEFACTS: Final[dict[str, Artefact]] = {
     found.id: found
-    for module in (*xiong2020.MODULES, nguyen2019, *liu2020.MODULES, apx)
+    for module in (*xiong2020.MODULES, *nguyen2019.MODULES, *liu2020.MODULES, apx)
     for found in vars(module).values()
     if isinstance(found, Artefact)
 }

@@ -26,36 +26,51 @@ from normlab.reproduce import (  # noqa: F401 (they register)
     profiling,
     speed,
     statements,
+    trained,
 )
 from normlab.reproduce.lab import Lab, quiet
+from normlab.reproduce.planning import Cells
 from normlab.spec.artefact import Artefact, Reproduction
 from normlab.spec.request import usable_cores
+from normlab.spec.trainings import LAPTOP, Scale
 from normlab.training.devices import hardware
 
 
 def reproduce(
-    artefact: Artefact, data: Path | None, root: Path, say: Callable[[str], None] = quiet
+    artefact: Artefact,
+    data: Path | None,
+    root: Path,
+    say: Callable[[str], None] = quiet,
+    *,
+    scale: Scale = LAPTOP,
+    runs: Cells | None = None,
 ) -> Reproduction:
     """Run the study of an artefact with its settings. ``data`` is the folder of local data sets, else
-    ``$NORMLAB_DATA``; text is prepared below ``root``; ``say`` is told what is done as it is done.
+    ``$NORMLAB_DATA``; text is prepared below ``root``; ``say`` is told what is done as it is done; ``runs``
+    are its finished trainings of that scale, see ``plan``.
 
     Raises UserError for an artefact that has no study yet, or one that is not registered.
     """
     if not artefact.study:
-        raise UserError(
-            f"{artefact.id} has no study yet: it needs training; `normlab papers` lists those that have one"
-        )
+        raise UserError(f"{artefact.id} has no study yet; `normlab papers` lists those that have one")
     if artefact.study not in STUDIES:
         raise UserError(f"no study {artefact.study!r} is registered, which {artefact.id} names; {HINT}")
     start = time.perf_counter()
-    lab = Lab(root, data, say)
+    lab = Lab(root, data, say, runs or {})
     found = STUDIES[artefact.study](lab, **artefact.settings)
     seconds = time.perf_counter() - start
     machine = f"{hardware(torch.device('cpu'))}, {torch.get_num_threads()} threads"
     versions = f"torch {torch.__version__}, Python {platform.python_version()}"
     facts = {**found.facts, "machine": machine, "versions": versions}
     return Reproduction(
-        artefact.id, artefact.fingerprint(), found.measures, found.tables, facts, seconds, lab.missing()
+        artefact.id,
+        artefact.fingerprint(scale),
+        found.measures,
+        found.tables,
+        facts,
+        seconds,
+        lab.missing(),
+        scale,
     )
 
 

@@ -22,6 +22,7 @@ from normlab.examine.inputs import TaskInputs, mean_loss
 from normlab.nn import PAD, Seq2Seq
 from normlab.spec.config import PARALLEL_TEXTS, Config, DataConfig, ModelConfig, SeedConfig, TrainConfig
 from normlab.spec.randomness import derive
+from normlab.store import RunFolder
 from normlab.tasks.translation import Translation
 from normlab.training.devices import prepare_process
 
@@ -56,6 +57,8 @@ class Lab:
     data: Path | None = None
     """Folder of local data sets; None: what ``$NORMLAB_DATA`` says."""
     say: Callable[[str], None] = quiet
+    runs: Mapping[str, Sequence[RunFolder]] = field(default_factory=dict)
+    """The artefact's finished trainings, by cell, in the order of their seeds."""
     _tasks: dict[tuple[str, int], Translation] = field(default_factory=dict)
 
     def model(self, config: ModelConfig, text: str, *, seed: int, tokens: int) -> Seq2Seq:

@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from normlab.spec.claim import Claim, Measure, Verdict, together
+from normlab.spec.trainings import LAPTOP, Scale, Trainings
 
 
 @dataclass(frozen=True)
@@ -53,6 +54,8 @@ class Artefact:
     """The name of the function that measures it, one of ``normlab.papers.STUDIES``; empty: none yet."""
     settings: Mapping[str, Any] = field(default_factory=dict)
     """The study's arguments: sizes, depths, seeds."""
+    trainings: Mapping[Scale, Trainings] = field(default_factory=dict)
+    """The runs that the study reads, by scale; empty: it trains nothing."""
     alone: bool = False
     """Whether the study measures time, and wants the machine for itself."""
     claims: Sequence[Claim] = ()
@@ -71,11 +74,13 @@ class Artefact:
         if self.version > 1 and not (self.date and self.reason):
             raise ValueError(f"version {self.version} of {self.id} needs a date and a reason; give both")
 
-    def fingerprint(self) -> str:
+    def fingerprint(self, scale: Scale = LAPTOP) -> str:
         """First 16 hex digits of the SHA-256 of what is asserted and how it is measured: a result that was
         measured for another claim shows.
         """
+        runs = {"trainings": self.trainings[scale].content()} if scale in self.trainings else {}
         content = {
+            **runs,
             "id": self.id,
             "published": dict(self.published),
             "study": self.study,
@@ -118,6 +123,8 @@ class Reproduction:
     seconds: float
     stand_in: str = ""
     """Name of a text that was not there, so that the built-in corpus stood in for it; empty: none."""
+    scale: Scale = LAPTOP
+    """The scale of its trainings, where it has any."""
 
     def verdict(self, claims: Sequence[Claim]) -> Verdict:
         """The verdict on all claims together; undecided where they were measured on another text.

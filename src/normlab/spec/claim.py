@@ -15,6 +15,10 @@ POWER: Final = 0.8
 MOST_RUNS: Final = 1_000_000
 """A claim that needs more runs than this is too close to its bound for any number of runs."""
 
+ORDER: Final = "an order is the sign of the difference"
+RATIO: Final = "an order is a ratio above or below 1"
+"""What bounds of 0 and 1 are derived from, where a paper says which of two is better."""
+
 
 @dataclass(frozen=True)
 class Measure:

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Sequence
+
+from normlab.errors import UserError
 
 _CONTROLS = {code: f"\\x{code:02x}" for code in (*range(32), *range(127, 160)) if chr(code) not in "\t\n"}
 
@@ -51,3 +54,19 @@ def rate(lr: float) -> str:
         return f"{lr:g}"
     mantissa, exponent = f"{lr:.6e}".split("e")
     return f"{float(mantissa):g}e{int(exponent)}"
+
+
+def seconds_of(text: str) -> float | None:
+    """Return a duration such as ``2h``, ``90min`` or ``1h 30min`` in seconds; None for an empty text.
+
+    Raises UserError for anything else.
+    """
+    if not text.strip():
+        return None
+    units = {"h": 3600.0, "min": 60.0, "m": 60.0, "s": 1.0}
+    parts = re.findall(r"([\d.]+)\s*(h|min|m|s)(?=[\s\d]|$)", text)
+    if "".join(map("".join, parts)) != "".join(text.split()) or any(n.count(".") > 1 for n, _ in parts):
+        raise UserError(
+            f"{text!r} is no duration; write hours, minutes or seconds, such as 2h, 90min or 1h 30min"
+        )
+    return sum(float(number) * units[unit] for number, unit in parts)

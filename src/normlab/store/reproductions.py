@@ -11,6 +11,7 @@ from normlab.errors import UserError
 from normlab.spec.artefact import Artefact, Reproduction, Superseded
 from normlab.spec.claim import VERDICTS, Verdict
 from normlab.spec.serialise import NOT_FINITE, from_plain
+from normlab.spec.trainings import LAPTOP, Scale
 from normlab.store.files import read_json, write_json_atomic
 
 _PACKAGE: Final = Path(__file__).parents[1]
@@ -42,7 +43,7 @@ class Standing:
     def fresh(self) -> bool:
         """Whether the result was measured for today's claim, and on the text that the claim is about."""
         found = self.found
-        return found is not None and not found.stand_in and found.fingerprint == self.artefact.fingerprint()
+        return found is not None and not found.stand_in and _current(self.artefact, found)
 
 
 def folders(runs: Path) -> tuple[Path, ...]:
@@ -51,9 +52,9 @@ def folders(runs: Path) -> tuple[Path, ...]:
 
 
 def write_reproduction(found: Reproduction, folder: Path) -> Path:
-    """Write ``<folder>/<id>.json`` and return its path."""
+    """Write ``<folder>/<id>.json``, or ``<id>@<scale>.json``, and return its path."""
     folder.mkdir(parents=True, exist_ok=True)
-    path = folder / f"{found.id}.json"
+    path = folder / f"{named(found.id, found.scale)}.json"
     write_json_atomic(path, found)
     return path
 
@@ -67,9 +68,10 @@ def read_reproduction(path: Path) -> Reproduction:
         stored: Reproduction = from_plain(Reproduction, read_json(path))
     except UserError as error:
         raise UserError(f"{path} holds no reproduction: {error}; delete it, then: {again(path)}") from error
-    if stored.id != path.stem:
+    name = named(stored.id, stored.scale)
+    if name != path.stem:
         raise UserError(
-            f"{path} holds the reproduction of {stored.id}; name it {stored.id}.json, or delete it and type: "
+            f"{path} holds the reproduction of {name}; name it {name}.json, or delete it and type: "
             f"{again(path)}"
         )
     tables = {
@@ -79,7 +81,12 @@ def read_reproduction(path: Path) -> Reproduction:
     return replace(stored, tables=tables)
 
 
-def standing(artefact: Artefact, where: Sequence[Path]) -> Standing:
+def named(id_: str, scale: Scale) -> str:
+    """The name of a reproduction's files without their ending."""
+    return id_ if scale == LAPTOP else f"{id_}@{scale}"
+
+
+def standing(artefact: Artefact, where: Sequence[Path], scale: Scale = LAPTOP) -> Standing:
     """The artefact's state by the first folder with a result for today's claim, else by the first with one.
 
     ``where`` is what ``folders`` gives. A file that cannot be read counts where there is no other.
@@ -87,7 +94,8 @@ def standing(artefact: Artefact, where: Sequence[Path]) -> Standing:
     before = superseded(artefact.id)
     if not artefact.study:
         return Standing(artefact, "no study yet", before=before)
-    seen = [_read(artefact, path) for folder in where if (path := folder / f"{artefact.id}.json").is_file()]
+    file = f"{named(artefact.id, scale)}.json"
+    seen = [_read(artefact, path) for folder in where if (path := folder / file).is_file()]
     order = (lambda s: s.fresh), (lambda s: s.found is not None), (lambda s: True)
     found = next((s for wanted in order for s in seen if wanted(s)), Standing(artefact, "not run"))
     return replace(found, before=before)
@@ -114,7 +122,12 @@ def write_superseded(artefact: Artefact, found: Reproduction) -> Path:
 
 def again(path: Path) -> str:
     """The command that measures anew what a file should hold."""
-    return f"normlab reproduce {path.stem}"
+    id_, _, scale = path.stem.partition("@")
+    return f"normlab reproduce {id_}" + (f" --scale {scale}" if scale else "")
+
+
+def _current(artefact: Artefact, found: Reproduction) -> bool:
+    return found.fingerprint == artefact.fingerprint(found.scale)
 
 
 def _read(artefact: Artefact, path: Path) -> Standing:
@@ -122,8 +135,8 @@ def _read(artefact: Artefact, path: Path) -> Standing:
         found = read_reproduction(path)
     except UserError as error:
         return Standing(artefact, "damaged", path=path, trouble=str(error))
-    current = found.fingerprint == artefact.fingerprint()
-    return Standing(artefact, _state(artefact, found) if current else "stale", found, path)
+    state: State = _state(artefact, found) if _current(artefact, found) else "stale"
+    return Standing(artefact, state, found, path)
 
 
 def _state(artefact: Artefact, found: Reproduction) -> State:

@@ -4,7 +4,32 @@ from __future__ import annotations
 
 from typing import Final
 
-from normlab.spec.artefact import Artefact
+from normlab.papers.bases import LAPTOP
+from normlab.spec.artefact import Artefact, Drawing
+from normlab.spec.claim import ORDER, RATIO, at_least, at_most, within
+from normlab.spec.trainings import Trainings
+
+_SMALLER: Final = (
+    "Dates of the built-in corpus in place of IWSLT'14, width 64 in place of 512, 200 steps of 1,024 "
+    "positions in place of 15 epochs. The depth is the paper's, 6+6. Learning rates are "
+)
+_ADAM: Final = {
+    f"lr {rate}, warm-up {paper}": {"recipe": recipe, "optim.lr": lr, "optim.warmup_steps": steps}
+    for rate, lr in (("5e-4", 1e-3), ("1e-3", 2e-3))
+    for paper, recipe, steps in ((1, "post", 0), (500, "post+warmup", 8), (4000, "post+warmup", 60))
+}
+"""Figure 2(a): by the names of the paper's settings the recipes of the laptop scale."""
+_SGD: Final = {
+    f"SGD lr {rate}, {name} warm-up": {"recipe": recipe, "optim.lr": lr, "optim.warmup_steps": 60}
+    for rate, lr in (("1e-3", 0.1), ("5e-3", 0.5))
+    for name, recipe in (("without", "post+sgd"), ("with", "post+sgd+warmup"))
+}
+_FIXED: Final = {"recipe": "post", "optim.lr": 2e-4, "optim.warmup_steps": 0}
+"""A fixed tenth of the larger learning rate, Figure 6."""
+_CURVES: Final = (
+    Drawing("curves", "step", "bleu", "Dev BLEU through training", "step", "BLEU", colour="cell"),
+    Drawing("curves", "step", "nll", "Dev NLL through training", "step", "nats per token", colour="cell"),
+)
 
 FIG2A: Final = Artefact(
     id="xiong2020.fig2a",
@@ -18,6 +43,60 @@ FIG2A: Final = Artefact(
         "BLEU warm-up 500, lr 1e-3": 2.77,
     },
     asserts="Post-LN needs warm-up under Adam, and what it reaches depends on the warm-up's length.",
+    study="trainings",
+    settings={
+        "measures": {
+            "needs_warmup": (
+                "difference",
+                "bleu",
+                ("lr 5e-4, warm-up 4000", "lr 1e-3, warm-up 4000"),
+                ("lr 5e-4, warm-up 1", "lr 1e-3, warm-up 1"),
+            ),
+            "trains_without": ("share_trained", "lr 5e-4, warm-up 1", "lr 1e-3, warm-up 1"),
+            "longer_at_5e-4": ("difference", "bleu", "lr 5e-4, warm-up 4000", "lr 5e-4, warm-up 500"),
+            "longer_at_1e-3": ("difference", "bleu", "lr 1e-3, warm-up 4000", "lr 1e-3, warm-up 500"),
+        }
+    },
+    trainings={
+        "laptop": Trainings(
+            LAPTOP,
+            _ADAM,
+            differs=_SMALLER
+            + "1e-3 and 2e-3 in place of 5e-4 and 1e-3, constant after the warm-up; warm-ups "
+            "are as long a part of the training: none, 8 and 60 steps in place of 1, 500 and 4000.",
+        )
+    },
+    claims=(
+        at_least(
+            0.0,
+            "BLEU with the longest warm-up minus BLEU without, mean of both learning rates",
+            "needs_warmup",
+            published="about 34 against at most 8.45",
+            derived=ORDER,
+        ),
+        at_most(
+            0.5,
+            "share of the runs without warm-up that train",
+            "trains_without",
+            published="fails to train",
+            convention="a setting fails if most of its runs do",
+        ),
+        at_least(
+            0.0,
+            "BLEU with warm-up 4000 minus BLEU with 500, lr 5e-4",
+            "longer_at_5e-4",
+            published="about 34 against 31.16",
+            derived=ORDER,
+        ),
+        at_least(
+            0.0,
+            "BLEU with warm-up 4000 minus BLEU with 500, lr 1e-3",
+            "longer_at_1e-3",
+            published="about 34 against 2.77",
+            derived=ORDER,
+        ),
+    ),
+    drawings=_CURVES,
     discussion="Under RAdam with lr 5e-4 and no warm-up Post-LN trains in this paper (β₂ 0.98, dropout 0.1) "
     "and diverges in Figure 10 of Liu et al. 2020 (β₂ 0.99 and more, dropout 0.3).",
 )
@@ -29,6 +108,62 @@ FIG2B: Final = Artefact(
     "without.",
     published={"BLEU without warm-up": "just above zero in 15 epochs", "BLEU with warm-up": "far below Adam"},
     asserts="Warm-up helps SGD, too.",
+    study="trainings",
+    settings={
+        "measures": {
+            "helps": (
+                "difference",
+                "nll",
+                ("SGD lr 1e-3, with warm-up", "SGD lr 5e-3, with warm-up"),
+                ("SGD lr 1e-3, without warm-up", "SGD lr 5e-3, without warm-up"),
+            ),
+            "without": (
+                "best_score",
+                "bleu",
+                "SGD lr 1e-3, without warm-up",
+                "SGD lr 5e-3, without warm-up",
+            ),
+            "below_adam": (
+                "best_difference",
+                "bleu",
+                ("lr 1e-3, warm-up 4000",),
+                ("SGD lr 1e-3, with warm-up", "SGD lr 5e-3, with warm-up"),
+            ),
+        }
+    },
+    trainings={
+        "laptop": Trainings(
+            LAPTOP,
+            {**_SGD, "lr 1e-3, warm-up 4000": _ADAM["lr 1e-3, warm-up 4000"]},
+            differs=_SMALLER
+            + "0.1 and 0.5 for SGD, in the paper's ratio of 5: the paper's own would not move "
+            "a model in 200 steps.",
+        )
+    },
+    claims=(
+        at_most(
+            0.0,
+            "test NLL with warm-up minus without, mean of both learning rates",
+            "helps",
+            published="with warm-up far better",
+            derived=ORDER,
+        ),
+        at_most(
+            2.0,
+            "BLEU of SGD without warm-up, at the better learning rate",
+            "without",
+            published="just above zero",
+            convention="just above zero: at most 2",
+        ),
+        at_least(
+            0.0,
+            "BLEU of Adam with warm-up minus that of SGD with warm-up at its better learning rate",
+            "below_adam",
+            published="SGD far below Adam",
+            derived=ORDER,
+        ),
+    ),
+    drawings=_CURVES,
 )
 
 LOSS_VS_BLEU: Final = Artefact(
@@ -37,6 +172,21 @@ LOSS_VS_BLEU: Final = Artefact(
     shows="That of two badly trained models the one with the better loss may have the worse BLEU.",
     published={"order": "a better loss, a worse BLEU"},
     asserts="Such a pair is among the runs of Figure 2.",
+    study="trainings",
+    settings={"measures": {"pairs": ("disordered_pairs", 10.0)}},
+    trainings={"laptop": Trainings(LAPTOP, {**_ADAM, **_SGD}, differs=_SMALLER + "as for Figure 2.")},
+    claims=(
+        at_least(
+            1.0,
+            "pairs of badly trained runs of which the one with the better dev loss has the worse BLEU",
+            "pairs",
+            published="such pairs exist",
+            convention="badly trained: at most 10 BLEU on dev",
+        ),
+    ),
+    drawings=(
+        Drawing("curves", "nll", "bleu", "Dev BLEU by dev NLL", "nats per token", "BLEU", colour="cell"),
+    ),
 )
 
 SIMPLIFIED: Final = Artefact(
@@ -64,6 +214,61 @@ FIG4AB: Final = Artefact(
     "without warm-up and changes Pre-LN little.",
     discussion="RAdam, Post-LN, no warm-up, lr 5e-4: Liu et al. 2020, Figure 10, has it diverge, with "
     "another β₂ and another dropout.",
+    study="trainings",
+    settings={
+        "measures": {
+            "pre_over_post": ("difference", "bleu", "pre, Adam", "post, Adam, warm-up"),
+            "steps_pre_over_post": ("steps_ratio", "pre, Adam", "post, Adam, warm-up"),
+            "radam_trains_post": ("difference", "bleu", "post, RAdam", "lr 1e-3, warm-up 1"),
+            "radam_changes_pre": ("difference", "bleu", "pre, RAdam", "pre, Adam"),
+        }
+    },
+    trainings={
+        "laptop": Trainings(
+            LAPTOP,
+            {
+                "post, Adam, warm-up": {"recipe": "post+warmup", "optim.lr": 2e-3},
+                "pre, Adam": {"recipe": "pre+step_decay", "optim.lr": 2e-3, "optim.decay_step": 107},
+                "post, RAdam": {"recipe": "post+radam+linear", "optim.lr": 2e-3},
+                "pre, RAdam": {"recipe": "pre+radam+linear", "optim.lr": 2e-3},
+                "lr 1e-3, warm-up 1": _ADAM["lr 1e-3, warm-up 1"],
+            },
+            differs=_SMALLER + "2e-3 in place of 5e-4; Pre-LN's falls to a tenth after 8/15 of the training, "
+            "as in the paper.",
+        )
+    },
+    claims=(
+        at_least(
+            -2.0,
+            "BLEU of Pre-LN without warm-up minus that of Post-LN with it",
+            "pre_over_post",
+            published="both about 34",
+            convention="comparable: at most 2 BLEU below",
+        ),
+        at_most(
+            1.0,
+            "steps of Pre-LN to the best dev loss of Post-LN, over those of Post-LN",
+            "steps_pre_over_post",
+            published="9 checkpoints against 15",
+            derived=RATIO,
+        ),
+        at_least(
+            0.0,
+            "BLEU of Post-LN without warm-up under RAdam minus under Adam",
+            "radam_trains_post",
+            published="RAdam trains it",
+            derived=ORDER,
+        ),
+        within(
+            -2.0,
+            2.0,
+            "BLEU of Pre-LN under RAdam minus under Adam",
+            "radam_changes_pre",
+            published="changes little",
+            convention="little: less than 2 BLEU either way",
+        ),
+    ),
+    drawings=_CURVES,
 )
 
 FIG4CD: Final = Artefact(
@@ -108,6 +313,41 @@ FIG6: Final = Artefact(
     shows="Post-LN on IWSLT'14 De-En without warm-up at a fixed learning rate of 1e-4, 27 epochs.",
     published={"dev loss after 27 epochs, about": 4.3},
     asserts="Its loss is between that of the large rate without warm-up and that of the best.",
+    study="trainings",
+    settings={
+        "measures": {
+            "below_large": ("difference", "nll", "lr 1e-3, warm-up 1", "fixed lr 1e-4"),
+            "above_best": ("difference", "nll", "fixed lr 1e-4", "lr 1e-3, warm-up 4000"),
+        }
+    },
+    trainings={
+        "laptop": Trainings(
+            LAPTOP,
+            {
+                "fixed lr 1e-4": {**_FIXED, "train.steps": 360},
+                "lr 1e-3, warm-up 1": _ADAM["lr 1e-3, warm-up 1"],
+                "lr 1e-3, warm-up 4000": _ADAM["lr 1e-3, warm-up 4000"],
+            },
+            differs=_SMALLER + "a tenth of the larger one of Figure 2(a), 2e-4, over 27/15 of its steps.",
+        )
+    },
+    claims=(
+        at_least(
+            0.0,
+            "test NLL at the large rate without warm-up minus that at the fixed small one",
+            "below_large",
+            published="about 4.3 is better than diverged",
+            derived=ORDER,
+        ),
+        at_least(
+            0.0,
+            "test NLL at the fixed small rate minus that of the best, with warm-up",
+            "above_best",
+            published="about 4.3 is worse than the best",
+            derived=ORDER,
+        ),
+    ),
+    drawings=_CURVES,
 )
 
 CLIP: Final = Artefact(
@@ -116,6 +356,43 @@ CLIP: Final = Artefact(
     shows="Post-LN on IWSLT'14 De-En without warm-up, lr 1e-3, gradients clipped to a norm of 0.5.",
     published={"clip norm": 0.5, "gradient norm at initialisation, about": 5.0, "order": "as a fixed 1e-4"},
     asserts="It trains, about as well as with a fixed 1e-4.",
+    study="trainings",
+    settings={
+        "measures": {
+            "clipping_helps": ("difference", "nll", "clip 0.5", "lr 1e-3, warm-up 1"),
+            "as_fixed": ("difference", "nll", "clip 0.5", "fixed lr 1e-4"),
+        }
+    },
+    trainings={
+        "laptop": Trainings(
+            LAPTOP,
+            {
+                "clip 0.5": {**_ADAM["lr 1e-3, warm-up 1"], "optim.max_grad_norm": 0.5},
+                "fixed lr 1e-4": _FIXED,
+                "lr 1e-3, warm-up 1": _ADAM["lr 1e-3, warm-up 1"],
+            },
+            differs=_SMALLER + "2e-3 and, fixed, 2e-4; the clip norm is the paper's, because the gradient's "
+            "norm at the start is nearly the paper's, too.",
+        )
+    },
+    claims=(
+        at_most(
+            0.0,
+            "test NLL with clipping minus without",
+            "clipping_helps",
+            published="trains with clipping",
+            derived=ORDER,
+        ),
+        within(
+            -0.5,
+            0.5,
+            "test NLL with clipping minus that at a fixed tenth of the rate",
+            "as_fixed",
+            published="similar",
+            convention="similar: less than 0.5 nats per token either way",
+        ),
+    ),
+    drawings=_CURVES,
 )
 
 FOOTNOTE1: Final = Artefact(

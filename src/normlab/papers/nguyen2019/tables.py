@@ -1,0 +1,349 @@
+"""Tables 2 to 8 (Nguyen and Salazar 2019, arXiv 1910.05895)."""
+
+from __future__ import annotations
+
+from typing import Final
+
+from normlab.papers.cells import cells
+from normlab.papers.nguyen2019.bases import CURVES, DOUBLE, MODELS, NO_WARMUP, SMALLER, laptop
+from normlab.spec.artefact import Artefact
+from normlab.spec.claim import ORDER, at_least, at_most, within
+
+PAIRS: Final = ("gl-en", "sk-en", "en-vi", "en-he", "ar-en")
+_VARIANT: Final = "(4) Pre+FixNorm+ScaleNorm"
+_FINAL: Final = (20.91, 30.25, 32.79, 28.44, 34.15)
+"""Test BLEU of the paper's final model, which tables 3 and 7 both print."""
+
+_TABLE2: Final = {
+    f"warm-up {paper} {init} {name}": {
+        "recipe": f"{placement}{words}+warmup",
+        "optim.lr": 2e-3 * (30 / steps) ** 0.5,
+        "optim.warmup_steps": steps,
+    }
+    for init, words in (("Xavier", ""), ("SmallInit", "+smallinit"))
+    for name, placement in (("Post", "post"), ("Pre", "pre"))
+    for paper, steps in (("4k", 15), ("8k", 30), ("16k", 60))
+}
+
+
+def _of(init: str, placement: str) -> tuple[str, ...]:
+    """The cells of a row of Table 2."""
+    return tuple(cell for cell in _TABLE2 if cell.endswith(f" {init} {placement}"))
+
+
+TABLE2: Final = Artefact(
+    id="nguyen2019.table2",
+    paper="Nguyen and Salazar 2019, Table 2 (arXiv 1910.05895)",
+    shows="Dev BLEU of en-vi: Xavier normal and SmallInit, Post and Pre, by warm-up.",
+    published=cells(
+        ("warm-up 4k", "warm-up 8k", "warm-up 16k"),
+        {
+            "Xavier Post": ("fail", "fail", 5.76),
+            "Xavier Pre": (28.52, 28.73, 28.32),
+            "SmallInit Post": (28.17, 28.20, 28.62),
+            "SmallInit Pre": (28.26, 28.44, 28.33),
+        },
+    ),
+    asserts="SmallInit restores Post-LN and does not change Pre-LN.",
+    study="trainings",
+    settings={
+        "measures": {
+            "xavier_post": ("share_trained", *_of("Xavier", "Post")),
+            "small_post": ("share_trained", *_of("SmallInit", "Post")),
+            "post": ("difference", "bleu", _of("SmallInit", "Post"), _of("Xavier", "Post")),
+            "pre": ("difference", "bleu", _of("SmallInit", "Pre"), _of("Xavier", "Pre")),
+        }
+    },
+    trainings={
+        "laptop": laptop(
+            _TABLE2,
+            differs=SMALLER
+            + " Warm-ups of 15, 30 and 60 steps stand for 4k, 8k and 16k; the peak rate falls "
+            "with the square root of the warm-up, as in the paper.",
+        )
+    },
+    claims=(
+        at_most(
+            0.5,
+            "share of Post-LN's runs under Xavier that train",
+            "xavier_post",
+            published="2 of 3 fail, and the third has 5.76 BLEU",
+            convention="it fails if most of its runs do",
+        ),
+        at_least(
+            0.5,
+            "share of Post-LN's runs under SmallInit that train",
+            "small_post",
+            published="3 of 3",
+            convention="it trains if most of its runs do",
+        ),
+        at_least(
+            0.0,
+            "BLEU of Post-LN under SmallInit minus under Xavier",
+            "post",
+            published="28.2 to 28.6 against at most 5.76",
+            derived=ORDER,
+        ),
+        within(
+            -1.0,
+            1.0,
+            "BLEU of Pre-LN under SmallInit minus under Xavier",
+            "pre",
+            published="-0.26, -0.29 and +0.01",
+            convention="no change: less than 1 BLEU either way",
+        ),
+    ),
+    drawings=CURVES,
+)
+
+TABLE3: Final = Artefact(
+    id="nguyen2019.table3",
+    paper="Nguyen and Salazar 2019, Table 3 (arXiv 1910.05895)",
+    shows="Test BLEU of five pairs of languages: Post against Pre, and norms; (1) to (4) are the rows' "
+    "numbers.",
+    published={
+        **cells(
+            (*PAIRS, "average gain"),
+            {
+                "Post+LN as published before": (16.2, 24.0, 29.09, 23.66, 27.84, -4.05),
+                "(1) Post+LN": (18.47, 29.37, 31.94, 27.85, 33.39, 0.0),
+                "(2) Pre+LN": (19.09, 29.45, 31.92, 28.13, 33.79, 0.27),
+                "(3) Pre+FixNorm+LN": (19.38, 29.50, 32.45, 28.39, 34.35, 0.61),
+                _VARIANT: (*_FINAL, 1.10),
+            },
+        ),
+        "p < 0.01, (3) over (2)": "ar-en",
+        "p < 0.01, (4) over (3)": "gl-en, sk-en",
+        "p < 0.01, (4) over (1)": "all five",
+    },
+    asserts="Each of (2), (3) and (4) has the better average; paired bootstraps are significant where the "
+    "paper has them so.",
+    discussion="The text says that each change adds at least 0.3 BLEU; by the table the first adds 0.27.",
+)
+
+TABLE4: Final = Artefact(
+    id="nguyen2019.table4",
+    paper="Nguyen and Salazar 2019, Table 4 (arXiv 1910.05895)",
+    shows="Dev BLEU of Pre+FixNorm+ScaleNorm by schedule of the learning rate.",
+    published=cells(
+        PAIRS,
+        {
+            "NoWarmup": (18.00, 28.92, 28.91, 30.33, 35.40),
+            "InvSqrtDecay": (22.18, 29.08, 28.84, 30.30, 35.33),
+            "ValDecay": (21.45, 29.46, 28.67, 30.69, 35.46),
+            "InvSqrtDecay+2xLR": (21.92, 29.03, 28.76, 30.50, 35.33),
+            "ValDecay+2xLR": (21.63, 29.49, 28.46, 30.13, 34.95),
+        },
+    ),
+    asserts="Warm-up can be left out but for gl-en.",
+    study="trainings",
+    settings={
+        "measures": {
+            "no_warmup": ("difference", "bleu", "NoWarmup", "InvSqrtDecay"),
+            "val_decay": ("difference", "bleu", "ValDecay", "InvSqrtDecay"),
+            "double": ("difference", "bleu", "InvSqrtDecay+2xLR", "InvSqrtDecay"),
+        }
+    },
+    trainings={
+        "laptop": laptop(
+            {
+                "NoWarmup": {"recipe": "pre+fixnorm+scalenorm+smallinit+val_decay", **NO_WARMUP},
+                "InvSqrtDecay": MODELS["Pre+FixNorm+ScaleNorm"],
+                "ValDecay": {"recipe": "pre+fixnorm+scalenorm+smallinit+val_decay+warmup"},
+                "InvSqrtDecay+2xLR": {**MODELS["Pre+FixNorm+ScaleNorm"], **DOUBLE},
+                "ValDecay+2xLR": {"recipe": "pre+fixnorm+scalenorm+smallinit+val_decay+warmup", **DOUBLE},
+            },
+            differs=SMALLER + " One text stands for five pairs.",
+        )
+    },
+    claims=(
+        at_least(
+            -1.0,
+            "BLEU without warm-up minus BLEU of InvSqrtDecay",
+            "no_warmup",
+            published="-0.16, +0.07, +0.03 and +0.07; gl-en -4.18",
+            convention="warm-up can be left out: at most 1 BLEU below",
+        ),
+        at_least(
+            -1.0,
+            "BLEU of ValDecay minus BLEU of InvSqrtDecay",
+            "val_decay",
+            published="-0.73 to +0.39",
+            convention="as good: at most 1 BLEU below",
+        ),
+        within(
+            -1.0,
+            1.0,
+            "BLEU of InvSqrtDecay at twice the rate minus at the rate",
+            "double",
+            published="-0.26 to +0.20",
+            convention="no change: less than 1 BLEU either way",
+        ),
+    ),
+    drawings=CURVES,
+)
+
+TABLE5: Final = Artefact(
+    id="nguyen2019.table5",
+    paper="Nguyen and Salazar 2019, Table 5 (arXiv 1910.05895)",
+    shows="Dev BLEU of en-vi without warm-up at 4, 5 and 6 layers.",
+    published=cells(
+        ("4 layers", "5 layers", "6 layers"),
+        {"Post": (18.31, "fails", "fails"), "Pre": (28.33, 28.13, 28.32)},
+    ),
+    asserts="Without warm-up Post-LN fails from 5 layers on and Pre-LN trains at each depth.",
+    study="trainings",
+    settings={
+        "measures": {
+            "post_deep": ("share_trained", "5 layers Post", "6 layers Post"),
+            "pre": ("share_trained", "4 layers Pre", "5 layers Pre", "6 layers Pre"),
+            "four_layers": ("difference", "bleu", "4 layers Pre", "4 layers Post"),
+        }
+    },
+    trainings={
+        "laptop": laptop(
+            {
+                f"{layers} layers {name}": {
+                    "recipe": f"{placement}+smallinit+val_decay",
+                    **NO_WARMUP,
+                    "model.encoder_layers": layers,
+                    "model.decoder_layers": layers,
+                }
+                for name, placement in (("Post", "post"), ("Pre", "pre"))
+                for layers in (4, 5, 6)
+            }
+        )
+    },
+    claims=(
+        at_most(
+            0.5,
+            "share of Post-LN's runs of 5 and 6 layers that train",
+            "post_deep",
+            published="both fail",
+            convention="it fails if most of its runs do",
+        ),
+        at_least(
+            0.5,
+            "share of Pre-LN's runs that train",
+            "pre",
+            published="3 of 3",
+            convention="it trains if most of its runs do",
+        ),
+        at_least(
+            0.0,
+            "BLEU of Pre-LN minus that of Post-LN, 4 layers",
+            "four_layers",
+            published="28.33 against 18.31",
+            derived=ORDER,
+        ),
+    ),
+    drawings=CURVES,
+)
+
+TABLE6: Final = Artefact(
+    id="nguyen2019.table6",
+    paper="Nguyen and Salazar 2019, Table 6 (arXiv 1910.05895)",
+    shows="BLEU on newstest2014 of WMT'14 En-De: BPE 32k, warm-up 4000, lr 1e-3, betas (0.9, 0.98), 8192 "
+    "tokens x 10 accumulations, dropouts 0.1, clip 1.0, 40 epochs, Xavier uniform; compounds split before "
+    "BLEU.",
+    published={
+        "Post+LN as published before": 27.3,
+        "Pre+LN": 26.83,
+        "Pre+FixNorm+ScaleNorm": 27.07,
+        "Post+LN": 27.58,
+        "Post+FixNorm+ScaleNorm": 27.57,
+    },
+    asserts="With much data Post is better than Pre, and FixNorm+ScaleNorm is not worse than LayerNorm.",
+)
+
+TABLE7: Final = Artefact(
+    id="nguyen2019.table7",
+    paper="Nguyen and Salazar 2019, Table 7 (arXiv 1910.05895)",
+    shows="Test BLEU by how many scales g are learned: one a feature, one a norm, only the last one.",
+    published=cells(
+        PAIRS,
+        {
+            "RMSNorm+FixNorm": (20.92, 30.36, 32.54, 28.29, 33.67),
+            "ScaleNorm+FixNorm": _FINAL,
+            "ScaleNorm(g=√d)+FixNorm": (21.18, 30.36, 32.66, 28.19, 34.11),
+            "ScaleNorm(g=√d)+FixNorm+ValDecay": (20.36, 30.45, 32.83, 27.97, 33.98),
+            "ScaleNorm(g=√d)+FixNorm+ValDecay+2xLR": (21.15, 30.57, 31.81, 25.00, 28.92),
+        },
+    ),
+    asserts="One scale a norm is as good as one a feature; with all but the last fixed it fails at twice the "
+    "learning rate.",
+    discussion="The text speaks of runs with and without twice the learning rate; the numbers that fall off "
+    "are only those with.",
+    study="trainings",
+    settings={
+        "measures": {
+            "one_scale": ("difference", "bleu", "ScaleNorm+FixNorm", "RMSNorm+FixNorm"),
+            "fixed": ("difference", "bleu", "ScaleNorm(g=√d)+FixNorm", "ScaleNorm+FixNorm"),
+            "fixed_double": (
+                "difference",
+                "bleu",
+                "ScaleNorm(g=√d)+FixNorm+ValDecay+2xLR",
+                "ScaleNorm(g=√d)+FixNorm+ValDecay",
+            ),
+        }
+    },
+    trainings={
+        "laptop": laptop(
+            {
+                "RMSNorm+FixNorm": {"recipe": "pre+fixnorm+rmsnorm+smallinit+warmup"},
+                "ScaleNorm+FixNorm": MODELS["Pre+FixNorm+ScaleNorm"],
+                "ScaleNorm(g=√d)+FixNorm": {"recipe": "pre+fixnorm+fixedscalenorm+smallinit+warmup"},
+                "ScaleNorm(g=√d)+FixNorm+ValDecay": {
+                    "recipe": "pre+fixnorm+fixedscalenorm+smallinit+val_decay+warmup"
+                },
+                "ScaleNorm(g=√d)+FixNorm+ValDecay+2xLR": {
+                    "recipe": "pre+fixnorm+fixedscalenorm+smallinit+val_decay+warmup",
+                    **DOUBLE,
+                },
+            },
+            differs=SMALLER + " One text stands for five pairs.",
+        )
+    },
+    claims=(
+        at_least(
+            -1.0,
+            "BLEU with one scale a norm minus BLEU with one a feature",
+            "one_scale",
+            published="-0.28 to +0.48",
+            convention="as good: at most 1 BLEU below",
+        ),
+        at_least(
+            -1.0,
+            "BLEU with fixed scales minus BLEU with learned ones",
+            "fixed",
+            published="-0.25 to +0.27",
+            convention="as good: at most 1 BLEU below",
+        ),
+        at_most(
+            0.0,
+            "BLEU with fixed scales at twice the rate minus at the rate, ValDecay",
+            "fixed_double",
+            published="-2.97 and -5.06 for en-he and ar-en; +0.79, +0.12 and -1.02 for the others",
+            derived=ORDER,
+        ),
+    ),
+    drawings=CURVES,
+)
+
+TABLE8: Final = Artefact(
+    id="nguyen2019.table8",
+    paper="Nguyen and Salazar 2019, Table 8 (arXiv 1910.05895)",
+    shows="Perplexity of training and test text under label smoothing, LayerNorm against ScaleNorm.",
+    published=cells(
+        ("LayerNorm train", "LayerNorm test", "ScaleNorm train", "ScaleNorm test"),
+        {
+            "gl-en": (11.792, 54.300, 10.151, 45.770),
+            "sk-en": (14.078, 20.460, 14.004, 19.080),
+            "en-vi": (15.961, 17.950, 16.719, 17.100),
+            "en-he": (15.562, 14.950, 15.906, 15.080),
+            "ar-en": (14.372, 13.450, 14.165, 13.290),
+        },
+    ),
+    asserts="ScaleNorm has no clear effect on the training text and lowers the perplexity of the test text, "
+    "but for en-he.",
+)

@@ -1,0 +1,181 @@
+"""The trainings that artefacts ask for: each distinct run once, the most informative ones first."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from statistics import median
+from typing import Final
+
+from normlab.errors import UserError
+from normlab.jobs.queue import Queue
+from normlab.recipes.grammar import resolve
+from normlab.reproduce.lab import quiet
+from normlab.spec.artefact import Artefact
+from normlab.spec.config import Config, DataConfig, run_id
+from normlab.spec.request import usable_cores
+from normlab.spec.trainings import LAPTOP, Scale
+from normlab.spec.units import count, duration
+from normlab.store import RunFolder
+from normlab.tasks.registry import TASKS
+from normlab.training.devices import resolved_precision
+
+Cells = dict[str, tuple[RunFolder, ...]]
+"""The run folders of each cell of an artefact, one for each seed."""
+KEPT: Final = Path(__file__).parents[3] / "results"
+"""Finished runs that a checkout keeps, as ``<name>/<id>``."""
+
+
+@dataclass(frozen=True)
+class Plan:
+    """The runs of some artefacts at one scale."""
+
+    cells: Mapping[str, Cells]
+    """The run folders by the artefact's id and its cell."""
+    todo: Mapping[str, Config]
+    """The configurations that are still to be trained, by run id, the most informative ones first."""
+    wanted: Mapping[str, tuple[str, ...]]
+    """The ids of the runs of each artefact, whether they are done or not."""
+
+    def open_runs(self, id_: str) -> list[str]:
+        """The ids of the runs that an artefact still lacks."""
+        folders = {f.path.name: f for some in self.cells[id_].values() for f in some}
+        return [run for run, folder in folders.items() if not _done(folder)]
+
+
+@dataclass
+class _Prepared:
+    """Data that were prepared below one folder, by what was asked for."""
+
+    root: Path
+    _found: dict[tuple[str, DataConfig], DataConfig] = field(default_factory=dict)
+
+    def of(self, config: Config) -> DataConfig:
+        asked = config.task, config.data
+        if asked not in self._found:
+            task = TASKS[config.task]
+            task.check(config)
+            self._found[asked], corpus = task.prepare(config.data, self.root / "data")
+            task.check_text(config, corpus)
+        return self._found[asked]
+
+
+def plan(artefacts: Iterable[Artefact], root: Path, *, scale: Scale = LAPTOP, jobs: int = 1) -> Plan:
+    """Resolve the runs of those artefacts that have trainings at this scale, and prepare their data.
+
+    A run that is done below ``root``, or that a checkout keeps, is not planned again; one that several
+    artefacts share is planned once. Artefacts with the fewest missing runs for each of their claims come
+    first, and within an artefact every cell has its first seed before any has its second.
+
+    Raises UserError for a cell that cannot be built, and where a text is missing.
+    """
+    prepared = _Prepared(root)
+    cells: dict[str, Cells] = {}
+    configs: dict[str, dict[str, Config]] = {}
+    for artefact in artefacts:
+        if scale not in artefact.trainings:
+            continue
+        found: dict[str, list[RunFolder]] = {}
+        own: list[tuple[int, str, Config]] = []
+        for cell, seed, asked in artefact.trainings[scale].configs():
+            try:
+                config = _resolved(asked, prepared, jobs)
+            except UserError as error:
+                raise UserError(f"{artefact.id}, {cell}: {error}") from error
+            own.append((seed, run_id(config), config))
+            found.setdefault(cell, []).append(_folder(run_id(config), root))
+        cells[artefact.id] = {cell: tuple(folders) for cell, folders in found.items()}
+        configs[artefact.id] = {run: config for _, run, config in sorted(own, key=lambda one: one[0])}
+    wanted = {id_: tuple(runs) for id_, runs in configs.items()}
+    claims = {artefact.id: max(1, len(artefact.claims)) for artefact in artefacts}
+    return Plan(cells, _ordered(configs, root, claims), wanted)
+
+
+def _resolved(asked: Config, prepared: _Prepared, jobs: int) -> Config:
+    config = resolve(asked.recipe, resolved_precision(asked), force=True)
+    threads = max(1, usable_cores() // jobs)
+    machine = replace(config.machine, threads=threads)
+    return replace(config, data=prepared.of(config), machine=machine)
+
+
+def _folder(run: str, root: Path) -> RunFolder:
+    """The run below ``root``; where it has not begun there, a kept one."""
+    own = RunFolder(root / run)
+    kept = (RunFolder(path.parent) for path in KEPT.glob(f"*/{run}/status.json"))
+    return own if own.path.exists() else next(kept, own)
+
+
+def _done(folder: RunFolder) -> bool:
+    return folder.status().state == "done"
+
+
+def _ordered(
+    configs: Mapping[str, Mapping[str, Config]], root: Path, claims: Mapping[str, int]
+) -> dict[str, Config]:
+    """The runs that are not done, greedily by missing runs a claim; a shared run counts once."""
+    missing = {
+        id_: {run: config for run, config in own.items() if not _done(_folder(run, root))}
+        for id_, own in configs.items()
+    }
+    ordered: dict[str, Config] = {}
+    while missing:
+        id_ = min(missing, key=lambda i: (len(missing[i].keys() - ordered.keys()) / claims[i], i))
+        ordered |= missing.pop(id_)
+    return ordered
+
+
+@dataclass
+class Training:
+    """Trains a plan within a budget, and says when the runs of an artefact have all ended."""
+
+    plan: Plan
+    root: Path
+    jobs: int
+    budget: float | None = None
+    """Seconds after which no run is started that would not end in time, by the median of those that have."""
+    say: Callable[[str], None] = quiet
+    failed: dict[str, str] = field(default_factory=dict)
+    """Run id to the reason why it could not be trained."""
+    left: int = 0
+    """Runs that the budget left out."""
+
+    def run(self, ended: Callable[[str], None]) -> None:
+        """Train; ``ended`` is called with the id of each artefact as soon as it has all its runs."""
+        start, open_ = time.monotonic(), set(self.plan.cells)
+        seconds: list[float] = []
+        queue = Queue(self.root, self.jobs, lambda folders: self._stop_in_time(queue, start, seconds))
+
+        def after(config: Config) -> None:
+            folder = RunFolder(self.root / run_id(config))
+            seconds.append(folder.status().train_seconds)
+            self._tell(config, folder, len(seconds), start)
+            whole({i for i in open_ if run_id(config) in self.plan.wanted[i]})
+
+        def whole(among: Iterable[str]) -> None:
+            for id_ in sorted(i for i in among if not self.plan.open_runs(i)):
+                open_.remove(id_)
+                ended(id_)
+
+        whole(list(open_))
+        for config in self.plan.todo.values():
+            queue.add(config)
+        queue.run(after)
+        self.failed = queue.failed
+
+    def _stop_in_time(self, queue: Queue, start: float, seconds: Sequence[float]) -> None:
+        if self.budget is None or not queue.waiting:
+            return
+        if time.monotonic() - start + (median(seconds) if seconds else 0.0) > self.budget:
+            self.left = len(queue.waiting)
+            queue.waiting.clear()
+
+    def _tell(self, config: Config, folder: RunFolder, number: int, start: float) -> None:
+        status, whole = folder.status(), len(self.plan.todo)
+        outcome = status.outcome.state if status.outcome else status.state
+        rest = (time.monotonic() - start) / number * (whole - number)
+        self.say(
+            f"{number} of {count(whole, 'run')}, {duration(rest)} left: {config.recipe}, "
+            f"lr {config.optim.lr:g}, seed {config.seeds.init}: {outcome}"
+        )

@@ -1,0 +1,131 @@
+"""Measures of trained runs, from run folders that hold planted scores."""
+
+import math
+
+import numpy as np
+import pytest
+
+from normlab.papers import ARTEFACTS
+from normlab.reproduce.trained import KINDS, Trained, trainings
+from normlab.spec.config import Config, run_id
+from normlab.spec.outcome import Outcome
+from normlab.store import RunFolder, Status
+from normlab.store.files import write_json_atomic
+from normlab.tasks.translation import Translation
+
+METRICS = Translation.metrics
+
+
+@pytest.fixture
+def runs(tmp_path):
+    """Plant runs by cell: for each seed the curve of dev NLL and BLEU, whose last BLEU is that of the test; a
+    word in place of a curve is the outcome of a run without scores.
+    """
+
+    def planted(**cells):
+        found = {}
+        for cell, seeds in cells.items():
+            found[cell] = []
+            for seed, curve in enumerate(seeds):
+                folder = RunFolder.create(tmp_path / f"{cell}-{seed}", Config(), METRICS)
+                state = curve if isinstance(curve, str) else "trained"
+                folder.set_status(Status("done", 100, Outcome(state, 100, ""), train_seconds=1.0))
+                folder.append_metrics({"kind": "dev", "step": 1, "nll": 8.0, "bleu": 0.0})
+                for step, (nll, bleu) in [] if isinstance(curve, str) else enumerate(curve, 1):
+                    folder.append_metrics({"kind": "dev", "step": 10 * step, "nll": nll, "bleu": bleu})
+                if not isinstance(curve, str):
+                    write_json_atomic(folder.scores, {"bleu": curve[-1][1], "nll": curve[-1][0]})
+                found[cell].append(folder)
+        return Trained(found)
+
+    return planted
+
+
+def test_a_difference_is_one_within_seeds_and_stays_within_the_range(runs):
+    both = runs(a=[[(1.0, 90.0)], [(1.0, 60.0)]], b=[[(1.0, 89.0)], [(1.0, 58.0)]])
+    found = KINDS["difference"](both, "bleu", "a", "b")
+    assert found.runs == 2
+    assert 1.0 < found.value < 3.0
+    assert -100 < found.low < found.value < found.high < 100
+    apart = KINDS["score"](both, "bleu", "a")
+    assert 60 < apart.value < 90
+    assert 0 < apart.low < apart.high < 100
+
+
+def test_a_run_without_a_score_has_the_worst_one(runs):
+    both = runs(a=[[(2.0, 30.0)], [(2.0, 31.0)]], b=["diverged", "diverged"])
+    assert KINDS["score"](both, "bleu", "b").value < 0.1
+    assert KINDS["difference"](both, "bleu", "a", "b").value == pytest.approx(30.5, abs=0.6)
+    assert both.scores(both.metric("nll"), "b") == pytest.approx([8.0, 8.0])
+
+
+def test_shares_have_exact_intervals(runs):
+    found = KINDS["share_trained"](runs(a=["stuck"] * 3, b=["diverged"] * 3), "a", "b")
+    assert (found.value, found.low, found.runs) == (0.0, 0.0, 6)
+    assert found.high == pytest.approx(1 - 0.025 ** (1 / 6))
+
+
+def test_the_better_of_several_cells_is_taken_within_a_seed(runs):
+    three = runs(a=[[(1.0, 10.0)], [(1.0, 40.0)]], b=[[(1.0, 30.0)], [(1.0, 20.0)]], c=[[(1.0, 5.0)]] * 2)
+    best = KINDS["best_score"](three, "bleu", "a", "b")
+    assert 30 < best.value < 40
+    assert KINDS["best_difference"](three, "bleu", ("a", "b"), ("c",)).low < best.value
+    assert KINDS["share_better"](three, "bleu", ("a", "b"), ("a", "c")).value == pytest.approx(0.75)
+
+
+def test_steps_to_the_other_s_best_loss(runs):
+    fast = [(3.0, 1.0), (2.0, 2.0), (1.0, 3.0), (0.9, 3.0)]
+    slow = [(4.0, 1.0), (3.0, 2.0), (2.5, 3.0), (2.0, 3.0)]
+    both = runs(fast=[fast, fast], slow=[slow, slow])
+    assert KINDS["steps_ratio"](both, "fast", "slow").value == pytest.approx(0.5)
+    assert KINDS["steps_ratio"](both, "slow", "fast").value == pytest.approx(1.0), "it never gets there"
+    assert KINDS["dev_at"](both, "nll", "slow", "fast", 0.5).value == pytest.approx(1.0)
+
+
+def test_spikes_of_the_gradient_norm(runs):
+    both = runs(calm=[[(1.0, 1.0)]], wild=[[(1.0, 1.0)]])
+    for cell, every in (("calm", 10**9), ("wild", 20)):
+        for step in range(100):
+            norm = 10.0 if step % every == every // 2 else 1.0 + 0.1 * math.sin(step)
+            both.cells[cell][0].append_metrics({"kind": "train", "step": step, "grad_norm_l2": norm})
+    assert KINDS["spikes"](both, "calm").value == 0
+    assert KINDS["spikes_difference"](both, "wild", "calm").value == pytest.approx(5.0)
+    assert KINDS["gradient_ratio"](both, "wild", "calm").value == pytest.approx(1.0, rel=0.05)
+
+
+def test_pairs_whose_better_loss_has_the_worse_score(runs):
+    some = runs(a=[[(3.0, 1.0)]], b=[[(4.0, 2.0)]], good=[[(1.0, 80.0)]])
+    assert KINDS["disordered_pairs"](some, 10.0).value == 1
+    assert KINDS["disordered_pairs"](some, 1.5).value == 0
+
+
+def test_the_study_shows_every_seed_beside_the_mean(runs):
+    both = runs(a=[[(1.0, 90.0)], "stuck"])
+    found = trainings(type("Lab", (), {"runs": both.cells})(), measures={"m": ("share_trained", "a")})
+    (cell,) = found.tables["cells"]
+    assert (cell["seeds"], cell["trained"]) == ("90.0, (0.0)", "1 of 2")
+    assert [row["outcome"] for row in found.tables["runs"]] == ["trained", "stuck"]
+    assert found.measures["m"].value == 0.5
+    assert np.isfinite(cell["low"])
+
+
+@pytest.mark.parametrize(
+    "artefact", [a for a in ARTEFACTS.values() if a.trainings], ids=lambda artefact: artefact.id
+)
+def test_every_cell_of_an_artefact_can_be_trained_and_every_measure_reads_cells(artefact):
+    from normlab.recipes.grammar import resolve
+
+    for trainings_ in artefact.trainings.values():
+        ids = {run_id(resolve(c.recipe, c, force=True)) for _, _, c in trainings_.configs()}
+        assert len(ids) == len(trainings_.cells) * trainings_.seeds
+        assert trainings_.differs.endswith(".")
+    measures = artefact.settings["measures"]
+    assert {claim.measure for claim in artefact.claims} == measures.keys()
+    cells = set.intersection(*(set(t.cells) for t in artefact.trainings.values()))
+    for kind, *arguments in measures.values():
+        assert kind in KINDS
+        words = [
+            w for a in arguments for w in ([a] if isinstance(a, str) else a if isinstance(a, tuple) else [])
+        ]
+        named = {w for w in words if w not in {m.name for m in METRICS}}
+        assert named <= cells, f"{artefact.id}: {named - cells}"
