@@ -34,15 +34,18 @@ def score_dots(results: pl.DataFrame, seeds: pl.DataFrame, recipes: Sequence[str
 
     ``results``: ``recipe``, ``value`` (null: no run trained), ``low``, ``high`` (null: too few did),
     ``note``; ``seeds``: ``recipe``, ``seed``, ``outcome``, ``value``. The axis covers the recipes whose score
-    is at least half as good as the best; any other is written at the left edge, so that the differences among
-    those that learned can be seen.
+    is at least half as good as the best; one that lies beyond is written at the left edge, so that the
+    differences among those that learned can be seen.
     """
-    on = results.filter(_near(results["value"], metric))
-    ticks = seeds.join(on.select("recipe"), on="recipe", how="inner")
-    edges = [v for c in ("low", "high", "value") for v in on[c].drop_nulls()] + list(ticks["value"])
+    near = results.filter(_near(results["value"], metric))
+    edges = [v for c in ("low", "high", "value") for v in near[c].drop_nulls()]
+    edges += list(seeds.join(near.select("recipe"), on="recipe", how="inner")["value"])
     low, high = (min(edges), max(edges)) if edges else (0.0, 1.0)
     pad = max(5 * 10.0**-metric.digits, 0.1 * (high - low))
-    scale = alt.Scale(domain=[metric.bounded(low - pad), high + pad], nice=False, zero=False)
+    ends = metric.bounded(low - pad), high + pad
+    scale = alt.Scale(domain=list(ends), nice=False, zero=False)
+    on, inside = (table.filter(pl.col("value").is_between(*ends)) for table in (results, seeds))
+    ticks = inside.join(on.select("recipe"), on="recipe", how="inner")
     order = results.sort("value", descending=metric.higher_is_better, nulls_last=True)["recipe"].to_list()
     y = _by_recipe(order)
     base = alt.Chart(rows(on)).encode(y=y, color=recipe_colour(recipes), opacity=focused(1.0, 0.15))
@@ -53,7 +56,7 @@ def score_dots(results: pl.DataFrame, seeds: pl.DataFrame, recipes: Sequence[str
     left, layers = alt.X("low:Q", scale=scale), list[Any]()
     if len(on):
         layers += [
-            base.mark_rule(strokeWidth=3, strokeCap="round").encode(x=left, x2="high:Q"),
+            base.mark_rule(strokeWidth=3, strokeCap="round", clip=True).encode(x=left, x2="high:Q"),
             base.mark_circle(size=120, opacity=1).encode(x=x, tooltip=told),
             base.mark_text(dy=-12, fontSize=11, fontWeight=600).encode(
                 x=x, text=alt.Text("value:Q", format=f".{metric.digits}f")

@@ -53,7 +53,7 @@ def pictures(comparison: Comparison, views: Mapping[str, RunView], known: Sequen
             f"Test {headline.label}",
             "Ticks: single seeds, crosses those that did not train. Dot: mean over the seeds that "
             f"trained; bar: its 95% interval, where other seeds would put the mean. A recipe {far} the "
-            "best score is written at the left edge.",
+            "best score and beyond the axis is written at the left edge.",
             score_dots(result, seeds, recipes, headline),
             result,
         )
