@@ -26,12 +26,15 @@ from normlab.report.studies import anchor, frame
 from normlab.spec.arguments import validate_arguments
 from normlab.spec.artefact import Artefact, Drawing, Reproduction
 from normlab.spec.claim import Claim, Measure
+from normlab.spec.trainings import LAPTOP
 from normlab.spec.units import count, duration
 from normlab.store.folder import write_text_atomic
 from normlab.store.reproductions import Standing, State
 
 ROWS: Final = 400
 """Rows of a table on the page, at most; the file beside it holds all."""
+CELL_TABLE: Final = "cells"
+"""Table of the trained cells: ``cell``, the metric's mean, ``low``, ``high``, ``seeds`` and ``trained``."""
 CELLS: Final = 12
 """Published values that are shown unasked, at most."""
 TONES: Final[Mapping[State, str]] = {
@@ -78,7 +81,7 @@ def reproduction_page(standing: Standing) -> str:
             *_earlier(standing),
             *_pictures(artefact, tables, legend),
             *([Section("Discussion", [Text(said)], "discussion")] if (said := artefact.discussion) else []),
-            _published(artefact),
+            _published(artefact, found),
             *_tables(found),
             _how(artefact, found),
         ],
@@ -95,7 +98,15 @@ def _facts(standing: Standing) -> list[str]:
     artefact, found = standing.artefact, standing.found
     version = f"version {artefact.version} of the claims, {artefact.date}" if artefact.version > 1 else ""
     seconds = "" if found is None else f"{duration(found.seconds)} of measuring"
-    return [fact for fact in (artefact.paper, version, seconds) if fact]
+    runs = "" if found is None else _runs(found)
+    return [fact for fact in (artefact.paper, version, runs, seconds) if fact]
+
+
+def _runs(found: Reproduction) -> str:
+    """The number of trainings, their size and their time."""
+    seconds = {row["run"]: row["seconds"] for row in found.tables.get("runs", ())}
+    trained = f"{count(len(seconds), 'run')}, {duration(sum(seconds.values()))} of training"
+    return f"{found.scale} scale, {trained}" if seconds else ""
 
 
 def _warnings(standing: Standing) -> Iterator[Block]:
@@ -106,10 +117,13 @@ def _warnings(standing: Standing) -> Iterator[Block]:
         yield Text(stood_in(found), "alarm")
     if standing.state == "stale" and found is not None:
         yield Text(
-            f"This was measured for another claim, {found.fingerprint}; today's is {artefact.fingerprint()}. "
-            f"The verdicts below are not valid. To measure it anew: {command(artefact)}",
+            f"This was measured for another claim, {found.fingerprint}; today's is "
+            f"{artefact.fingerprint(found.scale)}. The verdicts below are not valid. To measure it anew: "
+            f"{command(artefact)}",
             "alarm",
         )
+    if found is not None and found.scale in artefact.trainings:
+        yield Text(f"Measured at the {found.scale} scale: {artefact.trainings[found.scale].differs}")
     if found is None and not standing.trouble:
         how = f"To measure it: {command(artefact)}" if artefact.study else "No study decides it yet."
         yield Text(f"Nothing was measured. {how}")
@@ -191,11 +205,32 @@ def _charts(
     ]
 
 
-def _published(artefact: Artefact) -> Section:
-    cells = [[Cell(name), Cell(_cell(value))] for name, value in artefact.published.items()]
-    table = Table(("", "published"), cells, text_columns=2)
-    block = table if len(cells) <= CELLS else Details(count(len(cells), "published value"), [table])
-    return Section("Published", [block], "published", artefact.paper)
+def _published(artefact: Artefact, found: Reproduction | None) -> Section:
+    """The published values, beside the trained cells of the same names."""
+    ours = {str(row["cell"]): row for row in (found.tables.get(CELL_TABLE, ()) if found else ())}
+    metric = next((name for row in ours.values() for name in list(row)[1:2]), "")
+    names = dict.fromkeys([*artefact.published, *ours])
+    rows = [
+        [
+            Cell(name),
+            Cell(_cell(artefact.published.get(name))),
+            *(_ours(ours.get(name), metric) if ours else ()),
+        ]
+        for name in names
+    ]
+    header = ("", "published", f"here, {metric} [95%]", "seeds", "trained") if ours else ("", "published")
+    table = Table(header, rows, text_columns=len(header))
+    block = table if ours or len(rows) <= CELLS else Details(count(len(rows), "published value"), [table])
+    title = "Published and measured" if ours else "Published"
+    return Section(title, [block], "published", artefact.paper)
+
+
+def _ours(row: Mapping[str, Any] | None, metric: str) -> tuple[Cell, ...]:
+    """A trained cell: its mean with the interval, every seed, and how many trained."""
+    if row is None:
+        return Cell("–"), Cell("–"), Cell("–")
+    mean = Measure(float(row[metric]), float(row["low"]), float(row["high"]))
+    return Cell(measured(mean)), Cell(str(row["seeds"])), Cell(str(row["trained"]))
 
 
 def _tables(found: Reproduction | None) -> Iterator[Section]:
@@ -229,7 +264,10 @@ def _plain(value: Any) -> str:
 
 
 def _how(artefact: Artefact, found: Reproduction | None) -> Section:
-    facts = {"claims' fingerprint": artefact.fingerprint()}
+    scale = LAPTOP if found is None else found.scale
+    facts = {"claims' fingerprint": artefact.fingerprint(scale)}
+    if scale in artefact.trainings:
+        facts = {"scale": scale, **facts}
     if artefact.study:
         facts = {"study": artefact.study, **{k: _plain(v) for k, v in artefact.settings.items()}, **facts}
     if found is not None:
