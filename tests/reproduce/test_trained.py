@@ -70,7 +70,16 @@ def test_the_better_of_several_cells_is_taken_within_a_seed(runs):
     best = KINDS["best_score"](three, "bleu", "a", "b")
     assert 30 < best.value < 40
     assert KINDS["best_difference"](three, "bleu", ("a", "b"), ("c",)).low < best.value
-    assert KINDS["share_better"](three, "bleu", ("a", "b"), ("a", "c")).value == pytest.approx(0.75)
+    assert KINDS["pairs_better"](three, "bleu", ("a", "b"), ("a", "c")).value == pytest.approx(0.75)
+
+
+def test_placements_are_compared_where_both_train(runs):
+    two = runs(a=[[(1.0, 10.0)], "stuck"], b=[[(1.0, 5.0)], [(1.0, 5.0)]], c=["stuck"] * 2)
+    assert KINDS["pairs_better"](two, "bleu", ("a", "b")).runs == 1
+    nothing = KINDS["pairs_better"](two, "bleu", ("a", "c"))
+    assert (nothing.low, nothing.high) == (0.0, 1.0)
+    gap = KINDS["share_gap"](two, ("b", "b"), ("a", "c"))
+    assert (gap.value, gap.runs) == (0.75, 4)
 
 
 def test_steps_to_the_other_s_best_loss(runs):

@@ -130,20 +130,30 @@ def best_score(runs: Trained, metric: str, *cells: str) -> Measure:
 @kind
 def share_trained(runs: Trained, *cells: str) -> Measure:
     """The share of the runs of some cells that train, with its exact interval (Clopper and Pearson 1934)."""
-    found = [one for cell in cells for one in runs.trained(cell)]
-    share = share_of(sum(found), len(found))
-    assert share.low is not None
-    assert share.high is not None
-    return Measure(share.value, share.low, share.high, len(found))
+    return _share([one for cell in cells for one in runs.trained(cell)])
 
 
 @kind
-def share_better(runs: Trained, metric: str, *pairs: Sequence[str]) -> Measure:
-    """The share of pairs (a, b) of cells in which ``a`` has the better test score, its mean over seeds."""
+def share_gap(runs: Trained, a: Sequence[str], b: Sequence[str]) -> Measure:
+    """The share of the runs of the cells ``a`` that train minus that of ``b``, which are paired in order."""
+    pairs = (zip(runs.trained(x), runs.trained(y), strict=True) for x, y in zip(a, b, strict=True))
+    return mean(float(x) - float(y) for pair in pairs for x, y in pair)
+
+
+@kind
+def pairs_better(runs: Trained, metric: str, *pairs: Sequence[str]) -> Measure:
+    """The share of pairs (a, b) of cells in which ``a`` has the better test score, of the seeds at which both
+    train, with its exact interval; all of 0 to 1 where there are none.
+    """
     of = runs.metric(metric)
     sign = 1.0 if of.higher_is_better else -1.0
-    ahead = [sign * (runs.scores(of, a) - runs.scores(of, b)) > 0 for a, b in pairs]
-    return mean(float(x) for x in np.mean(ahead, axis=0))
+    ahead = [
+        bool(sign * (x - y) > 0)
+        for a, b in pairs
+        for x, y, *both in zip(*(runs.scores(of, c) for c in (a, b)), *map(runs.trained, (a, b)), strict=True)
+        if all(both)
+    ]
+    return _share(ahead) if ahead else Measure(0.5, 0.0, 1.0)
 
 
 @kind
@@ -207,6 +217,13 @@ def disordered_pairs(runs: Trained, good: float, metric: str = "") -> Measure:
 
 
 # ----------------------------------------------------------------------------------------------- helpers
+
+
+def _share(found: Sequence[bool]) -> Measure:
+    share = share_of(sum(found), len(found))
+    assert share.low is not None
+    assert share.high is not None
+    return Measure(share.value, share.low, share.high, len(found))
 
 
 def _mean(metric: Metric, scores: Array) -> Measure:

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from typing import Final
 
+from normlab.papers.bases import LAPTOP
 from normlab.papers.cells import cells
-from normlab.spec.artefact import Artefact
-from normlab.spec.claim import within
+from normlab.spec.artefact import Artefact, Drawing
+from normlab.spec.claim import ORDER, at_least, within
+from normlab.spec.trainings import Trainings
 
 _POST: Final = 35.64, 0.23
 _PRE: Final = 35.50, 0.04
@@ -14,35 +16,6 @@ _ADMIN: Final = 35.67, 0.15
 """BLEU of IWSLT'14 and ±, in tables 2 and 3."""
 _EN_FR: Final = 43.10, 43.80
 """BLEU of Pre and Admin, 60L-12L, in tables 2 and 4."""
-
-TABLE1: Final = Artefact(
-    id="liu2020.table1",
-    paper="Liu et al. 2020, Table 1 (arXiv 2004.08249)",
-    shows="Hybrids of 18 layers: which have vanishing gradients, and which train.",
-    published={
-        "enc:post/dec:post gradients": "vanish",
-        "enc:post/dec:post training": "diverges",
-        "enc:post/dec:pre gradients": "do not vanish",
-        "enc:post/dec:pre training": "diverges",
-        "enc:pre/dec:pre gradients": "do not vanish",
-        "enc:pre/dec:pre training": "converges",
-    },
-    asserts="Vanishing gradients are not the cause: the hybrid has none, and diverges.",
-    discussion="The paper strikes through what does not hold, which plain text loses: rows 2 and 3 do not "
-    "vanish.",
-)
-
-FIG1_9: Final = Artefact(
-    id="liu2020.fig1_9",
-    paper="Liu et al. 2020, Figures 1 and 9 (arXiv 2004.08249)",
-    shows="Development perplexity through training, Post, Pre and Admin of 6 and of 18 layers.",
-    published={
-        "6L": "Pre faster than Post, but worse at the end",
-        "18L": "Post diverges",
-        "admin": "best at the end",
-    },
-    asserts="The curves are in these orders.",
-)
 
 TABLE2: Final = Artefact(
     id="liu2020.table2",
@@ -64,13 +37,31 @@ TABLE2: Final = Artefact(
     discussion="60L-16L in the paper's appendix is 60L-12L.",
 )
 
-WARMUP: Final = Artefact(
-    id="liu2020.warmup",
-    paper="Liu et al. 2020, Section 5.2 (arXiv 2004.08249)",
-    shows="A Post-LN of 18 layers with longer warm-up.",
-    published={f"warm-up {k}k": "fails" for k in (8, 16, 24, 32)},
-    asserts="Longer warm-up does not save it.",
+_SMALLER: Final = (
+    "Dates of the built-in corpus in place of IWSLT'14, width 64 in place of 512, 200 steps of 1,024 "
+    "positions in place of 90 epochs, no dropout. The depth is the paper's, 6+6, and so is RAdam. "
 )
+_GRID: Final = {
+    f"lr {k}e-4 {name} β₂ {beta}": {
+        "recipe": f"{placement}+radam+linear",
+        "optim.lr": 4e-4 * k,
+        "optim.betas": (0.9, beta),
+        "optim.warmup_steps": 0,
+    }
+    for name, placement in (("Post", "post"), ("Pre", "pre"), ("Admin", "admin"))
+    for beta in (0.99, 0.995, 0.999)
+    for k in (1, 2, 3, 4, 5)
+}
+
+
+def _of(name: str) -> tuple[str, ...]:
+    return tuple(cell for cell in _GRID if f" {name} " in cell)
+
+
+def _both(a: str, b: str) -> tuple[tuple[str, str], ...]:
+    """The same cells of two placements."""
+    return tuple(zip(_of(a), _of(b), strict=True))
+
 
 _RATES: Final = ("lr 1e-4", "lr 2e-4", "lr 3e-4", "lr 4e-4", "lr 5e-4")
 
@@ -98,6 +89,75 @@ FIG10: Final = Artefact(
     "Post wins six against Admin. Xiong et al. 2020, Figure 4, has Post-LN train under RAdam without warm-up "
     "at lr 5e-4, which diverges here: there β₂ is 0.98 and dropout 0.1, here 0.99 and more and 0.3, so β₂ = "
     "0.98 is worth a further column.",
+    study="trainings",
+    settings={
+        "measures": {
+            "post": ("share_trained", *_of("Post")),
+            "pre": ("share_trained", *_of("Pre")),
+            "admin": ("share_trained", *_of("Admin")),
+            "pre_more_often": ("share_gap", _of("Pre"), _of("Post")),
+            "post_over_pre": ("pairs_better", "bleu", *_both("Post", "Pre")),
+            "admin_over_pre": ("pairs_better", "bleu", *_both("Admin", "Pre")),
+        }
+    },
+    trainings={
+        "laptop": Trainings(
+            LAPTOP,
+            _GRID,
+            seeds=1,
+            differs=_SMALLER
+            + "Learning rates are four times the paper's, and fall in a line; one seed a cell, "
+            "so that the cells are the sample.",
+        )
+    },
+    claims=(
+        within(
+            0.2,
+            0.85,
+            "share of Post-LN's cells that train",
+            "post",
+            published="8 of 15",
+            convention="some do and some do not: 0.2 to 0.85",
+        ),
+        at_least(
+            0.75,
+            "share of Pre-LN's cells that train",
+            "pre",
+            published="15 of 15",
+            convention="all of 15 cells leave an interval down to 0.78",
+        ),
+        at_least(
+            0.75,
+            "share of Admin's cells that train",
+            "admin",
+            published="15 of 15",
+            convention="all of 15 cells leave an interval down to 0.78",
+        ),
+        at_least(
+            0.0,
+            "share of cells in which Pre-LN trains minus that in which Post-LN does",
+            "pre_more_often",
+            published="15 of 15 against 8 of 15",
+            derived=ORDER,
+        ),
+        at_least(
+            0.5,
+            "share of cells in which Post-LN beats Pre-LN, of those in which both train",
+            "post_over_pre",
+            published="7 of 8",
+            convention="it wins if it wins most cells",
+        ),
+        at_least(
+            0.5,
+            "share of cells in which Admin beats Pre-LN, of those in which both train",
+            "admin_over_pre",
+            published="15 of 15",
+            convention="it wins if it wins most cells",
+        ),
+    ),
+    drawings=(
+        Drawing("cells", "cell", "BLEU", "Test BLEU", "learning rate, placement and β₂", "BLEU", kind="bar"),
+    ),
 )
 
 TABLE3: Final = Artefact(
@@ -109,21 +169,60 @@ TABLE3: Final = Artefact(
         {"Admin": _ADMIN, "Post": _POST, "Pre": _PRE, "ReZero": (33.67, 0.14), "ReZero+Post": (34.67, 0.08)},
     ),
     asserts="ReZero is the worst, with a Post-LN better, and below the other three.",
-)
-
-SECTION5_3: Final = Artefact(
-    id="liu2020.section5_3",
-    paper="Liu et al. 2020, Section 5.3 (arXiv 2004.08249)",
-    shows="Other initialisations of 18 layers on WMT'14 En-De.",
-    published={
-        "ReZero": "diverges",
-        "FixUp without norms": "diverges",
-        "LookLinear+Post": "diverges",
-        "blamed for ReZero and FixUp": "half precision and dropout",
+    study="trainings",
+    settings={
+        "measures": {
+            "rezero": ("difference", "bleu", "ReZero+Post", "ReZero"),
+            "rezero_post": ("difference", "bleu", ("Admin", "Post", "Pre"), "ReZero+Post"),
+            "admin_post": ("difference", "bleu", "Admin", "Post"),
+        }
     },
-    asserts="All three diverge; with and without dropout, in single and half precision, shows what is to "
-    "blame.",
-    discussion="The section's De-En means En-De.",
+    trainings={
+        "laptop": Trainings(
+            LAPTOP,
+            {
+                name: {
+                    "recipe": f"{placement}+radam+warmup+inverse_sqrt",
+                    "optim.lr": 2e-3,
+                    "optim.warmup_steps": 60,
+                }
+                for name, placement in (
+                    ("Admin", "admin"),
+                    ("Post", "post"),
+                    ("Pre", "pre"),
+                    ("ReZero", "rezero"),
+                    ("ReZero+Post", "rezero_post"),
+                )
+            },
+            differs=_SMALLER
+            + "The peak rate is 2e-3 after 60 steps of warm-up, in place of 7e-4 after 6000.",
+        )
+    },
+    claims=(
+        at_least(
+            0.0,
+            "BLEU of ReZero with Post-LN minus that of ReZero",
+            "rezero",
+            published="34.67 against 33.67",
+            derived=ORDER,
+        ),
+        at_least(
+            0.0,
+            "BLEU of Admin, Post and Pre together minus that of ReZero with Post-LN",
+            "rezero_post",
+            published="35.50 to 35.67 against 34.67",
+            derived=ORDER,
+        ),
+        within(
+            -1.0,
+            1.0,
+            "BLEU of Admin minus that of Post-LN",
+            "admin_post",
+            published="35.67±0.15 and 35.64±0.23",
+            convention="as good: less than 1 BLEU either way",
+        ),
+    ),
+    drawings=(Drawing("curves", "step", "bleu", "Dev BLEU through training", "step", "BLEU", colour="cell"),),
 )
 
 DROPOUT: Final = Artefact(

@@ -1,0 +1,263 @@
+"""Trainings of 18 layers (Liu et al. 2020, Sections 3.2, 5.2 and 5.3)."""
+
+from __future__ import annotations
+
+from typing import Final
+
+from normlab.papers.bases import LAPTOP
+from normlab.spec.artefact import Artefact, Drawing
+from normlab.spec.claim import ORDER, at_least, at_most
+from normlab.spec.trainings import Trainings
+
+_SMALLER: Final = (
+    "Dates of the built-in corpus in place of WMT'14 En-De, width 64 in place of 512, 200 steps of 1,024 "
+    "positions in place of 100 epochs, no dropout. The depth is the paper's. The peak rate is 2e-3 after 60 "
+    "steps of warm-up, in place of 1e-3 after 8000, with the same inverse square root."
+)
+_DEEP: Final = {"model.encoder_layers": 18, "model.decoder_layers": 18}
+_RATE: Final = {"optim.lr": 2e-3, "optim.warmup_steps": 60}
+_WARMUP: Final = "+warmup+inverse_sqrt"
+_HYBRIDS: Final = {
+    name: {"recipe": f"{name}{_WARMUP}", **_DEEP, **_RATE}
+    for name in ("enc:post/dec:post", "enc:post/dec:pre", "enc:pre/dec:pre")
+}
+_CURVES: Final = (
+    Drawing("curves", "step", "nll", "Dev NLL through training", "step", "nats per token", colour="cell"),
+    Drawing("curves", "step", "bleu", "Dev BLEU through training", "step", "BLEU", colour="cell"),
+)
+
+TABLE1: Final = Artefact(
+    id="liu2020.table1",
+    paper="Liu et al. 2020, Table 1 (arXiv 2004.08249)",
+    shows="Hybrids of 18 layers: which have vanishing gradients, and which train.",
+    published={
+        "enc:post/dec:post gradients": "vanish",
+        "enc:post/dec:post training": "diverges",
+        "enc:post/dec:pre gradients": "do not vanish",
+        "enc:post/dec:pre training": "diverges",
+        "enc:pre/dec:pre gradients": "do not vanish",
+        "enc:pre/dec:pre training": "converges",
+    },
+    asserts="Vanishing gradients are not the cause: the hybrid has none, and diverges.",
+    discussion="The paper strikes through what does not hold, which plain text loses: rows 2 and 3 do not "
+    "vanish. The gradients themselves are those of liu2020.fig3.",
+    study="trainings",
+    settings={
+        "measures": {
+            "post_enc": ("share_trained", "enc:post/dec:post", "enc:post/dec:pre"),
+            "hybrid": ("difference", "nll", "enc:post/dec:pre", "enc:pre/dec:pre"),
+            "post": ("difference", "nll", "enc:post/dec:post", "enc:pre/dec:pre"),
+            "pre": ("score", "bleu", "enc:pre/dec:pre"),
+        }
+    },
+    trainings={"laptop": Trainings(LAPTOP, _HYBRIDS, differs=_SMALLER)},
+    claims=(
+        at_most(
+            0.5,
+            "share of the runs with a Post-LN encoder that train",
+            "post_enc",
+            published="both diverge",
+            convention="a model fails if most of its runs do",
+        ),
+        at_least(
+            0.0,
+            "test NLL of the hybrid, whose gradients do not vanish, minus that of Pre-LN",
+            "hybrid",
+            published="diverges against converges",
+            derived=ORDER,
+        ),
+        at_least(
+            0.0,
+            "test NLL of Post-LN minus that of Pre-LN",
+            "post",
+            published="diverges against converges",
+            derived=ORDER,
+        ),
+        at_least(
+            10.0,
+            "BLEU of Pre-LN",
+            "pre",
+            published="converges",
+            convention="it converges if it translates: at least 10 BLEU",
+        ),
+    ),
+    drawings=_CURVES,
+)
+
+FIG1_9: Final = Artefact(
+    id="liu2020.fig1_9",
+    paper="Liu et al. 2020, Figures 1 and 9 (arXiv 2004.08249)",
+    shows="Development perplexity through training, Post, Pre and Admin of 6 and of 18 layers.",
+    published={
+        "6L": "Pre faster than Post, but worse at the end",
+        "18L": "Post diverges",
+        "admin": "best at the end",
+    },
+    asserts="The curves are in these orders.",
+    study="trainings",
+    settings={
+        "measures": {
+            "pre_faster": ("dev_at", "nll", "6L Pre", "6L Post", 0.3),
+            "pre_worse": ("dev_at", "nll", "6L Pre", "6L Post", 1.0),
+            "admin_6": ("dev_at", "nll", "6L Admin", "6L Pre", 1.0),
+            "post_18": ("difference", "nll", "18L Post", "18L Admin"),
+            "admin_18": ("dev_at", "nll", "18L Admin", "18L Pre", 1.0),
+        }
+    },
+    trainings={
+        "laptop": Trainings(
+            LAPTOP,
+            {
+                f"{layers}L {name}": {"recipe": f"{placement}{_WARMUP}", **depth, **_RATE}
+                for layers, depth in ((6, _RATE), (18, _DEEP))
+                for name, placement in (
+                    ("Post", "post" if layers == 6 else "enc:post/dec:post"),
+                    ("Pre", "pre" if layers == 6 else "enc:pre/dec:pre"),
+                    ("Admin", "admin"),
+                )
+            },
+            differs=_SMALLER,
+        )
+    },
+    claims=(
+        at_most(
+            0.0,
+            "dev NLL of Pre-LN minus that of Post-LN after 30% of the training, 6 layers",
+            "pre_faster",
+            published="Pre faster than Post",
+            derived=ORDER,
+        ),
+        at_least(
+            0.0,
+            "dev NLL of Pre-LN minus that of Post-LN at the end, 6 layers",
+            "pre_worse",
+            published="Pre worse at the end",
+            derived=ORDER,
+        ),
+        at_most(
+            0.0,
+            "dev NLL of Admin minus that of Pre-LN at the end, 6 layers",
+            "admin_6",
+            published="Admin best at the end",
+            derived=ORDER,
+        ),
+        at_least(
+            0.0,
+            "test NLL of Post-LN minus that of Admin, 18 layers",
+            "post_18",
+            published="Post diverges",
+            derived=ORDER,
+        ),
+        at_most(
+            0.0,
+            "dev NLL of Admin minus that of Pre-LN at the end, 18 layers",
+            "admin_18",
+            published="Admin best at the end",
+            derived=ORDER,
+        ),
+    ),
+    drawings=_CURVES,
+)
+
+WARMUP: Final = Artefact(
+    id="liu2020.warmup",
+    paper="Liu et al. 2020, Section 5.2 (arXiv 2004.08249)",
+    shows="A Post-LN of 18 layers with longer warm-up.",
+    published={f"warm-up {k}k": "fails" for k in (8, 16, 24, 32)},
+    asserts="Longer warm-up does not save it.",
+    study="trainings",
+    settings={"measures": {"trains": ("share_trained", *(f"warm-up {k}k" for k in (8, 16, 24, 32)))}},
+    trainings={
+        "laptop": Trainings(
+            LAPTOP,
+            {
+                f"warm-up {k}k": {
+                    "recipe": f"enc:post/dec:post{_WARMUP}",
+                    **_DEEP,
+                    **_RATE,
+                    "optim.warmup_steps": steps,
+                    "train.steps": 400,
+                }
+                for k, steps in ((8, 60), (16, 120), (24, 180), (32, 240))
+            },
+            differs=_SMALLER + " Warm-ups of 60, 120, 180 and 240 steps stand for 8k to 32k, in 400 steps.",
+        )
+    },
+    claims=(
+        at_most(
+            0.5,
+            "share of the runs that train, all warm-ups together",
+            "trains",
+            published="0 of 4",
+            convention="it fails if most of its runs do",
+        ),
+    ),
+    drawings=_CURVES,
+)
+
+SECTION5_3: Final = Artefact(
+    id="liu2020.section5_3",
+    paper="Liu et al. 2020, Section 5.3 (arXiv 2004.08249)",
+    shows="Other initialisations of 18 layers on WMT'14 En-De.",
+    published={
+        "ReZero": "diverges",
+        "FixUp without norms": "diverges",
+        "LookLinear+Post": "diverges",
+        "blamed for ReZero and FixUp": "half precision and dropout",
+    },
+    asserts="All three diverge; with and without dropout, in single and half precision, shows what is to "
+    "blame.",
+    discussion="The section's De-En means En-De.",
+    study="trainings",
+    settings={
+        "measures": {
+            "rezero_dropout": ("share_trained", "ReZero, dropout"),
+            "fixup_dropout": ("share_trained", "FixUp, dropout"),
+            "looklinear": ("share_trained", "LookLinear+Post, dropout", "LookLinear+Post"),
+            "rezero_blame": ("difference", "nll", "ReZero, dropout", "ReZero"),
+            "fixup_blame": ("difference", "nll", "FixUp, dropout", "FixUp"),
+        }
+    },
+    trainings={
+        "laptop": Trainings(
+            LAPTOP,
+            {
+                f"{name}{dropout}": {"recipe": f"{recipe}{_WARMUP}", **_DEEP, **_RATE, **changes}
+                for name, recipe in (
+                    ("ReZero", "rezero"),
+                    ("FixUp", "fixup"),
+                    ("LookLinear+Post", "enc:post/dec:post+looklinear"),
+                )
+                for dropout, changes in (("", _RATE), (", dropout", {"model.dropout": 0.1}))
+            },
+            differs=_SMALLER + " In single precision only; with the paper's dropout of 0.1, and without.",
+        )
+    },
+    claims=(
+        *(
+            at_most(
+                0.5,
+                f"share of the runs of {name} that train",
+                measure,
+                published="diverges",
+                convention="it fails if most of its runs do",
+            )
+            for name, measure in (
+                ("ReZero with dropout", "rezero_dropout"),
+                ("FixUp with dropout", "fixup_dropout"),
+                ("LookLinear with Post-LN", "looklinear"),
+            )
+        ),
+        *(
+            at_least(
+                0.0,
+                f"test NLL of {name} with dropout minus without",
+                measure,
+                published="dropout is blamed",
+                derived=ORDER,
+            )
+            for name, measure in (("ReZero", "rezero_blame"), ("FixUp", "fixup_blame"))
+        ),
+    ),
+    drawings=_CURVES,
+)
