@@ -9,6 +9,7 @@ from typing import Final
 from normlab.papers import STUDIES
 from normlab.spec.artefact import Artefact, Reproduction, Superseded, Tally
 from normlab.spec.claim import VERDICTS, Claim, Measure, Verdict
+from normlab.spec.trainings import LAPTOP
 from normlab.spec.units import count
 from normlab.store.reproductions import STATES, Standing, State
 
@@ -87,12 +88,21 @@ def in_short(standing: Standing, most: int = 2) -> str:
     """The measures of the claims that do not agree, or else of the first."""
     found, claims = standing.found, standing.artefact.claims
     if standing.trouble or found is None or not claims:
-        return standing.trouble
+        return standing.trouble or missing(standing.artefact)
     order = sorted(
         claims, key=lambda claim: (bool(claim.check), VERDICTS.index(claim.verdict(found.measures)))
     )
     shown = [_named(claim, found) for claim in order[:most] if claim.measure in found.measures]
     return ", ".join([*shown, *([] if len(claims) <= most else ["..."])])
+
+
+def missing(artefact: Artefact) -> str:
+    """The trainings that an artefact needs at the laptop scale; empty where it needs none."""
+    trainings = artefact.trainings.get(LAPTOP)
+    if trainings is None:
+        return ""
+    runs = count(len(trainings.cells) * trainings.seeds, "run")
+    return f"{runs} to train, or fewer if other artefacts share them"
 
 
 def earlier(one: Superseded) -> str:

@@ -1,0 +1,106 @@
+"""Plans of trainings: each distinct run once, the most informative first, and none twice."""
+
+from dataclasses import replace
+
+import pytest
+
+from normlab.errors import UserError
+from normlab.papers import Artefact
+from normlab.papers.bases import LAPTOP
+from normlab.reproduce import planning
+from normlab.reproduce.planning import Training, plan
+from normlab.spec.claim import at_least
+from normlab.spec.config import DataConfig, run_id
+from normlab.spec.trainings import Trainings, changed
+from normlab.spec.units import seconds_of
+from normlab.store import RunFolder, Status
+
+BASE = replace(
+    LAPTOP,
+    data=DataConfig(builtin="dates-de-en", builtin_pairs=300, vocab_size=200),
+    model=replace(LAPTOP.model, dim=16, ffn_dim=16, heads=2, encoder_layers=1, decoder_layers=1),
+    train=replace(LAPTOP.train, steps=2, max_tokens=256, validate_every_steps=2, dev_decode_sentences=4),
+)
+
+
+def artefact(name, cells, seeds=2, claims=1):
+    return Artefact(
+        id=f"p.{name}",
+        paper="P 2001",
+        shows="A table.",
+        published={},
+        asserts="Something.",
+        study="trainings",
+        settings={"measures": {f"m{i}": ("share_trained", *cells) for i in range(claims)}},
+        trainings={"laptop": Trainings(BASE, cells, seeds, "It is small.")},
+        claims=tuple(at_least(0.5, "it trains", f"m{i}", derived="for a test") for i in range(claims)),
+    )
+
+
+POST, PRE = {"recipe": "post"}, {"recipe": "pre"}
+WIDE = artefact("wide", {"post": POST, "pre": PRE, "admin": {"recipe": "admin"}})
+NARROW = artefact("narrow", {"post again": POST}, claims=2)
+
+
+def done(folder):
+    folder.set_status(Status("done"))
+
+
+def test_a_shared_run_is_planned_once_and_the_cheapest_claims_come_first(tmp_path):
+    found = plan([WIDE, NARROW], tmp_path)
+    assert len(found.todo) == 6
+    recipes = [(config.recipe, config.seeds.init) for config in found.todo.values()]
+    assert recipes[:2] == [("post", 1), ("post", 2)], "the artefact with the fewest missing runs a claim"
+    assert recipes[2:] == [("pre", 1), ("admin", 1), ("pre", 2), ("admin", 2)], "every cell once, then again"
+    assert set(found.wanted["p.narrow"]) < set(found.wanted["p.wide"])
+
+
+def test_a_run_that_is_done_here_or_kept_is_not_planned(tmp_path, monkeypatch):
+    monkeypatch.setattr(planning, "KEPT", tmp_path / "results")
+    first, second = plan([NARROW], tmp_path / "runs").todo.values()
+    here, kept = tmp_path / "runs" / run_id(first), tmp_path / "results" / "some" / run_id(second)
+    for path, config in ((here, first), (kept, second)):
+        done(RunFolder.create(path, config))
+    found = plan([NARROW], tmp_path / "runs")
+    assert not found.todo
+    assert [folder.path for folder in found.cells["p.narrow"]["post again"]] == [here, kept]
+    assert not found.open_runs("p.narrow")
+
+
+def test_the_cell_that_cannot_be_built_is_named(tmp_path):
+    with pytest.raises(UserError, match=r"p.wrong, odd: .*pots.*did you mean 'post'"):
+        plan([artefact("wrong", {"odd": {"recipe": "pots"}})], tmp_path)
+    with pytest.raises(UserError, match=r"has no 'optim\.rate'"):
+        changed(BASE, {"optim.rate": 1.0})
+
+
+@pytest.mark.slow
+def test_a_budget_starts_no_run_that_would_not_end_and_the_rest_goes_on(tmp_path):
+    told, ended = [], []
+    none = Training(plan([NARROW], tmp_path), tmp_path, 1, budget=0.0, say=told.append)
+    none.run(ended.append)
+    assert none.left >= 1
+    assert len(told) <= 1
+    assert ended == []
+    rest = Training(plan([NARROW], tmp_path), tmp_path, 1, say=told.append)
+    rest.run(ended.append)
+    assert ended == ["p.narrow"]
+    assert not rest.failed
+    assert len(told) == 2, "no run is trained twice"
+    again = Training(plan([NARROW], tmp_path), tmp_path, 1, say=told.append)
+    again.run(ended.append)
+    assert (ended, len(told)) == (["p.narrow"] * 2, 2)
+
+
+@pytest.mark.parametrize(
+    ("text", "seconds"),
+    [("2h", 7200.0), ("90min", 5400.0), ("1h 30min", 5400.0), ("1.5 h", 5400.0), ("", None)],
+)
+def test_durations(text, seconds):
+    assert seconds_of(text) == seconds
+
+
+@pytest.mark.parametrize("text", ["2", "h", "2 hours", "1..5h", "-2h", "2h x"])
+def test_what_is_no_duration_is_refused(text):
+    with pytest.raises(UserError, match="such as 2h, 90min"):
+        seconds_of(text)
