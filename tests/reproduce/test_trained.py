@@ -138,3 +138,29 @@ def test_every_cell_of_an_artefact_can_be_trained_and_every_measure_reads_cells(
         ]
         named = {w for w in words if w not in {m.name for m in METRICS}}
         assert named <= cells, f"{artefact.id}: {named - cells}"
+
+
+def test_learned_scales_are_read_from_the_weights(runs):
+    from safetensors.numpy import save_file
+
+    from normlab.errors import UserError
+    from normlab.reproduce.learned import ROLES, by_layer, scales_of
+
+    both = runs(a=[[(1.0, 1.0)]] * 2, b=[[(1.0, 1.0)]] * 2)
+    with pytest.raises(UserError, match="keeps no weights"):
+        scales_of(both.cells["a"][0])
+    for cell, slope in (("a", 1.0), ("b", -1.0)):
+        for folder in both.cells[cell]:
+            g = {f"encoder.sublayers.{i}.place.norm.g": 8 + slope * i for i in range(6)}
+            g |= {f"decoder.sublayers.{i}.place.norm.g": 20 - slope * i for i in range(12)}
+            g |= {"decoder.end.g": 30.0 + slope}
+            folder.best.mkdir()
+            save_file(
+                {name: np.array([v], np.float32) for name, v in g.items()}, folder.best / "model.safetensors"
+            )
+    assert by_layer(scales_of(both.cells["a"][0]), "encoder feed-forward").tolist() == [9, 11, 13]
+    assert by_layer(scales_of(both.cells["a"][0]), "decoder-encoder attention").tolist() == [19, 16, 13, 10]
+    assert KINDS["scale_rank"](both, "a", "encoder attention").value == pytest.approx(1.0)
+    assert all(KINDS["scale_rank"](both, "b", r).value > 0 for r in ROLES if r.startswith("decoder"))
+    assert KINDS["scale_change"](both, "a", "b", "output").value == pytest.approx(2.0)
+    assert KINDS["scale_change"](both, "a", "b", "late").value == pytest.approx(-19.0)

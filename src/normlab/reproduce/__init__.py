@@ -22,6 +22,7 @@ from normlab.reproduce import (  # noqa: F401 (they register)
     amplification,
     encoders,
     gradients,
+    learned,
     pieces,
     profiling,
     speed,

@@ -151,6 +151,13 @@ FIG2: Final = Artefact(
     ),
 )
 
+_GROWING: Final = (
+    "encoder attention",
+    "encoder feed-forward",
+    "decoder attention",
+    "decoder feed-forward",
+)
+
 FIG3: Final = Artefact(
     id="nguyen2019.fig3",
     paper="Nguyen and Salazar 2019, Figure 3 (arXiv 1910.05895)",
@@ -161,6 +168,39 @@ FIG3: Final = Artefact(
     },
     asserts="g rises in rank with the depth in every kind of sublayer but decoder-encoder attention, and "
     "attention's falls with the number of examples.",
+    study="learned_scales",
+    settings={
+        "measures": {
+            role.replace(" ", "_"): ("scale_rank", "Pre+FixNorm+ScaleNorm", role)
+            for role in (*_GROWING, "decoder-encoder attention")
+        }
+    },
+    trainings={
+        "laptop": laptop(
+            {"Pre+FixNorm+ScaleNorm": MODELS["Pre+FixNorm+ScaleNorm"]},
+            differs=SMALLER + " One text, so that nothing is said of the size of the corpus.",
+        )
+    },
+    claims=(
+        *(
+            at_least(
+                0.0,
+                f"rank correlation of g and the layer, {role}",
+                role.replace(" ", "_"),
+                published="grows with the depth",
+                derived="growing is a positive correlation",
+            )
+            for role in _GROWING
+        ),
+        at_most(
+            0.0,
+            "rank correlation of g and the layer, decoder-encoder attention",
+            "decoder-encoder_attention",
+            published="the only one that does not grow",
+            derived="not growing is a correlation of at most 0",
+        ),
+    ),
+    drawings=(Drawing("scales", "layer", "g", "Learned scales by layer", "layer", "g", colour="kind"),),
 )
 
 FIG4: Final = Artefact(
@@ -169,6 +209,40 @@ FIG4: Final = Artefact(
     shows="The learned scales g of en-vi with and without label smoothing.",
     published={"late in the decoder, without": "lower", "at the output, without": "much higher"},
     asserts="Without label smoothing g is lower late in the decoder and higher at the output.",
+    study="learned_scales",
+    settings={
+        "measures": {
+            "late": ("scale_change", "without smoothing", "Pre+FixNorm+ScaleNorm", "late"),
+            "output": ("scale_change", "without smoothing", "Pre+FixNorm+ScaleNorm", "output"),
+        }
+    },
+    trainings={
+        "laptop": laptop(
+            {
+                "Pre+FixNorm+ScaleNorm": MODELS["Pre+FixNorm+ScaleNorm"],
+                "without smoothing": {**MODELS["Pre+FixNorm+ScaleNorm"], "optim.label_smoothing": 0.0},
+            }
+        )
+    },
+    claims=(
+        at_most(
+            0.0,
+            "mean g of the last third of the decoder's sublayers, without label smoothing minus with",
+            "late",
+            published="lower",
+            derived=ORDER,
+        ),
+        at_least(
+            0.0,
+            "g before the logits, without label smoothing minus with",
+            "output",
+            published="much higher",
+            derived=ORDER,
+        ),
+    ),
+    drawings=(
+        Drawing("scales", "layer", "g", "Learned scales by layer", "layer", "g", colour="kind", panel="cell"),
+    ),
 )
 
 SPEED: Final = Artefact(
