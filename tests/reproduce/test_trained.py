@@ -4,8 +4,11 @@ import math
 
 import numpy as np
 import pytest
+from safetensors.numpy import save_file
 
+from normlab.errors import UserError
 from normlab.papers import ARTEFACTS
+from normlab.reproduce.learned import ROLES, by_layer, scales_of
 from normlab.reproduce.trained import KINDS, Trained, trainings
 from normlab.spec.config import Config, run_id
 from normlab.spec.outcome import Outcome
@@ -133,18 +136,12 @@ def test_every_cell_of_an_artefact_can_be_trained_and_every_measure_reads_cells(
     cells = set.intersection(*(set(t.cells) for t in artefact.trainings.values()))
     for kind, *arguments in measures.values():
         assert kind in KINDS
-        words = [
-            w for a in arguments for w in ([a] if isinstance(a, str) else a if isinstance(a, tuple) else [])
-        ]
-        named = {w for w in words if w not in {m.name for m in METRICS}}
-        assert named <= cells, f"{artefact.id}: {named - cells}"
+        words = {w for a in arguments if not isinstance(a, float) for w in ([a] if isinstance(a, str) else a)}
+        others = {*(m.name for m in METRICS), *ROLES, "late", "output"}
+        assert words - others <= cells, f"{artefact.id}: {words - others - cells}"
 
 
 def test_learned_scales_are_read_from_the_weights(runs):
-    from safetensors.numpy import save_file
-
-    from normlab.errors import UserError
-    from normlab.reproduce.learned import ROLES, by_layer, scales_of
 
     both = runs(a=[[(1.0, 1.0)]] * 2, b=[[(1.0, 1.0)]] * 2)
     with pytest.raises(UserError, match="keeps no weights"):
