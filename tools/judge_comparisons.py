@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from normlab.comparison.judge import judge
-from normlab.report.compare import write_compare_page
+from normlab.report.compare import compare_page
 from normlab.spec.comparison import Comparison, RecipeResult
 from normlab.spec.metric import Metric
 from normlab.spec.serialise import from_plain, to_json
@@ -59,7 +59,7 @@ def write(path: Path, comparison: Comparison) -> Comparison:
     """Write the conclusions of a comparison, whose runs lie beside ``path``, and its page."""
     judged = judge(comparison, path.parent)
     write_text_atomic(path, to_json(judged))
-    write_compare_page(judged, path.parent, path.with_suffix(".html"))
+    write_text_atomic(path.with_suffix(".html"), compare_page(judged, path.parent))
     return judged
 
 

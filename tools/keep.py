@@ -1,7 +1,8 @@
 """Keep what a run or a comparison measured: ``python tools/keep.py runs/multi30k results/multi30k``.
 
 Configuration, metrics, status, scores and translations are copied; weights, tokens and logs stay behind. The
-page is written anew from the copy, so that it is known to need nothing else.
+page is written anew from the copy, so that it is known to need nothing else, and without the tables of its
+figures, which the metrics hold.
 """
 
 from __future__ import annotations
@@ -12,10 +13,11 @@ import shutil
 import sys
 from pathlib import Path
 
-from normlab.report.compare import write_compare_page
+from normlab.report.compare import compare_page
 from normlab.spec.comparison import Comparison
 from normlab.spec.serialise import from_json
 from normlab.store import RunFolder
+from normlab.store.files import write_text_atomic
 
 KEPT = (
     *("config.json", "metrics.jsonl", "status.json", "start.json"),
@@ -52,7 +54,7 @@ def keep(source: Path, into: Path) -> None:
     for run in {run for r in comparison.recipes for run in (*r.runs, *(t.run for t in r.trials))}:
         keep_run(RunFolder(source / run), into / run)
     shutil.copy(stored, into / stored.name)
-    write_compare_page(comparison, into, into / "comparison.html")
+    write_text_atomic(into / "comparison.html", compare_page(comparison, into))
 
 
 if __name__ == "__main__":
