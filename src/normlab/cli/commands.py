@@ -17,6 +17,7 @@ from normlab.cli import failures
 from normlab.cli.common import RUNS, ConfigParts, Imports, Switch, base_of, resolved
 from normlab.cli.diagnose import Diagnose
 from normlab.cli.flags import ConfigFlags, flags_of, load
+from normlab.cli.fold import Fold
 from normlab.cli.papers import FAILED, Papers, Reproduce
 from normlab.cli.score import Score
 from normlab.cli.translate import Translate
@@ -245,5 +246,5 @@ class Recipes:
 
 COMMANDS: dict[str, type[Command]] = {
     kind.__name__.lower(): kind
-    for kind in (Compare, Train, Translate, Score, Runs, Report, Recipes, Diagnose, Papers, Reproduce)
+    for kind in (Compare, Train, Translate, Score, Runs, Report, Fold, Recipes, Diagnose, Papers, Reproduce)
 }

@@ -117,13 +117,14 @@ def initialise_(model: nn.Module, scheme: str, seed: int) -> None:
             _zero_biases(sublayer.f)
     gains = [(s.place.embedding_gain(s.site), s.place.classifier_gain(s.site)) for s in sublayers]
     gain, classifier_gain = (min(column) for column in zip(*gains or [(1.0, 1.0)], strict=True))
-    for module in model.modules():
+    for path, module in model.named_modules():
+        own = (1,) if path.startswith("source.") else ()  # an encoder's own tables have their own draws
         if isinstance(module, Embedding):
-            generator = _generator(module.weight, derive(seed, "init.embedding"))
+            generator = _generator(module.weight, derive(seed, "init.embedding", *own))
             module.init_(generator, gain=gain, classifier_gain=classifier_gain)
         elif isinstance(module, PositionEncoding):
             device = next(model.parameters()).device
-            module.init_(torch.Generator(device).manual_seed(derive(seed, "init.positions")))
+            module.init_(torch.Generator(device).manual_seed(derive(seed, "init.positions", *own)))
         elif isinstance(module, Encoder):
             for i, head in enumerate((module.transform, module.pooler, module.next_sentence)):
                 fill_(head.weight, "head", 1.0, _generator(head.weight, derive(seed, "init.head", i)))

@@ -85,9 +85,17 @@ class FixNormEmbedding(Embedding, name="fixnorm"):
     """
 
     scale_free: ClassVar[bool] = True
+    plain: ClassVar[str] = "plain"
 
     def vectors(self) -> Tensor:
         return F.normalize(self.weight, dim=-1)
+
+    @torch.no_grad()
+    def fold(self) -> Embedding:
+        """Return the equal plain embedding, whose matrix is normalised once."""
+        embedding = PlainEmbedding(*self.weight.shape)
+        embedding.weight = nn.Parameter(self.vectors())
+        return embedding
 
     @torch.no_grad()
     def init_(self, generator: torch.Generator, *, gain: float = 1.0, classifier_gain: float = 1.0) -> None:

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from normlab.errors import UserError
 from normlab.nn.context import Cache, Context
-from normlab.nn.embedding import Embedding
+from normlab.nn.embedding import Embedding, PlainEmbedding
 from normlab.nn.kernels.ops import Dropout
 from normlab.nn.norm import Norm
 from normlab.nn.position import PositionEncoding
@@ -39,8 +39,21 @@ class TokenModel(nn.Module, ABC):
         return self.dropout(self.position_encoding(self.embedding(ids), decode_index))
 
 
+class SourceInput(nn.Module):
+    """An encoder's own embedding and position encoding, for token ids `[B, S]`."""
+
+    def __init__(self, config: ModelConfig, vocab_size: int) -> None:
+        super().__init__()
+        kind = Embedding.registry[config.embedding]
+        self.embedding = (kind if kind.tied else PlainEmbedding)(vocab_size, config.dim)
+        self.position_encoding = PositionEncoding.registry[config.position_encoding](config)
+
+    def forward(self, ids: Tensor) -> Tensor:
+        return self.position_encoding(self.embedding(ids))
+
+
 class Seq2Seq(TokenModel):
-    """Encoder-decoder with one vocabulary.
+    """Encoder-decoder with one vocabulary, and one embedding for both stacks unless the config separates them.
 
     Vaswani et al. 2017, Section 3 (arXiv 1706.03762). Token ids are `[B, S]` and `[B, T]`.
     """
@@ -48,13 +61,15 @@ class Seq2Seq(TokenModel):
     def __init__(self, config: ModelConfig, vocab_size: int) -> None:
         super().__init__(config, vocab_size)
         _require(config, encoder=True, decoder=True)
+        self.source = SourceInput(config, vocab_size) if config.separate_source else None
         self.encoder = build_stack("encoder", ENCODER_LAYER, config)
         self.decoder = build_stack("decoder", DECODER_LAYER, config)
 
     def encode(self, source: Tensor) -> tuple[Tensor, Tensor]:
         """Encode `[B, S]` as the memory `[B, S, D]`; return it with its mask `[B, S]`."""
         mask = source != PAD
-        return self.encoder(self.embed(source), Context(padding_mask=mask)), mask
+        x = self.embed(source) if self.source is None else self.dropout(self.source(source))
+        return self.encoder(x, Context(padding_mask=mask)), mask
 
     def decode(self, target_in: Tensor, memory: Tensor, memory_mask: Tensor) -> Tensor:
         """Return the hidden states `[B, T, D]` of every prefix of ``target_in`` `[B, T]`."""

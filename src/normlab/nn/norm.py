@@ -10,6 +10,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from normlab.errors import UserError
 from normlab.nn.kernels.fused import root_mean_square_normed, scaled_to
 from normlab.nn.registry import Registered, Registry
 
@@ -23,6 +24,19 @@ class Norm(Registered, nn.Module, ABC):
     def final(cls, dim: int) -> nn.Module:
         """Build the norm at the end of a stream."""
         return cls(dim)
+
+    @torch.no_grad()
+    def scale_(self, factor: Tensor) -> None:
+        """Multiply the output by ``factor`` `[D]` through the norm's gain and bias.
+
+        Raises UserError for a norm without a gain for each channel.
+        """
+        parameters = dict(self.named_parameters())
+        if "weight" not in parameters:
+            raise UserError(f"{self.name} has no gain for each channel that could take over a factor")
+        for name in ("weight", "bias"):
+            if name in parameters:
+                parameters[name].mul_(factor)
 
 
 class LayerNorm(Norm, name="layernorm"):
@@ -70,6 +84,12 @@ class ScaleNorm(Norm, name="scalenorm"):
     def forward(self, x: Tensor) -> Tensor:
         return scaled_to(x, self.g)
 
+    @torch.no_grad()
+    def scale_(self, factor: Tensor) -> None:
+        if not torch.equal(factor, factor[:1].expand_as(factor)):
+            raise UserError(f"{self.name} has one g for all channels, and the factor differs among them")
+        self.g.mul_(factor[:1])
+
 
 class FixedScaleNorm(Norm, name="fixedscalenorm"):
     r""":math:`\sqrt{d} \, x / \|x\|_2`, not trained; the final norm of a stack is a trained ScaleNorm.
@@ -77,9 +97,11 @@ class FixedScaleNorm(Norm, name="fixedscalenorm"):
     :math:`\|x\|` is kept above 1e-5. Nguyen and Salazar 2019, Table 7 (arXiv 1910.05895).
     """
 
+    plain: ClassVar[str] = "scalenorm"
+
     def __init__(self, dim: int) -> None:
         super().__init__()
-        self.g = dim**0.5
+        self.dim, self.g = dim, dim**0.5
 
     def forward(self, x: Tensor) -> Tensor:
         return scaled_to(x, self.g)
@@ -87,6 +109,12 @@ class FixedScaleNorm(Norm, name="fixedscalenorm"):
     @classmethod
     def final(cls, dim: int) -> nn.Module:
         return ScaleNorm(dim)
+
+    def fold(self) -> Norm:
+        """Return the equal trained norm in float64, with its g at the fixed one."""
+        norm = ScaleNorm(self.dim).double()
+        nn.init.constant_(norm.g, self.g)
+        return norm
 
 
 class DyT(Norm, name="dyt"):

@@ -55,6 +55,8 @@ class ScalarBiasLinear(nn.Linear):
     ``before`` and ``after`` have shape `[matrices]`. Zhang et al. 2019, Section 3 (arXiv 1901.09321).
     """
 
+    plain: ClassVar[str] = "bias"
+
     def __init__(self, n_in: int, n_out: Sequence[int]) -> None:
         super().__init__(n_in, sum(n_out), bias=False)
         self.n_out = tuple(n_out)
@@ -62,9 +64,19 @@ class ScalarBiasLinear(nn.Linear):
         self.after = nn.Parameter(torch.zeros(len(self.n_out)))
 
     def forward(self, input: Tensor) -> Tensor:  # noqa: A002 - the name of nn.Linear's argument
+        return linear(input, self.weight, self.biases())
+
+    def biases(self) -> Tensor:
+        """Return the equal bias vector of the packed matrices, `[sum of outs]`."""
         weights = enumerate(self.weight.split(self.n_out))
-        biases = [w.sum(1) * self.before[i] + self.after[i] for i, w in weights]
-        return linear(input, self.weight, torch.cat(biases))
+        return torch.cat([w.sum(1) * self.before[i] + self.after[i] for i, w in weights])
+
+    @torch.no_grad()
+    def fold(self) -> nn.Linear:
+        """Return the equal map with a bias vector."""
+        plain = Linear(self.in_features, self.out_features)
+        plain.weight, plain.bias = self.weight, nn.Parameter(self.biases())
+        return plain
 
 
 @INNER_NORMS.register("noinnernorm")
@@ -110,6 +122,8 @@ class HeadGain(nn.Module):
     Shleifer et al. 2021, Section 2 (arXiv 2110.09456). The gains stand before the output matrix, as in the
     paper; fairseq multiplies slices of the output behind that matrix instead.
     """
+
+    plain: ClassVar[str] = "noheadgain"
 
     def __init__(self, heads: int) -> None:
         super().__init__()

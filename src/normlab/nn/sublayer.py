@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator
 from functools import partial
 from typing import Any
 
+import torch
 from torch import Tensor, nn
 
 from normlab.errors import UserError
@@ -56,6 +57,16 @@ class Branch(nn.Module, ABC):
         views of the packed ones.
         """
 
+    @property
+    @abstractmethod
+    def reader(self) -> nn.Linear:
+        """The packed map that alone reads the branch's input."""
+
+    @property
+    @abstractmethod
+    def writer(self) -> nn.Linear:
+        """The last map, whose output is the branch's."""
+
 
 class Attention(Branch):
     r"""Multi-head attention :math:`\mathrm{softmax}(QK^\top/\sqrt{d/h})V`, projected by packed matrices.
@@ -86,6 +97,23 @@ class Attention(Branch):
         self.inner_norm = inner_norm(config, f"{'cross' if self.from_memory else 'self'}_attention", dim)
         self.out = linear(dim, [dim])
         self.dropout = Dropout(config.dropout)
+
+    @property
+    def reader(self) -> nn.Linear:
+        return self.q if self.from_memory else self.qkv
+
+    @property
+    def writer(self) -> nn.Linear:
+        return self.out
+
+    @torch.no_grad()
+    def fold_heads_(self) -> None:
+        """Take the gains of the heads over into the output matrix. Raises UserError behind an inner norm."""
+        factors = self.head_gain(self.out.weight.new_ones(1, self.heads, 1, self.width)).flatten()
+        if (factors != 1).any() and not isinstance(self.inner_norm, nn.Identity):
+            raise UserError("the gains of heads stay as they are: a norm stands between them and a matrix")
+        self.out.weight.mul_(factors)
+        self.head_gain = HEAD_GAINS["noheadgain"](self.heads)
 
     def matrices(self) -> dict[str, Tensor]:
         """Return each projection on its own, as views of the packed weights."""
@@ -169,6 +197,14 @@ class FeedForward(Branch):
         self.outer = linear(config.ffn_dim, [config.dim])
         self.inner_dropout = Dropout(config.ffn_dropout)
         self.dropout = Dropout(config.dropout)
+
+    @property
+    def reader(self) -> nn.Linear:
+        return self.inner
+
+    @property
+    def writer(self) -> nn.Linear:
+        return self.outer
 
     def matrices(self) -> dict[str, Tensor]:
         """Return ffn_in and ffn_out, `[D_ff, D]` and `[D, D_ff]`, and ffn_gate if there is one."""

@@ -168,6 +168,13 @@ class Task(ABC, Generic[CorpusT, ModelT, BatchT]):
     def test(self, model: ModelT) -> Evaluation:
         """Evaluate the model on the test text."""
 
+    def dev_outputs(self, model: ModelT, count: int | None = None) -> list[str]:
+        """Return the model's outputs, found greedily, for the first dev examples; at most ``count``.
+
+        A task without outputs returns nothing.
+        """
+        return []
+
     @classmethod
     def test_examples(cls, config: Config, corpus: CorpusT) -> Sequence[tuple[str, str]]:
         """Return the input and the correct output of each line of ``Evaluation.outputs``, for the samples.

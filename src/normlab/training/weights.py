@@ -165,6 +165,7 @@ class Weights:
     path: Path
     description: str
     """``the best weights on dev, after step 1,200``."""
+    step: int
 
 
 def weights_of(folder: RunFolder, name: str | int = "") -> Weights:
@@ -179,7 +180,7 @@ def weights_of(folder: RunFolder, name: str | int = "") -> Weights:
         description = f"the average of the weights after {steps_named(checkpoint.averaged())}"
     elif path == folder.best:
         description = f"the best weights on dev, after step {step:,}"
-    return Weights(name or tested(folder), path, description)
+    return Weights(name or tested(folder), path, description, step)
 
 
 def checkpoint_of(folder: RunFolder, weights: str | int = "") -> Path:

@@ -9,11 +9,12 @@ defined. Branch, norm and init scheme are chosen elsewhere, and no other file kn
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any, ClassVar
 
 from torch import Tensor, nn
 
+from normlab.errors import UserError
 from normlab.nn.registry import Registered, Registry
 from normlab.nn.site import Site
 from normlab.spec.model import ModelConfig
@@ -23,6 +24,24 @@ Stream = Any
 
 XAVIER = ("xavier", "xavier_uniform")
 """The init schemes to which a gain on Xavier initialisation applies."""
+
+
+@dataclass(frozen=True, eq=False)
+class Plain:
+    """The plainer placement of an equal sublayer, and the factors that other weights take over.
+
+    A factor is a number, or a tensor of shape `[1]` or `[D]`.
+    """
+
+    placement: str
+    stream: Tensor | float = 1.0
+    """Factor on the stream to which the branch's output is added."""
+    branch: Tensor | float = 1.0
+    """Factor on the branch's output."""
+    read: Tensor | float = 1.0
+    """Factor on the branch's input."""
+    norm: nn.Module | None = None
+    """The norm whose output is the stream, which takes over the next sublayer's factor on the stream."""
 
 
 class Placement(Registered, nn.Module, ABC):
@@ -40,6 +59,8 @@ class Placement(Registered, nn.Module, ABC):
     """Whether its initialisation depends on data, so that ``init.profile_`` calls ``init_``."""
     deep: ClassVar[bool] = False
     """Whether its source claims that very deep models train with it."""
+    no_fold: ClassVar[str] = "its class states no exact rewrite (a method fold)"
+    """The reason why ``fold`` has no exact rewrite, if it has none."""
 
     qk_norm: ClassVar[str] = "scaled"
     bias: ClassVar[str] = "bias"
@@ -90,6 +111,13 @@ class Placement(Registered, nn.Module, ABC):
     def init_(self, variance: float) -> None:
         """Set the data-dependent parameters from the value that ``carry`` passed to this sublayer."""
         raise NotImplementedError(f"placement {self.name!r} has no data-dependent initialisation")
+
+    def fold(self) -> Plain:
+        """Return the plainer form of this sublayer, equal for every input once its factors are in the weights.
+
+        A plain placement returns itself. Raises UserError with the reason where nothing is exact.
+        """
+        raise UserError(f"{self.name} stays as it is: {self.no_fold}")
 
     @classmethod
     def complete(cls, config: ModelConfig) -> ModelConfig:

@@ -9,9 +9,13 @@ from typing import ClassVar
 from torch import Tensor, nn
 
 from normlab.nn.options import INNER_NORMS
-from normlab.nn.placement.base import XAVIER, Placement, Stream
+from normlab.nn.placement.base import XAVIER, Placement, Plain, Stream
 from normlab.nn.site import Site
 from normlab.spec.model import ModelConfig
+
+
+NORMED_BRANCH = "the norm behind a branch divides by a statistic of each token, which no weights can hold"
+TWO_TENSORS = "its stream has two tensors, and no plainer stream holds both"
 
 
 class OneNorm(Placement, ABC):
@@ -47,6 +51,7 @@ class NormedBranch(TwoNorms, ABC):
     """A placement with a norm on both sides of the branch, while the stream itself is a plain sum."""
 
     final_norm: ClassVar[bool] = True
+    no_fold: ClassVar[str] = NORMED_BRANCH
 
     def write(self, stream: Stream, y: Tensor) -> Stream:
         return stream + self.norm_out(y)
@@ -54,6 +59,8 @@ class NormedBranch(TwoNorms, ABC):
 
 class TwoStreams(OneNorm, ABC):
     """A stream of two tensors that both begin as the embeddings; the branch reads the first."""
+
+    no_fold: ClassVar[str] = TWO_TENSORS
 
     def read(self, stream: Stream) -> Tensor:
         return stream[0]
@@ -72,12 +79,18 @@ class PostNorm(OneNorm, name="post"):
     def write(self, stream: Stream, y: Tensor) -> Stream:
         return self.norm(stream + y)
 
+    def fold(self) -> Plain:
+        return Plain("post", norm=self.norm)
+
 
 class PreNorm(NormedInput, name="pre"):
     r"""Pre-LN: :math:`x \leftarrow x + f(\mathrm{LN}(x))`, and a final norm.
 
     Xiong et al. 2020, Table 1 (arXiv 2002.04745).
     """
+
+    def fold(self) -> Plain:
+        return Plain("pre")
 
 
 class SandwichNorm(NormedBranch, name="sandwich"):
@@ -107,6 +120,7 @@ class OLMo2Norm(OneNorm, name="olmo2"):
     """
 
     final_norm: ClassVar[bool] = True
+    no_fold: ClassVar[str] = NORMED_BRANCH
     qk_norm: ClassVar[str] = "normed"
 
     def write(self, stream: Stream, y: Tensor) -> Stream:
@@ -143,6 +157,9 @@ class SubNorm(NormedInput, name="subln"):
             return f"Sub-LN's gains are on Xavier initialisation; with {config.scheme} they are not defined"
         return None
 
+    def fold(self) -> Plain:
+        return Plain("pre")
+
 
 class NormFormer(NormedInput, name="normformer"):
     r"""NormFormer: :math:`x \leftarrow x + \mathrm{LN}(f(\mathrm{LN}(x)))` for attention,
@@ -154,6 +171,7 @@ class NormFormer(NormedInput, name="normformer"):
 
     inner_norm: ClassVar[str] = "ffn_innernorm"
     head_gain: ClassVar[str] = "headgain"
+    no_fold: ClassVar[str] = NORMED_BRANCH
 
     def build(self, site: Site) -> None:
         super().build(site)
@@ -172,6 +190,7 @@ class MixNorm(Placement, name="mixln"):
     """
 
     final_norm: ClassVar[bool] = True
+    no_fold: ClassVar[str] = "its layers are Post-LN and Pre-LN already, and a plain stack has one of them"
     SHARE: ClassVar[float] = 0.25
 
     def build(self, site: Site) -> None:
@@ -201,6 +220,9 @@ class LayerNormScaling(NormedInput, name="lnscale"):
     def read(self, stream: Stream) -> Tensor:
         return self.norm(stream) * self.scale
 
+    def fold(self) -> Plain:
+        return Plain("pre", read=self.scale)
+
 
 class Keel(TwoNorms, name="keel"):
     r"""KEEL: :math:`x \leftarrow \mathrm{LN}(S x + f(\mathrm{LN}(x)))` with S sublayers in the stack.
@@ -211,6 +233,10 @@ class Keel(TwoNorms, name="keel"):
     """
 
     deep: ClassVar[bool] = True
+    no_fold: ClassVar[str] = (
+        "without S, the outer norm needs its epsilon divided by S squared or the inner one its own multiplied "
+        "by that, and a norm's epsilon is a constant"
+    )
 
     def build(self, site: Site) -> None:
         super().build(site)
@@ -233,6 +259,9 @@ class BottomToTop(TwoStreams, ABC):
             return self.norm(x + y), layer_input
         x = self.norm(x + y + layer_input)
         return x, x
+
+    def fold(self) -> Plain:
+        return Plain("b2t")
 
     @classmethod
     def end(cls, site: Site) -> nn.Module:

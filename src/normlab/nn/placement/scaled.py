@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from normlab.nn.embedding import Embedding
-from normlab.nn.placement.base import XAVIER, Placement, ProfiledPlacement, Stream
+from normlab.nn.placement.base import XAVIER, Placement, Plain, ProfiledPlacement, Stream
 from normlab.nn.placement.normed import NormedInput, OneNorm
 from normlab.nn.site import Site
 from normlab.spec.model import ModelConfig
@@ -27,6 +27,9 @@ class WeightedShortcut(OneNorm, ABC):
 
     def write(self, stream: Stream, y: Tensor) -> Stream:
         return self.norm(stream * self.omega + y)
+
+    def fold(self) -> Plain:
+        return Plain("post", stream=self.omega, norm=self.norm)
 
     @torch.no_grad()
     def init_(self, variance: float) -> None:
@@ -113,6 +116,9 @@ class DeepNorm(OneNorm, name="deepnorm"):
     def write(self, stream: Stream, y: Tensor) -> Stream:
         return self.norm(self.alpha * stream + y)
 
+    def fold(self) -> Plain:
+        return Plain("post", stream=self.alpha, norm=self.norm)
+
     @classmethod
     def gain(cls, site: Site, matrix: str) -> float:
         return 1.0 if matrix in ("query", "key") else cls.constants(site)[1]
@@ -137,6 +143,9 @@ class ScaledBranch(Placement, ABC):
 
     def write(self, stream: Stream, y: Tensor) -> Stream:
         return stream + self.alpha * y
+
+    def fold(self) -> Plain:
+        return Plain("tfixup", branch=self.alpha)
 
 
 class ReZero(ScaledBranch, name="rezero"):
@@ -166,6 +175,9 @@ class ReZeroPostNorm(OneNorm, name="rezero_post"):
 
     def write(self, stream: Stream, y: Tensor) -> Stream:
         return self.norm(stream + self.alpha * y)
+
+    def fold(self) -> Plain:
+        return Plain("post", branch=self.alpha, norm=self.norm)
 
 
 def layer_alpha(site: Site) -> nn.Parameter:
@@ -232,6 +244,9 @@ class TFixup(Placement, name="tfixup"):
     def write(self, stream: Stream, y: Tensor) -> Stream:
         return stream + y
 
+    def fold(self) -> Plain:
+        return Plain("tfixup")
+
     @classmethod
     def gain(cls, site: Site, matrix: str) -> float:
         if matrix in ("query", "key"):
@@ -270,3 +285,6 @@ class LayerScale(NormedInput, name="layerscale"):
 
     def write(self, stream: Stream, y: Tensor) -> Stream:
         return stream + self.lam * y
+
+    def fold(self) -> Plain:
+        return Plain("pre", branch=self.lam)
