@@ -27,6 +27,8 @@ class Fold:
     """Folder to write; by default plain-RUN beside the run."""
     weights: Literal["average", "best", "last"] | None = None
     """The weights to rewrite; by default those that were tested."""
+    max_positions: int | None = None
+    """Longest input of a plain model with a table of positions; by default that of the run's config."""
     runs: Path = RUNS
     """Folder of the run folders."""
     imports: Imports = ()
@@ -38,15 +40,15 @@ class Fold:
         folder = find_run(self.run_folder, self.runs)
         require_known(folder.config())
         out = self.out or folder.path.with_name(f"plain-{folder.path.name}")
-        found = fold(folder, out, weights=self.weights or "")
+        found = fold(folder, out, weights=self.weights or "", max_positions=self.max_positions)
         allowed = BOUND * found.largest_logit
         print(f"{found.run}: {found.before} is now {found.after}, from {found.weights}")
         for sentence in found.kept:
             print(f"  {sentence}")
         print(
             f"largest difference of logits on {found.batches} dev batches: {found.float32:.2g} in float32, "
-            f"{found.float64:.2g} in float64 (largest logit {found.largest_logit:.3g}; {allowed:.2g} is allowed "
-            "in float32)"
+            f"{found.float64:.2g} in float64 (largest logit {found.largest_logit:.3g}; allowed in float32: "
+            f"{allowed:.2g})"
         )
         if found.outputs:
             print(f"greedy outputs on dev: {found.equal_outputs:,} of {found.outputs:,} are equal")

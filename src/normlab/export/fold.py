@@ -19,7 +19,7 @@ from normlab.export.rewrite import rewrite
 from normlab.recipes.grammar import AXES, DEFAULTS, own_code
 from normlab.recipes.plugins import imported
 from normlab.spec.arguments import validate_arguments
-from normlab.spec.config import Config, run_id
+from normlab.spec.config import Config
 from normlab.store.files import write_json_atomic
 from normlab.store.folder import RunFolder
 from normlab.tasks.registry import TASKS
@@ -30,7 +30,7 @@ from normlab.training.warm_start import digest
 from normlab.training.weights import weights_of
 
 BOUND: Final = 1e-5
-"""The largest difference of logits in float32 with which a model is written, relative to the largest logit."""
+"""The largest difference of logits in float32 that is allowed, relative to the largest logit."""
 BATCHES: Final = 8
 """Number of dev batches whose logits are compared."""
 
@@ -71,21 +71,24 @@ class Fold:
 
 
 @validate_arguments
-def fold(folder: RunFolder, out: Path, *, weights: str | int = "") -> Fold:
+def fold(folder: RunFolder, out: Path, *, weights: str | int = "", max_positions: int | None = None) -> Fold:
     """Write the plainest equal model of a finished run as a run folder, and return what was measured.
 
-    ``weights`` are those of ``training.weights.checkpoint_of``, by default the tested ones. Nothing is
-    written unless the logits differ by at most ``BOUND`` times the largest. Raises UserError for a run that
-    is not done or has nothing to fold, for a larger difference, and for a folder that exists.
+    ``weights`` are those of ``training.weights.checkpoint_of``, by default the tested ones. A factor on the
+    embeddings makes their positions a table of ``max_positions``, by default as many as the configuration has
+    for learned ones.
+
+    Nothing is written unless the logits differ by at most ``BOUND`` times the largest. Raises UserError for a
+    run that is not done or has nothing to fold, for a larger difference, and for a folder that exists.
     """
     if out.exists():
         raise UserError(f"--out is {out}, which exists; name another folder, or move that one away")
-    plain, config, found = _folded(folder, weights)
+    plain, config, found = _folded(folder, weights, max_positions)
     if not found.float32 <= BOUND * found.largest_logit:
         raise UserError(
-            f"the logits of {folder.path} and of its plain form differ by {found.float32:.2g} in float32, and "
-            f"at most {BOUND:.0e} of the largest logit, {found.largest_logit:.3g}, is allowed (in float64 they "
-            f"differ by {found.float64:.2g}); nothing was written; use the run as it is"
+            f"the logits of {folder.path} and of its plain form differ by {found.float32:.2g} in float32 "
+            f"({found.float64:.2g} in float64), and at most {BOUND:.0e} of the largest logit, "
+            f"{found.largest_logit:.3g}, is allowed; nothing was written; use the run as it is"
         )
     new = out.with_name(f"{out.name}.new")
     shutil.rmtree(new, ignore_errors=True)
@@ -93,11 +96,8 @@ def fold(folder: RunFolder, out: Path, *, weights: str | int = "") -> Fold:
     train = replace(config.train, init_from=str(out.absolute()), init_digest=digest(state["model"]))
     config = replace(config, train=train)
     written = RunFolder.create(new, config, TASKS[config.task].metrics, imported())
-    for source, target in (
-        (folder.tokenizer, written.tokenizer),
-        (folder.target_vocab, written.target_vocab),
-    ):
-        shutil.copyfile(source, target)
+    for own in (folder.tokenizer, folder.target_vocab):
+        shutil.copyfile(own, new / own.name)
     save_checkpoint(written.best, state, run=written.id())
     written.set_status(folder.status())
     write_json_atomic(new / FOLDED, found)
@@ -106,15 +106,17 @@ def fold(folder: RunFolder, out: Path, *, weights: str | int = "") -> Fold:
 
 
 @validate_arguments
-def measure_fold(folder: RunFolder, *, weights: str | int = "") -> Fold:
-    """Rewrite the model of a finished run and measure the differences, but write nothing.
+def measure_fold(folder: RunFolder, *, weights: str | int = "", max_positions: int | None = None) -> Fold:
+    """Rewrite the model of a finished run as ``fold`` does and measure the differences, but write nothing.
 
     Raises UserError for a run that is not done or has nothing to fold.
     """
-    return _folded(folder, weights)[2]
+    return _folded(folder, weights, max_positions)[2]
 
 
-def _folded(folder: RunFolder, weights: str | int) -> tuple[nn.Module, Config, Fold]:
+def _folded(
+    folder: RunFolder, weights: str | int, max_positions: int | None
+) -> tuple[nn.Module, Config, Fold]:
     """Return the plain model in float32 as its own configuration builds it, this configuration, and both
     models' differences.
     """
@@ -123,15 +125,22 @@ def _folded(folder: RunFolder, weights: str | int) -> tuple[nn.Module, Config, F
     chosen = weights_of(folder, weights)
     task, model = _built(folder, config)
     load_checkpoint(chosen.path, model, run=folder.id())
-    rewritten = rewrite(model, config.model)
-    if replace(rewritten.config, scheme=config.model.scheme) == config.model:
+    asked = config.model
+    if max_positions is not None:
+        if (longest := model.position_encoding.longest) is not None:
+            raise UserError(
+                f"--max-positions is {max_positions}, and the run has learned {longest}; leave it out"
+            )
+        asked = replace(asked, max_positions=max_positions)
+    rewritten = rewrite(model, asked)
+    if not rewritten.changed:
         why = "; ".join(rewritten.kept) or "its recipe is a plain one already"
         raise UserError(f"there is nothing to fold in {folder.path}, {config.recipe}: {why}; use it as it is")
     plain = replace(config, model=rewritten.config, forced="")
     plain = replace(plain, recipe=recipe_of(plain))
     plain = replace(plain, own_code=own_code(plain))
     _, built = _built(folder, plain)
-    built.load_state_dict({name: p.float() for name, p in rewritten.model.named_parameters()}, strict=True)
+    built.load_state_dict(rewritten.model.state_dict())
     calls = dev_inputs(task, model)
     float32, _ = largest_difference(model, built, calls)
     float64, largest = largest_difference(deepcopy(model).double(), rewritten.model, calls)
@@ -159,9 +168,9 @@ def _require_done(folder: RunFolder, config: Config) -> None:
     status = folder.status()
     if status.state != "done":
         raise UserError(
-            f"the run {folder.path} is {status.state} at step {status.step:,} of {config.train.steps:,}, and a "
-            f"finished one is folded; train it on: normlab train --config {folder.path / 'config.json'} "
-            f"--out {folder.path.parent}"
+            f"the run {folder.path} is {status.state} at step {status.step:,} of {config.train.steps:,}, and "
+            "only a finished one is folded; train it on: normlab train "
+            f"--config {folder.path / 'config.json'} --out {folder.path.parent}"
         )
 
 
@@ -170,6 +179,7 @@ def _built(folder: RunFolder, config: Config) -> tuple[Task[Any, Any, Any], Any]
     device = prepare_process(replace(config.machine, device="cpu"))
     kind = TASKS[config.task]
     data, corpus = kind.prepare(config.data, folder.path.parent / "data")
+    kind.check_text(config, corpus)
     task = kind(replace(config, data=data), corpus, device)
     return task, task.build().eval()
 

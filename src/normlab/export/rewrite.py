@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from copy import deepcopy
 from dataclasses import dataclass, replace
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor, nn
@@ -19,7 +19,8 @@ from normlab.errors import UserError
 from normlab.nn import (
     Attention,
     Branch,
-    Encoder,
+    Embedding,
+    Norm,
     Placement,
     PositionEncoding,
     Seq2Seq,
@@ -45,6 +46,8 @@ class Rewritten:
     config: ModelConfig
     kept: tuple[str, ...]
     """A sentence for each part that is not plain and stays as it is, with the reason."""
+    changed: bool
+    """Whether anything but the name of the init scheme, which has done its work, is another."""
 
 
 @torch.no_grad()
@@ -54,26 +57,27 @@ def rewrite(model: TokenModel, config: ModelConfig) -> Rewritten:
     The given model stays as it is. Raises UserError if no single config can describe both of its stacks.
     """
     model, kept = deepcopy(model).double().eval(), list[str]()
-    _fold_parts(model)
+    _fold_parts(model, kept)
+    before = len(kept)
+    model = _attempt(model, _fold_heads, kept)
+    heads_folded = len(kept) == before
     placements, first = dict[str, str](), dict[str, Tensor]()
-
-    def fold_stack(stack: Stack) -> None:
-        placements[name], first[name] = _fold_stack(stack)
-
-    heads = len(kept)
-    model = _attempt(model, _fold_heads_, kept)
-    folds_heads = len(kept) == heads
     for name in STACKS:
-        if (stack := getattr(model, name, None)) is not None:
-            setattr(model, name, _attempt(stack, fold_stack, kept))
-    plain = _plain_config(config, placements, folds_heads=folds_heads)
+        if hasattr(model, name):
+
+            def fold(stack: Stack, name: str = name) -> None:
+                placements[name], first[name] = _fold_stack(stack)
+
+            setattr(model, name, _attempt(getattr(model, name), fold, kept))
+    plain = _plain_config(config, placements, heads_folded=heads_folded)
     if any((factor != 1).any() for factor in first.values()):
         plain = _fold_inputs(model, plain, first)
-    return Rewritten(model, plain, tuple(kept))
+    changed = replace(plain, scheme=config.scheme) != config
+    return Rewritten(model, replace(plain, scheme=ModelConfig().scheme), tuple(dict.fromkeys(kept)), changed)
 
 
 def _attempt(part: Part, fold: Callable[[Part], None], kept: list[str]) -> Part:
-    """Return a folded copy; where nothing is exact, the part as it is, and the reason among ``kept``."""
+    """Return a folded copy; where nothing is exact, the part as it is, with the reason among ``kept``."""
     folded = deepcopy(part)
     try:
         fold(folded)
@@ -83,15 +87,18 @@ def _attempt(part: Part, fold: Callable[[Part], None], kept: list[str]) -> Part:
     return folded
 
 
-def _fold_parts(model: nn.Module) -> None:
+def _fold_parts(model: nn.Module, kept: list[str]) -> None:
     """Put the plain form of every norm, embedding and linear map that has one in its place."""
     for parent in list(model.modules()):
         for name, child in list(parent.named_children()):
-            if hasattr(child, "fold") and not isinstance(child, Placement):
-                setattr(parent, name, child.fold())
+            fold = getattr(child, "fold", None)
+            if callable(fold) and isinstance(child, (Norm, Embedding, nn.Linear)):
+                setattr(parent, name, fold())
+    norms = [module for module in model.modules() if isinstance(module, Norm) and module.no_fold]
+    kept += [f"{norm.name} stays as it is: {norm.no_fold}" for norm in norms]
 
 
-def _fold_heads_(model: nn.Module) -> None:
+def _fold_heads(model: nn.Module) -> None:
     for module in model.modules():
         if isinstance(module, Attention):
             module.fold_heads_()
@@ -109,7 +116,8 @@ def _fold_stack(stack: Stack) -> tuple[str, Tensor]:
         if sublayer.site.index == 0:
             first = stream
         elif (stream != 1).any():
-            assert isinstance(norm, nn.Module)
+            if not isinstance(norm, Norm):
+                raise UserError(f"{placement} stays as it is: {type(norm).__name__} takes no factor over")
             norm.scale_(stream)
         placement, norm = plain.placement, plain.norm
     return placement, first
@@ -141,28 +149,30 @@ def _fold_sublayer(sublayer: Sublayer, plain: Plain) -> Tensor:
     return stream
 
 
-def _plain_config(config: ModelConfig, placements: Mapping[str, str], *, folds_heads: bool) -> ModelConfig:
+def _plain_config(config: ModelConfig, placements: Mapping[str, str], *, heads_folded: bool) -> ModelConfig:
     """Return the config of the rewritten model, but for its embeddings. Raises UserError if there is none."""
-    names = {stack: getattr(config, f"{stack}_placement") for stack in STACKS}
     there = [stack for stack in STACKS if getattr(config, f"{stack}_layers")]
-    plain = {f"{stack}_placement": placements.get(stack, names[stack]) for stack in STACKS}
-    completed = {stack: Placement.registry[names[stack]].complete(config) for stack in there}
-    chosen: dict[str, str] = {}
-    for axis in (axis for axis in AXES if axis.section == "model"):
+    was = {stack: Placement.registry[getattr(config, f"{stack}_placement")] for stack in there}
+    now = {stack: Placement.registry[placements.get(stack, place.name)] for stack, place in was.items()}
+    completed = {stack: place.complete(config) for stack, place in was.items()}
+    chosen: dict[str, Any] = {f"{stack}_placement": place.name for stack, place in now.items()}
+    for axis in AXES:
+        if axis.section != "model":
+            continue
         if not axis.of_branch:
             chosen[axis.field] = _plain_name(axis.names, getattr(config, axis.field))
             continue
         found = {stack: getattr(completed[stack], axis.field) for stack in there}
-        if axis.field != "head_gain" or folds_heads:
+        if axis.field != "head_gain" or heads_folded:
             found = {stack: _plain_name(axis.names, name) for stack, name in found.items()}
-        own = {s: getattr(Placement.registry[plain[f"{s}_placement"]], axis.field) for s in there}
+        own = {stack: getattr(place, axis.field) for stack, place in now.items()}
         if found != own and len(set(found.values())) > 1:
             raise UserError(
-                f"the encoder has {axis.name} {found['encoder']!r} and the decoder {found['decoder']!r}, and a "
-                "plain config has one for both; there is no plainer run folder of this run"
+                f"the plain encoder has the {axis.name} {found['encoder']!r} and the decoder "
+                f"{found['decoder']!r}, and a config has one for both; use the run as it is"
             )
         chosen[axis.field] = "" if found == own else found[there[0]]
-    return replace(config, **{**plain, **chosen, "scheme": ModelConfig().scheme})
+    return replace(config, **chosen)
 
 
 def _plain_name(names: Mapping[str, object], name: str) -> str:
@@ -180,7 +190,7 @@ def _fold_inputs(model: TokenModel, config: ModelConfig, first: Mapping[str, Ten
         position_encoding="learned" if added else config.position_encoding,
         separate_source=isinstance(model, Seq2Seq),
     )
-    own = {"decoder": model, "encoder": getattr(model, "source", None) or model}
+    own: dict[str, Any] = {"decoder": model, "encoder": getattr(model, "source", None) or model}
     tables = {
         stack: [
             factor * own[stack].embedding.vectors(),
@@ -193,12 +203,12 @@ def _fold_inputs(model: TokenModel, config: ModelConfig, first: Mapping[str, Ten
     model.embedding = UntiedEmbedding(vocabulary, dim)
     model.embedding.output = nn.Parameter(output)
     model.position_encoding = PositionEncoding.registry[config.position_encoding](config)
-    inputs = {main: model}
+    inputs: dict[str, Any] = {main: model}
     if isinstance(model, Seq2Seq):
         model.source = SourceInput(config, vocabulary)
         inputs["encoder"] = model.source
-    elif isinstance(model, Encoder):
-        model.segments.mul_(first[main])
+    elif (segments := getattr(model, "segments", None)) is not None:
+        segments.mul_(first[main])
     for stack, part in inputs.items():
         vectors, positions = tables[stack]
         part.embedding.weight = nn.Parameter(vectors)

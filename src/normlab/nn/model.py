@@ -53,7 +53,7 @@ class SourceInput(nn.Module):
 
 
 class Seq2Seq(TokenModel):
-    """Encoder-decoder with one vocabulary, and one embedding for both stacks unless the config separates them.
+    """Encoder-decoder with one vocabulary; ``separate_source`` gives the encoder embeddings of its own.
 
     Vaswani et al. 2017, Section 3 (arXiv 1706.03762). Token ids are `[B, S]` and `[B, T]`.
     """

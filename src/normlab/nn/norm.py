@@ -19,6 +19,8 @@ class Norm(Registered, nn.Module, ABC):
     """Base of all norms; a subclass registers itself under ``name``, an abstract one has none."""
 
     registry: ClassVar[Registry[Callable[[int], Norm]]] = Registry("norm")
+    no_fold: ClassVar[str] = ""
+    """The reason why no plainer norm is equal, for a norm of a method that has a plainer near one."""
 
     @classmethod
     def final(cls, dim: int) -> nn.Module:
@@ -76,6 +78,10 @@ class ScaleNorm(Norm, name="scalenorm"):
 
     :math:`\|x\|` is kept above 1e-5. Nguyen and Salazar 2019, Sections 2.3 and 3.2 (arXiv 1910.05895).
     """
+
+    no_fold: ClassVar[str] = (
+        "RMSNorm with gains of g / sqrt(d) adds an epsilon to the mean square, so it is close, not equal"
+    )
 
     def __init__(self, dim: int) -> None:
         super().__init__()

@@ -113,7 +113,7 @@ class Placement(Registered, nn.Module, ABC):
         raise NotImplementedError(f"placement {self.name!r} has no data-dependent initialisation")
 
     def fold(self) -> Plain:
-        """Return the plainer form of this sublayer, equal for every input once its factors are in the weights.
+        """Return the plainer form of this sublayer, equal for every input with its factors in the weights.
 
         A plain placement returns itself. Raises UserError with the reason where nothing is exact.
         """

@@ -13,7 +13,6 @@ from normlab.nn.placement.base import XAVIER, Placement, Plain, Stream
 from normlab.nn.site import Site
 from normlab.spec.model import ModelConfig
 
-
 NORMED_BRANCH = "the norm behind a branch divides by a statistic of each token, which no weights can hold"
 TWO_TENSORS = "its stream has two tensors, and no plainer stream holds both"
 
@@ -234,8 +233,8 @@ class Keel(TwoNorms, name="keel"):
 
     deep: ClassVar[bool] = True
     no_fold: ClassVar[str] = (
-        "without S, the outer norm needs its epsilon divided by S squared or the inner one its own multiplied "
-        "by that, and a norm's epsilon is a constant"
+        "without S, the outer norm needs its epsilon divided by the square of S, or the inner one its own "
+        "multiplied by it, and a norm's epsilon is a constant"
     )
 
     def build(self, site: Site) -> None:
