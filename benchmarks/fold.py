@@ -32,31 +32,31 @@ PAGE = ROOT / "docs/fold.md"
 STEPS, RATE, LAYERS, DEV = 40, 2e-3, 2, 50
 
 WEIGHTED = (
-    "$\\mathrm{LN}(\\omega \\odot x + f(x))$",
+    "LN(ω ⊙ x + f(x))",
     "gain and bias of the norm before × ω, columns of the maps that read x ÷ ω; the first ω: embeddings × ω",
 )
 METHODS: dict[str, tuple[str, str]] = {
     "admin": WEIGHTED,
     "admin_code": WEIGHTED,
     "admin_free": WEIGHTED,
-    "deepnorm": ("$\\mathrm{LN}(\\alpha x + f(x))$", "as Admin, with ω = α in every channel"),
-    "rezero_post": ("$\\mathrm{LN}(x + \\alpha f(x))$", "weight and bias of the branch's last map × α"),
-    "rezero": ("$x + \\alpha f(x)$", "weight and bias of the branch's last map × α"),
-    "skipinit": ("$x + \\alpha f(x)$", "weight and bias of the branch's last map × α"),
+    "deepnorm": ("LN(α x + f(x))", "as Admin, with ω = α in every channel"),
+    "rezero_post": ("LN(x + α f(x))", "weight and bias of the branch's last map × α"),
+    "rezero": ("x + α f(x)", "weight and bias of the branch's last map × α"),
+    "skipinit": ("x + α f(x)", "weight and bias of the branch's last map × α"),
     "fixup+untied": (
-        "$x + \\alpha f(x)$, $W(x + b_1) + b_2$",
-        "weight and bias of the branch's last map × α; $b = W b_1 + b_2$",
+        "x + α f(x); W (x + b₁) + b₂",
+        "weight and bias of the branch's last map × α; b = W b₁ + b₂",
     ),
     "layerscale": (
-        "$x + \\lambda \\odot f(\\mathrm{LN}(x))$",
+        "x + λ ⊙ f(LN(x))",
         "rows of the weight and bias of the branch's last map × λ",
     ),
-    "lnscale": ("$x + f(\\mathrm{LN}(x) / \\sqrt{l})$", "columns of the maps that read the norm ÷ √l"),
-    "subln": ("$x + W \\mathrm{LN}(\\phi(W \\mathrm{LN}(x)))$", "nothing: its gains are initial ones"),
-    "b2t_code": ("$\\mathrm{LN}(x + f(x) + x_{in})$", "nothing: its gains are initial ones"),
-    "pre+fixnorm": ("$w / \\|w\\|$", "the table of the normalised vectors"),
-    "pre+fixedscalenorm": ("$\\sqrt{d}\\, x / \\|x\\|$", "g = √d, as a parameter"),
-    "pre+headgain": ("$\\gamma_h \\mathrm{head}_h$", "columns of the output matrix × γ"),
+    "lnscale": ("x + f(LN(x) / √l)", "columns of the maps that read the norm ÷ √l"),
+    "subln": ("x + V LN(φ(W LN(x)))", "nothing: its gains are initial ones"),
+    "b2t_code": ("LN(x + f(x) + x_in)", "nothing: its gains are initial ones"),
+    "pre+fixnorm": ("w / ‖w‖", "the table of the normalised vectors"),
+    "pre+fixedscalenorm": ("√d x / ‖x‖", "g = √d, as a parameter"),
+    "pre+headgain": ("γ_h head_h", "columns of the output matrix × γ"),
     "deepnorm+fixnorm+fixedscalenorm": ("all three", "as each of them"),
 }
 """The equation of each recipe's method, and where its factors go."""
@@ -129,7 +129,7 @@ def page() -> str:
         f"{about['rate']:g}; {about['hardware']}. The largest difference of all is {worst[0]:.1e} in float32 "
         f"and {worst[1]:.1e} in float64; a fold is refused above {BOUND:.0e} in float32."
     )
-    rewrites = [f"| `{name}` | {equation} | {how} |" for name, (equation, how) in METHODS.items()]
+    rewrites = [f"| `{name}` | `{equation}` | {how} |" for name, (equation, how) in METHODS.items()]
     written = PAGE.read_text(encoding="utf-8")
     for name, lines in {
         "rewrites": ["| recipe | equation | what takes over |", "| --- | --- | --- |", *rewrites],
