@@ -22,6 +22,7 @@ from normlab.nn import (
     Embedding,
     Norm,
     Placement,
+    Plain,
     PositionEncoding,
     Seq2Seq,
     Stack,
@@ -30,7 +31,6 @@ from normlab.nn import (
     UntiedEmbedding,
 )
 from normlab.nn.model import SourceInput
-from normlab.nn.placement.base import Plain
 from normlab.recipes.grammar import AXES
 from normlab.spec.config import ModelConfig
 

@@ -9,7 +9,7 @@ from normlab.nn.kernels.ops import Dropout, reference
 from normlab.nn.model import PAD, Decoder, Encoder, Seq2Seq, TokenModel
 from normlab.nn.norm import Derf, DyT, FixedScaleNorm, LayerNorm, Norm, RMSNorm, ScaleNorm
 from normlab.nn.options import BIASES, HEAD_GAINS, INNER_NORMS, Activation, QueryKeyNorm, ReLU
-from normlab.nn.placement.base import Placement, ProfiledPlacement
+from normlab.nn.placement.base import Placement, Plain, ProfiledPlacement
 from normlab.nn.placement.normed import (
     B2T,
     B2TAsCoded,
@@ -81,6 +81,7 @@ __all__ = [
     "OLMo2Norm",
     "PeriNorm",
     "Placement",
+    "Plain",
     "PlainEmbedding",
     "PositionEncoding",
     "PostNorm",
