@@ -217,7 +217,8 @@ def ends(measure: Measure, digits: int = 2) -> str:
 @quotes("README.md")
 def papers_in_the_readme() -> Iterator[str]:
     yield f"The first lists all {len(ARTEFACTS)} with what was found"
-    yield f"Those that need no training, {sum(bool(a.study) for a in ARTEFACTS.values())}, are measured"
+    untrained = sum(bool(a.study) and not a.trainings for a in ARTEFACTS.values())
+    yield f"Those that need no training, {untrained}, are measured"
 
 
 @quotes("docs/lab-book.md")
@@ -228,7 +229,7 @@ def papers_in_the_lab_book() -> Iterator[str]:
         if (before := superseded(id_))
         else (ARTEFACTS[id_].claims, read_reproduction(KEPT / f"{id_}.json"))
         for id_, one in ARTEFACTS.items()
-        if one.claims
+        if one.claims and not one.trainings
     }
     states = Counter(
         "undecided" if found.stand_in else together(c.verdict(found.measures) for c in claims)
@@ -278,6 +279,13 @@ def second_reading_in_the_lab_book() -> Iterator[str]:
     yield f"({ends(shares['pre_inverse_self_attention_r2'], 3)})"
     post, pre = (ends(shares[f"{placement}_predicted_over_measured"]) for placement in ("post", "pre"))
     yield f"{post} of the measured change in a Post-LN, {pre} in a Pre-LN"
+    moved = measures("liu2020.fig4")
+    yield f"Post-LN moves {ends(moved['post_over_pre_update'], 1)} times as far as Pre-LN at 18 layers"
+    yield f"{ends(moved['post_over_pre_update_deepest'])} times at 60"
+    yield f"({ends(measures('liu2020.profiling')['batches_over_seeds'])} of it)"
+    speed = measures("nguyen2019.speed")
+    yield f"at least {ends(speed['elementary_least'])} times"
+    yield f"fused LayerNorm {ends(speed['fused_least'])} times"
 
 
 @quotes("docs/lab-book.md")
