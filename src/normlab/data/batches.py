@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import threading
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -166,14 +167,19 @@ def _collate(pairs: TokenPairs, rows: Ints, shape: Shape, drop: tuple[float, int
 
 def drop_words(inputs: Sequence[Ints], probability: float, seed: int) -> None:
     """Word dropout: replace each id of a word by UNK with that probability, in place."""
-    draws = np.random.PCG64(seed).random_raw(sum(ids.size for ids in inputs))
-    uniform = (draws >> np.uint64(11)).astype(np.float64) / 2**53
+    draws = uniform(seed, sum(ids.size for ids in inputs))
     for ids in inputs:
-        draw, uniform = uniform[: ids.size], uniform[ids.size :]
+        draw, draws = draws[: ids.size], draws[ids.size :]
         ids[(draw.reshape(ids.shape) < probability) & (ids > EOS)] = UNK
 
 
 # NumPy promises the bits of PCG64 for ever, but not what Generator's methods make of them.
+def uniform(seed: int, *shape: int) -> NDArray[np.float64]:
+    """Draw numbers from 0 to 1, without 1, that depend on the seed alone."""
+    draws = np.random.PCG64(seed).random_raw(math.prod(shape))
+    return ((draws >> np.uint64(11)).astype(np.float64) / 2**53).reshape(shape)
+
+
 def permutation(count: int, seed: int) -> Ints:
     """Return the numbers below ``count`` in an order that depends on the seed alone, as uint32 if that holds
     them: the order that sorts as many draws of 64 bits.

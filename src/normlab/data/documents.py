@@ -19,9 +19,12 @@ def document_sizes(lines: Iterable[str]) -> NDArray[np.int64]:
     a word and as a byte.
     """
     sizes = np.array([(1, len(line.split()) + 1, len(line.encode()) + 1) for line in lines], np.int64)
-    blank = sizes[:, 1] == 1
-    begins = np.flatnonzero(~blank & np.concatenate([[True], blank[:-1]]))
-    if len(begins) < FEWEST:
-        begins = np.flatnonzero(~blank)
+    begins = document_starts(sizes[:, 1] == 1)
     begins[0] = 0
     return np.add.reduceat(sizes, begins, axis=0)
+
+
+def document_starts(blank: NDArray[np.bool_]) -> NDArray[np.intp]:
+    """Return the first line with words of each document, given which lines are blank."""
+    begins = np.flatnonzero(~blank & np.concatenate([[True], blank[:-1]]))
+    return begins if len(begins) >= FEWEST else np.flatnonzero(~blank)

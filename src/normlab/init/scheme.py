@@ -8,7 +8,7 @@ from typing import ClassVar
 import torch
 from torch import Tensor, nn
 
-from normlab.nn import Activation, Branch, Embedding, Encoder, PositionEncoding, ReLU, Sublayer
+from normlab.nn import Activation, Branch, Embedding, PositionEncoding, ReLU, SegmentEncoder, Sublayer
 from normlab.nn.registry import Registered, Registry
 from normlab.spec.model import ModelConfig
 from normlab.spec.randomness import derive
@@ -125,8 +125,8 @@ def initialise_(model: nn.Module, scheme: str, seed: int) -> None:
         elif isinstance(module, PositionEncoding):
             device = next(model.parameters()).device
             module.init_(torch.Generator(device).manual_seed(derive(seed, "init.positions", *own)))
-        elif isinstance(module, Encoder):
-            for i, head in enumerate((module.transform, module.pooler, module.next_sentence)):
+        elif isinstance(module, SegmentEncoder):
+            for i, head in enumerate(module.heads()):
                 fill_(head.weight, "head", 1.0, _generator(head.weight, derive(seed, "init.head", i)))
                 _zero_biases(head)
 

@@ -6,7 +6,7 @@ Pure torch: of this package it imports only ``spec.model``, the description of a
 from normlab.nn.context import Cache, Context
 from normlab.nn.embedding import Embedding, FixNormEmbedding, PlainEmbedding, UntiedEmbedding
 from normlab.nn.kernels.ops import Dropout, reference
-from normlab.nn.model import PAD, Decoder, Encoder, Seq2Seq, TokenModel
+from normlab.nn.model import PAD, Decoder, Encoder, PairClassifier, SegmentEncoder, Seq2Seq, TokenModel
 from normlab.nn.norm import Derf, DyT, FixedScaleNorm, LayerNorm, Norm, RMSNorm, ScaleNorm
 from normlab.nn.options import BIASES, HEAD_GAINS, INNER_NORMS, Activation, QueryKeyNorm, ReLU
 from normlab.nn.placement.base import Placement, Plain, ProfiledPlacement
@@ -79,6 +79,7 @@ __all__ = [
     "Norm",
     "NormFormer",
     "OLMo2Norm",
+    "PairClassifier",
     "PeriNorm",
     "Placement",
     "Plain",
@@ -95,6 +96,7 @@ __all__ = [
     "ResiDual",
     "SandwichNorm",
     "ScaleNorm",
+    "SegmentEncoder",
     "Seq2Seq",
     "Site",
     "SkipInit",

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from abc import ABC
+from abc import ABC, abstractmethod
 
 import torch
 import torch.nn.functional as F
@@ -23,7 +23,7 @@ PAD = 0
 
 
 class TokenModel(nn.Module, ABC):
-    """Base of all models: an embedding, a position encoding, and dropout on their sum.
+    """Base of all models: an embedding, a position encoding, a norm of their sum if any, and dropout.
 
     Token ids are `[B, T]`, padded on the right with 0.
     """
@@ -32,11 +32,13 @@ class TokenModel(nn.Module, ABC):
         super().__init__()
         self.embedding = Embedding.registry[config.embedding](vocab_size, config.dim)
         self.position_encoding = PositionEncoding.registry[config.position_encoding](config)
+        norm = Norm.registry[config.norm] if config.embedding_norm else nn.Identity
+        self.embedding_norm = norm(config.dim)
         self.dropout = Dropout(config.dropout)
 
     def embed(self, ids: Tensor, decode_index: int | None = None) -> Tensor:
         """Embed tokens `[B, T]` at positions 0 to T - 1, or all at ``decode_index``, as `[B, T, D]`."""
-        return self.dropout(self.position_encoding(self.embedding(ids), decode_index))
+        return self.dropout(self.embedding_norm(self.position_encoding(self.embedding(ids), decode_index)))
 
 
 class SourceInput(nn.Module):
@@ -117,12 +119,12 @@ class Decoder(TokenModel):
         return self.embedding.logits(self.hidden(ids))
 
 
-class Encoder(TokenModel):
-    r"""BERT: an encoder with a masked-LM head, :math:`E \, \mathrm{LN}(\mathrm{GELU}(W h + b)) + b_v` with
-    the embedding matrix E, and a next-sentence head, :math:`W_2 \tanh(W_1 h_0 + b_1) + b_2`.
+class SegmentEncoder(TokenModel, ABC):
+    r"""Base of BERT's models: an encoder of two segments, and a pooler,
+    :math:`\tanh(W h_0 + b)` of the first position.
 
-    A trained vector for each of two segments is added to the embeddings. Devlin et al. 2019, Sections 3 and
-    3.1 (arXiv 1810.04805).
+    A trained vector for each of two segments is added to the embeddings. Devlin et al. 2019, Section 3
+    (arXiv 1810.04805).
     """
 
     def __init__(self, config: ModelConfig, vocab_size: int) -> None:
@@ -130,16 +132,39 @@ class Encoder(TokenModel):
         _require(config, encoder=True, decoder=False)
         self.encoder = build_stack("encoder", ENCODER_LAYER, config)
         self.segments = nn.Parameter(torch.zeros(2, config.dim))
-        self.transform = nn.Linear(config.dim, config.dim)
-        self.transform_norm = Norm.registry[config.norm](config.dim)
-        self.token_bias = nn.Parameter(torch.zeros(vocab_size))
-        self.pooler, self.next_sentence = nn.Linear(config.dim, config.dim), nn.Linear(config.dim, 2)
+        self.pooler = nn.Linear(config.dim, config.dim)
+
+    @abstractmethod
+    def heads(self) -> tuple[nn.Linear, ...]:
+        """Return the linear layers outside the encoder, the pooler among them, which the scheme fills."""
 
     def hidden(self, ids: Tensor, segments: Tensor | None = None) -> Tensor:
         """Return the encoder's output `[B, T, D]`; ``segments`` `[B, T]` holds 0 and 1, by default 0."""
         x = self.position_encoding(self.embedding(ids))
         x = x + (self.segments[0] if segments is None else F.embedding(segments, self.segments))
-        return self.encoder(self.dropout(x), Context(padding_mask=ids != PAD))
+        return self.encoder(self.dropout(self.embedding_norm(x)), Context(padding_mask=ids != PAD))
+
+    def pooled(self, hidden: Tensor) -> Tensor:
+        """Return the pooler's output `[B, D]` of hidden states `[B, T, D]`."""
+        return torch.tanh(self.pooler(hidden[:, 0]))
+
+
+class Encoder(SegmentEncoder):
+    r"""BERT in pre-training: a masked-LM head, :math:`E \, \mathrm{LN}(\mathrm{GELU}(W h + b)) + b_v` with
+    the embedding matrix E, and a next-sentence head, a linear layer on the pooler.
+
+    Devlin et al. 2019, Section 3.1 (arXiv 1810.04805).
+    """
+
+    def __init__(self, config: ModelConfig, vocab_size: int) -> None:
+        super().__init__(config, vocab_size)
+        self.transform = nn.Linear(config.dim, config.dim)
+        self.transform_norm = Norm.registry[config.norm](config.dim)
+        self.token_bias = nn.Parameter(torch.zeros(vocab_size))
+        self.next_sentence = nn.Linear(config.dim, 2)
+
+    def heads(self) -> tuple[nn.Linear, ...]:
+        return self.transform, self.pooler, self.next_sentence
 
     def token_logits(self, hidden: Tensor) -> Tensor:
         """Return the masked-LM logits `[..., V]` of hidden states `[..., D]`, such as the masked ones."""
@@ -148,12 +173,35 @@ class Encoder(TokenModel):
 
     def sentence_logits(self, hidden: Tensor) -> Tensor:
         """Return the next-sentence logits `[B, 2]` from the first position of hidden states `[B, T, D]`."""
-        return self.next_sentence(torch.tanh(self.pooler(hidden[:, 0])))
+        return self.next_sentence(self.pooled(hidden))
 
-    def forward(self, ids: Tensor, segments: Tensor | None = None) -> tuple[Tensor, Tensor]:
-        """Return the masked-LM logits of every position `[B, T, V]`, and next-sentence logits `[B, 2]`."""
+    def forward(
+        self, ids: Tensor, segments: Tensor | None = None, positions: Tensor | None = None
+    ) -> tuple[Tensor, Tensor]:
+        """Return the masked-LM logits of the ``positions`` `[B, P]` as `[B, P, V]`, or of all positions, and
+        next-sentence logits `[B, 2]`.
+        """
         hidden = self.hidden(ids, segments)
-        return self.token_logits(hidden), self.sentence_logits(hidden)
+        chosen = hidden if positions is None else hidden.take_along_dim(positions[..., None], 1)
+        return self.token_logits(chosen), self.sentence_logits(hidden)
+
+
+class PairClassifier(SegmentEncoder):
+    r"""BERT with a classifier, :math:`W \, \mathrm{dropout}(\mathrm{pooled}) + b`, for fine-tuning.
+
+    Devlin et al. 2019, Section 4.1 (arXiv 1810.04805).
+    """
+
+    def __init__(self, config: ModelConfig, vocab_size: int, labels: int = 2) -> None:
+        super().__init__(config, vocab_size)
+        self.classifier = nn.Linear(config.dim, labels)
+
+    def heads(self) -> tuple[nn.Linear, ...]:
+        return self.pooler, self.classifier
+
+    def forward(self, ids: Tensor, segments: Tensor | None = None) -> Tensor:
+        """Return the logits of the labels `[B, labels]`."""
+        return self.classifier(self.dropout(self.pooled(self.hidden(ids, segments))))
 
 
 def _require(config: ModelConfig, *, encoder: bool, decoder: bool) -> None:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 from itertools import count
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -17,14 +18,16 @@ from normlab.nn.registry import Registry
 from normlab.optim.schedule import check_schedule
 from normlab.spec.config import OptimConfig
 
-Optimiser = Callable[[list[nn.Parameter], Tensor, OptimConfig], torch.optim.Optimizer]
+Groups = list[dict[str, Any]]
+"""Parameters by group, each with the options that differ from the configuration's."""
+Optimiser = Callable[[Groups, Tensor, OptimConfig], torch.optim.Optimizer]
 
 OPTIMISERS: Registry[Optimiser] = Registry("optimiser")
 """Builders of optimisers from parameters, learning rate and configuration."""
 
 
 @OPTIMISERS.register("adam")
-def adam(parameters: list[nn.Parameter], lr: Tensor, config: OptimConfig) -> torch.optim.Optimizer:
+def adam(parameters: Groups, lr: Tensor, config: OptimConfig) -> torch.optim.Optimizer:
     r""":math:`x \leftarrow x - \eta\, \hat m / (\sqrt{\hat v} + \epsilon)` with moments of
     :math:`g + \lambda x`.
 
@@ -37,7 +40,7 @@ def adam(parameters: list[nn.Parameter], lr: Tensor, config: OptimConfig) -> tor
 
 
 @OPTIMISERS.register("adamw")
-def adamw(parameters: list[nn.Parameter], lr: Tensor, config: OptimConfig) -> torch.optim.Optimizer:
+def adamw(parameters: Groups, lr: Tensor, config: OptimConfig) -> torch.optim.Optimizer:
     r""":math:`x \leftarrow x - \eta\left(\hat m / (\sqrt{\hat v} + \epsilon) + \lambda x\right)`.
 
     The moments are ``adam``'s without the decay. Each step is one fused kernel.
@@ -49,7 +52,7 @@ def adamw(parameters: list[nn.Parameter], lr: Tensor, config: OptimConfig) -> to
 
 
 @OPTIMISERS.register("sgd")
-def sgd(parameters: list[nn.Parameter], lr: Tensor, config: OptimConfig) -> torch.optim.Optimizer:
+def sgd(parameters: Groups, lr: Tensor, config: OptimConfig) -> torch.optim.Optimizer:
     r""":math:`u \leftarrow \mu u + g + \lambda x`, :math:`x \leftarrow x - \eta u`.
 
     :math:`\mu` is ``optim.momentum``; u is initially the first gradient. Each step is one fused kernel.
@@ -60,7 +63,7 @@ def sgd(parameters: list[nn.Parameter], lr: Tensor, config: OptimConfig) -> torc
 
 
 @OPTIMISERS.register("radam")
-def radam(parameters: list[nn.Parameter], lr: Tensor, config: OptimConfig) -> torch.optim.Optimizer:
+def radam(parameters: Groups, lr: Tensor, config: OptimConfig) -> torch.optim.Optimizer:
     r""":math:`x \leftarrow x - \eta\left(r_n\, \hat m / (\sqrt{\hat v} + \epsilon_n) + \lambda x\right)`,
     and no update while :math:`\rho_n \le 5`, as in the first 5 steps with a usual :math:`\beta_2`.
 
@@ -102,7 +105,7 @@ def radam(parameters: list[nn.Parameter], lr: Tensor, config: OptimConfig) -> to
 
 
 @OPTIMISERS.register("radam_sgd")
-def radam_sgd(parameters: list[nn.Parameter], lr: Tensor, config: OptimConfig) -> torch.optim.Optimizer:
+def radam_sgd(parameters: Groups, lr: Tensor, config: OptimConfig) -> torch.optim.Optimizer:
     r""":math:`x \leftarrow x - \eta\left(r_n\, \hat m / (\sqrt{\hat v} + \epsilon_n) + \lambda x\right)`,
     and :math:`x - \eta\left(\hat m + \lambda x\right)` while :math:`\rho_n \le 5`.
 
@@ -128,4 +131,8 @@ def build_optimiser(parameters: Iterable[nn.Parameter], config: OptimConfig) -> 
     check_schedule(config)
     build = OPTIMISERS[config.optimiser]
     given = list(parameters)
-    return build(given, torch.zeros((), device=given[0].device), config)
+    decaying = [p for p in given if p.dim() > 1 or config.weight_decay_on == "all"]
+    groups: Groups = [{"params": decaying}]
+    if len(decaying) < len(given):
+        groups.append({"params": [p for p in given if p.dim() < 2], "weight_decay": 0.0})
+    return build(groups, torch.zeros((), device=given[0].device), config)

@@ -53,6 +53,14 @@ class DataConfig:
     """Plain development text for a language model."""
     test_text: str = machine("")
     """Plain test text for a language model."""
+    train_pairs: str = machine("")
+    """Training pairs of a classification: first and second sentence and label, as three columns of a table
+    (pairs.tsv#first,second,label, hf:glue:mrpc#train.sentence1,sentence2,label).
+    """
+    dev_pairs: str = machine("")
+    """Development pairs in the same form; a tenth of the training pairs if not given."""
+    test_pairs: str = machine("")
+    """Test pairs in the same form; the development pairs if not given."""
     dataset: str = machine("")
     """Parallel data set in place of texts: a folder in $NORMLAB_DATA or a Hugging Face one (wmt14:de-en)."""
     source_lang: str = ""
@@ -68,15 +76,19 @@ class DataConfig:
     pretokenizer: Literal["", "moses"] = ""
     """Tokenisation before the subword tokenizer, undone after decoding; '' for none."""
     tokenizer: str = machine("bpe")
-    """Subword tokenizer: bpe or unigram, learned from the training text, or a SentencePiece model's file."""
+    """Subword tokenizer: bpe or unigram, learned from the training text, or a SentencePiece model's file; ''
+    for that of the run that --init-from names.
+    """
     vocab_size: int = 4000
     """Vocabulary entries of a tokenizer that is learned, shared by source and target."""
     max_len: int = 128
     """Longest side of a training pair in tokens, end of sentence included; longer pairs are left out."""
     block_len: int = 128
-    """Context length of a language model in tokens."""
+    """Context length of a language model in tokens, or longest input of a BERT."""
     word_dropout: float = 0.0
     """Probability of replacing an input token by UNK in training."""
+    whole_word_masking: bool = False
+    """Mask all tokens of a word or none, in BERT's pre-training."""
     target_vocab_mask: bool = False
     """Never predict vocabulary entries that do not occur on the target side of the training text."""
     digest: str = no_flag("")
@@ -112,6 +124,8 @@ class OptimConfig:
     """Momentum of sgd."""
     weight_decay: float = 0.0
     """Weight decay: added to the gradient by adam and sgd, decoupled from it in adamw and radam."""
+    weight_decay_on: Literal["all", "matrices"] = "all"
+    """Parameters that decay: all, or matrices alone, without biases and norms, as in BERT."""
     max_grad_norm: float = 0.0
     """Largest norm of the gradient, beyond which it is clipped; 0: no clipping."""
     schedule: str = since("linear", introduced="inverse_sqrt", flag=False)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import TypeVar
 
 import torch
@@ -14,7 +15,9 @@ from normlab.spec.randomness import derive
 Model = TypeVar("Model", bound=TokenModel)
 
 
-def build_model(kind: type[Model], config: ModelConfig, vocab_size: int, seed: int) -> Model:
+def build_model(
+    kind: Callable[[ModelConfig, int], Model], config: ModelConfig, vocab_size: int, seed: int
+) -> Model:
     """Build an initialised model. An initialisation that needs data is set afterwards, by ``init.profile_``.
 
     Parameters that no scheme initialises, such as those of a head of your own, depend on the seed as well.

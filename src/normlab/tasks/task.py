@@ -221,12 +221,15 @@ def _check_stacks(task: type[Task[Any, Any, Any]], config: Config) -> None:
 
 
 def _check_texts(task: type[Task[Any, Any, Any]], data: DataConfig) -> None:
-    readers = {text: name for name, other in Task.registry.items() for text in other.texts}
+    readers: dict[str, list[str]] = {}
+    for name, other in Task.registry.items():
+        for text in other.texts:
+            readers.setdefault(text, []).append(name)
     for text in (f.name for f in fields(data)):
         if text in readers and text not in task.texts and getattr(data, text):
             flags = ", ".join(flag_name(name) for name in task.texts)
+            owner = "task " + " or ".join(readers[text])
             raise UserError(
-                f"{flag_name(text)} is for the task {readers[text]}, and this "
-                f"configuration's is {task.name}, which reads {flags}; give those, or with --config a "
-                f"configuration of the task {readers[text]}"
+                f"{flag_name(text)} is for the {owner}, and this configuration's is {task.name}, which "
+                f"reads {flags}; give those, or with --config a configuration of the {owner}"
             )

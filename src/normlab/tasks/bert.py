@@ -1,0 +1,221 @@
+"""BERT's pre-training: masked language modelling and next-sentence prediction on plain text."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from functools import cached_property
+from pathlib import Path
+from typing import Self
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from numpy.typing import NDArray
+from torch import Tensor
+
+from normlab.data.arrays import Ints
+from normlab.data.masking import mask_tokens, word_beginnings
+from normlab.data.plain import Stream, TextCorpus, prepare_text
+from normlab.data.segments import SPECIAL_TOKENS, SegmentPairs, Shuffled, Spans
+from normlab.data.tokenizer import EOS
+from normlab.errors import UserError
+from normlab.init import profile_
+from normlab.nn import PAD, Encoder
+from normlab.spec.config import Config, DataConfig
+from normlab.spec.metric import NLL, Metric
+from normlab.spec.randomness import derive
+from normlab.tasks.build import build_model
+from normlab.tasks.loss import LossSum, label_smoothed
+from normlab.tasks.task import Evaluation, Task
+
+Array = NDArray[np.float64]
+
+
+@dataclass(frozen=True)
+class BertBatch:
+    """One micro-batch, int64."""
+
+    ids: Tensor
+    """`[B, W]`: [CLS] A [SEP] B [SEP], masked."""
+    segments: Tensor
+    """`[B, W]`."""
+    positions: Tensor
+    """`[B, P]`: the places to predict."""
+    targets: Tensor
+    """`[B, P]`: the tokens there, PAD where fewer are predicted."""
+    random: Tensor
+    """`[B]`: 1 where B comes from another document."""
+    tokens: int
+    """The number of tokens to predict."""
+
+    @classmethod
+    def of(cls, pairs: SegmentPairs, *, mask: int, begins: NDArray[np.bool_] | None, seed: int) -> Self:
+        """Mask rows, see ``data.masking``."""
+        masked = mask_tokens(pairs.ids, mask=mask, begins=begins, seed=seed)
+        arrays = (masked.ids, pairs.segments, masked.positions, masked.targets, pairs.random)
+        return cls(*map(torch.from_numpy, arrays), tokens=int((masked.targets != PAD).sum()))
+
+    @property
+    def padded_tokens(self) -> int:
+        """Tokens of ``ids``, padding included."""
+        return self.ids.numel()
+
+    def tensors(self) -> tuple[Tensor, ...]:
+        return self.ids, self.segments, self.positions, self.targets, self.random
+
+    def to(self, device: torch.device | str) -> BertBatch:
+        return BertBatch(*(t.to(device, non_blocking=True) for t in self.tensors()), tokens=self.tokens)
+
+    def parts(self, rows: int) -> Iterator[BertBatch]:
+        """Yield the batch in batches of so many rows."""
+        for part in zip(*(t.split(rows) for t in self.tensors()), strict=True):
+            yield BertBatch(*part, tokens=int((part[3] != PAD).sum()))
+
+
+class BertPretraining(Task[TextCorpus, Encoder, BertBatch], name="bert_pretraining"):
+    r""":math:`\frac{1}{M} \sum_{i \in M} -\log p(t_i \mid \tilde t, B) + \frac{1}{R} \sum_r -\log p(n_r \mid
+    \tilde t)`: the mean over the M masked tokens of a batch and the mean over its R pairs of segments.
+
+    Devlin et al. 2019, Section 3.1 (arXiv 1810.04805). The loss is summed over masked tokens, as everywhere:
+    the mean over the pairs enters a micro-batch's sum once for each of its masked tokens. So both are means,
+    also over several micro-batches, where each weighs by its masked tokens. Masks and pairs are drawn anew
+    at every step, from (seed, purpose, step), and once and for all on dev and test. Ends of lines are no
+    tokens here. Scores are resampled by document, see ``data.documents``.
+    """
+
+    texts = ("train_text", "dev_text", "test_text")
+    stacks = ("encoder",)
+    metrics = (
+        replace(NLL, label="masked-LM NLL", unit="nats per masked token"),
+        Metric("masked_accuracy", "masked accuracy", "%", least=0.0, most=100.0),
+        Metric("next_sentence_accuracy", "next-sentence accuracy", "%", least=0.0, most=100.0),
+    )
+
+    def __init__(self, config: Config, corpus: TextCorpus, device: torch.device) -> None:
+        super().__init__(config, corpus, device)
+        self.spans = self._spans(corpus.train)
+        self.order = Shuffled(len(self.spans), rows=_rows(config), seed=config.seeds.data)
+        self.begins = word_beginnings(corpus.tokenizer) if config.data.whole_word_masking else None
+
+    @classmethod
+    def check(cls, config: Config) -> None:
+        super().check(config)
+        data, max_tokens = config.data, config.train.max_tokens
+        if data.block_len < SPECIAL_TOKENS + 2:
+            raise UserError(
+                f"block_len is {data.block_len}, and two segments with their special tokens have at least "
+                f"{SPECIAL_TOKENS + 2} tokens; raise --block-len"
+            )
+        if max_tokens < data.block_len:
+            raise UserError(
+                f"max_tokens is {max_tokens}, less than one row of {data.block_len}; raise --max-tokens or "
+                f"lower --block-len"
+            )
+        for name in ("pretokenizer", "word_dropout", "target_vocab_mask"):
+            if value := getattr(data, name):
+                raise UserError(
+                    f"data.{name} is {value!r}, and masked language modelling reads its text as it is and "
+                    f"predicts all tokens of it; leave {name} at its default"
+                )
+
+    @staticmethod
+    def prepare(config: DataConfig, root: str | Path) -> tuple[DataConfig, TextCorpus]:
+        """Prepare the text as for a language model; the unigram entropy is without ends of lines."""
+        config, corpus = prepare_text(config, root)
+        counts = np.bincount(np.asarray(corpus.train.tokens), minlength=corpus.tokenizer.vocab_size)
+        share = counts[EOS + 1 :] / counts[EOS + 1 :].sum()
+        entropy = float(-(share[share > 0] * np.log(share[share > 0])).sum())
+        facts = {
+            "Unigram entropy": f"{entropy:.3f} nats a token",
+            "Commonest token": f"{100 * share.max():.1f}% of the training text",
+        }
+        return config, replace(corpus, unigram_entropy_nats=entropy, facts=corpus.facts | facts)
+
+    def build(self) -> Encoder:
+        """Build the initialised model, with data-dependent initialisation on the first batch. Its vocabulary
+        has one more entry, the mask.
+        """
+        vocabulary = self.corpus.tokenizer.vocab_size + 1
+        model = build_model(Encoder, self.config.model, vocabulary, self.config.seeds.init)
+        model.to(self.device)
+        first = self.batch(0)
+        profile_(model, lambda: model.hidden(first.ids, first.segments))
+        return model
+
+    def batch(self, index: int) -> BertBatch:
+        seed = self.config.seeds.data
+        pairs = self.spans.pairs(self.order.at(index), derive(seed, "segments", index))
+        return self._masked(pairs, derive(seed, "masking", index)).to(self.device)
+
+    def loss(self, model: Encoder, batch: BertBatch) -> LossSum:
+        token_logits, sentence_logits = model(batch.ids, batch.segments, batch.positions)
+        smoothing = self.config.optim.label_smoothing
+        masked = label_smoothed(token_logits, batch.targets, smoothing, None, PAD)
+        return LossSum(
+            masked.loss + batch.tokens * F.cross_entropy(sentence_logits.float(), batch.random), masked.nll
+        )
+
+    def dev_scores(self, model: Encoder) -> dict[str, float]:
+        return self._scores(self._examples(model, self._dev))
+
+    def test(self, model: Encoder) -> Evaluation:
+        """Score the test text by document."""
+        spans = self._spans(self.corpus.test)
+        examples = self._examples(model, self._fixed(spans))
+        _, document = np.unique(spans.document, return_inverse=True)
+        by_document = {
+            name: np.stack([np.bincount(document, column) for column in rows.T], axis=1)
+            for name, rows in examples.items()
+        }
+        return Evaluation(self._scores(examples), examples=by_document)
+
+    def rehearse(self, model: Encoder) -> tuple[float, float]:
+        start = time.perf_counter()
+        self.dev_scores(model)
+        validation = time.perf_counter() - start
+        return validation, validation * self.corpus.test.predicted / self.corpus.dev.predicted
+
+    def _spans(self, stream: Stream) -> Spans:
+        return Spans.of(stream.tokens, span_len=self.config.data.block_len - SPECIAL_TOKENS)
+
+    def _masked(self, pairs: SegmentPairs, seed: int) -> BertBatch:
+        return BertBatch.of(pairs, mask=self.corpus.tokenizer.vocab_size, begins=self.begins, seed=seed)
+
+    def _fixed(self, spans: Spans) -> BertBatch:
+        """All spans of a held-out text, the same whatever the seeds of a run."""
+        every: Ints = np.arange(len(spans))
+        return self._masked(spans.pairs(every, derive(0, "held-out segments")), derive(0, "held-out masking"))
+
+    @cached_property
+    def _dev(self) -> BertBatch:
+        return self._fixed(self._spans(self.corpus.dev))
+
+    @torch.inference_mode()
+    def _examples(self, model: Encoder, whole: BertBatch) -> dict[str, Array]:
+        """The sum and the weight of each score in each row, `[rows, 2]`."""
+        was_training = model.training
+        model.eval()
+        found: list[Tensor] = []
+        for batch in whole.parts(2 * _rows(self.config)):
+            batch = batch.to(self.device)
+            logits, sentence_logits = model(batch.ids, batch.segments, batch.positions)
+            given = batch.targets != PAD
+            each = F.cross_entropy(logits.float().transpose(1, 2), batch.targets, reduction="none")
+            right = (logits.argmax(-1) == batch.targets) & given
+            known = sentence_logits.argmax(-1) == batch.random
+            of_row = ((each * given).double().sum(1), given.sum(1), 100 * right.sum(1), 100 * known)
+            found.append(torch.stack([column.double() for column in of_row], 1).cpu())
+        model.train(was_training)
+        nll, count, right, known = torch.cat(found).numpy().T
+        columns = zip(self.metrics, ((nll, count), (right, count), (known, np.ones_like(known))), strict=True)
+        return {metric.name: np.stack(pair, axis=1) for metric, pair in columns}
+
+    def _scores(self, examples: dict[str, Array]) -> dict[str, float]:
+        return {name: float(self.combine(name, rows.sum(0))) for name, rows in examples.items()}
+
+
+def _rows(config: Config) -> int:
+    """The number of rows of a micro-batch."""
+    return max(1, config.train.max_tokens // config.data.block_len)
