@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from normlab.tasks.bert import BertPretraining
+from normlab.tasks.classification import Classification
 from normlab.tasks.language_model import LanguageModel
 from normlab.tasks.task import Task
 from normlab.tasks.translation import Translation
 
 TASKS = Task.registry
 
-__all__ = ["TASKS", "BertPretraining", "LanguageModel", "Translation"]
+__all__ = ["TASKS", "BertPretraining", "Classification", "LanguageModel", "Translation"]

@@ -98,6 +98,12 @@ class Task(ABC, Generic[CorpusT, ModelT, BatchT]):
     """The task's scores. The first is the headline; ``nll`` is always among those of dev."""
     has_source: ClassVar[bool] = False
     """Whether each example has a source that a model could ignore; ``dev_scores`` tells whether it does."""
+    new_parameters: ClassVar[tuple[str, ...] | None] = None
+    """Beginnings of the names of the parameters that a run of the task does not take from that of
+    ``train.init_from``; all others it takes. None: whatever fits is taken.
+    """
+    dropped_parameters: ClassVar[tuple[str, ...]] = ()
+    """With ``new_parameters``, beginnings of the names of that run's parameters that are left out."""
     example_labels: ClassVar[tuple[str, str]] = ("source", "reference")
     """The names of the two texts of ``test_examples``."""
 

@@ -65,8 +65,9 @@ def train(
     config, root = resolved_precision(config), Path(root)
     with joined(prepare_process(config.machine)) as (ranks, device):
         with ranks.main_first():
+            config = with_start(config, root)
             data, corpus = kind.prepare(config.data, root / "data")
-            config = with_start(replace(config, data=data), root)
+            config = replace(config, data=data)
             kind.check_text(config, corpus)
         folder = RunFolder(root / run_id(config))
         with contextlib.ExitStack() as held:

@@ -122,7 +122,7 @@ class Trainer:
         """Take over the weights of ``train.init_from`` where the configuration names any."""
         if not self.config.train.init_digest:
             return None
-        found, weights = initial_weights(self.shapes(), self.config, self.task.corpus)
+        found, weights = initial_weights(self.shapes(), self.task)
         self.parallel.load_weights(weights)
         return found
 

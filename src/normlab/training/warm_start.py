@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
+from typing import Any
 
 import torch
 from torch import Size, Tensor
@@ -14,7 +15,7 @@ from torch import Size, Tensor
 from normlab.errors import UserError
 from normlab.spec.config import Config
 from normlab.store.folder import RunFolder, find_run, write_json_atomic
-from normlab.tasks.task import Prepared
+from normlab.tasks.task import Prepared, Task
 from normlab.training.checkpoint import open_checkpoint
 from normlab.training.weights import checkpoint_of, tested
 
@@ -48,6 +49,7 @@ class InitialWeights:
 
 def with_start(config: Config, root: Path) -> Config:
     """Add the digest of the weights that ``train.init_from`` names to a configuration; it enters the run id.
+    An empty ``data.tokenizer`` becomes that run's.
 
     A digest that is there already is kept, for ``initial_weights`` to check. Raises FileNotFoundError for a
     run that does not exist or has no weights yet.
@@ -57,19 +59,22 @@ def with_start(config: Config, root: Path) -> Config:
         return config
     source = find_run(train.init_from, root)
     start = replace(train, init_from=str(source.path), init_digest=digest(_weights(source)))
-    return replace(config, train=start)
+    tokenizer = config.data.tokenizer or str(source.tokenizer)
+    return replace(config, train=start, data=replace(config.data, tokenizer=tokenizer))
 
 
 def initial_weights(
-    shapes: Mapping[str, Size], config: Config, corpus: Prepared
+    shapes: Mapping[str, Size], task: Task[Any, Any, Any]
 ) -> tuple[InitialWeights, dict[str, Tensor]]:
     """The weights of ``train.init_from`` that have the name and shape of one of ``shapes``, and their names.
 
-    Raises UserError where the tokenizers differ, where nothing matches, and where the weights are no longer
-    those of ``train.init_digest``; FileNotFoundError where they are gone.
+    Raises UserError where the tokenizers differ, where nothing matches, or something that the task needs does
+    not, and where the weights are no longer those of ``train.init_digest``; FileNotFoundError where they are
+    gone.
     """
+    config = task.config
     folder = RunFolder(config.train.init_from)
-    _require_same_tokenizer(folder, corpus)
+    _require_same_tokenizer(folder, task.corpus)
     given = _weights(folder)
     found = digest(given)
     if found != config.train.init_digest:
@@ -95,7 +100,23 @@ def initial_weights(
         not_there=tuple(name for name in shapes if name not in given),
         left_over=tuple(name for name in given if name not in shapes),
     )
+    if task.new_parameters is not None:
+        _require_exact(about, task, folder)
     return about, taken
+
+
+def _require_exact(about: InitialWeights, task: Task[Any, Any, Any], folder: RunFolder) -> None:
+    """Raise UserError unless exactly the parameters that the task declares are new and left out."""
+    new, dropped = task.new_parameters or (), task.dropped_parameters
+    wrong = [f"{name} has another shape there" for name in about.other_shape]
+    wrong += [f"{name} is not there" for name in about.not_there if not name.startswith(new)]
+    wrong += [f"{name} is there alone" for name in about.left_over if not name.startswith(dropped)]
+    if wrong:
+        more = f", and {len(wrong) - 1} more" if len(wrong) > 1 else ""
+        raise UserError(
+            f"{folder.path} has another model than this {task.name}: {wrong[0]}{more}; give the recipe and "
+            f"the sizes of that run ({folder.path / 'config.json'})"
+        )
 
 
 def write(folder: RunFolder, found: InitialWeights) -> None:

@@ -1,0 +1,207 @@
+"""Classification of pairs of sentences, fine-tuned from BERT's pre-training."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+from pathlib import Path
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from numpy.typing import NDArray
+from torch import Tensor
+
+from normlab.data.arrays import Ints
+from normlab.data.labelled import Labelled, LabelledCorpus, prepare_labelled
+from normlab.data.segments import SPECIAL_TOKENS, Shuffled, joined
+from normlab.errors import UserError
+from normlab.init import profile_
+from normlab.nn import PairClassifier
+from normlab.spec.config import Config, DataConfig
+from normlab.spec.metric import NLL, Metric
+from normlab.tasks.build import build_model
+from normlab.tasks.loss import LossSum, label_smoothed
+from normlab.tasks.task import Evaluation, Task
+
+Array = NDArray[np.float64]
+
+
+@dataclass(frozen=True)
+class PairBatch:
+    """One micro-batch, int64."""
+
+    ids: Tensor
+    """`[B, W]`: [CLS] first [SEP] second [SEP]."""
+    segments: Tensor
+    labels: Tensor
+    """`[B]`."""
+
+    @property
+    def tokens(self) -> int:
+        """The number of labels to predict."""
+        return len(self.labels)
+
+    @property
+    def padded_tokens(self) -> int:
+        """Tokens of ``ids``, padding included."""
+        return self.ids.numel()
+
+    def to(self, device: torch.device | str) -> PairBatch:
+        sides = (self.ids, self.segments, self.labels)
+        return PairBatch(*(side.to(device, non_blocking=True) for side in sides))
+
+
+class Classification(Task[LabelledCorpus, PairClassifier, PairBatch], name="classification"):
+    r""":math:`-\log p(y \mid a, b)`, the label of a pair of sentences.
+
+    Devlin et al. 2019, Section 4.1 and Appendix A.3 (arXiv 1810.04805). A pair of more than
+    ``data.block_len`` tokens loses the last ones of its longer sentence. A run begins with the weights of a
+    run of ``bert_pretraining``, all but that run's heads, and with a new classifier. F1 is that of the last
+    label in alphabetical order, as 1 in MRPC.
+    """
+
+    texts = ("train_pairs", "dev_pairs", "test_pairs")
+    stacks = ("encoder",)
+    has_source = True
+    new_parameters = ("classifier.",)
+    dropped_parameters = ("transform.", "transform_norm.", "token_bias", "next_sentence.")
+    metrics = (
+        Metric("accuracy", "accuracy", "%", least=0.0, most=100.0),
+        Metric("f1", "F1", "%", least=0.0, most=100.0),
+        replace(NLL, unit="nats per pair"),
+    )
+
+    def __init__(self, config: Config, corpus: LabelledCorpus, device: torch.device) -> None:
+        super().__init__(config, corpus, device)
+        self.order = Shuffled(len(corpus.train), rows=_rows(config), seed=config.seeds.data)
+
+    @classmethod
+    def check(cls, config: Config) -> None:
+        super().check(config)
+        data = config.data
+        if not data.train_pairs:
+            raise UserError(
+                "a classification reads pairs of sentences with labels, and there are none; type "
+                "--train-pairs FILE.tsv#FIRST,SECOND,LABEL, or with --config mrpc or rte"
+            )
+        if not data.tokenizer and not config.train.init_from:
+            raise UserError(
+                "a classification begins with the weights and the tokenizer of a pre-trained run; name one: "
+                "--init-from RUN, or train from scratch with a tokenizer of its own: --tokenizer bpe"
+            )
+        if data.block_len < SPECIAL_TOKENS + 2 or config.train.max_tokens < data.block_len:
+            raise UserError(
+                f"block_len is {data.block_len} and max_tokens {config.train.max_tokens}; an input has at "
+                f"least {SPECIAL_TOKENS + 2} tokens, and a batch at least one input: raise --block-len or "
+                "--max-tokens"
+            )
+
+    @staticmethod
+    def prepare(config: DataConfig, root: str | Path) -> tuple[DataConfig, LabelledCorpus]:
+        return prepare_labelled(config, root)
+
+    def build(self) -> PairClassifier:
+        """Build the initialised model, with data-dependent initialisation on the first batch. Its vocabulary
+        has the mask of the pre-training.
+        """
+        kind = partial(PairClassifier, labels=len(self.corpus.labels))
+        vocabulary = self.corpus.tokenizer.vocab_size + 1
+        model = build_model(kind, self.config.model, vocabulary, self.config.seeds.init)
+        model.to(self.device)
+        first = self.batch(0)
+        profile_(model, lambda: model.hidden(first.ids, first.segments))
+        return model
+
+    def batch(self, index: int) -> PairBatch:
+        return self._batch(self.corpus.train, self.order.at(index)).to(self.device)
+
+    def loss(self, model: PairClassifier, batch: PairBatch) -> LossSum:
+        logits = model(batch.ids, batch.segments)[:, None]
+        return label_smoothed(logits, batch.labels[:, None], self.config.optim.label_smoothing, None, -1)
+
+    def dev_scores(self, model: PairClassifier) -> dict[str, float]:
+        """Return the scores on dev; ``nll_exchanged`` is that of the labels with the pair before each one's
+        own.
+        """
+        dev = self.corpus.dev
+        log_p = self._log_p(model, dev)
+        shifted = examples_of(np.roll(log_p, 1, axis=0), dev.labels)
+        exchanged = {"nll_exchanged": self._scores(shifted)["nll"]} if len(dev) > 1 else {}
+        return self._scores(examples_of(log_p, dev.labels)) | exchanged
+
+    def test(self, model: PairClassifier) -> Evaluation:
+        log_p = self._log_p(model, self.corpus.test)
+        examples = examples_of(log_p, self.corpus.test.labels)
+        outputs = [self.corpus.labels[i] for i in log_p.argmax(-1)]
+        return Evaluation(self._scores(examples), outputs, examples)
+
+    @classmethod
+    def test_examples(cls, config: Config, corpus: LabelledCorpus) -> Sequence[tuple[str, str]]:
+        text, labels = corpus.test_text, corpus.test.labels.tolist()
+        sentences = zip(text.source, text.target, labels, strict=True)
+        return [(f"{first} | {second}", corpus.labels[label]) for first, second, label in sentences]
+
+    @classmethod
+    def combine(cls, metric: str, sums: Array) -> Array:
+        """Return the score; F1 is :math:`2 t / (2 t + f + m)` of true, false and missed positives."""
+        if metric != "f1":
+            return super().combine(metric, sums)
+        right, false, missed = (sums[..., i] for i in range(3))
+        return 200 * right / np.maximum(2 * right + false + missed, 1)
+
+    def rehearse(self, model: PairClassifier) -> tuple[float, float]:
+        start = time.perf_counter()
+        self.dev_scores(model)
+        validation = time.perf_counter() - start
+        return validation, validation * len(self.corpus.test) / len(self.corpus.dev)
+
+    def _scores(self, examples: dict[str, Array]) -> dict[str, float]:
+        return {name: float(self.combine(name, rows.sum(0))) for name, rows in examples.items()}
+
+    def _batch(self, split: Labelled, chosen: Ints) -> PairBatch:
+        most = self.config.data.block_len
+        sides = (split.pairs.source, split.pairs.target)
+        pairs = [cut(*(side[row] for side in sides), most - SPECIAL_TOKENS) for row in chosen.tolist()]
+        return PairBatch(*map(torch.from_numpy, (*joined(pairs, most=most), split.labels[chosen])))
+
+    def _batches(self, split: Labelled) -> Iterator[PairBatch]:
+        rows = 2 * _rows(self.config)
+        for start in range(0, len(split), rows):
+            yield self._batch(split, np.arange(start, min(start + rows, len(split)))).to(self.device)
+
+    @torch.inference_mode()
+    def _log_p(self, model: PairClassifier, split: Labelled) -> Array:
+        """The log-probability of each label of each pair, `[pairs, labels]`."""
+        was_training = model.training
+        model.eval()
+        logits = [model(batch.ids, batch.segments).double().cpu() for batch in self._batches(split)]
+        model.train(was_training)
+        return F.log_softmax(torch.cat(logits), -1).numpy()
+
+
+def cut(first: list[int], second: list[int], most: int) -> tuple[list[int], list[int]]:
+    """Return both sentences with at most so many tokens together; the longer one loses its last ones."""
+    while len(first) + len(second) > most:
+        longer = first if len(first) > len(second) else second
+        longer.pop()
+    return first, second
+
+
+def examples_of(log_p: Array, labels: NDArray[np.int64]) -> dict[str, Array]:
+    """The sufficient statistics of each pair: right or wrong, kind of error, log-likelihood."""
+    said, last, ones = log_p.argmax(-1), log_p.shape[1] - 1, np.ones(len(labels))
+    given, found = labels == last, said == last
+    nll = -np.take_along_axis(log_p, labels[:, None], 1)[:, 0]
+    return {
+        "accuracy": np.stack([100.0 * (said == labels), ones], 1),
+        "f1": np.stack([given & found, found & ~given, given & ~found], 1).astype(np.float64),
+        "nll": np.stack([nll, ones], 1),
+    }
+
+
+def _rows(config: Config) -> int:
+    """The number of pairs of a micro-batch."""
+    return max(1, config.train.max_tokens // config.data.block_len)
