@@ -93,3 +93,12 @@ def tiny_language_model(data: DataConfig, recipe: str = "pre", **train: object) 
     model = replace(config.model, encoder_layers=0, decoder_layers=2)
     optim = replace(config.optim, label_smoothing=0.0)
     return replace(config, task="language_model", model=model, optim=optim)
+
+
+def tiny_bert(data: DataConfig, recipe: str = "pre", **train: object) -> Config:
+    """``tiny`` for a BERT in pre-training."""
+    config = tiny(data, recipe, **train)
+    changes = {"position_encoding": "learned", "activation": "gelu", "embedding_norm": True}
+    model = replace(config.model, encoder_layers=2, decoder_layers=0, max_positions=data.block_len, **changes)
+    optim = replace(config.optim, label_smoothing=0.0, optimiser="adamw", weight_decay_on="matrices")
+    return replace(config, task="bert_pretraining", model=model, optim=optim)
