@@ -16,9 +16,9 @@ from normlab.spec.fields import no_flag
 from normlab.store import RunFolder
 
 DATA = (
-    "train_src train_tgt dev_src dev_tgt test_src test_tgt train_text dev_text test_text dataset "
-    "source_lang target_lang builtin pretokenizer tokenizer vocab_size max_len block_len word_dropout "
-    "target_vocab_mask"
+    "train_src train_tgt dev_src dev_tgt test_src test_tgt train_text dev_text test_text train_pairs "
+    "dev_pairs test_pairs dataset source_lang target_lang builtin pretokenizer tokenizer vocab_size max_len "
+    "block_len word_dropout whole_word_masking target_vocab_mask"
 )
 MODEL = "dim ffn_dim heads kv_heads qk_norm_len max_positions encoder_layers decoder_layers dropout"
 OPTIM = (
@@ -112,6 +112,7 @@ def test_what_is_typed_replaces_the_configuration(tmp_path):
         (["--train-src", "a.de"], "text"),
         (["--train_src=a.de"], "text"),
         (["--train-text", "a.txt"], "language_model"),
+        (["--train-pairs", "a.tsv#1,2,3"], "classification"),
         (["--train-src", "a.de", "--config", "multi30k"], "multi30k"),
         (["--config=runs/x/config.json"], "runs/x/config.json"),
     ],

@@ -19,19 +19,15 @@ def ids():
     rows = np.full((400, 64), PAD)
     for row in rows:
         first, second = random.integers(1, 31, 2)
-        row[: first + second + 3] = [BOS, *random.integers(4, MASK, first), EOS] + [
-            *random.integers(4, MASK, second),
-            EOS,
-        ]
+        sides = [random.integers(4, MASK, n).tolist() for n in (first, second)]
+        row[: first + second + 3] = [BOS, *sides[0], EOS, *sides[1], EOS]
     rows[:50, 1] = UNK
     return rows
 
 
 def test_fifteen_percent_of_the_words_and_no_special_token_are_predicted(ids):
     masked = mask_tokens(ids, mask=MASK, begins=None, seed=7)
-    for before, after, places, targets in zip(
-        ids, masked.ids, masked.positions, masked.targets, strict=True
-    ):
+    for before, after, places, targets in zip(ids, masked.ids, masked.positions, masked.targets, strict=True):
         count = int((targets != PAD).sum())
         assert count == predictions(int((before > EOS).sum()))
         assert (targets[count:] == PAD).all()

@@ -51,7 +51,12 @@ def require_places(argv: Sequence[str]) -> None:
 
 def config_name(argv: Sequence[str]) -> str:
     """Return the value of ``--config``, or a configuration that suits the text, ``demo`` without one."""
-    suiting = {"--train-src": "text", "--dataset": "text", "--train-text": "language_model"}
+    suiting = {
+        "--train-src": "text",
+        "--dataset": "text",
+        "--train-text": "language_model",
+        "--train-pairs": "classification",
+    }
     given = (name for typed, name in suiting.items() if flag(argv, typed))
     return flag(argv, "--config") or next(given, "demo")
 

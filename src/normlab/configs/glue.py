@@ -1,5 +1,5 @@
-"""Fine-tuning on MRPC and RTE, two of GLUE's tasks (Wang et al. 2019, arXiv 1804.07461), from a run of
-``bert``: ``--init-from RUN``.
+"""Fine-tuning from a run of ``bert`` (``--init-from RUN``) on pairs of sentences: your own, given by
+``--train-pairs``, or MRPC and RTE, two of GLUE's tasks (Wang et al. 2019, arXiv 1804.07461).
 """
 
 from __future__ import annotations
@@ -9,6 +9,11 @@ from dataclasses import replace
 from normlab.spec.config import Config, DataConfig
 
 from .bert import bert
+
+
+def classification() -> Config:
+    """Your own labelled pairs of sentences: 700 batches of 16."""
+    return _fine_tuning(DataConfig(), steps=700)
 
 
 def mrpc() -> Config:
@@ -21,7 +26,7 @@ def mrpc() -> Config:
             train_pairs=f"$NORMLAB_DATA/glue.mrpc/msr_paraphrase_train.txt#{columns}",
             test_pairs=f"$NORMLAB_DATA/glue.mrpc/msr_paraphrase_test.txt#{columns}",
         ),
-        epoch=229,
+        steps=3 * 230,
     )
 
 
@@ -35,22 +40,26 @@ def rte() -> Config:
             train_pairs=f"$NORMLAB_DATA/glue.rte/train.tsv#{columns}",
             test_pairs=f"$NORMLAB_DATA/glue.rte/dev.tsv#{columns}",
         ),
-        epoch=140,
+        steps=3 * 141,
     )
 
 
-def _fine_tuning(data: DataConfig, *, epoch: int) -> Config:
+def _fine_tuning(data: DataConfig, *, steps: int) -> Config:
     """Devlin et al. 2019, Appendix A.3 (arXiv 1810.04805): the optimiser of the pre-training, a warm-up over
-    a tenth of the steps. ``epoch`` is the number of steps of an epoch.
+    a tenth of the steps.
     """
-    base, steps = bert(), 3 * epoch
+    base = bert()
     return replace(
         base,
         recipe="pre+warmup",
         task="classification",
-        data=replace(data, tokenizer="", block_len=128),
+        data=replace(data, tokenizer="", block_len=base.data.block_len),
         optim=replace(base.optim, lr=1e-4, warmup_steps=steps // 10),
         train=replace(
-            base.train, steps=steps, max_tokens=16 * 128, validate_every_steps=epoch, stop_early=False
+            base.train,
+            steps=steps,
+            max_tokens=16 * base.data.block_len,
+            validate_every_steps=steps // 3,
+            stop_early=False,
         ),
     )

@@ -116,9 +116,7 @@ class Spans:
         end = np.minimum(begin + lengths, self.document_ends[self.document[home]])
         first = (self.text[a:b] for a, b in zip(self.bounds[chosen, 0], cut, strict=True))
         second = (self.text[a:b] for a, b in zip(begin, end, strict=True))
-        ids, segments = joined(
-            list(zip(first, second, strict=True)), most=self.span_len + SPECIAL_TOKENS
-        )
+        ids, segments = joined(list(zip(first, second, strict=True)), most=self.span_len + SPECIAL_TOKENS)
         return SegmentPairs(ids, segments, random.astype(np.int64))
 
     def _cuts(self, chosen: Ints, draw: NDArray[np.float64]) -> Ints:

@@ -124,7 +124,7 @@ class OptimConfig:
     """Momentum of sgd."""
     weight_decay: float = 0.0
     """Weight decay: added to the gradient by adam and sgd, decoupled from it in adamw and radam."""
-    weight_decay_on: Literal["all", "matrices"] = "all"
+    weight_decay_on: Literal["all", "matrices"] = no_flag("all")
     """Parameters that decay: all, or matrices alone, without biases and norms, as in BERT."""
     max_grad_norm: float = 0.0
     """Largest norm of the gradient, beyond which it is clipped; 0: no clipping."""

@@ -42,7 +42,8 @@ class ModelConfig:
     """Number of positions that learned position encodings have; no input may be longer."""
     separate_source: bool = no_flag(False)
     """Whether an encoder beside a decoder has embeddings and positions of its own, with one vocabulary."""
-    embedding_norm: bool = False
+    embedding_norm: bool = no_flag(False)
+    """Normalise the sum of the embeddings, as BERT does."""
     """Normalise the sum of the embeddings, as BERT does."""
     activation: str = no_flag("relu")
     qk_norm: str = no_flag("")

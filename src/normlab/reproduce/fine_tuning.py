@@ -1,0 +1,122 @@
+"""The search of a fine-tuning over batch, learning rate and epochs, and its best cell with other seeds."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from itertools import product
+from pathlib import Path
+from typing import Final
+
+import numpy as np
+
+from normlab.jobs.queue import Queue
+from normlab.reproduce.intervals import mean
+from normlab.spec.claim import Measure
+from normlab.spec.config import Config, SeedConfig, run_id
+from normlab.spec.metric import NLL
+from normlab.store.folder import RunFolder, find_run, read_scores
+from normlab.tasks.classification import Classification
+from normlab.training.devices import resolved_precision
+from normlab.training.warm_start import with_start
+
+BATCHES: Final = (16, 32)
+LRS: Final = (1e-5, 2e-5, 5e-5, 1e-4)
+EPOCHS: Final = (3, 4, 5, 6, 7, 8)
+"""The paper's ranges; which rates between 1e-5 and 1e-4 it does not say."""
+SEEDS: Final = 6
+SEARCH_SEED: Final = 0
+
+
+@dataclass(frozen=True)
+class FineTuned:
+    """The best cell of a search, and the accuracy of its model on the test pairs over seeds."""
+
+    chosen: Config
+    accuracy: Measure
+    """In percent, with its 95% interval over seeds."""
+    scores: tuple[float, ...]
+    majority: float
+    """The accuracy of always giving the commonest label of the training pairs, in percent."""
+
+    @property
+    def beats_majority(self) -> bool:
+        """Whether the whole interval is above the commonest label's accuracy."""
+        return self.accuracy.low > self.majority
+
+
+def fine_tuned(
+    pretrained: str | Path,
+    base: Config,
+    root: Path,
+    *,
+    batches: Sequence[int] = BATCHES,
+    lrs: Sequence[float] = LRS,
+    epochs: Sequence[int] = EPOCHS,
+    seeds: int = SEEDS,
+    jobs: int = 1,
+) -> FineTuned:
+    """Fine-tune a pre-trained run in every cell of the search with a seed that is not reported, and in the
+    cell that is best on dev with ``seeds`` others. Runs that are done are not done again.
+
+    Xiong et al. 2020, Appendix A.3 (arXiv 2002.04745): batches of 16 and 32, rates 1e-5 to 1e-4, 3 to 8
+    epochs, six seeds. There the cell is chosen, and scored, on GLUE's dev pairs.
+    """
+    source = find_run(str(pretrained), root)
+    base = replace(base, recipe=source.config().recipe, model=source.config().model)
+    base = with_start(replace(base, train=replace(base.train, init_from=str(source.path))), root)
+    data, corpus = Classification.prepare(base.data, root / "data")
+    base = resolved_precision(replace(base, data=data))
+    cells = list(search(base, len(corpus.train), batches=batches, lrs=lrs, epochs=epochs))
+    swept = _trained(cells, root, jobs)
+    best = max(range(len(cells)), key=lambda i: _merit(swept[i]))
+    reported = [
+        replace(cells[best], seeds=SeedConfig(seed, seed, seed))
+        for seed in range(SEARCH_SEED + 1, SEARCH_SEED + 1 + seeds)
+    ]
+    scores = tuple(read_scores(folder.scores)["accuracy"] for folder in _trained(reported, root, jobs))
+    commonest = int(np.bincount(corpus.train.labels).argmax())
+    majority = 100 * float(np.mean(corpus.test.labels == commonest))
+    return FineTuned(cells[best], mean(scores), scores, majority)
+
+
+def search(
+    base: Config,
+    pairs: int,
+    *,
+    batches: Sequence[int] = BATCHES,
+    lrs: Sequence[float] = LRS,
+    epochs: Sequence[int] = EPOCHS,
+) -> Iterator[Config]:
+    """Yield the configurations of the search on so many training pairs; a tenth of the steps warms up."""
+    for batch, lr, count in product(batches, lrs, epochs):
+        each = -(-pairs // batch)
+        warmup_steps = count * each // 10 if base.optim.warmup_steps else 0
+        train = replace(
+            base.train,
+            steps=count * each,
+            validate_every_steps=each,
+            max_tokens=batch * base.data.block_len,
+        )
+        yield replace(
+            base,
+            optim=replace(base.optim, lr=lr, warmup_steps=warmup_steps),
+            train=train,
+            seeds=SeedConfig(SEARCH_SEED, SEARCH_SEED, SEARCH_SEED),
+        )
+
+
+def _trained(configs: Sequence[Config], root: Path, jobs: int) -> list[RunFolder]:
+    folders = [RunFolder(root / run_id(config)) for config in configs]
+    queue = Queue(root, jobs)
+    for config, folder in zip(configs, folders, strict=True):
+        if folder.status().state != "done":
+            queue.add(config)
+    queue.run()
+    return folders
+
+
+def _merit(folder: RunFolder) -> tuple[float, float]:
+    """The best dev accuracy of a run, and where that is equal, its NLL."""
+    dev = folder.status().best_dev
+    return dev.get("accuracy", -1.0), NLL.merit(dev.get("nll"))
