@@ -182,3 +182,25 @@ def test_an_unknown_optimiser_is_refused():
 def test_a_schedule_that_cannot_be_is_refused_before_any_step(schedule, said):
     with pytest.raises(ValueError, match=said):
         build_optimiser([], OptimConfig(schedule=schedule, warmup_steps=100))
+
+
+@pytest.mark.parametrize("name", ["adam", "adamw", "sgd", "radam", "radam_sgd"])
+def test_weight_decay_can_be_left_to_the_matrices(name):
+    """As in BERT: a step moves biases and gains as one without decay does, and matrices as one with it."""
+    moved = {}
+    for decay, on in ((0.0, "all"), (0.1, "all"), (0.1, "matrices")):
+        generator = torch.Generator().manual_seed(1)
+        parameters = [nn.Parameter(torch.randn(size, generator=generator)) for size in ((3, 2), (3,), (1,))]
+        config = OptimConfig(optimiser=name, weight_decay=decay, weight_decay_on=on)
+        optimiser = build_optimiser(parameters, config)
+        for _ in range(8):
+            for group in optimiser.param_groups:
+                group["lr"].fill_(0.1)
+            for parameter in parameters:
+                parameter.grad = parameter.detach() + 1
+            optimiser.step()
+        moved[decay, on] = [p.detach().clone() for p in parameters]
+    matrix, *others = moved[0.1, "matrices"]
+    assert torch.equal(matrix, moved[0.1, "all"][0])
+    assert not torch.equal(matrix, moved[0.0, "all"][0])
+    assert all(map(torch.equal, others, moved[0.0, "all"][1:]))

@@ -104,7 +104,7 @@ def test_scores_are_those_of_a_loop_over_the_pairs(task):
         model.classifier.weight.mul_(30)
         batch = task._batch(task.corpus.test, np.arange(40))
         first, second = model(batch.ids, batch.segments).T
-        model.classifier.bias[0] += (second - first).median()  # so that half of the answers are the second
+        model.classifier.bias[0] += (second - first).sort().values[19:21].mean()  # half say the second
     nll, right, counts = [], [], {"hit": 0, "false": 0, "missed": 0}
     logits = []
     for row, label in enumerate(task.corpus.test.labels.tolist()):

@@ -105,22 +105,22 @@ def prepare_labelled(config: DataConfig, root: str | Path) -> tuple[DataConfig, 
 def columns_of(spec: str) -> Rows:
     """Read the three columns that a path of pairs names, such as ``pairs.tsv#first,second,label``."""
     found = open_text(spec)
+    texts: list[Column | HubColumn] = []
     if isinstance(found, Column):
-        names = found.column.split(",")
-        texts = [replace(found, column=name) for name in names]
+        texts += [replace(found, column=name) for name in found.column.split(",")]
     elif isinstance(found, HubColumn):
-        names = found.keys[-1].split(",")
-        texts = [replace(found, keys=(*found.keys[:-1], name)) for name in names]
-    else:
-        names, texts = [], []
-    if len(names) != 3:
+        texts += [replace(found, keys=(*found.keys[:-1], name)) for name in found.keys[-1].split(",")]
+    if len(texts) != 3:
         raise UserError(
-            f"{spec} names {count(len(names), 'column')}, and a classification needs the first sentence, the "
+            f"{spec} names {count(len(texts), 'column')}, and a classification needs the first sentence, the "
             f"second and the label; type {spec.partition('#')[0]}#FIRST,SECOND,LABEL"
         )
     first, second, label = (list(text) for text in texts)
     if not len(first) == len(second) == len(label) > 0:
-        raise UserError(f"the columns of {spec} have {len(first)}, {len(second)} and {len(label)} rows")
+        raise UserError(
+            f"the columns of {spec} have {len(first)}, {len(second)} and {len(label)} rows; give three of "
+            "the same table, with at least one row"
+        )
     return Rows(first, second, label)
 
 

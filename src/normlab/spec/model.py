@@ -44,7 +44,6 @@ class ModelConfig:
     """Whether an encoder beside a decoder has embeddings and positions of its own, with one vocabulary."""
     embedding_norm: bool = no_flag(False)
     """Normalise the sum of the embeddings, as BERT does."""
-    """Normalise the sum of the embeddings, as BERT does."""
     activation: str = no_flag("relu")
     qk_norm: str = no_flag("")
     """An empty name, here and in the next three, leaves the choice to the placement of each stack."""

@@ -166,7 +166,7 @@ class BertPretraining(Task[TextCorpus, Encoder, BertBatch], name="bert_pretraini
         examples = self._examples(model, self._fixed(spans))
         _, document = np.unique(spans.document, return_inverse=True)
         by_document = {
-            name: np.stack([np.bincount(document, column) for column in rows.T], axis=1)
+            name: np.stack([np.bincount(document, column).astype(np.float64) for column in rows.T], axis=1)
             for name, rows in examples.items()
         }
         return Evaluation(self._scores(examples), examples=by_document)

@@ -163,8 +163,8 @@ class Classification(Task[LabelledCorpus, PairClassifier, PairBatch], name="clas
 
     def _batch(self, split: Labelled, chosen: Ints) -> PairBatch:
         most = self.config.data.block_len
-        sides = (split.pairs.source, split.pairs.target)
-        pairs = [cut(*(side[row] for side in sides), most - SPECIAL_TOKENS) for row in chosen.tolist()]
+        first, second = split.pairs.source, split.pairs.target
+        pairs = [cut(first[row], second[row], most - SPECIAL_TOKENS) for row in chosen.tolist()]
         return PairBatch(*map(torch.from_numpy, (*joined(pairs, most=most), split.labels[chosen])))
 
     def _batches(self, split: Labelled) -> Iterator[PairBatch]:
