@@ -41,6 +41,6 @@ def test_every_command_copes_with_a_language_model(tmp_path, capsys, monkeypatch
     assert main(["translate", folder.path.name, text.test_text]) == 2
     assert "translates nothing" in capsys.readouterr().err
     assert main(["train", *given, "--config", "demo"]) == 2
-    assert "--train-text is for the task language_model" in capsys.readouterr().err
+    assert "--train-text is for the task bert_pretraining or language_model" in capsys.readouterr().err
     assert main(["train", *given, *SMALL, "--recipe", "enc:post/dec:pre"]) == 2
     assert "name one placement for both" in capsys.readouterr().err

@@ -8,6 +8,7 @@ from functools import partial
 import numpy as np
 import pytest
 import torch
+from torch import nn
 
 from normlab.errors import UserError
 from normlab.optim import OPTIMISERS, build_optimiser

@@ -204,7 +204,10 @@ def test_what_a_language_model_cannot_do_is_refused(prepared, parts, sentence):
     ("parts", "sentence"),
     [
         ({"model": {"encoder_layers": 0}}, "encoder_layers is 0, .* has encoder and decoder; type at least"),
-        ({"data": {"train_text": "a.txt"}}, "--train-text is for the task language_model, .* --train-src"),
+        (
+            {"data": {"train_text": "a.txt"}},
+            "--train-text is for the task bert_pretraining or language_model, .* --train-src",
+        ),
     ],
     ids=str,
 )

@@ -6,7 +6,9 @@ from normlab.spec.config import Config, DataConfig, ModelConfig, OptimConfig, Tr
 
 
 def bert() -> Config:
-    """A Pre-LN encoder of 4 layers of width 128: minutes a run on one core."""
+    """A Pre-LN encoder of 4 layers of width 128, rows of 128 tokens, 500 vocabulary entries: 7 minutes a run
+    on one core.
+    """
     return Config(
         recipe="pre",
         task="bert_pretraining",
@@ -22,8 +24,9 @@ def bert() -> Config:
             max_positions=128,
             embedding_norm=True,
             activation="gelu",
+            dropout=0.0,
         ),
-        data=DataConfig(vocab_size=2000, block_len=128),
+        data=DataConfig(vocab_size=500, block_len=128),
         optim=OptimConfig(
             betas=(0.9, 0.999),
             eps=1e-6,
@@ -32,8 +35,8 @@ def bert() -> Config:
             weight_decay_on="matrices",
             max_grad_norm=1.0,
             schedule="linear",
-            warmup_steps=100,
+            warmup_steps=350,
             label_smoothing=0.0,
         ),
-        train=TrainConfig(steps=1000, precision="auto", validate_every_steps=250),
+        train=TrainConfig(steps=3500, max_tokens=2048, precision="auto", validate_every_steps=500),
     )

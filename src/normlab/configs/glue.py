@@ -53,13 +53,8 @@ def _fine_tuning(data: DataConfig, *, steps: int) -> Config:
         base,
         recipe="pre+warmup",
         task="classification",
+        model=replace(base.model, dropout=0.1),
         data=replace(data, tokenizer="", block_len=base.data.block_len),
         optim=replace(base.optim, lr=1e-4, warmup_steps=steps // 10),
-        train=replace(
-            base.train,
-            steps=steps,
-            max_tokens=16 * base.data.block_len,
-            validate_every_steps=steps // 3,
-            stop_early=False,
-        ),
+        train=replace(base.train, steps=steps, validate_every_steps=steps // 3, stop_early=False),
     )

@@ -1,0 +1,49 @@
+"""The search of a fine-tuning: its cells, and that the best one is reported with other seeds."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from normlab.configs import CONFIGS
+from normlab.reproduce.fine_tuning import fine_tuned, search
+from normlab.spec.config import DataConfig
+from normlab.store import Runs
+from normlab.training.train import train
+from tasks.test_classification import write_pairs
+from training.tiny import tiny_bert, write_plain
+
+
+def test_the_papers_cells_are_searched():
+    base = CONFIGS["mrpc"]()
+    cells = list(search(base, 3668))
+    assert len(cells) == 2 * 4 * 6
+    rows = {cell.train.max_tokens // cell.data.block_len for cell in cells}
+    assert rows == {16, 32}
+    assert {cell.optim.lr for cell in cells} >= {1e-5, 1e-4}
+    for cell in cells:
+        seen = cell.train.steps * (cell.train.max_tokens // cell.data.block_len)
+        assert 3 <= seen / 3668 <= 8.05
+        assert cell.optim.warmup_steps == cell.train.steps // 10
+        assert {cell.seeds.init, cell.seeds.data, cell.seeds.dropout} == {0}
+
+
+@pytest.mark.slow
+def test_the_best_cell_on_dev_is_reported_with_seeds_that_chose_nothing(tmp_path):
+    text = replace(write_plain(tmp_path / "text"), block_len=32)
+    pretrained = train(tiny_bert(text, steps=4), tmp_path / "pretrained")
+    (tmp_path / "pairs").mkdir()
+    data = DataConfig(**write_pairs(tmp_path / "pairs"), tokenizer="", block_len=32)
+    base = replace(tiny_bert(data), task="classification")
+    cells = {"batches": (16,), "lrs": (1e-5, 1e-2), "epochs": (1,)}
+    found = fine_tuned(pretrained.path, base, tmp_path / "runs", seeds=2, **cells)
+    runs = [(r.config().seeds.init, r.config().optim.lr, r.status()) for r in Runs(tmp_path / "runs")]
+    assert sorted(seed for seed, _, _ in runs) == [0, 0, 1, 2]
+    swept = {lr: status.best_dev["accuracy"] for seed, lr, status in runs if seed == 0}
+    assert swept[found.chosen.optim.lr] == max(swept.values())
+    assert all(lr == found.chosen.optim.lr for seed, lr, _ in runs if seed)
+    assert len(found.scores) == found.accuracy.runs == 2
+    assert found.accuracy.low <= found.accuracy.value <= found.accuracy.high
+    assert 50 <= found.majority <= 100
+    assert fine_tuned(pretrained.path, base, tmp_path / "runs", seeds=2, **cells) == found, "trained once"
