@@ -140,7 +140,7 @@ def test_an_interrupted_run_goes_on_as_if_nothing_had_been(prepared, tmp_path, m
 
 
 def test_it_learns_and_leaves_a_whole_folder(prepared, tmp_path):
-    folder = train(tiny_bert(prepared[0], steps=80, validate_every_steps=40, lr=1e-2), tmp_path)
+    folder = train(tiny_bert(prepared[0], steps=150, validate_every_steps=50, lr=1e-2), tmp_path)
     assert folder.status().outcome.state == "trained"
     scores = json.loads(folder.scores.read_text())
     assert set(scores) == {"nll", "masked_accuracy", "next_sentence_accuracy"}
