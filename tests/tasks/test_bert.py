@@ -74,6 +74,8 @@ def test_dev_and_test_are_scored_prediction_by_prediction(prepared):
     likely = 100 * np.mean(np.array(following) < math.log(2))
     assert scores["next_sentence_accuracy"] == pytest.approx(likely)
     assert len(following) == len(task._spans(task.corpus.dev))
+    places, targets = task._dev.positions, task._dev.targets
+    assert set(task._dev.ids.gather(1, places)[targets != PAD].tolist()) == {len(model.token_bias) - 1}
     found = task.test(model)
     for name, examples in found.examples.items():
         assert task.combine(name, examples.sum(0)) == pytest.approx(found.scores[name])

@@ -16,9 +16,9 @@ from normlab.data.tokenizer import EOS, PAD, Tokenizer
 SHARE: Final = 0.15
 """The share of the tokens that are predicted."""
 MASKED: Final = 0.8
-"""Of these, the share that the mask replaces."""
-REPLACED: Final = 0.1
-"""Of these, the share that random vocabulary entries replace; the rest stays as it is."""
+"""Of these, the share that the mask replaces in training. Of the others, random vocabulary entries replace
+one half, and the other half stays as it is.
+"""
 
 
 @dataclass(frozen=True)
@@ -38,9 +38,11 @@ def predictions(tokens: int) -> int:
     return max(1, round(SHARE * tokens))
 
 
-def mask_tokens(ids: Ints, *, mask: int, begins: NDArray[np.bool_] | None, seed: int) -> Masked:
-    """Choose ``predictions`` of the tokens of each row `[B, W]`, and replace 80% of them by ``mask``, 10% by
-    random vocabulary entries.
+def mask_tokens(
+    ids: Ints, *, mask: int, begins: NDArray[np.bool_] | None, seed: int, masked: float = MASKED
+) -> Masked:
+    """Choose ``predictions`` of the tokens of each row `[B, W]`, and replace the share ``masked`` of them by
+    ``mask``, and half of the others by random vocabulary entries.
 
     Devlin et al. 2019, Section 3.1 and Appendix A.1 (arXiv 1810.04805). Special and unknown tokens are never
     chosen and replace none. With ``begins`` `[V]`, which entries begin a word, the tokens of a word are all
@@ -49,7 +51,7 @@ def mask_tokens(ids: Ints, *, mask: int, begins: NDArray[np.bool_] | None, seed:
     """
     order, kind, entry = uniform(seed, 3, *ids.shape)
     words = EOS + 1 + (entry * (mask - EOS - 1)).astype(np.int64)
-    noisy = np.where(kind < MASKED, mask, np.where(kind < MASKED + REPLACED, words, ids))
+    noisy = np.where(kind < masked, mask, np.where(kind < (1 + masked) / 2, words, ids))
     most = predictions(ids.shape[1] - SPECIAL_TOKENS)
     found, positions = ids.copy(), np.zeros((len(ids), most), np.int64)
     targets = np.full_like(positions, PAD)

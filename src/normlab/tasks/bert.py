@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from normlab.data.arrays import Ints
-from normlab.data.masking import mask_tokens, word_beginnings
+from normlab.data.masking import MASKED, Masked, mask_tokens, word_beginnings
 from normlab.data.plain import Stream, TextCorpus, prepare_text
 from normlab.data.segments import SPECIAL_TOKENS, SegmentPairs, Shuffled, Spans
 from normlab.data.tokenizer import EOS
@@ -51,11 +51,10 @@ class BertBatch:
     """The number of tokens to predict."""
 
     @classmethod
-    def of(cls, pairs: SegmentPairs, *, mask: int, begins: NDArray[np.bool_] | None, seed: int) -> Self:
-        """Mask rows, see ``data.masking``."""
-        masked = mask_tokens(pairs.ids, mask=mask, begins=begins, seed=seed)
-        arrays = (masked.ids, pairs.segments, masked.positions, masked.targets, pairs.random)
-        return cls(*map(torch.from_numpy, arrays), tokens=int((masked.targets != PAD).sum()))
+    def of(cls, pairs: SegmentPairs, rows: Masked) -> Self:
+        """Make a batch of pairs and of their masked rows."""
+        arrays = (rows.ids, pairs.segments, rows.positions, rows.targets, pairs.random)
+        return cls(*map(torch.from_numpy, arrays), tokens=int((rows.targets != PAD).sum()))
 
     @property
     def padded_tokens(self) -> int:
@@ -81,8 +80,10 @@ class BertPretraining(Task[TextCorpus, Encoder, BertBatch], name="bert_pretraini
     Devlin et al. 2019, Section 3.1 (arXiv 1810.04805). The loss is summed over masked tokens, as everywhere:
     the mean over the pairs enters a micro-batch's sum once for each of its masked tokens. So both are means,
     also over several micro-batches, where each weighs by its masked tokens. Masks and pairs are drawn anew
-    at every step, from (seed, purpose, step), and once and for all on dev and test. Ends of lines are no
-    tokens here. Scores are resampled by document, see ``data.documents``.
+    at every step, from (seed, purpose, step), and once and for all on dev and test. There every token to
+    predict is masked: of those that training leaves as they are, a model that knows no context but copies
+    gets half right. Ends of lines are no tokens here. Scores are resampled by document, see
+    ``data.documents``.
     """
 
     texts = ("train_text", "dev_text", "test_text")
@@ -180,13 +181,17 @@ class BertPretraining(Task[TextCorpus, Encoder, BertBatch], name="bert_pretraini
     def _spans(self, stream: Stream) -> Spans:
         return Spans.of(stream.tokens, span_len=self.config.data.block_len - SPECIAL_TOKENS)
 
-    def _masked(self, pairs: SegmentPairs, seed: int) -> BertBatch:
-        return BertBatch.of(pairs, mask=self.corpus.tokenizer.vocab_size, begins=self.begins, seed=seed)
+    def _masked(self, pairs: SegmentPairs, seed: int, *, masked: float = MASKED) -> BertBatch:
+        mask = self.corpus.tokenizer.vocab_size
+        return BertBatch.of(
+            pairs, mask_tokens(pairs.ids, mask=mask, begins=self.begins, seed=seed, masked=masked)
+        )
 
     def _fixed(self, spans: Spans) -> BertBatch:
         """All spans of a held-out text, the same whatever the seeds of a run."""
         every: Ints = np.arange(len(spans))
-        return self._masked(spans.pairs(every, derive(0, "held-out segments")), derive(0, "held-out masking"))
+        pairs = spans.pairs(every, derive(0, "held-out segments"))
+        return self._masked(pairs, derive(0, "held-out masking"), masked=1.0)
 
     @cached_property
     def _dev(self) -> BertBatch:
