@@ -6,8 +6,8 @@ from normlab.spec.config import Config, DataConfig, ModelConfig, OptimConfig, Tr
 
 
 def bert() -> Config:
-    """A Pre-LN encoder of 4 layers of width 128, rows of 128 tokens, 500 vocabulary entries: 7 minutes a run
-    on one core.
+    """A Pre-LN encoder of 4 layers of width 128, rows of 128 tokens, 500 vocabulary entries: minutes a run on
+    one core.
     """
     return Config(
         recipe="pre",
@@ -35,8 +35,8 @@ def bert() -> Config:
             weight_decay_on="matrices",
             max_grad_norm=1.0,
             schedule="linear",
-            warmup_steps=350,
+            warmup_steps=300,
             label_smoothing=0.0,
         ),
-        train=TrainConfig(steps=3500, max_tokens=2048, precision="auto", validate_every_steps=500),
+        train=TrainConfig(steps=3000, max_tokens=2048, precision="auto", validate_every_steps=500),
     )
