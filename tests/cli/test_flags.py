@@ -45,7 +45,8 @@ OWN = {
     ),
     "recipes": "names axis config force imports",
     "papers": "names as_json runs imports",
-    "reproduce": "names runs data jobs again imports",
+    "fold": "run_folder out weights max_positions runs imports",
+    "reproduce": "names runs data jobs scale budget again imports",
 }
 """A flag is a promise: think before adding one. A configuration or a recipe may be the better place."""
 
