@@ -219,6 +219,7 @@ def papers_in_the_readme() -> Iterator[str]:
     yield f"The first lists all {len(ARTEFACTS)} with what was found"
     untrained = sum(bool(a.study) and not a.trainings for a in ARTEFACTS.values())
     yield f"Those that need no training, {untrained}, are measured"
+    yield f"Another {sum(bool(a.trainings) for a in ARTEFACTS.values())} are decided by trainings"
 
 
 @quotes("docs/lab-book.md")
