@@ -60,8 +60,8 @@ MUTATIONS = (
         (
             ("nn.Parameter(torch.full((1,), dim**0.5))", "nn.Parameter(torch.ones(1))"),
             (
-                "return scaled_to(x, self.g)\n\n\nclass Fixed",
-                "return scaled_to(x, self.g * x.shape[-1] ** 0.5)\n\n\nclass Fixed",
+                "return scaled_to(x, self.g)\n\n    @torch",
+                "return scaled_to(x, self.g * x.shape[-1] ** 0.5)\n\n    @torch",
             ),
         ),
     ),

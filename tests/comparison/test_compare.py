@@ -249,19 +249,6 @@ def test_a_planted_difference_is_found_and_shown(text, tmp_path, in_process):
         }
 
 
-def test_one_translation_again_and_again_is_counted(text, tmp_path, in_process):
-    references = read_lines(text.test_tgt)
-    deaf = [*["it is ."] * (len(references) - 1), "it was ."]
-    request = request_of(text, tmp_path, lrs=(1e-3,))
-    for seed, test in ((1, references), (2, deaf)):
-        plant(request, "pre", 1e-3, seed, bleu=1.0, nll=2.0, test=test)
-        plant(request, "post", 1e-3, seed, bleu=1.0, nll=2.0, test=deaf)
-    pre, post = compare(request).recipes
-    share = (len(references) - 1) / len(references)
-    assert pre.repeated == (0.0, share), "a text that repeats itself is no failure"
-    assert post.repeated == (share, share)
-
-
 def test_intervals_and_differences_have_the_tokens_of_the_target_language(text, tmp_path, in_process):
     references = [f"我们今天去北京{k}号,好吗?" for k in range(30)]
     near = [line.replace("今天", "明天") for line in references]

@@ -26,6 +26,7 @@ STAYS_OUT = {
     "recipe",
     "forced",
     *(f"data.{side}" for side in ("train_src", "train_tgt", "dev_src", "dev_tgt", "test_src", "test_tgt")),
+    *(f"data.{pairs}" for pairs in ("train_pairs", "dev_pairs", "test_pairs")),
     *("data.train_text", "data.dev_text", "data.test_text"),
     *("data.dataset", "data.builtin", "data.builtin_pairs", "data.builtin_seed"),
     "data.tokenizer",  # its content is in the digest
