@@ -5,13 +5,27 @@ from __future__ import annotations
 import os
 import stat
 import threading
+from collections.abc import Generator
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
 
-from bad_input.prompt import GOOD, refused
+from bad_input.damage import MODEL
+from bad_input.prompt import GOOD, lacking, refused
 from normlab.cli.main import main
 from normlab.store.files import write_output, write_text_atomic
+
+
+@contextmanager
+def kept(descriptor: int) -> Generator[None]:
+    """Put a descriptor back after the block."""
+    saved = os.dup(descriptor)
+    try:
+        yield
+    finally:
+        os.dup2(saved, descriptor)
+        os.close(saved)
 
 
 def test_what_is_no_regular_file_is_written_to_and_stays(tmp_path, monkeypatch):
@@ -49,15 +63,11 @@ def test_a_file_keeps_its_mode(tmp_path, write):
 def test_standard_output_by_its_name_goes_on_after_what_was_printed(tmp_path):
     file = tmp_path / "out.txt"
     file.write_text("before\n")
-    kept = os.dup(1)
-    try:
+    with kept(1):
         with file.open("ab") as stream:
             os.dup2(stream.fileno(), 1)
         write_output(Path("/dev/stdout"), "translation\n")
         write_output(file, "the file itself\n")
-    finally:
-        os.dup2(kept, 1)
-        os.close(kept)
     assert file.read_text() == "before\ntranslation\nthe file itself\n"
 
 
@@ -69,6 +79,44 @@ def test_a_page_goes_where_it_is_named(run, tmp_path, capsys, monkeypatch):
     assert main(["report", str(run), "--page", os.devnull]) == 0
     assert Path(os.devnull).is_char_device()
     capsys.readouterr()
+
+
+@pytest.mark.parametrize("name", ["config.json", MODEL, "new.txt", "last/new.txt"])
+@pytest.mark.parametrize("words", ["translate {run} dev_src.txt --output", "report {run} --page"])
+def test_no_output_goes_into_a_run_folder(run, tmp_path, capsys, words, name):
+    typed = [word.replace("{run}", str(run)) for word in words.split()]
+    (tmp_path / "link").symlink_to((run / name).absolute())
+    for place in (str(run / name), "link"):
+        assert not lacking(refused([*typed, place], capsys), f"{place} | {run.name} | outside of run folders")
+
+
+def test_no_output_replaces_an_input(run, tmp_path, capsys):
+    (tmp_path / "table.tsv").write_text("de\ten\nein\tone\n")
+    (tmp_path / "link").symlink_to(tmp_path / "dev_src.txt")
+    (tmp_path / "comparison.json").write_text("{}")
+    (tmp_path / "p.jsonl").write_text("{}\n")
+    translate, same = ["translate", str(run)], "an input of this command, and its output too"
+    for words in (
+        [*translate, "dev_tgt.txt", "dev_src.txt", "--output", "dev_src.txt"],
+        [*translate, "dev_src.txt", "--output", "link"],
+        [*translate, "table.tsv#de", "--output", "table.tsv"],
+        ["report", "comparison.json", "--page", "comparison.json"],
+        ["report", "--runs", ".", "--page", "comparison.json"],
+        ["report", "p.jsonl", "--page", "p.jsonl"],
+    ):
+        assert not lacking(refused(words, capsys), f"{words[-1]} | {same}")
+
+
+def test_no_output_replaces_standard_input(run, tmp_path, capsys):
+    with (tmp_path / "dev_src.txt").open("rb") as text, kept(0):
+        os.dup2(text.fileno(), 0)
+        said = refused(["translate", str(run), "--output", "dev_src.txt"], capsys)
+    assert "an input of this command" in said
+
+
+def test_a_page_goes_to_standard_output_by_its_path(run, capsys):
+    said = refused(["report", str(run), "--page", "-"], capsys)
+    assert not lacking(said, "'-' | --page /dev/stdout")
 
 
 VICTIM = "not of this run"

@@ -21,12 +21,13 @@ from normlab.cli.fold import Fold
 from normlab.cli.papers import FAILED, Papers, Reproduce
 from normlab.cli.score import Score
 from normlab.cli.translate import Translate
+from normlab.errors import UserError
 from normlab.spec.comparison import Comparison
 from normlab.spec.config import Config
 from normlab.spec.request import CompareRequest
 from normlab.store import Runs as Store
 from normlab.store.files import own, write_output
-from normlab.store.folder import find_run
+from normlab.store.folder import find_run, named_output
 
 
 class Command(Protocol):
@@ -197,12 +198,13 @@ class Report:
         if self.of.endswith(".jsonl"):
             from normlab.report.flight import write_probes_page
 
-            return write_probes_page(Path(self.of), self.page or own(Path(self.of).with_suffix(".html")))
+            probes = Path(self.of)
+            return write_probes_page(probes, self._page(probes, probes.with_suffix(".html")))
         if self.of and not self.of.endswith(".json"):
             from normlab.report.run import run_page
 
             folder = find_run(self.of, self.runs)
-            page = self.page or own(folder.path / "run.html")
+            page = self._page(folder.path, folder.path / "run.html")
             write_output(page, run_page(folder.path))
             return page
         from normlab.report.compare import write_compare_page
@@ -213,8 +215,17 @@ class Report:
             raise FileNotFoundError(
                 f"there is no comparison in {stored}; make one: normlab compare --out {self.runs}"
             )
+        page = self._page(stored, stored.with_suffix(".html"))
         comparison = from_json(Comparison, stored.read_text(encoding="utf-8"))
-        return write_compare_page(comparison, stored.parent, self.page or own(stored.with_suffix(".html")))
+        return write_compare_page(comparison, stored.parent, page)
+
+    def _page(self, data: Path, default: Path) -> Path:
+        """Return the path of the page of some data. Raises UserError if no page may be written there."""
+        if self.page is None:
+            return own(default)
+        if str(self.page) == "-":
+            raise UserError("--page is '-'; type --page /dev/stdout for standard output, or name a file")
+        return named_output(self.page, [data])
 
 
 @dataclass(frozen=True)

@@ -95,6 +95,16 @@ def resolved(name: str, flags: ConfigFlags, *, recipe: str, lr: float, seed: int
     return resolved_precision(config)
 
 
+def files_of(names: Sequence[str]) -> list[Path]:
+    """Return the files that ``lines_of`` reads for these names."""
+    from normlab.data.hub import HubColumn
+    from normlab.data.sources import open_lines
+    from normlab.data.text import located
+
+    texts = [open_lines("/dev/stdin" if name == "-" else name) for name in names]
+    return [located(text.path) for text in texts if not isinstance(text, HubColumn)]
+
+
 def lines_of(name: str) -> list[str]:
     """Return the lines of a file or a column, see ``data.sources``; - is standard input."""
     from normlab.data.sources import open_lines

@@ -10,14 +10,14 @@ from typing import Annotated, Any, Literal
 from tyro.conf import FlagCreatePairsOff, OmitArgPrefixes, Positional, arg
 
 from normlab.cli import failures
-from normlab.cli.common import RUNS, Imports, lines_of
+from normlab.cli.common import RUNS, Imports, files_of, lines_of
 from normlab.cli.flags import flags_of
 from normlab.errors import UserError
 from normlab.spec.config import DecodeConfig
 from normlab.spec.fields import flag_name
 from normlab.spec.units import printable
 from normlab.store.files import write_output
-from normlab.store.folder import find_run
+from normlab.store.folder import find_run, named_output
 
 DecodeFlags: Any = flags_of(DecodeConfig, optional=True)
 
@@ -81,6 +81,9 @@ class Translate:
     def _require_place(self) -> None:
         """Raise an error before any work is done if the output file cannot be written."""
         place = Path(self.output)
+        if self.output == "-":
+            return
+        named_output(place, files_of(self.files or ("-",)))
         if place.is_dir():
             raise UserError(f"--output is {self.output!r}, a folder; name a file, or - for standard output")
         if not place.parent.is_dir():

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import json
+import os
 import shlex
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -278,6 +279,27 @@ class Runs:
 def find_run(name: str, root: Path) -> RunFolder:
     """Find a run by its folder, or by the beginning of its id under ``root``. Raises as ``Runs.find``."""
     return RunFolder(name) if (Path(name) / "config.json").is_file() else Runs(root).find(name)
+
+
+def named_output(path: Path, inputs: Iterable[Path] = ()) -> Path:
+    """Return a path that a person named for output.
+
+    Raises UserError if it is one of the regular files in ``inputs``, or lies in a run folder: whatever is
+    written there replaces a part of the run.
+    """
+    for given in inputs:
+        if given.is_file() and path.exists() and path.samefile(given):
+            raise UserError(f"{path} is an input of this command, and its output too; name another file")
+    folders = Path(os.path.realpath(path)).parents
+    if run := next((folder for folder in folders if _has_run(folder)), None):
+        raise UserError(f"{path} is in the folder of the run {run.name}; name a file outside of run folders")
+    return path
+
+
+def _has_run(folder: Path) -> bool:
+    with suppress(OSError, UserError):
+        return bool(RunFolder(folder).id())
+    return False
 
 
 @validate_arguments
