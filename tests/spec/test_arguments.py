@@ -107,6 +107,15 @@ WRONG: list[tuple[Callable[..., Any], tuple[Any, ...], dict[str, Any], tuple[str
 ]
 
 
+def test_only_what_can_be_spelt_is_shown_as_something_to_type():
+    with pytest.raises(UserError) as refusal:
+        normlab.diagnose(MODEL, BATCH, batches=(batch for batch in [BATCH]))
+    assert "[a value" not in str(refusal.value)
+    with pytest.raises(UserError, match="UTF-8 cannot hold it"):
+        normlab.score(["a"], ["\ud800"])
+    assert DataConfig(train_src="é").train_src == "é"
+
+
 @pytest.mark.parametrize(("call", "given", "named", "facts"), WRONG)
 def test_wrong_arguments_are_refused_by_name(
     call: Callable[..., Any], given: tuple[Any, ...], named: dict[str, Any], facts: tuple[str, ...]

@@ -11,6 +11,7 @@ from tyro.conf import FlagCreatePairsOff, OmitArgPrefixes, UseAppendAction, arg
 
 from normlab.cli.flags import ConfigFlags, is_file_name, load
 from normlab.errors import UserError
+from normlab.spec.arguments import is_utf8
 from normlab.spec.config import Config, SeedConfig
 from normlab.spec.fields import flag_name
 
@@ -34,6 +35,16 @@ def flags(argv: Sequence[str], name: str) -> list[str]:
 def flag(argv: Sequence[str], name: str) -> str | None:
     """Return the value of a flag on the command line before it is parsed; the last one counts."""
     return next(reversed(flags(argv, name)), None)
+
+
+def require_text(argv: Sequence[str]) -> None:
+    """Raise UserError for a word that is not UTF-8, which no configuration and no page can hold."""
+    for word in argv:
+        if not is_utf8(word):
+            raise UserError(
+                f"{word!r} is not UTF-8; rename a file of that name, or type text in UTF-8, in a terminal "
+                "that is set to it: export LC_ALL=C.UTF-8"
+            )
 
 
 def require_places(argv: Sequence[str]) -> None:

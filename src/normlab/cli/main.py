@@ -58,8 +58,9 @@ def _dispatch(args: Sequence[str]) -> None:
         )
     import tyro
 
-    from normlab.cli.common import require_places
+    from normlab.cli.common import require_places, require_text
 
+    require_text(rest)
     require_places(rest)
     command = COMMANDS[name]
     defaults = getattr(command, "defaults", None)

@@ -66,6 +66,15 @@ def validate_arguments(target: T) -> T:
     return target
 
 
+def is_utf8(text: str) -> bool:
+    """Whether UTF-8 can hold a text: halves of surrogate pairs, as file names can have them, it cannot."""
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        return False
+    return True
+
+
 class _MisfitError(Exception):
     """A value that does not fit its annotation; ``value`` may be an item of the argument."""
 
@@ -95,10 +104,17 @@ def _fitted(value: Any, hint: Any) -> Any:
     elif kind is Any or not isinstance(kind, (type, tuple)) or getattr(kind, "_is_protocol", False):
         fits = True
     else:
-        fits = isinstance(value, kind) and (kind is bool or kind is object or not isinstance(value, bool))
+        fits = _is_a(value, kind)
     if not fits:
         raise _MisfitError(value)
     return Path(value) if hint is Path else value
+
+
+def _is_a(value: object, kind: Any) -> bool:
+    """Whether a value is of a class; a bool is no number, and what UTF-8 cannot hold is no text."""
+    if isinstance(value, bool):
+        return kind is bool or kind is object
+    return isinstance(value, kind) and (kind is not str or is_utf8(str(value)))
 
 
 def _fitted_to_one(value: Any, hints: Sequence[Any]) -> Any:
@@ -123,9 +139,12 @@ def _list(value: Any, items: tuple[Any, ...], *, convert: bool) -> Any:
 def _refusal(name: str, value: object, hint: Any, culprit: object, about: str) -> str:
     inside = "" if culprit is value else " in it"
     advice = f'type help("{about}")'
-    with suppress(_MisfitError):
-        _fitted([value], hint)
-        advice = f"type {name}=[{_shown(value)}]"
+    if isinstance(value, (str, bytes, Real, os.PathLike)):
+        with suppress(_MisfitError):
+            _fitted([value], hint)
+            advice = f"type {name}=[{_shown(value)}]"
+    if isinstance(culprit, str) and not is_utf8(culprit):
+        advice = "UTF-8 cannot hold it; leave out halves of surrogate pairs, such as '\\ud800'"
     return f"{name} is {_words(hint)}, got {_shown(culprit)}{inside}; {advice}"
 
 

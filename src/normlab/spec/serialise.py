@@ -17,6 +17,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any, NoReturn, TypeVar
 
 from normlab.errors import UserError, nearest
+from normlab.spec.arguments import is_utf8
 
 T = TypeVar("T")
 
@@ -157,13 +158,7 @@ def _scalar(kind: Any, value: Any, where: str) -> Any:
 
 def _encodable(text: str) -> bool:
     """Whether UTF-8 and a path can hold the text; JSON can spell some that they cannot."""
-    if "\0" in text:
-        return False
-    try:
-        text.encode()
-    except UnicodeEncodeError:
-        return False
-    return True
+    return "\0" not in text and is_utf8(text)
 
 
 def _join(where: str, key: str) -> str:

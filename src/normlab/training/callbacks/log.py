@@ -64,7 +64,8 @@ class Log(Callback):
             self._write([f"=== {_now()} {_end(self._folder.status())}"])
 
     def _write(self, lines: Sequence[str]) -> None:
-        with open(self._folder.log, "a", encoding="utf-8", opener=regular) as file:
+        # a path may hold bytes that are not UTF-8
+        with open(self._folder.log, "a", encoding="utf-8", errors="backslashreplace", opener=regular) as file:
             file.write("".join(f"{line}\n" for line in lines))
 
 
