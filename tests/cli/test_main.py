@@ -1,11 +1,12 @@
 """The prompt itself: help without torch, sentences instead of tracebacks, exit codes."""
 
+import errno
 import subprocess
 import sys
 
 import pytest
 
-from normlab.cli import commands
+from normlab.cli import commands, failures
 from normlab.cli.main import main
 
 
@@ -69,6 +70,57 @@ def test_what_stops_a_command_is_said(error, code, sentence, capsys, monkeypatch
     monkeypatch.setattr(commands.Recipes, "run", fail)
     assert main(["recipes"]) == code
     assert sentence in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("error", "amount"),
+    [
+        (
+            RuntimeError("DefaultCPUAllocator: can't allocate memory: you tried to allocate 112 bytes."),
+            "112 bytes",
+        ),
+        (
+            RuntimeError("CUDA out of memory. Tried to allocate 2.00 GiB. GPU 0 has a total capacity"),
+            "2.00 GiB",
+        ),
+        (MemoryError(), ""),
+    ],
+)
+@pytest.mark.parametrize(
+    ("command", "flag"), [("translate", "--beam"), ("train", "--max-tokens"), ("diagnose", "--tokens")]
+)
+def test_too_little_memory_is_said_with_what_to_lower(error, amount, command, flag, capsys):
+    assert failures.tell(error, [command]) == failures.USAGE_ERROR
+    said = capsys.readouterr().err
+    assert "Traceback" not in said
+    assert {"memory", amount, flag} <= {part for part in ("memory", amount, flag) if part in said}
+
+
+def test_a_missing_folder_is_named_and_one_that_is_there_is_not_made(tmp_path, capsys, monkeypatch):
+    def said(path):
+        error = FileNotFoundError(errno.ENOENT, "No such file or directory", str(path))
+        assert failures.tell(error, ["train"]) == failures.USAGE_ERROR
+        return capsys.readouterr().err
+
+    assert f"mkdir -p {tmp_path}/a\n" in said(tmp_path / "a" / "b")
+    assert "mkdir" not in said(tmp_path / "b")
+    gone = tmp_path / "gone"
+    gone.mkdir()
+    monkeypatch.chdir(gone)
+    gone.rmdir()
+    assert "the current folder was removed" in said("runs")
+
+
+def test_another_error_of_torch_is_not_one_of_memory(capsys):
+    assert failures.tell(RuntimeError("size mismatch"), ["train"]) == failures.BUG
+    assert "Traceback" not in capsys.readouterr().out
+
+
+def test_what_is_not_utf8_is_refused(capsys):
+    """As Python has the bytes of an argument that UTF-8 does not know."""
+    assert main(["translate", "abc", "--prefix", "\udce4"]) == 2
+    said = capsys.readouterr().err
+    assert "'\\udce4' is not UTF-8" in said
 
 
 @pytest.mark.parametrize("command", [commands.Compare, commands.Train])

@@ -7,10 +7,12 @@ from __future__ import annotations
 
 import errno
 import os
+import re
 import shlex
 import sys
 from collections.abc import Sequence
 from contextlib import suppress
+from pathlib import Path
 
 from normlab.errors import UserError
 from normlab.spec.units import printable
@@ -26,14 +28,22 @@ HINTS = {
     **dict.fromkeys((errno.EACCES, errno.EPERM, errno.EROFS), _ALLOW),
     **dict.fromkeys((errno.ENOTDIR, errno.EEXIST), "a part of that path is a file; name another folder"),
     errno.EISDIR: "name a file and no folder",
-    errno.ENOENT: "look at that path; a folder of it may be missing: mkdir -p",
 }
 """For each kind of system error, the advice that follows it."""
+LOWER = {
+    **dict.fromkeys(RESUMABLE, "lower --max-tokens, or the model's --dim, --ffn-dim or --vocab-size"),
+    "diagnose": "lower --tokens, or examine a smaller model",
+    "translate": "lower --beam or --n-best, or translate shorter lines",
+}
+"""For each command, how it gets by with less memory."""
+_ALLOCATION = re.compile(r"(can't allocate memory|out of memory)(.*?allocate ([\d.]+ \w+))?", re.DOTALL)
+"""How torch says that there is no memory, and for how much it asked."""
 
 
 def tell(error: Exception, argv: Sequence[str]) -> int:
     """Write an exception that ended the command ``argv`` to standard error; return the exit code."""
-    mistake = isinstance(error, (UserError, OSError))
+    lacking = _of_memory(error, argv[0]) if isinstance(error, (RuntimeError, MemoryError)) else ""
+    mistake = isinstance(error, (UserError, OSError)) or lacking
     if not mistake or os.environ.get("NORMLAB_DEBUG"):
         import traceback
 
@@ -41,7 +51,8 @@ def tell(error: Exception, argv: Sequence[str]) -> int:
     if not mistake:
         write(_please_report(argv))
         return BUG
-    write(f"normlab: {_of_system(error, argv[0]) if isinstance(error, OSError) else error}")
+    said = _of_system(error, argv[0]) if isinstance(error, OSError) else lacking or error
+    write(f"normlab: {said}")
     return USAGE_ERROR
 
 
@@ -57,8 +68,29 @@ def _of_system(error: OSError, command: str) -> str:
         return str(error)
     about = f"{error.strerror}: {str(error.filename)!r}" if error.filename else str(error.strerror)
     hint = HINTS.get(error.errno, "look at that path, then type the same command again")
+    if error.errno == errno.ENOENT and (missing := _missing_folder(error.filename)):
+        hint = missing
     saved = "; the training is saved, and the same command continues it" if command in RESUMABLE else ""
     return f"{about}; {hint}{saved if error.errno in FULL else ''}"
+
+
+def _missing_folder(path: object) -> str:
+    """Say how to mend that the folder of a path, or the current one, is gone; empty if both are there."""
+    try:
+        Path.cwd()
+    except FileNotFoundError:
+        return "the current folder was removed; go to one that exists: cd"
+    folder = Path(str(path)).parent
+    return "" if folder.is_dir() else f"its folder is missing; type: mkdir -p {shlex.quote(str(folder))}"
+
+
+def _of_memory(error: RuntimeError | MemoryError, command: str) -> str:
+    """Say how to get by with less memory; empty if the error is another one."""
+    asked = _ALLOCATION.search(str(error))
+    if not asked and not isinstance(error, MemoryError):
+        return ""
+    amount = f" for {asked[3]} more" if asked and asked[3] else ""
+    return f"there is no memory{amount}; {LOWER.get(command, 'free some, or give the command less to do')}"
 
 
 def _please_report(argv: Sequence[str]) -> str:
