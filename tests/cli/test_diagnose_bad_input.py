@@ -7,9 +7,11 @@ import sys
 from pathlib import Path
 
 import pytest
+import torch
 
 import normlab
 from normlab.cli.main import main
+from normlab.errors import UserError
 
 MODULE = """
 import torch
@@ -335,6 +337,16 @@ def test_a_preset_that_there_is_not(theirs, capsys):
     assert "invalid choice 'quick' for argument '--preset'. Expected one of ('cheap', 'standard'" in words
     with pytest.raises(ValueError, match=r"^there is no preset 'quick'; there are cheap, standard, full$"):
         normlab.diagnose(theirs.build(), theirs.batch(), loss=theirs.loss, preset="quick")
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")
+@pytest.mark.parametrize(
+    "compiled", [lambda net, x: torch.jit.trace(net, x), lambda net, x: torch.jit.script(net)]
+)
+def test_a_model_compiled_by_torchscript_is_refused(theirs, compiled):
+    model = compiled(theirs.build(), theirs.batch())
+    with pytest.raises(UserError, match=r"TorchScript.*torch\.jit\.trace"):
+        normlab.diagnose(model, theirs.batch(), loss=theirs.loss)
 
 
 def test_blocks_that_share_a_module_are_read(theirs):

@@ -150,6 +150,11 @@ def _device(model: nn.Module) -> torch.device:
 def _checked(model: nn.Module, batch: Any) -> nn.Module:
     """Return the bare model. Raises UserError if it cannot be examined on this batch."""
     model = bare(model)
+    if any(isinstance(module, torch.jit.ScriptModule) for module in model.modules()):
+        raise UserError(
+            f"{type(model).__name__} is compiled by TorchScript, in which no module can be watched; pass the "
+            "model as it was before torch.jit.trace or torch.jit.script"
+        )
     if not any(p.requires_grad for p in model.parameters()):
         raise UserError(
             f"no parameter of {type(model).__name__} is trained, so it has no gradients to look at; unfreeze "
