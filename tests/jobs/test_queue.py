@@ -118,6 +118,38 @@ for line in sys.stdin:
     assert len(workers) == 9
 
 
+def test_a_killed_worker_is_replaced_while_the_other_one_works(workers, monkeypatch, tmp_path):
+    """The other one waits until the run of the killed one is done."""
+    life = """
+import json, os, signal, sys, time
+from pathlib import Path
+killed, done = (Path(sys.argv[1]) / name for name in ("killed", "done"))
+for line in sys.stdin:
+    if json.loads(line)["recipe"] == "mortal":
+        if not killed.exists():
+            killed.touch()
+            os.kill(os.getpid(), signal.SIGKILL)
+        done.touch()
+    until = time.monotonic() + 60
+    while not done.exists() and time.monotonic() < until:
+        time.sleep(0.01)
+    print("done" if done.exists() else "nobody replaced the other worker", flush=True)
+"""
+    whole = module.subprocess.Popen
+    monkeypatch.setattr(
+        module.subprocess,
+        "Popen",
+        lambda command, **kwargs: whole([command[0], "-c", life, *command[4:]], **kwargs),
+    )
+    queue = Queue(tmp_path, 2)
+    for config in (named("waiting", 1), named("mortal", 2), named("after", 3)):
+        RunFolder.create(tmp_path / run_id(config), config)
+        queue.add(config)
+    queue.run()
+    assert queue.failed == {}
+    assert len(workers) == 3
+
+
 def test_what_is_added_on_the_way_is_done_too_by_as_many_as_allowed(stand_in, tmp_path):
     queue, ended = Queue(tmp_path, 3), []
 

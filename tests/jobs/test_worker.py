@@ -71,3 +71,19 @@ def test_whatever_a_run_prints_does_not_disturb_the_answers(ready, tmp_path):
     log = RunFolder(tmp_path / run_id(configs[0])).log.read_text()
     assert {"from Python", "to the error stream", "from a program"} <= set(log.splitlines())
     assert not (tmp_path / run_id(configs[3])).exists(), "an interrupted worker starts nothing more"
+
+
+def test_a_worker_whose_queue_is_gone_ends_without_a_word(ready, tmp_path):
+    configs = [replace(tiny(ready, steps=n), recipe="fine") for n in (1, 2)]
+    command = [sys.executable, "-c", CHATTY, str(tmp_path)]
+    with subprocess.Popen(
+        command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    ) as worker:
+        assert worker.stdout is not None
+        worker.stdout.close()
+        _, said = worker.communicate("".join(to_json(c) + "\n" for c in configs))
+    assert (worker.returncode, said) == (0, "")
+    log = RunFolder(tmp_path / run_id(configs[0])).log.read_text()
+    assert "Traceback" not in log
+    assert "BrokenPipe" not in log
+    assert not (tmp_path / run_id(configs[1])).exists(), "nobody waits for more"

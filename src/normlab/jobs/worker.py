@@ -36,10 +36,13 @@ def main() -> int:
 
 def _serve() -> None:
     """Train the configurations of standard input. Whatever a run prints goes to its own log."""
-    root = Path(sys.argv[1])
-    answers = os.fdopen(os.dup(1), "w", buffering=1)
+    root, answers = Path(sys.argv[1]), os.dup(1)
     for line in sys.stdin:
-        print(_answer(from_json(Config, line), root), file=answers)
+        answer = _answer(from_json(Config, line), root)
+        try:
+            os.write(answers, f"{answer}\n".encode(errors="backslashreplace"))
+        except BrokenPipeError:  # the queue's process is gone, and nobody waits for more
+            return
 
 
 def _print_into(log: Path) -> None:
