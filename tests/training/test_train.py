@@ -1,6 +1,7 @@
 import json
 import os
 import re
+import shutil
 import signal
 import subprocess
 import sys
@@ -11,6 +12,7 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
+from normlab.errors import UserError
 from normlab.spec.config import run_id
 from normlab.spec.serialise import to_json
 from normlab.store import RunBusyError, RunFolder, Status
@@ -194,6 +196,52 @@ def test_a_killed_run_goes_on_from_its_last_checkpoint(text, tmp_path):
     assert again[0]["step"] == 6, "from the checkpoint of step 5"
     assert without_seconds(parts) == without_seconds(whole)
     assert files(parts) == files(whole)
+
+
+@pytest.mark.parametrize("name", [".", "config.json"])
+def test_a_folder_that_is_removed_during_training_is_said_and_trained_anew(text, tmp_path, name):
+    config = tiny(text, validate_every_steps=3)
+
+    def remove(row):
+        (config_file,) = tmp_path.glob("*/config.json")
+        place = config_file.parent / name
+        shutil.rmtree(place) if name == "." else place.unlink()
+
+    with pytest.raises(UserError, match=r"config\.json was removed.* trains the run anew") as refusal:
+        train(config, tmp_path, lambda row: row["kind"] == "dev" or remove(row))
+    (rest,) = (path for path in tmp_path.glob("*/") if path.name != "data") if name != "." else (None,)
+    assert (f"rm -r {rest}" in str(refusal.value)) == (name != ".")
+    assert [path.name for path in tmp_path.glob("*/best")] == []
+    folder = train(config, tmp_path)
+    assert files(folder) == files(train(config, tmp_path / "undisturbed"))
+
+
+def test_a_folder_with_checkpoints_and_no_configuration_is_not_touched(text, tmp_path):
+    folder = train(tiny(text), tmp_path)
+    (folder.path / "config.json").unlink()
+    before = sorted(folder.path.rglob("*"))
+    with pytest.raises(UserError, match=f"rm -r {folder.path}; then the same command"):
+        train(tiny(text), tmp_path)
+    assert [path for path in sorted(folder.path.rglob("*")) if path.name != "lock"] == [
+        path for path in before if path.name != "lock"
+    ]
+
+
+def test_a_run_that_lost_its_scores_is_scored_again(text, tmp_path, monkeypatch):
+    config = tiny(text, average_last=2)
+    folder = train(config, tmp_path)
+    before, status = files(folder), folder.status()
+    folder.scores.unlink()
+    shutil.rmtree(folder.last)
+    monkeypatch.setattr(Trainer, "step", lambda *given: pytest.fail("it is trained already"))
+    train(config, tmp_path)
+    assert folder.scores.read_bytes() == before["scores.json"]
+    assert folder.status() == status
+    folder.scores.unlink()
+    shutil.rmtree(folder.best)
+    with pytest.raises(UserError, match=r"scores\.json.*weights.*normlab train --config"):
+        train(config, tmp_path)
+    assert folder.status() == status
 
 
 def test_a_run_killed_while_it_translates_trains_no_further(text, tmp_path, monkeypatch):

@@ -72,6 +72,15 @@ def named(path: Path) -> Generator[None]:
         raise
 
 
+@contextmanager
+def blamed(path: Path) -> Generator[None]:
+    """Name a file in what is raised as UserError about its content."""
+    try:
+        yield
+    except UserError as error:
+        raise UserError(f"{path}: {error}; mend or delete it") from error
+
+
 def append_rows(path: Path, rows: Iterable[Mapping[str, Any]]) -> None:
     """Append rows, one a line, in a single write."""
     with named(path), open(path, "a", encoding="utf-8", opener=regular) as file:

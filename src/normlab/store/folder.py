@@ -20,7 +20,16 @@ from normlab.spec.outcome import Outcome
 from normlab.spec.serialise import NOT_FINITE, from_plain
 
 from .busy import elsewhere, held, hold
-from .files import append_rows, read_json, regular, row_line, sync, write_json_atomic, write_text_atomic
+from .files import (
+    append_rows,
+    blamed,
+    read_json,
+    regular,
+    row_line,
+    sync,
+    write_json_atomic,
+    write_text_atomic,
+)
 from .manifest import CheckpointError
 
 Row = dict[str, Any]
@@ -114,17 +123,22 @@ class RunFolder:
         """Read the resolved configuration. Raises UserError with the place of an error in it."""
         return read_config(self.path / "config.json")
 
+    def there(self) -> bool:
+        """Whether the folder has the ``config.json`` of a run."""
+        return (self.path / "config.json").exists()
+
     def id(self) -> str:
-        """Return the run's id from its ``config.json``; empty if there is none."""
-        path = self.path / "config.json"
-        content = read_json(path) if path.exists() else {}
+        """Return the run's id from its ``config.json``; empty if that names none."""
+        content = read_json(self.path / "config.json")
         return str(content.get("id", "")) if isinstance(content, dict) else ""
 
     def task_metrics(self) -> tuple[Metric, ...]:
         """The metrics of the run's task, the headline first; NLL alone where the folder does not say."""
-        content = read_json(self.path / "config.json")
+        path = self.path / "config.json"
+        content = read_json(path)
         recorded = content.get("metrics") if isinstance(content, dict) else None
-        return from_plain(tuple[Metric, ...], recorded) if recorded else (NLL,)
+        with blamed(path):
+            return from_plain(tuple[Metric, ...], recorded, "metrics") if recorded else (NLL,)
 
     def repeat_command(self) -> str:
         """The command that trains the run again, into the folder ``again`` of the current directory."""
@@ -150,10 +164,8 @@ class RunFolder:
             content = read_json(path)
         except FileNotFoundError:
             return Status()
-        try:
+        with blamed(path):
             status: Status = from_plain(Status, content)
-        except UserError as error:
-            raise UserError(f"{path}: {error}; mend or delete it") from error
         if status.state == "running" and not held(self.path) and not self.elsewhere():
             return replace(status, state="interrupted")
         return status
@@ -324,10 +336,8 @@ def read_scores(path: Path) -> dict[str, float]:
     content = read_json(path) if path.exists() else {}
     if isinstance(content, dict):
         content.pop("signatures", None)
-    try:
+    with blamed(path):
         return from_plain(dict[str, float], content)
-    except UserError as error:
-        raise UserError(f"{path}: {error}; mend or delete it") from error
 
 
 def _gone(path: Path, size: int) -> str:

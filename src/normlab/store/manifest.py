@@ -70,7 +70,8 @@ def commit(
     if new.exists():
         shutil.rmtree(new)
     try:
-        new.mkdir(parents=True)
+        new.parent.mkdir(exist_ok=True)  # but not the run's folder, should that have been removed
+        new.mkdir()
         yield new
         for path in (*new.iterdir(), new):
             sync(path)

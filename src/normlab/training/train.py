@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import io
+import shlex
 import signal
 import sys
 import threading
@@ -17,18 +18,20 @@ from typing import Any
 import numpy as np
 from torch import nn
 
+from normlab.errors import UserError
 from normlab.recipes.plugins import imported
 from normlab.spec.arguments import validate_arguments
 from normlab.spec.config import Config, run_id
 from normlab.store.examples import write_examples
 from normlab.store.files import named
 from normlab.store.folder import RunFolder, write_json_atomic, write_text_atomic
+from normlab.store.manifest import train_anew
 from normlab.tasks.registry import TASKS
 from normlab.tasks.task import Prepared
 from normlab.training.callbacks.base import Callback, Row, RowCallback
 from normlab.training.callbacks.log import Log, facts
 from normlab.training.callbacks.tensorboard import TensorBoard, require_tensorboard
-from normlab.training.checkpoint import load_checkpoint
+from normlab.training.checkpoint import has_checkpoint, load_checkpoint
 from normlab.training.devices import autocast, prepare_process, resolved_precision
 from normlab.training.phase import Phases
 from normlab.training.ranks import Ranks, check_share, joined
@@ -50,7 +53,8 @@ def train(
 ) -> RunFolder:
     """Train one configuration under ``root`` and score it on its test text; return the run's folder.
 
-    A run that is done is returned as it is, an interrupted one goes on from its last checkpoint. ``on_row``
+    A run that is done is returned as it is, unless its scores are missing, which are made again; an
+    interrupted one goes on from its last checkpoint. ``on_row``
     is called with every metrics row as it is written, ``callbacks`` see all events. Ctrl-C saves a checkpoint
     and raises KeyboardInterrupt. Under torchrun the processes share the micro-batches of a step, and the
     first one alone writes.
@@ -77,18 +81,42 @@ def train(
 
 
 def _enter(folder: RunFolder, config: Config, corpus: Prepared, held: contextlib.ExitStack) -> bool:
-    """Take the run's lock and furnish its folder, unless the run is done; return whether it is to be done."""
-    if folder.status().state == "done":
+    """Take the run's lock and furnish its folder, unless the run is done; return whether it is to be done.
+
+    A run that is done is still to be done as long as its scores are missing. Raises UserError for a folder
+    from which a part was removed.
+    """
+    if _done(folder):
         return False
     folder.path.mkdir(parents=True, exist_ok=True)
     held.enter_context(folder.lock())
-    if folder.status().state == "done":  # by another process, a moment ago
+    if _done(folder):  # by another process, a moment ago
         return False
+    checkpoints = (folder.last, folder.previous, folder.best, folder.average)
+    if not folder.there() and any(map(has_checkpoint, checkpoints)):
+        raise _removed(folder)
     _furnish(folder, config, corpus)
     return True
 
 
+def _done(folder: RunFolder) -> bool:
+    return folder.there() and folder.status().state == "done" and folder.scores.exists()
+
+
+def _removed(folder: RunFolder) -> UserError:
+    """The error about a folder that is gone, or in which the configuration is."""
+    rest = f"remove the rest, rm -r {shlex.quote(str(folder.path))}; then " if folder.path.exists() else ""
+    return UserError(
+        f"{folder.path / 'config.json'} was removed, and with it what the run needs; {rest}the same command "
+        "trains the run anew"
+    )
+
+
 def _work(task: AnyTask, folder: RunFolder, callbacks: Sequence[Callback], ranks: Ranks) -> None:
+    """Train a run and score it; one that is done is only scored again."""
+    if folder.status().state == "done":
+        ranks.from_main(lambda: _score_again(task, folder))
+        return
     try:
         with contextlib.ExitStack() as stack:
             with _polite_interrupt() as interrupted, contextlib.closing(Trainer(task, ranks)) as trainer:
@@ -105,6 +133,8 @@ def _work(task: AnyTask, folder: RunFolder, callbacks: Sequence[Callback], ranks
         raise
     except Exception as error:
         ranks.on_main(_mark, folder, "failed", f"{type(error).__name__}: {error}")
+        if not folder.there():
+            raise _removed(folder) from error
         raise
 
 
@@ -141,9 +171,19 @@ def score_test(task: AnyTask, folder: RunFolder, model: nn.Module) -> None:
         write_json_atomic(scores, {**tested.scores, **signatures})
 
 
+def _score_again(task: AnyTask, folder: RunFolder) -> None:
+    """Test a run that is done and has lost its scores. Raises UserError if it has no weights either."""
+    if not has_checkpoint(folder.best):
+        raise UserError(
+            f"the run {folder.path} is done and has neither {folder.scores.name} nor weights to be scored; "
+            f"{train_anew(folder.best)}"
+        )
+    score_test(task, folder, task.build())
+
+
 def _furnish(folder: RunFolder, config: Config, corpus: Prepared) -> None:
     """Write the files that a run folder needs to be used without its corpus, the configuration last."""
-    if not (folder.path / "config.json").exists():
+    if not folder.there():
         with named(folder.tokenizer):
             corpus.tokenizer.save(folder.tokenizer)
         types = io.BytesIO()  # NumPy's own error of a full disk names no file
