@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import shutil
 from collections.abc import Callable
 from pathlib import Path
@@ -15,6 +16,7 @@ from bad_input.cases import TRAIN_ANEW
 from bad_input.prompt import GOOD
 from normlab.data.tokenizer import BytePairs
 from normlab.store import manifest
+from normlab.store.files import read_json, write_json_atomic
 from normlab.store.manifest import commit, read_state
 
 Damage = Callable[[Path], object]
@@ -88,6 +90,17 @@ def write_again(path: Path, **changed: dict[str, object]) -> None:
 def states(**changed: dict[str, object]) -> Damage:
     """The last checkpoint's state says something else; None takes a field out."""
     return lambda folder: write_again(folder / STATE, **changed)
+
+
+def without(part: str) -> Damage:
+    """The last checkpoint's state has a null in place of a part."""
+
+    def damage(folder: Path) -> None:
+        state = json.loads((folder / STATE).read_text())
+        (folder / STATE).write_text(json.dumps(state | {part: None}))
+        write_again(folder / STATE)
+
+    return damage
 
 
 def foreign(name: str) -> Damage:
@@ -240,6 +253,31 @@ DAMAGED: dict[str, tuple[list[str], Damage, str]] = {
         content(STATE, '{"step": 4'),
         f"{{run}}/last/state.json | damaged | ',' | line 1 | column 11 | {TRAIN_ANEW}",
     ),
+    "state without an optimiser's tensors": (
+        GOOD,
+        recommitted(edited(ADAM, lambda tensors: tensors.clear())),
+        f"{{run}}/last/state.json | optimiser's tensors | 4 steps | {TRAIN_ANEW}",
+    ),
+    "weights that are whole numbers": (
+        GOOD,
+        recommitted(edited(MODEL, lambda tensors: tensors.update({FIRST: tensors[FIRST].to(torch.int8)}))),
+        "{run}/last | decoder.end.bias | int8 | floating-point | config.json",
+    ),
+    "state of more steps than the run": (
+        GOOD,
+        states(progress={"step": 5}),
+        f"{{run}}/last/state.json | progress.step is 5 | 4 steps | {TRAIN_ANEW}",
+    ),
+    "state whose progress is none": (
+        ["translate", "{run}", "dev_src.txt", "--weights", "last"],
+        without("progress"),
+        f"{{run}}/last/state.json | progress | None | {TRAIN_ANEW}",
+    ),
+    "best weights that are not finite": (
+        TRANSLATE,
+        recommitted(edited(BEST, lambda tensors: tensors[FIRST][:2].fill_(math.nan))),
+        "2 values of decoder.end.bias | {run}/best | not a number | --weights | --step",
+    ),
     "state that is a list": (
         GOOD,
         content(STATE, "[]"),
@@ -329,6 +367,13 @@ DAMAGED: dict[str, tuple[list[str], Damage, str]] = {
         TRANSLATE,
         content("config.json", '{"config": {"modle": 1}}'),
         "{run}/config.json | unknown | 'modle' | did you mean | 'model'",
+    ),
+    "metrics of another type in the configuration": (
+        ["report", "{run}"],
+        lambda folder: write_json_atomic(
+            folder / "config.json", read_json(folder / "config.json") | {"metrics": "bleu"}
+        ),
+        '{run}/config.json | metrics | must be a list | "bleu"',
     ),
     "output into a folder that is not there": (
         [*TRANSLATE, "--output", "no/such.txt"],

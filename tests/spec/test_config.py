@@ -198,6 +198,7 @@ def test_every_number_has_a_range(section, name):
         ),
         (DecodeConfig, {"beam": 0}, "beam is at least 1, got 0"),
         (DecodeConfig, {"max_len_ratio": 1e300}, "max_len_ratio is at least 0 and below 100, got 1e+300"),
+        (DecodeConfig, {"temperature": 1e-320}, "temperature is at least 1e-100, got 1e-320"),
         (DataConfig, {"block_len": 0}, "block_len is at least 1, got 0"),
     ],
     ids=str,
@@ -206,6 +207,12 @@ def test_what_cannot_be_trained_is_refused_in_a_sentence(section, given, sentenc
     with pytest.raises(ValueError, match="got") as refusal:
         section(**given)
     assert str(refusal.value) == sentence
+
+
+def test_the_digest_of_initial_weights_needs_their_run():
+    with pytest.raises(ValueError, match=r"init_digest is 'ab'.*init_from"):
+        TrainConfig(init_digest="ab")
+    assert TrainConfig(init_from="runs/abc", init_digest="ab").init_digest == "ab"
 
 
 def test_an_endless_clip_is_none():

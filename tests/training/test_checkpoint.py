@@ -162,7 +162,7 @@ def test_another_model_is_named(folder):
     save_checkpoint(folder, weights_state(perturbed(CONFIG), 1))
     pre = build_seq2seq(replace(CONFIG, decoder_placement="pre"), VOCAB, 1)
     assert refusal(folder, pre) == (
-        "the checkpoint FOLDER belongs to another model: 2 tensors differ, first decoder.end.bias; "
+        "the checkpoint FOLDER belongs to another model, which differs in 2 tensors, first decoder.end.bias; "
         "bring back the config.json and tokenizer.json that it was trained with"
     )
     larger = build_seq2seq(CONFIG, VOCAB + 1, 1)

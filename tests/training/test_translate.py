@@ -7,6 +7,7 @@ import pytest
 import torch
 
 from normlab.data.text import read_lines
+from normlab.errors import UserError
 from normlab.spec.config import DecodeConfig
 from normlab.store import RunFolder
 from normlab.store.folder import read_json
@@ -110,6 +111,40 @@ def test_the_mask_comes_from_the_run_folder(run, tmp_path, test_text):
     only_end[3] = True
     np.save(copy.target_vocab, only_end)
     assert translate(copy.path, test_text[0][:3]) == ["", "", ""]
+
+
+@pytest.mark.parametrize(
+    ("spoil", "why"),
+    [
+        (lambda path, types: np.save(path, np.zeros_like(types)), "rules out every entry"),
+        (lambda path, types: path.unlink(), "is missing"),
+    ],
+)
+def test_a_mask_that_no_output_can_have_is_refused(run, tmp_path, spoil, why):
+    copy = RunFolder(tmp_path / "masked")
+    shutil.copytree(run.path, copy.path)
+    spoil(copy.target_vocab, np.load(copy.target_vocab, allow_pickle=False))
+    with pytest.raises(UserError, match=rf"target_vocab\.npy is damaged \(it {why}\); bring back"):
+        translate(copy.path, ["x"])
+
+
+def test_other_names_of_weights_are_refused(run):
+    with pytest.raises(UserError, match=r"'bset', did you mean 'best' .*average"):
+        translate(run.path, ["x"], weights="bset")
+
+
+def test_text_that_utf8_cannot_hold_is_refused(run):
+    with pytest.raises(UserError, match=r"lines .* '\\ud800' in it; UTF-8 cannot hold it"):
+        translate(run.path, ["x", "\ud800"])
+    with pytest.raises(UserError, match=r"prefixes .* UTF-8"):
+        translate(run.path, ["x"], prefixes=["\udce4"])
+
+
+def test_the_least_temperature_draws_the_likeliest_output(run, test_text):
+    coldest = DecodeConfig(sample=True, temperature=1e-100)
+    drawn = translate(run.path, test_text[0][:6], coldest)
+    assert any(drawn)
+    assert drawn == translate(run.path, test_text[0][:6], replace(coldest, sample_seed=2))
 
 
 def test_a_run_without_weights_is_told(run, tmp_path):

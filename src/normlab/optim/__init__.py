@@ -1,6 +1,6 @@
 """Learning-rate schedules and optimisers."""
 
-from .optimiser import OPTIMISERS, build_optimiser
+from .optimiser import OPTIMISERS, build_optimiser, keeps_tensors
 from .schedule import SCHEDULES, ScheduleState, ValDecay, schedule_factor, warmup
 
 __all__ = [
@@ -9,6 +9,7 @@ __all__ = [
     "ScheduleState",
     "ValDecay",
     "build_optimiser",
+    "keeps_tensors",
     "schedule_factor",
     "warmup",
 ]

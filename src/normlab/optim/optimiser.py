@@ -136,3 +136,12 @@ def build_optimiser(parameters: Iterable[nn.Parameter], config: OptimConfig) -> 
     if len(decaying) < len(given):
         groups.append({"params": [p for p in given if p.dim() < 2], "weight_decay": 0.0})
     return build(groups, torch.zeros((), device=given[0].device), config)
+
+
+def keeps_tensors(config: OptimConfig) -> bool:
+    """Whether the configured optimiser keeps tensors of a parameter from one step to the next."""
+    parameter = nn.Parameter(torch.zeros(1, 1))
+    optimiser = build_optimiser([parameter], config)
+    parameter.grad = torch.zeros_like(parameter)
+    optimiser.step()
+    return any(isinstance(value, Tensor) for value in optimiser.state[parameter].values())

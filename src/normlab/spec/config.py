@@ -204,6 +204,11 @@ class TrainConfig:
                 f"average_last is {self.average_last} and ema_decay {self.ema_decay!r}, and both average the "
                 "weights; leave one of them at 0"
             )
+        if self.init_digest and not self.init_from:
+            raise UserError(
+                f"init_digest is {self.init_digest!r}, the digest of initial weights, but init_from names no "
+                "run; name the run that has these weights, or empty init_digest"
+            )
 
 
 @validate_arguments
@@ -237,7 +242,8 @@ class DecodeConfig:
             SIZE: "beam",
             Range(least=0, below=100): "length_penalty max_len_ratio",  # 1,024 ** 100 is finite
             COUNT: "min_length top_k sample_seed",
-            POSITIVE: "temperature top_p",
+            POSITIVE: "top_p",
+            Range(least=1e-100, below=float("inf")): "temperature",  # a quotient by it is finite
         }
         check(self, allowed)
         if self.top_p > 1:
@@ -266,6 +272,12 @@ class SeedConfig:
     init: int = 1
     data: int = 1
     dropout: int = 1
+
+    def __post_init__(self) -> None:
+        try:
+            check(self, {COUNT: "init data dropout"})
+        except UserError as error:
+            raise UserError(f"the seed {error}") from None
 
 
 @validate_arguments

@@ -21,6 +21,7 @@ from torch import Size, Tensor, nn
 
 from normlab.errors import UserError
 from normlab.spec.serialise import from_plain
+from normlab.spec.units import count
 from normlab.store.manifest import STATE, CheckpointError, commit, committed, move, read_state, recover
 from normlab.training.parallel import SingleProcess
 from normlab.training.progress import Progress
@@ -86,7 +87,7 @@ class Checkpoint:
 
     def averaged(self) -> tuple[int, ...]:
         """The steps whose weights an average is of. Raises CheckpointError."""
-        found = self.values.get("average", {}).get("steps", [])
+        found = self._part("average").get("steps", [])
         with self.loading():
             return from_plain(tuple[int, ...], found, "average.steps")
 
@@ -101,8 +102,10 @@ class Checkpoint:
             raise CheckpointError(self.folder, f"{self.folder / STATE}: {error}") from error
 
     def _part(self, name: str) -> dict[str, Any]:
-        path = self.folder / f"{name}.safetensors"
-        return {**self.values.get(name, {}), **(_load(path) if path.exists() else {})}
+        path, values = self.folder / f"{name}.safetensors", self.values.get(name, {})
+        if not isinstance(values, dict):
+            raise CheckpointError(self.folder, f"{self.folder / STATE}: {name} is no object, got {values!r}")
+        return {**values, **(_load(path) if path.exists() else {})}
 
 
 def open_checkpoint(folder: Path, *, run: str = "") -> Checkpoint:
@@ -204,10 +207,13 @@ def _save(tensors: dict[str, Tensor], path: Path) -> None:
 
 def _check_weights(stored: Mapping[str, Tensor], shapes: Mapping[str, Size], folder: Path) -> None:
     if different := sorted(stored.keys() ^ shapes.keys()):
-        why = f"belongs to another model: {len(different)} tensors differ, first {different[0]}"
+        many = count(len(different), "tensor")
+        why = f"belongs to another model, which differs in {many}, first {different[0]}"
     elif name := next((name for name, shape in shapes.items() if shape != stored[name].shape), ""):
         wrong, right = list(stored[name].shape), list(shapes[name])
         why = f"holds {name} of shape {wrong}, the model wants {right}"
+    elif name := next((name for name in shapes if not stored[name].is_floating_point()), ""):
+        why = f"holds {name} as {stored[name].dtype}, the model wants floating-point numbers"
     else:
         return
     todo = "bring back the config.json and tokenizer.json that it was trained with"

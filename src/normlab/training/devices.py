@@ -23,8 +23,8 @@ def prepare_process(machine: MachineConfig) -> torch.device:
     """Set the threads and the memory allocator of this process, and return the device to train on."""
     try:
         device = torch.device(machine.device)
-        if device.type not in ("cpu", "cuda"):
-            raise RuntimeError(f"runs train on no {device.type}")
+        if device.type not in ("cpu", "cuda") or (device.type == "cpu" and device.index):
+            raise RuntimeError(f"runs train on no {device}")
     except RuntimeError:
         raise UserError(f"there is no device {machine.device!r}; use cpu, cuda or cuda:1") from None
     if device.type == "cuda" and not torch.cuda.is_available():

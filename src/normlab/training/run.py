@@ -11,6 +11,7 @@ from contextlib import suppress
 from functools import partial
 from pathlib import Path
 
+from normlab.errors import UserError
 from normlab.spec.units import printable
 from normlab.store.files import regular
 from normlab.store.folder import RunFolder, Status
@@ -139,6 +140,9 @@ class Run:
         state = checkpoint.state(self.trainer.shapes())
         with checkpoint.loading():
             self.trainer.load_state_dict(state)
+            if self.progress.step > self.config.train.steps:
+                steps = self.config.train.steps
+                raise UserError(f"progress.step is {self.progress.step}, and the run has {steps} steps")
             sizes = self.rows.load_state_dict(state.get("rows", {}))
             self.folder.require_rows(sizes, folder)
             self.recorder.load_state_dict(state.get("recorder", {}))
@@ -205,6 +209,6 @@ def _notice(folder: RunFolder, sentence: str) -> None:
     with suppress(OSError):  # the terminal may be gone
         sys.stderr.write(line)
         sys.stderr.flush()
-    with open(folder.log, "a", encoding="utf-8", opener=regular) as file:
+    with open(folder.log, "a", encoding="utf-8", errors="backslashreplace", opener=regular) as file:
         if not os.path.sameopenfile(file.fileno(), 2):
             file.write(line)

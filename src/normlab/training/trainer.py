@@ -11,9 +11,11 @@ import torch
 from torch import Size, Tensor, nn
 
 from normlab.data.prefetch import Prefetch
-from normlab.optim import ScheduleState, build_optimiser, schedule_factor
+from normlab.errors import UserError
+from normlab.optim import ScheduleState, build_optimiser, keeps_tensors, schedule_factor
 from normlab.spec.metric import NLL
 from normlab.spec.randomness import derive
+from normlab.spec.units import count
 from normlab.tasks.task import Task
 from normlab.training.checkpoint import State
 from normlab.training.devices import autocast
@@ -142,6 +144,9 @@ class Trainer:
         """Go on from ``state_dict()``. Raises UserError for a part that is not what that part wrote."""
         self.progress.load_state_dict(state.get("progress", {}))
         self.scaling.load_state_dict(state.get("scaling", {}))
+        done = self.progress.step - self.scaling.row().get("skipped_steps", 0)
+        if done > 0 and not state["optimiser"] and keeps_tensors(self.config.optim):
+            raise UserError(f"the optimiser's tensors are missing after {count(int(done), 'step')}")
         self.parallel.load_state_dict(state, self.optimiser)
 
     def _update(self) -> tuple[float, Tensor, Tensor, Tensor]:

@@ -8,12 +8,13 @@ from pathlib import Path
 
 import numpy as np
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from normlab.data.vocabulary import load
 from normlab.errors import UserError
 from normlab.spec.arguments import validate_arguments
 from normlab.spec.config import DecodeConfig
+from normlab.spec.units import count
 from normlab.store.folder import RunFolder
 from normlab.tasks.build import build_seq2seq
 from normlab.tasks.translation import Candidate, Translation, n_best_lines
@@ -69,7 +70,9 @@ def n_best(
     device = prepare_process(replace(config.machine, threads=threads))
     tokenizer = load(folder.tokenizer)
     model = build_seq2seq(config.model, tokenizer.vocab_size, config.seeds.init).to(device)
-    load_checkpoint(checkpoint_of(folder, weights), model, run=folder.id())
+    checkpoint = checkpoint_of(folder, weights)
+    load_checkpoint(checkpoint, model, run=folder.id())
+    _require_finite(model, checkpoint)
     allowed = None
     if config.data.target_vocab_mask:
         allowed = _target_vocab(folder.target_vocab, tokenizer.vocab_size).to(device)
@@ -79,13 +82,28 @@ def n_best(
         )
 
 
-def _target_vocab(path: Path, count: int) -> Tensor:
+def _require_finite(model: nn.Module, checkpoint: Path) -> None:
+    """Raise UserError for weights that compute no translation."""
+    for name, weights in model.named_parameters():
+        if bad := int((~weights.detach().isfinite()).sum()):
+            raise UserError(
+                f"nothing can be translated with {checkpoint}: {count(bad, 'value')} of {name} "
+                f"{'is' if bad == 1 else 'are'} infinite or not a number; choose other weights with "
+                "--weights or --step, or another run"
+            )
+
+
+def _target_vocab(path: Path, entries: int) -> Tensor:
     """Read the mask `[V]` of the vocabulary entries that a target may have."""
-    why, types = f"it is no array of {count} truth values", None
+    why, types = f"it is no array of {entries} truth values", None
     try:
         types = np.load(path, allow_pickle=False)
+    except FileNotFoundError:
+        why = "it is missing"
     except (ValueError, EOFError) as error:
         why = str(error)
-    if not isinstance(types, np.ndarray) or types.dtype != bool or types.shape != (count,):
-        raise UserError(f"{path} is damaged ({why}); bring back the file that the model was trained with")
-    return torch.from_numpy(types)
+    if isinstance(types, np.ndarray) and types.dtype == bool and types.shape == (entries,):
+        if types.any():
+            return torch.from_numpy(types)
+        why = "it rules out every entry"
+    raise UserError(f"{path} is damaged ({why}); bring back the file that the model was trained with")

@@ -12,6 +12,7 @@ from typing import Any, Final
 import torch
 from torch import Tensor, nn
 
+from normlab.errors import UserError, nearest
 from normlab.spec.config import Config
 from normlab.spec.units import steps_named
 from normlab.store.folder import RunFolder
@@ -186,7 +187,8 @@ def weights_of(folder: RunFolder, name: str | int = "") -> Weights:
 def checkpoint_of(folder: RunFolder, weights: str | int = "") -> Path:
     """The checkpoint of that name: ``best``, ``last``, ``average``, a step, or ``tested`` if empty.
 
-    Raises FileNotFoundError that lists the weights that are there and says what to type for others.
+    Raises FileNotFoundError that lists the weights that are there and says what to type for others, and
+    UserError for another name.
     """
     if isinstance(weights, int):
         path, steps = step_folder(folder, weights), kept_steps(folder)
@@ -199,6 +201,8 @@ def checkpoint_of(folder: RunFolder, weights: str | int = "") -> Path:
         )
     name = weights or tested(folder)
     found: Mapping[str, Path] = {"best": folder.best, "last": folder.last, "average": folder.average}
+    if name not in found:
+        raise UserError(f"there are no weights {name!r}{nearest(name, found)}, nor a step of that name")
     if has_checkpoint(found[name]):
         return found[name]
     if name == "average":
