@@ -313,6 +313,12 @@ class TestReport:
         assert drawn[1] == (COMPARISON, tmp_path, Path("x.html"))
         assert "page: x.html" in capsys.readouterr().out
 
+    def test_a_comparison_that_is_none_is_named(self, tmp_path, capsys):
+        for content in ("", "{}", "[]"):
+            (tmp_path / "comparison.json").write_text(content)
+            assert main(["report", "--runs", str(tmp_path)]) == 2
+            assert f"{tmp_path}/comparison.json" in capsys.readouterr().err
+
     def test_a_single_run_has_a_page(self, stand_in, run):
         stand_in("normlab.report.run", run_page=lambda folder: f"<p>{folder.name}</p>")
         assert main(["report", "abc", "--runs", str(run.path.parent)]) == 0

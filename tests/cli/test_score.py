@@ -52,7 +52,7 @@ def test_score_says_whether_a_difference_may_be_chance(tmp_path, capsys):
     assert said == f"minus {good}: nothing, the translations are the same"
     (tmp_path / "short").write_text("a b c d\n")
     assert main(["score", good, ref, "--against", str(tmp_path / "short")]) == 2
-    said = "normlab: 1 translations but 40 references; give one line for each\n"
+    said = "normlab: 1 translation but 40 references; give one line for each\n"
     assert capsys.readouterr() == ("", said), "nothing is scored before everything is read"
     assert main(["score", "-", ref, "--against", "-"]) == 2
     assert capsys.readouterr().err == (

@@ -26,7 +26,7 @@ from normlab.spec.comparison import Comparison
 from normlab.spec.config import Config
 from normlab.spec.request import CompareRequest
 from normlab.store import Runs as Store
-from normlab.store.files import own, write_output
+from normlab.store.files import blamed, own, read_json, write_output
 from normlab.store.folder import find_run, named_output
 
 
@@ -208,7 +208,7 @@ class Report:
             write_output(page, run_page(folder.path))
             return page
         from normlab.report.compare import write_compare_page
-        from normlab.spec.serialise import from_json
+        from normlab.spec.serialise import from_plain
 
         stored = Path(self.of or self.runs / "comparison.json")
         if not stored.is_file():
@@ -216,7 +216,9 @@ class Report:
                 f"there is no comparison in {stored}; make one: normlab compare --out {self.runs}"
             )
         page = self._page(stored, stored.with_suffix(".html"))
-        comparison = from_json(Comparison, stored.read_text(encoding="utf-8"))
+        content = read_json(stored)
+        with blamed(stored):
+            comparison = from_plain(Comparison, content)
         return write_compare_page(comparison, stored.parent, page)
 
     def _page(self, data: Path, default: Path) -> Path:

@@ -17,6 +17,7 @@ from normlab.cli.common import RUNS, ConfigParts, Imports, Switch, base_of, conf
 from normlab.cli.flags import ConfigFlags, load
 from normlab.errors import UserError
 from normlab.spec.fields import flag_name
+from normlab.spec.units import count
 from normlab.store.folder import find_run
 
 if TYPE_CHECKING:
@@ -117,7 +118,7 @@ class Diagnose:
             shown = everything[0] if len(everything) == 1 else everything
             print(json.dumps(shown, ensure_ascii=False, allow_nan=False))
         if worst:
-            failures.write(f"normlab: {len(worst)} findings as severe as {self.fail_on!r}")
+            failures.write(f"normlab: {count(len(worst), 'finding')} as severe as {self.fail_on!r}")
             raise SystemExit(GATE_CLOSED)
 
     def _diagnosed(self, case: Case) -> Diagnosis:

@@ -116,6 +116,8 @@ def load(name_or_file: str) -> Config:
             "--config runs/<id>/config.json"
         )
     path = Path(name_or_file)
+    if path.exists() and not path.is_file():
+        raise UserError(f"--config is {name_or_file!r}, no regular file; name a run's config.json")
     if not path.is_file():
         raise FileNotFoundError(f"there is no file {path}; `normlab runs` lists runs; each has a config.json")
     return read_config(path)

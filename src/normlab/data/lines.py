@@ -9,6 +9,7 @@ from typing import TypeVar
 
 from normlab.errors import UserError
 from normlab.spec.fields import flag_name
+from normlab.spec.units import count
 
 LINES_AT_A_TIME = 8192
 """The most lines of a part of a text: few enough that a part's memory does not matter."""
@@ -97,13 +98,13 @@ def require_texts(given: Sequence[str], needed: Sequence[str], what: str) -> Non
 
 def require_parallel(names: tuple[str, str], counts: tuple[int, int]) -> None:
     """Raise UserError if a side of a parallel text is empty or the numbers of lines differ."""
-    for name, count in zip(names, counts, strict=True):
-        if not count:
+    for name, lines in zip(names, counts, strict=True):
+        if not lines:
             raise UserError(f"{name} is empty; pass a file with one sentence a line")
     if counts[0] != counts[1]:
         raise UserError(
-            f"{names[0]} has {counts[0]} lines but {names[1]} has {counts[1]}; line n of one must be the "
-            f"translation of line n of the other"
+            f"{names[0]} has {count(counts[0], 'line')} but {names[1]} has {counts[1]}; line n "
+            "of one must be the translation of line n of the other"
         )
 
 

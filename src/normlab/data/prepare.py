@@ -32,6 +32,7 @@ from normlab.data.tokenizer import EOS, Tokenizer
 from normlab.data.vocabulary import digests, vocabulary
 from normlab.errors import UserError
 from normlab.spec.config import PARALLEL_TEXTS, DataConfig
+from normlab.spec.units import count
 
 
 @dataclass(frozen=True)
@@ -127,7 +128,9 @@ def _require_sound(config: DataConfig, surveys: dict[str, Survey]) -> None:
         require_parallel(paths, (surveys[source].lines, surveys[target].lines))
         for path, found in zip(paths, (surveys[source], surveys[target]), strict=True):
             if source != "train_src" and found.blank:
-                raise UserError(f"all {found.lines} lines of {path} are empty; give text with words")
+                empty = "is empty" if found.lines == 1 else "are all empty"
+                lines = count(found.lines, "line")
+                raise UserError(f"the {lines} of {path} {empty}; give text with words")
 
 
 def _fill(

@@ -121,6 +121,8 @@ _FORMS = "--tokenizer bpe or --tokenizer unigram to learn one from the text, or 
 
 
 def _content(path: str | Path) -> bytes:
+    if not str(path):
+        raise UserError(f"the name of the tokenizer is empty; type {_FORMS}")
     file = located(path)
     if file.exists() and not (file.is_file() or file.is_dir()):
         raise UserError(f"{file} is no regular file; type {_FORMS}")

@@ -42,6 +42,9 @@ CITATION = re.compile(
 source may come before one on arXiv.
 """
 
+LONGEST = 300
+"""More characters than a recipe needs that names a part of each axis."""
+
 DEFAULTS = Config()
 KINDS: Mapping[tuple[bool, bool], type[TokenModel]] = {
     (True, True): Seq2Seq,
@@ -338,6 +341,8 @@ class _Recipe:
 
 
 def _parse(name: str) -> _Recipe:
+    if len(name) > LONGEST:
+        raise UserError(f"the recipe {name[:40]!r}… has {len(name):,} characters, more than any; {HINT}")
     head, *rest = name.split("+")
     axis_of = {part.name: part.axis for part in parts() if part.axis != PLACEMENT.name}
     named: dict[str, str] = {}

@@ -80,4 +80,6 @@ def _import(name: str, asked_by: str) -> None:
         said = (
             str(error) if isinstance(error, (ImportError, UserError)) else f"{type(error).__name__}: {error}"
         )
+        if not name or name.startswith("."):
+            said = "it is no name of a module, such as my_package.my_module"
         raise UserError(f"cannot import {name!r} ({asked_by}): {said}{hint}") from error

@@ -14,7 +14,7 @@ from sacrebleu.significance import PairedTest, Result
 from normlab.data.pretokenizer import primary
 from normlab.errors import UserError
 from normlab.spec.arguments import validate_arguments
-from normlab.spec.units import p_value
+from normlab.spec.units import count, p_value
 
 Array = NDArray[np.float64]
 
@@ -164,7 +164,8 @@ def check_lengths(hypotheses: Sequence[str], references: Sequence[str]) -> None:
     """Raise UserError unless there are as many references as hypotheses, and at least one."""
     if len(hypotheses) != len(references):
         raise UserError(
-            f"{len(hypotheses):,} translations but {len(references):,} references; give one line for each"
+            f"{count(len(hypotheses), 'translation')} but {count(len(references), 'reference')}; give one "
+            "line for each"
         )
     if not references:
         raise UserError("there is nothing to score: translations and references are empty")

@@ -29,7 +29,7 @@ from normlab.nn.sampling import sample
 from normlab.spec.config import PARALLEL_TEXTS, Config, DataConfig, DecodeConfig
 from normlab.spec.metric import NLL, Metric
 from normlab.spec.randomness import derive
-from normlab.spec.units import perplexity
+from normlab.spec.units import count, perplexity
 from normlab.tasks.build import build_seq2seq
 from normlab.tasks.loss import LossSum, label_smoothed
 from normlab.tasks.scores import bleu_of_sums, corpus_bleu, require_bleu_tokens, score, sentence_statistics
@@ -264,8 +264,7 @@ def n_best_lines(
     require_words(lines, "the text")
     encoded = tokenizer.encode(list(lines))
     forced = _prefix_ids(tokenizer, [""] * len(lines) if prefixes is None else prefixes, allowed)
-    if len(forced) != len(lines):
-        raise UserError(f"{len(lines):,} lines but {len(forced):,} prefixes; give one for each, '' for none")
+    _require_one_for_each(lines, forced)
     _require_short(encoded, "")
     _require_short(forced, " in its prefix")
     device = next(model.parameters()).device
@@ -287,6 +286,12 @@ def n_best_lines(
         on_done(finished / len(lines))
     model.train(was_training)
     return outputs
+
+
+def _require_one_for_each(lines: Sequence[str], prefixes: Sequence[object]) -> None:
+    if len(prefixes) != len(lines):
+        given = f"{len(prefixes):,} prefix{'es' * (len(prefixes) != 1)}"
+        raise UserError(f"{count(len(lines), 'line')} but {given}; give one for each, '' for none")
 
 
 def _require_short(sentences: Sequence[Sequence[int]], where: str) -> None:
