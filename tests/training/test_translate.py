@@ -129,7 +129,7 @@ def test_a_mask_that_no_output_can_have_is_refused(run, tmp_path, spoil, why):
 
 
 def test_other_names_of_weights_are_refused(run):
-    with pytest.raises(UserError, match=r"'bset', did you mean 'best' .*average"):
+    with pytest.raises(UserError, match=r"'bset', did you mean 'best'.*average"):
         translate(run.path, ["x"], weights="bset")
 
 
@@ -141,10 +141,9 @@ def test_text_that_utf8_cannot_hold_is_refused(run):
 
 
 def test_the_least_temperature_draws_the_likeliest_output(run, test_text):
-    coldest = DecodeConfig(sample=True, temperature=1e-100)
-    drawn = translate(run.path, test_text[0][:6], coldest)
-    assert any(drawn)
-    assert drawn == translate(run.path, test_text[0][:6], replace(coldest, sample_seed=2))
+    drawn = translate(run.path, test_text[0][:6], DecodeConfig(sample=True, temperature=1e-100))
+    assert all(drawn)
+    assert drawn == translate(run.path, test_text[0][:6], DecodeConfig(sample=True, top_k=1))
 
 
 def test_a_run_without_weights_is_told(run, tmp_path):

@@ -202,7 +202,7 @@ def checkpoint_of(folder: RunFolder, weights: str | int = "") -> Path:
     name = weights or tested(folder)
     found: Mapping[str, Path] = {"best": folder.best, "last": folder.last, "average": folder.average}
     if name not in found:
-        raise UserError(f"there are no weights {name!r}{nearest(name, found)}, nor a step of that name")
+        raise UserError(f"no weights are called {name!r}{nearest(name, found)}; a step is a whole number")
     if has_checkpoint(found[name]):
         return found[name]
     if name == "average":
