@@ -16,6 +16,7 @@ from typing import Any
 import pytest
 
 from normlab.papers import ARTEFACTS
+from normlab.papers.words import tallied
 from normlab.spec.claim import Measure, together
 from normlab.store import RunFolder
 from normlab.store.reproductions import KEPT, read_reproduction, superseded
@@ -255,6 +256,25 @@ def papers_in_the_lab_book() -> Iterator[str]:
     yield f"own share falls as i^{ends(measures('liu2020.theorem2')['pre_own_exponent'])}"
     yield f"differs by at most {measures('liu2020.profiling')['spread_over_batches'].value:.1%} between three"
     yield f"{ends(measures('nguyen2019.speed')['layernorm_over_scalenorm'])}, where 1.04"
+
+
+@quotes("docs/lab-book.md")
+def trainings_in_the_lab_book() -> Iterator[str]:
+    trained = [one for one in ARTEFACTS.values() if one.trainings]
+    yield f"claims of {len(trained)} artefacts were committed before any of their runs"
+    found = {one.id: read_reproduction(path) for one in trained if (path := KEPT / f"{one.id}.json").exists()}
+    for id_, one in found.items():
+        yield f"`{id_}`, {tallied(one.tally(ARTEFACTS[id_].claims))}"
+
+    def bleu(id_: str, cell: str) -> str:
+        (row,) = (row for row in found[id_].tables["cells"] if row["cell"] == cell)
+        return f"{row['BLEU']:.1f}"
+
+    pre, post = (bleu("xiong2020.fig4ab", cell) for cell in ("pre, Adam", "post, Adam, warm-up"))
+    yield f"Pre-LN without warm-up has {pre} BLEU and Post-LN with it {post}"
+    fixed, warm = (bleu("xiong2020.fig6", cell) for cell in ("fixed lr 1e-4", "lr 1e-3, warm-up 4000"))
+    yield f"{fixed} BLEU against {warm}"
+    yield f"lowers the NLL by {-found['nguyen2019.batchsize'].measures['gain'].value:.2f};"
 
 
 @quotes("docs/lab-book.md")
