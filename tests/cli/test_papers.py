@@ -187,3 +187,11 @@ def test_those_without_a_study_are_left_out_of_several_and_refused_alone(measure
     assert "other.bare has no study yet" in capsys.readouterr().err
     assert main(["reproduce", "other"]) == 2
     assert "no artefact of other has a study yet; these have: example.change" in capsys.readouterr().err
+
+
+def test_a_scale_without_trainings_is_refused(capsys):
+    assert main(["reproduce", "xiong2020.fig2a", "--scale", "paper"]) == 2
+    assert "--scale is paper" in (said := capsys.readouterr().err)
+    assert "it has laptop" in said
+    assert main(["reproduce", "xiong2020.fig2a", "--budget", "soon"]) == 2
+    assert "such as 2h, 90min" in capsys.readouterr().err

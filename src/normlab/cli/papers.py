@@ -93,8 +93,9 @@ class Reproduce:
         from normlab.papers import ARTEFACTS
         from normlab.report.papers import write_papers_page
 
+        budget = seconds_of(self.budget)
         failed = [artefact.id for artefact, measure in self._each() if not self._done(artefact, measure)]
-        failed += self._train()
+        failed += self._train(budget)
         page = write_papers_page(_standings(ARTEFACTS.values(), self.runs), self._folder())
         print(f"all artefacts: {page}")
         if failed:
@@ -110,6 +111,12 @@ class Reproduce:
         if not wanted:
             having = ", ".join(a.id for a in ARTEFACTS.values() if a.study)
             raise UserError(f"no artefact of {', '.join(self.names)} has a study yet; these have: {having}")
+        scales = dict.fromkeys(scale for artefact in wanted for scale in artefact.trainings)
+        if self.scale != LAPTOP and self.scale not in scales:
+            raise UserError(
+                f"--scale is {self.scale}, and {', '.join(self.names)} has no trainings of that scale yet; "
+                f"it has {', '.join(scales) or 'none at all'}"
+            )
         return wanted
 
     def _each(self) -> Iterator[tuple[Artefact, Callable[[], Reproduction] | None]]:
@@ -124,7 +131,7 @@ class Reproduce:
         jobs = min(self.jobs or usable_cores(), len(todo))
         yield from each(todo, self._texts(), self.runs, _progress, jobs=jobs)
 
-    def _train(self) -> list[str]:
+    def _train(self, budget: float | None) -> list[str]:
         """Train what the wanted artefacts need, and measure each as soon as its runs have ended; return the
         ids of those that could not be measured.
         """
@@ -139,7 +146,7 @@ class Reproduce:
 
         jobs = self.jobs or usable_cores()
         planned = plan(todo.values(), self.runs, scale=self.scale, jobs=jobs)
-        training = Training(planned, self.runs, jobs, seconds_of(self.budget), _progress)
+        training = Training(planned, self.runs, jobs, budget, _progress)
 
         def ended(id_: str) -> None:
             runs = planned.cells[id_]
