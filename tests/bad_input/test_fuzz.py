@@ -146,7 +146,7 @@ def test_any_string_is_a_recipe_or_a_sentence(name):
     try:
         config = resolve(name, BASE)
     except ValueError as error:
-        one_sentence(error, f"recipe {name!r}", f"recipe {name.strip()!r}")
+        one_sentence(error, f"recipe {name!r}", f"recipe {name.strip()!r}", f"got {name!r}")
         return
     assert config.recipe == name.strip()
     assert resolve(config.recipe, config) == config
