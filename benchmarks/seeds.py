@@ -124,8 +124,12 @@ def written(document: str, results: dict[str, Any]) -> str:
     """Return the document with its tables written anew."""
     for name, table in tables(results).items():
         before, start, rest = document.partition(f"<!-- {name} -->\n")
-        _, end, after = rest.partition(f"\n<!-- end of {name} -->")
-        document = before + start + table + end + after
+        _, end, after = rest.partition(f"<!-- end of {name} -->")
+        if not start or not end:
+            raise ValueError(
+                f"the document has no place for {name}: <!-- {name} --> and <!-- end of {name} -->"
+            )
+        document = f"{before}{start}\n{table}\n\n{end}{after}"
     return document
 
 

@@ -10,14 +10,18 @@ import json
 import re
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from normlab.comparison.judge import judge
 from normlab.papers import ARTEFACTS
 from normlab.papers.words import tallied
 from normlab.spec.claim import Measure, together
+from normlab.spec.comparison import Comparison
+from normlab.spec.serialise import from_plain
 from normlab.store import RunFolder
 from normlab.store.reproductions import KEPT, read_reproduction, superseded
 
@@ -152,6 +156,14 @@ def gl_en() -> Iterator[str]:
     for (row_b, b), (row_a, a) in itertools.combinations(GL_EN.items(), 2):
         yield f"| {row_a} over {row_b} | {kept.pair(a, b)}"
     yield from kept.sentences
+    of_the_paper = replace(from_plain(Comparison, kept.data), margin=1.5)
+    closest = judge(of_the_paper, kept.folder, exchanges=100).differences[0]
+    one = kept.difference(closest.a, closest.b)
+    shown = f"{closest.seeds_needed} seeds of each recipe would show a difference of {closest.effect}"
+    yield f"{shown}, and {one['seeds_needed']} one of {one['effect']:.1f}."
+    scores = {row: kept.recipes[name]["scores"]["bleu"] for row, name in GL_EN.items()}
+    apart = {row: abs(a - b) for row, (a, b) in scores.items()}
+    yield f"differs by {min(apart.values()):.1f} (Post-LN) to {max(apart.values()):.1f} BLEU (Pre-LN)"
     post = kept.recipes[GL_EN["(1)"]]
     costs, scores = zip(*(exchanged("gl-en", run) for run in post["runs"]), strict=True)
     yield f"costs them only {costs[0]:.2f} and {costs[1]:.2f} nats"
@@ -200,6 +212,8 @@ def brown() -> Iterator[str]:
         outcomes = ", ".join(trial["outcome"] for trial in recipe["trials"])
         yield f"| {name} | {recipe['lr']:g} | {bits} | {outcomes} |"
     yield kept.data["command"].replace("'", '"')
+    yield from kept.sentences
+    yield from (d["sentence"] for d in kept.data["differences"])
 
 
 # --------------------------------------------------------------------------------------------------- papers

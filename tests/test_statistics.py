@@ -50,3 +50,9 @@ def test_level_and_coverage_hold_in_every_cell():
     assert within_bounds(found)
     for cell, kept in zip(found["cells"], KEPT["cells"], strict=True):
         assert cell == pytest.approx(kept, abs=1e-3), AGAIN
+
+
+def test_a_document_without_a_place_for_a_table_is_refused():
+    whole = seeds.DOCUMENT.read_text(encoding="utf-8")
+    with pytest.raises(ValueError, match="no place for power"):
+        seeds.written(whole.replace("<!-- end of power -->", ""), KEPT)

@@ -210,3 +210,20 @@ def test_judging_twice_changes_nothing(judged, tmp_path):
     assert judge(found, tmp_path) == found
     moved = judge(replace(found, margin=10.0), tmp_path)
     assert moved.differences[0].effect == 10.0
+
+
+def test_a_mean_is_of_all_seeds_that_trained_or_there_is_none(tmp_path):
+    result = planted(tmp_path, "pre", (30.0, 31.0), (BLEU, NLL))
+    folders = [RunFolder(tmp_path / run) for run in result.runs]
+    for number, folder in enumerate(folders):
+        scores = {"bleu": 30.0 + number, "signatures": {"bleu": f"tok:{number}"}}
+        write_json_atomic(folder.scores, scores | ({"nll": 2.0} if number else {}))
+    comparison = Comparison(
+        title="t", command="", date="", machine="", task="translation", metrics=(BLEU, NLL), best_by="bleu",
+        data={}, seeds=(1, 2), lrs=(1e-3,), recipes=(result,), samples=(), margin=1.0,
+    )  # fmt: skip
+    found = judge(comparison, tmp_path, exchanges=100)
+    (recipe,) = found.recipes
+    assert recipe.scores["nll"] == (None, 2.0)
+    assert recipe.means.keys() == {"bleu"}
+    assert found.signatures == {"bleu": "tok:0 or tok:1"}, "runs that were scored otherwise are seen"

@@ -5,7 +5,6 @@ from __future__ import annotations
 import datetime
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from typing import Any
 
 from normlab.comparison.grid import Grid
 from normlab.comparison.judge import judge
@@ -15,7 +14,7 @@ from normlab.recipes.grammar import describe
 from normlab.spec.comparison import Comparison, RecipeResult, Sample
 from normlab.spec.metric import NLL
 from normlab.spec.units import count
-from normlab.store.folder import RunFolder, read_json
+from normlab.store.folder import RunFolder
 
 SAMPLES = 8
 
@@ -54,7 +53,6 @@ def conclude(grid: Grid, recipes: Sequence[str], failed: Mapping[str, str]) -> C
         test_is_dev=_test_is_dev(grid),
         overlap=getattr(grid.corpus, "overlap", {}),
         unigram_entropy_nats=grid.corpus.unigram_entropy_nats,
-        signatures=next((_scores(f).get("signatures", {}) for runs in tested.values() for f in runs), {}),
         sample_labels=task.example_labels,
     )
     return judge(comparison, request.out, exchanges=request.exchanges)
@@ -72,11 +70,6 @@ def _recipe(grid: Grid, name: str, lr: float, folders: Sequence[RunFolder]) -> R
         forced=config.forced,
         explained=explain(config),
     )
-
-
-def _scores(folder: RunFolder) -> dict[str, Any]:
-    scores: dict[str, Any] = read_json(folder.scores)
-    return scores
 
 
 def _samples(expected: Sequence[tuple[str, str]], outputs: Mapping[str, Sequence[str]]) -> tuple[Sample, ...]:

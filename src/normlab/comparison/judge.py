@@ -26,12 +26,26 @@ from normlab.tasks.registry import TASKS
 def judge(comparison: Comparison, root: Path, *, exchanges: int = 2000) -> Comparison:
     """Return the comparison with everything that follows from its runs, which lie in ``root``, computed anew.
 
-    Its recipes need names, learning rates and run ids; outcomes, scores, means, differences and sentences are
-    filled in.
+    Its recipes need names, learning rates and run ids; outcomes, scores, means, differences, sentences and
+    the signatures of scores are filled in.
     """
-    judged = replace(comparison, recipes=tuple(_result(r, comparison, root) for r in comparison.recipes))
+    judged = replace(
+        comparison,
+        recipes=tuple(_result(r, comparison, root) for r in comparison.recipes),
+        signatures=_signatures(comparison, root),
+    )
     judged = replace(judged, differences=_differences(judged, root, exchanges))
     return replace(judged, sentences=findings(judged))
+
+
+def _signatures(comparison: Comparison, root: Path) -> dict[str, str]:
+    """The signature of each metric; of runs that were scored otherwise, all of them."""
+    found: dict[str, dict[str, None]] = {}
+    for run in (run for recipe in comparison.recipes for run in recipe.runs):
+        scores = RunFolder(root / run).scores
+        for name, signature in (read_json(scores) if scores.exists() else {}).get("signatures", {}).items():
+            found.setdefault(name, {})[signature] = None
+    return {name: " or ".join(signatures) for name, signatures in found.items()}
 
 
 def trial(folder: RunFolder, lr: float) -> Trial:
@@ -81,7 +95,11 @@ def _values(recipe: RecipeResult, metric: Metric) -> Array:
 
 
 def _mean(recipe: RecipeResult, metric: Metric) -> Interval | None:
-    mean, margin = map(float, mean_margin(_values(recipe, metric)))
+    """The mean over the seeds that trained; None if there are none, or one of them has no score."""
+    values = _values(recipe, metric)
+    if np.isnan(values[[learnt(outcome) for outcome in recipe.outcomes]]).any():
+        return None
+    mean, margin = map(float, mean_margin(values))
     if np.isnan(mean):
         return None
     value, *ends = (float(Scale(metric).scores(np.array(v))) for v in (mean, mean - margin, mean + margin))
