@@ -4,13 +4,13 @@ from dataclasses import replace
 import pytest
 
 from normlab.comparison import compare as module
-from normlab.comparison import grid
 from normlab.comparison import plan as planning
 from normlab.comparison.compare import compare
 from normlab.comparison.plan import plan
 from normlab.data.prepare import prepare
 from normlab.data.text import read_lines
 from normlab.recipes.grammar import resolve
+from normlab.spec import request as request_module
 from normlab.spec.comparison import Comparison, choose
 from normlab.spec.config import DataConfig, run_id
 from normlab.spec.outcome import Outcome
@@ -342,7 +342,7 @@ def test_one_recipe_under_two_names_is_refused(text, tmp_path):
 
 
 def test_cores_are_shared_among_the_jobs(text, tmp_path, in_process, monkeypatch):
-    monkeypatch.setattr(grid, "usable_cores", lambda: 8)
+    monkeypatch.setattr(request_module, "usable_cores", lambda: 8)
     base = tiny(text)
     free = replace(base, machine=replace(base.machine, threads=0))
     monkeypatch.setattr(f"{__name__}.train", lambda config, root: None)

@@ -52,7 +52,7 @@ def test_a_shared_run_is_planned_once_and_the_cheapest_claims_come_first(tmp_pat
     recipes = [(config.recipe, config.seeds.init) for config in found.todo.values()]
     assert recipes[:2] == [("post", 1), ("post", 2)], "the artefact with the fewest missing runs a claim"
     assert recipes[2:] == [("pre", 1), ("admin", 1), ("pre", 2), ("admin", 2)], "every cell once, then again"
-    assert set(found.wanted["p.narrow"]) < set(found.wanted["p.wide"])
+    assert found.runs("p.narrow").keys() < found.runs("p.wide").keys()
 
 
 def test_a_run_that_is_done_here_or_kept_is_not_planned(tmp_path, monkeypatch):

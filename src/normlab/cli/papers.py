@@ -93,9 +93,13 @@ class Reproduce:
         from normlab.papers import ARTEFACTS
         from normlab.report.papers import write_papers_page
 
-        budget = seconds_of(self.budget)
-        failed = [artefact.id for artefact, measure in self._each() if not self._done(artefact, measure)]
-        failed += self._train(budget)
+        budget, wanted = seconds_of(self.budget), self._wanted()
+        standings = _standings(wanted, self.runs, self.scale)
+        fresh = {s.artefact.id for s in standings if s.fresh and not self.again}
+        measured = self._each(wanted, fresh)
+        failed = [artefact.id for artefact, measure in measured if not self._done(artefact, measure)]
+        todo = {a.id: a for a in wanted if self.scale in a.trainings and a.id not in fresh}
+        failed += self._train(todo, budget) if todo else []
         page = write_papers_page(_standings(ARTEFACTS.values(), self.runs), self._folder())
         print(f"all artefacts: {page}")
         if failed:
@@ -119,33 +123,28 @@ class Reproduce:
             )
         return wanted
 
-    def _each(self) -> Iterator[tuple[Artefact, Callable[[], Reproduction] | None]]:
+    def _each(
+        self, wanted: Sequence[Artefact], fresh: set[str]
+    ) -> Iterator[tuple[Artefact, Callable[[], Reproduction] | None]]:
         """The wanted artefacts, each with the function that measures it; None where that was done before."""
         from normlab.reproduce import each
         from normlab.spec.request import usable_cores
 
-        wanted = self._wanted()
-        fresh = self._fresh(wanted)
         yield from ((artefact, None) for artefact in wanted if artefact.id in fresh)
         todo = [artefact for artefact in wanted if artefact.id not in fresh and not artefact.trainings]
         jobs = min(self.jobs or usable_cores(), len(todo))
         yield from each(todo, self._texts(), self.runs, _progress, jobs=jobs)
 
-    def _train(self, budget: float | None) -> list[str]:
-        """Train what the wanted artefacts need, and measure each as soon as its runs have ended; return the
-        ids of those that could not be measured.
+    def _train(self, todo: Mapping[str, Artefact], budget: float | None) -> list[str]:
+        """Train what the artefacts need, and measure each as soon as its runs have ended; return the ids of
+        those that could not be measured.
         """
-        wanted = self._wanted()
-        fresh, failed = self._fresh(wanted), list[str]()
-        todo = {a.id: a for a in wanted if self.scale in a.trainings and a.id not in fresh}
-        if not todo:
-            return []
         from normlab.reproduce import reproduce
         from normlab.reproduce.planning import Training, plan
         from normlab.spec.request import usable_cores
 
-        jobs = self.jobs or usable_cores()
-        planned = plan(todo.values(), self.runs, scale=self.scale, jobs=jobs)
+        jobs, failed = self.jobs or usable_cores(), list[str]()
+        planned = plan(list(todo.values()), self.runs, scale=self.scale, jobs=jobs)
         training = Training(planned, self.runs, jobs, budget, _progress)
 
         def ended(id_: str) -> None:
@@ -162,13 +161,9 @@ class Reproduce:
         for id_ in planned.cells:
             open_ = len(planned.open_runs(id_))
             if open_:
-                whole = count(len(planned.wanted[id_]), "run")
+                whole = count(len(planned.runs(id_)), "run")
                 print(f"{id_}: {open_} of {whole} left; the same command goes on")
         return [*failed, *(id_ for id_ in planned.cells if training.failed.keys() & planned.open_runs(id_))]
-
-    def _fresh(self, wanted: Iterable[Artefact]) -> set[str]:
-        standings = _standings(wanted, self.runs, self.scale)
-        return {s.artefact.id for s in standings if s.fresh and not self.again}
 
     def _texts(self) -> Path | None:
         return self.data or (Path(given) if (given := os.environ.get("NORMLAB_DATA")) else None)

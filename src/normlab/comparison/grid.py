@@ -11,7 +11,7 @@ from normlab.errors import UserError
 from normlab.recipes.grammar import resolve
 from normlab.spec.comparison import Trial, choose
 from normlab.spec.config import Config, SeedConfig, run_id
-from normlab.spec.request import CompareRequest, usable_cores
+from normlab.spec.request import CompareRequest, threads_each
 from normlab.store.folder import RunFolder
 from normlab.tasks.registry import TASKS
 from normlab.training.devices import resolved_precision
@@ -25,7 +25,7 @@ class Grid:
         self.seeds = tuple(range(request.first_seed, request.first_seed + request.seeds))
         self.swept = tuple(request.lrs) if len(request.lrs) > 1 else ()
         """The learning rates of the sweep; a single one leaves nothing to choose."""
-        threads = request.base.machine.threads or max(1, usable_cores() // request.jobs)
+        threads = request.base.machine.threads or threads_each(request.jobs)
         machine = replace(request.base.machine, threads=threads)
         base = resolved_precision(request.base)
         resolved = [resolve(name, base, force=request.force) for name in request.recipes]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Final
 
+from normlab.spec.artefact import Drawing
 from normlab.spec.config import Config, DataConfig, DecodeConfig, ModelConfig, OptimConfig, TrainConfig
 
 LAPTOP: Final = Config(
@@ -14,3 +15,9 @@ LAPTOP: Final = Config(
     decode=DecodeConfig(beam=1),
 )
 """6+6 layers of width 64 that translate the dates of the built-in corpus: half a minute a run on one core."""
+
+CURVES: Final = (
+    Drawing("curves", "step", "bleu", "Dev BLEU through training", "step", "BLEU", colour="cell"),
+    Drawing("curves", "step", "nll", "Dev NLL through training", "step", "nats per token", colour="cell"),
+)
+"""The charts of trained translations."""

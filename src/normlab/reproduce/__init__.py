@@ -32,7 +32,7 @@ from normlab.reproduce import (  # noqa: F401 (they register)
 from normlab.reproduce.lab import Lab, quiet
 from normlab.reproduce.planning import Cells
 from normlab.spec.artefact import Artefact, Reproduction
-from normlab.spec.request import usable_cores
+from normlab.spec.request import threads_each
 from normlab.spec.trainings import LAPTOP, Scale
 from normlab.training.devices import hardware
 
@@ -95,7 +95,7 @@ def each(
     """
     together = [a for a in artefacts if not a.alone] if jobs > 1 else []
     if together:
-        threads = max(1, usable_cores() // jobs)
+        threads = threads_each(jobs)
         pool = ProcessPoolExecutor(
             jobs, get_context("spawn"), initializer=_prepare_worker, initargs=(threads,)
         )

@@ -15,16 +15,16 @@ from normlab.recipes.grammar import resolve
 from normlab.reproduce.lab import quiet
 from normlab.spec.artefact import Artefact
 from normlab.spec.config import Config, DataConfig, run_id
-from normlab.spec.request import usable_cores
+from normlab.spec.request import threads_each
 from normlab.spec.trainings import LAPTOP, Scale
 from normlab.spec.units import count, duration
-from normlab.store import RunFolder
+from normlab.store import RunFolder, reproductions
 from normlab.tasks.registry import TASKS
 from normlab.training.devices import resolved_precision
 
 Cells = dict[str, tuple[RunFolder, ...]]
 """The run folders of each cell of an artefact, one for each seed."""
-KEPT: Final = Path(__file__).parents[3] / "results"
+KEPT: Final = reproductions.KEPT.parent
 """Finished runs that a checkout keeps, as ``<name>/<id>``."""
 
 
@@ -36,13 +36,14 @@ class Plan:
     """The run folders by the artefact's id and its cell."""
     todo: Mapping[str, Config]
     """The configurations that are still to be trained, by run id, the most informative ones first."""
-    wanted: Mapping[str, tuple[str, ...]]
-    """The ids of the runs of each artefact, whether they are done or not."""
+
+    def runs(self, id_: str) -> dict[str, RunFolder]:
+        """The runs of an artefact by id, whether they are done or not."""
+        return {folder.path.name: folder for some in self.cells[id_].values() for folder in some}
 
     def open_runs(self, id_: str) -> list[str]:
         """The ids of the runs that an artefact still lacks."""
-        folders = {f.path.name: f for some in self.cells[id_].values() for f in some}
-        return [run for run, folder in folders.items() if not _done(folder)]
+        return [run for run, folder in self.runs(id_).items() if not _done(folder)]
 
 
 @dataclass
@@ -62,7 +63,7 @@ class _Prepared:
         return self._found[asked]
 
 
-def plan(artefacts: Iterable[Artefact], root: Path, *, scale: Scale = LAPTOP, jobs: int = 1) -> Plan:
+def plan(artefacts: Sequence[Artefact], root: Path, *, scale: Scale = LAPTOP, jobs: int = 1) -> Plan:
     """Resolve the runs of those artefacts that have trainings at this scale, and prepare their data.
 
     A run that is done below ``root``, or that a checkout keeps, is not planned again; one that several
@@ -77,7 +78,7 @@ def plan(artefacts: Iterable[Artefact], root: Path, *, scale: Scale = LAPTOP, jo
     for artefact in artefacts:
         if scale not in artefact.trainings:
             continue
-        found: dict[str, list[RunFolder]] = {}
+        folders: dict[str, list[RunFolder]] = {}
         own: list[tuple[int, str, Config]] = []
         for cell, seed, asked in artefact.trainings[scale].configs():
             try:
@@ -85,18 +86,18 @@ def plan(artefacts: Iterable[Artefact], root: Path, *, scale: Scale = LAPTOP, jo
             except UserError as error:
                 raise UserError(f"{artefact.id}, {cell}: {error}") from error
             own.append((seed, run_id(config), config))
-            found.setdefault(cell, []).append(_folder(run_id(config), root))
-        cells[artefact.id] = {cell: tuple(folders) for cell, folders in found.items()}
+            folders.setdefault(cell, []).append(_folder(run_id(config), root))
+        cells[artefact.id] = {cell: tuple(some) for cell, some in folders.items()}
         configs[artefact.id] = {run: config for _, run, config in sorted(own, key=lambda one: one[0])}
-    wanted = {id_: tuple(runs) for id_, runs in configs.items()}
-    claims = {artefact.id: max(1, len(artefact.claims)) for artefact in artefacts}
-    return Plan(cells, _ordered(configs, root, claims), wanted)
+    found = Plan(cells, {})
+    open_ = {run for id_ in cells for run in found.open_runs(id_)}
+    missing = {id_: {run: c for run, c in own.items() if run in open_} for id_, own in configs.items()}
+    return replace(found, todo=_ordered(missing, {a.id: max(1, len(a.claims)) for a in artefacts}))
 
 
 def _resolved(asked: Config, prepared: _Prepared, jobs: int) -> Config:
     config = resolve(asked.recipe, resolved_precision(asked), force=True)
-    threads = max(1, usable_cores() // jobs)
-    machine = replace(config.machine, threads=threads)
+    machine = replace(config.machine, threads=threads_each(jobs))
     return replace(config, data=prepared.of(config), machine=machine)
 
 
@@ -111,18 +112,12 @@ def _done(folder: RunFolder) -> bool:
     return folder.status().state == "done"
 
 
-def _ordered(
-    configs: Mapping[str, Mapping[str, Config]], root: Path, claims: Mapping[str, int]
-) -> dict[str, Config]:
-    """The runs that are not done, greedily by missing runs a claim; a shared run counts once."""
-    missing = {
-        id_: {run: config for run, config in own.items() if not _done(_folder(run, root))}
-        for id_, own in configs.items()
-    }
-    ordered: dict[str, Config] = {}
-    while missing:
-        id_ = min(missing, key=lambda i: (len(missing[i].keys() - ordered.keys()) / claims[i], i))
-        ordered |= missing.pop(id_)
+def _ordered(missing: Mapping[str, Mapping[str, Config]], claims: Mapping[str, int]) -> dict[str, Config]:
+    """The missing runs, greedily by those of an artefact for each of its claims; a shared run counts once."""
+    left, ordered = dict(missing), dict[str, Config]()
+    while left:
+        id_ = min(left, key=lambda i: (len(left[i].keys() - ordered.keys()) / claims[i], i))
+        ordered |= left.pop(id_)
     return ordered
 
 
@@ -151,7 +146,7 @@ class Training:
             folder = RunFolder(self.root / run_id(config))
             seconds.append(folder.status().train_seconds)
             self._tell(config, folder, len(seconds), start)
-            whole({i for i in open_ if run_id(config) in self.plan.wanted[i]})
+            whole({i for i in open_ if run_id(config) in self.plan.runs(i)})
 
         def whole(among: Iterable[str]) -> None:
             for id_ in sorted(i for i in among if not self.plan.open_runs(i)):

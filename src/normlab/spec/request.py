@@ -20,6 +20,11 @@ def usable_cores() -> int:
     return os.cpu_count() or 1
 
 
+def threads_each(jobs: int) -> int:
+    """Return the threads of each of so many processes side by side: an equal share of the usable cores."""
+    return max(1, usable_cores() // jobs)
+
+
 @validate_arguments
 @dataclass(frozen=True)
 class CompareRequest:

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, fields, is_dataclass, replace
-from typing import Any, Final, Literal, TypeAlias, get_args
+from typing import Any, Final, Literal, TypeAlias
 
 from normlab.errors import UserError, nearest
 from normlab.spec.config import Config, SeedConfig, numbers
 
 Scale: TypeAlias = Literal["laptop", "gpu", "paper"]
 """``laptop``: two cores and minutes; ``gpu``: one accelerator and hours; ``paper``: the paper's settings."""
-SCALES: Final[tuple[Scale, ...]] = get_args(Scale)
 LAPTOP: Final[Scale] = "laptop"
 
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Final
 
-from normlab.papers.bases import LAPTOP
-from normlab.spec.artefact import Artefact, Drawing
+from normlab.papers.bases import CURVES, LAPTOP
+from normlab.spec.artefact import Artefact
 from normlab.spec.claim import ORDER, at_least, at_most
 from normlab.spec.trainings import Trainings
 
@@ -21,10 +21,6 @@ _HYBRIDS: Final = {
     name: {"recipe": f"{name}{_WARMUP}", **_DEEP, **_RATE}
     for name in ("enc:post/dec:post", "enc:post/dec:pre", "enc:pre/dec:pre")
 }
-_CURVES: Final = (
-    Drawing("curves", "step", "nll", "Dev NLL through training", "step", "nats per token", colour="cell"),
-    Drawing("curves", "step", "bleu", "Dev BLEU through training", "step", "BLEU", colour="cell"),
-)
 
 TABLE1: Final = Artefact(
     id="liu2020.table1",
@@ -81,7 +77,7 @@ TABLE1: Final = Artefact(
             convention="it converges if it translates: at least 10 BLEU",
         ),
     ),
-    drawings=_CURVES,
+    drawings=CURVES,
 )
 
 FIG1_9: Final = Artefact(
@@ -156,7 +152,7 @@ FIG1_9: Final = Artefact(
             derived=ORDER,
         ),
     ),
-    drawings=_CURVES,
+    drawings=CURVES,
 )
 
 WARMUP: Final = Artefact(
@@ -192,7 +188,7 @@ WARMUP: Final = Artefact(
             convention="it fails if most of its runs do",
         ),
     ),
-    drawings=_CURVES,
+    drawings=CURVES,
 )
 
 SECTION5_3: Final = Artefact(
@@ -259,5 +255,5 @@ SECTION5_3: Final = Artefact(
             for name, measure in (("ReZero", "rezero_blame"), ("FixUp", "fixup_blame"))
         ),
     ),
-    drawings=_CURVES,
+    drawings=CURVES,
 )

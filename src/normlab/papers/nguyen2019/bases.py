@@ -7,7 +7,6 @@ from dataclasses import replace
 from typing import Any, Final
 
 from normlab.papers.bases import LAPTOP
-from normlab.spec.artefact import Drawing
 from normlab.spec.trainings import Trainings
 
 BASE: Final = replace(
@@ -37,10 +36,6 @@ MODELS: Final[Mapping[str, Mapping[str, Any]]] = {
 NO_WARMUP: Final = {"optim.lr": 2e-3 * (3e-4 / (512 * 8000) ** -0.5), "optim.warmup_steps": 0}
 """NoWarmup: its rate is to the peak of InvSqrtDecay as the paper's 3e-4 is to 4.9e-4."""
 DOUBLE: Final = {"optim.lr": 2 * BASE.optim.lr}
-CURVES: Final = (
-    Drawing("curves", "step", "bleu", "Dev BLEU through training", "step", "BLEU", colour="cell"),
-    Drawing("curves", "step", "nll", "Dev NLL through training", "step", "nats per token", colour="cell"),
-)
 
 
 def laptop(cells: Mapping[str, Mapping[str, Any]], *, seeds: int = 3, differs: str = SMALLER) -> Trainings:

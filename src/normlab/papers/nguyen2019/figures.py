@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from typing import Final
 
-from normlab.papers.nguyen2019.bases import CURVES, MODELS, NO_WARMUP, SMALLER, laptop
+from normlab.papers.bases import CURVES
+from normlab.papers.nguyen2019.bases import MODELS, NO_WARMUP, SMALLER, laptop
 from normlab.spec.artefact import Artefact, Drawing
 from normlab.spec.claim import ORDER, RATIO, at_least, at_most, within
 

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from typing import Final
 
+from normlab.papers.bases import CURVES
 from normlab.papers.cells import cells
-from normlab.papers.nguyen2019.bases import CURVES, DOUBLE, MODELS, NO_WARMUP, SMALLER, laptop
+from normlab.papers.nguyen2019.bases import DOUBLE, MODELS, NO_WARMUP, SMALLER, laptop
 from normlab.spec.artefact import Artefact
 from normlab.spec.claim import ORDER, at_least, at_most, within
 

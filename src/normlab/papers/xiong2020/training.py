@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Final
 
-from normlab.papers.bases import LAPTOP
+from normlab.papers.bases import CURVES, LAPTOP
 from normlab.spec.artefact import Artefact, Drawing
 from normlab.spec.claim import ORDER, RATIO, at_least, at_most, within
 from normlab.spec.trainings import Trainings
@@ -26,10 +26,6 @@ _SGD: Final = {
 }
 _FIXED: Final = {"recipe": "post", "optim.lr": 2e-4, "optim.warmup_steps": 0}
 """A fixed tenth of the larger learning rate, Figure 6."""
-_CURVES: Final = (
-    Drawing("curves", "step", "bleu", "Dev BLEU through training", "step", "BLEU", colour="cell"),
-    Drawing("curves", "step", "nll", "Dev NLL through training", "step", "nats per token", colour="cell"),
-)
 
 FIG2A: Final = Artefact(
     id="xiong2020.fig2a",
@@ -96,7 +92,7 @@ FIG2A: Final = Artefact(
             derived=ORDER,
         ),
     ),
-    drawings=_CURVES,
+    drawings=CURVES,
     discussion="Under RAdam with lr 5e-4 and no warm-up Post-LN trains in this paper (β₂ 0.98, dropout 0.1) "
     "and diverges in Figure 10 of Liu et al. 2020 (β₂ 0.99 and more, dropout 0.3).",
 )
@@ -163,7 +159,7 @@ FIG2B: Final = Artefact(
             derived=ORDER,
         ),
     ),
-    drawings=_CURVES,
+    drawings=CURVES,
 )
 
 LOSS_VS_BLEU: Final = Artefact(
@@ -268,7 +264,7 @@ FIG4AB: Final = Artefact(
             convention="little: less than 2 BLEU either way",
         ),
     ),
-    drawings=_CURVES,
+    drawings=CURVES,
 )
 
 FIG6: Final = Artefact(
@@ -311,7 +307,7 @@ FIG6: Final = Artefact(
             derived=ORDER,
         ),
     ),
-    drawings=_CURVES,
+    drawings=CURVES,
 )
 
 CLIP: Final = Artefact(
@@ -356,5 +352,5 @@ CLIP: Final = Artefact(
             convention="similar: less than 0.5 nats per token either way",
         ),
     ),
-    drawings=_CURVES,
+    drawings=CURVES,
 )
