@@ -37,6 +37,7 @@ BECOMES = {
     "lnscale+scalenorm": ("pre", {}),
     "subln": ("pre", {"inner_norm": "innernorm"}),
     "b2t_code": ("b2t", {}),
+    "admin_rescaled": ("post", {}),
     "pre+fixnorm": ("pre", {"embedding": "plain"}),
     "pre+fixedscalenorm": ("pre", {"norm": "scalenorm"}),
     "pre+headgain+scalarbias": ("pre", {"head_gain": "", "bias": ""}),

@@ -92,7 +92,8 @@ def test_all_schemes_are_tried():
     for placement in PLACEMENTS:
         schemes = schemes_of(sized(placement, 6, 6))
         only_xavier = placement in ("deepnorm", "tfixup", "subln")
-        assert schemes == ["xavier", "xavier_uniform"] + ([] if only_xavier else ["smallinit", "looklinear"])
+        others = [] if only_xavier else ["smallinit", "looklinear", "uniformattention"]
+        assert schemes == ["xavier", "xavier_uniform", *others]
 
 
 def test_two_seeds_and_two_sites_differ_and_one_seed_repeats():

@@ -46,7 +46,7 @@ HEAD_GAINS = {"noheadgain": False, "headgain": True}
 ACTIVATIONS = {name: name for name in branches.ACTIVATIONS}
 SCHEMES = {
     name: partial(initial.scheme_std, name)
-    for name in ("xavier", "xavier_uniform", "smallinit", "looklinear")
+    for name in ("xavier", "xavier_uniform", "smallinit", "looklinear", "uniformattention")
 }
 """Standard deviation of (matrix, n_out, n_in)."""
 
@@ -94,6 +94,7 @@ PLACEMENTS = {
     "admin": Place("admin", {"omega": "omega"}),
     "admin_code": Place("admin", {"omega": "omega"}),
     "admin_free": Place("admin", {"omega": "omega"}),
+    "admin_rescaled": Place("post"),
     "deepnorm": Place("deepnorm"),
     "rezero": Place("rezero", {"alpha": "alpha"}, norms=(), by_layer=True),
     "rezero_post": Place("rezero_post", {"alpha": "alpha"}, by_layer=True),

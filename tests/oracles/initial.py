@@ -74,6 +74,12 @@ def b2t_code_gain(stack_name: str, N: int, M: int) -> float:
     return float({"encoder": N, "decoder": M}[stack_name]) ** (-1 / 2)
 
 
+def admin_rescaled_gain(stack_name: str, matrix: str, N: int, M: int) -> float:
+    """1 / omega of ``admin_data_free`` on the last matrix of a branch: Liu et al. 2020, Appendix C."""
+    sublayers = {"encoder": 2 * N, "decoder": 3 * M if N else 2 * M}[stack_name]
+    return 1 / admin_data_free(sublayers) if matrix in ("output", "ffn_out") else 1.0
+
+
 def gain(method: str, stack_name: str, matrix: str, N: int, M: int, role: str = "") -> float:
     """The factor on the base scheme's standard deviation of one matrix; 1 where the method names none.
 
@@ -81,8 +87,10 @@ def gain(method: str, stack_name: str, matrix: str, N: int, M: int, role: str = 
     """
     if matrix not in MATRICES:
         raise ValueError(f"matrix {matrix!r} is not one of {MATRICES}")
-    if method == "fixup":
-        return fixup_gain(matrix, N, M)
+    if method in ("fixup", "admin_rescaled"):
+        return (
+            fixup_gain(matrix, N, M) if method == "fixup" else admin_rescaled_gain(stack_name, matrix, N, M)
+        )
     if method == "b2t_code":
         return b2t_code_gain(stack_name, N, M)
     if method == "tfixup" and matrix not in SCALED:
@@ -90,9 +98,7 @@ def gain(method: str, stack_name: str, matrix: str, N: int, M: int, role: str = 
     if method == "subln" and role == "cross_attention":
         return 1.0
     rule = {"deepnorm": deepnorm_gain, "subln": subln_gain, "tfixup": tfixup_gain}.get(method)
-    if rule is None or matrix not in SCALED:
-        return 1.0
-    return float(rule(stack_name, N, M))
+    return 1.0 if rule is None or matrix not in SCALED else float(rule(stack_name, N, M))
 
 
 def embedding_gain(method: str, N: int, M: int) -> float:
@@ -119,18 +125,24 @@ def scheme_std(scheme: str, matrix: str, n_out: int, n_in: int) -> float:
 
     d is the model's width: the input of query, key and value and the output of the output matrix. Xavier
     uniform has the standard deviation b / sqrt 3 of its bound b. LookLinear draws a half W of a mirrored
-    feed-forward matrix with the fans of the full matrix, and everything else by Xavier.
+    feed-forward matrix with the fans of the full matrix, and everything else by Xavier. Uniform attention has
+    W_Q = W_K = 0, and everything else by Xavier.
 
-    Nguyen and Salazar 2019, Section 2.2 (arXiv 1910.05895); Balduzzi et al. 2017 (arXiv 1702.08591).
+    Nguyen and Salazar 2019, Section 2.2 (arXiv 1910.05895); Balduzzi et al. 2017 (arXiv 1702.08591);
+    Xiong et al. 2020, Section 3.3 (arXiv 2002.04745).
     """
     if scheme == "xavier_uniform":
         return xavier_bound(n_out, n_in) / np.sqrt(3.0)
     if scheme == "smallinit" and matrix in ATTENTION_MATRICES:
         d = n_out if matrix == "output" else n_in
         return np.sqrt(2.0 / (d + 4 * d))
-    if scheme in ("xavier", "smallinit", "looklinear"):
+    if scheme == "uniformattention" and matrix in ("query", "key"):
+        return 0.0
+    if scheme in ("xavier", "smallinit", "looklinear", "uniformattention"):
         return np.sqrt(2.0 / (n_in + n_out))
-    raise ValueError(f"scheme {scheme!r} is not one of xavier, xavier_uniform, smallinit, looklinear")
+    raise ValueError(
+        f"scheme {scheme!r} is not one of xavier, xavier_uniform, smallinit, looklinear, uniformattention"
+    )
 
 
 def embedding_std(kind: str, d: int) -> float:

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import torch
 
-from normlab.init import profile_
+from normlab.init import initialise_, profile_
 from normlab.nn import Decoder, Norm, Seq2Seq, TokenModel
 from oracles import initial, norms
 from oracles.adapter import NORMS, StackOracle, Weights, embed, norm_bundle, roles_of
@@ -118,6 +118,16 @@ def test_profiles_of_a_decoder_alone(placement):
     stacks = [StackOracle(w.at("decoder"), "decoder", config) for _ in TARGETS]
     expected, _ = PROFILES[placement](stacks, [embed(w, config, ids) for ids in TARGETS])
     assert_started(model, "decoder", expected)
+
+
+def test_rescaled_matrices_begin_as_the_same_function():
+    """A norm takes out the scale of its input: LN(ω x + f(x)) = LN(x + f(x) / ω), but for the norm's ε."""
+    models = [Seq2Seq(under(placement), VOCAB).double() for placement in ("admin_free", "admin_rescaled")]
+    for model in models:
+        initialise_(model, "xavier", 1)
+    with torch.no_grad():
+        weighted, rescaled = (model(padded(SOURCES), padded(TARGETS)) for model in models)
+    assert (rescaled - weighted).abs().max() < 1e-4 * weighted.abs().max()
 
 
 def test_a_start_without_data():

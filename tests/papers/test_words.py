@@ -92,3 +92,9 @@ def test_states_are_counted_in_one_order():
         ("no study yet", 1),
     ]
     assert command(ARTEFACT) == "normlab reproduce example.change"
+
+
+def test_an_undecided_claim_says_what_it_needs():
+    claim = at_least(1.0, "c", "m", needs="a GPU")
+    assert undecided(claim, {"another": Measure.exact(1.0)}) == "to decide it: a GPU"
+    assert undecided(claim, {"m": Measure.exact(1.0)}) == ""

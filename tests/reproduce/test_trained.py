@@ -8,6 +8,7 @@ from safetensors.numpy import save_file
 
 from normlab.errors import UserError
 from normlab.papers import ARTEFACTS
+from normlab.reproduce.lab import Lab
 from normlab.reproduce.learned import ROLES, by_layer, scales_of
 from normlab.reproduce.trained import KINDS, Trained, trainings
 from normlab.spec.config import Config, run_id
@@ -111,9 +112,12 @@ def test_pairs_whose_better_loss_has_the_worse_score(runs):
     assert KINDS["disordered_pairs"](some, 1.5).value == 0
 
 
-def test_the_study_shows_every_seed_beside_the_mean(runs):
+def test_the_study_shows_every_seed_beside_the_mean(runs, tmp_path):
     both = runs(a=[[(1.0, 90.0)], "stuck"])
-    found = trainings(type("Lab", (), {"runs": both.cells})(), measures={"m": ("share_trained", "a")})
+    wanted = {"measures": {"m": ("share_trained", "a")}, "published": {"n": ("share_trained", "a")}}
+    found = trainings(Lab(tmp_path, runs=both.cells), **wanted)
+    assert found.measures.keys() == {"m"}
+    assert trainings(Lab(tmp_path, runs=both.cells, scale="paper"), **wanted).measures.keys() == {"m", "n"}
     (cell,) = found.tables["cells"]
     assert (cell["seeds"], cell["trained"]) == ("90.0, (0.0)", "1 of 2")
     assert [row["outcome"] for row in found.tables["runs"]] == ["trained", "stuck"]
@@ -130,9 +134,13 @@ def test_every_cell_of_an_artefact_can_be_trained_and_every_measure_reads_cells(
     for trainings_ in artefact.trainings.values():
         ids = {run_id(resolve(c.recipe, c, force=True)) for _, _, c in trainings_.configs()}
         assert len(ids) == len(trainings_.cells) * trainings_.seeds
-        assert trainings_.differs.endswith(".")
-    measures = artefact.settings["measures"]
-    assert {claim.measure for claim in artefact.claims} == measures.keys()
+        assert trainings_.differs.strip().endswith(".")
+    published = artefact.settings.get("published", {})
+    measures = {**artefact.settings.get("measures", artefact.settings.get("training", {})), **published}
+    claims = {claim.measure: claim for claim in artefact.claims}
+    assert {*measures} <= {*claims}
+    assert {*measures} == {*claims} or artefact.study not in ("trainings", "learned_scales")
+    assert {name for name, claim in claims.items() if claim.needs} == {*published}
     cells = set.intersection(*(set(t.cells) for t in artefact.trainings.values()))
     for kind, *arguments in measures.values():
         assert kind in KINDS

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -96,10 +96,13 @@ class Reproduce:
         budget, wanted = seconds_of(self.budget), self._wanted()
         standings = _standings(wanted, self.runs, self.scale)
         fresh = {s.artefact.id for s in standings if s.fresh and not self.again}
-        measured = self._each(wanted, fresh)
-        failed = [artefact.id for artefact, measure in measured if not self._done(artefact, measure)]
-        todo = {a.id: a for a in wanted if self.scale in a.trainings and a.id not in fresh}
+        for artefact in (a for a in wanted if a.id in fresh):
+            self._done(artefact, None)
+        open_ = [artefact for artefact in wanted if artefact.id not in fresh]
+        failed = self._measure([a for a in open_ if not a.trainings and not a.rests_on])
+        todo = {a.id: a for a in open_ if self.scale in a.trainings}
         failed += self._train(todo, budget) if todo else []
+        failed += self._measure([a for a in open_ if a.rests_on])
         page = write_papers_page(_standings(ARTEFACTS.values(), self.runs), self._folder())
         print(f"all artefacts: {page}")
         if failed:
@@ -123,17 +126,14 @@ class Reproduce:
             )
         return wanted
 
-    def _each(
-        self, wanted: Sequence[Artefact], fresh: set[str]
-    ) -> Iterator[tuple[Artefact, Callable[[], Reproduction] | None]]:
-        """The wanted artefacts, each with the function that measures it; None where that was done before."""
+    def _measure(self, todo: Sequence[Artefact]) -> list[str]:
+        """Measure artefacts that need no training; return the ids of those that could not be measured."""
         from normlab.reproduce import each
         from normlab.spec.request import usable_cores
 
-        yield from ((artefact, None) for artefact in wanted if artefact.id in fresh)
-        todo = [artefact for artefact in wanted if artefact.id not in fresh and not artefact.trainings]
         jobs = min(self.jobs or usable_cores(), len(todo))
-        yield from each(todo, self._texts(), self.runs, _progress, jobs=jobs)
+        measured = each(todo, self._texts(), self.runs, _progress, jobs=jobs)
+        return [artefact.id for artefact, measure in measured if not self._done(artefact, measure)]
 
     def _train(self, todo: Mapping[str, Artefact], budget: float | None) -> list[str]:
         """Train what the artefacts need, and measure each as soon as its runs have ended; return the ids of

@@ -99,6 +99,21 @@ class LookLinear(Scheme, name="looklinear"):
         return None
 
 
+class UniformAttention(Scheme, name="uniformattention"):
+    r"""Uniform attention: :math:`W_Q = W_K = 0`, the others Xavier normal.
+
+    The gradient of either matrix is a product with the other one, so that both stay 0 in training, and every
+    query attends to all keys alike. Xiong et al. 2020, Section 3.3 (arXiv 2002.04745).
+    """
+
+    @staticmethod
+    def fill_(weight: Tensor, matrix: str, gain: float, generator: torch.Generator) -> None:
+        if matrix in ("query", "key"):
+            weight.zero_()
+        else:
+            Xavier.fill_(weight, matrix, gain, generator)
+
+
 @torch.no_grad()
 def initialise_(model: nn.Module, scheme: str, seed: int) -> None:
     """Initialise every branch by the scheme, and embeddings, position encoding and heads by their own rules.

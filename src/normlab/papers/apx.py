@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Final
 
 from normlab.spec.artefact import Artefact
-from normlab.spec.claim import at_most, within
+from normlab.spec.claim import ORDER, at_least, at_most, within
 
 _SAME: Final = "our wrapper and the page's block compute the same; the margin is for rounding"
 
@@ -40,6 +40,14 @@ BLOCKS: Final = Artefact(
     ),
 )
 
+_ROWS: Final = {
+    "deep_post": ("liu2020.warmup", "trains"),
+    "higher_rates": ("liu2020.fig10", "pre_more_often"),
+    "peak": ("liu2020.fig10", "post_over_pre"),
+    "warmup": ("nguyen2019.table4", "no_warmup"),
+}
+"""Each sentence's measure: the artefact that has it, and its name there."""
+
 CLAIMS: Final = Artefact(
     id="apx.claims",
     paper="ApX Machine Learning 2025, masterclass on Pre-LN and Post-LN",
@@ -53,4 +61,37 @@ CLAIMS: Final = Artefact(
     asserts="Each sentence, by what was measured for the artefacts of the papers.",
     discussion="The page has a Post-LN's activations grow layer by layer; by Lemma 2 of Xiong et al. 2020 "
     "they do not. It says that warm-up generally still helps a Pre-LN; Xiong et al. 2020 find it not needed.",
+    study="answers",
+    settings={"rows": _ROWS},
+    rests_on=tuple(dict.fromkeys(id_ for id_, _ in _ROWS.values())),
+    claims=(
+        at_most(
+            0.5,
+            "share of the runs of a Post-LN of 18 layers that train",
+            "deep_post",
+            published="unstable beyond 12 to 24 layers",
+            convention="it is unstable if most of its runs fail",
+        ),
+        at_least(
+            0.0,
+            "share of learning rates and β₂ at which Pre-LN trains minus that at which Post-LN does",
+            "higher_rates",
+            published="takes a higher learning rate",
+            derived=ORDER,
+        ),
+        at_least(
+            0.5,
+            "share of cells in which Post-LN beats Pre-LN, of those in which both train",
+            "peak",
+            published="Post-LN may win by a little",
+            convention="it wins if it wins most cells",
+        ),
+        at_most(
+            0.0,
+            "BLEU of a Pre-LN without warm-up minus with it",
+            "warmup",
+            published="warm-up still generally helps",
+            derived=ORDER,
+        ),
+    ),
 )

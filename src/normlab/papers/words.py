@@ -70,8 +70,12 @@ def basis(claim: Claim, measures: Mapping[str, Measure]) -> list[str]:
 
 
 def undecided(claim: Claim, measures: Mapping[str, Measure]) -> str:
-    """The number of runs that would decide an undecided claim; empty where it is decided."""
+    """The number of runs, or the hardware or data, that would decide an undecided claim; empty where it is
+    decided.
+    """
     found = measures.get(claim.measure)
+    if found is None and claim.needs:
+        return f"to decide it: {claim.needs}"
     if found is None or claim.verdict(measures) != "undecided" or found.runs < 2:
         return ""
     needed = claim.runs_to_decide(measures)

@@ -20,11 +20,13 @@ from normlab.papers import STUDIES
 from normlab.recipes.plugins import HINT, load_plugins
 from normlab.reproduce import (  # noqa: F401 (they register)
     amplification,
+    answers,
     encoders,
     gradients,
     learned,
     pieces,
     profiling,
+    restored,
     speed,
     statements,
     trained,
@@ -57,7 +59,7 @@ def reproduce(
     if artefact.study not in STUDIES:
         raise UserError(f"no study {artefact.study!r} is registered, which {artefact.id} names; {HINT}")
     start = time.perf_counter()
-    lab = Lab(root, data, say, runs or {})
+    lab = Lab(root, data, say, runs or {}, scale)
     found = STUDIES[artefact.study](lab, **artefact.settings)
     seconds = time.perf_counter() - start
     machine = f"{hardware(torch.device('cpu'))}, {torch.get_num_threads()} threads"

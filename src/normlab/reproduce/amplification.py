@@ -223,3 +223,15 @@ def _factor(mean_of: Array) -> float:
     """C by least squares at the shallow half of the depths, of the mean sums and changes `[2, depths]`."""
     sums, changes = mean_of[:, : mean_of.shape[1] // 2]
     return float((sums * changes).sum() / np.square(sums).sum())
+
+
+def theorem_constant(subject: Subject, *, tokens: int, seed: int) -> float:
+    """C of Theorem 2 by least squares over the whole encoder, for a random change of 1% of each matrix's root
+    mean square.
+    """
+    masks, encoder = padding_masks(subject), subject.structure.stacks[0].name
+    changes = output_change(subject, seed=seed, stack=encoder, padding_masks=masks)
+    table = dependency(subject, tokens=tokens, padding_masks=masks).where(stack=encoder)
+    sums = np.cumsum([float(row["beta_sq"] or 0) for row in residual_dependency(subject, table)])
+    measured = np.array([float(row["change"] or 0) for row in changes])
+    return float((sums * measured).sum() / np.square(sums).sum())

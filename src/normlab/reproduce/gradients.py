@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from statistics import fmean
+from typing import Any
 
 import torch
 
@@ -17,6 +18,7 @@ from normlab.reproduce.intervals import geometric, highest, log_slope, lowest, m
 from normlab.reproduce.lab import Lab, Row, apart, curves, having, padding_masks, size
 from normlab.reproduce.statements import norm_factors
 from normlab.reproduce.theory import Setting
+from normlab.reproduce.trained import Trained, measured
 from normlab.spec.artefact import Measurement
 from normlab.spec.claim import Measure
 
@@ -199,10 +201,18 @@ def _real_gradients(subject: Subject, placement: str, seed: int) -> list[Row]:
 
 @study
 def sublayer_outputs(
-    lab: Lab, *, text: str, model: str, layers: int, tokens: int, seeds: int, placements: Sequence[str] = BOTH
+    lab: Lab,
+    *,
+    text: str,
+    model: str,
+    layers: int,
+    tokens: int,
+    seeds: int,
+    placements: Sequence[str] = BOTH,
+    training: Mapping[str, Sequence[Any]] | None = None,
 ) -> Measurement:
     """Gradients of sublayer outputs relative to the model's largest, and how they change from one sublayer to
-    the one before it, in length and in variance.
+    the one before it, in length and in variance; with measures of the artefact's ``training``.
     """
     rows: list[Row] = []
     for placement in placements:
@@ -224,6 +234,7 @@ def sublayer_outputs(
         measures[f"{placement}_other_step"] = mean_ratio(
             geometric([s.through("self_attention"), s.through("ffn")]) for s in crossing
         )
+    measures |= measured(Trained(lab.runs), training or {})
     return Measurement(measures, apart(rows, "stack"), lab.facts(text, tokens, seeds))
 
 

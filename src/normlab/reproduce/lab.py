@@ -22,6 +22,7 @@ from normlab.examine.inputs import TaskInputs, mean_loss
 from normlab.nn import PAD, Seq2Seq
 from normlab.spec.config import PARALLEL_TEXTS, Config, DataConfig, ModelConfig, SeedConfig, TrainConfig
 from normlab.spec.randomness import derive
+from normlab.spec.trainings import LAPTOP, Scale
 from normlab.store import RunFolder
 from normlab.tasks.translation import Translation
 from normlab.training.devices import prepare_process
@@ -59,6 +60,8 @@ class Lab:
     say: Callable[[str], None] = quiet
     runs: Mapping[str, Sequence[RunFolder]] = field(default_factory=dict)
     """The artefact's finished trainings, by cell, in the order of their seeds."""
+    scale: Scale = LAPTOP
+    """The scale of these trainings."""
     _tasks: dict[tuple[str, int], Translation] = field(default_factory=dict)
 
     def model(self, config: ModelConfig, text: str, *, seed: int, tokens: int) -> Seq2Seq:

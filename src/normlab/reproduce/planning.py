@@ -6,7 +6,6 @@ import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from statistics import median
 from typing import Final
 
 from normlab.errors import UserError
@@ -16,7 +15,7 @@ from normlab.reproduce.lab import quiet
 from normlab.spec.artefact import Artefact
 from normlab.spec.config import Config, DataConfig, run_id
 from normlab.spec.request import threads_each
-from normlab.spec.trainings import LAPTOP, Scale
+from normlab.spec.trainings import LAPTOP, Scale, work
 from normlab.spec.units import count, duration
 from normlab.store import RunFolder, reproductions
 from normlab.tasks.registry import TASKS
@@ -113,10 +112,11 @@ def _done(folder: RunFolder) -> bool:
 
 
 def _ordered(missing: Mapping[str, Mapping[str, Config]], claims: Mapping[str, int]) -> dict[str, Config]:
-    """The missing runs, greedily by those of an artefact for each of its claims; a shared run counts once."""
+    """The missing runs, those of the artefact with the least work for each claim first; each run once."""
     left, ordered = dict(missing), dict[str, Config]()
     while left:
-        id_ = min(left, key=lambda i: (len(left[i].keys() - ordered.keys()) / claims[i], i))
+        works = {i: sum(work(c) for run, c in own.items() if run not in ordered) for i, own in left.items()}
+        id_ = min(left, key=lambda i: (works[i] / claims[i], i))
         ordered |= left.pop(id_)
     return ordered
 
@@ -129,7 +129,7 @@ class Training:
     root: Path
     jobs: int
     budget: float | None = None
-    """Seconds after which no run is started that would not end in time, by the median of those that have."""
+    """Seconds after which no run is started that would not end in time, by the pace of those that have."""
     say: Callable[[str], None] = quiet
     failed: dict[str, str] = field(default_factory=dict)
     """Run id to the reason why it could not be trained."""
@@ -138,14 +138,12 @@ class Training:
 
     def run(self, ended: Callable[[str], None]) -> None:
         """Train; ``ended`` is called with the id of each artefact as soon as it has all its runs."""
-        start, open_ = time.monotonic(), set(self.plan.cells)
-        seconds: list[float] = []
-        queue = Queue(self.root, self.jobs, lambda folders: self._stop_in_time(queue, start, seconds))
+        start, open_, ended_runs = time.monotonic(), set(self.plan.cells), list[Config]()
+        queue = Queue(self.root, self.jobs, lambda folders: self._stop_in_time(queue, start, ended_runs))
 
         def after(config: Config) -> None:
-            folder = RunFolder(self.root / run_id(config))
-            seconds.append(folder.status().train_seconds)
-            self._tell(config, folder, len(seconds), start)
+            ended_runs.append(config)
+            self._tell(ended_runs, start)
             whole({i for i in open_ if run_id(config) in self.plan.runs(i)})
 
         def whole(among: Iterable[str]) -> None:
@@ -159,18 +157,22 @@ class Training:
         queue.run(after)
         self.failed = queue.failed
 
-    def _stop_in_time(self, queue: Queue, start: float, seconds: Sequence[float]) -> None:
+    def _stop_in_time(self, queue: Queue, start: float, ended_runs: Sequence[Config]) -> None:
         if self.budget is None or not queue.waiting:
             return
-        if time.monotonic() - start + (median(seconds) if seconds else 0.0) > self.budget:
+        elapsed, done = time.monotonic() - start, sum(map(work, ended_runs))
+        one = self.jobs * elapsed / done * work(queue.waiting[0]) if done else 0.0
+        if elapsed + one > self.budget:
             self.left = len(queue.waiting)
             queue.waiting.clear()
 
-    def _tell(self, config: Config, folder: RunFolder, number: int, start: float) -> None:
-        status, whole = folder.status(), len(self.plan.todo)
+    def _tell(self, ended_runs: Sequence[Config], start: float) -> None:
+        config = ended_runs[-1]
+        status = RunFolder(self.root / run_id(config)).status()
         outcome = status.outcome.state if status.outcome else status.state
-        rest = (time.monotonic() - start) / number * (whole - number)
+        done, whole = (sum(map(work, some)) for some in (ended_runs, self.plan.todo.values()))
+        rest = (time.monotonic() - start) * (whole - done) / done
         self.say(
-            f"{number} of {count(whole, 'run')}, {duration(rest)} left: {config.recipe}, "
-            f"lr {config.optim.lr:g}, seed {config.seeds.init}: {outcome}"
+            f"{len(ended_runs)} of {count(len(self.plan.todo), 'run')}, {duration(rest)} left: "
+            f"{config.recipe}, lr {config.optim.lr:g}, seed {config.seeds.init}: {outcome}"
         )

@@ -76,13 +76,20 @@ class Trained:
 
 
 @study
-def trainings(lab: Lab, *, measures: Mapping[str, Sequence[Any]], shown: str = "") -> Measurement:
+def trainings(
+    lab: Lab,
+    *,
+    measures: Mapping[str, Sequence[Any]],
+    published: Mapping[str, Sequence[Any]] | None = None,
+    shown: str = "",
+) -> Measurement:
     """Measures of the artefact's runs, each a kind of ``KINDS`` with its arguments.
 
-    ``shown`` names the metric of the table of cells; empty: the headline.
+    ``published`` are measures that only runs on the paper's own data can give, and are left out at the other
+    scales. ``shown`` names the metric of the table of cells; empty: the headline.
     """
     runs = Trained(lab.runs)
-    found = {name: KINDS[kind_](runs, *rest) for name, (kind_, *rest) in measures.items()}
+    found = measured(runs, {**measures, **(published or {} if lab.scale == "paper" else {})})
     metric = runs.metric(shown)
     tables = {
         "cells": [_cell(runs, metric, cell) for cell in runs.cells],
@@ -91,6 +98,11 @@ def trainings(lab: Lab, *, measures: Mapping[str, Sequence[Any]], shown: str = "
         "gradients": list(_gradients(runs)),
     }
     return Measurement(found, tables, _facts(runs))
+
+
+def measured(runs: Trained, measures: Mapping[str, Sequence[Any]]) -> dict[str, Measure]:
+    """Measures by name, each given as a kind with its arguments."""
+    return {name: KINDS[kind_](runs, *rest) for name, (kind_, *rest) in measures.items()}
 
 
 # ------------------------------------------------------------------------------------------------ kinds

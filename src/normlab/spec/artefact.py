@@ -56,6 +56,8 @@ class Artefact:
     """The study's arguments: sizes, depths, seeds."""
     trainings: Mapping[Scale, Trainings] = field(default_factory=dict)
     """The runs that the study reads, by scale; empty: it trains nothing."""
+    rests_on: Sequence[str] = ()
+    """The ids of the artefacts whose results the study reads, so that it is measured after them."""
     alone: bool = False
     """Whether the study measures time, and wants the machine for itself."""
     claims: Sequence[Claim] = ()

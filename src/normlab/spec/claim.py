@@ -62,6 +62,10 @@ class Claim:
     """Why the claim cannot fail: it holds by construction, or with much slack. A check tests the measurement,
     not the paper, and is not counted among the verdicts.
     """
+    needs: str = ""
+    """The hardware or data that gives the measure where this machine and its text cannot. Where other claims
+    were measured and this one was not, it is undecided.
+    """
 
     def __post_init__(self) -> None:
         if not (isfinite(self.at_least) or isfinite(self.at_most)) or self.at_least > self.at_most:
@@ -72,10 +76,11 @@ class Claim:
 
     def verdict(self, measures: Mapping[str, Measure]) -> Verdict:
         """``agrees`` where the whole interval is within the bounds, ``disagrees`` where all of it is outside,
-        ``undecided`` where it is on both sides or not a number, ``not run`` where nothing was measured.
+        ``undecided`` where it is on both sides or not a number, or needs more than was at hand, and
+        ``not run`` where nothing was measured.
         """
         if self.measure not in measures:
-            return "not run"
+            return "undecided" if self.needs and measures else "not run"
         found = measures[self.measure]
         if self.at_least <= found.low and found.high <= self.at_most:
             return "agrees"

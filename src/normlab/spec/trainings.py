@@ -43,6 +43,13 @@ class Trainings:
         return {"base": numbers(self.base), "cells": cells, "seeds": self.seeds}
 
 
+def work(config: Config) -> float:
+    """The size of a training, to which its time is roughly proportional: positions x layers x width."""
+    model, train = config.model, config.train
+    positions = train.steps * train.grad_accum_steps * train.max_tokens
+    return float(positions * (model.encoder_layers + model.decoder_layers) * model.dim)
+
+
 def changed(config: Config, changes: Mapping[str, Any]) -> Config:
     """A configuration with other values under names like ``recipe`` and ``optim.lr``.
 

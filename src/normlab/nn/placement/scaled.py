@@ -84,8 +84,32 @@ class AdminDataFree(WeightedShortcut, name="admin_free"):
 
     def build(self, site: Site) -> None:
         super().build(site)
+        self.init_(self.variance(site))
+
+    @staticmethod
+    def variance(site: Site) -> float:
+        r"""Return the initial :math:`\omega^2` of every sublayer of the stack."""
         terms = site.sublayers + 1
-        self.init_(terms / math.log(terms) - 1)
+        return terms / math.log(terms) - 1
+
+
+class AdminRescaled(OneNorm, name="admin_rescaled"):
+    r"""Admin by initial weights in place of :math:`\omega`: :math:`x \leftarrow \mathrm{LN}(x + f(x))`, the
+    last matrix of every branch initially divided by the :math:`\omega` of ``admin_free``.
+
+    A norm takes out the scale of its input, so that both begin as one function. Liu et al. 2020, Appendix C
+    (arXiv 2004.08249).
+    """
+
+    def write(self, stream: Stream, y: Tensor) -> Stream:
+        return self.norm(stream + y)
+
+    def fold(self) -> Plain:
+        return Plain("post", norm=self.norm)
+
+    @classmethod
+    def gain(cls, site: Site, matrix: str) -> float:
+        return AdminDataFree.variance(site) ** -0.5 if matrix in ("output", "ffn_out") else 1.0
 
 
 class DeepNorm(OneNorm, name="deepnorm"):

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from typing import Final
 
+from normlab.papers.bases import LAPTOP
 from normlab.spec.artefact import Artefact, Drawing
 from normlab.spec.claim import at_least, at_most, within
+from normlab.spec.trainings import Trainings
 
 _ON_WMT: Final = {"text": "wmt14.en-de", "model": "base"}
 _STACKS: Final = ("encoder", "decoder")
@@ -82,6 +84,59 @@ ADMIN_VANISHES: Final = Artefact(
     shows="The same as Figure 3 for an Admin of 18 layers.",
     published={"admin decoder": "vanishes as a Post-LN does", "training": "converges"},
     asserts="The gradients of an Admin vanish like those of a Post-LN, and yet it trains.",
+    study="sublayer_outputs",
+    settings={
+        **_ON_WMT,
+        "layers": 18,
+        "tokens": 2048,
+        "seeds": 3,
+        "placements": ("admin",),
+        "training": {"converges": ("score", "bleu", "18L Admin")},
+    },
+    trainings={
+        "laptop": Trainings(
+            LAPTOP,
+            {
+                "18L Admin": {
+                    "recipe": "admin+warmup+inverse_sqrt",
+                    "model.encoder_layers": 18,
+                    "model.decoder_layers": 18,
+                    "optim.lr": 2e-3,
+                    "optim.warmup_steps": 60,
+                }
+            },
+            differs="Gradients are of the paper's base model on WMT'14 En-De. The training is of width 64 on "
+            "dates of the built-in corpus, 200 steps of 1,024 positions.",
+        )
+    },
+    claims=(
+        at_most(
+            0.1,
+            "first layer over last, Admin's decoder",
+            "admin_decoder_first_over_last",
+            published="vanishes as a Post-LN does",
+            convention="vanishes: a tenth of the last layer's, or less, as for liu2020.fig3",
+        ),
+        at_least(
+            10.0,
+            "test BLEU of the trained Admin",
+            "converges",
+            published="converges",
+            convention="it converges if it translates: at least 10 BLEU, as for liu2020.table1",
+        ),
+    ),
+    drawings=(
+        Drawing(
+            "decoder",
+            "index",
+            "relative",
+            "Gradients of sublayer outputs in the decoder",
+            "sublayer",
+            "relative to the largest",
+            colour="placement",
+            log_y=True,
+        ),
+    ),
 )
 
 FIG5_11: Final = Artefact(

@@ -259,8 +259,8 @@ SPEED: Final = Artefact(
     "both as one kernel. Training with ScaleNorm is about 5% faster; this is judged only where the share of "
     "the norms in a step allows it.",
     discussion="Norms take a few per cent of a step on a CPU: if they take the share s, no norm can make a "
-    "step more than 1/(1 − s) times as fast (Amdahl's law). Where that is less than 1.05 the third claim is "
-    "not run: this machine can say nothing about it. On a machine with a GPU the same command uses it, and "
+    "step more than 1/(1 − s) times as fast (Amdahl's law). Where that is less than 1.05 this machine can "
+    "say nothing about the third claim. On a machine with a GPU the same command uses it, and "
     "one kernel is then what PyTorch's compiler makes of the elementary operations.",
     study="speed",
     alone=True,
@@ -289,6 +289,7 @@ SPEED: Final = Artefact(
             "steps_layernorm_over_scalenorm",
             published="about 5% faster",
             convention="about 5%: at least half of it",
+            needs="a GPU, where norms take a larger share of a step",
         ),
     ),
     drawings=(

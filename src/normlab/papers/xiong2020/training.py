@@ -19,6 +19,13 @@ _ADAM: Final = {
     for paper, recipe, steps in ((1, "post", 0), (500, "post+warmup", 8), (4000, "post+warmup", 60))
 }
 """Figure 2(a): by the names of the paper's settings the recipes of the laptop scale."""
+
+
+def _cells_of(warmup: str) -> tuple[str, ...]:
+    """The cells of both learning rates."""
+    return tuple(cell for cell in _ADAM if cell.endswith(f", {warmup}"))
+
+
 _SGD: Final = {
     f"SGD lr {rate}, {name} warm-up": {"recipe": recipe, "optim.lr": lr, "optim.warmup_steps": 60}
     for rate, lr in (("1e-3", 0.1), ("5e-3", 0.5))
@@ -191,6 +198,43 @@ SIMPLIFIED: Final = Artefact(
     shows="The Transformer of the theory, with a single head and W_Q = W_K = 0 at the start, trained.",
     published={"order": "has the same need of warm-up"},
     asserts="As Figure 2(a), of the simplified model.",
+    discussion="With W_Q = W_K = 0 the gradient of each of the two is a product with the other one, so that "
+    "both stay 0 and attention stays uniform, between the decoder and the encoder, too. Such a model cannot "
+    "tell the order of the source; losses are compared, and a BLEU is not to be expected of it.",
+    study="trainings",
+    settings={
+        "measures": {
+            "needs_warmup": ("difference", "nll", _cells_of("warm-up 1"), _cells_of("warm-up 4000")),
+            "trains_without": ("share_trained", *_cells_of("warm-up 1")),
+        }
+    },
+    trainings={
+        "laptop": Trainings(
+            LAPTOP,
+            {
+                cell: {**_ADAM[cell], "model.scheme": "uniformattention", "model.heads": 1}
+                for cell in (*_cells_of("warm-up 1"), *_cells_of("warm-up 4000"))
+            },
+            differs=_SMALLER + "1e-3 and 2e-3 in place of 5e-4 and 1e-3, without warm-up and with 60 steps.",
+        )
+    },
+    claims=(
+        at_least(
+            0.0,
+            "test NLL without warm-up minus that with it, mean of both learning rates",
+            "needs_warmup",
+            published="the problems remain",
+            derived=ORDER,
+        ),
+        at_most(
+            0.5,
+            "share of the runs without warm-up that train",
+            "trains_without",
+            published="the problems remain",
+            convention="a setting fails if most of its runs do",
+        ),
+    ),
+    drawings=CURVES,
 )
 
 FIG4AB: Final = Artefact(

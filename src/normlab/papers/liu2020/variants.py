@@ -1,0 +1,158 @@
+"""Dropout, rescaled weights, plain forms and sizes (Liu et al. 2020, Section 5.1, Appendices C and D)."""
+
+from __future__ import annotations
+
+from typing import Final
+
+from normlab.papers.bases import CURVES, LAPTOP
+from normlab.papers.liu2020.training import SMALLER
+from normlab.spec.artefact import Artefact
+from normlab.spec.claim import ORDER, at_least, at_most, within
+from normlab.spec.trainings import Trainings
+
+_PEAK: Final = {"optim.lr": 2e-3, "optim.warmup_steps": 60}
+_POST: Final = {"recipe": "post+radam+warmup+inverse_sqrt", **_PEAK}
+
+DROPOUT: Final = Artefact(
+    id="liu2020.dropout",
+    paper="Liu et al. 2020, Section 5.1 (arXiv 2004.08249)",
+    shows="Attention and activation dropout on IWSLT'14 De-En.",
+    published={"effect": "enormous"},
+    asserts="Both matter on IWSLT'14: what BLEU gains or loses without them.",
+    discussion="Which way they work is not said. Dates are too regular a text to be overfitted in a run as "
+    "short as this, so that dropout can hardly help here.",
+    study="trainings",
+    settings={"measures": {"effect": ("difference", "bleu", "both", "neither")}},
+    trainings={
+        "laptop": Trainings(
+            LAPTOP,
+            {
+                "neither": _POST,
+                "both": {**_POST, "model.attention_dropout": 0.1, "model.ffn_dropout": 0.1},
+            },
+            differs=SMALLER + "Dropouts are the 0.1 of the authors' recipe.",
+        )
+    },
+    claims=(
+        at_least(
+            1.0,
+            "BLEU with attention and activation dropout minus BLEU without",
+            "effect",
+            published="an enormous impact",
+            convention="enormous: at least 1 BLEU, some seven times the gap of Post-LN and Pre-LN",
+        ),
+    ),
+    drawings=CURVES,
+)
+
+RESCALE_INIT: Final = Artefact(
+    id="liu2020.rescale_init",
+    paper="Liu et al. 2020, Appendix C (arXiv 2004.08249)",
+    shows="Rescaled initial weights in place of ω, IWSLT'14 De-En.",
+    published={"BLEU": "about the same", "half precision": "less stable"},
+    asserts="BLEU is about the same, and half precision is less stable.",
+    discussion="Both begin with the ω of the authors' later package, which needs no data.",
+    study="trainings",
+    settings={
+        "measures": {"same": ("difference", "bleu", "rescaled", "ω")},
+        "published": {"half": ("difference", "nll", "rescaled", "ω")},
+    },
+    trainings={
+        "laptop": Trainings(
+            LAPTOP,
+            {
+                name: {"recipe": f"{placement}+radam+warmup+inverse_sqrt", **_PEAK}
+                for name, placement in (("ω", "admin_free"), ("rescaled", "admin_rescaled"))
+            },
+            differs=SMALLER + "In single precision only.",
+        )
+    },
+    claims=(
+        within(
+            -1.0,
+            1.0,
+            "BLEU with rescaled initial weights minus BLEU with ω",
+            "same",
+            published="roughly the same",
+            convention="the same: less than 1 BLEU either way",
+        ),
+        at_least(
+            0.0,
+            "test NLL in half precision, with rescaled initial weights minus with ω",
+            "half",
+            published="not very stable in half precision",
+            derived=ORDER,
+            needs="a GPU, in half precision",
+        ),
+    ),
+    drawings=CURVES,
+)
+
+APPENDIX_C: Final = Artefact(
+    id="liu2020.appendixC",
+    paper="Liu et al. 2020, Appendix C (arXiv 2004.08249)",
+    shows="A trained Admin written as a plain Post-LN.",
+    published={"rewriting": "exact"},
+    asserts="The logits of both differ by rounding only.",
+    discussion="The first ω comes before any norm: it folds into the embedding of tokens and of positions, "
+    "which have to be untied for that.",
+    study="trainings",
+    settings={"measures": {"difference": ("fold_difference", "Admin")}},
+    trainings={
+        "laptop": Trainings(
+            LAPTOP,
+            {"Admin": {"recipe": "admin+radam+warmup+inverse_sqrt", **_PEAK}},
+            differs=SMALLER,
+        )
+    },
+    claims=(
+        at_most(
+            1e-5,
+            "largest difference of logits over the largest logit, of trained Admins and their plain forms",
+            "difference",
+            published="exact",
+            convention="exact: to 1e-5 in float32",
+        ),
+    ),
+)
+
+_PARAMETERS: Final = {
+    "IWSLT'14 De-En small": 37,
+    "WMT'14 En-De 6L-6L": 63,
+    "WMT'14 En-De 12L-12L": 107,
+    "WMT'14 En-De 18L-18L": 151,
+    "WMT'14 En-Fr 6L-6L": 67,
+    "WMT'14 En-Fr 60L-12L": 262,
+}
+"""Millions, by model."""
+
+PARAMETERS: Final = Artefact(
+    id="liu2020.parameters",
+    paper="Liu et al. 2020, Appendix D (arXiv 2004.08249)",
+    shows="Millions of parameters of each model; one matrix embeds source, target and output.",
+    published=_PARAMETERS,
+    asserts="Models of these sizes have as many, with about 10k, 37k and 44.5k vocabulary entries.",
+    study="parameter_counts",
+    settings={
+        "models": {
+            "IWSLT'14 De-En small": ("small", 6, 6, 10_000),
+            "WMT'14 En-De 6L-6L": ("base", 6, 6, 37_000),
+            "WMT'14 En-De 12L-12L": ("base", 12, 12, 37_000),
+            "WMT'14 En-De 18L-18L": ("base", 18, 18, 37_000),
+            "WMT'14 En-Fr 6L-6L": ("base", 6, 6, 44_500),
+            "WMT'14 En-Fr 60L-12L": ("base", 60, 12, 44_500),
+        },
+        "published": _PARAMETERS,
+    },
+    claims=tuple(
+        within(
+            -0.5,
+            0.5,
+            f"millions more than published, {name}",
+            name,
+            published=f"{count}",
+            derived="rounds to the millions that are printed",
+        )
+        for name, count in _PARAMETERS.items()
+    ),
+)

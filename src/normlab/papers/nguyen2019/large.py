@@ -1,0 +1,130 @@
+"""Tables 6 and 8: much data, and perplexities (Nguyen and Salazar 2019, arXiv 1910.05895)."""
+
+from __future__ import annotations
+
+from typing import Final
+
+from normlab.papers.bases import CURVES, LAPTOP
+from normlab.papers.cells import cells
+from normlab.papers.nguyen2019.bases import MODELS, SMALLER, laptop
+from normlab.spec.artefact import Artefact
+from normlab.spec.claim import ORDER, RATIO, at_least, at_most, within
+from normlab.spec.trainings import Trainings
+
+TABLE6: Final = Artefact(
+    id="nguyen2019.table6",
+    paper="Nguyen and Salazar 2019, Table 6 (arXiv 1910.05895)",
+    shows="BLEU on newstest2014 of WMT'14 En-De: BPE 32k, warm-up 4000, lr 1e-3, betas (0.9, 0.98), 8192 "
+    "tokens x 10 accumulations, dropouts 0.1, clip 1.0, 40 epochs, Xavier uniform; compounds split before "
+    "BLEU.",
+    published={
+        "Post+LN as published before": 27.3,
+        "Pre+LN": 26.83,
+        "Pre+FixNorm+ScaleNorm": 27.07,
+        "Post+LN": 27.58,
+        "Post+FixNorm+ScaleNorm": 27.57,
+    },
+    asserts="With much data Post is better than Pre, and FixNorm+ScaleNorm is not worse than LayerNorm.",
+    study="trainings",
+    settings={
+        "measures": {
+            "post": ("difference", "bleu", "Post+LN", "Pre+LN"),
+            "pre_scalenorm": ("difference", "bleu", "Pre+FixNorm+ScaleNorm", "Pre+LN"),
+            "post_scalenorm": ("difference", "bleu", "Post+FixNorm+ScaleNorm", "Post+LN"),
+        }
+    },
+    trainings={
+        "laptop": Trainings(
+            LAPTOP,
+            {
+                name: {"recipe": f"{recipe}+warmup+inverse_sqrt", "optim.lr": 2e-3, "optim.warmup_steps": 60}
+                for name, recipe in (
+                    ("Pre+LN", "pre"),
+                    ("Pre+FixNorm+ScaleNorm", "pre+fixnorm+scalenorm"),
+                    ("Post+LN", "post"),
+                    ("Post+FixNorm+ScaleNorm", "post+fixnorm+scalenorm"),
+                )
+            },
+            differs="Dates of the built-in corpus in place of WMT'14 En-De, width 64 in place of 512, 200 "
+            "steps of 1,024 positions in place of 40 epochs of 81,920, no dropout, Xavier normal. The peak "
+            "rate is 2e-3 after 60 steps of warm-up. What much data does cannot be seen at this size.",
+        )
+    },
+    claims=(
+        at_least(
+            0.0,
+            "BLEU of Post-LN minus that of Pre-LN",
+            "post",
+            published="27.58 against 26.83",
+            derived=ORDER,
+        ),
+        *(
+            at_least(
+                -1.0,
+                f"BLEU of {name} with FixNorm and ScaleNorm minus that with LayerNorm",
+                measure,
+                published=published,
+                convention="not worse: at most 1 BLEU below",
+            )
+            for name, measure, published in (
+                ("Pre-LN", "pre_scalenorm", "27.07 against 26.83"),
+                ("Post-LN", "post_scalenorm", "27.57 against 27.58"),
+            )
+        ),
+    ),
+    drawings=CURVES,
+)
+
+TABLE8: Final = Artefact(
+    id="nguyen2019.table8",
+    paper="Nguyen and Salazar 2019, Table 8 (arXiv 1910.05895)",
+    shows="Perplexity of training and test text under label smoothing, LayerNorm against ScaleNorm.",
+    published=cells(
+        ("LayerNorm train", "LayerNorm test", "ScaleNorm train", "ScaleNorm test"),
+        {
+            "gl-en": (11.792, 54.300, 10.151, 45.770),
+            "sk-en": (14.078, 20.460, 14.004, 19.080),
+            "en-vi": (15.961, 17.950, 16.719, 17.100),
+            "en-he": (15.562, 14.950, 15.906, 15.080),
+            "ar-en": (14.372, 13.450, 14.165, 13.290),
+        },
+    ),
+    asserts="ScaleNorm has no clear effect on the training text and lowers the perplexity of the test text, "
+    "but for en-he.",
+    discussion="Both are Pre-LN with FixNorm here, as in rows (3) and (4) of Table 3.",
+    study="trainings",
+    settings={
+        "shown": "perplexity_smoothed",
+        "measures": {
+            "train": ("train_perplexity_ratio", "ScaleNorm", "LayerNorm"),
+            "test": ("score_ratio", "perplexity_smoothed", "ScaleNorm", "LayerNorm"),
+        },
+    },
+    trainings={
+        "laptop": laptop(
+            {
+                "LayerNorm": MODELS["Pre+FixNorm+LN"],
+                "ScaleNorm": MODELS["Pre+FixNorm+ScaleNorm"],
+            },
+            differs=SMALLER + " One text stands for five pairs.",
+        )
+    },
+    claims=(
+        within(
+            0.8,
+            1.25,
+            "perplexity of ScaleNorm on the training text over that of LayerNorm",
+            "train",
+            published="0.86 to 1.05: no conclusive trend",
+            convention="no clear effect: less than a quarter either way",
+        ),
+        at_most(
+            1.0,
+            "perplexity of ScaleNorm on the test text over that of LayerNorm",
+            "test",
+            published="0.84 to 0.99, en-he 1.01",
+            derived=RATIO,
+        ),
+    ),
+    drawings=CURVES,
+)

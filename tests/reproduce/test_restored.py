@@ -1,0 +1,66 @@
+"""Measures of trained models: their plain form, their loss on the training text, Theorem 2's constant."""
+
+import math
+from dataclasses import replace
+
+import pytest
+import torch
+
+from normlab.examine.subjects import of_run
+from normlab.papers.bases import LAPTOP
+from normlab.recipes.grammar import resolve
+from normlab.reproduce.restored import TRAINING_BATCHES
+from normlab.reproduce.trained import KINDS, Trained
+from normlab.spec.config import DataConfig
+from normlab.tasks.translation import Translation
+from normlab.training.train import train
+
+BASE = replace(
+    LAPTOP,
+    data=DataConfig(builtin="dates-de-en", builtin_pairs=300, vocab_size=200),
+    model=replace(LAPTOP.model, dim=16, ffn_dim=16, heads=2, encoder_layers=2, decoder_layers=2),
+    train=replace(LAPTOP.train, steps=4, max_tokens=256, validate_every_steps=4, dev_decode_sentences=4),
+    machine=replace(LAPTOP.machine, threads=1),
+)
+
+
+@pytest.fixture(scope="module")
+def some(tmp_path_factory):
+    root = tmp_path_factory.mktemp("runs")
+    data, _ = Translation.prepare(BASE.data, root / "data")
+    cells = {
+        name: [train(resolve("admin", replace(BASE, data=data, optim=replace(BASE.optim, lr=lr))), root)]
+        for name, lr in (("still", 1e-12), ("moved", 1e-2))
+    }
+    return Trained(cells)
+
+
+def test_a_plain_form_has_the_same_logits(some):
+    found = KINDS["fold_difference"](some, "moved")
+    assert 0 < found.value < 1e-5
+
+
+def training_loss(folder):
+    task = of_run(folder, "best", tokens=256).batch.task
+    model = of_run(folder, "best", tokens=256).model.eval()
+    batches = [task.batch(i) for i in range(TRAINING_BATCHES)]
+    with torch.no_grad():
+        return sum(float(task.loss(model, b).loss) for b in batches) / sum(int(b.tokens) for b in batches)
+
+
+def test_the_perplexity_of_the_training_text_is_that_of_its_first_batches(some):
+    (still,), (moved,) = some.cells.values()
+    expected = math.exp(training_loss(moved) - training_loss(still))
+    assert KINDS["train_perplexity_ratio"](some, "moved", "still").value == pytest.approx(expected)
+    assert expected < 0.99
+
+
+def test_a_ratio_of_scores(some):
+    (still,), (moved,) = (some.scores(some.metric("perplexity_smoothed"), c) for c in ("still", "moved"))
+    found = KINDS["score_ratio"](some, "perplexity_smoothed", "moved", "still")
+    assert found.value == pytest.approx(moved / still)
+
+
+def test_the_constant_of_weights_that_did_not_move_is_that_of_initialisation(some):
+    assert KINDS["constant_ratio"](some, "still").value == pytest.approx(1.0, abs=1e-4)
+    assert KINDS["constant_ratio"](some, "moved").value != pytest.approx(1.0, abs=1e-3)
