@@ -2,6 +2,7 @@ from dataclasses import replace
 
 import pytest
 
+from normlab.papers import ARTEFACTS
 from normlab.papers.words import (
     basis,
     command,
@@ -9,11 +10,13 @@ from normlab.papers.words import (
     earlier,
     in_short,
     measured,
+    missing,
     overall,
+    pace,
     standing_in_words,
     undecided,
 )
-from normlab.spec.artefact import Superseded
+from normlab.spec.artefact import Reproduction, Superseded
 from normlab.spec.claim import Measure, at_least
 from normlab.store.reproductions import Standing
 from report.reproductions import ARTEFACT, changed, found
@@ -98,3 +101,17 @@ def test_an_undecided_claim_says_what_it_needs():
     claim = at_least(1.0, "c", "m", needs="a GPU")
     assert undecided(claim, {"another": Measure.exact(1.0)}) == "to decide it: a GPU"
     assert undecided(claim, {"m": Measure.exact(1.0)}) == ""
+
+
+def test_what_is_missing_says_how_long_it_takes_at_the_pace_of_kept_results():
+    both = [ARTEFACTS[id_] for id_ in ("xiong2020.fig6", "xiong2020.fig2b")]
+    measured_, open_ = (Standing(artefact, "not run") for artefact in both)
+    assert pace([measured_, open_]) is None
+    assert "core" not in in_short(open_)
+    runs = measured_.artefact.trainings["laptop"]
+    table = [{"run": "r", "seconds": 100.0}] * (len(runs.cells) * runs.seeds)
+    kept = Reproduction(both[0].id, both[0].fingerprint(), {}, {"runs": table}, {}, 1.0)
+    found_ = pace([Standing(both[0], "agrees", kept), open_])
+    assert found_ is not None
+    assert in_short(open_, found_) == missing(both[1], found_)
+    assert "15 runs to train, about 20 minutes of one core" in in_short(open_, found_)

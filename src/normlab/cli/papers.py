@@ -246,14 +246,15 @@ def _show_all(standings: Sequence[Standing]) -> None:
     from rich.text import Text
 
     from normlab.cli import terminal
-    from normlab.papers.words import in_short, overall, standing_in_words
+    from normlab.papers.words import in_short, overall, pace, standing_in_words
 
+    seconds = pace(standings)
     roomy = terminal.console().width >= WIDE
     table = terminal.table(
         "artefact", "claims that hold", "what it shows", *(("what was measured",) if roomy else ())
     )
     for s in standings:
-        short = in_short(s)
+        short = in_short(s, seconds)
         said = [Text(s.artefact.shows), Text(short)]
         cells = said if roomy else [Text("\n").join(filter(None, said))]
         table.add_row(Text(s.artefact.id), Text(standing_in_words(s), STYLES.get(s.state, "dim")), *cells)

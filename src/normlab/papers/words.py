@@ -9,7 +9,7 @@ from typing import Final
 from normlab.papers import STUDIES
 from normlab.spec.artefact import Artefact, Reproduction, Superseded, Tally
 from normlab.spec.claim import VERDICTS, Claim, Measure, Verdict
-from normlab.spec.trainings import LAPTOP
+from normlab.spec.trainings import LAPTOP, Trainings, work
 from normlab.spec.units import count
 from normlab.store.reproductions import STATES, Standing, State
 
@@ -88,11 +88,13 @@ def _bases(claim: Claim) -> tuple[tuple[str, str], ...]:
     return ("derived", claim.derived), ("convention", claim.convention), ("check", claim.check)
 
 
-def in_short(standing: Standing, most: int = 2) -> str:
-    """The measures of the claims that do not agree, or else of the first."""
-    found, claims = standing.found, standing.artefact.claims
+def in_short(standing: Standing, pace: float | None = None) -> str:
+    """The measures of the claims that do not agree, or else of the first; of an artefact without a result the
+    trainings that it needs, with their time at a ``pace``.
+    """
+    found, claims, most = standing.found, standing.artefact.claims, 2
     if standing.trouble or found is None or not claims:
-        return standing.trouble or missing(standing.artefact)
+        return standing.trouble or missing(standing.artefact, pace)
     order = sorted(
         claims, key=lambda claim: (bool(claim.check), VERDICTS.index(claim.verdict(found.measures)))
     )
@@ -100,13 +102,33 @@ def in_short(standing: Standing, most: int = 2) -> str:
     return ", ".join([*shown, *([] if len(claims) <= most else ["..."])])
 
 
-def missing(artefact: Artefact) -> str:
-    """The trainings that an artefact needs at the laptop scale; empty where it needs none."""
+def missing(artefact: Artefact, pace: float | None = None) -> str:
+    """The trainings that an artefact needs at the laptop scale, with their time at a ``pace`` in seconds per
+    work; empty where it needs none.
+    """
     trainings = artefact.trainings.get(LAPTOP)
     if trainings is None:
         return ""
     runs = count(len(trainings.cells) * trainings.seeds, "run")
-    return f"{runs} to train, or fewer if other artefacts share them"
+    minutes = max(1, round(pace * _work(trainings) / 60)) if pace else 0
+    takes = f", about {count(minutes, 'minute')} of one core" if minutes else ""
+    return f"{runs} to train{takes}, or fewer if other artefacts share them"
+
+
+def pace(standings: Iterable[Standing]) -> float | None:
+    """Seconds of one core per ``trainings.work`` in the results of trainings at the laptop scale; None where
+    there is none.
+    """
+    seconds = works = 0.0
+    for artefact, found in ((s.artefact, s.found) for s in standings if s.fresh):
+        if found is not None and found.scale in artefact.trainings:
+            seconds += sum(row["seconds"] for row in found.tables["runs"])
+            works += _work(artefact.trainings[found.scale])
+    return seconds / works if works else None
+
+
+def _work(trainings: Trainings) -> float:
+    return sum(work(config) for _, _, config in trainings.configs())
 
 
 def earlier(one: Superseded) -> str:

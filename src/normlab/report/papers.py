@@ -9,7 +9,7 @@ from pathlib import Path
 
 from markupsafe import Markup
 
-from normlab.papers.words import in_short, overall, standing_in_words
+from normlab.papers.words import in_short, overall, pace, standing_in_words
 from normlab.report.page import Cell, Page, Section, Table
 from normlab.report.reproduction import state_cell
 from normlab.spec.arguments import validate_arguments
@@ -40,19 +40,19 @@ def papers_page(standings: Sequence[Standing], linked: set[str]) -> str:
         "numbers? A claim is written before its result is measured; one that was changed keeps its earlier "
         "versions, with what was found for them. A check cannot fail unless the measurement is wrong.",
         blocks=[
-            Section(key, [_table(list(group), linked)], key)
+            Section(key, [_table(list(group), linked, pace(standings))], key)
             for key, group in groupby(standings, lambda s: s.artefact.id.partition(".")[0])
         ],
     ).html()
 
 
-def _table(standings: Sequence[Standing], linked: set[str]) -> Table:
+def _table(standings: Sequence[Standing], linked: set[str], seconds: float | None) -> Table:
     rows = [
         [
             Cell(_breakable(s.artefact.id), href=f"{s.artefact.id}.html" if s.artefact.id in linked else ""),
             state_cell(s.state, standing_in_words(s)),
             Cell(s.artefact.shows, small=s.artefact.paper),
-            Cell(in_short(s)),
+            Cell(in_short(s, seconds)),
         ]
         for s in standings
     ]
