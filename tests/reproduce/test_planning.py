@@ -67,6 +67,24 @@ def test_a_run_that_is_done_here_or_kept_is_not_planned(tmp_path, monkeypatch):
     assert not found.open_runs("p.narrow")
 
 
+def test_some_seeds_are_enough_where_the_trainings_say_so(tmp_path):
+    def planned(least):
+        some = replace(WIDE.trainings["laptop"], seeds=3, least=least)
+        return plan([replace(WIDE, trainings={"laptop": some})], tmp_path)
+
+    for seed in (1, 2):
+        for config in planned(0).todo.values():
+            if config.seeds.init == seed and (seed, config.recipe) != (2, "admin"):
+                done(RunFolder.create(tmp_path / run_id(config), config))
+    assert planned(0).whole("p.wide") == planned(2).whole("p.wide") == {}
+    first = planned(1).whole("p.wide")
+    assert {cell: len(some) for cell, some in first.items()} == {"post": 1, "pre": 1, "admin": 1}
+    assert len(planned(1).open_runs("p.wide")) == 4
+    ended = []
+    Training(planned(1), tmp_path, 1, budget=0.0).run(ended.append)
+    assert ended == ["p.wide"]
+
+
 def test_the_cell_that_cannot_be_built_is_named(tmp_path):
     with pytest.raises(UserError, match=r"p.wrong, odd: .*pots.*did you mean 'post'"):
         plan([artefact("wrong", {"odd": {"recipe": "pots"}})], tmp_path)

@@ -84,6 +84,8 @@ class Reproduce:
     budget: str = ""
     """Time for the trainings, such as 2h or 90min, after which no other run starts; the same command goes on.
     """
+    without: tuple[str, ...] = ()
+    """Artefacts or papers to leave out, such as one whose runs take hours."""
     again: Switch = False
     """Also measure what was measured for the same claim already."""
     imports: Imports = ()
@@ -95,7 +97,7 @@ class Reproduce:
 
         budget, wanted = seconds_of(self.budget), self._wanted()
         standings = _standings(wanted, self.runs, self.scale)
-        fresh = {s.artefact.id for s in standings if s.fresh and not self.again}
+        fresh = {s.artefact.id for s in standings if s.whole and not self.again}
         for artefact in (a for a in wanted if a.id in fresh):
             self._done(artefact, None)
         open_ = [artefact for artefact in wanted if artefact.id not in fresh]
@@ -113,9 +115,12 @@ class Reproduce:
         """Raises UserError where none of several has a study; one named by its id says so itself."""
         from normlab.papers import ARTEFACTS, chosen
 
-        found = chosen(self.names)
+        left_out = chosen(self.without)
+        found = [artefact for artefact in chosen(self.names) if artefact not in left_out]
         wanted = [a for a in found if a.study or a.id in self.names]
         if not wanted:
+            if found != chosen(self.names):
+                raise UserError("--without leaves nothing to measure; leave out fewer")
             having = ", ".join(a.id for a in ARTEFACTS.values() if a.study)
             raise UserError(f"no artefact of {', '.join(self.names)} has a study yet; these have: {having}")
         scales = dict.fromkeys(scale for artefact in wanted for scale in artefact.trainings)
@@ -148,7 +153,7 @@ class Reproduce:
         training = Training(planned, self.runs, jobs, budget, _progress)
 
         def ended(id_: str) -> None:
-            runs = planned.cells[id_]
+            runs = planned.whole(id_)
             measure = partial(
                 reproduce, todo[id_], self._texts(), self.runs, _progress, scale=self.scale, runs=runs
             )

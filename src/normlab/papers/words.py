@@ -120,7 +120,7 @@ def pace(standings: Iterable[Standing]) -> float | None:
     there is none.
     """
     seconds = works = 0.0
-    for artefact, found in ((s.artefact, s.found) for s in standings if s.fresh):
+    for artefact, found in ((s.artefact, s.found) for s in standings if s.whole):
         if found is not None and found.scale in artefact.trainings:
             seconds += sum(row["seconds"] for row in found.tables["runs"])
             works += _work(artefact.trainings[found.scale])

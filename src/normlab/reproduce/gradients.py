@@ -18,7 +18,7 @@ from normlab.reproduce.intervals import geometric, highest, log_slope, lowest, m
 from normlab.reproduce.lab import Lab, Row, apart, curves, having, padding_masks, size
 from normlab.reproduce.statements import norm_factors
 from normlab.reproduce.theory import Setting
-from normlab.reproduce.trained import Trained, measured
+from normlab.reproduce.trained import trainings
 from normlab.spec.artefact import Measurement
 from normlab.spec.claim import Measure
 
@@ -234,8 +234,9 @@ def sublayer_outputs(
         measures[f"{placement}_other_step"] = mean_ratio(
             geometric([s.through("self_attention"), s.through("ffn")]) for s in crossing
         )
-    measures |= measured(Trained(lab.runs), training or {})
-    return Measurement(measures, apart(rows, "stack"), lab.facts(text, tokens, seeds))
+    found = trainings(lab, measures=training) if training else Measurement({})
+    facts = {**found.facts, **lab.facts(text, tokens, seeds)}
+    return Measurement(measures | found.measures, {**apart(rows, "stack"), **found.tables}, facts)
 
 
 def _named(table: Table, placement: str, seed: int, **more: str) -> list[Row]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from itertools import takewhile
 from pathlib import Path
 from typing import Final
 
@@ -35,6 +36,17 @@ class Plan:
     """The run folders by the artefact's id and its cell."""
     todo: Mapping[str, Config]
     """The configurations that are still to be trained, by run id, the most informative ones first."""
+
+    least: Mapping[str, int]
+    """The number of seeds that are enough to measure an artefact, by its id."""
+
+    def whole(self, id_: str) -> Cells:
+        """The runs of an artefact by cell, of the seeds that every cell has finished; none where they are too
+        few.
+        """
+        done = [len(list(takewhile(_done, some))) for some in self.cells[id_].values()]
+        seeds = min(done)
+        return {c: some[:seeds] for c, some in self.cells[id_].items()} if seeds >= self.least[id_] else {}
 
     def runs(self, id_: str) -> dict[str, RunFolder]:
         """The runs of an artefact by id, whether they are done or not."""
@@ -88,7 +100,8 @@ def plan(artefacts: Sequence[Artefact], root: Path, *, scale: Scale = LAPTOP, jo
             folders.setdefault(cell, []).append(_folder(run_id(config), root))
         cells[artefact.id] = {cell: tuple(some) for cell, some in folders.items()}
         configs[artefact.id] = {run: config for _, run, config in sorted(own, key=lambda one: one[0])}
-    found = Plan(cells, {})
+    least = {a.id: t.least or t.seeds for a in artefacts if (t := a.trainings.get(scale))}
+    found = Plan(cells, {}, least)
     open_ = {run for id_ in cells for run in found.open_runs(id_)}
     missing = {id_: {run: c for run, c in own.items() if run in open_} for id_, own in configs.items()}
     return replace(found, todo=_ordered(missing, {a.id: max(1, len(a.claims)) for a in artefacts}))
@@ -137,7 +150,9 @@ class Training:
     """Runs that the budget left out."""
 
     def run(self, ended: Callable[[str], None]) -> None:
-        """Train; ``ended`` is called with the id of each artefact as soon as it has all its runs."""
+        """Train; ``ended`` is called with the id of each artefact as soon as it has all its runs, and in the
+        end with those that have enough of them.
+        """
         start, open_, ended_runs = time.monotonic(), set(self.plan.cells), list[Config]()
         queue = Queue(self.root, self.jobs, lambda folders: self._stop_in_time(queue, start, ended_runs))
 
@@ -156,6 +171,8 @@ class Training:
             queue.add(config)
         queue.run(after)
         self.failed = queue.failed
+        for id_ in sorted(id_ for id_ in open_ if self.plan.whole(id_)):
+            ended(id_)
 
     def _stop_in_time(self, queue: Queue, start: float, ended_runs: Sequence[Config]) -> None:
         if self.budget is None or not queue.waiting:

@@ -89,7 +89,8 @@ def trainings(
     scales. ``shown`` names the metric of the table of cells; empty: the headline.
     """
     runs = Trained(lab.runs)
-    found = measured(runs, {**measures, **(published or {} if lab.scale == "paper" else {})})
+    wanted = {**measures, **(published or {} if lab.scale == "paper" else {})}
+    found = {name: KINDS[kind_](runs, *rest) for name, (kind_, *rest) in wanted.items()}
     metric = runs.metric(shown)
     tables = {
         "cells": [_cell(runs, metric, cell) for cell in runs.cells],
@@ -98,11 +99,6 @@ def trainings(
         "gradients": list(_gradients(runs)),
     }
     return Measurement(found, tables, _facts(runs))
-
-
-def measured(runs: Trained, measures: Mapping[str, Sequence[Any]]) -> dict[str, Measure]:
-    """Measures by name, each given as a kind with its arguments."""
-    return {name: KINDS[kind_](runs, *rest) for name, (kind_, *rest) in measures.items()}
 
 
 # ------------------------------------------------------------------------------------------------ kinds

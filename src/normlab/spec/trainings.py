@@ -26,6 +26,8 @@ class Trainings:
     """Runs a cell: the seeds 1, 2 and so on draw the weights, the order of the data and dropout."""
     differs: str = ""
     """How this scale differs from the paper's settings, and what it keeps of them, in a sentence."""
+    least: int = 0
+    """Seeds that are enough for a first measurement, while the others are still missing; 0: all of them."""
 
     def configs(self) -> Iterator[tuple[str, int, Config]]:
         """Each cell and seed with its configuration, whose recipe is a name that is not resolved yet.

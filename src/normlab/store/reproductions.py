@@ -45,6 +45,15 @@ class Standing:
         found = self.found
         return found is not None and not found.stand_in and _current(self.artefact, found)
 
+    @property
+    def whole(self) -> bool:
+        """Whether the result is ``fresh`` and has all of its trainings."""
+        found = self.found
+        if not self.fresh or found is None or found.scale not in self.artefact.trainings:
+            return self.fresh
+        trainings = self.artefact.trainings[found.scale]
+        return len(found.tables["runs"]) == len(trainings.cells) * trainings.seeds
+
 
 def folders(runs: Path) -> tuple[Path, ...]:
     """The folders that are searched for reproductions, in this order."""
