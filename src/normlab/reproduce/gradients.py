@@ -236,7 +236,7 @@ def sublayer_outputs(
         )
     found = trainings(lab, measures=training) if training else Measurement({})
     facts = {**found.facts, **lab.facts(text, tokens, seeds)}
-    return Measurement(measures | found.measures, {**apart(rows, "stack"), **found.tables}, facts)
+    return Measurement({**measures, **found.measures}, {**apart(rows, "stack"), **found.tables}, facts)
 
 
 def _named(table: Table, placement: str, seed: int, **more: str) -> list[Row]:
