@@ -10,7 +10,7 @@ import re
 from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import date
-from functools import cache, partial
+from functools import cache, lru_cache, partial
 from random import Random
 from typing import Any, NamedTuple
 
@@ -35,6 +35,7 @@ class Splits:
     test: Pairs
 
 
+@lru_cache(maxsize=1)  # a worker trains many configurations on one corpus
 def generate(name: str, *, pairs: int, seed: int) -> Splits:
     """Generate ``pairs`` training pairs and 500 pairs each of dev and test of the corpus
     ``<kinds>-<source>-<target>``.
