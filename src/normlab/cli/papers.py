@@ -287,8 +287,8 @@ def _show_one(standing: Standing) -> None:
         terminal.write(stood_in(standing.found))
     if standing.state == "stale":
         terminal.write("stale: this was measured for another claim; the verdicts above are not valid")
-    if artefact.discussion:
-        terminal.write("", Text(artefact.discussion))
+    for said in filter(None, (artefact.discussion, artefact.finding)):
+        terminal.write("", Text(said))
     if standing.path is not None:
         terminal.write("", f"result: {standing.path}")
     terminal.write("", command(artefact) if artefact.study else "No study decides it yet.")

@@ -12,17 +12,19 @@ from typing import Final, NoReturn, TypeAlias
 
 from normlab.errors import UserError
 from normlab.papers import apx, liu2020, nguyen2019, xiong2020
-from normlab.spec.artefact import Artefact, Drawing, Measurement
+from normlab.spec.artefact import Artefact, Drawing, Measurement, Paper
 from normlab.spec.claim import Claim, Measure
 
 __all__ = [
     "ARTEFACTS",
+    "PAPERS",
     "STUDIES",
     "Artefact",
     "Claim",
     "Drawing",
     "Measure",
     "Measurement",
+    "Paper",
     "artefact",
     "chosen",
     "keys",
@@ -38,6 +40,10 @@ ARTEFACTS: Final[dict[str, Artefact]] = {
     if isinstance(found, Artefact)
 }
 """Every artefact that the papers' modules define, by its id."""
+PAPERS: Final[dict[str, Paper]] = {
+    paper.key: paper for paper in (xiong2020.PAPER, nguyen2019.PAPER, liu2020.PAPER, apx.PAPER)
+}
+"""The papers by key."""
 STUDIES: Final[dict[str, Study]] = {}
 """Functions that measure artefacts, by name; importing ``normlab.reproduce`` registers those of normlab."""
 

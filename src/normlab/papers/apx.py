@@ -4,9 +4,18 @@ from __future__ import annotations
 
 from typing import Final
 
-from normlab.spec.artefact import Artefact
+from normlab.spec.artefact import Artefact, Paper
 from normlab.spec.claim import ORDER, at_least, at_most, within
 
+PAPER: Final = Paper(
+    "apx",
+    "Pre-LN and Post-LN, a page of a masterclass",
+    "ApX Machine Learning 2025",
+    "",
+    "A page of a course: small PyTorch modules of both placements, and in prose that Post-LN may be unstable "
+    "beyond 12 to 24 layers, that Pre-LN takes higher learning rates, that warm-up still helps it, and that "
+    "Post-LN may be a little better where it trains.",
+)
 _SAME: Final = "our wrapper and the page's block compute the same; the margin is for rounding"
 
 BLOCKS: Final = Artefact(

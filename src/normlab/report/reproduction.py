@@ -80,7 +80,7 @@ def reproduction_page(standing: Standing) -> str:
             _claims(standing),
             *_earlier(standing),
             *_pictures(artefact, tables, legend),
-            *([Section("Discussion", [Text(said)], "discussion")] if (said := artefact.discussion) else []),
+            *_said(artefact),
             _published(artefact, found),
             *_tables(found),
             _how(artefact, found),
@@ -203,6 +203,14 @@ def _charts(
         )
         for name, chart in drawn.items()
     ]
+
+
+def _said(artefact: Artefact) -> Iterator[Section]:
+    """What was known before the measurement, and what is thought of its result."""
+    if artefact.discussion:
+        yield Section("Discussion", [Text(artefact.discussion)], "discussion")
+    if artefact.finding:
+        yield Section("Why it differs", [Text(artefact.finding)], "finding")
 
 
 def _published(artefact: Artefact, found: Reproduction | None) -> Section:

@@ -14,6 +14,20 @@ from normlab.spec.trainings import LAPTOP, Scale, Trainings
 
 
 @dataclass(frozen=True)
+class Paper:
+    """A paper, or a page, whose tables, figures and statements are artefacts."""
+
+    key: str
+    """The part of an artefact's id before the dot."""
+    title: str
+    authors: str
+    """Authors and year."""
+    url: str
+    about: str
+    """What it claims, in a few sentences."""
+
+
+@dataclass(frozen=True)
 class Drawing:
     """A chart of a reproduction's table: the columns that become positions, colours and panels."""
 
@@ -65,6 +79,8 @@ class Artefact:
     drawings: Sequence[Drawing] = ()
     discussion: str = ""
     """Contradictions with another paper or within this one, and what was known before the measurement."""
+    finding: str = ""
+    """Why we think that the result differs from the paper; written after the measurement."""
     version: int = 1
     """The number of this version of the claims; earlier ones are kept with what was found for them."""
     date: str = ""

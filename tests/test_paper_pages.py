@@ -1,0 +1,28 @@
+"""The pages of the papers are what claims and kept results say today."""
+
+import pytest
+
+import papers as tool
+from normlab.papers import ARTEFACTS, PAPERS
+
+STALE = f"docs/papers is not what claims and results say; type: {tool.COMMAND}"
+
+
+@pytest.mark.parametrize(
+    ("path", "text"), tool.written().items(), ids=lambda value: getattr(value, "stem", "")
+)
+def test_a_page_is_what_claims_and_results_say(path, text):
+    assert path.read_text(encoding="utf-8") == text, STALE
+
+
+def test_every_artefact_is_of_a_paper():
+    assert {id_.partition(".")[0] for id_ in ARTEFACTS} == PAPERS.keys()
+
+
+def test_what_differs_has_a_reason_or_says_that_there_is_none_yet():
+    for text in tool.written().values():
+        differing = text.partition("## Where we differ")[2].partition("## What is undecided")[0]
+        for part in differing.split("### ")[1:]:
+            *_, why = part.strip().split("\n\n")
+            assert why.endswith(".")
+            assert not why.startswith("- ")
