@@ -114,10 +114,11 @@ def test_pairs_whose_better_loss_has_the_worse_score(runs):
 
 def test_the_study_shows_every_seed_beside_the_mean(runs, tmp_path):
     both = runs(a=[[(1.0, 90.0)], "stuck"])
-    wanted = {"measures": {"m": ("share_trained", "a")}, "published": {"n": ("share_trained", "a")}}
-    found = trainings(Lab(tmp_path, runs=both.cells), **wanted)
-    assert found.measures.keys() == {"m"}
-    assert trainings(Lab(tmp_path, runs=both.cells, scale="paper"), **wanted).measures.keys() == {"m", "n"}
+    names = {"measures": "m", "gpu": "n", "paper": "o"}
+    wanted = {scale: {name: ("share_trained", "a")} for scale, name in names.items()}
+    for scale, measured in (("gpu", {"m", "n"}), ("paper", {"m", "n", "o"}), ("laptop", {"m"})):
+        found = trainings(Lab(tmp_path, runs=both.cells, scale=scale), **wanted)
+        assert found.measures.keys() == measured
     (cell,) = found.tables["cells"]
     assert (cell["seeds"], cell["trained"]) == ("90.0, (0.0)", "1 of 2")
     assert [row["outcome"] for row in found.tables["runs"]] == ["trained", "stuck"]
@@ -135,12 +136,12 @@ def test_every_cell_of_an_artefact_can_be_trained_and_every_measure_reads_cells(
         ids = {run_id(resolve(c.recipe, c, force=True)) for _, _, c in trainings_.configs()}
         assert len(ids) == len(trainings_.cells) * trainings_.seeds
         assert trainings_.differs.strip().endswith(".")
-    published = artefact.settings.get("published", {})
-    measures = {**artefact.settings.get("measures", artefact.settings.get("training", {})), **published}
+    larger = {**artefact.settings.get("gpu", {}), **artefact.settings.get("paper", {})}
+    measures = {**artefact.settings.get("measures", artefact.settings.get("training", {})), **larger}
     claims = {claim.measure: claim for claim in artefact.claims}
     assert {*measures} <= {*claims}
     assert {*measures} == {*claims} or artefact.study not in ("trainings", "learned_scales")
-    assert {name for name, claim in claims.items() if claim.needs} == {*published}
+    assert {name for name, claim in claims.items() if claim.needs} == {*larger}
     cells = set.intersection(*(set(t.cells) for t in artefact.trainings.values()))
     for kind, *arguments in measures.values():
         assert kind in KINDS

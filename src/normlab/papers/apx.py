@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Final
 
+from normlab.papers.bases import CONVERGED
 from normlab.spec.artefact import Artefact, Paper
 from normlab.spec.claim import ORDER, at_least, at_most, within
 
@@ -52,7 +53,6 @@ BLOCKS: Final = Artefact(
 _ROWS: Final = {
     "deep_post": ("liu2020.warmup", "trains"),
     "higher_rates": ("liu2020.fig10", "pre_more_often"),
-    "peak": ("liu2020.fig10", "post_over_pre"),
     "warmup": ("nguyen2019.table4", "no_warmup"),
 }
 """Each sentence's measure: the artefact that has it, and its name there."""
@@ -94,6 +94,7 @@ CLAIMS: Final = Artefact(
             "peak",
             published="Post-LN may win by a little",
             convention="it wins if it wins most cells",
+            needs=CONVERGED,
         ),
         at_most(
             0.0,

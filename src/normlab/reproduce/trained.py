@@ -80,16 +80,19 @@ def trainings(
     lab: Lab,
     *,
     measures: Mapping[str, Sequence[Any]],
-    published: Mapping[str, Sequence[Any]] | None = None,
+    gpu: Mapping[str, Sequence[Any]] | None = None,
+    paper: Mapping[str, Sequence[Any]] | None = None,
     shown: str = "",
 ) -> Measurement:
     """Measures of the artefact's runs, each a kind of ``KINDS`` with its arguments.
 
-    ``published`` are measures that only runs on the paper's own data can give, and are left out at the other
-    scales. ``shown`` names the metric of the table of cells; empty: the headline.
+    ``gpu`` are measures that need trainings to convergence, and are left out at the laptop scale; ``paper``
+    are those that need the paper's own settings, at which alone they are taken. ``shown`` names the metric
+    of the table of cells; empty: the headline.
     """
     runs = Trained(lab.runs)
-    wanted = {**measures, **(published or {} if lab.scale == "paper" else {})}
+    large = {"gpu": gpu or {}, "paper": {**(gpu or {}), **(paper or {})}}
+    wanted = {**measures, **large.get(lab.scale, {})}
     found = {name: KINDS[kind_](runs, *rest) for name, (kind_, *rest) in wanted.items()}
     metric = runs.metric(shown)
     tables = {
@@ -115,6 +118,16 @@ def difference(runs: Trained, metric: str, a: str | Sequence[str], b: str | Sequ
     """The test score of ``a`` minus that of ``b`` within seeds; of several cells their mean on the scale."""
     of = runs.metric(metric)
     return _within_seeds(of, *(_together(runs, of, cells) for cells in (a, b)))
+
+
+@kind
+def difference_size(runs: Trained, metric: str, a: str, b: str) -> Measure:
+    """The size of ``difference``, whichever way it goes; its interval begins at 0 where that of the difference
+    has both signs.
+    """
+    found = difference(runs, metric, a, b)
+    ends = sorted((abs(found.low), abs(found.high)))
+    return Measure(abs(found.value), 0.0 if found.low < 0 < found.high else ends[0], ends[1], found.runs)
 
 
 @kind

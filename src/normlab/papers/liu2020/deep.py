@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Final
 
-from normlab.papers.bases import CURVES, LAPTOP
+from normlab.papers.bases import CONVERGED, CURVES, LAPTOP
 from normlab.spec.artefact import Artefact
 from normlab.spec.claim import ORDER, at_least, at_most
 from normlab.spec.trainings import Trainings
@@ -96,11 +96,13 @@ FIG1_9: Final = Artefact(
     settings={
         "measures": {
             "pre_faster": ("dev_at", "nll", "6L Pre", "6L Post", 0.3),
+            "post_18": ("difference", "nll", "18L Post", "18L Admin"),
+        },
+        "gpu": {
             "pre_worse": ("dev_at", "nll", "6L Pre", "6L Post", 1.0),
             "admin_6": ("dev_at", "nll", "6L Admin", "6L Pre", 1.0),
-            "post_18": ("difference", "nll", "18L Post", "18L Admin"),
             "admin_18": ("dev_at", "nll", "18L Admin", "18L Pre", 1.0),
-        }
+        },
     },
     trainings={
         "laptop": Trainings(
@@ -131,6 +133,7 @@ FIG1_9: Final = Artefact(
             "pre_worse",
             published="Pre worse at the end",
             derived=ORDER,
+            needs=CONVERGED,
         ),
         at_most(
             0.0,
@@ -138,6 +141,7 @@ FIG1_9: Final = Artefact(
             "admin_6",
             published="Admin best at the end",
             derived=ORDER,
+            needs=CONVERGED,
         ),
         at_least(
             0.0,
@@ -152,9 +156,14 @@ FIG1_9: Final = Artefact(
             "admin_18",
             published="Admin best at the end",
             derived=ORDER,
+            needs=CONVERGED,
         ),
     ),
     drawings=CURVES,
+    version=2,
+    date="2026-11-22",
+    reason="The first version took 200 steps for the end. A Post-LN of 6 layers goes on there from 7 BLEU to "
+    "79 after 600 steps at half the rate, and a slower model is not a worse one.",
 )
 
 WARMUP: Final = Artefact(

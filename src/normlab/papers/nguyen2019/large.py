@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Final
 
-from normlab.papers.bases import CURVES, LAPTOP
+from normlab.papers.bases import CONVERGED, CURVES, LAPTOP
 from normlab.papers.cells import cells
 from normlab.papers.nguyen2019.bases import MODELS, SMALLER, laptop
 from normlab.spec.artefact import Artefact
@@ -28,10 +28,12 @@ TABLE6: Final = Artefact(
     study="trainings",
     settings={
         "measures": {
-            "post": ("difference", "bleu", "Post+LN", "Pre+LN"),
             "pre_scalenorm": ("difference", "bleu", "Pre+FixNorm+ScaleNorm", "Pre+LN"),
+        },
+        "gpu": {
+            "post": ("difference", "bleu", "Post+LN", "Pre+LN"),
             "post_scalenorm": ("difference", "bleu", "Post+FixNorm+ScaleNorm", "Post+LN"),
-        }
+        },
     },
     trainings={
         "laptop": Trainings(
@@ -57,6 +59,7 @@ TABLE6: Final = Artefact(
             "post",
             published="27.58 against 26.83",
             derived=ORDER,
+            needs=CONVERGED,
         ),
         *(
             at_least(
@@ -65,14 +68,20 @@ TABLE6: Final = Artefact(
                 measure,
                 published=published,
                 convention="not worse: at most 1 BLEU below",
+                needs=needs,
             )
-            for name, measure, published in (
-                ("Pre-LN", "pre_scalenorm", "27.07 against 26.83"),
-                ("Post-LN", "post_scalenorm", "27.57 against 27.58"),
+            for name, measure, published, needs in (
+                ("Pre-LN", "pre_scalenorm", "27.07 against 26.83", ""),
+                ("Post-LN", "post_scalenorm", "27.57 against 27.58", CONVERGED),
             )
         ),
     ),
     drawings=CURVES,
+    version=2,
+    date="2026-11-22",
+    reason="The first version compared a Post-LN with a Pre-LN after 200 steps. There a Post-LN has not "
+    "converged: at half the rate it goes on from 7 to 79 BLEU in 600 steps. What the table compares are "
+    "models at the end of their training.",
 )
 
 TABLE8: Final = Artefact(

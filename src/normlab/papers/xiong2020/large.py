@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Final
 
-from normlab.papers.bases import CURVES, LAPTOP
+from normlab.papers.bases import CONVERGED, CURVES, LAPTOP
 from normlab.spec.artefact import Artefact
 from normlab.spec.claim import ORDER, at_least, at_most, within
 from normlab.spec.trainings import Trainings
@@ -98,8 +98,9 @@ FOOTNOTE1: Final = Artefact(
     asserts="Its test BLEU is the published one, and above that of the untuned Pre-LN.",
     study="trainings",
     settings={
-        "measures": {"tuned": ("difference", "bleu", "Pre-LN, tuned", "Pre-LN")},
-        "published": {"test_bleu": ("score", "bleu", "Pre-LN, tuned")},
+        "measures": {"trains": ("score", "bleu", "Pre-LN, tuned")},
+        "gpu": {"tuned": ("difference", "bleu", "Pre-LN, tuned", "Pre-LN")},
+        "paper": {"test_bleu": ("score", "bleu", "Pre-LN, tuned")},
     },
     trainings={
         "laptop": Trainings(
@@ -122,11 +123,19 @@ FOOTNOTE1: Final = Artefact(
     },
     claims=(
         at_least(
+            10.0,
+            "test BLEU of the tuned Pre-LN, without warm-up",
+            "trains",
+            published="35.5",
+            convention="it trains if it translates: at least 10 BLEU",
+        ),
+        at_least(
             0.0,
             "test BLEU of the tuned Pre-LN minus that of Figure 4's",
             "tuned",
             published="35.5 against about 34",
             derived=ORDER,
+            needs=CONVERGED,
         ),
         within(
             34.5,
