@@ -122,9 +122,7 @@ def difference(runs: Trained, metric: str, a: str | Sequence[str], b: str | Sequ
 
 @kind
 def difference_size(runs: Trained, metric: str, a: str, b: str) -> Measure:
-    """The size of ``difference``, whichever way it goes; its interval begins at 0 where that of the difference
-    has both signs.
-    """
+    """The size of ``difference`` either way; its interval begins at 0 where the signs of its ends differ."""
     found = difference(runs, metric, a, b)
     ends = sorted((abs(found.low), abs(found.high)))
     return Measure(abs(found.value), 0.0 if found.low < 0 < found.high else ends[0], ends[1], found.runs)
