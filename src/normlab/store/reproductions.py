@@ -52,7 +52,7 @@ class Standing:
         if not self.fresh or found is None or found.scale not in self.artefact.trainings:
             return self.fresh
         trainings = self.artefact.trainings[found.scale]
-        return len(found.tables["runs"]) == len(trainings.cells) * trainings.seeds
+        return len(found.tables.get("runs", ())) == len(trainings.cells) * trainings.seeds
 
 
 def folders(runs: Path) -> tuple[Path, ...]:
