@@ -49,6 +49,20 @@ def test_columns_can_be_read_again_and_again(table):
     assert list(column) == list(column) == ["ola", "adeus"]
 
 
+@pytest.mark.parametrize(
+    ("part", "lines"),
+    [("[1:3]", [1, 2]), ("[:2]", [0, 1]), ("[2:]", [2, 3]), ("[3:9]", [3]), ("[:]", range(4))],
+)
+def test_a_part_is_a_slice_of_lines(table, part, lines):
+    Path("t.txt").write_text("a\nb\nc\nd\n", "utf-8")
+    found = open_lines(f"t.txt{part}")
+    assert list(found) == list(found) == ["abcd"[line] for line in lines]
+    assert read(f"{found.name}") == list(found)
+    assert read("pairs.tsv#gl[1:]") == ["adeus"]
+    Path("t.txt[1:3]").write_text("own", "utf-8")
+    assert read("t.txt[1:3]") == ["own"], "a file of that name is that file"
+
+
 @pytest.mark.parametrize(("ending", "pack"), [(".gz", gzip.compress), (".xz", lzma.compress)])
 def test_packed_tables_and_the_rules_of_files(table, ending, pack):
     (table / f"t.tsv{ending}").write_bytes(pack("\ufeffa\tb\r\n1\t2\r\n".encode()))

@@ -3,25 +3,31 @@
 from __future__ import annotations
 
 import itertools
+import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import final
+from typing import Final, final
 
 from normlab.data.hub import HUB, HubColumn
 from normlab.data.text import TextFile, located
 from normlab.errors import UserError
 from normlab.spec.units import count
 
+_PART: Final = re.compile(r"(.+)\[(\d*):(\d*)\]")
 
-def open_lines(spec: str | Path) -> TextFile | Column | HubColumn:
+
+def open_lines(spec: str | Path) -> TextFile | Column | HubColumn | Part:
     """Return the text that a path of the configuration means; it is read when it is iterated.
 
     ``corpus.de``, a file; ``pairs.tsv#2`` and ``pairs.tsv#en``, a ``Column``;
-    ``hf:wmt14:de-en#train.translation.de``, a ``HubColumn``. A file whose own name has a ``#`` is a file.
-    Raises UserError for a path of none of these forms.
+    ``hf:wmt14:de-en#train.translation.de``, a ``HubColumn``; ``corpus.de[:1000]``, a ``Part`` of any of
+    these. A file whose own name has a ``#`` or a part is a file. Raises UserError for a path of none of these forms.
     """
     text = str(spec)
+    part = _PART.fullmatch(text)
+    if part and not located(text).exists():
+        return Part(open_lines(part[1]), int(part[2] or 0), int(part[3]) if part[3] else None)
     if text.startswith(HUB):
         return HubColumn.of(text)
     if "#" not in text or located(text).exists():
@@ -33,13 +39,14 @@ def open_lines(spec: str | Path) -> TextFile | Column | HubColumn:
     return Column(text[:cut], text[cut + 1 :])
 
 
-def open_text(spec: str | Path) -> TextFile | Column | HubColumn:
+def open_text(spec: str | Path) -> TextFile | Column | HubColumn | Part:
     """Return the text as ``open_lines`` does, for those who iterate it more than once.
 
     Raises UserError for a pipe or a device, whose lines can be read only once.
     """
     text = open_lines(spec)
-    path = None if isinstance(text, HubColumn) else located(text.path)
+    whole = text.text if isinstance(text, Part) else text
+    path = None if isinstance(whole, HubColumn | Part) else located(whole.path)
     if path and path.exists() and not (path.is_file() or path.is_dir()):
         raise UserError(
             f"{spec} is a pipe or a device, and a text is read more than once; save it in a file, and pass "
@@ -104,3 +111,20 @@ class Column:
                 + (f"a number from 1 to {len(names)}" if len(names) > 1 else "1 for its only column")
             )
         return names.index(self.column)
+
+
+@final
+@dataclass(frozen=True)
+class Part:
+    """The lines of a text from one on up to another one, counted from 0 as in Python: ``[start:stop]``."""
+
+    text: TextFile | Column | HubColumn | Part
+    start: int
+    stop: int | None
+
+    @property
+    def name(self) -> str:
+        return f"{self.text.name}[{self.start or ''}:{'' if self.stop is None else self.stop}]"
+
+    def __iter__(self) -> Iterator[str]:
+        return itertools.islice(iter(self.text), self.start, self.stop)
