@@ -152,9 +152,7 @@ def test_it_learns_and_leaves_a_whole_folder(prepared, tmp_path):
 
 
 def hugging_face(model: Encoder, longest: int):
-    """Hugging Face's BERT with our weights. Our embedding is scaled where it is read, so that theirs has its
-    matrix times the square root of the width, and the decoder the matrix itself.
-    """
+    """Hugging Face's BERT with our weights."""
     transformers = pytest.importorskip("transformers")
     dim, layers = model.segments.shape[1], len(model.encoder.sublayers) // 2
     config = transformers.BertConfig(
@@ -168,7 +166,6 @@ def hugging_face(model: Encoder, longest: int):
         attention_probs_dropout_prob=0.0,
         max_position_embeddings=longest,
         layer_norm_eps=1e-5,
-        tie_word_embeddings=False,
     )
     theirs = transformers.BertForPreTraining(config).to(model.segments.dtype)
     bert, cls = theirs.bert, theirs.cls
@@ -202,22 +199,10 @@ def hugging_face(model: Encoder, longest: int):
         copied(cls.predictions.transform.LayerNorm, model.transform_norm)
         copied(cls.seq_relationship, model.next_sentence)
         cls.predictions.bias.copy_(model.token_bias)
-        cls.predictions.decoder.bias = cls.predictions.bias
-        words = bert.embeddings.word_embeddings
-        words.weight.copy_(model.embedding.weight)
-        cls.predictions.decoder.weight = words.weight
-        torch.nn.utils.parametrize.register_parametrization(words, "weight", Times(dim**0.5))
-        assert words.parametrizations.weight.original is cls.predictions.decoder.weight
+        bert.embeddings.word_embeddings.weight.copy_(model.embedding.weight)
+    theirs.tie_weights()
+    assert cls.predictions.decoder.weight is bert.embeddings.word_embeddings.weight
     return theirs
-
-
-class Times(torch.nn.Module):
-    def __init__(self, factor):
-        super().__init__()
-        self.factor = factor
-
-    def forward(self, weight):
-        return weight * self.factor
 
 
 def their_loss(theirs, batch):

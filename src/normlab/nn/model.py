@@ -140,8 +140,11 @@ class SegmentEncoder(TokenModel, ABC):
         """Return the linear layers outside the encoder, the pooler among them, which the scheme fills."""
 
     def hidden(self, ids: Tensor, segments: Tensor | None = None) -> Tensor:
-        """Return the encoder's output `[B, T, D]`; ``segments`` `[B, T]` holds 0 and 1, by default 0."""
-        x = self.position_encoding(self.embedding(ids))
+        """Return the encoder's output `[B, T, D]`; ``segments`` `[B, T]` holds 0 and 1, by default 0.
+
+        Embeddings are not scaled, as in BERT, so that a token weighs as much as its position.
+        """
+        x = self.position_encoding(F.embedding(ids, self.embedding.vectors()))
         x = x + (self.segments[0] if segments is None else F.embedding(segments, self.segments))
         return self.encoder(self.dropout(self.embedding_norm(x)), Context(padding_mask=ids != PAD))
 
