@@ -22,7 +22,8 @@ def open_lines(spec: str | Path) -> TextFile | Column | HubColumn | Part:
 
     ``corpus.de``, a file; ``pairs.tsv#2`` and ``pairs.tsv#en``, a ``Column``;
     ``hf:wmt14:de-en#train.translation.de``, a ``HubColumn``; ``corpus.de[:1000]``, a ``Part`` of any of
-    these. A file whose own name has a ``#`` or a part is a file. Raises UserError for a path of none of these forms.
+    these. A file whose own name has a ``#`` or a part is a file. Raises UserError for a path of none of these
+    forms.
     """
     text = str(spec)
     part = _PART.fullmatch(text)
