@@ -92,6 +92,17 @@ def test_the_cell_that_cannot_be_built_is_named(tmp_path):
         changed(BASE, {"optim.rate": 1.0})
 
 
+def test_an_artefact_whose_text_is_not_there_does_not_stop_the_others(tmp_path, monkeypatch):
+    monkeypatch.delenv("NORMLAB_DATA", raising=False)
+    own = replace(BASE, task="language_model", data=DataConfig(train_text="$NORMLAB_DATA/x", dev_text="y"))
+    own = replace(own, model=replace(own.model, encoder_layers=0))
+    lacking = replace(NARROW, id="p.lacking", trainings={"laptop": Trainings(own, {"post": POST})})
+    found = plan([lacking, NARROW], tmp_path)
+    assert "export NORMLAB_DATA" in found.without_text["p.lacking"]
+    assert found.cells.keys() == {"p.narrow"}
+    assert len(found.todo) == 2
+
+
 @pytest.mark.slow
 def test_a_budget_starts_no_run_that_would_not_end_and_the_rest_goes_on(tmp_path):
     told, ended = [], []

@@ -148,8 +148,11 @@ class Reproduce:
         from normlab.reproduce.planning import Training, plan
         from normlab.spec.request import usable_cores
 
-        jobs, failed = self.jobs or usable_cores(), list[str]()
+        jobs = self.jobs or usable_cores()
         planned = plan(list(todo.values()), self.runs, scale=self.scale, jobs=jobs)
+        failed = list(planned.without_text)
+        for id_, reason in planned.without_text.items():
+            failures.write(f"normlab: {id_}: {reason}")
         training = Training(planned, self.runs, jobs, budget, _progress)
 
         def ended(id_: str) -> None:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Final
+from dataclasses import replace
+from typing import Any, Final
 
 from normlab.spec.artefact import Drawing
 from normlab.spec.config import Config, DataConfig, DecodeConfig, ModelConfig, OptimConfig, TrainConfig
@@ -20,6 +21,82 @@ CONVERGED: Final = "trainings to convergence, at the gpu scale"
 """What a claim needs that compares models at the end of their training: a Post-LN is far from it after the
 200 steps of the laptop scale.
 """
+_BROWN: Final = "$NORMLAB_DATA/text/brown.txt"
+BERT: Final = Config(
+    recipe="pre",
+    task="bert_pretraining",
+    model=ModelConfig(
+        dim=64,
+        ffn_dim=256,
+        heads=4,
+        encoder_layers=4,
+        decoder_layers=0,
+        encoder_placement="pre",
+        decoder_placement="pre",
+        position_encoding="rope",
+        embedding_norm=True,
+        activation="gelu",
+        dropout=0.0,
+    ),
+    data=DataConfig(
+        train_text=f"{_BROWN}[:46368]",
+        dev_text=f"{_BROWN}[46368:50518]",
+        test_text=f"{_BROWN}[50518:]",
+        vocab_size=500,
+        block_len=32,
+    ),
+    optim=OptimConfig(
+        lr=3e-3,
+        eps=1e-6,
+        optimiser="adamw",
+        weight_decay=0.01,
+        weight_decay_on="matrices",
+        max_grad_norm=1.0,
+        schedule="linear",
+        warmup_steps=400,
+        label_smoothing=0.0,
+    ),
+    train=TrainConfig(steps=8000, max_tokens=512, validate_every_steps=400),
+)
+"""A small BERT on the Brown corpus: its first 425 documents, then 25 as dev and 50 as test, fiction all."""
+
+
+def _pairs(columns: str, **files: str) -> DataConfig:
+    paths: dict[str, Any] = {name: f"$NORMLAB_DATA/{file}#{columns}" for name, file in files.items()}
+    return DataConfig(tokenizer="", block_len=128, **paths)
+
+
+GLUE: Final = {
+    "MRPC": _pairs(
+        "#1 String,#2 String,Quality",
+        train_pairs="glue.mrpc/msr_paraphrase_train.txt",
+        test_pairs="glue.mrpc/msr_paraphrase_test.txt",
+    ),
+    "RTE": _pairs(
+        "sentence1,sentence2,label", train_pairs="glue.rte/train.tsv", test_pairs="glue.rte/dev.tsv"
+    ),
+}
+"""Pairs of two of GLUE's tasks (Wang et al. 2019, arXiv 1804.07461): MRPC with its official test, RTE with
+GLUE's dev as the test; a tenth of the training pairs is dev.
+"""
+
+
+def fine_tuning(data: DataConfig, *, steps: int) -> Config:
+    """Fine-tuning of ``BERT`` with its optimiser, a warm-up over a tenth of the steps (Devlin et al. 2019,
+    Appendix A.3, arXiv 1810.04805).
+    """
+    return replace(
+        BERT,
+        recipe="pre+warmup",
+        task="classification",
+        data=data,
+        optim=replace(BERT.optim, lr=3e-4, warmup_steps=steps // 10),
+        train=replace(
+            BERT.train, steps=steps, max_tokens=2048, validate_every_steps=steps // 3, stop_early=False
+        ),
+    )
+
+
 CURVES: Final = (
     Drawing("curves", "step", "bleu", "Dev BLEU through training", "step", "BLEU", colour="cell"),
     Drawing("curves", "step", "nll", "Dev NLL through training", "step", "nats per token", colour="cell"),

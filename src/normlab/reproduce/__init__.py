@@ -22,6 +22,7 @@ from normlab.reproduce import (  # noqa: F401 (they register)
     amplification,
     answers,
     encoders,
+    fine_tuning,
     gradients,
     learned,
     pieces,

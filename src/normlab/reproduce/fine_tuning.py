@@ -2,16 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import product
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 import numpy as np
 
 from normlab.jobs.queue import Queue
+from normlab.papers import study
+from normlab.papers.bases import GLUE
+from normlab.papers.bases import fine_tuning as of_pairs
 from normlab.reproduce.intervals import mean
+from normlab.reproduce.lab import Lab
+from normlab.reproduce.trained import trainings
+from normlab.spec.artefact import Measurement
 from normlab.spec.claim import Measure
 from normlab.spec.config import Config, SeedConfig, run_id
 from normlab.spec.metric import NLL
@@ -33,16 +39,51 @@ class FineTuned:
     """The best cell of a search, and the accuracy of its model on the test pairs over seeds."""
 
     chosen: Config
-    accuracy: Measure
-    """In percent, with its 95% interval over seeds."""
-    scores: tuple[float, ...]
+    runs: tuple[RunFolder, ...]
     majority: float
     """The accuracy of always giving the commonest label of the training pairs, in percent."""
+
+    @property
+    def scores(self) -> tuple[float, ...]:
+        return tuple(read_scores(folder.scores)["accuracy"] for folder in self.runs)
+
+    @property
+    def accuracy(self) -> Measure:
+        """In percent, with its 95% interval over seeds."""
+        return mean(self.scores)
 
     @property
     def beats_majority(self) -> bool:
         """Whether the whole interval is above the commonest label's accuracy."""
         return self.accuracy.low > self.majority
+
+
+@study
+def fine_tuning(
+    lab: Lab,
+    *,
+    tasks: Sequence[str],
+    measures: Mapping[str, Sequence[Any]],
+    **ranges: Sequence[Any],
+) -> Measurement:
+    """Measures of the fine-tuned runs, as of ``trainings``: the cells are called by the task in ``GLUE`` and
+    by that of the pre-trained run, of which the first seed is fine-tuned, as in ``fine_tuned``.
+    """
+    cells: dict[str, tuple[RunFolder, ...]] = {}
+    facts: dict[str, str] = {}
+    for task in tasks:
+        for cell, (source, *_) in lab.runs.items():
+            name = f"{task} {cell}"
+            lab.say(f"fine-tuning {name}")
+            found = fine_tuned(source.path, of_pairs(GLUE[task], steps=100), lab.root, **ranges)
+            cells[name] = found.runs
+            chosen, batch = found.chosen, found.chosen.train.max_tokens // found.chosen.data.block_len
+            facts[name] = (
+                f"batch {batch}, lr {chosen.optim.lr:g}, {chosen.train.steps} steps; the commonest label is "
+                f"{found.majority:.1f}% of the test pairs"
+            )
+    measured = trainings(replace(lab, runs=cells), measures=measures)
+    return replace(measured, facts={**measured.facts, **facts})
 
 
 def fine_tuned(
@@ -63,7 +104,8 @@ def fine_tuned(
     epochs, six seeds. There the cell is chosen, and scored, on GLUE's dev pairs.
     """
     source = find_run(str(pretrained), root)
-    base = replace(base, recipe=source.config().recipe, model=source.config().model)
+    given = source.config()
+    base = replace(base, recipe=given.recipe, model=given.model, machine=given.machine)
     base = with_start(replace(base, train=replace(base.train, init_from=str(source.path))), root)
     data, corpus = Classification.prepare(base.data, root / "data")
     base = resolved_precision(replace(base, data=data))
@@ -74,10 +116,10 @@ def fine_tuned(
         replace(cells[best], seeds=SeedConfig(seed, seed, seed))
         for seed in range(SEARCH_SEED + 1, SEARCH_SEED + 1 + seeds)
     ]
-    scores = tuple(read_scores(folder.scores)["accuracy"] for folder in _trained(reported, root, jobs))
+    runs = tuple(_trained(reported, root, jobs))
     commonest = int(np.bincount(corpus.train.labels).argmax())
     majority = 100 * float(np.mean(corpus.test.labels == commonest))
-    return FineTuned(cells[best], mean(scores), scores, majority)
+    return FineTuned(cells[best], runs, majority)
 
 
 def search(

@@ -36,9 +36,10 @@ class Plan:
     """The run folders by the artefact's id and its cell."""
     todo: Mapping[str, Config]
     """The configurations that are still to be trained, by run id, the most informative ones first."""
-
     least: Mapping[str, int]
     """The number of seeds that are enough to measure an artefact, by its id."""
+    without_text: Mapping[str, str] = field(default_factory=dict)
+    """The artefacts that cannot be trained because a text is not there, and where it would be."""
 
     def whole(self, id_: str) -> Cells:
         """The runs of an artefact by cell, of the seeds that every cell has finished; none where they are too
@@ -81,11 +82,12 @@ def plan(artefacts: Sequence[Artefact], root: Path, *, scale: Scale = LAPTOP, jo
     artefacts share is planned once. Artefacts with the fewest missing runs for each of their claims come
     first, and within an artefact every cell has its first seed before any has its second.
 
-    Raises UserError for a cell that cannot be built, and where a text is missing.
+    One whose text is not there is left out. Raises UserError for a cell that cannot be built.
     """
     prepared = _Prepared(root)
     cells: dict[str, Cells] = {}
     configs: dict[str, dict[str, Config]] = {}
+    without_text: dict[str, str] = {}
     for artefact in artefacts:
         if scale not in artefact.trainings:
             continue
@@ -96,12 +98,17 @@ def plan(artefacts: Sequence[Artefact], root: Path, *, scale: Scale = LAPTOP, jo
                 config = _resolved(asked, prepared, jobs)
             except UserError as error:
                 raise UserError(f"{artefact.id}, {cell}: {error}") from error
+            except FileNotFoundError as error:
+                without_text[artefact.id] = str(error)
+                break
             own.append((seed, run_id(config), config))
             folders.setdefault(cell, []).append(_folder(run_id(config), root))
+        if artefact.id in without_text:
+            continue
         cells[artefact.id] = {cell: tuple(some) for cell, some in folders.items()}
         configs[artefact.id] = {run: config for _, run, config in sorted(own, key=lambda one: one[0])}
     least = {a.id: t.least or t.seeds for a in artefacts if (t := a.trainings.get(scale))}
-    found = Plan(cells, {}, least)
+    found = Plan(cells, {}, least, without_text)
     open_ = {run for id_ in cells for run in found.open_runs(id_)}
     missing = {id_: {run: c for run, c in own.items() if run in open_} for id_, own in configs.items()}
     return replace(found, todo=_ordered(missing, {a.id: max(1, len(a.claims)) for a in artefacts}))

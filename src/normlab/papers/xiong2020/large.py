@@ -2,16 +2,35 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Final
 
-from normlab.papers.bases import CONVERGED, CURVES, LAPTOP
-from normlab.spec.artefact import Artefact
-from normlab.spec.claim import ORDER, at_least, at_most, within
+from normlab.papers.bases import BERT, CONVERGED, CURVES, LAPTOP
+from normlab.spec.artefact import Artefact, Drawing
+from normlab.spec.claim import ORDER, RATIO, at_least, at_most, within
 from normlab.spec.trainings import Trainings
 
 _RATES: Final = {"7e-4": 1e-3, "1.5e-3": 2e-3}
 """The paper's learning rates, and those of the laptop scale."""
 _AT_EPOCH_6: Final = {"optim.decay_step": 100, "optim.decay_factor": 1.0}
+_PRE, _POST = "pre, lr 3e-4", "post, lr 1e-4, warm-up"
+"""The two curves of Figure 5(a)."""
+PRETRAINED: Final = Trainings(
+    BERT,
+    {
+        _PRE: {"recipe": "pre", "optim.lr": 3e-3},
+        _POST: {"recipe": "post+warmup", "optim.lr": 1e-3},
+        "post, lr 3e-4, warm-up": {"recipe": "post+warmup", "optim.lr": 3e-3},
+        "pre, lr 1e-4": {"recipe": "pre", "optim.lr": 1e-3},
+        "post, lr 1e-4": {"recipe": "post", "optim.lr": 1e-3},
+    },
+    differs="A million words of the Brown corpus in place of 3.4 billion, 4 layers of width 64 in place of "
+    "12 of 768, 500 vocabulary entries, rows of 32 tokens, 8,000 steps of 16 rows in place of a million of "
+    "256. Learning rates are ten times the paper's, in its ratio of 3; warm-up is 5% of the steps in place "
+    "of 1%, positions are rotary in place of learned, β₂ is 0.98 in place of 0.999, there is no dropout. Dev "
+    "loss is known every 400 steps, so that ratios of steps are resolved to about a tenth.",
+)
+"""The pre-trainings of Figure 5, named by the paper's learning rates."""
 
 FIG4CD: Final = Artefact(
     id="xiong2020.fig4cd",
@@ -78,6 +97,68 @@ FIG5A: Final = Artefact(
     "the placement's and what is the learning rate's can be told apart.",
     discussion="The text gives the 500k updates to Post-LN; the figure, and what the paper concludes, give "
     "them to Pre-LN. Placement and learning rate differ together between the two curves.",
+    study="trainings",
+    settings={
+        "measures": {
+            "sooner": ("steps_ratio", _PRE, _POST),
+            "sooner_at_one_rate": ("steps_ratio", "pre, lr 1e-4", _POST),
+            "pre_more_often": ("share_gap", (_PRE,), ("post, lr 3e-4, warm-up",)),
+            "worse_at_3e-4": ("difference", "nll", "post, lr 3e-4, warm-up", _POST),
+            "needs_warmup": ("difference", "nll", "post, lr 1e-4", _POST),
+        }
+    },
+    trainings={"laptop": PRETRAINED},
+    claims=(
+        at_most(
+            1.0,
+            "steps of Pre-LN at 3e-4 to the best dev loss of Post-LN at 1e-4, over those of Post-LN",
+            "sooner",
+            published="500k against 700k, 0.71",
+            derived=RATIO,
+        ),
+        at_most(
+            1.0,
+            "the same of Pre-LN at 1e-4",
+            "sooner_at_one_rate",
+            published="faster at the same rate, of translation",
+            derived=RATIO,
+        ),
+        at_least(
+            0.5,
+            "share of the runs at 3e-4 that train, of Pre-LN minus of Post-LN",
+            "pre_more_often",
+            published="Post-LN diverged",
+            convention="a setting fails if most of its runs do",
+        ),
+        at_least(
+            0.0,
+            "test NLL of Post-LN at 3e-4 minus that at 1e-4",
+            "worse_at_3e-4",
+            published="diverged",
+            derived=ORDER,
+        ),
+        at_least(
+            0.0,
+            "test NLL of Post-LN at 1e-4 without warm-up minus that with it",
+            "needs_warmup",
+            published="warm-up is essential for Post-LN",
+            derived=ORDER,
+        ),
+    ),
+    drawings=(
+        Drawing(
+            "curves",
+            "step",
+            "nll",
+            "Dev loss through training",
+            "step",
+            "nats per masked token",
+            colour="cell",
+        ),
+        Drawing(
+            "curves", "step", "masked_accuracy", "Dev accuracy through training", "step", "%", colour="cell"
+        ),
+    ),
 )
 
 FIG5BC: Final = Artefact(
@@ -87,6 +168,62 @@ FIG5BC: Final = Artefact(
     "batches of 16 and 32, rates 1e-5 to 1e-4 and 3 to 8 epochs.",
     published={"order": "Pre-LN converges faster"},
     asserts="Pre-LN's accuracy is ahead of Post-LN's at the same number of updates, outside the intervals.",
+    discussion="At the laptop scale the number of updates is that of the whole pre-training.",
+    study="fine_tuning",
+    settings={
+        "tasks": ("MRPC", "RTE"),
+        "batches": (16,),
+        "lrs": (1e-4, 3e-4, 1e-3),
+        "epochs": (3,),
+        "measures": {
+            "ahead_on_MRPC": ("difference", "accuracy", f"MRPC {_PRE}", f"MRPC {_POST}"),
+            "ahead_on_RTE": ("difference", "accuracy", f"RTE {_PRE}", f"RTE {_POST}"),
+            "MRPC": ("score", "accuracy", f"MRPC {_PRE}"),
+            "RTE": ("score", "accuracy", f"RTE {_PRE}"),
+        },
+    },
+    trainings={
+        "laptop": replace(
+            PRETRAINED,
+            cells={cell: PRETRAINED.cells[cell] for cell in (_PRE, _POST)},
+            seeds=1,
+            differs=f"{PRETRAINED.differs} Fine-tuned from one pre-trained run each, its best checkpoint, "
+            "over batches of 16, rates 1e-4, 3e-4 and 1e-3 and 3 epochs; the cell is chosen on a tenth of "
+            "the training pairs; accuracy is that on MRPC's test and RTE's dev pairs. With 1,725 and 277 of "
+            "them one model's accuracy is known to 1 and to 3 points.",
+        )
+    },
+    claims=(
+        at_least(
+            0.0,
+            "accuracy on MRPC of Pre-LN minus that of Post-LN",
+            "ahead_on_MRPC",
+            published="Pre-LN converges faster",
+            derived=ORDER,
+        ),
+        at_least(
+            0.0,
+            "accuracy on RTE of Pre-LN minus that of Post-LN",
+            "ahead_on_RTE",
+            published="Pre-LN converges faster",
+            derived=ORDER,
+        ),
+        at_least(
+            66.5,
+            "accuracy of Pre-LN on MRPC, in %",
+            "MRPC",
+            derived="the commonest label is that of 1,147 of 1,725 test pairs",
+        ),
+        at_least(
+            52.8,
+            "accuracy of Pre-LN on RTE, in %",
+            "RTE",
+            derived="the commonest label is that of 146 of 277 test pairs",
+        ),
+    ),
+    drawings=(
+        Drawing("curves", "step", "accuracy", "Dev accuracy in fine-tuning", "step", "%", colour="cell"),
+    ),
 )
 
 FOOTNOTE1: Final = Artefact(
