@@ -12,7 +12,7 @@ import pytest
 
 from normlab.data.plain import prepare_text
 from normlab.data.prepare import prepare
-from normlab.data.sources import open_lines
+from normlab.data.sources import file_of, open_lines
 from normlab.errors import UserError
 from normlab.spec.config import DataConfig
 
@@ -59,6 +59,7 @@ def test_a_part_is_a_slice_of_lines(table, part, lines):
     assert list(found) == list(found) == ["abcd"[line] for line in lines]
     assert read(f"{found.name}") == list(found)
     assert read("pairs.tsv#gl[1:]") == ["adeus"]
+    assert file_of(open_lines("pairs.tsv#gl[1:]")) == Path("pairs.tsv")
     Path("t.txt[1:3]").write_text("own", "utf-8")
     assert read("t.txt[1:3]") == ["own"], "a file of that name is that file"
 

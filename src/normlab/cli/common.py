@@ -108,12 +108,10 @@ def resolved(name: str, flags: ConfigFlags, *, recipe: str, lr: float, seed: int
 
 def files_of(names: Sequence[str]) -> list[Path]:
     """Return the files that ``lines_of`` reads for these names."""
-    from normlab.data.hub import HubColumn
-    from normlab.data.sources import open_lines
-    from normlab.data.text import located
+    from normlab.data.sources import file_of, open_lines
 
     texts = [open_lines("/dev/stdin" if name == "-" else name) for name in names]
-    return [located(text.path) for text in texts if not isinstance(text, HubColumn)]
+    return [path for path in map(file_of, texts) if path is not None]
 
 
 def lines_of(name: str) -> list[str]:

@@ -46,14 +46,20 @@ def open_text(spec: str | Path) -> TextFile | Column | HubColumn | Part:
     Raises UserError for a pipe or a device, whose lines can be read only once.
     """
     text = open_lines(spec)
-    whole = text.text if isinstance(text, Part) else text
-    path = None if isinstance(whole, HubColumn | Part) else located(whole.path)
+    path = file_of(text)
     if path and path.exists() and not (path.is_file() or path.is_dir()):
         raise UserError(
             f"{spec} is a pipe or a device, and a text is read more than once; save it in a file, and pass "
             "that"
         )
     return text
+
+
+def file_of(text: TextFile | Column | HubColumn | Part) -> Path | None:
+    """Return the file that holds a text; None for a column of the Hub."""
+    if isinstance(text, Part):
+        return file_of(text.text)
+    return None if isinstance(text, HubColumn) else located(text.path)
 
 
 @final

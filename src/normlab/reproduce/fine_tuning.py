@@ -64,7 +64,9 @@ def fine_tuning(
     *,
     tasks: Sequence[str],
     measures: Mapping[str, Sequence[Any]],
-    **ranges: Sequence[Any],
+    batches: Sequence[int] = BATCHES,
+    lrs: Sequence[float] = LRS,
+    epochs: Sequence[int] = EPOCHS,
 ) -> Measurement:
     """Measures of the fine-tuned runs, as of ``trainings``: the cells are called by the task in ``GLUE`` and
     by that of the pre-trained run, of which the first seed is fine-tuned, as in ``fine_tuned``.
@@ -75,7 +77,8 @@ def fine_tuning(
         for cell, (source, *_) in lab.runs.items():
             name = f"{task} {cell}"
             lab.say(f"fine-tuning {name}")
-            found = fine_tuned(source.path, of_pairs(GLUE[task], steps=100), lab.root, **ranges)
+            base = of_pairs(GLUE[task], steps=100)
+            found = fine_tuned(source.path, base, lab.root, batches=batches, lrs=lrs, epochs=epochs)
             cells[name] = found.runs
             chosen, batch = found.chosen, found.chosen.train.max_tokens // found.chosen.data.block_len
             facts[name] = (

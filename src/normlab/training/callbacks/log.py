@@ -17,9 +17,8 @@ from typing import Final, final
 import torch
 from torch import nn
 
-from normlab.data.hub import HUB, HubColumn
-from normlab.data.sources import open_lines
-from normlab.data.text import located
+from normlab.data.hub import HUB
+from normlab.data.sources import file_of, open_lines
 from normlab.data.vocabulary import LEARNED
 from normlab.recipes.grammar import describe
 from normlab.spec.config import SEMANTICS, Config
@@ -108,10 +107,9 @@ def facts(folder: RunFolder, config: Config, model: nn.Module, device: torch.dev
 
 def _file(spec: str) -> str:
     """The location of a text, with size and SHA-256 of the file that holds it."""
-    text = open_lines(spec)
-    if isinstance(text, HubColumn):
+    path = file_of(open_lines(spec))
+    if path is None:
         return spec
-    path = located(text.path)
     with path.open("rb") as file:
         sha = hashlib.file_digest(file, "sha256").hexdigest()
     return f"{spec}, {path.stat().st_size:,} bytes, sha256 {sha}"
