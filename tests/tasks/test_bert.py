@@ -218,22 +218,29 @@ def their_loss(theirs, batch):
     ).loss
 
 
-def test_hugging_faces_bert_with_our_weights_has_our_loss_at_every_step_of_a_training(prepared):
+@pytest.mark.parametrize(
+    ("dtype", "steps", "tolerance"),
+    [
+        (torch.float64, 20, 1e-6),
+        pytest.param(torch.float32, 50, 1e-3, marks=pytest.mark.slow),
+    ],
+)
+def test_hugging_faces_bert_with_our_weights_has_our_loss_at_every_step_of_a_training(
+    prepared, dtype, steps, tolerance
+):
+    """With the same batches and AdamW the curves are equal up to the rounding of the dtype, which a training
+    lets grow.
+    """
     task = task_of(prepared, "post", dropout=0.0)
     model, generator = task.build(), torch.Generator().manual_seed(1)
     with torch.no_grad():
         for parameter in model.parameters():
             parameter.add_(0.05 * torch.randn(parameter.shape, generator=generator))
-    batch = task.batch(0)
-    ours = task.loss(model, batch).loss / batch.tokens
-    theirs = hugging_face(model, 32)
-    assert their_loss(theirs, batch).item() == pytest.approx(ours.item(), rel=1e-5)
-
-    model = model.double()
+    model = model.to(dtype)
     theirs = hugging_face(model, 32)
     optimisers = [torch.optim.AdamW(m.parameters(), 5e-3, eps=1e-6) for m in (model, theirs)]
     curves = ([], [])
-    for step in range(20):
+    for step in range(steps):
         batch = task.batch(step)
         losses = task.loss(model, batch).loss / batch.tokens, their_loss(theirs, batch)
         for optimiser, loss, curve in zip(optimisers, losses, curves, strict=True):
@@ -241,5 +248,6 @@ def test_hugging_faces_bert_with_our_weights_has_our_loss_at_every_step_of_a_tra
             loss.backward()
             optimiser.step()
             curve.append(loss.item())
+    assert curves[0][0] == pytest.approx(curves[1][0], rel=1e-5)
     assert curves[0][-1] < curves[0][0] - 0.3
-    assert curves[0] == pytest.approx(curves[1], rel=1e-6)
+    assert curves[0] == pytest.approx(curves[1], rel=tolerance)
