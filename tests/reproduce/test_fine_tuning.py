@@ -7,7 +7,9 @@ from dataclasses import replace
 import pytest
 
 from normlab.configs import CONFIGS
+from normlab.reproduce import fine_tuning
 from normlab.reproduce.fine_tuning import fine_tuned, search
+from normlab.reproduce.lab import Lab
 from normlab.spec.config import DataConfig
 from normlab.store import Runs
 from normlab.training.train import train
@@ -46,4 +48,24 @@ def test_the_best_cell_on_dev_is_reported_with_seeds_that_chose_nothing(tmp_path
     assert len(found.scores) == found.accuracy.runs == 2
     assert found.accuracy.low <= found.accuracy.value <= found.accuracy.high
     assert 50 <= found.majority <= 100
-    assert fine_tuned(pretrained.path, base, tmp_path / "runs", seeds=2, **cells) == found, "trained once"
+    again = fine_tuned(pretrained.path, base, tmp_path / "runs", seeds=2, **cells)
+    assert [folder.path for folder in again.runs] == [folder.path for folder in found.runs]
+    assert len(list(Runs(tmp_path / "runs"))) == len(runs), "trained once"
+
+
+@pytest.mark.slow
+def test_every_pre_trained_run_is_fine_tuned_on_every_task(tmp_path, monkeypatch):
+    text = replace(write_plain(tmp_path / "text"), block_len=32)
+    runs = {c: (train(tiny_bert(text, c, steps=2), tmp_path / "runs"),) for c in ("pre", "post")}
+    (tmp_path / "pairs").mkdir()
+    data = DataConfig(**write_pairs(tmp_path / "pairs"), tokenizer="", block_len=32)
+    monkeypatch.setattr(fine_tuning, "GLUE", {"MRPC": data})
+    measures = {"ahead": ("difference", "accuracy", "MRPC pre", "MRPC post")}
+    cells = {"batches": (16,), "lrs": (1e-3,), "epochs": (1,)}
+    found = fine_tuning.fine_tuning(
+        Lab(tmp_path / "runs", runs=runs), tasks=("MRPC",), measures=measures, **cells
+    )
+    assert found.measures["ahead"].runs == 6
+    assert [row["cell"] for row in found.tables["cells"]] == ["MRPC pre", "MRPC post"]
+    assert "batch 16, lr 0.001" in found.facts["MRPC post"]
+    assert "the commonest label is" in found.facts["MRPC post"]
