@@ -166,7 +166,7 @@ def test_refusals_are_those_of_conflict():
     told = {part.name: "\n".join(refusals(part)) for part in shipped() if part.name in names}
     assert told["post"] == told["pre"] == told["relu"] == ""
     assert "any embedding but `untied`: FixUp initialises the classifier with 0" in told["fixup"]
-    assert "scheme `smallinit`, `looklinear`: DeepNorm's beta" in told["deepnorm"]
+    assert "scheme `smallinit`, `looklinear`, `uniformattention`: DeepNorm's beta" in told["deepnorm"]
     assert "any other placement in the other stack: DeepNorm" in told["deepnorm"]
     assert "any activation but `relu`: LookLinear" in told["looklinear"]
     assert "any norm: ReZero has no norm" in told["rezero"]

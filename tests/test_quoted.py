@@ -232,7 +232,7 @@ def ends(measure: Measure, digits: int = 2) -> str:
 @quotes("README.md")
 def papers_in_the_readme() -> Iterator[str]:
     yield f"The first lists all {len(ARTEFACTS)} with what was found"
-    untrained = sum(bool(a.study) and not a.trainings for a in ARTEFACTS.values())
+    untrained = sum(not a.trainings and not a.rests_on for a in ARTEFACTS.values())
     yield f"Those that need no training, {untrained}, are measured"
     yield f"Another {sum(bool(a.trainings) for a in ARTEFACTS.values())} are decided by trainings"
 
@@ -245,7 +245,7 @@ def papers_in_the_lab_book() -> Iterator[str]:
         if (before := superseded(id_))
         else (ARTEFACTS[id_].claims, read_reproduction(KEPT / f"{id_}.json"))
         for id_, one in ARTEFACTS.items()
-        if one.claims and not one.trainings
+        if not one.trainings and not one.rests_on
     }
     states = Counter(
         "undecided" if found.stand_in else together(c.verdict(found.measures) for c in claims)

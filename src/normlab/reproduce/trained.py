@@ -30,6 +30,8 @@ Cells: TypeAlias = Mapping[str, Sequence[RunFolder]]
 Kind: TypeAlias = Callable[..., Measure]
 KINDS: Final[dict[str, Kind]] = {}
 """The kinds of measures of trained runs, by name."""
+OF_GRADIENTS: Final = frozenset(("spikes", "spikes_difference", "gradient_ratio"))
+"""The kinds that read gradient norms, which are then a table of their own."""
 SPIKE: Final = 3.0
 """A gradient norm of so many times the median of the steps around it is a spike."""
 AROUND: Final = 25
@@ -99,8 +101,9 @@ def trainings(
         "cells": [_cell(runs, metric, cell) for cell in runs.cells],
         "runs": list(_runs(runs)),
         "curves": list(_curves(runs)),
-        "gradients": list(_gradients(runs)),
     }
+    if OF_GRADIENTS & {kind_ for kind_, *_ in wanted.values()}:
+        tables["gradients"] = list(_gradients(runs))
     return Measurement(found, tables, _facts(runs))
 
 
