@@ -273,4 +273,9 @@ APPENDIX_F: Final = Artefact(
     reason="The first version fitted one base by layer, which does not exist: √(2/3) is one factor of a "
     "bound, and the feed-forward branch gives back what its norm takes. It allowed ±5% a layer as flat, "
     "where Figure 3 had 0.5 to 2 over six layers.",
+    finding="The factor of a LayerNorm is what the appendix says, (2/3)(1 + 2/d) in every layer. But the "
+    "gradient also comes back through the branches, which the derivation leaves out, so that it falls "
+    "less than by the norms' factors alone in an encoder and in the theory's setting. In a decoder it "
+    "falls more, because encoder-attention takes a part of it away (liu2020.fig3). Towards the input "
+    "of a Pre-LN the branches add to it.",
 )

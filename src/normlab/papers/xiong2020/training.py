@@ -397,4 +397,7 @@ CLIP: Final = Artefact(
         ),
     ),
     drawings=CURVES,
+    finding="Adam divides the scale of a gradient out, so that clipping every step to a norm of 0.5 changes "
+    "little; only steps that are clipped much more than others become smaller. At twice the rate at "
+    "which it trains, this Post-LN does not train for any such small change.",
 )
