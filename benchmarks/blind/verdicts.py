@@ -1,0 +1,193 @@
+"""Five verdicts of normlab on papers that trained their models, found again without it.
+
+    python benchmarks/blind/verdicts.py --runs FOLDER     # trains what is missing, decides, writes the result
+    python benchmarks/blind/verdicts.py                   # decides and prints from the runs in the result
+
+The three scripts here were written from the papers and METHODS.md alone, in plain PyTorch, by an author who
+had not read the source. FOLDER holds the runs of ``normlab reproduce``: sizes, rates, steps and prepared text
+come from there; starts, batches, training, measures and intervals are made here, and the command
+``normlab papers`` is asked for its verdicts alone. The seeds are others: what is compared are verdicts and
+intervals, not digits.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import math
+import platform
+import re
+import subprocess
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from scipy import stats
+from train import read, run
+
+ROOT = Path(__file__).resolve().parents[2]
+RESULT = ROOT / "benchmarks/results/blind.json"
+SEEDS = (101, 102, 103)
+"""Each gives the start and the order of the text of a run of every cell; cells are compared within a seed."""
+
+CELLS = {
+    "clipped": ("xiong2020.clip", "clip 0.5"),
+    "large rate": ("xiong2020.clip", "lr 1e-3, warm-up 1"),
+    "small rate": ("xiong2020.fig6", "fixed lr 1e-4"),
+    "Post-LN": ("nguyen2019.fig2", "Post+LN"),
+    "Pre-LN": ("nguyen2019.fig2", "Pre+LN"),
+    "Pre-LN, FixNorm, ScaleNorm": ("nguyen2019.fig2", "Pre+FixNorm+ScaleNorm"),
+}
+"""The cell of an artefact whose configuration each cell here has."""
+MARKS = (200, 360)
+"""Steps up to which the best weights are scored: 200 steps at the small rate are the first of its 360."""
+
+
+@dataclass(frozen=True)
+class Claim:
+    """A comparison of two cells, in normlab's words, and the range that agrees; ``steps`` are the cells'."""
+
+    artefact: str
+    measure: str
+    cells: tuple[str, str]
+    allowed: tuple[float, float]
+    steps: tuple[int, int] | None = None
+
+    def differences(self, runs: list[dict[str, Any]]) -> list[float]:
+        """One difference a seed: of test NLL where the claim has steps, else of log median gradient norms."""
+
+        def value(cell: str, seed: int, side: int) -> float:
+            found = next(r for r in runs if (r["cell"], r["seed"]) == (cell, seed))
+            if self.steps is None:
+                return math.log(found["median_grad_norm"])
+            return found["scores"][str(self.steps[side])]["nll"]
+
+        return [value(self.cells[0], seed, 0) - value(self.cells[1], seed, 1) for seed in SEEDS]
+
+    def verdict(self, low: float, high: float) -> str:
+        least, most = self.allowed
+        if least <= low and high <= most:
+            return "agrees"
+        return "disagrees" if high < least or low > most else "undecided"
+
+
+CLAIMS = (
+    Claim(
+        "xiong2020.clip",
+        "test NLL with clipping minus without",
+        ("clipped", "large rate"),
+        (-math.inf, 0),
+        (200, 200),
+    ),
+    Claim(
+        "xiong2020.clip",
+        "test NLL with clipping minus that at a fixed tenth of the rate",
+        ("clipped", "small rate"),
+        (-0.5, 0.5),
+        (200, 200),
+    ),
+    Claim(
+        "xiong2020.fig6",
+        "test NLL at the large rate without warm-up minus that at the fixed small one",
+        ("large rate", "small rate"),
+        (0, math.inf),
+        (200, 360),
+    ),
+    Claim(
+        "nguyen2019.fig2",
+        "median gradient norm of Pre-LN over that of Pre-LN with FixNorm and ScaleNorm",
+        ("Pre-LN", "Pre-LN, FixNorm, ScaleNorm"),
+        (0, 1),
+    ),
+    Claim(
+        "nguyen2019.fig2",
+        "median gradient norm of Post-LN over that of Pre-LN",
+        ("Post-LN", "Pre-LN"),
+        (1, math.inf),
+    ),
+)
+
+
+def interval(differences: list[float], comparisons: int) -> tuple[float, float, float]:
+    """Mean and 95% interval by t on differences within seeds, with Bonferroni's correction."""
+    number = len(differences)
+    mean = sum(differences) / number
+    error = math.sqrt(sum((d - mean) ** 2 for d in differences) / (number - 1) / number)
+    reach = float(stats.t.ppf(1 - 0.025 / comparisons, number - 1)) * error
+    return mean, mean - reach, mean + reach
+
+
+def decided(claim: Claim, runs: list[dict[str, Any]]) -> dict[str, Any]:
+    """Our measure and verdict; ``simultaneous`` holds for the artefact's three pairs of cells together."""
+    sides = {}
+    for name, comparisons in {"alone": 1, "simultaneous": 3}.items():
+        value, low, high = interval(claim.differences(runs), comparisons)
+        if claim.steps is None:
+            value, low, high = math.exp(value), math.exp(low), math.exp(high)
+        sides[name] = {"value": value, "low": low, "high": high, "verdict": claim.verdict(low, high)}
+    return sides["alone"] | {"simultaneous": sides["simultaneous"]}
+
+
+def printed(claim: Claim) -> dict[str, Any]:
+    """normlab's own measure and verdict, as its command prints them."""
+    text = subprocess.run(
+        ["normlab", "papers", claim.artefact], cwd=ROOT, check=True, capture_output=True, text=True
+    ).stdout
+    line = re.search(rf"^(\w+)\s+{re.escape(claim.measure)}: (\S+) \[(\S+), (\S+)\]", text, re.MULTILINE)
+    if line is None:
+        raise SystemExit(f"normlab papers {claim.artefact} has no claim named: {claim.measure}")
+    verdict, *numbers = line.groups()
+    return dict(zip(("value", "low", "high"), map(float, numbers), strict=True)) | {"verdict": verdict}
+
+
+def train(folder: Path, runs: list[dict[str, Any]]) -> None:
+    """Train the runs that the result does not have, seed by seed, and keep each as it ends."""
+    for seed in SEEDS:
+        for cell, (artefact, theirs) in CELLS.items():
+            if any((r["cell"], r["seed"]) == (cell, seed) for r in runs):
+                continue
+            kept = json.loads((ROOT / f"results/papers/{artefact}.json").read_text())["tables"]["runs"]
+            name = next(r["run"] for r in kept if r["cell"] == theirs)
+            config = json.loads((folder / name / "config.json").read_text())["config"]
+            print(f"{cell}, seed {seed}", flush=True)
+            runs.append({"cell": cell} | run(config, read(folder, config["data"]["digest"]), seed, MARKS))
+            write(runs, [])
+
+
+def write(runs: list[dict[str, Any]], claims: list[dict[str, Any]]) -> None:
+    """Keep the runs and what they decide."""
+    about = {
+        "hardware": f"{platform.machine()} CPU, {torch.get_num_threads()} thread, torch {torch.__version__}",
+        "text": "the built-in corpus dates-de-en",
+        "seeds": SEEDS,
+    }
+    RESULT.write_text(json.dumps({"about": about, "claims": claims, "runs": runs}, indent=1) + "\n")
+
+
+def main() -> None:
+    """Train, decide, print."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument(
+        "--runs", type=Path, help="the folder of normlab's runs; without it nothing is trained"
+    )
+    folder = parser.parse_args().runs
+    torch.set_num_threads(1)
+    runs = json.loads(RESULT.read_text())["runs"] if RESULT.exists() else []
+    if folder:
+        train(folder, runs)
+    claims = []
+    for claim in CLAIMS:
+        ours, theirs = decided(claim, runs), printed(claim)
+        claims.append(asdict(claim) | {"ours": ours, "normlab": theirs})
+        print(f"{claim.artefact}: {claim.measure}")
+        for name, side in {"here": ours, "normlab": theirs}.items():
+            print(
+                f"  {name:8} {side['verdict']:10} {side['value']:.3g} [{side['low']:.3g}, {side['high']:.3g}]"
+            )
+    if folder:
+        write(runs, claims)
+
+
+if __name__ == "__main__":
+    main()
