@@ -93,7 +93,7 @@ def test_a_fresh_result_counts_before_a_stale_and_a_stale_before_a_damaged_one(t
 def test_runs_come_before_kept_results(tmp_path):
     assert folders(tmp_path) == (tmp_path / "papers", KEPT)
     assert {path.stem for path in KEPT.glob("*.json")} <= {a.id for a in ARTEFACTS.values() if a.study}
-    assert len(list((KEPT / SUPERSEDED).glob("*.json"))) == 9
+    assert len(list((KEPT / SUPERSEDED).glob("*.json"))) == 12
 
 
 def test_a_result_on_another_text_is_undecided_and_not_fresh(tmp_path):

@@ -17,6 +17,8 @@ LAPTOP: Final = Config(
 )
 """6+6 layers of width 64 that translate the dates of the built-in corpus: half a minute a run on one core."""
 
+TO_THE_END: Final = {"train.stop_early": False}
+"""For cells in which a run may be stuck: it can leave its plateau until the last step."""
 CONVERGED: Final = "trainings to convergence, at the gpu scale"
 """What a claim needs that compares models at the end of their training: a Post-LN is far from it after the
 200 steps of the laptop scale.

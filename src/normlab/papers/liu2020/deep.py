@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Final
 
-from normlab.papers.bases import CONVERGED, CURVES, LAPTOP
+from normlab.papers.bases import CONVERGED, CURVES, LAPTOP, TO_THE_END
 from normlab.spec.artefact import Artefact
 from normlab.spec.claim import ORDER, at_least, at_most
 from normlab.spec.trainings import Trainings
@@ -15,8 +15,8 @@ _SMALLER: Final = (
     "steps of warm-up, in place of 1e-3 after 8000, with the same inverse square root."
 )
 _DEEP: Final = {"model.encoder_layers": 18, "model.decoder_layers": 18}
-_SELDOM: Final = {"train.validate_every_steps": 50}
-"""Half of the time of a run of 18 layers would go into decoding at every 20 steps."""
+_SELDOM: Final = {"train.validate_every_steps": 50, **TO_THE_END}
+"""Half of the time of a run of 18 layers would go into decoding at every 20 steps; no run is ended early."""
 _RATE: Final = {"optim.lr": 2e-3, "optim.warmup_steps": 60}
 _WARMUP: Final = "+warmup+inverse_sqrt"
 _HYBRIDS: Final = {

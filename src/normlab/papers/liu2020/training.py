@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Final
 
-from normlab.papers.bases import CONVERGED, CURVES, LAPTOP
+from normlab.papers.bases import CONVERGED, CURVES, LAPTOP, TO_THE_END
 from normlab.papers.cells import cells
 from normlab.spec.artefact import Artefact, Drawing
 from normlab.spec.claim import ORDER, at_least, within
@@ -133,6 +133,7 @@ _GRID: Final = {
         "optim.lr": 4e-4 * k,
         "optim.betas": (0.9, beta),
         "optim.warmup_steps": 0,
+        **TO_THE_END,
     }
     for name, placement in (("Post", "post"), ("Pre", "pre"), ("Admin", "admin"))
     for beta in (0.99, 0.995, 0.999)

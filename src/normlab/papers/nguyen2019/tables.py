@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Final
 
-from normlab.papers.bases import CURVES
+from normlab.papers.bases import CURVES, TO_THE_END
 from normlab.papers.cells import cells
 from normlab.papers.nguyen2019.bases import DOUBLE, GL_EN_SMALL, MODELS, NO_WARMUP, SMALLER, laptop
 from normlab.spec.artefact import Artefact
@@ -23,6 +23,7 @@ _TABLE2: Final = {
         "recipe": f"{placement}{words}+warmup",
         "optim.lr": 2e-3 * (30 / steps) ** 0.5,
         "optim.warmup_steps": steps,
+        **(TO_THE_END if name == "Post" else {}),
     }
     for init, words in (("Xavier", ""), ("SmallInit", "+smallinit"))
     for name, placement in (("Post", "post"), ("Pre", "pre"))
@@ -249,6 +250,7 @@ TABLE5: Final = Artefact(
                     **NO_WARMUP,
                     "model.encoder_layers": layers,
                     "model.decoder_layers": layers,
+                    **(TO_THE_END if name == "Post" else {}),
                 }
                 for name, placement in (("Post", "post"), ("Pre", "pre"))
                 for layers in (4, 5, 6)

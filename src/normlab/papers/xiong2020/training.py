@@ -5,34 +5,10 @@ from __future__ import annotations
 from typing import Final
 
 from normlab.papers.bases import CURVES, LAPTOP
+from normlab.papers.xiong2020.bases import ADAM, FIXED, SGD, SMALLER, STOPPED, cells_of
 from normlab.spec.artefact import Artefact, Drawing
 from normlab.spec.claim import ORDER, RATIO, at_least, at_most, within
 from normlab.spec.trainings import Trainings
-
-_SMALLER: Final = (
-    "Dates of the built-in corpus in place of IWSLT'14, width 64 in place of 512, 200 steps of 1,024 "
-    "positions in place of 15 epochs. The depth is the paper's, 6+6. Learning rates are "
-)
-_ADAM: Final = {
-    f"lr {rate}, warm-up {paper}": {"recipe": recipe, "optim.lr": lr, "optim.warmup_steps": steps}
-    for rate, lr in (("5e-4", 1e-3), ("1e-3", 2e-3))
-    for paper, recipe, steps in ((1, "post", 0), (500, "post+warmup", 8), (4000, "post+warmup", 60))
-}
-"""Figure 2(a): by the names of the paper's settings the recipes of the laptop scale."""
-
-
-def _cells_of(warmup: str) -> tuple[str, ...]:
-    """The cells of both learning rates."""
-    return tuple(cell for cell in _ADAM if cell.endswith(f", {warmup}"))
-
-
-_SGD: Final = {
-    f"SGD lr {rate}, {name} warm-up": {"recipe": recipe, "optim.lr": lr, "optim.warmup_steps": 60}
-    for rate, lr in (("1e-3", 0.1), ("5e-3", 0.5))
-    for name, recipe in (("without", "post+sgd"), ("with", "post+sgd+warmup"))
-}
-_FIXED: Final = {"recipe": "post", "optim.lr": 2e-4, "optim.warmup_steps": 0}
-"""A fixed tenth of the larger learning rate, Figure 6."""
 
 FIG2A: Final = Artefact(
     id="xiong2020.fig2a",
@@ -63,9 +39,8 @@ FIG2A: Final = Artefact(
     trainings={
         "laptop": Trainings(
             LAPTOP,
-            _ADAM,
-            differs=_SMALLER
-            + "1e-3 and 2e-3 in place of 5e-4 and 1e-3, constant after the warm-up; warm-ups "
+            ADAM,
+            differs=SMALLER + "1e-3 and 2e-3 in place of 5e-4 and 1e-3, constant after the warm-up; warm-ups "
             "are as long a part of the training: none, 8 and 60 steps in place of 1, 500 and 4000.",
         )
     },
@@ -137,8 +112,8 @@ FIG2B: Final = Artefact(
     trainings={
         "laptop": Trainings(
             LAPTOP,
-            {**_SGD, "lr 1e-3, warm-up 4000": _ADAM["lr 1e-3, warm-up 4000"]},
-            differs=_SMALLER
+            {**SGD, "lr 1e-3, warm-up 4000": ADAM["lr 1e-3, warm-up 4000"]},
+            differs=SMALLER
             + "0.1 and 0.5 for SGD, in the paper's ratio of 5: the paper's own would not move "
             "a model in 200 steps.",
         )
@@ -177,7 +152,7 @@ LOSS_VS_BLEU: Final = Artefact(
     asserts="Such a pair is among the runs of Figure 2.",
     study="trainings",
     settings={"measures": {"pairs": ("disordered_pairs", 10.0)}},
-    trainings={"laptop": Trainings(LAPTOP, {**_ADAM, **_SGD}, differs=_SMALLER + "as for Figure 2.")},
+    trainings={"laptop": Trainings(LAPTOP, {**ADAM, **SGD}, differs=SMALLER + "as for Figure 2.")},
     claims=(
         at_least(
             1.0,
@@ -204,18 +179,18 @@ SIMPLIFIED: Final = Artefact(
     study="trainings",
     settings={
         "measures": {
-            "needs_warmup": ("difference", "nll", _cells_of("warm-up 1"), _cells_of("warm-up 4000")),
-            "trains_without": ("share_trained", *_cells_of("warm-up 1")),
+            "needs_warmup": ("difference", "nll", cells_of("warm-up 1"), cells_of("warm-up 4000")),
+            "trains_without": ("share_trained", *cells_of("warm-up 1")),
         }
     },
     trainings={
         "laptop": Trainings(
             LAPTOP,
             {
-                cell: {**_ADAM[cell], "model.scheme": "uniformattention", "model.heads": 1}
-                for cell in (*_cells_of("warm-up 1"), *_cells_of("warm-up 4000"))
+                cell: {**ADAM[cell], "model.scheme": "uniformattention", "model.heads": 1}
+                for cell in (*cells_of("warm-up 1"), *cells_of("warm-up 4000"))
             },
-            differs=_SMALLER + "1e-3 and 2e-3 in place of 5e-4 and 1e-3, without warm-up and with 60 steps.",
+            differs=SMALLER + "1e-3 and 2e-3 in place of 5e-4 and 1e-3, without warm-up and with 60 steps.",
         )
     },
     claims=(
@@ -271,9 +246,9 @@ FIG4AB: Final = Artefact(
                 "pre, Adam": {"recipe": "pre+step_decay", "optim.lr": 2e-3, "optim.decay_step": 107},
                 "post, RAdam": {"recipe": "post+radam+linear", "optim.lr": 2e-3},
                 "pre, RAdam": {"recipe": "pre+radam+linear", "optim.lr": 2e-3},
-                "lr 1e-3, warm-up 1": _ADAM["lr 1e-3, warm-up 1"],
+                "lr 1e-3, warm-up 1": ADAM["lr 1e-3, warm-up 1"],
             },
-            differs=_SMALLER + "2e-3 in place of 5e-4; Pre-LN's falls to a tenth after 8/15 of the training, "
+            differs=SMALLER + "2e-3 in place of 5e-4; Pre-LN's falls to a tenth after 8/15 of the training, "
             "as in the paper.",
         )
     },
@@ -309,6 +284,9 @@ FIG4AB: Final = Artefact(
         ),
     ),
     drawings=CURVES,
+    version=2,
+    date="2026-11-22",
+    reason=STOPPED,
 )
 
 FIG6: Final = Artefact(
@@ -328,11 +306,11 @@ FIG6: Final = Artefact(
         "laptop": Trainings(
             LAPTOP,
             {
-                "fixed lr 1e-4": {**_FIXED, "train.steps": 360},
-                "lr 1e-3, warm-up 1": _ADAM["lr 1e-3, warm-up 1"],
-                "lr 1e-3, warm-up 4000": _ADAM["lr 1e-3, warm-up 4000"],
+                "fixed lr 1e-4": {**FIXED, "train.steps": 360},
+                "lr 1e-3, warm-up 1": ADAM["lr 1e-3, warm-up 1"],
+                "lr 1e-3, warm-up 4000": ADAM["lr 1e-3, warm-up 4000"],
             },
-            differs=_SMALLER + "a tenth of the larger one of Figure 2(a), 2e-4, over 27/15 of its steps.",
+            differs=SMALLER + "a tenth of the larger one of Figure 2(a), 2e-4, over 27/15 of its steps.",
         )
     },
     claims=(
@@ -352,6 +330,9 @@ FIG6: Final = Artefact(
         ),
     ),
     drawings=CURVES,
+    version=2,
+    date="2026-11-22",
+    reason=STOPPED,
 )
 
 CLIP: Final = Artefact(
@@ -371,11 +352,11 @@ CLIP: Final = Artefact(
         "laptop": Trainings(
             LAPTOP,
             {
-                "clip 0.5": {**_ADAM["lr 1e-3, warm-up 1"], "optim.max_grad_norm": 0.5},
-                "fixed lr 1e-4": _FIXED,
-                "lr 1e-3, warm-up 1": _ADAM["lr 1e-3, warm-up 1"],
+                "clip 0.5": {**ADAM["lr 1e-3, warm-up 1"], "optim.max_grad_norm": 0.5},
+                "fixed lr 1e-4": FIXED,
+                "lr 1e-3, warm-up 1": ADAM["lr 1e-3, warm-up 1"],
             },
-            differs=_SMALLER + "2e-3 and, fixed, 2e-4; the clip norm is the paper's, because the gradient's "
+            differs=SMALLER + "2e-3 and, fixed, 2e-4; the clip norm is the paper's, because the gradient's "
             "norm at the start is nearly the paper's, too.",
         )
     },
@@ -400,4 +381,7 @@ CLIP: Final = Artefact(
     finding="Adam divides the scale of a gradient out, so that clipping every step to a norm of 0.5 changes "
     "little; only steps that are clipped much more than others become smaller. At twice the rate at "
     "which it trains, this Post-LN does not train for any such small change.",
+    version=2,
+    date="2026-11-22",
+    reason=STOPPED,
 )
