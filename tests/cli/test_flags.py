@@ -46,12 +46,12 @@ OWN = {
     "recipes": "names axis config force imports",
     "papers": "names as_json runs imports",
     "fold": "run_folder out weights max_positions runs imports",
-    "reproduce": "names runs data jobs scale budget again imports",
+    "reproduce": "names runs data jobs on scale budget again imports",
 }
 """A flag is a promise: think before adding one. A configuration or a recipe may be the better place."""
 
 
-REQUEST = "recipes lrs seeds first_seed sweep_seed title jobs out margin exchanges force"
+REQUEST = "recipes lrs seeds first_seed sweep_seed title jobs on out margin exchanges force"
 DECODE = "beam length_penalty length_penalty_formula sample temperature top_k top_p sample_seed min_length"
 
 

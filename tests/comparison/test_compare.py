@@ -48,7 +48,7 @@ def in_process(monkeypatch):
     asked = []
 
     class Inline:
-        def __init__(self, root, jobs, watch):
+        def __init__(self, root, jobs, watch, start):
             self.root, self.waiting, self.failed = root, [], {}
 
         def add(self, config):

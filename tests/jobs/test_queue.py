@@ -6,7 +6,7 @@ import threading
 import pytest
 
 from normlab.data.prepare import prepare
-from normlab.jobs import queue as module
+from normlab.jobs import process as module
 from normlab.jobs.queue import Queue
 from normlab.spec.config import Config, SeedConfig, run_id
 from normlab.store import RunFolder, Status

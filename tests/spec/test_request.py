@@ -3,6 +3,7 @@ from pathlib import Path
 
 import pytest
 
+from normlab.jobs.place import placed
 from normlab.recipes.grammar import resolve
 from normlab.spec.config import Config, MachineConfig, run_id
 from normlab.spec.request import CompareRequest, usable_cores
@@ -52,10 +53,10 @@ def test_what_people_type_is_tidied():
 
 def test_a_job_for_each_core_that_may_be_used_and_one_on_a_gpu(monkeypatch):
     monkeypatch.setattr(os, "sched_getaffinity", lambda process: {2, 5, 7}, raising=False)
-    assert usable_cores() == CompareRequest().jobs == 3
+    assert usable_cores() == placed(CompareRequest()).jobs == 3
     on_gpu = Config(machine=MachineConfig(device="cuda:1"))
-    assert CompareRequest(base=on_gpu).jobs == 1
-    assert CompareRequest(base=on_gpu, jobs=2).jobs == 2
+    assert placed(CompareRequest(base=on_gpu)).jobs == 1
+    assert placed(CompareRequest(base=on_gpu, jobs=2)).jobs == 2
     monkeypatch.delattr(os, "sched_getaffinity")
     monkeypatch.setattr(os, "cpu_count", lambda: None)
     assert usable_cores() == 1

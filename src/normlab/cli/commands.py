@@ -76,8 +76,9 @@ class Compare:
 
         from normlab.cli import show
         from normlab.comparison import compare, plan
+        from normlab.jobs.place import placed
 
-        request = self.request(shlex.join(["normlab", *sys.argv[1:]]))
+        request = placed(self.request(shlex.join(["normlab", *sys.argv[1:]])))
         if self.plan:
             show.plan(plan.plan(request), jobs=request.jobs)
             return

@@ -77,7 +77,12 @@ class Reproduce:
     data: Path | None = None
     """Folder of local data sets; without it $NORMLAB_DATA."""
     jobs: int = 0
-    """Artefacts that are measured, or runs that are trained, at the same time; 0: one for each usable core.
+    """Artefacts that are measured, or runs that are trained, at the same time; 0: one for each usable core, or
+    each CPU of the Ray cluster.
+    """
+    on: str = "local"
+    """Where runs are trained: local (this machine), or ray: the Ray cluster at RAY_ADDRESS, else the one that
+    runs on this machine, else a new one on this machine alone. Artefacts without trainings are measured here.
     """
     scale: Scale = LAPTOP
     """Size of the trainings: laptop, gpu or paper."""
@@ -92,9 +97,11 @@ class Reproduce:
 
     def run(self) -> None:
         """Raises SystemExit with code 1 where something could not be measured."""
+        from normlab.jobs.place import place
         from normlab.papers import ARTEFACTS
         from normlab.report.papers import write_papers_page
 
+        place(self.on)  # a wrong name is said before anything is measured
         budget, wanted = seconds_of(self.budget), self._wanted()
         standings = _standings(wanted, self.runs, self.scale)
         fresh = {s.artefact.id for s in standings if s.whole and not self.again}
@@ -144,16 +151,18 @@ class Reproduce:
         """Train what the artefacts need, and measure each as soon as its runs have ended; return the ids of
         those that could not be measured.
         """
+        from normlab.jobs.place import place
         from normlab.reproduce import reproduce
         from normlab.reproduce.planning import Training, plan
-        from normlab.spec.request import usable_cores
+        from normlab.spec.config import MachineConfig
 
-        jobs = self.jobs or usable_cores()
-        planned = plan(list(todo.values()), self.runs, scale=self.scale, jobs=jobs)
+        where = place(self.on)
+        jobs, threads = where.share(self.jobs, MachineConfig())
+        planned = plan(list(todo.values()), self.runs, scale=self.scale, threads=threads)
         failed = list(planned.without_text)
         for id_, reason in planned.without_text.items():
             failures.write(f"normlab: {id_}: {reason}")
-        training = Training(planned, self.runs, jobs, budget, _progress)
+        training = Training(planned, self.runs, jobs, budget, _progress, start=where.start)
 
         def ended(id_: str) -> None:
             runs = planned.whole(id_)

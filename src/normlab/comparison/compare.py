@@ -7,6 +7,7 @@ from collections.abc import Callable
 
 from normlab.comparison.conclude import conclude
 from normlab.comparison.grid import Grid
+from normlab.jobs.place import place
 from normlab.jobs.queue import Queue, Watch
 from normlab.spec.arguments import validate_arguments
 from normlab.spec.comparison import Comparison
@@ -32,7 +33,7 @@ def compare(
     names those that are not.
     """
     grid = Grid(request)
-    work = Queue(request.out, request.jobs, watch)
+    work = Queue(request.out, grid.request.jobs, watch, place(request.on).start)
     left = {recipe: {(lr, request.sweep_seed) for lr in grid.swept} for recipe in request.recipes}
     reported: set[str] = set()
 

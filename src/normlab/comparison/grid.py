@@ -8,10 +8,11 @@ from dataclasses import replace
 
 from normlab.comparison.judge import trial
 from normlab.errors import UserError
+from normlab.jobs.place import placed
 from normlab.recipes.grammar import resolve
 from normlab.spec.comparison import Trial, choose
 from normlab.spec.config import Config, SeedConfig, run_id
-from normlab.spec.request import CompareRequest, threads_each
+from normlab.spec.request import CompareRequest
 from normlab.store.folder import RunFolder
 from normlab.tasks.registry import TASKS
 from normlab.training.devices import resolved_precision
@@ -21,18 +22,17 @@ class Grid:
     """The configurations of a comparison, by recipe, learning rate and seed."""
 
     def __init__(self, request: CompareRequest) -> None:
-        self.request, self.task = request, TASKS[request.base.task]
+        self.request = request = placed(request)
+        self.task = TASKS[request.base.task]
         self.seeds = tuple(range(request.first_seed, request.first_seed + request.seeds))
         self.swept = tuple(request.lrs) if len(request.lrs) > 1 else ()
         """The learning rates of the sweep; a single one leaves nothing to choose."""
-        threads = request.base.machine.threads or threads_each(request.jobs)
-        machine = replace(request.base.machine, threads=threads)
         base = resolved_precision(request.base)
         resolved = [resolve(name, base, force=request.force) for name in request.recipes]
         for config in resolved:
             self.task.check(config)
         data, self.corpus = self.task.prepare(request.base.data, request.out / "data")
-        self.base = {c.recipe: replace(c, data=data, machine=machine) for c in resolved}
+        self.base = {c.recipe: replace(c, data=data) for c in resolved}
         for config in self.base.values():
             self.task.check_text(config, self.corpus)
         self._refuse_same()

@@ -115,6 +115,7 @@ def plan(request: CompareRequest, kept: Sequence[Path] = (Path("results"),)) -> 
     ``kept``.
     """
     grid = Grid(request)
+    request = grid.request
     metric = grid.task.metrics[0]
     sweep = tuple(
         PlannedRun(recipe, lr, request.sweep_seed, folder.path.name, folder.status().state == "done")

@@ -1,4 +1,4 @@
-"""Runs many configurations in worker processes of this machine.
+"""Runs many configurations in workers, on this machine or others.
 
 The run folders hold the whole state: a queue that was stopped is built again from them.
 """
@@ -6,9 +6,6 @@ The run folders hold the whole state: a queue that was stopped is built again fr
 from __future__ import annotations
 
 import contextlib
-import signal
-import subprocess
-import sys
 from collections import deque
 from collections.abc import Callable, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
@@ -16,8 +13,8 @@ from dataclasses import replace
 from pathlib import Path
 
 from normlab.errors import UserError
+from normlab.jobs.process import DiedError, Process, Worker
 from normlab.spec.config import Config, run_id
-from normlab.spec.serialise import to_json
 from normlab.store.folder import RunFolder
 
 Watch = Callable[[Sequence[RunFolder]], None]
@@ -30,17 +27,23 @@ _DEATHS = 3
 
 
 class Queue:
-    """Trains configurations in ``jobs`` worker processes.
+    """Trains configurations in ``jobs`` workers, each of which ``start`` makes for a folder of runs.
 
-    A worker that dies (killed, out of memory) is replaced, and its run continues from the last checkpoint for
-    as long as each worker takes it further. Workers have process groups of their own, so that Ctrl-C reaches
-    them once, through this process: each then saves its run and ends.
+    A worker that dies (killed, out of memory, its machine lost) is replaced, and its run continues from the
+    last checkpoint for as long as each worker takes it further. Workers have process groups of their own, so
+    that Ctrl-C reaches them once, through this process: each then saves its run and ends.
     """
 
-    def __init__(self, root: Path, jobs: int, watch: Watch = lambda folders: None) -> None:
+    def __init__(
+        self,
+        root: Path,
+        jobs: int,
+        watch: Watch = lambda folders: None,
+        start: Callable[[Path], Worker] = Process,
+    ) -> None:
         if jobs < 1:
             raise ValueError(f"jobs is at least 1, got {jobs}")
-        self.root, self.jobs, self.watch = root, jobs, watch
+        self.root, self.jobs, self.watch, self.start = root, jobs, watch, start
         self.waiting: deque[Config] = deque()
         self.asked: list[RunFolder] = []
         self.failed: dict[str, str] = {}
@@ -54,8 +57,8 @@ class Queue:
 
     def run(self, done: Callable[[Config], None] = lambda config: None) -> None:
         """Train until nothing waits. ``done`` is called with each finished run and may ``add`` more."""
-        workers: list[_Worker] = []
-        running: dict[Future[str], tuple[_Worker, Config]] = {}
+        workers: list[Worker] = []
+        running: dict[Future[str], tuple[Worker, Config]] = {}
         threads = ThreadPoolExecutor(self.jobs, "run")  # one waits for each worker's answer
         try:
             while self.waiting or running:
@@ -85,20 +88,20 @@ class Queue:
                 self.waiting.remove(config)
         return chosen
 
-    def _idle(self, workers: list[_Worker], busy: Sequence[_Worker]) -> _Worker:
+    def _idle(self, workers: list[Worker], busy: Sequence[Worker]) -> Worker:
         """Return a living worker without a run; a new one if there is none."""
         for worker in [worker for worker in workers if worker not in busy]:
-            if worker.process.poll() is None:
+            if worker.alive():
                 return worker
             worker.close()
             workers.remove(worker)
-        workers.append(_Worker(self.root))
+        workers.append(self.start(self.root))
         return workers[-1]
 
     def _end(self, config: Config, answer: Future[str], done: Callable[[Config], None]) -> None:
         try:
             said = answer.result()
-        except _DiedError as died:
+        except DiedError as died:
             if self._continues(config):
                 self.waiting.appendleft(config)
                 return
@@ -130,47 +133,3 @@ class Queue:
         before, count = self._deaths.get(run, (0, 0))
         self._deaths[run] = step, 1 if step > before else count + 1
         return self._deaths[run][1] < _DEATHS
-
-
-class _DiedError(Exception):
-    """A worker process ended before it had answered."""
-
-
-class _Worker:
-    """A ``normlab.jobs.worker`` process, which trains one configuration after the other.
-
-    It imports nothing from the current directory (``-P``) but the modules that ``--import`` names.
-    """
-
-    def __init__(self, root: Path) -> None:
-        self.process = subprocess.Popen(
-            [sys.executable, "-P", "-m", "normlab.jobs.worker", str(root)],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            text=True,
-            start_new_session=True,
-        )
-        assert self.process.stdin is not None
-        assert self.process.stdout is not None
-        self._requests, self._answers = self.process.stdin, self.process.stdout
-
-    def train(self, config: Config) -> str:
-        """Return the answer, "done" or the reason why not. Raises _DiedError if the process ends first."""
-        with contextlib.suppress(BrokenPipeError):
-            self._requests.write(to_json(config) + "\n")
-            self._requests.flush()
-        answer = self._answers.readline()
-        if not answer.endswith("\n"):
-            raise _DiedError(f"the worker process ended with code {self.process.wait()}")
-        return answer.strip()
-
-    def interrupt(self) -> None:
-        if self.process.poll() is None:
-            self.process.send_signal(signal.SIGTERM)
-
-    def close(self) -> None:
-        """Let the process end, once its run is saved."""
-        with contextlib.suppress(BrokenPipeError):
-            self._requests.close()
-        self.process.wait()
-        self._answers.close()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import signal
 import sys
+import threading
 import time
 import traceback
 from pathlib import Path
@@ -18,20 +19,29 @@ from normlab.store.files import regular
 from normlab.training.train import train
 
 _BUSY_SECONDS = 2.0
+_WATCH_SECONDS = 0.5
 
 
 def main() -> int:
-    """Train until standard input closes or the queue sends SIGTERM; return the exit code.
+    """Train until standard input closes, the queue sends SIGTERM or its process is gone; return the exit code.
 
     SIGTERM is heard even where the queue's own process ignores it: here it is the queue that speaks.
     """
     signal.signal(signal.SIGTERM, signal.default_int_handler)
+    threading.Thread(target=_stop_with, args=(os.getppid(),), daemon=True).start()
     try:
         load_plugins()
         _serve()
     except KeyboardInterrupt:
         return 130
     return 0
+
+
+def _stop_with(parent: int) -> None:
+    """Send this process SIGTERM once the one that started it is gone, on a machine where nobody looks for it."""
+    while os.getppid() == parent:
+        time.sleep(_WATCH_SECONDS)
+    os.kill(os.getpid(), signal.SIGTERM)
 
 
 def _serve() -> None:

@@ -10,12 +10,12 @@ from pathlib import Path
 from typing import Final
 
 from normlab.errors import UserError
+from normlab.jobs.process import Process, Worker
 from normlab.jobs.queue import Queue
 from normlab.recipes.grammar import resolve
 from normlab.reproduce.lab import quiet
 from normlab.spec.artefact import Artefact
 from normlab.spec.config import Config, DataConfig, run_id
-from normlab.spec.request import threads_each
 from normlab.spec.trainings import LAPTOP, Scale, work
 from normlab.spec.units import count, duration
 from normlab.store import RunFolder, reproductions
@@ -75,8 +75,9 @@ class _Prepared:
         return self._found[asked]
 
 
-def plan(artefacts: Sequence[Artefact], root: Path, *, scale: Scale = LAPTOP, jobs: int = 1) -> Plan:
-    """Resolve the runs of those artefacts that have trainings at this scale, and prepare their data.
+def plan(artefacts: Sequence[Artefact], root: Path, *, scale: Scale = LAPTOP, threads: int = 0) -> Plan:
+    """Resolve the runs of those artefacts that have trainings at this scale, with so many threads each (0: all
+    cores), and prepare their data.
 
     A run that is done below ``root``, or that a checkout keeps, is not planned again; one that several
     artefacts share is planned once. Artefacts with the fewest missing runs for each of their claims come
@@ -95,7 +96,7 @@ def plan(artefacts: Sequence[Artefact], root: Path, *, scale: Scale = LAPTOP, jo
         own: list[tuple[int, str, Config]] = []
         for cell, seed, asked in artefact.trainings[scale].configs():
             try:
-                config = _resolved(asked, prepared, jobs)
+                config = _resolved(asked, prepared, threads)
             except UserError as error:
                 raise UserError(f"{artefact.id}, {cell}: {error}") from error
             except FileNotFoundError as error:
@@ -114,9 +115,9 @@ def plan(artefacts: Sequence[Artefact], root: Path, *, scale: Scale = LAPTOP, jo
     return replace(found, todo=_ordered(missing, {a.id: max(1, len(a.claims)) for a in artefacts}))
 
 
-def _resolved(asked: Config, prepared: _Prepared, jobs: int) -> Config:
+def _resolved(asked: Config, prepared: _Prepared, threads: int) -> Config:
     config = resolve(asked.recipe, resolved_precision(asked), force=True)
-    machine = replace(config.machine, threads=threads_each(jobs))
+    machine = replace(config.machine, threads=threads)
     return replace(config, data=prepared.of(config), machine=machine)
 
 
@@ -155,13 +156,17 @@ class Training:
     """Run id to the reason why it could not be trained."""
     left: int = 0
     """Runs that the budget left out."""
+    start: Callable[[Path], Worker] = Process
+    """Makes the workers, see ``Place.start``."""
 
     def run(self, ended: Callable[[str], None]) -> None:
         """Train; ``ended`` is called with the id of each artefact as soon as it has all its runs, and in the
         end with those that have enough of them.
         """
         start, open_, ended_runs = time.monotonic(), set(self.plan.cells), list[Config]()
-        queue = Queue(self.root, self.jobs, lambda folders: self._stop_in_time(queue, start, ended_runs))
+        queue = Queue(
+            self.root, self.jobs, lambda folders: self._stop_in_time(queue, start, ended_runs), self.start
+        )
 
         def after(config: Config) -> None:
             ended_runs.append(config)

@@ -47,7 +47,13 @@ class CompareRequest:
     base: Config = no_flag(Config(optim=OptimConfig(warmup_steps=400), train=TrainConfig(precision="auto")))
     """Everything that is not a recipe's choice, a learning rate or a seed; ``normlab.configs`` has more."""
     jobs: int = 0
-    """Runs to train at the same time; 0: one per usable core, or a single one on a GPU."""
+    """Runs to train at the same time; 0: one per usable core, or a single one on a GPU; on Ray as many as its
+    CPUs or GPUs have room for.
+    """
+    on: str = "local"
+    """Where runs are trained: local (this machine), or ray: the Ray cluster at RAY_ADDRESS, else the one that
+    runs on this machine, else a new one on this machine alone.
+    """
     out: Path = Path("runs")
     """Folder of the run folders, the prepared data, ``comparison.json`` and the page."""
     margin: float = 0.0
@@ -84,6 +90,3 @@ class CompareRequest:
                 f"{self.first_seed + self.seeds - 1}; the seed that chooses a learning rate cannot be "
                 "reported, choose another --sweep-seed or --first-seed"
             )
-        if not self.jobs:
-            on_cpu = self.base.machine.device == "cpu"
-            object.__setattr__(self, "jobs", usable_cores() if on_cpu else 1)
