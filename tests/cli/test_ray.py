@@ -5,6 +5,7 @@
 trains sixty small runs so, and the same sixty on this machine alone: half an hour on two cores.
 """
 
+import json
 import os
 import signal
 import subprocess
@@ -19,55 +20,49 @@ from cli.test_soak import descendants, timeless_page
 from cli.typed import NORMLAB, TINY, normlab
 from normlab.store import Runs
 
-cluster_utils = pytest.importorskip("ray.cluster_utils", reason="needs Ray: pip install 'normlab[cluster]'")
+pytest.importorskip("ray", reason="needs Ray: pip install 'normlab[cluster]'")
 
-LONGER = [*TINY, "--steps", "200", "--checkpoint-every-steps", "20", "--exchanges", "100"]
-FEW = ["--recipes", "pre", "post+warmup", "--lrs", "1e-3", "--seeds", "3", *LONGER]
+LONGER = [*TINY, "--steps", "100", "--checkpoint-every-steps", "5", "--exchanges", "100"]
+FEW = ["--recipes", "pre", "post+warmup", "--lrs", "1e-3", "--seeds", "2", *LONGER]
 SIXTY = [
     *("--recipes", "post", "post+warmup", "pre", "admin", "pre+fixnorm+scalenorm"),
-    *("--lrs", "5e-4", "1e-3", "2e-3", "--seeds", "9", *LONGER),
+    *("--lrs", "5e-4", "1e-3", "2e-3", "--seeds", "9"),
+    *(*LONGER, "--steps", "40", "--validate-every-steps", "20"),
 ]
 
 
 @pytest.fixture
-def cluster(loopback, monkeypatch):
-    """A head and a second node, of one CPU each."""
+def second_node(loopback, monkeypatch):
+    """The process of the second node of a cluster of two, from which all others of that node come."""
     monkeypatch.setenv("RAY_USAGE_STATS_ENABLED", "0")
-    one = {"num_cpus": 1, "object_store_memory": 100 * 2**20}
-    nodes = cluster_utils.Cluster(initialize_head=True, head_node_args={**one, "include_dashboard": False})
-    nodes.second = nodes.add_node(**one)
-    monkeypatch.setenv("RAY_ADDRESS", nodes.address)
-    try:
-        yield nodes
-    finally:
-        nodes.shutdown()
+    monkeypatch.setenv("RAY_worker_niceness", "0")  # Ray's 15 would starve on a busy machine
+    command = [sys.executable, Path(__file__).with_name("ray_nodes.py")]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as nodes:
+        assert nodes.stdout is not None
+        address, process = json.loads(nodes.stdout.readline())
+        monkeypatch.setenv("RAY_ADDRESS", address)
+        yield process
+        nodes.communicate()
 
 
-def processes(node):
-    """The processes of a node: Ray's, and those that they started."""
-    (raylet,) = node.all_processes["raylet"]
-    return [raylet.process.pid, *descendants(raylet.process.pid)]
-
-
-def run_on(node, root: Path):
+def run_on(node: int, root: Path):
     """The run that has a checkpoint and is in training on a node; None if there is none."""
     for run in Runs(root):
         with suppress(OSError, ValueError):
             _, process = (run.path / "lock").read_text().split()
-            if int(process) in processes(node) and (run.last / "state.json").exists():
+            if int(process) in descendants(node) and (run.last / "state.json").exists():
                 return run
     return None
 
 
-def lose(node, root: Path):
+def lose(node: int, root: Path):
     """Kill a node in mid-run, as if its machine were switched off; return the run."""
     until = time.monotonic() + 300
     while not (run := run_on(node, root)):
         assert time.monotonic() < until, "nothing trains on that node"
         time.sleep(0.02)
-    for process in processes(node):
+    for process in (node, *descendants(node)):
         os.kill(process, signal.SIGKILL)
-    assert run.status().state == "interrupted"
     return run
 
 
@@ -77,7 +72,7 @@ def typed(arguments, cwd):
     )
 
 
-def same_with_a_node_lost(arguments, number, cluster, tmp_path, skip=0):
+def same_with_a_node_lost(arguments, number, node, tmp_path, skip=0):
     """Compare here, and on a cluster that loses a node once ``skip`` runs are done."""
     here, there = tmp_path / "here", tmp_path / "there"
     here.mkdir()
@@ -90,7 +85,7 @@ def same_with_a_node_lost(arguments, number, cluster, tmp_path, skip=0):
     while sum(run.status().state == "done" for run in Runs(there / "runs")) < skip:
         assert process.poll() is None
         time.sleep(0.5)
-    lost = lose(cluster.second, there / "runs")
+    lost = lose(node, there / "runs")
     said, noise = process.communicate()
     assert process.returncode == 0, noise
     assert lost.status().state == "done"
@@ -104,18 +99,18 @@ def same_with_a_node_lost(arguments, number, cluster, tmp_path, skip=0):
 
 
 @pytest.mark.slow
-def test_a_comparison_is_the_same_although_a_node_is_lost(cluster, tmp_path):
-    same_with_a_node_lost(FEW, 6, cluster, tmp_path)
+def test_a_comparison_is_the_same_although_a_node_is_lost(second_node, tmp_path):
+    same_with_a_node_lost(FEW, 4, second_node, tmp_path)
 
 
 @pytest.mark.long
-def test_sixty_runs_are_whole_and_the_page_is_the_same_although_a_node_is_lost(cluster, tmp_path):
-    same_with_a_node_lost(SIXTY, 60, cluster, tmp_path, skip=20)
+def test_sixty_runs_are_whole_and_the_page_is_the_same_although_a_node_is_lost(second_node, tmp_path):
+    same_with_a_node_lost(SIXTY, 60, second_node, tmp_path, skip=40)
 
 
 @pytest.mark.slow
-def test_a_stop_saves_the_runs_on_every_node_and_they_go_on_here(cluster, tmp_path):
-    arguments = ["compare", *FEW, "--steps", "400"]
+def test_a_stop_saves_the_runs_on_every_node_and_they_go_on_here(second_node, tmp_path):
+    arguments = ["compare", *FEW, "--steps", "1000"]
     process = typed([*arguments, "--on", "ray"], tmp_path)
     until = time.monotonic() + 300
     while len([run for run in Runs(tmp_path / "runs") if len(run.metrics()) > 2]) < 2:
@@ -135,23 +130,7 @@ def test_a_stop_saves_the_runs_on_every_node_and_they_go_on_here(cluster, tmp_pa
         assert run.status().state == "done"
         times = [row["step"] for row in run.metrics() if row["kind"] == "train"]
         assert len(times) == len(set(times)), f"{run.path}, which was stopped at {steps.get(run.path)}"
-    assert len(list(Runs(tmp_path / "runs"))) == 6
-
-
-@pytest.mark.slow
-def test_a_node_that_does_not_see_the_runs_is_named(cluster, tmp_path, monkeypatch):
-    import ray
-
-    from normlab.jobs.ray import _Host
-
-    ray.init(log_to_driver=False, logging_level="ERROR")
-    try:
-        host = _Host.remote(str(tmp_path / "runs"), str(tmp_path), {})
-        said = ray.get(host.refusal.remote(str(tmp_path / "not here"), "{}", ""))
-    finally:
-        ray.shutdown()
-    assert "does not see" in said
-    assert str(tmp_path / "runs") in said
+    assert len(list(Runs(tmp_path / "runs"))) == 4
 
 
 def test_an_address_without_a_cluster_is_refused(tmp_path, loopback):

@@ -36,8 +36,9 @@ OF_THE_CLOCK = {"seconds", "train_seconds", "total_seconds"}
 
 
 def descendants(pid: int) -> list[int]:
-    """Processes that ``pid`` started, and those of theirs."""
-    children = Path(f"/proc/{pid}/task/{pid}/children").read_text().split()
+    """Processes that ``pid`` started, in any of its threads, and those of theirs."""
+    threads = Path(f"/proc/{pid}/task").glob("*/children")
+    children = [child for thread in threads for child in thread.read_text().split()]
     return [p for child in map(int, children) for p in (child, *descendants(child))]
 
 

@@ -77,8 +77,8 @@ class Reproduce:
     data: Path | None = None
     """Folder of local data sets; without it $NORMLAB_DATA."""
     jobs: int = 0
-    """Artefacts that are measured, or runs that are trained, at the same time; 0: one for each usable core, or
-    each CPU of the Ray cluster.
+    """Artefacts that are measured, or runs that are trained, at the same time; 0: one for each usable core;
+    on Ray one run for each CPU.
     """
     on: str = "local"
     """Where runs are trained: local (this machine), or ray: the Ray cluster at RAY_ADDRESS, else the one that

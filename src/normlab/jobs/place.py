@@ -64,6 +64,4 @@ def placed(request: CompareRequest) -> CompareRequest:
     """Return a request whose runs at the same time, and threads of each, are those of its place."""
     machine = request.base.machine
     jobs, threads = place(request.on).share(request.jobs, machine)
-    return replace(
-        request, jobs=jobs, base=replace(request.base, machine=replace(machine, threads=threads))
-    )
+    return replace(request, jobs=jobs, base=replace(request.base, machine=replace(machine, threads=threads)))

@@ -23,7 +23,7 @@ _WATCH_SECONDS = 0.5
 
 
 def main() -> int:
-    """Train until standard input closes, the queue sends SIGTERM or its process is gone; return the exit code.
+    """Train until standard input closes, or the queue sends SIGTERM or is gone; return the exit code.
 
     SIGTERM is heard even where the queue's own process ignores it: here it is the queue that speaks.
     """
@@ -38,7 +38,7 @@ def main() -> int:
 
 
 def _stop_with(parent: int) -> None:
-    """Send this process SIGTERM once the one that started it is gone, on a machine where nobody looks for it."""
+    """Send this process SIGTERM once the one that started it is gone: nobody might look for it here."""
     while os.getppid() == parent:
         time.sleep(_WATCH_SECONDS)
     os.kill(os.getpid(), signal.SIGTERM)

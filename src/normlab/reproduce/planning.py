@@ -76,8 +76,8 @@ class _Prepared:
 
 
 def plan(artefacts: Sequence[Artefact], root: Path, *, scale: Scale = LAPTOP, threads: int = 0) -> Plan:
-    """Resolve the runs of those artefacts that have trainings at this scale, with so many threads each (0: all
-    cores), and prepare their data.
+    """Resolve the runs of those artefacts that have trainings at this scale, with so many threads each, and
+    prepare their data.
 
     A run that is done below ``root``, or that a checkout keeps, is not planned again; one that several
     artefacts share is planned once. Artefacts with the fewest missing runs for each of their claims come
