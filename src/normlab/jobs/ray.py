@@ -6,6 +6,7 @@ Moritz et al. 2018 (arXiv 1712.05889).
 from __future__ import annotations
 
 import contextlib
+import logging
 import os
 import signal
 import socket
@@ -58,7 +59,7 @@ def _connect() -> None:
     try:
         _reach(address)
         with _own_handler():
-            ray.init(include_dashboard=False, log_to_driver=False, logging_level="ERROR")
+            ray.init(include_dashboard=False, log_to_driver=False, logging_level=logging.ERROR)
     except (RayError, RuntimeError, ValueError, OSError) as error:
         which = f"to the Ray cluster at {address}, which RAY_ADDRESS names" if address else "to a Ray cluster"
         raise UserError(
@@ -102,7 +103,8 @@ class _OnRay:
         machine = config.machine
         wanted = {"num_cpus": machine.threads or 1, "num_gpus": _gpus(machine), "max_concurrency": 2}
         sent = {name: os.environ[name] for name in _SENT if name in os.environ}
-        host = _Host.options(**wanted).remote(str(self.root), str(Path.cwd()), sent)
+        actor: Any = ray.remote(Host)
+        host = actor.options(**wanted, max_restarts=0).remote(self.root, Path.cwd(), sent)
         try:
             with tempfile.NamedTemporaryFile(prefix=".shared-", dir=self.root) as mark:
                 refused = self._begun(host.refusal.remote(mark.name, to_json(config), run_id(config)))
@@ -142,15 +144,14 @@ class _OnRay:
         return ray.get(answer)
 
 
-@ray.remote(max_restarts=0)
-class _Host:
+class Host:
     """The end on a node: it starts a worker process there, and passes on what is asked and answered.
 
     One method trains while another interrupts it.
     """
 
-    def __init__(self, root: str, cwd: str, sent: Mapping[str, str]) -> None:
-        self._root, self._cwd, self._sent = Path(root), Path(cwd), sent
+    def __init__(self, root: Path, cwd: Path, sent: Mapping[str, str]) -> None:
+        self._root, self._cwd, self._sent = root, cwd, sent
         self._lock, self._stopped = threading.Lock(), False
         self._process: Process | None = None
 
