@@ -121,6 +121,32 @@ def test_a_budget_starts_no_run_that_would_not_end_and_the_rest_goes_on(tmp_path
     assert (ended, len(told)) == (["p.narrow"] * 2, 2)
 
 
+def test_a_plan_is_trained_by_the_workers_of_its_place(tmp_path):
+    asked = []
+
+    class Elsewhere:
+        def __init__(self, root):
+            assert root == tmp_path
+
+        def train(self, config):
+            asked.append(run_id(config))
+            return "there is no room"
+
+        def alive(self):
+            return True
+
+        def interrupt(self):
+            pass
+
+        close = interrupt
+
+    found = plan([NARROW], tmp_path)
+    training = Training(found, tmp_path, 1, start=Elsewhere)
+    training.run(lambda id_: None)
+    assert asked == list(found.todo)
+    assert training.failed == dict.fromkeys(asked, "there is no room")
+
+
 @pytest.mark.parametrize(
     ("text", "seconds"),
     [("2h", 7200.0), ("90min", 5400.0), ("1h 30min", 5400.0), ("1.5 h", 5400.0), ("", None)],
