@@ -2,7 +2,7 @@
 
     python -m pytest -m long -s tests/cli/test_ray.py
 
-trains sixty small runs so, and the same sixty on this machine alone: half an hour on two cores.
+trains sixty small runs so, and the same sixty on this machine alone: twenty minutes on two busy cores.
 """
 
 import json

@@ -48,6 +48,7 @@ class Ray:
 
     def start(self, root: Path) -> Worker:
         _connect()
+        root.mkdir(parents=True, exist_ok=True)
         return _OnRay(root.resolve())
 
 
