@@ -46,7 +46,7 @@ OWN = {
     "recipes": "names axis config force imports",
     "papers": "names as_json runs imports",
     "fold": "run_folder out weights max_positions runs imports",
-    "reproduce": "names runs data jobs on scale budget again imports",
+    "reproduce": "names runs data jobs on scale budget without again imports",
 }
 """A flag is a promise: think before adding one. A configuration or a recipe may be the better place."""
 
