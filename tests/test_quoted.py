@@ -9,7 +9,7 @@ import itertools
 import json
 import re
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -19,7 +19,8 @@ import pytest
 from normlab.comparison.judge import judge
 from normlab.papers import ARTEFACTS
 from normlab.papers.words import tallied
-from normlab.spec.claim import Measure, together
+from normlab.spec.artefact import Reproduction
+from normlab.spec.claim import Claim, Measure, together
 from normlab.spec.comparison import Comparison
 from normlab.spec.serialise import from_plain
 from normlab.store import RunFolder
@@ -237,16 +238,21 @@ def papers_in_the_readme() -> Iterator[str]:
     yield f"Another {sum(bool(a.trainings) for a in ARTEFACTS.values())} are decided by trainings"
 
 
+def firsts() -> dict[str, tuple[Sequence[Claim], Reproduction]]:
+    """The first versions of the claims that were measured, with what was found for them."""
+    found: dict[str, tuple[Sequence[Claim], Reproduction]] = {}
+    for id_, one in ARTEFACTS.items():
+        if before := superseded(id_):
+            found[id_] = before[0].claims, before[0].found
+        elif (path := KEPT / f"{id_}.json").exists() and not one.rests_on:
+            found[id_] = one.claims, read_reproduction(path)
+    return found
+
+
 @quotes("docs/lab-book.md")
 def papers_in_the_lab_book() -> Iterator[str]:
     """The first versions of the claims, with what was measured for them."""
-    first = {
-        id_: (before[0].claims, before[0].found)
-        if (before := superseded(id_))
-        else (ARTEFACTS[id_].claims, read_reproduction(KEPT / f"{id_}.json"))
-        for id_, one in ARTEFACTS.items()
-        if not one.trainings and not one.rests_on
-    }
+    first = {id_: found for id_, found in firsts().items() if not ARTEFACTS[id_].trainings}
     states = Counter(
         "undecided" if found.stand_in else together(c.verdict(found.measures) for c in claims)
         for claims, found in first.values()
@@ -276,19 +282,19 @@ def papers_in_the_lab_book() -> Iterator[str]:
 def trainings_in_the_lab_book() -> Iterator[str]:
     trained = [one for one in ARTEFACTS.values() if one.trainings]
     yield f"claims of {len(trained)} artefacts were committed before any of their runs"
-    found = {one.id: read_reproduction(path) for one in trained if (path := KEPT / f"{one.id}.json").exists()}
-    for id_, one in found.items():
-        yield f"`{id_}`, {tallied(one.tally(ARTEFACTS[id_].claims))}"
+    first = {one.id: firsts()[one.id] for one in trained if one.id in firsts()}
+    for id_, (claims, one) in first.items():
+        yield f"`{id_}`, {tallied(one.tally(claims))}"
 
     def bleu(id_: str, cell: str) -> str:
-        (row,) = (row for row in found[id_].tables["cells"] if row["cell"] == cell)
+        (row,) = (row for row in first[id_][1].tables["cells"] if row["cell"] == cell)
         return f"{row['BLEU']:.1f}"
 
     pre, post = (bleu("xiong2020.fig4ab", cell) for cell in ("pre, Adam", "post, Adam, warm-up"))
     yield f"Pre-LN without warm-up has {pre} BLEU and Post-LN with it {post}"
     fixed, warm = (bleu("xiong2020.fig6", cell) for cell in ("fixed lr 1e-4", "lr 1e-3, warm-up 4000"))
     yield f"{fixed} BLEU against {warm}"
-    yield f"lowers the NLL by {-found['nguyen2019.batchsize'].measures['gain'].value:.2f};"
+    yield f"lowers the NLL by {-first['nguyen2019.batchsize'][1].measures['gain'].value:.2f};"
 
 
 @quotes("docs/lab-book.md")
