@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Final
 
-from normlab.papers.bases import BERT, CONVERGED, CURVES, LAPTOP
+from normlab.papers.bases import BERT, CONVERGED, CURVES, LAPTOP, TO_THE_END
 from normlab.spec.artefact import Artefact, Drawing
 from normlab.spec.claim import ORDER, RATIO, at_least, at_most, within
 from normlab.spec.trainings import Trainings
@@ -20,9 +20,9 @@ PRETRAINED: Final = Trainings(
     {
         _PRE: {"recipe": "pre", "optim.lr": 3e-3},
         _POST: {"recipe": "post+warmup", "optim.lr": 1e-3},
-        "post, lr 3e-4, warm-up": {"recipe": "post+warmup", "optim.lr": 3e-3},
-        "pre, lr 1e-4": {"recipe": "pre", "optim.lr": 1e-3},
-        "post, lr 1e-4": {"recipe": "post", "optim.lr": 1e-3},
+        "post, lr 3e-4, warm-up": {"recipe": "post+warmup", "optim.lr": 3e-3, **TO_THE_END},
+        "pre, lr 1e-4": {"recipe": "pre", "optim.lr": 1e-3, **TO_THE_END},
+        "post, lr 1e-4": {"recipe": "post", "optim.lr": 1e-3, **TO_THE_END},
     },
     differs="A million words of the Brown corpus in place of 3.4 billion, 4 layers of width 64 in place of "
     "12 of 768, 500 vocabulary entries, rows of 32 tokens, 8,000 steps of 16 rows in place of a million of "
