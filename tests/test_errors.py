@@ -18,6 +18,7 @@ SRC = Path(normlab.__file__).parent
 PARSERS = {
     "data/folder.py": "json",
     "data/hub.py": "datasets raises ValueError for an unknown name or split",
+    "jobs/ray.py": "ray.init raises ValueError for an address",
     "spec/serialise.py": "json",
     "store/folder.py": "json",
     "training/translate.py": "numpy.load",

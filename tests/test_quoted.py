@@ -282,7 +282,7 @@ def papers_in_the_lab_book() -> Iterator[str]:
 def trainings_in_the_lab_book() -> Iterator[str]:
     trained = [one for one in ARTEFACTS.values() if one.trainings]
     yield f"claims of {len(trained)} artefacts were committed before any of their runs"
-    first = {one.id: firsts()[one.id] for one in trained if one.id in firsts()}
+    first = {id_: found for id_, found in firsts().items() if ARTEFACTS[id_].trainings}
     for id_, (claims, one) in first.items():
         yield f"`{id_}`, {tallied(one.tally(claims))}"
 

@@ -149,3 +149,4 @@ def test_a_claim_that_needs_more_than_was_at_hand_is_undecided_beside_measured_o
     assert claim.verdict({"another": Measure.exact(1.0)}) == "undecided"
     assert claim.verdict({}) == "not run"
     assert claim.verdict({"m": Measure.exact(2.0)}) == "agrees"
+    assert claim.runs_to_decide({"another": Measure.exact(1.0)}) is None

@@ -109,7 +109,7 @@ class Claim:
         spread of the runs stay as they are; None where the claim is not undecided, where the number of runs
         is not known, and where no number of runs would do.
         """
-        if self.verdict(measures) != "undecided":
+        if self.measure not in measures or self.verdict(measures) != "undecided":
             return None
         needed = list(self._needed(measures[self.measure]))
         return max(needed) if needed and max(needed) <= MOST_RUNS else None
