@@ -58,9 +58,7 @@ def _connect() -> None:
         return
     address = os.environ.get("RAY_ADDRESS", "")
     try:
-        _reach(address)
-        with _own_handler():
-            ray.init(include_dashboard=False, log_to_driver=False, logging_level=logging.ERROR)
+        _join(address)
     except (RayError, RuntimeError, ValueError, OSError) as error:
         which = f"to the Ray cluster at {address}, which RAY_ADDRESS names" if address else "to a Ray cluster"
         raise UserError(
@@ -69,11 +67,15 @@ def _connect() -> None:
         ) from error
 
 
-def _reach(address: str) -> None:
-    """Raise OSError at once where nobody answers at ``host:port``; Ray tries for many minutes."""
+def _join(address: str) -> None:
+    """Connect to the cluster; raise OSError at once where nobody answers at ``host:port``, which Ray would try
+    for many minutes.
+    """
     host, _, port = address.removeprefix("ray://").rpartition(":")
     if port.isdigit():
         socket.create_connection((host, int(port)), _REACH_SECONDS).close()
+    with _own_handler():
+        ray.init(include_dashboard=False, log_to_driver=False, logging_level=logging.ERROR)
 
 
 @contextlib.contextmanager
