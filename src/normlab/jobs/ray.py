@@ -68,8 +68,8 @@ def _connect() -> None:
 
 
 def _join(address: str) -> None:
-    """Connect to the cluster; raise OSError at once where nobody answers at ``host:port``, which Ray would try
-    for many minutes.
+    """Connect to the cluster; raise OSError at once where nobody answers at ``host:port``, which Ray would
+    try for many minutes.
     """
     host, _, port = address.removeprefix("ray://").rpartition(":")
     if port.isdigit():
