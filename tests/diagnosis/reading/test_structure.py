@@ -24,6 +24,7 @@ PLACEMENTS = {
     "lnscale": {"other", "pre"},
     "b2t": {"post", "other"},
     "b2t_code": {"post", "other"},
+    "admin_rescaled": {"post"},
 }
 """Of sublayers as they are read; every other placement of ours is neither Post-LN nor Pre-LN."""
 

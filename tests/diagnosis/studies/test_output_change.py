@@ -130,6 +130,8 @@ def encoder(placement: str, layers: int, seed: int) -> Subject:
         dim=128, ffn_dim=512, heads=4, encoder_layers=layers, decoder_layers=0, encoder_placement=placement
     )
     model = build_model(Encoder, config, 50, seed)
+    with torch.no_grad():
+        model.embedding.weight.mul_(config.dim**0.5)  # as a translation embeds, not as BERT does
     ids = torch.randint(4, 50, (4, 24), generator=torch.Generator().manual_seed(1))
     profile_(model, lambda: model(ids))
     return Subject.of(
