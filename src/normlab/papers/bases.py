@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any, Final
 
+from normlab.papers.texts import IWSLT14, WMT14_DE
 from normlab.spec.artefact import Drawing
 from normlab.spec.config import Config, DataConfig, DecodeConfig, ModelConfig, OptimConfig, TrainConfig
 
@@ -61,6 +62,46 @@ BERT: Final = Config(
     train=TrainConfig(steps=8000, max_tokens=512, validate_every_steps=400),
 )
 """A small BERT on the Brown corpus: its first 425 documents, then 25 as dev and 50 as test, fiction all."""
+SMALL: Final = Config(
+    model=ModelConfig(dim=512, ffn_dim=1024, heads=4, encoder_layers=6, decoder_layers=6),
+    data=IWSLT14,
+    train=TrainConfig(max_tokens=8192),
+    decode=DecodeConfig(beam=5),
+)
+"""Transformer-small on IWSLT'14 De-En, 37 million parameters. A batch of 4096 tokens has as many on each
+side, as in fairseq: 8192 of both.
+"""
+BASE: Final = Config(
+    model=ModelConfig(dim=512, ffn_dim=2048, heads=8, encoder_layers=6, decoder_layers=6),
+    data=WMT14_DE,
+    train=TrainConfig(max_tokens=16_384),
+    decode=DecodeConfig(beam=5),
+)
+"""Transformer-base on WMT'14 En-De. A batch of 8192 tokens has as many on each side: 16,384 of both."""
+BERT_BASE: Final = replace(
+    BERT,
+    model=replace(
+        BERT.model,
+        dim=768,
+        ffn_dim=3072,
+        heads=12,
+        encoder_layers=12,
+        position_encoding="learned",
+        max_positions=512,
+        dropout=0.1,
+        attention_dropout=0.1,
+    ),
+    data=DataConfig(
+        train_text="$NORMLAB_DATA/wikipedia-books/train.txt",
+        dev_text="$NORMLAB_DATA/wikipedia-books/dev.txt",
+        vocab_size=30_522,
+        block_len=512,
+    ),
+    optim=replace(BERT.optim, lr=1e-4, betas=(0.9, 0.999), warmup_steps=10_000),
+    train=TrainConfig(steps=1_000_000, max_tokens=32 * 512, grad_accum_steps=8, validate_every_steps=10_000),
+)
+"""BERT-base: a million steps of 256 rows of 512 tokens (Devlin et al. 2019, Appendix A.2, arXiv 1810.04805).
+"""
 
 
 def _pairs(columns: str, **files: str) -> DataConfig:

@@ -277,7 +277,11 @@ def _how(artefact: Artefact, found: Reproduction | None) -> Section:
     if scale in artefact.trainings:
         facts = {"scale": scale, **facts}
     if artefact.study:
-        facts = {"study": artefact.study, **{k: _plain(v) for k, v in artefact.settings.items()}, **facts}
+        facts = {
+            "study": artefact.study,
+            **{k: _plain(v) for k, v in artefact.settings_at(scale).items()},
+            **facts,
+        }
     if found is not None:
         facts = {**facts, **found.facts, "measured for": found.fingerprint}
     rows = [[Cell(name.replace("_", " ")), Cell(value)] for name, value in facts.items()]

@@ -61,7 +61,7 @@ def reproduce(
         raise UserError(f"no study {artefact.study!r} is registered, which {artefact.id} names; {HINT}")
     start = time.perf_counter()
     lab = Lab(root, data, say, runs or {}, scale)
-    found = STUDIES[artefact.study](lab, **artefact.settings)
+    found = STUDIES[artefact.study](lab, **artefact.settings_at(scale))
     seconds = time.perf_counter() - start
     machine = f"{hardware(torch.device('cpu'))}, {torch.get_num_threads()} threads"
     versions = f"torch {torch.__version__}, Python {platform.python_version()}"

@@ -92,6 +92,11 @@ class Artefact:
         if self.version > 1 and not (self.date and self.reason):
             raise ValueError(f"version {self.version} of {self.id} needs a date and a reason; give both")
 
+    def settings_at(self, scale: Scale) -> dict[str, Any]:
+        """The study's arguments at a scale."""
+        own = self.trainings[scale].settings if scale in self.trainings else {}
+        return {**self.settings, **own}
+
     def fingerprint(self, scale: Scale = LAPTOP) -> str:
         """First 16 hex digits of the SHA-256 of what is asserted and how it is measured: a result that was
         measured for another claim shows.

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, fields, is_dataclass, replace
-from typing import Any, Final, Literal, TypeAlias
+from dataclasses import dataclass, field, fields, is_dataclass, replace
+from typing import Any, Final, Literal, TypeAlias, get_args
 
 from normlab.errors import UserError, nearest
 from normlab.spec.config import Config, SeedConfig, numbers
@@ -12,6 +13,7 @@ from normlab.spec.config import Config, SeedConfig, numbers
 Scale: TypeAlias = Literal["laptop", "gpu", "paper"]
 """``laptop``: two cores and minutes; ``gpu``: one accelerator and hours; ``paper``: the paper's settings."""
 LAPTOP: Final[Scale] = "laptop"
+SCALES: Final[tuple[Scale, ...]] = get_args(Scale)
 
 
 @dataclass(frozen=True)
@@ -28,6 +30,8 @@ class Trainings:
     """How this scale differs from the paper's settings, and what it keeps of them, in a sentence."""
     least: int = 0
     """Seeds that are enough for a first measurement, while the others are still missing; 0: all of them."""
+    settings: Mapping[str, Any] = field(default_factory=dict)
+    """Arguments of the study at this scale, in place of the artefact's."""
 
     def configs(self) -> Iterator[tuple[str, int, Config]]:
         """Each cell and seed with its configuration, whose recipe is a name that is not resolved yet.
@@ -42,7 +46,8 @@ class Trainings:
     def content(self) -> dict[str, Any]:
         """What decides the numbers, as plain data."""
         cells = {cell: dict(changes) for cell, changes in self.cells.items()}
-        return {"base": numbers(self.base), "cells": cells, "seeds": self.seeds}
+        own = {"settings": dict(self.settings)} if self.settings else {}
+        return {"base": numbers(self.base), "cells": cells, "seeds": self.seeds, **own}
 
 
 def work(config: Config) -> float:
@@ -67,6 +72,15 @@ def changed(config: Config, changes: Mapping[str, Any]) -> Config:
         within: dict[str, Any] = {section: inner}
         config = replace(config, **within) if section else inner
     return config
+
+
+def unlike(config: Config, other: Config) -> dict[str, Any]:
+    """The changes that make one configuration another one, under names like ``optim.lr``."""
+    return {name: value for name in _names(config) if (value := _at(other, name)) != _at(config, name)}
+
+
+def _at(config: Config, name: str) -> Any:
+    return functools.reduce(getattr, name.split("."), config)
 
 
 def _names(config: Config) -> list[str]:

@@ -4,25 +4,13 @@ from __future__ import annotations
 
 from typing import Final
 
-from normlab.papers.bases import CONVERGED, CURVES, LAPTOP, TO_THE_END
+from normlab.papers.bases import CONVERGED, CURVES
+from normlab.papers.liu2020.bases import EN_DE
+from normlab.papers.scales import at_each
 from normlab.spec.artefact import Artefact
 from normlab.spec.claim import ORDER, at_least, at_most
-from normlab.spec.trainings import Trainings
 
-_SMALLER: Final = (
-    "Dates of the built-in corpus in place of WMT'14 En-De, width 64 in place of 512, 200 steps of 1,024 "
-    "positions in place of 100 epochs, no dropout. The depth is the paper's. The peak rate is 2e-3 after 60 "
-    "steps of warm-up, in place of 1e-3 after 8000, with the same inverse square root."
-)
-_DEEP: Final = {"model.encoder_layers": 18, "model.decoder_layers": 18}
-_SELDOM: Final = {"train.validate_every_steps": 50, **TO_THE_END}
-"""Half of the time of a run of 18 layers would go into decoding at every 20 steps; no run is ended early."""
-_RATE: Final = {"optim.lr": 2e-3, "optim.warmup_steps": 60}
-_WARMUP: Final = "+warmup+inverse_sqrt"
-_HYBRIDS: Final = {
-    name: {"recipe": f"{name}{_WARMUP}", **_DEEP, **_RATE}
-    for name in ("enc:post/dec:post", "enc:post/dec:pre", "enc:pre/dec:pre")
-}
+_HYBRIDS: Final = "enc:post/dec:post", "enc:post/dec:pre", "enc:pre/dec:pre"
 
 TABLE1: Final = Artefact(
     id="liu2020.table1",
@@ -48,7 +36,7 @@ TABLE1: Final = Artefact(
             "pre": ("score", "bleu", "enc:pre/dec:pre"),
         }
     },
-    trainings={"laptop": Trainings(LAPTOP, _HYBRIDS, differs=_SMALLER)},
+    trainings=at_each(lambda s: {name: s.recipe(name, (18, 18)) for name in _HYBRIDS}, EN_DE),
     claims=(
         at_most(
             0.5,
@@ -104,21 +92,18 @@ FIG1_9: Final = Artefact(
             "admin_18": ("dev_at", "nll", "18L Admin", "18L Pre", 1.0),
         },
     },
-    trainings={
-        "laptop": Trainings(
-            LAPTOP,
-            {
-                f"{layers}L {name}": {"recipe": f"{placement}{_WARMUP}", **depth, **_RATE}
-                for layers, depth in ((6, _RATE), (18, _DEEP))
-                for name, placement in (
-                    ("Post", "post" if layers == 6 else "enc:post/dec:post"),
-                    ("Pre", "pre" if layers == 6 else "enc:pre/dec:pre"),
-                    ("Admin", "admin"),
-                )
-            },
-            differs=_SMALLER,
-        )
-    },
+    trainings=at_each(
+        lambda s: {
+            f"{layers}L {name}": s.recipe(placement, depth)
+            for layers, depth in ((6, None), (18, (18, 18)))
+            for name, placement in (
+                ("Post", "post" if layers == 6 else "enc:post/dec:post"),
+                ("Pre", "pre" if layers == 6 else "enc:pre/dec:pre"),
+                ("Admin", "admin"),
+            )
+        },
+        EN_DE,
+    ),
     claims=(
         at_most(
             0.0,
@@ -174,25 +159,23 @@ WARMUP: Final = Artefact(
     asserts="Longer warm-up does not save it.",
     study="trainings",
     settings={"measures": {"trains": ("share_trained", *(f"warm-up {k}k" for k in (8, 16, 24, 32)))}},
-    trainings={
-        "laptop": Trainings(
-            LAPTOP,
-            {
-                f"warm-up {k}k": {
-                    "recipe": f"enc:post/dec:post{_WARMUP}",
-                    **_DEEP,
-                    **_RATE,
-                    "optim.warmup_steps": steps,
-                    "train.steps": 300,
-                    **_SELDOM,
-                }
-                for k, steps in ((8, 60), (16, 120), (24, 180), (32, 240))
-            },
-            seeds=2,
-            differs=_SMALLER + " Warm-ups of 60, 120, 180 and 240 steps stand for 8k to 32k, in 300 steps; "
-            "two seeds, so that eight runs decide.",
-        )
-    },
+    trainings=at_each(
+        lambda s: {
+            f"warm-up {k}k": {
+                **s.recipe("enc:post/dec:post", (18, 18)),
+                "optim.warmup_steps": s.warmup * k // 8,
+                "train.steps": s.base.train.steps * 3 // 2,
+                **s.seldom,
+            }
+            for k in (8, 16, 24, 32)
+        },
+        EN_DE,
+        seeds=2,
+        laptop=" Warm-ups of 60, 120, 180 and 240 steps stand for 8k to 32k, in 300 steps; "
+        "two seeds, so that eight runs decide.",
+        gpu=" Warm-ups of 2,000 to 8,000 steps stand for 8k to 32k, in 15,000 steps.",
+        paper=" Half as many steps again, because of the longer warm-ups.",
+    ),
     claims=(
         at_most(
             0.5,
@@ -204,6 +187,8 @@ WARMUP: Final = Artefact(
     ),
     drawings=CURVES,
 )
+
+_PRECISE: Final = " In fp16, as in the paper; with its dropouts of 0.1, and without."
 
 SECTION5_3: Final = Artefact(
     id="liu2020.section5_3",
@@ -228,21 +213,21 @@ SECTION5_3: Final = Artefact(
             "fixup_blame": ("difference", "nll", "FixUp, dropout", "FixUp"),
         }
     },
-    trainings={
-        "laptop": Trainings(
-            LAPTOP,
-            {
-                f"{name}{dropout}": {"recipe": f"{recipe}{_WARMUP}", **_DEEP, **_RATE, **_SELDOM, **changes}
-                for name, recipe in (
-                    ("ReZero", "rezero"),
-                    ("FixUp", "fixup"),
-                    ("LookLinear+Post", "enc:post/dec:post+looklinear"),
-                )
-                for dropout, changes in (("", _RATE), (", dropout", {"model.dropout": 0.1}))
-            },
-            differs=_SMALLER + " In single precision only; with the paper's dropout of 0.1, and without.",
-        )
-    },
+    trainings=at_each(
+        lambda s: {
+            f"{name}{words}": {**s.recipe(placement, (18, 18)), **s.seldom, **dropout, **s.half}
+            for name, placement in (
+                ("ReZero", "rezero"),
+                ("FixUp", "fixup"),
+                ("LookLinear+Post", "enc:post/dec:post+looklinear"),
+            )
+            for words, dropout in (("", s.dry), (", dropout", s.dropout))
+        },
+        EN_DE,
+        laptop=" In single precision only; with the paper's dropout of 0.1, and without.",
+        gpu=_PRECISE,
+        paper=_PRECISE,
+    ),
     claims=(
         *(
             at_most(

@@ -7,10 +7,11 @@ from __future__ import annotations
 
 from typing import Final
 
-from normlab.papers.bases import CURVES, LAPTOP
+from normlab.papers.bases import CURVES
+from normlab.papers.liu2020.bases import EN_DE
+from normlab.papers.scales import at_each
 from normlab.spec.artefact import Artefact, Drawing
 from normlab.spec.claim import RATIO, at_least, at_most, within
-from normlab.spec.trainings import Trainings
 
 _ON_WMT: Final = {"text": "wmt14.en-de", "model": "base"}
 
@@ -311,21 +312,7 @@ CONSTANT_C: Final = Artefact(
     "of each matrix's root mean square, at initialisation and at the best weights on dev.",
     study="trainings",
     settings={"measures": {name.lower(): ("constant_ratio", name) for name in _TRAINED}},
-    trainings={
-        "laptop": Trainings(
-            LAPTOP,
-            {
-                name: {
-                    "recipe": f"{recipe}+warmup+inverse_sqrt",
-                    "optim.lr": 2e-3,
-                    "optim.warmup_steps": 60,
-                }
-                for name, recipe in _TRAINED.items()
-            },
-            differs="Dates of the built-in corpus in place of WMT'14 En-De, width 64 in place of 512, 200 "
-            "steps of 1,024 positions; six layers, as in the paper's base model.",
-        )
-    },
+    trainings=at_each(lambda s: {name: s.recipe(placement) for name, placement in _TRAINED.items()}, EN_DE),
     claims=tuple(
         at_most(
             1.0,

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from typing import Final
 
-from normlab.papers.bases import LAPTOP
+from normlab.papers.liu2020.bases import EN_DE
+from normlab.papers.scales import at_each
 from normlab.spec.artefact import Artefact, Drawing
 from normlab.spec.claim import at_least, at_most, within
-from normlab.spec.trainings import Trainings
 
 _ON_WMT: Final = {"text": "wmt14.en-de", "model": "base"}
 _STACKS: Final = ("encoder", "decoder")
@@ -78,6 +78,7 @@ FIG3: Final = Artefact(
     ),
 )
 
+_AT_FIRST: Final = " Gradients are of the paper's base model at initialisation, on WMT'14 En-De."
 ADMIN_VANISHES: Final = Artefact(
     id="liu2020.admin_vanishes",
     paper="Liu et al. 2020, Section 4.3 (arXiv 2004.08249)",
@@ -93,22 +94,13 @@ ADMIN_VANISHES: Final = Artefact(
         "placements": ("admin",),
         "training": {"converges": ("score", "bleu", "18L Admin")},
     },
-    trainings={
-        "laptop": Trainings(
-            LAPTOP,
-            {
-                "18L Admin": {
-                    "recipe": "admin+warmup+inverse_sqrt",
-                    "model.encoder_layers": 18,
-                    "model.decoder_layers": 18,
-                    "optim.lr": 2e-3,
-                    "optim.warmup_steps": 60,
-                }
-            },
-            differs="Gradients are of the paper's base model on WMT'14 En-De. The training is of width 64 on "
-            "dates of the built-in corpus, 200 steps of 1,024 positions.",
-        )
-    },
+    trainings=at_each(
+        lambda s: {"18L Admin": s.recipe("admin", (18, 18))},
+        EN_DE,
+        laptop=_AT_FIRST,
+        gpu=_AT_FIRST,
+        paper=_AT_FIRST,
+    ),
     claims=(
         at_most(
             0.1,

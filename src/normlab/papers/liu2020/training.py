@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from typing import Final
 
-from normlab.papers.bases import CONVERGED, CURVES, LAPTOP, TO_THE_END
+from normlab.papers.bases import CONVERGED, CURVES, TO_THE_END
 from normlab.papers.cells import cells
+from normlab.papers.liu2020.bases import EN_DE, EN_FR, IWSLT, Training
+from normlab.papers.scales import Cells, at_each
 from normlab.spec.artefact import Artefact, Drawing
 from normlab.spec.claim import ORDER, at_least, within
-from normlab.spec.trainings import Trainings
+from normlab.spec.trainings import unlike
 
 _POST: Final = 35.64, 0.23
 _PRE: Final = 35.50, 0.04
@@ -17,16 +19,27 @@ _ADMIN: Final = 35.67, 0.15
 _EN_FR: Final = 43.10, 43.80
 """BLEU of Pre and Admin, 60L-12L, in tables 2 and 4."""
 
-SMALLER: Final = (
-    "Dates of the built-in corpus in place of IWSLT'14, width 64 in place of 512, 200 steps of 1,024 "
-    "positions in place of 90 epochs, no dropout. The depth is the paper's, 6+6, and so is RAdam. "
-)
 _SMALL: Final = "IWSLT'14 6L-6L small"
 _DEEP_DE: Final = "WMT'14 En-De 18L-18L"
 """Rows of Table 2 that are trained."""
 
-_PEAK: Final = {"optim.lr": 2e-3, "optim.warmup_steps": 60}
 
+def _table2(small: Training, deep: Training) -> Cells:
+    to_deep = unlike(small.base, deep.base)
+    return {
+        f"{name} {_SMALL}": small.recipe(placement)
+        for name, placement in (("Post", "post"), ("Pre", "pre"), ("Admin", "admin"))
+    } | {
+        f"{name} {_DEEP_DE}": {**to_deep, **deep.recipe(placement, (18, 18))}
+        for name, placement in (
+            ("Post", "enc:post/dec:post"),
+            ("Pre", "enc:pre/dec:pre"),
+            ("Admin", "admin"),
+        )
+    }
+
+
+_TWO_ROWS: Final = "Of the seven rows two are trained, the first and that of 18 layers"
 TABLE2: Final = Artefact(
     id="liu2020.table2",
     paper="Liu et al. 2020, Table 2 (arXiv 2004.08249)",
@@ -57,33 +70,14 @@ TABLE2: Final = Artefact(
             "admin_18": ("difference", "bleu", f"Admin {_DEEP_DE}", f"Pre {_DEEP_DE}"),
         },
     },
-    trainings={
-        "laptop": Trainings(
-            LAPTOP,
-            {
-                f"{name} {_SMALL}": {
-                    "recipe": f"{placement}+radam+warmup+inverse_sqrt",
-                    **_PEAK,
-                }
-                for name, placement in (("Post", "post"), ("Pre", "pre"), ("Admin", "admin"))
-            }
-            | {
-                f"{name} {_DEEP_DE}": {
-                    "recipe": f"{placement}+warmup+inverse_sqrt",
-                    **_PEAK,
-                    "model.encoder_layers": 18,
-                    "model.decoder_layers": 18,
-                }
-                for name, placement in (
-                    ("Post", "enc:post/dec:post"),
-                    ("Pre", "enc:pre/dec:pre"),
-                    ("Admin", "admin"),
-                )
-            },
-            differs=SMALLER
-            + "Of the seven rows two are trained, the first and that of 18 layers, the latter under Adam.",
-        )
-    },
+    trainings=at_each(
+        _table2,
+        IWSLT,
+        EN_DE,
+        laptop=f"{_TWO_ROWS}, the latter under Adam.",
+        gpu=f" {_TWO_ROWS}; the latter on Multi30k En-De, as for liu2020.table1.",
+        paper=f" {_TWO_ROWS}.",
+    ),
     claims=(
         at_least(
             0.0,
@@ -127,22 +121,27 @@ TABLE2: Final = Artefact(
     drawings=CURVES,
 )
 
-_GRID: Final = {
-    f"lr {k}e-4 {name} β₂ {beta}": {
-        "recipe": f"{placement}+radam+linear",
-        "optim.lr": 4e-4 * k,
-        "optim.betas": (0.9, beta),
-        "optim.warmup_steps": 0,
-        **TO_THE_END,
+_PLACEMENTS: Final = {"Post": "post", "Pre": "pre", "Admin": "admin"}
+_BETAS: Final = 0.99, 0.995, 0.999
+
+
+def _grid(s: Training) -> Cells:
+    return {
+        f"lr {k}e-4 {name} β₂ {beta}": {
+            "recipe": f"{placement}+radam+linear",
+            "optim.lr": s.grid * k,
+            "optim.betas": (0.9, beta),
+            "optim.warmup_steps": 0,
+            **TO_THE_END,
+        }
+        for name, placement in _PLACEMENTS.items()
+        for beta in _BETAS
+        for k in range(1, 6)
     }
-    for name, placement in (("Post", "post"), ("Pre", "pre"), ("Admin", "admin"))
-    for beta in (0.99, 0.995, 0.999)
-    for k in (1, 2, 3, 4, 5)
-}
 
 
 def _of(name: str) -> tuple[str, ...]:
-    return tuple(cell for cell in _GRID if f" {name} " in cell)
+    return tuple(f"lr {k}e-4 {name} β₂ {beta}" for beta in _BETAS for k in range(1, 6))
 
 
 def _both(a: str, b: str) -> tuple[tuple[str, str], ...]:
@@ -152,6 +151,7 @@ def _both(a: str, b: str) -> tuple[tuple[str, str], ...]:
 
 _RATES: Final = ("lr 1e-4", "lr 2e-4", "lr 3e-4", "lr 4e-4", "lr 5e-4")
 
+_ONE_SEED: Final = " The rates fall in a line, as in the authors' recipe; one seed a cell."
 FIG10: Final = Artefact(
     id="liu2020.fig10",
     paper="Liu et al. 2020, Figure 10 (arXiv 2004.08249)",
@@ -189,16 +189,15 @@ FIG10: Final = Artefact(
             "admin_over_pre": ("pairs_better", "bleu", *_both("Admin", "Pre")),
         },
     },
-    trainings={
-        "laptop": Trainings(
-            LAPTOP,
-            _GRID,
-            seeds=1,
-            differs=SMALLER
-            + "Learning rates are four times the paper's, and fall in a line; one seed a cell, "
-            "so that the cells are the sample.",
-        )
-    },
+    trainings=at_each(
+        _grid,
+        IWSLT,
+        seeds=1,
+        laptop="Learning rates are four times the paper's, and fall in a line; one seed a cell, "
+        "so that the cells are the sample.",
+        gpu=_ONE_SEED,
+        paper=_ONE_SEED,
+    ),
     claims=(
         within(
             0.2,
@@ -268,25 +267,18 @@ TABLE3: Final = Artefact(
         },
         "gpu": {"admin_post": ("difference", "bleu", "Admin", "Post")},
     },
-    trainings={
-        "laptop": Trainings(
-            LAPTOP,
-            {
-                name: {
-                    "recipe": f"{placement}+radam+warmup+inverse_sqrt",
-                    **_PEAK,
-                }
-                for name, placement in (
-                    ("Admin", "admin"),
-                    ("Post", "post"),
-                    ("Pre", "pre"),
-                    ("ReZero", "rezero"),
-                    ("ReZero+Post", "rezero_post"),
-                )
-            },
-            differs=SMALLER + "The peak rate is 2e-3 after 60 steps of warm-up, in place of 7e-4 after 6000.",
-        )
-    },
+    trainings=at_each(
+        lambda s: {
+            name: s.recipe(placement)
+            for name, placement in (
+                *_PLACEMENTS.items(),
+                ("ReZero", "rezero"),
+                ("ReZero+Post", "rezero_post"),
+            )
+        },
+        IWSLT,
+        laptop="The peak rate is 2e-3 after 60 steps of warm-up, in place of 7e-4 after 6000.",
+    ),
     claims=(
         at_least(
             0.0,
@@ -335,24 +327,13 @@ TABLE4: Final = Artefact(
             "pre_bleu": ("score", "bleu", "En-Fr Pre BLEU"),
         },
     },
-    trainings={
-        "laptop": Trainings(
-            LAPTOP,
-            {
-                name: {
-                    "recipe": f"{placement}+warmup+inverse_sqrt",
-                    **_PEAK,
-                    "model.encoder_layers": 60,
-                    "model.decoder_layers": 12,
-                    "train.validate_every_steps": 100,
-                }
-                for name, placement in (("En-Fr Pre BLEU", "pre"), ("En-Fr Admin BLEU", "admin"))
-            },
-            differs="Dates of the built-in corpus in place of WMT'14 En-Fr, width 64 in place of 512, 200 "
-            "steps of 1,024 positions in place of 50 epochs of 80,000, no dropout. The depth is the paper's. "
-            "The peak rate is 2e-3 after 60 steps of warm-up, in place of 7e-4 after 8000.",
-        )
-    },
+    trainings=at_each(
+        lambda s: {
+            name: {**s.recipe(placement, (60, 12)), **s.seldom}
+            for name, placement in (("En-Fr Pre BLEU", "pre"), ("En-Fr Admin BLEU", "admin"))
+        },
+        EN_FR,
+    ),
     claims=(
         at_least(
             0.0,

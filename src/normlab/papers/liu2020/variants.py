@@ -4,14 +4,11 @@ from __future__ import annotations
 
 from typing import Final
 
-from normlab.papers.bases import CONVERGED, CURVES, LAPTOP
-from normlab.papers.liu2020.training import SMALLER
+from normlab.papers.bases import CONVERGED, CURVES
+from normlab.papers.liu2020.bases import IWSLT
+from normlab.papers.scales import at_each
 from normlab.spec.artefact import Artefact
 from normlab.spec.claim import ORDER, at_least, at_most, within
-from normlab.spec.trainings import Trainings
-
-_PEAK: Final = {"optim.lr": 2e-3, "optim.warmup_steps": 60}
-_POST: Final = {"recipe": "post+radam+warmup+inverse_sqrt", **_PEAK}
 
 DROPOUT: Final = Artefact(
     id="liu2020.dropout",
@@ -27,16 +24,14 @@ DROPOUT: Final = Artefact(
         "measures": {"size": ("difference_size", "bleu", "both", "neither")},
         "gpu": {"effect": ("difference", "bleu", "both", "neither")},
     },
-    trainings={
-        "laptop": Trainings(
-            LAPTOP,
-            {
-                "neither": _POST,
-                "both": {**_POST, "model.attention_dropout": 0.1, "model.ffn_dropout": 0.1},
-            },
-            differs=SMALLER + "Dropouts are the 0.1 of the authors' recipe.",
-        )
-    },
+    trainings=at_each(
+        lambda s: {
+            "neither": {**s.recipe("post"), **s.bare},
+            "both": {**s.recipe("post"), "model.attention_dropout": 0.1, "model.ffn_dropout": 0.1},
+        },
+        IWSLT,
+        laptop="Dropouts are the 0.1 of the authors' recipe.",
+    ),
     claims=(
         at_least(
             1.0,
@@ -69,16 +64,11 @@ RESCALE_INIT: Final = Artefact(
         "measures": {"same": ("difference", "bleu", "rescaled", "ω")},
         "paper": {"half": ("difference", "nll", "rescaled", "ω")},
     },
-    trainings={
-        "laptop": Trainings(
-            LAPTOP,
-            {
-                name: {"recipe": f"{placement}+radam+warmup+inverse_sqrt", **_PEAK}
-                for name, placement in (("ω", "admin_free"), ("rescaled", "admin_rescaled"))
-            },
-            differs=SMALLER + "In single precision only.",
-        )
-    },
+    trainings=at_each(
+        lambda s: {"ω": s.recipe("admin_free"), "rescaled": s.recipe("admin_rescaled")},
+        IWSLT,
+        laptop="In single precision only.",
+    ),
     claims=(
         within(
             -1.0,
@@ -110,13 +100,7 @@ APPENDIX_C: Final = Artefact(
     "which have to be untied for that.",
     study="trainings",
     settings={"measures": {"difference": ("fold_difference", "Admin")}},
-    trainings={
-        "laptop": Trainings(
-            LAPTOP,
-            {"Admin": {"recipe": "admin+radam+warmup+inverse_sqrt", **_PEAK}},
-            differs=SMALLER,
-        )
-    },
+    trainings=at_each(lambda s: {"Admin": s.recipe("admin")}, IWSLT),
     claims=(
         at_most(
             1e-5,

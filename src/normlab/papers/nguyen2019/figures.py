@@ -5,7 +5,8 @@ from __future__ import annotations
 from typing import Final
 
 from normlab.papers.bases import CURVES
-from normlab.papers.nguyen2019.bases import MODELS, NO_WARMUP, SMALLER, laptop
+from normlab.papers.nguyen2019.bases import MODELS, TED
+from normlab.papers.scales import at_each
 from normlab.spec.artefact import Artefact, Drawing
 from normlab.spec.claim import ORDER, RATIO, at_least, at_most, within
 
@@ -37,17 +38,16 @@ FIG1: Final = Artefact(
             ),
         }
     },
-    trainings={
-        "laptop": laptop(
-            {
-                **MODELS,
-                "Pre+FixNorm+ScaleNorm, no warm-up": {
-                    "recipe": "pre+fixnorm+scalenorm+smallinit+val_decay",
-                    **NO_WARMUP,
-                },
-            }
-        )
-    },
+    trainings=at_each(
+        lambda s: {
+            **MODELS,
+            "Pre+FixNorm+ScaleNorm, no warm-up": {
+                "recipe": "pre+fixnorm+scalenorm+smallinit+val_decay",
+                **s.no_warmup,
+            },
+        },
+        TED,
+    ),
     claims=(
         at_least(
             0.0,
@@ -114,7 +114,7 @@ FIG2: Final = Artefact(
             "height": ("gradient_ratio", "Post+LN", "Pre+LN"),
         }
     },
-    trainings={"laptop": laptop({name: MODELS[name] for name in MODELS if name != "Pre+FixNorm+LN"})},
+    trainings=at_each(lambda s: {name: MODELS[name] for name in MODELS if name != "Pre+FixNorm+LN"}, TED),
     claims=(
         at_least(
             0.0,
@@ -159,6 +159,8 @@ _GROWING: Final = (
     "decoder feed-forward",
 )
 
+_ONE_TEXT: Final = " One text, so that nothing is said of the size of the corpus."
+
 FIG3: Final = Artefact(
     id="nguyen2019.fig3",
     paper="Nguyen and Salazar 2019, Figure 3 (arXiv 1910.05895)",
@@ -176,12 +178,13 @@ FIG3: Final = Artefact(
             for role in (*_GROWING, "decoder-encoder attention")
         }
     },
-    trainings={
-        "laptop": laptop(
-            {"Pre+FixNorm+ScaleNorm": MODELS["Pre+FixNorm+ScaleNorm"]},
-            differs=SMALLER + " One text, so that nothing is said of the size of the corpus.",
-        )
-    },
+    trainings=at_each(
+        lambda s: {"Pre+FixNorm+ScaleNorm": MODELS["Pre+FixNorm+ScaleNorm"]},
+        TED,
+        laptop=_ONE_TEXT,
+        gpu=_ONE_TEXT,
+        paper=_ONE_TEXT,
+    ),
     claims=(
         *(
             at_least(
@@ -219,14 +222,13 @@ FIG4: Final = Artefact(
             "output": ("scale_change", "without smoothing", "Pre+FixNorm+ScaleNorm", "output"),
         }
     },
-    trainings={
-        "laptop": laptop(
-            {
-                "Pre+FixNorm+ScaleNorm": MODELS["Pre+FixNorm+ScaleNorm"],
-                "without smoothing": {**MODELS["Pre+FixNorm+ScaleNorm"], "optim.label_smoothing": 0.0},
-            }
-        )
-    },
+    trainings=at_each(
+        lambda s: {
+            "Pre+FixNorm+ScaleNorm": MODELS["Pre+FixNorm+ScaleNorm"],
+            "without smoothing": {**MODELS["Pre+FixNorm+ScaleNorm"], "optim.label_smoothing": 0.0},
+        },
+        TED,
+    ),
     claims=(
         at_most(
             0.0,
@@ -333,15 +335,14 @@ BATCHSIZE: Final = Artefact(
             "gain": ("difference", "nll", "batch x16", "batch x1"),
         }
     },
-    trainings={
-        "laptop": laptop(
-            {
-                f"batch x{times}": {"recipe": "post+warmup", "train.max_tokens": 256 * times}
-                for times in (1, 4, 16)
-            },
-            differs=SMALLER + " Batches have 256, 1,024 and 4,096 positions.",
-        )
-    },
+    trainings=at_each(
+        lambda s: {
+            f"batch x{times}": {"recipe": "post+warmup", "train.max_tokens": s.batch * times}
+            for times in (1, 4, 16)
+        },
+        TED,
+        laptop=" Batches have 256, 1,024 and 4,096 positions.",
+    ),
     claims=(
         at_most(
             0.5,

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from typing import Final
 
-from normlab.papers.bases import CONVERGED, CURVES, LAPTOP
+from normlab.papers.bases import CONVERGED, CURVES
 from normlab.papers.cells import cells
-from normlab.papers.nguyen2019.bases import MODELS, SMALLER, laptop
+from normlab.papers.nguyen2019.bases import MODELS, TED, WMT
+from normlab.papers.scales import at_each
 from normlab.spec.artefact import Artefact
 from normlab.spec.claim import ORDER, RATIO, at_least, at_most, within
-from normlab.spec.trainings import Trainings
 
 TABLE6: Final = Artefact(
     id="nguyen2019.table6",
@@ -35,23 +35,18 @@ TABLE6: Final = Artefact(
             "post_scalenorm": ("difference", "bleu", "Post+FixNorm+ScaleNorm", "Post+LN"),
         },
     },
-    trainings={
-        "laptop": Trainings(
-            LAPTOP,
-            {
-                name: {"recipe": f"{recipe}+warmup+inverse_sqrt", "optim.lr": 2e-3, "optim.warmup_steps": 60}
-                for name, recipe in (
-                    ("Pre+LN", "pre"),
-                    ("Pre+FixNorm+ScaleNorm", "pre+fixnorm+scalenorm"),
-                    ("Post+LN", "post"),
-                    ("Post+FixNorm+ScaleNorm", "post+fixnorm+scalenorm"),
-                )
-            },
-            differs="Dates of the built-in corpus in place of WMT'14 En-De, width 64 in place of 512, 200 "
-            "steps of 1,024 positions in place of 40 epochs of 81,920, no dropout, Xavier normal. The peak "
-            "rate is 2e-3 after 60 steps of warm-up. What much data does cannot be seen at this size.",
-        )
-    },
+    trainings=at_each(
+        lambda s: {
+            name: {"recipe": recipe + s.recipe, **s.peak}
+            for name, recipe in (
+                ("Pre+LN", "pre"),
+                ("Pre+FixNorm+ScaleNorm", "pre+fixnorm+scalenorm"),
+                ("Post+LN", "post"),
+                ("Post+FixNorm+ScaleNorm", "post+fixnorm+scalenorm"),
+            )
+        },
+        WMT,
+    ),
     claims=(
         at_least(
             0.0,
@@ -109,15 +104,14 @@ TABLE8: Final = Artefact(
             "test": ("score_ratio", "perplexity_smoothed", "ScaleNorm", "LayerNorm"),
         },
     },
-    trainings={
-        "laptop": laptop(
-            {
-                "LayerNorm": MODELS["Pre+FixNorm+LN"],
-                "ScaleNorm": MODELS["Pre+FixNorm+ScaleNorm"],
-            },
-            differs=SMALLER + " One text stands for five pairs.",
-        )
-    },
+    trainings=at_each(
+        lambda s: {
+            "LayerNorm": MODELS["Pre+FixNorm+LN"],
+            "ScaleNorm": MODELS["Pre+FixNorm+ScaleNorm"],
+        },
+        TED,
+        laptop=" One text stands for five pairs.",
+    ),
     claims=(
         within(
             0.8,

@@ -6,10 +6,10 @@ from typing import Final
 
 from normlab.papers.bases import CURVES, TO_THE_END
 from normlab.papers.cells import cells
-from normlab.papers.nguyen2019.bases import DOUBLE, GL_EN_SMALL, MODELS, NO_WARMUP, SMALLER, laptop
+from normlab.papers.nguyen2019.bases import GL_EN_AT, MODELS, TED, Ted
+from normlab.papers.scales import Cells, at_each
 from normlab.spec.artefact import Artefact
 from normlab.spec.claim import ORDER, at_least, at_most, within
-from normlab.spec.trainings import Trainings
 
 PAIRS: Final = ("gl-en", "sk-en", "en-vi", "en-he", "ar-en")
 _VARIANT: Final = "(4) Pre+FixNorm+ScaleNorm"
@@ -18,22 +18,64 @@ _ROWS: Final = "(1) Post+LN", "(2) Pre+LN", "(3) Pre+FixNorm+LN", _VARIANT
 _FINAL: Final = (20.91, 30.25, 32.79, 28.44, 34.15)
 """Test BLEU of the paper's final model, which tables 3 and 7 both print."""
 
-_TABLE2: Final = {
-    f"warm-up {paper} {init} {name}": {
-        "recipe": f"{placement}{words}+warmup",
-        "optim.lr": 2e-3 * (30 / steps) ** 0.5,
-        "optim.warmup_steps": steps,
-        **(TO_THE_END if name == "Post" else {}),
+_WARMUPS: Final = 4, 8, 16
+
+
+def _table2(s: Ted) -> Cells:
+    peak, warmup = s.base.optim.lr, s.base.optim.warmup_steps
+    return {
+        f"warm-up {k}k {init} {name}": {
+            "recipe": f"{placement}{words}+warmup",
+            "optim.lr": peak * (warmup / steps) ** 0.5,
+            "optim.warmup_steps": steps,
+            **(TO_THE_END if name == "Post" else {}),
+        }
+        for init, words in (("Xavier", ""), ("SmallInit", "+smallinit"))
+        for name, placement in (("Post", "post"), ("Pre", "pre"))
+        for k in _WARMUPS
+        for steps in (warmup * k // 8,)
     }
-    for init, words in (("Xavier", ""), ("SmallInit", "+smallinit"))
-    for name, placement in (("Post", "post"), ("Pre", "pre"))
-    for paper, steps in (("4k", 15), ("8k", 30), ("16k", 60))
-}
+
+
+def _table4(s: Ted) -> Cells:
+    variant = "pre+fixnorm+scalenorm+smallinit"
+    return {
+        "NoWarmup": {"recipe": f"{variant}+val_decay", **s.no_warmup},
+        "InvSqrtDecay": MODELS["Pre+FixNorm+ScaleNorm"],
+        "ValDecay": {"recipe": f"{variant}+val_decay+warmup"},
+        "InvSqrtDecay+2xLR": {**MODELS["Pre+FixNorm+ScaleNorm"], **s.double},
+        "ValDecay+2xLR": {"recipe": f"{variant}+val_decay+warmup", **s.double},
+    }
+
+
+def _table5(s: Ted) -> Cells:
+    return {
+        f"{layers} layers {name}": {
+            "recipe": f"{placement}+smallinit+val_decay",
+            **s.no_warmup,
+            "model.encoder_layers": layers,
+            "model.decoder_layers": layers,
+            **(TO_THE_END if name == "Post" else {}),
+        }
+        for name, placement in (("Post", "post"), ("Pre", "pre"))
+        for layers in (4, 5, 6)
+    }
+
+
+def _table7(s: Ted) -> Cells:
+    fixed = "pre+fixnorm+fixedscalenorm+smallinit"
+    return {
+        "RMSNorm+FixNorm": {"recipe": "pre+fixnorm+rmsnorm+smallinit+warmup"},
+        "ScaleNorm+FixNorm": MODELS["Pre+FixNorm+ScaleNorm"],
+        "ScaleNorm(g=√d)+FixNorm": {"recipe": f"{fixed}+warmup"},
+        "ScaleNorm(g=√d)+FixNorm+ValDecay": {"recipe": f"{fixed}+val_decay+warmup"},
+        "ScaleNorm(g=√d)+FixNorm+ValDecay+2xLR": {"recipe": f"{fixed}+val_decay+warmup", **s.double},
+    }
 
 
 def _of(init: str, placement: str) -> tuple[str, ...]:
     """The cells of a row of Table 2."""
-    return tuple(cell for cell in _TABLE2 if cell.endswith(f" {init} {placement}"))
+    return tuple(f"warm-up {k}k {init} {placement}" for k in _WARMUPS)
 
 
 TABLE2: Final = Artefact(
@@ -59,14 +101,12 @@ TABLE2: Final = Artefact(
             "pre": ("difference", "bleu", _of("SmallInit", "Pre"), _of("Xavier", "Pre")),
         }
     },
-    trainings={
-        "laptop": laptop(
-            _TABLE2,
-            differs=SMALLER
-            + " Warm-ups of 15, 30 and 60 steps stand for 4k, 8k and 16k; the peak rate falls "
-            "with the square root of the warm-up, as in the paper.",
-        )
-    },
+    trainings=at_each(
+        _table2,
+        TED,
+        laptop=" Warm-ups of 15, 30 and 60 steps stand for 4k, 8k and 16k; the peak rate falls "
+        "with the square root of the warm-up, as in the paper.",
+    ),
     claims=(
         at_most(
             0.5,
@@ -133,18 +173,9 @@ TABLE3: Final = Artefact(
             "together": ("difference", "bleu", f"gl-en {_VARIANT}", f"gl-en {_ROWS[0]}"),
         }
     },
-    trainings={
-        "laptop": Trainings(
-            GL_EN_SMALL,
-            {f"gl-en {row}": MODELS[row[4:]] for row in _ROWS},
-            seeds=8,
-            least=2,
-            differs="gl-en alone, width 256 in place of 512, 4,000 steps of 1,024 positions, six passes over "
-            "the text in place of up to 1,000, dropout 0.1 in place of 0.4. Text, depth, vocabulary, word "
-            "dropout, label smoothing, clipping and beam are the paper's. The peak rate is 5e-4 after 500 "
-            "steps of warm-up, in place of 4.9e-4 after 8000. Runs are in bf16, as the kept ones are.",
-        )
-    },
+    trainings=at_each(
+        lambda s: {f"gl-en {row}": MODELS[row[4:]] for row in _ROWS}, GL_EN_AT, seeds=8, least=2
+    ),
     claims=tuple(
         at_least(
             0.0,
@@ -186,18 +217,7 @@ TABLE4: Final = Artefact(
             "double": ("difference", "bleu", "InvSqrtDecay+2xLR", "InvSqrtDecay"),
         }
     },
-    trainings={
-        "laptop": laptop(
-            {
-                "NoWarmup": {"recipe": "pre+fixnorm+scalenorm+smallinit+val_decay", **NO_WARMUP},
-                "InvSqrtDecay": MODELS["Pre+FixNorm+ScaleNorm"],
-                "ValDecay": {"recipe": "pre+fixnorm+scalenorm+smallinit+val_decay+warmup"},
-                "InvSqrtDecay+2xLR": {**MODELS["Pre+FixNorm+ScaleNorm"], **DOUBLE},
-                "ValDecay+2xLR": {"recipe": "pre+fixnorm+scalenorm+smallinit+val_decay+warmup", **DOUBLE},
-            },
-            differs=SMALLER + " One text stands for five pairs.",
-        )
-    },
+    trainings=at_each(_table4, TED, laptop=" One text stands for five pairs."),
     claims=(
         at_least(
             -1.0,
@@ -242,21 +262,7 @@ TABLE5: Final = Artefact(
             "four_layers": ("difference", "bleu", "4 layers Pre", "4 layers Post"),
         }
     },
-    trainings={
-        "laptop": laptop(
-            {
-                f"{layers} layers {name}": {
-                    "recipe": f"{placement}+smallinit+val_decay",
-                    **NO_WARMUP,
-                    "model.encoder_layers": layers,
-                    "model.decoder_layers": layers,
-                    **(TO_THE_END if name == "Post" else {}),
-                }
-                for name, placement in (("Post", "post"), ("Pre", "pre"))
-                for layers in (4, 5, 6)
-            }
-        )
-    },
+    trainings=at_each(_table5, TED),
     claims=(
         at_most(
             0.5,
@@ -314,23 +320,7 @@ TABLE7: Final = Artefact(
             ),
         }
     },
-    trainings={
-        "laptop": laptop(
-            {
-                "RMSNorm+FixNorm": {"recipe": "pre+fixnorm+rmsnorm+smallinit+warmup"},
-                "ScaleNorm+FixNorm": MODELS["Pre+FixNorm+ScaleNorm"],
-                "ScaleNorm(g=√d)+FixNorm": {"recipe": "pre+fixnorm+fixedscalenorm+smallinit+warmup"},
-                "ScaleNorm(g=√d)+FixNorm+ValDecay": {
-                    "recipe": "pre+fixnorm+fixedscalenorm+smallinit+val_decay+warmup"
-                },
-                "ScaleNorm(g=√d)+FixNorm+ValDecay+2xLR": {
-                    "recipe": "pre+fixnorm+fixedscalenorm+smallinit+val_decay+warmup",
-                    **DOUBLE,
-                },
-            },
-            differs=SMALLER + " One text stands for five pairs.",
-        )
-    },
+    trainings=at_each(_table7, TED, laptop=" One text stands for five pairs."),
     claims=(
         at_least(
             -1.0,

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from typing import Final
 
-from normlab.papers.bases import CURVES, LAPTOP
-from normlab.papers.xiong2020.bases import ADAM, FIXED, SGD, SMALLER, STOPPED, cells_of
+from normlab.papers.bases import CURVES
+from normlab.papers.scales import Cells, at_each
+from normlab.papers.xiong2020.bases import IWSLT, STOPPED, Iwslt, adam, cells_of, sgd, small_rate, some
 from normlab.spec.artefact import Artefact, Drawing
 from normlab.spec.claim import ORDER, RATIO, at_least, at_most, within
-from normlab.spec.trainings import Trainings
 
 FIG2A: Final = Artefact(
     id="xiong2020.fig2a",
@@ -36,14 +36,12 @@ FIG2A: Final = Artefact(
             "longer_at_1e-3": ("difference", "bleu", "lr 1e-3, warm-up 4000", "lr 1e-3, warm-up 500"),
         }
     },
-    trainings={
-        "laptop": Trainings(
-            LAPTOP,
-            ADAM,
-            differs=SMALLER + "1e-3 and 2e-3 in place of 5e-4 and 1e-3, constant after the warm-up; warm-ups "
-            "are as long a part of the training: none, 8 and 60 steps in place of 1, 500 and 4000.",
-        )
-    },
+    trainings=at_each(
+        adam,
+        IWSLT,
+        laptop="1e-3 and 2e-3 in place of 5e-4 and 1e-3, constant after the warm-up; warm-ups "
+        "are as long a part of the training: none, 8 and 60 steps in place of 1, 500 and 4000.",
+    ),
     claims=(
         at_least(
             0.0,
@@ -109,15 +107,12 @@ FIG2B: Final = Artefact(
             ),
         }
     },
-    trainings={
-        "laptop": Trainings(
-            LAPTOP,
-            {**SGD, "lr 1e-3, warm-up 4000": ADAM["lr 1e-3, warm-up 4000"]},
-            differs=SMALLER
-            + "0.1 and 0.5 for SGD, in the paper's ratio of 5: the paper's own would not move "
-            "a model in 200 steps.",
-        )
-    },
+    trainings=at_each(
+        lambda s: {**sgd(s), **some(s, "lr 1e-3, warm-up 4000")},
+        IWSLT,
+        laptop="0.1 and 0.5 for SGD, in the paper's ratio of 5: the paper's own would not move "
+        "a model in 200 steps.",
+    ),
     claims=(
         at_most(
             0.0,
@@ -152,7 +147,7 @@ LOSS_VS_BLEU: Final = Artefact(
     asserts="Such a pair is among the runs of Figure 2.",
     study="trainings",
     settings={"measures": {"pairs": ("disordered_pairs", 10.0)}},
-    trainings={"laptop": Trainings(LAPTOP, {**ADAM, **SGD}, differs=SMALLER + "as for Figure 2.")},
+    trainings=at_each(lambda s: {**adam(s), **sgd(s)}, IWSLT, laptop="as for Figure 2."),
     claims=(
         at_least(
             1.0,
@@ -183,16 +178,14 @@ SIMPLIFIED: Final = Artefact(
             "trains_without": ("share_trained", *cells_of("warm-up 1")),
         }
     },
-    trainings={
-        "laptop": Trainings(
-            LAPTOP,
-            {
-                cell: {**ADAM[cell], "model.scheme": "uniformattention", "model.heads": 1}
-                for cell in (*cells_of("warm-up 1"), *cells_of("warm-up 4000"))
-            },
-            differs=SMALLER + "1e-3 and 2e-3 in place of 5e-4 and 1e-3, without warm-up and with 60 steps.",
-        )
-    },
+    trainings=at_each(
+        lambda s: {
+            cell: {**changes, "model.scheme": "uniformattention", "model.heads": 1}
+            for cell, changes in some(s, *cells_of("warm-up 1"), *cells_of("warm-up 4000")).items()
+        },
+        IWSLT,
+        laptop="1e-3 and 2e-3 in place of 5e-4 and 1e-3, without warm-up and with 60 steps.",
+    ),
     claims=(
         at_least(
             0.0,
@@ -211,6 +204,15 @@ SIMPLIFIED: Final = Artefact(
     ),
     drawings=CURVES,
 )
+
+
+def _figure4(s: Iwslt) -> Cells:
+    recipes = {"post, Adam, warm-up": "post+warmup", "pre, Adam": "pre+step_decay"}
+    recipes |= {f"{placement}, RAdam": f"{placement}+radam+linear" for placement in ("post", "pre")}
+    cells = {cell: {"recipe": recipe, "optim.lr": s.figure4} for cell, recipe in recipes.items()}
+    cells["pre, Adam"]["optim.decay_step"] = s.epoch_8
+    return {**cells, **some(s, "lr 1e-3, warm-up 1")}
+
 
 FIG4AB: Final = Artefact(
     id="xiong2020.fig4ab",
@@ -238,20 +240,12 @@ FIG4AB: Final = Artefact(
             "radam_changes_pre": ("difference", "bleu", "pre, RAdam", "pre, Adam"),
         }
     },
-    trainings={
-        "laptop": Trainings(
-            LAPTOP,
-            {
-                "post, Adam, warm-up": {"recipe": "post+warmup", "optim.lr": 2e-3},
-                "pre, Adam": {"recipe": "pre+step_decay", "optim.lr": 2e-3, "optim.decay_step": 107},
-                "post, RAdam": {"recipe": "post+radam+linear", "optim.lr": 2e-3},
-                "pre, RAdam": {"recipe": "pre+radam+linear", "optim.lr": 2e-3},
-                "lr 1e-3, warm-up 1": ADAM["lr 1e-3, warm-up 1"],
-            },
-            differs=SMALLER + "2e-3 in place of 5e-4; Pre-LN's falls to a tenth after 8/15 of the training, "
-            "as in the paper.",
-        )
-    },
+    trainings=at_each(
+        _figure4,
+        IWSLT,
+        laptop="2e-3 in place of 5e-4; Pre-LN's falls to a tenth after 8/15 of the training, "
+        "as in the paper.",
+    ),
     claims=(
         at_least(
             -2.0,
@@ -302,17 +296,17 @@ FIG6: Final = Artefact(
             "above_best": ("difference", "nll", "fixed lr 1e-4", "lr 1e-3, warm-up 4000"),
         }
     },
-    trainings={
-        "laptop": Trainings(
-            LAPTOP,
-            {
-                "fixed lr 1e-4": {**FIXED, "train.steps": 360},
-                "lr 1e-3, warm-up 1": ADAM["lr 1e-3, warm-up 1"],
-                "lr 1e-3, warm-up 4000": ADAM["lr 1e-3, warm-up 4000"],
+    trainings=at_each(
+        lambda s: {
+            **{
+                c: {**fixed, "train.steps": 27 * s.base.train.steps // 15}
+                for c, fixed in small_rate(s).items()
             },
-            differs=SMALLER + "a tenth of the larger one of Figure 2(a), 2e-4, over 27/15 of its steps.",
-        )
-    },
+            **some(s, "lr 1e-3, warm-up 1", "lr 1e-3, warm-up 4000"),
+        },
+        IWSLT,
+        laptop="a tenth of the larger one of Figure 2(a), 2e-4, over 27/15 of its steps.",
+    ),
     claims=(
         at_least(
             0.0,
@@ -348,18 +342,16 @@ CLIP: Final = Artefact(
             "as_fixed": ("difference", "nll", "clip 0.5", "fixed lr 1e-4"),
         }
     },
-    trainings={
-        "laptop": Trainings(
-            LAPTOP,
-            {
-                "clip 0.5": {**ADAM["lr 1e-3, warm-up 1"], "optim.max_grad_norm": 0.5},
-                "fixed lr 1e-4": FIXED,
-                "lr 1e-3, warm-up 1": ADAM["lr 1e-3, warm-up 1"],
-            },
-            differs=SMALLER + "2e-3 and, fixed, 2e-4; the clip norm is the paper's, because the gradient's "
-            "norm at the start is nearly the paper's, too.",
-        )
-    },
+    trainings=at_each(
+        lambda s: {
+            "clip 0.5": {**some(s, "lr 1e-3, warm-up 1")["lr 1e-3, warm-up 1"], "optim.max_grad_norm": 0.5},
+            **small_rate(s),
+            **some(s, "lr 1e-3, warm-up 1"),
+        },
+        IWSLT,
+        laptop="2e-3 and, fixed, 2e-4; the clip norm is the paper's, because the gradient's "
+        "norm at the start is nearly the paper's, too.",
+    ),
     claims=(
         at_most(
             0.0,

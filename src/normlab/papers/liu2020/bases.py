@@ -1,0 +1,161 @@
+"""The trainings of each scale: IWSLT'14 De-En, WMT'14 En-De, and WMT'14 En-Fr."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any, Final
+
+from normlab.papers.bases import BASE, LAPTOP, SMALL, TO_THE_END
+from normlab.papers.scales import Setting
+from normlab.papers.texts import IWSLT14_PART, MULTI30K_DE, MULTI30K_FR, WMT14_FR
+from normlab.spec.config import Config
+from normlab.spec.trainings import Scale
+
+_INSIDE: Final = "model.attention_dropout", "model.ffn_dropout"
+
+
+@dataclass(frozen=True)
+class Training(Setting):
+    """A training of the paper."""
+
+    lr: float
+    """The peak learning rate."""
+    warmup: int
+    optimised: str = "+radam+warmup+inverse_sqrt"
+    """What follows the placement in a recipe."""
+    seldom: Mapping[str, Any] = field(default_factory=dict)
+    """Less frequent validations, where these would take most of the time."""
+    grid: float = 1e-4
+    """The smallest learning rate of Figure 10."""
+    half: Mapping[str, Any] = field(default_factory=lambda: {"train.precision": "fp16"})
+    """Half precision as in the paper."""
+    dropout: Mapping[str, Any] = field(default_factory=dict)
+    """Dropout as in the paper."""
+    bare: Mapping[str, Any] = field(default_factory=lambda: dict.fromkeys(_INSIDE, 0.0))
+    """No dropout of attention and activations."""
+    dry: Mapping[str, Any] = field(default_factory=lambda: dict.fromkeys((*_INSIDE, "model.dropout"), 0.0))
+    """No dropout at all."""
+
+    @property
+    def peak(self) -> dict[str, Any]:
+        """The rate and its warm-up, as changes of a configuration."""
+        return {"optim.lr": self.lr, "optim.warmup_steps": self.warmup}
+
+    def recipe(self, placement: str, layers: tuple[int, int] | None = None) -> dict[str, Any]:
+        """A model of that placement and depth; without a depth, of that of the base."""
+        names = "model.encoder_layers", "model.decoder_layers"
+        depth = dict(zip(names, layers, strict=True)) if layers else {}
+        return {"recipe": placement + self.optimised, **depth, **self.peak}
+
+
+def _trained(config: Config, steps: int, **changes: Any) -> Config:
+    """A training of so many steps whose last ten validations are averaged."""
+    own: dict[str, Any] = {"validate_every_steps": max(1, steps // 100), "average_last": 10, **changes}
+    return replace(config, train=replace(config.train, steps=steps, **own))
+
+
+_DROPPED: Final = {"attention_dropout": 0.1, "ffn_dropout": 0.1}
+_SMALL: Final = _trained(
+    replace(
+        SMALL,
+        model=replace(SMALL.model, dropout=0.3, **_DROPPED),
+        optim=replace(SMALL.optim, weight_decay=1e-4),
+    ),
+    90 * 1100,
+    precision="fp16",
+    validate_every_steps=1100,
+)
+"""90 epochs of 1,100 batches: 4.0 million tokens a side by 4096, with padding."""
+_EN_DE: Final = _trained(
+    replace(BASE, model=replace(BASE.model, **_DROPPED)),
+    100 * 4000,
+    precision="fp16",
+    grad_accum_steps=4,
+)
+"""100 epochs of 4,000 batches: 130 million tokens a side by 8196 on each of 4 GPUs."""
+_EN_FR: Final = _trained(
+    replace(_EN_DE, data=WMT14_FR),
+    50 * 15_000,
+    max_tokens=10_000,
+    grad_accum_steps=16,
+    validate_every_steps=15_000,
+)
+"""50 epochs of 15,000 batches: 36 million pairs of some 33 tokens a side by 5000 on each of 16 GPUs."""
+_HALF: Final = "half precision where the hardware has bf16"
+_KEPT: Final = "Depth, width, RAdam, dropouts and rates are the paper's."
+_GUESS: Final = "By a guess, a run takes {} minutes on an H200."
+_OPEN: Final = (
+    "Batches have as many tokens on each side as the paper says, and those of several GPUs are summed up on "
+    "one. The best checkpoint on dev is judged, and the mean of the last ten is tested beside it. "
+    "BLEU is sacreBLEU's. The scale of the loss in fp16 is PyTorch's, with a window of 2,000 steps in place "
+    "of 256."
+)
+IWSLT: Final[Mapping[Scale, Training]] = {
+    "laptop": Training(
+        LAPTOP,
+        "Dates of the built-in corpus in place of IWSLT'14, width 64 in place of 512, 200 steps of 1,024 "
+        "positions in place of 90 epochs, no dropout. The depth is the paper's, 6+6, and so is RAdam. ",
+        lr=2e-3,
+        warmup=60,
+        grid=4e-4,
+        bare={},
+    ),
+    "gpu": Training(
+        replace(_trained(_SMALL, 25_000, precision="auto", validate_every_steps=500), data=IWSLT14_PART),
+        "A tenth of the paper's text, 14,947 pairs of IWSLT'14, a quarter of its steps and of its warm-up, "
+        f"{_HALF}. Architecture, batch, dropouts and rates are the paper's. {_GUESS.format(15)}",
+        lr=7e-4,
+        warmup=1500,
+    ),
+    "paper": Training(
+        _SMALL, f"The paper's settings, with the dropouts of the authors' recipe. {_OPEN}", 7e-4, 6000
+    ),
+}
+EN_DE: Final[Mapping[Scale, Training]] = {
+    "laptop": Training(
+        LAPTOP,
+        "Dates of the built-in corpus in place of WMT'14 En-De, width 64 in place of 512, 200 steps of 1,024 "
+        "positions in place of 100 epochs, no dropout. The depth is the paper's. The peak rate is 2e-3 after "
+        "60 steps of warm-up, in place of 1e-3 after 8000, with the same inverse square root.",
+        lr=2e-3,
+        warmup=60,
+        optimised="+warmup+inverse_sqrt",
+        seldom={"train.validate_every_steps": 50, **TO_THE_END},
+        dropout={"model.dropout": 0.1},
+        half={},
+        dry={},
+    ),
+    "gpu": Training(
+        replace(
+            _trained(_EN_DE, 10_000, precision="auto", max_tokens=8192, grad_accum_steps=1), data=MULTI30K_DE
+        ),
+        "Multi30k En-De, 29,000 pairs, in place of 4.5 million of WMT'14, a vocabulary of 10,000, 10,000 "
+        "steps of 8,192 positions in place of 400,000 of 65,568, a quarter of the paper's warm-up, "
+        f"{_HALF}. {_KEPT} {_GUESS.format('10 (6 layers) to 30 (18)')}",
+        lr=1e-3,
+        warmup=2000,
+    ),
+    "paper": Training(_EN_DE, f"The paper's settings. {_OPEN}", 1e-3, 8000),
+}
+EN_FR: Final[Mapping[Scale, Training]] = {
+    "laptop": Training(
+        LAPTOP,
+        "Dates of the built-in corpus in place of WMT'14 En-Fr, width 64 in place of 512, 200 "
+        "steps of 1,024 positions in place of 50 epochs of 80,000, no dropout. The depth is the paper's. "
+        "The peak rate is 2e-3 after 60 steps of warm-up, in place of 7e-4 after 8000.",
+        lr=2e-3,
+        warmup=60,
+        optimised="+warmup+inverse_sqrt",
+        seldom={"train.validate_every_steps": 100},
+    ),
+    "gpu": Training(
+        replace(EN_DE["gpu"].base, data=MULTI30K_FR),
+        "Multi30k En-Fr, 29,000 pairs, in place of 36 million of WMT'14, a vocabulary of 10,000, 10,000 "
+        "steps of 8,192 positions in place of 750,000 of 160,000, a quarter of the paper's warm-up, "
+        f"{_HALF}. {_KEPT} {_GUESS.format(60)}",
+        lr=7e-4,
+        warmup=2000,
+    ),
+    "paper": Training(_EN_FR, f"The paper's settings. {_OPEN}", 7e-4, 8000),
+}

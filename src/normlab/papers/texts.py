@@ -1,0 +1,127 @@
+"""The data sets of the papers, and of the gpu scale: where they are looked for, and where to get them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, fields, replace
+from typing import Any, Final
+
+from normlab.spec.config import PARALLEL_TEXTS, DataConfig
+from normlab.spec.local_data import parallel_files
+from normlab.spec.units import count
+
+_HOME: Final = "$NORMLAB_DATA/"
+
+
+@dataclass(frozen=True)
+class Source:
+    """A data set that is not part of normlab."""
+
+    name: str
+    get: str
+    """Where to get it, in a clause."""
+
+
+_TED: Final = (
+    "it is made from ted_talks.tar.gz of github.com/neulab/word-embeddings-for-nmt (Qi et al. 2018), in Moses"
+    " tokens"
+)
+_HUB: Final = "Hugging Face's library downloads it: pip install 'normlab[hf]', and a network"
+SOURCES: Final[Mapping[str, Source]] = {
+    "iwslt14.de-en/train.partial": Source(
+        "a part of IWSLT'14 De-En",
+        "any 15,000 of the training pairs serve, beside the whole valid and test of "
+        "examples/translation/prepare-iwslt14.sh of github.com/facebookresearch/fairseq",
+    ),
+    "iwslt14.de-en": Source(
+        "IWSLT'14 De-En",
+        "examples/translation/prepare-iwslt14.sh of github.com/facebookresearch/fairseq leaves it in "
+        "iwslt14.tokenized.de-en/tmp",
+    ),
+    "iwslt15.en-vi": Source("IWSLT'15 En-Vi", "nlp.stanford.edu/projects/nmt has it"),
+    "ted.gl-en": Source("TED gl-en", _TED),
+    "multi30k": Source("Multi30k", "data/task1/raw of github.com/multi30k/dataset has it"),
+    "text": Source("the Brown corpus", "nltk.download('brown') has it; blank lines separate documents"),
+    "wikipedia-books": Source(
+        "English Wikipedia and BooksCorpus",
+        "tools/bert_text.py makes it from two data sets of the Hugging Face Hub, wikimedia/wikipedia "
+        "(20231101.en) and rojagtap/bookcorpus",
+    ),
+    "hf:wmt14:de-en": Source("WMT'14 En-De", _HUB),
+    "hf:wmt14:fr-en": Source("WMT'14 En-Fr", _HUB),
+}
+"""Sources by the beginning of the paths of their texts, below ``$NORMLAB_DATA`` or on the Hub."""
+
+
+def _hub(config: str, source: str, target: str) -> DataConfig:
+    splits = ("train", "validation", "test")
+    paths = (f"hf:wmt14:{config}#{split}.translation.{side}" for split in splits for side in (source, target))
+    texts: dict[str, Any] = dict(zip(PARALLEL_TEXTS, paths, strict=True))
+    return DataConfig(pretokenizer="moses", source_lang=source, target_lang=target, **texts)
+
+
+def _multi30k(target: str) -> DataConfig:
+    """Task 1 of Multi30k in Moses tokens, test2016 as its test."""
+    data = DataConfig(pretokenizer="moses", source_lang="en", target_lang=target, vocab_size=10_000)
+    return parallel_files(data, "multi30k", splits=("train", "val", "test2016"), source="en", target=target)
+
+
+def _iwslt14(train: str) -> DataConfig:
+    names = (train, "valid", "test")
+    return parallel_files(
+        DataConfig(vocab_size=10_000), "iwslt14.de-en", splits=names, source="de", target="en"
+    )
+
+
+IWSLT14: Final = _iwslt14("train")
+IWSLT14_PART: Final = _iwslt14("train.partial")
+WMT14_DE: Final = replace(_hub("de-en", "en", "de"), vocab_size=37_000)
+WMT14_FR: Final = replace(_hub("fr-en", "en", "fr"), vocab_size=44_500)
+"""WMT'14, newstest2013 as dev and newstest2014 as test; joint vocabularies of the papers' sizes."""
+MULTI30K_DE: Final = _multi30k("de")
+MULTI30K_FR: Final = _multi30k("fr")
+EN_VI: Final = parallel_files(
+    DataConfig(vocab_size=8000, word_dropout=0.1, target_vocab_mask=True),
+    "iwslt15.en-vi",
+    splits=("train", "tst2012", "tst2013"),
+    source="en",
+    target="vi",
+)
+
+
+def paths_of(data: DataConfig) -> list[str]:
+    """The paths of all texts that a configuration names, without columns."""
+    named = (
+        str(getattr(data, f.name))
+        for f in fields(data)
+        if f.name.endswith(("_src", "_tgt", "_text", "_pairs"))
+    )
+    return [
+        path if path.startswith("hf:") else path.partition("#")[0].partition("[")[0] for path in named if path
+    ]
+
+
+def source_of(data: DataConfig) -> Source | None:
+    """The source of a configuration's training text; None for the built-in corpus and for other texts."""
+    paths = paths_of(data)
+    start = paths[0].removeprefix(_HOME) if paths else ""
+    return next((source for key, source in SOURCES.items() if start.startswith(key)), None)
+
+
+def named(data: DataConfig) -> str:
+    """The name of a configuration's text."""
+    source, paths = source_of(data), paths_of(data)
+    return source.name if source else paths[0] if paths else f"the built-in corpus {data.builtin}"
+
+
+def to_get(data: DataConfig) -> str:
+    """Where to put the files of a text, and where to get it; empty for the built-in corpus."""
+    source = source_of(data)
+    files = dict.fromkeys(p.removeprefix(_HOME) for p in paths_of(data) if p.startswith(_HOME))
+    said = []
+    if files:
+        wanted = ", ".join(files)
+        said.append(f"put {count(len(files), 'file')} in the folder that NORMLAB_DATA names: {wanted}")
+    if source:
+        said.append(source.get)
+    return "; ".join(said)
