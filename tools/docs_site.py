@@ -125,13 +125,14 @@ def paper_pages() -> Iterator[tuple[str, str]]:
     from normlab.papers import ARTEFACTS
     from normlab.report.papers import papers_page
     from normlab.report.reproduction import reproduction_page
-    from normlab.store.reproductions import KEPT, standing
+    from normlab.store.reproductions import KEPT, at_other_scales, named, standing
 
     standings = [standing(artefact, [KEPT]) for artefact in ARTEFACTS.values()]
-    measured = {s.artefact.id: s for s in standings if s.found is not None}
-    yield "results/papers/papers.html", papers_page(standings, set(measured))
-    for id_, one in measured.items():
-        yield f"results/papers/{id_}.html", reproduction_page(one)
+    others = at_other_scales(ARTEFACTS.values(), [KEPT])
+    measured = {named(s.artefact.id, s.scale): s for s in (*standings, *others) if s.found is not None}
+    yield "results/papers/papers.html", papers_page(standings, set(measured), others)
+    for name, one in measured.items():
+        yield f"results/papers/{name}.html", reproduction_page(one)
 
 
 def notebook_page() -> Iterator[tuple[str, str | bytes]]:

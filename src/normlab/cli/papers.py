@@ -17,7 +17,7 @@ from normlab.cli.common import RUNS, Imports, Switch
 from normlab.errors import UserError
 from normlab.spec.trainings import LAPTOP, Scale
 from normlab.spec.units import count, seconds_of
-from normlab.store.reproductions import Standing, folders, standing, write_reproduction
+from normlab.store.reproductions import Standing, at_other_scales, folders, standing, write_reproduction
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -46,6 +46,8 @@ class Papers:
     """Artefacts such as liu2020.fig4, or papers: xiong2020, nguyen2019, liu2020, apx; nothing: all."""
     as_json: Annotated[Switch, arg(name="json")] = False
     """Print everything as JSON."""
+    scale: Scale = LAPTOP
+    """Size of the trainings whose results are shown: laptop, gpu or paper."""
     runs: Path = RUNS
     """Folder whose papers/ holds the results; the results kept by normlab stand in where there is none."""
     imports: Imports = ()
@@ -53,11 +55,11 @@ class Papers:
     def run(self) -> None:
         from normlab.papers import chosen
 
-        standings = _standings(chosen(self.names or ("all",)), self.runs)
+        standings = _standings(chosen(self.names or ("all",)), self.runs, self.scale)
         if self.as_json:
             print(json.dumps([_plain(s) for s in standings], ensure_ascii=False, allow_nan=False))
         elif len(standings) == 1:
-            _show_one(standings[0])
+            _show_one(standings[0], at_other_scales([standings[0].artefact], folders(self.runs), self.scale))
         else:
             _show_all(standings)
 
@@ -85,7 +87,9 @@ class Reproduce:
     runs on this machine, else a new one on this machine alone. Artefacts without trainings are measured here.
     """
     scale: Scale = LAPTOP
-    """Size of the trainings: laptop, gpu or paper."""
+    """Size of the trainings: laptop (two cores), gpu (one accelerator and the papers' models), or paper."""
+    device: str = ""
+    """Device of the trainings, such as cpu or cuda; without it cpu at the laptop scale, else cuda."""
     budget: str = ""
     """Time for the trainings, such as 2h or 90min, after which no other run starts; the same command goes on.
     """
@@ -112,7 +116,11 @@ class Reproduce:
         todo = {a.id: a for a in open_ if self.scale in a.trainings}
         failed += self._train(todo, budget) if todo else []
         failed += self._measure([a for a in open_ if a.rests_on])
-        page = write_papers_page(_standings(ARTEFACTS.values(), self.runs), self._folder())
+        page = write_papers_page(
+            _standings(ARTEFACTS.values(), self.runs),
+            self._folder(),
+            at_other_scales(ARTEFACTS.values(), folders(self.runs)),
+        )
         print(f"all artefacts: {page}")
         if failed:
             failures.write(f"normlab: {len(failed)} could not be measured: {', '.join(failed)}")
@@ -157,11 +165,15 @@ class Reproduce:
         from normlab.spec.config import MachineConfig
 
         where = place(self.on)
-        jobs, threads = where.share(self.jobs, MachineConfig())
-        planned = plan(list(todo.values()), self.runs, scale=self.scale, threads=threads)
+        machine = MachineConfig(device=self.device or ("cpu" if self.scale == LAPTOP else "cuda"))
+        jobs, threads = where.share(self.jobs, machine)
+        machine = replace(machine, threads=threads)
+        planned = plan(list(todo.values()), self.runs, scale=self.scale, machine=machine)
         failed = list(planned.without_text)
-        for id_, reason in planned.without_text.items():
-            failures.write(f"normlab: {id_}: {reason}")
+        for reason in dict.fromkeys(planned.without_text.values()):
+            ids = (id_ for id_, own in planned.without_text.items() if own == reason)
+            failures.write(f"normlab: {', '.join(ids)}: {reason}")
+        self._require_device(machine.device, len(planned.todo))
         training = Training(planned, self.runs, jobs, budget, _progress, start=where.start)
 
         def ended(id_: str) -> None:
@@ -181,6 +193,17 @@ class Reproduce:
                 whole = count(len(planned.runs(id_)), "run")
                 print(f"{id_}: {open_} of {whole} left; the same command goes on")
         return [*failed, *(id_ for id_ in planned.cells if training.failed.keys() & planned.open_runs(id_))]
+
+    def _require_device(self, device: str, runs: int) -> None:
+        """Raise UserError where so many runs are to be trained here on an accelerator, and there is none."""
+        from torch import cuda
+
+        if runs and self.on == "local" and device.startswith("cuda") and not cuda.is_available():
+            raise UserError(
+                f"{count(runs, 'run')} of the {self.scale} scale would be trained on {device}, and torch sees"
+                " none here; type --device cpu to train them on this processor, which may take weeks, or "
+                "--on ray for a cluster that has one"
+            )
 
     def _texts(self) -> Path | None:
         return self.data or (Path(given) if (given := os.environ.get("NORMLAB_DATA")) else None)
@@ -251,7 +274,8 @@ def _plain(standing: Standing) -> dict[str, Any]:
             }
             for one in standing.before
         ],
-        "fingerprint": artefact.fingerprint(),
+        "scale": standing.scale,
+        "fingerprint": artefact.fingerprint(standing.scale),
         "measured_for": None if found is None else found.fingerprint,
         "seconds": None if found is None else found.seconds,
         "file": None if standing.path is None else str(standing.path),
@@ -278,7 +302,7 @@ def _show_all(standings: Sequence[Standing]) -> None:
     terminal.write(table, f"{len(standings)} artefacts: {', '.join(overall(standings))}")
 
 
-def _show_one(standing: Standing) -> None:
+def _show_one(standing: Standing, others: Sequence[Standing]) -> None:
     from rich.text import Text
 
     from normlab.cli import terminal
@@ -301,9 +325,13 @@ def _show_one(standing: Standing) -> None:
         terminal.write("stale: this was measured for another claim; the verdicts above are not valid")
     for said in filter(None, (artefact.discussion, artefact.finding)):
         terminal.write("", Text(said))
+    if standing.scale in artefact.trainings:
+        terminal.write("", Text(f"The {standing.scale} scale: {artefact.trainings[standing.scale].differs}"))
     if standing.path is not None:
         terminal.write("", f"result: {standing.path}")
-    terminal.write("", command(artefact) if artefact.study else "No study decides it yet.")
+    for other in others:
+        terminal.write("", f"at the {other.scale} scale: normlab papers {artefact.id} --scale {other.scale}")
+    terminal.write("", command(artefact, standing.scale) if artefact.study else "No study decides it yet.")
 
 
 def _verdicts(console: Console, standing: Standing) -> None:

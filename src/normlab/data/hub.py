@@ -157,7 +157,7 @@ def _in_words(of_set: HubSet) -> Iterator[ModuleType]:
     try:
         import datasets
     except ImportError as error:
-        raise OSError(
+        raise FileNotFoundError(
             f"{of_set} is a Hugging Face data set, and those need the package datasets; type: pip install "
             f"'normlab[hf]'"
         ) from error

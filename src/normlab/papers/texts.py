@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, replace
 from typing import Any, Final
 
 from normlab.spec.config import PARALLEL_TEXTS, DataConfig
 from normlab.spec.local_data import parallel_files
-from normlab.spec.units import count
 
-_HOME: Final = "$NORMLAB_DATA/"
+LOCAL: Final = "$NORMLAB_DATA/"
+"""The beginning of the paths of local data sets."""
 
 
 @dataclass(frozen=True)
@@ -90,21 +90,16 @@ EN_VI: Final = parallel_files(
 
 
 def paths_of(data: DataConfig) -> list[str]:
-    """The paths of all texts that a configuration names, without columns."""
-    named = (
-        str(getattr(data, f.name))
-        for f in fields(data)
-        if f.name.endswith(("_src", "_tgt", "_text", "_pairs"))
-    )
-    return [
-        path if path.startswith("hf:") else path.partition("#")[0].partition("[")[0] for path in named if path
-    ]
+    """The paths of all texts that a configuration names, without columns and parts of local files."""
+    others = (f"{role}_{kind}" for kind in ("text", "pairs") for role in ("train", "dev", "test"))
+    paths = filter(None, (getattr(data, name) for name in (*PARALLEL_TEXTS, *others)))
+    return [p if p.startswith("hf:") else p.partition("#")[0].partition("[")[0] for p in paths]
 
 
 def source_of(data: DataConfig) -> Source | None:
     """The source of a configuration's training text; None for the built-in corpus and for other texts."""
     paths = paths_of(data)
-    start = paths[0].removeprefix(_HOME) if paths else ""
+    start = paths[0].removeprefix(LOCAL) if paths else ""
     return next((source for key, source in SOURCES.items() if start.startswith(key)), None)
 
 
@@ -112,16 +107,3 @@ def named(data: DataConfig) -> str:
     """The name of a configuration's text."""
     source, paths = source_of(data), paths_of(data)
     return source.name if source else paths[0] if paths else f"the built-in corpus {data.builtin}"
-
-
-def to_get(data: DataConfig) -> str:
-    """Where to put the files of a text, and where to get it; empty for the built-in corpus."""
-    source = source_of(data)
-    files = dict.fromkeys(p.removeprefix(_HOME) for p in paths_of(data) if p.startswith(_HOME))
-    said = []
-    if files:
-        wanted = ", ".join(files)
-        said.append(f"put {count(len(files), 'file')} in the folder that NORMLAB_DATA names: {wanted}")
-    if source:
-        said.append(source.get)
-    return "; ".join(said)

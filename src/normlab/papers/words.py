@@ -9,7 +9,7 @@ from typing import Final
 from normlab.papers import STUDIES
 from normlab.spec.artefact import Artefact, Reproduction, Superseded, Tally
 from normlab.spec.claim import VERDICTS, Claim, Measure, Verdict
-from normlab.spec.trainings import LAPTOP, Trainings, work
+from normlab.spec.trainings import LAPTOP, Scale, Trainings, work
 from normlab.spec.units import count
 from normlab.store.reproductions import STATES, Standing, State
 
@@ -94,7 +94,7 @@ def in_short(standing: Standing, pace: float | None = None) -> str:
     """
     found, claims, most = standing.found, standing.artefact.claims, 2
     if standing.trouble or found is None or not claims:
-        return standing.trouble or missing(standing.artefact, pace)
+        return standing.trouble or missing(standing, pace)
     order = sorted(
         claims, key=lambda claim: (bool(claim.check), VERDICTS.index(claim.verdict(found.measures)))
     )
@@ -102,23 +102,22 @@ def in_short(standing: Standing, pace: float | None = None) -> str:
     return ", ".join([*shown, *([] if len(claims) <= most else ["..."])])
 
 
-def missing(artefact: Artefact, pace: float | None = None) -> str:
-    """The trainings that an artefact needs at the laptop scale, with their time at a ``pace`` in seconds per
-    work; empty where it needs none.
+def missing(standing: Standing, pace: float | None = None) -> str:
+    """The trainings that an artefact needs at the scale that is asked for, with their time at a ``pace`` in
+    seconds per work; empty where it needs none.
     """
-    trainings = artefact.trainings.get(LAPTOP)
+    trainings = standing.artefact.trainings.get(standing.scale)
     if trainings is None:
         return ""
     runs = count(len(trainings.cells) * trainings.seeds, "run")
     minutes = max(1, round(pace * _work(trainings) / 60)) if pace else 0
-    takes = f", about {count(minutes, 'minute')} of one core" if minutes else ""
+    unit = "core" if standing.scale == LAPTOP else "GPU"
+    takes = f", about {count(minutes, 'minute')} of one {unit}" if minutes else ""
     return f"{runs} to train{takes}, or fewer if other artefacts share them"
 
 
 def pace(standings: Iterable[Standing]) -> float | None:
-    """Seconds of one core per ``trainings.work`` in the results of trainings at the laptop scale; None where
-    there is none.
-    """
+    """Seconds per ``trainings.work`` in the results of trainings; None where there is none."""
     seconds = works = 0.0
     for artefact, found in ((s.artefact, s.found) for s in standings if s.whole):
         if found is not None and found.scale in artefact.trainings:
@@ -152,11 +151,14 @@ def counts(states: Iterable[State]) -> dict[str, int]:
     return {state: counted[state] for state in STATES if counted[state]}
 
 
-def command(artefact: Artefact) -> str:
-    """The command that measures the artefact, with the module of its study where that is the user's own."""
+def command(artefact: Artefact, scale: Scale = LAPTOP) -> str:
+    """The command that measures the artefact at a scale, with the module of its study where that is one of
+    the user's own.
+    """
     module = getattr(STUDIES.get(artefact.study), "__module__", __name__)
     own = module.partition(".")[0] != __name__.partition(".")[0]
-    return f"normlab reproduce {artefact.id}" + (f" --import {module}" if own else "")
+    sized = f" --scale {scale}" if scale != LAPTOP else ""
+    return f"normlab reproduce {artefact.id}{sized}" + (f" --import {module}" if own else "")
 
 
 def _named(claim: Claim, found: Reproduction) -> str:

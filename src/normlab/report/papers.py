@@ -15,22 +15,29 @@ from normlab.report.reproduction import state_cell
 from normlab.spec.arguments import validate_arguments
 from normlab.spec.units import count
 from normlab.store.folder import write_text_atomic
-from normlab.store.reproductions import Standing
+from normlab.store.reproductions import Standing, named
 
 
 @validate_arguments
-def write_papers_page(standings: Sequence[Standing], folder: Path) -> Path:
-    """Write ``<folder>/papers.html``, with links to the pages in that folder; return its path."""
+def write_papers_page(standings: Sequence[Standing], folder: Path, others: Sequence[Standing] = ()) -> Path:
+    """Write ``<folder>/papers.html``, with links to the pages in that folder; return its path.
+
+    ``others`` are results at other scales, which have tables of their own.
+    """
     folder.mkdir(parents=True, exist_ok=True)
     linked = {path.stem for path in folder.glob("*.html")}
     page = folder / "papers.html"
-    write_text_atomic(page, papers_page(standings, linked))
+    write_text_atomic(page, papers_page(standings, linked, others))
     return page
 
 
 @validate_arguments
-def papers_page(standings: Sequence[Standing], linked: set[str]) -> str:
-    """Return all artefacts as one self-contained HTML page, with links to the pages of ``linked``."""
+def papers_page(standings: Sequence[Standing], linked: set[str], others: Sequence[Standing] = ()) -> str:
+    """Return all artefacts, and the results at other scales, as one self-contained HTML page, with links to
+    the pages of ``linked``.
+    """
+    keys = (standings, lambda s: s.artefact.id.partition(".")[0]), (others, lambda s: f"{s.scale} scale")
+    sections = [(key, list(group)) for some, name in keys for key, group in groupby(some, name)]
     holding, *rest = overall(standings)
     return Page(
         title="normlab papers",
@@ -40,8 +47,8 @@ def papers_page(standings: Sequence[Standing], linked: set[str]) -> str:
         "numbers? A claim is written before its result is measured; one that was changed keeps its earlier "
         "versions, with what was found for them. A check cannot fail unless the measurement is wrong.",
         blocks=[
-            Section(key, [_table(list(group), linked, pace(standings))], key)
-            for key, group in groupby(standings, lambda s: s.artefact.id.partition(".")[0])
+            Section(key, [_table(group, linked, pace(standings))], key.replace(" ", "-"))
+            for key, group in sections
         ],
     ).html()
 
@@ -49,12 +56,13 @@ def papers_page(standings: Sequence[Standing], linked: set[str]) -> str:
 def _table(standings: Sequence[Standing], linked: set[str], seconds: float | None) -> Table:
     rows = [
         [
-            Cell(_breakable(s.artefact.id), href=f"{s.artefact.id}.html" if s.artefact.id in linked else ""),
+            Cell(_breakable(name), href=f"{name}.html" if name in linked else ""),
             state_cell(s.state, standing_in_words(s)),
             Cell(s.artefact.shows, small=s.artefact.paper),
             Cell(in_short(s, seconds)),
         ]
         for s in standings
+        for name in (named(s.artefact.id, s.scale),)
     ]
     return Table(
         ("artefact", "claims that hold", "what it shows", "what was measured"),

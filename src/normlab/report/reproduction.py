@@ -26,10 +26,9 @@ from normlab.report.studies import anchor, frame
 from normlab.spec.arguments import validate_arguments
 from normlab.spec.artefact import Artefact, Drawing, Reproduction
 from normlab.spec.claim import Claim, Measure
-from normlab.spec.trainings import LAPTOP
 from normlab.spec.units import count, duration
 from normlab.store.folder import write_text_atomic
-from normlab.store.reproductions import Standing, State
+from normlab.store.reproductions import Standing, State, named
 
 ROWS: Final = 400
 """Rows of a table on the page, at most; the file beside it holds all."""
@@ -50,9 +49,9 @@ TONES: Final[Mapping[State, str]] = {
 
 @validate_arguments
 def write_reproduction_page(standing: Standing, folder: Path) -> Path:
-    """Write ``<folder>/<id>.html`` and return its path."""
+    """Write ``<folder>/<id>.html``, or ``<id>@<scale>.html``, and return its path."""
     folder.mkdir(parents=True, exist_ok=True)
-    page = folder / f"{standing.artefact.id}.html"
+    page = folder / f"{named(standing.artefact.id, standing.scale)}.html"
     write_text_atomic(page, reproduction_page(standing))
     return page
 
@@ -71,8 +70,8 @@ def reproduction_page(standing: Standing) -> str:
         )
     )
     return Page(
-        title=artefact.id,
-        headline=Markup("{}: {}").format(artefact.id, standing_in_words(standing)),
+        title=named(artefact.id, standing.scale),
+        headline=Markup("{}: {}").format(named(artefact.id, standing.scale), standing_in_words(standing)),
         facts=_facts(standing),
         lead=artefact.shows,
         blocks=[
@@ -83,7 +82,7 @@ def reproduction_page(standing: Standing) -> str:
             *_said(artefact),
             _published(artefact, found),
             *_tables(found),
-            _how(artefact, found),
+            _how(standing),
         ],
         recipes=legend,
     ).html()
@@ -119,13 +118,17 @@ def _warnings(standing: Standing) -> Iterator[Block]:
         yield Text(
             f"This was measured for another claim, {found.fingerprint}; today's is "
             f"{artefact.fingerprint(found.scale)}. The verdicts below are not valid. To measure it anew: "
-            f"{command(artefact)}",
+            f"{command(artefact, standing.scale)}",
             "alarm",
         )
     if found is not None and found.scale in artefact.trainings:
         yield Text(f"Measured at the {found.scale} scale: {artefact.trainings[found.scale].differs}")
     if found is None and not standing.trouble:
-        how = f"To measure it: {command(artefact)}" if artefact.study else "No study decides it yet."
+        how = (
+            f"To measure it: {command(artefact, standing.scale)}"
+            if artefact.study
+            else "No study decides it yet."
+        )
         yield Text(f"Nothing was measured. {how}")
 
 
@@ -271,8 +274,8 @@ def _plain(value: Any) -> str:
     return ", ".join(map(str, value)) if isinstance(value, (tuple, list)) else str(value)
 
 
-def _how(artefact: Artefact, found: Reproduction | None) -> Section:
-    scale = LAPTOP if found is None else found.scale
+def _how(standing: Standing) -> Section:
+    artefact, found, scale = standing.artefact, standing.found, standing.scale
     facts = {"claims' fingerprint": artefact.fingerprint(scale)}
     if scale in artefact.trainings:
         facts = {"scale": scale, **facts}
@@ -286,4 +289,4 @@ def _how(artefact: Artefact, found: Reproduction | None) -> Section:
         facts = {**facts, **found.facts, "measured for": found.fingerprint}
     rows = [[Cell(name.replace("_", " ")), Cell(value)] for name, value in facts.items()]
     blocks: list[Block] = [Table(("", ""), rows, text_columns=2)]
-    return Section("How", [*([Code(command(artefact))] if artefact.study else []), *blocks], "how")
+    return Section("How", [*([Code(command(artefact, scale))] if artefact.study else []), *blocks], "how")

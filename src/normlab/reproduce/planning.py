@@ -14,8 +14,9 @@ from normlab.jobs.process import Process, Worker
 from normlab.jobs.queue import Queue
 from normlab.recipes.grammar import resolve
 from normlab.reproduce.lab import quiet
+from normlab.reproduce.missing import what_to_do
 from normlab.spec.artefact import Artefact
-from normlab.spec.config import Config, DataConfig, run_id
+from normlab.spec.config import Config, DataConfig, MachineConfig, run_id
 from normlab.spec.trainings import LAPTOP, Scale, work
 from normlab.spec.units import count, duration
 from normlab.store import RunFolder, reproductions
@@ -39,7 +40,7 @@ class Plan:
     least: Mapping[str, int]
     """The number of seeds that are enough to measure an artefact, by its id."""
     without_text: Mapping[str, str] = field(default_factory=dict)
-    """The artefacts that cannot be trained because a text is not there, and where it would be."""
+    """The artefacts that cannot be trained because a text is not there, and what to do about it."""
 
     def whole(self, id_: str) -> Cells:
         """The runs of an artefact by cell, of the seeds that every cell has finished; none where they are too
@@ -63,21 +64,29 @@ class _Prepared:
     """Data that were prepared below one folder, by what was asked for."""
 
     root: Path
-    _found: dict[tuple[str, DataConfig], DataConfig] = field(default_factory=dict)
+    _found: dict[tuple[str, DataConfig], DataConfig | FileNotFoundError] = field(default_factory=dict)
 
     def of(self, config: Config) -> DataConfig:
         asked = config.task, config.data
         if asked not in self._found:
             task = TASKS[config.task]
             task.check(config)
-            self._found[asked], corpus = task.prepare(config.data, self.root / "data")
-            task.check_text(config, corpus)
-        return self._found[asked]
+            try:
+                self._found[asked], corpus = task.prepare(config.data, self.root / "data")
+                task.check_text(config, corpus)
+            except FileNotFoundError as error:
+                self._found[asked] = error
+        found = self._found[asked]
+        if isinstance(found, FileNotFoundError):
+            raise found
+        return found
 
 
-def plan(artefacts: Sequence[Artefact], root: Path, *, scale: Scale = LAPTOP, threads: int = 0) -> Plan:
-    """Resolve the runs of those artefacts that have trainings at this scale, with so many threads each, and
-    prepare their data.
+def plan(
+    artefacts: Sequence[Artefact], root: Path, *, scale: Scale = LAPTOP, machine: MachineConfig | None = None
+) -> Plan:
+    """Resolve the runs of those artefacts that have trainings at this scale, each with the device and the
+    threads of ``machine``, and prepare their data.
 
     A run that is done below ``root``, or that a checkout keeps, is not planned again; one that several
     artefacts share is planned once. Artefacts with the fewest missing runs for each of their claims come
@@ -85,7 +94,7 @@ def plan(artefacts: Sequence[Artefact], root: Path, *, scale: Scale = LAPTOP, th
 
     One whose text is not there is left out. Raises UserError for a cell that cannot be built.
     """
-    prepared = _Prepared(root)
+    prepared, machine = _Prepared(root), machine or MachineConfig()
     cells: dict[str, Cells] = {}
     configs: dict[str, dict[str, Config]] = {}
     without_text: dict[str, str] = {}
@@ -96,11 +105,11 @@ def plan(artefacts: Sequence[Artefact], root: Path, *, scale: Scale = LAPTOP, th
         own: list[tuple[int, str, Config]] = []
         for cell, seed, asked in artefact.trainings[scale].configs():
             try:
-                config = _resolved(asked, prepared, threads)
+                config = _resolved(asked, prepared, machine)
             except UserError as error:
                 raise UserError(f"{artefact.id}, {cell}: {error}") from error
             except FileNotFoundError as error:
-                without_text[artefact.id] = str(error)
+                without_text[artefact.id] = what_to_do(artefact, scale, asked.data, error)
                 break
             own.append((seed, run_id(config), config))
             folders.setdefault(cell, []).append(_folder(run_id(config), root))
@@ -115,10 +124,10 @@ def plan(artefacts: Sequence[Artefact], root: Path, *, scale: Scale = LAPTOP, th
     return replace(found, todo=_ordered(missing, {a.id: max(1, len(a.claims)) for a in artefacts}))
 
 
-def _resolved(asked: Config, prepared: _Prepared, threads: int) -> Config:
-    config = resolve(asked.recipe, resolved_precision(asked), force=True)
-    machine = replace(config.machine, threads=threads)
-    return replace(config, data=prepared.of(config), machine=machine)
+def _resolved(asked: Config, prepared: _Prepared, machine: MachineConfig) -> Config:
+    own = replace(asked.machine, device=machine.device, threads=machine.threads)
+    config = resolve(asked.recipe, resolved_precision(replace(asked, machine=own)), force=True)
+    return replace(config, data=prepared.of(config))
 
 
 def _folder(run: str, root: Path) -> RunFolder:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Final, Literal, TypeAlias
@@ -11,7 +11,7 @@ from normlab.errors import UserError
 from normlab.spec.artefact import Artefact, Reproduction, Superseded
 from normlab.spec.claim import VERDICTS, Verdict
 from normlab.spec.serialise import NOT_FINITE, from_plain
-from normlab.spec.trainings import LAPTOP, Scale
+from normlab.spec.trainings import LAPTOP, SCALES, Scale
 from normlab.store.files import read_json, write_json_atomic
 
 _PACKAGE: Final = Path(__file__).parents[1]
@@ -36,6 +36,8 @@ class Standing:
     """The file that was read, or that cannot be read."""
     trouble: str = ""
     """Why the file cannot be read."""
+    scale: Scale = LAPTOP
+    """The scale of the trainings that are asked for, or were measured."""
     before: tuple[Superseded, ...] = ()
     """Earlier versions of the claims, the first one first."""
 
@@ -96,18 +98,28 @@ def named(id_: str, scale: Scale) -> str:
 
 
 def standing(artefact: Artefact, where: Sequence[Path], scale: Scale = LAPTOP) -> Standing:
-    """The artefact's state by the first folder with a result for today's claim, else by the first with one.
+    """The artefact's state at a scale, or at the laptop's where it trains nothing there: by the first folder
+    with a result for today's claim, else by the first with one.
 
     ``where`` is what ``folders`` gives. A file that cannot be read counts where there is no other.
     """
     before = superseded(artefact.id)
+    scale = scale if scale in artefact.trainings else LAPTOP
     if not artefact.study:
         return Standing(artefact, "no study yet", before=before)
     file = f"{named(artefact.id, scale)}.json"
     seen = [_read(artefact, path) for folder in where if (path := folder / file).is_file()]
     order = (lambda s: s.fresh), (lambda s: s.found is not None), (lambda s: True)
     found = next((s for wanted in order for s in seen if wanted(s)), Standing(artefact, "not run"))
-    return replace(found, before=before)
+    return replace(found, scale=scale, before=before)
+
+
+def at_other_scales(
+    artefacts: Iterable[Artefact], where: Sequence[Path], shown: Scale = LAPTOP
+) -> list[Standing]:
+    """The artefacts with a result at another scale than ``shown``, scale by scale."""
+    asked = [(a, scale) for scale in SCALES if scale != shown for a in artefacts if scale in a.trainings]
+    return [found for a, scale in asked if (found := standing(a, where, scale)).found is not None]
 
 
 def superseded(id_: str) -> tuple[Superseded, ...]:
