@@ -44,9 +44,9 @@ OWN = {
         "step flight fail_on out runs as_json force imports"
     ),
     "recipes": "names axis config force imports",
-    "papers": "names as_json runs imports",
+    "papers": "names as_json scale runs imports",
     "fold": "run_folder out weights max_positions runs imports",
-    "reproduce": "names runs data jobs on scale budget without again imports",
+    "reproduce": "names runs data jobs on scale device budget without again imports",
 }
 """A flag is a promise: think before adding one. A configuration or a recipe may be the better place."""
 

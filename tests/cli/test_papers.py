@@ -188,8 +188,8 @@ def test_those_without_a_study_are_left_out_of_several_and_refused_alone(measure
 
 
 def test_a_scale_without_trainings_is_refused(capsys):
-    assert main(["reproduce", "xiong2020.fig2a", "--scale", "paper"]) == 2
+    assert main(["reproduce", "apx", "--scale", "paper"]) == 2
     assert "--scale is paper" in (said := capsys.readouterr().err)
-    assert "it has laptop" in said
+    assert "it has none at all" in said
     assert main(["reproduce", "xiong2020.fig2a", "--budget", "soon"]) == 2
     assert "such as 2h, 90min" in capsys.readouterr().err

@@ -113,5 +113,5 @@ def test_what_is_missing_says_how_long_it_takes_at_the_pace_of_kept_results():
     kept = Reproduction(both[0].id, both[0].fingerprint(), {}, {"runs": table}, {}, 1.0)
     found_ = pace([Standing(both[0], "agrees", kept), open_])
     assert found_ is not None
-    assert in_short(open_, found_) == missing(both[1], found_)
+    assert in_short(open_, found_) == missing(open_, found_)
     assert "15 runs to train, about 20 minutes of one core" in in_short(open_, found_)

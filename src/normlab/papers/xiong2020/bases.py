@@ -210,7 +210,7 @@ PRETRAINING: Final[Mapping[Scale, Bert]] = {
         BERT_BASE,
         "The paper's settings on one device. Where the paper is silent, the settings are those of BERT-base "
         "(Devlin et al. 2019), but every step has rows of 512 tokens; the BPE, whose size the paper does not "
-        "say, has 30,522 entries, as many as BERT's. BooksCorpus is a copy, for the original is gone; the "
-        "text has other sentences than the paper's.",
+        "say, has 30,522 entries, as many as BERT's. BooksCorpus is a copy, for the original is gone. "
+        "The text is lower-cased and not in Moses tokens, and sentences end where a full stop does.",
     ),
 }
