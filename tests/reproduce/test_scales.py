@@ -102,7 +102,7 @@ def slices(tmp_path, monkeypatch):
     return tmp_path
 
 
-@pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.parametrize("scale", ["gpu", "paper"])
 def test_every_base_trains_on_a_slice(slices, scale):
     artefacts = bases(scale)
