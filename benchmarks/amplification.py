@@ -165,6 +165,9 @@ def subject_of(case: Case, structure: Structure | None) -> Subject:
     """The model at its start, data-dependent parts profiled on the batch; its loss is a mean over tokens."""
     family = FAMILIES[case.family]
     model = build_model(family.kind, family.sized(case.placement, case.layers), text()[2], case.seed)
+    if isinstance(model, Encoder):  # a BERT's tokens are not scaled by √d, those of the kept results are
+        scale = family.size.dim**0.5
+        model.position_encoding.register_forward_pre_hook(lambda _, args: (args[0] * scale, *args[1:]))
     given, wanted = batch_of(family.kind, case.seed)
     profile_(model, lambda: model(*given))
 
