@@ -3,7 +3,6 @@
     python benchmarks/amplification.py             # one seed of one placement, to see that it runs
     python benchmarks/amplification.py --write     # all cases but those in results/amplification.jsonl
     python benchmarks/amplification.py --page      # write docs/amplification.md from them, without measuring
-
 A case is one model, written as soon as it is measured: a long run can be interrupted.
 """
 
@@ -63,8 +62,7 @@ KINDS = (
     ("update", SMALL_RATE, f"One update of Adam at {SMALL_RATE:g}"),
 )
 DRAWN = ("encoder", "random", RATE)
-CORPUS, SENTENCES, VOCAB = "mixed-en-de", 4000, 256
-BATCH, LENGTH, MASKED = 8, 32, 0.15
+CORPUS, SENTENCES, VOCAB, BATCH, LENGTH, MASKED = "mixed-en-de", 4000, 256, 8, 32, 0.15
 
 
 @dataclass(frozen=True)
@@ -165,15 +163,14 @@ def subject_of(case: Case, structure: Structure | None) -> Subject:
     """The model at its start, data-dependent parts profiled on the batch; its loss is a mean over tokens."""
     family = FAMILIES[case.family]
     model = build_model(family.kind, family.sized(case.placement, case.layers), text()[2], case.seed)
-    if isinstance(model, Encoder):  # a BERT's tokens are not scaled by √d, those of the kept results are
-        scale = family.size.dim**0.5
-        model.position_encoding.register_forward_pre_hook(lambda _, args: (args[0] * scale, *args[1:]))
+    if isinstance(model, Encoder):  # scaled by √d, as the kept results are and a BERT's tokens are not
+        model.position_encoding.register_forward_pre_hook(lambda _, x: (x[0] * family.size.dim**0.5, *x[1:]))
     given, wanted = batch_of(family.kind, case.seed)
     profile_(model, lambda: model(*given))
 
     def loss(model: nn.Module, batch: tuple[Tensor, ...]) -> Tensor:
-        output = model(*batch)
-        logits = output if isinstance(output, Tensor) else output[0]
+        found = model(*batch)
+        logits = found if isinstance(found, Tensor) else found[0]
         return F.cross_entropy(logits.flatten(0, 1), wanted.flatten())
 
     return Subject(model.eval(), given, loss, structure or read_structure(model, given))
