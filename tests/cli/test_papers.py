@@ -13,7 +13,9 @@ import pytest
 from normlab import papers
 from normlab.cli.main import main
 from normlab.errors import UserError
+from normlab.papers.bases import LAPTOP
 from normlab.spec.artefact import Artefact, Reproduction
+from normlab.spec.trainings import Trainings
 from normlab.store import reproductions as reproductions_store
 from normlab.store.reproductions import write_reproduction, write_superseded
 from report import reproductions
@@ -22,6 +24,14 @@ from report.reproductions import ARTEFACT, changed
 PLAIN = replace(ARTEFACT, drawings=())
 """Its page is quick to make."""
 FAILING = Artefact("example.fails", "P", "Fails.", {"a": 1.0}, "A.", study="fails", claims=ARTEFACT.claims)
+LARGE = replace(
+    PLAIN,
+    id="example.large",
+    trainings={
+        "laptop": Trainings(LAPTOP, {"post": {"recipe": "post"}}, 1, "It is small."),
+        "gpu": Trainings(LAPTOP, {"post": {"recipe": "post", "optim.lr": 2e-3}}, 1, "It is large."),
+    },
+)
 BARE = Artefact("other.bare", "P", "Nothing.", {"a": 1.0}, "A.")
 
 
@@ -60,6 +70,7 @@ def test_the_list_has_every_artefact_and_counts_states(capsys, monkeypatch, tmp_
     assert main(["papers"]) == 0
     *lines, footer = capsys.readouterr().out.splitlines()
     assert [line.split()[0] for line in lines] == ["artefact", *papers.ARTEFACTS]
+    assert all(a.study for a in papers.ARTEFACTS.values())
     assert footer == "59 artefacts: none measured yet, 59 artefacts not run"
     assert main(["papers", "apx"]) == 0
     assert [line.split()[0] for line in capsys.readouterr().out.splitlines()] == [
@@ -188,8 +199,51 @@ def test_those_without_a_study_are_left_out_of_several_and_refused_alone(measure
 
 
 def test_a_scale_without_trainings_is_refused(capsys):
-    assert main(["reproduce", "apx", "--scale", "paper"]) == 2
+    assert main(["reproduce", "xiong2020.lemma1", "--scale", "paper"]) == 2
     assert "--scale is paper" in (said := capsys.readouterr().err)
     assert "it has none at all" in said
     assert main(["reproduce", "xiong2020.fig2a", "--budget", "soon"]) == 2
     assert "such as 2h, 90min" in capsys.readouterr().err
+
+
+def test_what_is_missing_is_said_once_for_the_artefacts_that_lack_it(capsys, monkeypatch, tmp_path):
+    monkeypatch.setenv("NORMLAB_DATA", str(tmp_path))
+    with pytest.raises(SystemExit):
+        main(["reproduce", "xiong2020.fig2a", "xiong2020.fig6", "--scale", "paper", "--runs", str(tmp_path)])
+    err = capsys.readouterr().err
+    assert err.count("iwslt14.de-en lacks train.de") == 1
+    assert "normlab: xiong2020.fig2a, xiong2020.fig6: the paper scale trains on IWSLT'14 De-En" in err
+
+
+@pytest.mark.parametrize("given", [[], ["--device", "cuda"]])
+def test_an_accelerator_that_is_not_there_is_refused_before_a_run_begins(
+    capsys, monkeypatch, tmp_path, given
+):
+    monkeypatch.setattr("torch.cuda.is_available", lambda: False)
+    trained = replace(LARGE, trainings={"gpu": LARGE.trainings["laptop"]})
+    monkeypatch.setitem(papers.ARTEFACTS, LARGE.id, trained)
+    assert main(["reproduce", LARGE.id, "--scale", "gpu", "--runs", str(tmp_path), *given]) == 2
+    assert "1 run of the gpu scale would be trained on cuda" in (said := capsys.readouterr().err)
+    assert "type --device cpu" in said
+    assert not list(tmp_path.glob("*/status.json"))
+
+
+def test_a_result_of_another_scale_is_listed_shown_and_named(measured, capsys, monkeypatch, tmp_path):
+    monkeypatch.setitem(papers.ARTEFACTS, LARGE.id, LARGE)
+    result = replace(found(LARGE), scale="gpu", fingerprint=LARGE.fingerprint("gpu"))
+    write_reproduction(result, tmp_path / "runs" / "papers")
+    assert main(["papers", LARGE.id]) == 0
+    said = capsys.readouterr().out
+    assert said.startswith("example.large: not run\n")
+    assert "The laptop scale: It is small." in said
+    assert "at the gpu scale: normlab papers example.large --scale gpu" in said
+    assert main(["papers", LARGE.id, "--scale", "gpu"]) == 0
+    said = capsys.readouterr().out
+    assert said.startswith("example.large: 1 of 5 hold\n")
+    assert "The gpu scale: It is large." in said
+    assert said.endswith("normlab reproduce example.large --scale gpu\n")
+    assert main(["papers", "--scale", "gpu", "--json"]) == 0
+    plain = {one["id"]: one for one in json.loads(capsys.readouterr().out)}
+    assert {id_: one["scale"] for id_, one in plain.items()}[LARGE.id] == "gpu"
+    assert plain[LARGE.id]["measured_for"] == plain[LARGE.id]["fingerprint"]
+    assert plain[ARTEFACT.id]["scale"] == "laptop"

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import re
+from dataclasses import replace
 
 from normlab.papers import ARTEFACTS
 from normlab.report.papers import papers_page, write_papers_page
 from normlab.report.reproduction import write_reproduction_page
 from normlab.spec.artefact import Artefact
-from normlab.store.reproductions import Standing, standing, write_reproduction
+from normlab.spec.config import Config
+from normlab.spec.trainings import Trainings
+from normlab.store.reproductions import Standing, at_other_scales, standing, write_reproduction
 from report.reproductions import ARTEFACT, found
 
 
@@ -34,3 +37,22 @@ def test_all_59_are_listed_and_nothing_measured_says_so():
     assert html.count('<th scope="row"') == 59
     plain = html.replace("<wbr>", "")
     assert all(id_ in plain for id_ in ARTEFACTS)
+
+
+def test_results_at_other_scales_have_a_table_of_their_own(tmp_path):
+    trainings = Trainings(Config(), {"post": {"recipe": "post"}}, 1, "It is large.")
+    artefact = replace(ARTEFACT, trainings={"gpu": trainings})
+    large = replace(found(artefact), scale="gpu", fingerprint=artefact.fingerprint("gpu"))
+    path = write_reproduction(large, tmp_path)
+    (one,) = at_other_scales([artefact], [tmp_path])
+    assert (one.path, one.scale, one.fresh) == (path, "gpu", True)
+    page = write_reproduction_page(one, tmp_path)
+    assert page.name == "example.change@gpu.html"
+    assert "It is large." in (html := page.read_text(encoding="utf-8"))
+    assert "normlab reproduce example.change --scale gpu" in html
+    overview = write_papers_page([standing(artefact, [tmp_path])], tmp_path, [one]).read_text(
+        encoding="utf-8"
+    )
+    assert re.findall(r'<a href="(example[^"]*)"', overview) == ["example.change@gpu.html"]
+    assert "1 artefact of the papers: none measured yet" in overview
+    assert "gpu scale" in overview
