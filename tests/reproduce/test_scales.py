@@ -37,13 +37,13 @@ def bases(scale):
         trainings = artefact.trainings[scale]
         for cell, changes in trainings.cells.items():
             config = changed(trainings.base, changes)
-            deep = config.model.encoder_layers > 12
+            heavy, heads = config.model.encoder_layers >= 12, config.model.heads
             key = config.data, config.model.encoder_layers, trainings.base.optim, trainings.base.decode
-            own = {**changes, **({"model.dim": 64, "model.ffn_dim": 128} if deep else {})}
+            own = {**changes, **({"model.dim": 8 * heads, "model.ffn_dim": 16 * heads} if heavy else {})}
             short = {
                 **own,
                 "train.steps": 2,
-                "train.validate_every_steps": 1,
+                "train.validate_every_steps": 2,
                 "train.max_tokens": max(1024, config.data.block_len * (config.task == "bert_pretraining")),
                 "train.grad_accum_steps": min(2, config.train.grad_accum_steps),
                 "train.precision": "fp32",
@@ -78,7 +78,7 @@ def slices(tmp_path, monkeypatch):
                 if not path.startswith("hf:"):
                     write(root, path)
     brown = root / "text" / "brown.txt"
-    brown.write_text("".join(f"{line(n, n % 2)}\n" + "\n" * (n % 10 == 9) for n in range(51_000)), "utf-8")
+    brown.write_text("".join(f"{line(n, n % 2) if n % 50 < 4 else ''}\n" for n in range(51_000)), "utf-8")
     hub = tmp_path / "hub"
     datasets = pytest.importorskip("datasets", reason="needs normlab[hf]")
     for name in ("de-en", "fr-en"):
