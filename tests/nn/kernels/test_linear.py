@@ -15,6 +15,7 @@ from normlab.nn.kernels.linear import Linear, kept_copies, linear
 def every_size(monkeypatch):
     """Small products, too, are the operator's."""
     monkeypatch.setattr(module, "_LEAST_PRODUCTS", 0)
+    monkeypatch.setattr(module, "_LEAST_TRAINED", 0)
 
 
 def sides(shape: tuple[int, ...], outs: int, *, biased: bool = True) -> list[torch.Tensor | None]:
@@ -76,9 +77,9 @@ def test_the_operator_is_used_in_training_and_not_where_it_cannot_be(monkeypatch
     layer.float()
     with reference():
         assert names_of(layer(x)) == "AddmmBackward0"
-    monkeypatch.setattr(module, "_LEAST_PRODUCTS", 61)
+    monkeypatch.setattr(module, "_LEAST_TRAINED", 61)
     assert names_of(layer(x)) == "AddmmBackward0"
-    monkeypatch.setattr(module, "_LEAST_PRODUCTS", 60)
+    monkeypatch.setattr(module, "_LEAST_TRAINED", 60)
     assert names_of(layer(x)) == "_LinearBackward"
 
 

@@ -26,15 +26,17 @@ def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
     r"""Compute :math:`x W^\top + b` for x `[..., in]`, W `[out, in]` and b `[out]`, in autocast's dtype.
 
     On the CPU oneDNN multiplies (docs/speed.md). ``F.linear`` does if oneDNN's operator is missing or gives
-    another result, and for small products.
+    another result, and for small products, which are larger in training: a backward pass in Python costs more
+    than one in C++.
     """
     cast = torch.is_autocast_enabled("cpu")
     dtype = torch.get_autocast_dtype("cpu") if cast else x.dtype
-    large = x.numel() * weight.shape[0] >= _LEAST_PRODUCTS
+    trained = torch.is_grad_enabled()
+    large = x.numel() * weight.shape[0] >= (_LEAST_TRAINED if trained else _LEAST_PRODUCTS)
     fitting = weight.dtype == torch.float32 and (cast or x.dtype == weight.dtype)
     if ops.plain(x) or not (large and fitting and _multiplies(dtype)):
         return F.linear(x, weight, bias)
-    if torch.is_grad_enabled():
+    if trained:
         return _Linear.apply(x, weight, bias, dtype)
     kept_bias = None if bias is None else _kept(bias, dtype)
     flat = _product(x.flatten(0, -2).to(dtype), _kept(weight, dtype), kept_bias)
@@ -68,8 +70,10 @@ def _kept(parameter: Tensor, dtype: torch.dtype) -> Tensor:
     return _copies[parameter]
 
 
-_LEAST_PRODUCTS = 2**20
-"""Number of multiplications below which calling the operator costs more than it saves."""
+_LEAST_PRODUCTS, _LEAST_TRAINED = 2**20, 2**24
+"""Number of multiplications below which calling the operator costs more than it saves, without and with a
+backward pass.
+"""
 
 
 def _product(a: Tensor, b: Tensor, bias: Tensor | None = None) -> Tensor:

@@ -98,6 +98,7 @@ IWSLT: Final[Mapping[Scale, Training]] = {
         "positions in place of 90 epochs, no dropout. The depth is the paper's, 6+6, and so is RAdam. ",
         lr=2e-3,
         warmup=60,
+        seldom={"train.validate_every_steps": 50},
         grid=4e-4,
         bare={},
     ),

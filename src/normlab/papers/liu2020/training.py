@@ -133,6 +133,7 @@ def _grid(s: Training) -> Cells:
             "optim.betas": (0.9, beta),
             "optim.warmup_steps": 0,
             **TO_THE_END,
+            **s.seldom,
         }
         for name, placement in _PLACEMENTS.items()
         for beta in _BETAS
