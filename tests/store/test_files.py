@@ -25,6 +25,14 @@ def test_text_is_replaced_as_given_and_nothing_is_left_beside_it(tmp_path):
     assert list(tmp_path.iterdir()) == [path]
 
 
+def test_flat_json_has_the_innermost_objects_on_a_line_each(tmp_path):
+    content = {"rows": [{"a": "{\n }"}, {"a": "x\n y", "b": [1, 2]}], "n": 3}
+    write_json_atomic(tmp_path / "a.json", content, flat=True)
+    text = (tmp_path / "a.json").read_text()
+    assert read_json(tmp_path / "a.json") == content
+    assert '  { "a": "x\\n y", "b": [ 1, 2 ] }\n' in text and ' "n": 3\n' in text
+
+
 def test_a_write_that_fails_leaves_the_old_file(tmp_path, monkeypatch):
     path = tmp_path / "a.txt"
     write_text_atomic(path, "old")

@@ -5,13 +5,14 @@ from __future__ import annotations
 import errno
 import json
 import os
+import re
 import stat
 import sys
 import threading
 from collections.abc import Generator, Iterable, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 from normlab.errors import UserError
 from normlab.spec.serialise import parsed, to_plain
@@ -92,9 +93,18 @@ def row_line(row: Mapping[str, Any]) -> str:
     return json.dumps(to_plain(row), allow_nan=False) + "\n"
 
 
-def write_json_atomic(path: Path, content: Any) -> None:
-    """Write dataclasses, dicts, lists and scalars; numbers that are not finite as in ``row_line``."""
+_INNERMOST: Final = re.compile(r"\{[^{}]*\}")
+_BREAK: Final = re.compile(r"\s*\n\s*")
+
+
+def write_json_atomic(path: Path, content: Any, *, flat: bool = False) -> None:
+    """Write dataclasses, dicts, lists and scalars; numbers that are not finite as in ``row_line``.
+
+    ``flat`` writes the innermost objects, such as the rows of tables, on a line each.
+    """
     text = json.dumps(to_plain(content), ensure_ascii=False, indent=1, allow_nan=False)
+    if flat:  # newlines are between values alone: inside a string they are escaped
+        text = _INNERMOST.sub(lambda found: _BREAK.sub(" ", found[0]), text)
     write_text_atomic(path, text + "\n")
 
 

@@ -66,7 +66,7 @@ def write_reproduction(found: Reproduction, folder: Path) -> Path:
     """Write ``<folder>/<id>.json``, or ``<id>@<scale>.json``, and return its path."""
     folder.mkdir(parents=True, exist_ok=True)
     path = folder / f"{named(found.id, found.scale)}.json"
-    write_json_atomic(path, found)
+    write_json_atomic(path, found, flat=True)
     return path
 
 
@@ -137,7 +137,7 @@ def write_superseded(artefact: Artefact, found: Reproduction) -> Path:
     fields = (artefact.version, artefact.date, artefact.reason, artefact.asserts, artefact.claims)
     path = KEPT / SUPERSEDED / f"{artefact.id}.{found.fingerprint}.json"
     path.parent.mkdir(parents=True, exist_ok=True)
-    write_json_atomic(path, Superseded(*fields, found))
+    write_json_atomic(path, Superseded(*fields, found), flat=True)
     return path
 
 
