@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
+import time
 from dataclasses import replace
 from functools import partial
 from types import SimpleNamespace
@@ -54,8 +55,9 @@ def measured(monkeypatch, tmp_path) -> list[tuple]:
             )
         return found(artefact)
 
-    def each(artefacts, data, root, say, *, jobs):
-        return ((artefact, partial(reproduce, artefact, data, root, say)) for artefact in artefacts)
+    def each(artefacts, data, root, say, *, jobs, until):
+        in_time = artefacts if time.monotonic() <= until else ()
+        return ((artefact, partial(reproduce, artefact, data, root, say)) for artefact in in_time)
 
     monkeypatch.setitem(sys.modules, "normlab.reproduce", SimpleNamespace(each=each))
     monkeypatch.setattr(papers, "ARTEFACTS", {a.id: a for a in (PLAIN, FAILING, BARE)})
@@ -204,6 +206,14 @@ def test_a_scale_without_trainings_is_refused(capsys):
     assert "it has none at all" in said
     assert main(["reproduce", "xiong2020.fig2a", "--budget", "soon"]) == 2
     assert "such as 2h, 90min" in capsys.readouterr().err
+
+
+def test_what_the_budget_leaves_is_said_and_measured_by_the_same_command(measured, capsys):
+    main(["reproduce", ARTEFACT.id, "--budget", "0s"])
+    assert f"the budget is spent; {ARTEFACT.id}: not measured, the same command" in capsys.readouterr().out
+    main(["reproduce", ARTEFACT.id, "--budget", "1h"])
+    assert "the budget is spent" not in capsys.readouterr().out
+    assert [id_ for id_, *_ in measured] == [ARTEFACT.id]
 
 
 def test_what_is_missing_is_said_once_for_the_artefacts_that_lack_it(capsys, monkeypatch, tmp_path):

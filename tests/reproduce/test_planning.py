@@ -81,7 +81,7 @@ def test_some_seeds_are_enough_where_the_trainings_say_so(tmp_path):
     assert {cell: len(some) for cell, some in first.items()} == {"post": 1, "pre": 1, "admin": 1}
     assert len(planned(1).open_runs("p.wide")) == 4
     ended = []
-    Training(planned(1), tmp_path, 1, budget=0.0).run(ended.append)
+    Training(planned(1), tmp_path, 1, until=0.0).run(ended.append)
     assert ended == ["p.wide"]
 
 
@@ -106,7 +106,7 @@ def test_an_artefact_whose_text_is_not_there_does_not_stop_the_others(tmp_path, 
 @pytest.mark.slow
 def test_a_budget_starts_no_run_that_would_not_end_and_the_rest_goes_on(tmp_path):
     told, ended = [], []
-    none = Training(plan([NARROW], tmp_path), tmp_path, 1, budget=0.0, say=told.append)
+    none = Training(plan([NARROW], tmp_path), tmp_path, 1, until=0.0, say=told.append)
     none.run(ended.append)
     assert none.left >= 1
     assert len(told) <= 1

@@ -118,3 +118,12 @@ def test_several_are_measured_side_by_side_and_timings_come_last_and_alone(tmp_p
     assert sorted(found[:-1]) == sorted((i, {"agrees"}) for i in quick)
     assert found[-1] == ("timed", {"agrees"})
     assert failed == [BARE.id]
+
+
+@pytest.mark.parametrize("jobs", [1, 2])
+def test_nothing_is_measured_once_the_time_is_spent(tmp_path, monkeypatch, jobs):
+    """Of several side by side, those that have begun by then are measured."""
+    monkeypatch.undo()
+    wanted = [replace(ARTEFACTS["apx.blocks"], id=f"one{i}") for i in range(9)]
+    found = [measure().id for _, measure in each(wanted, None, tmp_path, jobs=jobs, until=0.0)]
+    assert len(found) < 9 if jobs > 1 else not found

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import math
 import os
+import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
@@ -91,8 +93,7 @@ class Reproduce:
     device: str = ""
     """Device of the trainings, such as cpu or cuda; without it cpu at the laptop scale, else cuda."""
     budget: str = ""
-    """Time for the trainings, such as 2h or 90min, after which no other run starts; the same command goes on.
-    """
+    """Time for all, such as 2h or 90min, after which nothing else is started; the same command goes on."""
     without: tuple[str, ...] = ()
     """Artefacts or papers to leave out, such as one whose runs take hours."""
     again: Switch = False
@@ -106,15 +107,15 @@ class Reproduce:
         from normlab.report.papers import write_papers_page
 
         place(self.on)  # a wrong name is said before anything is measured
-        budget, wanted = seconds_of(self.budget), self._wanted()
+        until, wanted = self._end(), self._wanted()
         standings = _standings(wanted, self.runs, self.scale)
         fresh = {s.artefact.id for s in standings if s.whole and not self.again}
         for artefact in (a for a in wanted if a.id in fresh):
             self._done(artefact, None)
         open_ = [artefact for artefact in wanted if artefact.id not in fresh]
-        failed = self._measure([a for a in open_ if not a.trainings and not a.rests_on])
+        failed = self._measure([a for a in open_ if not a.trainings and not a.rests_on], until)
         todo = {a.id: a for a in open_ if self.scale in a.trainings}
-        failed += self._train(todo, budget) if todo else []
+        failed += self._train(todo, until) if todo else []
         failed += self._measure([a for a in open_ if a.rests_on])
         page = write_papers_page(
             _standings(ARTEFACTS.values(), self.runs),
@@ -146,16 +147,26 @@ class Reproduce:
             )
         return wanted
 
-    def _measure(self, todo: Sequence[Artefact]) -> list[str]:
+    def _end(self) -> float:
+        """The time of ``time.monotonic`` at which the budget is spent."""
+        budget = seconds_of(self.budget)
+        return math.inf if budget is None else time.monotonic() + budget
+
+    def _measure(self, todo: Sequence[Artefact], until: float = math.inf) -> list[str]:
         """Measure artefacts that need no training; return the ids of those that could not be measured."""
         from normlab.reproduce import each
         from normlab.spec.request import usable_cores
 
         jobs = min(self.jobs or usable_cores(), len(todo))
-        measured = each(todo, self._texts(), self.runs, _progress, jobs=jobs)
-        return [artefact.id for artefact, measure in measured if not self._done(artefact, measure)]
+        done, failed = list[str](), list[str]()
+        for artefact, measure in each(todo, self._texts(), self.runs, _progress, jobs=jobs, until=until):
+            (done if self._done(artefact, measure) else failed).append(artefact.id)
+        left = [artefact.id for artefact in todo if artefact.id not in {*done, *failed}]
+        if left:
+            print(f"the budget is spent; {', '.join(left)}: not measured, the same command measures them")
+        return failed
 
-    def _train(self, todo: Mapping[str, Artefact], budget: float | None) -> list[str]:
+    def _train(self, todo: Mapping[str, Artefact], until: float) -> list[str]:
         """Train what the artefacts need, and measure each as soon as its runs have ended; return the ids of
         those that could not be measured.
         """
@@ -174,13 +185,12 @@ class Reproduce:
             ids = (id_ for id_, own in planned.without_text.items() if own == reason)
             failures.write(f"normlab: {', '.join(ids)}: {reason}")
         self._require_device(machine.device, len(planned.todo))
-        training = Training(planned, self.runs, jobs, budget, _progress, start=where.start)
+        training = Training(planned, self.runs, jobs, until, _progress, start=where.start)
 
         def ended(id_: str) -> None:
             runs = planned.whole(id_)
-            measure = partial(
-                reproduce, todo[id_], self._texts(), self.runs, _progress, scale=self.scale, runs=runs
-            )
+            texts, given = self._texts(), {"scale": self.scale, "runs": runs, "jobs": jobs}
+            measure = partial(reproduce, todo[id_], texts, self.runs, _progress, **given)
             if not self._done(todo[id_], measure):
                 failed.append(id_)
 

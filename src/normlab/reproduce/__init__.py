@@ -5,6 +5,7 @@ A study is a function of a ``Lab`` and the artefact's settings, registered by ``
 
 from __future__ import annotations
 
+import math
 import platform
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -48,10 +49,11 @@ def reproduce(
     *,
     scale: Scale = LAPTOP,
     runs: Cells | None = None,
+    jobs: int = 1,
 ) -> Reproduction:
     """Run the study of an artefact with its settings. ``data`` is the folder of local data sets, else
     ``$NORMLAB_DATA``; text is prepared below ``root``; ``say`` is told what is done as it is done; ``runs``
-    are its finished trainings of that scale, see ``plan``.
+    are its finished trainings of that scale, see ``plan``; a study that trains others has ``jobs`` at a time.
 
     Raises UserError for an artefact that has no study yet, or one that is not registered.
     """
@@ -60,7 +62,7 @@ def reproduce(
     if artefact.study not in STUDIES:
         raise UserError(f"no study {artefact.study!r} is registered, which {artefact.id} names; {HINT}")
     start = time.perf_counter()
-    lab = Lab(root, data, say, runs or {}, scale)
+    lab = Lab(root, data, say, runs or {}, scale, jobs)
     found = STUDIES[artefact.study](lab, **artefact.settings_at(scale))
     seconds = time.perf_counter() - start
     machine = f"{hardware(torch.device('cpu'))}, {torch.get_num_threads()} threads"
@@ -90,11 +92,13 @@ def each(
     say: Callable[[str], None] = quiet,
     *,
     jobs: int = 1,
+    until: float = math.inf,
 ) -> Iterator[tuple[Artefact, Callable[[], Reproduction]]]:
     """Artefacts, each with a function that gives its reproduction or raises what its study raised.
 
     With several ``jobs`` so many processes measure side by side, a share of the cores each, and artefacts
-    come as they are done; those that measure time come last, one after the other in this process.
+    come as they are done; those that measure time come last, one after the other in this process. None is
+    started after ``until``, a time of ``time.monotonic``.
     """
     together = [a for a in artefacts if not a.alone] if jobs > 1 else []
     if together:
@@ -105,7 +109,11 @@ def each(
         with pool:
             futures = {pool.submit(reproduce, artefact, data, root, say): artefact for artefact in together}
             for future in as_completed(futures):
-                yield futures[future], future.result
+                if time.monotonic() > until:
+                    for waiting in futures:
+                        waiting.cancel()
+                if not future.cancelled():
+                    yield futures[future], future.result
     for artefact in artefacts:
-        if artefact not in together:
+        if artefact not in together and time.monotonic() <= until:
             yield artefact, partial(reproduce, artefact, data, root, say)

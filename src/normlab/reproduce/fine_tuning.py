@@ -78,7 +78,9 @@ def fine_tuning(
             name = f"{task} {cell}"
             lab.say(f"fine-tuning {name}")
             base = of_pairs(GLUE[task], steps=100)
-            found = fine_tuned(source.path, base, lab.root, batches=batches, lrs=lrs, epochs=epochs)
+            found = fine_tuned(
+                source.path, base, lab.root, batches=batches, lrs=lrs, epochs=epochs, jobs=lab.jobs
+            )
             cells[name] = found.runs
             chosen, batch = found.chosen, found.chosen.train.max_tokens // found.chosen.data.block_len
             facts[name] = (

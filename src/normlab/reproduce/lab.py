@@ -62,6 +62,8 @@ class Lab:
     """The artefact's finished trainings, by cell, in the order of their seeds."""
     scale: Scale = LAPTOP
     """The scale of these trainings."""
+    jobs: int = 1
+    """Runs that a study trains at the same time."""
     _tasks: dict[tuple[str, int], Translation] = field(default_factory=dict)
 
     def model(self, config: ModelConfig, text: str, *, seed: int, tokens: int) -> Seq2Seq:

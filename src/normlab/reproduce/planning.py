@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -158,8 +159,10 @@ class Training:
     plan: Plan
     root: Path
     jobs: int
-    budget: float | None = None
-    """Seconds after which no run is started that would not end in time, by the pace of those that have."""
+    until: float = math.inf
+    """The time of ``time.monotonic`` after which no run is started that would not end in time, by the pace of
+    those that have.
+    """
     say: Callable[[str], None] = quiet
     failed: dict[str, str] = field(default_factory=dict)
     """Run id to the reason why it could not be trained."""
@@ -196,11 +199,11 @@ class Training:
             ended(id_)
 
     def _stop_in_time(self, queue: Queue, start: float, ended_runs: Sequence[Config]) -> None:
-        if self.budget is None or not queue.waiting:
+        if not queue.waiting:
             return
-        elapsed, done = time.monotonic() - start, sum(map(work, ended_runs))
-        one = self.jobs * elapsed / done * work(queue.waiting[0]) if done else 0.0
-        if elapsed + one > self.budget:
+        now, done = time.monotonic(), sum(map(work, ended_runs))
+        one = self.jobs * (now - start) / done * work(queue.waiting[0]) if done else 0.0
+        if now + one > self.until:
             self.left = len(queue.waiting)
             queue.waiting.clear()
 
