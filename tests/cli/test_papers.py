@@ -216,6 +216,18 @@ def test_what_the_budget_leaves_is_said_and_measured_by_the_same_command(measure
     assert [id_ for id_, *_ in measured] == [ARTEFACT.id]
 
 
+def test_results_that_disagree_about_a_run_are_named(measured, capsys, monkeypatch, tmp_path):
+    both = [replace(PLAIN, id=id_) for id_ in ("example.one", "example.two")]
+    monkeypatch.setattr(papers, "ARTEFACTS", {a.id: a for a in both})
+    for artefact, bleu in zip(both, (20.25, 21.5), strict=True):
+        rows = [{"cell": "post", "seed": 1, "run": "0123abcd4567", "bleu": bleu}]
+        write_reproduction(replace(found(artefact), tables={"runs": rows}), tmp_path / "runs" / "papers")
+    assert main(["papers"]) == 0
+    said = " ".join(capsys.readouterr().out.split())
+    assert "example.one and example.two disagree about run 0123abcd4567, bleu: 20.25 and 21.5." in said
+    assert "normlab reproduce example.one example.two --again" in said
+
+
 def test_what_is_missing_is_said_once_for_the_artefacts_that_lack_it(capsys, monkeypatch, tmp_path):
     monkeypatch.setenv("NORMLAB_DATA", str(tmp_path))
     with pytest.raises(SystemExit):

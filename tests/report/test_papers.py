@@ -39,6 +39,15 @@ def test_all_59_are_listed_and_nothing_measured_says_so():
     assert all(id_ in plain for id_ in ARTEFACTS)
 
 
+def test_results_that_disagree_about_a_run_are_named_above_the_tables(tmp_path):
+    both = [replace(ARTEFACT, id=id_) for id_ in ("example.one", "example.two")]
+    for artefact, bleu in zip(both, (20.25, 21.5), strict=True):
+        rows = [{"cell": "post", "seed": 1, "run": "0123abcd4567", "bleu": bleu}]
+        write_reproduction(replace(found(artefact), tables={"runs": rows}), tmp_path)
+    html = papers_page([standing(artefact, [tmp_path]) for artefact in both], set())
+    assert "example.one and example.two disagree about run 0123abcd4567, bleu: 20.25 and 21.5." in html
+
+
 def test_results_at_other_scales_have_a_table_of_their_own(tmp_path):
     trainings = Trainings(Config(), {"post": {"recipe": "post"}}, 1, "It is large.")
     artefact = replace(ARTEFACT, trainings={"gpu": trainings})

@@ -15,6 +15,9 @@ from normlab.store import reproductions
 from normlab.store.reproductions import (
     KEPT,
     SUPERSEDED,
+    Disagreement,
+    Standing,
+    disagreements,
     folders,
     read_reproduction,
     standing,
@@ -131,3 +134,30 @@ def test_earlier_versions_are_kept_and_come_with_the_state(tmp_path, monkeypatch
     path.write_text("{")
     with pytest.raises(ValueError, match="is not JSON"):
         superseded(ARTEFACT.id)
+
+
+def test_results_that_disagree_about_a_run_are_named_once_for_each_pair(tmp_path):
+    def holding(id_: str, *rows: dict[str, object], fresh: bool = True) -> Standing:
+        artefact = dataclasses.replace(ARTEFACT, id=id_)
+        made = dataclasses.replace(found(artefact), tables={"runs": rows})
+        one = made if fresh else dataclasses.replace(made, fingerprint="another")
+        return standing(artefact, [write_reproduction(one, tmp_path / id_).parent])
+
+    def row(run: str, bleu: float, **others: object) -> dict[str, object]:
+        return {"cell": "a", "seed": 1, "run": run, "bleu": bleu, **others}
+
+    first = holding("p.a", row("r1", 1.0, seconds=3.0), row("r2", 2.0))
+    same = holding("p.b", {**row("r1", 1.0, seconds=9.0), "cell": "another name"})
+    stale = holding("p.d", row("r1", 7.0), fresh=False)
+    assert not list(disagreements([first, same, stale]))
+    other = holding("p.c", row("r1", 1.5, seconds=4.0), row("r2", 2.5))
+    assert list(disagreements([first, same, other])) == [
+        Disagreement("r1", ("p.a", "p.c"), "bleu", (1.0, 1.5))
+    ]
+
+
+def test_kept_results_agree_about_every_run():
+    kept = [standing(artefact, [KEPT]) for artefact in ARTEFACTS.values()]
+    shared = [row["run"] for s in kept if s.found for row in s.found.tables.get("runs", ())]
+    assert len(shared) > len(set(shared)), "some runs are shared"
+    assert not list(disagreements(kept))

@@ -19,7 +19,14 @@ from normlab.cli.common import RUNS, Imports, Switch
 from normlab.errors import UserError
 from normlab.spec.trainings import LAPTOP, Scale
 from normlab.spec.units import count, seconds_of
-from normlab.store.reproductions import Standing, at_other_scales, folders, standing, write_reproduction
+from normlab.store.reproductions import (
+    Standing,
+    at_other_scales,
+    disagreements,
+    folders,
+    standing,
+    write_reproduction,
+)
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -297,7 +304,7 @@ def _show_all(standings: Sequence[Standing]) -> None:
     from rich.text import Text
 
     from normlab.cli import terminal
-    from normlab.papers.words import in_short, overall, pace, standing_in_words
+    from normlab.papers.words import disagreeing, in_short, overall, pace, standing_in_words
 
     seconds = pace(standings)
     roomy = terminal.console().width >= WIDE
@@ -310,6 +317,8 @@ def _show_all(standings: Sequence[Standing]) -> None:
         cells = said if roomy else [Text("\n").join(filter(None, said))]
         table.add_row(Text(s.artefact.id), Text(standing_in_words(s), STYLES.get(s.state, "dim")), *cells)
     terminal.write(table, f"{len(standings)} artefacts: {', '.join(overall(standings))}")
+    for found in disagreements(standings):
+        terminal.write(Text(disagreeing(found)))
 
 
 def _show_one(standing: Standing, others: Sequence[Standing]) -> None:

@@ -11,7 +11,7 @@ from normlab.spec.artefact import Artefact, Reproduction, Superseded, Tally
 from normlab.spec.claim import VERDICTS, Claim, Measure, Verdict
 from normlab.spec.trainings import LAPTOP, Scale, Trainings, work
 from normlab.spec.units import count
-from normlab.store.reproductions import STATES, Standing, State
+from normlab.store.reproductions import STATES, Disagreement, Standing, State
 
 VERBS: Final[Mapping[Verdict, str]] = {"agrees": "agree", "disagrees": "disagree"}
 
@@ -142,6 +142,17 @@ def stood_in(found: Reproduction) -> str:
     return (
         f"This was measured on the built-in corpus, because {found.stand_in} was not there, and decides "
         "nothing of what the paper says; set NORMLAB_DATA to the folder that has it, and measure it again"
+    )
+
+
+def disagreeing(found: Disagreement) -> str:
+    """Which results disagree about a run, and how both are measured from one training."""
+    one, other = (f"{v:.6g}" if isinstance(v, float) else str(v) for v in found.values)
+    first, second = found.artefacts
+    return (
+        f"{first} and {second} disagree about run {found.run}, {found.score}: {one} and {other}. It was "
+        "trained twice, and each holds one of the trainings; to measure both from the same: "
+        f"normlab reproduce {first} {second} --again"
     )
 
 

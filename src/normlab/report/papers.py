@@ -9,13 +9,13 @@ from pathlib import Path
 
 from markupsafe import Markup
 
-from normlab.papers.words import in_short, overall, pace, standing_in_words
-from normlab.report.page import Cell, Page, Section, Table
+from normlab.papers.words import disagreeing, in_short, overall, pace, standing_in_words
+from normlab.report.page import Cell, Page, Section, Table, Text
 from normlab.report.reproduction import state_cell
 from normlab.spec.arguments import validate_arguments
 from normlab.spec.units import count
 from normlab.store.folder import write_text_atomic
-from normlab.store.reproductions import Standing, named
+from normlab.store.reproductions import Standing, disagreements, named
 
 
 @validate_arguments
@@ -47,8 +47,11 @@ def papers_page(standings: Sequence[Standing], linked: set[str], others: Sequenc
         "numbers? A claim is written before its result is measured; one that was changed keeps its earlier "
         "versions, with what was found for them. A check cannot fail unless the measurement is wrong.",
         blocks=[
-            Section(key, [_table(group, linked, pace(standings))], key.replace(" ", "-"))
-            for key, group in sections
+            *(Text(disagreeing(found), "alarm") for found in disagreements(standings)),
+            *(
+                Section(key, [_table(group, linked, pace(standings))], key.replace(" ", "-"))
+                for key, group in sections
+            ),
         ],
     ).html()
 

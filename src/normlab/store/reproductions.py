@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Final, Literal, TypeAlias
@@ -120,6 +120,38 @@ def at_other_scales(
     """The artefacts with a result at another scale than ``shown``, scale by scale."""
     asked = [(a, scale) for scale in SCALES if scale != shown for a in artefacts if scale in a.trainings]
     return [found for a, scale in asked if (found := standing(a, where, scale)).found is not None]
+
+
+@dataclass(frozen=True)
+class Disagreement:
+    """A run of which two results hold different scores."""
+
+    run: str
+    artefacts: tuple[str, str]
+    score: str
+    """The first column of their tables of runs that differs."""
+    values: tuple[object, object]
+
+
+def disagreements(standings: Iterable[Standing]) -> Iterator[Disagreement]:
+    """The runs that two results for today's claims share by content and disagree about, once for each pair of
+    artefacts: one of them was made from another training of the same configuration.
+    """
+    seen: dict[str, tuple[str, Mapping[str, object]]] = {}
+    told = set[tuple[str, str]]()
+    for standing in standings:
+        if standing.found is None or not standing.fresh:
+            continue
+        for row in standing.found.tables.get("runs", ()):
+            run = str(row.get("run"))
+            first, other = seen.setdefault(run, (standing.artefact.id, row))
+            pair = first, standing.artefact.id
+            # Cells and seeds are the artefact's names for the run, and time is not a score.
+            names = [name for name in row if name in other and name not in ("cell", "seed", "seconds")]
+            differing = next((name for name in names if repr(row[name]) != repr(other[name])), None)
+            if differing is not None and pair not in told:
+                told.add(pair)
+                yield Disagreement(run, pair, differing, (other[differing], row[differing]))
 
 
 def superseded(id_: str) -> tuple[Superseded, ...]:
