@@ -164,3 +164,16 @@ def test_the_reference_is_twice_differentiable():
         assert torch.autograd.gradgradcheck(
             lambda *a: ops.attention(*a, mask=None, causal=True, p=0.0), (q, k, v)
         )
+
+
+@pytest.mark.parametrize("length", [1, 7, 15, 16, 17])
+def test_short_rows_are_filled_up_and_their_softmax_stays_the_same(length):
+    scores = torch.randn(1000, 10, length, dtype=torch.float64)
+    scores[..., length // 2 + 1 :] = float("-inf")
+    assert scores.numel() >= ops._MANY_SCORES
+    ours, plain = (scores.clone().requires_grad_() for _ in range(2))
+    up = torch.randn_like(scores)
+    (ops.softmax(ours) * up).sum().backward()
+    (torch.softmax(plain, -1) * up).sum().backward()
+    torch.testing.assert_close(ops.softmax(ours), torch.softmax(plain, -1), rtol=1e-14, atol=0)
+    torch.testing.assert_close(ours.grad, plain.grad, rtol=1e-12, atol=1e-14)
