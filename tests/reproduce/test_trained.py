@@ -87,6 +87,10 @@ def test_placements_are_compared_where_both_train(runs):
     assert (nothing.low, nothing.high) == (0.0, 1.0)
     gap = KINDS["share_gap"](two, ("b", "b"), ("a", "c"))
     assert (gap.value, gap.runs) == (0.75, 4)
+    assert gap.low < 0.5, "four pairs are too few for that"
+    alike = KINDS["share_gap"](two, ("b", "b"), ("b", "b"))
+    assert (alike.value, alike.low) == (0.0, pytest.approx(-alike.high)), "equal shares decide no order"
+    assert alike.high == pytest.approx(1 - 0.0125 ** (1 / 4))
 
 
 def test_steps_to_the_other_s_best_loss(runs):

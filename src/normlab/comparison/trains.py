@@ -12,8 +12,22 @@ from normlab.spec.comparison import Interval
 
 def share(trained: int, runs: int) -> Interval:
     """The share of runs that trained with its 95% interval (Clopper and Pearson 1934), from 0 to 1."""
-    found = binomtest(trained, runs).proportion_ci(1 - LEVEL, method="exact")
-    return Interval(trained / runs, float(found.low), float(found.high))
+    return Interval(trained / runs, *_ends(trained, runs, LEVEL))
+
+
+def share_gap(only_first: int, only_second: int, pairs: int) -> Interval:
+    """The share of pairs of which the first run alone trained minus that of the second alone, -1 to 1.
+
+    The ends are those of the exact intervals of both shares at 97.5% each, which together cover at least 95%
+    (Bonferroni).
+    """
+    (low, high), (other_low, other_high) = (_ends(n, pairs, LEVEL / 2) for n in (only_first, only_second))
+    return Interval((only_first - only_second) / pairs, low - other_high, high - other_low)
+
+
+def _ends(found: int, runs: int, level: float) -> tuple[float, float]:
+    ends = binomtest(found, runs).proportion_ci(1 - level, method="exact")
+    return float(ends.low), float(ends.high)
 
 
 @cache

@@ -17,12 +17,13 @@ import numpy as np
 
 from normlab.comparison.scale import Scale
 from normlab.comparison.trains import share as share_of
+from normlab.comparison.trains import share_gap as gap_of
 from normlab.papers import study
 from normlab.reproduce.intervals import Array, mean, mean_ratio
 from normlab.reproduce.lab import Lab, Row
 from normlab.spec.artefact import Measurement
 from normlab.spec.claim import Measure
-from normlab.spec.comparison import learnt
+from normlab.spec.comparison import Interval, learnt
 from normlab.spec.metric import Metric, named
 from normlab.store.folder import RunFolder, read_scores
 
@@ -157,9 +158,12 @@ def share_trained(runs: Trained, *cells: str) -> Measure:
 
 @kind
 def share_gap(runs: Trained, a: Sequence[str], b: Sequence[str]) -> Measure:
-    """The share of the runs of the cells ``a`` that train minus that of ``b``, which are paired in order."""
-    pairs = (zip(runs.trained(x), runs.trained(y), strict=True) for x, y in zip(a, b, strict=True))
-    return mean(float(x) - float(y) for pair in pairs for x, y in pair)
+    """The share of the runs of the cells ``a`` that train minus that of ``b``, which are paired in order; its
+    interval is that of ``comparison.trains.share_gap``.
+    """
+    first, second = (np.array([one for cell in cells for one in runs.trained(cell)]) for cells in (a, b))
+    gap = gap_of(int(np.sum(first & ~second)), int(np.sum(second & ~first)), len(first))
+    return _measured(gap, len(first))
 
 
 @kind
@@ -242,10 +246,13 @@ def disordered_pairs(runs: Trained, good: float, metric: str = "") -> Measure:
 
 
 def _share(found: Sequence[bool]) -> Measure:
-    share = share_of(sum(found), len(found))
-    assert share.low is not None
-    assert share.high is not None
-    return Measure(share.value, share.low, share.high, len(found))
+    return _measured(share_of(sum(found), len(found)), len(found))
+
+
+def _measured(found: Interval, runs: int) -> Measure:
+    assert found.low is not None
+    assert found.high is not None
+    return Measure(found.value, found.low, found.high, runs)
 
 
 def _mean(metric: Metric, scores: Array) -> Measure:
