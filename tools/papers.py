@@ -7,6 +7,7 @@ Claims and prose come from normlab.papers, numbers from the results that are kep
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
@@ -53,7 +54,10 @@ def page(paper: Paper) -> str:
 def table(own: Sequence[Standing]) -> str:
     """A row for each artefact."""
     rows = ["| artefact | what it shows | claims that hold |", "| --- | --- | --- |"]
-    rows += [f"| `{s.artefact.id}` | {s.artefact.shows} | {standing_in_words(s)} |" for s in own]
+    for s in own:
+        name = re.sub(r"(?<=[._])", "<wbr>", s.artefact.id)
+        shows = s.artefact.shows.replace("|", "\\|")
+        rows.append(f"| <code>{name}</code> | {shows} | {standing_in_words(s)} |")
     return "\n".join(rows)
 
 

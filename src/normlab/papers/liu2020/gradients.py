@@ -130,8 +130,8 @@ ADMIN_VANISHES: Final = Artefact(
         ),
     ),
     finding="The profiled ω makes the shortcut heavier than the branches, so that less of the gradient is "
-    "taken away at each encoder-attention than in a Post-LN: it falls to a half where that of a Post- "
-    "LN falls to a three-hundredth (liu2020.fig3). The paper says it in words and prints no curve.",
+    "taken away at each encoder-attention than in a Post-LN: it falls to a half where that of a "
+    "Post-LN falls to a three-hundredth (liu2020.fig3). The paper says it in words and prints no curve.",
 )
 
 FIG5_11: Final = Artefact(
