@@ -325,6 +325,7 @@ def _show_one(standing: Standing, others: Sequence[Standing]) -> None:
     from rich.text import Text
 
     from normlab.cli import terminal
+    from normlab.comparison.resolution import resolution
     from normlab.papers.words import command, number, standing_in_words, stood_in
 
     artefact, console = standing.artefact, terminal.console()
@@ -345,7 +346,8 @@ def _show_one(standing: Standing, others: Sequence[Standing]) -> None:
     for said in filter(None, (artefact.discussion, artefact.finding)):
         terminal.write("", Text(said))
     if standing.scale in artefact.trainings:
-        terminal.write("", Text(f"The {standing.scale} scale: {artefact.trainings[standing.scale].differs}"))
+        how = artefact.trainings[standing.scale].differs, resolution(artefact, standing.scale)
+        terminal.write("", Text(f"The {standing.scale} scale: {' '.join(filter(None, how))}"))
     if standing.path is not None:
         terminal.write("", f"result: {standing.path}")
     for other in others:

@@ -9,6 +9,7 @@ from typing import Any, Final
 import polars as pl
 from markupsafe import Markup
 
+from normlab.comparison.resolution import resolution
 from normlab.errors import UserError
 from normlab.figures.artefact import colours, panels
 from normlab.papers.words import (
@@ -122,7 +123,8 @@ def _warnings(standing: Standing) -> Iterator[Block]:
             "alarm",
         )
     if found is not None and found.scale in artefact.trainings:
-        yield Text(f"Measured at the {found.scale} scale: {artefact.trainings[found.scale].differs}")
+        how = artefact.trainings[found.scale].differs, resolution(artefact, found.scale)
+        yield Text(f"Measured at the {found.scale} scale: {' '.join(filter(None, how))}")
     if found is None and not standing.trouble:
         how = (
             f"To measure it: {command(artefact, standing.scale)}"
