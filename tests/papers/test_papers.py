@@ -9,7 +9,7 @@ from math import isfinite
 import pytest
 
 from normlab.papers import ARTEFACTS, artefact, chosen, keys
-from normlab.papers.cells import cells
+from normlab.papers.cells import PrintedTable
 from normlab.store.reproductions import superseded
 
 
@@ -132,6 +132,6 @@ def test_an_unknown_one_names_the_nearest(name, hint):
 
 
 def test_a_table_leaves_empty_cells_out_and_refuses_a_short_row():
-    assert cells(("a", "b"), {"x": (1, "")}) == {"a x": 1}
+    assert PrintedTable(("a", "b"), {"x": (1, "")}, c=2) == {"a x": 1, "c": 2}
     with pytest.raises(ValueError, match="row 'x' has 1 cells for 2 columns"):
-        cells(("a", "b"), {"x": (1,)})
+        PrintedTable(("a", "b"), {"x": (1,)})

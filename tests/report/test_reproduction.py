@@ -6,6 +6,7 @@ import re
 from dataclasses import replace
 from html import unescape
 
+from normlab.papers.cells import PrintedTable
 from normlab.report.reproduction import reproduction_page, write_reproduction_page
 from normlab.spec.artefact import Superseded
 from normlab.spec.claim import Measure
@@ -116,3 +117,18 @@ def test_a_drawing_that_finds_no_table_or_column_says_so_and_the_rest_is_drawn()
     assert "wants nowhere of the table 'change'" in shown
     assert "the result has no table 'lost' but change, long, exponents, shares" in shown
     assert "Fitted exponents" in shown
+
+
+def test_a_printed_table_keeps_its_form_with_ours_below_or_behind(tmp_path):
+    published = PrintedTable(("4k", "8k"), {"Post": ("fail", 28.5), "Pre": (28.1, "")}, updates=7)
+    artefact = replace(ARTEFACT, published=published)
+    cell = {"BLEU": 12.5, "low": 10.0, "high": 15.0, "seeds": "12, 13", "trained": "2 of 2"}
+    rows = [{"cell": name, **cell} for name in ("8k Post", "Pre", "other")]
+    write_reproduction(replace(found(artefact), tables={"cells": rows}), tmp_path)
+    page = write_reproduction_page(standing(artefact, [tmp_path]), tmp_path)
+    plain = text_of(page.read_text(encoding="utf-8"))
+    assert "4k 8k here, BLEU [95%]" in plain
+    assert "Post fail 28.5 here 12.5 [10, 15]; 2 of 2 trained –" in plain
+    assert "Pre 28.1 – 12.5 [10, 15]; 2 of 2 trained" in plain
+    assert "updates 7 – – –" in plain
+    assert "other – 12.5 [10, 15] 12, 13 2 of 2" in plain

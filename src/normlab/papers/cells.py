@@ -5,16 +5,24 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 
-def cells(columns: Sequence[str], rows: Mapping[str, Sequence[float | str]]) -> dict[str, float | str]:
-    """Each cell under ``<column> <row>``; a cell ``""`` was left empty in print and is left out.
+class PrintedTable(dict[str, float | str]):
+    """The cells of a table in print, each under ``<column> <row>``, and what is published besides.
 
-    Raises ValueError for a row with another number of cells than there are columns.
+    A cell ``""`` was left empty in print and is left out. Raises ValueError for a row with another number of
+    cells than there are columns.
     """
-    named: dict[str, float | str] = {}
-    for row, values in rows.items():
-        if len(values) != len(columns):
-            raise ValueError(
-                f"row {row!r} has {len(values)} cells for {len(columns)} columns; write '' for an empty one"
-            )
-        named |= {f"{column} {row}": v for column, v in zip(columns, values, strict=True) if v != ""}
-    return named
+
+    def __init__(
+        self, columns: Sequence[str], rows: Mapping[str, Sequence[float | str]], **besides: float | str
+    ) -> None:
+        self.columns, self.rows = tuple(columns), tuple(rows)
+        self.names = {(column, row): f"{column} {row}" for row in rows for column in columns}
+        """The name of each cell by column and row."""
+        for row, values in rows.items():
+            if len(values) != len(columns):
+                raise ValueError(
+                    f"row {row!r} has {len(values)} cells for {len(columns)} columns; "
+                    "write '' for an empty one"
+                )
+            self |= {self.names[c, row]: v for c, v in zip(columns, values, strict=True) if v != ""}
+        self |= besides

@@ -12,6 +12,7 @@ from markupsafe import Markup
 from normlab.comparison.resolution import resolution
 from normlab.errors import UserError
 from normlab.figures.artefact import colours, panels
+from normlab.papers.cells import PrintedTable
 from normlab.papers.words import (
     basis,
     command,
@@ -219,23 +220,53 @@ def _said(artefact: Artefact) -> Iterator[Section]:
 
 
 def _published(artefact: Artefact, found: Reproduction | None) -> Section:
-    """The published values, beside the trained cells of the same names."""
+    """The published values, beside the trained cells of the same names; a table in its printed form."""
     ours = {str(row["cell"]): row for row in (found.tables.get(CELL_TABLE, ()) if found else ())}
-    metric = next((name for row in ours.values() for name in list(row)[1:2]), "")
-    names = dict.fromkeys([*artefact.published, *ours])
+    published, metric = artefact.published, _metric(ours)
+    printed = published if isinstance(published, PrintedTable) else None
+    names = [
+        name
+        for name in dict.fromkeys([*published, *ours])
+        if printed is None or name not in (*printed.names.values(), *printed.rows)
+    ]
     rows = [
-        [
-            Cell(name),
-            Cell(_cell(artefact.published.get(name))),
-            *(_ours(ours.get(name), metric) if ours else ()),
-        ]
+        [Cell(name), Cell(_cell(published.get(name))), *(_ours(ours.get(name), metric) if ours else ())]
         for name in names
     ]
     header = ("", "published", f"here, {metric} [95%]", "seeds", "trained") if ours else ("", "published")
     table = Table(header, rows, text_columns=len(header))
-    block = table if ours or len(rows) <= CELLS else Details(count(len(rows), "published value"), [table])
+    listed = table if ours or len(rows) <= CELLS else Details(count(len(rows), "published value"), [table])
+    blocks = [*([_printed(printed, ours)] if printed else []), *([listed] if rows else [])]
     title = "Published and measured" if ours else "Published"
-    return Section(title, [block], "published", artefact.paper)
+    return Section(title, blocks, "published", artefact.paper)
+
+
+def _printed(published: PrintedTable, ours: Mapping[str, Mapping[str, Any]]) -> Table:
+    """The paper's table in its own form; below each value what was measured for the cell, and behind each row
+    what was for a cell of its name.
+    """
+
+    def here(name: str, words: str) -> str:
+        mean, _, trained = _ours(ours.get(name), _metric(ours))
+        return f"{words}{mean.text}; {trained.text} trained" if name in ours else ""
+
+    of_rows = any(row in ours for row in published.rows)
+    rows = [
+        [
+            Cell(row),
+            *(Cell(_cell(published.get(name)), small=here(name, "here ")) for name in names),
+            *([Cell(here(row, "") or "–")] if of_rows else []),
+        ]
+        for row in published.rows
+        for names in [[published.names[column, row] for column in published.columns]]
+    ]
+    header = ("", *published.columns, *([f"here, {_metric(ours)} [95%]"] if of_rows else []))
+    return Table(header, rows, text_columns=len(header))
+
+
+def _metric(ours: Mapping[str, Mapping[str, Any]]) -> str:
+    """The metric of the table of cells, its second column."""
+    return next((name for row in ours.values() for name in list(row)[1:2]), "")
 
 
 def _ours(row: Mapping[str, Any] | None, metric: str) -> tuple[Cell, ...]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Final
 
 from normlab.papers.bases import CONVERGED, CURVES, TO_THE_END
-from normlab.papers.cells import cells
+from normlab.papers.cells import PrintedTable
 from normlab.papers.liu2020.bases import EN_DE, EN_FR, IWSLT, Training
 from normlab.papers.scales import Cells, at_each
 from normlab.spec.artefact import Artefact, Drawing
@@ -44,7 +44,7 @@ TABLE2: Final = Artefact(
     id="liu2020.table2",
     paper="Liu et al. 2020, Table 2 (arXiv 2004.08249)",
     shows="BLEU on IWSLT'14 De-En and WMT'14 En-Fr and En-De, by depth.",
-    published=cells(
+    published=PrintedTable(
         ("Post", "Pre", "Admin"),
         {
             "IWSLT'14 6L-6L small": (_POST[0], _PRE[0], _ADMIN[0]),
@@ -157,7 +157,7 @@ FIG10: Final = Artefact(
     id="liu2020.fig10",
     paper="Liu et al. 2020, Figure 10 (arXiv 2004.08249)",
     shows="BLEU on IWSLT'14 De-En without warm-up, RAdam, by learning rate and β₂; 0: diverged.",
-    published=cells(
+    published=PrintedTable(
         _RATES,
         {
             "Post β₂ 0.99": (34.64, 35.65, 35.87, 33.56, 0.0),
@@ -255,7 +255,7 @@ TABLE3: Final = Artefact(
     id="liu2020.table3",
     paper="Liu et al. 2020, Table 3 (arXiv 2004.08249)",
     shows="BLEU on IWSLT'14 De-En: Admin, Post, Pre, ReZero and ReZero with Post-LN.",
-    published=cells(
+    published=PrintedTable(
         ("BLEU", "±"),
         {"Admin": _ADMIN, "Post": _POST, "Pre": _PRE, "ReZero": (33.67, 0.14), "ReZero+Post": (34.67, 0.08)},
     ),

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Final
 
 from normlab.papers.bases import CONVERGED, CURVES
-from normlab.papers.cells import cells
+from normlab.papers.cells import PrintedTable
 from normlab.papers.nguyen2019.bases import MODELS, TED, WMT
 from normlab.papers.scales import at_each
 from normlab.spec.artefact import Artefact
@@ -83,7 +83,7 @@ TABLE8: Final = Artefact(
     id="nguyen2019.table8",
     paper="Nguyen and Salazar 2019, Table 8 (arXiv 1910.05895)",
     shows="Perplexity of training and test text under label smoothing, LayerNorm against ScaleNorm.",
-    published=cells(
+    published=PrintedTable(
         ("LayerNorm train", "LayerNorm test", "ScaleNorm train", "ScaleNorm test"),
         {
             "gl-en": (11.792, 54.300, 10.151, 45.770),
