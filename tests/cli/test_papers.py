@@ -92,7 +92,7 @@ def test_one_is_shown_whole(measured, capsys, tmp_path):
     write_reproduction(found(), tmp_path / "runs" / "papers")
     assert main(["papers", ARTEFACT.id]) == 0
     said = capsys.readouterr().out
-    assert said.startswith("example.change: 1 of 5 hold\n")
+    assert said.startswith("example.change: 1 of 5 hold, 2 undecided\n")
     assert "the exponent of Post-LN: 1.01 [0.95, 1.07], allowed 0.9 to 1.1; published 1" in said
     assert "Sections 3 & 5 exchange their numbers." in said
     assert "cell 11" in said
@@ -114,7 +114,7 @@ def test_json_says_everything(measured, capsys, tmp_path):
     ]
     assert first["published"]["cell 3"] == 3.0
     assert first["measured_for"] == first["fingerprint"] == ARTEFACT.fingerprint()
-    assert (first["holds"], first["version"], first["earlier"]) == ("1 of 5 hold", 1, [])
+    assert (first["holds"], first["version"], first["earlier"]) == ("1 of 5 hold, 2 undecided", 1, [])
 
 
 def test_an_earlier_version_is_shown_with_its_verdicts_wherever_the_new_one_is(
@@ -129,7 +129,7 @@ def test_an_earlier_version_is_shown_with_its_verdicts_wherever_the_new_one_is(
         assert main(command) == 0
         said = capsys.readouterr().out
         assert "version 2, 2002-02-02: The bound was ours." in said
-        assert "Version 1, 2001-01-01: 1 of 5 hold" in said
+        assert "Version 1, 2001-01-01: 1 of 5 hold, 2 undecided" in said
         assert said.count("the exponent of Post-LN: 1.01 [0.95, 1.07]") == 2
     assert main(["papers", PLAIN.id, "--json"]) == 0
     ((one,),) = [entry["earlier"] for entry in json.loads(capsys.readouterr().out)]
@@ -261,7 +261,7 @@ def test_a_result_of_another_scale_is_listed_shown_and_named(measured, capsys, m
     assert "at the gpu scale: normlab papers example.large --scale gpu" in said
     assert main(["papers", LARGE.id, "--scale", "gpu"]) == 0
     said = capsys.readouterr().out
-    assert said.startswith("example.large: 1 of 5 hold\n")
+    assert said.startswith("example.large: 1 of 5 hold, 2 undecided\n")
     assert "The gpu scale: It is large." in said
     assert said.endswith("normlab reproduce example.large --scale gpu\n")
     assert main(["papers", "--scale", "gpu", "--json"]) == 0

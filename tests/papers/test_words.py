@@ -46,8 +46,8 @@ def test_what_disagrees_comes_first():
 def test_how_many_hold_or_why_that_cannot_be_said():
     first, *others = ARTEFACT.claims
     some = replace(ARTEFACT, claims=(replace(first, check="by construction"), *others))
-    assert standing_in_words(Standing(ARTEFACT, "disagrees", found())) == "1 of 5 hold"
-    assert standing_in_words(Standing(some, "disagrees", found(some))) == "0 of 4 hold; 1 of 1 check passes"
+    assert standing_in_words(Standing(ARTEFACT, "disagrees", found())) == "1 of 5 hold, 2 undecided"
+    assert standing_in_words(Standing(some, "disagrees", found(some))) == "0 of 4 hold, 2 undecided; 1 of 1 check passes"
     assert standing_in_words(Standing(ARTEFACT, "not run")) == "not run"
     assert standing_in_words(Standing(changed(), "stale", found())) == "stale"
     elsewhere = replace(found(), stand_in="a text")
@@ -85,7 +85,7 @@ def test_an_undecided_claim_says_how_many_runs_would_decide_it():
 
 def test_an_earlier_version_says_what_held():
     one = Superseded(1, "2001-01-01", "", "A.", ARTEFACT.claims, found())
-    assert earlier(one) == "Version 1, 2001-01-01: 1 of 5 hold"
+    assert earlier(one) == "Version 1, 2001-01-01: 1 of 5 hold, 2 undecided"
 
 
 def test_states_are_counted_in_one_order():

@@ -26,7 +26,7 @@ def test_the_page_puts_published_allowed_measured_and_verdict_side_by_side(tmp_p
     assert path == tmp_path / "example.change.html"
     html = path.read_text(encoding="utf-8")
     shown = text_of(html)
-    assert "example.change: 1 of 5 hold" in shown
+    assert "example.change: 1 of 5 hold, 2 undecided" in shown
     assert "the exponent of Post-LN post exponent agrees 1.01 [0.95, 1.07] 0.9 to 1.1 1" in shown
     assert "the exponent of Pre-LN pre exponent disagrees 0.52 [0.45, 0.59] at most 0.3 0, as log N" in shown
     assert "the exponent of Admin admin exponent undecided 0.55 [0.48, 0.62] 0 to 0.6 –" in shown
@@ -50,7 +50,7 @@ def test_conventions_checks_and_the_runs_that_would_decide_are_named():
     admin = replace(found().measures["admin_exponent"], runs=10)
     seen = replace(found(), measures={**found().measures, "admin_exponent": admin})
     shown = text_of(reproduction_page(Standing(replace(ARTEFACT, claims=claims), "disagrees", seen)))
-    assert "0 of 4 hold; 1 of 1 check passes" in shown
+    assert "0 of 4 hold, 2 undecided; 1 of 1 check passes" in shown
     assert shown.index("the exponent of Pre-LN") < shown.index("the exponent of Post-LN")
     assert "check: by construction" in shown
     assert (
@@ -69,7 +69,7 @@ def test_a_second_version_stands_above_the_first_with_both_verdicts():
     shown = text_of(reproduction_page(Standing(second, "undecided", now, before=before)))
     assert "example.change: 2 of 5 hold" in shown
     assert "Version 2, 2002-02-02. The bound was ours." in shown
-    assert f"Version 1, 2001-01-01: 1 of 5 hold. Fingerprint {ARTEFACT.fingerprint()}. It grows." in shown
+    assert f"Version 1, 2001-01-01: 1 of 5 hold, 2 undecided. Fingerprint {ARTEFACT.fingerprint()}. It grows." in shown
     assert "pre exponent agrees 0.1 [0, 0.2]" in shown
     assert "pre exponent disagrees 0.52 [0.45, 0.59]" in shown
     assert shown.index("pre exponent agrees") < shown.index("pre exponent disagrees")

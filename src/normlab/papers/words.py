@@ -39,12 +39,13 @@ def standing_in_words(standing: Standing) -> str:
 
 
 def tallied(tally: Tally) -> str:
-    """``7 of 9 hold; 2 of 2 checks pass``."""
-    return "; ".join(_tallied(tally, str(tally.claims)))
+    """``5 of 9 hold, 3 undecided; 2 of 2 checks pass``."""
+    undecided = tally.verdicts.get("undecided", 0)
+    return "; ".join(_tallied(tally, str(tally.claims), f", {undecided} undecided" if undecided else ""))
 
 
-def _tallied(tally: Tally, claims: str) -> list[str]:
-    holding = [f"{tally.verdicts.get('agrees', 0)} of {claims} hold"] if tally.claims else []
+def _tallied(tally: Tally, claims: str, undecided: str = "") -> list[str]:
+    holding = [f"{tally.verdicts.get('agrees', 0)} of {claims} hold{undecided}"] if tally.claims else []
     passing = f"{tally.passed} of {count(tally.checks, 'check')} pass{'es' * (tally.checks == 1)}"
     return holding + ([passing] if tally.checks else [])
 
