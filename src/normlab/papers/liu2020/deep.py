@@ -255,7 +255,7 @@ SECTION5_3: Final = Artefact(
         ),
     ),
     drawings=CURVES,
-    finding="In single precision ReZero and FixUp of 18 layers train in each of six runs, with a dropout of 0.1 as "
-    "without: to 16 to 48 and 69 to 90 BLEU in 200 steps. The paper's runs were in half precision, which it "
-    "blames beside dropout; that half is for a GPU.",
+    finding="In single precision ReZero and FixUp of 18 layers train in each of six runs, with a dropout of "
+    "0.1 as without: to 16 to 48 and 69 to 90 BLEU in 200 steps. The paper's runs were in half precision, "
+    "which it blames beside dropout; that half is for a GPU.",
 )
