@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Final
 
-from normlab.papers.bases import BASE, BERT, BERT_BASE, LAPTOP, SMALL, TO_THE_END
+from normlab.papers.bases import BASE, BERT, BERT_BASE, BERT_SHORT, LAPTOP, SMALL, TO_THE_END
 from normlab.papers.scales import Cells, Setting
 from normlab.papers.texts import IWSLT14_PART, MULTI30K_DE
 from normlab.spec.trainings import Scale
@@ -179,12 +179,12 @@ class Bert(Setting):
 
 PRETRAINING: Final[Mapping[Scale, Bert]] = {
     "laptop": Bert(
-        BERT,
+        BERT_SHORT,
         "A million words of the Brown corpus in place of 3.4 billion, 4 layers of width 64 in place of "
-        "12 of 768, 500 vocabulary entries, rows of 32 tokens, 8,000 steps of 16 rows in place of a million "
+        "12 of 768, 500 vocabulary entries, rows of 32 tokens, 6,000 steps of 16 rows in place of a million "
         "of 256. Learning rates are ten times the paper's, in its ratio of 3; warm-up is 5% of the steps in "
         "place of 1%, positions are rotary in place of learned, β₂ is 0.98 in place of 0.999, there is no "
-        "dropout. Dev loss is known every 400 steps, so that ratios of steps are resolved to about a tenth.",
+        "dropout. Dev loss is known every 300 steps, so that ratios of steps are resolved to about a tenth.",
         rates=(3e-3, 1e-3),
     ),
     "gpu": Bert(
