@@ -47,7 +47,10 @@ def test_how_many_hold_or_why_that_cannot_be_said():
     first, *others = ARTEFACT.claims
     some = replace(ARTEFACT, claims=(replace(first, check="by construction"), *others))
     assert standing_in_words(Standing(ARTEFACT, "disagrees", found())) == "1 of 5 hold, 2 undecided"
-    assert standing_in_words(Standing(some, "disagrees", found(some))) == "0 of 4 hold, 2 undecided; 1 of 1 check passes"
+    assert (
+        standing_in_words(Standing(some, "disagrees", found(some)))
+        == "0 of 4 hold, 2 undecided; 1 of 1 check passes"
+    )
     assert standing_in_words(Standing(ARTEFACT, "not run")) == "not run"
     assert standing_in_words(Standing(changed(), "stale", found())) == "stale"
     elsewhere = replace(found(), stand_in="a text")
