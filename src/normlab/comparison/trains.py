@@ -12,21 +12,25 @@ from normlab.spec.comparison import Interval
 
 def share(trained: int, runs: int) -> Interval:
     """The share of runs that trained with its 95% interval (Clopper and Pearson 1934), from 0 to 1."""
-    return Interval(trained / runs, *_ends(trained, runs, LEVEL))
+    return Interval(trained / runs, *_ends(trained, runs))
 
 
 def share_gap(only_first: int, only_second: int, pairs: int) -> Interval:
     """The share of pairs of which the first run alone trained minus that of the second alone, -1 to 1.
 
-    The ends are those of the exact intervals of both shares at 97.5% each, which together cover at least 95%
-    (Bonferroni).
+    Its sign is that of McNemar's exact test (1947): of the pairs whose runs differ, a share of one half would
+    be no gap. The ends are those of that share's exact interval times the share of pairs that differ, of
+    whose exact interval each takes the farther end from 0 where it leaves 0 inside, else the nearer one.
     """
-    (low, high), (other_low, other_high) = (_ends(n, pairs, LEVEL / 2) for n in (only_first, only_second))
-    return Interval((only_first - only_second) / pairs, low - other_high, high - other_low)
+    differing = only_first + only_second
+    low, high = (2 * p - 1 for p in (_ends(only_first, differing) if differing else (0.0, 1.0)))
+    few, many = _ends(differing, pairs)
+    ends = low * (many if low < 0 else few), high * (many if high > 0 else few)
+    return Interval((only_first - only_second) / pairs, *ends)
 
 
-def _ends(found: int, runs: int, level: float) -> tuple[float, float]:
-    ends = binomtest(found, runs).proportion_ci(1 - level, method="exact")
+def _ends(found: int, runs: int) -> tuple[float, float]:
+    ends = binomtest(found, runs).proportion_ci(1 - LEVEL, method="exact")
     return float(ends.low), float(ends.high)
 
 

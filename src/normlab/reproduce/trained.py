@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any, Final, TypeAlias
 
@@ -185,16 +185,18 @@ def pairs_better(runs: Trained, metric: str, *pairs: Sequence[str]) -> Measure:
 @kind
 def steps_ratio(runs: Trained, a: str, b: str, metric: str = "nll") -> Measure:
     """The first step at which ``a`` is as good on dev as ``b`` ever is, over the step at which ``b`` is that
-    good; its geometric mean over seeds. A run ``a`` that never gets there counts with its last step, so that
-    the ratio is then a bound from below.
+    good; its geometric mean over seeds. A run ``a`` that never gets there counts with its last step, which is
+    less than its ratio, so that the interval then has no upper end.
     """
     sign = 1.0 if runs.metric(metric).higher_is_better else -1.0
-    ratios = []
+    ratios, arrived = list[float](), True
     for first, second in zip(runs.on_dev(metric, a), runs.on_dev(metric, b), strict=True):
         step, best = max(second, key=lambda one: sign * one[1])
-        reached = next((s for s, value in first if sign * value >= sign * best), first[-1][0])
-        ratios.append(reached / step)
-    return mean_ratio(ratios)
+        reached = next((s for s, value in first if sign * value >= sign * best), None)
+        ratios.append((reached or first[-1][0]) / step)
+        arrived = arrived and reached is not None
+    found = mean_ratio(ratios)
+    return found if arrived else replace(found, high=math.inf)
 
 
 @kind
