@@ -112,7 +112,7 @@ def test_what_is_missing_says_how_long_it_takes_at_the_pace_of_kept_results():
     assert pace([measured_, open_]) is None
     assert "core" not in in_short(open_)
     runs = measured_.artefact.trainings["laptop"]
-    table = [{"run": "r", "seconds": 100.0}] * (len(runs.cells) * runs.seeds)
+    table = [{"run": "r", "cell": cell, "seconds": 100.0} for cell in runs.cells] * runs.seeds
     kept = Reproduction(both[0].id, both[0].fingerprint(), {}, {"runs": table}, {}, 1.0)
     found_ = pace([Standing(both[0], "agrees", kept), open_])
     assert found_ is not None

@@ -10,6 +10,7 @@ from typing import Any, Final
 
 import numpy as np
 
+from normlab.errors import UserError
 from normlab.jobs.queue import Queue
 from normlab.papers import study
 from normlab.papers.bases import GLUE
@@ -110,7 +111,8 @@ def fine_tuned(
     """
     source = find_run(str(pretrained), root)
     given = source.config()
-    base = replace(base, recipe=given.recipe, model=given.model, machine=given.machine)
+    recipe = "+".join(dict.fromkeys([*given.recipe.split("+"), *base.recipe.split("+")[1:]]))
+    base = replace(base, recipe=recipe, model=given.model, machine=given.machine)
     base = with_start(replace(base, train=replace(base.train, init_from=str(source.path))), root)
     data, corpus = Classification.prepare(base.data, root / "data")
     base = resolved_precision(replace(base, data=data))
@@ -160,6 +162,8 @@ def _trained(configs: Sequence[Config], root: Path, jobs: int) -> list[RunFolder
         if folder.status().state != "done":
             queue.add(config)
     queue.run()
+    for run, reason in queue.failed.items():
+        raise UserError(f"run {run} could not be fine-tuned: {reason}")
     return folders
 
 

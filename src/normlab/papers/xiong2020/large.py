@@ -137,11 +137,11 @@ FIG5A: Final = Artefact(
             derived=RATIO,
         ),
         at_least(
-            0.5,
-            "share of the runs at 3e-4 that train, of Pre-LN minus of Post-LN",
+            0.0,
+            "share of the runs at 3e-4 that train, of Pre-LN minus of Post-LN; six pairs at least decide it",
             "pre_more_often",
             published="Post-LN diverged",
-            convention="a setting fails if most of its runs do",
+            derived=ORDER,
         ),
         at_least(
             0.0,
@@ -177,7 +177,8 @@ FIG5A: Final = Artefact(
 _TUNED: Final = (
     " Fine-tuned from one pre-trained run each, its best checkpoint, over {}; the cell is chosen on a tenth "
     "of the training pairs; accuracy is that on MRPC's test and RTE's dev pairs. With 1,725 and 277 of "
-    "them one model's accuracy is known to 1 and to 3 points."
+    "them one model's accuracy is known to 1 and to 3 points. The six seeds are of fine-tuning: two "
+    "checkpoints are compared, not two placements."
 )
 
 FIG5BC: Final = Artefact(
@@ -197,8 +198,6 @@ FIG5BC: Final = Artefact(
         "measures": {
             "ahead_on_MRPC": ("difference", "accuracy", f"MRPC {_PRE}", f"MRPC {_POST}"),
             "ahead_on_RTE": ("difference", "accuracy", f"RTE {_PRE}", f"RTE {_POST}"),
-            "MRPC": ("score", "accuracy", f"MRPC {_PRE}"),
-            "RTE": ("score", "accuracy", f"RTE {_PRE}"),
         },
     },
     trainings=at_each(
@@ -216,29 +215,17 @@ FIG5BC: Final = Artefact(
     claims=(
         at_least(
             0.0,
-            "accuracy on MRPC of Pre-LN minus that of Post-LN",
+            "accuracy on MRPC of the Pre-LN's checkpoint minus that of the Post-LN's",
             "ahead_on_MRPC",
             published="Pre-LN converges faster",
             derived=ORDER,
         ),
         at_least(
             0.0,
-            "accuracy on RTE of Pre-LN minus that of Post-LN",
+            "accuracy on RTE of the Pre-LN's checkpoint minus that of the Post-LN's",
             "ahead_on_RTE",
             published="Pre-LN converges faster",
             derived=ORDER,
-        ),
-        at_least(
-            66.5,
-            "accuracy of Pre-LN on MRPC, in %",
-            "MRPC",
-            derived="the commonest label is that of 1,147 of 1,725 test pairs",
-        ),
-        at_least(
-            52.8,
-            "accuracy of Pre-LN on RTE, in %",
-            "RTE",
-            derived="the commonest label is that of 146 of 277 test pairs",
         ),
     ),
     drawings=(
