@@ -61,7 +61,8 @@ def measured(monkeypatch, tmp_path) -> list[tuple]:
 
     monkeypatch.setitem(sys.modules, "normlab.reproduce", SimpleNamespace(each=each))
     monkeypatch.setattr(papers, "ARTEFACTS", {a.id: a for a in (PLAIN, FAILING, BARE)})
-    monkeypatch.delenv("NORMLAB_DATA", raising=False)
+    monkeypatch.setenv("NORMLAB_DATA", "")  # so that what --data makes of it is undone
+    monkeypatch.delenv("NORMLAB_DATA")
     monkeypatch.chdir(tmp_path)
     return calls
 
@@ -161,7 +162,9 @@ def test_what_is_measured_is_kept_shown_and_not_measured_twice(measured, capsys,
     }
     assert main(command) == 0
     assert "measured already" in capsys.readouterr().out
-    assert [(id_, str(data), str(root)) for id_, data, root in measured] == [(ARTEFACT.id, "texts", "runs")]
+    assert [(id_, data, str(root)) for id_, data, root in measured] == [
+        (ARTEFACT.id, tmp_path / "texts", "runs")
+    ]
     assert main([*command, "--again"]) == 0
     write_reproduction(found(changed()), folder)
     assert main(command) == 0
@@ -196,6 +199,8 @@ def test_those_without_a_study_are_left_out_of_several_and_refused_alone(measure
     with pytest.raises(SystemExit):
         main(["reproduce", BARE.id])
     assert "other.bare has no study yet" in capsys.readouterr().err
+    assert main(["reproduce"]) == 2
+    assert "reproduce wants an artefact, a paper or all; type" in capsys.readouterr().err
     assert main(["reproduce", "other"]) == 2
     assert "no artefact of other has a study yet; these have: example.change" in capsys.readouterr().err
 
@@ -203,9 +208,9 @@ def test_those_without_a_study_are_left_out_of_several_and_refused_alone(measure
 def test_a_scale_without_trainings_is_refused(capsys):
     assert main(["reproduce", "xiong2020.lemma1", "--scale", "paper"]) == 2
     assert "--scale is paper" in (said := capsys.readouterr().err)
-    assert "it has none at all" in said
+    assert "it has none at all, leave --scale out" in said
     assert main(["reproduce", "xiong2020.fig2a", "--budget", "soon"]) == 2
-    assert "such as 2h, 90min" in capsys.readouterr().err
+    assert "--budget is a time in hours, minutes or seconds, got 'soon'; type 2h" in capsys.readouterr().err
 
 
 def test_what_the_budget_leaves_is_said_and_measured_by_the_same_command(measured, capsys):

@@ -152,10 +152,10 @@ def test_a_plan_is_trained_by_the_workers_of_its_place(tmp_path):
     [("2h", 7200.0), ("90min", 5400.0), ("1h 30min", 5400.0), ("1.5 h", 5400.0), ("", None)],
 )
 def test_durations(text, seconds):
-    assert seconds_of(text) == seconds
+    assert seconds_of(text, "--budget") == seconds
 
 
-@pytest.mark.parametrize("text", ["2", "h", "2 hours", "1..5h", "-2h", "2h x"])
+@pytest.mark.parametrize("text", ["2", "h", "2 hours", "1..5h", "-2h", "2h x", ".h"])
 def test_what_is_no_duration_is_refused(text):
-    with pytest.raises(UserError, match="such as 2h, 90min"):
-        seconds_of(text)
+    with pytest.raises(UserError, match="--budget is a time in hours, minutes or seconds, got"):
+        seconds_of(text, "--budget")

@@ -18,7 +18,8 @@ from normlab.cli.common import RUNS, ConfigParts, Imports, Switch, base_of, reso
 from normlab.cli.diagnose import Diagnose
 from normlab.cli.flags import ConfigFlags, flags_of, load
 from normlab.cli.fold import Fold
-from normlab.cli.papers import FAILED, Papers, Reproduce
+from normlab.cli.papers import Papers
+from normlab.cli.reproduce import FAILED, Reproduce
 from normlab.cli.score import Score
 from normlab.cli.translate import Translate
 from normlab.errors import UserError

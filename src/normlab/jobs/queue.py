@@ -61,6 +61,7 @@ class Queue:
         running: dict[Future[str], tuple[Worker, Config]] = {}
         threads = ThreadPoolExecutor(self.jobs, "run")  # one waits for each worker's answer
         try:
+            self.watch(self.asked)
             while self.waiting or running:
                 for config in self._startable([config for _, config in running.values()]):
                     worker = self._idle(workers, [worker for worker, _ in running.values()])

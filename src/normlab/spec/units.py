@@ -56,17 +56,17 @@ def rate(lr: float) -> str:
     return f"{float(mantissa):g}e{int(exponent)}"
 
 
-def seconds_of(text: str) -> float | None:
+def seconds_of(text: str, name: str) -> float | None:
     """Return a duration such as ``2h``, ``90min`` or ``1h 30min`` in seconds; None for an empty text.
 
-    Raises UserError for anything else.
+    Raises UserError, which calls it ``name``, for anything else.
     """
     if not text.strip():
         return None
     units = {"h": 3600.0, "min": 60.0, "m": 60.0, "s": 1.0}
-    parts = re.findall(r"([\d.]+)\s*(h|min|m|s)(?=[\s\d]|$)", text)
-    if "".join(map("".join, parts)) != "".join(text.split()) or any(n.count(".") > 1 for n, _ in parts):
+    parts = re.findall(r"(\d+\.?\d*|\.\d+)\s*(h|min|m|s)(?=[\s\d.]|$)", text)
+    if "".join(map("".join, parts)) != "".join(text.split()):
         raise UserError(
-            f"{text!r} is no duration; write hours, minutes or seconds, such as 2h, 90min or 1h 30min"
+            f"{name} is a time in hours, minutes or seconds, got {text!r}; type 2h, 90min or '1h 30min'"
         )
     return sum(float(number) * units[unit] for number, unit in parts)

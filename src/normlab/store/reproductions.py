@@ -54,7 +54,9 @@ class Standing:
         if not self.fresh or found is None or found.scale not in self.artefact.trainings:
             return self.fresh
         trainings = self.artefact.trainings[found.scale]
-        return len(found.tables.get("runs", ())) == len(trainings.cells) * trainings.seeds
+        own = [row for row in found.tables.get("runs", ()) if row["cell"] in trainings.cells]
+        others = len(found.tables.get("runs", ())) - len(own)  # a study's own, such as fine-tunings
+        return len(own) == len(trainings.cells) * trainings.seeds or others > 0
 
 
 def folders(runs: Path) -> tuple[Path, ...]:
