@@ -12,7 +12,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from normlab.papers import ARTEFACTS, PAPERS, Paper
-from normlab.papers.words import basis, measured, overall, standing_in_words, undecided
+from normlab.papers.words import basis, earlier, measured, overall, standing_in_words, undecided
 from normlab.spec.claim import Claim, Verdict
 from normlab.spec.units import count
 from normlab.store.reproductions import KEPT, Standing, standing
@@ -21,7 +21,8 @@ FOLDER = Path(__file__).resolve().parents[1] / "docs/papers"
 COMMAND = "python tools/papers.py"
 HOW = (
     "A claim is written before its result is measured. Trainings are much smaller than the paper's; "
-    "`normlab papers ID` and its page say how they differ."
+    "`normlab papers ID` and its page say how they differ. Each interval is for its claim alone, and a share "
+    "counts the runs of all its cells and seeds as independent, although cells share their seeds."
 )
 
 
@@ -47,6 +48,7 @@ def page(paper: Paper) -> str:
         *differences(own),
         "## What is undecided",
         *open_claims(own),
+        *changed(own),
     ]
     return "\n\n".join(parts) + "\n"
 
@@ -76,6 +78,19 @@ def open_claims(own: Sequence[Standing]) -> Iterator[str]:
     """The claims that are undecided, as a list."""
     lines = [line(s, claim, named=True) for s in own for claim in having(s, "undecided")]
     yield "\n".join(lines) if lines else "Nothing that was measured is undecided."
+
+
+def changed(own: Sequence[Standing]) -> Iterator[str]:
+    """The artefacts whose claims were written anew, with what was found for the versions before."""
+    again = [s for s in own if s.before]
+    if again:
+        yield "## Claims that were changed"
+        yield "A claim that was written anew after a result keeps its earlier versions."
+        yield "\n".join(
+            f"- `{s.artefact.id}`, version {s.artefact.version}, {s.artefact.date}: {s.artefact.reason} "
+            f"{'; '.join(earlier(one) for one in s.before)}; now {standing_in_words(s)}."
+            for s in again
+        )
 
 
 def having(one: Standing, verdict: Verdict) -> list[Claim]:

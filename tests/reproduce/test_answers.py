@@ -22,6 +22,13 @@ def test_measures_of_other_artefacts_have_names_of_their_own(tmp_path, monkeypat
     reproductions.write_reproduction(found, tmp_path / "papers")
     rows = {"deep": (ID, "trains")}
     assert answers(Lab(tmp_path), rows=rows).measures == {"deep": SHARE}
+    large = replace(found, scale="gpu", fingerprint=ARTEFACTS[ID].fingerprint("gpu"))
+    more = {"trains": replace(SHARE, value=0.2), "peak": SHARE}
+    both = {**rows, "peak": (ID, "peak"), "nowhere": (ID, "nowhere")}
+    assert answers(Lab(tmp_path), rows=both).measures == {"deep": SHARE}
+    reproductions.write_reproduction(replace(large, measures=more), tmp_path / "papers")
+    assert answers(Lab(tmp_path), rows=both).measures == {"deep": more["trains"], "peak": SHARE}
+    (tmp_path / "papers" / f"{ID}@gpu.json").unlink()
     reproductions.write_reproduction(replace(found, fingerprint="older"), tmp_path / "papers")
     with pytest.raises(
         UserError, match=r"rests on liu2020.warmup, which is stale; type first: normlab repro"
@@ -35,6 +42,6 @@ def test_an_artefact_that_rests_on_others_names_them_and_their_measures():
     for artefact in resting:
         rows = artefact.settings["rows"]
         assert {id_ for id_, _ in rows.values()} == set(artefact.rests_on)
-        assert rows.keys() == {claim.measure for claim in artefact.claims if not claim.needs}
+        assert rows.keys() == {claim.measure for claim in artefact.claims}
         for id_, measure in rows.values():
             assert measure in {claim.measure for claim in ARTEFACTS[id_].claims}

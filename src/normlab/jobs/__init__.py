@@ -1,1 +1,1 @@
-"""Many runs: a queue of configurations on this machine's cores."""
+"""Many runs: a queue of configurations on this machine's cores or on a Ray cluster."""

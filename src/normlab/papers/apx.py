@@ -53,6 +53,7 @@ BLOCKS: Final = Artefact(
 _ROWS: Final = {
     "deep_post": ("liu2020.warmup", "trains"),
     "higher_rates": ("liu2020.fig10", "pre_more_often"),
+    "peak": ("liu2020.fig10", "post_over_pre"),
     "warmup": ("nguyen2019.table4", "no_warmup"),
 }
 """Each sentence's measure: the artefact that has it, and its name there."""
