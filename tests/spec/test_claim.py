@@ -150,3 +150,22 @@ def test_a_claim_that_needs_more_than_was_at_hand_is_undecided_beside_measured_o
     assert claim.verdict({}) == "not run"
     assert claim.verdict({"m": Measure.exact(2.0)}) == "agrees"
     assert claim.runs_to_decide({"another": Measure.exact(1.0)}) is None
+
+
+@pytest.mark.parametrize(
+    ("found", "bounds", "needed"),
+    [((1.0, 3), (0.5, inf), 6), ((1.0, 15), (0.2, 0.85), 23), ((0.5, 6), (0.5, inf), None)],
+)
+def test_a_share_is_decided_by_its_exact_interval(found, bounds, needed):
+    """All of five runs leave an interval down to 0.478, of six to 0.541, of 23 to 0.852."""
+    share = Measure(found[0], 0.1, 1.0, found[1], share=True)
+    assert within(*bounds, "c", "m").runs_to_decide({"m": share}) == needed
+
+
+def test_the_runs_that_a_share_needs_decide_it_four_times_in_five():
+    needed = at_least(0.5, "c", "m").runs_to_decide({"m": Measure(0.8, 0.4, 0.97, 10, share=True)})
+    assert needed is not None
+    decided = [
+        stats.binomtest(k, needed).proportion_ci(0.95, method="exact").low >= 0.5 for k in range(needed + 1)
+    ]
+    assert stats.binom.pmf(range(needed + 1), needed, 0.8)[decided].sum() >= 0.8

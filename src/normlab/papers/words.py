@@ -82,7 +82,8 @@ def undecided(claim: Claim, measures: Mapping[str, Measure]) -> str:
     needed = claim.runs_to_decide(measures)
     if needed is None:
         return f"{found.runs} runs; no number of runs would decide it, if the mean stays"
-    return f"{found.runs} runs; about {needed:,} would decide it, if mean and spread stay (power 80%)"
+    stays = "the share stays" if found.share else "mean and spread stay"
+    return f"{found.runs} runs; about {needed:,} would decide it, if {stays} (power 80%)"
 
 
 def _bases(claim: Claim) -> tuple[tuple[str, str], ...]:

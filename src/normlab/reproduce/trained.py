@@ -248,7 +248,7 @@ def disordered_pairs(runs: Trained, good: float, metric: str = "") -> Measure:
 
 
 def _share(found: Sequence[bool]) -> Measure:
-    return _measured(share_of(sum(found), len(found)), len(found))
+    return replace(_measured(share_of(sum(found), len(found)), len(found)), share=True)
 
 
 def _measured(found: Interval, runs: int) -> Measure:

@@ -29,6 +29,8 @@ class Measure:
     high: float
     runs: int = 0
     """The number of independent runs behind the interval; 0 where nothing was drawn, or nobody counted."""
+    share: bool = False
+    """Whether it is a share of the runs, with the exact interval of Clopper and Pearson (1934)."""
 
     @classmethod
     def exact(cls, value: float) -> Measure:
@@ -121,6 +123,9 @@ class Claim:
         for bound in (self.at_least, self.at_most):
             if not found.low <= bound <= found.high:
                 continue
+            if found.share:
+                yield _runs_for_share(found, bound)
+                continue
             scale = _symmetric_scale(found)
             half = abs(scale(found.high if bound >= found.value else found.low) - scale(found.value))
             distance = abs(scale(bound) - scale(found.value))
@@ -146,6 +151,25 @@ def at_most(bound: float, says: str, measure: str, **basis: Any) -> Claim:
 def within(low: float, high: float, says: str, measure: str, **basis: Any) -> Claim:
     """The claim that a measure is from ``low`` to ``high``; ``basis`` holds the other fields of ``Claim``."""
     return Claim(says, measure, low, high, **basis)
+
+
+def _runs_for_share(found: Measure, bound: float) -> int:
+    """The smallest number of runs of which a share like the one that was found has an exact interval on one
+    side of the bound with a probability of ``POWER``; more than ``MOST_RUNS`` where that many are too few.
+    """
+    from scipy.stats import binom  # a list of papers does not wait for it
+
+    runs = found.runs + 1
+    while runs <= MOST_RUNS:
+        # An end of the interval is at the bound where the bound's own tail is 2.5%.
+        if found.value > bound:
+            decides = binom.sf(binom.isf(0.025, runs, bound), runs, found.value)
+        else:
+            decides = binom.cdf(binom.ppf(0.025, runs, bound) - 1, runs, found.value)
+        if decides >= POWER:
+            return runs
+        runs += max(1, runs // 50)
+    return runs
 
 
 def _symmetric_scale(found: Measure) -> Callable[[float], float]:
