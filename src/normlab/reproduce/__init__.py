@@ -65,7 +65,7 @@ def reproduce(
     lab = Lab(root, data, say, runs or {}, scale, jobs)
     found = STUDIES[artefact.study](lab, **artefact.settings_at(scale))
     seconds = time.perf_counter() - start
-    machine = f"{hardware(torch.device('cpu'))}, {torch.get_num_threads()} threads"
+    machine = hardware(torch.device("cpu"))
     versions = f"torch {torch.__version__}, Python {platform.python_version()}"
     facts = {**found.facts, "machine": machine, "versions": versions}
     return Reproduction(

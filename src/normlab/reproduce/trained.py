@@ -374,13 +374,15 @@ def _gradients(runs: Trained) -> Iterator[Row]:
 
 
 def _facts(runs: Trained) -> dict[str, str]:
-    config = next(iter(runs.cells.values()))[0].config()
-    data, model = config.data, config.model
-    text = data.train_src or data.train_text or data.dataset or f"the built-in corpus {data.builtin}"
-    machines = dict.fromkeys(f.status().hardware for folders in runs.cells.values() for f in folders)
-    return {
-        "text": text,
-        "model": f"{model.encoder_layers}+{model.decoder_layers} layers of width {model.dim}",
-        "training": f"{config.train.steps:,} steps of {config.train.max_tokens:,} positions",
-        "trained on": "; ".join(filter(None, machines)),
-    }
+    """Text, models, steps and machines of all runs, each said once."""
+    facts: dict[str, dict[str, None]] = {"text": {}, "model": {}, "training": {}, "trained on": {}}
+    for folder in (folder for folders in runs.cells.values() for folder in folders):
+        config = folder.config()
+        data, model, train = config.data, config.model, config.train
+        layers = f"{model.encoder_layers}+{model.decoder_layers} layers of width {model.dim}"
+        text = data.train_src or data.train_text or data.train_pairs or data.dataset
+        facts["text"][text or f"the built-in corpus {data.builtin}"] = None
+        facts["model"][layers] = None
+        facts["training"][f"{train.steps:,} steps of {train.max_tokens:,} positions"] = None
+        facts["trained on"][folder.status().hardware] = None
+    return {name: "; ".join(filter(None, said)) for name, said in facts.items()}

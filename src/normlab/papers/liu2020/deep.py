@@ -171,7 +171,7 @@ WARMUP: Final = Artefact(
         },
         EN_DE,
         seeds=2,
-        laptop=" Warm-ups of 60, 120, 180 and 240 steps stand for 8k to 32k, in 300 steps; "
+        laptop=" Warm-ups of 60, 120, 180 and 240 steps stand for 8k to 32k, in 300 steps, not 200; "
         "two seeds, so that eight runs decide.",
         gpu=" Warm-ups of 2,000 to 8,000 steps stand for 8k to 32k, in 15,000 steps.",
         paper=" Half as many steps again, because of the longer warm-ups.",
