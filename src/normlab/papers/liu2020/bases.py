@@ -119,7 +119,8 @@ EN_DE: Final[Mapping[Scale, Training]] = {
         LAPTOP,
         "Dates of the built-in corpus in place of WMT'14 En-De, width 64 in place of 512, 200 steps of 1,024 "
         "positions in place of 100 epochs, and dropout only where a cell names it. The depth is the paper's. "
-        "The peak rate is 2e-3 after 60 steps of warm-up, in place of 1e-3 after 8000, with the same inverse square root.",
+        "The peak rate is 2e-3 after 60 steps of warm-up, in place of 1e-3 after 8000, with the same inverse "
+        "square root.",
         lr=2e-3,
         warmup=60,
         optimised="+warmup+inverse_sqrt",
