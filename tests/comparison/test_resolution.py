@@ -1,8 +1,9 @@
 """What trainings can tell apart is said before they are run."""
 
-from normlab.comparison.resolution import resolution
+from normlab.comparison.resolution import COMPARING, resolution
 from normlab.comparison.seeds import detectable
 from normlab.papers import ARTEFACTS
+from normlab.reproduce.trained import KINDS
 
 
 def test_differences_and_shares_that_three_seeds_resolve():
@@ -20,3 +21,8 @@ def test_one_seed_a_cell_tests_no_difference_and_says_so():
 def test_other_studies_have_their_own_seeds():
     assert resolution(ARTEFACTS["xiong2020.fig5bc"], "laptop") == ""
     assert resolution(ARTEFACTS["xiong2020.lemma1"], "laptop") == ""
+    assert resolution(ARTEFACTS["xiong2020.loss_vs_bleu"], "laptop") == ""
+
+
+def test_the_kinds_that_compare_are_known():
+    assert KINDS.keys() > COMPARING

@@ -3,12 +3,28 @@
 from __future__ import annotations
 
 import math
+from typing import Final
 
 from normlab.comparison.seeds import detectable
 from normlab.comparison.trains import share, share_gap
 from normlab.spec.artefact import Artefact
 from normlab.spec.trainings import Scale
 from normlab.spec.units import count
+
+COMPARING: Final = frozenset(
+    (
+        "best_difference",
+        "dev_at",
+        "difference",
+        "difference_size",
+        "gradient_ratio",
+        "score_ratio",
+        "spikes_difference",
+        "steps_ratio",
+        "train_perplexity_ratio",
+    )
+)
+"""The kinds of measures that compare cells within seeds; ratios do on the scale of logarithms."""
 
 
 def resolution(artefact: Artefact, scale: Scale) -> str:
@@ -19,7 +35,7 @@ def resolution(artefact: Artefact, scale: Scale) -> str:
         return ""
     measures, seeds, said = artefact.settings["measures"], artefact.trainings[scale].seeds, list[str]()
     kinds = {kind for kind, *_ in measures.values()}
-    if kinds - {"share_trained", "share_gap"}:
+    if kinds & COMPARING:
         least = detectable(2, seeds)
         said.append(
             f"With {count(seeds, 'seed')} a cell, a difference of {least:.1f} standard deviations over seeds "
