@@ -105,7 +105,13 @@ def test_json_says_everything(measured, capsys, tmp_path):
     assert main(["papers", "example", "--json", "--runs", "elsewhere"]) == 0
     first, second = json.loads(capsys.readouterr().out)
     assert (first["id"], first["state"], second["state"]) == (ARTEFACT.id, "disagrees", "not run")
-    assert first["claims"][0]["measured"] == {"value": 1.01, "low": 0.95, "high": 1.07, "runs": 0}
+    assert first["claims"][0]["measured"] == {
+        "value": 1.01,
+        "low": 0.95,
+        "high": 1.07,
+        "runs": 0,
+        "share": False,
+    }
     assert [claim["verdict"] for claim in first["claims"]] == [
         "agrees",
         "disagrees",

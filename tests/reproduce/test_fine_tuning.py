@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 
 from normlab.configs import CONFIGS
+from normlab.errors import UserError
+from normlab.jobs.queue import Queue
 from normlab.reproduce import fine_tuning
 from normlab.reproduce.fine_tuning import fine_tuned, search
 from normlab.reproduce.lab import Lab
@@ -48,7 +51,14 @@ def test_the_best_cell_on_dev_is_reported_with_seeds_that_chose_nothing(tmp_path
     assert len(found.scores) == found.accuracy.runs == 2
     assert found.accuracy.low <= found.accuracy.value <= found.accuracy.high
     assert 50 <= found.majority <= 100
-    again = fine_tuned(pretrained.path, base, tmp_path / "runs", seeds=2, **cells)
+    asked = list[Path]()
+
+    def queue(root: Path) -> Queue:
+        asked.append(root)
+        return Queue(root, 1)
+
+    again = fine_tuned(pretrained.path, base, tmp_path / "runs", seeds=2, queue=queue, **cells)
+    assert asked == [tmp_path / "runs"] * 2
     assert [folder.path for folder in again.runs] == [folder.path for folder in found.runs]
     assert len(list(Runs(tmp_path / "runs"))) == len(runs), "trained once"
 
@@ -69,3 +79,10 @@ def test_every_pre_trained_run_is_fine_tuned_on_every_task(tmp_path, monkeypatch
     assert [row["cell"] for row in found.tables["cells"]] == ["MRPC pre", "MRPC post"]
     assert "batch 16, lr 0.001" in found.facts["MRPC post"]
     assert "the commonest label is" in found.facts["MRPC post"]
+
+
+def test_a_fine_tuning_that_fails_is_no_score(tmp_path):
+    queue = Queue(tmp_path, 1)
+    queue.failed["0123abcd4567"] = "there is no room"
+    with pytest.raises(UserError, match="run 0123abcd4567 could not be fine-tuned: there is no room"):
+        fine_tuning._trained([], queue)

@@ -139,6 +139,7 @@ class Reproduce:
         those that could not be measured.
         """
         from normlab.jobs.place import place
+        from normlab.jobs.queue import Queue
         from normlab.reproduce import reproduce
         from normlab.reproduce.planning import Training, plan
         from normlab.spec.config import MachineConfig
@@ -153,11 +154,12 @@ class Reproduce:
             ids = (id_ for id_, own in planned.without_text.items() if own == reason)
             failures.write(f"normlab: {', '.join(ids)}: {reason}")
         self._require_device(machine.device, len(planned.todo))
+        queue = partial(Queue, jobs=jobs, start=where.start)
         training = Training(planned, self.runs, jobs, until, _progress, start=where.start)
 
         def ended(id_: str) -> None:
             runs = planned.whole(id_)
-            texts, given = self._texts(), {"scale": self.scale, "runs": runs, "jobs": jobs}
+            texts, given = self._texts(), {"scale": self.scale, "runs": runs, "queue": queue}
             measure = partial(reproduce, todo[id_], texts, self.runs, _progress, **given)
             if not self._done(todo[id_], measure):
                 failed.append(id_)

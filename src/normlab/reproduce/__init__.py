@@ -17,6 +17,7 @@ from pathlib import Path
 import torch
 
 from normlab.errors import UserError
+from normlab.jobs.queue import Queue, one_at_a_time
 from normlab.papers import STUDIES
 from normlab.recipes.plugins import HINT, load_plugins
 from normlab.reproduce import (  # noqa: F401 (they register)
@@ -49,11 +50,11 @@ def reproduce(
     *,
     scale: Scale = LAPTOP,
     runs: Cells | None = None,
-    jobs: int = 1,
+    queue: Callable[[Path], Queue] = one_at_a_time,
 ) -> Reproduction:
     """Run the study of an artefact with its settings. ``data`` is the folder of local data sets, else
     ``$NORMLAB_DATA``; text is prepared below ``root``; ``say`` is told what is done as it is done; ``runs``
-    are its finished trainings of that scale, see ``plan``; a study that trains others has ``jobs`` at a time.
+    are its finished trainings of that scale, see ``plan``; a study that trains others does so in a ``queue``.
 
     Raises UserError for an artefact that has no study yet, or one that is not registered.
     """
@@ -62,7 +63,7 @@ def reproduce(
     if artefact.study not in STUDIES:
         raise UserError(f"no study {artefact.study!r} is registered, which {artefact.id} names; {HINT}")
     start = time.perf_counter()
-    lab = Lab(root, data, say, runs or {}, scale, jobs)
+    lab = Lab(root, data, say, runs or {}, scale, queue)
     found = STUDIES[artefact.study](lab, **artefact.settings_at(scale))
     seconds = time.perf_counter() - start
     machine = hardware(torch.device("cpu"))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import product
 from pathlib import Path
@@ -11,7 +11,7 @@ from typing import Any, Final
 import numpy as np
 
 from normlab.errors import UserError
-from normlab.jobs.queue import Queue
+from normlab.jobs.queue import Queue, one_at_a_time
 from normlab.papers import study
 from normlab.papers.bases import GLUE
 from normlab.papers.bases import fine_tuning as of_pairs
@@ -80,7 +80,7 @@ def fine_tuning(
             lab.say(f"fine-tuning {name}")
             base = of_pairs(GLUE[task], steps=100)
             found = fine_tuned(
-                source.path, base, lab.root, batches=batches, lrs=lrs, epochs=epochs, jobs=lab.jobs
+                source.path, base, lab.root, batches=batches, lrs=lrs, epochs=epochs, queue=lab.queue
             )
             cells[name] = found.runs
             chosen, batch = found.chosen, found.chosen.train.max_tokens // found.chosen.data.block_len
@@ -101,7 +101,7 @@ def fine_tuned(
     lrs: Sequence[float] = LRS,
     epochs: Sequence[int] = EPOCHS,
     seeds: int = SEEDS,
-    jobs: int = 1,
+    queue: Callable[[Path], Queue] = one_at_a_time,
 ) -> FineTuned:
     """Fine-tune a pre-trained run in every cell of the search with a seed that is not reported, and in the
     cell that is best on dev with ``seeds`` others. Runs that are done are not done again.
@@ -117,13 +117,13 @@ def fine_tuned(
     data, corpus = Classification.prepare(base.data, root / "data")
     base = resolved_precision(replace(base, data=data))
     cells = list(search(base, len(corpus.train), batches=batches, lrs=lrs, epochs=epochs))
-    swept = _trained(cells, root, jobs)
+    swept = _trained(cells, queue(root))
     best = max(range(len(cells)), key=lambda i: _merit(swept[i]))
     reported = [
         replace(cells[best], seeds=SeedConfig(seed, seed, seed))
         for seed in range(SEARCH_SEED + 1, SEARCH_SEED + 1 + seeds)
     ]
-    runs = tuple(_trained(reported, root, jobs))
+    runs = tuple(_trained(reported, queue(root)))
     commonest = int(np.bincount(corpus.train.labels).argmax())
     majority = 100 * float(np.mean(corpus.test.labels == commonest))
     return FineTuned(cells[best], runs, majority)
@@ -155,9 +155,8 @@ def search(
         )
 
 
-def _trained(configs: Sequence[Config], root: Path, jobs: int) -> list[RunFolder]:
-    folders = [RunFolder(root / run_id(config)) for config in configs]
-    queue = Queue(root, jobs)
+def _trained(configs: Sequence[Config], queue: Queue) -> list[RunFolder]:
+    folders = [RunFolder(queue.root / run_id(config)) for config in configs]
     for config, folder in zip(configs, folders, strict=True):
         if folder.status().state != "done":
             queue.add(config)

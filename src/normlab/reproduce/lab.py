@@ -19,6 +19,7 @@ from normlab.diagnosis.reading.subject import Subject
 from normlab.diagnosis.reading.tokens import PaddingMasks
 from normlab.errors import UserError
 from normlab.examine.inputs import TaskInputs, mean_loss
+from normlab.jobs.queue import Queue, one_at_a_time
 from normlab.nn import PAD, Seq2Seq
 from normlab.spec.config import PARALLEL_TEXTS, Config, DataConfig, ModelConfig, SeedConfig, TrainConfig
 from normlab.spec.randomness import derive
@@ -62,8 +63,8 @@ class Lab:
     """The artefact's finished trainings, by cell, in the order of their seeds."""
     scale: Scale = LAPTOP
     """The scale of these trainings."""
-    jobs: int = 1
-    """Runs that a study trains at the same time."""
+    queue: Callable[[Path], Queue] = one_at_a_time
+    """Makes the queue in which a study trains runs of its own below a folder."""
     _tasks: dict[tuple[str, int], Translation] = field(default_factory=dict)
 
     def model(self, config: ModelConfig, text: str, *, seed: int, tokens: int) -> Seq2Seq:
