@@ -18,9 +18,9 @@ def share(trained: int, runs: int) -> Interval:
 def share_gap(only_first: int, only_second: int, pairs: int) -> Interval:
     """The share of pairs of which the first run alone trained minus that of the second alone, -1 to 1.
 
-    Its sign is that of McNemar's exact test (1947): of the pairs whose runs differ, a share of one half would
-    be no gap. The ends are those of that share's exact interval times the share of pairs that differ, of
-    whose exact interval each takes the farther end from 0 where it leaves 0 inside, else the nearer one.
+    Its sign is that of McNemar's exact test (1947): of the pairs whose runs differ, one half would be no gap.
+    The ends of that share's exact interval are multiplied by the share of pairs that differ, of whose exact
+    interval the end is taken that makes the result wider.
     """
     differing = only_first + only_second
     low, high = (2 * p - 1 for p in (_ends(only_first, differing) if differing else (0.0, 1.0)))
