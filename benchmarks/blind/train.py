@@ -111,6 +111,9 @@ def rate(optim: dict[str, Any], step: int) -> float:
             return optim["lr"] * (min(1.0, step / warm) if warm else 1.0)
         case "inverse_sqrt":
             return optim["lr"] * min(step / warm, math.sqrt(warm / step))
+        case "step_decay_inverse_sqrt" if not warm:
+            decay = optim["decay_step"]
+            return optim["lr"] * (1.0 if step <= decay else optim["decay_factor"] * math.sqrt(decay / step))
     raise ValueError(f"no schedule named {optim['schedule']}")
 
 
@@ -151,7 +154,7 @@ def state(dev: float, exchanged: float, entropy: float) -> str:
 
 
 def run(config: dict[str, Any], text: Text, seed: int, marks: tuple[int, ...]) -> dict[str, Any]:
-    """Train one model; NLL on test of the best weights up to each mark, and the median gradient norm."""
+    """Train one model; test NLL of the best weights up to each mark, dev NLL by step, median gradient."""
     begun = time.process_time()
     optim, training, decode = config["optim"], config["train"], config["decode"]
     model = Transformer(config["model"], text.tokenizer.get_vocab_size(), seed)
@@ -160,6 +163,7 @@ def run(config: dict[str, Any], text: Text, seed: int, marks: tuple[int, ...]) -
     queue: list[list[Pair]] = []
     norms: list[float] = []
     scores: dict[str, Any] = {}
+    devs: dict[str, float] = {}
     best, weights = (-1.0, -math.inf), model.state_dict()
     for step in range(1, training["steps"] + 1):
         queue = queue or batches(text.train, training["max_tokens"], random)
@@ -175,8 +179,9 @@ def run(config: dict[str, Any], text: Text, seed: int, marks: tuple[int, ...]) -
         loss.backward()
         norms.append(float(nn.utils.clip_grad_norm_(model.parameters(), optim["max_grad_norm"] or math.inf)))
         optimiser.step()
+        if step % config["machine"]["log_every_steps"] == 0:
+            dev = devs[str(step)] = nll(model, text.dev)
         if step % training["validate_every_steps"] == 0:
-            dev = nll(model, text.dev)
             found = (bleu(model, text, training["dev_decode_sentences"], decode["max_len_ratio"]), -dev)
             print(
                 f"  step {step}: dev NLL {dev:.3f}, BLEU {found[0]:.1f}, gradient {norms[-1]:.2f}", flush=True
@@ -195,5 +200,6 @@ def run(config: dict[str, Any], text: Text, seed: int, marks: tuple[int, ...]) -
         "first_grad_norm": norms[0],
         "median_grad_norm": float(np.median(norms)),
         "scores": scores,
+        "dev_nll": devs,
         "core_seconds": round(time.process_time() - begun, 1),
     }

@@ -1,4 +1,4 @@
-"""Five verdicts of normlab on papers that trained their models, found again without it.
+"""Eight verdicts of normlab on papers that trained their models, found again without it.
 
     python benchmarks/blind/verdicts.py --runs FOLDER     # trains what is missing, decides, writes the result
     python benchmarks/blind/verdicts.py                   # decides and prints from the runs in the result
@@ -40,6 +40,10 @@ CELLS = {
     "Post-LN": ("nguyen2019.fig2", "Post+LN"),
     "Pre-LN": ("nguyen2019.fig2", "Pre+LN"),
     "Pre-LN, FixNorm, ScaleNorm": ("nguyen2019.fig2", "Pre+FixNorm+ScaleNorm"),
+    "rate 7e-4, Pre-LN": ("xiong2020.fig4cd", "lr 7e-4 Pre"),
+    "rate 7e-4, Post-LN with warm-up": ("xiong2020.fig4cd", "lr 7e-4 Post, warm-up"),
+    "rate 1.5e-3, Pre-LN": ("xiong2020.fig4cd", "lr 1.5e-3 Pre"),
+    "rate 1.5e-3, Post-LN with warm-up": ("xiong2020.fig4cd", "lr 1.5e-3 Post, warm-up"),
 }
 """The cell of an artefact whose configuration each cell here has."""
 MARKS = (200, 360)
@@ -48,13 +52,19 @@ MARKS = (200, 360)
 
 @dataclass(frozen=True)
 class Claim:
-    """A comparison of two cells, in normlab's words, and the range that agrees; ``steps`` are the cells'."""
+    """A comparison of two cells, in normlab's words, and the range that agrees.
+
+    With ``steps``, one a cell, it is of the NLL: on test of the best weights up to that step, or on dev at
+    that step. Without, it is of median gradient norms. ``pairs`` counts the artefact's pairs of cells.
+    """
 
     artefact: str
     measure: str
     cells: tuple[str, str]
     allowed: tuple[float | None, float | None]
     steps: tuple[int, int] | None = None
+    text: str = "test"
+    pairs: int = 3
 
     def verdict(self, low: float, high: float) -> str:
         least = -math.inf if self.allowed[0] is None else self.allowed[0]
@@ -98,34 +108,58 @@ CLAIMS = (
         ("Post-LN", "Pre-LN"),
         (1, None),
     ),
+    *(
+        Claim(
+            "xiong2020.fig4cd",
+            f"dev NLL of Pre-LN minus that of Post-LN {when}, lr {lr}",
+            (f"rate {lr}, Pre-LN", f"rate {lr}, Post-LN with warm-up"),
+            (None, 0),
+            (step, step),
+            "dev",
+            pairs=6,
+        )
+        for when, step, lr in (
+            ("after 15% of the training", 20, "7e-4"),
+            ("after 15% of the training", 20, "1.5e-3"),
+            ("at the end", 200, "7e-4"),
+        )
+    ),
 )
+"""The five of clip, fig6 and nguyen2019.fig2 were chosen first; the three of fig4cd when one of the five
+had not agreed, and before any of their runs. "After 15%" of 200 steps is the last validation up to step 30,
+at step 20: normlab's runs have none at 30. Here dev NLL is kept at both."""
+
+
+def measured(claim: Claim, found: dict[str, Any], steps: int) -> float:
+    """A run's NLL at the claim's step, or its log median gradient norm."""
+    if claim.steps is None:
+        return math.log(found["median_grad_norm"])
+    return found["dev_nll"][str(steps)] if claim.text == "dev" else found["scores"][str(steps)]["nll"]
 
 
 def here(claim: Claim, runs: list[dict[str, Any]]) -> list[Values]:
-    """Our runs' test NLL where the claim has steps, else log median gradient norms: a side, then a seed."""
-    sides = []
-    for cell, steps in zip(claim.cells, claim.steps or (0, 0), strict=True):
-        found = {r["seed"]: r for r in runs if r["cell"] == cell}
-        sides.append(
-            {
-                seed: r["scores"][str(steps)]["nll"] if claim.steps else math.log(r["median_grad_norm"])
-                for seed, r in found.items()
-            }
-        )
-    return sides
+    """The claim's measure of our runs: a side, then a seed."""
+    return [
+        {r["seed"]: measured(claim, r, steps) for r in runs if r["cell"] == cell}
+        for cell, steps in zip(claim.cells, claim.steps or (0, 0), strict=True)
+    ]
 
 
 def kept(claim: Claim) -> list[Values]:
     """The same from the tables that normlab keeps of its own runs."""
     tables = json.loads((ROOT / f"results/papers/{claim.artefact}.json").read_text())["tables"]
     sides = []
-    for cell in (CELLS[name][1] for name in claim.cells):
-        rows = [r for r in tables["runs" if claim.steps else "gradients"] if r["cell"] == cell]
-        side: Values = {}
-        for seed in sorted({r["seed"] for r in rows}):
-            its = [r for r in rows if r["seed"] == seed]
-            side[seed] = its[0]["nll"] if claim.steps else math.log(median(r["grad_norm_l2"] for r in its))
-        sides.append(side)
+    for name, steps in zip(claim.cells, claim.steps or (0, 0), strict=True):
+        cell = CELLS[name][1]
+        if claim.steps is None:
+            norms: dict[int, list[float]] = {}
+            for r in tables["gradients"]:
+                if r["cell"] == cell:
+                    norms.setdefault(r["seed"], []).append(r["grad_norm_l2"])
+            sides.append({seed: math.log(median(its)) for seed, its in sorted(norms.items())})
+            continue
+        rows = tables["runs"] if claim.text == "test" else [r for r in tables["curves"] if r["step"] == steps]
+        sides.append({r["seed"]: r["nll"] for r in rows if r["cell"] == cell})
     return sides
 
 
@@ -138,10 +172,10 @@ def interval(differences: list[float], comparisons: int) -> tuple[float, float, 
 
 
 def decided(claim: Claim, sides: list[Values]) -> dict[str, Any]:
-    """Measure and verdict; ``simultaneous`` holds for the artefact's three pairs of cells together."""
+    """Measure and verdict; ``simultaneous`` holds for the artefact's pairs of cells together."""
     differences = [sides[0][seed] - sides[1][seed] for seed in sides[0]]
     rules = {}
-    for name, comparisons in {"alone": 1, "simultaneous": 3}.items():
+    for name, comparisons in {"alone": 1, "simultaneous": claim.pairs}.items():
         value, low, high = interval(differences, comparisons)
         if claim.steps is None:
             value, low, high = math.exp(value), math.exp(low), math.exp(high)
