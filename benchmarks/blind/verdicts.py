@@ -1,13 +1,13 @@
 """Eight verdicts of normlab on papers that trained their models, found again without it.
 
-    python benchmarks/blind/verdicts.py --runs FOLDER     # trains what is missing, decides, writes the result
-    python benchmarks/blind/verdicts.py                   # decides and prints from the runs in the result
+    python benchmarks/blind/verdicts.py --runs FOLDER   # trains and decides what is missing, keeps it
+    python benchmarks/blind/verdicts.py                 # prints the result
 
 The three scripts here were written from the papers and METHODS.md alone, in plain PyTorch, by an author who
 had not read the source. FOLDER holds the runs of ``normlab reproduce``: sizes, rates, steps and prepared text
 come from there; starts, batches, training, measures and intervals are made here, and the command
 ``normlab papers`` is asked for its verdicts alone. The seeds are others: what is compared are verdicts and
-intervals, not digits.
+intervals, not digits. A claim is decided once and stays as it was, normlab's side included.
 """
 
 from __future__ import annotations
@@ -195,7 +195,17 @@ def printed(claim: Claim) -> dict[str, Any]:
     return dict(zip(("value", "low", "high"), map(float, numbers), strict=True)) | {"verdict": verdict}
 
 
-def train(folder: Path, runs: list[dict[str, Any]]) -> None:
+def entry(claim: Claim, runs: list[dict[str, Any]]) -> dict[str, Any]:
+    """The claim decided from our runs, from normlab's, and as normlab has it."""
+    sides = {
+        "here": decided(claim, here(claim, runs)),
+        "normlab": printed(claim),
+        "normlab's runs, decided here": decided(claim, kept(claim)),
+    }
+    return asdict(claim) | {"same_verdict": sides["here"]["verdict"] == sides["normlab"]["verdict"]} | sides
+
+
+def train(folder: Path, runs: list[dict[str, Any]], claims: list[dict[str, Any]]) -> None:
     """Train the runs that the result does not have, seed by seed, and keep each as it ends."""
     for seed in SEEDS:
         for cell, (artefact, theirs) in CELLS.items():
@@ -206,7 +216,7 @@ def train(folder: Path, runs: list[dict[str, Any]]) -> None:
             config = json.loads((folder / name / "config.json").read_text())["config"]
             print(f"{cell}, seed {seed}", flush=True)
             runs.append({"cell": cell} | run(config, read(folder, config["data"]["digest"]), seed, MARKS))
-            write(runs, [])
+            write(runs, claims)
 
 
 def hardware() -> str:
@@ -229,22 +239,17 @@ def main() -> None:
     )
     folder = parser.parse_args().runs
     torch.set_num_threads(1)
-    runs = json.loads(RESULT.read_text())["runs"] if RESULT.exists() else []
+    result = json.loads(RESULT.read_text()) if RESULT.exists() else {"runs": [], "claims": []}
+    runs, claims = result["runs"], result["claims"]
     if folder:
-        train(folder, runs)
-    claims = []
-    for claim in CLAIMS:
-        sides = {
-            "here": decided(claim, here(claim, runs)),
-            "normlab": printed(claim),
-            "normlab's runs, decided here": decided(claim, kept(claim)),
-        }
-        same = sides["here"]["verdict"] == sides["normlab"]["verdict"]
-        claims.append(asdict(claim) | {"same_verdict": same} | sides)
-        print(f"{claim.artefact}: {claim.measure}")
-        for name, side in sides.items():
-            numbers = "{value:.3g} [{low:.3g}, {high:.3g}]".format(**side)
-            print(f"  {name:28} {side['verdict']:10} {numbers}")
+        train(folder, runs, claims)
+    had = {(old["artefact"], old["measure"]) for old in claims}
+    claims += [entry(claim, runs) for claim in CLAIMS if (claim.artefact, claim.measure) not in had]
+    for found in claims:
+        print(f"{found['artefact']}: {found['measure']}")
+        for name in ("here", "normlab", "normlab's runs, decided here"):
+            numbers = "{value:.3g} [{low:.3g}, {high:.3g}]".format(**found[name])
+            print(f"  {name:28} {found[name]['verdict']:10} {numbers}")
     if folder:
         write(runs, claims)
 
