@@ -12,6 +12,10 @@ class UserError(ValueError):
     """
 
 
+class SpentError(UserError):
+    """A budget that was spent before the end: the same command goes on from there."""
+
+
 def nearest(word: str, allowed: Iterable[str]) -> str:
     """Return the end of a message about an unknown word: the nearest allowed one, and all of them."""
     names = list(allowed)

@@ -2,6 +2,7 @@ import os
 import signal
 import subprocess
 import threading
+import time
 
 import pytest
 
@@ -173,6 +174,16 @@ def test_no_more_workers_than_runs_and_none_for_nothing(stand_in, tmp_path):
     queue.add(named("fine", 1))
     queue.run()
     assert len(stand_in) == 1
+
+
+def test_nothing_is_started_once_its_time_is_over(stand_in, tmp_path):
+    queue = Queue(tmp_path, 1, until=time.monotonic() + 0.2)
+    for number in range(20):
+        queue.add(named("slow", number))
+    ended = []
+    queue.run(ended.append)
+    assert 1 <= len(ended) <= 3
+    assert not queue.waiting
 
 
 def test_the_same_run_is_never_in_two_workers(stand_in, tmp_path):

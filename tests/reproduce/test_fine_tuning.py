@@ -8,12 +8,12 @@ from pathlib import Path
 import pytest
 
 from normlab.configs import CONFIGS
-from normlab.errors import UserError
+from normlab.errors import SpentError, UserError
 from normlab.jobs.queue import Queue
 from normlab.reproduce import fine_tuning
 from normlab.reproduce.fine_tuning import fine_tuned, search
 from normlab.reproduce.lab import Lab
-from normlab.spec.config import DataConfig
+from normlab.spec.config import Config, DataConfig
 from normlab.store import Runs
 from normlab.training.train import train
 from tasks.test_classification import write_pairs
@@ -86,3 +86,9 @@ def test_a_fine_tuning_that_fails_is_no_score(tmp_path):
     queue.failed["0123abcd4567"] = "there is no room"
     with pytest.raises(UserError, match="run 0123abcd4567 could not be fine-tuned: there is no room"):
         fine_tuning._trained([], queue)
+
+
+def test_a_spent_budget_is_no_failure_and_no_score(tmp_path):
+    queue = Queue(tmp_path, 1, until=0.0)
+    with pytest.raises(SpentError, match="the budget is spent; 2 of 2 fine-tunings left"):
+        fine_tuning._trained([Config(), Config(recipe="pre")], queue)

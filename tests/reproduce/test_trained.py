@@ -181,7 +181,8 @@ def test_learned_scales_are_read_from_the_weights(runs):
             )
     assert by_layer(scales_of(both.cells["a"][0]), "encoder feed-forward").tolist() == [9, 11, 13]
     assert by_layer(scales_of(both.cells["a"][0]), "decoder-encoder attention").tolist() == [19, 16, 13, 10]
-    assert KINDS["scale_rank"](both, "a", "encoder attention").value == pytest.approx(1.0)
-    assert all(KINDS["scale_rank"](both, "b", r).value > 0 for r in ROLES if r.startswith("decoder"))
+    growth = KINDS["scale_growth"]
+    assert growth(both, "a", "encoder attention").value == pytest.approx(math.log(12 / 8) / 2)
+    assert all(growth(both, "b", r).value > 0 for r in ROLES if r.startswith("decoder"))
     assert KINDS["scale_change"](both, "a", "b", "output").value == pytest.approx(2.0)
     assert KINDS["scale_change"](both, "a", "b", "late").value == pytest.approx(-19.0)

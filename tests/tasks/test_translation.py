@@ -88,6 +88,7 @@ def test_loss_is_the_sum_over_the_real_target_tokens(prepared):
 @pytest.mark.parametrize(("name", "shift"), [("nll", 0), ("nll_exchanged", 1)])
 def test_dev_likelihood_is_that_of_every_pair_on_its_own(prepared, name, shift):
     task = task_of(prepared, "post")
+    task.config = replace(task.config, train=replace(task.config.train, dev_decode_sentences=1000))
     model = task.build().eval()
     nll, tokens = 0.0, 0
     for i in range(len(task.corpus.dev)):
@@ -96,6 +97,23 @@ def test_dev_likelihood_is_that_of_every_pair_on_its_own(prepared, name, shift):
         nll -= float(log_p[range(len(target) + 1), [*target, EOS]].sum())
         tokens += len(target) + 1
     assert task.dev_scores(model)[name] == pytest.approx(nll / tokens, rel=1e-5)
+
+
+def test_sources_are_exchanged_among_the_decoded_sentences_alone(prepared):
+    task = task_of(prepared, "post")
+    task.config = replace(task.config, train=replace(task.config.train, dev_decode_sentences=3))
+    model = task.build().eval()
+    dev = task.corpus.dev
+    assert len(dev) > 3
+    costs, tokens = 0.0, 0
+    for i in range(3):
+        ids = [*dev.target[i], EOS]
+        for sign, source in ((1, dev.source[(i - 1) % 3]), (-1, dev.source[i])):
+            log_p = log_probabilities(model, source, dev.target[i])
+            costs -= sign * float(log_p[range(len(ids)), ids].sum())
+        tokens += len(ids)
+    scores = task.dev_scores(model)
+    assert scores["nll_exchanged"] - scores["nll"] == pytest.approx(costs / tokens, rel=1e-4, abs=1e-6)
 
 
 def test_dev_likelihood_stays_finite_under_the_mask(prepared):

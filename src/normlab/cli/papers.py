@@ -107,7 +107,9 @@ def _plain(standing: Standing) -> dict[str, Any]:
 
 
 def _show_all(standings: Sequence[Standing]) -> None:
-    """Print a row for each artefact, and how many claims of all of them hold."""
+    """Print a row for each artefact, with the scale of its trainings where it has any, and how many claims of
+    all of them hold.
+    """
     from rich.text import Text
 
     from normlab.cli import terminal
@@ -116,13 +118,15 @@ def _show_all(standings: Sequence[Standing]) -> None:
     seconds = pace(standings)
     roomy = terminal.console().width >= WIDE
     table = terminal.table(
-        "artefact", "claims that hold", "what it shows", *(("what was measured",) if roomy else ())
+        "artefact", "scale", "claims that hold", "what it shows", *(("what was measured",) if roomy else ())
     )
     for s in standings:
         short = in_short(s, seconds)
         said = [Text(s.artefact.shows), Text(short)]
         cells = said if roomy else [Text("\n").join(filter(None, said))]
-        table.add_row(Text(s.artefact.id), Text(standing_in_words(s), STYLES.get(s.state, "dim")), *cells)
+        scale = s.scale if s.scale in s.artefact.trainings else "–"
+        hold = Text(standing_in_words(s), STYLES.get(s.state, "dim"))
+        table.add_row(Text(s.artefact.id), Text(scale), hold, *cells)
     terminal.write(table, f"{len(standings)} artefacts: {', '.join(overall(standings))}")
     for found in disagreements(standings):
         terminal.write(Text(disagreeing(found)))

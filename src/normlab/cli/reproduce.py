@@ -16,7 +16,7 @@ from tyro.conf import Positional, arg
 from normlab.cli import failures
 from normlab.cli.common import RUNS, Imports, Switch
 from normlab.cli.papers import print_verdicts, standings_of
-from normlab.errors import UserError
+from normlab.errors import SpentError, UserError
 from normlab.spec.trainings import LAPTOP, Scale
 from normlab.spec.units import count, seconds_of
 from normlab.store.reproductions import at_other_scales, folders, standing, write_reproduction
@@ -84,7 +84,7 @@ class Reproduce:
         failed = self._measure([a for a in open_ if not a.trainings and not a.rests_on], until)
         todo = {a.id: a for a in open_ if self.scale in a.trainings}
         failed += self._train(todo, until) if todo else []
-        failed += self._measure([a for a in open_ if a.rests_on])
+        failed += self._measure([a for a in open_ if a.rests_on], until)
         page = write_papers_page(
             standings_of(ARTEFACTS.values(), self.runs),
             self._folder(),
@@ -154,7 +154,7 @@ class Reproduce:
             ids = (id_ for id_, own in planned.without_text.items() if own == reason)
             failures.write(f"normlab: {', '.join(ids)}: {reason}")
         self._require_device(machine.device, len(planned.todo))
-        queue = partial(Queue, jobs=jobs, start=where.start)
+        queue = partial(Queue, jobs=jobs, start=where.start, until=until)
         training = Training(planned, self.runs, jobs, until, _progress, start=where.start)
 
         def ended(id_: str) -> None:
@@ -210,6 +210,9 @@ class Reproduce:
                 console.print(Text.assemble((artefact.id, "bold"), f": {artefact.asserts}"))
             print_verdicts(console, found)
             page = write_reproduction_page(found, folder)
+        except SpentError as spent:
+            print(f"{artefact.id}: {spent}; the same command goes on")
+            return True
         except Exception as error:  # the artefacts that follow are measured all the same
             failures.tell(error, ["reproduce", artefact.id])
             return False

@@ -87,6 +87,10 @@ class TokenPairs:
     def __len__(self) -> int:
         return len(self.source)
 
+    def only(self, chosen: NDArray[np.bool_]) -> TokenPairs:
+        """Return the pairs where ``chosen`` is true."""
+        return TokenPairs(self.source.only(chosen), self.target.only(chosen))
+
     @property
     def lengths(self) -> tuple[Ints, Ints]:
         """Number of tokens of each source and each target, without special tokens."""

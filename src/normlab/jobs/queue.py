@@ -6,6 +6,8 @@ The run folders hold the whole state: a queue that was stopped is built again fr
 from __future__ import annotations
 
 import contextlib
+import math
+import time
 from collections import deque
 from collections.abc import Callable, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
@@ -31,7 +33,8 @@ class Queue:
 
     A worker that dies (killed, out of memory, its machine lost) is replaced, and its run continues from the
     last checkpoint for as long as each worker takes it further. Workers have process groups of their own, so
-    that Ctrl-C reaches them once, through this process: each then saves its run and ends.
+    that Ctrl-C reaches them once, through this process: each then saves its run and ends. No run is started
+    after ``until``, a time of ``time.monotonic``; those that wait are dropped.
     """
 
     def __init__(
@@ -40,9 +43,11 @@ class Queue:
         jobs: int,
         watch: Watch = lambda folders: None,
         start: Callable[[Path], Worker] = Process,
+        until: float = math.inf,
     ) -> None:
         if jobs < 1:
             raise ValueError(f"jobs is at least 1, got {jobs}")
+        self.until = until
         self.root, self.jobs, self.watch, self.start = root, jobs, watch, start
         self.waiting: deque[Config] = deque()
         self.asked: list[RunFolder] = []
@@ -81,6 +86,8 @@ class Queue:
 
     def _startable(self, running: Sequence[Config]) -> list[Config]:
         """Take what may start now from ``waiting``, never a run that is running: it may be added twice."""
+        if time.monotonic() > self.until:
+            self.waiting.clear()
         busy, chosen = {run_id(config) for config in running}, list[Config]()
         for config in list(self.waiting):
             if len(busy) < self.jobs and run_id(config) not in busy:

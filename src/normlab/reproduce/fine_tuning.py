@@ -10,7 +10,7 @@ from typing import Any, Final
 
 import numpy as np
 
-from normlab.errors import UserError
+from normlab.errors import SpentError, UserError
 from normlab.jobs.queue import Queue, one_at_a_time
 from normlab.papers import study
 from normlab.papers.bases import GLUE
@@ -22,6 +22,7 @@ from normlab.spec.artefact import Measurement
 from normlab.spec.claim import Measure
 from normlab.spec.config import Config, SeedConfig, run_id
 from normlab.spec.metric import NLL
+from normlab.spec.units import count
 from normlab.store.folder import RunFolder, find_run, read_scores
 from normlab.tasks.classification import Classification
 from normlab.training.devices import resolved_precision
@@ -138,12 +139,12 @@ def search(
     epochs: Sequence[int] = EPOCHS,
 ) -> Iterator[Config]:
     """Yield the configurations of the search on so many training pairs; a tenth of the steps warms up."""
-    for batch, lr, count in product(batches, lrs, epochs):
+    for batch, lr, passes in product(batches, lrs, epochs):
         each = -(-pairs // batch)
-        warmup_steps = count * each // 10 if base.optim.warmup_steps else 0
+        warmup_steps = passes * each // 10 if base.optim.warmup_steps else 0
         train = replace(
             base.train,
-            steps=count * each,
+            steps=passes * each,
             validate_every_steps=each,
             max_tokens=batch * base.data.block_len,
         )
@@ -163,6 +164,8 @@ def _trained(configs: Sequence[Config], queue: Queue) -> list[RunFolder]:
     queue.run()
     for run, reason in queue.failed.items():
         raise UserError(f"run {run} could not be fine-tuned: {reason}")
+    if left := [folder for folder in folders if folder.status().state != "done"]:
+        raise SpentError(f"the budget is spent; {len(left)} of {count(len(folders), 'fine-tuning')} left")
     return folders
 
 

@@ -12,7 +12,6 @@ import numpy as np
 import torch
 
 from normlab.data.batches import dev_batches, permutation
-from normlab.data.ragged import TokenPairs
 from normlab.data.text import located
 from normlab.diagnosis.reading.structure import read_structure
 from normlab.diagnosis.reading.subject import Subject
@@ -105,7 +104,7 @@ class Lab:
             if not size:
                 raise UserError(f"{text} has no sentences left for {count} batches of {tokens} positions")
             chosen = np.isin(np.arange(len(pairs)), order[:size])
-            some = TokenPairs(pairs.source.only(chosen), pairs.target.only(chosen))
+            some = pairs.only(chosen)
             (batch,) = dev_batches(some, tokens)
             found.append(TaskInputs(task, batch, {"source": batch.source, "target_in": batch.target_in}))
             order = order[size:]

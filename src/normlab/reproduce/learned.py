@@ -10,7 +10,6 @@ from typing import Any, Final, TypeAlias
 
 import numpy as np
 from safetensors.numpy import load_file
-from scipy.stats import spearmanr
 
 from normlab.errors import UserError
 from normlab.papers import study
@@ -35,17 +34,17 @@ Scales: TypeAlias = Mapping[str, float]
 
 
 @study
-def learned_scales(lab: Lab, *, measures: Mapping[str, Sequence[Any]]) -> Measurement:
+def learned_scales(lab: Lab, *, gpu: Mapping[str, Sequence[Any]]) -> Measurement:
     """``trainings`` with the table of the scales that every run has learned."""
-    found = trainings(lab, measures=measures)
+    found = trainings(lab, measures={}, gpu=gpu)
     return replace(found, tables={**found.tables, "scales": list(_rows(Trained(lab.runs)))})
 
 
 @kind
-def scale_rank(runs: Trained, cell: str, role: str) -> Measure:
-    """Spearman's rank correlation of g and the layer, for one kind of sublayer; its mean over seeds."""
+def scale_growth(runs: Trained, cell: str, role: str) -> Measure:
+    """The slope of ln g by layer, for one kind of sublayer, by least squares; its mean over seeds."""
     found = (by_layer(scales_of(folder), role) for folder in runs.cells[cell])
-    return mean(float(spearmanr(np.arange(len(g)), g).statistic) for g in found)
+    return mean(float(np.polyfit(np.arange(len(g)), np.log(g), 1)[0]) for g in found)
 
 
 @kind

@@ -134,7 +134,9 @@ def difference_size(runs: Trained, metric: str, a: str, b: str) -> Measure:
 
 @kind
 def best_difference(runs: Trained, metric: str, a: Sequence[str], b: Sequence[str]) -> Measure:
-    """The best test score of any cell in ``a`` minus that of any in ``b``, within seeds."""
+    """The best test score of any cell in ``a`` minus that of any in ``b``, within seeds. The best of several
+    favours the side that has more cells: such a claim is one that this works against.
+    """
     of = runs.metric(metric)
     best = np.max if of.higher_is_better else np.min
     return _within_seeds(
@@ -262,7 +264,9 @@ def _mean(metric: Metric, scores: Array) -> Measure:
 
 
 def _within_seeds(metric: Metric, first: Array, second: Array) -> Measure:
-    """The mean difference of values on the scale, as a difference of scores halfway between the two."""
+    """The mean difference of values on the scale, as a difference of scores halfway between the two, a level
+    that is taken as known.
+    """
     centre = np.array(float((first + second).mean() / 2))
     return _mapped(mean(first - second), lambda moved: Scale(metric).difference(centre, moved))
 

@@ -65,8 +65,8 @@ class Claim:
     not the paper, and is not counted among the verdicts.
     """
     needs: str = ""
-    """The hardware or data that gives the measure where this machine and its text cannot. Where other claims
-    were measured and this one was not, it is undecided.
+    """The hardware or data that gives the measure where this machine and its text cannot: without the measure
+    the claim is undecided, and not merely not run.
     """
 
     def __post_init__(self) -> None:
@@ -82,7 +82,7 @@ class Claim:
         ``not run`` where nothing was measured.
         """
         if self.measure not in measures:
-            return "undecided" if self.needs and measures else "not run"
+            return "undecided" if self.needs else "not run"
         found = measures[self.measure]
         if self.at_least <= found.low and found.high <= self.at_most:
             return "agrees"

@@ -166,8 +166,8 @@ class Task(ABC, Generic[CorpusT, ModelT, BatchT]):
     def dev_scores(self, model: ModelT) -> dict[str, float]:
         """Return the scores on dev by metric name, with ``nll``, the negative log-likelihood in nats.
 
-        A task whose examples have a source adds ``nll_exchanged``, the same with the sources exchanged among
-        the examples, and ``repeated_share`` of its outputs: the outcome of a run rests on them.
+        A task whose examples have a source adds ``nll_exchanged``, the same plus what it costs to exchange
+        the sources among examples, and ``repeated_share`` of its outputs: a run's outcome rests on them.
         """
 
     @abstractmethod

@@ -96,10 +96,15 @@ class Translation(Task[Corpus, Seq2Seq, Batch], name="translation"):
         """Return the negative log-likelihood of dev in nats per token, without label smoothing."""
         return self._losses(model, self.corpus.dev, 0.0)[0]
 
-    def exchanged_nll(self, model: Seq2Seq) -> float:
-        """Return ``dev_nll`` with the source of the dev sentence before in the place of each one's own."""
-        dev = self.corpus.dev
-        return self._losses(model, TokenPairs(dev.source.shifted(), dev.target), 0.0)[0]
+    def exchange_cost(self, model: Seq2Seq, nll: float) -> float:
+        """Return what the source of the sentence before in the place of each one's own costs the first
+        ``train.dev_decode_sentences`` dev sentences, in nats per token; ``nll`` is that of all with their
+        own.
+        """
+        dev, count = self.corpus.dev, self.config.train.dev_decode_sentences
+        some = dev.only(np.arange(len(dev)) < max(count, 2))
+        exchanged = self._losses(model, TokenPairs(some.source.shifted(), some.target), 0.0)[0]
+        return exchanged - (nll if len(some) == len(dev) else self._losses(model, some, 0.0)[0])
 
     @torch.inference_mode()
     def _losses(self, model: Seq2Seq, pairs: TokenPairs, smoothing: float) -> tuple[float, float]:
@@ -139,7 +144,7 @@ class Translation(Task[Corpus, Seq2Seq, Batch], name="translation"):
         scores, outputs = {"nll": self.dev_nll(model)}, self.dev_outputs(model)
         scores["bleu"] = self.dev_bleu(outputs)
         if len(self.corpus.dev) > 1:  # or there is no other source
-            scores["nll_exchanged"] = self.exchanged_nll(model)
+            scores["nll_exchanged"] = scores["nll"] + self.exchange_cost(model, scores["nll"])
         references = self.corpus.dev_text.target[: len(outputs)]
         return {**scores, "repeated_share": repeated_share(outputs, references)}
 
@@ -199,8 +204,7 @@ class Translation(Task[Corpus, Seq2Seq, Batch], name="translation"):
         searched = min(self.config.train.dev_decode_sentences, len(self.corpus.dev_text))
         few = min(searched, _SEARCHED_SENTENCES)
         start = time.perf_counter()
-        self.dev_nll(model)
-        self.exchanged_nll(model)
+        self.exchange_cost(model, self.dev_nll(model))
         likelihood = time.perf_counter() - start
         self.dev_outputs(model, few)
         sentence = (time.perf_counter() - start - likelihood) / few

@@ -31,8 +31,6 @@ TABLE1: Final = Artefact(
     settings={
         "measures": {
             "post_enc": ("share_trained", "enc:post/dec:post", "enc:post/dec:pre"),
-            "hybrid": ("difference", "nll", "enc:post/dec:pre", "enc:pre/dec:pre"),
-            "post": ("difference", "nll", "enc:post/dec:post", "enc:pre/dec:pre"),
             "pre": ("score", "bleu", "enc:pre/dec:pre"),
         }
     },
@@ -40,24 +38,10 @@ TABLE1: Final = Artefact(
     claims=(
         at_most(
             0.5,
-            "share of the runs with a Post-LN encoder that train",
+            "share of the runs with a Post-LN encoder that train, the hybrid's among them",
             "post_enc",
             published="both diverge",
             convention="a model fails if most of its runs do",
-        ),
-        at_least(
-            0.0,
-            "test NLL of the hybrid, whose gradients do not vanish, minus that of Pre-LN",
-            "hybrid",
-            published="diverges against converges",
-            derived=ORDER,
-        ),
-        at_least(
-            0.0,
-            "test NLL of Post-LN minus that of Pre-LN",
-            "post",
-            published="diverges against converges",
-            derived=ORDER,
         ),
         at_least(
             10.0,
@@ -68,6 +52,10 @@ TABLE1: Final = Artefact(
         ),
     ),
     drawings=CURVES,
+    version=2,
+    date="2026-11-23",
+    reason="The first version tested besides whether Post-LN and the hybrid have a worse loss than Pre-LN. A "
+    "model that trains can have that, too; the table says which models train.",
 )
 
 FIG1_9: Final = Artefact(

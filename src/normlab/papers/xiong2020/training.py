@@ -155,11 +155,16 @@ LOSS_VS_BLEU: Final = Artefact(
             "pairs",
             published="such pairs exist",
             convention="badly trained: at most 10 BLEU on dev",
+            check="one pair is enough, and ten runs make 45",
         ),
     ),
     drawings=(
         Drawing("curves", "nll", "bleu", "Dev BLEU by dev NLL", "nats per token", "BLEU", colour="cell"),
     ),
+    version=2,
+    date="2026-11-23",
+    reason="The first version counted this as a verdict. That some pair exists among so many could hardly "
+    "have failed: it is a check.",
 )
 
 SIMPLIFIED: Final = Artefact(
