@@ -1,7 +1,7 @@
-"""Short trainings of the demo's model under every method with an exact rewrite, each folded.
+"""Trainings of the demo's model under every method with an exact rewrite, each folded.
 
     python benchmarks/fold.py             # three steps of one method, to see that it runs
-    python benchmarks/fold.py --write     # all methods but those that fold.json holds
+    python benchmarks/fold.py --write     # all methods but those that fold.json holds: half a minute each
     python benchmarks/fold.py --page      # write the tables of docs/fold.md from fold.json, without measuring
 
 A row is written as soon as it is measured, so that a long run can be interrupted.
@@ -24,12 +24,13 @@ from normlab.export.fold import BOUND, measure_fold
 from normlab.nn import Norm, Placement
 from normlab.recipes.grammar import resolve
 from normlab.spec.config import Config, MachineConfig
+from normlab.store.folder import read_scores
 from normlab.training.train import train
 
 ROOT = Path(__file__).resolve().parents[1]
 RESULTS = ROOT / "benchmarks/results/fold.json"
 PAGE = ROOT / "docs/fold.md"
-STEPS, RATE, LAYERS, DEV = 40, 2e-3, 2, 50
+STEPS, RATE, DEV = 200, 2e-3, 50
 
 WEIGHTED = (
     "LN(ω ⊙ x + f(x))",
@@ -63,21 +64,20 @@ METHODS: dict[str, tuple[str, str]] = {
 
 
 def configured(recipe: str, steps: int) -> Config:
-    """The demo's configuration of a recipe, for a few steps."""
+    """The demo's configuration of a recipe, for so many steps."""
     base = demo()
-    sized = replace(base.model, encoder_layers=LAYERS, decoder_layers=LAYERS)
-    short = replace(base.train, steps=steps, validate_every_steps=steps, precision="fp32")
-    short = replace(short, dev_decode_sentences=DEV, max_tokens=512)
-    data = replace(base.data, builtin_pairs=1000)
+    train_ = replace(base.train, steps=steps, validate_every_steps=steps, precision="fp32")
+    train_ = replace(train_, dev_decode_sentences=DEV)
     machine = MachineConfig(threads=1, probes="")
-    base = replace(base, model=sized, train=short, data=data, machine=machine)
-    return resolve(recipe, replace(base, optim=replace(base.optim, lr=RATE)))
+    optim = replace(base.optim, lr=RATE)
+    return resolve(recipe, replace(base, train=train_, machine=machine, optim=optim))
 
 
 def measure(recipe: str, steps: int, root: Path) -> dict[str, Any]:
-    """Train a recipe and fold it."""
-    found = asdict(measure_fold(train(configured(recipe, steps), root)))
-    return {**found, "run": "", "kept": list(found["kept"])}
+    """Train a recipe and fold it; the row says besides what the run scored."""
+    run = train(configured(recipe, steps), root)
+    found = asdict(measure_fold(run))
+    return {**found, "run": "", "kept": list(found["kept"]), "bleu": read_scores(run.scores)["bleu"]}
 
 
 def kept() -> list[dict[str, Any]]:
@@ -90,7 +90,7 @@ def keep(rows: Sequence[dict[str, Any]]) -> None:
     about = {
         "steps": STEPS,
         "rate": RATE,
-        "layers": LAYERS,
+        "layers": demo().model.encoder_layers,
         "hardware": f"CPU, one thread, torch {torch.__version__}",
     }
     ordered = sorted(rows, key=lambda row: list(METHODS).index(row["before"]))
@@ -100,13 +100,13 @@ def keep(rows: Sequence[dict[str, Any]]) -> None:
 
 def table(rows: Sequence[dict[str, Any]]) -> Iterator[str]:
     """The measured table as Markdown lines."""
-    yield "| recipe | becomes | float32 | float64 | equal outputs | parameters before | after |"
-    yield "| --- | --- | --- | --- | --- | --- | --- |"
+    yield "| recipe | BLEU | becomes | float32 | float64 | equal outputs | parameters before | after |"
+    yield "| --- | --- | --- | --- | --- | --- | --- | --- |"
     for row in rows:
         float32, float64 = (f"{row[name] / row['largest_logit']:.1e}" for name in ("float32", "float64"))
         after = row["after"].removesuffix("+constant")
         yield (
-            f"| `{row['before']}` | `{after}` | {float32} | {float64} | {row['equal_outputs']} of "
+            f"| `{row['before']}` | {row['bleu']:.1f} | `{after}` | {float32} | {float64} | {row['equal_outputs']} of "
             f"{row['outputs']} | {row['parameters_before']:,} | {row['parameters_after']:,} |"
         )
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import faulthandler
+import os
 import sys
 from datetime import timedelta
 from pathlib import Path
@@ -57,7 +59,12 @@ def whole(tensor: Tensor) -> Tensor:
 
 
 def work(rank: int, folder: str, path: list[str]) -> None:
-    """Of one rank: every variant in one process group, what differs into a file."""
+    """Write what differs in each variant on one rank, with all of them in one process group.
+
+    The process ends without Python's own end: threads of gloo may still hold tensors of Python then, and
+    freeing these ends in a crash now and then (github.com/pytorch/pytorch/pull/179291).
+    """
+    faulthandler.enable()
     sys.path[:] = path
     torch.set_num_threads(1)
     distributed.init_process_group(
@@ -77,6 +84,7 @@ def work(rank: int, folder: str, path: list[str]) -> None:
         distributed.barrier()
     Path(folder, f"rank{rank}").write_text("\n".join(lines))
     distributed.destroy_process_group()
+    os._exit(0)
 
 
 @pytest.mark.slow

@@ -233,8 +233,8 @@ class Keel(TwoNorms, name="keel"):
 
     deep: ClassVar[bool] = True
     no_fold: ClassVar[str] = (
-        "without S, the outer norm needs its epsilon divided by the square of S, or the inner one its own "
-        "multiplied by it, and a norm's epsilon is a constant"
+        "S, the number of sublayers, leaves the stream only if the outer norm has its epsilon divided by the "
+        "square of S, or the inner one its own multiplied by it, and a norm's epsilon is a constant"
     )
 
     def build(self, site: Site) -> None:
