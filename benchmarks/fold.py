@@ -106,8 +106,8 @@ def table(rows: Sequence[dict[str, Any]]) -> Iterator[str]:
         float32, float64 = (f"{row[name] / row['largest_logit']:.1e}" for name in ("float32", "float64"))
         after = row["after"].removesuffix("+constant")
         yield (
-            f"| `{row['before']}` | {row['bleu']:.1f} | `{after}` | {float32} | {float64} | {row['equal_outputs']} of "
-            f"{row['outputs']} | {row['parameters_before']:,} | {row['parameters_after']:,} |"
+            f"| `{row['before']}` | {row['bleu']:.1f} | `{after}` | {float32} | {float64} | "
+            f"{row['equal_outputs']} of {row['outputs']} | {row['parameters_before']:,} | {row['parameters_after']:,} |"
         )
 
 
