@@ -107,7 +107,8 @@ def table(rows: Sequence[dict[str, Any]]) -> Iterator[str]:
         after = row["after"].removesuffix("+constant")
         yield (
             f"| `{row['before']}` | {row['bleu']:.1f} | `{after}` | {float32} | {float64} | "
-            f"{row['equal_outputs']} of {row['outputs']} | {row['parameters_before']:,} | {row['parameters_after']:,} |"
+            f"{row['equal_outputs']} of {row['outputs']} | {row['parameters_before']:,} | "
+            f"{row['parameters_after']:,} |"
         )
 
 
