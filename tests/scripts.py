@@ -9,8 +9,10 @@ from types import ModuleType
 
 
 def script(name: str) -> ModuleType:
-    """``benchmarks/<name>.py``."""
-    path = Path(__file__).resolve().parents[1] / f"benchmarks/{name}.py"
+    """``benchmarks/<name>.py``, or the package ``benchmarks/<name>/``."""
+    folder = Path(__file__).resolve().parents[1] / "benchmarks"
+    package = folder / name / "__init__.py"
+    path = package if package.exists() else folder / f"{name}.py"
     spec = importlib.util.spec_from_file_location(f"benchmarks_{name}", path)
     assert spec is not None
     assert spec.loader is not None
