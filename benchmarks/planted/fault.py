@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Mapping
+import re
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
 from typing import Any
@@ -39,8 +40,8 @@ class Fault:
     declared: Mapping[str, Any] = field(default_factory=dict)
     """The start that was meant, where only this shows the mistake: deviations by role, and so on."""
     words: tuple[str, ...] = ()
-    """Words of which the finding must hold one (in any case), where its place alone would not show that the
-    mistake was recognised.
+    """Words, or their beginnings, of which the finding must hold one, where its place alone would not show
+    that the mistake was recognised.
     """
 
     def case(self) -> Case:
@@ -54,7 +55,8 @@ class Fault:
     def named_by(self, path: str, sentence: str) -> bool:
         """Whether a finding about this path is a correct one."""
         placed = any(fnmatchcase(path, pattern) for pattern in self.module)
-        return placed and (not self.words or any(word in sentence.lower() for word in self.words))
+        begun = (re.search(rf"(?<!\w){re.escape(word)}", sentence, re.IGNORECASE) for word in self.words)
+        return placed and (not self.words or any(begun))
 
 
 @dataclass(frozen=True)
@@ -64,16 +66,18 @@ class Faults:
     every: list[Fault] = field(default_factory=list)
 
     def add(
-        self, architecture: str, *module: str, declared: Mapping[str, Any] | None = None, words: str = ""
+        self,
+        architecture: str,
+        *module: str,
+        declared: Mapping[str, Any] | None = None,
+        words: Sequence[str] = (),
     ) -> Callable[[Plant], Plant]:
-        """Add a function by its name, with its docstring as the sentence; spaces separate ``words``."""
+        """Add a function by its name, with its docstring as the sentence."""
 
         def added(plant: Plant) -> Plant:
             says = inspect.cleandoc(plant.__doc__ or "")
-            every = declared or {}
-            self.every.append(
-                Fault(plant.__name__, architecture, says, module, plant, every, tuple(words.split()))
-            )
+            start = declared or {}
+            self.every.append(Fault(plant.__name__, architecture, says, module, plant, start, tuple(words)))
             return plant
 
         return added

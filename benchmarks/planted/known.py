@@ -20,11 +20,13 @@ START: dict[str, Any] = dict.fromkeys(ROLES.split(), DEVIATION)
 GPT2_START = START | {"output": DEPTH_SCALED, "ffn_out": DEPTH_SCALED}
 LLAMA_START = START | {"ffn_gate": DEVIATION, "head": DEVIATION}
 """Deviations by role that were meant; ``truncated_at``, in deviations, and ``tied`` stand beside them."""
+LEAK = ("causal", "later", "future", "leak")
+"""Words for a later token that changes an earlier logit."""
 
 # ------------------------------------------------------------------------------------------------ GPT-2
 
 
-@KNOWN.add("gpt2", "h", "h.11", *within("ln_f", "lm_head"))
+@KNOWN.add("gpt2", "h", "h.11", *within("ln_f", "lm_head"), words=("norm", "LayerNorm", "unnorm"))
 def no_final_norm(case: Case) -> None:
     """The stack ends without its final norm."""
     case.model.ln_f = nn.Identity()
@@ -37,7 +39,7 @@ def tied_deviation_of_one(case: Case) -> None:
     case.model.wte.weight.normal_(0.0, 1.0)
 
 
-@KNOWN.add("gpt2", *within("h.*.attn"))
+@KNOWN.add("gpt2", *within("h.*.attn"), words=("scale", "unscaled", "sqrt", "√", "root", "divide"))
 def unscaled_attention(case: Case) -> None:
     """The scores of attention are not divided by the root of the head's width."""
     for block in case.model.h:
@@ -58,7 +60,7 @@ def missing_residual(case: Case) -> None:
     becomes(case.model.h[5], WithoutSkip)
 
 
-@KNOWN.add("gpt2", "h.0", *within("h.*.attn"))
+@KNOWN.add("gpt2", "h.0", *within("h.*.attn"), words=LEAK)
 def no_causal_mask(case: Case) -> None:
     """No layer has a causal mask."""
     for block in case.model.h:
@@ -81,7 +83,7 @@ def depth_scale_never_applied(case: Case) -> None:
         block.mlp.c_proj.weight.normal_(0.0, DEVIATION)
 
 
-@KNOWN.add("gpt2", OPTIMISER, words="clip")
+@KNOWN.add("gpt2", OPTIMISER, words=("clip",))
 def clipping_divides_the_step(case: Case) -> None:
     """Gradients are clipped at 0.01 where 1.0 was meant, which divides SGD's step by more than 100."""
     case.lr, case.max_grad_norm = 0.1, 0.01
@@ -125,7 +127,7 @@ def matrix_at_torch_default(case: Case) -> None:
     "bert.encoder",
     "bert.encoder.layer.0",
     *within("bert.encoder.layer.*.attention"),
-    words="pad mask",
+    words=("pad", "mask"),
 )
 def padding_leak(case: Case) -> None:
     """The attention mask is not passed on, so that words attend to padding."""
@@ -141,7 +143,7 @@ def padding_leak(case: Case) -> None:
     "bert.embeddings",
     "bert.embeddings.position_ids",
     *within("bert.embeddings.position_embeddings"),
-    words="position buffer",
+    words=("position", "buffer"),
 )
 def constant_position_ids(case: Case) -> None:
     """After to_empty nobody filled the buffer of positions, so that every token is at position 0."""
@@ -152,7 +154,7 @@ def constant_position_ids(case: Case) -> None:
     "bert",
     *within("bert.embeddings.word_embeddings", "cls.predictions.decoder"),
     declared={"tied": True},
-    words="tie tied share",
+    words=("tie", "tying", "untied", "share"),
 )
 def broken_tie(case: Case) -> None:
     """A copy for the optimiser broke the tie between embedding and head."""
@@ -194,18 +196,16 @@ def depth_scale_on_the_wrong_matrix(case: Case) -> None:
 @KNOWN.add(
     "llama",
     *within("model.layers.*.mlp"),
-    declared=LLAMA_START | {"truncated_at": 2.0},
-    words="trunc tail cut",
+    declared=LLAMA_START | {"truncated_at": 3.0},
+    words=("trunc", "tail", "cut"),
 )
 @torch.no_grad()
 def truncation_at_100_deviations(case: Case) -> None:
-    """The bounds of trunc_normal_ were taken for deviations, so that the feed-forward is cut at 100 of them."""
-    cut_correctly = 0.8796  # deviation of a standard normal variable that is cut at 2
+    """trunc_normal_ got bounds in deviations, so that the feed-forward is cut at 100 deviations."""
     for path, p in case.model.named_parameters():
         if p.ndim == 2:
-            wrong = ".mlp." in path
-            std, bound = (DEVIATION, 2.0) if wrong else (DEVIATION / cut_correctly, 2 * DEVIATION)
-            nn.init.trunc_normal_(p, std=std, a=-bound, b=bound)
+            bound = 2.0 if ".mlp." in path else 3 * DEVIATION
+            nn.init.trunc_normal_(p, std=DEVIATION, a=-bound, b=bound)
 
 
 @KNOWN.add("llama", *within("model.rotary_emb"))
@@ -214,7 +214,7 @@ def rotary_buffer_of_zeros(case: Case) -> None:
     case.model.model.rotary_emb.inv_freq.zero_()
 
 
-@KNOWN.add("llama", OPTIMISER, *within("model", "lm_head"), words="bf16 bfloat16 round")
+@KNOWN.add("llama", OPTIMISER, *within("model", "lm_head"), words=("bf16", "bfloat16", "round"))
 def updates_lost_in_bf16(case: Case) -> None:
     """Weights and optimiser are bfloat16 and the rate is 1e-5, so that most updates round to nothing."""
     case.model.to(torch.bfloat16)
@@ -236,7 +236,7 @@ def norm_gain_of_zeros(case: Case) -> None:
     nn.init.zeros_(case.model.encoder.sublayers[5].place.norm.weight)
 
 
-@KNOWN.add("translation", "decoder", *within("encoder"), words="gradient detach")
+@KNOWN.add("translation", "decoder", *within("encoder"), words=("gradient", "detach"))
 def detached_memory(case: Case) -> None:
     """The decoder reads the encoder's output without its graph, so that the encoder does not learn."""
     case.model.encoder.register_forward_hook(lambda module, args, output: output.detach())
@@ -245,7 +245,7 @@ def detached_memory(case: Case) -> None:
 @KNOWN.add("translation", *within("embedding"))
 @torch.no_grad()
 def embedding_deviation_of_one(case: Case) -> None:
-    """The shared embedding has a deviation of 1.0, and the model scales it by the root of the width besides."""
+    """The shared embedding has a deviation of 1.0, which the model multiplies by the root of the width."""
     case.model.embedding.weight.normal_(0.0, 1.0)
 
 

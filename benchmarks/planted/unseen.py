@@ -13,6 +13,7 @@ from transformers.models.bert.modeling_bert import BertOutput
 from normlab.nn import PAD, Context, Seq2Seq
 
 from .fault import OPTIMISER, Faults, becomes, within
+from .known import LEAK
 from .models import LAYERS, Attention, Case
 
 UNSEEN = Faults()
@@ -27,7 +28,7 @@ class SoftmaxOverQueries(Attention):
         return F.softmax(scores, dim=-2)
 
 
-@UNSEEN.add("gpt2", "h.0", *within("h.*.attn"))
+@UNSEEN.add("gpt2", "h.0", *within("h.*.attn"), words=(*LEAK, "softmax", "sum"))
 def softmax_over_queries(case: Case) -> None:
     """The softmax of attention goes over the queries, not over the keys."""
     for block in case.model.h:
@@ -55,7 +56,7 @@ class AlwaysDropout(nn.Dropout):
         return F.dropout(input, self.p)
 
 
-@UNSEEN.add("gpt2", *within("h.*.mlp"), words="dropout random eval determin")
+@UNSEEN.add("gpt2", *within("h.*.mlp"), words=("dropout", "random", "evaluation", "nondetermin", "determin"))
 def dropout_in_evaluation(case: Case) -> None:
     """The feed-forwards call F.dropout without training=self.training, so that evaluation is random."""
     for block in case.model.h:
@@ -78,7 +79,11 @@ def residual_behind_the_norm(case: Case) -> None:
     becomes(case.model.bert.encoder.layer[8].output, SumBehindNorm)
 
 
-@UNSEEN.add("bert", *within("bert.encoder.layer.*.intermediate"), words="linear activation")
+@UNSEEN.add(
+    "bert",
+    *within("bert.encoder.layer.*.intermediate"),
+    words=("activation", "nonlinear", "non-linear", "is linear", "linear map"),
+)
 def no_activation(case: Case) -> None:
     """The feed-forwards have no activation, so that their two matrices are one linear map."""
     for layer in case.model.bert.encoder.layer:
@@ -88,15 +93,22 @@ def no_activation(case: Case) -> None:
 # ------------------------------------------------------------------------------------------------ Llama
 
 
-@UNSEEN.add("llama", *within("model.layers"), words="share same tie repeat once identical")
+@UNSEEN.add(
+    "llama", *within("model.layers"), words=("share", "tie", "repeat", "identical", "one module", "the same")
+)
 def one_layer_twelve_times(case: Case) -> None:
     """The list of layers holds one layer twelve times, as [layer] * 12 gives it."""
     case.model.model.layers = nn.ModuleList([case.model.model.layers[0]] * LAYERS)
 
 
-@UNSEEN.add("llama", OPTIMISER, *within("model.norm", "model.layers.*.*_layernorm"))
+@UNSEEN.add(
+    "llama",
+    OPTIMISER,
+    *within("model.norm", "model.layers.*.*_layernorm"),
+    words=("optim", "updat", "step", "train"),
+)
 def norms_not_in_the_optimiser(case: Case) -> None:
-    """The optimiser was made of the matrices alone: the group without weight decay, the norms, was forgotten."""
+    """The optimiser got the matrices alone: the norms, a group without weight decay, were forgotten."""
 
     def of_matrices(parameters: list[nn.Parameter]) -> AdamW:
         return AdamW([p for p in parameters if p.ndim >= 2], lr=case.lr, weight_decay=0.1)
@@ -128,7 +140,7 @@ CROSS = tuple(f"decoder.sublayers.{i}" for i in range(1, 3 * LAYERS // 2, 3))
     "translation",
     "encoder",
     *within("encoder.sublayers.0", "encoder.sublayers.*.f", *CROSS),
-    words="pad mask",
+    words=("pad", "mask"),
 )
 def inverted_mask(case: Case) -> None:
     """The mask of the source is inverted, so that tokens attend to padding."""
@@ -141,7 +153,12 @@ def decode_itself(model: Seq2Seq, target_in: Tensor, memory: Tensor, memory_mask
     return model.decoder(x, Context(padding_mask=mask, memory=x, memory_mask=mask))
 
 
-@UNSEEN.add("translation", "decoder", *within("encoder", *CROSS))
+@UNSEEN.add(
+    "translation",
+    "decoder",
+    *within("encoder", *CROSS),
+    words=(*LEAK, "gradient", "source", "memory", "cross"),
+)
 def cross_attention_to_the_target(case: Case) -> None:
     """Cross-attention reads the embedded target instead of the encoder's output."""
     case.model.decode = MethodType(decode_itself, case.model)
