@@ -44,12 +44,17 @@ def test_no_verdict_rests_on_an_unnamed_number(one, claim):
     assert bounds <= printed
 
 
+def _checks(claims) -> int:
+    """The number of claims that are not counted as verdicts, which a fingerprint leaves out."""
+    return sum(bool(claim.check) for claim in claims)
+
+
 @pytest.mark.parametrize("id_", ARTEFACTS)
 def test_every_version_but_today_s_is_kept_with_other_claims(id_):
     today, before = ARTEFACTS[id_], superseded(id_)
     assert [one.version for one in before] == list(range(1, today.version))
-    prints = [one.found.fingerprint for one in before]
-    assert len({*prints, today.fingerprint()}) == today.version
+    prints = {(one.found.fingerprint, _checks(one.claims)) for one in before}
+    assert len({*prints, (today.fingerprint(), _checks(today.claims))}) == today.version
     assert all(one.date and one.date <= today.date for one in before)
     assert all(one.found.id == id_ for one in before)
 
@@ -68,6 +73,11 @@ def test_claims_that_were_changed_after_a_measurement_are_known():
         "xiong2020.fig4ab",
         "xiong2020.fig6",
         "xiong2020.clip",
+        "xiong2020.loss_vs_bleu",
+        "nguyen2019.fig3",
+        "nguyen2019.fig4",
+        "nguyen2019.batchsize",
+        "liu2020.table1",
     }
 
 
