@@ -16,10 +16,10 @@ import torch
 from torch import Tensor, nn
 
 from normlab.diagnosis.probing.step import OptimiserFactory
-from normlab.diagnosis.reading.structure import Structure, read_structure
+from normlab.diagnosis.reading.structure import Structure, UnreadError, read_structure
 from normlab.diagnosis.reading.subject import Loss, Subject, output_loss
 from normlab.diagnosis.reading.taps import bare, leaves
-from normlab.diagnosis.rules.finding import Finding, Tables, at_least
+from normlab.diagnosis.rules.finding import SEVERITIES, Finding, Tables, at_least, cause
 from normlab.diagnosis.study import Study, StudyContext, registered
 from normlab.diagnosis.suite import find
 from normlab.diagnosis.table import Table
@@ -51,6 +51,19 @@ class Diagnosis:
     facts: Mapping[str, str]
     """Parameters, batch, loss, learning rate, optimiser and device, in words."""
 
+    @property
+    def cause(self) -> Finding | None:
+        """The first of the gravest findings, above a note, that follows from no other one."""
+        return cause(self.findings)
+
+    @property
+    def verdict(self) -> str:
+        """One line: the cause with its place and what to do, or that nothing was found."""
+        if (found := self.cause) is None:
+            return f"nothing found in {len(self.studies)} studies"
+        where = f"{found.module}: " if found.module and found.module not in found.sentence else ""
+        return f"{found.severity}: {where}{found.sentence}" + (f"; {found.do}" if found.do else "")
+
     def at_least(self, severity: str) -> list[Finding]:
         """Return the findings of this severity (``warning``, say) or above."""
         return at_least(self.findings, severity)
@@ -63,6 +76,8 @@ class Diagnosis:
             "facts": dict(self.facts),
             "structure": str(self.structure),
             "stacks": {stack.name: Tables(self.tables).label(stack.name) for stack in self.structure.stacks},
+            "verdict": self.verdict,
+            "cause": None if self.cause is None else self.cause.name,
             "findings": [{**vars(f), "numbers": dict(f.numbers)} for f in self.findings],
             "studies": [study.to_plain() for study in self.studies],
             "seconds": dict(self.seconds),
@@ -85,6 +100,7 @@ def diagnose(
     preset: str = "standard",
     batches: Sequence[Any] = (),
     structure: Structure | None = None,
+    max_grad_norm: float | None = None,
 ) -> Diagnosis:
     """Measure a model on a batch, compare it with theory and report findings; the model does not change.
 
@@ -93,21 +109,28 @@ def diagnose(
     learning rate of an Adam; ``optimiser``, either a function that makes one from parameters or one in the
     middle of its training, brings its own. ``batches`` are mini-batches for studies that need several small
     ones; without them the batch is split. ``structure`` is a result of ``read_structure``, for a model in
-    which modules must be named. ``preset`` is cheap, standard or full.
+    which modules must be named. ``preset`` is preflight, cheap, standard or full, ``max_grad_norm`` the
+    global norm to which the training will clip gradients.
 
-    A study that does not apply to the model becomes a note, one that fails a warning. Raises UserError for a
-    model without repeated blocks, one that raises or has no trainable parameter, a batch on another device,
+    A study that does not apply to the model becomes a note, one that fails a warning. Of a model without a
+    residual stream that can be read, the studies of ``preflight`` are made. Raises UserError for one that
+    raises or has no trainable parameter, a batch on another device,
     a loss that is not finite, and a learning rate that is not above 0.
     """
     if lr is not None and not POSITIVE.holds(lr):
         raise UserError(f"lr is {POSITIVE.wanted(lr)}, got {lr!r}; leave it out, or type lr=1e-3")
     studies = registered(preset)
     model = _checked(model, batch)
-    subject = Subject(model, batch, loss or output_loss, structure or read_structure(model, batch))
+    found = list[Finding]()
+    if structure is None:
+        structure, found = _read(model, batch)
+    if not structure.stacks:
+        studies = [study for study in studies if study.preset == "preflight"]
+    subject = Subject(model, batch, loss or output_loss, structure)
     begun = _finite_loss(subject)
     make = optimiser or partial(torch.optim.Adam, lr=lr or STEP_LR)
     used, rate = _optimiser(make)
-    context = StudyContext(subject, make, tuple(batches))
+    context = StudyContext(subject, make, tuple(batches), max_grad_norm)
     seconds, failed, tables = dict[str, float](), list[Finding](), dict[str, Table]()
     with _peak(device := _device(model)) as peak:
         for study in studies:
@@ -122,18 +145,45 @@ def diagnose(
                 torch.cuda.synchronize(device)
             seconds[study.name] = time.perf_counter() - start
     tables = {name: table for name, table in tables.items() if len(table)}
-    unread = [Finding("unread", "note", why, "structure", {}) for why in subject.structure.unread]
+    if structure.stacks:
+        found += [Finding("unread", "note", why, "structure", {}) for why in structure.unread]
+    judged = (*find(tables, rate if lr or optimiser else None), *found, *failed)
     return Diagnosis(
         model=type(model).__name__,
         preset=preset,
         structure=subject.structure,
         tables=tables,
-        findings=(*find(tables, rate if lr or optimiser else None), *unread, *failed),
+        findings=tuple(sorted(judged, key=lambda f: -SEVERITIES.index(f.severity))),
         studies=tuple(studies),
         seconds=seconds,
         peak_memory_bytes=peak(),
         facts=_facts(subject) | {"loss": f"{begun:.4g}", "optimiser": f"{used}, lr {rate:g}"},
     )
+
+
+def _read(model: nn.Module, batch: Any) -> tuple[Structure, list[Finding]]:
+    """Read the residual stream; where there is none, return a structure without stacks, and why."""
+    try:
+        return read_structure(model, batch), []
+    except UnreadError as error:
+        nothing = Structure((), (str(error),))
+        if not error.blocks:
+            return nothing, [Finding("unread", "warning", str(error), "structure", {})]
+        block, more = error.blocks[0], len(error.blocks) - 1
+        others = f" and {more} other blocks" if more else ""
+        return nothing, [
+            Finding(
+                "no_residual",
+                "problem",
+                f"in {block}{others} the stream is not the one before plus what a module puts out, as in the "
+                "other blocks of its kind",
+                "structure",
+                {"blocks": len(error.blocks)},
+                module=block,
+                layer=next((int(part) for part in block.split(".") if part.isdecimal()), None),
+                do=f"add the input of each branch to its output in {block}",
+            )
+        ]
 
 
 def _optimiser(given: torch.optim.Optimizer | OptimiserFactory) -> tuple[str, float]:

@@ -11,7 +11,7 @@ from torch.optim import Optimizer
 
 from normlab.diagnosis.probing.cropping import cropped
 from normlab.diagnosis.probing.passes import BackwardPass, backward_pass, padding_masks_of
-from normlab.diagnosis.probing.presets import PRESETS, require_preset
+from normlab.diagnosis.probing.presets import PRESETS
 from normlab.diagnosis.probing.step import OptimiserFactory
 from normlab.diagnosis.reading.subject import Subject
 from normlab.diagnosis.reading.tokens import PaddingMasks
@@ -26,6 +26,14 @@ SMALL_TOKENS: Final = 256
 WHOLE_BATCH: Final = "the whole batch"
 SMALL_BATCH: Final = f"the first mini-batch, or about {SMALL_TOKENS} tokens of the batch"
 MINI_BATCHES: Final = "the mini-batches, or the batch in four parts"
+STUDY_PRESETS: Final = ("preflight", *PRESETS)
+"""``preflight`` needs no theory, and no residual stream: it compares what is declared with what is there."""
+
+
+def require_preset(name: str) -> None:
+    """Raise UserError, naming the presets of studies, unless this is one."""
+    if name not in STUDY_PRESETS:
+        raise UserError(f"there is no preset {name!r}; there are {', '.join(STUDY_PRESETS)}")
 
 
 @dataclass(frozen=True)
@@ -36,6 +44,8 @@ class StudyContext:
     optimiser: Optimizer | OptimiserFactory
     batches: Sequence[Any] = ()
     """Mini-batches; without any, studies of several batches split the subject's."""
+    max_grad_norm: float | None = None
+    """The global norm to which the training will clip its gradients; None: it will not."""
 
     @cached_property
     def backward(self) -> BackwardPass:
@@ -82,7 +92,9 @@ class Study:
     measure: Callable[[StudyContext], Iterable[Table]]
     """Returns the tables. Tables of one name, from several studies, are joined."""
     preset: str
-    """The smallest preset that includes it: ``cheap``: a few passes; ``standard``: no second derivatives."""
+    """The smallest preset that includes it: ``preflight``: no theory; ``cheap``: a few passes; ``standard``: no
+    second derivatives.
+    """
     rules: tuple[Rule, ...] = ()
     """Draw findings from the tables."""
     title: str = ""
@@ -119,5 +131,5 @@ def register(study: Study) -> Study:
 def registered(preset: str = PRESETS[-1]) -> list[Study]:
     """Return the studies that a preset includes, in their order."""
     require_preset(preset)
-    included = PRESETS[: PRESETS.index(preset) + 1]
+    included = STUDY_PRESETS[: STUDY_PRESETS.index(preset) + 1]
     return sorted((s for s in _STUDIES.values() if s.preset in included), key=lambda s: (s.order, s.name))

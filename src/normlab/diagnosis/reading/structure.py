@@ -93,6 +93,15 @@ class Structure:
         return "\n".join([*lines, *self.unread])
 
 
+class UnreadError(UserError):
+    """No residual stream was found. ``blocks`` are those that have none, beside others of their kind that do.
+    """
+
+    def __init__(self, message: str, blocks: Sequence[str] = ()) -> None:
+        super().__init__(message)
+        self.blocks = tuple(blocks)
+
+
 @validate_arguments
 def read_structure(
     model: nn.Module,
@@ -116,7 +125,7 @@ def read_structure(
     """
     model, call = bare(model), call or call_model
     reader = _Reader(model, partial(record, model, batch, call), branches)
-    stacks, unread = dict[str, StackView](), dict[str, str]()
+    stacks, unread, broken = dict[str, StackView](), dict[str, str](), list[str]()
     for name, children in candidates(model, [blocks] if isinstance(blocks, str) else blocks):
         if _inside(name, stacks):
             continue
@@ -127,9 +136,10 @@ def read_structure(
         if read and not failed:
             stacks[name] = reader.stack(name, read)
         elif found and not _inside(name, unread):
+            broken += [block.path for block in failed] if read else []
             unread[name] = reader.sentence(name, found, (failed or found)[0])
     if not stacks:
-        raise UserError(_sorry(model, reader.recording, list(unread.values())))
+        raise UnreadError(_sorry(model, reader.recording, list(unread.values())), broken)
     missed = [why for name, why in unread.items() if not any(_inside(stack, [name]) for stack in stacks)]
     return Structure(tuple(stacks.values()), tuple(missed))
 

@@ -32,6 +32,14 @@ class Finding:
     table: str
     numbers: Mapping[str, Value]
     reference: str = ""
+    module: str = ""
+    """The path of the module where it is; empty for a finding about the whole model."""
+    layer: int | None = None
+    """The layer of the module, counted from 0 as in its path."""
+    do: str = ""
+    """What to change, or to look at."""
+    explains: tuple[str, ...] = ()
+    """Names of the findings that follow from this one where both are found."""
 
     def __post_init__(self) -> None:
         if self.severity not in SEVERITIES:
@@ -75,6 +83,19 @@ class Tables:
         short = str(stack).rpartition(".")[0]
         told = not short.rpartition(".")[2].isdigit()  # nn.Sequential's numbers say nothing alone
         return short if short and told and outer.count(short) <= 1 else str(stack) or "the model"
+
+
+def cause(findings: Iterable[Finding]) -> Finding | None:
+    """Return the first of the gravest findings, above a note, that follows from no other; None: there is none.
+    """
+    grave = sorted(at_least(findings, "warning"), key=lambda f: -SEVERITIES.index(f.severity))
+    explained = {name for f in grave for name in f.explains if name != f.name}
+    return next((f for f in grave if f.name not in explained), next(iter(grave), None))
+
+
+def consequences(findings: Iterable[Finding], of: Finding) -> list[Finding]:
+    """Return the findings, above a note, that follow from one."""
+    return [f for f in at_least(findings, "warning") if f.name in of.explains]
 
 
 def at_least(findings: Iterable[Finding], severity: str) -> list[Finding]:

@@ -52,11 +52,31 @@ def placement(tables: Tables) -> Iterator[Finding]:
         )
 
 
+def no_final_norm(tables: Tables) -> Iterator[Finding]:
+    """Name the stacks whose branches read the stream through norms, and that end without one."""
+    for stack, table in tables.stacks("structure"):
+        rows = list(table)
+        reading = sum(bool(row["norm_read"]) and not row["norm_write"] for row in rows)
+        if 2 * reading > len(rows) and not rows[-1]["final_norm"]:
+            yield Finding(
+                "no_final_norm",
+                "warning",
+                f"{stack} is a Pre-LN without a norm at its end: what reads it sees a stream that grows with "
+                "the depth",
+                "structure",
+                {"sublayers": len(rows), "pre": reading},
+                XIONG.format("Table 1"),
+                module=str(rows[0]["stack"]),
+                do="put a norm behind the last layer",
+                explains=("initial_loss", "hidden_scale"),
+            )
+
+
 STRUCTURE: Final = Study(
     "structure",
     lambda c: [structure(c.subject.structure)],
-    "cheap",
-    rules=(placement,),
+    "preflight",
+    rules=(no_final_norm, placement),
     batch="the model alone",
     order=0,
 )

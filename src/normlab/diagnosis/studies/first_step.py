@@ -1,0 +1,156 @@
+"""Compare the step that an optimiser really takes, after clipping and rounding, with the declared rate."""
+
+from __future__ import annotations
+
+import math
+from collections import defaultdict
+from collections.abc import Iterator, Sequence
+from typing import Final
+
+from torch import Tensor
+from torch.optim import Optimizer
+
+from normlab.diagnosis.probing.passes import BackwardPass, backward_pass, parts_of
+from normlab.diagnosis.probing.step import OptimiserFactory, updated
+from normlab.diagnosis.probing.stepping import LossGradients, trainable
+from normlab.diagnosis.reading.subject import Subject
+from normlab.diagnosis.rules.finding import Finding, Tables, number, said
+from normlab.diagnosis.study import Study
+from normlab.diagnosis.table import Row, Table
+
+MOVED: Final = 0.5
+"""Share of the entries of a matrix that one step changes, below which rounding takes the step away."""
+CUT: Final = 0.5
+"""Share of a step that clipping leaves, below which it decides the rate."""
+
+
+def first_step(
+    subject: Subject,
+    optimiser: Optimizer | OptimiserFactory,
+    *,
+    max_grad_norm: float | None = None,
+    backward: BackwardPass | None = None,
+) -> Table:
+    r"""Tabulate the step of every trainable parameter: its root mean square (``step_rms``), the same without
+    clipping (``unclipped_rms``), the share of its entries that change (``moved``), and the largest gradient
+    (``grad_max``).
+
+    Gradients are clipped to a global norm of ``max_grad_norm`` as ``torch.nn.utils.clip_grad_norm_`` does:
+    :math:`g \min(1, c / \|g\|)`.
+    """
+    backward = backward or backward_pass(subject)
+    found = backward.loss_gradients
+    clipped = found if max_grad_norm is None else _clipped(found, max_grad_norm)
+    before = {path: p.detach() for path, p in trainable(subject.model).items()}
+    after = updated(subject, optimiser, clipped)
+    plain = after if clipped is found else updated(subject, optimiser, found)
+    parts = parts_of(subject, backward.forward)
+    rows: list[Row] = []
+    for path, p in before.items():
+        for part in parts[path]:
+            old, new, free = (part.of(x.to_dense()) for x in (p, after[path], plain[path]))
+            rows.append(
+                {
+                    "parameter": path,
+                    "role": part.kind,
+                    "dtype": str(p.dtype).removeprefix("torch."),
+                    "step_rms": _rms(new, old),
+                    "unclipped_rms": _rms(free, old),
+                    "moved": (new != old).float().mean().item(),
+                    "grad_max": part.of(found.gradients[path].to_dense()).abs().max().item(),
+                }
+            )
+    return Table("first_step", tuple(rows))
+
+
+def _rms(new: Tensor, old: Tensor) -> float:
+    return (new.double() - old.double()).square().mean().sqrt().item()
+
+
+def _clipped(found: LossGradients, most: float) -> LossGradients:
+    norm = math.sqrt(sum(float(g.to_dense().double().square().sum()) for g in found.gradients.values()))
+    factor = min(1.0, most / (norm + 1e-6))
+    return LossGradients(found.loss, {path: g * factor for path, g in found.gradients.items()})
+
+
+def lost_in_rounding(tables: Tables) -> Iterator[Finding]:
+    """Name matrices that a step leaves as they are, because it is smaller than half a digit of their type."""
+    still = [
+        row
+        for row in tables.table("first_step")
+        if row["dtype"] in ("bfloat16", "float16") and (number(row["grad_max"]) or 0.0) > 0
+        and (number(row["moved"]) or 0.0) < MOVED
+    ]  # fmt: skip
+    if still:
+        row = min(still, key=lambda r: number(r["moved"]) or 0.0)
+        yield Finding(
+            "lost_in_rounding",
+            "problem",
+            f"one step changes {number(row['moved']) or 0.0:.0%} of the entries of {row['parameter']}, and "
+            f"less than half of those of {len(still)} parameters: it is smaller than a digit of "
+            f"{row['dtype']}",
+            "first_step",
+            {"moved": row["moved"], "step_rms": row["step_rms"], "parameters": len(still)},
+            module=str(row["parameter"]).rpartition(".")[0],
+            layer=_layer(str(row["parameter"])),
+            do="keep the weights that the optimiser changes in float32, and compute in autocast",
+            explains=("large_update",),
+        )
+
+
+def not_stepped(tables: Tables) -> Iterator[Finding]:
+    """Name parameters with a gradient that the optimiser does not change, such as one it does not hold."""
+    rows = [r for r in tables.table("first_step") if (number(r["grad_max"]) or 0.0) > 0]
+    still = [r for r in rows if r["step_rms"] == 0 and r["dtype"] not in ("bfloat16", "float16")]
+    if still and len(still) < len(rows):
+        module = str(still[0]["parameter"]).rpartition(".")[0]
+        yield Finding(
+            "not_stepped",
+            "problem",
+            f"the optimiser leaves {len(still)} parameters with a gradient as they are, the first "
+            f"{still[0]['parameter']}",
+            "first_step",
+            {"parameters": len(still), "first": still[0]["parameter"]},
+            module=module,
+            layer=_layer(module),
+            do="give the optimiser these parameters, in a group whose learning rate is not 0",
+        )
+
+
+def clipped_step(tables: Tables) -> Iterator[Finding]:
+    """Say by how much clipping shortens the step, which an optimiser like Adam takes out again."""
+    groups: dict[str, list[float]] = defaultdict(list)
+    for row in tables.table("first_step"):
+        whole, left = number(row["unclipped_rms"]), number(row["step_rms"])
+        if whole and left is not None:
+            groups[str(row["role"])].append(left / whole)
+    short = {role: _middle(shares) for role, shares in groups.items() if _middle(shares) < CUT}
+    if short:
+        role, share = min(short.items(), key=lambda one: one[1])
+        yield Finding(
+            "clipped_step",
+            "warning",
+            f"clipping divides the step of the {role} matrices by {said(1 / share) if share else 'infinity'}: "
+            "it decides the learning rate, and not the schedule",
+            "first_step",
+            {"share": share, "roles": len(short)},
+            do="clip at a norm that gradients seldom reach, or leave clipping out for an optimiser whose step "
+            "has a norm of its own",
+        )
+
+
+def _middle(values: Sequence[float]) -> float:
+    return sorted(values)[len(values) // 2]
+
+
+def _layer(path: str) -> int | None:
+    return next((int(part) for part in path.split(".") if part.isdecimal()), None)
+
+
+FIRST_STEP: Final = Study(
+    "first_step",
+    lambda c: [first_step(c.subject, c.optimiser, max_grad_norm=c.max_grad_norm, backward=c.backward)],
+    "preflight",
+    rules=(lost_in_rounding, not_stepped, clipped_step),
+    order=-45,
+)

@@ -1,0 +1,156 @@
+"""Find which parameters a gradient of the loss reaches, and where the way is cut."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterator
+from typing import Any, Final
+
+import torch
+
+from normlab.diagnosis.reading.calls import ModuleCall, calls
+from normlab.diagnosis.reading.parameters import nodes_behind
+from normlab.diagnosis.reading.subject import Subject
+from normlab.diagnosis.rules.finding import Finding, Tables
+from normlab.diagnosis.studies.weights import LEAST_SIBLINGS, template
+from normlab.diagnosis.study import Study
+from normlab.diagnosis.table import Row, Table
+
+
+def reach(subject: Subject) -> tuple[Table, Table]:
+    """Tabulate every parameter: whether it is ``trainable``, and whether the loss depends on it in the graph
+    of autograd (``reached``), 1 or 0, and whether its module ``runs``; and, as ``cuts``, the innermost
+    modules whose output the loss depends on, and whose input, which has a graph, it does not.
+    """
+    model = subject.model
+    with torch.enable_grad(), calls(model, lambda x: x.grad_fn) as seen:
+        loss = subject.loss()
+    nodes = set(nodes_behind(loss.grad_fn))
+    reached = {id(node.variable) for node in nodes if hasattr(node, "variable")}
+    ran = {call.path for call in seen}
+    rows = tuple(
+        {
+            "module": path.rpartition(".")[0],
+            "parameter": path,
+            "trainable": int(p.requires_grad),
+            "reached": int(id(p) in reached),
+            "runs": int(path.rpartition(".")[0] in ran),
+        }
+        for path, p in model.named_parameters()
+    )
+    return Table("reach", rows), Table("cuts", tuple(_cuts(seen, nodes)))
+
+
+def _cuts(seen: list[ModuleCall], nodes: set[Any]) -> Iterator[Row]:
+    """Yield the innermost modules in which the way from the loss to their input is cut (``inside``), and else
+    the last module whose output has a graph that the loss does not depend on: a module after it goes on from
+    numbers without a graph (``behind``), or none does (``unread``).
+    """
+    inside: set[str] = set()
+    for call in seen:
+        given, output = _graphs(call.given), _graphs(call.output)
+        around = any(not call.path or path.startswith(f"{call.path}.") for path in inside)
+        if given and output & nodes and not given & nodes and not around:
+            inside.add(call.path)
+            yield {"module": call.path, "where": "inside"}
+    lost = [i for i, c in enumerate(seen) if c.path and _graphs(c.output) and not _graphs(c.output) & nodes]
+    if lost and not inside:
+        after = seen[lost[-1] + 1 :]
+        read = any(c.given and not _graphs(c.given) and _graphs(c.output) & nodes for c in after)
+        yield {"module": seen[lost[-1]].path, "where": "behind" if read else "unread"}
+
+
+def _graphs(nodes: tuple[Any, ...]) -> set[Any]:
+    return {node for node in nodes if node is not None}
+
+
+def cut_gradient(tables: Tables) -> Iterator[Finding]:
+    """Name the module in which, or behind which, the way of the gradient is cut."""
+    rows = tables.table("reach").where(trainable=1)
+    lost = [row for row in rows if not row["reached"]] if len(rows) else []
+    silent = [row for row in lost if not row["runs"]]
+    behind = [row for row in lost if row["runs"]]
+    cut = next(iter(tables.table("cuts")), None)
+    if cut and behind:
+        unread, where = cut["where"] == "unread", "in" if cut["where"] == "inside" else "behind"
+        yield Finding(
+            "cut_gradient",
+            "warning" if unread else "problem",
+            f"nothing reads what {cut['module']} puts out: {len(behind)} parameters get no gradient"
+            if unread
+            else f"the gradient ends {where} {cut['module']}: {len(behind)} of {len(rows)} parameters before "
+            "it are never trained",
+            "reach",
+            {"parameters": len(behind), "first": behind[0]["parameter"], "last": behind[-1]["parameter"]},
+            module=str(cut["module"]),
+            layer=_layer(str(cut["module"])),
+            do="use its output, or take the module out of the model"
+            if unread
+            else "look there for detach(), no_grad, .data, an integer or a numpy operation on the stream",
+            explains=("no_gradient", "unused", "updates", "gradients"),
+        )
+    if silent:
+        names = list(dict.fromkeys(str(row["module"]) for row in silent))
+        yield Finding(
+            "unused",
+            "warning",
+            f"{len(silent)} parameters are trained and never used: {names[0]}"
+            + (f" and {len(names) - 1} other modules do not run" if len(names) > 1 else " does not run"),
+            "reach",
+            {"parameters": len(silent), "first": silent[0]["parameter"]},
+            module=names[0],
+            layer=_layer(names[0]),
+            do="use them, or take them out of the model",
+            explains=("no_gradient",),
+        )
+
+
+def frozen_layer(tables: Tables) -> Iterator[Finding]:
+    """Name the parameters that are frozen where those of other layers are trained."""
+    groups: dict[str, list[Row]] = defaultdict(list)
+    for row in tables.table("reach"):
+        groups[template(str(row["parameter"]))].append(row)
+    odd: dict[int | None, list[Row]] = defaultdict(list)
+    for rows in groups.values():
+        still = [row for row in rows if not row["trainable"]]
+        if len(rows) >= LEAST_SIBLINGS and still and 2 * len(still) < len(rows):
+            for row in still:
+                odd[_layer(str(row["parameter"]))].append(row)
+    first = sorted(odd, key=lambda layer: -1 if layer is None else layer)
+    bottom = first == list(range(len(first)))  # the first layers of a fine-tuning are frozen on purpose
+    for layer in first:
+        rows = odd[layer]
+        module = _shared([str(row["module"]) for row in rows])
+        yield Finding(
+            "frozen_layer",
+            "note" if bottom and len(first) > 1 else "warning",
+            f"{len(rows)} parameters of {module} are frozen, and those of the other layers are trained",
+            "reach",
+            {"parameters": len(rows), "first": rows[0]["parameter"]},
+            module=module,
+            layer=layer,
+            do=f"{module}.requires_grad_() trains it",
+        )
+
+
+def _shared(modules: list[str]) -> str:
+    """The innermost module that holds all of these."""
+    common = modules[0].split(".")
+    for module in modules[1:]:
+        names = module.split(".")
+        same = next((i for i, (a, b) in enumerate(zip(common, names, strict=False)) if a != b), None)
+        common = common[: min(len(common), len(names)) if same is None else same]
+    return ".".join(common)
+
+
+def _layer(path: str) -> int | None:
+    return next((int(part) for part in path.split(".") if part.isdecimal()), None)
+
+
+REACH: Final = Study(
+    "reach",
+    lambda c: reach(c.subject),
+    "preflight",
+    rules=(cut_gradient, frozen_layer),
+    order=-48,
+)

@@ -1,0 +1,132 @@
+"""Compare the loss at the start with that of guessing, and find settings that no training survives."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from typing import Any, Final
+
+import torch
+from torch import Tensor, nn
+
+from normlab.diagnosis.reading.subject import Subject, undisturbed
+from normlab.diagnosis.reading.taps import activations, call_model, watching
+from normlab.diagnosis.rules.finding import Finding, Tables, number, said
+from normlab.diagnosis.study import Study
+from normlab.diagnosis.table import Row, Table
+
+ABOVE: Final = 1.5
+"""Nats above guessing that no usual initialisation costs: logits of deviation σ cost about σ²/2."""
+FAR_ABOVE: Final = 4.0
+"""Nats above guessing that cost a training its beginning."""
+LEAST_CLASSES: Final = 8
+"""Width of the output below which it need not be one of classes."""
+LARGE_STREAM: Final = 3.0
+"""Root mean square of what the last map reads, above which its input is large, and not its weights."""
+HIGH_DROPOUT: Final = 0.6
+
+
+def start(subject: Subject) -> tuple[Table, Table]:
+    r"""Measure the loss before any step: as it is in evaluation (``loss``) and with dropout (``loss_train``),
+    :math:`\ln V` for the width V of the output (``guessing``), the deviation of the logits, the root mean
+    square of what the last map reads (``input_rms``) and the map's path (``head``); and tabulate as
+    ``dropouts`` every probability of dropout, with the module and the name of the attribute.
+    """
+    seen: list[tuple[str, float, int]] = []
+
+    def see(path: str, side: str, values: Any) -> None:
+        for _, x in activations(values):
+            if side == "input":
+                entered[path] = x.detach().float().square().mean().sqrt().item()
+            elif path in entered:
+                seen.append((path, entered[path], x.shape[-1]))
+            return
+
+    entered: dict[str, float] = {}
+    model = subject.model
+    holders = {p: m for p, m in model.named_modules() if next(m.parameters(recurse=False), None) is not None}
+    with torch.no_grad(), undisturbed(model), watching(holders, see):
+        output = next((x for _, x in activations(call_model(model, subject.batch)) if x.ndim > 1), None)
+        loss = float(subject.loss_of(model, subject.batch))
+    with torch.no_grad(), undisturbed(model):
+        model.train()
+        dropped = float(subject.loss_of(model, subject.batch))
+    width = output.shape[-1] if output is not None else 0
+    head = next(((p, rms) for p, rms, w in reversed(seen) if w == width), ("", None))
+    row: Row = {
+        "loss": loss,
+        "loss_train": dropped,
+        "guessing": math.log(width) if width >= LEAST_CLASSES else None,
+        "logits_std": None if output is None else output.float().std().item(),
+        "head": head[0],
+        "input_rms": head[1],
+        "width": width,
+    }
+    return Table("start", (row,)), Table("dropouts", tuple(_dropouts(model)))
+
+
+def _dropouts(model: nn.Module) -> Iterator[Row]:
+    """Yield the probabilities of modules, and numbers called dropout in others, which call it as a function.
+    """
+    for path, module in model.named_modules():
+        named = {k: v for k, v in vars(module).items() if "drop" in k.lower() and type(v) in (int, float)}
+        if isinstance(module, nn.modules.dropout._DropoutNd):
+            named = {"p": module.p}
+        for name, p in named.items():
+            yield {"module": path, "attribute": name, "probability": float(p)}
+
+
+def initial_loss(tables: Tables) -> Iterator[Finding]:
+    """Compare the loss at the start with that of guessing, and name what makes the logits large."""
+    for row in tables.table("start"):
+        loss, guessing = number(row["loss"]), number(row["guessing"])
+        if loss is None or guessing is None or loss < guessing + ABOVE:
+            continue
+        head, rms = str(row["head"]), number(row["input_rms"]) or 0.0
+        large = rms > LARGE_STREAM
+        yield Finding(
+            "initial_loss",
+            "problem" if loss > guessing + FAR_ABOVE else "warning",
+            f"the loss begins at {said(loss)}, and guessing among {row['width']:,} classes costs "
+            f"{said(guessing)}: "
+            + (
+                f"{head} reads a stream of root mean square {said(rms)}"
+                if large
+                else f"the weights of {head} make logits of deviation {said(row['logits_std'])}"
+            ),
+            "start",
+            {"loss": loss, "guessing": guessing, "logits_std": row["logits_std"], "input_rms": rms},
+            module=head,
+            do="end the stack with a norm, and look at the scale of the stream"
+            if large
+            else f"initialise {head} with a deviation of 1/√d or less; where it is tied to the embedding, too",
+            explains=("large_update",),
+        )
+
+
+def dropout(tables: Tables) -> Iterator[Finding]:
+    """Name modules that drop everything, or most."""
+    for row in tables.table("dropouts"):
+        p = number(row["probability"]) or 0.0
+        if p >= HIGH_DROPOUT:
+            rest = "nothing is left" if p >= 1 else f"{1 - p:.0%} are left"
+            yield Finding(
+                "dropout",
+                "problem" if p >= 1 else "warning",
+                f"{row['module']} drops {p:.0%} of its input in training: {rest}",
+                "dropouts",
+                {"attribute": row["attribute"], "probability": p},
+                module=str(row["module"]),
+                layer=next((int(part) for part in str(row["module"]).split(".") if part.isdecimal()), None),
+                do="dropouts of 0 to 0.3 are usual",
+                explains=("initial_loss",),
+            )
+
+
+START: Final = Study(
+    "start",
+    lambda c: start(c.subject),
+    "preflight",
+    rules=(dropout, initial_loss),
+    order=-46,
+)

@@ -1,0 +1,169 @@
+"""Tabulate every parameter as it is, and compare those that are alike in all layers."""
+
+from __future__ import annotations
+
+import math
+import re
+from collections import defaultdict
+from collections.abc import Iterator, Mapping, Sequence
+from os.path import commonprefix
+from statistics import median
+from typing import Final
+
+import torch
+from torch import Tensor
+
+from normlab.diagnosis.probing.passes import ForwardPass, forward_pass, parts_of
+from normlab.diagnosis.reading.subject import Subject
+from normlab.diagnosis.rules.finding import Finding, Tables, number, said
+from normlab.diagnosis.study import Study
+from normlab.diagnosis.table import Row, Table
+
+LEAST_SIBLINGS: Final = 4
+"""Parameters that are alike, below which none is called unlike the others."""
+AROUND: Final = 2
+"""Layers before and after one with which its parameters are compared: an initialisation may change slowly
+with depth.
+"""
+UNLIKE: Final = 3.0
+"""Factor between a parameter and those of the layers around it that no initialisation has."""
+FAR: Final = 10.0
+"""Factor that stops a training."""
+
+
+def weights(subject: Subject, *, forward: ForwardPass | None = None) -> Table:
+    r"""Tabulate every parameter; a packed matrix of queries, keys and values has a row for each.
+
+    ``std`` is its standard deviation, ``rms`` its root mean square, ``tail`` its largest magnitude in
+    standard deviations, ``zeros`` the share of its entries that are 0. ``tied`` is the path under which the
+    same parameter comes first, if it has several. ``trainable`` and ``constant`` are 1 or 0. ``layer`` is the
+    first number in the path where no structure was read.
+    """
+    forward = forward or forward_pass(subject)
+    parts, names = parts_of(subject, forward), dict[int, str]()
+    rows = list[Row]()
+    for path, p in subject.model.named_parameters(remove_duplicate=False):
+        first = names.setdefault(id(p), path)
+        owner = forward.owned[first]
+        for part in parts[first]:
+            x = part.of(p.detach())
+            rows.append(
+                {
+                    "module": path.rpartition(".")[0],
+                    "parameter": path,
+                    "stack": owner.stack,
+                    "layer": _layer(path) if owner.layer is None else owner.layer,
+                    "role": part.kind,
+                    "shape": "×".join(map(str, x.shape)),
+                    "dtype": str(x.dtype).removeprefix("torch."),
+                    "device": str(x.device),
+                    "trainable": int(p.requires_grad),
+                    **_statistics(x),
+                    "tied": "" if first == path else first,
+                }
+            )
+    return Table("weights", tuple(rows))
+
+
+def _statistics(x: Tensor) -> Mapping[str, float]:
+    wide = x.to(torch.promote_types(x.dtype, torch.float32)).to_dense() if x.is_sparse else x.float()
+    std = wide.std(correction=0).item() if x.numel() else 0.0
+    largest = wide.abs().max().item() if x.numel() else 0.0
+    return {
+        "std": std,
+        "mean": wide.mean().item(),
+        "rms": wide.square().mean().sqrt().item(),
+        "tail": largest / std if std else 0.0,
+        "zeros": (wide == 0).float().mean().item(),
+        "constant": int(bool((wide == wide.flatten()[0]).all())),
+    }
+
+
+def _layer(path: str) -> int | None:
+    return next((int(part) for part in path.split(".") if part.isdecimal()), None)
+
+
+def template(path: str) -> str:
+    """The path with every number replaced: siblings of different layers have one template."""
+    return re.sub(r"(?<=\.)\d+(?=\.|$)|^\d+(?=\.)", "*", path)
+
+
+def siblings(table: Table, path: str) -> Iterator[list[Row]]:
+    """Yield the rows whose path, in that column, differs in its numbers alone, with one shape and role."""
+    groups: dict[tuple[object, ...], list[Row]] = defaultdict(list)
+    for row in table:
+        groups[template(str(row[path])), row["shape"], row.get("role")].append(row)
+    yield from (rows for rows in groups.values() if len(rows) >= LEAST_SIBLINGS)
+
+
+def unlike_siblings(tables: Tables) -> Iterator[Finding]:
+    """Name the layer whose parameters are much larger or smaller than those of the layers around it."""
+    odd: dict[str, list[tuple[Row, float]]] = defaultdict(list)
+    for rows in siblings(tables.table("weights"), "parameter"):
+        for row, factor in _outliers(rows):
+            odd[_block(str(row["parameter"]))].append((row, factor))
+    for block, found in sorted(odd.items(), key=lambda one: -max(abs(math.log(f)) for _, f in one[1])):
+        row, factor = max(found, key=lambda one: abs(math.log(one[1])))
+        module = _common([str(r["module"]) for r, _ in found]) or block
+        much = max(factor, 1 / factor)
+        size = "zero" if not number(row["rms"]) else f"{said(much)} times {'larger' if factor > 1 else 'smaller'}"
+        verb = "is" if size == "zero" else "are" if len(found) > 1 else "is"
+        what = f"{row['parameter']}" if len(found) == 1 else f"{len(found)} parameters of {module}"
+        yield Finding(
+            "unlike_siblings",
+            "problem" if much >= FAR else "warning",
+            f"{what} {verb} {size}{'' if size == 'zero' else ' than those of the layers around'}"
+            + (", and those of the other layers are not" if size == "zero" else ""),
+            "weights",
+            {"parameter": row["parameter"], "rms": row["rms"], "factor": factor, "parameters": len(found)},
+            module=module,
+            layer=None if row["layer"] is None else int(row["layer"]),
+            do=f"initialise {module} as its siblings; was its initialisation skipped, or done twice?",
+            explains=CONSEQUENCES,
+        )
+
+
+CONSEQUENCES: Final = (
+    "hidden_scale",
+    "updates",
+    "large_update",
+    "initial_loss",
+    "attention",
+    "jump",
+)
+"""Findings that follow where weights are of a wrong size."""
+
+
+def _outliers(rows: Sequence[Row]) -> Iterator[tuple[Row, float]]:
+    """Yield the rows of unlike size, with the factor to the median of those around; infinite for a zero."""
+    sizes = [number(row["rms"]) or 0.0 for row in rows]
+    for i, (row, size) in enumerate(zip(rows, sizes, strict=True)):
+        near = [sizes[j] for j in range(max(0, i - AROUND), min(len(sizes), i + AROUND + 1)) if j != i]
+        usual = median(near)
+        if not usual:  # zeros on purpose, in most of the layers around
+            continue
+        factor = size / usual if size else 1e-9
+        if not 1 / UNLIKE <= factor <= UNLIKE:
+            yield row, factor
+
+
+def _block(path: str) -> str:
+    """The path up to its first number: the layer that the parameter is of."""
+    parts = path.split(".")
+    ends = [i for i, part in enumerate(parts) if part.isdecimal()]
+    return ".".join(parts[: ends[0] + 1]) if ends else path
+
+
+def _common(modules: Sequence[str]) -> str:
+    """The innermost module that holds all of these."""
+    return ".".join(commonprefix([module.split(".") for module in modules]))
+
+
+WEIGHTS: Final = Study(
+    "weights",
+    lambda c: [weights(c.subject, forward=c.backward.forward)],
+    "preflight",
+    rules=(unlike_siblings,),
+    batch="the model alone",
+    order=-50,
+)
