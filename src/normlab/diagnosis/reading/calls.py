@@ -42,4 +42,3 @@ def calls(model: nn.Module, keep: Callable[[Tensor], Any]) -> Iterator[list[Modu
 
     with watching(dict(model.named_modules()), see):
         yield found
-

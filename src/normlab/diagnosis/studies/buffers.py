@@ -32,7 +32,9 @@ def buffers(model: nn.Module) -> Table:
         holder = path.rpartition(".")[0]
         kind = type(modules[holder]).__name__
         persistent = path.rpartition(".")[2] not in modules[holder]._non_persistent_buffers_set
-        rows.append({"module": holder, "buffer": path, "kind": kind, **_row(x), "persistent": int(persistent)})
+        rows.append(
+            {"module": holder, "buffer": path, "kind": kind, **_row(x), "persistent": int(persistent)}
+        )
     return Table("buffers", tuple(rows))
 
 

@@ -82,10 +82,11 @@ def lost_in_rounding(tables: Tables) -> Iterator[Finding]:
         and (number(row["moved"]) or 0.0) < MOVED
     ]  # fmt: skip
     if still:
-        row = min(still, key=lambda r: number(r["moved"]) or 0.0)
+        matrices = [row for row in still if row["role"] != "norm"]
+        row = min(matrices or still, key=lambda r: number(r["moved"]) or 0.0)
         yield Finding(
             "lost_in_rounding",
-            "problem",
+            "problem" if matrices else "warning",
             f"one step changes {number(row['moved']) or 0.0:.0%} of the entries of {row['parameter']}, and "
             f"less than half of those of {len(still)} parameters: it is smaller than a digit of "
             f"{row['dtype']}",

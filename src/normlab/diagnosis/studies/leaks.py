@@ -38,7 +38,8 @@ def leaks(subject: Subject) -> Table:
     because a decoder reads them, or because the labels are the next tokens.
     """
     rows: list[Row] = []
-    for kind, place, forbidden in _tests(subject.batch):
+    crossed = any(view.role == "cross_attention" for _, view in subject.structure.sublayers)
+    for kind, place, forbidden in _tests(subject.batch, encoded=crossed):
         tokens = _at(subject.batch, place)
         kept = int(KEPT * tokens.shape[1])
         changed = _changed(tokens, kept)
@@ -55,9 +56,9 @@ def leaks(subject: Subject) -> Table:
     return Table("leaks", tuple(rows))
 
 
-def _tests(batch: Any) -> Iterator[tuple[str, Place, bool]]:
+def _tests(batch: Any, *, encoded: bool) -> Iterator[tuple[str, Place, bool]]:
     """Yield what can be tested on a batch: the kind, the place of the tokens, and whether a change is an
-    error.
+    error. Labels say nothing of tokens that are ``encoded`` for a decoder.
     """
     found = {place: x for place, x in leaves(batch) if not x.is_floating_point() and x.dtype != torch.bool}
     tokens = {p: x for p, x in found.items() if x.ndim == 2 and x.shape[1] >= 4 and not _is(p, MASKS)}
@@ -67,7 +68,8 @@ def _tests(batch: Any) -> Iterator[tuple[str, Place, bool]]:
     first = next((p for p in tokens if _is(p, ("input_ids",))), next(iter(tokens)))
     place = decoder or first
     labels = [x for p, x in tokens.items() if p != place]
-    yield "causal", place, bool(decoder) or any(_next(tokens[place], x) for x in labels)
+    predicted = not encoded and any(_next(tokens[place], x) for x in labels)
+    yield "causal", place, bool(decoder) or predicted
     if any(_is(p, MASKS) and x.shape == tokens[first].shape for p, x in found.items()):
         yield "padding", first, True
 

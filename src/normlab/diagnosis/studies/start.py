@@ -66,8 +66,7 @@ def start(subject: Subject) -> tuple[Table, Table]:
 
 
 def _dropouts(model: nn.Module) -> Iterator[Row]:
-    """Yield the probabilities of modules, and numbers called dropout in others, which call it as a function.
-    """
+    """Yield the probabilities of modules, and numbers called dropout in others, which call it as a function."""
     for path, module in model.named_modules():
         named = {k: v for k, v in vars(module).items() if "drop" in k.lower() and type(v) in (int, float)}
         if isinstance(module, nn.modules.dropout._DropoutNd):

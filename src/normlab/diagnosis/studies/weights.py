@@ -106,7 +106,11 @@ def unlike_siblings(tables: Tables) -> Iterator[Finding]:
         row, factor = max(found, key=lambda one: abs(math.log(one[1])))
         module = _common([str(r["module"]) for r, _ in found]) or block
         much = max(factor, 1 / factor)
-        size = "zero" if not number(row["rms"]) else f"{said(much)} times {'larger' if factor > 1 else 'smaller'}"
+        size = (
+            "zero"
+            if not number(row["rms"])
+            else f"{said(much)} times {'larger' if factor > 1 else 'smaller'}"
+        )
         verb = "is" if size == "zero" else "are" if len(found) > 1 else "is"
         what = f"{row['parameter']}" if len(found) == 1 else f"{len(found)} parameters of {module}"
         yield Finding(

@@ -1,0 +1,152 @@
+"""Measure the factor between products of queries and keys and the scores that go into a softmax."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any, Final
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+from torch.overrides import TorchFunctionMode
+
+from normlab.diagnosis.reading.subject import Subject
+from normlab.diagnosis.reading.taps import call_model, evaluating, watching
+from normlab.diagnosis.rules.finding import Finding, Tables, number, said
+from normlab.diagnosis.study import Study
+from normlab.diagnosis.table import Row, Table
+
+LARGE: Final = 1.5
+"""Factor above 1/√d that is none of the usual scales."""
+EXPLAINED: Final = 0.5
+"""Share of the scores' variance that the products have to explain, whatever biases are added."""
+MASKED: Final = -1e4
+"""Scores below this are masked."""
+NORMED: Final = 0.01
+"""Deviation of the norms of queries, relative to their mean, below which they are normalised."""
+
+PRODUCTS: Final[frozenset[Callable[..., Any]]] = frozenset(
+    (torch.matmul, Tensor.matmul, Tensor.__matmul__, torch.bmm, Tensor.bmm)
+)
+SOFTMAXES: Final[frozenset[Callable[..., Any]]] = frozenset((F.softmax, torch.softmax, Tensor.softmax))
+
+
+def attention_scale(subject: Subject) -> Table:
+    r"""Measure s in the scores :math:`s\, q^\top k` of every attention, beside the usual :math:`1/\sqrt{d}` of
+    heads of width d (Vaswani et al. 2017, Section 3.2.1, arXiv 1706.03762).
+
+    s is the argument of a fused kernel, or the slope of what a softmax gets by the products before it,
+    without masked entries. ``query_over_key`` is the ratio of the root mean squares of queries and keys, which
+    carries the factor where the initialisation does; ``normed`` is 1 for normalised queries. Attentions
+    whose products are not seen have no row.
+    """
+    recorder = _Recorder()
+    modules = dict(subject.model.named_modules())
+    with evaluating(subject.model), watching(modules, recorder.see), recorder:
+        call_model(subject.model, subject.batch)
+    return Table("attention_scale", tuple(recorder.rows))
+
+
+class _Recorder(TorchFunctionMode):
+    """Sees products, softmaxes and fused attention, with the module in which they are computed."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.rows: list[Row] = []
+        self._inside: list[str] = []
+        self._products: list[tuple[Tensor, Tensor, Tensor]] = []
+
+    def see(self, path: str, side: str, _: Any) -> None:
+        if side == "input":
+            self._inside.append(path)
+        elif path in self._inside:
+            del self._inside[len(self._inside) - 1 - self._inside[::-1].index(path) :]
+
+    def __torch_function__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        kwargs = kwargs or {}
+        output = func(*args, **kwargs)
+        if func is F.scaled_dot_product_attention:
+            q, k = args[:2] if len(args) > 1 else (kwargs["query"], kwargs["key"])
+            usual = q.shape[-1] ** -0.5
+            self._add(q, k, kwargs.get("scale") or usual)
+        elif func in PRODUCTS and output.ndim > 2 and output.shape[-1] == args[1].shape[-1]:
+            self._products = [*self._products[-3:], (args[0], args[1], output)]
+        elif func in SOFTMAXES and args and args[0].ndim > 2:
+            for q, k, product in reversed(self._products):
+                if product.shape == args[0].shape and (slope := _slope(product, args[0])) is not None:
+                    self._add(q, k.transpose(-1, -2), slope)
+                    break
+            self._products = []
+        return output
+
+    def _add(self, q: Tensor, k: Tensor, scale: float) -> None:
+        path = self._inside[-1] if self._inside else ""
+        norms = q.detach().float().norm(dim=-1)
+        self.rows.append(
+            {
+                "module": path,
+                "layer": next((int(part) for part in path.split(".") if part.isdecimal()), None),
+                "scale": float(scale),
+                "usual": q.shape[-1] ** -0.5,
+                "query_over_key": _rms(q) / max(_rms(k), 1e-30),
+                "normed": int(bool(norms.std(correction=0) < NORMED * norms.mean())),
+            }
+        )
+
+
+def _rms(x: Tensor) -> float:
+    return x.detach().float().square().mean().sqrt().item()
+
+
+def _slope(product: Tensor, scores: Tensor) -> float | None:
+    """The slope of scores by products over the entries that are not masked; None where they explain little."""
+    x, y = product.detach().double(), scores.detach().double()
+    kept = (y > MASKED) & y.isfinite()
+    x, y = x[kept], y[kept]
+    if len(x) < 2 or not (variance := float(x.var())) or not float(y.var()):
+        return None
+    covariance = float(((x - x.mean()) * (y - y.mean())).sum() / (len(x) - 1))
+    return covariance / variance if covariance**2 > EXPLAINED * variance * float(y.var()) else None
+
+
+def no_scale(tables: Tables) -> Iterator[Finding]:
+    """Name the attentions whose scores are larger than products over √d, and nothing makes up for it."""
+    rows = list(tables.table("attention_scale"))
+    large = [row for row in rows if _excess(row) > LARGE]
+    if not large:
+        return
+    row = max(large, key=_excess)
+    count = "" if len(large) == 1 else f" and of {len(large) - 1} other attentions"
+    yield Finding(
+        "no_scale",
+        "warning",
+        f"the scores of {large[0]['module']}{count} are products of queries and keys times "
+        f"{said(row['scale'])}, and not over √d, {said(row['usual'])}",
+        "attention_scale",
+        {"scale": row["scale"], "usual": row["usual"], "attentions": len(large), "of": len(rows)},
+        "Vaswani et al. 2017, Section 3.2.1 (arXiv 1706.03762)",
+        module=str(large[0]["module"]),
+        layer=None if large[0]["layer"] is None else int(large[0]["layer"]),
+        do="divide the scores by the square root of the width of a head",
+        explains=("attention",),
+    )
+
+
+def _excess(row: Row) -> float:
+    """The scale over the usual one, less what queries smaller than keys make up for."""
+    if row["normed"]:
+        return 0.0
+    ratio = (number(row["scale"]) or 0.0) / (number(row["usual"]) or 1.0)
+    return ratio * min(1.0, number(row["query_over_key"]) or 1.0)
+
+
+ATTENTION_SCALE: Final = Study(
+    "attention_scale",
+    lambda c: [attention_scale(c.small)],
+    "preflight",
+    rules=(no_scale,),
+    batch="the first mini-batch, or about 256 tokens of the batch",
+    order=-44,
+)
