@@ -10,12 +10,14 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, Final
+from typing import Any, Final, Unpack
 
 import torch
 from torch import Tensor, nn
 
+from normlab.diagnosis.plan import Plan
 from normlab.diagnosis.probing.step import OptimiserFactory
+from normlab.diagnosis.reading.naming import layer_of
 from normlab.diagnosis.reading.structure import Structure, UnreadError, read_structure
 from normlab.diagnosis.reading.subject import Loss, Subject, output_loss
 from normlab.diagnosis.reading.taps import bare, leaves
@@ -100,7 +102,7 @@ def diagnose(
     preset: str = "standard",
     batches: Sequence[Any] = (),
     structure: Structure | None = None,
-    max_grad_norm: float | None = None,
+    **plan: Unpack[Plan],
 ) -> Diagnosis:
     """Measure a model on a batch, compare it with theory and report findings; the model does not change.
 
@@ -109,8 +111,8 @@ def diagnose(
     learning rate of an Adam; ``optimiser``, either a function that makes one from parameters or one in the
     middle of its training, brings its own. ``batches`` are mini-batches for studies that need several small
     ones; without them the batch is split. ``structure`` is a result of ``read_structure``, for a model in
-    which modules must be named. ``preset`` is preflight, cheap, standard or full, ``max_grad_norm`` the
-    global norm to which the training will clip gradients.
+    which modules must be named. ``preset`` is preflight, cheap, standard or full. ``plan`` is the training to
+    come, see ``Plan``.
 
     A study that does not apply to the model becomes a note, one that fails a warning. Of a model without a
     residual stream that can be read, the studies of ``preflight`` are made. Raises UserError for one that
@@ -130,7 +132,7 @@ def diagnose(
     begun = _finite_loss(subject)
     make = optimiser or partial(torch.optim.Adam, lr=lr or STEP_LR)
     used, rate = _optimiser(make)
-    context = StudyContext(subject, make, tuple(batches), max_grad_norm)
+    context = StudyContext(subject, make, tuple(batches), plan)
     seconds, failed, tables = dict[str, float](), list[Finding](), dict[str, Table]()
     with _peak(device := _device(model)) as peak:
         for study in studies:
@@ -180,7 +182,7 @@ def _read(model: nn.Module, batch: Any) -> tuple[Structure, list[Finding]]:
                 "structure",
                 {"blocks": len(error.blocks)},
                 module=block,
-                layer=next((int(part) for part in block.split(".") if part.isdecimal()), None),
+                layer=layer_of(block),
                 do=f"add the input of each branch to its output in {block}",
             )
         ]

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any, Final
 
 from torch.optim import Optimizer
 
+from normlab.diagnosis.plan import Plan
 from normlab.diagnosis.probing.cropping import cropped
 from normlab.diagnosis.probing.passes import BackwardPass, backward_pass, padding_masks_of
 from normlab.diagnosis.probing.presets import PRESETS
@@ -44,8 +45,8 @@ class StudyContext:
     optimiser: Optimizer | OptimiserFactory
     batches: Sequence[Any] = ()
     """Mini-batches; without any, studies of several batches split the subject's."""
-    max_grad_norm: float | None = None
-    """The global norm to which the training will clip its gradients; None: it will not."""
+    plan: Plan = field(default_factory=Plan)
+    """The training to come, as it is declared."""
 
     @cached_property
     def backward(self) -> BackwardPass:
@@ -92,8 +93,8 @@ class Study:
     measure: Callable[[StudyContext], Iterable[Table]]
     """Returns the tables. Tables of one name, from several studies, are joined."""
     preset: str
-    """The smallest preset that includes it: ``preflight``: no theory; ``cheap``: a few passes; ``standard``: no
-    second derivatives.
+    """The smallest preset that includes it: ``preflight``: no theory; ``cheap``: a few passes; ``standard``:
+    no second derivatives.
     """
     rules: tuple[Rule, ...] = ()
     """Draw findings from the tables."""

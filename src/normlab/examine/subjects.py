@@ -15,6 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from normlab.diagnosis import Diagnosis, diagnose, read_structure
+from normlab.diagnosis.plan import Plan
 from normlab.diagnosis.probing.step import OptimiserFactory
 from normlab.diagnosis.study import SMALL_TOKENS
 from normlab.errors import UserError
@@ -50,6 +51,8 @@ class Case:
     optimiser: torch.optim.Optimizer | OptimiserFactory | None = None
     batches: Sequence[Any] = ()
     facts: Mapping[str, str] = field(default_factory=dict)
+    plan: Plan = field(default_factory=Plan)
+    """The training to come, where a configuration says it."""
 
     def diagnosed(
         self, preset: str, *, blocks: Sequence[str] = (), branches: Sequence[str] = ()
@@ -65,6 +68,7 @@ class Case:
             preset=preset,
             batches=self.batches,
             structure=read() if blocks or branches else None,
+            **self.plan,
         )
 
 
@@ -171,7 +175,15 @@ def _case(title: str, tasks: Tasks, model: nn.Module, facts: Mapping[str, str]) 
         optimiser=partial(_make, optim=task.config.optim, lr=task.config.optim.lr),
         batches=[task_inputs(small, model, small.batch(i)) for i in range(MINI_BATCHES)],
         facts=dict(facts) | {"tokens": f"{micro.tokens:,} predicted in {micro.padded_tokens:,} positions"},
+        plan=_plan(task.config.optim),
     )
+
+
+def _plan(optim: OptimConfig) -> Plan:
+    plan = Plan(warmup_steps=optim.warmup_steps)
+    if optim.max_grad_norm:
+        plan["max_grad_norm"] = optim.max_grad_norm
+    return plan
 
 
 def _make(parameters: list[nn.Parameter], *, optim: OptimConfig, lr: float) -> torch.optim.Optimizer:

@@ -23,7 +23,7 @@ class ModuleCall:
 
 @contextmanager
 def calls(model: nn.Module, keep: Callable[[Tensor], Any]) -> Iterator[list[ModuleCall]]:
-    """Fill the list, inside this block, with the calls of all modules, the innermost before the outer ones."""
+    """Fill the list, inside this block, with the calls of all modules, inner ones before outer ones."""
     entered: list[tuple[str, tuple[Any, ...]]] = []
     found: list[ModuleCall] = []
 

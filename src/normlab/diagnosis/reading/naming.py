@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator, Sequence
 from fnmatch import fnmatchcase
+from itertools import takewhile
 
 from torch import nn
 
@@ -61,3 +62,20 @@ def role_of(block: Block, step: Step, shown: Sequence[Event]) -> str:
         if FFN.search(told):
             return "ffn"
     return "branch"
+
+
+def layer_of(path: str) -> int | None:
+    """The first number in a path, which is the layer, counted from 0; None where there is none."""
+    return next((int(part) for part in path.split(".") if part.isdecimal()), None)
+
+
+def template(path: str) -> str:
+    """The path with every number replaced: the same modules of different layers have one template."""
+    return ".".join("*" if part.isdecimal() else part for part in path.split("."))
+
+
+def innermost(paths: Sequence[str]) -> str:
+    """The innermost module that holds all of these."""
+    names = [path.split(".") for path in paths]
+    alike = takewhile(lambda parts: len(set(parts)) == 1, zip(*names, strict=False))
+    return ".".join(parts[0] for parts in alike)

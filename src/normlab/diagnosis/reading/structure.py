@@ -94,7 +94,7 @@ class Structure:
 
 
 class UnreadError(UserError):
-    """No residual stream was found. ``blocks`` are those that have none, beside others of their kind that do."""
+    """No residual stream was found. ``blocks`` are those without one beside others of their kind with one."""
 
     def __init__(self, message: str, blocks: Sequence[str] = ()) -> None:
         super().__init__(message)

@@ -86,7 +86,7 @@ class Tables:
 
 
 def cause(findings: Iterable[Finding]) -> Finding | None:
-    """Return the first of the gravest findings, above a note, that follows from no other; None: there is none."""
+    """Return the first of the gravest findings above a note that follows from no other, or None."""
     grave = sorted(at_least(findings, "warning"), key=lambda f: -SEVERITIES.index(f.severity))
     explained = {name for f in grave for name in f.explains if name != f.name}
     return next((f for f in grave if f.name not in explained), next(iter(grave), None))

@@ -10,6 +10,7 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
+from normlab.diagnosis.reading.naming import layer_of
 from normlab.diagnosis.reading.subject import Subject
 from normlab.diagnosis.reading.taps import call_model, evaluating, watching
 from normlab.diagnosis.rules.finding import Finding, Tables, number, said
@@ -32,12 +33,12 @@ SOFTMAXES: Final[frozenset[Callable[..., Any]]] = frozenset((F.softmax, torch.so
 
 
 def attention_scale(subject: Subject) -> Table:
-    r"""Measure s in the scores :math:`s\, q^\top k` of every attention, beside the usual :math:`1/\sqrt{d}` of
-    heads of width d (Vaswani et al. 2017, Section 3.2.1, arXiv 1706.03762).
+    r"""Measure s in the scores :math:`s\, q^\top k` of every attention, beside the usual :math:`1/\sqrt{d}`
+    of heads of width d (Vaswani et al. 2017, Section 3.2.1, arXiv 1706.03762).
 
     s is the argument of a fused kernel, or the slope of what a softmax gets by the products before it,
-    without masked entries. ``query_over_key`` is the ratio of the root mean squares of queries and keys, which
-    carries the factor where the initialisation does; ``normed`` is 1 for normalised queries. Attentions
+    without masked entries. ``query_over_key`` is the ratio of the root mean squares of queries and keys,
+    which carries the factor where the initialisation does; ``normed`` is 1 for normalised queries. Attentions
     whose products are not seen have no row.
     """
     recorder = _Recorder()
@@ -87,7 +88,7 @@ class _Recorder(TorchFunctionMode):
         self.rows.append(
             {
                 "module": path,
-                "layer": next((int(part) for part in path.split(".") if part.isdecimal()), None),
+                "layer": layer_of(path),
                 "scale": float(scale),
                 "usual": q.shape[-1] ** -0.5,
                 "query_over_key": _rms(q) / max(_rms(k), 1e-30),
@@ -101,7 +102,7 @@ def _rms(x: Tensor) -> float:
 
 
 def _slope(product: Tensor, scores: Tensor) -> float | None:
-    """The slope of scores by products over the entries that are not masked; None where they explain little."""
+    """The slope of scores by products over entries that are not masked; None where they explain little."""
     x, y = product.detach().double(), scores.detach().double()
     kept = (y > MASKED) & y.isfinite()
     x, y = x[kept], y[kept]

@@ -9,6 +9,7 @@ from typing import Final
 import torch
 from torch import Tensor, nn
 
+from normlab.diagnosis.reading.naming import layer_of
 from normlab.diagnosis.rules.finding import Finding, Tables, number
 from normlab.diagnosis.studies.weights import siblings
 from normlab.diagnosis.study import Study
@@ -94,7 +95,7 @@ def _finding(row: Row, why: str) -> Finding:
         "buffers",
         {"buffer": row["buffer"], "smallest": row["smallest"], "largest": row["largest"]},
         module=str(row["module"]),
-        layer=next((int(part) for part in str(row["buffer"]).split(".") if part.isdecimal()), None),
+        layer=layer_of(str(row["buffer"])),
         do="compute it again after the model was built, or its weights were loaded",
         explains=("initial_loss", "attention", "jump"),
     )

@@ -13,8 +13,9 @@ from torch.optim import Optimizer
 from normlab.diagnosis.probing.passes import BackwardPass, backward_pass, parts_of
 from normlab.diagnosis.probing.step import OptimiserFactory, updated
 from normlab.diagnosis.probing.stepping import LossGradients, trainable
+from normlab.diagnosis.reading.naming import layer_of
 from normlab.diagnosis.reading.subject import Subject
-from normlab.diagnosis.rules.finding import Finding, Tables, number, said
+from normlab.diagnosis.rules.finding import Finding, Tables, number, percent
 from normlab.diagnosis.study import Study
 from normlab.diagnosis.table import Row, Table
 
@@ -93,7 +94,7 @@ def lost_in_rounding(tables: Tables) -> Iterator[Finding]:
             "first_step",
             {"moved": row["moved"], "step_rms": row["step_rms"], "parameters": len(still)},
             module=str(row["parameter"]).rpartition(".")[0],
-            layer=_layer(str(row["parameter"])),
+            layer=layer_of(str(row["parameter"])),
             do="keep the weights that the optimiser changes in float32, and compute in autocast",
             explains=("large_update",),
         )
@@ -113,7 +114,7 @@ def not_stepped(tables: Tables) -> Iterator[Finding]:
             "first_step",
             {"parameters": len(still), "first": still[0]["parameter"]},
             module=module,
-            layer=_layer(module),
+            layer=layer_of(module),
             do="give the optimiser these parameters, in a group whose learning rate is not 0",
         )
 
@@ -131,12 +132,12 @@ def clipped_step(tables: Tables) -> Iterator[Finding]:
         yield Finding(
             "clipped_step",
             "warning",
-            f"clipping divides the step of the {role} matrices by {said(1 / share) if share else 'infinity'}: "
-            "it decides the learning rate, and not the schedule",
+            f"clipping leaves {percent(share)} of the step of the {role} matrices: it decides the learning "
+            "rate, and not the schedule",
             "first_step",
             {"share": share, "roles": len(short)},
-            do="clip at a norm that gradients seldom reach, or leave clipping out for an optimiser whose step "
-            "has a norm of its own",
+            do="clip at a norm that gradients seldom reach, or not at all where the optimiser's step has a "
+            "norm of its own",
         )
 
 
@@ -144,13 +145,11 @@ def _middle(values: Sequence[float]) -> float:
     return sorted(values)[len(values) // 2]
 
 
-def _layer(path: str) -> int | None:
-    return next((int(part) for part in path.split(".") if part.isdecimal()), None)
-
-
 FIRST_STEP: Final = Study(
     "first_step",
-    lambda c: [first_step(c.subject, c.optimiser, max_grad_norm=c.max_grad_norm, backward=c.backward)],
+    lambda c: [
+        first_step(c.subject, c.optimiser, max_grad_norm=c.plan.get("max_grad_norm"), backward=c.backward)
+    ],
     "preflight",
     rules=(lost_in_rounding, not_stepped, clipped_step),
     order=-45,

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from normlab.diagnosis.reading.calls import ModuleCall, calls
+from normlab.diagnosis.reading.naming import layer_of
 from normlab.diagnosis.reading.subject import Subject, undisturbed
 from normlab.diagnosis.reading.taps import Place, call_model, leaves
 from normlab.diagnosis.rules.finding import Finding, Tables
@@ -111,7 +112,7 @@ def _masked(batch: Any, kept: int) -> Any:
 
 def _at(values: Any, place: Place) -> Any:
     for key in place:
-        values = values[key]  # pyrefly: ignore[bad-index]
+        values = values[key]
     return values
 
 
@@ -139,7 +140,7 @@ def _outputs(subject: Subject, batch: Any, kept: int) -> list[ModuleCall]:
 
 
 def _first(before: list[ModuleCall], after: list[ModuleCall]) -> tuple[str, float]:
-    """The innermost module whose output changes while its input does not, and the change of the last output."""
+    """The innermost module whose output changes while its input does not, and the last output's change."""
     place, last = "", 0.0
     for one, other in zip(before, after, strict=True):
         read, written = _most(one.given, other.given), _most(one.output, other.output)
@@ -184,7 +185,7 @@ def leak(tables: Tables) -> Iterator[Finding]:
                 "leaks",
                 {"change": row["change"], "changed_from": row["changed_from"]},
                 module=module,
-                layer=next((int(part) for part in module.split(".") if part.isdecimal()), None),
+                layer=layer_of(module),
                 do=do,
             )
 

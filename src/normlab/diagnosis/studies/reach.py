@@ -9,10 +9,11 @@ from typing import Any, Final
 import torch
 
 from normlab.diagnosis.reading.calls import ModuleCall, calls
+from normlab.diagnosis.reading.naming import innermost, layer_of, template
 from normlab.diagnosis.reading.parameters import nodes_behind
 from normlab.diagnosis.reading.subject import Subject
 from normlab.diagnosis.rules.finding import Finding, Tables
-from normlab.diagnosis.studies.weights import LEAST_SIBLINGS, template
+from normlab.diagnosis.studies.weights import LEAST_SIBLINGS
 from normlab.diagnosis.study import Study
 from normlab.diagnosis.table import Row, Table
 
@@ -83,7 +84,7 @@ def cut_gradient(tables: Tables) -> Iterator[Finding]:
             "reach",
             {"parameters": len(behind), "first": behind[0]["parameter"], "last": behind[-1]["parameter"]},
             module=str(cut["module"]),
-            layer=_layer(str(cut["module"])),
+            layer=layer_of(str(cut["module"])),
             do="use its output, or take the module out of the model"
             if unread
             else "look there for detach(), no_grad, .data, an integer or a numpy operation on the stream",
@@ -99,7 +100,7 @@ def cut_gradient(tables: Tables) -> Iterator[Finding]:
             "reach",
             {"parameters": len(silent), "first": silent[0]["parameter"]},
             module=names[0],
-            layer=_layer(names[0]),
+            layer=layer_of(names[0]),
             do="use them, or take them out of the model",
             explains=("no_gradient",),
         )
@@ -115,12 +116,12 @@ def frozen_layer(tables: Tables) -> Iterator[Finding]:
         still = [row for row in rows if not row["trainable"]]
         if len(rows) >= LEAST_SIBLINGS and still and 2 * len(still) < len(rows):
             for row in still:
-                odd[_layer(str(row["parameter"]))].append(row)
+                odd[layer_of(str(row["parameter"]))].append(row)
     first = sorted(odd, key=lambda layer: -1 if layer is None else layer)
     bottom = first == list(range(len(first)))  # the first layers of a fine-tuning are frozen on purpose
     for layer in first:
         rows = odd[layer]
-        module = _shared([str(row["module"]) for row in rows])
+        module = innermost([str(row["module"]) for row in rows])
         yield Finding(
             "frozen_layer",
             "note" if bottom and len(first) > 1 else "warning",
@@ -131,20 +132,6 @@ def frozen_layer(tables: Tables) -> Iterator[Finding]:
             layer=layer,
             do=f"{module}.requires_grad_() trains it",
         )
-
-
-def _shared(modules: list[str]) -> str:
-    """The innermost module that holds all of these."""
-    common = modules[0].split(".")
-    for module in modules[1:]:
-        names = module.split(".")
-        same = next((i for i, (a, b) in enumerate(zip(common, names, strict=False)) if a != b), None)
-        common = common[: min(len(common), len(names)) if same is None else same]
-    return ".".join(common)
-
-
-def _layer(path: str) -> int | None:
-    return next((int(part) for part in path.split(".") if part.isdecimal()), None)
 
 
 REACH: Final = Study(

@@ -7,8 +7,9 @@ from collections.abc import Iterator
 from typing import Any, Final
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 
+from normlab.diagnosis.reading.naming import layer_of
 from normlab.diagnosis.reading.subject import Subject, undisturbed
 from normlab.diagnosis.reading.taps import activations, call_model, watching
 from normlab.diagnosis.rules.finding import Finding, Tables, number, said
@@ -66,7 +67,7 @@ def start(subject: Subject) -> tuple[Table, Table]:
 
 
 def _dropouts(model: nn.Module) -> Iterator[Row]:
-    """Yield the probabilities of modules, and numbers called dropout in others, which call it as a function."""
+    """Yield the probabilities of dropout modules, and of modules that call dropout as a function."""
     for path, module in model.named_modules():
         named = {k: v for k, v in vars(module).items() if "drop" in k.lower() and type(v) in (int, float)}
         if isinstance(module, nn.modules.dropout._DropoutNd):
@@ -98,7 +99,7 @@ def initial_loss(tables: Tables) -> Iterator[Finding]:
             module=head,
             do="end the stack with a norm, and look at the scale of the stream"
             if large
-            else f"initialise {head} with a deviation of 1/√d or less; where it is tied to the embedding, too",
+            else f"initialise {head} with a deviation of 1/√d or less, also where it is the embedding",
             explains=("large_update",),
         )
 
@@ -116,7 +117,7 @@ def dropout(tables: Tables) -> Iterator[Finding]:
                 "dropouts",
                 {"attribute": row["attribute"], "probability": p},
                 module=str(row["module"]),
-                layer=next((int(part) for part in str(row["module"]).split(".") if part.isdecimal()), None),
+                layer=layer_of(str(row["module"])),
                 do="dropouts of 0 to 0.3 are usual",
                 explains=("initial_loss",),
             )

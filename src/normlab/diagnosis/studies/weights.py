@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import math
-import re
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
-from os.path import commonprefix
 from statistics import median
 from typing import Final
 
@@ -14,6 +12,7 @@ import torch
 from torch import Tensor
 
 from normlab.diagnosis.probing.passes import ForwardPass, forward_pass, parts_of
+from normlab.diagnosis.reading.naming import innermost, layer_of, template
 from normlab.diagnosis.reading.subject import Subject
 from normlab.diagnosis.rules.finding import Finding, Tables, number, said
 from normlab.diagnosis.study import Study
@@ -52,7 +51,7 @@ def weights(subject: Subject, *, forward: ForwardPass | None = None) -> Table:
                     "module": path.rpartition(".")[0],
                     "parameter": path,
                     "stack": owner.stack,
-                    "layer": _layer(path) if owner.layer is None else owner.layer,
+                    "layer": layer_of(path) if owner.layer is None else owner.layer,
                     "role": part.kind,
                     "shape": "×".join(map(str, x.shape)),
                     "dtype": str(x.dtype).removeprefix("torch."),
@@ -79,15 +78,6 @@ def _statistics(x: Tensor) -> Mapping[str, float]:
     }
 
 
-def _layer(path: str) -> int | None:
-    return next((int(part) for part in path.split(".") if part.isdecimal()), None)
-
-
-def template(path: str) -> str:
-    """The path with every number replaced: siblings of different layers have one template."""
-    return re.sub(r"(?<=\.)\d+(?=\.|$)|^\d+(?=\.)", "*", path)
-
-
 def siblings(table: Table, path: str) -> Iterator[list[Row]]:
     """Yield the rows whose path, in that column, differs in its numbers alone, with one shape and role."""
     groups: dict[tuple[object, ...], list[Row]] = defaultdict(list)
@@ -104,7 +94,7 @@ def unlike_siblings(tables: Tables) -> Iterator[Finding]:
             odd[_block(str(row["parameter"]))].append((row, factor))
     for block, found in sorted(odd.items(), key=lambda one: -max(abs(math.log(f)) for _, f in one[1])):
         row, factor = max(found, key=lambda one: abs(math.log(one[1])))
-        module = _common([str(r["module"]) for r, _ in found]) or block
+        module = innermost([str(r["module"]) for r, _ in found]) or block
         much = max(factor, 1 / factor)
         size = (
             "zero"
@@ -156,11 +146,6 @@ def _block(path: str) -> str:
     parts = path.split(".")
     ends = [i for i, part in enumerate(parts) if part.isdecimal()]
     return ".".join(parts[: ends[0] + 1]) if ends else path
-
-
-def _common(modules: Sequence[str]) -> str:
-    """The innermost module that holds all of these."""
-    return ".".join(commonprefix([module.split(".") for module in modules]))
 
 
 WEIGHTS: Final = Study(

@@ -1,0 +1,116 @@
+"""The training to come, as it is declared: what a model is compared with before its first step."""
+
+from __future__ import annotations
+
+import math
+import tomllib
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from fnmatch import fnmatchcase
+from pathlib import Path
+from typing import Any, Final, Literal, TypedDict, get_args
+
+from normlab.diagnosis.table import Row
+from normlab.errors import UserError, nearest
+from normlab.store.files import read_json
+
+Depth = Literal["none", "total", "layer"]
+FORM: Final = (
+    "an entry has a role or a glob of paths for its name, and std, value or zeros, and depth: "
+    '[ffn_out] with std = 0.02 and depth = "total"'
+)
+
+
+@dataclass(frozen=True)
+class Start:
+    """The declared initialisation of the parameters of a role, or of paths that a glob matches."""
+
+    std: float | None = None
+    """Standard deviation."""
+    value: float | None = None
+    """The one value of all entries, such as 1 for gains."""
+    depth: Depth = "none"
+    """``total``: the deviation is divided by the square root of twice the number of layers of the stack;
+    ``layer``: of twice the layer's number, from 1.
+    """
+
+    def expected(self, layer: int | None, layers: int) -> tuple[float, float] | None:
+        """Return the root mean square and the deviation of a parameter in a layer; None if neither is said."""
+        if self.value is not None:
+            return abs(self.value), 0.0
+        if self.std is None:
+            return None
+        number = {"none": None, "total": layers, "layer": None if layer is None else layer + 1}[self.depth]
+        std = self.std / math.sqrt(2 * number) if number else self.std
+        return std, std
+
+
+class Plan(TypedDict, total=False):
+    """The training to come, where it is more than an optimiser and its learning rate."""
+
+    max_grad_norm: float
+    """The global norm to which gradients are clipped."""
+    warmup_steps: int
+    """Steps over which the learning rate rises to its peak."""
+    declared: Mapping[str, Start]
+    """The initialisation that was meant, by role or glob of paths; the last entry that fits decides."""
+    baseline: Sequence[Row]
+    """The table ``weights`` of another diagnosis, with which this model's is compared."""
+
+
+def declared_for(declared: Mapping[str, Start], path: str, role: str) -> Start | None:
+    """Return the last entry for a parameter."""
+    fitting = [start for name, start in declared.items() if name == role or fnmatchcase(path, name)]
+    return fitting[-1] if fitting else None
+
+
+def read_plan(path: Path) -> Plan:
+    """Read a declaration in TOML: ``max_grad_norm``, ``warmup_steps``, and a table for each role or glob.
+
+    Raises UserError for a file that cannot be read, and for an entry that says nothing or something else.
+    """
+    try:
+        content = tomllib.loads(path.read_text(encoding="utf-8"))
+    except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
+        raise UserError(f"{path} cannot be read as TOML: {error}; {FORM}") from error
+    plan: Plan = {}
+    starts = {name: value for name, value in content.items() if isinstance(value, dict)}
+    for name, value in content.items():
+        if name in starts:
+            continue
+        if name not in ("max_grad_norm", "warmup_steps"):
+            known = nearest(name, ("max_grad_norm", "warmup_steps"))
+            raise UserError(f"{path} has {name!r}, which declares nothing{known}; {FORM}")
+        if isinstance(value, bool) or not isinstance(value, (int, float)) or not value >= 0:
+            raise UserError(f"{name} in {path} is {value!r}; give a number from 0 on")
+    if "max_grad_norm" in content:
+        plan["max_grad_norm"] = float(content["max_grad_norm"])
+    if "warmup_steps" in content:
+        plan["warmup_steps"] = int(content["warmup_steps"])
+    plan["declared"] = {name: _start(path, name, given) for name, given in starts.items()}
+    return plan
+
+
+def _start(path: Path, name: str, given: Mapping[str, Any]) -> Start:
+    known = {"std", "value", "depth"}
+    for key, value in given.items():
+        if key not in known:
+            raise UserError(f"[{name}] in {path} has {key!r}{nearest(key, sorted(known))}; {FORM}")
+        if key == "depth" and value not in get_args(Depth):
+            raise UserError(f"depth of [{name}] in {path} is {value!r}; it is {', '.join(get_args(Depth))}")
+        if key != "depth" and (isinstance(value, bool) or not isinstance(value, (int, float))):
+            raise UserError(f"{key} of [{name}] in {path} is {value!r}; give a number")
+    if "std" not in given and "value" not in given:
+        raise UserError(f"[{name}] in {path} says neither std nor value; {FORM}")
+    return Start(**given)
+
+
+def read_baseline(path: Path) -> Sequence[Row]:
+    """Read the table of weights from the JSON of a diagnosis. Raises UserError where it has none."""
+    content = read_json(path)
+    rows = content.get("tables", {}).get("weights") if isinstance(content, dict) else None
+    if not rows:
+        raise UserError(
+            f"{path} holds no table of weights; give the JSON that normlab preflight writes beside its page"
+        )
+    return rows
