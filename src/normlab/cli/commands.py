@@ -15,7 +15,7 @@ from tyro.conf import FlagCreatePairsOff, OmitArgPrefixes, Positional, arg
 
 from normlab.cli import failures
 from normlab.cli.common import RUNS, ConfigParts, Imports, Switch, base_of, resolved
-from normlab.cli.diagnose import Diagnose
+from normlab.cli.diagnose import Diagnose, Preflight
 from normlab.cli.flags import ConfigFlags, flags_of, load
 from normlab.cli.fold import Fold
 from normlab.cli.papers import Papers
@@ -261,5 +261,18 @@ class Recipes:
 
 COMMANDS: dict[str, type[Command]] = {
     kind.__name__.lower(): kind
-    for kind in (Compare, Train, Translate, Score, Runs, Report, Fold, Recipes, Diagnose, Papers, Reproduce)
+    for kind in (
+        Compare,
+        Train,
+        Translate,
+        Score,
+        Runs,
+        Report,
+        Fold,
+        Recipes,
+        Preflight,
+        Diagnose,
+        Papers,
+        Reproduce,
+    )
 }

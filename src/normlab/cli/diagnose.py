@@ -5,10 +5,10 @@ from __future__ import annotations
 import json
 import shlex
 import sys
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Literal, Self
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, Self
 
 from tyro.conf import Positional, arg
 
@@ -22,6 +22,7 @@ from normlab.store.folder import find_run
 
 if TYPE_CHECKING:
     from normlab.diagnosis import Diagnosis
+    from normlab.diagnosis.plan import Plan
     from normlab.examine.subjects import Case
 
 GATE_CLOSED = 3
@@ -68,8 +69,14 @@ class Diagnose:
     """Where defaults come from: a configuration's name (demo, text, multi30k ...) or a run's config.json."""
     tokens: int = 2048
     """Padded source + target positions of the batch that is examined."""
-    preset: Literal["cheap", "standard", "full"] = "standard"
-    """cheap: a few passes; standard: everything but second derivatives; full: everything."""
+    preset: Literal["preflight", "cheap", "standard", "full"] = "standard"
+    """preflight: what needs no theory; cheap: a few passes; standard: everything but second derivatives;
+    full: everything.
+    """
+    declared: Path | None = None
+    """TOML file with the initialisation that was meant, by role or path, clipping and warm-up."""
+    baseline: Path | None = None
+    """JSON of another diagnosis, such as preflight.json, with whose weights these are compared."""
     checkpoints: tuple[Literal["last", "best", "average"], ...] = ()
     """Checkpoints of a run; by default the last, and the best if that is another."""
     step: int | None = None
@@ -78,6 +85,10 @@ class Diagnose:
     """For a run: repeat its steps with every module watched, and name the first one that went wrong."""
     fail_on: Literal["", "warning", "problem"] = ""
     """Exit with code 3 if there is a finding as severe as this."""
+    junit: Path | None = None
+    """File to write the findings to as JUnit's XML, for a test report."""
+    sarif: Path | None = None
+    """File to write the findings to as SARIF, for code scanning."""
     out: Path | None = None
     """Folder of the page; by default the run's folder, or --runs."""
     runs: Path = RUNS
@@ -88,6 +99,8 @@ class Diagnose:
     """Also examine a combination that its source does not define."""
     imports: Imports = ()
     """A module of yours that registers placements, norms, studies and so on; may be given several times."""
+    page: ClassVar[str] = "diagnosis"
+    """Name of the page and of the JSON file beside it."""
 
     @classmethod
     def defaults(cls, argv: Sequence[str]) -> Self:
@@ -103,9 +116,10 @@ class Diagnose:
         from normlab.report.diagnosis import write_diagnosis
         from normlab.spec.serialise import to_plain
 
-        worst, everything = list[str](), list[object]()
+        worst, everything = list[str](), list[dict[str, Any]]()
+        declared = self._plan()
         for case, folder, name in self._cases():
-            diagnosis = self._diagnosed(case)
+            diagnosis = self._diagnosed(replace(case, plan={**case.plan, **declared}))
             plain = to_plain(diagnosis.to_plain() | {"title": case.title, "case": dict(case.facts)})
             command = shlex.join(["normlab", *sys.argv[1:]])
             page = write_diagnosis(plain | {"command": command}, folder, name)
@@ -114,12 +128,30 @@ class Diagnose:
                 _say(case, diagnosis, page)
             if self.fail_on:
                 worst.extend(finding.sentence for finding in diagnosis.at_least(self.fail_on))
+        self._write_for_programs(everything)
         if self.as_json:
             shown = everything[0] if len(everything) == 1 else everything
             print(json.dumps(shown, ensure_ascii=False, allow_nan=False))
         if worst:
             failures.write(f"normlab: {count(len(worst), 'finding')} as severe as {self.fail_on!r}")
             raise SystemExit(GATE_CLOSED)
+
+    def _plan(self) -> Plan:
+        """The training to come, as files declare it."""
+        from normlab.diagnosis.plan import Plan, read_baseline, read_plan
+
+        plan = Plan() if self.declared is None else read_plan(self.declared)
+        if self.baseline is not None:
+            plan["baseline"] = read_baseline(self.baseline)
+        return plan
+
+    def _write_for_programs(self, diagnoses: Sequence[Mapping[str, Any]]) -> None:
+        from normlab.report.machines import junit, sarif
+        from normlab.store.folder import write_text_atomic
+
+        for path, write in ((self.junit, junit), (self.sarif, sarif)):
+            if path is not None:
+                write_text_atomic(path, write(diagnoses))
 
     def _diagnosed(self, case: Case) -> Diagnosis:
         """Diagnose a case. Raises UserError, with the flags to type, if that is impossible."""
@@ -208,7 +240,7 @@ class Diagnose:
 
         if self.model:
             case = diagnose.of_names(self.model, self.batch, self.loss, lr=self.lr)
-            return [(case, self.out or self.runs, "diagnosis")]
+            return [(case, self.out or self.runs, self.page)]
         if self.run_folder:
             folder = find_run(self.run_folder, self.runs)
             require_known(folder.config())
@@ -216,7 +248,11 @@ class Diagnose:
             if self.step is not None:
                 wanted = [*self.checkpoints, self.step]
             return [
-                (diagnose.of_run(folder, one, tokens=self.tokens), self.out or folder.path, _page_name(one))
+                (
+                    diagnose.of_run(folder, one, tokens=self.tokens),
+                    self.out or folder.path,
+                    self._page_of(one),
+                )
                 for one in wanted
             ]
         config = resolved(
@@ -228,27 +264,49 @@ class Diagnose:
             force=self.force,
         )
         case = diagnose.of_config(config, self.runs, tokens=self.tokens)
-        return [(case, self.out or self.runs, "diagnosis")]
+        return [(case, self.out or self.runs, self.page)]
+
+    def _page_of(self, checkpoint: str | int) -> str:
+        if isinstance(checkpoint, int):
+            return f"{self.page}-step-{checkpoint}"
+        return self.page if checkpoint == "last" else f"{self.page}-{checkpoint}"
 
 
-def _page_name(checkpoint: str | int) -> str:
-    if isinstance(checkpoint, int):
-        return f"diagnosis-step-{checkpoint}"
-    return "diagnosis" if checkpoint == "last" else f"diagnosis-{checkpoint}"
+@dataclass(frozen=True, kw_only=True)
+class Preflight(Diagnose):
+    """Check a model before its first step: what is declared against what is there.
+
+    Weights, buffers, ties, gradients, masks, dropout, the loss and the first step of an optimiser are
+    compared with what the configuration, a declaration (--declared init.toml) or another version of the model
+    (--baseline preflight.json) says. It is normlab diagnose with --preset preflight. The exit code is 3 if
+    --fail-on is given and a finding is as severe.
+    """
+
+    preset: Literal["preflight", "cheap", "standard", "full"] = "preflight"
+    """preflight: what needs no theory; cheap: a few passes; standard: everything but second derivatives;
+    full: everything.
+    """
+    page: ClassVar[str] = "preflight"
 
 
 def _say(case: Case, diagnosis: Diagnosis, page: Path) -> None:
-    """Print the findings with their evidence, the most severe first, and the path of the page."""
+    """Print the cause, what follows from it and the other findings, and the path of the page."""
     from rich.text import Text
 
     from normlab.cli import terminal
+    from normlab.diagnosis.rules.finding import Finding, consequences
     from normlab.spec.units import duration
 
-    console = terminal.console()
+    console, cause = terminal.console(), diagnosis.cause
     facts = {**diagnosis.facts, **case.facts}
     about = [f"{name} {value}" for name, value in facts.items() if name not in ("recipe", "run")]
+    console.print(Text(diagnosis.verdict, STYLES[cause.severity] if cause else "bold green"))
+    folded = list[Finding]() if cause is None else consequences(diagnosis.findings, cause)
+    if folded:
+        names = ", ".join(dict.fromkeys(finding.name.replace("_", " ") for finding in folded))
+        console.print(Text(f"{'':8}what follows from it: {names}", "dim"))
     console.print(Text(case.title, "bold"), Text("; ".join(about), "dim"), sep="\n")
-    for finding in diagnosis.findings:
+    for finding in (f for f in diagnosis.findings if f is not cause and f not in folded):
         line = Text.assemble((f"{finding.severity:<8}", STYLES[finding.severity]), finding.sentence)
         support = "; ".join(filter(None, (finding.evidence, finding.reference)))
         console.print(line)

@@ -35,7 +35,7 @@ class Start:
     """
 
     def expected(self, layer: int | None, layers: int) -> tuple[float, float] | None:
-        """Return the root mean square and the deviation of a parameter in a layer; None if neither is said."""
+        """Return the root mean square and the deviation of a parameter in a layer, or None."""
         if self.value is not None:
             return abs(self.value), 0.0
         if self.std is None:
@@ -58,9 +58,12 @@ class Plan(TypedDict, total=False):
     """The table ``weights`` of another diagnosis, with which this model's is compared."""
 
 
-def declared_for(declared: Mapping[str, Start], path: str, role: str) -> Start | None:
-    """Return the last entry for a parameter."""
-    fitting = [start for name, start in declared.items() if name == role or fnmatchcase(path, name)]
+def declared_for(declared: Mapping[str, Start], path: str, role: str, *, matrix: bool) -> Start | None:
+    """Return the last entry for a parameter. A role is that of matrices, ``norm`` that of gains: biases are
+    declared by a glob.
+    """
+    named = role if matrix or role == "norm" and not path.endswith("bias") else None
+    fitting = [start for name, start in declared.items() if name == named or fnmatchcase(path, name)]
     return fitting[-1] if fitting else None
 
 

@@ -32,7 +32,7 @@ def declared(found: Table, meant: Mapping[str, Start]) -> Table:
     rows: list[Row] = []
     for row in found:
         path, layer = str(row["parameter"]), row["layer"]
-        start = declared_for(meant, path, str(row["role"]))
+        start = declared_for(meant, path, str(row["role"]), matrix="×" in str(row["shape"]))
         if start is None or row["tied"]:
             continue
         expected = start.expected(None if layer is None else int(layer), layers[row["stack"]])
