@@ -190,7 +190,11 @@ def _read(model: nn.Module, batch: Any) -> tuple[Structure, list[Finding]]:
 
 def _optimiser(given: torch.optim.Optimizer | OptimiserFactory) -> tuple[str, float]:
     """Return the name of an optimiser and its largest learning rate."""
-    made = given if isinstance(given, torch.optim.Optimizer) else given([nn.Parameter(torch.zeros(1))])
+    made = (
+        given
+        if isinstance(given, torch.optim.Optimizer)
+        else given([nn.Parameter(torch.zeros(1)), nn.Parameter(torch.zeros(1, 1))])
+    )
     amid = " during its training" if made.state else ""
     return type(made).__name__ + amid, max(float(group.get("lr", 0.0)) for group in made.param_groups)
 

@@ -21,6 +21,9 @@ FORM: Final = (
 )
 
 
+NUMBERS: Final = ("max_grad_norm", "warmup_steps", "truncated_at")
+
+
 @dataclass(frozen=True)
 class Start:
     """The declared initialisation of the parameters of a role, or of paths that a glob matches."""
@@ -54,6 +57,10 @@ class Plan(TypedDict, total=False):
     """Steps over which the learning rate rises to its peak."""
     declared: Mapping[str, Start]
     """The initialisation that was meant, by role or glob of paths; the last entry that fits decides."""
+    truncated_at: float
+    """Magnitude of the largest declared entry, in deviations."""
+    tied: bool
+    """Whether embedding and output matrix are one parameter."""
     baseline: Sequence[Row]
     """The table ``weights`` of another diagnosis, with which this model's is compared."""
 
@@ -62,13 +69,13 @@ def declared_for(declared: Mapping[str, Start], path: str, role: str, *, matrix:
     """Return the last entry for a parameter. A role is that of matrices, ``norm`` that of gains: biases are
     declared by a glob.
     """
-    named = role if matrix or role == "norm" and not path.endswith("bias") else None
+    named = role if matrix or (role == "norm" and not path.endswith("bias")) else None
     fitting = [start for name, start in declared.items() if name == named or fnmatchcase(path, name)]
     return fitting[-1] if fitting else None
 
 
 def read_plan(path: Path) -> Plan:
-    """Read a declaration in TOML: ``max_grad_norm``, ``warmup_steps``, and a table for each role or glob.
+    """Read a declaration in TOML: the fields of ``Plan``, and a table for each role or glob.
 
     Raises UserError for a file that cannot be read, and for an entry that says nothing or something else.
     """
@@ -76,22 +83,20 @@ def read_plan(path: Path) -> Plan:
         content = tomllib.loads(path.read_text(encoding="utf-8"))
     except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
         raise UserError(f"{path} cannot be read as TOML: {error}; {FORM}") from error
-    plan: Plan = {}
+    plan: dict[str, Any] = {}
     starts = {name: value for name, value in content.items() if isinstance(value, dict)}
     for name, value in content.items():
         if name in starts:
             continue
-        if name not in ("max_grad_norm", "warmup_steps"):
-            known = nearest(name, ("max_grad_norm", "warmup_steps"))
+        if name not in NUMBERS and name != "tied":
+            known = nearest(name, (*NUMBERS, "tied"))
             raise UserError(f"{path} has {name!r}, which declares nothing{known}; {FORM}")
-        if isinstance(value, bool) or not isinstance(value, (int, float)) or not value >= 0:
-            raise UserError(f"{name} in {path} is {value!r}; give a number from 0 on")
-    if "max_grad_norm" in content:
-        plan["max_grad_norm"] = float(content["max_grad_norm"])
-    if "warmup_steps" in content:
-        plan["warmup_steps"] = int(content["warmup_steps"])
-    plan["declared"] = {name: _start(path, name, given) for name, given in starts.items()}
-    return plan
+        number = isinstance(value, (int, float)) and not isinstance(value, bool) and value >= 0
+        if not (isinstance(value, bool) if name == "tied" else number):
+            wanted = "true or false" if name == "tied" else "a number from 0 on"
+            raise UserError(f"{name} in {path} is {value!r}; give {wanted}")
+        plan[name] = value
+    return Plan(**plan, declared={name: _start(path, name, given) for name, given in starts.items()})
 
 
 def _start(path: Path, name: str, given: Mapping[str, Any]) -> Start:

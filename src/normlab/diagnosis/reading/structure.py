@@ -68,6 +68,8 @@ class StackView:
     name: str
     sublayers: tuple[SublayerView, ...]
     final_norm: str | None
+    silent: tuple[str, ...] = ()
+    """Paths of the blocks in the container that ran, and in which no stream was seen."""
 
 
 @dataclass(frozen=True)
@@ -133,7 +135,8 @@ def read_structure(
         kinds = {reader.kind(block) for block, _ in read}
         failed = [b for b in found if b not in [block for block, _ in read] and reader.kind(b) in kinds]
         if read and not failed:
-            stacks[name] = reader.stack(name, read)
+            silent = [block.path for block in found if block not in [one for one, _ in read]]
+            stacks[name] = replace(reader.stack(name, read), silent=tuple(silent))
         elif found and not _inside(name, unread):
             broken += [block.path for block in failed] if read else []
             unread[name] = reader.sentence(name, found, (failed or found)[0])

@@ -65,6 +65,8 @@ def strange_buffer(tables: Tables) -> Iterator[Finding]:
     for row in tables.table("buffers"):
         if row["floating"] and (why := _why(row)):
             yield _finding(row, why)
+        elif row["constant"] and "position" in str(row["buffer"]):
+            yield _finding(row, "holds one number throughout, so that all positions are the same")
 
 
 def _why(row: Row) -> str:

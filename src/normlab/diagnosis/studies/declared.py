@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import math
-from collections import Counter, defaultdict
-from collections.abc import Iterator, Mapping, Sequence
+from collections import defaultdict
+from collections.abc import Iterator, Sequence
 from typing import Final
 
-from normlab.diagnosis.plan import Start, declared_for
+from normlab.diagnosis.plan import Plan, declared_for
 from normlab.diagnosis.reading.naming import layer_of, template
 from normlab.diagnosis.rules.finding import Finding, Tables, number, said
 from normlab.diagnosis.studies.weights import weights
@@ -22,24 +22,51 @@ COMPARED: Final = ("shape", "dtype", "trainable", "tied")
 """Columns of weights that two versions of a model have in common."""
 
 
-def declared(found: Table, meant: Mapping[str, Start]) -> Table:
-    """Tabulate the root mean square of every parameter that something is declared for, beside the declared
-    one (``expected``), with ``off``, the logarithm of their ratio over what chance explains.
+def declared(found: Table, plan: Plan) -> Table:
+    """Tabulate what is declared of parameters beside what they are: ``what`` is ``rms``, the root mean
+    square, ``tail``, the largest magnitude in deviations, or ``tied``; ``off`` is above 1 where they differ
+    by more than chance explains.
     """
-    layers: Counter[Value] = Counter()
-    for stack, numbers in _layers(found).items():
-        layers[stack] = len(numbers)
+    layers = {stack: len(numbers) for stack, numbers in _layers(found).items()}
     rows: list[Row] = []
     for row in found:
-        path, layer = str(row["parameter"]), row["layer"]
-        start = declared_for(meant, path, str(row["role"]), matrix="×" in str(row["shape"]))
+        path, layer, matrix = str(row["parameter"]), row["layer"], "×" in str(row["shape"])
+        start = declared_for(plan.get("declared", {}), path, str(row["role"]), matrix=matrix)
         if start is None or row["tied"]:
             continue
         expected = start.expected(None if layer is None else int(layer), layers[row["stack"]])
         if expected is not None:
             size, std = expected
-            rows.append(_compared(row, size, exact=not std))
-    return Table("declared", tuple(rows))
+            rows.append(_row(row, "rms", row["rms"], size, _off(row, size, exact=not std)))
+        most = plan.get("truncated_at")
+        if most and matrix and start.std is not None:
+            tail = number(row["tail"]) or 0.0
+            rows.append(_row(row, "tail", tail, most, tail / most / (1 + NEAR)))
+    return Table("declared", (*rows, *_untied(found, plan)))
+
+
+def _untied(found: Table, plan: Plan) -> Iterator[Row]:
+    """Yield the matrices of the size of the first embedding that are to be tied to it, and are not."""
+    tables = [row for row in found if row["role"] == "embedding" and "×" in str(row["shape"])]
+    if plan.get("tied") and tables:
+        first = max(tables, key=lambda row: _entries(row))
+        own = [row for row in tables if row["shape"] == first["shape"] and not row["tied"]]
+        for row in own[1:]:
+            yield _row(row, "tied", "", first["parameter"], 1e6)
+
+
+def _row(row: Row, what: str, found: Value, expected: Value, off: float) -> Row:
+    names = "parameter stack layer role".split()
+    return {name: row[name] for name in names} | {
+        "what": what,
+        "found": found,
+        "expected": expected,
+        "off": off,
+    }
+
+
+def _entries(row: Row) -> int:
+    return math.prod(int(n) for n in str(row["shape"]).split("×") if n)
 
 
 def _layers(found: Table) -> dict[Value, set[Value]]:
@@ -49,42 +76,43 @@ def _layers(found: Table) -> dict[Value, set[Value]]:
     return layers
 
 
-def _compared(row: Row, expected: float, *, exact: bool) -> Row:
+def _off(row: Row, expected: float, *, exact: bool) -> float:
+    """The logarithm of a parameter's size over the expected one, over what chance explains; 1e9 at most."""
     size = number(row["rms"]) or 0.0
-    entries = math.prod(int(n) for n in str(row["shape"]).split("×") if n)
-    allowed = 1e-6 if exact else max(NEAR, SIGMAS / math.sqrt(2 * entries))
+    allowed = 1e-6 if exact else max(NEAR, SIGMAS / math.sqrt(2 * _entries(row)))
     ratio = abs(math.log(size / expected)) if size and expected else (0.0 if size == expected else math.inf)
-    return {
-        "parameter": row["parameter"],
-        "stack": row["stack"],
-        "layer": row["layer"],
-        "role": row["role"],
-        "rms": size,
-        "expected": expected,
-        "off": min(ratio / allowed, 1e9),
-    }
+    return min(ratio / allowed, 1e9)
 
 
 def unlike_declared(tables: Tables) -> Iterator[Finding]:
-    """Name the parameters whose size is not the declared one, those of one template together."""
-    groups: dict[str, list[Row]] = defaultdict(list)
+    """Name the parameters that are not as declared, those of one template together."""
+    groups: dict[tuple[str, str], list[Row]] = defaultdict(list)
     for row in tables.table("declared"):
         if (number(row["off"]) or 0.0) > 1:
-            groups[template(str(row["parameter"]))].append(row)
-    for rows in sorted(groups.values(), key=lambda some: -max(number(r["off"]) or 0.0 for r in some)):
+            groups[template(str(row["parameter"])), str(row["what"])].append(row)
+    for (_, what), rows in sorted(groups.items(), key=lambda g: -max(number(r["off"]) or 0 for r in g[1])):
         row = max(rows, key=lambda r: number(r["off"]) or 0.0)
         path = str(row["parameter"])
         count = f" and {len(rows) - 1} others like it" if len(rows) > 1 else ""
+        have, end = ("have", "end") if count else ("has", "ends")
+        sentences = {
+            "rms": f"{path}{count} {have} a root mean square of {said(row['found'])}, and "
+            f"{said(row['expected'])} is declared",
+            "tail": f"{path}{count} {end} at {said(row['found'])} deviations, and truncation at "
+            f"{said(row['expected'])} is declared",
+            "tied": f"{path} is not tied to {row['expected']}, as is declared",
+        }
         yield Finding(
             "unlike_declared",
             "problem",
-            f"{path}{count} {'have' if count else 'has'} a root mean square of {said(row['rms'])}, and "
-            f"{said(row['expected'])} is declared",
+            sentences[what],
             "declared",
-            {"rms": row["rms"], "expected": row["expected"], "parameters": len(rows)},
+            {"found": row["found"], "expected": row["expected"], "parameters": len(rows)},
             module=path.rpartition(".")[0],
             layer=layer_of(path),
-            do="initialise it as declared, or declare what is meant",
+            do="tie them again after the model was changed or loaded"
+            if what == "tied"
+            else "initialise it as declared, or declare what is meant",
             explains=("unlike_siblings", "initial_loss", "hidden_scale", "updates", "large_update"),
         )
 
@@ -104,8 +132,9 @@ def baseline(found: Table, before: Sequence[Row]) -> Table:
         rows += [
             _change(key, name, one[name], other[name], 1e3) for name in COMPARED if one[name] != other[name]
         ]
-        compared = _compared(other, number(one["rms"]) or 0.0, exact=False)
-        if (off := number(compared["off"]) or 0.0) > 1 and one["shape"] == other["shape"]:
+        if (off := _off(other, number(one["rms"]) or 0.0, exact=False)) > 1 and one["shape"] == other[
+            "shape"
+        ]:
             rows.append(_change(key, "rms", one["rms"], other["rms"], off))
     return Table("baseline", tuple(rows))
 
@@ -143,7 +172,7 @@ def changed(tables: Tables) -> Iterator[Finding]:
 DECLARED: Final = Study(
     "declared",
     lambda c: [
-        declared(weights(c.subject, forward=c.backward.forward), c.plan.get("declared", {})),
+        declared(weights(c.subject, forward=c.backward.forward), c.plan),
         baseline(weights(c.subject, forward=c.backward.forward), c.plan["baseline"])
         if "baseline" in c.plan
         else Table("baseline", ()),

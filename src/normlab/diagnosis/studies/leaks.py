@@ -16,8 +16,8 @@ from normlab.diagnosis.rules.finding import Finding, Tables
 from normlab.diagnosis.study import Study
 from normlab.diagnosis.table import Row, Table
 
-VISIBLE: Final = 1e-3
-"""Change of an output, relative to its largest entry, that rounding does not make."""
+VISIBLE: Final = 100.0
+"""Change of an output, in last digits of its largest entry, that rounding does not make."""
 KEPT: Final = 0.75
 """Share of the positions before the first that is changed."""
 SHIFTED: Final = 0.9
@@ -32,11 +32,13 @@ def leaks(subject: Subject) -> Table:
     """Change the last quarter of the tokens, and compare what every module puts out at the positions before;
     the same for the tokens behind a padding mask.
 
-    ``kind`` is ``causal`` or ``padding``; ``change`` is the largest change of the model's output at positions
-    that may not see those that were changed, relative to its largest entry; ``module`` is the innermost
+    ``kind`` is ``causal`` or ``padding``, or ``random`` for the same tokens twice; ``change`` is the largest
+    change of the model's output at positions that may not see those that were changed, in last digits of its
+    largest entry; ``module`` is the innermost
     module whose output changes there while its input does not, empty where none does. ``forbidden`` is 1
     where the change is an error: always for padding, and for later tokens where the model predicts them,
-    because a decoder reads them, or because the labels are the next tokens.
+    because a decoder reads them, or because the labels are the next tokens. A model
+    that is random in evaluation is not tested further.
     """
     rows: list[Row] = []
     crossed = any(view.role == "cross_attention" for _, view in subject.structure.sublayers)
@@ -52,9 +54,24 @@ def leaks(subject: Subject) -> Table:
         given, other = _with(batch, place, tokens), _with(batch, place, changed)
         before, after = _outputs(subject, given, kept), _outputs(subject, other, kept)
         module, change = _first(before, after)
-        rows.append({"kind": kind, "module": module, "change": change, "forbidden": int(forbidden),
-                     "positions": tokens.shape[1], "changed_from": kept})  # fmt: skip
+        if kind == "causal":  # the same tokens twice
+            twice = _first(before, _outputs(subject, given, kept, seed=1))
+            rows.append(_row("random", *twice, forbidden=True, tokens=tokens, kept=kept))
+            if twice[1] > VISIBLE:
+                break
+        rows.append(_row(kind, module, change, forbidden=forbidden, tokens=tokens, kept=kept))
     return Table("leaks", tuple(rows))
+
+
+def _row(kind: str, module: str, change: float, *, forbidden: bool, tokens: Tensor, kept: int) -> Row:
+    return {
+        "kind": kind,
+        "module": module,
+        "change": change,
+        "forbidden": int(forbidden),
+        "positions": tokens.shape[1],
+        "changed_from": kept,
+    }
 
 
 def _tests(batch: Any, *, encoded: bool) -> Iterator[tuple[str, Place, bool]]:
@@ -128,13 +145,14 @@ def _with(values: Any, place: Place, tensor: Tensor) -> Any:
     return items if isinstance(values, list) else tuple(items)
 
 
-def _outputs(subject: Subject, batch: Any, kept: int) -> list[ModuleCall]:
+def _outputs(subject: Subject, batch: Any, kept: int, *, seed: int = 0) -> list[ModuleCall]:
     """The calls of every module with what they read and put out at the positions that are kept."""
 
     def keep(x: Tensor) -> Tensor | None:
         return x.detach()[:, :kept].clone() if x.ndim > 2 and x.shape[1] > kept else None
 
     with torch.no_grad(), undisturbed(subject.model), calls(subject.model, keep) as seen:
+        torch.manual_seed(seed)
         call_model(subject.model, batch)
     return seen
 
@@ -156,14 +174,19 @@ def _most(one: tuple[Any, ...], other: tuple[Any, ...]) -> float:
 
 
 def _change(a: Tensor, b: Tensor) -> float:
-    largest = a.abs().max().item()
-    return (a - b).abs().max().item() / largest if largest else 0.0
+    """The largest change, in last digits of the largest entry."""
+    digit = a.abs().max().item() * torch.finfo(a.dtype).eps
+    return (a - b).abs().max().item() / digit if digit else 0.0
 
 
 SAID: Final[Mapping[str, Callable[[str], tuple[str, str]]]] = {
     "causal": lambda module: (
         f"later tokens change what {module} says of earlier ones, and the model is to predict them",
         "mask the scores of later keys with minus infinity before the softmax, or pass is_causal=True",
+    ),
+    "random": lambda module: (
+        f"{module} puts out other numbers each time, in evaluation and for the same input",
+        "dropout as a function is to get training=self.training",
     ),
     "padding": lambda module: (
         f"tokens behind the padding mask change what {module} says of the others",
@@ -179,7 +202,7 @@ def leak(tables: Tables) -> Iterator[Finding]:
             module, kind = str(row["module"]), str(row["kind"])
             sentence, do = SAID[kind](module or "the model")
             yield Finding(
-                f"{kind}_leak",
+                "random" if kind == "random" else f"{kind}_leak",
                 "problem",
                 sentence,
                 "leaks",

@@ -118,13 +118,15 @@ def frozen_layer(tables: Tables) -> Iterator[Finding]:
             for row in still:
                 odd[layer_of(str(row["parameter"]))].append(row)
     first = sorted(odd, key=lambda layer: -1 if layer is None else layer)
-    bottom = first == list(range(len(first)))  # the first layers of a fine-tuning are frozen on purpose
+    alone = [row for row in tables.table("reach") if layer_of(str(row["parameter"])) is None]
+    embedded = any(not row["trainable"] for row in alone)  # a fine-tuning freezes the first layers with them
+    bottom = embedded and first == list(range(len(first)))
     for layer in first:
         rows = odd[layer]
         module = innermost([str(row["module"]) for row in rows])
         yield Finding(
             "frozen_layer",
-            "note" if bottom and len(first) > 1 else "warning",
+            "note" if bottom else "warning",
             f"{len(rows)} parameters of {module} are frozen, and those of the other layers are trained",
             "reach",
             {"parameters": len(rows), "first": rows[0]["parameter"]},

@@ -53,7 +53,7 @@ def start(subject: Subject) -> tuple[Table, Table]:
         model.train()
         dropped = float(subject.loss_of(model, subject.batch))
     width = output.shape[-1] if output is not None else 0
-    head = next(((p, rms) for p, rms, w in reversed(seen) if w == width), ("", None))
+    head = next(((p, rms) for p, rms, w in reversed(seen) if w == width), (_table(model, width), None))
     row: Row = {
         "loss": loss,
         "loss_train": dropped,
@@ -64,6 +64,12 @@ def start(subject: Subject) -> tuple[Table, Table]:
         "width": width,
     }
     return Table("start", (row,)), Table("dropouts", tuple(_dropouts(model)))
+
+
+def _table(model: nn.Module, width: int) -> str:
+    """The module that holds a matrix with a row for each class, which a function multiplies by."""
+    wide = (path for path, p in model.named_parameters() if p.ndim == 2 and p.shape[0] == width)
+    return next(wide, "").rpartition(".")[0]
 
 
 def _dropouts(model: nn.Module) -> Iterator[Row]:

@@ -6,7 +6,8 @@ from collections import Counter
 from collections.abc import Iterator
 from typing import Final
 
-from normlab.diagnosis.reading.structure import Structure
+from normlab.diagnosis.reading.naming import layer_of
+from normlab.diagnosis.reading.structure import Structure, SublayerView
 from normlab.diagnosis.rules.finding import XIONG, Finding, Tables, number
 from normlab.diagnosis.study import Study
 from normlab.diagnosis.table import Table
@@ -16,19 +17,75 @@ PLACEMENTS: Final = {
     "pre": ("Pre-LN", XIONG.format("Table 1")),
     "other": ("neither Post-LN nor Pre-LN", ""),
 }
+FEW: Final = 3
+"""Blocks that are named at most, and that can be unlike all others by mistake."""
 COLUMNS: Final = "index layer role placement relation norm_read norm_branch norm_write".split()
 
 
-def structure(read: Structure) -> Table:
-    """Tabulate each sublayer with its role, its placement and its norms."""
+def structure(read: Structure) -> tuple[Table, Table]:
+    """Tabulate each sublayer with its role, its placement, its norms and the block that it is in; and the
+    blocks in which no sum was seen (``silent``).
+    """
     rows = (
         {"stack": stack.name}
         | {name: getattr(view, name) for name in COLUMNS}
-        | {"branch": str(view.branch), "final_norm": stack.final_norm}
+        | {"branch": str(view.branch), "final_norm": stack.final_norm, "block": _block(stack.name, view)}
         for stack in read.stacks
         for view in stack.sublayers
     )
-    return Table("structure", tuple(rows))
+    silent = ({"stack": s.name, "block": b, "of": len(s.sublayers)} for s in read.stacks for b in s.silent)
+    return Table("structure", tuple(rows)), Table("silent", tuple(silent))
+
+
+def _block(stack: str, view: SublayerView) -> str:
+    """The path of the block that a branch is in."""
+    path = view.branch.module
+    inner = path.removeprefix(f"{stack}.").partition(".")[0]
+    return f"{stack}.{inner}" if path.startswith(f"{stack}.") else path
+
+
+def missing_sum(tables: Tables) -> Iterator[Finding]:
+    """Name the blocks with fewer sums than the others of their container."""
+    broken = [(str(row["block"]), 0) for row in tables.table("silent")]
+    for _, table in tables.stacks("structure"):
+        counted = Counter(str(row["block"]) for row in table)
+        usual, count = Counter(counted.values()).most_common(1)[0]
+        if 2 * count > len(counted):
+            broken += [(block, sums) for block, sums in counted.items() if sums < usual]
+    for block, sums in broken[:FEW]:
+        yield Finding(
+            "no_residual",
+            "problem",
+            f"in {block} the stream passes {sums or 'no'} sum{'s' * (sums != 1)} of itself and a branch, and "
+            "more in the other blocks: a residual is missing",
+            "structure",
+            {"sums": sums, "blocks": len(broken)},
+            module=block,
+            layer=layer_of(block),
+            do=f"add the input of each branch to its output in {block}",
+            explains=("unlike_placement",),
+        )
+
+
+def unlike_placement(tables: Tables) -> Iterator[Finding]:
+    """Name the few sublayers whose equation is not that of the others of their role."""
+    for _, table in tables.stacks("structure"):
+        for role in dict.fromkeys(table.column("role")):
+            rows = list(table.where(role=role))
+            usual, count = Counter(str(row["relation"]) for row in rows).most_common(1)[0]
+            odd = [row for row in rows if row["relation"] != usual]
+            if odd and len(odd) <= FEW and 4 * len(odd) <= count:
+                row = odd[0]
+                yield Finding(
+                    "unlike_placement",
+                    "warning",
+                    f"in {row['block']} {row['relation']}, and in the other layers {usual}",
+                    "structure",
+                    {"sublayers": len(odd), "of": len(rows)},
+                    module=str(row["block"]),
+                    layer=layer_of(str(row["block"])),
+                    do="place norm and sum as in the other layers, or as the recipe says",
+                )
 
 
 def placement(tables: Tables) -> Iterator[Finding]:
@@ -74,9 +131,9 @@ def no_final_norm(tables: Tables) -> Iterator[Finding]:
 
 STRUCTURE: Final = Study(
     "structure",
-    lambda c: [structure(c.subject.structure)],
+    lambda c: structure(c.subject.structure),
     "preflight",
-    rules=(no_final_norm, placement),
+    rules=(missing_sum, no_final_norm, unlike_placement, placement),
     batch="the model alone",
     order=0,
 )

@@ -28,6 +28,8 @@ UNLIKE: Final = 3.0
 """Factor between a parameter and those of the layers around it that no initialisation has."""
 FAR: Final = 10.0
 """Factor that stops a training."""
+ENDLESS: Final = 1e9
+"""The factor between zero and anything else."""
 
 
 def weights(subject: Subject, *, forward: ForwardPass | None = None) -> Table:
@@ -93,21 +95,21 @@ def unlike_siblings(tables: Tables) -> Iterator[Finding]:
         for row, factor in _outliers(rows):
             odd[_block(str(row["parameter"]))].append((row, factor))
     for block, found in sorted(odd.items(), key=lambda one: -max(abs(math.log(f)) for _, f in one[1])):
-        row, factor = max(found, key=lambda one: abs(math.log(one[1])))
+        matrices = [one for one in found if not str(one[0]["parameter"]).endswith("bias")]
+        row, factor = max(matrices or found, key=lambda one: abs(math.log(one[1])))
         module = innermost([str(r["module"]) for r, _ in found]) or block
         much = max(factor, 1 / factor)
-        size = (
-            "zero"
-            if not number(row["rms"])
-            else f"{said(much)} times {'larger' if factor > 1 else 'smaller'}"
-        )
-        verb = "is" if size == "zero" else "are" if len(found) > 1 else "is"
         what = f"{row['parameter']}" if len(found) == 1 else f"{len(found)} parameters of {module}"
+        verb = "is" if len(found) == 1 else "are"
+        how = f"{said(much)} times {'larger' if factor > 1 else 'smaller'} than those of the layers around"
+        if much == ENDLESS:
+            how = (
+                "zero, and those of the other layers are not" if factor < 1 else "not zero, as in the others"
+            )
         yield Finding(
             "unlike_siblings",
             "problem" if much >= FAR else "warning",
-            f"{what} {verb} {size}{'' if size == 'zero' else ' than those of the layers around'}"
-            + (", and those of the other layers are not" if size == "zero" else ""),
+            f"{what} {verb} {how}",
             "weights",
             {"parameter": row["parameter"], "rms": row["rms"], "factor": factor, "parameters": len(found)},
             module=module,
@@ -129,14 +131,18 @@ CONSEQUENCES: Final = (
 
 
 def _outliers(rows: Sequence[Row]) -> Iterator[tuple[Row, float]]:
-    """Yield the rows of unlike size, with the factor to the median of those around; infinite for a zero."""
+    """Yield the rows of unlike size, with the factor to the median of those around. Where most are zero on
+    purpose, those that are not are unlike.
+    """
     sizes = [number(row["rms"]) or 0.0 for row in rows]
+    zeros = sum(not size for size in sizes)
     for i, (row, size) in enumerate(zip(rows, sizes, strict=True)):
-        near = [sizes[j] for j in range(max(0, i - AROUND), min(len(sizes), i + AROUND + 1)) if j != i]
-        usual = median(near)
-        if not usual:  # zeros on purpose, in most of the layers around
+        near = [x for j, x in enumerate(sizes) if j != i and x and abs(j - i) <= AROUND]
+        if 2 * zeros >= len(sizes) or not near:
+            if size and 2 * zeros > len(sizes):
+                yield row, ENDLESS
             continue
-        factor = size / usual if size else 1e-9
+        factor = size / median(near) if size else 1 / ENDLESS
         if not 1 / UNLIKE <= factor <= UNLIKE:
             yield row, factor
 

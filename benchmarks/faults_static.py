@@ -1,0 +1,100 @@
+"""Faults planted in models before their first step, and what a preflight names first; sound models beside.
+
+    python benchmarks/faults_static.py             # print what is named
+    python benchmarks/faults_static.py --write     # write benchmarks/results/faults_static.json, too
+    python benchmarks/faults_static.py NAME ...    # these alone
+
+A fault counts as named if the cause, the first line of the diagnosis, is about a module in which the fault
+may be placed, and says what is wrong where the place alone would not (benchmarks/planted).
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from normlab.diagnosis import Diagnosis, diagnose
+from normlab.diagnosis.plan import Plan, Start
+from planted import FAULTS, HEALTHY, OPTIMISER, UNSEEN, Case, Fault
+
+RESULTS = Path(__file__).resolve().parent / "results/faults_static.json"
+
+
+def diagnosed(case: Case, declared: dict[str, Any], preset: str) -> Diagnosis:
+    """Examine a case with what its user knows of the training to come."""
+    plan = Plan(warmup_steps=case.warmup_steps)
+    plan["declared"] = {
+        role: Start(std=std) for role, std in declared.items() if role not in Plan.__annotations__
+    }
+    if case.max_grad_norm is not None:
+        plan["max_grad_norm"] = case.max_grad_norm
+    for name in ("truncated_at", "tied"):
+        if name in declared:
+            plan[name] = declared[name]
+    return diagnose(case.model, case.batch, loss=case.loss, optimiser=case.optimiser, preset=preset, **plan)
+
+
+def row_of(fault: Fault, preset: str) -> dict[str, Any]:
+    """Plant a fault and judge the first finding."""
+    found = diagnosed(fault.case(), dict(fault.declared), preset)
+    cause = found.cause
+    place = "" if cause is None else cause.module or (OPTIMISER if cause.table == "first_step" else "")
+    named = cause is not None and fault.named_by(place, f"{cause.sentence}; {cause.do}")
+    return {
+        "fault": fault.name,
+        "architecture": fault.architecture,
+        "unseen": fault in UNSEEN.every,
+        "named": named,
+        "module": place,
+        "finding": "" if cause is None else cause.name,
+        "verdict": found.verdict,
+    }
+
+
+def healthy(preset: str) -> Iterator[dict[str, Any]]:
+    """Examine the sound models; a row for each, with what was found above a note."""
+    for one in HEALTHY:
+        found = diagnosed(one.case(), {}, preset).at_least("warning")
+        yield {
+            "model": one.name,
+            "problems": [str(f) for f in found if f.severity == "problem"],
+            "warnings": [str(f) for f in found if f.severity == "warning"],
+        }
+
+
+def main() -> None:
+    """Examine every planted fault and every sound model, and count."""
+    parser = argparse.ArgumentParser(description="Faults planted in models before their first step.")
+    parser.add_argument("names", nargs="*", help="faults to examine; all, and the sound models, without")
+    parser.add_argument("--preset", default="preflight", help="the studies that are made")
+    parser.add_argument("--write", action="store_true", help="write the results file")
+    args = parser.parse_args()
+    torch.set_num_threads(1)
+    rows = []
+    for fault in FAULTS:
+        if not args.names or fault.name in args.names:
+            rows.append(row_of(fault, args.preset))
+            mark = "named " if rows[-1]["named"] else "MISSED"
+            print(f"{mark} {fault.architecture:12}{fault.name:32}{rows[-1]['verdict'][:150]}", flush=True)
+    sound = [] if args.names else list(healthy(args.preset))
+    for one in sound:
+        print(
+            f"{one['model']}: {'; '.join(one['problems'] + one['warnings']) or 'nothing found'}", flush=True
+        )
+    known, unseen = ([r for r in rows if r["unseen"] is own] for own in (False, True))
+    for name, some in (("known", known), ("unseen", unseen)):
+        print(f"{name}: {sum(r['named'] for r in some)} of {len(some)} named")
+    if sound:
+        print(f"sound: {sum(len(s['problems']) for s in sound)} problems and "
+              f"{sum(len(s['warnings']) for s in sound)} warnings in {len(sound)} models")  # fmt: skip
+    if args.write:
+        RESULTS.write_text(json.dumps({"faults": rows, "sound": sound}, indent=1, ensure_ascii=False) + "\n")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,166 @@
+"""Measure what norms put out, whether feed-forward layers bend, and which tokens matter."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Any, Final
+
+import torch
+from torch import Tensor, nn
+
+from normlab.diagnosis.probing.passes import BackwardPass, parts_of
+from normlab.diagnosis.reading.naming import layer_of
+from normlab.diagnosis.reading.subject import Subject, undisturbed
+from normlab.diagnosis.reading.taps import activations, call_model, leaves, watching
+from normlab.diagnosis.rules.finding import Finding, Tables, number, said
+from normlab.diagnosis.study import Study
+from normlab.diagnosis.table import Row, Table
+
+SILENT: Final = 0.01
+"""Root mean square of a norm's output over that of its gains, below which it does not normalise."""
+
+
+def signals(subject: Subject, backward: BackwardPass) -> tuple[Table, ...]:
+    """Tabulate as ``norms`` the root mean square of what each norm puts out over that of its gains; as
+    ``activations`` whether what leaves the first matrix of a feed-forward layer enters the last one as it is
+    (``linear``, 1 or 0); and as ``influence``, for each stack, the number of tokens whose embedding has a
+    gradient and of those without, with the number of different ids among both.
+    """
+    model, parts = subject.model, parts_of(subject, backward.forward)
+    roles = {path.rpartition(".")[0]: own[0].kind for path, own in parts.items() if path.endswith("weight")}
+    wanted = {p: m for p, m in model.named_modules() if roles.get(p) in ("norm", "ffn_in", "ffn_out")}
+    first: dict[tuple[str, str], Tensor] = {}
+
+    def see(path: str, side: str, values: Any) -> None:
+        for _, x in activations(values):
+            first.setdefault((path, side), x.detach())
+            return
+
+    with torch.no_grad(), undisturbed(model), watching(wanted, see):
+        call_model(model, subject.batch)
+    norms = [_norm(path, m, first) for path, m in wanted.items() if roles[path] == "norm"]
+    rows = [row for row in norms if row]
+    return (
+        Table("norms", tuple(rows)),
+        Table("activations", tuple(_activations(wanted, roles, first))),
+        Table("influence", tuple(_influence(subject, backward))),
+    )
+
+
+def _norm(path: str, module: nn.Module, seen: Mapping[tuple[str, str], Tensor]) -> Row:
+    gains, output = getattr(module, "weight", None), seen.get((path, "output"))
+    if not isinstance(gains, Tensor) or gains.numel() < 2 or output is None or not gains.any():
+        return {}
+    return {"module": path, "output_over_gain": _rms(output) / _rms(gains)}
+
+
+def _rms(x: Tensor) -> float:
+    return x.detach().float().square().mean().sqrt().item()
+
+
+def _activations(
+    wanted: Mapping[str, nn.Module], roles: Mapping[str, str], seen: Mapping[tuple[str, str], Tensor]
+) -> Iterator[Row]:
+    """Yield a row for each last matrix of a feed-forward layer, after the first matrices before it."""
+    inner: list[str] = []
+    for path in wanted:
+        if roles[path] == "ffn_in":
+            inner.append(path)
+        elif roles[path] == "ffn_out" and inner and (path, "input") in seen:
+            x = seen[path, "input"]
+            same = any(
+                (path_in, "output") in seen
+                and seen[path_in, "output"].shape == x.shape
+                and torch.equal(seen[path_in, "output"], x)
+                for path_in in inner
+            )
+            yield {"module": inner[-1], "into": path, "linear": int(same)}
+            inner = []
+
+
+def _influence(subject: Subject, backward: BackwardPass) -> Iterator[Row]:
+    tokens = [x for _, x in leaves(subject.batch) if not x.is_floating_point() and x.ndim == 2]
+    for stack in subject.structure.stacks:
+        gradient = backward.stream.get(stack.sublayers[0].before)
+        if gradient is None or gradient.ndim != 3:
+            continue
+        ids = next((x for x in tokens if x.shape == gradient.shape[:2] and len(x.unique()) > 2), None)
+        if ids is None:
+            continue
+        matters = gradient.abs().amax(-1) > 0
+        yield {
+            "stack": stack.name,
+            "tokens": int(matters.sum()),
+            "ids": len(ids[matters].unique()),
+            "tokens_without": int((~matters).sum()),
+            "ids_without": len(ids[~matters].unique()),
+        }
+
+
+def silent_norm(tables: Tables) -> Iterator[Finding]:
+    """Name the norms that put out next to nothing."""
+    rows = tables.table("norms")
+    low = [row for row in rows if (number(row["output_over_gain"]) or 0.0) < SILENT]
+    if low:
+        row, count = low[0], f" and {len(low) - 1} other norms" if len(low) > 1 else ""
+        yield Finding(
+            "silent_norm",
+            "problem",
+            f"{row['module']}{count} {'put' if count else 'puts'} out {said(row['output_over_gain'])} of the "
+            "gains: nothing is normalised",
+            "norms",
+            {"output_over_gain": row["output_over_gain"], "norms": len(low), "of": len(rows)},
+            module=str(row["module"]),
+            layer=layer_of(str(row["module"])),
+            do="look at the epsilon, which belongs far below the mean square of the input: 1e-5 or 1e-6",
+            explains=("dead_gain", "jacobian", "hidden_scale"),
+        )
+
+
+def linear_layer(tables: Tables) -> Iterator[Finding]:
+    """Name the feed-forward layers without an activation."""
+    rows = tables.table("activations")
+    straight = [row for row in rows if row["linear"]]
+    if straight:
+        row, count = straight[0], f" and of {len(straight) - 1} others" if len(straight) > 1 else ""
+        yield Finding(
+            "no_activation",
+            "problem",
+            f"the output of {row['module']}{count} enters {row['into']} as it is: without an activation the "
+            "two matrices are one linear map",
+            "activations",
+            {"layers": len(straight), "of": len(rows)},
+            module=str(row["module"]),
+            layer=layer_of(str(row["module"])),
+            do="put an activation between the two matrices",
+        )
+
+
+def inverted_mask(tables: Tables) -> Iterator[Finding]:
+    """Name the stack in which only padding is looked at."""
+    for row in tables.table("influence"):
+        if row["ids"] == 1 and (number(row["ids_without"]) or 0) > 2:
+            yield Finding(
+                "inverted_mask",
+                "problem",
+                f"of what {row['stack']} reads, {row['tokens']} tokens of one and the same id matter, and "
+                f"{row['tokens_without']} of {row['ids_without']} ids do not: its padding mask is inverted",
+                "influence",
+                {name: row[name] for name in ("tokens", "ids", "tokens_without", "ids_without")},
+                module=_stack(str(row["stack"])),
+                do="a padding mask is True where this model expects a token; turn it round",
+            )
+
+
+def _stack(name: str) -> str:
+    """The module that a container of blocks belongs to."""
+    return name.rpartition(".")[0] or name
+
+
+SIGNALS: Final = Study(
+    "signals",
+    lambda c: signals(c.subject, c.backward),
+    "preflight",
+    rules=(silent_norm, linear_layer, inverted_mask),
+    order=-43,
+)
