@@ -12,22 +12,25 @@ from normlab.diagnosis.probing.passes import BackwardPass, parts_of
 from normlab.diagnosis.reading.naming import layer_of
 from normlab.diagnosis.reading.subject import Subject, undisturbed
 from normlab.diagnosis.reading.taps import activations, call_model, leaves, watching
-from normlab.diagnosis.rules.finding import Finding, Tables, number, said
+from normlab.diagnosis.rules.finding import Finding, Tables, number, percent, said
 from normlab.diagnosis.study import Study
 from normlab.diagnosis.table import Row, Table
 
 SILENT: Final = 0.01
 """Root mean square of a norm's output over that of its gains, below which it does not normalise."""
+PADDED: Final = 0.8
+"""Share of one id above which tokens are padding."""
 
 
 def signals(subject: Subject, backward: BackwardPass) -> tuple[Table, ...]:
     """Tabulate as ``norms`` the root mean square of what each norm puts out over that of its gains; as
     ``activations`` whether what leaves the first matrix of a feed-forward layer enters the last one as it is
     (``linear``, 1 or 0); and as ``influence``, for each stack, the number of tokens whose embedding has a
-    gradient and of those without, with the number of different ids among both.
+    gradient and of those without, with the share of the commonest id among both.
     """
     model, parts = subject.model, parts_of(subject, backward.forward)
     roles = {path.rpartition(".")[0]: own[0].kind for path, own in parts.items() if path.endswith("weight")}
+    roles |= {p: "norm" for p, m in model.named_modules() if "norm" in type(m).__name__.lower()}
     wanted = {p: m for p, m in model.named_modules() if roles.get(p) in ("norm", "ffn_in", "ffn_out")}
     first: dict[tuple[str, str], Tensor] = {}
 
@@ -91,10 +94,15 @@ def _influence(subject: Subject, backward: BackwardPass) -> Iterator[Row]:
         yield {
             "stack": stack.name,
             "tokens": int(matters.sum()),
-            "ids": len(ids[matters].unique()),
+            "commonest": _commonest(ids[matters]),
             "tokens_without": int((~matters).sum()),
-            "ids_without": len(ids[~matters].unique()),
+            "commonest_without": _commonest(ids[~matters]),
         }
+
+
+def _commonest(ids: Tensor) -> float:
+    """The share of the commonest id."""
+    return int(ids.unique(return_counts=True)[1].max()) / len(ids) if len(ids) else 0.0
 
 
 def silent_norm(tables: Tables) -> Iterator[Finding]:
@@ -139,14 +147,15 @@ def linear_layer(tables: Tables) -> Iterator[Finding]:
 def inverted_mask(tables: Tables) -> Iterator[Finding]:
     """Name the stack in which only padding is looked at."""
     for row in tables.table("influence"):
-        if row["ids"] == 1 and (number(row["ids_without"]) or 0) > 2:
+        most, rest = number(row["commonest"]) or 0.0, number(row["commonest_without"]) or 1.0
+        if most > PADDED > 2 * rest:
             yield Finding(
                 "inverted_mask",
                 "problem",
-                f"of what {row['stack']} reads, {row['tokens']} tokens of one and the same id matter, and "
-                f"{row['tokens_without']} of {row['ids_without']} ids do not: its padding mask is inverted",
+                f"of what {row['stack']} reads, {row['tokens']} tokens matter, {percent(most)} of them the "
+                f"same one, and {row['tokens_without']} others do not: its padding mask is inverted",
                 "influence",
-                {name: row[name] for name in ("tokens", "ids", "tokens_without", "ids_without")},
+                {name: row[name] for name in ("tokens", "commonest", "tokens_without", "commonest_without")},
                 module=_stack(str(row["stack"])),
                 do="a padding mask is True where this model expects a token; turn it round",
             )

@@ -11,6 +11,7 @@ from normlab.diagnosis.reading.structure import Structure, SublayerView
 from normlab.diagnosis.rules.finding import XIONG, Finding, Tables, number
 from normlab.diagnosis.study import Study
 from normlab.diagnosis.table import Table
+from normlab.spec.units import count
 
 PLACEMENTS: Final = {
     "post": ("Post-LN", XIONG.format("Table 1")),
@@ -49,15 +50,15 @@ def missing_sum(tables: Tables) -> Iterator[Finding]:
     broken = [(str(row["block"]), 0) for row in tables.table("silent")]
     for _, table in tables.stacks("structure"):
         counted = Counter(str(row["block"]) for row in table)
-        usual, count = Counter(counted.values()).most_common(1)[0]
-        if 2 * count > len(counted):
+        usual, alike = Counter(counted.values()).most_common(1)[0]
+        if 2 * alike > len(counted):
             broken += [(block, sums) for block, sums in counted.items() if sums < usual]
     for block, sums in broken[:FEW]:
         yield Finding(
             "no_residual",
             "problem",
-            f"in {block} the stream passes {sums or 'no'} sum{'s' * (sums != 1)} of itself and a branch, and "
-            "more in the other blocks: a residual is missing",
+            f"in {block} {count(sums, 'sum') if sums else 'no sum'} of the stream and a branch "
+            f"{'was' if sums < 2 else 'were'} seen, and more in the other blocks: a residual is missing",
             "structure",
             {"sums": sums, "blocks": len(broken)},
             module=block,
@@ -72,9 +73,9 @@ def unlike_placement(tables: Tables) -> Iterator[Finding]:
     for _, table in tables.stacks("structure"):
         for role in dict.fromkeys(table.column("role")):
             rows = list(table.where(role=role))
-            usual, count = Counter(str(row["relation"]) for row in rows).most_common(1)[0]
+            usual, alike = Counter(str(row["relation"]) for row in rows).most_common(1)[0]
             odd = [row for row in rows if row["relation"] != usual]
-            if odd and len(odd) <= FEW and 4 * len(odd) <= count:
+            if odd and len(odd) <= FEW and 4 * len(odd) <= alike:
                 row = odd[0]
                 yield Finding(
                     "unlike_placement",

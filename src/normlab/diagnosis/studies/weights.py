@@ -102,7 +102,7 @@ def unlike_siblings(tables: Tables) -> Iterator[Finding]:
         what = f"{row['parameter']}" if len(found) == 1 else f"{len(found)} parameters of {module}"
         verb = "is" if len(found) == 1 else "are"
         how = f"{said(much)} times {'larger' if factor > 1 else 'smaller'} than those of the layers around"
-        if much == ENDLESS:
+        if much > ENDLESS / 2:
             how = (
                 "zero, and those of the other layers are not" if factor < 1 else "not zero, as in the others"
             )
