@@ -60,7 +60,8 @@ def test_a_recipe_prints_its_findings_and_writes_a_page(here, capsys):
     text = [word for name in NAMES for word in (f"--{name.replace('_', '-')}", getattr(data, name))]
     assert main(["diagnose", "--recipe", "post", "--lr", "5e-4", *text, *SMALL]) == 0
     said = capsys.readouterr().out
-    assert said.splitlines()[0] == "post, 2+2 layers of width 16"
+    assert said.splitlines()[0].startswith(("nothing found in ", "warning: "))
+    assert "post, 2+2 layers of width 16" in said.splitlines()
     assert "optimiser Adam, lr 0.0005" in said
     assert "note    encoder is Post-LN with 2 layers" in said
     assert "        structure: layers = 2, sublayers = 4, post = 4; Xiong et al. 2020" in said

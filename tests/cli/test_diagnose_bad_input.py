@@ -131,7 +131,6 @@ TAKES = "--batch with what the model's forward takes"
 TYPED_LOSS = "--loss my_package.my_module:loss"
 
 BAD = [
-    ("no_blocks", "batch", "loss", NO_STREAM, "--blocks encoder.layer, --branches attn mlp"),
     (
         "build",
         "narrow",
@@ -328,14 +327,24 @@ def test_a_module_that_does_not_exist_is_told_with_where_it_was_looked_for(their
     )
 
 
+def test_a_model_without_a_stream_gets_a_preflight_and_the_flags_to_type(theirs, capsys):
+    assert main(["diagnose", *typed(model="no_blocks", batch="batch", loss="loss")]) == 0
+    said = " ".join(capsys.readouterr().out.split())
+    assert said.startswith(f"warning: {NO_STREAM}; type --blocks and --branches")
+    found = normlab.diagnose(theirs.no_blocks(), theirs.batch(), loss=theirs.loss)
+    assert [f.sentence for f in found.at_least("warning")] == [NO_STREAM]
+
+
 def test_a_preset_that_there_is_not(theirs, capsys):
     with pytest.raises(SystemExit) as stopped:
         main(["diagnose", *typed(model="build", batch="batch", loss="loss"), "--preset", "quick"])
     assert stopped.value.code == 2
     told = capsys.readouterr()
     words = " ".join((told.out + told.err).replace("│", " ").split())
-    assert "invalid choice 'quick' for argument '--preset'. Expected one of ('cheap', 'standard'" in words
-    with pytest.raises(ValueError, match=r"^there is no preset 'quick'; there are cheap, standard, full$"):
+    assert "invalid choice 'quick' for argument '--preset'. Expected one of ('preflight', 'cheap'" in words
+    with pytest.raises(
+        ValueError, match=r"^there is no preset 'quick'; there are preflight, cheap, standard, full$"
+    ):
         normlab.diagnose(theirs.build(), theirs.batch(), loss=theirs.loss, preset="quick")
 
 

@@ -32,6 +32,10 @@ MACHINE = (
     "device threads num_workers shard checkpoint_every_steps probes probe_every_steps keep_checkpoints "
     "tensorboard"
 )
+DIAGNOSE = (
+    "run_folder model batch loss blocks branches recipe lr seed config tokens preset declared baseline "
+    "checkpoints step flight fail_on junit sarif out runs as_json force imports"
+)
 OWN = {
     "compare": "asked config plan imports",
     "train": "recipe lr seed out config init_from force imports",
@@ -39,10 +43,8 @@ OWN = {
     "score": "hypotheses references tokenised target_lang against",
     "runs": "runs",
     "report": "of page runs",
-    "diagnose": (
-        "run_folder model batch loss blocks branches recipe lr seed config tokens preset checkpoints "
-        "step flight fail_on out runs as_json force imports"
-    ),
+    "diagnose": DIAGNOSE,
+    "preflight": DIAGNOSE,
     "recipes": "names axis config force imports",
     "papers": "names as_json scale runs imports",
     "fold": "run_folder out weights max_positions runs imports",

@@ -62,11 +62,12 @@ def seen():
 
 
 def test_every_study_of_the_preset_gives_its_table(seen):
-    names = {one.name for one in registered("standard")}
-    assert set(seen.seconds) == names == {one.name for one in seen.studies}
+    studies = registered("standard")
+    assert set(seen.seconds) == {one.name for one in studies} == {one.name for one in seen.studies}
     assert {f.name for f in seen.findings} & {"not_done", "not_finite"} == set()
+    names = {one.name for one in studies if one.preset != "preflight"}
     expected = {"residual_dependency", "output_change_fit", "curvature", *names}
-    assert set(seen.tables) == expected - {"critical_lr"}
+    assert set(seen.tables) >= expected - {"critical_lr"} | {"weights", "reach", "start", "first_step"}
     assert all(seconds > 0 for seconds in seen.seconds.values())
     assert seen.peak_memory_bytes > 1e7
 
@@ -198,7 +199,6 @@ def exploding(model, batch):
 @pytest.mark.parametrize(
     ("model", "batch", "loss", "sentence"),
     [
-        (lambda: nn.Sequential(nn.Linear(16, 16)), X, square, r"no residual stream was found.*blocks="),
         (tower, X[..., :5], square, r"Tower raised RuntimeError on the batch \(Tensor\)"),
         (tower, {"y": X}, square, r"unexpected keyword argument 'y'"),
         (tower, X, exploding, r"the loss is (inf|-inf|nan) before any step.*look at the labels"),
@@ -219,7 +219,7 @@ def test_what_cannot_be_diagnosed_is_said_with_what_to_do(model, batch, loss, se
 
 
 def test_a_preset_that_there_is_not():
-    with pytest.raises(ValueError, match="no preset 'quick'; there are cheap, standard, full"):
+    with pytest.raises(ValueError, match="no preset 'quick'; there are preflight, cheap, standard, full"):
         diagnose(tower(), X, loss=square, preset="quick")
 
 
@@ -228,3 +228,13 @@ def test_a_wrapper_is_looked_through():
     found = diagnose(nn.DataParallel(subject.model), BATCH[:2], loss=labelled, preset="cheap")
     assert found.model == "Seq2Seq"
     assert replace(found, seconds={}).tables.keys() >= {"scales", "attention"}
+
+
+def test_of_a_model_without_a_stream_the_studies_of_preflight_are_made():
+    found = diagnose(nn.Sequential(nn.Linear(16, 16)), X, loss=square, lr=1e-3)
+    assert {study.preset for study in found.studies} == {"preflight"}
+    (unread,) = [f for f in found.findings if f.name == "unread"]
+    assert unread.severity == "warning"
+    assert "no residual stream was found" in unread.sentence
+    assert "blocks=" in unread.sentence
+    assert "weights" in found.tables

@@ -8,7 +8,7 @@ import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, Self
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, Self, cast
 
 from tyro.conf import Positional, arg
 
@@ -22,6 +22,7 @@ from normlab.store.folder import find_run
 
 if TYPE_CHECKING:
     from normlab.diagnosis import Diagnosis
+    from normlab.diagnosis.diagnose import Options
     from normlab.diagnosis.plan import Plan
     from normlab.examine.subjects import Case
 
@@ -119,7 +120,7 @@ class Diagnose:
         worst, everything = list[str](), list[dict[str, Any]]()
         declared = self._plan()
         for case, folder, name in self._cases():
-            diagnosis = self._diagnosed(replace(case, plan={**case.plan, **declared}))
+            diagnosis = self._diagnosed(replace(case, plan=cast("Options", {**case.plan, **declared})))
             plain = to_plain(diagnosis.to_plain() | {"title": case.title, "case": dict(case.facts)})
             command = shlex.join(["normlab", *sys.argv[1:]])
             page = write_diagnosis(plain | {"command": command}, folder, name)

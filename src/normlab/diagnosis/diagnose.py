@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, Final, Unpack
+from typing import Any, Final, NamedTuple, Unpack, cast
 
 import torch
 from torch import Tensor, nn
@@ -18,6 +18,7 @@ from torch import Tensor, nn
 from normlab.diagnosis.plan import Plan
 from normlab.diagnosis.probing.step import OptimiserFactory
 from normlab.diagnosis.reading.naming import layer_of
+from normlab.diagnosis.reading.recording import Call
 from normlab.diagnosis.reading.structure import Structure, UnreadError, read_structure
 from normlab.diagnosis.reading.subject import Loss, Subject, output_loss
 from normlab.diagnosis.reading.taps import bare, leaves
@@ -91,6 +92,21 @@ class Diagnosis:
         return "\n".join(str(finding) for finding in self.findings)
 
 
+class Options(Plan, total=False):
+    """How a model is read, what it is measured on, and the training to come."""
+
+    batches: Sequence[Any]
+    """Mini-batches for studies that need several small ones; without them the batch is split."""
+    structure: Structure
+    """A result of ``read_structure``, where the model was read before."""
+    blocks: str | Sequence[str]
+    """The container of the repeated blocks, or globs for them, where they are not found."""
+    branches: Sequence[str]
+    """Modules in a block whose outputs are added to the stream, where the sums are not seen."""
+    call: Call
+    """``call(model, batch)``, where the batch is not the arguments of the model's forward."""
+
+
 @validate_arguments
 def diagnose(
     model: nn.Module,
@@ -100,77 +116,91 @@ def diagnose(
     lr: float | None = None,
     optimiser: torch.optim.Optimizer | OptimiserFactory | None = None,
     preset: str = "standard",
-    batches: Sequence[Any] = (),
-    structure: Structure | None = None,
-    **plan: Unpack[Plan],
+    **options: Unpack[Options],
 ) -> Diagnosis:
     """Measure a model on a batch, compare it with theory and report findings; the model does not change.
 
     ``batch`` is a tensor, or a tuple or dict of arguments. ``loss(model, batch)`` returns a scalar; without
     it the model's output must hold one, as Hugging Face's does when the batch holds labels. ``lr`` is the
     learning rate of an Adam; ``optimiser``, either a function that makes one from parameters or one in the
-    middle of its training, brings its own. ``batches`` are mini-batches for studies that need several small
-    ones; without them the batch is split. ``structure`` is a result of ``read_structure``, for a model in
-    which modules must be named. ``preset`` is preflight, cheap, standard or full. ``plan`` is the training to
-    come, see ``Plan``.
+    middle of its training, brings its own. ``preset`` is preflight, cheap, standard or full; ``options`` are
+    those of ``Options`` and of ``Plan``.
 
     A study that does not apply to the model becomes a note, one that fails a warning. Of a model without a
-    residual stream that can be read, the studies of ``preflight`` are made. Raises UserError for one that
-    raises or has no trainable parameter, a batch on another device,
-    a loss that is not finite, and a learning rate that is not above 0.
+    residual stream that can be read, the studies of ``preflight`` are made. Raises UserError for a model that
+    raises or has no trainable parameter, a batch on another device, a loss that is not finite, and a
+    learning rate that is not above 0.
     """
     if lr is not None and not POSITIVE.holds(lr):
         raise UserError(f"lr is {POSITIVE.wanted(lr)}, got {lr!r}; leave it out, or type lr=1e-3")
     studies = registered(preset)
     model = _checked(model, batch)
-    found = list[Finding]()
-    if structure is None:
-        structure, found = _read(model, batch)
+    structure, unread = _read(model, batch, options)
     if not structure.stacks:
         studies = [study for study in studies if study.preset == "preflight"]
     subject = Subject(model, batch, loss or output_loss, structure)
     begun = _finite_loss(subject)
     make = optimiser or partial(torch.optim.Adam, lr=lr or STEP_LR)
     used, rate = _optimiser(make)
-    context = StudyContext(subject, make, tuple(batches), plan)
-    seconds, failed, tables = dict[str, float](), list[Finding](), dict[str, Table]()
-    with _peak(device := _device(model)) as peak:
-        for study in studies:
-            start = time.perf_counter()
-            try:
-                for table in study.measure(context):
-                    known = tables[table.name].rows if table.name in tables else ()
-                    tables[table.name] = Table(table.name, (*known, *table))
-            except Exception as error:  # of any kind: the model is anybody's
-                failed.append(_failure(study.name, error))
-            if device.type == "cuda":
-                torch.cuda.synchronize(device)
-            seconds[study.name] = time.perf_counter() - start
-    tables = {name: table for name, table in tables.items() if len(table)}
-    if structure.stacks:
-        found += [Finding("unread", "note", why, "structure", {}) for why in structure.unread]
-    judged = (*find(tables, rate if lr or optimiser else None), *found, *failed)
+    context = StudyContext(subject, make, tuple(options.get("batches", ())), cast("Plan", options))
+    with _peak(_device(model)) as peak:
+        measured = _measure(studies, context)
+    judged = (*find(measured.tables, rate if lr or optimiser else None), *unread, *measured.failed)
     return Diagnosis(
         model=type(model).__name__,
         preset=preset,
         structure=subject.structure,
-        tables=tables,
+        tables=measured.tables,
         findings=tuple(sorted(judged, key=lambda f: -SEVERITIES.index(f.severity))),
         studies=tuple(studies),
-        seconds=seconds,
+        seconds=measured.seconds,
         peak_memory_bytes=peak(),
         facts=_facts(subject) | {"loss": f"{begun:.4g}", "optimiser": f"{used}, lr {rate:g}"},
     )
 
 
-def _read(model: nn.Module, batch: Any) -> tuple[Structure, list[Finding]]:
-    """Read the residual stream; where there is none, return a structure without stacks, and why."""
+class _Measured(NamedTuple):
+    tables: dict[str, Table]
+    failed: list[Finding]
+    seconds: dict[str, float]
+
+
+def _measure(studies: Sequence[Study], context: StudyContext) -> _Measured:
+    """Make the studies one after the other; one that fails leaves a finding."""
+    device = _device(context.subject.model)
+    seconds, failed, tables = dict[str, float](), list[Finding](), dict[str, Table]()
+    for study in studies:
+        start = time.perf_counter()
+        try:
+            for table in study.measure(context):
+                known = tables[table.name].rows if table.name in tables else ()
+                tables[table.name] = Table(table.name, (*known, *table))
+        except Exception as error:  # of any kind: the model is anybody's
+            failed.append(_failure(study.name, error))
+        if device.type == "cuda":
+            torch.cuda.synchronize(device)
+        seconds[study.name] = time.perf_counter() - start
+    return _Measured({name: table for name, table in tables.items() if len(table)}, failed, seconds)
+
+
+def _read(model: nn.Module, batch: Any, options: Options) -> tuple[Structure, list[Finding]]:
+    """Read the residual stream, and say which containers have none; where no block has one, return a
+    structure without stacks, and why.
+    """
     try:
-        return read_structure(model, batch), []
+        structure = options.get("structure") or read_structure(
+            model,
+            batch,
+            call=options.get("call"),
+            blocks=options.get("blocks", ()),
+            branches=options.get("branches", ()),
+        )
+        return structure, [Finding("unread", "note", why, "structure", {}) for why in structure.unread]
     except UnreadError as error:
         nothing = Structure((), (str(error),))
         if not error.blocks:
-            return nothing, [Finding("unread", "warning", str(error), "structure", {})]
+            do = "type --blocks and --branches on the command line, or pass blocks= and branches="
+            return nothing, [Finding("unread", "warning", str(error), "structure", {}, do=do)]
         block, more = error.blocks[0], len(error.blocks) - 1
         others = f" and {more} other blocks" if more else ""
         return nothing, [

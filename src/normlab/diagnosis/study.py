@@ -63,6 +63,8 @@ class StudyContext:
         """The subject on a mini-batch, or on some rows of the batch if its loss can be taken on them."""
         if self.batches:
             return replace(self.subject, batch=self.batches[0])
+        if not self.subject.structure.stacks:
+            return self.subject
         try:
             return cropped(self.subject, SMALL_TOKENS)[0]
         except UserError:

@@ -14,8 +14,8 @@ from typing import Any, Final, TypeAlias
 import torch
 from torch import Tensor, nn
 
-from normlab.diagnosis import Diagnosis, diagnose, read_structure
-from normlab.diagnosis.plan import Plan
+from normlab.diagnosis import Diagnosis, diagnose
+from normlab.diagnosis.diagnose import Options
 from normlab.diagnosis.probing.step import OptimiserFactory
 from normlab.diagnosis.study import SMALL_TOKENS
 from normlab.errors import UserError
@@ -51,14 +51,18 @@ class Case:
     optimiser: torch.optim.Optimizer | OptimiserFactory | None = None
     batches: Sequence[Any] = ()
     facts: Mapping[str, str] = field(default_factory=dict)
-    plan: Plan = field(default_factory=Plan)
+    plan: Options = field(default_factory=Options)
     """The training to come, where a configuration says it."""
 
     def diagnosed(
         self, preset: str, *, blocks: Sequence[str] = (), branches: Sequence[str] = ()
     ) -> Diagnosis:
         """Run the studies of a preset, see ``diagnosis.diagnose``. Raises UserError if that is impossible."""
-        read = partial(read_structure, self.model, self.batch, blocks=blocks, branches=branches)
+        options: Options = {**self.plan, "batches": self.batches}
+        if blocks:
+            options["blocks"] = blocks
+        if branches:
+            options["branches"] = branches
         return diagnose(
             self.model,
             self.batch,
@@ -66,9 +70,7 @@ class Case:
             lr=self.lr,
             optimiser=self.optimiser,
             preset=preset,
-            batches=self.batches,
-            structure=read() if blocks or branches else None,
-            **self.plan,
+            **options,
         )
 
 
@@ -179,8 +181,8 @@ def _case(title: str, tasks: Tasks, model: nn.Module, facts: Mapping[str, str]) 
     )
 
 
-def _plan(optim: OptimConfig) -> Plan:
-    plan = Plan(warmup_steps=optim.warmup_steps)
+def _plan(optim: OptimConfig) -> Options:
+    plan = Options(warmup_steps=optim.warmup_steps)
     if optim.max_grad_norm:
         plan["max_grad_norm"] = optim.max_grad_norm
     return plan

@@ -21,6 +21,8 @@ from normlab.diagnosis.table import Row, Table
 
 MOVED: Final = 0.5
 """Share of the entries of a matrix that one step changes, below which rounding takes the step away."""
+FELT: Final = 1e-3
+"""Largest gradient of a parameter, relative to the model's, below which a step may be lost in rounding."""
 CUT: Final = 0.5
 """Share of a step that clipping leaves, below which it decides the rate."""
 
@@ -102,7 +104,8 @@ def lost_in_rounding(tables: Tables) -> Iterator[Finding]:
 
 def not_stepped(tables: Tables) -> Iterator[Finding]:
     """Name parameters with a gradient that the optimiser does not change, such as one it does not hold."""
-    rows = [r for r in tables.table("first_step") if (number(r["grad_max"]) or 0.0) > 0]
+    largest = max((number(r["grad_max"]) or 0.0 for r in tables.table("first_step")), default=0.0)
+    rows = [r for r in tables.table("first_step") if (number(r["grad_max"]) or 0.0) > FELT * largest]
     still = [r for r in rows if r["step_rms"] == 0 and r["dtype"] not in ("bfloat16", "float16")]
     if still and len(still) < len(rows):
         module = str(still[0]["parameter"]).rpartition(".")[0]

@@ -57,8 +57,15 @@ def _cuts(seen: list[ModuleCall], nodes: set[Any]) -> Iterator[Row]:
     lost = [i for i, c in enumerate(seen) if c.path and _graphs(c.output) and not _graphs(c.output) & nodes]
     if lost and not inside:
         after = seen[lost[-1] + 1 :]
+        path = seen[lost[-1]].path
+        around = (
+            c.path for c in after if path.startswith(f"{c.path}.") and c.output and not _graphs(c.output)
+        )
+        if holder := next(around, ""):
+            yield {"module": holder, "where": "inside"}
+            return
         read = any(c.given and not _graphs(c.given) and _graphs(c.output) & nodes for c in after)
-        yield {"module": seen[lost[-1]].path, "where": "behind" if read else "unread"}
+        yield {"module": path, "where": "behind" if read else "unread"}
 
 
 def _graphs(nodes: tuple[Any, ...]) -> set[Any]:

@@ -31,7 +31,9 @@ def signals(subject: Subject, backward: BackwardPass) -> tuple[Table, ...]:
     model, parts = subject.model, parts_of(subject, backward.forward)
     roles = {path.rpartition(".")[0]: own[0].kind for path, own in parts.items() if path.endswith("weight")}
     roles |= {p: "norm" for p, m in model.named_modules() if "norm" in type(m).__name__.lower()}
-    wanted = {p: m for p, m in model.named_modules() if roles.get(p) in ("norm", "ffn_in", "ffn_out")}
+    wanted = {
+        p: m for p, m in model.named_modules() if roles.get(p) in ("norm", "ffn_in", "ffn_out", "other")
+    }
     first: dict[tuple[str, str], Tensor] = {}
 
     def see(path: str, side: str, values: Any) -> None:
@@ -64,21 +66,17 @@ def _rms(x: Tensor) -> float:
 def _activations(
     wanted: Mapping[str, nn.Module], roles: Mapping[str, str], seen: Mapping[tuple[str, str], Tensor]
 ) -> Iterator[Row]:
-    """Yield a row for each last matrix of a feed-forward layer, after the first matrices before it."""
-    inner: list[str] = []
+    """Yield a row for each matrix that is fed by one that widens the stream, in the same layer."""
+    before = ""
     for path in wanted:
-        if roles[path] == "ffn_in":
-            inner.append(path)
-        elif roles[path] == "ffn_out" and inner and (path, "input") in seen:
-            x = seen[path, "input"]
-            same = any(
-                (path_in, "output") in seen
-                and seen[path_in, "output"].shape == x.shape
-                and torch.equal(seen[path_in, "output"], x)
-                for path_in in inner
-            )
-            yield {"module": inner[-1], "into": path, "linear": int(same)}
-            inner = []
+        if roles[path] == "norm" or (path, "input") not in seen:
+            continue
+        x = seen[path, "input"]
+        if before and x.shape[-1] > seen[before, "input"].shape[-1] and layer_of(before) == layer_of(path):
+            y = seen.get((before, "output"))
+            same = y is not None and y.shape == x.shape and torch.equal(y, x)
+            yield {"module": before, "into": path, "linear": int(same)}
+        before = path
 
 
 def _influence(subject: Subject, backward: BackwardPass) -> Iterator[Row]:

@@ -49,7 +49,7 @@ def missing_sum(tables: Tables) -> Iterator[Finding]:
     """Name the blocks with fewer sums than the others of their container."""
     broken = [(str(row["block"]), 0) for row in tables.table("silent")]
     for _, table in tables.stacks("structure"):
-        counted = Counter(str(row["block"]) for row in table)
+        counted = Counter(str(row.get("block")) for row in table)
         usual, alike = Counter(counted.values()).most_common(1)[0]
         if 2 * alike > len(counted):
             broken += [(block, sums) for block, sums in counted.items() if sums < usual]
@@ -76,15 +76,15 @@ def unlike_placement(tables: Tables) -> Iterator[Finding]:
             usual, alike = Counter(str(row["relation"]) for row in rows).most_common(1)[0]
             odd = [row for row in rows if row["relation"] != usual]
             if odd and len(odd) <= FEW and 4 * len(odd) <= alike:
-                row = odd[0]
+                row, block = odd[0], str(odd[0].get("block"))
                 yield Finding(
                     "unlike_placement",
                     "warning",
-                    f"in {row['block']} {row['relation']}, and in the other layers {usual}",
+                    f"in {block} {row['relation']}, and in the other layers {usual}",
                     "structure",
                     {"sublayers": len(odd), "of": len(rows)},
-                    module=str(row["block"]),
-                    layer=layer_of(str(row["block"])),
+                    module=block,
+                    layer=layer_of(block),
                     do="place norm and sum as in the other layers, or as the recipe says",
                 )
 
@@ -114,8 +114,8 @@ def no_final_norm(tables: Tables) -> Iterator[Finding]:
     """Name the stacks whose branches read the stream through norms, and that end without one."""
     for stack, table in tables.stacks("structure"):
         rows = list(table)
-        reading = sum(bool(row["norm_read"]) and not row["norm_write"] for row in rows)
-        if 2 * reading > len(rows) and not rows[-1]["final_norm"]:
+        reading = sum(bool(row.get("norm_read")) and not row.get("norm_write") for row in rows)
+        if 2 * reading > len(rows) and not rows[-1].get("final_norm"):
             yield Finding(
                 "no_final_norm",
                 "warning",
