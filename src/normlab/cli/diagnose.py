@@ -26,8 +26,8 @@ if TYPE_CHECKING:
     from normlab.diagnosis.plan import Plan
     from normlab.examine.subjects import Case
 
-GATE_CLOSED = 3
-"""Exit code if a finding is as severe as ``--fail-on``."""
+GATE_CLOSED = {"problem": 3, "warning": 4}
+"""Exit codes by the severity of the gravest finding, where it is as severe as ``--fail-on``."""
 FLAGS = {
     "blocks=": "--blocks encoder.layer",
     "branches=": "--branches attn mlp",
@@ -44,7 +44,7 @@ class Diagnose:
 
     Examine a recipe at its initialisation, on the built-in corpus or your text, a run through its
     checkpoints, or any torch module of yours: --model my_package.my_module:build --batch
-    my_package.my_module:batch. The exit code is 3 if --fail-on is given and a finding is as severe.
+    my_package.my_module:batch. With --fail-on the exit code is 3 for a problem and 4 for a warning.
     """
 
     run_folder: Annotated[Positional[str], arg(metavar="RUN")] = ""
@@ -85,7 +85,7 @@ class Diagnose:
     flight: Switch = False
     """For a run: repeat its steps with every module watched, and name the first one that went wrong."""
     fail_on: Literal["", "warning", "problem"] = ""
-    """Exit with code 3 if there is a finding as severe as this."""
+    """Exit with code 3 for a problem, or 4 for a warning, if there is a finding as severe as this."""
     junit: Path | None = None
     """File to write the findings to as JUnit's XML, for a test report."""
     sarif: Path | None = None
@@ -109,7 +109,7 @@ class Diagnose:
         return cls(recipe=base.recipe, seed=base.seeds.init, flags=ConfigFlags.of(base), config=name)
 
     def run(self) -> None:
-        """Raises SystemExit with code 3 where ``fail_on`` says so."""
+        """Raises SystemExit with a code of ``GATE_CLOSED`` where ``fail_on`` says so."""
         self._check()
         if self.flight:
             self._say_flight()
@@ -128,14 +128,14 @@ class Diagnose:
             if not self.as_json:
                 _say(case, diagnosis, page)
             if self.fail_on:
-                worst.extend(finding.sentence for finding in diagnosis.at_least(self.fail_on))
+                worst.extend(finding.severity for finding in diagnosis.at_least(self.fail_on))
         self._write_for_programs(everything)
         if self.as_json:
             shown = everything[0] if len(everything) == 1 else everything
             print(json.dumps(shown, ensure_ascii=False, allow_nan=False))
         if worst:
             failures.write(f"normlab: {count(len(worst), 'finding')} as severe as {self.fail_on!r}")
-            raise SystemExit(GATE_CLOSED)
+            raise SystemExit(GATE_CLOSED["problem" if "problem" in worst else "warning"])
 
     def _plan(self) -> Plan:
         """The training to come, as files declare it."""
@@ -279,14 +279,16 @@ class Preflight(Diagnose):
 
     Weights, buffers, ties, gradients, masks, dropout, the loss and the first step of an optimiser are
     compared with what the configuration, a declaration (--declared init.toml) or another version of the model
-    (--baseline preflight.json) says. It is normlab diagnose with --preset preflight. The exit code is 3 if
-    --fail-on is given and a finding is as severe.
+    (--baseline preflight.json) says. It is normlab diagnose with --preset preflight and --fail-on problem:
+    the exit code is 3 for a problem and, with --fail-on warning, 4 for a warning.
     """
 
     preset: Literal["preflight", "cheap", "standard", "full"] = "preflight"
     """preflight: what needs no theory; cheap: a few passes; standard: everything but second derivatives;
     full: everything.
     """
+    fail_on: Literal["", "warning", "problem"] = "problem"
+    """Exit with code 3 for a problem, or 4 for a warning, if there is a finding as severe as this."""
     page: ClassVar[str] = "preflight"
 
 
