@@ -16,7 +16,15 @@ from diagnosis.small import SOURCE, TARGET, labelled, translating, untouched
 from normlab.diagnosis.probing.cropping import cropped, split
 from normlab.diagnosis.reading.structure import Structure
 from normlab.diagnosis.reading.subject import Subject
-from normlab.diagnosis.studies.curvature import Hessian, critical_lr, curvature, largest_eigenvalue
+from normlab.diagnosis.studies.curvature import (
+    DOUBLINGS,
+    Hessian,
+    _bracket,
+    critical_lr,
+    curvature,
+    largest_eigenvalue,
+)
+from normlab.errors import UserError
 
 SGD = partial(torch.optim.SGD, lr=1e-3)
 ADAM = partial(torch.optim.Adam, lr=1e-3)
@@ -247,6 +255,21 @@ def test_a_loss_that_stops_being_a_number_is_raised():
     (row,) = critical_lr(subject, SGD, tolerance=1e-3)
     (gradient,) = torch.autograd.grad(subject.loss(), list(subject.model.parameters()))
     assert row["value"] == pytest.approx(1.0 / abs(gradient.item()), rel=2e-3)
+
+
+def test_a_step_that_float16_cannot_hold_is_named_and_ends_the_search():
+    subject = at([0.0, 1.0], lambda w: w[1:].square().sum())
+    subject.model.half()  # in which Adam's eps is 0, so that the step of a gradient of 0 is 0/0
+    with pytest.raises(UserError, match=r"leaves w .* torch\.float16; .*eps=1e-4"):
+        critical_lr(subject, ADAM)
+    (row,) = critical_lr(subject, partial(ADAM, eps=1e-4), tolerance=0.5)
+    assert row["value"] is not None
+
+
+def test_a_search_ends_where_every_step_raises_the_loss():
+    asked = []
+    assert _bracket(lambda factor: asked.append(factor) or math.inf) == (None, 2.0**-DOUBLINGS)
+    assert len(asked) == DOUBLINGS + 1
 
 
 def test_critical_lr_refuses_what_it_cannot_start_from():
