@@ -169,6 +169,18 @@ def test_a_model_without_attention_is_told_so():
     assert "attention was not done: no softmax" in notes[0]
 
 
+class ItsOwnLoss(Tower):
+    def forward(self, x):
+        return super().forward(x).square().mean()
+
+
+def test_a_model_that_returns_its_loss_alone_is_measured_as_any():
+    torch.manual_seed(0)
+    alone, beside = diagnose(ItsOwnLoss(), X, lr=1e-3), diagnose(tower(), X, loss=square, lr=1e-3)
+    assert alone.tables == beside.tables
+    assert alone.at_least("warning") == beside.at_least("warning")
+
+
 def test_a_structure_may_be_given():
     model = tower()
     structure = read_structure(model, X, blocks="layers", branches=("branch",))

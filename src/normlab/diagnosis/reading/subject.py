@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from normlab.diagnosis.reading.structure import Structure, read_structure
-from normlab.diagnosis.reading.taps import activations, bare, call_model
+from normlab.diagnosis.reading.taps import bare, call_model
 from normlab.errors import UserError
 from normlab.spec.arguments import validate_arguments
 
@@ -63,10 +63,10 @@ class Subject:
         with undisturbed(self.model):
             return self.loss_of(self.model, self.batch)
 
-    def forward(self) -> Tensor:
-        """Return the first floating tensor of the model's output, with its graph, without dropout."""
+    def forward(self) -> Any:
+        """Return the model's output, whatever it is, with its graph, without dropout."""
         with undisturbed(self.model):
-            return next(x for _, x in activations(call_model(self.model, self.batch)))
+            return call_model(self.model, self.batch)
 
 
 @contextmanager
