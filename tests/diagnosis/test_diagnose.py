@@ -181,6 +181,21 @@ def test_a_model_that_returns_its_loss_alone_is_measured_as_any():
     assert alone.at_least("warning") == beside.at_least("warning")
 
 
+@pytest.mark.parametrize("compiled", ["layers", "forward"])
+def test_compiled_parts_are_measured_as_they_were_written(compiled):
+    model = tower()
+    if compiled == "layers":
+        for layer in model.layers:
+            layer.compile(backend="eager")
+    else:
+        model.forward = torch.compile(model.forward, backend="eager")
+    with torch.no_grad():
+        model(X)
+    found, plain = diagnose(model, X, loss=square, lr=1e-3), diagnose(tower(), X, loss=square, lr=1e-3)
+    assert found.tables == plain.tables
+    assert found.findings == plain.findings
+
+
 def test_a_structure_may_be_given():
     model = tower()
     structure = read_structure(model, X, blocks="layers", branches=("branch",))

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from normlab.diagnosis.reading.structure import Structure, read_structure
-from normlab.diagnosis.reading.taps import bare, call_model
+from normlab.diagnosis.reading.taps import bare, call_model, eager
 from normlab.errors import UserError
 from normlab.spec.arguments import validate_arguments
 
@@ -71,11 +71,13 @@ class Subject:
 
 @contextmanager
 def undisturbed(model: nn.Module) -> Iterator[None]:
-    """Keep the model in evaluation mode inside this block, and restore modes and random state afterwards."""
+    """Keep the model in evaluation mode inside this block, without compiled code, and restore modes and random
+    state afterwards.
+    """
     modes = [(module, module.training) for module in model.modules()]
     devices = sorted({p.device.index for p in model.parameters() if p.device.type == "cuda"})
     try:
-        with torch.random.fork_rng(devices=devices):
+        with torch.random.fork_rng(devices=devices), eager():
             model.eval()
             yield
     finally:

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import sys
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import contextmanager, nullcontext
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, fields, is_dataclass
 from typing import Any, Literal
 
@@ -145,15 +146,19 @@ def call_model(model: nn.Module, batch: Any) -> Any:
     return model(*batch) if isinstance(batch, (tuple, list)) else model(batch)
 
 
+def eager() -> AbstractContextManager[Any]:
+    """Return a context in which code that was compiled runs as it was written, hooks included."""
+    compiler = "torch._dynamo" in sys.modules  # nothing is compiled without it, and importing it takes long
+    return torch.compiler.set_stance("force_eager") if compiler else nullcontext()
+
+
 @contextmanager
 def evaluating(model: nn.Module) -> Iterator[None]:
     """Keep the model in evaluation mode inside this block, without gradients and without compiled code."""
     training = [module for module in model.modules() if module.training]
-    compiled = any(compiles(module) for module in model.modules())
-    eager = torch.compiler.set_stance("force_eager") if compiled else nullcontext()
     try:
         model.eval()
-        with torch.no_grad(), eager:
+        with torch.no_grad(), eager():
             yield
     finally:
         for module in training:
