@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
-from typing import Any
+from typing import Any, Final
 
 from torch import Tensor, nn
 
@@ -16,6 +16,13 @@ from normlab.diagnosis.reading.relations import Factor, Sum, refit
 from normlab.diagnosis.reading.taps import Tap, bare, call_model
 from normlab.errors import UserError
 from normlab.spec.arguments import validate_arguments
+
+PLACEMENTS: Final = {
+    (False, False, True): "post",
+    (True, False, False): "pre",
+    (True, True, False): "sandwich",
+}
+"""Placements by whether there is a norm where a branch reads the stream, at its end, and on the sum."""
 
 
 @dataclass(frozen=True)
@@ -46,7 +53,8 @@ class SublayerView:
     """c."""
     beside: tuple[Tap, ...]
     placement: str
-    """``post``: after = norm(before + branch); ``pre``: before + branch, reading norm(before); ``other``."""
+    """``post``: after = norm(before + branch); ``pre``: before + branch, reading norm(before); ``sandwich``: a
+    ``pre`` whose branch ends in a norm; ``other``."""
     relation: str
     """The equation that these tensors obey, in words."""
     modules: tuple[str, ...] = ()
@@ -270,11 +278,10 @@ def _times(factor: Factor) -> str:
 
 
 def _placement(view: SublayerView, factor: float) -> str:
-    factors = view.shortcut, view.scale, factor
-    plain = factors == (1.0, 1.0, 1.0) and not view.beside and not view.norm_branch
-    if plain and view.norm_write and not view.norm_read:
-        return "post"
-    return "pre" if plain and view.norm_read and not view.norm_write else "other"
+    if (view.shortcut, view.scale, factor) != (1.0, 1.0, 1.0) or view.beside:
+        return "other"
+    norms = tuple(path is not None for path in (view.norm_read, view.norm_branch, view.norm_write))
+    return PLACEMENTS.get(norms, "other")
 
 
 def _layers(sizes: Sequence[int], roles: Sequence[str]) -> list[int]:

@@ -14,7 +14,8 @@ from normlab.diagnosis.table import Table
 PLACEMENTS: Final = {
     "post": ("Post-LN", XIONG.format("Table 1")),
     "pre": ("Pre-LN", XIONG.format("Table 1")),
-    "other": ("neither Post-LN nor Pre-LN", ""),
+    "sandwich": ("Sandwich-LN", "Ding et al. 2021, Section 2.4 (arXiv 2105.13290)"),
+    "other": ("neither Post-LN nor Pre-LN nor Sandwich-LN", ""),
 }
 COLUMNS: Final = "index layer role placement relation norm_read norm_branch norm_write".split()
 
