@@ -48,6 +48,11 @@ def t5gemma():
     )
 
 
+def swin():
+    sizes = {"image_size": (16, 32), "patch_size": 2, "window_size": 3}
+    return made("SwinModel", "SwinConfig", **sizes, embed_dim=8, depths=[2, 1], num_heads=[1, 2])
+
+
 T5 = {"vocab_size": 100, "d_model": 16, "d_kv": 8, "d_ff": 32, "num_layers": 2, "num_heads": 2}
 FAMILIES = {
     "bert": (
@@ -89,6 +94,11 @@ FAMILIES = {
         lambda: made("ViTForImageClassification", "ViTConfig", **SMALL, image_size=16, patch_size=4),
         {"pixel_values": IMAGES},
         {"vit.layers": alike(2, ENCODER, "pre")},
+    ),
+    "swin, attention in shifted windows": (
+        swin,
+        {"pixel_values": torch.cat([IMAGES, IMAGES.flip(-1)], -1)},
+        {f"encoder.layers.{i}.blocks": alike(n, ENCODER, "pre") for i, n in enumerate((2, 1))},
     ),
     "opt, whose feed-forward flattens the stream": (
         lambda: made("OPTForCausalLM", "OPTConfig", **WORDS, ffn_dim=32, word_embed_proj_dim=16),

@@ -200,14 +200,14 @@ class Block:
         return max(near)[-1] if near else None
 
     def _factor(self, user: Event, output: int) -> float | None:
-        """Return the multiple of a norm's output that a module receives, or None."""
+        """Return the multiple of a norm's output that a module receives, in windows or not, or None."""
         sizes, samples = self.recording.sizes, self.recording.samples
         if output in user.seen.values():
             return 1.0
         for x in user.seen.values():
             if sizes[x] == sizes[output] and (k := proportion(samples[x], samples[output])):
                 return k
-        return None
+        return 1.0 if any(self.recording.rearranged(x, output) for x in user.seen.values()) else None
 
     def between(self, step: Step) -> list[Event]:
         """Return the events from the first appearance of a stream until its branches are added to it."""
