@@ -167,6 +167,7 @@ def test_a_model_without_attention_is_told_so():
     notes = [f.sentence for f in found.findings if f.name == "not_done"]
     assert len(notes) == 1
     assert "attention was not done: no softmax" in notes[0]
+    assert "attn_implementation" not in notes[0]
 
 
 class ItsOwnLoss(Tower):
