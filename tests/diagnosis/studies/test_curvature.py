@@ -14,6 +14,7 @@ from torch.func import functional_call
 from contracts.variants import CONFIG, build
 from diagnosis.small import SOURCE, TARGET, labelled, translating, untouched
 from normlab.diagnosis.probing.cropping import cropped, split
+from normlab.diagnosis.reading.parameters import nodes_behind
 from normlab.diagnosis.reading.structure import Structure
 from normlab.diagnosis.reading.subject import Subject
 from normlab.diagnosis.studies.curvature import (
@@ -130,6 +131,18 @@ def test_products_of_torchs_fused_attention_are_differences_of_gradients():
         loss = (functional_call(model.eval(), moved, (x,)) - goal).square().mean()
         sides.append(torch.cat([g.flatten() for g in torch.autograd.grad(loss, list(moved.values()))]))
     torch.testing.assert_close(hessian @ v, (sides[0] - sides[1]) / (2 * step), rtol=1e-5, atol=1e-8)
+
+
+def test_models_of_ours_leave_the_fast_paths_by_themselves():
+    """Large products are made by functions that can be differentiated once."""
+    subject = translating("pre", dim=64, ffn_dim=1536, encoder_layers=1, decoder_layers=1)
+    subject = replace(subject, batch=tuple(x.repeat(8, 1) for x in subject.batch))
+    names = {node.name() for node in nodes_behind(subject.loss().grad_fn)}
+    assert any(name.startswith("_Linear") for name in names), "the model is below the threshold"
+    sharp = curvature(subject, ADAM, tokens=1000, products=2).where(quantity="directional_sharpness")
+    subject.model.double()  # which has no fast path
+    plain = curvature(subject, ADAM, tokens=1000, products=2).where(quantity="directional_sharpness")
+    assert sharp.column("value") == pytest.approx(plain.column("value"), rel=1e-2)
 
 
 def test_curvature_has_a_sentence_for_what_it_cannot_do():

@@ -22,6 +22,7 @@ from normlab.diagnosis.rules.finding import Finding, Tables, number, said
 from normlab.diagnosis.study import SMALL_BATCH, Study, StudyContext
 from normlab.diagnosis.table import Row, Table
 from normlab.errors import UserError
+from normlab.nn import reference
 
 CLOSE: Final = 0.2
 """In a diagnosis the critical learning rate is known within this relative error."""
@@ -186,7 +187,7 @@ def curvature(
     from Hessian-vector products, at most ``products`` of them, until :math:`\|Hx - \lambda x\|` is below
     ``tolerance`` times :math:`|\lambda|`, which bounds the error of an eigenvalue that is far from the others
     by about its square; the detail says how many it took and what was left. Attention runs in a kernel that
-    can be differentiated twice. ``optimiser`` as for ``step.updated``.
+    can be differentiated twice, and so do normlab's own layers, within ``normlab.nn.reference()``. ``optimiser`` as for ``step.updated``.
 
     Pan and Li 2023, Section 3 (arXiv 2306.00204). Raises UserError for a frozen model and for a loss that
     cannot be differentiated twice.
@@ -225,7 +226,7 @@ class Hessian:
     def __init__(self, subject: Subject) -> None:
         self.parameters = trainable(subject.model)
         own = list(self.parameters.values())
-        with torch.enable_grad(), sdpa_kernel(SDPBackend.MATH):
+        with torch.enable_grad(), sdpa_kernel(SDPBackend.MATH), reference():
             loss = subject.loss()
             if not loss.requires_grad:
                 raise UserError(FROZEN)
