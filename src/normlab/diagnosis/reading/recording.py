@@ -39,8 +39,8 @@ class Event(NamedTuple):
 class Recording:
     """The events of a pass, with the shape and a sample `[R, D]` of each tensor by its number.
 
-    A tensor and a view of it in which other dimensions lead are one; ``sizes`` are rows and width, ``moments``
-    `[2, D]` the sum and the norm of each channel over all rows.
+    A tensor and a view of it in which other dimensions lead are one; ``sizes`` are rows and width,
+    ``moments`` `[2, D]` the sum and the norm of each channel over all rows.
     """
 
     def __init__(self) -> None:

@@ -53,8 +53,8 @@ class SublayerView:
     """c."""
     beside: tuple[Tap, ...]
     placement: str
-    """``post``: after = norm(before + branch); ``pre``: before + branch, reading norm(before); ``sandwich``: a
-    ``pre`` whose branch ends in a norm; ``other``."""
+    """``post``: after = norm(before + branch); ``pre``: before + branch, reading norm(before);
+    ``sandwich``: a ``pre`` whose branch ends in a norm; ``other``."""
     relation: str
     """The equation that these tensors obey, in words."""
     modules: tuple[str, ...] = ()

@@ -137,8 +137,8 @@ def capture(model: nn.Module, taps: Iterable[Tap]) -> Iterator[dict[Tap, Tensor]
 
 
 class _Preserve(TorchFunctionMode):
-    """Puts a copy in the place of each of these tensors that is about to be written to, with the graph leading
-    through the copy: it has the value, and the gradient, that the tensor had before.
+    """Puts a copy in the place of each of these tensors that is about to be written to, with the graph
+    leading through the copy: it has the value, and the gradient, that the tensor had before.
     """
 
     def __init__(self, caught: dict[Tap, Tensor]) -> None:

@@ -187,7 +187,8 @@ def curvature(
     from Hessian-vector products, at most ``products`` of them, until :math:`\|Hx - \lambda x\|` is below
     ``tolerance`` times :math:`|\lambda|`, which bounds the error of an eigenvalue that is far from the others
     by about its square; the detail says how many it took and what was left. Attention runs in a kernel that
-    can be differentiated twice, and so do normlab's own layers, within ``normlab.nn.reference()``. ``optimiser`` as for ``step.updated``.
+    can be differentiated twice, and so do normlab's own layers, within ``normlab.nn.reference()``.
+    ``optimiser`` as for ``step.updated``.
 
     Pan and Li 2023, Section 3 (arXiv 2306.00204). Raises UserError for a frozen model and for a loss that
     cannot be differentiated twice.
