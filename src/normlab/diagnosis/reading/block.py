@@ -175,6 +175,18 @@ class Block:
         """Return the terms of a step that were computed from its stream, and are not merely carried along."""
         return [y for y in step.sum.terms if self.first(y) > self.first(step.stream)]
 
+    def side_by_side(self, step: Step) -> bool:
+        """Whether the branches of a sum are seen to be computed from what there was before any of them.
+
+        A module that runs between them then receives it. Where none does, a later branch may read the sum of
+        the stream and an earlier one, through a norm that is a function and not a module.
+        """
+        sizes = self.recording.sizes
+        begun, *_, ended = sorted(self.first(y) for y in self.branches(step))
+        older = {n for e in self.events[:begun] for n in e.seen.values() if sizes[n] == sizes[step.stream]}
+        between = [set(e.seen.values()) for e in self.events[begun:ended] if e.side == "input"]
+        return any(older & seen for seen in between)
+
     def put_out(self, step: Step, branch: int) -> list[Event]:
         """Return the events that put out a branch before its sum, the last, after its dropout, first."""
         until = self.events[: self.first(step.sum.total)]

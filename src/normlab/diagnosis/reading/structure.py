@@ -23,6 +23,8 @@ PLACEMENTS: Final = {
     (True, True, False): "sandwich",
 }
 """Placements by whether there is a norm where a branch reads the stream, at its end, and on the sum."""
+UNSURE: Final = "another branch (parallel, or one after the other through norms that no module computes)"
+"""The branch beside one where it is not seen what the later of the two reads."""
 
 
 @dataclass(frozen=True)
@@ -216,7 +218,10 @@ class _Reader:
         if not step.verified:
             return view
         factor = read.factor if read else 1.0
-        relation = _relation(view, factor=factor, parallel=set(others) <= set(shown))
+        beside = "an older state of the stream"
+        if others and set(others) <= set(shown):
+            beside = "the parallel branch" if block.side_by_side(step) else UNSURE
+        relation = _relation(view, factor=factor, beside=beside)
         if block.second_streams(steps):
             return replace(view, relation=f"{relation}, and a second stream leaves the block")
         return replace(view, relation=relation, placement=_placement(view, factor))
@@ -259,10 +264,10 @@ def _parts(recording: Recording, paths: Sequence[str]) -> Iterator[tuple[str, in
         yield path, indices[0], (indices[-1] + 1 if stop is None else stop) + 1
 
 
-def _relation(view: SublayerView, *, factor: float, parallel: bool) -> str:
+def _relation(view: SublayerView, *, factor: float, beside: str) -> str:
     """Write the equation of a sublayer in words."""
-    more = " + the parallel branch" if parallel else " + an older state of the stream"
-    total = f"{_times(view.shortcut)}before + {_times(view.scale)}branch{more if view.beside else ''}"
+    more = f" + {beside}" if view.beside else ""
+    total = f"{_times(view.shortcut)}before + {_times(view.scale)}branch{more}"
     parts = [f"after = norm({total})" if view.norm_write else f"after = {total}"]
     if view.norm_read:
         parts.append(f"branch reads {_times(factor)}norm(before)")
