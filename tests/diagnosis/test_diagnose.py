@@ -11,6 +11,7 @@ from torch import nn
 from diagnosis.small import BATCH, labelled, translating, untouched
 from normlab.diagnosis import Table, diagnose, read_structure, registered, study
 from normlab.diagnosis.table import Row
+from normlab.errors import UserError
 from normlab.spec.serialise import to_plain
 
 
@@ -195,6 +196,55 @@ def test_compiled_parts_are_measured_as_they_were_written(compiled):
     found, plain = diagnose(model, X, loss=square, lr=1e-3), diagnose(tower(), X, loss=square, lr=1e-3)
     assert found.tables == plain.tables
     assert found.findings == plain.findings
+
+
+class Hidden(Tower):
+    """The same tower with some of its layers in a list of Python's."""
+
+    def __init__(self, first):
+        super().__init__(layers=4)
+        self.blocks = list(self.layers[first:])
+        self.layers = self.layers[:first]
+
+    def forward(self, x):
+        for layer in (*self.layers, *self.blocks):
+            x = layer(x)
+        return self.head(x)
+
+
+def test_layers_in_a_plain_list_are_a_problem_with_its_name():
+    (problem,) = diagnose(Hidden(2), X, loss=square, preset="cheap").at_least("problem")
+    assert problem.name == "unregistered"
+    assert problem.sentence.startswith("blocks holds 2 x Residual in a plain list")
+    assert "nn.ModuleList" in problem.sentence
+    frozen = Hidden(2)
+    for block in frozen.blocks:
+        block.requires_grad_(requires_grad=False)
+    assert not diagnose(frozen, X, loss=square, preset="cheap").at_least("problem")
+    with pytest.raises(UserError, match="blocks holds 4 x Residual in a plain list"):
+        diagnose(Hidden(0), X, loss=square)
+
+
+def test_a_model_whose_every_layer_is_in_a_plain_list_is_told_so():
+    model = Hidden(0)
+    model.head = nn.Identity()
+    with pytest.raises(UserError, match=r"blocks holds 4 x Residual .* nn.ModuleList"):
+        diagnose(model, X, loss=square)
+
+
+def test_layers_of_parameters_alone_are_pointed_out():
+    class Functions(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.weights = nn.ParameterList(torch.randn(16, 16) / 8 for _ in range(4))
+
+        def forward(self, x):
+            for w in self.weights:
+                x = x + nn.functional.linear(nn.functional.rms_norm(x, (16,)), w)
+            return x
+
+    with pytest.raises(UserError, match="the matrices in weights belong to no module of a layer"):
+        diagnose(Functions(), X, loss=square)
 
 
 def test_a_structure_may_be_given():

@@ -14,6 +14,7 @@ from normlab.diagnosis.reading.naming import candidates, role_of
 from normlab.diagnosis.reading.recording import Call, Recording, awake, record
 from normlab.diagnosis.reading.relations import Factor, Sum, refit
 from normlab.diagnosis.reading.taps import Tap, bare, call_model
+from normlab.diagnosis.reading.unregistered import pointed_out, unregistered
 from normlab.errors import UserError
 from normlab.spec.arguments import validate_arguments
 
@@ -302,6 +303,12 @@ def _layers(sizes: Sequence[int], roles: Sequence[str]) -> list[int]:
     return layers
 
 
+def _of_matrices(module: nn.Module) -> bool:
+    """Whether a module is a list or dict of several matrices."""
+    lists = nn.ParameterList, nn.ParameterDict
+    return isinstance(module, lists) and sum(p.ndim > 1 for p in module.parameters(recurse=False)) > 1
+
+
 def _sorry(model: nn.Module, recording: Recording, unread: Sequence[str]) -> str:
     name = type(model).__name__
     if (module := recording.broken()) is not None:
@@ -309,7 +316,14 @@ def _sorry(model: nn.Module, recording: Recording, unread: Sequence[str]) -> str
             f"{name} computes what is not a number: {module or 'the model itself'} is the first module to "
             "put it out; check its weights and the batch"
         )
-    seen = "; ".join(unread[:3]) or "no numbered siblings with modules inside ran"
+    hidden = [pointed_out(path, modules) for path, modules in unregistered(model).items()]
+    lists = [path for path, module in model.named_modules() if _of_matrices(module)]
+    if lists:
+        hidden.append(
+            f"the matrices in {', '.join(lists[:3])} belong to no module of a layer, and what a layer puts "
+            "out is seen only where it is a module"
+        )
+    seen = "; ".join([*hidden, *unread][:3]) or "no numbered siblings with modules inside ran"
     return (
         f"no residual stream was found in {name}: {seen}. Name the container of the blocks, or the blocks "
         'by globs, as in blocks="encoder.layer" or blocks="stage*"; where sums are not seen between modules, '

@@ -6,7 +6,12 @@ from collections import Counter
 from collections.abc import Iterator
 from typing import Final
 
+import torch
+
 from normlab.diagnosis.reading.structure import Structure
+from normlab.diagnosis.reading.subject import Subject
+from normlab.diagnosis.reading.taps import watching
+from normlab.diagnosis.reading.unregistered import pointed_out, unregistered
 from normlab.diagnosis.rules.finding import XIONG, Finding, Tables, number
 from normlab.diagnosis.study import Study
 from normlab.diagnosis.table import Table
@@ -32,6 +37,28 @@ def structure(read: Structure) -> Table:
     return Table("structure", tuple(rows))
 
 
+def unseen(subject: Subject) -> Table:
+    """Tabulate the modules that run, and could learn, but that the model keeps in plain lists and dicts."""
+    hidden, ran = unregistered(subject.model), set[str]()
+    watched = {f"{path}.{i}": m for path, modules in hidden.items() for i, m in enumerate(modules)}
+    if watched:
+        with watching(watched, lambda path, side, values: ran.add(path.rpartition(".")[0])), torch.no_grad():
+            subject.forward()
+    rows = (
+        {"attribute": path, "modules": len(modules), "said": pointed_out(path, modules)}
+        for path, modules in hidden.items()
+        if path in ran and any(p.requires_grad for module in modules for p in module.parameters())
+    )
+    return Table("unregistered", tuple(rows))
+
+
+def not_registered(tables: Tables) -> Iterator[Finding]:
+    """Report layers that no optimiser trains, because torch does not see them."""
+    for row in tables.table("unregistered"):
+        numbers = {name: row[name] for name in ("attribute", "modules")}
+        yield Finding("unregistered", "problem", str(row["said"]), "unregistered", numbers)
+
+
 def placement(tables: Tables) -> Iterator[Finding]:
     """Name the placement of each stack, and how many of its sublayers follow it."""
     for stack, table in tables.stacks("structure"):
@@ -55,9 +82,9 @@ def placement(tables: Tables) -> Iterator[Finding]:
 
 STRUCTURE: Final = Study(
     "structure",
-    lambda c: [structure(c.subject.structure)],
+    lambda c: [structure(c.subject.structure), unseen(c.subject)],
     "cheap",
-    rules=(placement,),
+    rules=(not_registered, placement),
     batch="the model alone",
     order=0,
 )
