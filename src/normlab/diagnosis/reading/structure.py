@@ -286,7 +286,7 @@ def _times(factor: Factor) -> str:
 def _placement(view: SublayerView, factor: float) -> str:
     if (view.shortcut, view.scale, factor) != (1.0, 1.0, 1.0) or view.beside:
         return "other"
-    norms = tuple(path is not None for path in (view.norm_read, view.norm_branch, view.norm_write))
+    norms = view.norm_read is not None, view.norm_branch is not None, view.norm_write is not None
     return PLACEMENTS.get(norms, "other")
 
 
