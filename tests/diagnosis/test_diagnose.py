@@ -212,6 +212,30 @@ class Hidden(Tower):
         return self.head(x)
 
 
+class Sum(nn.Module):
+    def forward(self, streams):
+        return sum(streams)
+
+
+class TwoEnds(Tower):
+    """Two streams, equal here, whose sum is normed at the end."""
+
+    def __init__(self):
+        super().__init__(layers=6)
+        self.end = nn.Sequential(Sum(), nn.LayerNorm(16))
+
+    def forward(self, x):
+        for layer in self.layers:
+            x = layer(x)
+        return self.head(self.end((x, x)))
+
+
+def test_a_sum_of_streams_before_the_last_norm_is_no_norm():
+    found = diagnose(TwoEnds(), X, loss=square)
+    assert [f.severity for f in found.findings if f.name == "not_done"] == ["note"], "there is no attention"
+    assert found.structure.stacks[0].final_norm is None
+
+
 def test_layers_in_a_plain_list_are_a_problem_with_its_name():
     (problem,) = diagnose(Hidden(2), X, loss=square, preset="cheap").at_least("problem")
     assert problem.name == "unregistered"

@@ -50,13 +50,16 @@ class Norms:
         self._known: dict[tuple[str, int], bool] = {}
 
     def calls(self, recording: Recording, start: int, stop: int) -> Iterator[NormCall]:
-        """Yield the calls of norms among these events, the innermost module first."""
-        entered: dict[tuple[str, int], set[int]] = {}
+        """Yield the calls of norms among these events, the innermost module first.
+
+        A norm takes one tensor, and not one of them twice, as a sum of equal streams does.
+        """
+        entered: dict[tuple[str, int], list[int]] = {}
         for event in recording.events[start:stop]:
-            seen, of = set(event.seen.values()), (event.path, event.call)
+            seen, of = list(event.seen.values()), (event.path, event.call)
             if event.side == "input":
                 entered[of] = seen
-            elif len(given := entered.get(of, set())) == len(seen) == 1 and given != seen:
+            elif len(given := entered.get(of, [])) == len(seen) == 1 and given != seen:
                 (x,), (y,) = given, seen
                 size = recording.sizes[x]
                 if size == recording.sizes[y] and self.norms(event.path, size[1]):
