@@ -241,27 +241,6 @@ def test_blocks_that_are_lists():
     follow(model, X, structure)
 
 
-@pytest.mark.parametrize("parallel", [True, False])
-def test_a_norm_that_is_a_function_leaves_in_doubt_whether_branches_are_parallel(parallel):
-    class Functional(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.attn = nn.Linear(16, 16)
-            self.mlp = nn.Sequential(nn.Linear(16, 32), nn.GELU(), nn.Linear(32, 16))
-
-        def forward(self, x: Tensor) -> Tensor:
-            normed = F.rms_norm(x, (16,))
-            attended = self.attn(normed)
-            read = normed if parallel else F.rms_norm(x + attended, (16,))
-            return x + attended + self.mlp(read)
-
-    (stack,) = read_structure(model := Attributes("block1", "block2", block=Functional), X).stacks
-    follow(model, X, read_structure(model, X))
-    assert [view.placement for view in stack.sublayers] == ["other"] * 4
-    assert {"the parallel branch" in view.relation for view in stack.sublayers} == {parallel}
-    assert {"norms that no module computes" in view.relation for view in stack.sublayers} == {not parallel}
-
-
 def test_a_gain_is_no_norm():
     class Gain(nn.Module):
         def __init__(self) -> None:
