@@ -11,6 +11,7 @@ from torch import nn
 from diagnosis.small import BATCH, labelled, translating, untouched
 from normlab.diagnosis import Table, diagnose, read_structure, registered, study
 from normlab.diagnosis.table import Row
+from normlab.errors import UserError
 from normlab.spec.serialise import to_plain
 
 
@@ -168,6 +169,113 @@ def test_a_model_without_attention_is_told_so():
     notes = [f.sentence for f in found.findings if f.name == "not_done"]
     assert len(notes) == 1
     assert "attention was not done: no softmax" in notes[0]
+    assert "attn_implementation" not in notes[0]
+
+
+class ItsOwnLoss(Tower):
+    def forward(self, x):
+        return super().forward(x).square().mean()
+
+
+def test_a_model_that_returns_its_loss_alone_is_measured_as_any():
+    torch.manual_seed(0)
+    alone, beside = diagnose(ItsOwnLoss(), X, lr=1e-3), diagnose(tower(), X, loss=square, lr=1e-3)
+    logits = {"start"}  # which a loss alone does not show
+    for found in (alone, beside):
+        assert set(found.tables) > logits
+    assert {n: t for n, t in alone.tables.items() if n not in logits} == {
+        n: t for n, t in beside.tables.items() if n not in logits
+    }
+    assert alone.at_least("warning") == beside.at_least("warning")
+
+
+@pytest.mark.parametrize("compiled", ["layers", "forward"])
+def test_compiled_parts_are_measured_as_they_were_written(compiled):
+    model = tower()
+    if compiled == "layers":
+        for layer in model.layers:
+            layer.compile(backend="eager")
+    else:
+        model.forward = torch.compile(model.forward, backend="eager")
+    with torch.no_grad():
+        model(X)
+    found, plain = diagnose(model, X, loss=square, lr=1e-3), diagnose(tower(), X, loss=square, lr=1e-3)
+    assert found.tables == plain.tables
+    assert found.findings == plain.findings
+
+
+class Hidden(Tower):
+    """The same tower with some of its layers in a list of Python's."""
+
+    def __init__(self, first):
+        super().__init__(layers=4)
+        self.blocks = list(self.layers[first:])
+        self.layers = self.layers[:first]
+
+    def forward(self, x):
+        for layer in (*self.layers, *self.blocks):
+            x = layer(x)
+        return self.head(x)
+
+
+class Sum(nn.Module):
+    def forward(self, streams):
+        return sum(streams)
+
+
+class TwoEnds(Tower):
+    """Two streams, equal here, whose sum is normed at the end."""
+
+    def __init__(self):
+        super().__init__(layers=6)
+        self.end = nn.Sequential(Sum(), nn.LayerNorm(16))
+
+    def forward(self, x):
+        for layer in self.layers:
+            x = layer(x)
+        return self.head(self.end((x, x)))
+
+
+def test_a_sum_of_streams_before_the_last_norm_is_no_norm():
+    found = diagnose(TwoEnds(), X, loss=square)
+    assert [f.severity for f in found.findings if f.name == "not_done"] == ["note"], "there is no attention"
+    assert found.structure.stacks[0].final_norm is None
+
+
+def test_layers_in_a_plain_list_are_a_problem_with_its_name():
+    (problem,) = diagnose(Hidden(2), X, loss=square, preset="cheap").at_least("problem")
+    assert problem.name == "unregistered"
+    assert problem.sentence.startswith("blocks holds 2 x Residual in a plain list")
+    assert "nn.ModuleList" in problem.sentence
+    frozen = Hidden(2)
+    for block in frozen.blocks:
+        block.requires_grad_(requires_grad=False)
+    assert not diagnose(frozen, X, loss=square, preset="cheap").at_least("problem")
+    cause = diagnose(Hidden(0), X, loss=square).cause
+    assert cause is not None
+    assert (cause.name, cause.module) == ("unregistered", "blocks")
+
+
+def test_a_model_whose_every_layer_is_in_a_plain_list_is_told_so():
+    model = Hidden(0)
+    model.head = nn.Identity()
+    with pytest.raises(UserError, match=r"blocks holds 4 x Residual .* nn.ModuleList"):
+        diagnose(model, X, loss=square)
+
+
+def test_layers_of_parameters_alone_are_pointed_out():
+    class Functions(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.weights = nn.ParameterList(torch.randn(16, 16) / 8 for _ in range(4))
+
+        def forward(self, x):
+            for w in self.weights:
+                x = x + nn.functional.linear(nn.functional.rms_norm(x, (16,)), w)
+            return x
+
+    (unread,) = [f for f in diagnose(Functions(), X, loss=square).findings if f.name == "unread"]
+    assert "the matrices in weights belong to no module of a layer" in unread.sentence
 
 
 def test_a_structure_may_be_given():

@@ -5,8 +5,13 @@ from dataclasses import replace
 
 import pytest
 import torch
+import torch.nn.functional as F
+from torch import nn
 
-from normlab.examine.subjects import SMALL_TOKENS, checkpoints, of_config, of_names, of_run
+from contracts.variants import CONFIG, build
+from diagnosis.small import BATCH, labelled
+from normlab.examine.subjects import SMALL_TOKENS, Case, checkpoints, of_config, of_names, of_run
+from normlab.nn import Placement
 from normlab.spec.config import Config
 from normlab.store import RunFolder
 from normlab.training.checkpoint import load_checkpoint
@@ -71,6 +76,36 @@ def trained(text, tmp_path_factory):
     status = folder.status()
     folder.set_status(replace(status, best_step=6))
     return folder
+
+
+# ------------------------------------------------------------------------------------------------- placements
+
+
+def test_a_placement_whose_stream_shows_no_sum_is_read_as_our_own_sublayer():
+    class Sphere(Placement, name="sphere_of_a_test"):
+        """Steps on the unit sphere towards the branch's output, at a rate for each channel."""
+
+        normed = False
+
+        def build(self, site):
+            self.rate = nn.Parameter(torch.linspace(0.1, 0.5, site.dim))
+
+        def read(self, stream):
+            return stream
+
+        def write(self, stream, y):
+            return F.normalize(stream + self.rate * (F.normalize(y, dim=-1) - stream), dim=-1)
+
+    try:
+        model = build(replace(CONFIG, encoder_placement="sphere_of_a_test", decoder_placement="pre"))
+    finally:
+        del Placement.registry["sphere_of_a_test"]
+    found = Case("spheres", model, BATCH[:2], loss=labelled).diagnosed("standard")
+    encoder, decoder = found.structure.stacks
+    assert [view.role for view in encoder.sublayers] == ["self_attention", "ffn"] * 2
+    assert {view.placement for view in encoder.sublayers} == {"other"}
+    assert {view.placement for view in decoder.sublayers} == {"pre"}
+    assert not [f for f in found.at_least("warning") if f.name in ("not_done", "not_finite")]
 
 
 # --------------------------------------------------------------------------------------------- configurations

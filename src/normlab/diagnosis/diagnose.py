@@ -22,6 +22,7 @@ from normlab.diagnosis.reading.recording import Call
 from normlab.diagnosis.reading.structure import Structure, UnreadError, read_structure
 from normlab.diagnosis.reading.subject import Loss, Subject, output_loss
 from normlab.diagnosis.reading.taps import bare, leaves
+from normlab.diagnosis.reading.unregistered import pointed_out, unregistered
 from normlab.diagnosis.rules.finding import SEVERITIES, Finding, Tables, at_least, cause
 from normlab.diagnosis.study import Study, StudyContext, registered
 from normlab.diagnosis.suite import find
@@ -241,6 +242,9 @@ def _checked(model: nn.Module, batch: Any) -> nn.Module:
             f"{type(model).__name__} is compiled by TorchScript, in which no module can be watched; pass the "
             "model as it was before torch.jit.trace or torch.jit.script"
         )
+    hidden = unregistered(model)
+    if hidden and not any(True for _ in model.parameters()):
+        raise UserError("; ".join(pointed_out(path, modules) for path, modules in hidden.items()))
     if not any(p.requires_grad for p in model.parameters()):
         raise UserError(
             f"no parameter of {type(model).__name__} is trained, so it has no gradients to look at; unfreeze "

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 import sys
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from functools import partial
 from importlib import import_module
@@ -14,12 +15,13 @@ from typing import Any, Final, TypeAlias
 import torch
 from torch import Tensor, nn
 
-from normlab.diagnosis import Diagnosis, diagnose
+from normlab.diagnosis import Diagnosis, StackView, Structure, diagnose, read_structure
 from normlab.diagnosis.diagnose import Options
 from normlab.diagnosis.probing.step import OptimiserFactory
 from normlab.diagnosis.study import SMALL_TOKENS
 from normlab.errors import UserError
 from normlab.examine.inputs import mean_loss, task_inputs
+from normlab.nn.sublayer import Sublayer
 from normlab.optim import ScheduleState, build_optimiser, schedule_factor
 from normlab.recipes.grammar import describe
 from normlab.spec.config import Config, OptimConfig
@@ -59,10 +61,10 @@ class Case:
     ) -> Diagnosis:
         """Run the studies of a preset, see ``diagnosis.diagnose``. Raises UserError if that is impossible."""
         options: Options = {**self.plan, "batches": self.batches}
-        if blocks:
-            options["blocks"] = blocks
-        if branches:
-            options["branches"] = branches
+        if blocks or branches:
+            options |= {"blocks": blocks, "branches": branches}
+        elif (structure := _structure(self.model, self.batch)) is not None:
+            options["structure"] = structure
         return diagnose(
             self.model,
             self.batch,
@@ -72,6 +74,25 @@ class Case:
             preset=preset,
             **options,
         )
+
+
+def _structure(model: nn.Module, batch: Any) -> Structure | None:
+    """Read a model that has sublayers of ours, or return None, so that a diagnosis says what is wrong.
+
+    A sublayer that shows no sum, as of a placement that keeps its stream on a sphere, is read by its branch.
+    """
+    ours = {path.rpartition(".")[0] for path, m in model.named_modules() if isinstance(m, Sublayer)}
+    seen: dict[str, StackView] = {}
+    if ours:
+        with suppress(UserError):
+            read = read_structure(model, batch)
+            seen = {stack.name: stack for stack in read.stacks}
+            if seen.keys() >= ours:
+                return read
+        with suppress(UserError):
+            named = read_structure(model, batch, branches=("f",))
+            return replace(named, stacks=tuple(seen.get(stack.name, stack) for stack in named.stacks))
+    return None
 
 
 def of_config(config: Config, root: Path, *, tokens: int) -> Case:

@@ -142,7 +142,8 @@ def _report(report: Mapping[str, Any]) -> list[Block]:
     begun = f"the checkpoint of step {replay.get('from_step')}" if replay.get("checkpoint") else "the start"
     words = {True: ", every known loss as before", False: ", not as before", None: ""}
     why = f"written in step {report.get('step')}: {trigger.get('words', '')}"
-    evidence = [why, *verdict.get("evidence", ()), f"repeated from {begun}{words[replay.get('agrees')]}"]
+    repeated = [f"repeated from {begun}{words[replay.get('agrees')]}"] if replay else []
+    evidence = [why, *verdict.get("evidence", ()), *repeated]
     said = str(verdict.get("sentence", "no verdict"))
     return [
         Text(f"{said[:1].upper()}{said[1:]}.", "alarm" if verdict.get("module") else ""),

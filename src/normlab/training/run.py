@@ -111,6 +111,9 @@ class Run:
 
     def checkpoint(self, state: str) -> None:
         """Save everything that is needed to go on from here."""
+        if state == "running":
+            with self.clock.stopped():
+                self.ranks.on_main(self.recorder.settle, self.progress.step)
         self.ranks.on_main(self.step_weights.prune, self._saved, self.rows.validations())
         self._saved = self.progress.step
         self._write_probes()

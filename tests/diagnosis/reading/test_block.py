@@ -1,8 +1,10 @@
-"""Blocks that share modules with each other."""
+"""Blocks that share modules with each other, and blocks whose norms are functions."""
 
 from __future__ import annotations
 
+import pytest
 import torch
+import torch.nn.functional as F
 from torch import nn
 
 from diagnosis.following import alike, follow, shape_of
@@ -56,3 +58,28 @@ def test_a_norm_that_blocks_share_is_one_in_each():
     assert shape_of(structure) == {"layers": alike(3, "self_attention ffn", "post")}
     assert {v.norm_write for v in structure.stacks[0].sublayers if v.role == "ffn"} == {"layers.0.norm"}
     follow(model, X, structure)
+
+
+class Functional(nn.Module):
+    """A block of two branches, side by side or one after the other, whose norm is a function."""
+
+    def __init__(self, *, parallel: bool) -> None:
+        super().__init__()
+        self.attention, self.parallel = nn.Linear(8, 8), parallel
+        self.mlp = nn.Sequential(nn.Linear(8, 16), nn.GELU(), nn.Linear(16, 8))
+
+    def forward(self, x):
+        normed = F.rms_norm(x, (8,))
+        attended = self.attention(normed)
+        return x + attended + self.mlp(normed if self.parallel else F.rms_norm(x + attended, (8,)))
+
+
+@pytest.mark.parametrize("parallel", [True, False])
+def test_a_norm_that_is_a_function_leaves_in_doubt_whether_branches_are_parallel(parallel):
+    model = nn.Sequential(*(Functional(parallel=parallel) for _ in range(2)))
+    structure = read_structure(model, X)
+    follow(model, X, structure)
+    views = structure.stacks[0].sublayers
+    assert [view.placement for view in views] == ["other"] * 4
+    assert {"the parallel branch" in view.relation for view in views} == {parallel}
+    assert {"norms that no module computes" in view.relation for view in views} == {not parallel}

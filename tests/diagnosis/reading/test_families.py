@@ -41,6 +41,18 @@ def encoder_decoder(encoder: str, decoder: str, placement: str):
     return {encoder: alike(2, ENCODER, placement), decoder: alike(2, DECODER, placement)}
 
 
+def t5gemma():
+    stack = tf.T5GemmaModuleConfig(**GROUPED, head_dim=8)
+    return made(
+        "T5GemmaForConditionalGeneration", "T5GemmaConfig", encoder=stack, decoder=stack, vocab_size=100
+    )
+
+
+def swin():
+    sizes = {"image_size": (16, 32), "patch_size": 2, "window_size": 3}
+    return made("SwinModel", "SwinConfig", **sizes, embed_dim=8, depths=[2, 1], num_heads=[1, 2])
+
+
 T5 = {"vocab_size": 100, "d_model": 16, "d_kv": 8, "d_ff": 32, "num_layers": 2, "num_heads": 2}
 FAMILIES = {
     "bert": (
@@ -83,6 +95,11 @@ FAMILIES = {
         {"pixel_values": IMAGES},
         {"vit.layers": alike(2, ENCODER, "pre")},
     ),
+    "swin, attention in shifted windows": (
+        swin,
+        {"pixel_values": torch.cat([IMAGES, IMAGES.flip(-1)], -1)},
+        {f"encoder.layers.{i}.blocks": alike(n, ENCODER, "pre") for i, n in enumerate((2, 1))},
+    ),
     "opt, whose feed-forward flattens the stream": (
         lambda: made("OPTForCausalLM", "OPTConfig", **WORDS, ffn_dim=32, word_embed_proj_dim=16),
         {"input_ids": IDS},
@@ -106,7 +123,17 @@ FAMILIES = {
     "gemma 2, sandwich": (
         lambda: made("Gemma2ForCausalLM", "Gemma2Config", **GROUPED, head_dim=8),
         {"input_ids": IDS},
-        {"model.layers": alike(2, ENCODER, "other")},
+        {"model.layers": alike(2, ENCODER, "sandwich")},
+    ),
+    "gemma 3, sandwich": (
+        lambda: made("Gemma3ForCausalLM", "Gemma3TextConfig", **GROUPED, head_dim=8),
+        {"input_ids": IDS},
+        {"model.layers": alike(2, ENCODER, "sandwich")},
+    ),
+    "t5gemma, sandwich": (
+        t5gemma,
+        PAIR,
+        encoder_decoder("model.encoder.layers", "model.decoder.layers", "sandwich"),
     ),
     "granite, scaled branches": (
         lambda: made("GraniteForCausalLM", "GraniteConfig", **GROUPED, residual_multiplier=0.22),
@@ -179,7 +206,7 @@ X_TRANSFORMERS = {
     "as it comes": ({}, "pre"),
     "rms and gated": ({"use_rmsnorm": True, "ff_glu": True, "rotary_pos_emb": True}, "pre"),
     "post": ({"pre_norm": False}, "post"),
-    "sandwich": ({"sandwich_norm": True}, "other"),
+    "sandwich": ({"sandwich_norm": True}, "sandwich"),
 }
 
 

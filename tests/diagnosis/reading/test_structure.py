@@ -20,13 +20,15 @@ PLACEMENTS = {
     "pre": {"pre"},
     "subln": {"pre"},
     "mixln": {"post", "pre"},
-    "normformer": {"other", "pre"},
+    "sandwich": {"sandwich"},
+    "periln": {"sandwich"},
+    "normformer": {"sandwich", "pre"},
     "lnscale": {"other", "pre"},
     "b2t": {"post", "other"},
     "b2t_code": {"post", "other"},
     "admin_rescaled": {"post"},
 }
-"""Of sublayers as they are read; every other placement of ours is neither Post-LN nor Pre-LN."""
+"""Of sublayers as they are read; every other placement of ours is none of these three."""
 
 
 def unchanged(model: nn.Module, read) -> None:

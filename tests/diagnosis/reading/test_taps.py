@@ -1,9 +1,12 @@
 from __future__ import annotations
 
+import operator
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import pytest
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 
 from normlab.diagnosis import Tap, capture
@@ -71,6 +74,37 @@ def test_what_is_captured_is_the_tensor_itself():
         loss = model(X).square().sum()
     (gradient,) = torch.autograd.grad(loss, seen[tap])
     torch.testing.assert_close(gradient, 2 * model[1](seen[tap]) @ model[1].weight)
+
+
+class Parallel(nn.Module):
+    """x + a(x) + b(x), summed in the memory of b(x) or in new memory."""
+
+    def __init__(self, add: Callable[[Tensor, Tensor], Tensor]) -> None:
+        super().__init__()
+        self.a, self.b, self.add = nn.Linear(4, 4), nn.Linear(4, 4), add
+
+    def forward(self, x: Tensor) -> Tensor:
+        a, b = self.a(x), self.b(x)
+        return x + F.relu(self.add(b, a), inplace=True)
+
+
+def to_a_view(y: Tensor, x: Tensor) -> Tensor:
+    y.flatten()[:] += x.flatten()
+    return y
+
+
+@pytest.mark.parametrize("add", [operator.iadd, Tensor.add_, to_a_view], ids=["operator", "method", "view"])
+@pytest.mark.parametrize("grad", [True, False])
+def test_what_is_added_in_place_leaves_captured_tensors_as_they_were(add, grad):
+    model, taps = Parallel(add), [Tap("a", "output"), Tap("b", "output"), Tap("", "output")]
+    found = []
+    for model.add in (operator.add, add):
+        with capture(model, taps) as seen, torch.set_grad_enabled(grad):
+            loss = model(X).square().sum()
+        found.append([seen[tap].detach().clone() for tap in taps])
+        if grad:
+            found[-1] += torch.autograd.grad(loss, [*(seen[tap] for tap in taps), *model.parameters()])
+    torch.testing.assert_close(found[1], found[0], rtol=0, atol=0)
 
 
 def test_an_unknown_module_is_refused():

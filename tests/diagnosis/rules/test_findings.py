@@ -267,6 +267,15 @@ def test_parameters_that_the_loss_does_not_reach():
     assert "p0, p1, p2 …" in found.sentence
 
 
+def test_a_packed_matrix_without_gradient_is_one_parameter():
+    kinds = ("query", "key", "value")
+    rows = [update("packed.0", 0.0, None, kind) for kind in kinds]
+    rows += [update("packed.1", float(kind == "value"), None, kind) for kind in kinds]
+    found = one(table("updates", *rows, update("out", 1.0, None, "output")), "no_gradient")
+    assert found.numbers == {"without_gradient": 2, "parameters": 3}
+    assert ": packed.0, packed.1 (query, key);" in found.sentence
+
+
 def head(entropy, uniform=3.0, max_logit=2.0, index=0):
     row = {"stack": "encoder.layers", "index": index, "head": 0, "entropy": entropy}
     return {**row, "max_logit": max_logit, "uniform": uniform}

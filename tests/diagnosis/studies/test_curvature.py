@@ -14,9 +14,18 @@ from torch.func import functional_call
 from contracts.variants import CONFIG, build
 from diagnosis.small import SOURCE, TARGET, labelled, translating, untouched
 from normlab.diagnosis.probing.cropping import cropped, split
+from normlab.diagnosis.reading.parameters import nodes_behind
 from normlab.diagnosis.reading.structure import Structure
 from normlab.diagnosis.reading.subject import Subject
-from normlab.diagnosis.studies.curvature import Hessian, critical_lr, curvature, largest_eigenvalue
+from normlab.diagnosis.studies.curvature import (
+    DOUBLINGS,
+    Hessian,
+    _bracket,
+    critical_lr,
+    curvature,
+    largest_eigenvalue,
+)
+from normlab.errors import UserError
 
 SGD = partial(torch.optim.SGD, lr=1e-3)
 ADAM = partial(torch.optim.Adam, lr=1e-3)
@@ -122,6 +131,18 @@ def test_products_of_torchs_fused_attention_are_differences_of_gradients():
         loss = (functional_call(model.eval(), moved, (x,)) - goal).square().mean()
         sides.append(torch.cat([g.flatten() for g in torch.autograd.grad(loss, list(moved.values()))]))
     torch.testing.assert_close(hessian @ v, (sides[0] - sides[1]) / (2 * step), rtol=1e-5, atol=1e-8)
+
+
+def test_models_of_ours_leave_the_fast_paths_by_themselves():
+    """Large products are made by functions that can be differentiated once."""
+    subject = translating("pre", dim=64, ffn_dim=1536, encoder_layers=1, decoder_layers=1)
+    subject = replace(subject, batch=tuple(x.repeat(8, 1) for x in subject.batch))
+    names = {node.name() for node in nodes_behind(subject.loss().grad_fn)}
+    assert any(name.startswith("_Linear") for name in names), "the model is below the threshold"
+    sharp = curvature(subject, ADAM, tokens=1000, products=2).where(quantity="directional_sharpness")
+    subject.model.double()  # which has no fast path
+    plain = curvature(subject, ADAM, tokens=1000, products=2).where(quantity="directional_sharpness")
+    assert sharp.column("value") == pytest.approx(plain.column("value"), rel=1e-2)
 
 
 def test_curvature_has_a_sentence_for_what_it_cannot_do():
@@ -247,6 +268,21 @@ def test_a_loss_that_stops_being_a_number_is_raised():
     (row,) = critical_lr(subject, SGD, tolerance=1e-3)
     (gradient,) = torch.autograd.grad(subject.loss(), list(subject.model.parameters()))
     assert row["value"] == pytest.approx(1.0 / abs(gradient.item()), rel=2e-3)
+
+
+def test_a_step_that_float16_cannot_hold_is_named_and_ends_the_search():
+    subject = at([0.0, 1.0], lambda w: w[1:].square().sum())
+    subject.model.half()  # in which Adam's eps is 0, so that the step of a gradient of 0 is 0/0
+    with pytest.raises(UserError, match=r"leaves w .* torch\.float16; .*eps=1e-4"):
+        critical_lr(subject, ADAM)
+    (row,) = critical_lr(subject, partial(ADAM, eps=1e-4), tolerance=0.5)
+    assert row["value"] is not None
+
+
+def test_a_search_ends_where_every_step_raises_the_loss():
+    asked = []
+    assert _bracket(lambda factor: asked.append(factor) or math.inf) == (None, 2.0**-DOUBLINGS)
+    assert len(asked) == DOUBLINGS + 1
 
 
 def test_critical_lr_refuses_what_it_cannot_start_from():

@@ -10,6 +10,7 @@ from diagnosis.small import PADDING_MASKS, theory_setting, translating, untouche
 from normlab.diagnosis import capture
 from normlab.diagnosis.reading.subject import Subject
 from normlab.diagnosis.studies.jacobian import jacobian, spectral_norm, token_jacobian
+from normlab.diagnosis.suite import find
 from normlab.nn import DyT, LayerNorm, RMSNorm, ScaleNorm
 
 
@@ -102,6 +103,24 @@ def test_tokens_are_spread_over_the_real_ones():
     assert jacobian(subject, tokens=1000, padding_masks=PADDING_MASKS) == jacobian(subject, tokens=1000)
     with pytest.raises(ValueError, match="give 1 or more, say 4"):
         jacobian(subject, tokens=0)
+
+
+@pytest.mark.parametrize("first", [0.0, 1e-6, 1e6])
+def test_a_first_token_unlike_the_others_is_not_what_norms_are_judged_by(first):
+    (subject,) = theory_setting("pre", layers=1, dim=64, ffn_dim=64, seeds=1)
+    batch = subject.batch.clone()
+    batch[:, 0] *= first
+    table = jacobian(Subject(subject.model, batch, subject.loss_of, subject.structure), tokens=1)
+    assert all(row["spectral"] == pytest.approx(row["exact"], rel=1e-3) for row in table)
+    assert [finding.name for finding in find({"jacobian": table})] == ["jacobian"]
+
+
+def test_where_every_token_is_zero_nothing_is_compared():
+    (subject,) = theory_setting("pre", layers=1, dim=64, ffn_dim=64, seeds=1)
+    table = jacobian(Subject(subject.model, subject.batch * 0, subject.loss_of, subject.structure))
+    row = table.rows[0]
+    assert (row["exact"], row["exact_mean"], row["published"]) == (None, None, None)
+    assert not find({"jacobian": table})
 
 
 def test_narrow_floats_are_measured_in_float32():

@@ -169,6 +169,43 @@ def test_a_loss_that_jumps_and_stays_is_a_spike_and_no_module_is_blamed(prepared
     assert reports[0]["verdict"]["sentence"].startswith("no module left its range: look at the data")
 
 
+@pytest.mark.parametrize("checkpoint", [30, 100])
+def test_a_spike_that_training_recovers_from_is_a_note_and_costs_no_replay(
+    prepared, tmp_path, monkeypatch, checkpoint
+):
+    def shifted(step, model, loss):
+        sums = loss()
+        return replace(sums, loss=sums.loss * 2) if 40 <= step < 48 else sums
+
+    monkeypatch.setattr(runs, "replayed", pytest.fail)
+    (report,) = flown(
+        started(
+            prepared,
+            tmp_path,
+            plant=planted_in_loss(shifted),
+            checkpoint=checkpoint,
+            steps=60,
+            stop_early=False,
+        )
+    )
+    assert (report["trigger"]["kind"], report["trigger"]["step"]) == ("recovered", 40)
+    assert "from step 40 on, and training recovered" in report["verdict"]["sentence"]
+    assert (report["verdict"]["module"], report["replay"]) == ("", None)
+    assert 40 in [row["step"] for row in report["ring"]["steps"]]
+
+
+def test_a_spike_is_replayed_before_a_checkpoint_that_would_hide_its_beginning(prepared, tmp_path):
+    def shifted(step, model, loss):
+        sums = loss()
+        return replace(sums, loss=sums.loss * 2) if 40 <= step < 54 else sums
+
+    (report, *_) = flown(
+        started(prepared, tmp_path, plant=planted_in_loss(shifted), checkpoint=25, steps=60, stop_early=False)
+    )
+    assert (report["step"], report["trigger"]["kind"]) == (50, "spike")
+    assert report["replay"] == {"from_step": 25, "checkpoint": True, "agrees": True}
+
+
 # ------------------------------------------------------------------------------------ what is not found
 
 

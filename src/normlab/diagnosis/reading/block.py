@@ -50,13 +50,16 @@ class Norms:
         self._known: dict[tuple[str, int], bool] = {}
 
     def calls(self, recording: Recording, start: int, stop: int) -> Iterator[NormCall]:
-        """Yield the calls of norms among these events, the innermost module first."""
-        entered: dict[tuple[str, int], set[int]] = {}
+        """Yield the calls of norms among these events, the innermost module first.
+
+        A norm takes one tensor, and not one of them twice, as a sum of equal streams does.
+        """
+        entered: dict[tuple[str, int], list[int]] = {}
         for event in recording.events[start:stop]:
-            seen, of = set(event.seen.values()), (event.path, event.call)
+            seen, of = list(event.seen.values()), (event.path, event.call)
             if event.side == "input":
                 entered[of] = seen
-            elif len(given := entered.get(of, set())) == len(seen) == 1 and given != seen:
+            elif len(given := entered.get(of, [])) == len(seen) == 1 and given != seen:
                 (x,), (y,) = given, seen
                 size = recording.sizes[x]
                 if size == recording.sizes[y] and self.norms(event.path, size[1]):
@@ -175,6 +178,18 @@ class Block:
         """Return the terms of a step that were computed from its stream, and are not merely carried along."""
         return [y for y in step.sum.terms if self.first(y) > self.first(step.stream)]
 
+    def side_by_side(self, step: Step) -> bool:
+        """Whether the branches of a sum are seen to be computed from what there was before any of them.
+
+        A module that runs between them then receives it. Where none does, a later branch may read the sum of
+        the stream and an earlier one, through a norm that is a function and not a module.
+        """
+        sizes = self.recording.sizes
+        begun, *_, ended = sorted(self.first(y) for y in self.branches(step))
+        older = {n for e in self.events[:begun] for n in e.seen.values() if sizes[n] == sizes[step.stream]}
+        between = [set(e.seen.values()) for e in self.events[begun:ended] if e.side == "input"]
+        return any(older & seen for seen in between)
+
     def put_out(self, step: Step, branch: int) -> list[Event]:
         """Return the events that put out a branch before its sum, the last, after its dropout, first."""
         until = self.events[: self.first(step.sum.total)]
@@ -200,14 +215,14 @@ class Block:
         return max(near)[-1] if near else None
 
     def _factor(self, user: Event, output: int) -> float | None:
-        """Return the multiple of a norm's output that a module receives, or None."""
+        """Return the multiple of a norm's output that a module receives, in windows or not, or None."""
         sizes, samples = self.recording.sizes, self.recording.samples
         if output in user.seen.values():
             return 1.0
         for x in user.seen.values():
             if sizes[x] == sizes[output] and (k := proportion(samples[x], samples[output])):
                 return k
-        return None
+        return 1.0 if any(self.recording.rearranged(x, output) for x in user.seen.values()) else None
 
     def between(self, step: Step) -> list[Event]:
         """Return the events from the first appearance of a stream until its branches are added to it."""

@@ -39,7 +39,8 @@ class Event(NamedTuple):
 class Recording:
     """The events of a pass, with the shape and a sample `[R, D]` of each tensor by its number.
 
-    A tensor and a view of it in which other dimensions lead are one; ``sizes`` are rows and width.
+    A tensor and a view of it in which other dimensions lead are one; ``sizes`` are rows and width,
+    ``moments`` `[2, D]` the sum and the norm of each channel over all rows.
     """
 
     def __init__(self) -> None:
@@ -47,6 +48,7 @@ class Recording:
         self.shapes: list[torch.Size] = []
         self.sizes: list[tuple[int, int]] = []
         self.samples: list[Tensor] = []
+        self.moments: list[Tensor] = []
         self._numbers: dict[tuple[Any, ...], int] = {}
         self._calls: Counter[tuple[str, Side]] = Counter()
 
@@ -66,7 +68,13 @@ class Recording:
             self.samples.append(sample)
             self.shapes.append(x.shape)
             self.sizes.append(size)
+            self.moments.append(_moments(rows))
         return self._numbers[key]
+
+    def rearranged(self, x: int, y: int) -> bool:
+        """Whether two tensors have the same rows in whatever order, but for rows of zeros."""
+        a, b = self.moments[x], self.moments[y]
+        return a.shape == b.shape and torch.allclose(a, b, rtol=1e-9, atol=1e-9 * b[1].max().item())
 
     def at(self, tap: Tap) -> Tensor:
         """Return the sample of the tensor that a tap shows."""
@@ -80,6 +88,11 @@ class Recording:
             if event.side == "output" and any(self.samples[n].isnan().any() for n in event.seen.values()):
                 return event.path
         return None
+
+
+def _moments(rows: Tensor) -> Tensor:
+    wide = (rows.cpu() if rows.is_mps else rows).double()  # an MPS has no float64
+    return torch.stack([wide.sum(0), torch.linalg.vector_norm(wide, dim=0)]).cpu()
 
 
 class CallableModel(nn.Module):

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
-from typing import Any
+from typing import Any, Final
 
 from torch import Tensor, nn
 
@@ -14,8 +14,18 @@ from normlab.diagnosis.reading.naming import candidates, role_of
 from normlab.diagnosis.reading.recording import Call, Recording, awake, record
 from normlab.diagnosis.reading.relations import Factor, Sum, refit
 from normlab.diagnosis.reading.taps import Tap, bare, call_model
+from normlab.diagnosis.reading.unregistered import pointed_out, unregistered
 from normlab.errors import UserError
 from normlab.spec.arguments import validate_arguments
+
+PLACEMENTS: Final = {
+    (False, False, True): "post",
+    (True, False, False): "pre",
+    (True, True, False): "sandwich",
+}
+"""Placements by whether there is a norm where a branch reads the stream, at its end, and on the sum."""
+UNSURE: Final = "another branch (parallel, or one after the other through norms that no module computes)"
+"""The branch beside one where it is not seen what the later of the two reads."""
 
 
 @dataclass(frozen=True)
@@ -46,7 +56,8 @@ class SublayerView:
     """c."""
     beside: tuple[Tap, ...]
     placement: str
-    """``post``: after = norm(before + branch); ``pre``: before + branch, reading norm(before); ``other``."""
+    """``post``: after = norm(before + branch); ``pre``: before + branch, reading norm(before);
+    ``sandwich``: a ``pre`` whose branch ends in a norm; ``other``."""
     relation: str
     """The equation that these tensors obey, in words."""
     modules: tuple[str, ...] = ()
@@ -220,7 +231,10 @@ class _Reader:
         if not step.verified:
             return view
         factor = read.factor if read else 1.0
-        relation = _relation(view, factor=factor, parallel=set(others) <= set(shown))
+        beside = "an older state of the stream"
+        if others and set(others) <= set(shown):
+            beside = "the parallel branch" if block.side_by_side(step) else UNSURE
+        relation = _relation(view, factor=factor, beside=beside)
         if block.second_streams(steps):
             return replace(view, relation=f"{relation}, and a second stream leaves the block")
         return replace(view, relation=relation, placement=_placement(view, factor))
@@ -263,10 +277,10 @@ def _parts(recording: Recording, paths: Sequence[str]) -> Iterator[tuple[str, in
         yield path, indices[0], (indices[-1] + 1 if stop is None else stop) + 1
 
 
-def _relation(view: SublayerView, *, factor: float, parallel: bool) -> str:
+def _relation(view: SublayerView, *, factor: float, beside: str) -> str:
     """Write the equation of a sublayer in words."""
-    more = " + the parallel branch" if parallel else " + an older state of the stream"
-    total = f"{_times(view.shortcut)}before + {_times(view.scale)}branch{more if view.beside else ''}"
+    more = f" + {beside}" if view.beside else ""
+    total = f"{_times(view.shortcut)}before + {_times(view.scale)}branch{more}"
     parts = [f"after = norm({total})" if view.norm_write else f"after = {total}"]
     if view.norm_read:
         parts.append(f"branch reads {_times(factor)}norm(before)")
@@ -282,11 +296,10 @@ def _times(factor: Factor) -> str:
 
 
 def _placement(view: SublayerView, factor: float) -> str:
-    factors = view.shortcut, view.scale, factor
-    plain = factors == (1.0, 1.0, 1.0) and not view.beside and not view.norm_branch
-    if plain and view.norm_write and not view.norm_read:
-        return "post"
-    return "pre" if plain and view.norm_read and not view.norm_write else "other"
+    if (view.shortcut, view.scale, factor) != (1.0, 1.0, 1.0) or view.beside:
+        return "other"
+    norms = view.norm_read is not None, view.norm_branch is not None, view.norm_write is not None
+    return PLACEMENTS.get(norms, "other")
 
 
 def _layers(sizes: Sequence[int], roles: Sequence[str]) -> list[int]:
@@ -302,6 +315,12 @@ def _layers(sizes: Sequence[int], roles: Sequence[str]) -> list[int]:
     return layers
 
 
+def _of_matrices(module: nn.Module) -> bool:
+    """Whether a module is a list or dict of several matrices."""
+    lists = nn.ParameterList, nn.ParameterDict
+    return isinstance(module, lists) and sum(p.ndim > 1 for p in module.parameters(recurse=False)) > 1
+
+
 def _sorry(model: nn.Module, recording: Recording, unread: Sequence[str]) -> str:
     name = type(model).__name__
     if (module := recording.broken()) is not None:
@@ -309,7 +328,14 @@ def _sorry(model: nn.Module, recording: Recording, unread: Sequence[str]) -> str
             f"{name} computes what is not a number: {module or 'the model itself'} is the first module to "
             "put it out; check its weights and the batch"
         )
-    seen = "; ".join(unread[:3]) or "no numbered siblings with modules inside ran"
+    hidden = [pointed_out(path, modules) for path, modules in unregistered(model).items()]
+    lists = [path for path, module in model.named_modules() if _of_matrices(module)]
+    if lists:
+        hidden.append(
+            f"the matrices in {', '.join(lists[:3])} belong to no module of a layer, and what a layer puts "
+            "out is seen only where it is a module"
+        )
+    seen = "; ".join([*hidden, *unread][:3]) or "no numbered siblings with modules inside ran"
     return (
         f"no residual stream was found in {name}: {seen}. Name the container of the blocks, or the blocks "
         'by globs, as in blocks="encoder.layer" or blocks="stage*"; where sums are not seen between modules, '

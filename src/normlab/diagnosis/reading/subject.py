@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from normlab.diagnosis.reading.structure import Structure, read_structure
-from normlab.diagnosis.reading.taps import activations, bare, call_model
+from normlab.diagnosis.reading.taps import bare, call_model, eager
 from normlab.errors import UserError
 from normlab.spec.arguments import validate_arguments
 
@@ -63,19 +63,21 @@ class Subject:
         with undisturbed(self.model):
             return self.loss_of(self.model, self.batch)
 
-    def forward(self) -> Tensor:
-        """Return the first floating tensor of the model's output, with its graph, without dropout."""
+    def forward(self) -> Any:
+        """Return the model's output, whatever it is, with its graph, without dropout."""
         with undisturbed(self.model):
-            return next(x for _, x in activations(call_model(self.model, self.batch)))
+            return call_model(self.model, self.batch)
 
 
 @contextmanager
 def undisturbed(model: nn.Module) -> Iterator[None]:
-    """Keep the model in evaluation mode inside this block, and restore modes and random state afterwards."""
+    """Keep the model in evaluation mode inside this block, without compiled code, and restore modes and
+    random state afterwards.
+    """
     modes = [(module, module.training) for module in model.modules()]
     devices = sorted({p.device.index for p in model.parameters() if p.device.type == "cuda"})
     try:
-        with torch.random.fork_rng(devices=devices):
+        with torch.random.fork_rng(devices=devices), eager():
             model.eval()
             yield
     finally:

@@ -2,20 +2,25 @@
 
 from __future__ import annotations
 
+import re
+import sys
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import contextmanager, nullcontext
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, fields, is_dataclass
 from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
+from torch.overrides import TorchFunctionMode
 
 from normlab.errors import UserError
 from normlab.spec.arguments import validate_arguments
 
 Side = Literal["input", "output"]
 Place = tuple[int | str, ...]
+WRITES = re.compile(r"[^_].*[^_]_|__i(?!n|ter)\w+__|__setitem__")
+"""Names of the functions that write to their first argument."""
 
 
 @dataclass(frozen=True)
@@ -107,7 +112,8 @@ def watching(modules: Mapping[str, nn.Module], see: Callable[[str, Side, Any], N
 @validate_arguments
 @contextmanager
 def capture(model: nn.Module, taps: Iterable[Tap]) -> Iterator[dict[Tap, Tensor]]:
-    """Fill the dictionary, inside this block, with the tensors of one forward pass, graphs included.
+    """Fill the dictionary, inside this block, with the tensors of one forward pass, graphs included, as they
+    were when they were seen, whatever is then added to them in place.
 
     Raises UserError for a module that the model does not have.
     """
@@ -126,8 +132,36 @@ def capture(model: nn.Module, taps: Iterable[Tap]) -> Iterator[dict[Tap, Tensor]
         for tap in here:
             caught[tap] = at(values, tap.place)
 
-    with watching({path: modules[path] for path, _, _ in wanted}, see):
+    with watching({path: modules[path] for path, _, _ in wanted}, see), _Preserve(caught):
         yield caught
+
+
+class _Preserve(TorchFunctionMode):
+    """Puts a copy in the place of each of these tensors that is about to be written to, with the graph
+    leading through the copy: it has the value, and the gradient, that the tensor had before.
+    """
+
+    def __init__(self, caught: dict[Tap, Tensor]) -> None:
+        super().__init__()
+        self._caught = caught
+
+    def __torch_function__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Mapping[str, Any] | None = None
+    ) -> Any:
+        given = kwargs or {}
+        writes = WRITES.fullmatch(getattr(func, "__name__", "")) or given.get("inplace")
+        written = [*(args[:1] if writes else ()), given.get("out")]
+        for storage in {x.untyped_storage().data_ptr() for _, x in leaves(written)}:
+            self._preserve(storage)
+        return func(*args, **given)
+
+    def _preserve(self, storage: int) -> None:
+        held = {id(x): x for x in self._caught.values() if x.untyped_storage().data_ptr() == storage}
+        for i, x in held.items():
+            if not (x.is_leaf and x.requires_grad):  # autograd lets nothing write to these
+                held[i] = x.clone()
+                x.copy_(held[i])
+        self._caught |= {tap: held[id(x)] for tap, x in self._caught.items() if id(x) in held}
 
 
 def at(values: Any, place: Place) -> Any:
@@ -145,15 +179,19 @@ def call_model(model: nn.Module, batch: Any) -> Any:
     return model(*batch) if isinstance(batch, (tuple, list)) else model(batch)
 
 
+def eager() -> AbstractContextManager[Any]:
+    """Return a context in which code that was compiled runs as it was written, hooks included."""
+    compiler = "torch._dynamo" in sys.modules  # nothing is compiled without it, and importing it takes long
+    return torch.compiler.set_stance("force_eager") if compiler else nullcontext()
+
+
 @contextmanager
 def evaluating(model: nn.Module) -> Iterator[None]:
     """Keep the model in evaluation mode inside this block, without gradients and without compiled code."""
     training = [module for module in model.modules() if module.training]
-    compiled = any(compiles(module) for module in model.modules())
-    eager = torch.compiler.set_stance("force_eager") if compiled else nullcontext()
     try:
         model.eval()
-        with torch.no_grad(), eager:
+        with torch.no_grad(), eager():
             yield
     finally:
         for module in training:

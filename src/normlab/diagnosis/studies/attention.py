@@ -31,6 +31,11 @@ UNIFORM: Final = 0.99
 
 SOFTMAXES: Final = frozenset({torch.ops.aten._softmax, torch.ops.aten._safe_softmax})
 """Every attention that is not a single kernel comes down to one of these."""
+KERNEL: Final = (
+    "its attention is a kernel of its own; run it as plain code, for Hugging Face's as in "
+    'model.set_attn_implementation("eager")'
+)
+"""The reason why a sublayer that attends shows no softmax."""
 
 
 def attention(subject: Subject, *, padding_masks: PaddingMasks | None = None) -> Table:
@@ -55,9 +60,11 @@ def attention(subject: Subject, *, padding_masks: PaddingMasks | None = None) ->
     stacks = subject.structure.stacks
     rows = [row for s in stacks for row in _rows(s, moments, masks[s.name], sequence_first=turned)]
     if not rows:
+        roles = dict.fromkeys(view.role for _, view in subject.structure.sublayers)
+        attends = any(role.endswith("attention") for role in roles)
         raise UserError(
-            f"no softmax over attention scores ran in {type(subject.model).__name__}: its attention is a "
-            'kernel of its own; for Hugging Face\'s load the model with attn_implementation="eager"'
+            f"no softmax over attention scores ran in {type(subject.model).__name__}: "
+            + (KERNEL if attends else f"none of its sublayers is attention, the roles are {', '.join(roles)}")
         )
     return Table("attention", tuple(rows))
 

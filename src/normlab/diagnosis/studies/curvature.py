@@ -22,6 +22,7 @@ from normlab.diagnosis.rules.finding import Finding, Tables, number, said
 from normlab.diagnosis.study import SMALL_BATCH, Study, StudyContext
 from normlab.diagnosis.table import Row, Table
 from normlab.errors import UserError
+from normlab.nn import reference
 
 CLOSE: Final = 0.2
 """In a diagnosis the critical learning rate is known within this relative error."""
@@ -29,7 +30,7 @@ FAR_ABOVE: Final = 10.0
 """Times the critical learning rate: one step overshoots so far that a few steps of warm-up do not help."""
 
 DOUBLINGS: Final = 40
-"""A learning rate is doubled at most this often before it counts as unbounded."""
+"""A learning rate is doubled at most this often before it counts as unbounded, and halved no more often."""
 
 
 def critical_lr(
@@ -51,7 +52,7 @@ def critical_lr(
     none lowers it. ``optimiser`` and ``loss_gradients`` as for ``step.updated``.
 
     Kalra and Barkeshli 2024 (arXiv 2406.09405). Raises UserError for a frozen model, a loss that
-    is not finite before any step, and an optimiser without a learning rate above 0.
+    is not finite before any step, a step that is not, and an optimiser without a learning rate above 0.
     """
     rate = _rate(subject, optimiser)
     trials = _Trials(subject, optimiser, loss_gradients)
@@ -97,6 +98,12 @@ class _Trials:
         self._own = {path: p.detach() for path, p in trainable(subject.model).items()}
         stepped = self._stepped(1.0)
         self._line = {path: stepped[path].sub_(own) for path, own in self._own.items()}
+        if broken := next((path for path, x in self._line.items() if not x.isfinite().all()), None):
+            raise UserError(
+                f"the step of the optimiser at its own rate leaves {broken} infinite or not a number in "
+                f"{self._own[broken].dtype}; keep the parameters in float32, or give the optimiser an eps "
+                "that their dtype can hold, as in eps=1e-4"
+            )
 
     def _stepped(self, factor: float) -> dict[str, Tensor]:
         with _scaled(self._optimiser, factor) as faster:
@@ -156,10 +163,10 @@ def _scaled(optimiser: Optimizer | OptimiserFactory, factor: float) -> Iterator[
 def _bracket(change: Callable[[float], float]) -> tuple[float | None, float | None]:
     """Return a factor that does not raise the loss and its double, which does; None if not found."""
     if change(1.0) > 1:
-        high = 1.0
-        while (changed := change(high / 2)) > 1:
-            high /= 2
-        return (high / 2 if changed < -1 else None), high
+        for high in (2.0**-i for i in range(DOUBLINGS)):
+            if (changed := change(high / 2)) <= 1:
+                return (high / 2 if changed < -1 else None), high
+        return None, 2.0**-DOUBLINGS
     high = next((2.0**i for i in range(1, DOUBLINGS + 1) if change(2.0**i) > 1), None)
     return high / 2 if high else 1.0, high
 
@@ -180,7 +187,8 @@ def curvature(
     from Hessian-vector products, at most ``products`` of them, until :math:`\|Hx - \lambda x\|` is below
     ``tolerance`` times :math:`|\lambda|`, which bounds the error of an eigenvalue that is far from the others
     by about its square; the detail says how many it took and what was left. Attention runs in a kernel that
-    can be differentiated twice. ``optimiser`` as for ``step.updated``.
+    can be differentiated twice, and so do normlab's own layers, within ``normlab.nn.reference()``.
+    ``optimiser`` as for ``step.updated``.
 
     Pan and Li 2023, Section 3 (arXiv 2306.00204). Raises UserError for a frozen model and for a loss that
     cannot be differentiated twice.
@@ -219,7 +227,7 @@ class Hessian:
     def __init__(self, subject: Subject) -> None:
         self.parameters = trainable(subject.model)
         own = list(self.parameters.values())
-        with torch.enable_grad(), sdpa_kernel(SDPBackend.MATH):
+        with torch.enable_grad(), sdpa_kernel(SDPBackend.MATH), reference():
             loss = subject.loss()
             if not loss.requires_grad:
                 raise UserError(FROZEN)

@@ -26,7 +26,7 @@ LARGE_GAIN: Final = 100.0
 """A norm with a gain above this does the opposite."""
 
 TOKENS = 4
-"""Tokens per norm, evenly spaced."""
+"""Tokens per norm, evenly spaced in the order of their deviation from their mean."""
 STEPS = 24
 """Iterations for a spectral norm."""
 ROUNDING = 1e-4
@@ -39,8 +39,9 @@ def jacobian(subject: Subject, *, padding_masks: PaddingMasks | None = None, tok
     \bar x\|` (``exact``, a LayerNorm of gain 1) and :math:`\sqrt{d}/\|x\|` (``published``, an RMSNorm of gain
     1).
 
-    ``spectral_square`` is :math:`\mathbb{E}\|J\|_2^2`, 2/3 behind a Post-LN feed-forward sum of :math:`3d/2`;
-    ``mean_square`` is :math:`\mathbb{E}\|J\|_F^2/d`, less by the two directions that a LayerNorm takes away.
+    These two are None where a token is constant, or zero. ``spectral_square`` is
+    :math:`\mathbb{E}\|J\|_2^2`, 2/3 behind a Post-LN feed-forward sum of :math:`3d/2`; ``mean_square`` is
+    :math:`\mathbb{E}\|J\|_F^2/d`, less by the two directions that a LayerNorm takes away.
     A row for each norm that reads or writes a stream, at its first call; without padding, as found by
     ``find_padding_masks`` if ``padding_masks`` is not given. Raises UserError for fewer than one token.
 
@@ -65,11 +66,20 @@ def jacobian(subject: Subject, *, padding_masks: PaddingMasks | None = None, tok
     found: list[Row] = []
     with undisturbed(subject.model):
         for path, (name, index) in places.items():
-            x = rows(given[path], masks[name])
-            kept = x[torch.linspace(0, len(x) - 1, min(tokens, len(x))).long().to(x.device)]
+            kept = _spread(rows(given[path], masks[name]), tokens)
             measured = _measured(modules[path], kept.to(given[path].dtype), kept)
             found.append({"module": path, "stack": name, "index": index, **measured})
     return Table("jacobian", tuple(found))
+
+
+def _spread(x: Tensor, count: int) -> Tensor:
+    """Return ``count`` of the tokens `[N, D]`, or all: in order of their deviation, the middle of each of
+    ``count`` equal parts. A single token is the median, never a class token of zeros or an outlier.
+    """
+    count = min(count, len(x))
+    order = layer_norm_jacobian(x).argsort(stable=True)
+    middles = (torch.arange(count, device=x.device) * 2 + 1) * len(x) // (2 * count)
+    return x[order[middles].sort().values]
 
 
 def _measured(norm: nn.Module, given: Tensor, x: Tensor) -> Row:
@@ -77,16 +87,21 @@ def _measured(norm: nn.Module, given: Tensor, x: Tensor) -> Row:
     matrices = torch.stack([token_jacobian(norm, token) for token in given]).to(x.dtype)
     largest = spectral_norm(matrices)
     exact, published = layer_norm_jacobian(x), rms_norm_jacobian(x)
+    # at a constant token a norm's own eps decides, which neither form has
     return {
         "spectral": largest.max().item(),
         "spectral_mean": largest.mean().item(),
-        "exact": exact.max().item(),
-        "exact_mean": exact.mean().item(),
-        "published": published.max().item(),
+        "exact": _finite(exact.max()),
+        "exact_mean": _finite(exact.mean()),
+        "published": _finite(published.max()),
         "spectral_square": largest.square().mean().item(),
         "mean_square": (matrices.square().sum((-2, -1)).mean() / x.shape[-1]).item(),
         "tokens": len(x),
     }
+
+
+def _finite(value: Tensor) -> float | None:
+    return value.item() if value.isfinite() else None
 
 
 def token_jacobian(norm: nn.Module, token: Tensor) -> Tensor:

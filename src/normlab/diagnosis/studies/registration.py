@@ -3,70 +3,82 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from typing import Final
 
+import torch
 from torch import nn
 
 from normlab.diagnosis.reading.naming import layer_of
+from normlab.diagnosis.reading.subject import Subject
+from normlab.diagnosis.reading.taps import watching
+from normlab.diagnosis.reading.unregistered import pointed_out, unregistered
 from normlab.diagnosis.rules.finding import Finding, Tables
 from normlab.diagnosis.study import Study
 from normlab.diagnosis.table import Row, Table
 
 
-def registration(model: nn.Module) -> Table:
-    """Tabulate containers: those that are plain lists, tuples or dicts of modules which no optimiser gets
-    (``unregistered``), and those that hold one module several times (``repeated``), with the number of
-    modules.
+def registration(subject: Subject) -> tuple[Table, Table]:
+    """Tabulate as ``unregistered`` the plain lists, tuples and dicts of modules that run and could learn, and
+    as ``repeated`` the containers that hold one module with parameters several times.
     """
-    known, rows = set(model.modules()), list[Row]()
+    hidden, ran = unregistered(subject.model), set[str]()
+    watched = {f"{path}.{i}": m for path, modules in hidden.items() for i, m in enumerate(modules)}
+    if watched:
+        with watching(watched, lambda path, side, values: ran.add(path.rpartition(".")[0])), torch.no_grad():
+            subject.forward()
+    lost = (
+        {"module": path, "modules": len(modules), "said": pointed_out(path, modules)}
+        for path, modules in hidden.items()
+        if path in ran and any(p.requires_grad for module in modules for p in module.parameters())
+    )
+    return Table("unregistered", tuple(lost)), Table("repeated", tuple(_repeated(subject.model)))
+
+
+def _repeated(model: nn.Module) -> Iterator[Row]:
     for path, module in model.named_modules():
-        for name, value in vars(module).items():
-            if name != "_modules" and (lost := [m for m in _held(value) if m not in known]):
-                rows.append(_row(f"{path}.{name}".lstrip("."), "unregistered", len(lost)))
         if isinstance(module, (nn.ModuleList, nn.Sequential)):
-            most = max(Counter(id(child) for child in module._modules.values()).values(), default=0)
-            whole = next(iter(module.parameters()), None) is not None
-            if most > 1 and whole:
-                rows.append(_row(path, "repeated", most))
-    return Table("registration", tuple(rows))
+            child, most = next(iter(Counter(module._modules.values()).most_common(1)), (None, 0))
+            if most > 1 and child is not None and next(child.parameters(), None) is not None:
+                yield {"module": path, "modules": most}
 
 
-def _held(value: object) -> list[nn.Module]:
-    items = value.values() if isinstance(value, Mapping) else value
-    return [m for m in items if isinstance(m, nn.Module)] if isinstance(items, (list, tuple)) else []
-
-
-def _row(path: str, how: str, count: int) -> Row:
-    return {"module": path, "how": how, "modules": count}
-
-
-def odd_containers(tables: Tables) -> Iterator[Finding]:
-    """Name layers that would not be trained, and layers that share all of their weights."""
-    for row in tables.table("registration"):
-        path, count = str(row["module"]), row["modules"]
-        lost = row["how"] == "unregistered"
+def not_registered(tables: Tables) -> Iterator[Finding]:
+    """Name layers that no optimiser trains, because torch does not see them."""
+    for row in tables.table("unregistered"):
         yield Finding(
-            "unregistered" if lost else "repeated_layer",
-            "problem" if lost else "warning",
-            f"{path} is a plain list of {count} modules: model.parameters() does not have theirs, and no "
-            "optimiser trains them"
-            if lost
-            else f"{path} holds the same module {count} times, so that its layers share all weights",
-            "registration",
-            {"modules": count},
+            "unregistered",
+            "problem",
+            str(row["said"]),
+            "unregistered",
+            {"modules": row["modules"]},
+            module=str(row["module"]),
+            layer=layer_of(str(row["module"])),
+            explains=("unread", "no_gradient", "cut_gradient"),
+        )
+
+
+def repeated_layer(tables: Tables) -> Iterator[Finding]:
+    """Name layers that share all of their weights."""
+    for row in tables.table("repeated"):
+        path = str(row["module"])
+        yield Finding(
+            "repeated_layer",
+            "warning",
+            f"{path} holds the same module {row['modules']} times, so that its layers share all weights",
+            "repeated",
+            {"modules": row["modules"]},
             module=path,
             layer=layer_of(path),
-            do="make it an nn.ModuleList" if lost else "build a module for each layer, if this is not meant",
-            explains=("unread", "no_gradient", "cut_gradient"),
+            do="build a module for each layer, if this is not meant",
         )
 
 
 REGISTRATION: Final = Study(
     "registration",
-    lambda c: [registration(c.subject.model)],
+    lambda c: registration(c.subject),
     "preflight",
-    rules=(odd_containers,),
+    rules=(not_registered, repeated_layer),
     batch="the model alone",
     order=-61,
 )

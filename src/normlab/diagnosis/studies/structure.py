@@ -16,7 +16,8 @@ from normlab.spec.units import count
 PLACEMENTS: Final = {
     "post": ("Post-LN", XIONG.format("Table 1")),
     "pre": ("Pre-LN", XIONG.format("Table 1")),
-    "other": ("neither Post-LN nor Pre-LN", ""),
+    "sandwich": ("Sandwich-LN", "Ding et al. 2021, Section 2.4 (arXiv 2105.13290)"),
+    "other": ("neither Post-LN nor Pre-LN nor Sandwich-LN", ""),
 }
 FEW: Final = 3
 """Blocks that are named at most, and that can be unlike all others by mistake."""

@@ -100,18 +100,25 @@ def balance_of_updates(tables: Tables) -> Iterator[Finding]:
 
 
 def no_gradient(tables: Tables) -> Iterator[Finding]:
-    """Report parameters that the loss does not reach."""
-    rows = tables.table("updates").rows
-    still = [str(row["parameter"]) for row in rows if row["grad_l2"] == 0]
-    if still:
-        some = ", ".join(still[:3]) + (" …" if len(still) > 3 else "")
+    """Report parameters that the loss does not reach; of a packed matrix, the parts that it does not."""
+    parts: dict[str, dict[str, bool]] = {}
+    for row in tables.table("updates"):
+        parts.setdefault(str(row["parameter"]), {})[str(row["kind"])] = row["grad_l2"] == 0
+    still = {path: [kind for kind, zero in own.items() if zero] for path, own in parts.items()}
+    named = [
+        path if len(kinds) == len(parts[path]) else f"{path} ({', '.join(kinds)})"
+        for path, kinds in still.items()
+        if kinds
+    ]
+    if named:
+        some = ", ".join(named[:3]) + (" …" if len(named) > 3 else "")
         yield Finding(
             "no_gradient",
             "warning",
-            f"{len(still)} of {len(rows)} parameters receive no gradient from this batch: {some}; that is "
+            f"{len(named)} of {len(parts)} parameters receive no gradient from this batch: {some}; that is "
             "intended where branches start at zero, and a mistake where a part of the model is not used",
             "updates",
-            {"without_gradient": len(still), "parameters": len(rows)},
+            {"without_gradient": len(named), "parameters": len(parts)},
         )
 
 

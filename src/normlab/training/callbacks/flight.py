@@ -38,10 +38,21 @@ class Trigger:
     """The reason for a report, the first step that was bad, and the last one to look at."""
 
     kind: str
-    """``not finite``, ``spike``, ``diverged`` or ``asked``."""
+    """``not finite``, ``spike``, ``recovered``, ``diverged`` or ``asked``."""
     step: int
     until: int
     words: str
+
+
+@dataclass(frozen=True)
+class Spike:
+    """A spike that training may yet recover from."""
+
+    trigger: Trigger
+    limit: float
+    """The loss below which it has."""
+    records: tuple[StepRecord, ...]
+    """The kept steps when it was seen."""
 
 
 @dataclass(frozen=True)
@@ -63,14 +74,19 @@ AskReplay = Callable[[int, Mapping[int, float]], Replay]
 
 
 def report_of(
-    step: int, trigger: Trigger, replay: Replay, names: Sequence[str], records: Sequence[StepRecord]
+    step: int, trigger: Trigger, found: Replay | Verdict, names: Sequence[str], records: Sequence[StepRecord]
 ) -> dict[str, Any]:
-    """An entry of ``flight.json``, made in a step; ``names`` are those of the parameters."""
+    """An entry of ``flight.json``, made in a step by a replay or without one; ``names`` are those of the
+    parameters.
+    """
+    replay = None
+    if isinstance(found, Replay):
+        replay = {"from_step": found.start, "checkpoint": found.checkpoint, "agrees": found.agrees}
     return {
         "step": step,
         "trigger": trigger,
-        "verdict": replay.verdict,
-        "replay": {"from_step": replay.start, "checkpoint": replay.checkpoint, "agrees": replay.agrees},
+        "verdict": found.verdict if isinstance(found, Replay) else found,
+        "replay": replay,
         "ring": {"parameters": list(names), "steps": [_plain(record) for record in records]},
     }
 
@@ -86,7 +102,8 @@ class Recorder:
     """Keeps the last steps of a training, and writes a report when they went wrong.
 
     One report for a spike and one for what ends a run: the replay costs as much as the steps since the last
-    checkpoint.
+    checkpoint. A spike is given until the next checkpoint, behind which no replay can show how it began, or
+    until the end of the run: one that training recovers from by then is a note, and nothing is replayed.
     """
 
     def __init__(
@@ -97,6 +114,7 @@ class Recorder:
         self.losses: dict[int, tuple[float, float]] = {}
         """Loss and gradient norm of the steps since the last checkpoint, as far as they were fetched."""
         self._saved = 0
+        self._spiked: Spike | None = None
 
     def state_dict(self) -> dict[str, Tensor]:
         """The last steps, as tensors; empty before the first one."""
@@ -144,20 +162,52 @@ class Recorder:
         self._saved = step
 
     def look(self, step: int, outcome: Outcome | None) -> None:
-        """Write a report if something went wrong since the last look."""
+        """Write a report if something went wrong since the last look, or came right."""
+        self._spiked = self._spiked or self._spike()
         trigger, recent = self._trigger(outcome), {record.step for record in self.ring}
         self.losses = {s: v for s, v in self.losses.items() if s > self._saved or s in recent}
-        if trigger is not None and _covering(trigger.kind) not in self._reported:
-            self._reported.add(_covering(trigger.kind))
-            self.report(step, trigger)
+        if trigger is not None:
+            self._spiked = None
+            self._once(step, trigger)
+        elif self._spiked is not None:
+            self._recover(step, self._spiked)
+            if outcome is not None:
+                self.settle(step)
 
-    def report(self, step: int, trigger: Trigger) -> None:
-        """Ask for a replay up to the bad step, and add the findings to the run's ``flight.json``."""
+    def settle(self, step: int) -> None:
+        """Write the report on a spike that training has not recovered from."""
+        spike, self._spiked = self._spiked, None
+        if spike is not None:
+            self._once(step, spike.trigger, spike.records)
+
+    def _recover(self, step: int, spike: Spike) -> None:
+        """Write a note if the loss is below the limit again."""
+        losses = [loss for at, (loss, _) in self.losses.items() if at > spike.trigger.until][-RECENT:]
+        if len(losses) < RECENT or (now := statistics.median(losses)) > spike.limit:
+            return
+        self._spiked = None
+        if "recovered" not in self._reported:
+            self._reported.add("recovered")
+            words = f"{spike.trigger.words}, and training recovered: by step {step} it was {now:.2f}"
+            trigger = replace(spike.trigger, kind="recovered", words=words)
+            verdict = Verdict(words, "none", step=trigger.step)
+            self._folder.add_flight(report_of(step, trigger, verdict, self._names, spike.records))
+
+    def _once(self, step: int, trigger: Trigger, records: Sequence[StepRecord] = ()) -> None:
+        if _covering(trigger.kind) not in self._reported:
+            self._reported.add(_covering(trigger.kind))
+            self.report(step, trigger, records)
+
+    def report(self, step: int, trigger: Trigger, records: Sequence[StepRecord] = ()) -> None:
+        """Ask for a replay up to the bad step, and add the findings to the run's ``flight.json``.
+
+        ``records`` are the last steps unless others are given.
+        """
         try:
             replay = self._ask(trigger.until, {s: loss for s, (loss, _) in self.losses.items()})
         except Exception as error:  # a training must not end because its recorder failed
             replay = Replay(Verdict(f"the replay failed: {type(error).__name__}: {error}", "none"))
-        self._folder.add_flight(report_of(step, trigger, replay, self._names, tuple(self.ring)))
+        self._folder.add_flight(report_of(step, trigger, replay, self._names, records or tuple(self.ring)))
 
     @cached_property
     def _reported(self) -> set[str]:
@@ -169,13 +219,12 @@ class Recorder:
             for name, value in (("loss", loss), ("gradient norm", norm)):
                 if not math.isfinite(value):
                     return Trigger("not finite", step, step, f"the {name} is {value} in step {step}")
-        spike = self._spike()
         if outcome is not None and outcome.state == "diverged":
-            found = spike or Trigger("", outcome.step, outcome.step, "")
+            found = self._spiked.trigger if self._spiked else Trigger("", outcome.step, outcome.step, "")
             return replace(found, kind="diverged", words=outcome.evidence)
-        return spike
+        return None
 
-    def _spike(self) -> Trigger | None:
+    def _spike(self) -> Spike | None:
         """Find the first kept step of those whose losses are too high as a whole."""
         steps = [record.step for record in self.ring if record.step in self.losses]
         losses = [self.losses[step][0] for step in steps]
@@ -186,7 +235,7 @@ class Recorder:
             if now > limit:
                 first, last = next(i for i in range(at, len(steps)) if losses[i] > limit), at + RECENT - 1
                 words = f"the loss went from {usual:.2f} to {now:.2f}, from step {steps[first]} on"
-                return Trigger("spike", steps[first], steps[last], words)
+                return Spike(Trigger("spike", steps[first], steps[last], words), limit, tuple(self.ring))
         return None
 
 
