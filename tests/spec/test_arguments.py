@@ -89,6 +89,7 @@ WRONG: list[tuple[Callable[..., Any], tuple[Any, ...], dict[str, Any], tuple[str
     (normlab.diagnose, (MODEL, BATCH), {"lr": -1.0}, ("lr", "above 0", "-1.0")),
     (normlab.diagnose, (MODEL, BATCH), {"preset": ["cheap"]}, ("preset", "text", "list")),
     (normlab.diagnose, (MODEL, BATCH), {"structure": "x"}, ("structure", "Structure", "'x'")),
+    (normlab.diagnose, (MODEL, BATCH), {"warmup_steps": "x"}, ("warmup_steps", "whole number", "'x'")),
     (diagnosis.read_structure, (MODEL, BATCH), {"branches": "x"}, ("branches", "['x']")),
     (diagnosis.observe, (MODEL, "cheap", print), {}, ("probes", "Probes", "'cheap'")),
     (diagnosis.observe, (MODEL, [], 3), {}, ("emit", "function", "3")),

@@ -45,6 +45,12 @@ def validate_arguments(target: T) -> T:
     hints = functools.cache(lambda: typing.get_type_hints(function))
     about = f"{target.__module__}.{target.__qualname__}".removesuffix(".__init__")
 
+    def fit(name: str, value: Any, hint: Any) -> Any:
+        try:
+            return _fitted(value, hint)
+        except _MisfitError as error:
+            raise UserError(_refusal(name, value, hint, error.value, about)) from None
+
     @functools.wraps(function)
     def validated(*args: Any, **kwargs: Any) -> Any:
         try:
@@ -52,12 +58,15 @@ def validate_arguments(target: T) -> T:
         except TypeError:
             return function(*args, **kwargs)  # whose own error says what is missing or too much
         for name, value in given.arguments.items():
-            hint = hints().get(name, Any)
-            several = signature.parameters[name].kind is inspect.Parameter.VAR_POSITIONAL
-            try:
-                given.arguments[name] = _fitted(value, tuple[hint, ...] if several else hint)
-            except _MisfitError as error:
-                raise UserError(_refusal(name, value, hint, error.value, about)) from None
+            hint, kind = hints().get(name, Any), signature.parameters[name].kind
+            if kind is inspect.Parameter.VAR_KEYWORD and typing.get_origin(hint) is typing.Unpack:
+                entries = typing.get_type_hints(typing.get_args(hint)[0])
+                fitted = {key: fit(key, one, entries.get(key, Any)) for key, one in value.items()}
+            elif kind is inspect.Parameter.VAR_POSITIONAL:
+                fitted = fit(name, value, tuple[hint, ...])
+            else:
+                fitted = fit(name, value, hint)
+            given.arguments[name] = fitted
         return function(*given.args, **given.kwargs)
 
     if not isinstance(target, type):
