@@ -1,19 +1,23 @@
 """Models with a planted fault each, and sound ones, for a preflight to tell apart."""
 
-from .fault import OPTIMISER, Fault
+from .fault import BATCH, LOSS, OPTIMISER, Fault
 from .healthy import HEALTHY, Healthy
 from .known import KNOWN
 from .models import ARCHITECTURES, Case, build
+from .second import SECOND
 from .unseen import UNSEEN
 
-FAULTS = [*KNOWN.every, *UNSEEN.every]
+FAULTS = [*KNOWN.every, *UNSEEN.every, *SECOND.every]
 
 __all__ = [
     "ARCHITECTURES",
+    "BATCH",
     "FAULTS",
     "HEALTHY",
     "KNOWN",
+    "LOSS",
     "OPTIMISER",
+    "SECOND",
     "UNSEEN",
     "Case",
     "Fault",

@@ -16,6 +16,10 @@ from .models import SEED, Case, build
 
 OPTIMISER = "optimiser"
 """The place of a fault that lies in the step and in no module."""
+LOSS = "loss"
+"""The place of a fault that lies in the loss."""
+BATCH = "batch"
+"""The place of a fault that lies in the batch."""
 
 Plant = Callable[[Case], None]
 
@@ -34,7 +38,9 @@ class Fault:
     says: str
     """One sentence on the mistake."""
     module: tuple[str, ...]
-    """Patterns of the paths that a correct first finding names: modules, parameters, buffers or OPTIMISER."""
+    """Patterns of the paths that a correct first finding names: modules, parameters, buffers, OPTIMISER,
+    LOSS or BATCH.
+    """
     plant: Plant
     """Changes a sound case in place, as the mistake would."""
     declared: Mapping[str, Any] = field(default_factory=dict)
