@@ -9,10 +9,11 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from normlab.comparison.compare import compare
     from normlab.comparison.plan import plan
-    from normlab.diagnosis import diagnose
+    from normlab.diagnosis import Diagnosis, diagnose, read_structure
     from normlab.recipes.grammar import resolve
     from normlab.recipes.plugins import load_plugins
     from normlab.report.compare import write_compare_page
+    from normlab.report.diagnosis import write_diagnosis
     from normlab.spec.config import Config
     from normlab.spec.request import CompareRequest
     from normlab.store import RunFolder, Runs
@@ -25,22 +26,26 @@ __version__ = "0.1.0"
 _HOME = {
     "CompareRequest": "normlab.spec.request",
     "Config": "normlab.spec.config",
+    "Diagnosis": "normlab.diagnosis",
     "RunFolder": "normlab.store",
     "Runs": "normlab.store",
     "compare": "normlab.comparison.compare",
     "diagnose": "normlab.diagnosis",
     "load_plugins": "normlab.recipes.plugins",
     "plan": "normlab.comparison.plan",
+    "read_structure": "normlab.diagnosis",
     "resolve": "normlab.recipes.grammar",
     "score": "normlab.tasks.scores",
     "train": "normlab.training.train",
     "translate": "normlab.training.translate",
     "write_compare_page": "normlab.report.compare",
+    "write_diagnosis": "normlab.report.diagnosis",
 }
 
 __all__ = [
     "CompareRequest",
     "Config",
+    "Diagnosis",
     "RunFolder",
     "Runs",
     "__version__",
@@ -48,11 +53,13 @@ __all__ = [
     "diagnose",
     "load_plugins",
     "plan",
+    "read_structure",
     "resolve",
     "score",
     "train",
     "translate",
     "write_compare_page",
+    "write_diagnosis",
 ]
 
 

@@ -1,5 +1,6 @@
 """From a model and a batch to findings; and what is said of models and batches that cannot be diagnosed."""
 
+import html
 import json
 from dataclasses import replace
 from functools import partial
@@ -99,6 +100,21 @@ def test_all_of_it_can_be_written_as_json(seen):
     assert plain["stacks"] == {"encoder.sublayers": "encoder", "decoder.sublayers": "decoder"}
     assert plain["tables"]["scales"] == [dict(row) for row in seen.tables["scales"]]
     assert [f["sentence"] for f in plain["findings"]] == [f.sentence for f in seen.findings]
+
+
+def test_a_notebook_shows_the_verdict_and_the_findings(seen, tmp_path):
+    assert repr(seen).startswith(f"<Diagnosis of {seen.model}: {seen.verdict} (")
+    assert len(repr(seen)) < 600
+    shown = seen._repr_html_()
+    assert shown.count("<li>") == len(seen.findings)
+    assert html.escape(seen.verdict) in shown
+    frames = seen.to_polars()
+    assert frames.keys() == {*seen.tables, "findings"}
+    assert len(frames["scales"]) == len(seen.tables["scales"])
+    assert frames["findings"]["name"].to_list() == [finding.name for finding in seen.findings]
+    page = seen.page(tmp_path / "mine.html")
+    assert page.name == "mine.html"
+    assert json.loads(page.with_suffix(".json").read_text())["verdict"] == seen.verdict
 
 
 def test_presets_name_studies_and_grow():

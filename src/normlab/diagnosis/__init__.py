@@ -1,12 +1,13 @@
 """Measure any ``nn.Module``: read its residual stream, probe its signals, run studies, conclude."""
 
-from normlab.diagnosis.diagnose import Diagnosis, diagnose
+from normlab.diagnosis.diagnose import diagnose
 from normlab.diagnosis.probing.observe import Observer, Probe, Record, observe
 from normlab.diagnosis.probing.presets import PRESETS
 from normlab.diagnosis.probing.stats import STATISTICS, Statistic, measure
 from normlab.diagnosis.reading.structure import StackView, Structure, SublayerView, read_structure
 from normlab.diagnosis.reading.subject import Subject
 from normlab.diagnosis.reading.taps import Tap, capture
+from normlab.diagnosis.result import Diagnosis
 from normlab.diagnosis.rules.finding import Finding, Tables
 from normlab.diagnosis.study import Study, StudyContext, register, registered
 from normlab.diagnosis.suite import find

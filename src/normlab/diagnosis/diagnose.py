@@ -6,9 +6,8 @@ import math
 import resource
 import sys
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
 from functools import partial
 from typing import Any, Final, NamedTuple, Unpack, cast
 
@@ -23,7 +22,8 @@ from normlab.diagnosis.reading.structure import Structure, UnreadError, read_str
 from normlab.diagnosis.reading.subject import Loss, Subject, output_loss
 from normlab.diagnosis.reading.taps import bare, leaves
 from normlab.diagnosis.reading.unregistered import pointed_out, unregistered
-from normlab.diagnosis.rules.finding import SEVERITIES, Finding, Tables, at_least, cause
+from normlab.diagnosis.result import Diagnosis
+from normlab.diagnosis.rules.finding import SEVERITIES, Finding
 from normlab.diagnosis.study import Study, StudyContext, registered
 from normlab.diagnosis.suite import find
 from normlab.diagnosis.table import Table
@@ -33,64 +33,6 @@ from normlab.spec.arguments import validate_arguments
 
 STEP_LR: Final = 1e-3
 """Learning rate of the step that studies try if none was given; no finding then judges the rate."""
-
-
-@dataclass(frozen=True)
-class Diagnosis:
-    """The tables that were measured, and the findings that follow from them."""
-
-    model: str
-    """Name of the model's class."""
-    preset: str
-    structure: Structure
-    tables: Mapping[str, Table]
-    findings: tuple[Finding, ...]
-    """The most severe ones first."""
-    studies: tuple[Study, ...]
-    """The studies that ran, in their order."""
-    seconds: Mapping[str, float]
-    """Time of each study by its name."""
-    peak_memory_bytes: int
-    """Peak of the process so far on a CPU, of torch's tensors during the diagnosis on a GPU."""
-    facts: Mapping[str, str]
-    """Parameters, batch, loss, learning rate, optimiser and device, in words."""
-
-    @property
-    def cause(self) -> Finding | None:
-        """The first of the gravest findings, above a note, that follows from no other one."""
-        return cause(self.findings)
-
-    @property
-    def verdict(self) -> str:
-        """One line: the cause with its place and what to do, or that nothing was found."""
-        if (found := self.cause) is None:
-            return f"nothing found in {len(self.studies)} studies"
-        where = f"{found.module}: " if found.module and found.module not in found.sentence else ""
-        return f"{found.severity}: {where}{found.sentence}" + (f"; {found.do}" if found.do else "")
-
-    def at_least(self, severity: str) -> list[Finding]:
-        """Return the findings of this severity (``warning``, say) or above."""
-        return at_least(self.findings, severity)
-
-    def to_plain(self) -> dict[str, Any]:
-        """Return the diagnosis as dicts and lists; see ``normlab.spec.serialise.to_plain`` for JSON."""
-        return {
-            "model": self.model,
-            "preset": self.preset,
-            "facts": dict(self.facts),
-            "structure": str(self.structure),
-            "stacks": {stack.name: Tables(self.tables).label(stack.name) for stack in self.structure.stacks},
-            "verdict": self.verdict,
-            "cause": None if self.cause is None else self.cause.name,
-            "findings": [{**vars(f), "numbers": dict(f.numbers)} for f in self.findings],
-            "studies": [study.to_plain() for study in self.studies],
-            "seconds": dict(self.seconds),
-            "peak_memory_bytes": self.peak_memory_bytes,
-            "tables": {name: [dict(row) for row in table] for name, table in self.tables.items()},
-        }
-
-    def __str__(self) -> str:
-        return "\n".join(str(finding) for finding in self.findings)
 
 
 class Options(Plan, total=False):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from importlib import import_module
 from pkgutil import iter_modules
 
@@ -23,5 +24,6 @@ for module in iter_modules(studies.__path__):
 def find(tables: Mapping[str, Table], lr: float | None = None) -> tuple[Finding, ...]:
     """Apply the rules of all studies to these tables; the most severe findings come first."""
     rules = (not_finite, *(rule for study in registered() for rule in study.rules))
-    findings = [finding for rule in rules for finding in rule(Tables(tables, lr))]
-    return tuple(sorted(findings, key=lambda f: -SEVERITIES.index(f.severity)))
+    known = Tables(tables, lr)
+    found = [replace(f, layer=known.layer(f.module)) for rule in rules for f in rule(known)]
+    return tuple(sorted(found, key=lambda f: -SEVERITIES.index(f.severity)))

@@ -5,7 +5,7 @@ import math
 import pytest
 
 from normlab.diagnosis import find
-from normlab.diagnosis.rules.finding import SEVERITIES, Finding, Tables, at_least, said
+from normlab.diagnosis.rules.finding import SEVERITIES, Finding, Tables, at_least, consequences, said
 from normlab.diagnosis.table import Table
 
 
@@ -34,11 +34,34 @@ def sublayers(count, stack="decoder.layers", **columns):
 
 
 def structure(count=4, placement="post", **more):
-    rows = sublayers(count, placement=lambda i: placement, relation=lambda i: f"after = {placement}")
+    rows = sublayers(
+        count,
+        placement=lambda i: placement,
+        relation=lambda i: f"after = {placement}",
+        module=lambda i: f"decoder.layers.{i // 2}.{('attn', 'mlp')[i % 2]}",
+        block=lambda i: f"decoder.layers.{i // 2}",
+    )
     return table("structure", *({**row, "norm_write": None, "final_norm": None, **more} for row in rows))
 
 
 # ------------------------------------------------------------------------------------------ what a finding is
+
+
+def test_a_layer_is_that_of_the_block_and_not_the_number_of_the_sublayer():
+    known = Tables(structure(8))
+    assert known.layer("decoder.layers.3.mlp.weight") == 3
+    ours = [{"stack": "e.sublayers", "layer": i // 2, "block": f"e.sublayers.{i}"} for i in range(8)]
+    known = Tables(table("structure", *ours))
+    assert (known.layer("e.sublayers.7.f"), known.layer("e.sublayers.1"), known.layer("head")) == (3, 0, None)
+    assert known.layer("other.5.weight") == 5
+
+
+def test_what_follows_from_a_consequence_follows_from_the_cause():
+    chain = [
+        Finding(name, "warning", name, "", {}, explains=follows)
+        for name, follows in (("a", ("b",)), ("b", ("c", "a")), ("c", ()), ("d", ()))
+    ]
+    assert [f.name for f in consequences(chain, chain[0])] == ["b", "c"]
 
 
 def test_a_finding_says_its_evidence_and_reference():
@@ -135,8 +158,8 @@ def test_no_critical_rate_no_sentence():
 @pytest.mark.parametrize(
     ("slope", "severity", "words"),
     [
-        (0.5, "warning", "vanish towards the input of decoder: that of the self-attention of layer 1"),
-        (-0.5, "warning", "grow towards the input of decoder: that of the ffn of layer 6"),
+        (0.5, "warning", "vanish towards the input of decoder: that of decoder.layers.0.attn is"),
+        (-0.5, "warning", "grow towards the input of decoder: that of decoder.layers.5.mlp is"),
         (0.05, "note", "stay within a factor of"),
     ],
 )

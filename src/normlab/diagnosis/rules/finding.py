@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final
 
+from normlab.diagnosis.reading.naming import layer_of
 from normlab.diagnosis.table import Row, Table, Value
 from normlab.errors import UserError
 from normlab.spec.arguments import validate_arguments
@@ -35,7 +36,7 @@ class Finding:
     module: str = ""
     """The path of the module where it is; empty for a finding about the whole model."""
     layer: int | None = None
-    """The layer of the module, counted from 0 as in its path."""
+    """The layer that the module is in, counted from 0; ``find`` knows it."""
     do: str = ""
     """What to change, or to look at."""
     explains: tuple[str, ...] = ()
@@ -84,6 +85,18 @@ class Tables:
         told = not short.rpartition(".")[2].isdigit()  # nn.Sequential's numbers say nothing alone
         return short if short and told and outer.count(short) <= 1 else str(stack) or "the model"
 
+    def module(self, row: Row) -> str:
+        """Return the path of the module that is the branch of a sublayer, given any row about it."""
+        for known in self.table("structure").where(stack=row["stack"], index=row["index"]):
+            return str(known.get("module") or known["stack"])
+        return str(row["stack"])
+
+    def layer(self, path: str) -> int | None:
+        """Return the layer, from 0, of a module's block, or else the first number in the path."""
+        blocks = ((str(row.get("block")), row["layer"]) for row in self.table("structure"))
+        known = (layer for block, layer in blocks if f"{path}.".startswith(f"{block}."))
+        return next((int(layer) for layer in known if isinstance(layer, int)), layer_of(path))
+
 
 def cause(findings: Iterable[Finding]) -> Finding | None:
     """Return the first of the gravest findings above a note that follows from no other, or None."""
@@ -93,8 +106,11 @@ def cause(findings: Iterable[Finding]) -> Finding | None:
 
 
 def consequences(findings: Iterable[Finding], of: Finding) -> list[Finding]:
-    """Return the findings, above a note, that follow from one."""
-    return [f for f in at_least(findings, "warning") if f.name in of.explains]
+    """Return the findings, above a note, that follow from one, and from those in turn."""
+    grave, names = at_least(findings, "warning"), set(of.explains)
+    while more := {name for f in grave if f.name in names for name in f.explains} - names:
+        names |= more
+    return [f for f in grave if f.name in names - {of.name}]
 
 
 def at_least(findings: Iterable[Finding], severity: str) -> list[Finding]:
@@ -121,11 +137,6 @@ def extremes(rows: Iterable[Row], column: str) -> tuple[Row, Row] | None:
 def mean(values: Sequence[float]) -> float:
     """Return the arithmetic mean."""
     return sum(values) / len(values)
-
-
-def place(row: Row) -> str:
-    """Name a sublayer by its role and its layer, counted from 1: ``the ffn of layer 3``."""
-    return f"the {str(row['role']).replace('_', '-')} of layer {int(row['layer'] or 0) + 1}"
 
 
 def said(value: Value) -> str:

@@ -129,7 +129,6 @@ def no_scale(tables: Tables) -> Iterator[Finding]:
         {"scale": row["scale"], "usual": row["usual"], "attentions": len(large), "of": len(rows)},
         "Vaswani et al. 2017, Section 3.2.1 (arXiv 1706.03762)",
         module=str(large[0]["module"]),
-        layer=None if large[0]["layer"] is None else int(large[0]["layer"]),
         do="divide the scores by the square root of the width of a head",
         explains=("attention",),
     )

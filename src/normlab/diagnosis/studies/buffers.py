@@ -9,7 +9,6 @@ from typing import Final
 import torch
 from torch import Tensor, nn
 
-from normlab.diagnosis.reading.naming import layer_of
 from normlab.diagnosis.rules.finding import Finding, Tables, number
 from normlab.diagnosis.studies.weights import siblings
 from normlab.diagnosis.study import Study
@@ -97,7 +96,6 @@ def _finding(row: Row, why: str) -> Finding:
         "buffers",
         {"buffer": row["buffer"], "smallest": row["smallest"], "largest": row["largest"]},
         module=str(row["module"]),
-        layer=layer_of(str(row["buffer"])),
         do="compute it again after the model was built, or its weights were loaded",
         explains=("initial_loss", "attention", "jump"),
     )

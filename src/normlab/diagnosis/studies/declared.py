@@ -8,7 +8,7 @@ from collections.abc import Iterator, Sequence
 from typing import Final
 
 from normlab.diagnosis.plan import Plan, declared_for
-from normlab.diagnosis.reading.naming import layer_of, template
+from normlab.diagnosis.reading.naming import template
 from normlab.diagnosis.rules.finding import Finding, Tables, number, said
 from normlab.diagnosis.studies.weights import weights
 from normlab.diagnosis.study import Study
@@ -109,7 +109,6 @@ def unlike_declared(tables: Tables) -> Iterator[Finding]:
             "declared",
             {"found": row["found"], "expected": row["expected"], "parameters": len(rows)},
             module=path.rpartition(".")[0],
-            layer=layer_of(path),
             do="tie them again after the model was changed or loaded"
             if what == "tied"
             else "initialise it as declared, or declare what is meant",
@@ -164,7 +163,6 @@ def changed(tables: Tables) -> Iterator[Finding]:
             "baseline",
             {"before": row["before"], "after": row["after"], "parameters": len(rows)},
             module=path.rpartition(".")[0],
-            layer=layer_of(path),
             do="if this is meant, write a new baseline",
         )
 

@@ -13,7 +13,6 @@ from torch.optim import Optimizer
 from normlab.diagnosis.probing.passes import BackwardPass, backward_pass, parts_of
 from normlab.diagnosis.probing.step import OptimiserFactory, updated
 from normlab.diagnosis.probing.stepping import LossGradients, trainable
-from normlab.diagnosis.reading.naming import layer_of
 from normlab.diagnosis.reading.subject import Subject
 from normlab.diagnosis.rules.finding import Finding, Tables, number, percent
 from normlab.diagnosis.study import Study
@@ -96,7 +95,6 @@ def lost_in_rounding(tables: Tables) -> Iterator[Finding]:
             "first_step",
             {"moved": row["moved"], "step_rms": row["step_rms"], "parameters": len(still)},
             module=str(row["parameter"]).rpartition(".")[0],
-            layer=layer_of(str(row["parameter"])),
             do="keep the weights that the optimiser changes in float32, and compute in autocast",
             explains=("large_update",),
         )
@@ -117,7 +115,6 @@ def not_stepped(tables: Tables) -> Iterator[Finding]:
             "first_step",
             {"parameters": len(still), "first": still[0]["parameter"]},
             module=module,
-            layer=layer_of(module),
             do="give the optimiser these parameters, in a group whose learning rate is not 0",
         )
 

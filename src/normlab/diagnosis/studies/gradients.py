@@ -19,7 +19,7 @@ from normlab.diagnosis.reading.structure import SublayerView
 from normlab.diagnosis.reading.subject import Subject
 from normlab.diagnosis.reading.taps import capture
 from normlab.diagnosis.reading.tokens import FROZEN, PaddingMasks, find_padding_masks, rows
-from normlab.diagnosis.rules.finding import LIU, XIONG, Finding, Tables, extremes, mean, number, place, said
+from normlab.diagnosis.rules.finding import LIU, XIONG, Finding, Tables, extremes, mean, number, said
 from normlab.diagnosis.study import MINI_BATCHES, Study
 from normlab.diagnosis.table import Row, Table
 from normlab.errors import UserError
@@ -155,8 +155,9 @@ def gradients_of_sublayers(tables: Tables) -> Iterator[Finding]:
         yield Finding(
             "sublayer_gradients",
             "warning" if vanished else "note",
-            f"the gradients of sublayer outputs {trend}: that of {place(small)} is {said(least / most)} "
-            f"times that of {place(large)}" + (f"; {silent} sublayers receive none" if silent else ""),
+            f"the gradients of sublayer outputs {trend}: that of {tables.module(small)} is "
+            f"{said(least / most)} times that of {tables.module(large)}"
+            + (f"; {silent} sublayers receive none" if silent else ""),
             "sublayer_gradients",
             {"smallest": least, "largest": most, "ratio": least / most, "without_gradient": silent},
             LIU.format("Section 3.1, Figure 3"),

@@ -9,7 +9,6 @@ import torch
 from torch import Tensor
 
 from normlab.diagnosis.reading.calls import ModuleCall, calls
-from normlab.diagnosis.reading.naming import layer_of
 from normlab.diagnosis.reading.subject import Subject, undisturbed
 from normlab.diagnosis.reading.taps import Place, call_model, leaves
 from normlab.diagnosis.rules.finding import Finding, Tables
@@ -208,7 +207,6 @@ def leak(tables: Tables) -> Iterator[Finding]:
                 "leaks",
                 {"change": row["change"], "changed_from": row["changed_from"]},
                 module=module,
-                layer=layer_of(module),
                 do=do,
             )
 

@@ -91,7 +91,6 @@ def cut_gradient(tables: Tables) -> Iterator[Finding]:
             "reach",
             {"parameters": len(behind), "first": behind[0]["parameter"], "last": behind[-1]["parameter"]},
             module=str(cut["module"]),
-            layer=layer_of(str(cut["module"])),
             do="use its output, or take the module out of the model"
             if unread
             else "look there for detach(), no_grad, .data, an integer or a numpy operation on the stream",
@@ -107,7 +106,6 @@ def cut_gradient(tables: Tables) -> Iterator[Finding]:
             "reach",
             {"parameters": len(silent), "first": silent[0]["parameter"]},
             module=names[0],
-            layer=layer_of(names[0]),
             do="use them, or take them out of the model",
             explains=("no_gradient",),
         )
@@ -138,7 +136,6 @@ def frozen_layer(tables: Tables) -> Iterator[Finding]:
             "reach",
             {"parameters": len(rows), "first": rows[0]["parameter"]},
             module=module,
-            layer=layer,
             do=f"{module}.requires_grad_() trains it",
         )
 

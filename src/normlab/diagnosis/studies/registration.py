@@ -9,7 +9,6 @@ from typing import Final
 import torch
 from torch import nn
 
-from normlab.diagnosis.reading.naming import layer_of
 from normlab.diagnosis.reading.subject import Subject
 from normlab.diagnosis.reading.taps import watching
 from normlab.diagnosis.reading.unregistered import pointed_out, unregistered
@@ -53,7 +52,6 @@ def not_registered(tables: Tables) -> Iterator[Finding]:
             "unregistered",
             {"modules": row["modules"]},
             module=str(row["module"]),
-            layer=layer_of(str(row["module"])),
             explains=("unread", "no_gradient", "cut_gradient"),
         )
 
@@ -69,7 +67,6 @@ def repeated_layer(tables: Tables) -> Iterator[Finding]:
             "repeated",
             {"modules": row["modules"]},
             module=path,
-            layer=layer_of(path),
             do="build a module for each layer, if this is not meant",
         )
 

@@ -117,7 +117,6 @@ def silent_norm(tables: Tables) -> Iterator[Finding]:
             "norms",
             {"output_over_gain": row["output_over_gain"], "norms": len(low), "of": len(rows)},
             module=str(row["module"]),
-            layer=layer_of(str(row["module"])),
             do="look at the epsilon, which belongs far below the mean square of the input: 1e-5 or 1e-6",
             explains=("dead_gain", "jacobian", "hidden_scale"),
         )
@@ -137,7 +136,6 @@ def linear_layer(tables: Tables) -> Iterator[Finding]:
             "activations",
             {"layers": len(straight), "of": len(rows)},
             module=str(row["module"]),
-            layer=layer_of(str(row["module"])),
             do="put an activation between the two matrices",
         )
 

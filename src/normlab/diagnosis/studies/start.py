@@ -9,7 +9,6 @@ from typing import Any, Final
 import torch
 from torch import nn
 
-from normlab.diagnosis.reading.naming import layer_of
 from normlab.diagnosis.reading.subject import Subject, undisturbed
 from normlab.diagnosis.reading.taps import activations, call_model, watching
 from normlab.diagnosis.rules.finding import Finding, Tables, number, said
@@ -123,7 +122,6 @@ def dropout(tables: Tables) -> Iterator[Finding]:
                 "dropouts",
                 {"attribute": row["attribute"], "probability": p},
                 module=str(row["module"]),
-                layer=layer_of(str(row["module"])),
                 do="dropouts of 0 to 0.3 are usual",
                 explains=("initial_loss",),
             )

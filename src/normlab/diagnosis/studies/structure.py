@@ -6,7 +6,6 @@ from collections import Counter
 from collections.abc import Iterator
 from typing import Final
 
-from normlab.diagnosis.reading.naming import layer_of
 from normlab.diagnosis.reading.structure import Structure, SublayerView
 from normlab.diagnosis.rules.finding import XIONG, Finding, Tables, number
 from normlab.diagnosis.study import Study
@@ -31,7 +30,7 @@ def structure(read: Structure) -> tuple[Table, Table]:
     rows = (
         {"stack": stack.name}
         | {name: getattr(view, name) for name in COLUMNS}
-        | {"branch": str(view.branch), "final_norm": stack.final_norm, "block": _block(stack.name, view)}
+        | {"module": view.branch.module, "final_norm": stack.final_norm, "block": _block(stack.name, view)}
         for stack in read.stacks
         for view in stack.sublayers
     )
@@ -63,7 +62,6 @@ def missing_sum(tables: Tables) -> Iterator[Finding]:
             "structure",
             {"sums": sums, "blocks": len(broken)},
             module=block,
-            layer=layer_of(block),
             do=f"add the input of each branch to its output in {block}",
             explains=("unlike_placement",),
         )
@@ -85,7 +83,6 @@ def unlike_placement(tables: Tables) -> Iterator[Finding]:
                     "structure",
                     {"sublayers": len(odd), "of": len(rows)},
                     module=block,
-                    layer=layer_of(block),
                     do="place norm and sum as in the other layers, or as the recipe says",
                 )
 

@@ -113,7 +113,6 @@ def unlike_siblings(tables: Tables) -> Iterator[Finding]:
             "weights",
             {"parameter": row["parameter"], "rms": row["rms"], "factor": factor, "parameters": len(found)},
             module=module,
-            layer=None if row["layer"] is None else int(row["layer"]),
             do=f"initialise {module} as its siblings; was its initialisation skipped, or done twice?",
             explains=CONSEQUENCES,
         )
