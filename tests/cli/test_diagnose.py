@@ -65,19 +65,27 @@ def test_a_recipe_prints_its_findings_and_writes_a_page(here, capsys):
     assert "optimiser Adam, lr 0.0005" in said
     assert "note    encoder is Post-LN with 2 layers" in said
     assert "        structure: layers = 2, sublayers = 4, post = 4; Xiong et al. 2020" in said
-    assert said.splitlines()[-1].endswith("page: runs/diagnosis.html")
-    page = (here / "runs" / "diagnosis.html").read_text()
-    assert "Diagnosis of post, 2+2 layers of width 16" in page
-    stored = json.loads((here / "runs" / "diagnosis.json").read_text())
+    (page,) = (here / "runs").glob("diagnosis-post-*.html")
+    assert said.splitlines()[-1].endswith(f"page: runs/{page.name}")
+    assert "Diagnosis of post, 2+2 layers of width 16" in page.read_text()
+    stored = json.loads(page.with_suffix(".json").read_text())
     assert stored["preset"] == "cheap"
     assert set(stored["tables"]) >= {"scales", "sublayer_gradients", "attention"}
+
+
+def test_a_second_recipe_leaves_the_page_of_the_first(here):
+    data = write_text(here / "text")
+    text = [word for name in NAMES for word in (f"--{name.replace('_', '-')}", getattr(data, name))]
+    for recipe in ("post", "pre", "post"):
+        assert main(["preflight", "--recipe", recipe, *text, *SMALL[:-2]]) == 0
+    assert len(list((here / "runs").glob("preflight-*.html"))) == 2
 
 
 def test_a_model_of_ones_own(here, capsys):
     assert main(["diagnose", *WITH_LOSS, "--preset", "cheap", "--out", "pages"]) == 0
     said = capsys.readouterr().out
     assert "blocks is Post-LN with 3 layers" in said
-    assert (here / "pages" / "diagnosis.html").exists()
+    assert (here / "pages" / "diagnosis-my_net_of_this_test-build.html").exists()
 
 
 def test_a_run_is_looked_at_through_its_checkpoints(here, capsys):
@@ -137,7 +145,7 @@ def test_the_gate_closes_for_findings_as_severe(here, gate, severities, code, mo
         assert f"as severe as '{gate}'" in capsys.readouterr().err
     else:
         assert main(words) == 0
-    assert (here / "runs" / "diagnosis.html").exists()
+    assert (here / "runs" / "diagnosis-my_net_of_this_test-build.html").exists()
 
 
 @pytest.mark.parametrize(
@@ -175,7 +183,7 @@ def test_the_studies_of_a_preset_are_asked_for(monkeypatch):
 
     parsed = tyro.cli(Diagnose, args=words, default=command)
     ((case, folder, name),) = parsed._cases()
-    assert (case.title, str(folder), name) == ("t", "runs", "diagnosis")
+    assert (case.title, str(folder), name) == ("t", "runs", "diagnosis-my_net_of_this_test-build")
     assert seen["names"][-1] == 1e-2
     assert parsed.preset == "standard"
 
@@ -186,4 +194,4 @@ def test_as_a_user_types_it(tmp_path):
     done = normlab("diagnose", "--recipe", "pre", "--fail-on", "problem", *words, cwd=tmp_path)
     assert done.returncode == 0, done.stderr
     assert "Traceback" not in done.stderr
-    assert (tmp_path / "runs" / "diagnosis.html").exists()
+    assert len(list((tmp_path / "runs").glob("diagnosis-pre-*.html"))) == 1

@@ -11,7 +11,7 @@ import pytest
 from normlab.diagnosis import registered
 from normlab.report.diagnosis import ROWS, diagnosis_page, write_diagnosis
 from normlab.report.page import Chart
-from normlab.report.studies import View, anchor, frame, pictures
+from normlab.report.studies import View, anchor, folded, frame, pictures
 
 STACKS = {"encoder.sublayers": "encoder", "decoder.sublayers": "decoder"}
 ROLES = ("self_attention", "cross_attention", "ffn")
@@ -19,14 +19,14 @@ ROLES = ("self_attention", "cross_attention", "ffn")
 
 def finding(name, severity, sentence, table="scales", reference="Somebody 2020", **numbers):
     return {"name": name, "severity": severity, "sentence": sentence, "table": table, "numbers": numbers,
-            "reference": reference}  # fmt: skip
+            "reference": reference, "module": "", "do": ""}  # fmt: skip
 
 
 def sublayers(count, **columns):
     """Rows of both stacks."""
     return [
         {"stack": stack, "index": i, "layer": i // len(roles), "role": roles[i % len(roles)],
-         **{name: f(i) for name, f in columns.items()}}
+         "module": f"{stack}.{i}.f", "block": f"{stack}.{i}", **{name: f(i) for name, f in columns.items()}}
         for stack, roles in zip(STACKS, (ROLES[::2], ROLES), strict=True)
         for i in range(count)
     ]  # fmt: skip
@@ -93,7 +93,10 @@ def hand_made(count):
 
 def plain(count=6):
     """What ``Diagnosis.to_plain`` gives of a small model, in numbers made by hand."""
+    first = finding("a", "problem", "the first <b> thing", factor=123.456)
+    first |= {"module": "encoder.sublayers.3.f.linear", "do": "mend it"}
     return {
+        "cause": first | {"consequences": ["follows"]},
         "title": "post, 3+2 layers",
         "model": "Seq2Seq",
         "preset": "standard",
@@ -103,7 +106,8 @@ def plain(count=6):
         "structure": "encoder.sublayers: 3 layers",
         "stacks": STACKS,
         "findings": [
-            finding("a", "problem", "the first <b> thing", factor=123.456),
+            first,
+            finding("follows", "warning", "a sequel", "updates"),
             finding("b", "warning", "a second thing", "", reference=""),
             finding("c", "note", "this is so", share=None),
         ],
@@ -118,31 +122,63 @@ def charts(diagnosis):
     return {c.name: c for s in pictures(View(diagnosis)) for c in s.blocks[0].blocks if isinstance(c, Chart)}
 
 
-def test_findings_stand_first_the_gravest_on_top():
+def test_the_cause_stands_first_then_its_picture_then_the_other_findings():
     page = diagnosis_page(plain())
     order = [
-        "1 problem and 1 warning",
-        "The first &lt;b&gt; thing",
+        "encoder.sublayers.3.f.linear: the first &lt;b&gt; thing</h1>",
+        "Mend it. What follows from it: follows.",
+        'id="figure-scales-mean_square-encoder"',
         "A second thing",
+        "What the first line rests on",
+        "1 finding follows from it",
+        "A sequel",
         "1 note on",
         "This is so",
     ]
-    order += ['id="scales"', 'id="tables"', 'id="how"']
+    order += ['id="sublayer_gradients"', 'id="tables"', 'id="how"']
     places = [page.index(words) for words in order]
     assert places == sorted(places)
-    assert "scales: factor = 123.5 · Somebody 2020" in page
+    assert 'href="#figure-scales-mean_square-encoder">scales</a>: factor = 123.5' in page
+    assert '<a href="#figure-updates">updates</a>' in page
+    assert "<summary>source</summary>Somebody 2020" in page
     assert "normlab diagnose --recipe post" in page
     for fact in ("parameters 1,234", "warm-up 40 steps", "1 min 12 s of measuring", "3.00 GiB at most"):
         assert fact in page
     assert "recipe post; layernorm" not in page
 
 
+def test_the_cause_is_marked_in_the_charts_of_its_stack_alone():
+    marked = {name for name, chart in charts(plain()).items() if "f.linear" in marks(chart)}
+    assert marked >= {"scales-mean_square-encoder", "attention-entropy-encoder", "similarity-cosine-encoder"}
+    assert not any("decoder" in name for name in marked)
+    assert View(plain()).mark("encoder.sublayers") == (1.5, "f.linear")
+    assert View(plain() | {"cause": None}).mark("encoder.sublayers") is None
+
+
+def marks(chart):
+    return json.dumps(
+        [d for d in chart.chart.to_dict()["datasets"].values() if "at" in str(d).split("\n")[0]]
+    )
+
+
 def test_without_findings_of_weight_notes_are_open():
     quiet = plain() | {"findings": [finding("c", "note", "this is so"), finding("d", "note", "and this")]}
-    page = diagnosis_page(quiet)
-    assert "nothing that stands out" in page
+    page = diagnosis_page(quiet | {"cause": None})
+    assert "Nothing found in 2 studies" in page
     assert "<details open><summary>2 notes" in page
-    assert diagnosis_page(plain() | {"findings": []})
+    assert diagnosis_page(plain() | {"findings": [], "cause": None})
+
+
+def test_rows_that_differ_in_their_layer_alone_are_one():
+    rows = [
+        {"index": i, "layer": i // 2, "role": ("attention", "ffn")[i % 2], "module": f"h.{i}.f", "of": 3}
+        for i in range(8)
+    ]
+    assert folded(rows) == [
+        {"index": f"{i} to {i + 6}", "layer": "0 to 3", "role": role, "module": "h.*.f", "of": 3}
+        for i, role in enumerate(("attention", "ffn"))
+    ]
+    assert folded(rows[:1]) == rows[:1]
 
 
 def test_every_stack_has_its_charts():
@@ -159,9 +195,9 @@ def test_every_stack_has_its_charts():
     )
     assert set(found) == {f"{name}-{label}" for name in by_stack for label in STACKS.values()} | {"updates"}
     scales = found["scales-mean_square-encoder"].table
-    assert scales["sublayer"].to_list() == [1, 2, 3, 4, 5, 6]
+    assert scales["depth"].to_list() == [0, 0.5, 1, 1.5, 2, 2.5]
     assert set(scales["recipe"]) == {"self-attention", "feed-forward"}
-    assert scales["layer"].to_list() == [1, 1, 2, 2, 3, 3]
+    assert scales["module"].to_list() == [f"encoder.sublayers.{i}.f" for i in range(6)]
 
 
 def test_stacks_share_an_axis():
@@ -169,7 +205,7 @@ def test_stacks_share_an_axis():
     for row in data["tables"]["scales"]:
         row["mean_square"] *= 100.0 if row["stack"].startswith("decoder") else 1.0
     specs = [charts(data)[f"scales-mean_square-{label}"].chart.to_dict() for label in STACKS.values()]
-    domains = [json.dumps(spec["layer"][0]["encoding"]["y"]["scale"]["domain"]) for spec in specs]
+    domains = [json.dumps(spec["layer"][-1]["encoding"]["y"]["scale"]["domain"]) for spec in specs]
     assert domains[0] == domains[1]
 
 
@@ -177,11 +213,11 @@ def test_fitted_lines_go_through_the_means():
     chart = charts(plain())["output_change-encoder"].chart.to_dict()
     text = max((d for d in chart["datasets"].values() if "value" in d), key=len)
     lines = pl.read_csv(text.encode())
-    linear = lines.filter((pl.col("law") == "linear") & pl.col("recipe").str.starts_with("a random"))
+    linear = lines.filter((pl.col("law") == "N") & pl.col("recipe").str.starts_with("a random"))
     assert linear["value"].to_list() == pytest.approx([0.1 * n for n in range(1, 7)], rel=1e-3)
-    power = lines.filter((pl.col("law") == "power") & pl.col("recipe").str.starts_with("a random"))
+    power = lines.filter((pl.col("law") == "a power of N") & pl.col("recipe").str.starts_with("a random"))
     assert power["value"].to_list() == pytest.approx([0.1 * n**0.7 for n in range(1, 7)], rel=1e-3)
-    logarithm = lines.filter((pl.col("law") == "log") & pl.col("recipe").str.starts_with("one step"))
+    logarithm = lines.filter((pl.col("law") == "log N") & pl.col("recipe").str.starts_with("one step"))
     start = sum(0.1 * n - 0.1 * math.log(n) for n in range(1, 7)) / 6
     assert logarithm["value"].to_list() == pytest.approx(
         [start + 0.1 * math.log(n) for n in range(1, 7)], rel=1e-3
@@ -205,7 +241,9 @@ def test_what_was_not_measured_is_not_drawn():
 
 def test_long_tables_are_cut_and_say_so():
     data = plain()
-    data["tables"]["updates"] *= 100
+    data["tables"]["updates"] = [
+        {**row, "grad_l2": float(i)} for i, row in enumerate(data["tables"]["updates"] * 100)
+    ]
     page = diagnosis_page(data)
     assert f"The first {ROWS} of 600 rows" in page
     assert page.count("0.query") < ROWS

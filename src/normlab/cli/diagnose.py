@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import shlex
 import sys
 from collections.abc import Mapping, Sequence
@@ -16,6 +17,7 @@ from normlab.cli import failures
 from normlab.cli.common import RUNS, ConfigParts, Imports, Switch, base_of, config_name, resolved
 from normlab.cli.flags import ConfigFlags, load
 from normlab.errors import UserError
+from normlab.spec.config import run_id
 from normlab.spec.fields import flag_name
 from normlab.spec.units import count
 from normlab.store.folder import find_run
@@ -101,7 +103,7 @@ class Diagnose:
     imports: Imports = ()
     """A module of yours that registers placements, norms, studies and so on; may be given several times."""
     page: ClassVar[str] = "diagnosis"
-    """Name of the page and of the JSON file beside it."""
+    """First part of the names of the page and of the JSON file beside it."""
 
     @classmethod
     def defaults(cls, argv: Sequence[str]) -> Self:
@@ -241,7 +243,7 @@ class Diagnose:
 
         if self.model:
             case = diagnose.of_names(self.model, self.batch, self.loss, lr=self.lr)
-            return [(case, self.out or self.runs, self.page)]
+            return [(case, self.out or self.runs, self._named(self.model))]
         if self.run_folder:
             folder = find_run(self.run_folder, self.runs)
             require_known(folder.config())
@@ -265,7 +267,11 @@ class Diagnose:
             force=self.force,
         )
         case = diagnose.of_config(config, self.runs, tokens=self.tokens)
-        return [(case, self.out or self.runs, self.page)]
+        return [(case, self.out or self.runs, self._named(f"{self.recipe}-{run_id(config)[:8]}"))]
+
+    def _named(self, subject: str) -> str:
+        """Return the name of the page of a subject, which is never that of another one."""
+        return f"{self.page}-{re.sub(r'[^A-Za-z0-9_.]+', '-', subject)[-100:]}"
 
     def _page_of(self, checkpoint: str | int) -> str:
         if isinstance(checkpoint, int):

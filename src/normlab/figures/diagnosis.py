@@ -1,7 +1,8 @@
 """Charts of a diagnosis: the signals of a model from its input to its output.
 
-Frames have a row a point. ``sublayer`` counts from 1 through a stack; ``recipe`` is the role of a sublayer,
-by which points are coloured and can be picked out, as recipes are on other pages.
+Frames have a row a point. ``depth`` is the layer, from 0 as in the paths of modules, with the sublayers of a
+layer between it and the next; ``recipe`` is the role of a sublayer, by which points are coloured and can be
+picked out, as recipes are on other pages.
 """
 
 from __future__ import annotations
@@ -19,8 +20,9 @@ from normlab.figures.theme import Drawn, finish, focused, recipe_colour, rows
 HEIGHT: Final = 220
 CELLS: Final = 60
 """Cells a side of a heat map, at most: a deeper stack is drawn in groups of sublayers."""
-LAWS: Final = {"log": "log N", "linear": "N", "power": "power"}
-"""Laws of growth that are drawn."""
+LAWS: Final = {"log": "log N", "linear": "N", "power": "a power of N"}
+"""Laws of growth that are drawn, in words."""
+DASHES: Final = {"log N": (2, 3), "N": (7, 4), "a power of N": (1, 0)}
 
 
 def by_depth(
@@ -32,13 +34,15 @@ def by_depth(
     log: bool = False,
     by_role: bool = False,
     domain: Sequence[float] | None = None,
+    mark: tuple[float, str] | None = None,
 ) -> Drawn:
     """Draw a quantity at every sublayer: a point each, coloured by role, and a line through their means.
 
-    ``frame``: ``sublayer``, ``recipe``, ``layer`` and the column ``y``; ``theory``, ``theory_low`` and
+    ``frame``: ``depth``, ``recipe``, ``module`` and the column ``y``; ``theory``, ``theory_low`` and
     ``theory_high`` where there are any, drawn as a dashed line or bars. A log axis leaves out what is not
     positive. ``by_role`` draws a line a role, for what does not flow from one to the next. ``domain`` is the
-    vertical axis, given so that stacks can be compared.
+    vertical axis, given so that stacks can be compared. ``mark`` is a depth at which something is wrong, and
+    the name that is written there.
     """
     names = [n for n in (y, "theory", "theory_low", "theory_high") if n in frame.columns]
     shown = frame.with_columns(
@@ -50,12 +54,12 @@ def by_depth(
         return nothing(HEIGHT)
     values = points[y].to_list() if domain is None else domain
     scale, axis = log_or_linear(values, log=log, fixed=domain is not None)
-    x = alt.X("sublayer:Q", title="sublayer", axis=_whole(int(_most(points["sublayer"]))), scale=_snug())
+    x = alt.X("depth:Q", title="layer", axis=_whole(int(_most(points["depth"])), first=0), scale=_snug())
     base = alt.Chart(rows(points)).encode(x=x)
     up = alt.Y(f"{y}:Q", title=title, scale=scale, axis=axis)
-    told = [alt.Tooltip(n) for n in ("sublayer:Q", "layer:Q", "recipe:N")]
+    told = [alt.Tooltip(n) for n in ("module:N", "recipe:N")]
     told += [alt.Tooltip(f"{n}:Q", format=".3g") for n in names]
-    layers: list[Any] = []
+    layers = _marked(*mark, x, right=mark[0] > _most(points["depth"]) / 2) if mark else []
     theory = shown.filter(pl.col("theory").is_not_null()) if "theory" in names else shown.clear()
     band = shown.filter(pl.col("theory_low").is_not_null()) if "theory_low" in names else shown.clear()
     if len(band):
@@ -71,6 +75,13 @@ def by_depth(
     dots = base.mark_circle(size=42 if len(points) < 120 else 20, clip=True, opacity=1)
     layers.append(dots.encode(y=up, color=recipe_colour(roles), opacity=focused(0.95, 0.08), tooltip=told))
     return finish(layers, HEIGHT)
+
+
+def _marked(depth: float, name: str, x: alt.X, *, right: bool) -> list[Any]:
+    """Return a bar at a depth, and the name of what is wrong there on its side with more room."""
+    base = alt.Chart(rows(pl.DataFrame({"depth": [depth], "at": [name]}))).encode(x=x)
+    text = base.mark_text(style="alarm", align="right" if right else "left", dx=-8 if right else 8, y=8)
+    return [base.mark_rule(strokeWidth=7, opacity=0.25, style="alarm"), text.encode(text="at:N")]
 
 
 def heat_map(frame: pl.DataFrame, x_axis: str, y_axis: str) -> Drawn:
@@ -126,7 +137,9 @@ def growth(changes: pl.DataFrame, fits: pl.DataFrame) -> Drawn:
     across = alt.Axis(values=ticks, grid=False, format="d")
     x = alt.X("depth:Q", title="sublayers N", scale=alt.Scale(type="log", nice=False), axis=across)
     kinds = list(dict.fromkeys(shown["recipe"].to_list()))
-    colour = alt.Color("recipe:N", scale=alt.Scale(domain=kinds, range="category"), title=None)
+    scales = alt.Scale(domain=kinds, range="category")
+    legend = alt.Legend(orient="top", direction="vertical", symbolType="circle", labelLimit=400)
+    colour = alt.Color("recipe:N", scale=scales, title=None, legend=legend)
     dots = alt.Chart(rows(shown)).mark_circle(size=30, opacity=0.7, clip=True)
     told = [alt.Tooltip("recipe:N", title="changed"), alt.Tooltip("depth:Q")]
     layers: list[Any] = [
@@ -139,14 +152,17 @@ def growth(changes: pl.DataFrame, fits: pl.DataFrame) -> Drawn:
     ]
     lines = fits.filter((pl.col("value") > 0) & pl.col("law").is_in(list(LAWS)))
     if len(lines):
-        dash = alt.Scale(domain=list(LAWS), range=[[2, 3], [7, 4], [1, 0]])
+        known = [words for law, words in LAWS.items() if law in set(lines["law"])]
+        dash = alt.Scale(domain=known, range=[list(DASHES[words]) for words in known])
+        lines = lines.with_columns(pl.col("law").replace(LAWS))
+        strokes = alt.Legend(orient="top", symbolType="stroke")
         line = alt.Chart(rows(lines)).mark_line(strokeWidth=1.5, clip=True)
         layers.append(
             line.encode(
                 x=x,
                 y=alt.Y("value:Q", scale=scale, title="mean square change"),
                 color=colour,
-                strokeDash=alt.StrokeDash("law:N", scale=dash, legend=None),
+                strokeDash=alt.StrokeDash("law:N", scale=dash, title=None, legend=strokes),
                 tooltip=[*told, alt.Tooltip("law:N"), alt.Tooltip("value:Q", format=".3g")],
             )
         )
@@ -198,10 +214,10 @@ def lines(frame: pl.DataFrame, x_axis: str, y_axis: str, *, log: bool = False) -
     return finish([line, base.mark_circle(size=36, clip=True).encode(tooltip=told)], HEIGHT)
 
 
-def _whole(most: int) -> alt.Axis:
+def _whole(most: int, first: int = 1) -> alt.Axis:
     step = max(1, 2 ** round(math.log2(max(1, most) / 8)))
     step = step if step < 4 else 5 * max(1, round(step / 5))
-    values = [1, *range(step, most + 1, step)] if step > 1 else list(range(1, most + 1))
+    values = sorted({first, *range(step, most + 1, step)}) if step > 1 else list(range(first, most + 1))
     return alt.Axis(values=values, grid=False, format="d")
 
 

@@ -3,21 +3,23 @@
 from __future__ import annotations
 
 import json
-from collections import Counter
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, Final
 
 from markupsafe import Markup
 
 from normlab.errors import UserError
-from normlab.report.page import Block, Cell, Code, Details, Html, Page, Section, Table, Text
-from normlab.report.studies import Row, View, anchor, pictured, pictures
+from normlab.report.page import Block, Cell, Chart, Code, Details, Grid, Html, Page, Section, Table, Text
+from normlab.report.studies import Row, View, anchor, folded, pictured, pictures
 from normlab.spec.arguments import validate_arguments
 from normlab.spec.serialise import NOT_FINITE
 from normlab.spec.units import count, duration
 from normlab.store.folder import write_text_atomic
 
+TOP: Final = "scales"
+"""The study whose charts stand at the top: the scale of the stream by layer."""
 ROWS: Final = 400
 """Rows of a table on the page, at most; the file beside it holds all."""
 
@@ -28,6 +30,7 @@ PARTS: Final = (
     "facts",
     "structure",
     "stacks",
+    "cause",
     "findings",
     "seconds",
     "tables",
@@ -60,26 +63,63 @@ def diagnosis_page(diagnosis: Mapping[str, Any]) -> str:
     if missing := [name for name in PARTS if name not in diagnosis]:
         raise UserError(f"the diagnosis has no {', '.join(missing)}; give that of Diagnosis.to_plain()")
     view = View(diagnosis)
+    first, rest = _first([*pictures(view)])
+    charts = [chart.name for section in (*first, *rest) for chart in _charts(section)]
     return Page(
         title=f"Diagnosis of {diagnosis.get('title') or diagnosis['model']}",
         headline=_headline(diagnosis),
         facts=_facts(diagnosis),
-        lead="",
+        lead=_lead(diagnosis.get("cause") or {}),
         blocks=[
-            Section("", [_findings(diagnosis["findings"])], "findings", listed=False),
-            *pictures(view),
+            *first,
+            Section("", _findings(diagnosis, charts), "findings", listed=False),
+            *rest,
             _tables(diagnosis, pictured(view)),
             _how(diagnosis),
         ],
         recipes=view.roles,
+        legend="Roles",
     ).html()
 
 
+def _first(sections: Sequence[Section]) -> tuple[list[Section], list[Section]]:
+    """Take the picture that stands at the top out of the others; what explains it stands below it."""
+    top = [section for section in sections if section.anchor == TOP]
+    said = [replace(s, title="", intro="", blocks=[*s.blocks, Text(s.intro, "note")]) for s in top]
+    return said, [section for section in sections if section not in top]
+
+
+def _charts(section: Section) -> Iterator[Chart]:
+    for block in section.blocks:
+        yield from (
+            inner for inner in (block.blocks if isinstance(block, Grid) else ()) if isinstance(inner, Chart)
+        )
+
+
 def _headline(diagnosis: Mapping[str, Any]) -> Markup:
-    counted = Counter(finding["severity"] for finding in diagnosis["findings"])
-    said = [count(counted[kind], kind) for kind in ("problem", "warning") if counted[kind]]
-    title = diagnosis.get("title") or diagnosis["model"]
-    return Markup("{}: {}").format(title, " and ".join(said) or "nothing that stands out")
+    """Say the cause, or that there is none."""
+    cause = diagnosis.get("cause")
+    if not cause:
+        return Markup("Nothing found in {} studies").format(len(diagnosis["seconds"]))
+    where = f"{cause['module']}: " if cause["module"] and cause["module"] not in cause["sentence"] else ""
+    said = _capital(where + cause["sentence"])
+    return Markup('<span class="tag {0}">{0}</span>{1}').format(cause["severity"], said)
+
+
+def _lead(cause: Row) -> str:
+    """Say what to do about the cause, and what follows from it."""
+    do = _capital(cause.get("do", ""))
+    said = [do if do.endswith("?") else f"{do}."] if do else []
+    if cause.get("consequences"):
+        names = dict.fromkeys(name.replace("_", " ") for name in cause["consequences"])
+        said.append(f"What follows from it: {', '.join(names)}.")
+    return " ".join(said)
+
+
+def _capital(sentence: str) -> str:
+    """Begin a sentence with a capital letter, unless its first word is the path of a module."""
+    first = sentence.partition(" ")[0].strip(":,;")
+    return sentence if "." in first or "_" in first else sentence[:1].upper() + sentence[1:]
 
 
 def _facts(diagnosis: Mapping[str, Any]) -> list[str]:
@@ -90,27 +130,51 @@ def _facts(diagnosis: Mapping[str, Any]) -> list[str]:
     return [*facts, f"{diagnosis['peak_memory_bytes'] / 2**30:.2f} GiB at most"]
 
 
-def _findings(findings: Sequence[Row]) -> Html:
-    """List the findings, the most severe first; notes fold away if there is anything else."""
-    item = Markup('<li class="{0}"><p><span class="tag {0}">{0}</span>{1}</p><p class="note">{2}</p></li>')
-
-    def listed(some: Sequence[Row]) -> Markup:
-        said = [(f["severity"], f["sentence"][:1].upper() + f["sentence"][1:], _support(f)) for f in some]
-        return Markup('<ul class="findings">{}</ul>').format(Markup("").join(item.format(*f) for f in said))
-
-    grave = [finding for finding in findings if finding["severity"] != "note"]
-    notes = [finding for finding in findings if finding["severity"] == "note"]
-    html = listed(grave) if grave else Markup("")
+def _findings(diagnosis: Mapping[str, Any], charts: Sequence[str]) -> list[Block]:
+    """List the findings but the cause, the most severe first; what follows from it, and notes, fold away."""
+    cause = diagnosis.get("cause") or {}
+    named = [f for f in diagnosis["findings"] if f.items() <= cause.items()]
+    others = [f for f in diagnosis["findings"] if f not in named]
+    grave = [f for f in others if f["severity"] != "note"]
+    notes = [f for f in others if f["severity"] == "note"]
+    follows = [f for f in grave if f["name"] in cause.get("consequences", ())]
+    alone = [f for f in grave if f not in follows]
+    blocks: list[Block] = [Html(_listed(alone, charts))] if alone else []
+    if named:
+        why = Html(Markup('<ul class="findings">{}</ul>').format(_evidence(named[0], charts)))
+        blocks.append(Details("What the first line rests on", [why]))
+    if follows:
+        said = f"{count(len(follows), 'finding')} {'follows' if len(follows) == 1 else 'follow'} from it"
+        blocks.append(Details(said, [Html(_listed(follows, charts))]))
     if notes:
-        folded = Markup("<details{}><summary>{} on other measurements</summary>{}</details>")
-        html += folded.format("" if grave else Markup(" open"), count(len(notes), "note"), listed(notes))
-    return Html(html)
+        said = f"{count(len(notes), 'note')} on other measurements"
+        blocks.append(Details(said, [Html(_listed(notes, charts))], open=not grave))
+    return blocks
 
 
-def _support(finding: Row) -> str:
+def _listed(findings: Sequence[Row], charts: Sequence[str]) -> Markup:
+    item = Markup('<li class="{0}"><p><span class="tag {0}">{0}</span>{1}</p>{2}</li>')
+    said = ("; ".join(filter(None, (_capital(f["sentence"]), f["do"]))) for f in findings)
+    items = [
+        item.format(f["severity"], words, _evidence(f, charts))
+        for f, words in zip(findings, said, strict=True)
+    ]
+    return Markup('<ul class="findings">{}</ul>').format(Markup("").join(items))
+
+
+def _evidence(finding: Row, charts: Sequence[str]) -> Markup:
+    """The numbers of a finding, its chart or its table, and its source on request."""
+    table = finding["table"]
     numbers = ", ".join(f"{name} = {_cell(value)}" for name, value in finding["numbers"].items())
-    measured = ": ".join(filter(None, (finding["table"].replace("_", " "), numbers.replace("_", " "))))
-    return " · ".join(filter(None, (measured, finding["reference"])))
+    shown = next((name for name in charts if f"{name}-".startswith(f"{table}-")), "") if table else ""
+    link = Markup('<a href="#{}">{}</a>')
+    place = f"figure-{shown}" if shown else f"table-{anchor(table)}"
+    parts = [link.format(place, table.replace("_", " "))] if table else []
+    parts += [Markup("{}").format(numbers.replace("_", " "))] if numbers else []
+    source = Markup("<details class=source><summary>source</summary>{}</details>")
+    said = Markup('<div class="note">{}{}</div>')
+    cited = source.format(finding["reference"]) if finding.get("reference") else ""
+    return said.format(Markup(": ").join(parts), cited) if parts or cited else Markup("")
 
 
 def _tables(diagnosis: Mapping[str, Any], left_out: Collection[str]) -> Section:
@@ -118,6 +182,7 @@ def _tables(diagnosis: Mapping[str, Any], left_out: Collection[str]) -> Section:
     for name, rows in diagnosis["tables"].items():
         if not rows or name in left_out:
             continue
+        rows = folded(rows)
         header = list(rows[0])
         numeric = [all(not isinstance(r[c], str) or r[c] in NOT_FINITE for r in rows) for c in header]
         order = sorted(range(len(header)), key=lambda i: numeric[i])  # words to the left
@@ -126,7 +191,9 @@ def _tables(diagnosis: Mapping[str, Any], left_out: Collection[str]) -> Section:
         table = Table([header[i].replace("_", " ") for i in order], body, text_columns=words)
         cut = f"The first {ROWS} of {len(rows):,} rows; the JSON file beside this page holds all."
         more = [Text(cut, "note")] if len(rows) > ROWS else []
-        summary = Markup("{} <span class=note>{} rows</span>").format(name.replace("_", " "), len(rows))
+        summary = Markup("{} <span class=note>{}</span>").format(
+            name.replace("_", " "), count(len(rows), "row")
+        )
         blocks.append(Details(summary, [*more, table], f"table-{anchor(name)}"))
     return Section("Tables", blocks, "tables", "Every number behind the charts.")
 

@@ -10,7 +10,7 @@ import json
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cache
-from typing import Final
+from typing import Final, Literal
 
 import altair as alt
 import jinja2
@@ -115,6 +115,8 @@ class Details:
     anchor: str = ""
     beside: str = ""
     """As that of a table."""
+    open: bool = False
+    """Whether they are shown from the start."""
 
 
 @dataclass(frozen=True)
@@ -143,6 +145,8 @@ class Page:
     blocks: Sequence[Block]
     recipes: Sequence[str] = ()
     """Gives every recipe its colour, in this order, and the legend that all charts share."""
+    legend: Literal["Recipes", "Roles"] = "Recipes"
+    """What the legend names: recipes, which are lines, or roles of sublayers, which are points."""
 
     def charts(self) -> list[Chart]:
         """Return all charts in the page's order."""
@@ -180,7 +184,7 @@ class Page:
             blocks=blocks,
             many=MANY,
             toc=[b for b in self.blocks if isinstance(b, Section) and b.listed],
-            swatches=[swatch(i) for i in range(len(self.recipes))],
+            swatches=[(swatch if self.legend == "Recipes" else dot)(i) for i in range(len(self.recipes))],
             palette=[(colour(i), colour(i, "dark")) for i in range(len(self.recipes))],
             vega=_vega() if charts else "",
             specs=_json(specs),
@@ -195,6 +199,14 @@ def swatch(index: int) -> Markup:
         '<svg class="swatch" viewBox="0 0 22 8" aria-hidden="true"><line x1="0" y1="4" x2="22" y2="4" '
         'stroke="var(--recipe-{})" stroke-width="3" stroke-dasharray="{}"/></svg>'
     ).format(index, pattern)
+
+
+def dot(index: int) -> Markup:
+    """Return a sample of the role's points."""
+    return Markup(
+        '<svg class="swatch" viewBox="0 0 22 8" aria-hidden="true"><circle cx="11" cy="4" r="4" '
+        'fill="var(--recipe-{})"/></svg>'
+    ).format(index)
 
 
 def _short(blocks: Iterable[Block]) -> list[Block]:

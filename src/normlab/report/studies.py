@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import cached_property
 from typing import Any, Final
@@ -26,16 +27,25 @@ Row = Mapping[str, Any]
 
 
 class View:
-    """The tables of a diagnosis, with the role and the number of each sublayer in words."""
+    """The tables of a diagnosis, with the role and the place of each sublayer in words."""
 
     def __init__(self, diagnosis: Mapping[str, Any]) -> None:
         self.tables: Mapping[str, Sequence[Row]] = diagnosis["tables"]
         self.stacks: Mapping[str, str] = diagnosis["stacks"]
         self.studies: Sequence[Mapping[str, Any]] = diagnosis.get("studies", ())
+        self.cause: Row = diagnosis.get("cause") or {}
 
     @cached_property
     def sublayers(self) -> dict[tuple[str, int], Row]:
         return {(row["stack"], row["index"]): row for row in self.tables.get("structure", ())}
+
+    @cached_property
+    def layers(self) -> dict[tuple[str, int], list[int]]:
+        """The sublayers of each layer, by their index."""
+        found: dict[tuple[str, int], list[int]] = {}
+        for row in self.tables.get("structure", ()):
+            found.setdefault((row["stack"], row["layer"]), []).append(row["index"])
+        return found
 
     @cached_property
     def roles(self) -> list[str]:
@@ -55,19 +65,63 @@ class View:
                 yield label, rows
 
     def where(self, row: Row) -> dict[str, Any]:
-        """Return ``sublayer`` and ``layer`` of a row, counted from 1, and its role as ``recipe``."""
-        index = row.get("index")
-        known = self.sublayers.get((row["stack"], -1 if index is None else index))
+        """Return ``depth`` of a row, its module and its role as ``recipe``. The depth is the layer, and the
+        sublayers of a layer stand between it and the next; the stack's input is half a layer before it.
+        """
+        known = self.sublayers.get((row["stack"], -1 if row.get("index") is None else row["index"]))
         if known is None:
-            return {"sublayer": None if index is None else index + 1, "layer": None, "recipe": "the input"}
+            return {"depth": -0.5, "module": row["stack"], "recipe": "the input"}
+        of = self.layers[known["stack"], known["layer"]]
+        depth = known["layer"] + of.index(known["index"]) / len(of)
         words = ROLES.get(known["role"], known["role"])
-        return {"sublayer": known["index"] + 1, "layer": known["layer"] + 1, "recipe": words}
+        return {"depth": depth, "module": known.get("module", known["stack"]), "recipe": words}
+
+    def mark(self, stack: str) -> tuple[float, str] | None:
+        """Return the depth of the cause in a stack, and its module's path in the block; None where it is
+        elsewhere.
+        """
+        module, rows = (
+            self.cause.get("module", ""),
+            [r for r in self.sublayers.values() if r["stack"] == stack],
+        )
+        for holder in ("module", "block"):
+            for row in rows:
+                if row.get(holder) and f"{module}.".startswith(f"{row[holder]}."):
+                    inside = module.removeprefix(f"{row['block']}.")
+                    return self.where(row)["depth"], inside.rpartition(f"{row['stack']}.")[2]
+        return None
 
 
 def frame(rows: Sequence[Row]) -> pl.DataFrame:
     """Turn rows into a frame; numbers, and words for those that are not finite, become floats."""
     columns: dict[str, list[Any]] = {name: [row[name] for row in rows] for name in (rows[0] if rows else ())}
     return pl.DataFrame({name: _numbers(values) for name, values in columns.items()}, strict=False)
+
+
+def folded(rows: Sequence[Row]) -> list[Row]:
+    """Take rows together that are alike but for their layer, their index and the numbers in paths."""
+    groups: dict[tuple[Any, ...], list[Row]] = {}
+    for row in rows:
+        alike = tuple(_template(value) for name, value in row.items() if name not in COUNTED)
+        groups.setdefault(alike, []).append(row)
+    return [
+        {name: _together([row[name] for row in group], name) for name in group[0]}
+        for group in groups.values()
+    ]
+
+
+COUNTED: Final = ("index", "layer")
+
+
+def _template(value: Any) -> Any:
+    return re.sub(r"(?<=\.)\d+(?=\.|$)", "*", value) if isinstance(value, str) else value
+
+
+def _together(values: Sequence[Any], name: str) -> Any:
+    """Return the value of a group of rows: their range, or the template of their paths."""
+    if len(set(values)) == 1:
+        return values[0]
+    return f"{min(values)} to {max(values)}" if name in COUNTED else _template(values[0])
 
 
 def _numbers(values: list[Any]) -> pl.Series:
@@ -95,8 +149,9 @@ def pictured(view: View) -> set[str]:
 
 def _by_depth(view: View, chart: ByDepth) -> list[Chart]:
     """Draw a chart per stack, all with one vertical axis."""
-    points = ((label, [*_points(view, chart, rows)]) for label, rows in view.of(chart.table))
-    frames = {label: frame(rows) for label, rows in points if rows}
+    points = {label: [*_points(view, chart, rows)] for label, rows in view.of(chart.table)}
+    frames = {label: frame(rows) for label, rows in points.items() if rows}
+    marks = {label: view.mark(stack) for stack, label in view.stacks.items()}
     numbers = [v for one in frames.values() for v in one[chart.y] if isinstance(v, (int, float))]
     values = [v for v in map(float, numbers) if math.isfinite(v) and (v > 0 or not chart.log)]
     if not values:
@@ -109,7 +164,16 @@ def _by_depth(view: View, chart: ByDepth) -> list[Chart]:
             f"{chart.table}-{chart.y}-{anchor(label)}",
             f"{chart.title}, {label}",
             chart.caption,
-            by_depth(one, chart.y, chart.axis, view.roles, log=chart.log, by_role=chart.by_role, domain=pad),
+            by_depth(
+                one,
+                chart.y,
+                chart.axis,
+                view.roles,
+                log=chart.log,
+                by_role=chart.by_role,
+                domain=pad,
+                mark=marks[label],
+            ),
             one,
         )
         for label, one in frames.items()
@@ -156,9 +220,8 @@ def _growth(view: View, chart: Growth) -> Iterator[Chart]:
         ]
         schema = {"recipe": pl.String, "law": pl.String, "depth": pl.Int64, "value": pl.Float64}
         drawn = growth(points, pl.DataFrame(laws, schema=schema))
-        kinds = zip(("Blue", "Orange"), points["recipe"].unique(maintain_order=True), strict=False)
-        caption = " ".join([*(f"{colour}: {words}." for colour, words in kinds), chart.caption])
-        yield Chart(f"{chart.table}-{anchor(label)}", f"{chart.title}, {label}", caption, drawn, points)
+        name = f"{chart.table}-{anchor(label)}"
+        yield Chart(name, f"{chart.title}, {label}", chart.caption, drawn, points)
 
 
 def _law(fit: Row, rows: Sequence[Row]) -> Iterator[Row]:
