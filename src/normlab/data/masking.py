@@ -71,11 +71,11 @@ def _chosen(ids: Ints, order: NDArray[np.float64], begins: NDArray[np.bool_] | N
     first[0] = True
     first[1:] |= np.diff(places) > 1  # nothing goes on over a special token
     edges = np.flatnonzero(first)
-    words = np.split(places, edges[1:])
+    ends = np.append(edges[1:], len(places))
     wanted, chosen = predictions(len(places)), list[int]()
     for word in np.argsort(order[places[edges]], kind="stable"):
-        if len(chosen) + len(words[word]) <= wanted:
-            chosen.extend(words[word].tolist())
+        if len(chosen) + ends[word] - edges[word] <= wanted:
+            chosen.extend(places[edges[word] : ends[word]].tolist())
         if len(chosen) == wanted:
             break
     return sorted(chosen)

@@ -107,8 +107,9 @@ class Rotary(PositionEncoding, name="rope"):
     def apply_rotary(x: Tensor, decode_index: int | None) -> Tensor:
         positions = _positions(x.shape[2], decode_index)
         sin, cos = angles(positions.start, positions.stop, x.shape[3], x).unbind(-1)
-        even, odd = x.unflatten(-1, (-1, 2)).unbind(-1)
-        return torch.stack((even * cos - odd * sin, even * sin + odd * cos), dim=-1).flatten(-2)
+        across = x.unflatten(-1, (-1, 2)).flip(-1).flatten(-2)
+        cos, sin = cos.repeat_interleave(2, -1), torch.stack((-sin, sin), -1).flatten(-2)
+        return x * cos + across * sin
 
 
 def _positions(length: int, decode_index: int | None) -> slice:
