@@ -13,6 +13,7 @@ import pytest
 
 from normlab import papers
 from normlab.cli.main import main
+from normlab.cli.reproduce import Reproduce
 from normlab.errors import UserError
 from normlab.papers.bases import LAPTOP
 from normlab.spec.artefact import Artefact, Reproduction
@@ -225,6 +226,17 @@ def test_what_the_budget_leaves_is_said_and_measured_by_the_same_command(measure
     main(["reproduce", ARTEFACT.id, "--budget", "1h"])
     assert "the budget is spent" not in capsys.readouterr().out
     assert [id_ for id_, *_ in measured] == [ARTEFACT.id]
+
+
+def test_what_rests_on_runs_that_the_budget_leaves_is_left_too(measured, capsys, monkeypatch):
+    resting = replace(PLAIN, id="example.rests", rests_on=[LARGE.id])
+    monkeypatch.setattr(papers, "ARTEFACTS", {a.id: a for a in (LARGE, resting)})
+    monkeypatch.setattr(Reproduce, "_train", lambda self, todo, until: [])
+    main(["reproduce", "example", "--budget", "1h"])
+    said = capsys.readouterr()
+    assert "the budget is spent; example.rests: not measured, the same command" in said.out
+    assert said.err == ""
+    assert measured == []
 
 
 def test_results_that_disagree_about_a_run_are_named(measured, capsys, monkeypatch, tmp_path):

@@ -84,7 +84,10 @@ class Reproduce:
         failed = self._measure([a for a in open_ if not a.trainings and not a.rests_on], until)
         todo = {a.id: a for a in open_ if self.scale in a.trainings}
         failed += self._train(todo, until) if todo else []
-        failed += self._measure([a for a in open_ if a.rests_on], until)
+        left = until < math.inf and not all(
+            s.whole for s in standings_of(list(todo.values()), self.runs, self.scale)
+        )
+        failed += self._measure([a for a in open_ if a.rests_on], -math.inf if left else until)
         page = write_papers_page(
             standings_of(ARTEFACTS.values(), self.runs),
             self._folder(),

@@ -101,7 +101,7 @@ def each(
     come as they are done; those that measure time come last, one after the other in this process. None is
     started after ``until``, a time of ``time.monotonic``.
     """
-    together = [a for a in artefacts if not a.alone] if jobs > 1 else []
+    together = [a for a in artefacts if not a.alone] if jobs > 1 and time.monotonic() <= until else []
     if together:
         threads = threads_each(jobs)
         pool = ProcessPoolExecutor(
