@@ -13,6 +13,9 @@ from torch import Tensor, nn
 from normlab.diagnosis import Diagnosis, diagnose
 from normlab.diagnosis.plan import Plan, Start
 from normlab.diagnosis.rules.finding import consequences
+from normlab.nn.model import Seq2Seq
+from normlab.spec.model import ModelConfig
+from normlab.tasks.build import build_model
 
 DIM, VOCAB, LAYERS, TIME = 32, 50, 6, 16
 
@@ -96,6 +99,28 @@ def test_nothing_is_found_in_a_sound_model():
     assert found.verdict == f"nothing found in {len(found.studies)} studies"
     assert found.at_least("warning") == []
     assert found.to_plain()["cause"] is None
+
+
+@pytest.mark.parametrize("placement", ["post", "pre"])
+def test_queries_that_are_divided_before_a_product_whose_first_factor_are_keys_are_scaled(placement):
+    found = diagnose(*deep(placement), loss=guess, preset="preflight")
+    rows = found.tables["attention_scale"]
+    assert len(rows) == 18
+    assert rows.column("scale") == pytest.approx([1.0] * 18)
+    assert found.cause is None
+
+
+def deep(placement):
+    """A model of six and six layers of ours, whose search takes keys for the first factor, and a batch."""
+    placements = {"encoder_placement": placement, "decoder_placement": placement}
+    sizes = {"dim": 32, "ffn_dim": 64, "heads": 2, "encoder_layers": 6, "decoder_layers": 6}
+    draw = torch.Generator().manual_seed(2)
+    tokens = tuple(torch.randint(4, VOCAB, (3, TIME), generator=draw) for _ in range(2))
+    return build_model(Seq2Seq, ModelConfig(**sizes, **placements), VOCAB, 0), tokens
+
+
+def guess(model, batch):
+    return F.cross_entropy(model(*batch).flatten(0, 1), batch[1].flatten())
 
 
 def enlarged(m):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from operator import itemgetter
 from typing import Any, Final
 
 import torch
@@ -37,9 +38,9 @@ def attention_scale(subject: Subject) -> Table:
     of heads of width d (Vaswani et al. 2017, Section 3.2.1, arXiv 1706.03762).
 
     s is the argument of a fused kernel, or the slope of what a softmax gets by the products before it,
-    without masked entries. ``query_over_key`` is the ratio of the root mean squares of queries and keys,
-    which carries the factor where the initialisation does; ``normed`` is 1 for normalised queries. Attentions
-    whose products are not seen have no row.
+    without masked entries. ``query_over_key`` is the ratio of the root mean squares of the two factors of the
+    product, which carries the factor where the initialisation does, or where queries are divided before the
+    product; ``normed`` is 1 for normalised queries. Attentions whose products are not seen have no row.
     """
     recorder = _Recorder()
     modules = dict(subject.model.named_modules())
@@ -76,7 +77,10 @@ class _Recorder(TorchFunctionMode):
             self._products = [*self._products[-3:], (args[0], args[1], output)]
         elif func in SOFTMAXES and args and args[0].ndim > 2:
             for q, k, product in reversed(self._products):
-                if product.shape == args[0].shape and (slope := _slope(product, args[0])) is not None:
+                ways = (product, product.transpose(-1, -2))  # keys may stand first
+                found = [_slope(x, args[0]) for x in ways if x.shape == args[0].shape]
+                slope, explained = max(found, key=itemgetter(1), default=(0.0, 0.0))
+                if explained > EXPLAINED:
                     self._add(q, k.transpose(-1, -2), slope)
                     break
             self._products = []
@@ -101,15 +105,17 @@ def _rms(x: Tensor) -> float:
     return x.detach().float().square().mean().sqrt().item()
 
 
-def _slope(product: Tensor, scores: Tensor) -> float | None:
-    """The slope of scores by products over entries that are not masked; None where they explain little."""
+def _slope(product: Tensor, scores: Tensor) -> tuple[float, float]:
+    """The slope of scores by products over entries that are not masked, and the share of the scores' variance
+    that the products explain.
+    """
     x, y = product.detach().double(), scores.detach().double()
     kept = (y > MASKED) & y.isfinite()
     x, y = x[kept], y[kept]
-    if len(x) < 2 or not (variance := float(x.var())) or not float(y.var()):
-        return None
+    if len(x) < 2 or not (variance := float(x.var())) or not (of_scores := float(y.var())):
+        return 0.0, 0.0
     covariance = float(((x - x.mean()) * (y - y.mean())).sum() / (len(x) - 1))
-    return covariance / variance if covariance**2 > EXPLAINED * variance * float(y.var()) else None
+    return covariance / variance, covariance**2 / (variance * of_scores)
 
 
 def no_scale(tables: Tables) -> Iterator[Finding]:
@@ -135,11 +141,12 @@ def no_scale(tables: Tables) -> Iterator[Finding]:
 
 
 def _excess(row: Row) -> float:
-    """The scale over the usual one, less what queries smaller than keys make up for."""
+    """The scale over the usual one, less what one factor that is smaller than the other makes up for."""
     if row["normed"]:
         return 0.0
     ratio = (number(row["scale"]) or 0.0) / (number(row["usual"]) or 1.0)
-    return ratio * min(1.0, number(row["query_over_key"]) or 1.0)
+    unlike = number(row["query_over_key"]) or 1.0
+    return ratio * min(unlike, 1 / unlike)
 
 
 ATTENTION_SCALE: Final = Study(
