@@ -93,7 +93,7 @@ def hand_made(count):
 
 def plain(count=6):
     """What ``Diagnosis.to_plain`` gives of a small model, in numbers made by hand."""
-    first = finding("a", "problem", "the first <b> thing", factor=123.456)
+    first = finding("a", "problem", "the first <b> thing; and more", factor=123.456)
     first |= {"module": "encoder.sublayers.3.f.linear", "do": "mend it"}
     return {
         "cause": first | {"consequences": ["follows"]},
@@ -126,7 +126,7 @@ def test_the_cause_stands_first_then_its_picture_then_the_other_findings():
     page = diagnosis_page(plain())
     order = [
         "encoder.sublayers.3.f.linear: the first &lt;b&gt; thing</h1>",
-        "Mend it. What follows from it: follows.",
+        "And more. Mend it. What follows from it: follows.",
         'id="figure-scales-mean_square-encoder"',
         "A second thing",
         "What the first line rests on",

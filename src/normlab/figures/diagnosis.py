@@ -155,7 +155,7 @@ def growth(changes: pl.DataFrame, fits: pl.DataFrame) -> Drawn:
         known = [words for law, words in LAWS.items() if law in set(lines["law"])]
         dash = alt.Scale(domain=known, range=[list(DASHES[words]) for words in known])
         lines = lines.with_columns(pl.col("law").replace(LAWS))
-        strokes = alt.Legend(orient="top", symbolType="stroke")
+        strokes = alt.Legend(orient="bottom", symbolType="stroke")
         line = alt.Chart(rows(lines)).mark_line(strokeWidth=1.5, clip=True)
         layers.append(
             line.encode(

@@ -102,14 +102,15 @@ def _headline(diagnosis: Mapping[str, Any]) -> Markup:
     if not cause:
         return Markup("Nothing found in {} studies").format(len(diagnosis["seconds"]))
     where = f"{cause['module']}: " if cause["module"] and cause["module"] not in cause["sentence"] else ""
-    said = _capital(where + cause["sentence"])
+    said = _capital(where + cause["sentence"].partition("; ")[0])
     return Markup('<span class="tag {0}">{0}</span>{1}').format(cause["severity"], said)
 
 
 def _lead(cause: Row) -> str:
-    """Say what to do about the cause, and what follows from it."""
+    """Say the rest of the cause, what to do about it, and what follows from it."""
+    rest = _capital(cause.get("sentence", "").partition("; ")[2])
     do = _capital(cause.get("do", ""))
-    said = [do if do.endswith("?") else f"{do}."] if do else []
+    said = [part if part.endswith("?") else f"{part}." for part in (rest, do) if part]
     if cause.get("consequences"):
         names = dict.fromkeys(name.replace("_", " ") for name in cause["consequences"])
         said.append(f"What follows from it: {', '.join(names)}.")
