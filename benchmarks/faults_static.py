@@ -20,9 +20,13 @@ import torch
 
 from normlab.diagnosis import Diagnosis, diagnose
 from normlab.diagnosis.plan import Plan, Start
-from planted import FAULTS, HEALTHY, OPTIMISER, UNSEEN, Case, Fault
+from planted import FAULTS, HEALTHY, KNOWN, OPTIMISER, SECOND, UNSEEN, Case, Fault
 
 RESULTS = Path(__file__).resolve().parent / "results/faults_static.json"
+LISTS = {"known": KNOWN, "unseen": UNSEEN, "second": SECOND}
+"""Faults that the rules were written for, and two lists by somebody who had not seen the rules: the first was
+examined before they were extended, the second after that.
+"""
 
 
 def diagnosed(case: Case, declared: dict[str, Any], preset: str) -> Diagnosis:
@@ -48,7 +52,7 @@ def row_of(fault: Fault, preset: str) -> dict[str, Any]:
     return {
         "fault": fault.name,
         "architecture": fault.architecture,
-        "unseen": fault in UNSEEN.every,
+        "list": next(name for name, faults in LISTS.items() if fault in faults.every),
         "named": named,
         "module": place,
         "finding": "" if cause is None else cause.name,
@@ -86,14 +90,16 @@ def main() -> None:
         print(
             f"{one['model']}: {'; '.join(one['problems'] + one['warnings']) or 'nothing found'}", flush=True
         )
-    known, unseen = ([r for r in rows if r["unseen"] is own] for own in (False, True))
-    for name, some in (("known", known), ("unseen", unseen)):
-        print(f"{name}: {sum(r['named'] for r in some)} of {len(some)} named")
+    for name in LISTS:
+        some = [row for row in rows if row["list"] == name]
+        print(f"{name}: {sum(row['named'] for row in some)} of {len(some)} named")
     if sound:
         print(f"sound: {sum(len(s['problems']) for s in sound)} problems and "
               f"{sum(len(s['warnings']) for s in sound)} warnings in {len(sound)} models")  # fmt: skip
     if args.write:
-        RESULTS.write_text(json.dumps({"faults": rows, "sound": sound}, indent=1, ensure_ascii=False) + "\n")
+        kept = json.loads(RESULTS.read_text(encoding="utf-8")) if RESULTS.exists() else {}
+        found = {"first": kept.get("first", {}), "faults": rows, "sound": sound}
+        RESULTS.write_text(json.dumps(found, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
 
 
 if __name__ == "__main__":
