@@ -195,6 +195,24 @@ def broken_buffer(m):
     layer(m, 4).register_buffer("angles", torch.tensor([1.0, math.nan, 0.5, 0.2]))
 
 
+def one_frequency(m):
+    steps = torch.arange(16.0)[:, None].expand(16, 8)
+    layer(m, 4).register_buffer("angles", torch.stack((steps.sin(), steps.cos()), -1).flatten(1))
+
+
+def square_without_root(m):
+    layer(m, 3).norm2.forward = lambda x: x / x.square().mean(-1, keepdim=True)
+
+
+def attention_over_the_rows(m):
+    one = layer(m, 2).attention
+    one.forward = lambda x: Attention.forward(one, x.transpose(0, 1)).transpose(0, 1)
+
+
+def probabilities(m):
+    m.gpt.head.forward = lambda x: F.linear(x, m.gpt.head.weight).softmax(-1)
+
+
 def repeated(m):
     m.gpt.layers = nn.ModuleList([layer(m, 0)] * LAYERS)
 
@@ -218,6 +236,10 @@ def repeated(m):
         (huge_epsilon, "silent_norm", "gpt.layers.0.norm1", "problem"),
         (empty_buffer, "strange_buffer", "gpt.layers.0", "problem"),
         (broken_buffer, "strange_buffer", "gpt.layers.4", "problem"),
+        (one_frequency, "strange_buffer", "gpt.layers.4", "problem"),
+        (square_without_root, "loud_norm", "gpt.layers.3.norm2", "problem"),
+        (attention_over_the_rows, "rows_leak", "gpt.layers.2.attention", "problem"),
+        (probabilities, "probabilities", "gpt.head", "problem"),
         (repeated, "repeated_layer", "gpt.layers", "warning"),
     ],
     ids=lambda value: getattr(value, "__name__", None),

@@ -16,6 +16,11 @@ from normlab.diagnosis.table import Row, Table
 
 LEAST: Final = 4
 """Entries of a buffer below which a constant is a setting, and not a table that was never filled."""
+COLUMNS: Final = 8
+COPIES: Final = 0.25
+"""Least columns of a table of positions, and the share of different ones from which on frequencies are wrong:
+a rotary table may hold each twice.
+"""
 HUGE: Final = 1e8
 TINY: Final = 1e-30
 """Magnitudes of finite numbers that are found in memory which nobody has written to."""
@@ -24,7 +29,8 @@ TINY: Final = 1e-30
 def buffers(model: nn.Module) -> Table:
     """Tabulate every buffer: ``finite`` and ``constant`` are 1 or 0, ``zeros`` is the share of its entries
     that are 0, ``smallest`` and ``largest`` are magnitudes of entries other than 0, and ``sum`` tells buffers
-    apart. ``kind`` is the class of the module that holds it.
+    apart; ``columns`` is the share of the columns of a table that are different. ``kind`` is the class of the
+    module that holds it.
     """
     modules = dict(model.named_modules())
     rows: list[Row] = []
@@ -54,7 +60,14 @@ def _row(x: Tensor) -> Row:
         "smallest": sizes.min().item() if len(sizes) else 0.0,
         "largest": sizes.max().item() if len(sizes) else 0.0,
         "sum": finite.sum().item(),
+        "columns": _columns(x.detach()) if floating and x.ndim == 2 else None,
     }
+
+
+def _columns(x: Tensor) -> float | None:
+    """The share of the columns of a table that are not copies of others."""
+    few = x.shape[0] < 2 or x.shape[1] < COLUMNS
+    return None if few else len(x.double().unique(dim=1).T) / x.shape[1]
 
 
 def strange_buffer(tables: Tables) -> Iterator[Finding]:
@@ -66,6 +79,8 @@ def strange_buffer(tables: Tables) -> Iterator[Finding]:
             yield _finding(row, why)
         elif row["constant"] and "position" in str(row["buffer"]):
             yield _finding(row, "holds one number throughout, so that all positions are the same")
+        elif not row["constant"] and (share := number(row["columns"])) and share <= COPIES:
+            yield _finding(row, f"has copies of columns: {share:.0%} of them are different ones")
 
 
 def _why(row: Row) -> str:

@@ -29,15 +29,14 @@ MASKS: Final = ("attention_mask", "source_mask", "src_mask")
 
 def leaks(subject: Subject) -> Table:
     """Change the last quarter of the tokens, and compare what every module puts out at the positions before;
-    the same for the tokens behind a padding mask.
+    the same for the tokens behind a padding mask, and for those of another row.
 
-    ``kind`` is ``causal`` or ``padding``, or ``random`` for the same tokens twice; ``change`` is the largest
-    change of the model's output at positions that may not see those that were changed, in last digits of its
-    largest entry; ``module`` is the innermost
-    module whose output changes there while its input does not, empty where none does. ``forbidden`` is 1
-    where the change is an error: always for padding, and for later tokens where the model predicts them,
-    because a decoder reads them, or because the labels are the next tokens. A model
-    that is random in evaluation is not tested further.
+    ``kind`` is ``causal``, ``padding`` or ``rows``, or ``random`` for the same tokens twice; ``change`` is
+    the largest change of the model's output at positions that may not see those that were changed, in last
+    digits of its largest entry; ``module`` is the innermost module whose output changes there while its input
+    does not, empty where none does. ``forbidden`` is 1 where the change is an error: always for padding and
+    for other rows, and for later tokens where the model predicts them, because a decoder reads them, or
+    because the labels are the next tokens. A model that is random in evaluation is not tested further.
     """
     rows: list[Row] = []
     crossed = any(view.role == "cross_attention" for _, view in subject.structure.sublayers)
@@ -51,15 +50,30 @@ def leaks(subject: Subject) -> Table:
         if kind == "padding":
             batch = _masked(batch, kept)
         given, other = _with(batch, place, tokens), _with(batch, place, changed)
-        before, after = _outputs(subject, given, kept), _outputs(subject, other, kept)
+        before, after = _outputs(subject, given, _before(kept)), _outputs(subject, other, _before(kept))
+        if kind == "causal" and len(tokens) > 1:
+            rows.append(_between_rows(subject, given, place))
         module, change = _first(before, after)
         if kind == "causal":  # the same tokens twice
-            twice = _first(before, _outputs(subject, given, kept, seed=1))
+            twice = _first(before, _outputs(subject, given, _before(kept), seed=1))
             rows.append(_row("random", *twice, forbidden=True, tokens=tokens, kept=kept))
             if twice[1] > VISIBLE:
                 break
         rows.append(_row(kind, module, change, forbidden=forbidden, tokens=tokens, kept=kept))
     return Table("leaks", tuple(rows))
+
+
+def _between_rows(subject: Subject, batch: Any, place: Place) -> Row:
+    """Change all tokens of the first row, which a causal mask shows to the others, and compare these."""
+    tokens = _at(batch, place)
+    changed = torch.cat([_changed(tokens, 0)[:1], tokens[1:]])
+
+    def keep(x: Tensor) -> Tensor | None:
+        return x.detach()[1:].clone() if x.ndim > 2 and len(x) == len(tokens) else None
+
+    seen = (_outputs(subject, one, keep) for one in (batch, _with(batch, place, changed)))
+    module, change = _first(*seen)
+    return _row("rows", module, change, forbidden=True, tokens=tokens, kept=0)
 
 
 def _row(kind: str, module: str, change: float, *, forbidden: bool, tokens: Tensor, kept: int) -> Row:
@@ -144,12 +158,15 @@ def _with(values: Any, place: Place, tensor: Tensor) -> Any:
     return items if isinstance(values, list) else tuple(items)
 
 
-def _outputs(subject: Subject, batch: Any, kept: int, *, seed: int = 0) -> list[ModuleCall]:
-    """The calls of every module with what they read and put out at the positions that are kept."""
+def _before(kept: int) -> Callable[[Tensor], Tensor | None]:
+    """Keep the positions before one."""
+    return lambda x: x.detach()[:, :kept].clone() if x.ndim > 2 and x.shape[1] > kept else None
 
-    def keep(x: Tensor) -> Tensor | None:
-        return x.detach()[:, :kept].clone() if x.ndim > 2 and x.shape[1] > kept else None
 
+def _outputs(
+    subject: Subject, batch: Any, keep: Callable[[Tensor], Tensor | None], *, seed: int = 0
+) -> list[ModuleCall]:
+    """The calls of every module with the part that is kept of what they read and put out."""
     with torch.no_grad(), undisturbed(subject.model), calls(subject.model, keep) as seen:
         torch.manual_seed(seed)
         call_model(subject.model, batch)
@@ -186,6 +203,10 @@ SAID: Final[Mapping[str, Callable[[str], tuple[str, str]]]] = {
     "random": lambda module: (
         f"{module} puts out other numbers each time, in evaluation and for the same input",
         "dropout as a function is to get training=self.training",
+    ),
+    "rows": lambda module: (
+        f"a sentence changes what {module} says of the other sentences in the batch",
+        "look at the order of the axes: attention belongs over the tokens, as with batch_first=True",
     ),
     "padding": lambda module: (
         f"tokens behind the padding mask change what {module} says of the others",

@@ -18,6 +18,8 @@ from normlab.diagnosis.table import Row, Table
 
 SILENT: Final = 0.01
 """Root mean square of a norm's output over that of its gains, below which it does not normalise."""
+LOUD: Final = 1.5
+"""The same, above which it does not: what is normalised has a root mean square of 1 at most."""
 PADDED: Final = 0.8
 """Share of one id above which tokens are padding."""
 
@@ -103,23 +105,34 @@ def _commonest(ids: Tensor) -> float:
     return int(ids.unique(return_counts=True)[1].max()) / len(ids) if len(ids) else 0.0
 
 
-def silent_norm(tables: Tables) -> Iterator[Finding]:
-    """Name the norms that put out next to nothing."""
-    rows = tables.table("norms")
-    low = [row for row in rows if (number(row["output_over_gain"]) or 0.0) < SILENT]
-    if low:
-        row, count = low[0], f" and {len(low) - 1} other norms" if len(low) > 1 else ""
+def no_norm(tables: Tables) -> Iterator[Finding]:
+    """Name the norms that put out next to nothing, or more than their gains, as no norm does."""
+    rows = list(tables.table("norms"))
+    outputs = [number(row["output_over_gain"]) or 0.0 for row in rows]
+    for name, odd in (
+        ("silent_norm", [r for r, x in zip(rows, outputs, strict=True) if x < SILENT]),
+        ("loud_norm", [r for r, x in zip(rows, outputs, strict=True) if x > LOUD]),
+    ):
+        if not odd:
+            continue
+        row, count = odd[0], f" and {len(odd) - 1} other norms" if len(odd) > 1 else ""
         yield Finding(
-            "silent_norm",
+            name,
             "problem",
-            f"{row['module']}{count} {'put' if count else 'puts'} out {said(row['output_over_gain'])} of the "
-            "gains: nothing is normalised",
+            f"{row['module']}{count} {'put' if count else 'puts'} out {said(row['output_over_gain'])} times "
+            "the gains: nothing is normalised",
             "norms",
-            {"output_over_gain": row["output_over_gain"], "norms": len(low), "of": len(rows)},
+            {"output_over_gain": row["output_over_gain"], "norms": len(odd), "of": len(rows)},
             module=str(row["module"]),
-            do="look at the epsilon, which belongs far below the mean square of the input: 1e-5 or 1e-6",
-            explains=("dead_gain", "jacobian", "hidden_scale"),
+            do=NORMALISING[name],
+            explains=("dead_gain", "jacobian", "hidden_scale", "jump", "initial_loss"),
         )
+
+
+NORMALISING: Final = {
+    "silent_norm": "look at the epsilon, which belongs far below the mean square of the input: 1e-5 or 1e-6",
+    "loud_norm": "divide by the root of the mean square, or by the deviation",
+}
 
 
 def linear_layer(tables: Tables) -> Iterator[Finding]:
@@ -166,6 +179,6 @@ SIGNALS: Final = Study(
     "signals",
     lambda c: signals(c.subject, c.backward),
     "preflight",
-    rules=(silent_norm, linear_layer, inverted_mask),
+    rules=(no_norm, linear_layer, inverted_mask),
     order=-43,
 )

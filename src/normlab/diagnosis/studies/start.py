@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from typing import Any, Final
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from normlab.diagnosis.reading.subject import Subject, undisturbed
 from normlab.diagnosis.reading.taps import activations, call_model, watching
@@ -57,12 +57,35 @@ def start(subject: Subject) -> tuple[Table, Table]:
         "loss": loss,
         "loss_train": dropped,
         "guessing": math.log(width) if width >= LEAST_CLASSES else None,
+        "probabilities": int(output is not None and width >= LEAST_CLASSES and _sums_to_one(output)),
         "logits_std": None if output is None else output.float().std().item(),
         "head": head[0],
         "input_rms": head[1],
         "width": width,
     }
     return Table("start", (row,)), Table("dropouts", tuple(_dropouts(model)))
+
+
+def _sums_to_one(output: Tensor) -> bool:
+    x = output.detach().float()
+    return bool((x >= 0).all()) and bool(((x.sum(-1) - 1).abs() < 1e-3).all())
+
+
+def probabilities(tables: Tables) -> Iterator[Finding]:
+    """Name the map whose probabilities a loss takes for logits."""
+    for row in tables.table("start"):
+        loss, guessing = number(row["loss"]), number(row["guessing"])
+        if row["probabilities"] and loss and guessing and abs(loss - guessing) < ABOVE:
+            yield Finding(
+                "probabilities",
+                "problem",
+                f"the model puts out probabilities, which sum to 1 and come from {row['head']}, and the loss "
+                f"begins at that of guessing, {said(guessing)}: a softmax of a softmax hardly moves",
+                "start",
+                {"loss": loss, "guessing": guessing},
+                module=str(row["head"]),
+                do="let the model put out logits: cross_entropy takes the softmax itself",
+            )
 
 
 def _table(model: nn.Module, width: int) -> str:
@@ -131,6 +154,6 @@ START: Final = Study(
     "start",
     lambda c: start(c.subject),
     "preflight",
-    rules=(dropout, initial_loss),
+    rules=(dropout, probabilities, initial_loss),
     order=-46,
 )
