@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Mapping, Sequence
 from importlib.metadata import version
 from typing import Any, Final
@@ -10,6 +11,8 @@ from xml.etree import ElementTree
 
 LEVELS: Final = {"problem": "error", "warning": "warning", "note": "note"}
 """SARIF's words for severities."""
+UNALLOWED: Final = re.compile("[^\t\n\r\x20-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]")
+"""Characters that XML 1.0 does not allow, section 2.2."""
 SARIF: Final = "https://docs.oasis-open.org/sarif/sarif/v2.1.0/errata01/os/schemas/sarif-schema-2.1.0.json"
 
 
@@ -44,7 +47,9 @@ def junit(diagnoses: Sequence[Mapping[str, Any]]) -> str:
             )
             failure.text = "\n".join(filter(None, (found["sentence"], found["do"])))
     ElementTree.indent(root)
-    return ElementTree.tostring(root, encoding="unicode", xml_declaration=True) + "\n"
+    return (
+        UNALLOWED.sub("\ufffd", ElementTree.tostring(root, encoding="unicode", xml_declaration=True)) + "\n"
+    )
 
 
 def sarif(diagnoses: Sequence[Mapping[str, Any]]) -> str:
