@@ -16,9 +16,9 @@ except ImportError as error:
 
 class Probes(WatchingCallback, TrainerCallback):
     """``Trainer(..., callbacks=[Probes("standard")])``: one step in ``every_steps`` is observed, and becomes
-    rows of step, stack, index, role, layer, module, signal, statistic and value. At the end the folder ``out``
-    has them as ``watch.jsonl``, a JSON line each, and a page, ``watch.html``. ``normlab.integrations.watch``
-    says what every watch records and reports, and ``docs/integrations.md`` shows its options.
+    rows of step, stack, index, role, layer, module, signal, statistic and value. At the end the folder
+    ``out`` has them as ``watch.jsonl``, a JSON line each, and a page, ``watch.html``. The class ``Watch``
+    says what is recorded and reported, and ``docs/integrations.md`` shows its options.
 
     ``probes`` is a preset (``cheap``, ``standard``, ``full``: see ``normlab.diagnosis.probing.presets``) or a
     list of ``normlab.diagnosis.Probe``. For a model whose blocks are not found, give the ``structure`` that

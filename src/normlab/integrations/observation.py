@@ -121,11 +121,11 @@ class Observation:
         """Record weights and gradients of the blocks, or of the model's parts where it has none."""
         if "compiled" not in why:
             why = f"{why}: weights, gradients and updates are recorded by module, and no stream. Or {NAMED}"
-        self._tell(why)
         blocks = _blocks(model) or {"": list(_parts(model))}
         self._probes = weight_probes(blocks)
         self.places = [Place(c or None, None, m[0], tuple(m)) for c, those in blocks.items() for m in those]
         self._observe(model, compiled=compiled)
+        self._tell(why)
 
     def _use(self, structure: Structure, at: str) -> None:
         self._probes = stream_probes(structure, self.preset, prefix=at)

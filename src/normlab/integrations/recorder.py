@@ -17,13 +17,17 @@ import torch
 from torch import Tensor
 
 from normlab.training.callbacks.blame import BEFORE, FEW, LEFT, Observed, Verdict
-from normlab.training.callbacks.flight import RECENT, RING, SPIKE_NATS, Trigger
+from normlab.training.callbacks.flight import RECENT, RING, Trigger
 
 FETCH: Final = 16
 """The number of steps after which they are fetched from the device, in one transfer."""
 
-ENDED_ABOVE: Final = 1.25
-"""A loss has ended above its start when it is so many times as high, and higher by ``SPIKE_NATS``."""
+ENDED_ABOVE: Final = 0.05
+"""A loss has ended above its start when each of the last ``RECENT`` is above the first by this share."""
+
+SPIKE_ABOVE: Final = 0.2
+"""A loss has spiked when the middle one of ``RECENT`` is above all kept before, and so much above their middle
+one."""
 
 
 class Stepped(NamedTuple):
@@ -62,7 +66,7 @@ class Recorder:
         self.failed = False
         """Whether there is a report of what ended the training, after which no step is kept."""
         self._waiting: list[Stepped] = []
-        self._first: list[float] = []
+        self._first: list[Observed] = []
         self._spiked: Spike | None = None
 
     def add(self, step: Stepped) -> None:
@@ -78,8 +82,8 @@ class Recorder:
             self.ring.append(seen)
             norm = _value(seen, "gradient norm")
             self._sizes.append((seen.step, {"loss": seen.loss, "gradient norm": norm}))
-            if len(self._first) < RECENT and math.isfinite(seen.loss):
-                self._first.append(seen.loss)
+            if len(self._first) < RING:
+                self._first.append(seen)
             if not self.failed:
                 self._look(seen)
 
@@ -89,7 +93,7 @@ class Recorder:
             return
         device = waiting[-1].gradients.device
         loss = [torch.zeros(1) if s.loss is None else s.loss.reshape(1) for s in waiting]
-        parts = [x.to(device).float() for s, l in zip(waiting, loss, strict=True) for x in (l, *s[-2:])]
+        parts = [x.to(device).float() for s, x0 in zip(waiting, loss, strict=True) for x in (x0, *s[-2:])]
         numbers = iter(torch.cat(parts).tolist())
         for step in waiting:
             loss_of = next(numbers)
@@ -108,12 +112,13 @@ class Recorder:
         if self.failed or not self.ring:
             return
         last = self.ring[-1].step
-        if len(losses) > RECENT and len(self._first) == RECENT:
-            start, end = statistics.median(self._first), statistics.median(losses[-RECENT:])
-            if end > start + max(SPIKE_NATS, (ENDED_ABOVE - 1) * abs(start)):
-                words = f"the loss ended at {end:.4g}, above the {start:.4g} at which it began"
-                self._report(Trigger("diverged", last, last, words))
-                return
+        start = next((seen.loss for seen in self._first if math.isfinite(seen.loss)), math.inf)
+        if len(losses) > RECENT and min(losses[-RECENT:]) > start + ENDED_ABOVE * abs(start):
+            end = statistics.median(losses[-RECENT:])
+            words = f"the loss ended at {end:.4g}, above the {start:.4g} at which it began"
+            kept = {seen.step: seen for seen in (*self._first, *self.ring)}
+            self._report(Trigger("diverged", last, last, words), tuple(kept.values()))
+            return
         if self._spiked is not None:
             self._report(self._spiked.trigger, self._spiked.ring)
 
@@ -135,7 +140,7 @@ class Recorder:
         if len(before) < RECENT:
             return None
         usual, now = statistics.median(before), statistics.median(v for _, v in recent)
-        above = usual + SPIKE_NATS if what == "loss" else LEFT * (1 + FEW / len(before)) * usual
+        above = usual + SPIKE_ABOVE * abs(usual) if what == "loss" else LEFT * (1 + FEW / len(before)) * usual
         limit = max(max(before), above)
         if now <= limit:
             return None
@@ -148,7 +153,8 @@ class Recorder:
         later = [one[spike.what] for step, one in self._sizes if step > spike.trigger.until][-RECENT:]
         if len(later) == RECENT and (now := statistics.median(later)) <= spike.limit:
             self._spiked = None
-            words = f"{spike.trigger.words}, and training recovered: by step {self.ring[-1].step} it was {now:.3g}"
+            by = f"by step {self.ring[-1].step} it was {now:.3g}"
+            words = f"{spike.trigger.words}, and training recovered: {by}"
             trigger = Trigger("recovered", spike.trigger.step, spike.trigger.until, words)
             self._write(trigger, Verdict(words, "none", step=trigger.step), ())
 

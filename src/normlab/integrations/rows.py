@@ -15,8 +15,9 @@ from normlab.store.files import append_rows, write_json_atomic, write_text_atomi
 
 
 class Rows:
-    """Writes records to ``path`` as JSON lines with the fields of ``Record``, beside these the role and the
-    layer of a sublayer; numbers that are not finite are words. A rank above 0 writes a file of its own, ``probes.rank1.jsonl`` beside ``probes.jsonl``.
+    """Writes records to ``path`` as JSON lines with the fields of ``Record``, and beside these the role and
+    the layer of a sublayer; numbers that are not finite are words. A rank above 0 writes a file of its own,
+    ``watch.rank1.jsonl`` beside ``watch.jsonl``.
     """
 
     def __init__(self, path: str | Path) -> None:

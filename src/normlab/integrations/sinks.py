@@ -62,7 +62,7 @@ NAMED: Final[Mapping[str, Callable[[Path], Sink]]] = {
     "trackio": _trackio,
     "tensorboard": _tensorboard,
 }
-"""The sinks that have a name. Each is opened at the first watched step, when the trainer has begun its run."""
+"""The sinks that have a name, opened at the first watched step: by then the trainer has begun its run."""
 
 
 class _Late:

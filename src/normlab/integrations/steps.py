@@ -87,7 +87,7 @@ class OptimiserSteps:
         return Stepped(step, lr, loss, self.meter.names, self._gradients, self._updates)
 
     def ratios(self, places: Sequence[Place]) -> Iterator[tuple[tuple[str | None, int | None, str], float]]:
-        """Yield stack, index and module of each group of parameters with its update relative to its weights."""
+        """Yield stack, index and module of groups of parameters, and their updates relative to weights."""
         assert self._updates is not None
         homes = {path: place for place in reversed(places) for path in place.modules}
         modules = [name.rpartition(".")[0] for name in self.meter.names]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import warnings
 from abc import ABC
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Final
@@ -111,7 +112,7 @@ class Watch:
             )
 
     def loss(self, loss: Tensor) -> None:
-        """Take note of the loss of a micro-batch, which the recorder looks at; nothing waits for the device."""
+        """Take note of the loss of a micro-batch for the recorder; nothing waits for the device."""
         self._guard("the loss cannot be recorded", lambda: self._losses.append(loss.detach().mean()))
 
     def stepping(self) -> None:
@@ -162,10 +163,8 @@ class Watch:
             one = OptimiserSteps(optimiser, inner)
             self._optimisers.append(one)
             self._hooks += [
-                optimiser.register_step_pre_hook(
-                    lambda _, args, kwargs, one=one: self._before(one, args, kwargs)
-                ),
-                optimiser.register_step_post_hook(lambda *_, one=one: self._after(one)),
+                optimiser.register_step_pre_hook(partial(self._before, one)),
+                optimiser.register_step_post_hook(partial(self._after, one)),
             ]
 
     def _remove_hooks(self) -> None:
@@ -193,7 +192,7 @@ class Watch:
         if model.training and isinstance(found, Tensor) and found.requires_grad:
             self.loss(found)
 
-    def _before(self, one: OptimiserSteps, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:
+    def _before(self, one: OptimiserSteps, _: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:
         if one.stepped:  # the step before has ended without a call of the model that was seen
             self._finish_step()
         if self._counts and self._step % self._every == 0 and self._model is not None:
@@ -214,7 +213,7 @@ class Watch:
             lambda: self._observation.begin_uncalled(model, self._step, compiled=self._compiled),
         )
 
-    def _after(self, one: OptimiserSteps) -> None:
+    def _after(self, one: OptimiserSteps, *_: Any) -> None:
         self.end()
         self._guard("updates cannot be watched", one.after)
 
@@ -226,7 +225,7 @@ class Watch:
             self._guard("rows cannot be written", self._write_rows)
             for one in done:
                 one.forget()
-        values, self._values = self._values, {}
+        values, self._values = self._values, dict[str, float]()
         for sink in list(self._sinks) if values else ():
             self._send(sink, values)
         self._losses.clear()
@@ -318,9 +317,9 @@ def watch(
 ) -> Watch:
     """Watch a plain training loop: ``with normlab.watch(model, optimizer) as watch: …``.
 
-    The loop needs no other line: a step is a call of the model in training mode and what the optimiser, or each
-    of a list of them, then does. ``watch.loss(loss)`` gives the recorder a loss that the model does not put
-    out as ``loss``. At the end of the block, or by ``watch.close()``, the page is drawn.
+    The loop needs no other line: a step is a call of the model in training mode and what the optimiser, or
+    each of a list of them, then does. ``watch.loss(loss)`` gives the recorder a loss that is not in
+    the model's output as ``loss``. At the end of the block, or by ``watch.close()``, the page is drawn.
 
     Raises UserError for a preset or a sink that does not exist, steps below 1 and what is no optimiser.
     """
