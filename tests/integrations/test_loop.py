@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import re
 from itertools import pairwise
+from pathlib import Path
 
 import pytest
 import torch
@@ -172,7 +174,7 @@ def test_what_fails_in_the_watch_does_not_fail_in_the_loop(tmp_path):
         raise OSError("no route")
 
     (tmp_path / "file").write_text("")
-    with pytest.warns(UserWarning) as told:
+    with pytest.warns(UserWarning, match="normlab: ") as told:
         losses, *_ = looped(tmp_path / "file" / "w", sinks=[broken], every_steps=1)
     assert losses == looped()[0]
     said = [str(one.message) for one in told]
@@ -240,3 +242,16 @@ def test_a_spike_that_is_over_is_a_note_and_said_to_nobody():
     falling = [4.0 * 0.97**i for i in range(60)]
     assert all(a > b for a, b in pairwise(falling))
     assert recorded(falling, [[1.0, 1.0]] * 60) == ([], [])
+
+
+def test_the_examples_of_the_page_about_integrations_run(tmp_path, monkeypatch):
+    pytest.importorskip("transformers")
+    monkeypatch.chdir(tmp_path)
+    page = Path(__file__).parents[2] / "docs" / "integrations.md"
+    examples = re.findall(
+        r"^```python\n(.*?)^```", page.read_text(encoding="utf-8"), re.DOTALL | re.MULTILINE
+    )
+    assert len(examples) == 4
+    for example in examples:
+        exec(example, {})  # noqa: S102 (the page's own code)
+    assert (tmp_path / "plain" / "watch.html").exists()

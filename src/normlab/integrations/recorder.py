@@ -23,11 +23,12 @@ FETCH: Final = 16
 """The number of steps after which they are fetched from the device, in one transfer."""
 
 ENDED_ABOVE: Final = 0.05
-"""A loss has ended above its start when each of the last ``RECENT`` is above the first by this share."""
+"""A loss has ended above its start when each of the last ``RECENT`` is above the first by this share, or
+when it is no lower than at first and has been above that by ``SPIKE_ABOVE``."""
 
 SPIKE_ABOVE: Final = 0.2
-"""A loss has spiked when the middle one of ``RECENT`` is above all kept before, and so much above their middle
-one."""
+"""A loss has spiked when the middle one of ``RECENT`` is above all that are kept before, and by this share
+above the middle one of these."""
 
 
 class Stepped(NamedTuple):
@@ -67,6 +68,7 @@ class Recorder:
         """Whether there is a report of what ended the training, after which no step is kept."""
         self._waiting: list[Stepped] = []
         self._first: list[Observed] = []
+        self._top = -math.inf
         self._spiked: Spike | None = None
 
     def add(self, step: Stepped) -> None:
@@ -82,6 +84,8 @@ class Recorder:
             self.ring.append(seen)
             norm = _value(seen, "gradient norm")
             self._sizes.append((seen.step, {"loss": seen.loss, "gradient norm": norm}))
+            if seen.loss > self._top:
+                self._top = seen.loss
             if len(self._first) < RING:
                 self._first.append(seen)
             if not self.failed:
@@ -113,9 +117,10 @@ class Recorder:
             return
         last = self.ring[-1].step
         start = next((seen.loss for seen in self._first if math.isfinite(seen.loss)), math.inf)
-        if len(losses) > RECENT and min(losses[-RECENT:]) > start + ENDED_ABOVE * abs(start):
-            end = statistics.median(losses[-RECENT:])
-            words = f"the loss ended at {end:.4g}, above the {start:.4g} at which it began"
+        recent = losses[-RECENT:] if len(losses) > RECENT else [-math.inf]
+        end, rose = statistics.median(recent), self._top > start + SPIKE_ABOVE * abs(start)
+        if min(recent) > start + ENDED_ABOVE * abs(start) or (end >= start and rose):
+            words = f"the loss began at {start:.4g}, rose to {self._top:.4g} and ended at {end:.4g}"
             kept = {seen.step: seen for seen in (*self._first, *self.ring)}
             self._report(Trigger("diverged", last, last, words), tuple(kept.values()))
             return

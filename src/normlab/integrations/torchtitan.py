@@ -26,8 +26,8 @@ def watched(
 ) -> Iterator[Watch]:
     """Watch a trainer of torchtitan inside this block, in which ``trainer.train()`` is called.
 
-    It is seen through attributes that torchtitan's trainer has: ``model_parts``, ``optimizers`` (a container of
-    optimisers) and ``forward_backward_step``, whose losses the recorder is given. Steps count from 0 at the
+    It is seen through attributes that torchtitan's trainer has: ``model_parts``, ``optimizers`` (a container)
+    and ``forward_backward_step``, whose losses the recorder is given. Steps count from 0 at the
     beginning of the block. Raises UserError for a trainer without these, and for a model in several parts.
     """
     parts, optimisers = (getattr(trainer, name, None) for name in ("model_parts", "optimizers"))
