@@ -235,7 +235,7 @@ def test_the_recorder_names_what_left_its_range_first():
 
 
 def test_a_spike_that_is_over_is_a_note_and_said_to_nobody():
-    losses = [4.0] * 12 + [9.0] * 5 + [4.0] * 20
+    losses = [4.0] * 12 + [9.0] * 5 + [3.0] * 20
     (report,), said = recorded(losses, [[1.0, 1.0]] * len(losses))
     assert (report["trigger"]["kind"], report["trigger"]["step"]) == ("recovered", 12)
     assert said == []

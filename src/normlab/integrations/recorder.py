@@ -24,7 +24,7 @@ FETCH: Final = 16
 
 ENDED_ABOVE: Final = 0.05
 """A loss has ended above its start when each of the last ``RECENT`` is above the first by this share, or
-when it is no lower than at first and has been above that by ``SPIKE_ABOVE``."""
+when it is not below by as much and has been above by ``SPIKE_ABOVE``."""
 
 SPIKE_ABOVE: Final = 0.2
 """A loss has spiked when the middle one of ``RECENT`` is above all that are kept before, and by this share
@@ -118,8 +118,9 @@ class Recorder:
         last = self.ring[-1].step
         start = next((seen.loss for seen in self._first if math.isfinite(seen.loss)), math.inf)
         recent = losses[-RECENT:] if len(losses) > RECENT else [-math.inf]
+        margin = ENDED_ABOVE * abs(start) if math.isfinite(start) else 0.0
         end, rose = statistics.median(recent), self._top > start + SPIKE_ABOVE * abs(start)
-        if min(recent) > start + ENDED_ABOVE * abs(start) or (end >= start and rose):
+        if min(recent) > start + margin or (end > start - margin and rose):
             words = f"the loss began at {start:.4g}, rose to {self._top:.4g} and ended at {end:.4g}"
             kept = {seen.step: seen for seen in (*self._first, *self.ring)}
             self._report(Trigger("diverged", last, last, words), tuple(kept.values()))
@@ -260,11 +261,10 @@ def _course(steps: Sequence[Observed]) -> tuple[str, ...]:
         return ()
     first, last = steps[0], steps[-1]
     known = [seen for seen in steps if not math.isnan(seen.loss)]
-    loss = [
-        f"loss: {known[0].loss:.4g} in step {known[0].step}, {known[-1].loss:.4g} in step {known[-1].step}"
-    ]
+    losses = [f"{seen.loss:.4g} in step {seen.step}" for seen in known]
+    loss = [f"loss: {losses[0]}, {losses[-1]}"] if losses else []
     norms = [f"{_value(seen, 'gradient norm'):.3g} in step {seen.step}" for seen in (first, last)]
-    return (*(loss if known else ()), f"gradient norm: {', '.join(norms)}", f"learning rate: {last.lr:.3g}")
+    return (*loss, f"gradient norm: {', '.join(norms)}", f"learning rate: {last.lr:.3g}")
 
 
 def _of(seen: Observed, what: str) -> dict[str, float]:
