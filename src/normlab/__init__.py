@@ -10,6 +10,7 @@ if TYPE_CHECKING:
     from normlab.comparison.compare import compare
     from normlab.comparison.plan import plan
     from normlab.diagnosis import Diagnosis, diagnose, read_structure
+    from normlab.integrations.watch import watch
     from normlab.recipes.grammar import resolve
     from normlab.recipes.plugins import load_plugins
     from normlab.report.compare import write_compare_page
@@ -38,6 +39,7 @@ _HOME = {
     "score": "normlab.tasks.scores",
     "train": "normlab.training.train",
     "translate": "normlab.training.translate",
+    "watch": "normlab.integrations.watch",
     "write_compare_page": "normlab.report.compare",
     "write_diagnosis": "normlab.report.diagnosis",
 }
@@ -58,6 +60,7 @@ __all__ = [
     "score",
     "train",
     "translate",
+    "watch",
     "write_compare_page",
     "write_diagnosis",
 ]

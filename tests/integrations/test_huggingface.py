@@ -77,24 +77,29 @@ def test_losses_and_weights_are_bit_identical(tmp_path):
     rows = rows_of(tmp_path / "probes.jsonl")
     assert steps_of(rows) == [0, 2]
     assert all(
-        list(row) == ["step", "stack", "index", "module", "signal", "statistic", "value"] for row in rows
+        list(row) == ["step", "stack", "index", "role", "layer", "module", "signal", "statistic", "value"]
+        for row in rows
     )
 
 
 def test_a_preset_watches_stream_branches_and_weights(tmp_path):
-    trained(tmp_path, Probes("standard", out=tmp_path / "p.jsonl", every_steps=STEPS))
-    rows = {
-        (row["index"], row["signal"], row["statistic"]): row["value"] for row in rows_of(tmp_path / "p.jsonl")
-    }
-    assert set(rows) == {(i, *measured) for i in range(4) for measured in MEASURED["standard"]}
+    losses, _ = trained(tmp_path, Probes("standard", out=tmp_path / "p.jsonl", every_steps=STEPS))
+    found = rows_of(tmp_path / "p.jsonl")
+    rows = {(r["index"], r["signal"], r["statistic"]): r["value"] for r in found if r["index"] is not None}
+    signals = (*MEASURED["standard"], ("update", "ratio"))
+    assert set(rows) == {(i, *measured) for i in range(4) for measured in signals}
+    places = {(r["index"], r["role"], r["layer"]) for r in found if r["index"] is not None}
+    assert places == {(i, ("self_attention", "ffn")[i % 2], i // 2) for i in range(4)}
+    assert [r["value"] for r in found if r["signal"] == "loss"] == pytest.approx(losses[:1], rel=1e-3)
     block = gpt2().transformer.h[1]
     own = torch.nn.utils.get_total_norm([*block.ln_2.parameters(), *block.mlp.parameters()]).item()
     assert rows[3, "weight", "l2"] == pytest.approx(own, rel=1e-5)
     assert all(math.isfinite(value) for value in rows.values())
     cheap = tmp_path / "cheap.jsonl"
     trained(tmp_path, Probes("cheap", out=cheap, every_steps=STEPS))
-    assert {(row["signal"], row["statistic"]) for row in rows_of(cheap)} == set(MEASURED["cheap"])
-    assert {row["stack"] for row in rows_of(cheap)} == {"transformer.h"}
+    inside = [row for row in rows_of(cheap) if row["stack"]]
+    assert {(row["signal"], row["statistic"]) for row in inside} == {*MEASURED["cheap"], ("update", "ratio")}
+    assert {row["stack"] for row in inside} == {"transformer.h"}
 
 
 def test_probes_a_structure_and_emit_may_be_given(tmp_path):
@@ -106,7 +111,7 @@ def test_probes_a_structure_and_emit_may_be_given(tmp_path):
     assert not (tmp_path / "none").exists()
     structure = read_structure(gpt2(), text()[0]["input_ids"][None])
     trained(tmp_path, Probes("cheap", every_steps=STEPS, emit=read.append, structure=structure))
-    assert {(r.stack, r.index) for r in read} == {("transformer.h", i) for i in range(4)}
+    assert {(r.stack, r.index) for r in read if r.stack} == {("transformer.h", i) for i in range(4)}
 
 
 def test_micro_batches_of_one_step_are_rows_of_their_own(tmp_path):
@@ -123,7 +128,8 @@ def test_what_is_not_a_number_is_written_as_a_word(tmp_path):
     with torch.no_grad():
         model.transformer.h[1].mlp.c_fc.weight[0, 0] = float("nan")
     out = tmp_path / "p.jsonl"
-    trained(tmp_path, Probes([Probe("*.mlp")], out=out), model=model, max_steps=1)
+    with pytest.warns(UserWarning, match="flight recorder: .* is not finite in step 0"):
+        trained(tmp_path, Probes([Probe("*.mlp")], out=out), model=model, max_steps=1)
     assert [row["value"] for row in rows_of(out)][1] == "nan"
 
 
@@ -147,7 +153,7 @@ def test_a_step_that_raises_leaves_no_hook_after_close(tmp_path):
 @pytest.mark.parametrize(
     ("asked", "sentence", "recorded"),
     [
-        ("standard", "of the preset 'standard' only weights and their gradients", {"weight", "grad"}),
+        ("standard", "of the preset 'standard' only weights, gradients", {"weight", "grad"}),
         ([Probe("*.mlp"), Probe("*.c_fc", "grad")], "2 of 2 watched modules run compiled", {"grad"}),
     ],
 )
@@ -170,7 +176,7 @@ def test_without_the_library_a_sentence_says_what_to_type(monkeypatch):
         import normlab.integrations.huggingface  # noqa: F401
 
 
-def test_a_model_that_cannot_be_read_is_told_at_the_first_step(tmp_path):
+def test_a_model_that_cannot_be_read_trains_on_with_a_warning(tmp_path):
     class Flat(torch.nn.Module):
         def __init__(self):
             super().__init__()
@@ -179,8 +185,26 @@ def test_a_model_that_cannot_be_read_is_told_at_the_first_step(tmp_path):
         def forward(self, input_ids, labels):
             return {"loss": self.table(input_ids).square().mean()}
 
-    with pytest.raises(ValueError, match=r"Flat has no repeated blocks that a preset could watch.*Probes\("):
-        trained(tmp_path, Probes("cheap"), model=Flat())
+    out = tmp_path / "w"
+    with pytest.warns(UserWarning, match=r"Flat has no repeated blocks: .*recorded by module.*probes=\["):
+        losses, _ = trained(tmp_path, Probes("cheap", out=out), model=Flat())
+    assert len(losses) == 2 * STEPS
+    rows = rows_of(out / "watch.jsonl")
+    assert {(r["module"], r["signal"]) for r in rows if r["module"]} == {
+        ("table", signal) for signal in ("weight", "grad", "update")
+    }
+    assert "Flat has no repeated blocks" in (out / "watch.html").read_text()
+
+
+def test_a_run_at_a_rate_of_a_half_ends_with_a_report_on_the_page(tmp_path):
+    probes = Probes("cheap", out=tmp_path / "w", every_steps=20)
+    with pytest.warns(UserWarning, match="flight recorder: "):
+        trained(
+            tmp_path, probes, learning_rate=0.5, max_steps=40, max_grad_norm=0, lr_scheduler_type="constant"
+        )
+    assert probes.watch.reports[0]["trigger"]["kind"] in ("diverged", "not finite", "spike")
+    page = (tmp_path / "w" / "watch.html").read_text()
+    assert all(words in page for words in ("Flight recorder", "Update, transformer", "of layer 1"))
 
 
 def test_a_training_that_goes_on_replaces_its_rows(tmp_path):

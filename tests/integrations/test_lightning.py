@@ -151,3 +151,25 @@ def test_without_the_library_a_sentence_says_what_to_type(monkeypatch):
     monkeypatch.delitem(sys.modules, "normlab.integrations.lightning")
     with pytest.raises(ImportError, match=r"pip install 'normlab\[lightning\]'"):
         import normlab.integrations.lightning  # noqa: F401
+
+
+def test_a_run_at_a_rate_of_a_half_ends_with_a_report_on_the_page(tmp_path):
+    class Fast(Tower):
+        """A tower whose last module is no norm, so that its outputs may grow."""
+
+        def __init__(self):
+            super().__init__()
+            self.head = nn.Linear(16, 16)
+
+        def forward(self, x):
+            return self.head(self.body(x))
+
+        def configure_optimizers(self):
+            return torch.optim.Adam(self.parameters(), lr=0.5)
+
+    torch.manual_seed(0)
+    probes = Probes("cheap", out=tmp_path, every_steps=10)
+    trained(probes, model=Fast(), max_steps=24)
+    assert probes.watch.reports[-1]["trigger"]["kind"] == "diverged"
+    page = (tmp_path / "watch.html").read_text()
+    assert all(words in page for words in ("Flight recorder", "Update, body", "of layer 1"))

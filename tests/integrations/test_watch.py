@@ -23,7 +23,7 @@ def watch(probes, seen, **choices):
     ("probes", "every_steps", "sentence"),
     [
         ("quick", 1, r"there is no preset 'quick'; there are cheap, standard, full"),
-        ([], 1, r"there are no probes; give a preset, as in Probes\(\"standard\"\)"),
+        ([], 1, r"there are no probes; give a preset, as in probes=\"standard\""),
         ("cheap", 0, r"every_steps is 0, and must be 1 or more, as in every_steps=50"),
     ],
 )
@@ -58,7 +58,7 @@ def test_a_model_that_is_never_called_leaves_no_hook():
     assert (hooks_of(model), seen) == (0, [])
 
 
-def test_blocks_that_are_found_but_not_read_say_what_to_name():
+def test_blocks_that_are_found_but_not_read_train_on_and_say_what_to_name():
     class Gated(nn.Module):
         def __init__(self):
             super().__init__()
@@ -72,7 +72,7 @@ def test_blocks_that_are_found_but_not_read_say_what_to_name():
     model = Gated()
     watching = watch("cheap", [])
     watching.begin(model, 0)
-    with pytest.raises(ValueError, match=r"no residual stream was found in Gated.*Probes\("):
+    with pytest.warns(UserWarning, match=r"no residual stream was found in Gated.*probes=\["):
         model(torch.randn(2, 3, 8))
     watching.end()
     assert hooks_of(model) == 0
@@ -86,4 +86,5 @@ def test_a_rank_writes_its_own_file(tmp_path, monkeypatch):
         record = Record(0, None, None, "m", "output", "rms", float(rank))
         rows(record)
         rows.write()
-        assert json.loads((tmp_path / "new" / name).read_text()) == record._asdict()
+        told = {"role": None, "layer": None}
+        assert json.loads((tmp_path / "new" / name).read_text()) == record._asdict() | told

@@ -1,1 +1,1 @@
-"""Probes for models in other trainers: Hugging Face's and Lightning's."""
+"""A watch over trainings elsewhere: Hugging Face's Trainer, Lightning, torchtitan and plain loops."""

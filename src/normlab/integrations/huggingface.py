@@ -1,4 +1,4 @@
-"""Probes for a training by Hugging Face's ``Trainer``."""
+"""The watch of a training by Hugging Face's ``Trainer``."""
 
 from __future__ import annotations
 
@@ -16,8 +16,9 @@ except ImportError as error:
 
 class Probes(WatchingCallback, TrainerCallback):
     """``Trainer(..., callbacks=[Probes("standard")])``: one step in ``every_steps`` is observed, and becomes
-    rows of step, stack, index, module, signal, statistic and value, a JSON line each in ``out``, or calls of
-    ``emit``. ``normlab report probes.jsonl`` draws them.
+    rows of step, stack, index, role, layer, module, signal, statistic and value. At the end the folder
+    ``out`` has them as ``watch.jsonl``, a JSON line each, and a page, ``watch.html``. The class ``Watch``
+    says what is recorded and reported, and ``docs/integrations.md`` shows its options.
 
     ``probes`` is a preset (``cheap``, ``standard``, ``full``: see ``normlab.diagnosis.probing.presets``) or a
     list of ``normlab.diagnosis.Probe``. For a model whose blocks are not found, give the ``structure`` that
@@ -28,14 +29,18 @@ class Probes(WatchingCallback, TrainerCallback):
     that goes on from a checkpoint replaces the rows from there on. Where a step raises, ``close()`` takes the
     hooks off; so does the next ``train()``.
 
-    Raises UserError for a preset that there is not, and at the first step for a model that cannot be read.
+    Where a model cannot be read, a warning says so and weights, gradients and updates are recorded. Raises
+    UserError, before the training, for a preset or a sink that does not exist.
     """
 
-    def on_train_begin(self, args: TrainingArguments, state: TrainerState, *_: Any, **__: Any) -> None:
+    def on_train_begin(self, args: TrainingArguments, state: TrainerState, *_: Any, **shown: Any) -> None:
         self.watch.start(state.global_step)
+        optimisers = [shown["optimizer"]] if shown.get("optimizer") is not None else []
+        self.watch.attach(shown["model"], optimisers, compiled=bool(args.torch_compile))
 
     def on_step_begin(self, args: TrainingArguments, state: TrainerState, *_: Any, **shown: Any) -> None:
         # the trainer runs a compiled wrapper and shows callbacks what is inside
         self.watch.begin(shown["model"], state.global_step, compiled=bool(args.torch_compile))
 
-    on_pre_optimizer_step = on_train_end = WatchingCallback.close
+    on_pre_optimizer_step = WatchingCallback.stepping
+    on_train_end = WatchingCallback.close

@@ -1,8 +1,11 @@
-"""Probes for a training by Lightning's ``Trainer``."""
+"""The watch of a training by Lightning's ``Trainer``."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
+
+from torch import Tensor
 
 from normlab.integrations.watch import WatchingCallback
 
@@ -16,8 +19,9 @@ except ImportError as error:
 
 class Probes(WatchingCallback, Callback):
     """``Trainer(..., callbacks=[Probes("standard")])``: one step in ``every_steps`` is observed, and becomes
-    rows of step, stack, index, module, signal, statistic and value, a JSON line each in ``out``, or calls of
-    ``emit``. ``normlab report probes.jsonl`` draws them.
+    rows of step, stack, index, role, layer, module, signal, statistic and value. At the end the folder
+    ``out`` has them as ``watch.jsonl``, a JSON line each, and a page, ``watch.html``. The class ``Watch``
+    says what is recorded and reported, and ``docs/integrations.md`` shows its options.
 
     ``probes`` is a preset (``cheap``, ``standard``, ``full``: see ``normlab.diagnosis.probing.presets``) or a
     list of ``normlab.diagnosis.Probe``, whose globs are of paths in the LightningModule. For a model whose
@@ -28,11 +32,14 @@ class Probes(WatchingCallback, Callback):
     optimiser that steps, gradients before clipping; each micro-batch of an accumulated step gives rows of its
     own, and validation gives none. A training that goes on from a checkpoint replaces the rows from there on.
 
-    Raises UserError for a preset that there is not, and at the first step for a model that cannot be read.
+    Where a model cannot be read, a warning says so and weights, gradients and updates are recorded. Raises
+    UserError, before the training, for a preset or a sink that does not exist.
     """
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         self.watch.start(trainer.global_step)
+        compiled = getattr(pl_module, "_compiler_ctx", None) is not None
+        self.watch.attach(pl_module, trainer.optimizers, compiled=compiled)
 
     def on_train_batch_start(
         self, trainer: Trainer, pl_module: LightningModule, batch: Any, batch_idx: int
@@ -42,4 +49,13 @@ class Probes(WatchingCallback, Callback):
         compiled = getattr(pl_module, "_compiler_ctx", None) is not None
         self.watch.begin(pl_module, trainer.global_step, compiled=compiled, own_calls=int(wrapped))
 
-    on_before_optimizer_step = on_validation_start = on_train_end = on_exception = WatchingCallback.close
+    def on_train_batch_end(
+        self, trainer: Trainer, pl_module: LightningModule, outputs: Any, batch: Any, batch_idx: int
+    ) -> None:
+        loss = outputs.get("loss") if isinstance(outputs, Mapping) else outputs
+        if isinstance(loss, Tensor):
+            self.watch.loss(loss)
+
+    on_before_optimizer_step = WatchingCallback.stepping
+    on_validation_start = WatchingCallback.end
+    on_train_end = on_exception = WatchingCallback.close

@@ -3,29 +3,39 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import torch
 
 from normlab.diagnosis import Record
-from normlab.store.files import append_rows, write_text_atomic
+from normlab.integrations.observation import Place
+from normlab.store.files import append_rows, write_json_atomic, write_text_atomic
 
 
 class Rows:
-    """Writes records to ``path`` as JSON lines with the fields of ``Record``, numbers that are not finite as
-    words. A rank above 0 writes a file of its own, ``probes.rank1.jsonl`` beside ``probes.jsonl``.
+    """Writes records to ``path`` as JSON lines with the fields of ``Record``, and beside these the role and
+    the layer of a sublayer; numbers that are not finite are words. A rank above 0 writes a file of its own,
+    ``watch.rank1.jsonl`` beside ``watch.jsonl``.
     """
 
     def __init__(self, path: str | Path) -> None:
         self._asked = Path(path)
         self._waiting: list[Record] = []
+        self.places: Mapping[tuple[str | None, int | None], Place] = {}
+        """The sublayers by stack and index."""
+
+    @property
+    def rank(self) -> int:
+        """The rank of this process."""
+        many = torch.distributed.is_available() and torch.distributed.is_initialized()
+        return torch.distributed.get_rank() if many else 0
 
     @property
     def path(self) -> Path:
         """The file of this rank."""
-        many = torch.distributed.is_available() and torch.distributed.is_initialized()
-        rank = torch.distributed.get_rank() if many else 0
+        rank = self.rank
         name = f"{self._asked.stem}.rank{rank}{self._asked.suffix}" if rank else self._asked.name
         return self._asked.with_name(name)
 
@@ -37,7 +47,23 @@ class Rows:
         rows, self._waiting = self._waiting, list[Record]()
         if rows:
             self.path.parent.mkdir(parents=True, exist_ok=True)
-            append_rows(self.path, (row._asdict() for row in rows))
+            append_rows(self.path, map(self._placed, rows))
+
+    def write_flight(self, path: Path, reports: Sequence[Mapping[str, Any]], notes: Sequence[str]) -> None:
+        """Write the reports of the flight recorder and the notes, which the page shows with the rows."""
+        write_json_atomic(path, {"reports": reports, "notes": notes}, flat=True)
+
+    def _placed(self, record: Record) -> dict[str, Any]:
+        place = self.places.get((record.stack, record.index))
+        role, layer = (place.role, place.layer) if place is not None else (None, None)
+        row = record._asdict()
+        return {
+            "step": row.pop("step"),
+            "stack": row.pop("stack"),
+            "index": row.pop("index"),
+            "role": role,
+            "layer": layer,
+        } | row
 
     def cut(self, step: int) -> None:
         """Remove the rows of ``step`` and later ones, since these steps are repeated."""

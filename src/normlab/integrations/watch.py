@@ -1,149 +1,336 @@
-"""Observe some steps of another trainer: the part that both callbacks share."""
+"""Watch a training of another trainer, or of a plain loop: the part that all integrations share."""
 
 from __future__ import annotations
 
 import warnings
 from abc import ABC
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from pathlib import Path
-from typing import Any
+from types import TracebackType
+from typing import Any, Final
 
 import torch
-from torch import nn
+from torch import Tensor, nn
+from torch.optim import Optimizer
 
-from normlab.diagnosis import Observer, Probe, Record, Structure, observe, read_structure
-from normlab.diagnosis.probing.presets import require_preset, stream_probes, weight_probes
-from normlab.diagnosis.reading.naming import candidates
-from normlab.diagnosis.reading.subject import undisturbed
+from normlab.diagnosis import Probe, Record, Structure
 from normlab.diagnosis.reading.taps import bare, compiles
 from normlab.errors import UserError
+from normlab.integrations.observation import Emit, Observation
+from normlab.integrations.recorder import Recorder
 from normlab.integrations.rows import Rows
+from normlab.integrations.sinks import Sink, sink_of
+from normlab.integrations.steps import OptimiserSteps
 from normlab.spec.arguments import validate_arguments
 
-Emit = Callable[[Record], None]
-NAMED = 'name the modules, as in Probes([Probe("*.mlp", "output", "rms")])'
+OUT: Final = "watch"
 
 
 @validate_arguments
 class Watch:
-    """Observes one step in ``every_steps``, and has no hook on the model between them.
+    """Watches a training: one step in ``every_steps`` is observed, and every step goes to a flight recorder.
 
-    A preset is of what ``structure`` says; without it the model is read when it is first called, on the
-    arguments of that call, which draws no random number. Raises UserError for a preset that there is not and
-    steps below 1.
+    ``out`` is a folder for ``watch.jsonl`` and the page ``watch.html``, or a path that ends in ``.jsonl``,
+    which has its page beside it. ``emit`` takes the records instead of the file. After construction nothing
+    here raises: what fails is a warning, once, and the training goes on.
+
+    Raises UserError for a preset or a sink that does not exist and for steps below 1.
     """
 
     def __init__(
         self,
-        probes: str | Sequence[Probe],
+        probes: str | Sequence[Probe] = "standard",
         *,
-        out: str | Path,
-        every_steps: int,
-        emit: Emit | None,
-        structure: Structure | None,
+        out: str | Path = OUT,
+        every_steps: int = 50,
+        emit: Emit | None = None,
+        structure: Structure | None = None,
+        sinks: Sequence[Any] = (),
     ) -> None:
         if every_steps < 1:
             raise UserError(f"every_steps is {every_steps}, and must be 1 or more, as in every_steps=50")
-        self._preset = probes if isinstance(probes, str) else ""
-        self._probes = [] if isinstance(probes, str) else list(probes)
-        if isinstance(probes, str):
-            require_preset(probes)
-            self._probes = stream_probes(structure, probes) if structure else []
-        elif not self._probes:
-            raise UserError(f'there are no probes; give a preset, as in Probes("standard"), or {NAMED}')
-        self._asked = self._probes
-        self._every, self._rows = every_steps, Rows(out)
-        self._emit: Emit = emit or self._rows
-        self._open = ExitStack()
-        self._observer: Observer | None = None
-        self._step: int | None = None
+        path = Path(out)
+        self._every, self._emit = every_steps, emit
+        self._rows = Rows(path if path.suffix == ".jsonl" else path / "watch.jsonl")
+        self._sinks: list[Sink] = [sink_of(sink, path.with_suffix("")) for sink in sinks]
+        self._observation = Observation(probes, structure, self._record, self._note)
+        self._recorder = Recorder(self._tell)
+        self._told: set[str] = set()
+        self._notes: list[str] = []
+        self._values: dict[str, float] = {}
+        self._losses: list[Tensor] = []
+        self._optimisers: list[OptimiserSteps] = []
+        self._hooks: list[Any] = []
+        self._model: nn.Module | None = None
+        self._step, self._counts, self._compiled = 0, False, False
 
     @property
     def path(self) -> Path:
         """The file of this process's rows."""
         return self._rows.path
 
+    @property
+    def page(self) -> Path:
+        """The page, which is drawn at the end."""
+        return self.path.with_suffix(".html")
+
+    @property
+    def flight(self) -> Path:
+        """The file of the recorder's reports and of the notes about what could not be watched."""
+        return self.path.with_suffix(".flight.json")
+
+    @property
+    def reports(self) -> list[dict[str, Any]]:
+        """The recorder's reports, with ``trigger`` and ``verdict``; empty for a training that went well."""
+        return self._recorder.reports
+
     def start(self, step: int) -> None:
         """Begin or resume a training at ``step``; rows from there on will be written again."""
-        self.end()
-        self._probes = self._asked  # what was read of another model does not fit this one
-        if self._emit is self._rows:
-            self._rows.cut(step)
+        self._guard("the watch cannot begin", lambda: self._start(step))
+
+    def attach(self, model: nn.Module, optimisers: Sequence[Any], *, compiled: bool = False) -> None:
+        """See the losses that the model puts out and the steps that the optimisers take, until ``close``."""
+        self._guard("updates cannot be watched", lambda: self._attach(model, optimisers, compiled=compiled))
+
+    def count_steps(self) -> None:
+        """Count the steps here, by the optimisers' own, since no trainer does."""
+        self._counts = True
+        if self._model is not None and not self._compiled:
+            hook = self._model.register_forward_pre_hook(self._called, with_kwargs=True)
+            self._hooks.append(hook)
 
     def begin(self, model: nn.Module, step: int, *, compiled: bool = False, own_calls: int = 0) -> None:
-        """Start to observe if it is this step's turn and it is not observed yet.
-
-        ``compiled``: the trainer runs a compiled wrapper of this model. ``own_calls``: how many calls of the
-        model by the trainer come before the one that is the forward pass.
-        """
-        if self._step is not None or step % self._every:
-            return
+        """Begin a step, and observe it if it is its turn; see ``Observation.begin``."""
+        if step != self._step:
+            self._finish_step()
         self._step = step
-        model = bare(model)
-        if self._probes:
-            self._observe(model, compiled=compiled)
-        elif compiled or any(compiles(m) for m in model.modules()):
-            warnings.warn(
-                f"the model runs compiled, so that of the preset {self._preset!r} only weights and their "
-                "gradients are recorded; for what flows through it, train some steps without torch.compile",
-                stacklevel=3,
+        if step % self._every == 0:
+            self._guard(
+                "the model cannot be observed",
+                lambda: self._observation.begin(model, step, compiled=compiled, own_calls=own_calls),
             )
-            self._probes = weight_probes(_blocks(model))
-            self._observe(model, compiled=compiled)
-        else:
-            self._read_at_first_call(model, own_calls)
+
+    def loss(self, loss: Tensor) -> None:
+        """Take note of the loss of a micro-batch for the recorder; nothing waits for the device."""
+        self._guard("the loss cannot be recorded", lambda: self._losses.append(loss.detach().mean()))
+
+    def stepping(self) -> None:
+        """Measure weights and gradients: the optimiser is about to step."""
+        self.end()
+        for one in self._optimisers:
+            self._guard("gradients cannot be recorded", one.measure_gradients)
 
     def end(self) -> None:
-        """Fetch and write the measurements of the step, and remove the hooks."""
-        step, self._step = self._step, None
+        """Fetch and write the measurements of the observed step, and remove their hooks."""
+        self._guard("a step cannot be recorded", self._observation.end)
+        self._guard("rows cannot be written", self._write_rows)
+
+    def close(self) -> None:
+        """End: write what is left, report what went wrong, remove all hooks, draw the page."""
+        self.end()
+        self._finish_step()
+        self._remove_hooks()
+        self._guard("the recorder failed", self._recorder.close)
+        if self._emit is None and self.path.exists():
+            self._guard("the page cannot be drawn", self._draw)
+
+    def __enter__(self) -> Watch:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def _start(self, step: int) -> None:
+        self._observation.reset()
+        self._remove_hooks()
+        self._recorder, self._step = Recorder(self._tell), step
+        self._told.clear()
+        self._notes.clear()
+        self._losses.clear()
+        if self._emit is None:
+            self._rows.cut(step)
+
+    def _attach(self, model: nn.Module, optimisers: Sequence[Any], *, compiled: bool) -> None:
+        self._remove_hooks()
+        self._model = inner = bare(model)
+        self._compiled = compiled or compiles(model) or any(compiles(m) for m in inner.modules())
+        if not self._compiled:
+            self._hooks.append(inner.register_forward_hook(self._answered))
+        for optimiser in map(_innermost, optimisers):
+            one = OptimiserSteps(optimiser, inner)
+            self._optimisers.append(one)
+            self._hooks += [
+                optimiser.register_step_pre_hook(partial(self._before, one)),
+                optimiser.register_step_post_hook(partial(self._after, one)),
+            ]
+
+    def _remove_hooks(self) -> None:
+        for hook in self._hooks:
+            hook.remove()
+        self._hooks.clear()
+        self._optimisers.clear()
+
+    def _called(self, model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        """Begin a step with the first call of the model in training after a step of an optimiser."""
+        if not model.training or not torch.is_grad_enabled() or self._observation.running:
+            return
+        if any(one.stepped for one in self._optimisers):
+            self._finish_step()
+        if self._step % self._every == 0:
+            given = args, kwargs
+            self._guard(
+                "the model cannot be observed",
+                lambda: self._observation.begin_in_call(model, self._step, given),
+            )
+
+    def _answered(self, model: nn.Module, _: Any, output: Any) -> None:
+        """Take note of the loss in the model's output, if it has one, as those of Hugging Face do."""
+        found = output.get("loss") if isinstance(output, Mapping) else getattr(output, "loss", None)
+        if model.training and isinstance(found, Tensor) and found.requires_grad:
+            self.loss(found)
+
+    def _before(self, one: OptimiserSteps, _: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:
+        if one.stepped:  # the step before has ended without a call of the model that was seen
+            self._finish_step()
+        if self._counts and self._step % self._every == 0 and self._model is not None:
+            self._weights_alone(self._model)
+        self._guard("updates cannot be watched", one.before)
+        if not any(
+            given is not None for given in (*args, *kwargs.values())
+        ):  # no closure, which runs the model
+            self.end()
+            self._guard("gradients cannot be recorded", one.measure_gradients)
+
+    def _weights_alone(self, model: nn.Module) -> None:
+        """Observe a step in which no call of the model was seen: compiled, or its ``forward`` is called."""
+        if self._observation.running or any(one.stepped for one in self._optimisers):
+            return
+        self._guard(
+            "the model cannot be observed",
+            lambda: self._observation.begin_uncalled(model, self._step, compiled=self._compiled),
+        )
+
+    def _after(self, one: OptimiserSteps, *_: Any) -> None:
+        self.end()
+        self._guard("updates cannot be watched", one.after)
+
+    def _finish_step(self) -> None:
+        """Give the recorder the step that the optimisers took, and emit its updates if it was its turn."""
+        if done := [one for one in self._optimisers if one.stepped]:
+            due = self._step % self._every == 0 and bool(self._observation.preset)
+            self._guard("updates cannot be recorded", lambda: self._take(done, due=due))
+            self._guard("rows cannot be written", self._write_rows)
+            for one in done:
+                one.forget()
+        values, self._values = self._values, dict[str, float]()
+        for sink in list(self._sinks) if values else ():
+            self._send(sink, values)
+        self._losses.clear()
+        self._step += self._counts and bool(done)
+
+    def _take(self, done: Sequence[OptimiserSteps], *, due: bool) -> None:
+        loss = torch.stack(self._losses).mean() if self._losses else None
+        for one in done:
+            self._recorder.add(one.taken(self._step, loss))
+        if due:
+            self._recorder.fetch()
+            seen = self._recorder.ring[-1] if self._recorder.ring else None
+            for one in done:
+                for key, value in one.ratios(self._observation.places):
+                    self._record(Record(self._step, *key, "update", "ratio", value))
+            if seen is not None and loss is not None:
+                self._record(Record(self._step, None, None, "", "loss", "value", seen.loss))
+
+    def _send(self, sink: Sink, values: Mapping[str, float]) -> None:
         try:
-            if self._observer is not None and step is not None:
-                self._observer.flush(step)
-        finally:
-            self._observer = None
-            self._open.close()
+            sink(self._step, values)
+        except Exception as error:
+            self._sinks.remove(sink)
+            self._note(f"a sink failed and is left out from now on: {type(error).__name__}: {error}")
+
+    def _record(self, record: Record) -> None:
+        where = f"{record.module}/{record.signal}.{record.statistic}".lstrip("/")
+        self._values[where] = record.value
+        (self._emit or self._rows)(record)
+
+    def _write_rows(self) -> None:
+        if self._emit is None:
+            self._rows.places = {
+                (p.stack, p.index): p for p in self._observation.places if p.index is not None
+            }
             self._rows.write()
 
-    def _observe(self, model: nn.Module, *, compiled: bool) -> None:
-        # a wrapper of the trainer's kind, never run, tells that what flows here is compiled
-        given: Any = torch.compile(model, backend="eager") if compiled else model
-        self._observer = self._open.enter_context(observe(given, self._probes, self._emit))
-
-    def _read_at_first_call(self, model: nn.Module, own_calls: int) -> None:
-        """Wait for the first call of a module that holds blocks, which may be any part of the model."""
-        modules = dict(model.named_modules())
-        holders = dict.fromkeys(path for name in _blocks(model) for path in _ways_down(name))
-        waiting = self._open.enter_context(ExitStack())
-        left = own_calls
-
-        def wait(path: str) -> None:
-            def called(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-                nonlocal left
-                if not path and left:
-                    left -= 1
-                    return
-                waiting.close()
-                self._probes = self._read(module, (args, kwargs), f"{path}." if path else "")
-                self._observe(model, compiled=False)
-
-            waiting.callback(modules[path].register_forward_pre_hook(called, with_kwargs=True).remove)
-
-        for path in holders:
-            wait(path)
-
-    def _read(self, module: nn.Module, given: tuple[tuple[Any, ...], dict[str, Any]], at: str) -> list[Probe]:
-        def call(model: nn.Module, batch: tuple[tuple[Any, ...], dict[str, Any]]) -> Any:
-            return model(*batch[0], **batch[1])
-
+    def _draw(self) -> None:
+        self._rows.write_flight(self.flight, self._recorder.reports, self._notes)
+        if self._rows.rank:
+            return
         try:
-            with undisturbed(module):
-                structure = read_structure(module, given, call=call)
-        except UserError as error:
-            raise UserError(f"{error}. Or {NAMED}") from error
-        finally:
-            torch.clear_autocast_cache()  # it keeps copies of weights, and those made here have no gradient
-        return stream_probes(structure, self._preset, prefix=at)
+            from normlab.report.flight import write_probes_page
+        except ImportError as error:
+            self._tell(f"no page is drawn: {error}; `normlab report {self.path}` draws it elsewhere")
+            return
+        write_probes_page(self.path, self.page)
+
+    def _guard(self, what: str, do: Callable[[], Any]) -> None:
+        """Do something of ours; a failure is a note, because no training may end by it."""
+        try:
+            do()
+        except Exception as error:
+            said = str(error) if isinstance(error, UserError) else f"{type(error).__name__}: {error}"
+            if what not in self._told:
+                self._told.add(what)
+                self._note(f"{what} ({said}); the training goes on")
+
+    def _note(self, sentence: str) -> None:
+        self._notes.append(sentence)
+        self._tell(sentence)
+
+    def _tell(self, sentence: str) -> None:
+        """The one place through which a person is spoken to while a training runs."""
+        warnings.warn(f"normlab: {sentence}", stacklevel=2)
+
+
+def _innermost(optimiser: Any) -> Optimizer:
+    """Return the optimiser inside the wrappers of a trainer, whose steps are those that are taken."""
+    while isinstance(inner := getattr(optimiser, "optimizer", None), Optimizer):
+        optimiser = inner
+    if not callable(getattr(optimiser, "register_step_post_hook", None)):
+        raise UserError(
+            f"{type(optimiser).__name__} is no torch.optim.Optimizer, so that its steps are not seen"
+        )
+    return optimiser
+
+
+@validate_arguments
+def watch(
+    model: nn.Module,
+    optimizer: Any,
+    *,
+    out: str | Path = OUT,
+    every_steps: int = 50,
+    probes: str | Sequence[Probe] = "standard",
+    sinks: Sequence[Any] = (),
+    structure: Structure | None = None,
+) -> Watch:
+    """Watch a plain training loop: ``with normlab.watch(model, optimizer) as watch: …``.
+
+    The loop needs no other line: a step is a call of the model in training mode and what the optimiser, or
+    each of a list of them, then does. ``watch.loss(loss)`` gives the recorder a loss that is not in
+    the model's output as ``loss``. At the end of the block, or by ``watch.close()``, the page is drawn.
+
+    Raises UserError for a preset or a sink that does not exist, steps below 1 and what is no optimiser.
+    """
+    several = list(optimizer) if isinstance(optimizer, (list, tuple)) else [optimizer]
+    for one in several:
+        _innermost(one)
+    watching = Watch(probes, out=out, every_steps=every_steps, structure=structure, sinks=sinks)
+    watching.start(0)
+    watching.attach(model, several)
+    watching.count_steps()
+    return watching
 
 
 class WatchingCallback(ABC):  # noqa: B024 - each trainer names its hooks otherwise
@@ -153,31 +340,24 @@ class WatchingCallback(ABC):  # noqa: B024 - each trainer names its hooks otherw
         self,
         probes: str | Sequence[Probe] = "standard",
         *,
-        out: str | Path = "probes.jsonl",
+        out: str | Path = OUT,
         every_steps: int = 50,
         emit: Emit | None = None,
         structure: Structure | None = None,
+        sinks: Sequence[Any] = (),
     ) -> None:
-        self.watch = Watch(probes, out=out, every_steps=every_steps, emit=emit, structure=structure)
+        self.watch = Watch(
+            probes, out=out, every_steps=every_steps, emit=emit, structure=structure, sinks=sinks
+        )
 
-    def close(self, *_: Any, **__: Any) -> None:
-        """Write the measurements and remove all hooks."""
+    def stepping(self, *_: Any, **__: Any) -> None:
+        """Measure weights and gradients before the optimiser steps."""
+        self.watch.stepping()
+
+    def end(self, *_: Any, **__: Any) -> None:
+        """Write the measurements of a step and remove their hooks."""
         self.watch.end()
 
-
-def _blocks(model: nn.Module) -> dict[str, list[list[str]]]:
-    """Return the paths of each block and of all modules inside it, by container; UserError if none."""
-    paths = [path for path, _ in model.named_modules()]
-    found = {
-        name: [[p for p in paths if f"{p}.".startswith(f"{block}.")] for block in blocks]
-        for name, blocks in candidates(model, ())
-    }
-    if not found:
-        raise UserError(f"{type(model).__name__} has no repeated blocks that a preset could watch; {NAMED}")
-    return found
-
-
-def _ways_down(path: str) -> Iterator[str]:
-    """Yield the path of the model and of every module on the way to this one."""
-    names = path.split(".") if path else []
-    return (".".join(names[:i]) for i in range(len(names) + 1))
+    def close(self, *_: Any, **__: Any) -> None:
+        """Write the measurements, remove all hooks and draw the page."""
+        self.watch.close()

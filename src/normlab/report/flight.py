@@ -57,6 +57,8 @@ def watched(rows: Sequence[Mapping[str, Any]]) -> list[Section]:
 
 def _point(row: Mapping[str, Any], depth: int, label: str) -> dict[str, Any]:
     words = {name: str(row[name]) for name in ("module", "signal", "statistic")}
+    if row.get("role"):
+        words["module"] = f"{row['module']} ({row['role'].replace('_', '-')} of layer {row['layer']})"
     return {**words, "step": int(row["step"]), "depth": depth, "label": label, "value": float(row["value"])}
 
 
@@ -71,14 +73,22 @@ def _labels(stacks: Iterable[str]) -> dict[str, str]:
 
 @validate_arguments
 def write_probes_page(file: Path, page: Path) -> Path:
-    """Draw the rows that a trainer wrote to ``file``, as JSON lines; return the path of the page.
+    """Draw the rows that a trainer wrote to ``file``, as JSON lines, and the recorder's reports beside them;
+    return the path of the page.
 
     Raises UserError for a file that does not hold such rows, and FileNotFoundError if there is none.
     """
-    from normlab.store.files import write_output
+    from normlab.store.files import read_json, write_output
 
     rows = list(_rows(file))
-    sections = [*watched(rows), *_others(rows)]
+    flight = file.with_suffix(".flight.json")
+    beside = read_json(flight) if flight.exists() else {}
+    sections = [
+        *flown(beside.get("reports", ())),
+        *_noted(beside.get("notes", ())),
+        *watched(rows),
+        *_others(rows),
+    ]
     if not sections:
         raise UserError(f"{file} holds no row of a probe; a trainer writes them after each measured step")
     steps = sorted({int(row["step"]) for row in rows})
@@ -130,10 +140,21 @@ def _others(rows: Sequence[Mapping[str, Any]]) -> list[Section]:
     return [Section("Modules", [Grid(charts)], "modules", intro)] if charts else []
 
 
+def _noted(notes: Sequence[str]) -> list[Section]:
+    """State what could not be watched."""
+    lines: list[Block] = [Notes([Text(note) for note in notes])]
+    return [Section("Not watched", lines, "notes")] if notes else []
+
+
 def flown(reports: Sequence[Mapping[str, Any]]) -> list[Section]:
     """The reports of the recorder: each verdict with its evidence."""
     blocks = [block for report in reports for block in _report(report)]
-    intro = "The module that went wrong first, found by repeating the steps with every module watched."
+    how = (
+        "by repeating the steps with every module watched"
+        if any(r.get("replay") for r in reports)
+        else ("in the norms of every parameter's gradient and update over the last steps")
+    )
+    intro = f"The module that went wrong first, found {how}."
     return [Section("Flight recorder", blocks, "flight", intro)] if blocks else []
 
 

@@ -13,8 +13,8 @@ from normlab.diagnosis.probing.observe import PARAMETERS, Emit, Key, Probe, Reco
 from normlab.diagnosis.probing.presets import PRESETS, SublayerSite, preset_probes
 from normlab.diagnosis.reading.taps import Tap
 from normlab.nn.sublayer import Sublayer
-from normlab.training.meter import Meter
-from normlab.training.parallel import norms_of
+from normlab.training.meter import Grouping, Meter
+from normlab.training.parallel import Parallel, norms_of
 
 
 class Preset(NamedTuple):
@@ -75,7 +75,7 @@ class Probing:
             yield
             observer.flush(step)
 
-    def stepped(self, step: int, meter: Meter, gradients: Tensor, updates: Tensor) -> None:
+    def stepped(self, step: int, meter: Meter[Parallel], gradients: Tensor, updates: Tensor) -> None:
         """Keep the norms of an optimiser step for ``flush`` to fetch."""
         if self._groups is not None and self.due(step):
             self._late.append((step, *self._groups.measured(meter, gradients, updates)))
@@ -102,21 +102,26 @@ class _Groups:
         named = dict(model.named_parameters())
         homes = [path for path, module in model.named_modules() if isinstance(module, Sublayer)]
         owners = [next((h for h in homes if n.startswith(f"{h}.")), n.rpartition(".")[0]) for n in named]
-        self._modules = list(dict.fromkeys(owners))
-        device = next(iter(named.values())).device
-        self._owner = torch.tensor([self._modules.index(o) for o in owners], device=device)
+        self._grouping = Grouping(owners, next(iter(named.values())).device)
         self._kinds, self._homes = kinds, homes
 
     @torch.no_grad()
-    def measured(self, meter: Meter, gradients: Tensor, updates: Tensor) -> tuple[list[Key], Tensor]:
+    def measured(
+        self, meter: Meter[Parallel], gradients: Tensor, updates: Tensor
+    ) -> tuple[list[Key], Tensor]:
         """Return keys and their values: norms of gradients and weights, and updates relative to weights."""
         whole, views = meter.parallel.whole, meter.parallel.matrices if self._kinds else ()
         keys: list[Key] = [
-            *((*_place(m, self._homes), m, signal, how) for signal, how in _WHOLE for m in self._modules),
+            *(
+                (*_place(m, self._homes), m, signal, how)
+                for signal, how in _WHOLE
+                for m in self._grouping.names
+            ),
             *((*_place(v.module, self._homes), v.module, f"update[{v.kind}]", "ratio") for v in views),
         ]
-        lengths = self._together(meter.parallel.norms(meter.weights))
-        values = [self._together(gradients), lengths, self._together(updates) / lengths]
+        together = self._grouping.together
+        lengths = together(meter.parallel.norms(meter.weights))
+        values = [together(gradients), lengths, together(updates) / lengths]
         if views:
             moved, weights = (
                 norms_of([v.of(whole(meter.names[v.index], tensors[v.index])) for v in views])
@@ -124,10 +129,6 @@ class _Groups:
             )
             values.append(moved / weights)
         return keys, torch.cat(values)
-
-    def _together(self, norms: Tensor) -> Tensor:
-        squares = norms.new_zeros(len(self._modules)).index_add_(0, self._owner, norms.square())
-        return squares.sqrt()
 
 
 def _place(module: str, sublayers: Sequence[str]) -> tuple[str | None, int | None]:

@@ -1,0 +1,105 @@
+"""The steps that an optimiser really takes, measured by hooks on it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.optim import Optimizer
+
+from normlab.integrations.observation import Place
+from normlab.integrations.recorder import Stepped
+from normlab.training.meter import Grouping, Meter
+from normlab.training.parallel import norms_of
+
+
+class _Owned:
+    """The parameters of an optimiser by name, whole or as the parts of this rank."""
+
+    def __init__(self, parts: dict[str, nn.Parameter]) -> None:
+        self.parts = parts
+
+    def norms(self, parts: Sequence[Tensor], /) -> Tensor:
+        """`[P]`: L2 norms of whole tensors, added up over the ranks where these hold parts."""
+        if any(hasattr(part, "full_tensor") for part in parts):
+            return torch.stack([_whole(torch.linalg.vector_norm(part)) for part in parts])
+        return norms_of(parts)
+
+
+def _whole(norm: Tensor) -> Tensor:
+    """Return a norm that may be distributed as a plain tensor."""
+    full: Any = getattr(norm, "full_tensor", None)
+    return norm if full is None else full()
+
+
+class OptimiserSteps:
+    """Measures the norms of gradients and updates of an optimiser's parameters in every step.
+
+    It keeps one copy of these weights. Nothing waits for the device.
+    """
+
+    def __init__(self, optimiser: Optimizer, model: nn.Module) -> None:
+        self._optimiser, self._model = optimiser, model
+        self._meter: Meter[_Owned] | None = None
+        self._gradients: Tensor | None = None
+        self._updates: Tensor | None = None
+
+    @property
+    def stepped(self) -> bool:
+        """Whether a step was taken since ``forget``."""
+        return self._updates is not None
+
+    @property
+    def meter(self) -> Meter[_Owned]:
+        """The meter of the parameters that the optimiser has now."""
+        owned = [p for group in self._optimiser.param_groups for p in group["params"]]
+        if self._meter is None or len(self._meter.names) != len(owned):
+            names = {id(p): name for name, p in self._model.named_parameters()}
+            named = {names.get(id(p), f"parameter {i} of the optimiser"): p for i, p in enumerate(owned)}
+            # in the order of the model, which is that of the stream as a rule
+            order = {name: i for i, name in enumerate(names.values())}
+            self._meter = Meter(
+                _Owned(dict(sorted(named.items(), key=lambda one: order.get(one[0], len(order)))))
+            )
+        return self._meter
+
+    def before(self) -> None:
+        """Remember the weights before a step."""
+        self.meter.before()
+
+    def measure_gradients(self) -> None:
+        """Measure the gradients that the step is given."""
+        self._gradients = self.meter.gradients()
+
+    def after(self) -> None:
+        """Measure the update; call it after the step."""
+        if self._gradients is None:  # the step ran a closure, whose gradients are still there
+            self.measure_gradients()
+        self._updates = self.meter.after()
+
+    def taken(self, step: int, loss: Tensor | None) -> Stepped:
+        """Return the numbers of the step, on the device."""
+        assert self._gradients is not None
+        assert self._updates is not None
+        lr = max(float(group.get("lr", 0.0)) for group in self._optimiser.param_groups)
+        return Stepped(step, lr, loss, self.meter.names, self._gradients, self._updates)
+
+    def ratios(self, places: Sequence[Place]) -> Iterator[tuple[tuple[str | None, int | None, str], float]]:
+        """Yield stack, index and module of groups of parameters, and their updates relative to weights."""
+        assert self._updates is not None
+        homes = {path: place for place in reversed(places) for path in place.modules}
+        modules = [name.rpartition(".")[0] for name in self.meter.names]
+        owners = [homes[m].module if m in homes else m for m in modules]
+        found = {place.module: (place.stack, place.index) for place in places}
+        grouping = Grouping(owners, self._updates.device)
+        lengths = grouping.together(self.meter.parallel.norms(self.meter.weights))
+        values = (grouping.together(self._updates) / lengths).tolist()
+        for module, value in zip(grouping.names, values, strict=True):
+            stack, index = found.get(module, (None, None))
+            yield (stack, index, module), value
+
+    def forget(self) -> None:
+        """Forget the step, which is over."""
+        self._gradients = self._updates = None
