@@ -35,6 +35,8 @@ OTHERS_CODE = {
     "diagnosis/reading/recording.py": "runs a foreign model",
     "diagnosis/probing/cropping.py": "runs a foreign loss",
     "examine/subjects.py": "imports and calls a module named by the user",
+    "integrations/observation.py": "a training elsewhere does not end by a model that cannot be read",
+    "integrations/watch.py": "a training elsewhere does not end by the watch, which warns",
     "jobs/worker.py": "writes the traceback to the run's log and answers with class and message",
     "recipes/plugins.py": "imports a module named by the user",
     "training/callbacks/flight.py": "the recorder's own failure does not end a training; it is reported",
