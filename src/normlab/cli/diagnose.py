@@ -76,8 +76,8 @@ class Diagnose:
     """preflight: what needs no theory; cheap: a few passes; standard: everything but second derivatives;
     full: everything.
     """
-    declared: Path | None = None
-    """TOML file with the initialisation that was meant, by role or path, clipping and warm-up."""
+    declared: str = ""
+    """The initialisation that was meant: a recipe, or a TOML file (by role or path, clipping, warm-up)."""
     baseline: Path | None = None
     """JSON of another diagnosis, such as preflight.json, with whose weights these are compared."""
     checkpoints: tuple[Literal["last", "best", "average"], ...] = ()
@@ -120,9 +120,10 @@ class Diagnose:
         from normlab.spec.serialise import to_plain
 
         worst, everything = list[str](), list[dict[str, Any]]()
-        declared = self._plan()
         for case, folder, name in self._cases():
-            diagnosis = self._diagnosed(replace(case, plan=cast("Options", {**case.plan, **declared})))
+            diagnosis = self._diagnosed(
+                replace(case, plan=cast("Options", {**case.plan, **self._plan(case)}))
+            )
             plain = to_plain(diagnosis.to_plain() | {"title": case.title, "case": dict(case.facts)})
             command = shlex.join(["normlab", *sys.argv[1:]])
             page = write_diagnosis(plain | {"command": command}, folder, name)
@@ -139,11 +140,12 @@ class Diagnose:
             failures.write(f"normlab: {count(len(worst), 'finding')} as severe as {self.fail_on!r}")
             raise SystemExit(GATE_CLOSED["problem" if "problem" in worst else "warning"])
 
-    def _plan(self) -> Plan:
-        """The training to come, as files declare it."""
-        from normlab.diagnosis.plan import Plan, read_baseline, read_plan
+    def _plan(self, case: Case) -> Plan:
+        """The training to come, as files or a recipe declare it."""
+        from normlab.diagnosis.plan import Plan, read_baseline
+        from normlab.examine.declaring import declared_by
 
-        plan = Plan() if self.declared is None else read_plan(self.declared)
+        plan = declared_by(self.declared, case.model, case.batch) if self.declared else Plan()
         if self.baseline is not None:
             plan["baseline"] = read_baseline(self.baseline)
         return plan

@@ -56,7 +56,7 @@ class Plan(TypedDict, total=False):
     warmup_steps: int
     """Steps over which the learning rate rises to its peak."""
     declared: Mapping[str, Start]
-    """The initialisation that was meant, by role or glob of paths; the last entry that fits decides."""
+    """The initialisation that was meant, by role, glob of paths or both; the last entry that fits decides."""
     truncated_at: float
     """Magnitude of the largest declared entry, in deviations."""
     tied: bool
@@ -66,11 +66,16 @@ class Plan(TypedDict, total=False):
 
 
 def declared_for(declared: Mapping[str, Start], path: str, role: str, *, matrix: bool) -> Start | None:
-    """Return the last entry for a parameter. A role is that of matrices, ``norm`` that of gains: biases are
-    declared by a glob.
+    """Return the last entry for a parameter: of its role, of a glob that its path matches, or of both, as
+    ``value in *.c_attn.weight``. A role is that of matrices, ``norm`` that of gains: biases are declared by a
+    glob.
     """
     named = role if matrix or (role == "norm" and not path.endswith("bias")) else None
-    fitting = [start for name, start in declared.items() if name == named or fnmatchcase(path, name)]
+    fitting = list[Start]()
+    for name, start in declared.items():
+        of_role, _, where = name.rpartition(" in ")
+        if where == named or (of_role in ("", named) and fnmatchcase(path, where)):
+            fitting.append(start)
     return fitting[-1] if fitting else None
 
 

@@ -48,6 +48,12 @@ class StudyContext:
     plan: Plan = field(default_factory=Plan)
     """The training to come, as it is declared."""
 
+    @property
+    def warmup_steps(self) -> int:
+        """The declared steps of warm-up; 0 for an optimiser in the middle of its training."""
+        amid = isinstance(self.optimiser, Optimizer) and bool(self.optimiser.state)
+        return 0 if amid else int(self.plan.get("warmup_steps") or 0)
+
     @cached_property
     def backward(self) -> BackwardPass:
         """A forward and backward pass on the whole batch."""

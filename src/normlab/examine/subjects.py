@@ -132,6 +132,7 @@ def of_run(folder: RunFolder, checkpoint: str | int, *, tokens: int) -> Case:
         facts["learning rate"] = f"0 by now, so that the peak of {rate(config.optim.lr)} is examined"
     which = named if isinstance(checkpoint, int) else f"{checkpoint} checkpoint"
     case = _case(f"{_title(config)}, {which}", (task, small), model, facts)
+    case.plan.pop("warmup_steps", None)  # the rate is that of this step already
     lr = lr or config.optim.lr
     return replace(case, optimiser=_at(optimiser, lr) if amid else partial(_make, optim=config.optim, lr=lr))
 

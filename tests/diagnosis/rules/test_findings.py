@@ -282,6 +282,30 @@ def test_a_step_that_moves_a_matrix_far():
     assert not [f for f in find(table("updates", *[update("a", 1.0, 0.05)] * 2)) if f.name == "large_update"]
 
 
+def warming(steps):
+    return table("plan", {"warmup_steps": steps})
+
+
+@pytest.mark.parametrize(("steps", "severity"), [(2000, "note"), (2, "warning")])
+def test_with_a_declared_warm_up_its_first_step_is_judged(steps, severity):
+    rows = update("a.weight", 1.0, 0.3), update("b.weight", 1.0, 0.2)
+    large = one(table("updates", *rows) | warming(steps), "large_update")
+    kinds = {"update": 3.0, "first": 6.0 / steps}
+    outputs = [{"stack": "decoder.layers", "kind": kind, "depth": 4, "change": change, "seed": 0}
+               for kind, change in kinds.items()]  # fmt: skip
+    moved = one(
+        structure(final_norm="norm") | table("output_change", *outputs) | warming(steps), "update_change"
+    )
+    critical = table("curvature", {"quantity": "critical_lr", "value": 1e-3, "detail": ""})
+    high = one(critical | warming(steps), "learning_rate", 5e-3)
+    for found in (large, moved, high):
+        assert found.severity == severity
+        assert f"1/{steps} of the learning rate" in found.sentence
+        assert ("longer" in found.sentence) == (severity == "warning")
+    assert large.numbers == {"update_over_weight": 0.3, "first_update": 0.3 / steps}
+    assert moved.numbers["first_share"] == 6.0 / steps
+
+
 def test_parameters_that_the_loss_does_not_reach():
     rows = [update(f"p{i}", 0.0, None) for i in range(5)] + [update("q", 1.0, 0.01)]
     found = one(table("updates", *rows), "no_gradient")

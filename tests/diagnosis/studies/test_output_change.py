@@ -16,6 +16,7 @@ from normlab.diagnosis.studies.output_change import (
     output_change,
     output_change_family,
     output_change_fit,
+    output_changes,
     random_change,
 )
 from normlab.diagnosis.table import Table
@@ -70,6 +71,18 @@ def test_prefixes_are_those_of_a_model_cut_off(placement):
     loss_of(trained).backward()
     optimiser.step()
     assert table.where(kind="update").column("change") == pytest.approx(slow(model, trained), rel=1e-6)
+
+
+def test_the_first_step_of_a_warm_up_is_one_at_its_rate():
+    subject = subject_of(build(uniform("pre", encoder_layers=3)).double())
+    stacks = subject.structure.stacks
+    warmed = output_changes(subject, stacks, optimiser=ADAM, warmup_steps=50)
+    small = output_changes(subject, stacks, optimiser=partial(torch.optim.Adam, lr=1e-3 / 50))
+    first = warmed.where(kind="first")
+    assert {row["stack"] for row in first} == {"decoder.sublayers"}
+    assert first.column("change") == pytest.approx(small.where(kind="update").column("change"), rel=1e-6)
+    rest = [row for row in warmed if row["kind"] != "first"]
+    assert rest == list(output_changes(subject, stacks, optimiser=ADAM))
 
 
 def test_the_last_stack_is_meant_and_real_tokens_are_found():

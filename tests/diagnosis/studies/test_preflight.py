@@ -283,7 +283,7 @@ def test_padding_that_is_seen_is_named():
     for heed in (True, False):
         found = diagnose(Masked(heed=heed), batch, loss=loss, lr=1e-3, preset="preflight")
         names[heed] = [f.name for f in found.at_least("warning")]
-    assert names == {True: [], False: ["padding_leak"]}
+    assert names == {True: ["no_positions"], False: ["padding_leak", "no_positions"]}
 
 
 def test_a_step_that_rounding_takes_away_is_named():

@@ -12,7 +12,7 @@ from normlab.diagnosis.probing.stepping import LossGradients, trainable
 from normlab.diagnosis.reading.kinds import Part, Width, kinds, measuring
 from normlab.diagnosis.reading.parameters import Owner, owners
 from normlab.diagnosis.reading.structure import Structure
-from normlab.diagnosis.reading.subject import Subject
+from normlab.diagnosis.reading.subject import Subject, undisturbed
 from normlab.diagnosis.reading.taps import Tap, capture
 from normlab.diagnosis.reading.tokens import FROZEN, PaddingMasks, find_padding_masks
 from normlab.errors import UserError
@@ -62,7 +62,8 @@ def backward_pass(subject: Subject) -> BackwardPass:
     stacks = subject.structure.stacks
     taps = [t for s in stacks for t in (s.sublayers[0].before, *(v.after for v in s.sublayers))]
     inner = {tap: caught[tap] for tap in dict.fromkeys(taps) if caught[tap].requires_grad}
-    found = torch.autograd.grad(loss, [*inner.values(), *weights.values()], materialize_grads=True)
+    with undisturbed(model):  # where a checkpoint computes activations again, they are those of the pass
+        found = torch.autograd.grad(loss, [*inner.values(), *weights.values()], materialize_grads=True)
     stream = dict(zip(inner, found, strict=False))
     gradients = dict(zip(weights, found[len(inner) :], strict=True))
     return BackwardPass(forward, LossGradients(loss.item(), gradients), stream)

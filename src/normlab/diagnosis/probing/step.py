@@ -63,7 +63,7 @@ def updated(
 
 def find_loss_gradients(subject: Subject, weights: Weights | None = None) -> LossGradients:
     """Run a forward and backward pass without dropout, at other weights if some are given."""
-    with torch.enable_grad(), at_weights(subject.model, weights or {}):
+    with torch.enable_grad(), at_weights(subject.model, weights or {}), undisturbed(subject.model):
         loss = subject.loss()
         return LossGradients(loss.item(), gradients_of(loss, subject.model))
 

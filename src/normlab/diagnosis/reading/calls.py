@@ -7,6 +7,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
+import torch
 from torch import Tensor, nn
 
 from normlab.diagnosis.reading.taps import Side, leaves, watching
@@ -42,3 +43,27 @@ def calls(model: nn.Module, keep: Callable[[Tensor], Any]) -> Iterator[list[Modu
 
     with watching(dict(model.named_modules()), see):
         yield found
+
+
+def first_change(before: list[ModuleCall], after: list[ModuleCall], least: float) -> tuple[str, float]:
+    """Compare two passes: the innermost module whose output changes by more than ``least`` while its input
+    does not, and the change of the last output, both in last digits of the largest entry.
+    """
+    place, last = "", 0.0
+    for one, other in zip(before, after, strict=True):
+        read, written = _most(one.given, other.given), _most(one.output, other.output)
+        if written > least >= read and not place:
+            place = one.path
+        last = written
+    return place, last
+
+
+def _most(one: tuple[Any, ...], other: tuple[Any, ...]) -> float:
+    pairs = [(a, b) for a, b in zip(one, other, strict=True) if a is not None and b is not None]
+    return max((_change(a, b) for a, b in pairs if a.shape == b.shape), default=0.0)
+
+
+def _change(a: Tensor, b: Tensor) -> float:
+    """The largest change, in last digits of the largest entry."""
+    digit = a.abs().max().item() * torch.finfo(a.dtype).eps
+    return (a - b).abs().max().item() / digit if digit else 0.0

@@ -12,7 +12,7 @@ from torch.func import functional_call
 
 from normlab.diagnosis.reading.recording import CallableModel, awake
 from normlab.diagnosis.reading.structure import StackView
-from normlab.diagnosis.reading.subject import Loss, Subject
+from normlab.diagnosis.reading.subject import Loss, Subject, undisturbed
 from normlab.diagnosis.reading.taps import capture
 from normlab.errors import UserError
 
@@ -60,7 +60,8 @@ def _reached(subject: Subject, stacks: list[StackView]) -> dict[str, Tensor]:
     begun = {n: [seen[t] for t in some if seen[t].requires_grad][:1] for n, some in taps.items()}
     if not loss.requires_grad or not all(begun.values()):
         raise UserError(f"{FROZEN}, or pass padding_masks={{stack: mask}}, True where there is a token")
-    gradients = torch.autograd.grad(loss, [x for (x,) in begun.values()], materialize_grads=True)
+    with undisturbed(subject.model):
+        gradients = torch.autograd.grad(loss, [x for (x,) in begun.values()], materialize_grads=True)
     return dict(zip(begun, gradients, strict=True))
 
 

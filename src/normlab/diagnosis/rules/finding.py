@@ -67,6 +67,13 @@ class Tables:
     by_name: Mapping[str, Table]
     lr: float | None = None
 
+    @property
+    def warmup_steps(self) -> int:
+        """The steps of the declared warm-up, whose first one is taken at the learning rate over their number;
+        0 without one.
+        """
+        return max((int(number(n) or 0) for n in self.table("plan").column("warmup_steps")), default=0)
+
     def table(self, name: str) -> Table:
         return self.by_name.get(name, Table("", ()))
 
@@ -154,6 +161,11 @@ def percent(share: float) -> str:
 def cosine(value: float) -> str:
     """Write a cosine with two decimals, and zero without a sign."""
     return f"{round(value, 2) + 0.0:.2f}"
+
+
+def warmed(warmup_steps: int) -> str:
+    """Say where the first step of a warm-up is: at what share of the learning rate."""
+    return f"at 1/{warmup_steps} of the learning rate, where the warm-up of {warmup_steps:,} steps begins"
 
 
 Rule = Callable[[Tables], Iterator[Finding]]

@@ -18,7 +18,7 @@ from normlab.diagnosis.probing.stepping import LossGradients, Weights, at_weight
 from normlab.diagnosis.reading.parameters import nodes_behind
 from normlab.diagnosis.reading.subject import Subject
 from normlab.diagnosis.reading.tokens import FROZEN
-from normlab.diagnosis.rules.finding import Finding, Tables, number, said
+from normlab.diagnosis.rules.finding import Finding, Tables, number, said, warmed
 from normlab.diagnosis.study import SMALL_BATCH, Study, StudyContext
 from normlab.diagnosis.table import Row, Table
 from normlab.errors import UserError
@@ -326,15 +326,17 @@ def critical_rate(tables: Tables) -> Iterator[Finding]:
     critical = number(rows[0]["value"]) if rows else None
     if not critical or tables.lr is None:
         return
-    ratio = tables.lr / critical
-    above = ratio > 1
+    ratio, steps = tables.lr / critical, tables.warmup_steps
+    above, first = ratio > 1, ratio / max(steps, 1)
+    advice = f"; begin with a {'longer ' if steps else ''}warm-up from below it, or lower the rate"
     yield Finding(
         "learning_rate",
-        ("problem" if ratio > FAR_ABOVE else "warning") if above else "note",
+        ("problem" if first > FAR_ABOVE else "warning") if first > 1 else "note",
         f"the learning rate {said(tables.lr)} is {said(ratio if above else 1 / ratio)} times "
         f"{'above' if above else 'below'} {said(critical)}, the rate from which a single step from here "
         "raises the loss of its own mini-batch, or of a few hundred tokens where there is none"
-        + ("; begin with a warm-up from below it, or lower the rate" if above else ""),
+        + (f"; judged {warmed(steps)}" if above and steps else "")
+        + (advice if first > 1 else ""),
         "curvature",
         {"lr": tables.lr, "critical_lr": critical, "ratio": ratio},
     )

@@ -7,6 +7,8 @@ from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from typing import Final
 
+from torch import nn
+
 from normlab.diagnosis.plan import Plan, declared_for
 from normlab.diagnosis.reading.naming import template
 from normlab.diagnosis.rules.finding import Finding, Tables, number, said
@@ -43,6 +45,11 @@ def declared(found: Table, plan: Plan) -> Table:
             tail = number(row["tail"]) or 0.0
             rows.append(_row(row, "tail", tail, most, tail / most / (1 + NEAR)))
     return Table("declared", (*rows, *_untied(found, plan)))
+
+
+def _ties(model: nn.Module) -> bool:
+    """Whether the configuration of a model of Hugging Face ties its embeddings."""
+    return getattr(getattr(model, "config", None), "tie_word_embeddings", None) is True
 
 
 def _untied(found: Table, plan: Plan) -> Iterator[Row]:
@@ -170,7 +177,7 @@ def changed(tables: Tables) -> Iterator[Finding]:
 DECLARED: Final = Study(
     "declared",
     lambda c: [
-        declared(weights(c.subject, forward=c.backward.forward), c.plan),
+        declared(weights(c.subject, forward=c.backward.forward), {"tied": _ties(c.subject.model), **c.plan}),
         baseline(weights(c.subject, forward=c.backward.forward), c.plan["baseline"])
         if "baseline" in c.plan
         else Table("baseline", ()),

@@ -7,16 +7,17 @@ from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from typing import Final
 
-from torch import Tensor
+from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from normlab.diagnosis.probing.passes import BackwardPass, backward_pass, parts_of
 from normlab.diagnosis.probing.step import OptimiserFactory, updated
 from normlab.diagnosis.probing.stepping import LossGradients, trainable
 from normlab.diagnosis.reading.subject import Subject
-from normlab.diagnosis.rules.finding import Finding, Tables, number, percent
+from normlab.diagnosis.rules.finding import Finding, Tables, cosine, number, percent
 from normlab.diagnosis.study import Study
 from normlab.diagnosis.table import Row, Table
+from normlab.spec.units import count
 
 MOVED: Final = 0.5
 """Share of the entries of a matrix that one step changes, below which rounding takes the step away."""
@@ -24,6 +25,10 @@ FELT: Final = 1e-3
 """Largest gradient of a parameter, relative to the model's, below which a step may be lost in rounding."""
 CUT: Final = 0.5
 """Share of a step that clipping leaves, below which it decides the rate."""
+UPHILL: Final = -0.1
+"""Cosine of a step with the negative gradient below which it climbs the loss."""
+SHRINKS: Final = 0.5
+"""Cosine of a step with the negative weights above which it takes them to 0, and hardly to a lower loss."""
 
 
 def first_step(
@@ -34,7 +39,8 @@ def first_step(
     backward: BackwardPass | None = None,
 ) -> Table:
     r"""Tabulate the step of every trainable parameter: its root mean square (``step_rms``), the same without
-    clipping (``unclipped_rms``), the share of its entries that change (``moved``), and the largest gradient
+    clipping (``unclipped_rms``), its cosines with the negative gradient (``downhill``) and with the negative
+    weights (``shrinking``), the share of its entries that change (``moved``), and the largest gradient
     (``grad_max``).
 
     Gradients are clipped to a global norm of ``max_grad_norm`` as ``torch.nn.utils.clip_grad_norm_`` does:
@@ -51,6 +57,7 @@ def first_step(
     for path, p in before.items():
         for part in parts[path]:
             old, new, free = (part.of(x.to_dense()) for x in (p, after[path], plain[path]))
+            gradient = part.of(found.gradients[path].to_dense())
             rows.append(
                 {
                     "parameter": path,
@@ -59,7 +66,9 @@ def first_step(
                     "step_rms": _rms(new, old),
                     "unclipped_rms": _rms(free, old),
                     "moved": (new != old).float().mean().item(),
-                    "grad_max": part.of(found.gradients[path].to_dense()).abs().max().item(),
+                    "downhill": _cosine(old - new, gradient),
+                    "shrinking": _cosine(old - new, old),
+                    "grad_max": gradient.abs().max().item(),
                 }
             )
     return Table("first_step", tuple(rows))
@@ -67,6 +76,10 @@ def first_step(
 
 def _rms(new: Tensor, old: Tensor) -> float:
     return (new.double() - old.double()).square().mean().sqrt().item()
+
+
+def _cosine(x: Tensor, y: Tensor) -> float:
+    return nn.functional.cosine_similarity(x.double().flatten(), y.double().flatten(), 0).item()
 
 
 def _clipped(found: LossGradients, most: float) -> LossGradients:
@@ -141,6 +154,37 @@ def clipped_step(tables: Tables) -> Iterator[Finding]:
         )
 
 
+def wrong_way(tables: Tables) -> Iterator[Finding]:
+    """Say that the step climbs the loss, or that it shrinks the weights and does little else."""
+    rows = [row for row in tables.table("first_step") if number(row["step_rms"]) and row["role"] != "norm"]
+    if not rows:
+        return
+    downhill = _middle([number(row["downhill"]) or 0.0 for row in rows])
+    shrinking = _middle([number(row["shrinking"]) or 0.0 for row in rows])
+    if downhill < UPHILL:
+        yield Finding(
+            "uphill",
+            "problem",
+            "the optimiser's step goes up the loss: its cosine with the negative gradient is "
+            f"{cosine(downhill)} in the middle one of {count(len(rows), 'parameter')}",
+            "first_step",
+            {"downhill": downhill, "parameters": len(rows)},
+            do="look at the sign of the loss, and for maximize=True",
+            explains=("update_change", "large_update"),
+        )
+    elif shrinking > SHRINKS:
+        yield Finding(
+            "decay",
+            "warning",
+            "the optimiser's step shrinks the weights and does little else: its cosine with the negative "
+            f"weights is {cosine(shrinking)} in the middle one of {count(len(rows), 'parameter')}",
+            "first_step",
+            {"shrinking": shrinking, "downhill": downhill, "parameters": len(rows)},
+            do="decouple the weight decay, as AdamW does, or lower it",
+            explains=("update_change", "large_update"),
+        )
+
+
 def _middle(values: Sequence[float]) -> float:
     return sorted(values)[len(values) // 2]
 
@@ -148,9 +192,10 @@ def _middle(values: Sequence[float]) -> float:
 FIRST_STEP: Final = Study(
     "first_step",
     lambda c: [
-        first_step(c.subject, c.optimiser, max_grad_norm=c.plan.get("max_grad_norm"), backward=c.backward)
+        Table("plan", ({"warmup_steps": c.warmup_steps},) if c.warmup_steps else ()),
+        first_step(c.subject, c.optimiser, max_grad_norm=c.plan.get("max_grad_norm"), backward=c.backward),
     ],
     "preflight",
-    rules=(lost_in_rounding, not_stepped, clipped_step),
+    rules=(lost_in_rounding, not_stepped, clipped_step, wrong_way),
     order=-45,
 )

@@ -13,7 +13,8 @@ from torch import Tensor
 
 from normlab.diagnosis.probing.cropping import split
 from normlab.diagnosis.probing.passes import BackwardPass, backward_pass, parts_of
-from normlab.diagnosis.probing.stepping import gradients_of, trainable
+from normlab.diagnosis.probing.step import find_loss_gradients
+from normlab.diagnosis.probing.stepping import trainable
 from normlab.diagnosis.reading.kinds import Part
 from normlab.diagnosis.reading.structure import SublayerView
 from normlab.diagnosis.reading.subject import Subject
@@ -84,7 +85,7 @@ def parameter_gradients(
     sums = {path: g.clone() for path, g in first.loss_gradients.gradients.items()}
     lengths = {path: _lengths(g, parts[path]) for path, g in sums.items()}
     for batch in mini[1:]:
-        for path, g in gradients_of(replace(subject, batch=batch).loss(), subject.model).items():
+        for path, g in find_loss_gradients(replace(subject, batch=batch)).gradients.items():
             sums[path] += g
             lengths[path] += _lengths(g, parts[path])
     found: list[Row] = []

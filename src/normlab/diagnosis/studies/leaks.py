@@ -8,28 +8,28 @@ from typing import Any, Final
 import torch
 from torch import Tensor
 
-from normlab.diagnosis.reading.calls import ModuleCall, calls
+from normlab.diagnosis.reading.batches import MASKS, at, decoded, integers, lengths, named, replaced, tokens
+from normlab.diagnosis.reading.calls import ModuleCall, calls, first_change
 from normlab.diagnosis.reading.subject import Subject, undisturbed
 from normlab.diagnosis.reading.taps import Place, call_model, leaves
 from normlab.diagnosis.rules.finding import Finding, Tables
-from normlab.diagnosis.study import Study
+from normlab.diagnosis.study import SMALL_BATCH, Study
 from normlab.diagnosis.table import Row, Table
 
 VISIBLE: Final = 100.0
 """Change of an output, in last digits of its largest entry, that rounding does not make."""
+CROPPED: Final = 1e4
+"""The same, where other shapes add numbers up in another order."""
 KEPT: Final = 0.75
 """Share of the positions before the first that is changed."""
 SHIFTED: Final = 0.9
 """Share of the labels that have to be the next tokens for the model to be one of next tokens."""
-DECODER_INPUTS: Final = ("decoder_input_ids", "target_in", "tgt")
-"""Names of the tokens that a decoder reads, which it predicts one after the other."""
-MASKS: Final = ("attention_mask", "source_mask", "src_mask")
-"""Names of masks that are 1 where there is a token, and 0 where there is padding."""
 
 
 def leaks(subject: Subject) -> Table:
     """Change the last quarter of the tokens, and compare what every module puts out at the positions before;
-    the same for the tokens behind a padding mask, and for those of another row.
+    the same for the tokens behind a padding mask, and for those of another row. Where tokens are padding and
+    no mask says so, the shortest row alone is compared with itself without its padding.
 
     ``kind`` is ``causal``, ``padding`` or ``rows``, or ``random`` for the same tokens twice; ``change`` is
     the largest change of the model's output at positions that may not see those that were changed, in last
@@ -38,42 +38,74 @@ def leaks(subject: Subject) -> Table:
     for other rows, and for later tokens where the model predicts them, because a decoder reads them, or
     because the labels are the next tokens. A model that is random in evaluation is not tested further.
     """
-    rows: list[Row] = []
-    crossed = any(view.role == "cross_attention" for _, view in subject.structure.sublayers)
-    for kind, place, forbidden in _tests(subject.batch, encoded=crossed):
-        tokens = _at(subject.batch, place)
-        kept = int(KEPT * tokens.shape[1])
-        changed = _changed(tokens, kept)
-        if kept < 1 or torch.equal(changed, tokens):
-            continue
-        batch = subject.batch
-        if kind == "padding":
-            batch = _masked(batch, kept)
-        given, other = _with(batch, place, tokens), _with(batch, place, changed)
-        before, after = _outputs(subject, given, _before(kept)), _outputs(subject, other, _before(kept))
-        if kind == "causal" and len(tokens) > 1:
-            rows.append(_between_rows(subject, given, place))
-        module, change = _first(before, after)
-        if kind == "causal":  # the same tokens twice
-            twice = _first(before, _outputs(subject, given, _before(kept), seed=1))
-            rows.append(_row("random", *twice, forbidden=True, tokens=tokens, kept=kept))
-            if twice[1] > VISIBLE:
-                break
-        rows.append(_row(kind, module, change, forbidden=forbidden, tokens=tokens, kept=kept))
+    found = tokens(subject.batch)
+    if not found:
+        return Table("leaks", ())
+    first, decoder = next(iter(found)), decoded(subject.batch)
+    rows = list(_later(subject, decoder or first, forbidden=decoder is not None or _predicted(subject)))
+    if rows and rows[-1]["kind"] != "random":
+        rows += _padding(subject, first)
     return Table("leaks", tuple(rows))
 
 
-def _between_rows(subject: Subject, batch: Any, place: Place) -> Row:
+def _predicted(subject: Subject) -> bool:
+    """Whether labels are the next tokens. They say nothing of tokens that are encoded for a decoder."""
+    read, *others = tokens(subject.batch).values()
+    crossed = any(view.role == "cross_attention" for _, view in subject.structure.sublayers)
+    return not crossed and any(_next(read, labels) for labels in others)
+
+
+def _later(subject: Subject, place: Place, *, forbidden: bool) -> Iterator[Row]:
+    """Change the last tokens, all tokens of the first row, and nothing."""
+    batch, read = subject.batch, at(subject.batch, place)
+    kept = int(KEPT * read.shape[1])
+    changed = _changed(read, kept)
+    if kept < 1 or torch.equal(changed, read):
+        return
+    before = _outputs(subject, batch, _before(kept))
+    if len(read) > 1:
+        yield _between_rows(subject, place)
+    module, change = first_change(before, _outputs(subject, batch, _before(kept), seed=1), VISIBLE)
+    yield _row("random", module, change, forbidden=True, tokens=read, kept=kept)
+    if change <= VISIBLE:
+        after = _outputs(subject, replaced(batch, place, changed), _before(kept))
+        found = first_change(before, after, VISIBLE)
+        yield _row("causal", *found, forbidden=forbidden, tokens=read, kept=kept)
+
+
+def _between_rows(subject: Subject, place: Place) -> Row:
     """Change all tokens of the first row, which a causal mask shows to the others, and compare these."""
-    tokens = _at(batch, place)
-    changed = torch.cat([_changed(tokens, 0)[:1], tokens[1:]])
+    read = at(subject.batch, place)
+    changed = torch.cat([_changed(read, 0)[:1], read[1:]])
 
     def keep(x: Tensor) -> Tensor | None:
-        return x.detach()[1:].clone() if x.ndim > 2 and len(x) == len(tokens) else None
+        return x.detach()[1:].clone() if x.ndim > 2 and len(x) == len(read) else None
 
-    seen = (_outputs(subject, one, keep) for one in (batch, _with(batch, place, changed)))
-    module, change = _first(*seen)
-    return _row("rows", module, change, forbidden=True, tokens=tokens, kept=0)
+    before = _outputs(subject, subject.batch, keep)
+    after = _outputs(subject, replaced(subject.batch, place, changed), keep)
+    module, change = first_change(before, after, VISIBLE)
+    return _row("rows", module, change, forbidden=True, tokens=read, kept=0)
+
+
+def _padding(subject: Subject, place: Place) -> Iterator[Row]:
+    """Change what a mask closes or, without a mask, leave out what is padding."""
+    batch, read = subject.batch, at(subject.batch, place)
+    masks = [p for p, x in integers(batch).items() if named(p, MASKS) and x.shape == read.shape]
+    if masks:
+        kept, limit = int(KEPT * read.shape[1]), VISIBLE
+        batch = _masked(batch, kept)
+        other = replaced(batch, place, _changed(read, kept))
+    else:
+        padding, sizes = lengths(read)
+        kept, row = (int(x) for x in sizes.min(0))
+        if padding is None or kept < 1:
+            return
+        batch, limit = _row_of(batch, row, len(read)), CROPPED
+        other = _cropped(batch, kept, read.shape[1])
+    module, change = first_change(
+        _outputs(subject, batch, _before(kept)), _outputs(subject, other, _before(kept)), limit
+    )
+    yield _row("padding", module, change, forbidden=change > limit, tokens=read, kept=kept)
 
 
 def _row(kind: str, module: str, change: float, *, forbidden: bool, tokens: Tensor, kept: int) -> Row:
@@ -85,28 +117,6 @@ def _row(kind: str, module: str, change: float, *, forbidden: bool, tokens: Tens
         "positions": tokens.shape[1],
         "changed_from": kept,
     }
-
-
-def _tests(batch: Any, *, encoded: bool) -> Iterator[tuple[str, Place, bool]]:
-    """Yield what can be tested on a batch: the kind, the place of the tokens, and whether a change is an
-    error. Labels say nothing of tokens that are ``encoded`` for a decoder.
-    """
-    found = {place: x for place, x in leaves(batch) if not x.is_floating_point() and x.dtype != torch.bool}
-    tokens = {p: x for p, x in found.items() if x.ndim == 2 and x.shape[1] >= 4 and not _is(p, MASKS)}
-    if not tokens:
-        return
-    decoder = next((p for p in tokens if _is(p, DECODER_INPUTS)), None)
-    first = next((p for p in tokens if _is(p, ("input_ids",))), next(iter(tokens)))
-    place = decoder or first
-    labels = [x for p, x in tokens.items() if p != place]
-    predicted = not encoded and any(_next(tokens[place], x) for x in labels)
-    yield "causal", place, bool(decoder) or predicted
-    if any(_is(p, MASKS) and x.shape == tokens[first].shape for p, x in found.items()):
-        yield "padding", first, True
-
-
-def _is(place: Place, names: tuple[str, ...]) -> bool:
-    return bool(place) and place[-1] in names
 
 
 def _next(tokens: Tensor, labels: Tensor) -> bool:
@@ -132,35 +142,33 @@ def _changed(tokens: Tensor, kept: int) -> Tensor:
 
 def _masked(batch: Any, kept: int) -> Any:
     """The batch with its mask closed from a position on."""
-    for place, x in leaves(batch):
-        if _is(place, MASKS):
+    for place, x in integers(batch).items():
+        if named(place, MASKS):
             mask = x.clone()
             mask[:, kept:] = 0
-            batch = _with(batch, place, mask)
+            batch = replaced(batch, place, mask)
     return batch
 
 
-def _at(values: Any, place: Place) -> Any:
-    for key in place:
-        values = values[key]
-    return values
+def _row_of(batch: Any, row: int, rows: int) -> Any:
+    """The batch with one of its rows alone."""
+    for place, x in leaves(batch):
+        if x.ndim and len(x) == rows:
+            batch = replaced(batch, place, x[row : row + 1])
+    return batch
 
 
-def _with(values: Any, place: Place, tensor: Tensor) -> Any:
-    """Nested tuples, lists and mappings with another tensor at a place."""
-    if not place:
-        return tensor
-    key, *rest = place
-    inner = _with(values[key], tuple(rest), tensor)
-    if isinstance(values, Mapping):
-        return {**values, key: inner}
-    items = [inner if i == key else item for i, item in enumerate(values)]
-    return items if isinstance(values, list) else tuple(items)
+def _cropped(batch: Any, kept: int, length: int) -> Any:
+    """The batch with its first positions alone, where there are as many as of the tokens."""
+    for place, x in integers(batch).items():
+        if x.shape[1] == length:
+            batch = replaced(batch, place, x[:, :kept])
+    return batch
 
 
 def _before(kept: int) -> Callable[[Tensor], Tensor | None]:
     """Keep the positions before one."""
-    return lambda x: x.detach()[:, :kept].clone() if x.ndim > 2 and x.shape[1] > kept else None
+    return lambda x: x.detach()[:, :kept].clone() if x.ndim > 2 and x.shape[1] >= kept else None
 
 
 def _outputs(
@@ -171,28 +179,6 @@ def _outputs(
         torch.manual_seed(seed)
         call_model(subject.model, batch)
     return seen
-
-
-def _first(before: list[ModuleCall], after: list[ModuleCall]) -> tuple[str, float]:
-    """The innermost module whose output changes while its input does not, and the last output's change."""
-    place, last = "", 0.0
-    for one, other in zip(before, after, strict=True):
-        read, written = _most(one.given, other.given), _most(one.output, other.output)
-        if written > VISIBLE >= read and not place:
-            place = one.path
-        last = written
-    return place, last
-
-
-def _most(one: tuple[Any, ...], other: tuple[Any, ...]) -> float:
-    pairs = [(a, b) for a, b in zip(one, other, strict=True) if a is not None and b is not None]
-    return max((_change(a, b) for a, b in pairs if a.shape == b.shape), default=0.0)
-
-
-def _change(a: Tensor, b: Tensor) -> float:
-    """The largest change, in last digits of the largest entry."""
-    digit = a.abs().max().item() * torch.finfo(a.dtype).eps
-    return (a - b).abs().max().item() / digit if digit else 0.0
 
 
 SAID: Final[Mapping[str, Callable[[str], tuple[str, str]]]] = {
@@ -237,6 +223,6 @@ LEAKS: Final = Study(
     lambda c: [leaks(c.small)],
     "preflight",
     rules=(leak,),
-    batch="the first mini-batch, or about 256 tokens of the batch",
+    batch=SMALL_BATCH,
     order=-47,
 )

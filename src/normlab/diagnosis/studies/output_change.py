@@ -11,12 +11,12 @@ from torch.optim import Optimizer
 
 from normlab.diagnosis.probing.passes import BackwardPass, ForwardPass, forward_pass
 from normlab.diagnosis.probing.step import OptimiserFactory, updated
-from normlab.diagnosis.probing.stepping import Weights, at_weights
+from normlab.diagnosis.probing.stepping import Weights, at_weights, trainable
 from normlab.diagnosis.reading.structure import StackView
 from normlab.diagnosis.reading.subject import Subject
 from normlab.diagnosis.reading.taps import Tap, capture
 from normlab.diagnosis.reading.tokens import PaddingMasks, find_padding_masks, rows
-from normlab.diagnosis.rules.finding import LIU, Finding, Tables, number, said
+from normlab.diagnosis.rules.finding import LIU, Finding, Tables, number, said, warmed
 from normlab.diagnosis.rules.fits import Curve, fits_of_curves
 from normlab.diagnosis.studies.dependency import depends_strongly
 from normlab.diagnosis.study import SMALL_BATCH, Study, StudyContext
@@ -78,16 +78,18 @@ def output_changes(
     seeds: Sequence[int] = (0,),
     padding_masks: PaddingMasks | None = None,
     backward: BackwardPass | None = None,
+    warmup_steps: int = 0,
 ) -> Table:
     """Measure ``output_change`` of several stacks for several random changes; the first column is the stack.
 
     All stacks look at one changed model. The update, into which no seed enters, has the first one, and is
-    that of the last of the stacks. ``backward`` is of the subject, if there was a pass.
+    that of the last of the stacks. With ``warmup_steps`` there is a third kind, ``first``: the update over
+    this number, as at the first step of a warm-up. ``backward`` is of the subject, if there was a pass.
     """
     # branches side by side are one place, which has the last one's depth
     taps = {view.name: {v.after: v.index + 1 for v in view.sublayers} for view in stacks}
-    found = _changes(subject, taps, optimiser, size, seeds, padding_masks, backward)
-    order = list(taps)  # "random" before "update", as they are in the alphabet
+    found = _changes(subject, taps, optimiser, size, seeds, padding_masks, backward, warmup_steps)
+    order = list(taps)  # kinds as they are in the alphabet
     ordered = sorted(found, key=lambda r: (order.index(r[0]), r[-1], r[1], r[2]))
     return Table("output_change", tuple({"stack": r[0], **_row(*r[1:])} for r in ordered))
 
@@ -180,14 +182,15 @@ def _changes(
     seeds: Sequence[int],
     padding_masks: PaddingMasks | None = None,
     backward: BackwardPass | None = None,
+    warmup_steps: int = 0,
 ) -> Iterator[tuple[str, str, int, float, int]]:
-    """Yield stack, kind, depth, change and seed at every tap; the update only for the last stack."""
+    """Yield stack, kind, depth, change and seed at every tap; updates only for the last stack."""
     masks = padding_masks or find_padding_masks(subject)
     forward = backward.forward if backward else forward_pass(subject)
     before = _outputs(subject, wanted, masks)
 
     def changes(kind: str, seed: int, weights: Weights) -> Iterator[tuple[str, str, int, float, int]]:
-        stacks = list(wanted)[-1:] if kind == "update" else list(wanted)
+        stacks = list(wanted) if kind == "random" else list(wanted)[-1:]
         with at_weights(subject.model, weights):
             after = _outputs(subject, {name: wanted[name] for name in stacks}, masks)
         for name in stacks:
@@ -199,7 +202,12 @@ def _changes(
         yield from changes("random", seed, random_change(subject, size=size, seed=seed, forward=forward))
     if optimiser is not None:
         loss_gradients = backward.loss_gradients if backward else None
-        yield from changes("update", seeds[0], updated(subject, optimiser, loss_gradients))
+        after = updated(subject, optimiser, loss_gradients)
+        yield from changes("update", seeds[0], after)
+        if warmup_steps:
+            own = trainable(subject.model)
+            first = {path: p.detach().lerp(after[path], 1 / warmup_steps) for path, p in own.items()}
+            yield from changes("first", seeds[0], first)
 
 
 @torch.no_grad()
@@ -233,9 +241,13 @@ def growth_of_change(tables: Tables) -> Iterator[Finding]:
         if "power" in laws and number(laws["power"]["exponent"]) is not None:
             yield _law(stack, laws, strong=depends_strongly(tables, fits.rows[0]["stack"]))
     for stack, changes in tables.stacks("output_change"):
-        rows = [row for row in changes.where(kind="update") if number(row["change"]) is not None]
-        if rows:
-            yield _one_step(stack, max(rows, key=lambda row: number(row["depth"]) or 0.0), tables)
+        ends = {
+            kind: max(rows, key=lambda row: number(row["depth"]) or 0.0)
+            for kind in ("update", "first")
+            if (rows := [r for r in changes.where(kind=kind) if number(r["change"]) is not None])
+        }
+        if "update" in ends:
+            yield _one_step(stack, ends["update"], ends.get("first", ends["update"]), tables)
 
 
 def _law(stack: str, laws: Mapping[str, Row], *, strong: bool) -> Finding:
@@ -263,21 +275,25 @@ def _law(stack: str, laws: Mapping[str, Row], *, strong: bool) -> Finding:
     )
 
 
-def _one_step(stack: str, deepest: Row, tables: Tables) -> Finding:
-    """Compare one step with the output's own mean square: 1 behind a norm, otherwise as measured."""
+def _one_step(stack: str, deepest: Row, first: Row, tables: Tables) -> Finding:
+    """Compare one step with the output's own mean square: 1 behind a norm, otherwise as measured. With a
+    declared warm-up the first of its steps is judged.
+    """
     own = tables.table("structure").where(stack=deepest["stack"]).rows
     scales = tables.table("scales").where(stack=deepest["stack"], signal="after").rows
     normed = not own or own[-1]["norm_write"] is not None or own[-1]["final_norm"] is not None
     size = 1.0 if normed or not scales else number(scales[-1]["mean_square"]) or 1.0
-    share = (number(deepest["change"]) or 0.0) / size
-    replaced = share > REPLACED
+    share, begun = ((number(row["change"]) or 0.0) / size for row in (deepest, first))
+    replaced, steps = begun > REPLACED, tables.warmup_steps if first is not deepest else 0
+    peak = f" at the peak of the learning rate, and by {said(begun)} {warmed(steps)}" if steps else ""
+    advice = f"; use a lower learning rate or a {'longer ' if steps else ''}warm-up" if replaced else ""
     return Finding(
         "update_change",
         "warning" if replaced else "note",
         f"one step of the optimiser changes the output of {stack} by {said(share)} of its mean square"
-        + ("; use a lower learning rate or a warm-up" if replaced else ""),
+        f"{peak}{advice}",
         "output_change",
-        {"depth": deepest["depth"], "change": deepest["change"], "share": share},
+        {"depth": deepest["depth"], "change": deepest["change"], "share": share, "first_share": begun},
         LIU.format("Section 4.2, Figure 4"),
     )
 
@@ -294,6 +310,7 @@ def _measure(context: StudyContext) -> Iterator[Table]:
         seeds=range(ASKED),
         padding_masks=context.small_padding_masks,
         backward=context.small_backward,
+        warmup_steps=context.warmup_steps,
     )
     yield changes
     fits = [(stack.name, output_change_fit(changes.where(stack=stack.name))) for stack in deep]
@@ -314,7 +331,11 @@ OUTPUT_CHANGE: Final = Study(
             "output_change",
             "Output change",
             "output_change_fit",
-            {"random": "a random change of the sublayers' matrices", "update": "one step of the optimiser"},
+            {
+                "random": "a random change of the sublayers' matrices",
+                "update": "one step of the optimiser",
+                "first": "the first step of the warm-up",
+            },
             caption="A point per seed.",
         ),
     ),

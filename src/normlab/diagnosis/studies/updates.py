@@ -13,7 +13,7 @@ from normlab.diagnosis.probing.step import OptimiserFactory, updated
 from normlab.diagnosis.probing.stepping import trainable
 from normlab.diagnosis.reading.kinds import Part
 from normlab.diagnosis.reading.subject import Subject
-from normlab.diagnosis.rules.finding import LIU, Finding, Tables, extremes, said
+from normlab.diagnosis.rules.finding import LIU, Finding, Tables, extremes, percent, said, warmed
 from normlab.diagnosis.study import Study
 from normlab.diagnosis.table import Row, Table
 from normlab.spec.chart import Strips
@@ -87,15 +87,18 @@ def balance_of_updates(tables: Tables) -> Iterator[Finding]:
         {"gradient_ratio": gradient, "update_ratio": move},
         LIU.format("Section 3.2, Figure 5"),
     )
-    largest = float(fast["update_over_weight"] or 0)
+    largest, steps = float(fast["update_over_weight"] or 0), tables.warmup_steps
     if largest > LARGE_UPDATE:
+        first = largest / max(steps, 1)
+        begun = f" at the peak of the learning rate, and by {percent(first)} {warmed(steps)}" if steps else ""
+        large = first > LARGE_UPDATE
+        advice = f"; lower the learning rate or {'warm up for longer' if steps else 'warm up'}"
         yield Finding(
             "large_update",
-            "warning",
-            f"one step changes {fast['parameter']} by {largest:.0%} of its norm; lower the learning rate or "
-            "warm up",
+            "warning" if large else "note",
+            f"one step changes {fast['parameter']} by {largest:.0%} of its norm{begun}{advice * large}",
             "updates",
-            {"update_over_weight": largest},
+            {"update_over_weight": largest, "first_update": first},
         )
 
 

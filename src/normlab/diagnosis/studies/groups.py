@@ -1,0 +1,122 @@
+"""Read the groups of an optimiser: rates and averages that do not fit together."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from statistics import median
+from typing import Final
+
+from torch.nn import Parameter
+from torch.optim import Optimizer
+
+from normlab.diagnosis.probing.step import OptimiserFactory
+from normlab.diagnosis.probing.stepping import trainable
+from normlab.diagnosis.reading.subject import Subject
+from normlab.diagnosis.rules.finding import Finding, Tables, number, said
+from normlab.diagnosis.study import Study
+from normlab.diagnosis.table import Row, Table
+
+APART: Final = 30.0
+"""Ratio of two groups' rates above which one of them is hardly meant: rates that fall with the depth, or
+differ for embeddings and matrices, stay below it.
+"""
+
+
+def groups(subject: Subject, optimiser: Optimizer | OptimiserFactory) -> Table:
+    """Tabulate the groups of an optimiser, with the path of their first parameter and their numbers."""
+    own = trainable(subject.model)
+    if isinstance(optimiser, Optimizer):
+        made, paths = optimiser, {id(p): path for path, p in own.items()}
+    else:
+        twins = {path: Parameter(p.detach()) for path, p in own.items()}
+        made, paths = optimiser(list(twins.values())), {id(p): path for path, p in twins.items()}
+    rows: list[Row] = []
+    for group in made.param_groups:
+        held = [paths[id(p)] for p in group["params"] if id(p) in paths]
+        if held:
+            beta1, beta2 = group.get("betas") or (None, None)
+            rows.append(
+                {
+                    "optimiser": type(made).__name__,
+                    "first": held[0],
+                    "parameters": len(held),
+                    "lr": _plain(group.get("lr")),
+                    "weight_decay": _plain(group.get("weight_decay")),
+                    "beta1": _plain(beta1),
+                    "beta2": _plain(beta2),
+                    "eps": _plain(group.get("eps")),
+                }
+            )
+    return Table("groups", tuple(rows))
+
+
+def _plain(value: object) -> float | None:
+    try:
+        return float(value)  # type: ignore[arg-type]
+    except (TypeError, ValueError):
+        return None
+
+
+def unlike_rate(tables: Tables) -> Iterator[Finding]:
+    """Name the two groups whose rates are farthest apart, where these hardly fit together."""
+    rates = [(lr, row) for row in tables.table("groups") if (lr := number(row["lr"]))]
+    if len(rates) < 2:
+        return
+    (low, slow), (high, fast) = (pick(rates, key=lambda one: one[0]) for pick in (min, max))
+    if high > APART * low:
+        yield Finding(
+            "group_rate",
+            "warning",
+            f"{fast['optimiser']}'s group of {fast['first']} learns at {said(high)}, {said(high / low)} "
+            f"times the {said(low)} of its group of {slow['first']}",
+            "groups",
+            {"highest": high, "lowest": low, "weight_decay": fast["weight_decay"]},
+            do="look whether a learning rate and a weight decay were exchanged, or a factor applied twice",
+            explains=("large_update", "not_stepped"),
+        )
+
+
+def exchanged_betas(tables: Tables) -> Iterator[Finding]:
+    """Say that the mean of gradients is longer than that of their squares."""
+    for row in tables.table("groups"):
+        beta1, beta2 = number(row["beta1"]), number(row["beta2"])
+        if beta1 is not None and beta2 is not None and beta1 > beta2:
+            yield Finding(
+                "betas",
+                "warning",
+                f"{row['optimiser']}'s betas are ({said(beta1)}, {said(beta2)}): gradients are averaged over "
+                "more steps than their squares",
+                "groups",
+                {"beta1": beta1, "beta2": beta2},
+                do="the usual order is betas=(0.9, 0.999)",
+            )
+            return
+
+
+def large_epsilon(tables: Tables) -> Iterator[Finding]:
+    """Say that epsilon, and not the gradient, decides the step."""
+    largest = [g for row in tables.table("first_step") if (g := number(row["grad_max"]))]
+    for row in tables.table("groups"):
+        eps = number(row["eps"])
+        if eps and row["beta2"] is not None and largest and eps > median(largest):
+            yield Finding(
+                "large_epsilon",
+                "warning",
+                f"{row['optimiser']}'s epsilon of {said(eps)} is above the largest gradient of most "
+                f"parameters ({said(median(largest))} in the middle): the step shrinks with the gradient, as "
+                "that of gradient descent does",
+                "groups",
+                {"eps": eps, "grad_max": median(largest)},
+                do="1e-8 is usual",
+            )
+            return
+
+
+GROUPS: Final = Study(
+    "groups",
+    lambda c: [groups(c.subject, c.optimiser)],
+    "preflight",
+    rules=(unlike_rate, exchanged_betas, large_epsilon),
+    batch="the optimiser alone",
+    order=-60,
+)

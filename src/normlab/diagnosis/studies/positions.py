@@ -1,0 +1,138 @@
+"""Find whether a model sees the order of its tokens, and rotary embeddings that are not relative."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any, Final
+
+import torch
+from torch import Tensor
+
+from normlab.diagnosis.reading.batches import replaced, tokens
+from normlab.diagnosis.reading.calls import ModuleCall, calls, first_change
+from normlab.diagnosis.reading.subject import Subject, undisturbed
+from normlab.diagnosis.reading.taps import call_model
+from normlab.diagnosis.rules.finding import Finding, Tables
+from normlab.diagnosis.study import SMALL_BATCH, Study
+from normlab.diagnosis.table import Row, Table
+
+SEEN: Final = 100.0
+"""Change of an output, in last digits of its largest entry, that rounding does not make."""
+CLEAR: Final = 1e4
+"""Change by other tokens, in last digits, from which an order without any effect is not a small effect."""
+ABSOLUTE: Final = 1e4
+"""The same for other angles of a rotary embedding, whose cosines and sines are rounded."""
+SHIFT: Final = 7
+"""Number of positions by which the tokens of a rotary embedding are moved."""
+
+
+@dataclass(frozen=True)
+class _Pair:
+    """Two batches whose outputs are compared from a position on."""
+
+    kind: str
+    begin: int
+    least: float
+    """Change, in last digits, from which an output counts as changed."""
+    batches: tuple[Any, Any]
+
+
+def positions(subject: Subject) -> Table:
+    """Exchange the first two tokens of each row, and compare the outputs at the others (``order``); put other
+    tokens in their places, without which an order is not missed (``content``); move all positions of a rotary
+    embedding, which is to change nothing, because scores depend on distances alone (``rotary``; Su et al.
+    2021, Section 3.2.2, arXiv 2104.09864).
+
+    ``change`` is the largest change of the model's output in last digits of its largest entry, and ``module``
+    the innermost module whose output changes there while the stream that it reads does not. Models in half
+    precision and batches of one row are not tested.
+    """
+    place, read = next(iter(tokens(subject.batch).items()), ((), torch.zeros(0, 0)))
+    half = any(p.dtype in (torch.float16, torch.bfloat16) for p in subject.model.parameters())
+    if len(read) < 2 or read.shape[1] <= 2 or half:
+        return Table("positions", ())
+    begins = {"order": read[:, [1, 0]], "content": read[:, :2].roll(1, 0)}
+    pairs = [
+        _Pair(
+            kind, 2, SEEN, (subject.batch, replaced(subject.batch, place, torch.cat([first, read[:, 2:]], 1)))
+        )
+        for kind, first in begins.items()
+        if not torch.equal(first, read[:, :2])
+    ]
+    if (moved := _moved(subject, read)) is not None:
+        pairs.append(_Pair("rotary", 0, ABSOLUTE, moved))
+    return Table("positions", tuple(_compared(subject, pair, len(read)) for pair in pairs))
+
+
+def _moved(subject: Subject, read: Tensor) -> tuple[Any, Any] | None:
+    """The batch with the positions 0, 1, … and with later ones, for a model with a rotary embedding that
+    takes them.
+    """
+    takes = inspect.signature(subject.model.forward).parameters
+    rotary = any(path.endswith("inv_freq") for path, _ in subject.model.named_buffers())
+    if not (rotary and "position_ids" in takes and isinstance(subject.batch, Mapping)):
+        return None
+    first = torch.arange(read.shape[1], device=read.device)[None]
+    return {**subject.batch, "position_ids": first}, {**subject.batch, "position_ids": first + SHIFT}
+
+
+def _compared(subject: Subject, pair: _Pair, rows: int) -> Row:
+    """Compare the outputs for two batches of so many rows."""
+
+    def keep(x: Tensor) -> Tensor | None:
+        later = x.ndim > 2 and len(x) == rows and x.shape[1] > pair.begin
+        return x.detach()[:, pair.begin :].clone() if later else None
+
+    def outputs(batch: Any) -> list[ModuleCall]:
+        with torch.no_grad(), undisturbed(subject.model), calls(subject.model, keep) as found:
+            call_model(subject.model, batch)
+        return found
+
+    before, after = (outputs(batch) for batch in pair.batches)
+    module, change = first_change(before, after, pair.least)
+    return {"kind": pair.kind, "module": module, "change": change}
+
+
+def order(tables: Tables) -> Iterator[Finding]:
+    """Say that a model does not see the order of its tokens."""
+    table = tables.table("positions")
+    seen = any(float(row["change"] or 0) > CLEAR for row in table.where(kind="content"))
+    for row in table.where(kind="order"):
+        if seen and float(row["change"] or 0) <= SEEN:
+            yield Finding(
+                "no_positions",
+                "problem",
+                "the first two tokens can be exchanged without any effect on the outputs at the others: the "
+                "model sees which tokens there are, but not their order",
+                "positions",
+                {"change": row["change"]},
+                do="add a position encoding to the embeddings, or turn queries and keys by their positions",
+            )
+
+
+def relative(tables: Tables) -> Iterator[Finding]:
+    """Name the attention whose rotary embedding makes more than distances count."""
+    for row in tables.table("positions").where(kind="rotary"):
+        if float(row["change"] or 0) > ABSOLUTE:
+            yield Finding(
+                "rotary",
+                "problem",
+                f"{row['module'] or 'the model'} puts out something else when all positions of its rotary "
+                f"embedding are moved by {SHIFT}, though only their distances are to count",
+                "positions",
+                {"change": row["change"]},
+                module=str(row["module"]),
+                do="rotate queries and keys alike, by the same angles, before their product",
+            )
+
+
+POSITIONS: Final = Study(
+    "positions",
+    lambda c: [positions(c.small)],
+    "preflight",
+    rules=(order, relative),
+    batch=SMALL_BATCH,
+    order=-46,
+)

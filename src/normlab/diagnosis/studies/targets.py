@@ -1,0 +1,159 @@
+"""Read from the gradient of a loss which token each position is to predict, and with which weight."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Final
+
+import torch
+from torch import Tensor
+
+from normlab.diagnosis.reading.batches import at, decoded, lengths, tokens
+from normlab.diagnosis.reading.subject import Subject, undisturbed
+from normlab.diagnosis.reading.taps import Side, activations, watching
+from normlab.diagnosis.rules.finding import Finding, Tables, number, percent, said
+from normlab.diagnosis.study import SMALL_BATCH, Study
+from normlab.diagnosis.table import Row, Table
+
+LEAST_CLASSES: Final = 8
+"""Width of the output below which it need not be one of tokens."""
+OFFSETS: Final = range(-1, 4)
+"""Distances from the token that a position reads to the one that it predicts; 1 is the next token."""
+NEARLY_ALL: Final = 0.9
+"""Share of the counted positions whose targets must be at a distance for it to be the one that is meant."""
+ASKED: Final = {
+    -1: "the token before the one that they read",
+    0: "the very token that they read",
+    2: "the token after the next one",
+    3: "the third token from them",
+}
+FEW: Final = 0.5
+"""Share at the distance 1 above which the next token is predicted all the same."""
+HEAVY: Final = 1.5
+"""Sum of the weights of all positions, which is 1 for a mean, above which the loss is not a mean."""
+
+
+def targets(subject: Subject) -> Table:
+    r"""Take the gradient of the loss at the logits z `[B, T, V]`. That of a cross-entropy with the weight w
+    and the target y is :math:`w(\mathrm{softmax}(z) - e_y)`: negative at y alone.
+
+    ``counted`` is the number of positions with a gradient, of ``positions``; ``offset_k`` the share of these
+    whose target is the token at k positions after the one that is read; ``padding`` the share whose own token
+    and whose target are both padding; ``weight`` the sum of w, which is 1 for a mean.
+    """
+    read = at(subject.batch, place) if (place := _place(subject)) is not None else None
+    found = None if read is None else _gradient(subject)
+    if read is None or found is None or found[0].shape[:2] != read.shape:
+        return Table("targets", ())
+    logits, gradient = found
+    target, counted = gradient.argmin(-1), (gradient != 0).any(-1)
+    if not counted.any():
+        return Table("targets", ())
+    likely = logits.softmax(-1).gather(-1, target[..., None])[..., 0]
+    weight = -gradient.gather(-1, target[..., None])[..., 0] / (1 - likely).clamp(min=1e-6)
+    row: Row = {
+        "positions": read.numel(),
+        "counted": int(counted.sum()),
+        **{f"offset_{k}": _share(read, target, counted, k) for k in OFFSETS},
+        "padding": _padded(read, target, counted),
+        "weight": weight[counted].sum().item(),
+    }
+    return Table("targets", (row,))
+
+
+def _place(subject: Subject) -> tuple[int | str, ...] | None:
+    """The place of the tokens that the positions of the output read."""
+    return decoded(subject.batch) or next(iter(tokens(subject.batch)), None)
+
+
+def _gradient(subject: Subject) -> tuple[Tensor, Tensor] | None:
+    """The logits `[B, T, V]` that the model puts out, and the gradient of the loss at them."""
+    seen: list[Tensor] = []
+
+    def see(_: str, side: Side, values: object) -> None:
+        if side == "output":
+            seen.extend(x for _, x in activations(values) if x.ndim == 3 and x.shape[-1] >= LEAST_CLASSES)
+
+    with torch.enable_grad(), undisturbed(subject.model), watching({"": subject.model}, see):
+        loss = subject.loss_of(subject.model, subject.batch)
+        if len(seen) != 1 or not loss.requires_grad or not seen[0].requires_grad:
+            return None
+        (gradient,) = torch.autograd.grad(loss, seen, allow_unused=True)
+    return None if gradient is None else (seen[0].detach().double(), gradient.double())
+
+
+def _share(read: Tensor, target: Tensor, counted: Tensor, offset: int) -> float | None:
+    """The share of the counted positions whose target is the token at a distance, of those that have one."""
+    length = read.shape[1]
+    here = slice(max(0, -offset), min(length, length - offset))
+    there = slice(max(0, offset), min(length, length + offset))
+    known = counted[:, here]
+    same = (target[:, here] == read[:, there]) & known
+    return (same.sum() / known.sum()).item() if known.any() else None
+
+
+def _padded(read: Tensor, target: Tensor, counted: Tensor) -> float:
+    padding, _ = lengths(read)
+    inside = (read == padding) & (target == padding) if padding is not None else torch.zeros_like(counted)
+    return ((inside & counted).sum() / counted.sum()).item()
+
+
+def shifted(tables: Tables) -> Iterator[Finding]:
+    """Say that the loss asks for another token than the next one."""
+    for row in tables.table("targets"):
+        shares = {k: number(row[f"offset_{k}"]) or 0.0 for k in OFFSETS}
+        offset, share = max(shares.items(), key=lambda one: one[1])
+        if share < NEARLY_ALL or shares[1] > FEW:
+            continue
+        yield Finding(
+            "shifted_labels",
+            "problem",
+            f"the loss asks {percent(share)} of the {row['counted']:,} positions that it counts for "
+            f"{ASKED[offset]}, and not for the next token",
+            "targets",
+            {"offset": offset, "share": share, "counted": row["counted"]},
+            do="shift the labels by one position, once: in the batch, in the model or in the loss",
+        )
+
+
+def padding_counted(tables: Tables) -> Iterator[Finding]:
+    """Say that the loss counts padding."""
+    for row in tables.table("targets"):
+        if share := number(row["padding"]):
+            yield Finding(
+                "padding_in_the_loss",
+                "warning",
+                f"{percent(share)} of the {row['counted']:,} positions that the loss counts are padding, "
+                "whose target is padding again",
+                "targets",
+                {"padding": share, "counted": row["counted"]},
+                do="give these positions the label that the loss ignores, as in cross_entropy(…, "
+                "ignore_index=padding)",
+            )
+
+
+def summed(tables: Tables) -> Iterator[Finding]:
+    """Say that the loss is a sum over positions, or several times their mean."""
+    for row in tables.table("targets"):
+        weight = number(row["weight"]) or 0.0
+        if weight > HEAVY:
+            yield Finding(
+                "summed_loss",
+                "warning",
+                f"the loss is {said(weight)} times the mean over the {row['counted']:,} positions that it "
+                "counts, so that gradients and clipping depend on the size of the batch",
+                "targets",
+                {"weight": weight, "counted": row["counted"]},
+                do="take the mean over the predicted tokens",
+                explains=("initial_loss", "clipped_step"),
+            )
+
+
+TARGETS: Final = Study(
+    "targets",
+    lambda c: [targets(c.small)],
+    "preflight",
+    rules=(shifted, summed, padding_counted),
+    batch=SMALL_BATCH,
+    order=-48,
+)

@@ -1,0 +1,62 @@
+"""Groups of an optimiser, the direction of its step, and copies among weights."""
+
+from __future__ import annotations
+
+from functools import partial
+
+import pytest
+import torch
+from torch import nn
+
+from diagnosis.studies.test_preflight import BATCH, Labelled, layer, loss
+from normlab.diagnosis import diagnose
+
+
+def cause(optimiser, model=None):
+    found = diagnose(model or Labelled(), BATCH, loss=loss, optimiser=optimiser, preset="preflight")
+    return None if found.cause is None else found.cause.name
+
+
+def in_groups(parameters, matrices, vectors):
+    lists = [p for p in parameters if p.ndim > 1], [p for p in parameters if p.ndim < 2]
+    return torch.optim.AdamW([{"params": lists[0], "lr": matrices}, {"params": lists[1], "lr": vectors}])
+
+
+@pytest.mark.parametrize(
+    ("optimiser", "found"),
+    [
+        (partial(in_groups, matrices=1e-4, vectors=1e-2), "group_rate"),
+        (partial(in_groups, matrices=1e-4, vectors=1e-3), None),
+        (partial(torch.optim.Adam, lr=1e-3, betas=(0.999, 0.9)), "betas"),
+        (partial(torch.optim.Adam, lr=1e-3, eps=0.5), "large_epsilon"),
+        (partial(torch.optim.Adam, lr=1e-3, maximize=True), "uphill"),
+        (partial(torch.optim.Adam, lr=1e-3, weight_decay=10.0), "decay"),
+        (partial(torch.optim.AdamW, lr=1e-3, weight_decay=0.1), None),
+        (partial(torch.optim.SGD, lr=1e-2, momentum=0.9), None),
+    ],
+)
+def test_settings_that_do_not_fit_together_are_named(optimiser, found):
+    assert cause(optimiser) == found
+
+
+def test_an_optimiser_that_is_there_already_is_read_by_the_paths_of_the_model():
+    model = Labelled()
+    optimiser = in_groups(list(model.parameters()), matrices=1e-2, vectors=1e-4)
+    found = diagnose(model, BATCH, loss=loss, optimiser=optimiser, preset="preflight")
+    assert [row["first"] for row in found.tables["groups"]] == [
+        "gpt.embedding.weight",
+        "gpt.layers.0.norm1.weight",
+    ]
+    assert [row["lr"] for row in found.tables["groups"]] == [1e-2, 1e-4]
+
+
+def test_a_matrix_that_is_a_copy_of_another_is_named():
+    model = Labelled()
+    with torch.no_grad():
+        layer(model, 3).up.weight.copy_(layer(model, 1).up.weight)
+        for one in (layer(model, 0), layer(model, 1)):
+            nn.init.zeros_(one.down.weight)  # equal, and no copies
+    found = diagnose(model, BATCH, loss=loss, lr=1e-3, preset="preflight")
+    copies = [f for f in found.findings if f.name == "copied_weights"]
+    assert [f.module for f in copies] == ["gpt.layers.3.up"]
+    assert copies[0].numbers == {"copies": 1}

@@ -1,0 +1,82 @@
+"""What a loss asks for, read from its gradient at the logits."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+import torch.nn.functional as F
+
+from diagnosis.studies.test_preflight import TEXT, Gpt, Labelled
+from normlab.diagnosis import diagnose
+from normlab.diagnosis.reading.batches import lengths
+from normlab.diagnosis.reading.subject import Subject
+from normlab.diagnosis.studies.targets import targets
+
+
+def entropy(model, batch, **options):
+    return F.cross_entropy(model(**batch).flatten(0, 1), batch["labels"].flatten(), **options)
+
+
+def measured(ids, labels, **options):
+    batch = {"ids": ids, "labels": labels}
+    subject = Subject.of(Labelled(), batch, lambda model, given: entropy(model, given, **options))
+    return targets(subject).rows[0]
+
+
+@pytest.mark.parametrize(("offset", "found"), [(1, None), (0, "shifted_labels"), (2, "shifted_labels")])
+def test_labels_that_are_not_the_next_tokens_are_named(offset, found):
+    ids, labels = TEXT[:, :-2], TEXT[:, offset : TEXT.shape[1] - 2 + offset]
+    row = measured(ids, labels)
+    assert row[f"offset_{offset}"] == 1.0
+    assert (row["counted"], row["positions"]) == (ids.numel(), ids.numel())
+    assert row["weight"] == pytest.approx(1.0, rel=1e-4)
+    batch = {"ids": ids, "labels": labels}
+    cause = diagnose(Labelled(), batch, loss=entropy, lr=1e-3, preset="preflight").cause
+    assert (cause.name if cause else None) == found
+    assert cause is None or cause.numbers["offset"] == offset
+
+
+def test_a_sum_is_as_many_times_heavier_as_there_are_tokens():
+    row = measured(TEXT[:, :-1], TEXT[:, 1:], reduction="sum")
+    assert row["weight"] == pytest.approx(row["counted"], rel=1e-4)
+    batch = {"ids": TEXT[:, :-1], "labels": TEXT[:, 1:]}
+    found = diagnose(
+        Labelled(), batch, loss=lambda m, b: entropy(m, b, reduction="sum"), lr=1e-3, preset="preflight"
+    )
+    assert found.cause is not None
+    assert found.cause.name == "summed_loss"
+
+
+def test_label_smoothing_and_ignored_positions_leave_the_targets_as_they_are():
+    labels = TEXT[:, 1:].clone()
+    labels[0, :5] = -100
+    row = measured(TEXT[:, :-1], labels, label_smoothing=0.1)
+    assert row["offset_1"] == 1.0
+    assert row["counted"] == labels.numel() - 5
+
+
+def test_padding_that_is_counted_is_a_warning_and_padding_that_is_ignored_is_none():
+    text = TEXT.clone().clamp(min=1)
+    text[0, -4:] = 0
+    shares = {}
+    for name, options in (("counted", {}), ("ignored", {"ignore_index": 0})):
+        shares[name] = measured(text[:, :-1], text[:, 1:], **options)["padding"]
+    assert shares == {"counted": pytest.approx(3 / text[:, 1:].numel()), "ignored": 0.0}
+
+
+def test_a_loss_without_logits_of_tokens_has_no_targets():
+    batch = {"ids": TEXT[:, :-1], "labels": TEXT[:, 1:]}
+    squared = Subject.of(Gpt(), (TEXT,), lambda model, _: model(TEXT).mean())
+    assert targets(squared).rows[0]["offset_1"] is not None
+    hidden = Subject.of(Labelled(), batch, lambda model, given: model(**given)[:, 0].square().mean())
+    assert all((targets(hidden).rows[0][f"offset_{k}"] or 0.0) < 0.9 for k in (0, 1, 2))
+
+
+def test_padding_is_what_rows_end_with_and_hold_nowhere_else():
+    rows = torch.tensor([[5, 6, 7, 0, 0], [5, 6, 7, 8, 0], [9, 5, 6, 7, 8]])
+    padding, sizes = lengths(rows)
+    assert padding == 0
+    assert sizes.tolist() == [3, 4, 5]
+    inside = torch.tensor([[5, 0, 7, 0, 0], [5, 6, 7, 8, 9]])
+    assert lengths(inside)[0] is None
+    assert lengths(torch.tensor([[4, 4, 4, 4]]))[0] is None
