@@ -98,9 +98,18 @@ def write_probes_page(file: Path, page: Path) -> Path:
         count(len({row["module"] for row in rows}), "module"),
         count(len(rows), "row"),
     ]
-    headline = Markup("Probes in {}").format(file.name)
-    write_output(page, Page(f"Probes in {file.name}", headline, facts, "", sections).html())
+    title = f"Training of {file.name}"
+    write_output(page, Page(title, _headline(beside.get("reports", ())), facts, "", sections).html())
     return page
+
+
+def _headline(reports: Sequence[Mapping[str, Any]]) -> Markup:
+    """The last report of what ended the training, or that there is none."""
+    ended = [r for r in reports if dict(r.get("trigger") or {}).get("kind") != "recovered"]
+    if not ended:
+        return Markup("Nothing went wrong in the steps that were watched")
+    said = str(dict(ended[-1].get("trigger") or {}).get("words", "")) or "the training went wrong"
+    return Markup("{}{}").format(said[:1].upper(), said[1:])
 
 
 def _rows(file: Path) -> Iterator[Mapping[str, Any]]:
