@@ -319,7 +319,8 @@ Observation is one-way: metrics and weights are bit-identical with and without, 
 and between two measured steps there is no hook on the model. A step of several micro-batches is measured
 on its first one. Rows of `step`, `stack`, `index`, `module`, `signal`, `statistic`, `value` lie in the run
 folder's `probes.jsonl`; `normlab report RUN` draws them. Entropy and logits of attention are not measured in
-training, because its weights are inside a kernel: `normlab diagnose RUN` has them.
+training, because its weights are inside a kernel: `normlab diagnose RUN` has them. A training that another
+loop or trainer runs is watched by `normlab.watch`: [trainings elsewhere](integrations.md).
 
 {presets}
 

@@ -20,13 +20,16 @@ import torch
 
 from normlab.diagnosis import Diagnosis, diagnose
 from normlab.diagnosis.plan import Plan, Start
-from planted import FAULTS, HEALTHY, KNOWN, OPTIMISER, SECOND, UNSEEN, Case, Fault
+from planted import FAULTS, HEALTHY, KNOWN, LOSS, OPTIMISER, SECOND, THIRD, UNSEEN, Case, Fault
 
 RESULTS = Path(__file__).resolve().parent / "results/faults_static.json"
-LISTS = {"known": KNOWN, "unseen": UNSEEN, "second": SECOND}
-"""Faults that the rules were written for, and two lists by somebody who had not seen the rules: the first was
-examined before they were extended, the second after that.
+LISTS = {"known": KNOWN, "unseen": UNSEEN, "second": SECOND, "third": THIRD}
+"""Faults that the rules were written for, and three lists by authors who had not seen the rules. Each was
+examined once as the rules were, and these were extended before the next one.
 """
+
+PLACES = {"first_step": OPTIMISER, "groups": OPTIMISER, "targets": LOSS}
+"""Where a finding from these tables is, which names no module."""
 
 
 def diagnosed(case: Case, declared: dict[str, Any], preset: str) -> Diagnosis:
@@ -47,7 +50,7 @@ def row_of(fault: Fault, preset: str) -> dict[str, Any]:
     """Plant a fault and judge the first finding."""
     found = diagnosed(fault.case(), dict(fault.declared), preset)
     cause = found.cause
-    place = "" if cause is None else cause.module or (OPTIMISER if cause.table == "first_step" else "")
+    place = "" if cause is None else cause.module or PLACES.get(cause.table, "")
     named = cause is not None and fault.named_by(place, f"{cause.sentence}; {cause.do}")
     return {
         "fault": fault.name,
@@ -66,6 +69,7 @@ def healthy(preset: str) -> Iterator[dict[str, Any]]:
         found = diagnosed(one.case(), {}, preset).at_least("warning")
         yield {
             "model": one.name,
+            "preset": preset,
             "problems": [str(f) for f in found if f.severity == "problem"],
             "warnings": [str(f) for f in found if f.severity == "warning"],
         }
@@ -85,17 +89,18 @@ def main() -> None:
             rows.append(row_of(fault, args.preset))
             mark = "named " if rows[-1]["named"] else "MISSED"
             print(f"{mark} {fault.architecture:12}{fault.name:32}{rows[-1]['verdict'][:150]}", flush=True)
-    sound = [] if args.names else list(healthy(args.preset))
+    presets = () if args.names else (args.preset, "standard")
+    sound = [one for preset in presets for one in healthy(preset)]
     for one in sound:
-        print(
-            f"{one['model']}: {'; '.join(one['problems'] + one['warnings']) or 'nothing found'}", flush=True
-        )
+        found = "; ".join(one["problems"] + one["warnings"]) or "nothing found"
+        print(f"{one['model']}, {one['preset']}: {found}")
     for name in LISTS:
         some = [row for row in rows if row["list"] == name]
         print(f"{name}: {sum(row['named'] for row in some)} of {len(some)} named")
-    if sound:
-        print(f"sound: {sum(len(s['problems']) for s in sound)} problems and "
-              f"{sum(len(s['warnings']) for s in sound)} warnings in {len(sound)} models")  # fmt: skip
+    for preset in dict.fromkeys(one["preset"] for one in sound):
+        some = [one for one in sound if one["preset"] == preset]
+        problems, warnings = (sum(len(one[kind]) for one in some) for kind in ("problems", "warnings"))
+        print(f"sound, {preset}: {problems} problems and {warnings} warnings in {len(some)} models")
     if args.write:
         kept = json.loads(RESULTS.read_text(encoding="utf-8")) if RESULTS.exists() else {}
         found = {"first": kept.get("first", {}), "faults": rows, "sound": sound}

@@ -5,9 +5,10 @@ from .healthy import HEALTHY, Healthy
 from .known import KNOWN
 from .models import ARCHITECTURES, Case, build
 from .second import SECOND
+from .third import THIRD
 from .unseen import UNSEEN
 
-FAULTS = [*KNOWN.every, *UNSEEN.every, *SECOND.every]
+FAULTS = [*KNOWN.every, *UNSEEN.every, *SECOND.every, *THIRD.every]
 
 __all__ = [
     "ARCHITECTURES",
@@ -18,6 +19,7 @@ __all__ = [
     "LOSS",
     "OPTIMISER",
     "SECOND",
+    "THIRD",
     "UNSEEN",
     "Case",
     "Fault",
