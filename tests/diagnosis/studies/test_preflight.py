@@ -18,6 +18,7 @@ from normlab.spec.model import ModelConfig
 from normlab.tasks.build import build_model
 
 DIM, VOCAB, LAYERS, TIME = 32, 50, 6, 16
+SIZES = {"layers": 2, "attention_heads": 2, "ffn_dim": 4 * DIM}
 
 
 class Attention(nn.Module):
@@ -332,6 +333,21 @@ def test_a_tie_that_is_declared_and_broken_is_named():
     found = preflight(model, tied=True).cause
     assert found is not None
     assert (found.name, found.module) == ("unlike_declared", "gpt.head")
+
+
+@pytest.mark.parametrize("family", ["Bart", "Marian"])
+def test_tables_of_positions_are_no_copies_and_not_tied(family: str):
+    tf = pytest.importorskip("transformers", reason="the extra normlab[hf] is not installed")
+    sizes = {f"{side}_{name}": n for side in ("encoder", "decoder") for name, n in SIZES.items()}
+    tokens = {"pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2, "decoder_start_token_id": 1}
+    config = getattr(tf, f"{family}Config")(
+        vocab_size=VOCAB, d_model=DIM, max_position_embeddings=2 * VOCAB, **sizes, **tokens
+    )
+    torch.manual_seed(0)
+    model = getattr(tf, "MarianMTModel" if family == "Marian" else "BartForConditionalGeneration")(config)
+    read, predicted = torch.randint(3, VOCAB, (2, 4, TIME))
+    found = diagnose(model, {"input_ids": read, "labels": predicted}, preset="preflight")
+    assert [str(f) for f in found.at_least("warning")] == []
 
 
 def test_a_baseline_names_the_one_matrix_that_changed():

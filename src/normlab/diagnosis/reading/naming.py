@@ -15,6 +15,10 @@ from normlab.errors import UserError
 
 ATTENTION = re.compile(r"att(n|ention)|mha", re.IGNORECASE)
 FFN = re.compile(r"mlp|ff|feed_?forward|fc\d|intermediate|linear\d|dense|moe|expert|glu", re.IGNORECASE)
+POSITIONS = re.compile(r"posit|wpe|\bpos_?e", re.IGNORECASE)
+"""Parameters with a row for each position: no output matrix is tied to them, and two tables of sinusoids are
+equal.
+"""
 
 
 def candidates(model: nn.Module, named: Sequence[str]) -> Iterator[tuple[str, list[str]]]:

@@ -21,6 +21,8 @@ COPIES: Final = 0.25
 """Least columns of a table of positions, and the share of different ones from which on frequencies are wrong:
 a rotary table may hold each twice.
 """
+ADDED: Final = "_bias"
+"""End of the name of a buffer that is added to logits or scores, and starts with zeros."""
 HUGE: Final = 1e8
 TINY: Final = 1e-30
 """Magnitudes of finite numbers that are found in memory which nobody has written to."""
@@ -87,7 +89,9 @@ def _why(row: Row) -> str:
     if not row["finite"]:
         return "holds what is not a number"
     if row["constant"] and "norm" not in str(row["kind"]).lower():
-        return "holds one number throughout" if not row["zeros"] else "holds zeros alone"
+        if not row["zeros"]:
+            return "holds one number throughout"
+        return "" if str(row["buffer"]).endswith(ADDED) else "holds zeros alone"
     largest, smallest = number(row["largest"]) or 0.0, number(row["smallest"]) or 1.0
     if HUGE < largest < 1e30 or smallest < TINY:
         return f"holds numbers from {smallest:.2g} to {largest:.2g}, as memory does that was never written to"

@@ -10,7 +10,7 @@ from typing import Final
 from torch import nn
 
 from normlab.diagnosis.plan import Plan, declared_for
-from normlab.diagnosis.reading.naming import template
+from normlab.diagnosis.reading.naming import POSITIONS, template
 from normlab.diagnosis.rules.finding import Finding, Tables, number, said
 from normlab.diagnosis.studies.weights import weights
 from normlab.diagnosis.study import Study
@@ -54,7 +54,8 @@ def _ties(model: nn.Module) -> bool:
 
 def _untied(found: Table, plan: Plan) -> Iterator[Row]:
     """Yield the matrices of the size of the first embedding that are to be tied to it, and are not."""
-    tables = [row for row in found if row["role"] == "embedding" and "×" in str(row["shape"])]
+    embeddings = (row for row in found if row["role"] == "embedding" and "×" in str(row["shape"]))
+    tables = [row for row in embeddings if not POSITIONS.search(str(row["parameter"]))]
     if plan.get("tied") and tables:
         first = max(tables, key=lambda row: _entries(row))
         own = [row for row in tables if row["shape"] == first["shape"] and not row["tied"]]

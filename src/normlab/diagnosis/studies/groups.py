@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from statistics import median
 from typing import Final
 
+from torch import Tensor
 from torch.nn import Parameter
 from torch.optim import Optimizer
 
@@ -51,10 +52,7 @@ def groups(subject: Subject, optimiser: Optimizer | OptimiserFactory) -> Table:
 
 
 def _plain(value: object) -> float | None:
-    try:
-        return float(value)  # type: ignore[arg-type]
-    except (TypeError, ValueError):
-        return None
+    return float(value) if isinstance(value, int | float | Tensor) else None
 
 
 def unlike_rate(tables: Tables) -> Iterator[Finding]:

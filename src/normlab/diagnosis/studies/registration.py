@@ -9,6 +9,7 @@ from typing import Final
 import torch
 from torch import nn
 
+from normlab.diagnosis.reading.naming import POSITIONS
 from normlab.diagnosis.reading.subject import Subject
 from normlab.diagnosis.reading.taps import watching
 from normlab.diagnosis.reading.unregistered import pointed_out, unregistered
@@ -48,9 +49,11 @@ def _repeated(model: nn.Module) -> Iterator[Row]:
 
 
 def _copies(model: nn.Module) -> Iterator[Row]:
-    """Yield each matrix that begins as a copy of an earlier one, unless all of its entries are the same."""
+    """Yield each matrix that begins as a copy of an earlier one, unless all of its entries are the same or
+    it is a table of positions.
+    """
     seen: dict[tuple[object, ...], str] = {}
-    weights = dict(model.named_parameters())
+    weights = {path: p for path, p in model.named_parameters() if not POSITIONS.search(path)}
     for path, p in weights.items():
         if p.ndim < 2 or p.is_meta or not (x := p.detach()).numel() or bool((x == x.flatten()[0]).all()):
             continue
