@@ -25,6 +25,9 @@ def test_every_class_is_read_whole():
         assert row["unread"] == []
         assert {stack["layers"] for stack in row["stacks"]} == {row["layers"]} == {foreign.LAYERS}
         assert all(len(stack["placements"]) == 1 for stack in row["stacks"])
+        assert (["other"] in [stack["placements"] for stack in row["stacks"]]) == (
+            row["name"] == foreign.IN_DOUBT
+        )
 
 
 def test_the_deep_ones_are_both_placements_at_both_starts():
