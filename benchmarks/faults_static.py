@@ -20,6 +20,7 @@ import torch
 
 from normlab.diagnosis import Diagnosis, diagnose
 from normlab.diagnosis.plan import Plan, Start
+from normlab.diagnosis.rules.finding import consequences
 from planted import FAULTS, HEALTHY, KNOWN, LOSS, OPTIMISER, SECOND, THIRD, UNSEEN, Case, Fault
 
 RESULTS = Path(__file__).resolve().parent / "results/faults_static.json"
@@ -64,14 +65,19 @@ def row_of(fault: Fault, preset: str) -> dict[str, Any]:
 
 
 def healthy(preset: str) -> Iterator[dict[str, Any]]:
-    """Examine the sound models; a row for each, with what was found above a note."""
+    """Examine the sound models; a row for each, with what was found above a note. A warning that the first
+    finding explains is folded under it.
+    """
     for one in HEALTHY:
-        found = diagnosed(one.case(), {}, preset).at_least("warning")
+        diagnosis = diagnosed(one.case(), {}, preset)
+        folded = [] if diagnosis.cause is None else consequences(diagnosis.findings, diagnosis.cause)
+        found = [f for f in diagnosis.at_least("warning") if f not in folded]
         yield {
             "model": one.name,
             "preset": preset,
             "problems": [str(f) for f in found if f.severity == "problem"],
             "warnings": [str(f) for f in found if f.severity == "warning"],
+            "folded": [str(f) for f in folded],
         }
 
 
