@@ -153,8 +153,8 @@ def test_two_kinds_of_averages_are_refused():
 
 @pytest.mark.parametrize(
     ("keep", "steps"),
-    [("", []), ("all", [5, 10, 12]), ("log", [0, 1, 2, 4, 8, 12])],
-    ids=["none", "all", "log"],
+    [("", []), ("all", [5, 10, 12]), ("log", [0, 1, 2, 4, 8, 12]), ("7,12,20", [7, 12])],
+    ids=["none", "all", "log", "steps"],
 )
 def test_which_weights_are_kept(text, tmp_path, keep, steps):
     config = keeping(tiny(text, validate_every_steps=5), keep)
@@ -233,7 +233,7 @@ def test_what_cannot_be_chosen_is_said(text, tmp_path):
         checkpoint_of(folder, 3)
     assert str(told.value) == (
         f"the run {folder.path} keeps no weights of step 3; there are steps 0, 1, 2, 4; train one with "
-        "--keep-checkpoints log or all, and in another --out: a run that is done is not done again"
+        "--keep-checkpoints log, all or 10,50, and in another --out: a run that is done is not done again"
     )
     with pytest.raises(FileNotFoundError) as told:
         checkpoint_of(folder, "average")

@@ -5,10 +5,12 @@ from __future__ import annotations
 import difflib
 import functools
 import math
+import re
 import typing
 from collections.abc import Mapping
 from dataclasses import dataclass
 from numbers import Integral, Real
+from typing import TypeVar
 
 from normlab.errors import UserError
 
@@ -68,6 +70,21 @@ class Choice:
         return allowed + (f" (did you mean {close[0]!r}?)" if close and len(self.words) > 1 else "")
 
 
+@dataclass(frozen=True)
+class Steps:
+    """One of a few words, or the numbers of steps, such as 10,50."""
+
+    words: tuple[str, ...]
+
+    def holds(self, value: object) -> bool:
+        return value in self.words or bool(re.fullmatch(r"[0-9]{1,15}(,[0-9]{1,15})*", str(value)))
+
+    def wanted(self, value: object) -> str:
+        """Describe what is allowed."""
+        words = ", ".join(word or "''" for word in self.words)
+        return f"one of {words}, or steps such as 10,50"
+
+
 SIZE = Range(least=1, whole=True)
 COUNT = Range(least=0, whole=True)
 SHARE = Range(least=0, below=1)
@@ -75,7 +92,10 @@ POSITIVE = Range(above=0, below=math.inf)
 AMOUNT = Range(least=0, below=math.inf)
 
 
-def check(section: object, table: Mapping[Range, str] | Mapping[Choice | Range, str]) -> None:
+Rule = TypeVar("Rule", bound=Choice | Range | Steps)
+
+
+def check(section: object, table: Mapping[Rule, str]) -> None:
     """Raise UserError at the first field whose value is not allowed.
 
     ``table`` maps each rule to the fields under it, separated by spaces; it holds for every item of a tuple.

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from normlab.errors import UserError
-from normlab.spec.allowed import AMOUNT, COUNT, POSITIVE, SHARE, SIZE, Range, check
+from normlab.spec.allowed import AMOUNT, COUNT, POSITIVE, SHARE, SIZE, Range, Steps, check
 from normlab.spec.arguments import validate_arguments
 from normlab.spec.fields import changes_numbers, machine, no_flag, since
 from normlab.spec.model import ModelConfig
@@ -301,15 +301,18 @@ class MachineConfig:
     """Preset of probes to record during training, in order of cost; '' for none."""
     probe_every_steps: int = machine(50)
     """Steps between recordings of the probes, which begin with the first step."""
-    keep_checkpoints: Literal["", "log", "all"] = machine("")
-    """Weights to keep: log, of steps 0, 1, 2, 4 ... and the last; all, of every validation; '' for none."""
+    keep_checkpoints: str = machine("")
+    """Weights to keep: log, of steps 0, 1, 2, 4 ... and the last; all, of every validation; 10,50, of these
+    steps; '' for none.
+    """
     tensorboard: bool = machine(False)
     """Also write metrics and probes for TensorBoard; needs pip install 'normlab[tensorboard]'."""
 
     def __post_init__(self) -> None:
         cadences = "log_every_steps checkpoint_every_steps probe_every_steps"
         few = Range(least=0, below=1025, whole=True)  # many more crash the process
-        check(self, {few: "threads num_workers", SIZE: cadences})
+        kept = Steps(("", "log", "all"))
+        check(self, {few: "threads num_workers", SIZE: cadences, kept: "keep_checkpoints"})
 
 
 @validate_arguments

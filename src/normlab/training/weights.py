@@ -132,7 +132,7 @@ class StepWeights:
             self._delete(s for s in kept_steps(self._folder) if not (self._policy == "log" and s == last))
 
     def _stays(self, step: int) -> bool:
-        return self._policy == "log" and step & (step - 1) == 0
+        return str(step) in self._policy.split(",") or (self._policy == "log" and step & (step - 1) == 0)
 
     def _delete(self, steps: Iterator[int]) -> None:
         for step in list(steps):
@@ -197,7 +197,7 @@ def checkpoint_of(folder: RunFolder, weights: str | int = "") -> Path:
         there = f"there are steps {', '.join(map(str, steps))}" if steps else "none were kept"
         raise FileNotFoundError(
             f"the run {folder.path} keeps no weights of step {weights}; {there}; train one with "
-            "--keep-checkpoints log or all, and in another --out: a run that is done is not done again"
+            "--keep-checkpoints log, all or 10,50, and in another --out: a run that is done is not done again"
         )
     name = weights or tested(folder)
     found: Mapping[str, Path] = {"best": folder.best, "last": folder.last, "average": folder.average}
