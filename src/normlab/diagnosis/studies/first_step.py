@@ -14,7 +14,7 @@ from normlab.diagnosis.probing.passes import BackwardPass, backward_pass, parts_
 from normlab.diagnosis.probing.step import OptimiserFactory, updated
 from normlab.diagnosis.probing.stepping import LossGradients, trainable
 from normlab.diagnosis.reading.subject import Subject
-from normlab.diagnosis.rules.finding import Finding, Tables, cosine, number, percent
+from normlab.diagnosis.rules.finding import Finding, Tables, cosine, number, numbers, percent
 from normlab.diagnosis.study import Study
 from normlab.diagnosis.table import Row, Table
 from normlab.spec.units import count
@@ -28,7 +28,7 @@ CUT: Final = 0.5
 UPHILL: Final = -0.1
 """Cosine of a step with the negative gradient below which it climbs the loss."""
 SHRINKS: Final = 0.5
-"""Cosine of a step with the negative weights above which it takes them to 0, and hardly to a lower loss."""
+"""Cosine of a step with the negative weights above which weight decay decides it."""
 
 
 def first_step(
@@ -172,7 +172,7 @@ def wrong_way(tables: Tables) -> Iterator[Finding]:
             do="look at the sign of the loss, and for maximize=True",
             explains=("update_change", "large_update"),
         )
-    elif shrinking > SHRINKS:
+    elif shrinking > max(SHRINKS, downhill) and any(numbers(tables.table("groups"), "weight_decay")):
         yield Finding(
             "decay",
             "warning",
