@@ -18,6 +18,7 @@ from normlab.cli.common import RUNS, ConfigParts, Imports, Switch, base_of, reso
 from normlab.cli.diagnose import Diagnose, Preflight
 from normlab.cli.flags import ConfigFlags, flags_of, load
 from normlab.cli.fold import Fold
+from normlab.cli.forecast import Forecast
 from normlab.cli.papers import Papers
 from normlab.cli.reproduce import FAILED, Reproduce
 from normlab.cli.score import Score
@@ -272,6 +273,7 @@ COMMANDS: dict[str, type[Command]] = {
         Recipes,
         Preflight,
         Diagnose,
+        Forecast,
         Papers,
         Reproduce,
     )

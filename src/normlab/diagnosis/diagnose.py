@@ -24,7 +24,7 @@ from normlab.diagnosis.reading.taps import bare, leaves
 from normlab.diagnosis.reading.unregistered import pointed_out, unregistered
 from normlab.diagnosis.result import Diagnosis
 from normlab.diagnosis.rules.finding import SEVERITIES, Finding
-from normlab.diagnosis.study import Study, StudyContext, registered
+from normlab.diagnosis.study import Study, StudyContext, named, registered
 from normlab.diagnosis.suite import find
 from normlab.diagnosis.table import Table
 from normlab.errors import UserError
@@ -48,6 +48,8 @@ class Options(Plan, total=False):
     """Modules in a block whose outputs are added to the stream, where the sums are not seen."""
     call: Call
     """``call(model, batch)``, where the batch is not the arguments of the model's forward."""
+    studies: Sequence[str]
+    """Names of the studies to make, in place of those of the preset."""
 
 
 @validate_arguments
@@ -76,7 +78,7 @@ def diagnose(
     """
     if lr is not None and not POSITIVE.holds(lr):
         raise UserError(f"lr is {POSITIVE.wanted(lr)}, got {lr!r}; leave it out, or type lr=1e-3")
-    studies = registered(preset)
+    studies = named(options["studies"]) if "studies" in options else registered(preset)
     model = _checked(model, batch)
     structure, unread = _read(model, batch, options)
     if not structure.stacks:

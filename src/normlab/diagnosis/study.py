@@ -18,7 +18,7 @@ from normlab.diagnosis.reading.subject import Subject
 from normlab.diagnosis.reading.tokens import PaddingMasks
 from normlab.diagnosis.rules.finding import Rule
 from normlab.diagnosis.table import Table
-from normlab.errors import UserError
+from normlab.errors import UserError, nearest
 from normlab.spec.arguments import validate_arguments
 from normlab.spec.chart import StudyChart
 
@@ -142,3 +142,12 @@ def registered(preset: str = PRESETS[-1]) -> list[Study]:
     require_preset(preset)
     included = STUDY_PRESETS[: STUDY_PRESETS.index(preset) + 1]
     return sorted((s for s in _STUDIES.values() if s.preset in included), key=lambda s: (s.order, s.name))
+
+
+def named(names: Iterable[str]) -> list[Study]:
+    """Return the studies of these names, in their order. Raises UserError for a name that is none."""
+    wanted = list(names)
+    for name in wanted:
+        if name not in _STUDIES:
+            raise UserError(f"there is no study {name!r}{nearest(name, _STUDIES)}")
+    return [study for study in registered() if study.name in wanted]

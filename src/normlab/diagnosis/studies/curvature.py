@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import Final, NamedTuple
+from typing import Final, NamedTuple, Protocol
 
 import torch
 from torch import Tensor, nn
@@ -268,6 +268,17 @@ class Hessian:
         return torch.dot(unit, self @ unit).item()
 
 
+class Symmetric(Protocol):
+    """A symmetric matrix `[P, P]` that is known by its products."""
+
+    @property
+    def gradient(self) -> Tensor:
+        """A vector `[P]` like those that it multiplies."""
+        ...
+
+    def __matmul__(self, vector: Tensor) -> Tensor: ...
+
+
 class Eigenvalue(NamedTuple):
     r"""An estimate, its residual :math:`\|Hx - \lambda x\|`, and the number of products that it took."""
 
@@ -277,7 +288,7 @@ class Eigenvalue(NamedTuple):
 
 
 @torch.no_grad()
-def largest_eigenvalue(hessian: Hessian, *, products: int, tolerance: float, seed: int) -> Eigenvalue:
+def largest_eigenvalue(hessian: Symmetric, *, products: int, tolerance: float, seed: int) -> Eigenvalue:
     r"""Find :math:`\max_x x^\top H x / x^\top x` by power iteration with a memory: the next x is the best in
     the span of x, Hx and the step before.
 

@@ -1,0 +1,202 @@
+"""The design of the survey: models from a Sobol sequence, and the learning rates that each is trained at."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cache
+from typing import Final, TypeAlias
+
+from scipy.stats import qmc
+
+from normlab.errors import UserError
+from normlab.recipes.grammar import resolve
+from normlab.spec.config import (
+    Config,
+    DataConfig,
+    DecodeConfig,
+    MachineConfig,
+    ModelConfig,
+    OptimConfig,
+    SeedConfig,
+    TrainConfig,
+)
+from normlab.spec.randomness import derive
+
+Choices: TypeAlias = Mapping[str, str | float]
+"""One value of each axis."""
+
+_BROWN: Final = "$NORMLAB_DATA/text/brown.txt"
+TEXTS: Final[Mapping[str, tuple[str, DataConfig]]] = {
+    "dates": ("translation", DataConfig(builtin="dates-de-en", builtin_pairs=5000, vocab_size=200)),
+    "brown": (
+        "language_model",
+        DataConfig(
+            train_text=f"{_BROWN}[:20000]",
+            dev_text=f"{_BROWN}[46368:46868]",
+            test_text=f"{_BROWN}[50518:50618]",
+            vocab_size=500,
+            block_len=48,
+        ),
+    ),
+}
+"""Task and text by name: sentences to translate, and real text to model."""
+AXES: Final[Mapping[str, tuple[str | float, ...]]] = {
+    "text": tuple(TEXTS),
+    "placement": (
+        *("post", "pre", "sandwich", "olmo2", "mixln", "lnscale", "keel", "b2t", "residual", "admin"),
+        *("deepnorm", "layerscale", "rezero", "normformer"),
+    ),
+    "norm": ("layernorm", "rmsnorm", "scalenorm"),
+    "scheme": ("xavier", "smallinit", "xavier_uniform"),
+    "optimiser": ("adam", "adamw", "radam", "adam", "sgd", "adamw"),
+    "beta2": (0.95, 0.98, 0.999),
+    "layers": (1, 2, 3, 4, 6, 9, 12),
+    "width": (16, 32, 64),
+    "warmup": (0, 8, 30, 75),
+}
+"""Axes of the sequence; a value that is named twice is drawn twice as often."""
+STEPS: Final[Mapping[str, int]] = {"dates": 200, "brown": 150}
+"""Budget of a run, by text."""
+WARMED: Final = "warmup"
+NORMLESS: Final = ("rezero",)
+"""Placements without a norm of the stream, which refuse the name of one."""
+EARLY: Final = (10, 50)
+"""Steps after which the weights are kept, so that they can be measured as those of step 0."""
+STARTS: Final[Mapping[str, float]] = {"sgd": 1.0}
+START: Final = 8e-3
+"""Learning rates that a search begins with, by optimiser, and for the others."""
+MOST: Final = 6
+"""Runs of a search."""
+STRIDE: Final = 4.0
+GRID: Final = math.sqrt(2)
+"""Ratio of rates while neither end is known, and the ratio of the two ends that are searched for."""
+AROUND: Final = 4.0
+"""Rates are drawn within this factor of the edge."""
+LENGTH: Final = 2**10
+"""Models of the sequence."""
+WIDE: Final = 256.0
+WIDE_LAYERS: Final = 4.0
+"""Width of the wide models, four times the largest of the others, and the most layers that they have."""
+SEEDS: Final = (2, 3)
+RATES: Final = 2
+WIDE_RATES: Final = 3
+"""Rates that are drawn for a model, trained with each of these seeds, a search with the seed 1; and for a
+wide model, trained with the first of them.
+"""
+
+
+@dataclass(frozen=True)
+class Model:
+    """A model of the survey: everything about a run but its learning rate and its seed."""
+
+    name: str
+    """``s17`` for the seventeenth of the sequence, ``w17`` for its wide one."""
+    choices: Choices
+    wide: bool = False
+
+    def config(self, lr: float, seed: int) -> Config:
+        """The resolved configuration of a run. Raises UserError for a recipe that is not defined."""
+        c = self.choices
+        task, data = TEXTS[str(c["text"])]
+        parts = [c["placement"], *([] if c["placement"] in NORMLESS else [c["norm"]]), c["scheme"]]
+        parts += [c["optimiser"], *([WARMED] if c["warmup"] else [])]
+        layers, width, steps = int(c["layers"]), int(c["width"]), STEPS[str(c["text"])]
+        base = Config(
+            task=task,
+            data=data,
+            model=ModelConfig(
+                dim=width,
+                ffn_dim=4 * width,
+                heads=max(1, width // 16),
+                encoder_layers=layers if task == "translation" else 0,
+                decoder_layers=layers,
+                dropout=0.0,
+            ),
+            optim=OptimConfig(
+                lr=lr,
+                betas=(0.9, float(c["beta2"])),
+                momentum=0.9 if c["optimiser"] == "sgd" else 0.0,
+                schedule="constant",
+                warmup_steps=int(c["warmup"]),
+            ),
+            train=TrainConfig(
+                steps=steps, max_tokens=512, validate_every_steps=steps // 2, dev_decode_sentences=50
+            ),
+            decode=DecodeConfig(beam=1),
+            seeds=SeedConfig(seed, seed, seed),
+            machine=MachineConfig(probes="", keep_checkpoints=",".join(map(str, EARLY))),
+        )
+        return resolve("+".join(str(part) for part in dict.fromkeys(parts) if part != "layernorm"), base)
+
+
+def models(*, wide: bool = False) -> Iterator[Model]:
+    """The models of the sequence whose recipes are defined; with ``wide``, all of the width ``WIDE``."""
+    for index, point in enumerate(_sequence()):
+        choices = {
+            name: values[int(len(values) * x)] for (name, values), x in zip(AXES.items(), point, strict=True)
+        }
+        if wide:
+            choices |= {"width": WIDE, "layers": min(float(choices["layers"]), WIDE_LAYERS)}
+        model = Model(f"{'w' if wide else 's'}{index}", choices, wide)
+        if _defined(model):
+            yield model
+
+
+def _defined(model: Model) -> bool:
+    try:
+        model.config(START, 1)
+    except UserError:
+        return False
+    return True
+
+
+@cache
+def _sequence() -> Sequence[Sequence[float]]:
+    return qmc.Sobol(len(AXES), scramble=True, rng=derive(0, "survey")).random(LENGTH).tolist()
+
+
+def next_rate(tried: Mapping[float, bool], start: float) -> float | None:
+    """The rate that a search for the edge trains next; None once it is over.
+
+    ``tried`` tells of each rate whether the run trained. The edge lies between the largest rate that trained
+    and the smallest one above it that did not.
+    """
+    low, high = edge(tried)
+    if len(tried) >= MOST:
+        return None
+    if low is None:
+        return start if high is None else high / STRIDE
+    if high is None:
+        return low * STRIDE
+    return None if high / low <= GRID * 1.01 else math.sqrt(low * high)
+
+
+def edge(tried: Mapping[float, bool]) -> tuple[float | None, float | None]:
+    """The largest rate that trained, and the smallest one above it that did not."""
+    low = max((lr for lr, trained in tried.items() if trained), default=None)
+    high = min(
+        (lr for lr, trained in tried.items() if not trained and (low is None or lr > low)), default=None
+    )
+    return low, high
+
+
+def drawn_rates(model: Model, tried: Mapping[float, bool]) -> list[float]:
+    """The rates around the edge of a model, log-uniform; around the last end where the search found one. For
+    a wide model ``tried`` is of its narrow one.
+    """
+    low, high = edge(tried)
+    middle = math.sqrt(low * high) if low is not None and high is not None else low or high or START
+    unit = [derive(i, f"rate of {model.name}") / 2**63 for i in range(WIDE_RATES if model.wide else RATES)]
+    return [float(f"{middle * AROUND ** (2 * u - 1):.4g}") for u in unit]
+
+
+def runs_of(model: Model, tried: Mapping[float, bool]) -> list[Config]:
+    """The runs of a model as far as they are known: the next one of its search, or those around the edge."""
+    if model.wide:
+        return [model.config(lr, SEEDS[0]) for lr in drawn_rates(model, tried)]
+    rate = next_rate(tried, STARTS.get(str(model.choices["optimiser"]), START))
+    if rate is not None:
+        return [model.config(float(f"{rate:.4g}"), 1)]
+    return [model.config(lr, seed) for lr in drawn_rates(model, tried) for seed in SEEDS]
