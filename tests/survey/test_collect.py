@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from dataclasses import replace
 
 import pytest
 
@@ -19,7 +20,7 @@ def tiny(monkeypatch):
     """Models of one layer on built-in text, with a budget of 12 steps."""
     one = {"text": ("dates",), "layers": (1,), "width": (16,), "warmup": (0, 4), "optimiser": ("adam",)}
     monkeypatch.setattr(design, "AXES", {**design.AXES, **one})
-    monkeypatch.setattr(design, "STEPS", {"dates": 12})
+    monkeypatch.setattr(design, "TEXTS", {"dates": replace(design.TEXTS["dates"], steps=12)})
     monkeypatch.setattr(design, "MOST", 2)
 
 

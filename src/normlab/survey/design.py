@@ -27,10 +27,25 @@ from normlab.spec.randomness import derive
 Choices: TypeAlias = Mapping[str, str | float]
 """One value of each axis."""
 
+
+@dataclass(frozen=True)
+class Text:
+    """A text of the survey, and what is trained on it."""
+
+    task: str
+    data: DataConfig
+    steps: int
+    """The budget of a run."""
+    encoders: int
+    """1 for an encoder and a decoder of the same depth, 0 for a decoder alone."""
+
+
 _BROWN: Final = "$NORMLAB_DATA/text/brown.txt"
-TEXTS: Final[Mapping[str, tuple[str, DataConfig]]] = {
-    "dates": ("translation", DataConfig(builtin="dates-de-en", builtin_pairs=5000, vocab_size=200)),
-    "brown": (
+TEXTS: Final[Mapping[str, Text]] = {
+    "dates": Text(
+        "translation", DataConfig(builtin="dates-de-en", builtin_pairs=5000, vocab_size=200), 200, encoders=1
+    ),
+    "brown": Text(
         "language_model",
         DataConfig(
             train_text=f"{_BROWN}[:20000]",
@@ -39,9 +54,11 @@ TEXTS: Final[Mapping[str, tuple[str, DataConfig]]] = {
             vocab_size=500,
             block_len=48,
         ),
+        150,
+        encoders=0,
     ),
 }
-"""Task and text by name: sentences to translate, and real text to model."""
+"""Sentences to translate, and real text to model, by name."""
 AXES: Final[Mapping[str, tuple[str | float, ...]]] = {
     "text": tuple(TEXTS),
     "placement": (
@@ -57,13 +74,13 @@ AXES: Final[Mapping[str, tuple[str | float, ...]]] = {
     "warmup": (0, 8, 30, 75),
 }
 """Axes of the sequence; a value that is named twice is drawn twice as often."""
-STEPS: Final[Mapping[str, int]] = {"dates": 200, "brown": 150}
-"""Budget of a run, by text."""
 WARMED: Final = "warmup"
 NORMLESS: Final = ("rezero",)
 """Placements without a norm of the stream, which refuse the name of one."""
 EARLY: Final = (10, 50)
 """Steps after which the weights are kept, so that they can be measured as those of step 0."""
+MOMENTUM: Final[Mapping[str, float]] = {"sgd": 0.9}
+"""Momentum by optimiser, and 0 for the others, which have their own."""
 STARTS: Final[Mapping[str, float]] = {"sgd": 1.0}
 START: Final = 8e-3
 """Learning rates that a search begins with, by optimiser, and for the others."""
@@ -99,36 +116,39 @@ class Model:
     def config(self, lr: float, seed: int) -> Config:
         """The resolved configuration of a run. Raises UserError for a recipe that is not defined."""
         c = self.choices
-        task, data = TEXTS[str(c["text"])]
+        text = TEXTS[str(c["text"])]
         parts = [c["placement"], *([] if c["placement"] in NORMLESS else [c["norm"]]), c["scheme"]]
         parts += [c["optimiser"], *([WARMED] if c["warmup"] else [])]
-        layers, width, steps = int(c["layers"]), int(c["width"]), STEPS[str(c["text"])]
+        layers, width = int(c["layers"]), int(c["width"])
         base = Config(
-            task=task,
-            data=data,
+            task=text.task,
+            data=text.data,
             model=ModelConfig(
                 dim=width,
                 ffn_dim=4 * width,
                 heads=max(1, width // 16),
-                encoder_layers=layers if task == "translation" else 0,
+                encoder_layers=layers * text.encoders,
                 decoder_layers=layers,
                 dropout=0.0,
             ),
             optim=OptimConfig(
                 lr=lr,
                 betas=(0.9, float(c["beta2"])),
-                momentum=0.9 if c["optimiser"] == "sgd" else 0.0,
+                momentum=MOMENTUM.get(str(c["optimiser"]), 0.0),
                 schedule="constant",
                 warmup_steps=int(c["warmup"]),
             ),
             train=TrainConfig(
-                steps=steps, max_tokens=512, validate_every_steps=steps // 2, dev_decode_sentences=50
+                steps=text.steps,
+                max_tokens=512,
+                validate_every_steps=text.steps // 2,
+                dev_decode_sentences=50,
             ),
             decode=DecodeConfig(beam=1),
             seeds=SeedConfig(seed, seed, seed),
             machine=MachineConfig(probes="", keep_checkpoints=",".join(map(str, EARLY))),
         )
-        return resolve("+".join(str(part) for part in dict.fromkeys(parts) if part != "layernorm"), base)
+        return resolve("+".join(map(str, parts)), base)
 
 
 def models(*, wide: bool = False) -> Iterator[Model]:
