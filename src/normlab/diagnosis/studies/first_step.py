@@ -7,7 +7,8 @@ from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from typing import Final
 
-from torch import Tensor, nn
+import torch
+from torch import Tensor
 from torch.optim import Optimizer
 
 from normlab.diagnosis.probing.passes import BackwardPass, backward_pass, parts_of
@@ -56,30 +57,37 @@ def first_step(
     rows: list[Row] = []
     for path, p in before.items():
         for part in parts[path]:
-            old, new, free = (part.of(x.to_dense()) for x in (p, after[path], plain[path]))
-            gradient = part.of(found.gradients[path].to_dense())
+            old, new, free = (_wide(part.of(x.to_dense())) for x in (p, after[path], plain[path]))
+            gradient = _wide(part.of(found.gradients[path].to_dense()))
+            step = new - old
             rows.append(
                 {
                     "parameter": path,
                     "role": part.kind,
                     "dtype": str(p.dtype).removeprefix("torch."),
-                    "step_rms": _rms(new, old),
-                    "unclipped_rms": _rms(free, old),
-                    "moved": (new != old).float().mean().item(),
-                    "downhill": _cosine(old - new, gradient),
-                    "shrinking": _cosine(old - new, old),
+                    "step_rms": _rms(step),
+                    "unclipped_rms": _rms(step if plain is after else free - old),
+                    "moved": step.count_nonzero().item() / step.numel(),
+                    "downhill": -_cosine(step, gradient),
+                    "shrinking": -_cosine(step, old),
                     "grad_max": gradient.abs().max().item(),
                 }
             )
     return Table("first_step", tuple(rows))
 
 
-def _rms(new: Tensor, old: Tensor) -> float:
-    return (new.double() - old.double()).square().mean().sqrt().item()
+def _wide(x: Tensor) -> Tensor:
+    """Return a tensor in float32 at least, in which a step of half precision is exact."""
+    return x.to(torch.promote_types(x.dtype, torch.float32)).flatten()
+
+
+def _rms(step: Tensor) -> float:
+    return torch.linalg.vector_norm(step).item() / math.sqrt(step.numel())
 
 
 def _cosine(x: Tensor, y: Tensor) -> float:
-    return nn.functional.cosine_similarity(x.double().flatten(), y.double().flatten(), 0).item()
+    lengths = torch.linalg.vector_norm(x) * torch.linalg.vector_norm(y)
+    return (torch.dot(x, y) / lengths).item() if lengths else 0.0
 
 
 def _clipped(found: LossGradients, most: float) -> LossGradients:
