@@ -58,7 +58,7 @@ def main() -> None:
         counted[outcome.state]["reported"] += bool(reported)
         counted[outcome.state]["recovered"] += "recovered" in kinds
         if bool(reported) == (outcome.state == "trained"):
-            spoken.append({"run": folder.id, "outcome": outcome.state, "reports": kinds})
+            spoken.append({"run": folder.path.name, "outcome": outcome.state, "reports": kinds})
     for state, numbers in sorted(counted.items()):
         reports, notes = numbers["reported"], numbers["recovered"]
         print(f"{state}: {reports} of {numbers['runs']} reported, {notes} with a note")

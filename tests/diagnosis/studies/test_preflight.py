@@ -314,6 +314,15 @@ def test_clipping_that_decides_the_step_is_named_for_an_optimiser_that_keeps_sca
 # ------------------------------------------------------------------------------ declared starts, baselines
 
 
+@pytest.mark.parametrize("broken", range(LAYERS))
+def test_one_layer_of_another_size_does_not_make_its_neighbours_unlike(broken: int):
+    model = Labelled()
+    with torch.no_grad():
+        layer(model, broken).down.weight.mul_(30)
+    named = [f.module for f in preflight(model).findings if f.name == "unlike_siblings"]
+    assert named == [f"gpt.layers.{broken}.down"]
+
+
 def test_a_start_that_is_not_the_declared_one_is_named():
     plan = Plan(declared={"embedding": Start(0.05), "output": Start(0.05, depth="total")})
     found = preflight(Labelled(), **plan)

@@ -130,8 +130,8 @@ CONSEQUENCES: Final = (
 
 
 def _outliers(rows: Sequence[Row]) -> Iterator[tuple[Row, float]]:
-    """Yield the rows of unlike size, with the factor to the median of those around. Where most are zero on
-    purpose, those that are not are unlike.
+    """Yield the rows whose size is unlike that of most of those around, with the factor to their median.
+    Where most are zero on purpose, those that are not are unlike.
     """
     sizes = [number(row["rms"]) or 0.0 for row in rows]
     zeros = sum(not size for size in sizes)
@@ -142,7 +142,8 @@ def _outliers(rows: Sequence[Row]) -> Iterator[tuple[Row, float]]:
                 yield row, ENDLESS
             continue
         factor = size / median(near) if size else 1 / ENDLESS
-        if not 1 / UNLIKE <= factor <= UNLIKE:
+        above, below = sum(size > UNLIKE * x for x in near), sum(UNLIKE * size < x for x in near)
+        if 2 * max(above, below) > len(near):
             yield row, factor
 
 
