@@ -124,7 +124,8 @@ def test_presets_name_studies_and_grow():
 
 def test_full_has_second_derivatives():
     found = diagnose(tower(), X, loss=square, lr=1e-3, preset="full").tables["curvature"]
-    assert set(found.column("quantity")) == {"critical_lr", "largest_eigenvalue", "directional_sharpness"}
+    second = {"largest_eigenvalue", "directional_sharpness", "preconditioned_sharpness"}
+    assert set(found.column("quantity")) == {"critical_lr", *second}
 
 
 def test_post_and_pre_are_told_apart():
