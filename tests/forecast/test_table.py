@@ -1,13 +1,14 @@
-"""The table of the survey: it survives a kill in the middle of a line."""
+"""The table of the survey: it survives a kill in the middle of a row."""
 
 from __future__ import annotations
 
+import lzma
 from dataclasses import replace
 
 import pytest
 
 from normlab.errors import UserError
-from normlab.forecast.table import SurveyedRun, append, groups, read
+from normlab.forecast.table import SurveyedRun, append, compact, groups, read
 
 RUN = SurveyedRun(
     run="abc",
@@ -26,7 +27,7 @@ RUN = SurveyedRun(
 
 
 def test_runs_come_back_as_they_were_but_for_digits(tmp_path):
-    path = tmp_path / "forecast" / "runs.jsonl"
+    path = tmp_path / "forecast" / "runs.jsonl.xz"
     assert read(path) == []
     for name in ("a", "b"):
         append(path, replace(RUN, run=name))
@@ -35,21 +36,38 @@ def test_runs_come_back_as_they_were_but_for_digits(tmp_path):
     assert replace(RUN, outcome="trained").trained
 
 
-def test_a_line_that_was_cut_off_is_written_over(tmp_path):
-    path = tmp_path / "runs.jsonl"
+@pytest.mark.parametrize("kept", [1, 13, 40, -60, -1])
+def test_a_row_that_was_cut_off_goes_when_the_table_is_compacted(tmp_path, kept):
+    path = tmp_path / "runs.jsonl.xz"
     append(path, RUN)
     whole = path.read_bytes()
-    path.write_bytes(whole + whole[:40])
-    assert [run.run for run in read(path)] == ["abc"]
+    path.write_bytes(whole + whole[:kept])
+    assert "abc" in {run.run for run in read(path)}
+    compact(path)
     append(path, replace(RUN, run="def"))
-    assert [run.run for run in read(path)] == ["abc", "def"]
+    assert [run.run for run in read(path)][-1] == "def"
+    assert {run.run for run in read(path)} == {"abc", "def"}
+
+
+def test_a_compacted_table_is_the_same_and_shorter(tmp_path):
+    path = tmp_path / "runs.jsonl.xz"
+    for i in range(20):
+        append(path, replace(RUN, run=f"run {i}"))
+    before, size = read(path), path.stat().st_size
+    compact(path)
+    assert read(path) == before
+    assert path.stat().st_size < size / 4
+    compact(tmp_path / "none.xz")  # there is none: nothing to do
 
 
 def test_a_line_that_is_no_run_is_named(tmp_path):
-    path = tmp_path / "runs.jsonl"
+    path = tmp_path / "runs.jsonl.xz"
     append(path, RUN)
-    path.write_text(path.read_text() + '{"run": 1}\n')
+    path.write_bytes(path.read_bytes() + lzma.compress(b'{"run": 1}\n'))
     with pytest.raises(UserError, match=r"line 2 of .*runs\.jsonl"):
+        read(path)
+    path.write_text('{"run": "abc", "model": "s0"}\n')
+    with pytest.raises(UserError, match="not in the format of xz"):
         read(path)
 
 

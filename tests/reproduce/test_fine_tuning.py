@@ -13,7 +13,7 @@ from normlab.jobs.queue import Queue
 from normlab.reproduce import fine_tuning
 from normlab.reproduce.fine_tuning import fine_tuned, search
 from normlab.reproduce.lab import Lab
-from normlab.spec.config import Config, DataConfig
+from normlab.spec.config import Config, DataConfig, SeedConfig
 from normlab.store import Runs
 from normlab.training.train import train
 from tasks.test_classification import write_pairs
@@ -91,4 +91,4 @@ def test_a_fine_tuning_that_fails_is_no_score(tmp_path):
 def test_a_spent_budget_is_no_failure_and_no_score(tmp_path):
     queue = Queue(tmp_path, 1, until=0.0)
     with pytest.raises(SpentError, match="the budget is spent; 2 of 2 fine-tunings left"):
-        fine_tuning._trained([Config(), Config(recipe="pre")], queue)
+        fine_tuning._trained([Config(), replace(Config(), seeds=SeedConfig(2, 2, 2))], queue)

@@ -27,7 +27,7 @@ def tiny(monkeypatch):
 @pytest.mark.slow
 @pytest.mark.usefixtures("tiny")
 def test_a_collection_goes_on_from_its_table(tmp_path):
-    root, table = tmp_path / "runs", tmp_path / "runs.jsonl"
+    root, table = tmp_path / "runs", tmp_path / "runs.jsonl.xz"
     said: list[str] = []
     first = Collection(root, table, said.append)
     first.run(place("local"), 2, most=2)
@@ -53,7 +53,7 @@ def test_a_collection_goes_on_from_its_table(tmp_path):
 @pytest.mark.slow
 @pytest.mark.usefixtures("tiny")
 def test_nothing_is_begun_after_the_budget(tmp_path):
-    collection = Collection(tmp_path / "runs", tmp_path / "runs.jsonl")
+    collection = Collection(tmp_path / "runs", tmp_path / "runs.jsonl.xz")
     collection.run(place("local"), 1, most=9, until=time.monotonic() - 1)
     assert collection.runs == []
 

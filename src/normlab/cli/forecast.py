@@ -1,4 +1,4 @@
-"""``normlab forecast``: collect the table of small trainings that forecasts rest on."""
+"""``normlab forecast``: collect the small trainings that forecasts rest on, and judge the forecasts."""
 
 from __future__ import annotations
 
@@ -6,15 +6,19 @@ import math
 import time
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Final
 
 from normlab.cli.common import RUNS, Imports, Switch
 from normlab.errors import UserError
 from normlab.spec.units import count, seconds_of
 
+LEAST_MODELS: Final = 10
+"""Models without which there is nothing to leave out."""
+
 
 @dataclass(frozen=True)
 class Forecast:
-    """Collect the table of small trainings that forecasts rest on.
+    """Collect the table of small trainings that forecasts rest on, and judge the forecasts.
 
     Models are drawn over placement, norm, initialisation, optimiser, depth, width, warm-up and text. For each
     the largest learning rate that trains is searched, and runs around it are added; every run is measured
@@ -23,14 +27,18 @@ class Forecast:
 
     collect: Switch = False
     """Train and measure runs, and add them to the table."""
+    evaluate: Switch = False
+    """Judge forecasts on groups of the table that were left out, and write the report."""
     wide: Switch = False
     """Collect wide models, to test a forecast on, around the edges of those that are in the table."""
     most: int = 1200
     """Rows of the table after which nothing else is started."""
     budget: str = ""
     """Time for all, such as 1h or 90min, after which nothing else is started."""
-    table: Path = Path("results/forecast/runs.jsonl")
+    table: Path = Path("results/forecast/runs.jsonl.xz")
     """The table, to which rows are added."""
+    report: Path = Path("docs/forecast.md")
+    """The report, in Markdown."""
     runs: Path = RUNS / "forecast"
     """Folder of the runs in progress; each is deleted once it is in the table."""
     jobs: int = 0
@@ -41,13 +49,21 @@ class Forecast:
 
     def run(self) -> None:
         """Raises UserError where nothing is to be done."""
+        if not self.collect and not self.evaluate:
+            raise UserError(
+                "normlab forecast was told nothing to do; type normlab forecast --collect --budget 1h, or "
+                "normlab forecast --evaluate"
+            )
+        if self.collect:
+            self._collect()
+        if self.evaluate:
+            self._evaluate()
+
+    def _collect(self) -> None:
+        """Raises UserError for a number of rows that is not above 0."""
         from normlab.jobs.place import place
         from normlab.survey.collect import Collection
 
-        if not self.collect:
-            raise UserError(
-                "normlab forecast was told nothing to do; type normlab forecast --collect --budget 1h"
-            )
         if self.most < 1:
             raise UserError(f"--most is {self.most}; give the number of rows that the table is to have")
         budget = seconds_of(self.budget, "--budget")
@@ -59,3 +75,19 @@ class Forecast:
         runs = collection.runs
         trained, new = sum(run.trained for run in runs), len(runs) - known
         print(f"{self.table}: {count(len(runs), 'run')}, {new:,} of them new; {trained:,} trained")
+
+    def _evaluate(self) -> None:
+        """Raises UserError for a table with too few runs."""
+        from normlab.forecast.table import read
+        from normlab.report.forecast import forecast_report
+        from normlab.store.folder import write_text_atomic
+
+        runs = read(self.table)
+        models = len({run.model for run in runs})
+        if models < LEAST_MODELS:
+            raise UserError(
+                f"{self.table} has runs of {count(models, 'model')}, and a judgement "
+                f"needs at least {LEAST_MODELS}; type normlab forecast --collect --budget 1h first"
+            )
+        write_text_atomic(self.report, forecast_report(runs))
+        print(f"report: {self.report}")

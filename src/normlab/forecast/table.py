@@ -1,14 +1,19 @@
-"""The table of the survey: a row for each run, with what was measured of it early and how it ended."""
+"""The table of the survey: a row for each run, with what was measured of it early and how it ended.
+
+It is a file of JSON lines, compressed by xz; each row that is added is a stream of its own.
+"""
 
 from __future__ import annotations
 
 import json
+import lzma
 from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Final, Literal, TypeAlias
 
 from normlab.errors import UserError
+from normlab.store.files import write_bytes_atomic
 
 Kind: TypeAlias = Literal["search", "drawn", "wide"]
 DIGITS: Final = 5
@@ -48,33 +53,49 @@ class SurveyedRun:
 
 
 def read(path: Path) -> list[SurveyedRun]:
-    """Read a table; an empty list where there is none yet. A last line that was cut off is left out.
+    """Read a table; an empty list where there is none yet. A last row that was cut off is left out.
 
-    Raises UserError for a line that is no run.
+    Raises UserError for a file that is no such table.
     """
-    if not path.exists():
-        return []
-    lines = path.read_text(encoding="utf-8").split("\n")
     found: list[SurveyedRun] = []
-    for number, line in enumerate(lines[:-1], 1):  # behind the last newline is nothing, or half a line
+    for number, line in enumerate(_lines(path), 1):
         try:
             found.append(SurveyedRun(**json.loads(line)))
-        except (json.JSONDecodeError, TypeError) as error:
+        except (ValueError, TypeError) as error:
             raise UserError(f"line {number} of {path} is no run of a survey: {error}") from error
     return found
+
+
+def _lines(path: Path) -> list[bytes]:
+    """The whole lines of a file of xz streams, of which the last may be cut off."""
+    left, text = path.read_bytes() if path.exists() else b"", b""
+    while left:
+        stream = lzma.LZMADecompressor(lzma.FORMAT_XZ)
+        try:
+            text += stream.decompress(left)
+        except lzma.LZMAError as error:
+            raise UserError(
+                f"{path} is not in the format of xz: {error}; give a table of a survey"
+            ) from error
+        left = stream.unused_data
+    return text.split(b"\n")[:-1]  # behind the last newline is nothing, or half a line
 
 
 def append(path: Path, run: SurveyedRun) -> SurveyedRun:
     """Add a run at the end of a table, and return it as it is there."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    cut = path.exists() and path.stat().st_size and not path.read_bytes().endswith(b"\n")
-    if cut:
-        whole = path.read_bytes()
-        path.write_bytes(whole[: whole.rfind(b"\n") + 1])
     content = _rounded(asdict(run))
-    with path.open("a", encoding="utf-8") as file:
-        file.write(json.dumps(content, ensure_ascii=False) + "\n")
+    line = json.dumps(content, ensure_ascii=False).encode() + b"\n"
+    with path.open("ab") as file:
+        file.write(lzma.compress(line))
     return SurveyedRun(**content)
+
+
+def compact(path: Path) -> None:
+    """Rewrite a table as one stream, which is a quarter as long, without what was cut off at its end."""
+    if path.exists():
+        text = b"".join(line + b"\n" for line in _lines(path))
+        write_bytes_atomic(path, lzma.compress(text, preset=9))
 
 
 def _rounded(value: Any) -> Any:

@@ -10,6 +10,7 @@ from typing import Any, Final
 
 import numpy as np
 
+from normlab.data.labelled import LabelledCorpus
 from normlab.errors import SpentError, UserError
 from normlab.jobs.queue import Queue, one_at_a_time
 from normlab.papers import study
@@ -34,6 +35,7 @@ EPOCHS: Final = (3, 4, 5, 6, 7, 8)
 """The paper's ranges; which rates between 1e-5 and 1e-4 it does not say."""
 SEEDS: Final = 6
 SEARCH_SEED: Final = 0
+"""A seed that is not reported; those that are begin with 1."""
 
 
 @dataclass(frozen=True)
@@ -73,22 +75,22 @@ def fine_tuning(
     """Measures of the fine-tuned runs, as of ``trainings``: the cells are called by the task in ``GLUE`` and
     by that of the pre-trained run, of which the first seed is fine-tuned, as in ``fine_tuned``.
     """
-    cells: dict[str, tuple[RunFolder, ...]] = {}
-    facts: dict[str, str] = {}
-    for task in tasks:
-        for cell, (source, *_) in lab.runs.items():
-            name = f"{task} {cell}"
-            lab.say(f"fine-tuning {name}")
-            base = of_pairs(GLUE[task], steps=100)
-            found = fine_tuned(
-                source.path, base, lab.root, batches=batches, lrs=lrs, epochs=epochs, queue=lab.queue
-            )
-            cells[name] = found.runs
-            chosen, batch = found.chosen, found.chosen.train.max_tokens // found.chosen.data.block_len
-            facts[name] = (
-                f"batch {batch}, lr {chosen.optim.lr:g}, {chosen.train.steps} steps; the commonest label is "
-                f"{found.majority:.1f}% of the test pairs"
-            )
+    ranges = {"batches": batches, "lrs": lrs, "epochs": epochs}
+    asked = {
+        f"{task} {cell}": searched(source.path, of_pairs(GLUE[task], steps=100), lab.root, **ranges)
+        for task in tasks
+        for cell, (source, *_) in lab.runs.items()
+    }
+    lab.say(f"fine-tuning {', '.join(asked)}")
+    found = _fine_tuned(asked, SEEDS, lab.queue(lab.root), lab.queue(lab.root))
+    cells, facts = dict[str, tuple[RunFolder, ...]](), dict[str, str]()
+    for name, one in found.items():
+        cells[name], chosen = one.runs, one.chosen
+        batch = chosen.train.max_tokens // chosen.data.block_len
+        facts[name] = (
+            f"batch {batch}, lr {chosen.optim.lr:g}, {chosen.train.steps} steps; the commonest label is "
+            f"{one.majority:.1f}% of the test pairs"
+        )
     measured = trainings(replace(lab, runs=cells), measures=measures)
     return replace(measured, facts={**measured.facts, **facts})
 
@@ -110,6 +112,28 @@ def fine_tuned(
     Xiong et al. 2020, Appendix A.3 (arXiv 2002.04745): batches of 16 and 32, rates 1e-5 to 1e-4, 3 to 8
     epochs, six seeds. There the cell is chosen, and scored, on GLUE's dev pairs.
     """
+    asked = searched(pretrained, base, root, batches=batches, lrs=lrs, epochs=epochs)
+    return _fine_tuned({"": asked}, seeds, queue(root), queue(root))[""]
+
+
+@dataclass(frozen=True)
+class Search:
+    """The cells of a search, and its pairs."""
+
+    cells: tuple[Config, ...]
+    corpus: LabelledCorpus
+
+
+def searched(
+    pretrained: str | Path,
+    base: Config,
+    root: Path,
+    *,
+    batches: Sequence[int] = BATCHES,
+    lrs: Sequence[float] = LRS,
+    epochs: Sequence[int] = EPOCHS,
+) -> Search:
+    """Prepare the search for the fine-tuning of a run, see ``fine_tuned``; nothing is trained yet."""
     source = find_run(str(pretrained), root)
     given = source.config()
     recipe = "+".join(dict.fromkeys([*given.recipe.split("+"), *base.recipe.split("+")[1:]]))
@@ -117,17 +141,30 @@ def fine_tuned(
     base = with_start(replace(base, train=replace(base.train, init_from=str(source.path))), root)
     data, corpus = Classification.prepare(base.data, root / "data")
     base = resolved_precision(replace(base, data=data))
-    cells = list(search(base, len(corpus.train), batches=batches, lrs=lrs, epochs=epochs))
-    swept = _trained(cells, queue(root))
-    best = max(range(len(cells)), key=lambda i: _merit(swept[i]))
-    reported = [
-        replace(cells[best], seeds=SeedConfig(seed, seed, seed))
-        for seed in range(SEARCH_SEED + 1, SEARCH_SEED + 1 + seeds)
-    ]
-    runs = tuple(_trained(reported, queue(root)))
-    commonest = int(np.bincount(corpus.train.labels).argmax())
-    majority = 100 * float(np.mean(corpus.test.labels == commonest))
-    return FineTuned(cells[best], runs, majority)
+    return Search(tuple(search(base, len(corpus.train), batches=batches, lrs=lrs, epochs=epochs)), corpus)
+
+
+def _fine_tuned(
+    searches: Mapping[str, Search], seeds: int, searching: Queue, reporting: Queue
+) -> dict[str, FineTuned]:
+    """Train the cells of all searches, then those that are best on dev with other seeds."""
+    swept = _trained([config for one in searches.values() for config in one.cells], searching)
+    chosen = {
+        name: max(one.cells, key=lambda config: _merit(swept[run_id(config)]))
+        for name, one in searches.items()
+    }
+    reported = {
+        name: [replace(config, seeds=SeedConfig(seed, seed, seed)) for seed in range(1, 1 + seeds)]
+        for name, config in chosen.items()
+    }
+    runs = _trained([config for own in reported.values() for config in own], reporting)
+    found = {}
+    for name, one in searches.items():
+        commonest = int(np.bincount(one.corpus.train.labels).argmax())
+        majority = 100 * float(np.mean(one.corpus.test.labels == commonest))
+        own = tuple(runs[run_id(config)] for config in reported[name])
+        found[name] = FineTuned(chosen[name], own, majority)
+    return found
 
 
 def search(
@@ -156,15 +193,16 @@ def search(
         )
 
 
-def _trained(configs: Sequence[Config], queue: Queue) -> list[RunFolder]:
-    folders = [RunFolder(queue.root / run_id(config)) for config in configs]
-    for config, folder in zip(configs, folders, strict=True):
-        if folder.status().state != "done":
+def _trained(configs: Sequence[Config], queue: Queue) -> dict[str, RunFolder]:
+    """Train what is not done yet; return the folders by the ids of their runs."""
+    folders = {run_id(config): RunFolder(queue.root / run_id(config)) for config in configs}
+    for config in configs:
+        if folders[run_id(config)].status().state != "done":
             queue.add(config)
     queue.run()
     for run, reason in queue.failed.items():
         raise UserError(f"run {run} could not be fine-tuned: {reason}")
-    if left := [folder for folder in folders if folder.status().state != "done"]:
+    if left := [folder for folder in folders.values() if folder.status().state != "done"]:
         raise SpentError(f"the budget is spent; {len(left)} of {count(len(folders), 'fine-tuning')} left")
     return folders
 

@@ -14,7 +14,7 @@ from typing import Final
 import torch
 
 from normlab.diagnosis.rules.features import VERSION
-from normlab.forecast.table import Kind, SurveyedRun, append, read
+from normlab.forecast.table import Kind, SurveyedRun, append, compact, read
 from normlab.jobs.place import Place
 from normlab.jobs.queue import Queue
 from normlab.spec.config import Config, DataConfig, MachineConfig, run_id
@@ -50,6 +50,7 @@ class Collection:
         self, root: Path, table: Path, say: Callable[[str], None] = print, *, wide: bool = False
     ) -> None:
         self.root, self.table, self._say = root, table, say
+        compact(table)  # a row that was cut off goes
         self.runs = read(table)
         self._models, self._wide = models(wide=wide), wide
         self._data: dict[str, DataConfig] = {}
@@ -69,6 +70,7 @@ class Collection:
             self._queue.run(self._ended)
             for future in list(self._measuring):
                 self._keep(future)
+        compact(self.table)
 
     def _next_model(self) -> None:
         """Open the next model that has runs left."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Final
 
 from normlab.diagnosis.rules.features import STUDIES, features
@@ -16,6 +17,8 @@ from normlab.training.weights import kept_steps, step_folder
 
 TOKENS: Final = 1024
 """Positions of the batch on which a model is measured."""
+LATER: Final = tuple(name for name in STUDIES if name != "rehearsal")
+"""Studies of a model that has begun to train: its steps are no rehearsal any more."""
 
 
 def measured(folder: RunFolder) -> dict[str, dict[str, float]]:
@@ -29,7 +32,7 @@ def measured(folder: RunFolder) -> dict[str, dict[str, float]]:
     for step in (step for step in EARLY if step in kept_steps(folder)):
         load_checkpoint(step_folder(folder, step), case.model, run=folder.id())
         try:
-            own = measure(case, config)
+            own = measure(case, config, LATER)
         except UserError:  # the weights, or the loss, are not finite
             continue
         scale = nll[min(nll)]
@@ -37,8 +40,8 @@ def measured(folder: RunFolder) -> dict[str, dict[str, float]]:
     return found
 
 
-def measure(case: Case, config: Config) -> dict[str, float]:
+def measure(case: Case, config: Config, studies: Sequence[str] = STUDIES) -> dict[str, float]:
     """Return the features of a case. Raises UserError where it cannot be examined."""
-    case.plan["studies"] = STUDIES
+    case.plan["studies"] = studies
     tables = case.diagnosed("standard").tables
     return features(Tables(tables, config.optim.lr), steps=config.train.steps)

@@ -66,6 +66,15 @@ def test_the_warm_up_is_its_share_and_its_first_step():
     assert with_one["first_change"] - with_one["change"] == pytest.approx(-2.0, abs=0.1)
 
 
+def test_a_rehearsal_at_a_large_rate_goes_far_and_makes_tokens_alike():
+    calm, wild = measured(1e-3), measured(1.0)
+    assert wild["moved"] - calm["moved"] > 2
+    assert wild["rehearsed_worst"] > calm["rehearsed_worst"]
+    assert wild["rehearsed_similarity"] > calm["rehearsed_similarity"]
+    assert wild["rehearsed_logit"] > calm["rehearsed_logit"]
+    assert wild["rehearsed_loss"] > calm["rehearsed_loss"]
+
+
 def test_what_was_not_measured_is_left_out():
     found = features(Tables({}, 1e-3), steps=STEPS)
     assert found == {"sublayers": 0.0, "warmup": 0.0, "warmup_share": 0.0, "steps": 2.0}

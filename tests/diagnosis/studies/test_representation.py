@@ -1,6 +1,6 @@
 from __future__ import annotations
 
-from math import exp, log
+from math import exp, log, nan
 
 import pytest
 import torch
@@ -64,6 +64,10 @@ def test_the_rank_of_known_matrices():
     two = torch.diag(torch.tensor([3.0, 1.0, 0.0]))
     assert effective_rank(two).item() == pytest.approx(exp(-0.75 * log(0.75) - 0.25 * log(0.25)))
     assert effective_rank(torch.stack([two, torch.eye(3)])).tolist() == pytest.approx([1.7547653, 3.0])
+    burst = torch.full((3, 3), torch.inf)
+    assert effective_rank(torch.stack([burst, torch.eye(3)])).tolist() == pytest.approx(
+        [nan, 3.0], nan_ok=True
+    )
 
 
 def test_padding_and_sequences_of_one_token_do_not_count():

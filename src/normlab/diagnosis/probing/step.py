@@ -10,7 +10,7 @@ from copy import deepcopy
 from typing import Any, TypeAlias
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.nn import Parameter
 from torch.optim import Optimizer
 
@@ -22,43 +22,67 @@ OptimiserFactory: TypeAlias = Callable[[list[Parameter]], Optimizer]
 """Parameters to an optimiser that begins: ``partial(torch.optim.AdamW, lr=5e-4)``."""
 
 
+class Twin:
+    """Copies of a model's trainable parameters, with an optimiser of their own that steps on them.
+
+    An optimiser in the middle of its training goes on from a copy of its state, without its hooks and without
+    what a schedule does after a step; a function makes a new one of the parameters that need a gradient. The
+    model's weights and gradients, the optimiser's state and its groups are never written to.
+
+    Raises UserError for a frozen model, and another model's optimiser.
+    """
+
+    def __init__(self, model: nn.Module, optimiser: Optimizer | OptimiserFactory) -> None:
+        own = trainable(model)
+        self._parameters = {path: Parameter(p.detach().clone()) for path, p in own.items()}
+        if isinstance(optimiser, Optimizer):
+            self._optimiser = _copy(optimiser, {id(p): self._parameters[path] for path, p in own.items()})
+        else:
+            self._optimiser = optimiser(list(self._parameters.values()))
+
+    @property
+    def weights(self) -> dict[str, Tensor]:
+        """The parameters as they are now, by path."""
+        return {path: parameter.detach() for path, parameter in self._parameters.items()}
+
+    def step(self, subject: Subject, known: LossGradients | None = None) -> LossGradients:
+        """Take one update on the subject's loss, without dropout; return the loss and gradients before it.
+
+        Optimisers that evaluate the loss several times, as LBFGS, do so. ``known`` is what the first
+        evaluation gives, where it is known already. Raises UserError for a loss that is not finite.
+        """
+        first = known or find_loss_gradients(subject, self.weights)
+        left = [first]
+
+        def evaluate() -> float:
+            loss, gradients = left.pop() if left else find_loss_gradients(subject, self.weights)
+            if not math.isfinite(loss):
+                raise UserError(f"the loss is {loss}, and no update follows; check weights and batch")
+            for path, parameter in self._parameters.items():
+                parameter.grad = gradients[path].clone()  # an optimiser may write to it
+            return loss
+
+        step: Callable[..., Any] = type(self._optimiser).step  # a schedule may have bound the object's own
+        with undisturbed(subject.model):
+            if "closure" in inspect.signature(step).parameters:
+                step(self._optimiser, evaluate)
+            else:
+                evaluate()
+                step(self._optimiser)
+        return first
+
+
 def updated(
     subject: Subject, optimiser: Optimizer | OptimiserFactory, loss_gradients: LossGradients | None = None
 ) -> dict[str, Tensor]:
     """Return the trainable parameters after one update on the subject's loss, without dropout, by path.
 
-    An optimiser in the middle of its training goes on from a copy of its state, without its hooks and without
-    what a schedule does after a step; a function makes a new one of the parameters that need a gradient. The
-    model's weights and gradients, the optimiser's state and its groups are never written to. Optimisers that
-    evaluate the loss several times, as LBFGS, do so. ``loss_gradients`` is what the first evaluation gives,
-    at the model's own weights, where it is known already.
-
-    Raises UserError for a frozen model, a loss that is not finite, and another model's optimiser.
+    See ``Twin`` for the optimiser; ``loss_gradients`` is what the first evaluation of the loss gives, at the
+    model's own weights, where it is known already. Raises UserError as ``Twin`` and its steps do.
     """
-    own = trainable(subject.model)
-    twins = {path: Parameter(p.detach().clone()) for path, p in own.items()}
-    if isinstance(optimiser, Optimizer):
-        copy = _copy(optimiser, {id(p): twins[path] for path, p in own.items()})
-    else:
-        copy = optimiser(list(twins.values()))
-    known = [loss_gradients] if loss_gradients else []
-
-    def evaluate() -> float:
-        loss, gradients = known.pop() if known else find_loss_gradients(subject, twins)
-        if not math.isfinite(loss):
-            raise UserError(f"the loss is {loss}, and no update follows; check weights and batch")
-        for path, twin in twins.items():
-            twin.grad = gradients[path].clone()  # an optimiser may write to it
-        return loss
-
-    step: Callable[..., Any] = type(copy).step  # not copy.step: a schedule may have bound it to the original
-    with undisturbed(subject.model):
-        if "closure" in inspect.signature(step).parameters:
-            step(copy, evaluate)
-        else:
-            evaluate()
-            step(copy)
-    return {path: twin.detach() for path, twin in twins.items()}
+    twin = Twin(subject.model, optimiser)
+    twin.step(subject, loss_gradients)
+    return twin.weights
 
 
 def find_loss_gradients(subject: Subject, weights: Weights | None = None) -> LossGradients:

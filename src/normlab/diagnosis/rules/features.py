@@ -10,12 +10,12 @@ from typing import Final
 from normlab.diagnosis.rules.finding import Tables, number, numbers
 from normlab.diagnosis.table import Row, Table, Value
 
-VERSION: Final = 1
+VERSION: Final = 2
 """Raised when a feature changes its meaning: a forecaster is of one version."""
 STUDIES: Final = (
     *("start", "first_step", "critical_lr", "updates", "output_change", "scales", "similarity"),
     *("sublayer_gradients", "parameter_gradients", "dependency", "attention", "structure"),
-    "preconditioned_sharpness",
+    *("preconditioned_sharpness", "rehearsal"),
 )
 """Studies whose tables the features are made of."""
 BY_RATE: Final = ("critical", "update", "largest_update", "sharpness")
@@ -24,6 +24,8 @@ MATRICES: Final = ("query", "key", "value", "output", "ffn_in", "ffn_out")
 LEAST: Final = 1e-12
 UNBOUNDED: Final = -5.0
 """``critical`` where no step raises the loss."""
+BURST: Final = 2.0
+"""The logarithm of a loss over that of guessing where it is not finite, and the most that it can be."""
 
 
 def features(tables: Tables, *, steps: int) -> dict[str, float]:
@@ -46,6 +48,11 @@ def features(tables: Tables, *, steps: int) -> dict[str, float]:
     - ``dependency``: the largest :math:`\sum \beta^2` of a stack over the sum of 1/i
     - ``attention_logit``: log of the largest; ``attention_entropy``: the mean over that of uniform attention
     - ``downhill``: the cosine of the step with the negative gradient
+    - after some steps at the full learning rate on copies of the weights: ``rehearsed_loss``, log of the loss
+      over that of guessing, ``rehearsed_worst``, that of the largest loss on the way,
+      ``rehearsed_similarity``, ``rehearsed_logit`` and ``rehearsed_entropy`` as without ``rehearsed_``,
+      ``rehearsed_gradient``, log of the last gradient's norm over the first one's, and ``moved``, log of
+      :math:`\|w - w_0\| / \|w_0\|`, the median of matrices
     - ``sublayers``: log of their number; ``warmup``: log of the steps of the warm-up plus one,
       ``warmup_share``: their share of all steps; ``steps``: log of these; ``way``: log of the steps times
       the median update
@@ -62,6 +69,7 @@ def features(tables: Tables, *, steps: int) -> dict[str, float]:
         **_streams(tables),
         **_gradients(tables),
         **_attention(tables),
+        **_rehearsed(tables),
         "sublayers": math.log10(max(len(tables.table("structure")), 1)),
         "warmup": math.log10(1 + warmup),
         "warmup_share": warmup / steps,
@@ -177,6 +185,30 @@ def _attention(tables: Tables) -> dict[str, float | None]:
         "attention_logit": _log(max(logits)) if logits else None,
         "attention_entropy": fmean(shares) if shares else None,
     }
+
+
+def _rehearsed(tables: Tables) -> dict[str, float | None]:
+    rows, start = tables.table("rehearsed").rows, tables.table("start").rows
+    guessing = number(start[0]["guessing"]) if start else None
+    if not rows or not guessing:
+        return {}
+    after, steps = rows[-1], tables.table("rehearsal")
+    losses, norms = numbers(steps, "loss"), numbers(steps, "grad_l2")
+    last = _over(number(after["loss"]), guessing)
+    return {
+        "rehearsed_loss": last,
+        "rehearsed_worst": max([last, *(_over(loss, guessing) for loss in losses)]),
+        "rehearsed_similarity": number(after["cosine"]),
+        "rehearsed_logit": _log(number(after["max_logit"])),
+        "rehearsed_entropy": number(after["entropy"]),
+        "rehearsed_gradient": _log(norms[-1] / norms[0]) if norms and norms[0] else None,
+        "moved": _log(number(after["moved"])),
+    }
+
+
+def _over(loss: float | None, guessing: float) -> float:
+    """The logarithm of a loss over that of guessing."""
+    return BURST if loss is None else min(math.log10(max(loss / guessing, LEAST)), BURST)
 
 
 def _norm(values: Iterable[float]) -> float:

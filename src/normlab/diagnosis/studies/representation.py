@@ -64,22 +64,23 @@ def _alike(x: Tensor, mask: Tensor) -> Row:
     pairs = (tokens * (tokens - 1))[tokens > 1]
     unit = nn.functional.normalize(sequences, dim=-1)
     together = unit.sum(-2).square().sum(-1) - unit.square().sum((-2, -1))
-    rank = effective_rank(sequences).mean().item()
-    return {"cosine": (together / pairs).mean().item(), "effective_rank": rank}
+    found = {"cosine": (together / pairs).mean(), "effective_rank": effective_rank(sequences).mean()}
+    return {name: value.item() if value.isfinite() else None for name, value in found.items()}
 
 
 def effective_rank(x: Tensor) -> Tensor:
     r"""Return :math:`\exp(-\sum_k p_k \ln p_k)` with :math:`p_k = \sigma_k / \sum_l \sigma_l`, from the
     singular values :math:`\sigma` of each matrix `[..., T, D]`.
 
-    1 for a matrix of rank one or zero, min(T, D) for one with equal singular values. Roy and Vetterli 2007,
-    Section 2 (EUSIPCO).
+    1 for a matrix of rank one or zero, min(T, D) for one with equal singular values; NaN for one whose
+    squares are not finite. Roy and Vetterli 2007, Section 2 (EUSIPCO).
     """
     x = x.double()
     gram = x @ x.mT if x.shape[-2] < x.shape[-1] else x.mT @ x
-    values = torch.linalg.eigvalsh(gram).clamp(min=0).sqrt()
+    finite = gram.isfinite().all(-1).all(-1)
+    values = torch.linalg.eigvalsh(gram.where(finite[..., None, None], 0.0)).clamp(min=0).sqrt()
     shares = values / values.sum(-1, keepdim=True).clamp(min=torch.finfo(x.dtype).tiny)
-    return torch.special.entr(shares).sum(-1).exp()
+    return torch.special.entr(shares).sum(-1).exp().where(finite, torch.nan)
 
 
 def norm_parameters(subject: Subject, *, forward: ForwardPass | None = None) -> Table:

@@ -1,0 +1,178 @@
+"""Judge forecasts on groups of runs that they were not fitted on, beside trivial forecasts."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Final, TypeAlias
+
+import numpy as np
+
+from normlab.forecast.fit import fit
+from normlab.forecast.forecaster import Array, Features, Forecaster
+from normlab.forecast.scores import SCORES, interval
+from normlab.forecast.table import SurveyedRun
+
+Encoding: TypeAlias = Callable[[SurveyedRun], Features | None]
+"""What a forecast knows of a run; None where the run was not finite any more by then."""
+FLAG: Final = "="
+"""In the name of a feature that is 1, or 0 where it is not named."""
+
+
+def measured_at(step: int) -> Encoding:
+    """The features after so many steps."""
+    return lambda run: run.features.get(str(step))
+
+
+def configuration(run: SurveyedRun) -> Features:
+    """What the configuration says: placement, depth, width, learning rate and warm-up, and the optimiser's
+    kind, since rates of SGD and of Adam are not comparable.
+    """
+    c = run.choices
+    return {
+        f"placement={c['placement']}": 1.0,
+        "optimiser=sgd": float(c["optimiser"] == "sgd"),
+        "layers": math.log10(float(c["layers"])),
+        "width": math.log10(float(c["width"])),
+        "warmup": math.log10(1 + float(c["warmup"])),
+        "lr": math.log10(run.lr),
+    }
+
+
+def learning_rate(run: SurveyedRun) -> Features:
+    """The learning rate alone."""
+    return {"lr": math.log10(run.lr)}
+
+
+STEPS: Final = (0, 10, 50)
+MEASURED: Final = "features at step 0"
+CONFIGURATION: Final = "configuration"
+ENCODINGS: Final[Mapping[str, Encoding]] = {
+    MEASURED: measured_at(0),
+    CONFIGURATION: configuration,
+    "learning rate": learning_rate,
+    "features after 10 steps": measured_at(10),
+    "features after 50 steps": measured_at(50),
+}
+"""Forecasts that are compared, by name; all are fitted by the same learner."""
+SPLITS: Final[Mapping[str, Callable[[SurveyedRun], str]]] = {
+    "model": lambda run: run.model,
+    "placement": lambda run: str(run.choices["placement"]),
+    "norm": lambda run: str(run.choices["norm"]),
+    "depth": lambda run: f"{run.choices['layers']:g} layers",
+    "text": lambda run: str(run.choices["text"]),
+}
+"""Groups, of which one at a time is left out."""
+WIDE: Final = "width"
+"""The split of wide models, of which none is fitted on."""
+
+
+@dataclass(frozen=True)
+class Judged:
+    """Forecasts of runs, each by a forecaster that was fitted without the group of the run."""
+
+    split: str
+    forecast: str
+    p: Array
+    """Probabilities `[N]`."""
+    happened: Array
+    """1 for a run that trained, 0 for another `[N]`."""
+    models: tuple[str, ...]
+    """Models of the runs, whose runs are not independent of each other."""
+
+    def scores(self) -> dict[str, tuple[float, float, float]]:
+        """Return each score with its 95% interval over resampled models."""
+        return {
+            name: (score(self.p, self.happened), *interval(score, self.p, self.happened, self.models))
+            for name, score in SCORES.items()
+        }
+
+
+def judged(
+    runs: Sequence[SurveyedRun], split: str, forecast: str, *, wide: Sequence[SurveyedRun] = ()
+) -> Judged:
+    """Forecast every run from those of the other groups of a split, or each wide run from all of ``runs``."""
+    encoding = ENCODINGS[forecast]
+    if split == WIDE:
+        return _judged(split, forecast, wide, _forecasts(runs, wide, encoding))
+    group = SPLITS[split]
+    p = np.full(len(runs), math.nan)
+    for left_out in dict.fromkeys(map(group, runs)):
+        inside = [i for i, run in enumerate(runs) if group(run) == left_out]
+        rest = [run for run in runs if group(run) != left_out]
+        p[inside] = _forecasts(rest, [runs[i] for i in inside], encoding)
+    return _judged(split, forecast, runs, p)
+
+
+def _forecasts(known: Sequence[SurveyedRun], asked: Sequence[SurveyedRun], encoding: Encoding) -> Array:
+    """Return the probabilities `[N]` of some runs by a forecaster of the others. Of a run that was not
+    finite any more by then it is known that it fails.
+    """
+    forecaster = _forecaster(known, encoding)
+    rows = [encoding(run) for run in asked]
+    return np.array([0.0 if row is None else forecaster.probability(_whole(row, forecaster)) for row in rows])
+
+
+def _forecaster(runs: Sequence[SurveyedRun], encoding: Encoding) -> Forecaster:
+    """A forecaster of the runs that were finite by then."""
+    there = [(row, run.trained) for run in runs if (row := encoding(run)) is not None]
+    names = sorted({name for row, _ in there for name in row})
+    flags = {name: 0.0 for name in names if FLAG in name}
+    return fit([flags | dict(row) for row, _ in there], [trained for _, trained in there], names)
+
+
+def _whole(row: Features, forecaster: Forecaster) -> Features:
+    """The features with those that are 0 because they are not named; what no run had is left out."""
+    return {name: 0.0 for name in forecaster.centre if FLAG in name} | dict(row)
+
+
+def _judged(split: str, forecast: str, runs: Sequence[SurveyedRun], p: Array) -> Judged:
+    happened = np.array([run.trained for run in runs], dtype=np.float64)
+    return Judged(split, forecast, p, happened, tuple(run.model for run in runs))
+
+
+def seeds_agree(runs: Sequence[SurveyedRun]) -> tuple[int, int]:
+    """Return how many pairs of runs that differ in their seed alone both trained or both did not, and how
+    many pairs there are: no forecast can be surer.
+    """
+    pairs: dict[tuple[str, float], list[bool]] = {}
+    for run in runs:
+        pairs.setdefault((run.model, run.lr), []).append(run.trained)
+    both = [found for found in pairs.values() if len(found) == 2]
+    return sum(a == b for a, b in both), len(both)
+
+
+@dataclass(frozen=True)
+class Ceiling:
+    """The largest learning rate of a model that trains: as it is forecast, and as it was searched for."""
+
+    model: str
+    forecast: float | None
+    """By a forecaster that was fitted without the model; None where it sees none."""
+    low: float
+    """The largest rate of the search that trained."""
+    high: float
+    """The smallest one above it that did not."""
+
+    def within(self, factor: float) -> bool:
+        """Whether the forecast lies within a factor of the middle of the two rates."""
+        middle = math.sqrt(self.low * self.high)
+        return self.forecast is not None and middle / factor <= self.forecast <= middle * factor
+
+
+def ceilings(runs: Sequence[SurveyedRun]) -> list[Ceiling]:
+    """Forecast the ceiling of each model whose search found it, from the first run of its search, by its
+    features at step 0.
+    """
+    found = []
+    for model in dict.fromkeys(run.model for run in runs):
+        search = [run for run in runs if run.model == model and run.kind == "search"]
+        low = max((run.lr for run in search if run.trained), default=None)
+        high = min((run.lr for run in search if low and run.lr > low and not run.trained), default=None)
+        if low is None or high is None:
+            continue
+        forecaster = _forecaster([run for run in runs if run.model != model], measured_at(0))
+        factor = forecaster.ceiling(search[0].features["0"])
+        found.append(Ceiling(model, None if factor is None else search[0].lr * factor, low, high))
+    return found
