@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 
 import numpy as np
 import pytest
 
-from normlab.forecast import evaluation
-from normlab.forecast.evaluation import CONFIGURATION, MEASURED, SPLITS, WIDE, judged, seeds_agree
-from normlab.forecast.table import SurveyedRun
+from normlab.forecast import evaluation, scores
+from normlab.forecast.evaluation import CONFIGURATION, MEASURED, SPLITS, WIDE, ceilings, judged, seeds_agree
+from normlab.forecast.table import SurveyedRun, SweptRate
+from normlab.report.forecast import forecast_report
 
 EDGES = {"post": -3.0, "pre": -1.5, "rezero": -2.5, "keel": -2.0}
 """The decimal logarithm of the largest rate that trains, by placement; ``critical`` measures it."""
@@ -104,3 +106,40 @@ def test_seeds_that_disagree_are_counted():
 @pytest.mark.parametrize("split", SPLITS)
 def test_every_split_has_a_group_for_every_run(split):
     assert all(SPLITS[split](run) for run in runs())
+
+
+def test_a_ceiling_is_forecast_from_swept_rates_without_the_model_itself():
+    table = runs()
+    search = [replace(r, kind="search") for r in table if r.seed == 2 and r.model.endswith("0")]
+    swept = [
+        SweptRate(f"{name}0", 10.0**lr, {"critical": lr - edge, "way": lr - edge + 3}, 2)
+        for name, edge in EDGES.items()
+        for lr in (-5.0, -4.0, -3.0, -2.0, -1.0, 0.0)
+    ]
+    found = ceilings([*search, *(r for r in table if not r.model.endswith("0"))], swept)
+    assert [one.model for one in found] == [f"{name}0" for name in EDGES]
+    for one, edge in zip(found, EDGES.values(), strict=True):
+        assert one.low < 10**edge < one.high
+        assert one.forecast == pytest.approx(10**edge, rel=0.5)
+        assert one.within(2)
+        assert not replace(one, forecast=one.high * 3).within(2)
+        assert not replace(one, forecast=None).within(2)
+
+
+def test_the_report_names_what_was_judged_and_what_is_missing(monkeypatch):
+    monkeypatch.setattr(scores, "RESAMPLES", 20)
+    table = [
+        replace(r, features={**r.features, "10": r.features["0"], "50": r.features["0"]}) for r in runs()
+    ]
+    text = forecast_report([*table, *(replace(r, kind="wide") for r in runs(width=256.0, models=1))])
+    for wanted in (
+        "# Forecasts",
+        "One placement left out",
+        "Wide models",
+        "| configuration |",
+        "type normlab",
+    ):
+        assert wanted in text
+    assert "nan" not in text
+    assert "One text left out" not in text, "there is one text alone"
+    assert text.count("\n| ") > 30

@@ -32,12 +32,15 @@ def test_the_edge_and_its_dependence_on_the_depth_are_found():
     found = fit(*runs(4000), NAMES, penalty=0.1)
     for depth in (0.2, 0.8):
         edge = EDGE + 1 - depth
-        row = {"critical": -2.0, "way": 0.5, "depth": depth}
-        factor = found.ceiling(row)
-        assert factor is not None
-        assert np.log10(factor) - 2.0 == pytest.approx(edge, abs=0.1)
-        at_edge = found.at_rate(row, factor)
-        assert found.probability(at_edge) == pytest.approx(0.5, abs=0.06)
+        swept = {10**lr: {"critical": lr, "way": lr + 2.5, "depth": depth} for lr in (-3.0, -2.0, -1.0, 0.0)}
+        ceiling = found.ceiling(swept)
+        assert ceiling is not None
+        assert np.log10(ceiling) == pytest.approx(edge, abs=0.1)
+        row = {"critical": edge, "way": edge + 2.5, "depth": depth}
+        assert found.bearable(row) == pytest.approx(0.5, abs=0.06)
+        low, high = ({lr: swept[lr] for lr in some} for some in ((1e-3, 1e-2), (1.0,)))
+        assert found.ceiling(low) is None, "all of them are bearable"
+        assert found.ceiling(high) is None, "none of them is"
     sure, too_large, too_small = (
         found.probability({"critical": lr, "way": lr + 2.5, "depth": 0.2}) for lr in (-1.8, 0.0, -3.0)
     )

@@ -9,7 +9,7 @@ import pytest
 
 from normlab.cli.main import main
 from normlab.diagnosis.rules.features import BY_RATE
-from normlab.forecast.table import read
+from normlab.forecast.table import SurveyedRun, read
 from normlab.jobs.place import place
 from normlab.survey import design
 from normlab.survey.collect import Collection
@@ -31,14 +31,14 @@ def test_a_collection_goes_on_from_its_table(tmp_path):
     said: list[str] = []
     first = Collection(root, table, said.append)
     first.run(place("local"), 2, most=2)
-    begun = len(read(table))
+    begun = len(read(table, SurveyedRun))
     assert begun >= 2
     second = Collection(root, table, said.append)
     second.run(place("local"), 2, most=begun + 2)
-    runs = read(table)
+    runs = read(table, SurveyedRun)
     assert len(runs) >= begun + 2
     assert len({run.run for run in runs}) == len(runs) == len(said)
-    assert runs[:begun] == first.runs == read(table)[:begun]
+    assert runs[:begun] == first.runs == read(table, SurveyedRun)[:begun]
     assert {run.outcome for run in runs} <= {"trained", "stuck", "diverged", "ignores its source"}
     assert not [path for path in root.iterdir() if (path / "config.json").exists()], (
         "measured runs are deleted"

@@ -27,6 +27,8 @@ class Forecast:
 
     collect: Switch = False
     """Train and measure runs, and add them to the table."""
+    sweep: Switch = False
+    """Measure the models of the table at a grid of learning rates, without training them."""
     evaluate: Switch = False
     """Judge forecasts on groups of the table that were left out, and write the report."""
     wide: Switch = False
@@ -37,6 +39,8 @@ class Forecast:
     """Time for all, such as 1h or 90min, after which nothing else is started."""
     table: Path = Path("results/forecast/runs.jsonl.xz")
     """The table, to which rows are added."""
+    swept: Path = Path("results/forecast/sweeps.jsonl.xz")
+    """The table of models at a grid of learning rates, on which the forecast of the largest one is judged."""
     report: Path = Path("docs/forecast.md")
     """The report, in Markdown."""
     runs: Path = RUNS / "forecast"
@@ -49,13 +53,15 @@ class Forecast:
 
     def run(self) -> None:
         """Raises UserError where nothing is to be done."""
-        if not self.collect and not self.evaluate:
+        if not (self.collect or self.sweep or self.evaluate):
             raise UserError(
                 "normlab forecast was told nothing to do; type normlab forecast --collect --budget 1h, or "
                 "normlab forecast --evaluate"
             )
         if self.collect:
             self._collect()
+        if self.sweep:
+            self._sweep()
         if self.evaluate:
             self._evaluate()
 
@@ -76,18 +82,30 @@ class Forecast:
         trained, new = sum(run.trained for run in runs), len(runs) - known
         print(f"{self.table}: {count(len(runs), 'run')}, {new:,} of them new; {trained:,} trained")
 
+    def _sweep(self) -> None:
+        from normlab.forecast.table import SurveyedRun, read
+        from normlab.spec.request import usable_cores
+        from normlab.survey.sweeping import sweep
+
+        budget = seconds_of(self.budget, "--budget")
+        until = math.inf if budget is None else time.monotonic() + budget
+        names = dict.fromkeys(run.model for run in read(self.table, SurveyedRun) if run.kind == "search")
+        found = sweep(tuple(names), self.swept, self.runs, jobs=self.jobs or usable_cores(), until=until)
+        models = count(len({rate.model for rate in found}), "model")
+        print(f"{self.swept}: {models}, {count(len(found), 'rate')}")
+
     def _evaluate(self) -> None:
         """Raises UserError for a table with too few runs."""
-        from normlab.forecast.table import read
+        from normlab.forecast.table import SurveyedRun, SweptRate, read
         from normlab.report.forecast import forecast_report
         from normlab.store.folder import write_text_atomic
 
-        runs = read(self.table)
+        runs = read(self.table, SurveyedRun)
         models = len({run.model for run in runs})
         if models < LEAST_MODELS:
             raise UserError(
                 f"{self.table} has runs of {count(models, 'model')}, and a judgement "
                 f"needs at least {LEAST_MODELS}; type normlab forecast --collect --budget 1h first"
             )
-        write_text_atomic(self.report, forecast_report(runs))
+        write_text_atomic(self.report, forecast_report(runs, read(self.swept, SweptRate)))
         print(f"report: {self.report}")

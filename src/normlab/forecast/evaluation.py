@@ -12,7 +12,7 @@ import numpy as np
 from normlab.forecast.fit import fit
 from normlab.forecast.forecaster import Array, Features, Forecaster
 from normlab.forecast.scores import SCORES, interval
-from normlab.forecast.table import SurveyedRun
+from normlab.forecast.table import SurveyedRun, SweptRate
 
 Encoding: TypeAlias = Callable[[SurveyedRun], Features | None]
 """What a forecast knows of a run; None where the run was not finite any more by then."""
@@ -149,7 +149,7 @@ class Ceiling:
 
     model: str
     forecast: float | None
-    """By a forecaster that was fitted without the model; None where it sees none."""
+    """By a forecaster that was fitted without the model; None where it sees none within the rates."""
     low: float
     """The largest rate of the search that trained."""
     high: float
@@ -161,18 +161,18 @@ class Ceiling:
         return self.forecast is not None and middle / factor <= self.forecast <= middle * factor
 
 
-def ceilings(runs: Sequence[SurveyedRun]) -> list[Ceiling]:
-    """Forecast the ceiling of each model whose search found it, from the first run of its search, by its
-    features at step 0.
+def ceilings(runs: Sequence[SurveyedRun], swept: Sequence[SweptRate]) -> list[Ceiling]:
+    """Forecast the ceiling of each model whose search found it, and which was swept, by the features before
+    its first step.
     """
     found = []
-    for model in dict.fromkeys(run.model for run in runs):
+    for model in dict.fromkeys(rate.model for rate in swept):
         search = [run for run in runs if run.model == model and run.kind == "search"]
         low = max((run.lr for run in search if run.trained), default=None)
         high = min((run.lr for run in search if low and run.lr > low and not run.trained), default=None)
         if low is None or high is None:
             continue
         forecaster = _forecaster([run for run in runs if run.model != model], measured_at(0))
-        factor = forecaster.ceiling(search[0].features["0"])
-        found.append(Ceiling(model, None if factor is None else search[0].lr * factor, low, high))
+        features = {rate.lr: rate.features for rate in swept if rate.model == model}
+        found.append(Ceiling(model, forecaster.ceiling(features), low, high))
     return found

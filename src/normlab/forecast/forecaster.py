@@ -18,7 +18,6 @@ Features = Mapping[str, float]
 Array = NDArray[np.float64]
 BY_RATE: Final = ("critical", "sharpness", "update", "largest_update", "way", "lr")
 """Features that are the decimal logarithm of something proportional to the learning rate."""
-EVEN: Final = 0.5
 
 
 @dataclass(frozen=True)
@@ -32,18 +31,13 @@ class Curve:
         """Return the logarithm of the odds."""
         return self.bias + sum(weight * z[name] for name, weight in self.weights.items())
 
-    def slope(self, scale: Features) -> float:
-        """Return how much the logit changes when the learning rate is ten times as large."""
-        return sum(weight / scale[name] for name, weight in self.weights.items() if name in BY_RATE)
-
 
 @dataclass(frozen=True)
 class Forecaster:
     r""":math:`P = \sigma_u \sigma_l`: the probability that the learning rate is not too large, times the one
     that it is not too small for the budget.
 
-    Both are logistic in the same features, standardised; what was not measured counts as their mean. The
-    learning rate enters by features that are proportional to it.
+    Both are logistic in the same features, standardised; what was not measured counts as their mean.
     """
 
     feature_version: int
@@ -66,17 +60,22 @@ class Forecaster:
         z = self.standardised(features)
         return _sigmoid(self.upper.logit(z)) * _sigmoid(self.lower.logit(z))
 
-    def at_rate(self, features: Features, factor: float) -> dict[str, float]:
-        """Return the features at so many times the learning rate."""
-        shift = math.log10(factor)
-        return {name: x + shift * (name in BY_RATE) for name, x in features.items()}
+    def bearable(self, features: Features) -> float:
+        """Return the probability that the learning rate is not too large."""
+        return _sigmoid(self.upper.logit(self.standardised(features)))
 
-    def ceiling(self, features: Features) -> float | None:
-        """Return the factor of the learning rate at which it is as likely too large as not; None where the
-        curve does not fall with the rate.
+    def ceiling(self, swept: Mapping[float, Features]) -> float | None:
+        """Return the learning rate up to which it is as likely bearable as not, given the features at some
+        rates; None where that is so of none or of all of them. Between two rates the logarithm of the odds is
+        taken to be linear in that of the rate; after the first rate that is too large no other counts.
         """
-        slope = self.upper.slope(self.scale)
-        return None if slope >= 0 else 10 ** (-self.upper.logit(self.standardised(features)) / slope)
+        rates = sorted(swept)
+        odds = [self.upper.logit(self.standardised(swept[lr])) for lr in rates]
+        high = next((i for i, logit in enumerate(odds) if logit < 0), 0)
+        if not high:
+            return None
+        share = odds[high - 1] / (odds[high - 1] - odds[high])
+        return rates[high - 1] * (rates[high] / rates[high - 1]) ** share
 
     def to_json(self) -> str:
         """Return it as JSON, to be read again by ``load``."""

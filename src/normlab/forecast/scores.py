@@ -16,7 +16,7 @@ Score: TypeAlias = Callable[[Array, Array], float]
 BINS: Final = 10
 LEAST: Final = 1e-6
 """A probability is kept so far from 0 and 1, where the logarithm of a miss is infinite."""
-RESAMPLES: Final = 2000
+RESAMPLES: Final = 500
 
 
 def auroc(p: Array, happened: Array) -> float:

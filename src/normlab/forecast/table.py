@@ -1,6 +1,7 @@
-"""The table of the survey: a row for each run, with what was measured of it early and how it ended.
+"""The tables of the survey: runs, with what was measured of them early and how they ended, and models at
+learning rates that they need not be trained at.
 
-It is a file of JSON lines, compressed by xz; each row that is added is a stream of its own.
+A table is a file of JSON lines, compressed by xz; each row that is added is a stream of its own.
 """
 
 from __future__ import annotations
@@ -10,12 +11,13 @@ import lzma
 from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any, Final, Literal, TypeAlias
+from typing import Any, Final, Literal, TypeAlias, TypeVar
 
 from normlab.errors import UserError
 from normlab.store.files import write_bytes_atomic
 
 Kind: TypeAlias = Literal["search", "drawn", "wide"]
+Row = TypeVar("Row", "SurveyedRun", "SweptRate")
 DIGITS: Final = 5
 """Significant digits of a number in the table."""
 
@@ -52,17 +54,30 @@ class SurveyedRun:
         return self.outcome == "trained"
 
 
-def read(path: Path) -> list[SurveyedRun]:
+@dataclass(frozen=True)
+class SweptRate:
+    """What is measured of a model at a learning rate that it need not be trained at."""
+
+    model: str
+    """The name of its model."""
+    lr: float
+    features: Mapping[str, float]
+    """Before the first step; see ``diagnosis.rules.features``."""
+    version: int
+    """That of the features."""
+
+
+def read(path: Path, kind: type[Row]) -> list[Row]:
     """Read a table; an empty list where there is none yet. A last row that was cut off is left out.
 
     Raises UserError for a file that is no such table.
     """
-    found: list[SurveyedRun] = []
+    found: list[Row] = []
     for number, line in enumerate(_lines(path), 1):
         try:
-            found.append(SurveyedRun(**json.loads(line)))
+            found.append(kind(**json.loads(line)))
         except (ValueError, TypeError) as error:
-            raise UserError(f"line {number} of {path} is no run of a survey: {error}") from error
+            raise UserError(f"line {number} of {path} is no row of a survey: {error}") from error
     return found
 
 
@@ -81,14 +96,14 @@ def _lines(path: Path) -> list[bytes]:
     return text.split(b"\n")[:-1]  # behind the last newline is nothing, or half a line
 
 
-def append(path: Path, run: SurveyedRun) -> SurveyedRun:
-    """Add a run at the end of a table, and return it as it is there."""
+def append(path: Path, row: Row) -> Row:
+    """Add a row at the end of a table, and return it as it is there."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    content = _rounded(asdict(run))
+    content = _rounded(asdict(row))
     line = json.dumps(content, ensure_ascii=False).encode() + b"\n"
     with path.open("ab") as file:
         file.write(lzma.compress(line))
-    return SurveyedRun(**content)
+    return type(row)(**content)
 
 
 def compact(path: Path) -> None:

@@ -22,7 +22,7 @@ from normlab.forecast.evaluation import (
     seeds_agree,
 )
 from normlab.forecast.scores import SCORES, brier, interval, log_loss, reliability, risk_coverage
-from normlab.forecast.table import SurveyedRun
+from normlab.forecast.table import SurveyedRun, SweptRate
 from normlab.spec.comparison import Interval
 from normlab.spec.units import count
 
@@ -49,11 +49,12 @@ GAIN: Final = (
 )
 
 
-def forecast_report(runs: Sequence[SurveyedRun]) -> str:
-    """Return the report on a table of runs, its wide ones apart."""
+def forecast_report(runs: Sequence[SurveyedRun], swept: Sequence[SweptRate] = ()) -> str:
+    """Return the report on a table of runs, its wide ones apart, and on swept rates."""
     wide = [run for run in runs if run.kind == "wide"]
     others = [run for run in runs if run.kind != "wide"]
-    found = [judged(others, split, name) for split in SPLITS for name in ENCODINGS]
+    several = [split for split, group in SPLITS.items() if len(set(map(group, others))) > 1]
+    found = [judged(others, split, name) for split in several for name in ENCODINGS]
     found += [judged(others, WIDE, name, wide=wide) for name in ENCODINGS if len(wide) > 1]
     parts = [
         "# Forecasts",
@@ -62,7 +63,7 @@ def forecast_report(runs: Sequence[SurveyedRun]) -> str:
         *_runs(others, wide),
         "## How good the forecasts are",
         SCORES_MEAN,
-        *(_scores(split, [j for j in found if j.split == split]) for split in (*SPLITS, WIDE)),
+        *(_scores(split, [j for j in found if j.split == split]) for split in (*several, WIDE)),
         "## Against the configuration",
         *_against(found),
         "## Do the probabilities mean what they say",
@@ -70,7 +71,7 @@ def forecast_report(runs: Sequence[SurveyedRun]) -> str:
         "## Abstention",
         _coverage(found),
         "## The largest learning rate",
-        _ceilings(others),
+        _ceilings(others, swept),
         "## Where it fails",
         *_failures(found, others),
     ]
@@ -168,10 +169,10 @@ def _coverage(found: Sequence[Judged]) -> str:
     ) + _table(["left out", *(f"{share:.0%} answered" for share in COVERAGES)], rows)
 
 
-def _ceilings(runs: Sequence[SurveyedRun]) -> str:
-    found = ceilings(runs)
+def _ceilings(runs: Sequence[SurveyedRun], swept: Sequence[SweptRate]) -> str:
+    found = ceilings(runs, swept)
     if not found:
-        return "No search has ended yet."
+        return "No model was swept yet; type normlab forecast --sweep."
     near = sum(one.within(FACTOR) for one in found)
     interval_ = share(near, len(found))
     off = [abs(np.log2(c.forecast / (c.low * c.high) ** 0.5)) for c in found if c.forecast]
@@ -189,7 +190,7 @@ def _percent(found: Interval) -> str:
 def _failures(found: Sequence[Judged], runs: Sequence[SurveyedRun]) -> list[str]:
     rows = []
     for split, group in SPLITS.items():
-        if split == "model":
+        if split == "model" or not any(one.split == split for one in found):
             continue
         one, names = _one(found, split), np.array([group(run) for run in runs])
         scores = {name: brier(one.p[names == name], one.happened[names == name]) for name in set(names)}

@@ -51,7 +51,7 @@ class Collection:
     ) -> None:
         self.root, self.table, self._say = root, table, say
         compact(table)  # a row that was cut off goes
-        self.runs = read(table)
+        self.runs = read(table, SurveyedRun)
         self._models, self._wide = models(wide=wide), wide
         self._data: dict[str, DataConfig] = {}
         self._open: dict[str, _Open] = {}

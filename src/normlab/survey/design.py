@@ -177,6 +177,11 @@ def _sequence() -> Sequence[Sequence[float]]:
     return qmc.Sobol(len(AXES), scramble=True, rng=derive(0, "survey")).random(LENGTH).tolist()
 
 
+def start_rate(model: Model) -> float:
+    """The learning rate that the search of a model begins with."""
+    return STARTS.get(str(model.choices["optimiser"]), START)
+
+
 def next_rate(tried: Mapping[float, bool], start: float) -> float | None:
     """The rate that a search for the edge trains next; None once it is over.
 
@@ -216,7 +221,7 @@ def runs_of(model: Model, tried: Mapping[float, bool]) -> list[Config]:
     """The runs of a model as far as they are known: the next one of its search, or those around the edge."""
     if model.wide:
         return [model.config(lr, SEEDS[0]) for lr in drawn_rates(model, tried)]
-    rate = next_rate(tried, STARTS.get(str(model.choices["optimiser"]), START))
+    rate = next_rate(tried, start_rate(model))
     if rate is not None:
         return [model.config(float(f"{rate:.4g}"), 1)]
     return [model.config(lr, seed) for lr in drawn_rates(model, tried) for seed in SEEDS]
