@@ -2,6 +2,7 @@
 
 import json
 import sys
+from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
@@ -195,3 +196,21 @@ def test_as_a_user_types_it(tmp_path):
     assert done.returncode == 0, done.stderr
     assert "Traceback" not in done.stderr
     assert len(list((tmp_path / "runs").glob("diagnosis-pre-*.html"))) == 1
+
+
+def test_a_baseline_that_would_be_written_anew_is_refused_and_stays(here, capsys):
+    typed = ["preflight", *WITH_LOSS, "--sarif", "found.sarif"]
+    assert main(typed) == 0
+    (written,) = Path("runs").glob("preflight-*.json")
+    before = written.read_bytes()
+    assert main([*typed, "--baseline", str(written)]) == 2
+    assert "copy it to another name, such as baselines/preflight.json" in capsys.readouterr().err
+    assert written.read_bytes() == before
+    kept = Path("kept.json")
+    kept.write_bytes(before)
+    assert main([*typed, "--baseline", str(kept)]) == 0
+    results = json.loads(Path("found.sarif").read_text())["runs"][0]["results"]
+    for result in results:
+        (place,) = result["locations"]
+        assert place["physicalLocation"]["artifactLocation"]["uri"].endswith(".py")
+        assert place["physicalLocation"]["region"]["startLine"] >= 1

@@ -22,6 +22,7 @@ DIAGNOSES = [
         "title": ODD,
         "findings": [finding("problem"), finding("warning", module="", name="start"), finding("note")],
         "seconds": {"scales": 0.25, "weights": 0.5},
+        "sources": {"h.5.mlp": {"file": "my_package/model.py", "line": 12}, "": {"file": "a.py", "line": 1}},
     },
     {"model": "Bert", "findings": [], "seconds": {"weights": 1.5}},
 ]
@@ -48,7 +49,13 @@ def test_code_scanning_has_a_run_for_each_model_and_a_result_for_each_finding():
     assert [rule.id for rule in first.tool.driver.rules] == ["jump", "start"]
     plain = json.loads(text)["runs"][0]["results"][0]
     assert plain["locations"][0]["logicalLocations"][0]["fullyQualifiedName"] == "h.5.mlp"
-    assert "locations" not in json.loads(text)["runs"][0]["results"][1]
+    places = [r["locations"][0]["physicalLocation"] for r in json.loads(text)["runs"][0]["results"]]
+    assert [p["artifactLocation"]["uri"] for p in places] == [
+        "my_package/model.py",
+        "a.py",
+        "my_package/model.py",
+    ]
+    assert [p["region"]["startLine"] for p in places] == [12, 1, 12]
     assert second.results == []
 
 

@@ -116,18 +116,21 @@ class Diagnose:
         if self.flight:
             self._say_flight()
             return
+        from normlab.examine.sources import sources
         from normlab.report.diagnosis import write_diagnosis
         from normlab.spec.serialise import to_plain
 
         worst, everything = list[str](), list[dict[str, Any]]()
         for case, folder, name in self._cases():
+            self._require_another(folder / f"{name}.json")
             diagnosis = self._diagnosed(
                 replace(case, plan=cast("Options", {**case.plan, **self._plan(case)}))
             )
             plain = to_plain(diagnosis.to_plain() | {"title": case.title, "case": dict(case.facts)})
             command = shlex.join(["normlab", *sys.argv[1:]])
             page = write_diagnosis(plain | {"command": command}, folder, name)
-            everything.append(plain)
+            found = sources(case.model, {finding.module for finding in diagnosis.findings})
+            everything.append(plain | {"sources": found})
             if not self.as_json:
                 _say(case, diagnosis, page)
             if self.fail_on:
@@ -139,6 +142,14 @@ class Diagnose:
         if worst:
             failures.write(f"normlab: {count(len(worst), 'finding')} as severe as {self.fail_on!r}")
             raise SystemExit(GATE_CLOSED["problem" if "problem" in worst else "warning"])
+
+    def _require_another(self, written: Path) -> None:
+        """Raise UserError where the baseline is the file that this diagnosis writes."""
+        if self.baseline is not None and self.baseline.resolve() == written.resolve():
+            raise UserError(
+                f"--baseline is {self.baseline}, which this diagnosis writes anew, so that nothing would "
+                "ever differ from it; copy it to another name, such as baselines/preflight.json, and give that"
+            )
 
     def _plan(self, case: Case) -> Plan:
         """The training to come, as files or a recipe declare it."""
@@ -305,7 +316,7 @@ def _say(case: Case, diagnosis: Diagnosis, page: Path) -> None:
     from rich.text import Text
 
     from normlab.cli import terminal
-    from normlab.diagnosis.rules.finding import Finding, consequences
+    from normlab.diagnosis.rules.finding import Finding, consequences, told
     from normlab.spec.units import duration
 
     console, cause = terminal.console(), diagnosis.cause
@@ -318,7 +329,7 @@ def _say(case: Case, diagnosis: Diagnosis, page: Path) -> None:
         console.print(Text(f"{'':8}what follows from it: {names}", "dim"))
     console.print(Text(case.title, "bold"), Text("; ".join(about), "dim"), sep="\n")
     for finding in (f for f in diagnosis.findings if f is not cause and f not in folded):
-        line = Text.assemble((f"{finding.severity:<8}", STYLES[finding.severity]), finding.sentence)
+        line = Text.assemble((f"{finding.severity:<8}", STYLES[finding.severity]), told(finding))
         support = "; ".join(filter(None, (finding.evidence, finding.reference)))
         console.print(line)
         if support:

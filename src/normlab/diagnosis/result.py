@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from normlab.diagnosis.reading.structure import Structure
-from normlab.diagnosis.rules.finding import SEVERITIES, Finding, Tables, at_least, cause, consequences
+from normlab.diagnosis.rules.finding import SEVERITIES, Finding, Tables, at_least, cause, consequences, told
 from normlab.diagnosis.study import Study
 from normlab.diagnosis.table import Table
 from normlab.spec.serialise import to_plain
@@ -50,8 +50,7 @@ class Diagnosis:
         """One line: the cause with its place and what to do, or that nothing was found."""
         if (found := self.cause) is None:
             return f"nothing found in {len(self.studies)} studies"
-        where = f"{found.module}: " if found.module and found.module not in found.sentence else ""
-        return f"{found.severity}: {where}{found.sentence}" + (f"; {found.do}" if found.do else "")
+        return f"{found.severity}: {told(found)}"
 
     def at_least(self, severity: str) -> list[Finding]:
         """Return the findings of this severity (``warning``, say) or above."""

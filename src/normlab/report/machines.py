@@ -54,7 +54,7 @@ def junit(diagnoses: Sequence[Mapping[str, Any]]) -> str:
 
 def sarif(diagnoses: Sequence[Mapping[str, Any]]) -> str:
     """Write diagnoses as SARIF 2.1.0: a run for each model, a result for each finding, whose logical location
-    is the module's path.
+    is the module's path, and whose physical one is the class of the module, by ``sources`` of the diagnosis.
     """
     return json.dumps(
         {"$schema": SARIF, "version": "2.1.0", "runs": [_run(one) for one in diagnoses]},
@@ -71,17 +71,21 @@ def _run(one: Mapping[str, Any]) -> dict[str, Any]:
         "version": version("normlab"),
         "rules": [{"id": name} for name in names],
     }
-    return {"tool": {"driver": driver}, "results": [_result(f, names) for f in one["findings"]]}
+    return {"tool": {"driver": driver}, "results": [_result(f, names, one) for f in one["findings"]]}
 
 
-def _result(found: Mapping[str, Any], names: Sequence[str]) -> dict[str, Any]:
+def _result(found: Mapping[str, Any], names: Sequence[str], one: Mapping[str, Any]) -> dict[str, Any]:
     said = "; ".join(filter(None, (found["sentence"], found["do"])))
-    where = {"fullyQualifiedName": found["module"], "kind": "module"}
-    located = {"locations": [{"logicalLocations": [where]}]} if found["module"] else {}
+    place: dict[str, Any] = {}
+    if found["module"]:
+        place["logicalLocations"] = [{"fullyQualifiedName": found["module"], "kind": "module"}]
+    if source := one.get("sources", {}).get(found["module"]):
+        artifact, region = {"uri": source["file"]}, {"startLine": source["line"]}
+        place["physicalLocation"] = {"artifactLocation": artifact, "region": region}
     return {
         "ruleId": found["name"],
         "ruleIndex": names.index(found["name"]),
         "level": LEVELS[found["severity"]],
         "message": {"text": said},
-        **located,
+        **({"locations": [place]} if place else {}),
     }

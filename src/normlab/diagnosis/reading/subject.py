@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from normlab.diagnosis.reading.structure import Structure, read_structure
-from normlab.diagnosis.reading.taps import bare, call_model, eager
+from normlab.diagnosis.reading.taps import bare, call_model, eager, leaves
 from normlab.errors import UserError
 from normlab.spec.arguments import validate_arguments
 
@@ -20,12 +20,16 @@ Loss = Callable[[nn.Module, Any], Tensor]
 
 
 def output_loss(model: nn.Module, batch: Any) -> Tensor:
-    """Return the loss in the model's own output, as Hugging Face's models have it for batches with labels.
+    """Return the loss in the model's own output, as Hugging Face's models have it for batches with labels; of
+    a tuple or a dict, the only number in it.
 
     Raises UserError with what to pass where there is none.
     """
     output = call_model(model, batch)
     loss = output if isinstance(output, Tensor) else getattr(output, "loss", None)
+    numbers = [x for _, x in leaves(output) if x.ndim == 0 and x.is_floating_point()]
+    if loss is None and len(numbers) == 1:
+        loss = numbers[0]
     if not isinstance(loss, Tensor) or loss.ndim:
         raise UserError(
             f"{type(model).__name__} puts out no loss: give a batch with labels, or a function "

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final
@@ -17,6 +18,8 @@ LIU: Final = "Liu et al. 2020, {} (arXiv 2004.08249)"
 
 SEVERITIES: Final = ("note", "warning", "problem")
 """From a mere observation to something that stops a training."""
+OWN: Final = ("weights", "buffers", "declared", "dropouts")
+"""Tables of what a module is made of, which no other module changes."""
 
 
 @validate_arguments
@@ -106,18 +109,53 @@ class Tables:
 
 
 def cause(findings: Iterable[Finding]) -> Finding | None:
-    """Return the first of the gravest findings above a note that follows from no other, or None."""
+    """Return the first of the gravest findings above a note that follows from no other, or None; of those in
+    layers of one stack the one in the lowest layer.
+    """
     grave = sorted(at_least(findings, "warning"), key=lambda f: -SEVERITIES.index(f.severity))
-    explained = {name for f in grave for name in f.explains if name != f.name}
-    return next((f for f in grave if f.name not in explained), next(iter(grave), None))
+    free = [f for f in grave if not any(follows(f, other) for other in grave)] or grave
+    first = next(iter(free), None)
+    if first is None or first.layer is None:
+        return first
+    rivals = [f for f in free if f.severity == first.severity and _stack(f) == _stack(first)]
+    return min(rivals, key=lambda f: math.inf if f.layer is None else f.layer)
 
 
 def consequences(findings: Iterable[Finding], of: Finding) -> list[Finding]:
     """Return the findings, above a note, that follow from one, and from those in turn."""
-    grave, names = at_least(findings, "warning"), set(of.explains)
-    while more := {name for f in grave if f.name in names for name in f.explains} - names:
-        names |= more
-    return [f for f in grave if f.name in names - {of.name}]
+    left, found = [f for f in at_least(findings, "warning") if f is not of], [of]
+    while more := [f for f in left if any(follows(f, other) for other in found)]:
+        found += more
+        left = [f for f in left if f not in more]
+    order = list(findings)
+    return sorted(found[1:], key=order.index)
+
+
+def follows(finding: Finding, of: Finding) -> bool:
+    """Whether a finding may be a consequence of another: by its name, and by its place, which is in the same
+    module or behind it. What is said of weights themselves follows from their own module alone.
+    """
+    if finding.name not in of.explains or finding.name == of.name:
+        return False
+    if not finding.module or not of.module:
+        return True
+    own, other = f"{finding.module}.", f"{of.module}."
+    if own.startswith(other) or other.startswith(own):
+        return True
+    if finding.table in OWN or finding.layer is None or of.layer is None:
+        return finding.table not in OWN
+    return _stack(finding) != _stack(of) or finding.layer >= of.layer
+
+
+def _stack(finding: Finding) -> str:
+    """The path of a finding's module up to its first number."""
+    return re.split(r"(?:^|\.)\d+(?:\.|$)", finding.module)[0]
+
+
+def told(finding: Finding) -> str:
+    """Return a finding in a line: where it is, what it is and what to do."""
+    where = f"{finding.module}: " if finding.module and finding.module not in finding.sentence else ""
+    return f"{where}{finding.sentence}" + (f"; {finding.do}" if finding.do else "")
 
 
 def at_least(findings: Iterable[Finding], severity: str) -> list[Finding]:

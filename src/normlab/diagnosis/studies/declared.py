@@ -37,14 +37,25 @@ def declared(found: Table, plan: Plan) -> Table:
         if start is None or row["tied"]:
             continue
         expected = start.expected(None if layer is None else int(layer), layers[row["stack"]])
-        if expected is not None:
-            size, std = expected
-            rows.append(_row(row, "rms", row["rms"], size, _off(row, size, exact=not std)))
-        most = plan.get("truncated_at")
-        if most and matrix and start.std is not None:
-            tail = number(row["tail"]) or 0.0
-            rows.append(_row(row, "tail", tail, most, tail / most / (1 + NEAR)))
+        if expected is None:
+            continue
+        size, std = expected
+        most = plan.get("truncated_at") if matrix and std else None
+        kept = truncated(most) if most else 1.0  # of a deviation that is the argument of trunc_normal_
+        off = min(_off(row, size * share, exact=not std) for share in {1.0, kept})
+        rows.append(_row(row, "rms", row["rms"], size, off))
+        if most:
+            tail = (number(row["tail"]) or 0.0) * (number(row["std"]) or 0.0) / std
+            rows.append(_row(row, "tail", tail, most, tail / (most / kept) / (1 + NEAR)))
     return Table("declared", (*rows, *_untied(found, plan)))
+
+
+def truncated(at: float) -> float:
+    r"""Return the deviation of a standard normal that is cut off at so many deviations on both sides:
+    :math:`\sqrt{1 - 2 t \varphi(t) / (2 \Phi(t) - 1)}`, 0.88 for t = 2.
+    """
+    density = math.exp(-at * at / 2) / math.sqrt(2 * math.pi)
+    return math.sqrt(1 - 2 * at * density / math.erf(at / math.sqrt(2)))
 
 
 def _ties(model: nn.Module) -> bool:

@@ -12,7 +12,7 @@ from normlab.diagnosis.reading.batches import MASKS, at, decoded, integers, leng
 from normlab.diagnosis.reading.calls import ModuleCall, calls, first_change
 from normlab.diagnosis.reading.subject import Subject, undisturbed
 from normlab.diagnosis.reading.taps import Place, call_model, leaves
-from normlab.diagnosis.rules.finding import Finding, Tables
+from normlab.diagnosis.rules.finding import Finding, Tables, number
 from normlab.diagnosis.study import SMALL_BATCH, Study
 from normlab.diagnosis.table import Row, Table
 
@@ -203,8 +203,10 @@ SAID: Final[Mapping[str, Callable[[str], tuple[str, str]]]] = {
 
 def leak(tables: Tables) -> Iterator[Finding]:
     """Name the module in which positions see what they must not."""
+    asked = any(_asks_for_the_next(row) for row in tables.table("targets"))
     for row in tables.table("leaks"):
-        if row["forbidden"] and float(row["change"] or 0) > VISIBLE:
+        forbidden = row["forbidden"] or (asked and row["kind"] == "causal")
+        if forbidden and float(row["change"] or 0) > VISIBLE:
             module, kind = str(row["module"]), str(row["kind"])
             sentence, do = SAID[kind](module or "the model")
             yield Finding(
@@ -216,6 +218,12 @@ def leak(tables: Tables) -> Iterator[Finding]:
                 module=module,
                 do=do,
             )
+
+
+def _asks_for_the_next(row: Row) -> bool:
+    """Whether the loss asks most positions for the token after the one that they read."""
+    share, counted, all_ = (number(row[name]) or 0.0 for name in ("offset_1", "counted", "positions"))
+    return share >= SHIFTED and counted > all_ / 2
 
 
 LEAKS: Final = Study(

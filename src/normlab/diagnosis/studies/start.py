@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Iterator
 from typing import Any, Final
 
@@ -24,6 +25,11 @@ LEAST_CLASSES: Final = 8
 LARGE_STREAM: Final = 3.0
 """Root mean square of what the last map reads, above which its input is large, and not its weights."""
 HIGH_DROPOUT: Final = 0.6
+DROPOUT: Final = re.compile(
+    r"_?((attn|attention|resid|residual|hidden|embd|embedding|activation|ffn)_?)?"
+    r"(dropout|drop_path|drop|p_drop|p_dropout)(_p|_prob|_rate)?"
+)
+"""Names of attributes that are the probability of a dropout."""
 
 
 def start(subject: Subject) -> tuple[Table, Table]:
@@ -97,11 +103,12 @@ def _table(model: nn.Module, width: int) -> str:
 def _dropouts(model: nn.Module) -> Iterator[Row]:
     """Yield the probabilities of dropout modules, and of modules that call dropout as a function."""
     for path, module in model.named_modules():
-        named = {k: v for k, v in vars(module).items() if "drop" in k.lower() and type(v) in (int, float)}
+        named = {k: v for k, v in vars(module).items() if DROPOUT.fullmatch(k) and type(v) in (int, float)}
         if isinstance(module, nn.modules.dropout._DropoutNd):
             named = {"p": module.p}
         for name, p in named.items():
-            yield {"module": path, "attribute": name, "probability": float(p)}
+            if 0 <= p <= 1:
+                yield {"module": path, "attribute": name, "probability": float(p)}
 
 
 def initial_loss(tables: Tables) -> Iterator[Finding]:
@@ -146,7 +153,6 @@ def dropout(tables: Tables) -> Iterator[Finding]:
                 {"attribute": row["attribute"], "probability": p},
                 module=str(row["module"]),
                 do="dropouts of 0 to 0.3 are usual",
-                explains=("initial_loss",),
             )
 
 
