@@ -148,7 +148,8 @@ class Diagnose:
         if self.baseline is not None and self.baseline.resolve() == written.resolve():
             raise UserError(
                 f"--baseline is {self.baseline}, which this diagnosis writes anew, so that nothing would "
-                "ever differ from it; copy it to another name, such as baselines/preflight.json, and give that"
+                "ever differ from it; copy it to another name, such as baselines/preflight.json, and give "
+                "that"
             )
 
     def _plan(self, case: Case) -> Plan:

@@ -14,6 +14,7 @@ from typing import Any, Final, NamedTuple, Unpack, cast
 import torch
 from torch import Tensor, nn
 
+from normlab.diagnosis.broken import broken_loss, broken_parameters
 from normlab.diagnosis.plan import Plan
 from normlab.diagnosis.probing.step import OptimiserFactory
 from normlab.diagnosis.reading.naming import layer_of
@@ -72,20 +73,25 @@ def diagnose(
     those of ``Options`` and of ``Plan``.
 
     A study that does not apply to the model becomes a note, one that fails a warning. Of a model without a
-    residual stream that can be read, the studies of ``preflight`` are made. Raises UserError for a model that
-    raises or has no trainable parameter, a batch on another device, a loss that is not finite, and a
-    learning rate that is not above 0.
+    residual stream that can be read, the studies of ``preflight`` are made; of one whose weights or loss are
+    not finite, none, and the finding says where that begins. Raises UserError for a model that raises or has
+    no trainable parameter, a batch on another device, and a learning rate that is not above 0.
     """
     if lr is not None and not POSITIVE.holds(lr):
         raise UserError(f"lr is {POSITIVE.wanted(lr)}, got {lr!r}; leave it out, or type lr=1e-3")
     studies = named(options["studies"]) if "studies" in options else registered(preset)
-    model = _checked(model, batch)
+    model, make = _checked(model, batch), optimiser or partial(torch.optim.Adam, lr=lr or STEP_LR)
+    if broken := broken_parameters(
+        model, trained=isinstance(make, torch.optim.Optimizer) and bool(make.state)
+    ):
+        return _unmeasured(model, preset, broken)
     structure, unread = _read(model, batch, options)
     if not structure.stacks:
         studies = [study for study in studies if study.preset == "preflight"]
     subject = Subject(model, batch, loss or output_loss, structure)
-    begun = _finite_loss(subject)
-    make = optimiser or partial(torch.optim.Adam, lr=lr or STEP_LR)
+    begun = _loss(subject)
+    if not math.isfinite(begun):
+        return _unmeasured(model, preset, broken_loss(subject) or [_only_the_loss(begun)])
     used, rate = _optimiser(make)
     context = StudyContext(subject, make, tuple(options.get("batches", ())), cast("Plan", options))
     with _peak(_device(model)) as peak:
@@ -195,12 +201,6 @@ def _checked(model: nn.Module, batch: Any) -> nn.Module:
             "the ones to examine, as in model.requires_grad_()"
         )
     _somewhere(model, batch)
-    for path, parameter in model.named_parameters():
-        if bad := int((~parameter.detach().isfinite()).sum()):
-            raise UserError(
-                f"{bad} of {parameter.numel()} values of the parameter {path} are infinite or not a number; "
-                "go back to earlier weights"
-            )
     return model
 
 
@@ -230,8 +230,8 @@ def _somewhere(model: nn.Module, batch: Any) -> None:
         )
 
 
-def _finite_loss(subject: Subject) -> float:
-    """Return the loss before any change. Raises UserError if it is not a finite, differentiable scalar."""
+def _loss(subject: Subject) -> float:
+    """Return the loss before any change. Raises UserError if it is not a differentiable scalar."""
     try:
         loss = subject.loss()
     except (RuntimeError, TypeError, KeyError, IndexError, AttributeError) as error:
@@ -242,16 +242,40 @@ def _finite_loss(subject: Subject) -> float:
     if not isinstance(loss, Tensor) or loss.numel() != 1:
         given = f"a tensor of shape {list(loss.shape)}" if isinstance(loss, Tensor) else type(loss).__name__
         raise UserError(f"the loss is {given}, and must be one number; return its mean, as in loss.mean()")
-    if not math.isfinite(value := float(loss.detach())):
-        raise UserError(
-            f"the loss is {value} before any step, though all weights are finite; look at the labels (are "
-            "all of them ignored?), at masks that leave a row of attention empty, and at the loss function"
-        )
     if not loss.requires_grad:
         raise UserError(
             "the loss has no gradient: it is detached or made under torch.no_grad(); return it with its graph"
         )
-    return value
+    return float(loss.detach())
+
+
+def _only_the_loss(value: float) -> Finding:
+    return Finding(
+        "not_finite",
+        "problem",
+        f"the loss is {value} before any step, though all weights and the outputs of all modules are finite",
+        "",
+        {"loss": value},
+        do="look at the labels (are all of them ignored?) and at the loss function",
+    )
+
+
+def _unmeasured(model: nn.Module, preset: str, broken: Sequence[Finding]) -> Diagnosis:
+    """The diagnosis of a model that cannot be measured, for the reason that these findings give."""
+    return Diagnosis(
+        model=type(model).__name__,
+        preset=preset,
+        structure=Structure((), ("its numbers are not finite",)),
+        tables={},
+        findings=tuple(broken),
+        studies=(),
+        seconds={},
+        peak_memory_bytes=0,
+        facts={
+            "parameters": f"{sum(p.numel() for p in model.parameters()):,}",
+            "device": str(_device(model)),
+        },
+    )
 
 
 def _failure(study: str, error: Exception) -> Finding:

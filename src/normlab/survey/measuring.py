@@ -43,5 +43,7 @@ def measured(folder: RunFolder) -> dict[str, dict[str, float]]:
 def measure(case: Case, config: Config, studies: Sequence[str] = STUDIES) -> dict[str, float]:
     """Return the features of a case. Raises UserError where it cannot be examined."""
     case.plan["studies"] = studies
-    tables = case.diagnosed("standard").tables
-    return features(Tables(tables, config.optim.lr), steps=config.train.steps)
+    found = case.diagnosed("standard")
+    if not found.tables:
+        raise UserError(found.verdict)
+    return features(Tables(found.tables, config.optim.lr), steps=config.train.steps)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from copy import deepcopy
 from itertools import takewhile
 from operator import ne
 from typing import NamedTuple
@@ -80,6 +81,8 @@ def _is_norm(module: nn.Module, dim: int) -> bool:
     x = torch.randn(1, 8, dim, generator=torch.Generator().manual_seed(0))
     if parameters:
         x = x.to(parameters[0])
+    if any(True for _ in module.buffers()):
+        module = deepcopy(module)  # a batch norm counts what it sees
     try:
         small, large = module(x).norm(), module(1000 * x).norm()
     except Exception:  # it wants something else than one tensor

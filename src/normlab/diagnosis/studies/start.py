@@ -54,9 +54,12 @@ def start(subject: Subject) -> tuple[Table, Table]:
     with torch.no_grad(), undisturbed(model), watching(holders, see):
         output = next((x for _, x in activations(call_model(model, subject.batch)) if x.ndim > 1), None)
         loss = float(subject.loss_of(model, subject.batch))
+    statistics = [(buffer, buffer.detach().clone()) for buffer in model.buffers()]
     with torch.no_grad(), undisturbed(model):
         model.train()
         dropped = float(subject.loss_of(model, subject.batch))
+        for buffer, before in statistics:
+            buffer.copy_(before)  # a batch norm in training counts batches
     width = output.shape[-1] if output is not None else 0
     head = next(((p, rms) for p, rms, w in reversed(seen) if w == width), (_table(model, width), None))
     row: Row = {
