@@ -26,13 +26,13 @@ def measured_at(step: int) -> Encoding:
 
 
 def configuration(run: SurveyedRun) -> Features:
-    """What the configuration says: placement, depth, width, learning rate and warm-up, and the optimiser's
-    kind, since rates of SGD and of Adam are not comparable.
+    """What the configuration says: placement, depth, width, learning rate and warm-up, and the optimiser,
+    since rates of SGD and of Adam are not comparable.
     """
     c = run.choices
     return {
         f"placement={c['placement']}": 1.0,
-        "optimiser=sgd": float(c["optimiser"] == "sgd"),
+        f"optimiser={c['optimiser']}": 1.0,
         "layers": math.log10(float(c["layers"])),
         "width": math.log10(float(c["width"])),
         "warmup": math.log10(1 + float(c["warmup"])),

@@ -76,7 +76,7 @@ def read(path: Path, kind: type[Row]) -> list[Row]:
     for number, line in enumerate(_lines(path), 1):
         try:
             found.append(kind(**json.loads(line)))
-        except (ValueError, TypeError) as error:
+        except (json.JSONDecodeError, UnicodeDecodeError, TypeError) as error:
             raise UserError(f"line {number} of {path} is no row of a survey: {error}") from error
     return found
 

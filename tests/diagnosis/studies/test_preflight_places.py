@@ -1,0 +1,90 @@
+"""What a preflight must tell apart: faults from sound models that look like them, and two faults from one."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from diagnosis.studies.test_preflight import BATCH, TEXT, Gpt, Labelled, layer, preflight
+from normlab.diagnosis import Diagnosis, diagnose
+from normlab.diagnosis.plan import Start
+from normlab.diagnosis.rules.finding import consequences
+from normlab.diagnosis.studies import declared
+
+
+def test_a_missing_mask_is_named_where_the_loss_shifts_the_tokens_itself():
+    def shifted(model: nn.Module, batch: Tensor) -> Tensor:
+        return F.cross_entropy(model(batch)[:, :-1].flatten(0, 1), batch[:, 1:].flatten())
+
+    def examined(model: nn.Module, loss) -> Diagnosis:
+        return diagnose(model, TEXT, loss=loss, lr=1e-3, preset="preflight")
+
+    open_ = Gpt()
+    open_.layers[3].attention.causal = False
+    found = examined(open_, shifted).cause
+    assert found is not None
+    assert (found.name, found.module) == ("causal_leak", "layers.3.attention")
+    assert examined(Gpt(), shifted).cause is None
+    own = examined(open_, lambda model, x: F.cross_entropy(model(x).flatten(0, 1), x.flatten()))
+    assert "causal_leak" not in {f.name for f in own.findings}, "each token is asked for itself"
+
+
+def test_a_number_that_is_called_after_a_drop_is_no_dropout():
+    model = Labelled()
+    layer(model, 2).drop_every_steps, layer(model, 3).dropout_seed = 4, 1
+    assert preflight(model).cause is None
+    layer(model, 4).attention_dropout = 1.0
+    found = preflight(model).cause
+    assert found is not None
+    assert (found.name, found.module) == ("dropout", "gpt.layers.4")
+
+
+def test_two_faults_have_two_findings_and_the_first_line_is_the_earlier_one():
+    model = Labelled()
+    with torch.no_grad():
+        for matrix in (layer(model, 1).attention.qkv, layer(model, 1).attention.out):
+            matrix.weight.mul_(40)
+        layer(model, 4).norm2.weight.mul_(5)
+    found = preflight(model)
+    assert found.cause is not None
+    assert found.cause.layer == 1
+    folded = consequences(found.findings, found.cause)
+    apart = [f for f in found.at_least("warning") if f is not found.cause and f not in folded]
+    assert any(f.layer == 4 for f in apart)
+
+
+@pytest.mark.parametrize("number_first", [True, False])
+def test_the_only_number_in_a_tuple_is_the_loss(number_first):
+    class Both(Labelled):
+        def forward(self, ids: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
+            logits = self.gpt(ids)
+            value = F.cross_entropy(logits.flatten(0, 1), labels.flatten())
+            return (value, logits) if number_first else (logits, value)
+
+    assert diagnose(Both(), BATCH, lr=1e-3, preset="preflight").cause is None
+
+
+def truncated(std: float, at: float) -> Labelled:
+    model = Labelled()
+    for p in model.parameters():
+        if p.ndim == 2:
+            nn.init.trunc_normal_(p, std=std, a=-at * std, b=at * std)
+    return model
+
+
+def test_a_truncated_start_may_be_declared_by_its_argument_or_by_what_is_left():
+    everywhere = {role: Start(0.05) for role in ("embedding", "output", "ffn_in", "ffn_out", "query", "qkv")}
+    for std in (0.05, 0.05 / declared.truncated(2.0)):
+        found = preflight(truncated(std, 2.0), declared=everywhere, truncated_at=2.0)
+        assert [str(f) for f in found.findings if f.name == "unlike_declared"] == []
+    whole = preflight(Labelled(), declared=everywhere, truncated_at=2.0).cause
+    assert whole is not None
+    assert "truncation at 2" in whole.sentence
+
+
+def test_the_deviation_of_a_truncated_normal_is_that_of_samples():
+    x = nn.init.trunc_normal_(torch.empty(100_000), a=-1.5, b=1.5)
+    assert declared.truncated(1.5) == pytest.approx(x.std().item(), rel=0.01)
+    assert declared.truncated(2.0) == pytest.approx(0.88, abs=0.001)
