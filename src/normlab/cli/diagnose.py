@@ -336,4 +336,5 @@ def _say(case: Case, diagnosis: Diagnosis, page: Path) -> None:
         if support:
             console.print(Text(f"{'':8}{support}", "dim"))
     memory = diagnosis.peak_memory_bytes / 2**30
-    print(f"{duration(sum(diagnosis.seconds.values()))}, {memory:.2f} GiB at most; page: {page}")
+    cost = f"{duration(sum(diagnosis.seconds.values()))}, {memory:.2f} GiB at most; "
+    print(f"{cost if diagnosis.seconds else ''}page: {page}")

@@ -74,7 +74,7 @@ def diagnosis_page(diagnosis: Mapping[str, Any]) -> str:
             *first,
             Section("", _findings(diagnosis, charts), "findings", listed=False),
             *rest,
-            _tables(diagnosis, pictured(view)),
+            *([_tables(diagnosis, pictured(view))] if diagnosis["tables"] else []),
             _how(diagnosis),
         ],
         recipes=view.roles,
@@ -127,8 +127,10 @@ def _facts(diagnosis: Mapping[str, Any]) -> list[str]:
     facts = [f"{name} {value}" for name, value in diagnosis["facts"].items() if name != "batch"]
     facts += [f"{name} {value}" for name, value in diagnosis.get("case", {}).items() if name != "recipe"]
     facts.append(f"preset {diagnosis['preset']}")
-    facts.append(f"{duration(sum(diagnosis['seconds'].values()))} of measuring")
-    return [*facts, f"{diagnosis['peak_memory_bytes'] / 2**30:.2f} GiB at most"]
+    if diagnosis["seconds"]:
+        facts.append(f"{duration(sum(diagnosis['seconds'].values()))} of measuring")
+        facts.append(f"{diagnosis['peak_memory_bytes'] / 2**30:.2f} GiB at most")
+    return facts
 
 
 def _findings(diagnosis: Mapping[str, Any], charts: Sequence[str]) -> list[Block]:

@@ -113,7 +113,8 @@ def unlike_siblings(tables: Tables) -> Iterator[Finding]:
             "weights",
             {"parameter": row["parameter"], "rms": row["rms"], "factor": factor, "parameters": len(found)},
             module=module,
-            do=f"initialise {module} as its siblings; was its initialisation skipped, or done twice?",
+            do=f"initialise {module} like the same module of the other layers: its initialisation may have "
+            "been skipped, or applied twice",
             explains=CONSEQUENCES,
         )
 
