@@ -94,3 +94,9 @@ def test_statistics_of_a_batch_norm_are_as_they_were():
     diagnose(model, X, loss=square, preset="preflight")
     assert before
     assert all(torch.equal(buffer, before[name]) for name, buffer in model.named_buffers())
+
+
+def test_a_page_may_be_called_after_a_version(tmp_path):
+    found = diagnose(tower(), X, loss=square, preset="preflight")
+    pages = {found.page(tmp_path / name).name for name in ("v1.2", "v1.3", "v1.html")}
+    assert pages == {"v1.2.html", "v1.3.html", "v1.html"}

@@ -123,6 +123,30 @@ def test_an_update_is_that_of_the_step_really_taken(tmp_path):
     assert (tmp_path / "rows.html").exists()
 
 
+class Nested(torch.optim.AdamW):
+    """Takes the step of its parent class."""
+
+    def step(self, closure=None):
+        return super().step(closure)
+
+
+def test_the_step_of_a_parent_class_is_no_second_step(tmp_path):
+    found = {}
+    for kind in (torch.optim.AdamW, Nested):
+        torch.manual_seed(0)
+        model = Small()
+        optimiser = kind(model.parameters(), lr=1e-2)
+        with normlab.watch(model, optimiser, out=tmp_path / f"{kind.__name__}.jsonl", every_steps=1):
+            for ids in batches(3):
+                loss_of(model.train(), ids).backward()
+                optimiser.step()
+                optimiser.zero_grad()
+        rows = rows_of(tmp_path / f"{kind.__name__}.jsonl")
+        found[kind] = [r["value"] for r in rows if r["signal"] == "update"]
+    assert len(found[Nested]) > 3
+    assert found[Nested] == pytest.approx(found[torch.optim.AdamW], rel=1e-5)
+
+
 def test_a_rate_of_a_half_ends_with_a_report(tmp_path):
     with pytest.warns(UserWarning, match="flight recorder: the loss"):
         *_, watch = looped(tmp_path, steps=40, lr=0.5, every_steps=20)

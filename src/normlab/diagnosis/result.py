@@ -87,8 +87,9 @@ class Diagnosis:
         """Draw the diagnosis as a page at this path, with its numbers as JSON beside it; return the path."""
         import normlab
 
-        where = Path(path).with_suffix(".html")
-        return normlab.write_diagnosis(to_plain(self.to_plain()), where.parent, where.stem)
+        where = Path(path)
+        name = where.name.removesuffix(".html")  # not its stem: v1.2 is a name
+        return normlab.write_diagnosis(to_plain(self.to_plain()), where.parent, name)
 
     def __str__(self) -> str:
         return "\n".join([self.verdict, *(str(finding) for finding in self.findings)])

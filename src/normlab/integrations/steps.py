@@ -45,6 +45,8 @@ class OptimiserSteps:
         self._meter: Meter[_Owned] | None = None
         self._gradients: Tensor | None = None
         self._updates: Tensor | None = None
+        self.depth = 0
+        """Calls of ``step`` that have begun: one that calls that of its parent class begins two."""
 
     @property
     def stepped(self) -> bool:
@@ -103,3 +105,4 @@ class OptimiserSteps:
     def forget(self) -> None:
         """Forget the step, which is over."""
         self._gradients = self._updates = None
+        self.depth = 0

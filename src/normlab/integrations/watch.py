@@ -193,13 +193,17 @@ class Watch:
             self.loss(found)
 
     def _before(self, one: OptimiserSteps, _: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:
+        one.depth += 1
+        if one.depth > 1:  # the step of a class whose parent's step is called, too
+            return
         if one.stepped:  # the step before has ended without a call of the model that was seen
             self._finish_step()
         if self._counts and self._step % self._every == 0 and self._model is not None:
             self._weights_alone(self._model)
         self._guard("updates cannot be watched", one.before)
         if not any(
-            given is not None for given in (*args, *kwargs.values())
+            given is not None
+            for given in (*args[1:], *kwargs.values())  # the optimiser itself comes first
         ):  # no closure, which runs the model
             self.end()
             self._guard("gradients cannot be recorded", one.measure_gradients)
@@ -214,6 +218,9 @@ class Watch:
         )
 
     def _after(self, one: OptimiserSteps, *_: Any) -> None:
+        one.depth -= 1
+        if one.depth > 0:
+            return
         self.end()
         self._guard("updates cannot be watched", one.after)
 
