@@ -344,11 +344,11 @@ gradient and update, on the device. It writes a report
 - when it is asked, by `normlab diagnose RUN --flight` or from Python:
   `normlab.training.replay.examine("runs/<id>", step)`, which does the run's steps again.
 
-A report is an entry of the run folder's `flight.json`: the kept steps, and who went wrong first. For that
+A report is an entry of the run folder's `flight.json`: the kept steps, and what went wrong first. For that
 the steps from the last checkpoint on are done again, from the start where there is none before the bad
 step, at most as many as lie between two checkpoints; in the last {watched} of them every module is watched.
 Every random draw is derived from (seed, purpose, step, micro-batch), so that they come out as they did;
-where they do not, the report says so and blames nobody. Then the training goes on as if nothing had been.
+where they do not, the report says so and names no module. Then the training goes on as if nothing had been.
 Named is
 
 1. a parameter that is not finite in the checkpoint already;
@@ -358,7 +358,8 @@ Named is
 4. else the first statistic above {left} (1 + {few}/n) times its median of the n steps before: rms of an
    output, of the gradient in an output relative to the loss's own in the model's output, update by the
    learning rate; within a step in the order of the stream;
-5. else nobody: *no module left its range: look at the data, the labels or the loss*.
+5. else nobody: *no module left its range: look at the data, the labels or the loss*, or, of a run that
+   trained, *no module left its range in these steps, and the run trained*.
 
 What it cannot see: a fault that is there from the first step on has no steps before it, unless it grows;
 one that is everywhere at once (a rate that is too high for all) still has a first module to leave its

@@ -31,6 +31,7 @@ OTHERS_CODE = {
     "cli/reproduce.py": "shows the traceback; the artefacts that follow are measured all the same",
     "data/tokenizer.py": "the library tokenizers raises no narrower one",
     "diagnosis/diagnose.py": "the study's note names class and message; the model is anybody's",
+    "diagnosis/probing/observe.py": "a measurement's failure goes to who observes, or is raised",
     "diagnosis/reading/block.py": "a block of a foreign model is called with one tensor",
     "diagnosis/reading/recording.py": "runs a foreign model",
     "diagnosis/probing/cropping.py": "runs a foreign loss",

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 import sys
+import warnings
 from types import SimpleNamespace
 
 import pytest
@@ -205,6 +206,47 @@ def test_a_run_at_a_rate_of_a_half_ends_with_a_report_on_the_page(tmp_path):
     assert probes.watch.reports[0]["trigger"]["kind"] in ("diverged", "not finite", "spike")
     page = (tmp_path / "w" / "watch.html").read_text()
     assert all(words in page for words in ("Flight recorder", "Update, transformer", "of layer 1"))
+
+
+@pytest.mark.parametrize("shares", [True, False])
+def test_the_loss_of_accumulated_micro_batches_is_that_of_the_step(tmp_path, shares):
+    class Counting(tf.GPT2LMHeadModel):
+        accepts_loss_kwargs = shares
+
+    torch.manual_seed(0)
+    model, rows = Counting(gpt2().config), []
+    probes = Probes("cheap", every_steps=1, emit=rows.append)
+    losses, _ = trained(tmp_path, probes, model=model, gradient_accumulation_steps=4)
+    assert [r.value for r in rows if r.signal == "loss"] == pytest.approx(losses[::2], abs=1e-3)
+
+
+def test_a_compiled_model_gives_the_losses_that_are_logged(tmp_path):
+    model = gpt2()
+    shown = SimpleNamespace(optimizer=torch.optim.SGD(model.parameters(), lr=0.1), model=model)
+    arguments, state = SimpleNamespace(torch_compile=True), SimpleNamespace(global_step=0)
+    probes = Probes("cheap", out=tmp_path)
+    with warnings.catch_warnings(record=True):
+        warnings.simplefilter("always")
+        probes.on_train_begin(arguments, state, **vars(shown))
+        for step in range(20):
+            state.global_step = step
+            probes.on_step_begin(arguments, state, model=shown.model)
+            shown.optimizer.step()
+            probes.on_log(arguments, state, logs={"loss": 4.0 if step < 10 else 9.0})
+        probes.on_train_end()
+    assert probes.watch.reports[-1]["trigger"]["kind"] == "diverged"
+
+
+@pytest.mark.parametrize("rate", [0.5, 1e-2])
+def test_at_the_trainers_own_settings_a_rate_of_a_half_is_on_the_page_and_a_sound_one_is_not(tmp_path, rate):
+    probes = Probes("cheap", out=tmp_path / "w")
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", UserWarning)
+        trained(tmp_path, probes, learning_rate=rate, max_steps=200)
+    kinds = {report["trigger"]["kind"] for report in probes.watch.reports}
+    assert bool(kinds) == (rate > 0.1)
+    page = (tmp_path / "w" / "watch.html").read_text()
+    assert ("Nothing went wrong" in page) == (rate < 0.1)
 
 
 def test_a_training_that_goes_on_replaces_its_rows(tmp_path):

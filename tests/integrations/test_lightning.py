@@ -153,6 +153,13 @@ def test_without_the_library_a_sentence_says_what_to_type(monkeypatch):
         import normlab.integrations.lightning  # noqa: F401
 
 
+def test_the_loss_of_accumulated_micro_batches_is_their_mean():
+    rows = []
+    losses, _ = trained(Probes("cheap", every_steps=1, emit=rows.append), accumulate_grad_batches=2)
+    means = [(a + b).item() / 2 for a, b in zip(losses[::2], losses[1::2], strict=True)]
+    assert [r.value for r in rows if r.signal == "loss"] == pytest.approx(means, rel=1e-5)
+
+
 def test_a_run_at_a_rate_of_a_half_ends_with_a_report_on_the_page(tmp_path):
     class Fast(Tower):
         """A tower whose last module is no norm, so that its outputs may grow."""

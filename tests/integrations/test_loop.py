@@ -109,8 +109,10 @@ def test_an_update_is_that_of_the_step_really_taken(tmp_path):
     model = Small()
     optimiser = torch.optim.SGD(model.parameters(), lr=0.1)
     before = [p.detach().clone() for p in model.layers[1].mlp.parameters()]
-    with normlab.watch(model, optimiser, out=tmp_path / "rows.jsonl", every_steps=9):
-        loss_of(model, batches(1)[0]).backward()
+    with normlab.watch(model, optimiser, out=tmp_path / "rows.jsonl", every_steps=9) as watch:
+        loss = loss_of(model, batches(1)[0])
+        watch.loss(loss)
+        loss.backward()
         optimiser.step()
     after = [p.detach() for p in model.layers[1].mlp.parameters()]
     moved = sum((a - b).square().sum() for a, b in zip(after, before, strict=True))
@@ -136,9 +138,12 @@ def test_the_step_of_a_parent_class_is_no_second_step(tmp_path):
         torch.manual_seed(0)
         model = Small()
         optimiser = kind(model.parameters(), lr=1e-2)
-        with normlab.watch(model, optimiser, out=tmp_path / f"{kind.__name__}.jsonl", every_steps=1):
+        out = tmp_path / f"{kind.__name__}.jsonl"
+        with normlab.watch(model, optimiser, out=out, every_steps=1) as watch:
             for ids in batches(3):
-                loss_of(model.train(), ids).backward()
+                loss = loss_of(model.train(), ids)
+                watch.loss(loss)
+                loss.backward()
                 optimiser.step()
                 optimiser.zero_grad()
         rows = rows_of(tmp_path / f"{kind.__name__}.jsonl")
@@ -210,7 +215,7 @@ def test_what_fails_in_the_watch_does_not_fail_in_the_loop(tmp_path):
     ):
         with pytest.raises(ValueError, match=sentence):
             normlab.watch(Small(), torch.optim.SGD(Small().parameters()), **wrong)
-    with pytest.raises(ValueError, match=r"object is no torch\.optim\.Optimizer"):
+    with pytest.raises(ValueError, match=r"object is not a torch\.optim\.Optimizer"):
         normlab.watch(Small(), object())
 
 

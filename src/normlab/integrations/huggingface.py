@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from normlab.integrations.watch import WatchingCallback
+from normlab.integrations.callback import WatchingCallback
 
 try:
     from transformers import TrainerCallback, TrainerState, TrainingArguments
@@ -26,8 +26,9 @@ class Probes(WatchingCallback, TrainerCallback):
 
     Steps count from 0, as those that are done before. Weights and gradients are those that the optimiser is
     given, gradients after clipping; each micro-batch of an accumulated step gives rows of its own. A training
-    that goes on from a checkpoint replaces the rows from there on. Where a step raises, ``close()`` takes the
-    hooks off; so does the next ``train()``.
+    that goes on from a checkpoint replaces the rows from there on, and one that begins anew sets aside the
+    files of the one before. Where a step raises, ``close()`` takes the hooks off and draws the page; so does
+    the end of the process.
 
     Where a model cannot be read, a warning says so and weights, gradients and updates are recorded. Raises
     UserError, before the training, for a preset or a sink that does not exist.
@@ -41,6 +42,10 @@ class Probes(WatchingCallback, TrainerCallback):
     def on_step_begin(self, args: TrainingArguments, state: TrainerState, *_: Any, **shown: Any) -> None:
         # the trainer runs a compiled wrapper and shows callbacks what is inside
         self.watch.begin(shown["model"], state.global_step, compiled=bool(args.torch_compile))
+
+    def on_log(self, args: TrainingArguments, state: TrainerState, *_: Any, **shown: Any) -> None:
+        if "loss" in shown["logs"]:  # the only one that is seen where the model runs compiled
+            self.watch.logged_loss(float(shown["logs"]["loss"]))
 
     on_pre_optimizer_step = WatchingCallback.stepping
     on_train_end = WatchingCallback.close

@@ -7,7 +7,7 @@ from typing import Any
 
 from torch import Tensor
 
-from normlab.integrations.watch import WatchingCallback
+from normlab.integrations.callback import WatchingCallback
 
 try:
     from lightning.pytorch import Callback, LightningModule, Trainer
@@ -30,7 +30,8 @@ class Probes(WatchingCallback, Callback):
 
     Steps are ``trainer.global_step`` before they are done. Weights and gradients are those of the first
     optimiser that steps, gradients before clipping; each micro-batch of an accumulated step gives rows of its
-    own, and validation gives none. A training that goes on from a checkpoint replaces the rows from there on.
+    own, and validation gives none. A training that goes on from a checkpoint replaces the rows from there on,
+    and one that begins anew sets aside the files of the one before.
 
     Where a model cannot be read, a warning says so and weights, gradients and updates are recorded. Raises
     UserError, before the training, for a preset or a sink that does not exist.
@@ -53,8 +54,8 @@ class Probes(WatchingCallback, Callback):
         self, trainer: Trainer, pl_module: LightningModule, outputs: Any, batch: Any, batch_idx: int
     ) -> None:
         loss = outputs.get("loss") if isinstance(outputs, Mapping) else outputs
-        if isinstance(loss, Tensor):
-            self.watch.loss(loss)
+        if isinstance(loss, Tensor):  # the trainer has divided it
+            self.watch.loss(loss * trainer.accumulate_grad_batches)
 
     on_before_optimizer_step = WatchingCallback.stepping
     on_validation_start = WatchingCallback.end

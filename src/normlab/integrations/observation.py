@@ -57,6 +57,7 @@ class Observation:
     def reset(self) -> None:
         """Forget what was read of a model, which does not fit another one."""
         self.end()
+        self._told = False
         self.places: list[Place] = []
         self._probes = [] if isinstance(self._given, str) else list(self._given)
         if self._structure is not None and self.preset:
@@ -147,7 +148,15 @@ class Observation:
     def _observe(self, model: nn.Module, *, compiled: bool) -> None:
         # a wrapper of the trainer's kind, never run, tells that what flows here is compiled
         given: Any = torch.compile(model, backend="eager") if compiled else model
-        self._observer = self._open.enter_context(observe(given, self._probes, self._emit))
+        self._observer = self._open.enter_context(
+            observe(given, self._probes, self._emit, on_error=self._failed)
+        )
+
+    def _failed(self, error: Exception) -> None:
+        """Say once that something cannot be measured; the model's pass goes on."""
+        if not self._told:
+            self._told = True
+            self._tell(f"something is not measured ({type(error).__name__}: {error}); the training goes on")
 
     def _read_at_first_call(self, model: nn.Module, own_calls: int) -> None:
         """Wait for the first call of a module that holds blocks, which may be any part of the model."""

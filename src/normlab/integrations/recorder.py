@@ -16,19 +16,12 @@ from typing import Any, Final, NamedTuple
 import torch
 from torch import Tensor
 
+from normlab.integrations.course import SPIKE_ABOVE, Course
 from normlab.training.callbacks.blame import BEFORE, FEW, LEFT, Observed, Verdict
 from normlab.training.callbacks.flight import RECENT, RING, Trigger
 
 FETCH: Final = 16
 """The number of steps after which they are fetched from the device, in one transfer."""
-
-ENDED_ABOVE: Final = 0.05
-"""A loss has ended above its start when each of the last ``RECENT`` is above the first by this share, or
-when it is not below by as much and has been above by ``SPIKE_ABOVE``."""
-
-SPIKE_ABOVE: Final = 0.2
-"""A loss has spiked when the middle one of ``RECENT`` is above all that are kept before, and by this share
-above the middle one of these."""
 
 
 class Stepped(NamedTuple):
@@ -68,8 +61,10 @@ class Recorder:
         """Whether there is a report of what ended the training, after which no step is kept."""
         self._waiting: list[Stepped] = []
         self._first: list[Observed] = []
-        self._top = -math.inf
+        self.course = Course()
+        """The losses that were given and are finite."""
         self._spiked: Spike | None = None
+        self._recovered = False
 
     def add(self, step: Stepped) -> None:
         """Keep a step; nothing waits for the device but one step in ``FETCH``."""
@@ -84,8 +79,8 @@ class Recorder:
             self.ring.append(seen)
             norm = _value(seen, "gradient norm")
             self._sizes.append((seen.step, {"loss": seen.loss, "gradient norm": norm}))
-            if seen.loss > self._top:
-                self._top = seen.loss
+            if math.isfinite(seen.loss):
+                self.course.add(seen.loss)
             if len(self._first) < RING:
                 self._first.append(seen)
             if not self.failed:
@@ -112,21 +107,22 @@ class Recorder:
     def close(self) -> None:
         """Look at the last steps and write the report of a training that ended above its start."""
         self.fetch()
-        losses = [seen.loss for seen in self.ring if math.isfinite(seen.loss)]
         if self.failed or not self.ring:
             return
-        last = self.ring[-1].step
-        start = next((seen.loss for seen in self._first if math.isfinite(seen.loss)), math.inf)
-        recent = losses[-RECENT:] if len(losses) > RECENT else [-math.inf]
-        margin = ENDED_ABOVE * abs(start) if math.isfinite(start) else 0.0
-        end, rose = statistics.median(recent), self._top > start + SPIKE_ABOVE * abs(start)
-        if min(recent) > start + margin or (end > start - margin and rose):
-            words = f"the loss began at {start:.4g}, rose to {self._top:.4g} and ended at {end:.4g}"
+        course, last = self.course, self.ring[-1].step
+        if course.diverged:
+            high = f", rose to {course.highest:.4g}" if course.rose else ""
+            words = f"the loss began at {course.start:.4g}{high} and ended at {course.end:.4g}"
             kept = {seen.step: seen for seen in (*self._first, *self.ring)}
             self._report(Trigger("diverged", last, last, words), tuple(kept.values()))
             return
         if self._spiked is not None:
             self._report(self._spiked.trigger, self._spiked.ring)
+        elif course.returned and not self._recovered:
+            words = (
+                f"the loss rose from {course.start:.4g} to {course.highest:.4g} and ended at {course.end:.4g}"
+            )
+            self._note(Trigger("recovered", last, last, words))
 
     def _look(self, seen: Observed) -> None:
         for what, values in (("gradient", seen.gradients), ("update", seen.updates)):
@@ -161,8 +157,11 @@ class Recorder:
             self._spiked = None
             by = f"by step {self.ring[-1].step} it was {now:.3g}"
             words = f"{spike.trigger.words}, and training recovered: {by}"
-            trigger = Trigger("recovered", spike.trigger.step, spike.trigger.until, words)
-            self._write(trigger, Verdict(words, "none", step=trigger.step), ())
+            self._recovered |= spike.what == "loss"
+            self._note(Trigger("recovered", spike.trigger.step, spike.trigger.until, words))
+
+    def _note(self, trigger: Trigger) -> None:
+        self._write(trigger, Verdict(trigger.words, "none", step=trigger.step), ())
 
     def _report(self, trigger: Trigger, ring: Sequence[Observed] = ()) -> None:
         if self.failed:
@@ -205,8 +204,8 @@ def blame_parameter(steps: Sequence[Observed]) -> Verdict:
     grown = next((found for at in range(1, len(steps)) if (found := _grown(steps, at))), None)
     if grown is None:
         return Verdict(
-            "no gradient and no update of a parameter left its range in the last steps: the learning rate, "
-            "the data or the labels are to be looked at",
+            "no gradient and no update of a parameter left its range in the last steps: check the learning "
+            "rate, the data and the labels",
             "none",
             evidence=_course(steps),
         )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
+from itertools import count
 from pathlib import Path
 from typing import Any
 
@@ -49,9 +50,14 @@ class Rows:
             self.path.parent.mkdir(parents=True, exist_ok=True)
             append_rows(self.path, map(self._placed, rows))
 
-    def write_flight(self, path: Path, reports: Sequence[Mapping[str, Any]], notes: Sequence[str]) -> None:
-        """Write the reports of the flight recorder and the notes, which the page shows with the rows."""
-        write_json_atomic(path, {"reports": reports, "notes": notes}, flat=True)
+    def write_flight(
+        self, path: Path, reports: Sequence[Mapping[str, Any]], notes: Sequence[str], *, losses: int
+    ) -> None:
+        """Write the reports of the flight recorder, the notes and the number of losses that it was given,
+        which the page shows with the rows.
+        """
+        path.parent.mkdir(parents=True, exist_ok=True)
+        write_json_atomic(path, {"reports": reports, "notes": notes, "losses": losses}, flat=True)
 
     def _placed(self, record: Record) -> dict[str, Any]:
         place = self.places.get((record.stack, record.index))
@@ -65,13 +71,28 @@ class Rows:
             "layer": layer,
         } | row
 
-    def cut(self, step: int) -> None:
-        """Remove the rows of ``step`` and later ones, since these steps are repeated."""
+    def begin(self, step: int) -> None:
+        """Make place for a training that begins at ``step``.
+
+        At step 0 the files of an earlier training are renamed to the first free number, as watch.1.jsonl; of
+        a resumed training the rows of ``step`` and later ones are removed, since these steps are repeated.
+        """
         path = self.path
-        if path.exists():
-            lines = path.read_text(encoding="utf-8").splitlines()
-            kept = [line for line in lines if (row := _row(line)) is not None and row["step"] < step]
-            write_text_atomic(path, "".join(f"{line}\n" for line in kept))
+        if not path.exists():
+            return
+        if step == 0:
+            _set_aside(path)
+            return
+        lines = path.read_text(encoding="utf-8").splitlines()
+        kept = [line for line in lines if (row := _row(line)) is not None and row["step"] < step]
+        write_text_atomic(path, "".join(f"{line}\n" for line in kept))
+
+
+def _set_aside(path: Path) -> None:
+    number = next(n for n in count(1) if not path.with_suffix(f".{n}{path.suffix}").exists())
+    for suffix in (".flight.json", ".html", path.suffix):  # the rows last, because they take the name
+        if (old := path.with_suffix(suffix)).exists():
+            old.rename(path.with_suffix(f".{number}{suffix}"))
 
 
 def _row(line: str) -> dict[str, Any] | None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from functools import wraps
 from pathlib import Path
@@ -12,7 +12,7 @@ from torch import Tensor
 
 from normlab.diagnosis import Probe
 from normlab.errors import UserError
-from normlab.integrations.watch import OUT, Watch, watch
+from normlab.integrations.watch import OUT, Watch
 
 
 @contextmanager
@@ -26,44 +26,40 @@ def watched(
 ) -> Iterator[Watch]:
     """Watch a trainer of torchtitan inside this block, in which ``trainer.train()`` is called.
 
-    It is seen through attributes that torchtitan's trainer has: ``model_parts``, ``optimizers`` (a container)
-    and ``forward_backward_step``, whose losses the recorder is given. Steps count from 0 at the
-    beginning of the block. Raises UserError for a trainer without these, and for a model in several parts.
+    It is seen through attributes that torchtitan's trainer has: ``model_parts``, ``optimizers`` (a
+    container), ``forward_backward_step``, whose losses the recorder is given,
+    ``gradient_accumulation_steps``, by which these are divided, and ``step``, which counts from 1 and goes on
+    from a checkpoint. Raises UserError for a trainer without the first three, and for a model in several
+    parts.
     """
-    parts, optimisers = (getattr(trainer, name, None) for name in ("model_parts", "optimizers"))
-    if parts is None or optimisers is None:
+    names = ("model_parts", "optimizers", "forward_backward_step")
+    parts, optimisers, given = (getattr(trainer, name, None) for name in names)
+    if parts is None or optimisers is None or given is None:
         raise UserError(
-            f"{type(trainer).__name__} has no model_parts and optimizers; for a loop of your own, call "
-            "normlab.watch(model, optimizers)"
+            f"{type(trainer).__name__} has no model_parts, optimizers and forward_backward_step; for a loop "
+            "of your own, call normlab.watch(model, optimizers)"
         )
     if len(parts) != 1:
-        raise UserError(f"the model has {len(parts)} parts; a pipeline is not watched, one part is")
-    with watch(
-        parts[0],
-        list(getattr(optimisers, "optimizers", optimisers)),
-        out=out,
-        every_steps=every_steps,
-        probes=probes,
-        sinks=sinks,
-    ) as watching:
-        given = getattr(trainer, "forward_backward_step", None)
-        if given is not None:
-            trainer.forward_backward_step = _shown(given, watching)
-        try:
-            yield watching
-        finally:
-            if given is not None:
-                trainer.forward_backward_step = given
-
-
-def _shown(given: Callable[..., Any], watching: Watch) -> Callable[..., Any]:
-    """Show the watch the loss that this step of the trainer returns."""
+        raise UserError(f"the model has {len(parts)} parts; pipelines of several parts cannot be watched")
+    watching = Watch(probes, out=out, every_steps=every_steps, sinks=sinks)
+    begun = False
 
     @wraps(given)
     def forward_backward_step(*args: Any, **kwargs: Any) -> Any:
+        nonlocal begun
+        if not begun:  # a checkpoint is loaded in train(), and tells the step
+            begun = True
+            watching.start(max(getattr(trainer, "step", 1), 1) - 1)
+            watching.attach(parts[0], list(getattr(optimisers, "optimizers", optimisers)))
+            watching.count_steps()
         loss = given(*args, **kwargs)
         if isinstance(loss, Tensor):
-            watching.loss(loss)
+            watching.loss(loss * getattr(trainer, "gradient_accumulation_steps", 1))
         return loss
 
-    return forward_backward_step
+    trainer.forward_backward_step = forward_backward_step
+    try:
+        yield watching
+    finally:
+        trainer.forward_backward_step = given
+        watching.close()

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import atexit
 import warnings
-from abc import ABC
+import weakref
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
@@ -17,6 +18,7 @@ from torch.optim import Optimizer
 from normlab.diagnosis import Probe, Record, Structure
 from normlab.diagnosis.reading.taps import bare, compiles
 from normlab.errors import UserError
+from normlab.integrations.losses import Losses
 from normlab.integrations.observation import Emit, Observation
 from normlab.integrations.recorder import Recorder
 from normlab.integrations.rows import Rows
@@ -59,11 +61,12 @@ class Watch:
         self._told: set[str] = set()
         self._notes: list[str] = []
         self._values: dict[str, float] = {}
-        self._losses: list[Tensor] = []
+        self._losses = Losses()
         self._optimisers: list[OptimiserSteps] = []
         self._hooks: list[Any] = []
         self._model: nn.Module | None = None
         self._step, self._counts, self._compiled = 0, False, False
+        self._at_exit: Callable[[], None] | None = None
 
     @property
     def path(self) -> Path:
@@ -86,7 +89,9 @@ class Watch:
         return self._recorder.reports
 
     def start(self, step: int) -> None:
-        """Begin or resume a training at ``step``; rows from there on will be written again."""
+        """Begin a training at step 0, for which the files of an earlier one are set aside, or resume one at
+        ``step``: rows from there on will be written again. A process that ends without ``close`` closes.
+        """
         self._guard("the watch cannot begin", lambda: self._start(step))
 
     def attach(self, model: nn.Module, optimisers: Sequence[Any], *, compiled: bool = False) -> None:
@@ -111,9 +116,17 @@ class Watch:
                 lambda: self._observation.begin(model, step, compiled=compiled, own_calls=own_calls),
             )
 
-    def loss(self, loss: Tensor) -> None:
-        """Take note of the loss of a micro-batch for the recorder; nothing waits for the device."""
-        self._guard("the loss cannot be recorded", lambda: self._losses.append(loss.detach().mean()))
+    def loss(self, loss: Tensor | float) -> None:
+        """Give the recorder the loss of a batch, or of each micro-batch, not divided by their number.
+
+        Nothing waits for the device. What is given here counts, and not what is in the model's output.
+        """
+        self._guard("the loss cannot be recorded", lambda: self._losses.give(loss))
+
+    def logged_loss(self, loss: float) -> None:
+        """Give the recorder a loss that the trainer logs, for a step whose own loss was not seen."""
+        if not self._losses:
+            self.loss(loss)
 
     def stepping(self) -> None:
         """Measure weights and gradients: the optimiser is about to step."""
@@ -128,11 +141,14 @@ class Watch:
 
     def close(self) -> None:
         """End: write what is left, report what went wrong, remove all hooks, draw the page."""
+        self._forget_exit()
         self.end()
         self._finish_step()
         self._remove_hooks()
         self._guard("the recorder failed", self._recorder.close)
-        if self._emit is None and self.path.exists():
+        if self._recorder.ring and not self._recorder.course.count and not self.reports:
+            self._note("no loss was seen, so that a divergence may not be: give it by watch.loss(loss)")
+        if self._emit is None:
             self._guard("the page cannot be drawn", self._draw)
 
     def __enter__(self) -> Watch:
@@ -150,15 +166,32 @@ class Watch:
         self._told.clear()
         self._notes.clear()
         self._losses.clear()
+        self._close_at_exit()
         if self._emit is None:
-            self._rows.cut(step)
+            self._rows.begin(step)
+
+    def _close_at_exit(self) -> None:
+        """Let the end of the process close this watch, whose trainer may have raised."""
+        self._forget_exit()
+        closing = weakref.WeakMethod(self.close)
+
+        def close_if_alive() -> None:
+            if (close := closing()) is not None:
+                close()
+
+        self._at_exit = atexit.register(close_if_alive)
+
+    def _forget_exit(self) -> None:
+        if self._at_exit is not None:
+            atexit.unregister(self._at_exit)
+            self._at_exit = None
 
     def _attach(self, model: nn.Module, optimisers: Sequence[Any], *, compiled: bool) -> None:
         self._remove_hooks()
         self._model = inner = bare(model)
         self._compiled = compiled or compiles(model) or any(compiles(m) for m in inner.modules())
         if not self._compiled:
-            self._hooks.append(inner.register_forward_hook(self._answered))
+            self._hooks.append(inner.register_forward_hook(self._answered, with_kwargs=True))
         for optimiser in map(_innermost, optimisers):
             one = OptimiserSteps(optimiser, inner)
             self._optimisers.append(one)
@@ -186,11 +219,9 @@ class Watch:
                 lambda: self._observation.begin_in_call(model, self._step, given),
             )
 
-    def _answered(self, model: nn.Module, _: Any, output: Any) -> None:
-        """Take note of the loss in the model's output, if it has one, as those of Hugging Face do."""
-        found = output.get("loss") if isinstance(output, Mapping) else getattr(output, "loss", None)
-        if model.training and isinstance(found, Tensor) and found.requires_grad:
-            self.loss(found)
+    def _answered(self, model: nn.Module, _: Any, kwargs: Mapping[str, Any], output: Any) -> None:
+        if model.training and torch.is_grad_enabled():
+            self._guard("the loss cannot be recorded", lambda: self._losses.see(output, kwargs))
 
     def _before(self, one: OptimiserSteps, _: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:
         one.depth += 1
@@ -239,7 +270,7 @@ class Watch:
         self._step += self._counts and bool(done)
 
     def _take(self, done: Sequence[OptimiserSteps], *, due: bool) -> None:
-        loss = torch.stack(self._losses).mean() if self._losses else None
+        loss = self._losses.of_step()
         for one in done:
             self._recorder.add(one.taken(self._step, loss))
         if due:
@@ -271,7 +302,11 @@ class Watch:
             self._rows.write()
 
     def _draw(self) -> None:
-        self._rows.write_flight(self.flight, self._recorder.reports, self._notes)
+        if not self.path.exists() and not self.reports:
+            return
+        self._rows.write_flight(
+            self.flight, self._recorder.reports, self._notes, losses=self._recorder.course.count
+        )
         if self._rows.rank:
             return
         try:
@@ -306,7 +341,7 @@ def _innermost(optimiser: Any) -> Optimizer:
         optimiser = inner
     if not callable(getattr(optimiser, "register_step_post_hook", None)):
         raise UserError(
-            f"{type(optimiser).__name__} is no torch.optim.Optimizer, so that its steps are not seen"
+            f"{type(optimiser).__name__} is not a torch.optim.Optimizer; its steps cannot be watched"
         )
     return optimiser
 
@@ -321,50 +356,27 @@ def watch(
     probes: str | Sequence[Probe] = "standard",
     sinks: Sequence[Any] = (),
     structure: Structure | None = None,
+    first_step: int = 0,
 ) -> Watch:
     """Watch a plain training loop: ``with normlab.watch(model, optimizer) as watch: …``.
 
-    The loop needs no other line: a step is a call of the model in training mode and what the optimiser, or
-    each of a list of them, then does. ``watch.loss(loss)`` gives the recorder a loss that is not in
-    the model's output as ``loss``. At the end of the block, or by ``watch.close()``, the page is drawn.
+    A step is one call of the model in training mode, or several, and the step of the optimiser, or of each of
+    a list of them, that follows. ``watch.loss(loss)`` gives the recorder the loss, unless the model puts it
+    out: as ``loss``, or as the only number in a tuple. ``first_step`` is the number of steps that a resumed
+    training has done. At the end of the block, or by ``watch.close()``, the page is drawn.
 
-    Raises UserError for a preset or a sink that does not exist, steps below 1 and what is no optimiser.
+    Raises UserError for a preset or a sink that does not exist, steps below 1, a first step below 0 and for
+    anything that is not an optimiser.
     """
     several = list(optimizer) if isinstance(optimizer, (list, tuple)) else [optimizer]
     for one in several:
         _innermost(one)
+    if first_step < 0:
+        raise UserError(
+            f"first_step is {first_step}, and must be 0 or more: the number of steps already done"
+        )
     watching = Watch(probes, out=out, every_steps=every_steps, structure=structure, sinks=sinks)
-    watching.start(0)
+    watching.start(first_step)
     watching.attach(model, several)
     watching.count_steps()
     return watching
-
-
-class WatchingCallback(ABC):  # noqa: B024 - each trainer names its hooks otherwise
-    """Base of the callbacks: it holds the ``Watch`` that their trainer's hooks drive."""
-
-    def __init__(
-        self,
-        probes: str | Sequence[Probe] = "standard",
-        *,
-        out: str | Path = OUT,
-        every_steps: int = 50,
-        emit: Emit | None = None,
-        structure: Structure | None = None,
-        sinks: Sequence[Any] = (),
-    ) -> None:
-        self.watch = Watch(
-            probes, out=out, every_steps=every_steps, emit=emit, structure=structure, sinks=sinks
-        )
-
-    def stepping(self, *_: Any, **__: Any) -> None:
-        """Measure weights and gradients before the optimiser steps."""
-        self.watch.stepping()
-
-    def end(self, *_: Any, **__: Any) -> None:
-        """Write the measurements of a step and remove their hooks."""
-        self.watch.end()
-
-    def close(self, *_: Any, **__: Any) -> None:
-        """Write the measurements, remove all hooks and draw the page."""
-        self.watch.close()

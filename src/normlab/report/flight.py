@@ -99,16 +99,19 @@ def write_probes_page(file: Path, page: Path) -> Path:
         count(len(rows), "row"),
     ]
     title = f"Training of {file.name}"
-    write_output(page, Page(title, _headline(beside.get("reports", ())), facts, "", sections).html())
+    write_output(page, Page(title, _headline(beside), facts, "", sections).html())
     return page
 
 
-def _headline(reports: Sequence[Mapping[str, Any]]) -> Markup:
-    """The last report of what ended the training, or that there is none."""
-    ended = [r for r in reports if dict(r.get("trigger") or {}).get("kind") != "recovered"]
-    if not ended:
+def _headline(beside: Mapping[str, Any]) -> Markup:
+    """State what ended the training, else what it recovered from, else that there is nothing to report."""
+    reports = [dict(report.get("trigger") or {}) for report in beside.get("reports", ())]
+    ended = [trigger for trigger in reports if trigger.get("kind") != "recovered"]
+    if not reports and beside.get("losses") == 0:
+        return Markup("No loss was recorded; no gradient and no update went wrong in the steps watched")
+    if not reports:
         return Markup("Nothing went wrong in the steps that were watched")
-    said = str(dict(ended[-1].get("trigger") or {}).get("words", "")) or "the training went wrong"
+    said = str((ended or reports)[-1].get("words", "")) or "the training went wrong"
     return Markup("{}{}").format(said[:1].upper(), said[1:])
 
 

@@ -50,7 +50,9 @@ class Meter(Generic[P]):
 
     def gradients(self) -> Tensor:
         """`[P]`: the L2 norm of each gradient, 0 where there is none."""
-        here = [(i, p.grad) for i, p in enumerate(self._parameters) if p.grad is not None]
+        here = [(i, _stored(p.grad)) for i, p in enumerate(self._parameters) if p.grad is not None]
+        if not here:
+            return torch.zeros(len(self.names), device=self.weights[0].device)
         norms = self.parallel.norms([gradient for _, gradient in here])
         if len(here) == len(self.names):
             return norms
@@ -67,6 +69,11 @@ class Meter(Generic[P]):
         """`[P]`: the L2 norm of each parameter's update; call it after the optimiser's step."""
         torch._foreach_sub_(self.moved, self.weights)
         return self.parallel.norms(self.moved)
+
+
+def _stored(gradient: Tensor) -> Tensor:
+    """Return the numbers of a gradient, of a sparse one those that are not zero."""
+    return gradient.coalesce().values() if gradient.is_sparse else gradient
 
 
 class Grouping:

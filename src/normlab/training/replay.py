@@ -17,7 +17,7 @@ from normlab.errors import UserError
 from normlab.recipes.grammar import require_known
 from normlab.store.folder import RunFolder
 from normlab.tasks.registry import TASKS
-from normlab.training.callbacks.blame import EVERYTHING, Observed, Verdict, blame
+from normlab.training.callbacks.blame import EVERYTHING, NOTHING, NOWHERE, Observed, Verdict, blame
 from normlab.training.callbacks.flight import RING, Replay, Trigger, report_of
 from normlab.training.callbacks.probing import Preset, Probing
 from normlab.training.checkpoint import Checkpoint, has_checkpoint, open_checkpoint
@@ -54,6 +54,9 @@ def examine(path: str | Path, step: int | None = None, *, watched: int = WATCHED
     with folder.lock():
         task = kind(config, corpus, device)
         found, names = replayed(task, folder, stop, watched=watched, history=folder.metrics())
+        outcome = folder.status().outcome
+        if outcome is not None and outcome.state == "trained" and found.verdict.sentence == NOWHERE:
+            found = replace(found, verdict=replace(found.verdict, sentence=NOTHING))
         trigger = Trigger("asked", stop, stop, f"asked about step {stop}")
         report = report_of(stop, trigger, found, names, found.records)
         folder.add_flight(report)

@@ -13,6 +13,7 @@ from normlab.store import RunFolder
 from normlab.tasks.translation import Translation
 from normlab.training import run as runs
 from normlab.training import trainer as module
+from normlab.training.callbacks.blame import NOTHING
 from normlab.training.callbacks.flight import RING, Trigger
 from normlab.training.replay import examine
 from normlab.training.run import Run
@@ -331,6 +332,14 @@ def test_a_finished_run_can_be_asked_and_keeps_all_else(text, tmp_path):
     folder.previous.rename(folder.last)
     report = examine(folder.path)
     assert report["replay"] == {"from_step": 10, "checkpoint": True, "agrees": True}
+
+
+def test_of_a_run_that_trained_nothing_is_said_to_be_wrong(text, tmp_path, monkeypatch):
+    folder = train(tiny(text), tmp_path)
+    status = folder.status()
+    trained = replace(status, outcome=replace(status.outcome, state="trained"))
+    monkeypatch.setattr(RunFolder, "status", lambda _: trained)
+    assert examine(folder.path)["verdict"].sentence == NOTHING
 
 
 def test_a_damaged_file_is_named(tmp_path):

@@ -97,15 +97,20 @@ class Record(NamedTuple):
 
 
 Emit = Callable[[Record], None]
+OnError = Callable[[Exception], None]
 
 
 class Observer:
     """Collects measurements while a model runs, and emits them as records by ``flush``."""
 
     def __init__(
-        self, modules: Mapping[str, nn.Module], probes: Mapping[str, Sequence[Probe]], emit: Emit
+        self,
+        modules: Mapping[str, nn.Module],
+        probes: Mapping[str, Sequence[Probe]],
+        emit: Emit,
+        on_error: OnError | None = None,
     ) -> None:
-        self._modules, self._probes, self._emit = modules, probes, emit
+        self._modules, self._probes, self._emit, self._on_error = modules, probes, emit, on_error
         self._pending: list[tuple[Key, Tensor]] = []
         self._handles: list[Any] = []
         self._step: int | None = None
@@ -129,6 +134,20 @@ class Observer:
 
     def see(self, path: str, side: Side, values: Any) -> None:
         """Apply the probes of a module to its inputs or outputs."""
+        with self._caught():
+            self._see(path, side, values)
+
+    @contextmanager
+    def _caught(self) -> Iterator[None]:
+        """Give a failure inside the model's own passes to ``on_error``, if there is one."""
+        try:
+            yield
+        except Exception as error:
+            if self._on_error is None:
+                raise
+            self._on_error(error)
+
+    def _see(self, path: str, side: Side, values: Any) -> None:
         again = torch._C._current_graph_task_id() != -1  # a checkpointed layer runs once more in backward
         for probe in self._probes[path]:
             if probe.signal == side and not again:
@@ -147,7 +166,7 @@ class Observer:
                 key = probe.key(path, suffix)
 
                 def arrive(gradient: Tensor, key: Key = key) -> None:
-                    with torch.no_grad():
+                    with self._caught(), torch.no_grad():
                         self._pending.append((key, measure(probe.statistic, gradient)))
 
                 self._handles.append(x.register_hook(arrive))
@@ -168,7 +187,8 @@ class Observer:
         own = [(name, p) for name, p in self._modules[path].named_parameters(recurse=deep) if p.numel()]
         if signal == "weight":
             return [((name,), p) for name, p in own]
-        return [((name,), p.grad) for name, p in own if p.grad is not None]
+        gradients = [((name,), p.grad) for name, p in own if p.grad is not None]
+        return [(place, g.to_dense() if g.is_sparse else g) for place, g in gradients]
 
     def close(self) -> None:
         """Remove the hooks that are left, and emit what is pending as records of the step after the last."""
@@ -180,13 +200,16 @@ class Observer:
 
 @validate_arguments
 @contextmanager
-def observe(model: nn.Module, probes: Sequence[Probe], emit: Emit) -> Iterator[Observer]:
+def observe(
+    model: nn.Module, probes: Sequence[Probe], emit: Emit, *, on_error: OnError | None = None
+) -> Iterator[Observer]:
     """Measure a model while it runs inside this block, and call ``emit`` with a record per measurement.
 
     ``flush(step)`` of the observer that the block receives fetches the records of a step; the rest is fetched
     at the end of the block. Outputs and gradients are bit-identical with and without probes, and no hook
     stays behind. Torch's layers leave their fused inference path, which gradients never take, while they have
     hooks. Compiled modules are not watched, with a warning, since compiled code may not call their hooks.
+    A measurement that fails raises where the model runs, unless ``on_error`` takes the error.
 
     Raises UserError for a probe that matches no module.
     """
@@ -200,7 +223,7 @@ def observe(model: nn.Module, probes: Sequence[Probe], emit: Emit) -> Iterator[O
             raise UserError(f"no module matches {probe.modules!r}; the paths begin {some}, …")
         for path in paths:
             matched[path].append(probe)
-    observer = Observer(modules, matched, emit)
+    observer = Observer(modules, matched, emit, on_error)
     flowing = {p: modules[p] for p, ps in matched.items() if any(q.signal in ACTIVATIONS for q in ps)}
     if unseen := _compiled(model, modules) & set(flowing):
         warnings.warn(

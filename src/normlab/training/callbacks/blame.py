@@ -33,6 +33,10 @@ EVERYTHING: Final = (
 """The largest entries of every module, which show whether it is finite, and its rms, which shows its size."""
 
 NOWHERE: Final = "no module left its range: look at the data, the labels or the loss"
+"""The sentence about steps that went wrong without a module to blame."""
+
+NOTHING: Final = "no module left its range in these steps, and the run trained"
+"""The same about steps of a run that trained."""
 
 
 @dataclass(frozen=True)
