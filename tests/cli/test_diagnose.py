@@ -39,6 +39,8 @@ class Net(torch.nn.Module):
 build = Net
 batch = lambda: torch.randn(3, 5, 8)
 loss = lambda model, x: model(x).square().mean()
+optimiser = lambda model: torch.optim.SGD(model.parameters(), lr=0.25)
+broken = lambda model: 1 / 0
 """
 
 
@@ -87,6 +89,23 @@ def test_a_model_of_ones_own(here, capsys):
     said = capsys.readouterr().out
     assert "blocks is Post-LN with 3 layers" in said
     assert (here / "pages" / "diagnosis-my_net_of_this_test-build.html").exists()
+
+
+def test_a_model_of_ones_own_is_stepped_by_ones_own_optimiser(here, capsys):
+    own = "my_net_of_this_test:{}".format
+    typed = ["preflight", *WITH_LOSS, "--own-optimiser"]
+    assert main([*typed, own("optimiser")]) == 0
+    assert "optimiser SGD, lr 0.25" in capsys.readouterr().out
+    for words, sentence in (
+        ([own("broken")], "was called with the model and raised ZeroDivisionError: division by zero"),
+        ([own("Net.forward")], "was called with the model and raised TypeError"),
+        ([own("optimiser"), "--lr", "1"], "--own-optimiser brings its own learning rate; leave --lr out"),
+        (["optimiser"], "type them as in --own-optimiser my_package.my_module:own_optimiser"),
+        ([own("type")], "has no 'type'"),
+        ([own("torch.typename")], "returns a str, not a torch.optim.Optimizer"),
+    ):
+        assert main([*typed, *words]) != 0
+        assert sentence in capsys.readouterr().err
 
 
 def test_a_run_is_looked_at_through_its_checkpoints(here, capsys):
@@ -156,6 +175,7 @@ def test_the_gate_closes_for_findings_as_severe(here, gate, severities, code, mo
         (["--batch", "a.b:c"], "--model is missing"),
         (["some_run", *MINE], "both a run and --model were given"),
         (["--loss", "a.b:c"], "--loss goes with --model and --batch"),
+        (["--own-optimiser", "a.b:c"], "--own-optimiser goes with --model and --batch"),
         (MINE, "Net puts out no loss"),
         (["--model", "no_such_module:f", "--batch", "b:c"], "cannot import 'no_such_module'"),
         (["0123abcd"], "no runs in runs; make one: normlab train"),
@@ -173,8 +193,8 @@ def test_what_cannot_be_looked_at_is_one_sentence(here, words, sentence, capsys)
 def test_the_studies_of_a_preset_are_asked_for(monkeypatch):
     seen = {}
 
-    def of_names(*names, lr):
-        seen["names"] = (*names, lr)
+    def of_names(*names, lr, optimiser):
+        seen["names"] = (*names, lr, optimiser)
         return SimpleNamespace(title="t")
 
     monkeypatch.setattr("normlab.examine.subjects.of_names", of_names)
@@ -185,7 +205,7 @@ def test_the_studies_of_a_preset_are_asked_for(monkeypatch):
     parsed = tyro.cli(Diagnose, args=words, default=command)
     ((case, folder, name),) = parsed._cases()
     assert (case.title, str(folder), name) == ("t", "runs", "diagnosis-my_net_of_this_test-build")
-    assert seen["names"][-1] == 1e-2
+    assert seen["names"][-2:] == (1e-2, "")
     assert parsed.preset == "standard"
 
 

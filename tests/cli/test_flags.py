@@ -33,8 +33,8 @@ MACHINE = (
     "tensorboard"
 )
 DIAGNOSE = (
-    "run_folder model batch loss blocks branches recipe lr seed config tokens preset declared baseline "
-    "checkpoints step flight fail_on junit sarif out runs as_json force imports"
+    "run_folder model batch loss own_optimiser blocks branches recipe lr seed config tokens preset declared "
+    "baseline checkpoints step flight fail_on junit sarif out runs as_json force imports"
 )
 OWN = {
     "compare": "asked config plan imports",

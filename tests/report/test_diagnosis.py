@@ -163,7 +163,7 @@ def marks(chart):
 
 def test_without_findings_of_weight_notes_are_open():
     quiet = plain() | {"findings": [finding("c", "note", "this is so"), finding("d", "note", "and this")]}
-    page = diagnosis_page(quiet | {"cause": None})
+    page = diagnosis_page(quiet | {"cause": None, "verdict": "nothing found in 2 studies"})
     assert "Nothing found in 2 studies" in page
     assert "<details open><summary>2 notes" in page
     assert diagnosis_page(plain() | {"findings": [], "cause": None})

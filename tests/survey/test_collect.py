@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from concurrent.futures import Future
 from dataclasses import replace
 
 import pytest
@@ -55,6 +56,16 @@ def test_a_collection_goes_on_from_its_table(tmp_path):
 def test_nothing_is_begun_after_the_budget(tmp_path):
     collection = Collection(tmp_path / "runs", tmp_path / "runs.jsonl.xz")
     collection.run(place("local"), 1, most=9, until=time.monotonic() - 1)
+    assert collection.runs == []
+
+
+def test_a_run_that_cannot_be_measured_does_not_end_the_collection(tmp_path):
+    failed: Future[SurveyedRun] = Future()
+    failed.set_exception(IndexError("list index out of range"))
+    said: list[str] = []
+    collection = Collection(tmp_path / "runs", tmp_path / "runs.jsonl.xz", said.append)
+    collection._keep(failed)
+    assert said == ["a run could not be measured: IndexError: list index out of range"]
     assert collection.runs == []
 
 

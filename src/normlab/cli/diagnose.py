@@ -57,6 +57,8 @@ class Diagnose:
     """package.module:function that returns a batch for it: a tensor, or a tuple or dict of arguments."""
     loss: str = ""
     """package.module:function (model, batch) -> scalar; without it the model's output holds its loss."""
+    own_optimiser: str = ""
+    """package.module:function (model) -> torch.optim.Optimizer; without it --model is stepped by an Adam."""
     blocks: tuple[str, ...] = ()
     """The container of your model's repeated blocks, or globs for them, if they are not found."""
     branches: tuple[str, ...] = ()
@@ -216,8 +218,16 @@ class Diagnose:
                 f"--step is {self.step}, which is one of a run's; name the run, as in normlab diagnose RUN "
                 f"--step {self.step}"
             )
-        if self.loss and not self.model:
-            raise UserError("--loss goes with --model and --batch; a recipe and a run have their own")
+        self._check_own()
+
+    def _check_own(self) -> None:
+        for name in ("loss", "own_optimiser"):
+            if getattr(self, name) and not self.model:
+                raise UserError(
+                    f"{flag_name(name)} goes with --model and --batch; a recipe and a run have their own"
+                )
+        if self.own_optimiser and self.lr is not None:
+            raise UserError("--own-optimiser brings its own learning rate; leave --lr out")
 
     def _of_a_recipe(self) -> list[str]:
         """Return the flags that were typed and that only a diagnosis of a recipe reads."""
@@ -256,7 +266,9 @@ class Diagnose:
         from normlab.recipes.grammar import require_known
 
         if self.model:
-            case = diagnose.of_names(self.model, self.batch, self.loss, lr=self.lr)
+            case = diagnose.of_names(
+                self.model, self.batch, self.loss, optimiser=self.own_optimiser, lr=self.lr
+            )
             return [(case, self.out or self.runs, self._named(self.model))]
         if self.run_folder:
             folder = find_run(self.run_folder, self.runs)

@@ -105,6 +105,7 @@ def diagnose(
         findings=tuple(sorted(judged, key=lambda f: -SEVERITIES.index(f.severity))),
         studies=tuple(studies),
         seconds=measured.seconds,
+        applied=measured.applied,
         peak_memory_bytes=peak(),
         facts=_facts(subject) | {"loss": f"{begun:.4g}", "optimiser": f"{used}, lr {rate:g}"},
     )
@@ -114,24 +115,31 @@ class _Measured(NamedTuple):
     tables: dict[str, Table]
     failed: list[Finding]
     seconds: dict[str, float]
+    applied: tuple[str, ...]
 
 
 def _measure(studies: Sequence[Study], context: StudyContext) -> _Measured:
     """Make the studies one after the other; one that fails leaves a finding."""
     device = _device(context.subject.model)
     seconds, failed, tables = dict[str, float](), list[Finding](), dict[str, Table]()
+    applied: list[str] = []
     for study in studies:
         start = time.perf_counter()
         try:
+            rows = 0
             for table in study.measure(context):
                 known = tables[table.name].rows if table.name in tables else ()
                 tables[table.name] = Table(table.name, (*known, *table))
+                rows += len(table)
+            if rows or study.clean_if_empty:
+                applied.append(study.name)
         except Exception as error:  # of any kind: the model is anybody's
             failed.append(_failure(study.name, error))
         if device.type == "cuda":
             torch.cuda.synchronize(device)
         seconds[study.name] = time.perf_counter() - start
-    return _Measured({name: table for name, table in tables.items() if len(table)}, failed, seconds)
+    filled = {name: table for name, table in tables.items() if len(table)}
+    return _Measured(filled, failed, seconds, tuple(applied))
 
 
 def _read(model: nn.Module, batch: Any, options: Options) -> tuple[Structure, list[Finding]]:
@@ -270,6 +278,7 @@ def _unmeasured(model: nn.Module, preset: str, broken: Sequence[Finding]) -> Dia
         findings=tuple(broken),
         studies=(),
         seconds={},
+        applied=(),
         peak_memory_bytes=0,
         facts={
             "parameters": f"{sum(p.numel() for p in model.parameters()):,}",

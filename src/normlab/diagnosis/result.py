@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from html import escape
 from pathlib import Path
@@ -35,6 +35,8 @@ class Diagnosis:
     """The studies that ran, in their order."""
     seconds: Mapping[str, float]
     """Time of each study by its name."""
+    applied: tuple[str, ...]
+    """Names of the studies that had something to measure and did not fail."""
     peak_memory_bytes: int
     """Peak of the process so far on a CPU, of torch's tensors during the diagnosis on a GPU."""
     facts: Mapping[str, str]
@@ -49,8 +51,15 @@ class Diagnosis:
     def verdict(self) -> str:
         """One line: the cause with its place and what to do, or that nothing was found."""
         if (found := self.cause) is None:
-            return f"nothing found in {len(self.studies)} studies"
-        return f"{found.severity}: {told(found)}"
+            return nothing_found([study.name for study in self.studies], self.applied)
+        return f"{self.severity}: {told(found)}"
+
+    @property
+    def severity(self) -> str:
+        """The severity of the cause, or of what follows from it if that is graver; empty without a cause."""
+        if (found := self.cause) is None:
+            return ""
+        return max((f.severity for f in (found, *consequences(self.findings, found))), key=SEVERITIES.index)
 
     def at_least(self, severity: str) -> list[Finding]:
         """Return the findings of this severity (``warning``, say) or above."""
@@ -62,7 +71,9 @@ class Diagnosis:
         follow: list[Finding] = [] if cause is None else consequences(self.findings, cause)
         return {
             "verdict": self.verdict,
-            "cause": None if cause is None else {**_plain(cause), "consequences": [f.name for f in follow]},
+            "cause": None
+            if cause is None
+            else {**_plain(cause), "gravest": self.severity, "consequences": [f.name for f in follow]},
             "model": self.model,
             "preset": self.preset,
             "facts": dict(self.facts),
@@ -71,6 +82,7 @@ class Diagnosis:
             "findings": [_plain(finding) for finding in self.findings],
             "studies": [study.to_plain() for study in self.studies],
             "seconds": dict(self.seconds),
+            "applied": list(self.applied),
             "peak_memory_bytes": self.peak_memory_bytes,
             "tables": {name: [dict(row) for row in table] for name, table in self.tables.items()},
         }
@@ -109,6 +121,12 @@ class Diagnosis:
         head = f"<p><b>{escape(self.model)}</b>: {escape(self.verdict)}</p><ul>{''.join(grave)}</ul>"
         folded = f"<details><summary>{count(len(notes), 'note')}</summary><ul>{''.join(notes)}</ul></details>"
         return head + folded * bool(notes)
+
+
+def nothing_found(studies: Sequence[str], applied: Sequence[str]) -> str:
+    """Say in how many studies nothing was found, and which had nothing to measure."""
+    idle = ", ".join(name.replace("_", " ") for name in studies if name not in applied)
+    return f"nothing found in {len(applied)} studies" + f" (not applicable: {idle})" * bool(idle)
 
 
 def _plain(finding: Finding) -> dict[str, Any]:

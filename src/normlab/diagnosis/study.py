@@ -113,6 +113,8 @@ class Study:
     charts: tuple[StudyChart, ...] = ()
     batch: str = WHOLE_BATCH
     """The part of the batch that it is measured on, in words."""
+    clean_if_empty: bool = False
+    """Whether tables without a row say that all is well; else they say that the study does not apply."""
     order: int = 100
     """Its place among the studies: small numbers run, and stand on the page, first."""
 

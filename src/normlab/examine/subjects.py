@@ -150,9 +150,10 @@ def checkpoints(folder: RunFolder) -> list[str]:
     return wanted or ["last"]
 
 
-def of_names(model: str, batch: str, loss: str = "", *, lr: float | None = None) -> Case:
+def of_names(model: str, batch: str, loss: str = "", *, optimiser: str = "", lr: float | None = None) -> Case:
     """Examine any model, named by ``package.module:function`` with functions that return the model and a
-    batch for it and, if the model's output holds no loss, ``loss(model, batch)``.
+    batch for it and, if the model's output holds no loss, ``loss(model, batch)``. ``optimiser(model)`` makes
+    the optimiser that steps it; without one that is an Adam at the rate ``lr``.
 
     A name may also be that of a module or a batch itself. Modules are imported as by ``import``, also from
     the current directory. Raises UserError for a name that cannot be imported.
@@ -169,9 +170,25 @@ def of_names(model: str, batch: str, loss: str = "", *, lr: float | None = None)
         model=built,
         batch=given,
         loss=_named(loss, "--loss") if loss else None,
+        optimiser=_made(optimiser, built) if optimiser else None,
         lr=lr,
         facts={"model from": model, "batch from": batch},
     )
+
+
+def _made(name: str, model: nn.Module) -> torch.optim.Optimizer:
+    """Return the optimiser that a named function makes for the model."""
+    make, flag = _named(name, "--own-optimiser"), f"--own-optimiser {name}"
+    if not callable(make):
+        raise UserError(f"{flag} is not a function; name one of the model that returns its optimiser")
+    try:
+        made = make(model)
+    except Exception as error:
+        said = f"{type(error).__name__}: {error}"
+        raise UserError(f"{flag} was called with the model and raised {said}") from error
+    if not isinstance(made, torch.optim.Optimizer):
+        raise UserError(f"{flag} returns a {type(made).__name__}, not a torch.optim.Optimizer")
+    return made
 
 
 def _tasks(config: Config, root: Path, tokens: int) -> Tasks:
@@ -234,7 +251,7 @@ def _built(name: str, flag: str, kind: Any) -> Any:
 
 
 def _named(name: str, flag: str) -> Any:
-    example = f"{flag} my_package.my_module:{flag.strip('-')}"
+    example = f"{flag} my_package.my_module:{flag.strip('-').replace('-', '_')}"
     module, colon, attribute = name.partition(":")
     if not colon or not re.fullmatch(r"[\w.]+", module) or not attribute:
         raise UserError(f"{flag} {name!r} is not a module and a name in it; type them as in {example}")

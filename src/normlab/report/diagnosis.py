@@ -100,10 +100,14 @@ def _headline(diagnosis: Mapping[str, Any]) -> Markup:
     """Say the cause, or that there is none."""
     cause = diagnosis.get("cause")
     if not cause:
-        return Markup("Nothing found in {} studies").format(len(diagnosis["seconds"]))
+        return Markup("{}").format(_capital(diagnosis.get("verdict", "nothing found")))
     where = f"{cause['module']}: " if cause["module"] and cause["module"] not in cause["sentence"] else ""
-    said = _capital(where + cause["sentence"].partition("; ")[0])
-    return Markup('<span class="tag {0}">{0}</span>{1}').format(cause["severity"], said)
+    said = _capital(where + cause["sentence"].partition("; ")[0] + _layer(cause))
+    return Markup('<span class="tag {0}">{0}</span>{1}').format(cause.get("gravest", cause["severity"]), said)
+
+
+def _layer(finding: Row) -> str:
+    return "" if finding.get("layer") is None else f" (layer {finding['layer']})"
 
 
 def _lead(cause: Row) -> str:
@@ -157,7 +161,7 @@ def _findings(diagnosis: Mapping[str, Any], charts: Sequence[str]) -> list[Block
 
 def _listed(findings: Sequence[Row], charts: Sequence[str]) -> Markup:
     item = Markup('<li class="{0}"><p><span class="tag {0}">{0}</span>{1}</p>{2}</li>')
-    said = ("; ".join(filter(None, (_capital(f["sentence"]), f["do"]))) for f in findings)
+    said = ("; ".join(filter(None, (_capital(f["sentence"]) + _layer(f), f["do"]))) for f in findings)
     items = [
         item.format(f["severity"], words, _evidence(f, charts))
         for f, words in zip(findings, said, strict=True)

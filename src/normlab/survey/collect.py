@@ -122,6 +122,9 @@ class Collection:
     def _keep(self, future: Future[SurveyedRun]) -> None:
         """Add a run to the table, and delete its folder."""
         self._measuring.discard(future)
+        if (error := future.exception()) is not None:
+            self._say(f"a run could not be measured: {type(error).__name__}: {error}")
+            return
         run = append(self.table, future.result())
         self.runs.append(run)
         shutil.rmtree(self.root / run.run)

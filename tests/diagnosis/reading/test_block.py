@@ -9,6 +9,8 @@ from torch import nn
 
 from diagnosis.following import alike, follow, shape_of
 from normlab.diagnosis import read_structure
+from normlab.diagnosis.reading import block as reading
+from normlab.diagnosis.reading.structure import UnreadError
 
 X = torch.randn(2, 5, 8, generator=torch.Generator().manual_seed(0))
 
@@ -83,3 +85,12 @@ def test_a_norm_that_is_a_function_leaves_in_doubt_whether_branches_are_parallel
     assert [view.placement for view in views] == ["other"] * 4
     assert {"the parallel branch" in view.relation for view in views} == {parallel}
     assert {"norms that no module computes" in view.relation for view in views} == {not parallel}
+
+
+def test_a_sum_of_what_no_module_puts_out_is_not_read(monkeypatch):
+    layer = nn.TransformerEncoderLayer(16, 2, 32, batch_first=True)
+    model = nn.TransformerEncoder(layer, 2, enable_nested_tensor=False)
+    assert read_structure(model, torch.randn(2, 4, 16)).stacks
+    monkeypatch.setattr(reading.Block, "put_out", lambda *_: [])
+    with pytest.raises(UnreadError, match="was not read"):
+        read_structure(model, torch.randn(2, 4, 16))

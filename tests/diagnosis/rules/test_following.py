@@ -53,5 +53,6 @@ def test_a_problem_goes_before_a_warning_and_a_circle_has_a_cause():
 
 
 def test_a_finding_is_told_with_its_place_and_what_to_do():
-    assert told(found("gain", "blocks.6", 6, do="set it to 1")) == "blocks.6: gain is wrong; set it to 1"
-    assert told(found("blocks.6", "blocks.6", 6)) == "blocks.6 is wrong"
+    line = told(found("gain", "blocks.6", 6, do="set it to 1"))
+    assert line == "blocks.6: gain is wrong (layer 6); set it to 1"
+    assert told(found("blocks.6", "blocks.6", 6)) == "blocks.6 is wrong (layer 6)"

@@ -97,7 +97,10 @@ def layer(model: Labelled, index: int) -> Layer:
 def test_nothing_is_found_in_a_sound_model():
     found = preflight(Labelled(), max_grad_norm=1.0, warmup_steps=100)
     assert found.cause is None
-    assert found.verdict == f"nothing found in {len(found.studies)} studies"
+    idle = [study.name for study in found.studies if study.name not in found.applied]
+    assert {"declared", "buffers"} <= set(idle)
+    applied = len(found.studies) - len(idle)
+    assert found.verdict == f"nothing found in {applied} studies (not applicable: {', '.join(idle)})"
     assert found.at_least("warning") == []
     assert found.to_plain()["cause"] is None
 

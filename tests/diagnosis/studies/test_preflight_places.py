@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 import torch
 import torch.nn.functional as F
@@ -10,7 +12,7 @@ from torch import Tensor, nn
 from diagnosis.studies.test_preflight import BATCH, TEXT, Gpt, Labelled, layer, preflight
 from normlab.diagnosis import Diagnosis, diagnose
 from normlab.diagnosis.plan import Start
-from normlab.diagnosis.rules.finding import consequences
+from normlab.diagnosis.rules.finding import Finding, consequences
 from normlab.diagnosis.studies import declared
 
 
@@ -88,3 +90,46 @@ def test_the_deviation_of_a_truncated_normal_is_that_of_samples():
     x = nn.init.trunc_normal_(torch.empty(100_000), a=-1.5, b=1.5)
     assert declared.truncated(1.5) == pytest.approx(x.std().item(), rel=0.01)
     assert declared.truncated(2.0) == pytest.approx(0.88, abs=0.001)
+
+
+def zeroed(*names: str) -> Labelled:
+    """A GPT in whose layers these parts, the matrices and their biases, begin at zero."""
+    model = Labelled()
+    for block in model.gpt.layers:
+        for name in names:
+            for p in block.get_submodule(name).parameters():
+                nn.init.zeros_(p)
+    return model
+
+
+def test_two_matrices_that_are_both_zero_are_named_and_one_is_not():
+    found = preflight(zeroed("up", "down")).cause
+    assert found is not None
+    assert (found.name, found.module) == ("dead_zero", "gpt.layers.0.up")
+    assert "and 11 other matrices are zero" in found.sentence
+    for one in (zeroed("down"), zeroed("up"), zeroed("attention.out")):
+        names = {f.name for f in preflight(one).findings}
+        assert not names & {"dead_zero", "no_activation"}
+    both = {f.name for f in preflight(zeroed("attention.qkv", "attention.out")).at_least("problem")}
+    assert "dead_zero" in both
+
+
+def test_a_small_difference_from_a_declared_start_is_a_warning_and_a_large_one_a_problem():
+    found = {}
+    for std in (0.05, 0.06, 0.2):
+        plan = {"embedding": Start(std)}
+        named = [f for f in preflight(Labelled(), declared=plan).findings if f.name == "unlike_declared"]
+        found[std] = [f.severity for f in named]
+    assert found == {0.05: [], 0.06: ["warning"], 0.2: ["problem"]}
+
+
+def test_the_first_line_is_as_severe_as_the_gravest_of_what_it_explains():
+    def one(name: str, severity: str, **more) -> Finding:
+        return Finding(name, severity, f"{name} is so", "weights", {}, **more)
+
+    model = Labelled()
+    sound = preflight(model)
+    folded = replace(sound, findings=(one("b", "problem"), one("a", "warning", explains=("b",), layer=2)))
+    assert folded.verdict == "problem: a is so (layer 2)"
+    assert folded.to_plain()["cause"]["gravest"] == "problem"
+    assert sound.severity == ""

@@ -179,7 +179,12 @@ class _Reader:
         return type(self._norms.modules[block.path])
 
     def steps(self, block: Block) -> list[Step]:
-        return block.named_steps(self._branches) if self._branches else block.steps()
+        """Return the sums of a block, or none if a term of one is put out by no module before it: where the
+        numbers of a model are extreme, equal tensors are no evidence.
+        """
+        found = block.named_steps(self._branches) if self._branches else block.steps()
+        shown = all(block.put_out(step, y) for step in found for y in block.branches(step))
+        return found if shown else []
 
     def blocks(self, paths: Sequence[str]) -> list[Block]:
         """Return the blocks that ran, in order; for a stack that ran twice, those of the first time."""

@@ -153,9 +153,10 @@ def _stack(finding: Finding) -> str:
 
 
 def told(finding: Finding) -> str:
-    """Return a finding in a line: where it is, what it is and what to do."""
+    """Return a finding in a line: where it is, what it is, its layer, counted from 0, and what to do."""
     where = f"{finding.module}: " if finding.module and finding.module not in finding.sentence else ""
-    return f"{where}{finding.sentence}" + (f"; {finding.do}" if finding.do else "")
+    layer = "" if finding.layer is None else f" (layer {finding.layer})"
+    return f"{where}{finding.sentence}{layer}" + (f"; {finding.do}" if finding.do else "")
 
 
 def at_least(findings: Iterable[Finding], severity: str) -> list[Finding]:

@@ -20,6 +20,8 @@ NEAR: Final = 0.05
 """Difference of the logarithm of a size that is not worth a finding."""
 SIGMAS: Final = 6.0
 """Deviations of an estimated size, 1/√(2n) of n entries, that chance does not make."""
+TWICE: Final = 2.0
+"""Factor between what is found and what is declared from which on a training may end differently."""
 COMPARED: Final = ("shape", "dtype", "trainable", "tied")
 """Columns of weights that two versions of a model have in common."""
 
@@ -121,9 +123,10 @@ def unlike_declared(tables: Tables) -> Iterator[Finding]:
             f"{said(row['expected'])} is declared",
             "tied": f"{path} is not tied to {row['expected']}, as is declared",
         }
+        near = what != "tied" and _factor(row) < TWICE
         yield Finding(
             "unlike_declared",
-            "problem",
+            "warning" if near else "problem",
             sentences[what],
             "declared",
             {"found": row["found"], "expected": row["expected"], "parameters": len(rows)},
@@ -133,6 +136,14 @@ def unlike_declared(tables: Tables) -> Iterator[Finding]:
             else "initialise it as declared, or declare what is meant",
             explains=("unlike_siblings", "initial_loss", "hidden_scale", "updates", "large_update"),
         )
+
+
+def _factor(row: Row) -> float:
+    """The factor, above 1, between what is found and what is declared."""
+    have, want = number(row["found"]), number(row["expected"])
+    if have is None or want is None or have == want:
+        return 1.0
+    return max(have / want, want / have) if have * want > 0 else math.inf
 
 
 def baseline(found: Table, before: Sequence[Row]) -> Table:

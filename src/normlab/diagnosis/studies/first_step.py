@@ -140,6 +140,34 @@ def not_stepped(tables: Tables) -> Iterator[Finding]:
         )
 
 
+def dead_zero(tables: Tables) -> Iterator[Finding]:
+    r"""Name the matrices that are zero and have no gradient: of :math:`W_2 \phi(W_1 x)` with
+    :math:`\phi(0) = 0` the gradient of each is a product with the other, so that one of them may begin at
+    zero, and not both.
+    """
+    zero = {
+        (row["parameter"], row["role"]): row
+        for row in tables.table("weights")
+        if row["rms"] == 0 and "×" in str(row["shape"])
+    }
+    steps = ((row, zero.get((row["parameter"], row["role"]))) for row in tables.table("first_step"))
+    dead = [there for row, there in steps if there is not None and row["grad_max"] == 0]
+    if dead:
+        paths = list(dict.fromkeys(str(row["parameter"]) for row in dead))
+        count = f" and {len(paths) - 1} other matrices" if len(paths) > 1 else ""
+        how = "are zero and have no gradient: they stay" if count else "is zero and has no gradient: it stays"
+        yield Finding(
+            "dead_zero",
+            "problem",
+            f"{paths[0]}{count} {how} at zero",
+            "weights",
+            {"matrices": len(paths), "first": paths[0]},
+            module=paths[0].rpartition(".")[0],
+            do="initialise at random all matrices of a sublayer but its last one",
+            explains=("no_gradient", "not_stepped", "initial_loss", "updates", "unused"),
+        )
+
+
 def clipped_step(tables: Tables) -> Iterator[Finding]:
     """Say by how much clipping shortens the step, which an optimiser like Adam takes out again."""
     groups: dict[str, list[float]] = defaultdict(list)
@@ -204,6 +232,6 @@ FIRST_STEP: Final = Study(
         first_step(c.subject, c.optimiser, max_grad_norm=c.plan.get("max_grad_norm"), backward=c.backward),
     ],
     "preflight",
-    rules=(lost_in_rounding, not_stepped, clipped_step, wrong_way),
+    rules=(dead_zero, lost_in_rounding, not_stepped, clipped_step, wrong_way),
     order=-45,
 )

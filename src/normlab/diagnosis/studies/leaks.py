@@ -183,19 +183,19 @@ def _outputs(
 
 SAID: Final[Mapping[str, Callable[[str], tuple[str, str]]]] = {
     "causal": lambda module: (
-        f"later tokens change what {module} says of earlier ones, and the model is to predict them",
+        f"{module} leaks the future: later tokens change its output for earlier ones",
         "mask the scores of later keys with minus infinity before the softmax, or pass is_causal=True",
     ),
     "random": lambda module: (
-        f"{module} puts out other numbers each time, in evaluation and for the same input",
-        "dropout as a function is to get training=self.training",
+        f"{module} gives different outputs for the same input in evaluation mode",
+        "pass training=self.training to F.dropout",
     ),
     "rows": lambda module: (
-        f"a sentence changes what {module} says of the other sentences in the batch",
+        f"{module} mixes sentences: one sentence changes its output for the others in the batch",
         "look at the order of the axes: attention belongs over the tokens, as with batch_first=True",
     ),
     "padding": lambda module: (
-        f"tokens behind the padding mask change what {module} says of the others",
+        f"{module} reads padding: tokens behind the padding mask change its output for the others",
         "mask the scores of padding with minus infinity before the softmax",
     ),
 }

@@ -94,7 +94,7 @@ def cut_gradient(tables: Tables) -> Iterator[Finding]:
             do="use its output, or take the module out of the model"
             if unread
             else "look there for detach(), no_grad, .data, an integer or a numpy operation on the stream",
-            explains=("no_gradient", "unused", "updates", "gradients"),
+            explains=("no_gradient", "unused", "updates", "gradients", "dead_zero"),
         )
     if silent:
         names = list(dict.fromkeys(str(row["module"]) for row in silent))

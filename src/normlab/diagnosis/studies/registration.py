@@ -114,5 +114,6 @@ REGISTRATION: Final = Study(
     "preflight",
     rules=(not_registered, repeated_layer, copied),
     batch="the model alone",
+    clean_if_empty=True,
     order=-61,
 )

@@ -76,7 +76,7 @@ def _activations(
         x = seen[path, "input"]
         if before and x.shape[-1] > seen[before, "input"].shape[-1] and layer_of(before) == layer_of(path):
             y = seen.get((before, "output"))
-            same = y is not None and y.shape == x.shape and torch.equal(y, x)
+            same = y is not None and y.shape == x.shape and torch.equal(y, x) and bool(x.any())
             yield {"module": before, "into": path, "linear": int(same)}
         before = path
 
@@ -115,12 +115,12 @@ def no_norm(tables: Tables) -> Iterator[Finding]:
     ):
         if not odd:
             continue
-        row, count = odd[0], f" and {len(odd) - 1} other norms" if len(odd) > 1 else ""
+        row, count = odd[0], f" and of {len(odd) - 1} other norms" if len(odd) > 1 else ""
         yield Finding(
             name,
             "problem",
-            f"{row['module']}{count} {'put' if count else 'puts'} out {said(row['output_over_gain'])} times "
-            "the gains: nothing is normalised",
+            f"the output of {row['module']}{count} does not have the root mean square of the gains, but "
+            f"{said(row['output_over_gain'])} times that: it is not normalised",
             "norms",
             {"output_over_gain": row["output_over_gain"], "norms": len(odd), "of": len(rows)},
             module=str(row["module"]),

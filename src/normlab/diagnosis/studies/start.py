@@ -125,8 +125,8 @@ def initial_loss(tables: Tables) -> Iterator[Finding]:
         yield Finding(
             "initial_loss",
             "problem" if loss > guessing + FAR_ABOVE else "warning",
-            f"the loss begins at {said(loss)}, and guessing among {row['width']:,} classes costs "
-            f"{said(guessing)}: "
+            f"the initial loss is {said(loss)}, where a uniform guess over {row['width']:,} classes would "
+            f"give {said(guessing)}: "
             + (
                 f"{head} reads a stream of root mean square {said(rms)}"
                 if large

@@ -117,7 +117,7 @@ def no_final_norm(tables: Tables) -> Iterator[Finding]:
             yield Finding(
                 "no_final_norm",
                 "warning",
-                f"{stack} is a Pre-LN without a norm at its end: what reads it sees a stream that grows with "
+                f"the Pre-LN stack {stack} has no final norm: what reads it sees a stream that grows with "
                 "the depth",
                 "structure",
                 {"sublayers": len(rows), "pre": reading},
