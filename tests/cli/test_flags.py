@@ -47,7 +47,9 @@ OWN = {
     "preflight": DIAGNOSE,
     "recipes": "names axis config force imports",
     "papers": "names as_json scale runs imports",
-    "forecast": "collect sweep evaluate wide most budget table swept report runs jobs on imports",
+    "forecast": (
+        "collect sweep evaluate fit wide most budget table swept foretold report runs jobs on imports"
+    ),
     "fold": "run_folder out weights max_positions runs imports",
     "reproduce": "names runs data jobs on scale device budget without again imports",
 }

@@ -114,7 +114,7 @@ def test_a_ceiling_is_forecast_from_swept_rates_without_the_model_itself():
     swept = [
         SweptRate(f"{name}0", 10.0**lr, {"critical": lr - edge, "way": lr - edge + 3}, 2)
         for name, edge in EDGES.items()
-        for lr in (-5.0, -4.0, -3.0, -2.0, -1.0, 0.0)
+        for lr in np.arange(edge - 0.9, edge + 0.9, 0.2)
     ]
     found = ceilings([*search, *(r for r in table if not r.model.endswith("0"))], swept)
     assert [one.model for one in found] == [f"{name}0" for name in EDGES]

@@ -6,11 +6,14 @@ import math
 import time
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 from normlab.cli.common import RUNS, Imports, Switch
 from normlab.errors import UserError
 from normlab.spec.units import count, seconds_of
+
+if TYPE_CHECKING:
+    from normlab.forecast.table import SurveyedRun
 
 LEAST_MODELS: Final = 10
 """Models without which there is nothing to leave out."""
@@ -31,6 +34,8 @@ class Forecast:
     """Measure the models of the table at a grid of learning rates, without training them."""
     evaluate: Switch = False
     """Judge forecasts on groups of the table that were left out, and write the report."""
+    fit: Switch = False
+    """Fit the forecaster that normlab diagnose uses to the table, and write it with a model card."""
     wide: Switch = False
     """Collect wide models, to test a forecast on, around the edges of those that are in the table."""
     most: int = 1200
@@ -41,6 +46,8 @@ class Forecast:
     """The table, to which rows are added."""
     swept: Path = Path("results/forecast/sweeps.jsonl.xz")
     """The table of models at a grid of learning rates, on which the forecast of the largest one is judged."""
+    foretold: Path = Path("results/forecast/foretold.jsonl.xz")
+    """The table of runs that were forecast before they were trained, see benchmarks/forecasts.py."""
     report: Path = Path("docs/forecast.md")
     """The report, in Markdown."""
     runs: Path = RUNS / "forecast"
@@ -53,7 +60,7 @@ class Forecast:
 
     def run(self) -> None:
         """Raises UserError where nothing is to be done."""
-        if not (self.collect or self.sweep or self.evaluate):
+        if not (self.collect or self.sweep or self.evaluate or self.fit):
             raise UserError(
                 "normlab forecast was told nothing to do; type normlab forecast --collect --budget 1h, or "
                 "normlab forecast --evaluate"
@@ -64,6 +71,8 @@ class Forecast:
             self._sweep()
         if self.evaluate:
             self._evaluate()
+        if self.fit:
+            self._fit()
 
     def _collect(self) -> None:
         """Raises UserError for a number of rows that is not above 0."""
@@ -95,10 +104,30 @@ class Forecast:
         print(f"{self.swept}: {models}, {count(len(found), 'rate')}")
 
     def _evaluate(self) -> None:
-        """Raises UserError for a table with too few runs."""
-        from normlab.forecast.table import SurveyedRun, SweptRate, read
+        from normlab.forecast.table import Foretold, SweptRate, read
         from normlab.report.forecast import forecast_report
         from normlab.store.folder import write_text_atomic
+
+        tables = read(self.swept, SweptRate), read(self.foretold, Foretold)
+        text = forecast_report(self._known(), *tables)
+        write_text_atomic(self.report, text)
+        print(f"report: {self.report}")
+
+    def _fit(self) -> None:
+        from normlab.diagnosis.rules.features import VERSION
+        from normlab.forecast.card import card
+        from normlab.forecast.shipping import FORECASTER, HOME, ship
+
+        runs = self._known()
+        fitted = [run for run in runs if run.kind != "wide"]
+        forecaster = ship(fitted, feature_version=VERSION, card=card(runs))
+        nodes = sum(len(tree.feature) for tree in forecaster.trees)
+        trees = count(len(forecaster.trees), "tree")
+        print(f"{HOME / FORECASTER}: {trees} of {nodes:,} nodes, {count(len(forecaster.names), 'feature')}")
+
+    def _known(self) -> list[SurveyedRun]:
+        """The table. Raises UserError where it has too few runs."""
+        from normlab.forecast.table import SurveyedRun, read
 
         runs = read(self.table, SurveyedRun)
         models = len({run.model for run in runs})
@@ -107,5 +136,4 @@ class Forecast:
                 f"{self.table} has runs of {count(models, 'model')}, and a judgement "
                 f"needs at least {LEAST_MODELS}; type normlab forecast --collect --budget 1h first"
             )
-        write_text_atomic(self.report, forecast_report(runs, read(self.swept, SweptRate)))
-        print(f"report: {self.report}")
+        return runs

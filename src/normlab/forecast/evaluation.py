@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
-from typing import Final, TypeAlias
+from dataclasses import dataclass, replace
+from typing import Any, Final, TypeAlias
+from zlib import crc32
 
 import numpy as np
 
@@ -16,13 +17,29 @@ from normlab.forecast.table import SurveyedRun, SweptRate
 
 Encoding: TypeAlias = Callable[[SurveyedRun], Features | None]
 """What a forecast knows of a run; None where the run was not finite any more by then."""
+UNTOLD: Final = ("steps", "sharpness")
+"""Features that a forecast is not made of: the budget names the text of a run, and the sharpness needs second
+derivatives and adds nothing.
+"""
+PARTS: Final = 20
+"""Parts into which models are divided by chance, of which one at a time is left out."""
 FLAG: Final = "="
 """In the name of a feature that is 1, or 0 where it is not named."""
 
 
 def measured_at(step: int) -> Encoding:
     """The features after so many steps."""
-    return lambda run: run.features.get(str(step))
+
+    def encoding(run: SurveyedRun) -> Features | None:
+        found = run.features.get(str(step))
+        return None if found is None else told(found)
+
+    return encoding
+
+
+def told(features: Features) -> Features:
+    """Return the features that a forecast is made of."""
+    return {name: value for name, value in features.items() if name not in UNTOLD}
 
 
 def configuration(run: SurveyedRun) -> Features:
@@ -57,7 +74,7 @@ ENCODINGS: Final[Mapping[str, Encoding]] = {
 }
 """Forecasts that are compared, by name; all are fitted by the same learner."""
 SPLITS: Final[Mapping[str, Callable[[SurveyedRun], str]]] = {
-    "model": lambda run: run.model,
+    "model": lambda run: f"part {crc32(run.model.encode()) % PARTS}",
     "placement": lambda run: str(run.choices["placement"]),
     "norm": lambda run: str(run.choices["norm"]),
     "depth": lambda run: f"{run.choices['layers']:g} layers",
@@ -89,6 +106,11 @@ class Judged:
         }
 
 
+def several(runs: Sequence[SurveyedRun]) -> list[str]:
+    """Return the splits of which these runs have more than one group."""
+    return [split for split, group in SPLITS.items() if len(set(map(group, runs))) > 1]
+
+
 def judged(
     runs: Sequence[SurveyedRun], split: str, forecast: str, *, wide: Sequence[SurveyedRun] = ()
 ) -> Judged:
@@ -109,22 +131,32 @@ def _forecasts(known: Sequence[SurveyedRun], asked: Sequence[SurveyedRun], encod
     """Return the probabilities `[N]` of some runs by a forecaster of the others. Of a run that was not
     finite any more by then it is known that it fails.
     """
-    forecaster = _forecaster(known, encoding)
-    rows = [encoding(run) for run in asked]
-    return np.array([0.0 if row is None else forecaster.probability(_whole(row, forecaster)) for row in rows])
+    p, there = np.zeros(len(asked)), [i for i, run in enumerate(asked) if encoding(run) is not None]
+    if there:
+        forecaster = forecaster_of(known, encoding)
+        rows = [whole(encoding(asked[i]) or {}, forecaster) for i in there]
+        p[there] = forecaster.probabilities(rows)
+    return p
 
 
-def _forecaster(runs: Sequence[SurveyedRun], encoding: Encoding) -> Forecaster:
-    """A forecaster of the runs that were finite by then."""
+def forecaster_of(
+    runs: Sequence[SurveyedRun],
+    encoding: Encoding,
+    *,
+    feature_version: int = 0,
+    card: Mapping[str, Any] | None = None,
+) -> Forecaster:
+    """Fit a forecaster to the runs that were finite by then."""
     there = [(row, run.trained) for run in runs if (row := encoding(run)) is not None]
     names = sorted({name for row, _ in there for name in row})
     flags = {name: 0.0 for name in names if FLAG in name}
-    return fit([flags | dict(row) for row, _ in there], [trained for _, trained in there], names)
+    rows = [flags | dict(row) for row, _ in there]
+    return fit(rows, [trained for _, trained in there], names, feature_version=feature_version, card=card)
 
 
-def _whole(row: Features, forecaster: Forecaster) -> Features:
-    """The features with those that are 0 because they are not named; what no run had is left out."""
-    return {name: 0.0 for name in forecaster.centre if FLAG in name} | dict(row)
+def whole(row: Features, forecaster: Forecaster) -> Features:
+    """The features with those that are 0 because they are not named."""
+    return {name: 0.0 for name in forecaster.names if FLAG in name} | dict(row)
 
 
 def _judged(split: str, forecast: str, runs: Sequence[SurveyedRun], p: Array) -> Judged:
@@ -141,6 +173,24 @@ def seeds_agree(runs: Sequence[SurveyedRun]) -> tuple[int, int]:
         pairs.setdefault((run.model, run.lr), []).append(run.trained)
     both = [found for found in pairs.values() if len(found) == 2]
     return sum(a == b for a, b in both), len(both)
+
+
+def edge_known(runs: Sequence[SurveyedRun]) -> tuple[Array, Array, tuple[str, ...]]:
+    """Return, of each drawn run, how far its rate lies below the edge that was searched for its model, in
+    octaves, whether it trained, and its model: what who knows the edge could rank the runs by.
+    """
+    edges = {model: edge for model in dict.fromkeys(r.model for r in runs) if (edge := _edge(runs, model))}
+    drawn = [run for run in runs if run.kind == "drawn" and run.model in edges]
+    below = [math.log2(math.sqrt(math.prod(edges[run.model])) / run.lr) for run in drawn]
+    return np.array(below), np.array([run.trained for run in drawn], float), tuple(r.model for r in drawn)
+
+
+def _edge(runs: Sequence[SurveyedRun], model: str) -> tuple[float, float] | None:
+    """The largest rate of a model's search that trained, and the smallest one above it that did not."""
+    own = [run for run in runs if run.model == model and run.kind == "search"]
+    low = max((run.lr for run in own if run.trained), default=None)
+    high = min((run.lr for run in own if low and run.lr > low and not run.trained), default=None)
+    return None if low is None or high is None else (low, high)
 
 
 @dataclass(frozen=True)
@@ -161,18 +211,26 @@ class Ceiling:
         return self.forecast is not None and middle / factor <= self.forecast <= middle * factor
 
 
-def ceilings(runs: Sequence[SurveyedRun], swept: Sequence[SweptRate]) -> list[Ceiling]:
+def ceilings(
+    runs: Sequence[SurveyedRun], swept: Sequence[SweptRate], forecast: str = MEASURED
+) -> list[Ceiling]:
     """Forecast the ceiling of each model whose search found it, and which was swept, by the features before
-    its first step.
+    its first step or by its configuration, and by runs of the other parts of the models.
     """
-    found = []
+    part, found = SPLITS["model"], list[Ceiling]()
+    fitted: dict[str, Forecaster] = {}
     for model in dict.fromkeys(rate.model for rate in swept):
-        search = [run for run in runs if run.model == model and run.kind == "search"]
-        low = max((run.lr for run in search if run.trained), default=None)
-        high = min((run.lr for run in search if low and run.lr > low and not run.trained), default=None)
-        if low is None or high is None:
+        if (edge := _edge(runs, model)) is None:
             continue
-        forecaster = _forecaster([run for run in runs if run.model != model], measured_at(0))
-        features = {rate.lr: rate.features for rate in swept if rate.model == model}
-        found.append(Ceiling(model, forecaster.ceiling(features), low, high))
+        own = next(run for run in runs if run.model == model)
+        if (name := part(own)) not in fitted:
+            rest = [run for run in runs if part(run) != name]
+            fitted[name] = forecaster_of(rest, ENCODINGS[forecast])
+        at_rates = {
+            rate.lr: ENCODINGS[forecast](replace(own, lr=rate.lr, features={"0": rate.features})) or {}
+            for rate in swept
+            if rate.model == model
+        }
+        rows = {lr: whole(row, fitted[name]) for lr, row in at_rates.items()}
+        found.append(Ceiling(model, fitted[name].ceiling(rows), *edge))
     return found

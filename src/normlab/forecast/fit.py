@@ -1,21 +1,22 @@
-"""Fit a forecaster to runs, by penalised maximum likelihood."""
+"""Fit a forecaster to runs."""
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
 import numpy as np
-from scipy.optimize import minimize
-from scipy.special import expit
 
-from normlab.forecast.forecaster import BY_RATE, Array, Curve, Features, Forecaster, matrix
+from normlab.errors import UserError
+from normlab.forecast.forecaster import LEAF, Features, Forecaster, Tree, matrix
 
-PENALTY: Final = 3.0
-"""Weight of the squared coefficients beside the log-likelihood of all runs."""
-LOWER: Final = ("way", "update", "steps", "warmup_share", "sublayers", "loss", "lr", "layers", "width")
-"""Features that may say that a budget is too small."""
+TREES: Final = 60
+RUNS_IN_A_LEAF: Final = 5
+SHARE_TRIED: Final = 0.5
+"""Share of the features among which each split is chosen."""
 LEAST: Final = 1e-3
+DIGITS: Final = 4
 
 
 def fit(
@@ -23,47 +24,50 @@ def fit(
     trained: Sequence[bool],
     names: Sequence[str],
     *,
-    penalty: float = PENALTY,
     feature_version: int = 0,
     card: Mapping[str, Any] | None = None,
 ) -> Forecaster:
-    r"""Maximise :math:`\sum_i \ln P(y_i) - \frac{\lambda}{2} (\|w_u\|^2 + \|w_l\|^2)` over both curves of a
-    forecaster; biases are free. Features that are proportional to the learning rate can only lower the upper
-    curve and raise the lower one.
+    """Fit a forest of extremely randomised trees: each split is the best of random ones, one for each of
+    half of the features, until a leaf has few runs (Geurts et al. 2006, Machine Learning 63). The same runs
+    give the same forest.
+
+    Raises UserError where scikit-learn is not installed.
     """
-    x, y = matrix(rows, names), np.array(trained, dtype=np.float64)
-    centre = np.nanmean(x, axis=0)
-    scale = np.maximum(np.nanstd(x, axis=0), LEAST)
-    z = np.where(np.isnan(x), 0.0, (x - centre) / scale)
-    low = [i for i, name in enumerate(names) if name in LOWER]
-    start = np.zeros(2 + len(names) + len(low))
-    start[:2] = 1.0, 3.0
-    signs = [(None, 0.0) if name in BY_RATE else (None, None) for name in names]
-    signs += [(0.0, None) if names[i] in BY_RATE else (None, None) for i in low]
-    bounds = [(None, None)] * 2 + signs
-    given = (z, z[:, low], y, penalty)
-    found = minimize(_loss, start, args=given, jac=True, method="L-BFGS-B", bounds=bounds)
-    split = 2 + len(names)
-    upper = Curve(float(found.x[0]), dict(zip(names, map(float, found.x[2:split]), strict=True)))
-    lower = Curve(float(found.x[1]), {names[i]: float(w) for i, w in zip(low, found.x[split:], strict=True)})
+    try:
+        from sklearn.ensemble import ExtraTreesClassifier
+    except ImportError as error:
+        raise UserError(
+            "a forecaster is fitted by scikit-learn, which is not installed; type pip install "
+            "'normlab[forecast]'"
+        ) from error
+    known, y = matrix(rows, names), np.array(trained, dtype=bool)
+    with warnings.catch_warnings(action="ignore", category=RuntimeWarning):  # of features nobody has
+        median = np.nan_to_num(np.nanmedian(known, axis=0))
+    x = np.where(np.isnan(known), median, known).round(DIGITS)
+    forest = ExtraTreesClassifier(
+        TREES, min_samples_leaf=RUNS_IN_A_LEAF, max_features=SHARE_TRIED, random_state=0
+    ).fit(x, y)
     return Forecaster(
         feature_version,
-        dict(zip(names, map(float, centre), strict=True)),
-        dict(zip(names, map(float, scale), strict=True)),
-        upper,
-        lower,
+        list(names),
+        median.round(DIGITS).tolist(),
+        x.min(axis=0).tolist(),
+        x.max(axis=0).tolist(),
+        np.maximum(x.std(axis=0), LEAST).round(DIGITS).tolist(),
+        [_tree(estimator.tree_, forest.classes_.tolist()) for estimator in forest.estimators_],
         card or {},
     )
 
 
-def _loss(w: Array, zu: Array, zl: Array, y: Array, penalty: float) -> tuple[float, Array]:
-    """The penalised negative log-likelihood and its gradient."""
-    split = 2 + zu.shape[1]
-    u, v = expit(w[0] + zu @ w[2:split]), expit(w[1] + zl @ w[split:])
-    p = np.clip(u * v, 1e-12, 1 - 1e-12)
-    value = -np.sum(y * np.log(p) + (1 - y) * np.log1p(-p)) + penalty / 2 * np.sum(w[2:] ** 2)
-    by_p = (p - y) / (1 - p)  # times dp/p
-    du, dv = by_p * (1 - u), by_p * (1 - v)
-    gradient = np.concatenate([[du.sum(), dv.sum()], zu.T @ du, zl.T @ dv])
-    gradient[2:] += penalty * w[2:]
-    return float(value), gradient
+def _tree(tree: Any, classes: Sequence[bool]) -> Tree:
+    """A tree of scikit-learn's as columns."""
+    shares = tree.value[:, 0, :] / tree.value[:, 0, :].sum(axis=1, keepdims=True)
+    p = shares[:, classes.index(True)] if True in classes else np.zeros(len(shares))
+    leaf = tree.children_left < 0
+    return Tree(
+        np.where(leaf, LEAF, tree.feature).tolist(),
+        np.where(leaf, 0.0, tree.threshold).round(DIGITS + 2).tolist(),
+        np.where(leaf, 0, tree.children_left).tolist(),
+        np.where(leaf, 0, tree.children_right).tolist(),
+        np.where(leaf, p, 0.0).round(DIGITS).tolist(),
+    )

@@ -7,7 +7,7 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -16,70 +16,125 @@ from normlab.errors import UserError
 
 Features = Mapping[str, float]
 Array = NDArray[np.float64]
-BY_RATE: Final = ("critical", "sharpness", "update", "largest_update", "way", "lr")
-"""Features that are the decimal logarithm of something proportional to the learning rate."""
+LEAF: Final = -1
+"""In the place of a feature's index: the node is a leaf."""
+MARGIN: Final = 0.5
+"""How far a feature may lie outside of what was seen, in deviations of it."""
+FEW: Final = 2
+"""So many features may lie outside: the trees take them for the nearest that was seen."""
+LEAST: Final = 1e-3
+
+
+class Tree(NamedTuple):
+    """A binary tree in columns, one entry a node, the root first."""
+
+    feature: Sequence[int]
+    """Index of the feature that is compared, or ``LEAF``."""
+    threshold: Sequence[float]
+    left: Sequence[int]
+    """The next node where the feature is at most the threshold."""
+    right: Sequence[int]
+    p: Sequence[float]
+    """The share of the runs in a node that trained."""
+
+    def leaves(self, x: Array) -> NDArray[np.int64]:
+        """Return the leaf of each row of features `[N, F]`."""
+        feature, threshold = np.array(self.feature), np.array(self.threshold)
+        left, right = np.array(self.left), np.array(self.right)
+        at = np.zeros(len(x), dtype=np.int64)
+        while (inner := feature[at] != LEAF).any():
+            here = at[inner]
+            below = x[inner, feature[here]] <= threshold[here]
+            at[inner] = np.where(below, left[here], right[here])
+        return at
 
 
 @dataclass(frozen=True)
-class Curve:
-    r"""A logistic curve :math:`\sigma(b + \sum_j w_j z_j)` of standardised features."""
+class Outside:
+    """A feature that lies outside of what the forecaster has seen."""
 
-    bias: float
-    weights: Mapping[str, float]
-
-    def logit(self, z: Features) -> float:
-        """Return the logarithm of the odds."""
-        return self.bias + sum(weight * z[name] for name, weight in self.weights.items())
+    name: str
+    value: float
+    low: float
+    high: float
+    """The smallest and the largest value that were seen."""
 
 
 @dataclass(frozen=True)
 class Forecaster:
-    r""":math:`P = \sigma_u \sigma_l`: the probability that the learning rate is not too large, times the one
-    that it is not too small for the budget.
+    r"""A forest of randomised trees: :math:`P = \frac{1}{T} \sum_t p_t`, where :math:`p_t` is the share of
+    runs that trained in the leaf of tree t (Geurts et al. 2006, Machine Learning 63).
 
-    Both are logistic in the same features, standardised; what was not measured counts as their mean.
+    What was not measured counts as its median.
     """
 
     feature_version: int
-    centre: Mapping[str, float]
-    scale: Mapping[str, float]
-    upper: Curve
-    lower: Curve
+    names: Sequence[str]
+    """The features, in the order of the trees' indices."""
+    median: Sequence[float]
+    low: Sequence[float]
+    high: Sequence[float]
+    """The smallest and the largest value of each feature."""
+    spread: Sequence[float]
+    """The standard deviation of each."""
+    trees: Sequence[Tree]
     card: Mapping[str, Any] = field(default_factory=dict)
-    """What it was fitted on."""
+    """What it was fitted on, and how good it is."""
 
-    def standardised(self, features: Features) -> dict[str, float]:
-        """Return the features in deviations from their means; 0 for one that is not there."""
-        return {
-            name: (features[name] - centre) / self.scale[name] if name in features else 0.0
-            for name, centre in self.centre.items()
-        }
+    def matrix(self, rows: Sequence[Features]) -> Array:
+        """Return the features of some runs `[N, F]` in the order of the trees."""
+        return matrix(rows, self.names, self.median)
+
+    def probabilities(self, rows: Sequence[Features]) -> Array:
+        """Return the probabilities `[N]` that trainings succeed."""
+        x = self.matrix(rows)
+        return np.mean([np.array(tree.p)[tree.leaves(x)] for tree in self.trees], axis=0)
 
     def probability(self, features: Features) -> float:
-        """Return the probability that the training succeeds."""
-        z = self.standardised(features)
-        return _sigmoid(self.upper.logit(z)) * _sigmoid(self.lower.logit(z))
+        """Return the probability that a training succeeds."""
+        return float(self.probabilities([features])[0])
 
-    def bearable(self, features: Features) -> float:
-        """Return the probability that the learning rate is not too large."""
-        return _sigmoid(self.upper.logit(self.standardised(features)))
+    def outside(self, features: Features) -> list[Outside]:
+        """Return the features that lie outside of what was seen, by more than ``MARGIN`` deviations."""
+        ends = zip(self.names, self.low, self.high, self.spread, strict=True)
+        return [
+            Outside(name, features[name], low, high)
+            for name, low, high, spread in ends
+            if name in features
+            and not -MARGIN * spread <= features[name] - low <= high - low + MARGIN * spread
+        ]
+
+    def abstains(self, features: Features) -> bool:
+        """Whether too many features lie outside of what was seen."""
+        return len(self.outside(features)) > FEW
+
+    def nearness(self, features: Features, runs: Sequence[Features]) -> Array:
+        """Return the share of trees `[N]` in which each of some runs is in the same leaf as these features:
+        the runs that a probability rests on.
+        """
+        one, many = self.matrix([features]), self.matrix(runs)
+        return np.mean([tree.leaves(many) == tree.leaves(one) for tree in self.trees], axis=0)
 
     def ceiling(self, swept: Mapping[float, Features]) -> float | None:
-        """Return the learning rate up to which it is as likely bearable as not, given the features at some
-        rates; None where that is so of none or of all of them. Between two rates the logarithm of the odds is
-        taken to be linear in that of the rate; after the first rate that is too large no other counts.
+        """Return the largest learning rate at which a training is as likely to succeed as not, given the
+        features at some rates; None where that is so of none of them, or of the largest one. Between two
+        rates the logarithm of the odds is taken to be linear in that of the rate.
         """
         rates = sorted(swept)
-        odds = [self.upper.logit(self.standardised(swept[lr])) for lr in rates]
-        high = next((i for i, logit in enumerate(odds) if logit < 0), 0)
-        if not high:
+        p = np.clip(self.probabilities([swept[lr] for lr in rates]), LEAST, 1 - LEAST)
+        odds = np.log(p / (1 - p))
+        last = max((i for i, logit in enumerate(odds) if logit >= 0), default=len(rates))
+        if last >= len(rates) - 1:
             return None
-        share = odds[high - 1] / (odds[high - 1] - odds[high])
-        return rates[high - 1] * (rates[high] / rates[high - 1]) ** share
+        share = float(odds[last] / (odds[last] - odds[last + 1]))
+        return rates[last] * (rates[last + 1] / rates[last]) ** share
 
     def to_json(self) -> str:
-        """Return it as JSON, to be read again by ``load``."""
-        return json.dumps(asdict(self), indent=1, ensure_ascii=False)
+        """Return it as JSON, a line for each column of a tree, to be read again by ``load``."""
+        content = asdict(self) | {"trees": [tree._asdict() for tree in self.trees]}
+        return json.dumps(content, ensure_ascii=False, separators=(",", ":")).replace(
+            '{"feature"', '\n{"feature"'
+        )
 
 
 def load(path: Path, *, feature_version: int) -> Forecaster:
@@ -91,14 +146,12 @@ def load(path: Path, *, feature_version: int) -> Forecaster:
             f"{path} is of version {found} of the features, and this normlab measures version "
             f"{feature_version}; fit the forecaster again"
         )
-    upper, lower = (Curve(**content.pop(name)) for name in ("upper", "lower"))
-    return Forecaster(**content, upper=upper, lower=lower)
+    trees = [Tree(**tree) for tree in content.pop("trees")]
+    return Forecaster(**content, trees=trees)
 
 
-def _sigmoid(x: float) -> float:
-    return 1 / (1 + math.exp(-x)) if x > -500 else 0.0
-
-
-def matrix(rows: Sequence[Features], names: Sequence[str]) -> Array:
-    """Return the features of some runs `[N, F]`, NaN for what was not measured."""
-    return np.array([[row.get(name, math.nan) for name in names] for row in rows], dtype=np.float64)
+def matrix(rows: Sequence[Features], names: Sequence[str], otherwise: Sequence[float] | None = None) -> Array:
+    """Return the features of some runs `[N, F]`, with these values for what was not measured, or NaN."""
+    fill = otherwise or [math.nan] * len(names)
+    ends = list(zip(names, fill, strict=True))
+    return np.array([[row.get(name, value) for name, value in ends] for row in rows], dtype=np.float64)

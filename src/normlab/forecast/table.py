@@ -17,7 +17,7 @@ from normlab.errors import UserError
 from normlab.store.files import write_bytes_atomic
 
 Kind: TypeAlias = Literal["search", "drawn", "wide"]
-Row = TypeVar("Row", "SurveyedRun", "SweptRate")
+Row = TypeVar("Row", "SurveyedRun", "SweptRate", "Foretold")
 DIGITS: Final = 5
 """Significant digits of a number in the table."""
 
@@ -67,6 +67,37 @@ class SweptRate:
     """That of the features."""
 
 
+@dataclass(frozen=True)
+class Foretold:
+    """A run whose forecast was written down before it was trained."""
+
+    group: str
+    """``new``: of a recipe of ours at a size that no run of the table has; ``foreign``: of another library's
+    model.
+    """
+    model: str
+    choices: Mapping[str, str | float]
+    """As those of a surveyed run, as far as they apply."""
+    lr: float
+    answer: str
+    """The kind of the answer for this plan alone; see ``answer.Kind``."""
+    probability: float | None
+    """None where the forecaster abstained."""
+    configuration: float
+    """The probability by the configuration alone."""
+    learning_rate: float
+    """The probability by the learning rate alone."""
+    seconds: float
+    """Time of the forecast."""
+    outcome: str = ""
+    """As that of a surveyed run; empty before it is trained."""
+
+    @property
+    def trained(self) -> bool:
+        """Whether it trained within its budget."""
+        return self.outcome == "trained"
+
+
 def read(path: Path, kind: type[Row]) -> list[Row]:
     """Read a table; an empty list where there is none yet. A last row that was cut off is left out.
 
@@ -111,6 +142,12 @@ def compact(path: Path) -> None:
     if path.exists():
         text = b"".join(line + b"\n" for line in _lines(path))
         write_bytes_atomic(path, lzma.compress(text, preset=9))
+
+
+def write(path: Path, rows: Iterable[Row]) -> None:
+    """Write a table of these rows alone."""
+    text = b"".join(json.dumps(_rounded(asdict(r)), ensure_ascii=False).encode() + b"\n" for r in rows)
+    write_bytes_atomic(path, lzma.compress(text, preset=9))
 
 
 def _rounded(value: Any) -> Any:

@@ -14,15 +14,20 @@ from normlab.forecast.evaluation import (
     CONFIGURATION,
     ENCODINGS,
     MEASURED,
+    PARTS,
     SPLITS,
     WIDE,
     Judged,
     ceilings,
+    edge_known,
     judged,
     seeds_agree,
+    several,
 )
-from normlab.forecast.scores import SCORES, brier, interval, log_loss, reliability, risk_coverage
-from normlab.forecast.table import SurveyedRun, SweptRate
+from normlab.forecast.scores import SCORES, auroc, brier, interval, log_loss, reliability, risk_coverage
+from normlab.forecast.table import Foretold, SurveyedRun, SweptRate
+from normlab.report.foretold import foretold_report
+from normlab.report.markdown import markdown_table
 from normlab.spec.comparison import Interval
 from normlab.spec.units import count
 
@@ -34,27 +39,34 @@ WORST: Final = 3
 """Groups of a split that are named as failures."""
 ABOUT: Final = (
     f"Will a training succeed within its budget? This page is written by `{COMMAND}` from the table of runs. "
-    "A forecast is fitted without the group that it is judged on, and compared with the same learner on the "
-    "configuration alone and on the learning rate alone: one that does not beat the configuration says "
-    "nothing about a model that nobody has tried."
+    "A forecast is made by a forest of randomised trees. It is fitted without the group that it is judged on "
+    "and compared with the same learner on the configuration alone and on the learning rate alone: one that "
+    "does not beat the configuration says nothing about a model that nobody has tried."
 )
 SCORES_MEAN: Final = (
     "AUROC is the probability that a run that trained was given a larger probability than one that did not; "
     "for the Brier score, the log loss (in nats) and the expected calibration error (ECE) smaller is better. "
     "Intervals of 95%, over resampled models."
 )
+TITLES: Final = {
+    "model": f"One of {PARTS} parts of the models left out",
+    WIDE: "Wide models, none of them fitted on",
+}
 GAIN: Final = (
     "How much smaller the log loss of the features at step 0 is than that of the configuration, in nats for "
     "each run:"
 )
 
 
-def forecast_report(runs: Sequence[SurveyedRun], swept: Sequence[SweptRate] = ()) -> str:
-    """Return the report on a table of runs, its wide ones apart, and on swept rates."""
+def forecast_report(
+    runs: Sequence[SurveyedRun], swept: Sequence[SweptRate] = (), foretold: Sequence[Foretold] = ()
+) -> str:
+    """Return the report on a table of runs, its wide ones apart, on swept rates, and on runs that were
+    forecast before they were trained.
+    """
     wide = [run for run in runs if run.kind == "wide"]
     others = [run for run in runs if run.kind != "wide"]
-    several = [split for split, group in SPLITS.items() if len(set(map(group, others))) > 1]
-    found = [judged(others, split, name) for split in several for name in ENCODINGS]
+    found = [judged(others, split, name) for split in several(others) for name in ENCODINGS]
     found += [judged(others, WIDE, name, wide=wide) for name in ENCODINGS if len(wide) > 1]
     parts = [
         "# Forecasts",
@@ -63,7 +75,7 @@ def forecast_report(runs: Sequence[SurveyedRun], swept: Sequence[SweptRate] = ()
         *_runs(others, wide),
         "## How good the forecasts are",
         SCORES_MEAN,
-        *(_scores(split, [j for j in found if j.split == split]) for split in (*several, WIDE)),
+        *(_scores(split, [j for j in found if j.split == split]) for split in (*several(others), WIDE)),
         "## Against the configuration",
         *_against(found),
         "## Do the probabilities mean what they say",
@@ -72,15 +84,11 @@ def forecast_report(runs: Sequence[SurveyedRun], swept: Sequence[SweptRate] = ()
         _coverage(found),
         "## The largest learning rate",
         _ceilings(others, swept),
+        *foretold_report(foretold),
         "## Where it fails",
         *_failures(found, others),
     ]
     return "\n\n".join(part for part in parts if part) + "\n"
-
-
-def _table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
-    lines = [head, ["---"] * len(head), *rows]
-    return "\n".join(f"| {' | '.join(line)} |" for line in lines)
 
 
 def _between(value: float, low: float, high: float) -> str:
@@ -102,7 +110,7 @@ def _runs(runs: Sequence[SurveyedRun], wide: Sequence[SurveyedRun]) -> list[str]
         "norm, initialisation, optimiser, β2, depth, width, warm-up and text, in "
         f"{sum(run.seconds for run in runs) / 3600:.1f} core-hours; {failed / len(runs):.0%} fail. "
         + (f"{count(len(wide), 'run')} of wide models are kept apart." if wide else ""),
-        _table(
+        markdown_table(
             ["outcome", *texts],
             [
                 [
@@ -114,16 +122,30 @@ def _runs(runs: Sequence[SurveyedRun], wide: Sequence[SurveyedRun]) -> list[str]
         ),
         f"Most rates are near the edge of their model, where chance decides: of {count(pairs, 'pair')} of "
         f"runs that differ in their seed alone, {same} have two runs that both train or both fail"
-        + (f" ({same / pairs:.0%})." if pairs else "."),
+        + (f" ({same / pairs:.0%})." if pairs else ".")
+        + _bound(runs),
     ]
+
+
+def _bound(runs: Sequence[SurveyedRun]) -> str:
+    """How well the drawn runs could be ranked by who knows the edges."""
+    below, happened, models = edge_known(runs)
+    if len(set(happened)) < 2:
+        return ""
+    found = _between(auroc(below, happened), *interval(auroc, below, happened, models))
+    return (
+        " Ranked by how far their rate lies below the edge that the search found for their model, which "
+        f"needs trainings of the model itself, the {count(len(below), 'run')} at drawn rates have an AUROC "
+        f"of {found}: no forecast of such runs can be expected to reach 0.95."
+    )
 
 
 def _scores(split: str, found: Sequence[Judged]) -> str:
     if not found:
         return f"### One {split} left out\n\nNo such runs are in the table yet."
-    title = "Wide models, none of them fitted on" if split == WIDE else f"One {split} left out"
+    title = TITLES.get(split, f"One {split} left out")
     rows = [[one.forecast, *(_between(*one.scores()[name]) for name in SCORES)] for one in found]
-    return f"### {title}\n\n{_table(['forecast from', *SCORES], rows)}"
+    return f"### {title}\n\n{markdown_table(['forecast from', *SCORES], rows)}"
 
 
 def _against(found: Sequence[Judged]) -> list[str]:
@@ -141,7 +163,7 @@ def _against(found: Sequence[Judged]) -> list[str]:
         rows.append([split, _between(gain(places, ours.happened), *ends), verdict])
     return [
         GAIN,
-        _table(["left out", "difference", "the features are"], rows),
+        markdown_table(["left out", "difference", "the features are"], rows),
     ]
 
 
@@ -150,7 +172,7 @@ def _reliability(found: Judged) -> str:
         [f"{row.forecast:.2f}", f"{row.happened:.2f}", str(row.count)]
         for row in reliability(found.p, found.happened)
     ]
-    return "By features at step 0, with one model left out at a time.\n\n" + _table(
+    return "By features at step 0, with one part of the models left out at a time.\n\n" + markdown_table(
         ["mean probability", "share that trained", "runs"], rows
     )
 
@@ -166,20 +188,29 @@ def _coverage(found: Sequence[Judged]) -> str:
         "The share of wrong answers (trains, or does not) among those that are answered, the least sure runs "
         "left out first; by features at step 0. Leaving a group out breaks exchangeability, so that no "
         "guarantee is claimed.\n\n"
-    ) + _table(["left out", *(f"{share:.0%} answered" for share in COVERAGES)], rows)
+    ) + markdown_table(["left out", *(f"{share:.0%} answered" for share in COVERAGES)], rows)
 
 
 def _ceilings(runs: Sequence[SurveyedRun], swept: Sequence[SweptRate]) -> str:
-    found = ceilings(runs, swept)
-    if not found:
-        return "No model was swept yet; type normlab forecast --sweep."
-    near = sum(one.within(FACTOR) for one in found)
-    interval_ = share(near, len(found))
-    off = [abs(np.log2(c.forecast / (c.low * c.high) ** 0.5)) for c in found if c.forecast]
+    rows = []
+    for name in (MEASURED, CONFIGURATION):
+        if not (found := ceilings(runs, swept, name)):
+            return "No model was swept yet; type normlab forecast --sweep."
+        near = sum(one.within(FACTOR) for one in found)
+        off = [abs(np.log2(c.forecast / (c.low * c.high) ** 0.5)) for c in found if c.forecast]
+        nothing = sum(one.forecast is None for one in found)
+        half = f"{2 ** median(off):.1f}" if off else "-"
+        rows.append([name, str(len(found)), _percent(share(near, len(found))), half, str(nothing)])
     return (
-        f"Of {count(len(found), 'model')}, each left out of the fit, the forecast of {near} lies within a "
-        f"factor of {FACTOR:g} of the edge that was searched for, {_percent(interval_)}; half of the "
-        f"forecasts are off by less than a factor of {2 ** median(off):.1f}."
+        "The largest learning rate at which a training is as likely to succeed as not, from the features at "
+        "rates a factor of 4 apart, against the edge that was searched for. Each model is left out of the "
+        "fit with its part.\n\n"
+    ) + markdown_table(
+        [
+            *("forecast from", "models", f"within a factor of {FACTOR:g}"),
+            *("half are off by less than a factor of", "without a forecast"),
+        ],
+        rows,
     )
 
 
@@ -207,4 +238,4 @@ def _failures(found: Sequence[Judged], runs: Sequence[SurveyedRun]) -> list[str]
                 ]
             )
     head = ["left out", "group", "Brier score", "mean probability", "share that trained", "runs"]
-    return ["The groups with the largest Brier scores, by features at step 0.", _table(head, rows)]
+    return ["The groups with the largest Brier scores, by features at step 0.", markdown_table(head, rows)]

@@ -5,7 +5,8 @@ from __future__ import annotations
 import inspect
 import math
 from collections import OrderedDict
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from copy import deepcopy
 from typing import Any, TypeAlias
 
@@ -20,6 +21,30 @@ from normlab.errors import UserError
 
 OptimiserFactory: TypeAlias = Callable[[list[Parameter]], Optimizer]
 """Parameters to an optimiser that begins: ``partial(torch.optim.AdamW, lr=5e-4)``."""
+
+
+@contextmanager
+def at_rate(optimiser: Optimizer | OptimiserFactory, factor: float) -> Iterator[Optimizer | OptimiserFactory]:
+    """Yield the optimiser, or a function that makes it, with learning rates that are ``factor`` times as
+    large; those of an optimiser are as before afterwards.
+    """
+    if isinstance(optimiser, Optimizer):
+        known = [group["lr"] for group in optimiser.param_groups]
+        _scale(optimiser, factor)
+        try:
+            yield optimiser
+        finally:
+            for group, lr in zip(optimiser.param_groups, known, strict=True):
+                group["lr"] = lr
+    else:
+        make = optimiser
+        yield lambda parameters: _scale(make(parameters), factor)
+
+
+def _scale(optimiser: Optimizer, factor: float) -> Optimizer:
+    for group in optimiser.param_groups:
+        group["lr"] = group["lr"] * factor
+    return optimiser
 
 
 class Twin:

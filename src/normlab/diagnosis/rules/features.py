@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from statistics import fmean, median
 from typing import Final
 
@@ -20,6 +20,21 @@ STUDIES: Final = (
 """Studies whose tables the features are made of."""
 BY_RATE: Final = ("critical", "update", "largest_update", "sharpness")
 """Features that are the logarithm of something proportional to the learning rate of an Adam."""
+TABLES: Final[Mapping[str, str]] = {
+    **dict.fromkeys(("loss", "logits"), "start"),
+    **dict.fromkeys(("critical", "sharpness"), "curvature"),
+    **dict.fromkeys(("update", "largest_update", "way"), "updates"),
+    **dict.fromkeys(("change", "first_change", "amplification", "growth"), "output_change"),
+    **dict.fromkeys(("first_gradient", "least_gradient"), "sublayer_gradients"),
+    **dict.fromkeys(("attention_logit", "attention_entropy"), "attention"),
+    "downhill": "first_step",
+    "similarity": "similarity",
+    "stream": "scales",
+    "dependency": "residual_dependency",
+    "agreement": "parameter_gradients",
+    "sublayers": "structure",
+}
+"""The table that a feature is made of, by its name; no finding is drawn from those of the others."""
 MATRICES: Final = ("query", "key", "value", "output", "ffn_in", "ffn_out")
 LEAST: Final = 1e-12
 UNBOUNDED: Final = -5.0

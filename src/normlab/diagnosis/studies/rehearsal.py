@@ -20,7 +20,7 @@ from normlab.diagnosis.reading.tokens import PaddingMasks, find_padding_masks
 from normlab.diagnosis.rules.finding import number, numbers
 from normlab.diagnosis.studies.attention import attention
 from normlab.diagnosis.studies.representation import similarity
-from normlab.diagnosis.study import MINI_BATCHES, Study
+from normlab.diagnosis.study import MINI_BATCHES, Study, StudyContext
 from normlab.diagnosis.table import Row, Table
 from normlab.errors import UserError
 
@@ -90,10 +90,16 @@ def _finite(value: float | None) -> float | None:
     return value if value is not None and math.isfinite(value) else None
 
 
+def _measure(context: StudyContext) -> list[Table]:
+    """Rehearse a training that has not begun."""
+    begun = isinstance(context.optimiser, Optimizer) and bool(context.optimiser.state)
+    return [] if begun else rehearsal(context.subject, context.optimiser, batches=context.batches)
+
+
 REHEARSAL: Final = Study(
     "rehearsal",
-    lambda c: rehearsal(c.subject, c.optimiser, batches=c.batches),
-    "full",
+    _measure,
+    "standard",
     batch=MINI_BATCHES,
     order=96,
 )

@@ -1,0 +1,346 @@
+"""Runs whose forecasts are written down before they are trained: new sizes, and other people's classes.
+
+    python benchmarks/forecasts.py --forecast   # measure all models, and write the forecasts
+    python benchmarks/forecasts.py --train      # train what has no outcome yet, and add it
+
+``new``: eight recipes at sizes that no run of the table has, each at a quarter, twice and four times the
+largest rate that is forecast to train. ``foreign``: ten classes at three rates, 200 steps of AdamW on
+blocks of the Brown corpus. A forecast is for the plan as it stands: no warm-up or lower rate is tried in its
+place. The baselines are the same learner on the configuration and on the learning rate alone. `normlab
+forecast --evaluate` puts both into its report.
+"""
+
+from __future__ import annotations
+
+import argparse
+import math
+import time
+from collections.abc import Callable, Iterator, Mapping
+from concurrent.futures import ProcessPoolExecutor
+from dataclasses import dataclass, replace
+from functools import cache, partial
+from multiprocessing import get_context
+from pathlib import Path
+from typing import Any
+
+import torch
+import transformers as tf
+from torch import Tensor, nn
+from torch.nn import functional
+
+from normlab.data.blocks import blocks_in_order
+from normlab.data.plain import TextCorpus
+from normlab.diagnosis import diagnose
+from normlab.diagnosis.forecasting import told_features
+from normlab.diagnosis.rules.features import STUDIES, VERSION
+from normlab.diagnosis.rules.finding import Tables
+from normlab.examine.subjects import Case, of_config
+from normlab.forecast.answer import STEPS, Trial, answer
+from normlab.forecast.evaluation import CONFIGURATION, ENCODINGS, forecaster_of, whole
+from normlab.forecast.forecaster import Features, Forecaster
+from normlab.forecast.shipping import shipped
+from normlab.forecast.table import Foretold, SurveyedRun, read, write
+from normlab.nn import PAD
+from normlab.survey.design import Model, start_rate
+from normlab.survey.measuring import TOKENS
+from normlab.tasks.language_model import LanguageModel
+from normlab.training.outcome import outcome
+from normlab.training.train import train
+
+TABLE = Path("results/forecast/foretold.jsonl.xz")
+RUNS = Path("runs/foretold")
+SEED = 7
+AROUND = (1 / 4, 2.0, 4.0)
+GRID = tuple(4.0**k for k in range(-2, 5))
+FOREIGN_RATES = (1e-3, 1e-2, 1e-1)
+VOCAB, DIM, HEADS, LAYERS, FFN, MASK, MASKED = 512, 64, 4, 4, 256, 511, 0.15
+SMALL_TOKENS = 256
+
+
+def _model(
+    text: str, placement: str, norm: str, scheme: str, optimiser: str, layers: int, width: int
+) -> Model:
+    names = ("text", "placement", "norm", "scheme", "optimiser", "layers", "width")
+    values = (text, placement, norm, scheme, optimiser, layers, width)
+    choices = dict(zip(names, values, strict=True)) | {"beta2": 0.98, "warmup": 0}
+    return Model(f"{placement}, {layers} layers of width {width}, {text}", choices)
+
+
+NEW = (
+    _model("dates", "post", "layernorm", "xavier", "adam", 5, 48),
+    _model("brown", "post", "rmsnorm", "xavier_uniform", "adamw", 8, 48),
+    _model("brown", "pre", "layernorm", "xavier", "adam", 8, 48),
+    _model("dates", "sandwich", "rmsnorm", "xavier", "adamw", 5, 48),
+    _model("dates", "admin", "layernorm", "xavier", "radam", 5, 48),
+    _model("brown", "deepnorm", "layernorm", "xavier", "adam", 10, 48),
+    _model("brown", "keel", "rmsnorm", "smallinit", "adamw", 5, 48),
+    _model("dates", "rezero", "layernorm", "xavier", "adam", 8, 48),
+)
+
+
+@dataclass(frozen=True)
+class Foreign:
+    """A class of somebody else's."""
+
+    build: Callable[[], nn.Module]
+    placement: str
+    norm: str
+    masked: bool = False
+    """Whether it predicts masked tokens, and not each next one."""
+
+    @property
+    def choices(self) -> dict[str, str | float]:
+        """The configuration as far as a baseline reads it."""
+        words = {"text": "brown", "placement": self.placement, "norm": self.norm, "optimiser": "adamw"}
+        return {**words, "layers": LAYERS, "width": DIM, "warmup": 0}
+
+
+def _hf(name: str, config: str, **choices: Any) -> nn.Module:
+    sizes = {
+        "vocab_size": VOCAB,
+        "hidden_size": DIM,
+        "num_hidden_layers": LAYERS,
+        "num_attention_heads": HEADS,
+        "intermediate_size": FFN,
+        "attn_implementation": "eager",
+        "pad_token_id": 0,
+    }
+    return getattr(tf, name)(getattr(tf, config)(**sizes | choices))
+
+
+class Block(nn.Module):
+    """A Pre-LN layer as small scripts write it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.ln_1, self.ln_2 = nn.LayerNorm(DIM), nn.LayerNorm(DIM)
+        self.qkv, self.proj = nn.Linear(DIM, 3 * DIM), nn.Linear(DIM, DIM)
+        self.mlp = nn.Sequential(nn.Linear(DIM, FFN), nn.GELU(), nn.Linear(FFN, DIM))
+
+    def forward(self, x: Tensor) -> Tensor:
+        """The stream after both branches."""
+        q, k, v = self.qkv(self.ln_1(x)).unflatten(-1, (3, HEADS, -1)).transpose(1, 3).unbind(2)
+        mixed = functional.scaled_dot_product_attention(q, k, v, is_causal=True)
+        x = x + self.proj(mixed.transpose(1, 2).flatten(2))
+        return x + self.mlp(self.ln_2(x))
+
+
+class Small(nn.Module):
+    """A causal model in plain PyTorch, with PyTorch's own initialisation."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.wte, self.wpe = nn.Embedding(VOCAB, DIM), nn.Embedding(64, DIM)
+        self.blocks = nn.ModuleList(Block() for _ in range(LAYERS))
+        self.ln_f, self.head = nn.LayerNorm(DIM), nn.Linear(DIM, VOCAB, bias=False)
+
+    def forward(self, input_ids: Tensor, labels: Tensor | None = None) -> Any:
+        """An object with ``logits``, as those of transformers."""
+        x = self.wte(input_ids) + self.wpe(torch.arange(input_ids.shape[1]))
+        for block in self.blocks:
+            x = block(x)
+        return tf.modeling_outputs.CausalLMOutput(logits=self.head(self.ln_f(x)))
+
+
+_GPT2 = {"n_embd": DIM, "n_layer": LAYERS, "n_head": HEADS, "bos_token_id": 1, "eos_token_id": 2}
+FOREIGN: Mapping[str, Foreign] = {
+    "BERT": Foreign(partial(_hf, "BertForMaskedLM", "BertConfig"), "post", "layernorm", masked=True),
+    "GPT-2": Foreign(partial(_hf, "GPT2LMHeadModel", "GPT2Config", **_GPT2), "pre", "layernorm"),
+    "Llama": Foreign(partial(_hf, "LlamaForCausalLM", "LlamaConfig"), "pre", "rmsnorm"),
+    "Gemma 3": Foreign(
+        partial(_hf, "Gemma3ForCausalLM", "Gemma3TextConfig", num_key_value_heads=2, head_dim=DIM // HEADS),
+        "sandwich",
+        "rmsnorm",
+    ),
+    "ModernBERT": Foreign(
+        partial(_hf, "ModernBertForMaskedLM", "ModernBertConfig"), "pre", "layernorm", masked=True
+    ),
+    "OPT": Foreign(
+        partial(_hf, "OPTForCausalLM", "OPTConfig", ffn_dim=FFN, word_embed_proj_dim=DIM), "pre", "layernorm"
+    ),
+    "GPT-NeoX": Foreign(partial(_hf, "GPTNeoXForCausalLM", "GPTNeoXConfig"), "pre", "layernorm"),
+    "Qwen3": Foreign(
+        partial(_hf, "Qwen3ForCausalLM", "Qwen3Config", num_key_value_heads=2, head_dim=DIM // HEADS),
+        "pre",
+        "rmsnorm",
+    ),
+    "OLMo 2": Foreign(partial(_hf, "Olmo2ForCausalLM", "Olmo2Config"), "olmo2", "rmsnorm"),
+    "nanoGPT-like": Foreign(Small, "pre", "layernorm"),
+}
+
+
+@cache
+def _text() -> LanguageModel:
+    config = replace(NEW[2].config(1e-3, SEED))
+    data, corpus = LanguageModel.prepare(config.data, RUNS / "data")
+    return LanguageModel(replace(config, data=data), corpus, torch.device("cpu"))
+
+
+def _given(ids: Tensor, target: Tensor, index: int, *, masked: bool) -> dict[str, Tensor]:
+    """A batch for a class: next tokens, or the masked ones of the text itself."""
+    if not masked:
+        return {"input_ids": ids, "labels": target.masked_fill(target == PAD, -100)}
+    chosen = torch.rand(target.shape, generator=torch.Generator().manual_seed(index)) < MASKED
+    chosen &= target != PAD
+    return {"input_ids": target.masked_fill(chosen, MASK), "labels": target.masked_fill(~chosen, -100)}
+
+
+def _batch(index: int, *, masked: bool) -> dict[str, Tensor]:
+    batch = _text().batch(index)
+    return _given(batch.ids, batch.target, index, masked=masked)
+
+
+def loss(model: nn.Module, batch: Mapping[str, Tensor]) -> Tensor:
+    """The mean cross-entropy of the labels, in place, without a shift."""
+    logits = model(input_ids=batch["input_ids"]).logits
+    return functional.cross_entropy(logits.flatten(0, 1), batch["labels"].flatten())
+
+
+def _built(foreign: Foreign) -> nn.Module:
+    torch.manual_seed(SEED)
+    return foreign.build()
+
+
+def _case(foreign: Foreign, lr: float) -> Case:
+    rows = [
+        {k: v[: SMALL_TOKENS // 48] for k, v in _batch(i, masked=foreign.masked).items()} for i in range(4)
+    ]
+    whole_batch = [_batch(i, masked=foreign.masked) for i in (0, 1)]
+    batch = {k: torch.cat([one[k] for one in whole_batch]) for k in whole_batch[0]}
+    make = partial(torch.optim.AdamW, lr=lr, betas=(0.9, 0.98))
+    return Case("", _built(foreign), batch, loss=loss, optimiser=make, batches=rows)
+
+
+def _measured(case: Case, lr: float) -> Features:
+    found = diagnose(
+        case.model,
+        case.batch,
+        loss=case.loss,
+        optimiser=case.optimiser,
+        batches=case.batches,
+        studies=[name for name in STUDIES if name != "preconditioned_sharpness"],
+        **{k: v for k, v in case.plan.items() if k != "studies"},
+    )
+    return told_features(Tables(found.tables, lr))
+
+
+@cache
+def _baselines() -> dict[str, Forecaster]:
+    _, runs = shipped(VERSION)
+    return {name: forecaster_of(runs, ENCODINGS[name]) for name in (CONFIGURATION, "learning rate")}
+
+
+def _foretold(group: str, name: str, choices: Mapping[str, Any], lr: float, case: Case) -> Foretold:
+    begun = time.perf_counter()
+    features, (forecaster, runs) = _measured(case, lr), shipped(VERSION)
+    found = answer(forecaster, runs, [Trial(lr, 0, features)])
+    seconds = time.perf_counter() - begun
+    as_run = SurveyedRun("", name, "drawn", choices, lr, SEED, STEPS, "", None, 0.0, {}, VERSION)
+    trivial = {
+        key: one.probability(whole(ENCODINGS[key](as_run) or {}, one)) for key, one in _baselines().items()
+    }
+    p = found.probability
+    return Foretold(group, name, choices, lr, found.kind, p, *trivial.values(), seconds)
+
+
+def forecast_new(model: Model) -> list[Foretold]:
+    """Forecast a recipe around the largest rate that is forecast to train."""
+    forecaster, _ = shipped(VERSION)
+    rates = [float(f"{start_rate(model) * factor:.4g}") for factor in GRID]
+
+    def case(lr: float) -> Case:
+        return of_config(model.config(lr, SEED), RUNS, tokens=TOKENS)
+
+    edge = forecaster.ceiling({lr: _measured(case(lr), lr) for lr in rates}) or start_rate(model)
+    around = [float(f"{edge * factor:.3g}") for factor in AROUND]
+    return [_foretold("new", model.name, model.choices, lr, case(lr)) for lr in around]
+
+
+def forecast_foreign(name: str) -> list[Foretold]:
+    """Forecast a class at each of the rates."""
+    foreign = FOREIGN[name]
+    return [_foretold("foreign", name, foreign.choices, lr, _case(foreign, lr)) for lr in FOREIGN_RATES]
+
+
+def train_new(row: Foretold) -> Foretold:
+    """Train a run of ours."""
+    model = next(model for model in NEW if model.name == row.model)
+    found = train(model.config(row.lr, SEED), RUNS).status().outcome
+    return replace(row, outcome=found.state if found else "")
+
+
+def train_foreign(row: Foretold) -> Foretold:
+    """Train a run of a class, and judge it by the rule of every run."""
+    foreign, text = FOREIGN[row.model], _text()
+    model = _built(foreign)
+    optimiser = torch.optim.AdamW(model.parameters(), lr=row.lr, betas=(0.9, 0.98))
+    rows = list[dict[str, Any]]()
+    for step in range(1, STEPS + 1):
+        optimiser.zero_grad()
+        nll = loss(model.train(), _batch(step - 1, masked=foreign.masked))
+        nll.backward()
+        norm = torch.nn.utils.clip_grad_norm_(model.parameters(), math.inf).item()
+        optimiser.step()
+        rows.append(
+            {"kind": "train", "step": step, "loss": nll.item(), "nll": nll.item(), "grad_norm_l2": norm}
+        )
+    rows.append({"kind": "dev", "step": STEPS, "nll": _dev(model, text.corpus, foreign)})
+    found = outcome(
+        rows,
+        unigram_entropy_nats=text.corpus.unigram_entropy_nats,
+        total_steps=STEPS,
+        best_step=STEPS,
+        has_source=False,
+        final=True,
+    )
+    return replace(row, outcome=found.state if found else "")
+
+
+def _dev(model: nn.Module, corpus: TextCorpus, foreign: Foreign) -> float:
+    """The mean loss on the development text."""
+    found = list[float]()
+    with torch.no_grad():
+        for i, batch in enumerate(blocks_in_order(corpus.dev.tokens, block_len=48, rows=20)):
+            found.append(loss(model.eval(), _given(batch.ids, batch.target, i, masked=foreign.masked)).item())
+    return sum(found) / len(found)
+
+
+def _forecasts(pool: ProcessPoolExecutor) -> Iterator[Foretold]:
+    asked = [pool.submit(forecast_foreign, name) for name in FOREIGN]
+    asked += [pool.submit(forecast_new, model) for model in NEW]
+    yield from (row for one in asked for row in one.result())
+
+
+def _trained(pool: ProcessPoolExecutor, rows: list[Foretold]) -> Iterator[Foretold]:
+    kinds = {"new": train_new, "foreign": train_foreign}
+    waiting = [None if row.outcome else pool.submit(kinds[row.group], row) for row in rows]
+    yield from (row if one is None else one.result() for row, one in zip(rows, waiting, strict=True))
+
+
+def _said(rows: Iterator[Foretold]) -> Iterator[Foretold]:
+    for row in rows:
+        p = "abstains" if row.probability is None else f"{row.probability:.2f}"
+        seconds = f"{row.seconds:.1f} s"
+        columns = f"{row.group:8}{row.model:42}{row.lr:<9.3g}{p:9}{row.configuration:.2f}"
+        print(f"{columns}  {seconds:8}{row.outcome}", flush=True)
+        yield row
+
+
+def main() -> None:
+    """Forecast or train, and print each run."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--forecast", action="store_true")
+    parser.add_argument("--train", action="store_true")
+    asked = parser.parse_args()
+    context = get_context("spawn")
+    with ProcessPoolExecutor(2, context, initializer=torch.set_num_threads, initargs=(1,)) as pool:
+        if asked.forecast:
+            write(TABLE, _said(_forecasts(pool)))
+        if asked.train:
+            write(TABLE, _said(_trained(pool, read(TABLE, Foretold))))
+
+
+if __name__ == "__main__":
+    main()

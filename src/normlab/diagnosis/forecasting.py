@@ -1,0 +1,88 @@
+"""Forecast from a diagnosis whether a training gets going, and what would help it if it does not."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Final
+
+from torch.optim import Optimizer
+
+from normlab.diagnosis.plan import Plan
+from normlab.diagnosis.probing.step import at_rate
+from normlab.diagnosis.rules.features import VERSION, features
+from normlab.diagnosis.rules.finding import Tables
+from normlab.diagnosis.study import StudyContext, named
+from normlab.diagnosis.table import Table
+from normlab.forecast.answer import STEPS, TRAINS, Answer, Trial, answer
+from normlab.forecast.evaluation import told
+from normlab.forecast.forecaster import Features
+from normlab.forecast.shipping import shipped
+
+LONGEST: Final = 75
+"""A longer warm-up counts as one of so many steps, the longest of these runs."""
+LOWER: Final = (1 / 4, 1 / 16)
+"""Learning rates, over the planned one, that are tried where the plan is not expected to succeed."""
+WARMUP: Final = 50
+"""Steps of the warm-up that is tried there."""
+BY_RATE: Final = ("first_step", "updates", "output_change", "rehearsal")
+"""Studies that the learning rate and the warm-up change."""
+SLOW: Final = 10.0
+"""Seconds of a rehearsal above which nothing is tried in the place of the plan."""
+
+
+def forecast(
+    context: StudyContext, tables: Mapping[str, Table], lr: float, *, seconds: float, cause: str = ""
+) -> Answer | None:
+    """Return the answer for a model before its first step: whether it gets going within ``STEPS`` steps; None
+    where its first steps were not rehearsed, or its training has begun.
+
+    ``seconds`` is the time of the rehearsal; ``cause`` is what stops the training in any case.
+    """
+    begun = isinstance(context.optimiser, Optimizer) and bool(context.optimiser.state)
+    if begun or "rehearsed" not in tables:
+        return None
+    forecaster, runs = shipped(VERSION)
+    lr = float(f"{lr:.6g}")  # of a tensor in single precision
+    warmup, plan = context.warmup_steps, told_features(Tables(tables, lr))
+    trials = [Trial(lr, warmup, plan)]
+    seen = not forecaster.abstains(plan)
+    if seen and not cause and seconds <= SLOW and forecaster.probability(plan) < TRAINS:
+        if warmup < WARMUP:
+            trials.append(Trial(lr, WARMUP, at(context, tables, lr, warmup_steps=WARMUP)))
+        trials += [Trial(lr * f, warmup, at(context, tables, lr * f, factor=f)) for f in LOWER]
+    return answer(forecaster, runs, trials, cause=cause)
+
+
+def at(
+    context: StudyContext,
+    tables: Mapping[str, Table],
+    lr: float,
+    *,
+    factor: float = 1.0,
+    warmup_steps: int | None = None,
+) -> Features:
+    """Return the features at the learning rate ``lr``, ``factor`` times that of the optimiser, and with
+    another warm-up; ``tables`` are of the diagnosis, of which the studies of the step are made again.
+    """
+    plan: Plan = dict(context.plan)  # type: ignore[assignment]
+    if warmup_steps is not None:
+        plan["warmup_steps"] = warmup_steps
+    found = dict(tables)
+    with at_rate(context.optimiser, factor) as optimiser:
+        again = replace(context, optimiser=optimiser, plan=plan)
+        found.pop("plan", None)
+        for study in named(BY_RATE):
+            found |= {table.name: table for table in study.measure(again) if len(table)}
+    return told_features(Tables(found, lr))
+
+
+def told_features(tables: Tables) -> Features:
+    """Return the features that a forecast is made of, for a training of ``STEPS`` steps."""
+    found = dict(features(tables, steps=STEPS))
+    if tables.warmup_steps > LONGEST:
+        found |= {"warmup": math.log10(1 + LONGEST), "warmup_share": LONGEST / STEPS}
+        if "change" in found:
+            found["first_change"] = max(found["first_change"], found["change"] - 2 * math.log10(LONGEST))
+    return told(found)
