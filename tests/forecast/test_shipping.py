@@ -2,14 +2,20 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+from functools import partial
+
 import pytest
 
 from forecast.test_evaluation import runs
+from normlab.cli.main import main
 from normlab.diagnosis.rules.features import VERSION
 from normlab.errors import UserError
+from normlab.forecast import shipping
 from normlab.forecast.answer import WORDS
 from normlab.forecast.card import card
 from normlab.forecast.shipping import ship, shipped
+from normlab.forecast.table import write
 
 
 def test_the_shipped_forecaster_knows_its_runs_and_measures_what_a_diagnosis_does():
@@ -35,3 +41,17 @@ def test_what_was_shipped_is_read_again_and_refused_for_other_features(tmp_path)
     assert "not how good" in forecaster.card["limits"]
     with pytest.raises(UserError, match="version 7 of the features"):
         shipped(8, tmp_path)
+
+
+def test_the_command_fits_to_the_narrow_runs_of_a_table(tmp_path, monkeypatch, capsys):
+    path, home = tmp_path / "runs.jsonl.xz", tmp_path / "home"
+    wide = [replace(run, kind="wide") for run in runs(width=256.0, models=1)]
+    write(path, [*runs(), *wide])
+    monkeypatch.setattr(shipping, "ship", partial(ship, home=home))
+    assert main(["forecast", "--fit", "--table", str(path)]) == 0
+    assert "60 trees" in capsys.readouterr().out
+    forecaster, known = shipped(VERSION, home)
+    assert len(known) == forecaster.card["runs"] == len(runs())
+    write(path, runs()[:10])
+    assert main(["forecast", "--fit", "--table", str(path)]) == 2
+    assert "needs at least 10" in capsys.readouterr().err
