@@ -31,8 +31,8 @@ from torch.nn import functional
 from normlab.data.blocks import blocks_in_order
 from normlab.data.plain import TextCorpus
 from normlab.diagnosis import diagnose
-from normlab.diagnosis.forecasting import told_features
-from normlab.diagnosis.rules.features import STUDIES, VERSION
+from normlab.diagnosis.forecasting import NEEDED, told_features
+from normlab.diagnosis.rules.features import VERSION
 from normlab.diagnosis.rules.finding import Tables
 from normlab.examine.subjects import Case, of_config
 from normlab.forecast.answer import STEPS, Trial, answer
@@ -218,7 +218,7 @@ def _measured(case: Case, lr: float) -> Features:
         loss=case.loss,
         optimiser=case.optimiser,
         batches=case.batches,
-        studies=[name for name in STUDIES if name != "preconditioned_sharpness"],
+        studies=NEEDED,
         **{k: v for k, v in case.plan.items() if k != "studies"},
     )
     return told_features(Tables(found.tables, lr))

@@ -10,9 +10,12 @@ if TYPE_CHECKING:
     from normlab.comparison.compare import compare
     from normlab.comparison.plan import plan
     from normlab.diagnosis import Diagnosis, diagnose, read_structure
+    from normlab.examine.advice import Advice
+    from normlab.examine.advising import advise
     from normlab.integrations.watch import watch
     from normlab.recipes.grammar import resolve
     from normlab.recipes.plugins import load_plugins
+    from normlab.report.advice import write_advice
     from normlab.report.compare import write_compare_page
     from normlab.report.diagnosis import write_diagnosis
     from normlab.spec.config import Config
@@ -25,11 +28,13 @@ if TYPE_CHECKING:
 __version__ = "0.1.0"
 
 _HOME = {
+    "Advice": "normlab.examine.advice",
     "CompareRequest": "normlab.spec.request",
     "Config": "normlab.spec.config",
     "Diagnosis": "normlab.diagnosis",
     "RunFolder": "normlab.store",
     "Runs": "normlab.store",
+    "advise": "normlab.examine.advising",
     "compare": "normlab.comparison.compare",
     "diagnose": "normlab.diagnosis",
     "load_plugins": "normlab.recipes.plugins",
@@ -40,17 +45,20 @@ _HOME = {
     "train": "normlab.training.train",
     "translate": "normlab.training.translate",
     "watch": "normlab.integrations.watch",
+    "write_advice": "normlab.report.advice",
     "write_compare_page": "normlab.report.compare",
     "write_diagnosis": "normlab.report.diagnosis",
 }
 
 __all__ = [
+    "Advice",
     "CompareRequest",
     "Config",
     "Diagnosis",
     "RunFolder",
     "Runs",
     "__version__",
+    "advise",
     "compare",
     "diagnose",
     "load_plugins",
@@ -61,6 +69,7 @@ __all__ = [
     "train",
     "translate",
     "watch",
+    "write_advice",
     "write_compare_page",
     "write_diagnosis",
 ]

@@ -32,10 +32,11 @@ MACHINE = (
     "device threads num_workers shard checkpoint_every_steps probes probe_every_steps keep_checkpoints "
     "tensorboard"
 )
-DIAGNOSE = (
-    "run_folder model batch loss own_optimiser blocks branches recipe lr seed config tokens preset declared "
-    "baseline checkpoints step flight fail_on junit sarif out runs as_json force imports"
+EXAMINED = (
+    "model batch loss own_optimiser blocks branches recipe lr seed config tokens out runs as_json force "
+    "imports "
 )
+DIAGNOSE = f"{EXAMINED} run_folder preset declared baseline checkpoints step flight fail_on junit sarif"
 OWN = {
     "compare": "asked config plan imports",
     "train": "recipe lr seed out config init_from force imports",
@@ -45,10 +46,11 @@ OWN = {
     "report": "of page runs",
     "diagnose": DIAGNOSE,
     "preflight": DIAGNOSE,
+    "advise": f"{EXAMINED} recipes",
     "recipes": "names axis config force imports",
     "papers": "names as_json scale runs imports",
     "forecast": (
-        "collect sweep evaluate fit wide most budget table swept foretold report runs jobs on imports"
+        "collect sweep evaluate fit part most budget table swept foretold report runs jobs on imports"
     ),
     "fold": "run_folder out weights max_positions runs imports",
     "reproduce": "names runs data jobs on scale device budget without again imports",

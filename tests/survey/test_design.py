@@ -85,7 +85,7 @@ def test_the_runs_of_a_model_are_one_by_one_and_then_around_the_edge():
 
 
 def test_wide_models_are_trained_around_the_edge_of_the_narrow_ones():
-    narrow, wide = next(models()), next(models(wide=True))
+    narrow, wide = next(models()), next(models("wide"))
     assert wide.name[1:] == narrow.name[1:]
     assert wide.choices == narrow.choices | {"width": WIDE, "layers": wide.choices["layers"]}
     runs = runs_of(wide, {0.1: True, 0.2: False})

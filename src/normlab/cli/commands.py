@@ -14,6 +14,7 @@ from typing import Annotated, Any, Protocol, Self
 from tyro.conf import FlagCreatePairsOff, OmitArgPrefixes, Positional, arg
 
 from normlab.cli import failures
+from normlab.cli.advise import Advise
 from normlab.cli.common import RUNS, ConfigParts, Imports, Switch, base_of, resolved
 from normlab.cli.diagnose import Diagnose, Preflight
 from normlab.cli.flags import ConfigFlags, flags_of, load
@@ -273,6 +274,7 @@ COMMANDS: dict[str, type[Command]] = {
         Recipes,
         Preflight,
         Diagnose,
+        Advise,
         Forecast,
         Papers,
         Reproduce,

@@ -3,21 +3,19 @@
 from __future__ import annotations
 
 import json
-import re
 import shlex
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, Self, cast
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, cast
 
 from tyro.conf import Positional, arg
 
 from normlab.cli import failures
-from normlab.cli.common import RUNS, ConfigParts, Imports, Switch, base_of, config_name, resolved
-from normlab.cli.flags import ConfigFlags, load
+from normlab.cli.common import Switch
+from normlab.cli.examined import Examined, flags_for_arguments
 from normlab.errors import UserError
-from normlab.spec.config import run_id
 from normlab.spec.fields import flag_name
 from normlab.spec.units import count
 from normlab.store.folder import find_run
@@ -33,20 +31,13 @@ if TYPE_CHECKING:
 
 GATE_CLOSED = {"problem": 3, "warning": 4}
 """Exit codes by the severity of the gravest finding, where it is as severe as ``--fail-on``."""
-FLAGS = {
-    "blocks=": "--blocks encoder.layer",
-    "branches=": "--branches attn mlp",
-    "loss=lambda": "--loss my_package.my_module:loss",
-    "call=lambda": "--batch with what the model's forward takes",
-}
-"""Arguments in Python, and the flags that replace them on the command line."""
 SHOWN = 3
 """Reasons of a forecast, and runs near to a model, that are printed; the page has more."""
 STYLES = {"problem": "bold red", "warning": "yellow", "note": "dim"}
 
 
 @dataclass(frozen=True, kw_only=True)
-class Diagnose:
+class Diagnose(Examined):
     """Measure a model before it trains, compare it with theory, and write a page with the findings.
 
     Examine a recipe at its initialisation, on the built-in corpus or your text, a run through its
@@ -56,29 +47,6 @@ class Diagnose:
 
     run_folder: Annotated[Positional[str], arg(metavar="RUN")] = ""
     """A run's folder, or the beginning of its id; leave it out to examine a recipe or --model."""
-    model: str = ""
-    """package.module:function that returns your model; importable, or in the current directory."""
-    batch: str = ""
-    """package.module:function that returns a batch for it: a tensor, or a tuple or dict of arguments."""
-    loss: str = ""
-    """package.module:function (model, batch) -> scalar; without it the model's output holds its loss."""
-    own_optimiser: str = ""
-    """package.module:function (model) -> torch.optim.Optimizer; without it --model is stepped by an Adam."""
-    blocks: tuple[str, ...] = ()
-    """The container of your model's repeated blocks, or globs for them, if they are not found."""
-    branches: tuple[str, ...] = ()
-    """Modules inside a block whose outputs are added to the stream, if the sums are not seen."""
-    recipe: str
-    """A placement and what goes with it, such as pre+scalenorm; `normlab recipes` lists the parts."""
-    lr: float | None = None
-    """Learning rate of the training to come; by default that of the configuration."""
-    seed: int
-    """Seed of the initialisation and the data."""
-    flags: ConfigParts
-    config: str
-    """Where defaults come from: a configuration's name (demo, text, multi30k ...) or a run's config.json."""
-    tokens: int = 2048
-    """Padded source + target positions of the batch that is examined."""
     preset: Literal["preflight", "cheap", "standard", "full"] = "standard"
     """preflight: what needs no theory; cheap: a few passes; standard: everything but second derivatives;
     full: everything.
@@ -99,23 +67,7 @@ class Diagnose:
     """File to write the findings to as JUnit's XML, for a test report."""
     sarif: Path | None = None
     """File to write the findings to as SARIF, for code scanning."""
-    out: Path | None = None
-    """Folder of the page; by default the run's folder, or --runs."""
-    runs: Path = RUNS
-    """Folder of the run folders, where text is also prepared."""
-    as_json: Annotated[Switch, arg(name="json")] = False
-    """Print everything as JSON instead of sentences."""
-    force: Switch = False
-    """Also examine a combination that its source does not define."""
-    imports: Imports = ()
-    """A module of yours that registers placements, norms, studies and so on; may be given several times."""
     page: ClassVar[str] = "diagnosis"
-    """First part of the names of the page and of the JSON file beside it."""
-
-    @classmethod
-    def defaults(cls, argv: Sequence[str]) -> Self:
-        name, base = base_of(argv)
-        return cls(recipe=base.recipe, seed=base.seeds.init, flags=ConfigFlags.of(base), config=name)
 
     def run(self) -> None:
         """Raises SystemExit with a code of ``GATE_CLOSED`` where ``fail_on`` says so."""
@@ -130,9 +82,9 @@ class Diagnose:
         worst, everything = list[str](), list[dict[str, Any]]()
         for case, folder, name in self._cases():
             self._require_another(folder / f"{name}.json")
-            diagnosis = self._diagnosed(
-                replace(case, plan=cast("Options", {**case.plan, **self._plan(case)}))
-            )
+            with flags_for_arguments():
+                planned = replace(case, plan=cast("Options", {**case.plan, **self._plan(case)}))
+                diagnosis = planned.diagnosed(self.preset, blocks=self.blocks, branches=self.branches)
             plain = to_plain(diagnosis.to_plain() | {"title": case.title, "case": dict(case.facts)})
             command = shlex.join(["normlab", *sys.argv[1:]])
             page = write_diagnosis(plain | {"command": command}, folder, name)
@@ -177,26 +129,10 @@ class Diagnose:
             if path is not None:
                 write_text_atomic(path, write(diagnoses))
 
-    def _diagnosed(self, case: Case) -> Diagnosis:
-        """Diagnose a case. Raises UserError, with the flags to type, if that is impossible."""
-        try:
-            return case.diagnosed(self.preset, blocks=self.blocks, branches=self.branches)
-        except UserError as error:
-            typed = ", ".join(flag for python, flag in FLAGS.items() if python in str(error))
-            if not typed:
-                raise
-            raise UserError(f"{error}. On the command line: {typed}") from error
-
     def _check(self) -> None:
         """Raise UserError if the flags name several subjects, or half of one."""
         if self.run_folder and self.model:
             raise UserError("both a run and --model were given; leave one of them out")
-        if bool(self.model) != bool(self.batch):
-            missing = "batch" if self.model else "model"
-            raise UserError(
-                f"--{missing} is missing: a model of yours needs a batch; give both, as in --{missing} "
-                f"my_package.my_module:{missing}"
-            )
         typed = {"fail_on": self.fail_on, "checkpoints": self.checkpoints, "step": self.step is not None}
         ignored = [flag_name(name) for name, value in typed.items() if value]
         if self.flight and ignored:
@@ -207,12 +143,10 @@ class Diagnose:
             raise UserError(
                 "a run has its own learning rate; leave --lr out, or name a recipe instead of the run"
             )
-        unused = self._of_a_recipe() if self.run_folder or self.model else []
-        if unused:
-            whose = "a run has its own" if self.run_folder else "a model of yours has no"
+        if self.run_folder and (unused := self._of_a_recipe()):
             raise UserError(
-                f"{whose} configuration, so that nothing reads {' and '.join(unused)}; leave that out, or "
-                "name a recipe instead"
+                f"a run has its own configuration, so that nothing reads {' and '.join(unused)}; leave that "
+                "out, or name a recipe instead"
             )
         if self.flight and not self.run_folder:
             raise UserError(
@@ -223,24 +157,7 @@ class Diagnose:
                 f"--step is {self.step}, which is one of a run's; name the run, as in normlab diagnose RUN "
                 f"--step {self.step}"
             )
-        self._check_own()
-
-    def _check_own(self) -> None:
-        for name in ("loss", "own_optimiser"):
-            if getattr(self, name) and not self.model:
-                raise UserError(
-                    f"{flag_name(name)} goes with --model and --batch; a recipe and a run have their own"
-                )
-        if self.own_optimiser and self.lr is not None:
-            raise UserError("--own-optimiser brings its own learning rate; leave --lr out")
-
-    def _of_a_recipe(self) -> list[str]:
-        """Return the flags that were typed and that only a diagnosis of a recipe reads."""
-        base = load(self.config)
-        typed = {"--recipe": self.recipe != base.recipe, "--seed": self.seed != base.seeds.init}
-        found = [name for name, there in (typed | {"--force": self.force}).items() if there]
-        found += self.flags.differing_from(base)
-        return found or ["--config"] * (self.config != config_name(()))
+        self._require_whole()
 
     def _say_flight(self) -> None:
         """Print the flight recorder's report on a run that is over or interrupted, and write its page."""
@@ -271,10 +188,7 @@ class Diagnose:
         from normlab.recipes.grammar import require_known
 
         if self.model:
-            case = diagnose.of_names(
-                self.model, self.batch, self.loss, optimiser=self.own_optimiser, lr=self.lr
-            )
-            return [(case, self.out or self.runs, self._named(self.model))]
+            return [(self._own(), self.out or self.runs, self._named(self.model))]
         if self.run_folder:
             folder = find_run(self.run_folder, self.runs)
             require_known(folder.config())
@@ -289,20 +203,9 @@ class Diagnose:
                 )
                 for one in wanted
             ]
-        config = resolved(
-            self.config,
-            self.flags,
-            recipe=self.recipe,
-            lr=load(self.config).optim.lr if self.lr is None else self.lr,
-            seed=self.seed,
-            force=self.force,
-        )
+        config = self._resolved()
         case = diagnose.of_config(config, self.runs, tokens=self.tokens)
-        return [(case, self.out or self.runs, self._named(f"{self.recipe}-{run_id(config)[:8]}"))]
-
-    def _named(self, subject: str) -> str:
-        """Return the name of the page of a subject, which is never that of another one."""
-        return f"{self.page}-{re.sub(r'[^A-Za-z0-9_.]+', '-', subject)[-100:]}"
+        return [(case, self.out or self.runs, self._named(config))]
 
     def _page_of(self, checkpoint: str | int) -> str:
         if isinstance(checkpoint, int):

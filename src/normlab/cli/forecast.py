@@ -6,7 +6,7 @@ import math
 import time
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, Literal
 
 from normlab.cli.common import RUNS, Imports, Switch
 from normlab.errors import UserError
@@ -36,8 +36,8 @@ class Forecast:
     """Judge forecasts on groups of the table that were left out, and write the report."""
     fit: Switch = False
     """Fit the forecaster that normlab diagnose uses to the table, and write it with a model card."""
-    wide: Switch = False
-    """Collect wide models, to test a forecast on, around the edges of those that are in the table."""
+    part: Literal["narrow", "wide", "deep"] = "narrow"
+    """Models to collect: narrow ones, deep ones, or the wide ones that a forecast is tested on."""
     most: int = 1200
     """Rows of the table after which nothing else is started."""
     budget: str = ""
@@ -83,7 +83,7 @@ class Forecast:
             raise UserError(f"--most is {self.most}; give the number of rows that the table is to have")
         budget = seconds_of(self.budget, "--budget")
         where = place(self.on)
-        collection = Collection(self.runs, self.table, wide=self.wide)
+        collection = Collection(self.runs, self.table, part=self.part)
         known = len(collection.runs)
         until = math.inf if budget is None else time.monotonic() + budget
         collection.run(where, self.jobs, most=self.most, until=until)

@@ -54,6 +54,8 @@ class Options(Plan, total=False):
     """``call(model, batch)``, where the batch is not the arguments of the model's forward."""
     studies: Sequence[str]
     """Names of the studies to make, in place of those of the preset."""
+    factors: Sequence[float]
+    """Learning rates, over the planned one, for which there is a forecast as well."""
 
 
 @validate_arguments
@@ -100,7 +102,7 @@ def diagnose(
     with _peak(_device(model)) as peak:
         measured = _measure(studies, context)
     judged = (*find(measured.tables, rate if lr or optimiser else None), *unread, *measured.failed)
-    answered, unanswered = _forecast(context, measured, judged, rate)
+    answered, unanswered = _forecast(context, measured, judged, rate, options.get("factors"))
     judged += unanswered
     return Diagnosis(
         model=type(model).__name__,
@@ -149,7 +151,11 @@ def _measure(studies: Sequence[Study], context: StudyContext) -> _Measured:
 
 
 def _forecast(
-    context: StudyContext, measured: _Measured, findings: Sequence[Finding], rate: float
+    context: StudyContext,
+    measured: _Measured,
+    findings: Sequence[Finding],
+    rate: float,
+    factors: Sequence[float] | None,
 ) -> tuple[Answer | None, tuple[Finding, ...]]:
     """Return the forecast, or the finding that it failed. A problem that no feature of a forecast sees stops
     the training whatever it says.
@@ -163,6 +169,7 @@ def _forecast(
             rate,
             seconds=measured.seconds.get("rehearsal", 0.0),
             cause=told(first) if first is not None and unseen else "",
+            factors=factors,
         )
     except Exception as error:  # of any kind: the model is anybody's
         return None, (_failure("forecast", error),)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Final
 
@@ -11,7 +11,7 @@ from torch.optim import Optimizer
 
 from normlab.diagnosis.plan import Plan
 from normlab.diagnosis.probing.step import at_rate
-from normlab.diagnosis.rules.features import VERSION, features
+from normlab.diagnosis.rules.features import STUDIES, VERSION, features
 from normlab.diagnosis.rules.finding import Tables
 from normlab.diagnosis.study import StudyContext, named
 from normlab.diagnosis.table import Table
@@ -26,6 +26,8 @@ LOWER: Final = (1 / 4, 1 / 16)
 """Learning rates, over the planned one, that are tried where the plan is not expected to succeed."""
 WARMUP: Final = 50
 """Steps of the warm-up that is tried there."""
+NEEDED: Final = tuple(name for name in STUDIES if name != "preconditioned_sharpness")
+"""Studies that a forecast is made of; ``evaluation.UNTOLD`` says why the other is not among them."""
 BY_RATE: Final = ("first_step", "updates", "output_change", "rehearsal")
 """Studies that the learning rate and the warm-up change."""
 SLOW: Final = 10.0
@@ -33,11 +35,19 @@ SLOW: Final = 10.0
 
 
 def forecast(
-    context: StudyContext, tables: Mapping[str, Table], lr: float, *, seconds: float, cause: str = ""
+    context: StudyContext,
+    tables: Mapping[str, Table],
+    lr: float,
+    *,
+    seconds: float,
+    cause: str = "",
+    factors: Sequence[float] | None = None,
 ) -> Answer | None:
     """Return the answer for a model before its first step: whether it gets going within ``STEPS`` steps; None
     where its first steps were not rehearsed, or its training has begun.
 
+    ``factors`` are of learning rates that are tried beside the planned one, over it; without them a warm-up
+    and lower rates are tried, where the plan is not expected to succeed and a rehearsal is quick.
     ``seconds`` is the time of the rehearsal; ``cause`` is what stops the training in any case.
     """
     begun = isinstance(context.optimiser, Optimizer) and bool(context.optimiser.state)
@@ -48,10 +58,11 @@ def forecast(
     warmup, plan = context.warmup_steps, told_features(Tables(tables, lr))
     trials = [Trial(lr, warmup, plan)]
     seen = not forecaster.abstains(plan)
-    if seen and not cause and seconds <= SLOW and forecaster.probability(plan) < TRAINS:
-        if warmup < WARMUP:
-            trials.append(Trial(lr, WARMUP, at(context, tables, lr, warmup_steps=WARMUP)))
-        trials += [Trial(lr * f, warmup, at(context, tables, lr * f, factor=f)) for f in LOWER]
+    unsure = seen and not cause and seconds <= SLOW and forecaster.probability(plan) < TRAINS
+    if factors is None and unsure and warmup < WARMUP:
+        trials.append(Trial(lr, WARMUP, at(context, tables, lr, warmup_steps=WARMUP)))
+    for factor in factors if factors is not None else LOWER if unsure else ():
+        trials.append(Trial(lr * factor, warmup, at(context, tables, lr * factor, factor=factor)))
     return answer(forecaster, runs, trials, cause=cause)
 
 

@@ -19,7 +19,7 @@ from normlab.jobs.place import Place
 from normlab.jobs.queue import Queue
 from normlab.spec.config import Config, DataConfig, MachineConfig, run_id
 from normlab.store.folder import RunFolder
-from normlab.survey.design import Model, models, runs_of
+from normlab.survey.design import Model, Part, models, runs_of
 from normlab.survey.measuring import measured
 from normlab.tasks.registry import TASKS
 
@@ -42,17 +42,17 @@ class Collection:
     """Goes through the models of the sequence in their order: a search for the edge, then runs around it.
 
     The table is the state: a collection that was stopped goes on from it, and from the run folders below
-    ``root``, which are deleted once their runs are in the table. With ``wide`` it goes through the wide
-    models of those that are in the table.
+    ``root``, which are deleted once their runs are in the table. Of wide models it goes through those of
+    the narrow ones that are in the table.
     """
 
     def __init__(
-        self, root: Path, table: Path, say: Callable[[str], None] = print, *, wide: bool = False
+        self, root: Path, table: Path, say: Callable[[str], None] = print, *, part: Part = "narrow"
     ) -> None:
         self.root, self.table, self._say = root, table, say
         compact(table)  # a row that was cut off goes
         self.runs = read(table, SurveyedRun)
-        self._models, self._wide = models(wide=wide), wide
+        self._models = models(part)
         self._data: dict[str, DataConfig] = {}
         self._open: dict[str, _Open] = {}
         self._measuring: set[Future[SurveyedRun]] = set()
@@ -76,9 +76,10 @@ class Collection:
         """Open the next model that has runs left."""
         while len(self.runs) + len(self._measuring) < self._most:
             model = next(self._models)
-            searched = [r for r in self.runs if r.kind == "search" and r.model == f"s{model.name[1:]}"]
+            of = f"s{model.name[1:]}" if model.part == "wide" else model.name
+            searched = [run for run in self.runs if run.kind == "search" and run.model == of]
             done = {run.run for run in self.runs if run.model == model.name}
-            if model.wide and not searched:
+            if model.part == "wide" and not searched:
                 return
             if self._add(_Open(model, {run.lr: run.trained for run in searched}, done)):
                 return
@@ -106,7 +107,7 @@ class Collection:
         if reason := self._queue.failed.get(folder.path.name):
             self._say(f"{open_.model.name} at {config.optim.lr:g} could not be trained: {reason}")
             return
-        kind = self._kind(open_.model, config)
+        kind = _kind(open_.model, config)
         outcome = folder.status().outcome
         if kind == "search":
             open_.tried[config.optim.lr] = outcome is not None and outcome.state == "trained"
@@ -115,9 +116,6 @@ class Collection:
             self._keep(future)
         if not self._add(open_) and open_ not in self._open.values():
             self._next_model()
-
-    def _kind(self, model: Model, config: Config) -> Kind:
-        return "wide" if self._wide else "search" if config.seeds.init == 1 else "drawn"
 
     def _keep(self, future: Future[SurveyedRun]) -> None:
         """Add a run to the table, and delete its folder."""
@@ -129,6 +127,10 @@ class Collection:
         self.runs.append(run)
         shutil.rmtree(self.root / run.run)
         self._say(f"{len(self.runs)}: {run.model} {run.kind} at {run.lr:g}: {run.outcome}")
+
+
+def _kind(model: Model, config: Config) -> Kind:
+    return "wide" if model.part == "wide" else "search" if config.seeds.init == 1 else "drawn"
 
 
 def row(path: Path, model: Model, kind: Kind) -> SurveyedRun:

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
-from typing import Final, TypeAlias
+from typing import Final, Literal, TypeAlias
 
 from scipy.stats import qmc
 
@@ -26,6 +26,8 @@ from normlab.spec.randomness import derive
 
 Choices: TypeAlias = Mapping[str, str | float]
 """One value of each axis."""
+Part: TypeAlias = Literal["narrow", "wide", "deep"]
+"""The models of the sequence as they are drawn, those that a forecast is tested on, and deep ones beside."""
 
 
 @dataclass(frozen=True)
@@ -96,6 +98,10 @@ LENGTH: Final = 2**10
 WIDE: Final = 256.0
 WIDE_LAYERS: Final = 4.0
 """Width of the wide models, four times the largest of the others, and the most layers that they have."""
+DEEP: Final = 18.0
+DEEP_WIDTH: Final = 32.0
+DEEP_PLACEMENTS: Final = ("post", "pre", "admin", "deepnorm")
+"""Layers of the deep models, their largest width, and their placements in turn."""
 SEEDS: Final = (2, 3)
 RATES: Final = 2
 WIDE_RATES: Final = 3
@@ -109,9 +115,9 @@ class Model:
     """A model of the survey: everything about a run but its learning rate and its seed."""
 
     name: str
-    """``s17`` for the seventeenth of the sequence, ``w17`` for its wide one."""
+    """``s17`` for the seventeenth of the sequence, ``w17`` and ``d17`` for its wide and its deep one."""
     choices: Choices
-    wide: bool = False
+    part: Part = "narrow"
 
     def config(self, lr: float, seed: int) -> Config:
         """The resolved configuration of a run. Raises UserError for a recipe that is not defined."""
@@ -151,17 +157,38 @@ class Model:
         return resolve("+".join(map(str, parts)), base)
 
 
-def models(*, wide: bool = False) -> Iterator[Model]:
-    """The models of the sequence whose recipes are defined; with ``wide``, all of the width ``WIDE``."""
+def models(part: Part = "narrow") -> Iterator[Model]:
+    """The models of a part of the survey whose recipes are defined, in the order of the sequence."""
     for index, point in enumerate(_sequence()):
         choices = {
             name: values[int(len(values) * x)] for (name, values), x in zip(AXES.items(), point, strict=True)
         }
-        if wide:
-            choices |= {"width": WIDE, "layers": min(float(choices["layers"]), WIDE_LAYERS)}
-        model = Model(f"{'w' if wide else 's'}{index}", choices, wide)
+        letter, changed = PARTS[part](index, choices)
+        model = Model(f"{letter}{index}", choices | changed, part)
         if _defined(model):
             yield model
+
+
+def _narrow(index: int, choices: Choices) -> tuple[str, dict[str, str | float]]:
+    return "s", {}
+
+
+def _wide(index: int, choices: Choices) -> tuple[str, dict[str, str | float]]:
+    return "w", {"width": WIDE, "layers": min(float(choices["layers"]), WIDE_LAYERS)}
+
+
+def _deep(index: int, choices: Choices) -> tuple[str, dict[str, str | float]]:
+    placement = DEEP_PLACEMENTS[index % len(DEEP_PLACEMENTS)]
+    width = min(float(choices["width"]), DEEP_WIDTH)
+    return "d", {"layers": DEEP, "width": width, "placement": placement}
+
+
+PARTS: Final[Mapping[Part, Callable[[int, Choices], tuple[str, dict[str, str | float]]]]] = {
+    "narrow": _narrow,
+    "wide": _wide,
+    "deep": _deep,
+}
+"""The first letter of a model's name, and what it has in the place of the sequence's choices, by part."""
 
 
 def _defined(model: Model) -> bool:
@@ -213,13 +240,16 @@ def drawn_rates(model: Model, tried: Mapping[float, bool]) -> list[float]:
     """
     low, high = edge(tried)
     middle = math.sqrt(low * high) if low is not None and high is not None else low or high or START
-    unit = [derive(i, f"rate of {model.name}") / 2**63 for i in range(WIDE_RATES if model.wide else RATES)]
+    unit = [
+        derive(i, f"rate of {model.name}") / 2**63
+        for i in range(WIDE_RATES if model.part == "wide" else RATES)
+    ]
     return [float(f"{middle * AROUND ** (2 * u - 1):.4g}") for u in unit]
 
 
 def runs_of(model: Model, tried: Mapping[float, bool]) -> list[Config]:
     """The runs of a model as far as they are known: the next one of its search, or those around the edge."""
-    if model.wide:
+    if model.part == "wide":
         return [model.config(lr, SEEDS[0]) for lr in drawn_rates(model, tried)]
     rate = next_rate(tried, start_rate(model))
     if rate is not None:

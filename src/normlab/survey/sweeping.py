@@ -33,7 +33,8 @@ def sweep(
     """
     compact(table)  # a row that was cut off goes
     known = {rate.model for rate in read(table, SweptRate)}
-    todo = [model for model in models() if model.name in set(names) - known]
+    wanted = set(names) - known
+    todo = [model for model in (*models(), *models("deep")) if model.name in wanted]
     context = get_context("spawn")
     with ProcessPoolExecutor(jobs, context, initializer=torch.set_num_threads, initargs=(1,)) as pool:
         futures = [pool.submit(swept, model, root) for model in todo]

@@ -4,16 +4,15 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from typing import Final, NamedTuple, Protocol
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.optim import Optimizer
 
 from normlab.diagnosis.probing.cropping import cropped
-from normlab.diagnosis.probing.step import OptimiserFactory, find_loss_gradients, updated
+from normlab.diagnosis.probing.step import OptimiserFactory, at_rate, find_loss_gradients, updated
 from normlab.diagnosis.probing.stepping import LossGradients, Weights, at_weights, trainable
 from normlab.diagnosis.reading.parameters import nodes_behind
 from normlab.diagnosis.reading.subject import Subject
@@ -106,7 +105,7 @@ class _Trials:
             )
 
     def _stepped(self, factor: float) -> dict[str, Tensor]:
-        with _scaled(self._optimiser, factor) as faster:
+        with at_rate(self._optimiser, factor) as faster:
             return updated(self._subject, faster, self._slope)
 
     def _change(self, weights: Weights) -> float:
@@ -135,29 +134,6 @@ def _search(change: Callable[[float], float], tolerance: float) -> tuple[float |
         middle = math.sqrt(low * high)
         low, high = (low, middle) if change(middle) > 1 else (middle, high)
     return low, high
-
-
-@contextmanager
-def _scaled(optimiser: Optimizer | OptimiserFactory, factor: float) -> Iterator[Optimizer | OptimiserFactory]:
-    """Multiply every learning rate of the optimiser, inside this block if it is amid its training."""
-    if not isinstance(optimiser, Optimizer):
-
-        def make(parameters: list[nn.Parameter]) -> Optimizer:
-            made = optimiser(parameters)
-            for group in made.param_groups:
-                group["lr"] = group["lr"] * factor
-            return made
-
-        yield make
-        return
-    own = [(group, group["lr"]) for group in optimiser.param_groups]
-    try:
-        for group, lr in own:
-            group["lr"] = lr * factor
-        yield optimiser
-    finally:
-        for group, lr in own:
-            group["lr"] = lr
 
 
 def _bracket(change: Callable[[float], float]) -> tuple[float | None, float | None]:
@@ -332,21 +308,23 @@ def _combined(weights: Tensor, vectors: list[Tensor]) -> Tensor:
 
 
 def critical_rate(tables: Tables) -> Iterator[Finding]:
-    """Compare the learning rate with the smallest one at which a step raises the loss."""
+    """Say that the learning rate is above the smallest one at which a step raises the loss. That it is below
+    says nothing: many a training fails there, and a forecast counts it with the rest.
+    """
     rows = tables.table("curvature").where(quantity="critical_lr").rows
     critical = number(rows[0]["value"]) if rows else None
-    if not critical or tables.lr is None:
+    if not critical or tables.lr is None or tables.lr <= critical:
         return
     ratio, steps = tables.lr / critical, tables.warmup_steps
-    above, first = ratio > 1, ratio / max(steps, 1)
+    first = ratio / max(steps, 1)
     advice = f"; begin with a {'longer ' if steps else ''}warm-up from below it, or lower the rate"
     yield Finding(
         "learning_rate",
         ("problem" if first > FAR_ABOVE else "warning") if first > 1 else "note",
-        f"the learning rate {said(tables.lr)} is {said(ratio if above else 1 / ratio)} times "
-        f"{'above' if above else 'below'} {said(critical)}, the rate from which a single step from here "
-        "raises the loss of its own mini-batch, or of a few hundred tokens where there is none"
-        + (f"; judged {warmed(steps)}" if above and steps else "")
+        f"the learning rate {said(tables.lr)} is {said(ratio)} times above {said(critical)}, the rate from "
+        "which a single step from here raises the loss of its own mini-batch, or of a few hundred tokens "
+        "where there is none"
+        + (f"; judged {warmed(steps)}" if steps else "")
         + (advice if first > 1 else ""),
         "curvature",
         {"lr": tables.lr, "critical_lr": critical, "ratio": ratio},
