@@ -1,11 +1,12 @@
 """Runs whose forecasts are written down before they are trained: new sizes, and other people's classes.
 
-    python benchmarks/forecasts.py --forecast   # measure all models, and write the forecasts
-    python benchmarks/forecasts.py --train      # train what has no outcome yet, and add it
+    python benchmarks/forecasts.py --forecast advised   # measure models of a group, and write the forecasts
+    python benchmarks/forecasts.py --train              # train what has no outcome yet, and add it
 
 ``new``: eight recipes at sizes that no run of the table has, each at a quarter, twice and four times the
 largest rate that is forecast to train. ``foreign``: ten classes at three rates, 200 steps of AdamW on
-blocks of the Brown corpus. A forecast is for the plan as it stands: no warm-up or lower rate is tried in its
+blocks of the Brown corpus. ``advised``: a Post-LN of 18 and 18 layers at 5e-4, and the changes of it that
+`normlab advise` tries. A forecast is for the plan as it stands: no warm-up or lower rate is tried in its
 place. The baselines are the same learner on the configuration and on the learning rate alone. `normlab
 forecast --evaluate` puts both into its report.
 """
@@ -15,7 +16,7 @@ from __future__ import annotations
 import argparse
 import math
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass, replace
 from functools import cache, partial
@@ -28,12 +29,15 @@ import transformers as tf
 from torch import Tensor, nn
 from torch.nn import functional
 
+from normlab.configs import demo
 from normlab.data.blocks import blocks_in_order
 from normlab.data.plain import TextCorpus
 from normlab.diagnosis import diagnose
 from normlab.diagnosis.forecasting import NEEDED, told_features
 from normlab.diagnosis.rules.features import VERSION
 from normlab.diagnosis.rules.finding import Tables
+from normlab.examine.advice import PLAN
+from normlab.examine.advising import Advisor, advise_recipe, usual
 from normlab.examine.subjects import Case, of_config
 from normlab.forecast.answer import STEPS, Trial, answer
 from normlab.forecast.evaluation import CONFIGURATION, ENCODINGS, forecaster_of, whole
@@ -41,6 +45,8 @@ from normlab.forecast.forecaster import Features, Forecaster
 from normlab.forecast.shipping import shipped
 from normlab.forecast.table import Foretold, SurveyedRun, read, write
 from normlab.nn import PAD
+from normlab.recipes.grammar import resolve
+from normlab.spec.config import Config
 from normlab.survey.design import Model, start_rate
 from normlab.survey.measuring import TOKENS
 from normlab.tasks.language_model import LanguageModel
@@ -55,6 +61,8 @@ GRID = tuple(4.0**k for k in range(-2, 5))
 FOREIGN_RATES = (1e-3, 1e-2, 1e-1)
 VOCAB, DIM, HEADS, LAYERS, FFN, MASK, MASKED = 512, 64, 4, 4, 256, 511, 0.15
 SMALL_TOKENS = 256
+ADVISED, ADVISED_RATE = 18, 5e-4
+"""Layers of an encoder and of a decoder, and the learning rate that is planned for them."""
 
 
 def _model(
@@ -235,12 +243,14 @@ def _foretold(group: str, name: str, choices: Mapping[str, Any], lr: float, case
     features, (forecaster, runs) = _measured(case, lr), shipped(VERSION)
     found = answer(forecaster, runs, [Trial(lr, 0, features)])
     seconds = time.perf_counter() - begun
-    as_run = SurveyedRun("", name, "drawn", choices, lr, SEED, STEPS, "", None, 0.0, {}, VERSION)
-    trivial = {
-        key: one.probability(whole(ENCODINGS[key](as_run) or {}, one)) for key, one in _baselines().items()
-    }
-    p = found.probability
-    return Foretold(group, name, choices, lr, found.kind, p, *trivial.values(), seconds)
+    trivial = _trivial(name, choices, lr)
+    return Foretold(group, name, choices, lr, found.kind, found.probability, *trivial, seconds)
+
+
+def _trivial(name: str, choices: Mapping[str, Any], lr: float) -> list[float]:
+    """What the baselines forecast."""
+    run = SurveyedRun("", name, "drawn", choices, lr, SEED, STEPS, "", None, 0.0, {}, VERSION)
+    return [one.probability(whole(ENCODINGS[key](run) or {}, one)) for key, one in _baselines().items()]
 
 
 def forecast_new(model: Model) -> list[Foretold]:
@@ -262,10 +272,50 @@ def forecast_foreign(name: str) -> list[Foretold]:
     return [_foretold("foreign", name, foreign.choices, lr, _case(foreign, lr)) for lr in FOREIGN_RATES]
 
 
+def _advised() -> dict[str, Config]:
+    """The plan that advice is asked for, and the usual changes of it, by name."""
+    plan = resolve("post", demo())
+    plan = replace(
+        plan,
+        model=replace(plan.model, encoder_layers=ADVISED, decoder_layers=ADVISED),
+        optim=replace(plan.optim, lr=ADVISED_RATE),
+        train=replace(plan.train, precision="fp32"),
+    )
+    return {PLAN: plan, **dict(usual(plan))}
+
+
+def forecast_advised() -> list[Foretold]:
+    """Forecast a deep Post-LN, and the changes of it that are tried by default."""
+    configs, found = _advised(), list[Foretold]()
+    begun = time.perf_counter()
+    advice = advise_recipe(configs[PLAN], RUNS, tokens=2048, advisor=Advisor(factors=()))
+    seconds = (time.perf_counter() - begun) / len(advice.alternatives)
+    for one in advice.alternatives:
+        config = configs[one.name]
+        words = {"text": "dates", "placement": config.model.encoder_placement, "norm": config.model.norm}
+        numbers = {"layers": ADVISED, "width": config.model.dim, "warmup": config.optim.warmup_steps}
+        choices = {**words, "optimiser": "adam", **numbers}
+        trivial = _trivial(one.name, choices, ADVISED_RATE)
+        kind = "cannot say" if one.answer is None else one.answer.kind
+        name = f"{one.name} ({config.recipe})" if one.name == PLAN else one.name
+        told = Foretold("advised", name, choices, ADVISED_RATE, kind, one.probability, *trivial, seconds)
+        found.append(told)
+    return found
+
+
 def train_new(row: Foretold) -> Foretold:
     """Train a run of ours."""
     model = next(model for model in NEW if model.name == row.model)
-    found = train(model.config(row.lr, SEED), RUNS).status().outcome
+    return _trained_by(model.config(row.lr, SEED), row)
+
+
+def train_advised(row: Foretold) -> Foretold:
+    """Train the plan, or a change of it."""
+    return _trained_by(_advised()[row.model.partition(" (")[0]], row)
+
+
+def _trained_by(config: Config, row: Foretold) -> Foretold:
+    found = train(replace(config, machine=replace(config.machine, threads=1)), RUNS).status().outcome
     return replace(row, outcome=found.state if found else "")
 
 
@@ -305,14 +355,18 @@ def _dev(model: nn.Module, corpus: TextCorpus, foreign: Foreign) -> float:
     return sum(found) / len(found)
 
 
-def _forecasts(pool: ProcessPoolExecutor) -> Iterator[Foretold]:
-    asked = [pool.submit(forecast_foreign, name) for name in FOREIGN]
-    asked += [pool.submit(forecast_new, model) for model in NEW]
-    yield from (row for one in asked for row in one.result())
+def _forecasts(pool: ProcessPoolExecutor, groups: Sequence[str]) -> Iterator[Foretold]:
+    asked = {
+        "foreign": [partial(forecast_foreign, name) for name in FOREIGN],
+        "new": [partial(forecast_new, model) for model in NEW],
+        "advised": [forecast_advised],
+    }
+    waiting = [pool.submit(one) for group in groups for one in asked[group]]
+    yield from (row for one in waiting for row in one.result())
 
 
 def _trained(pool: ProcessPoolExecutor, rows: list[Foretold]) -> Iterator[Foretold]:
-    kinds = {"new": train_new, "foreign": train_foreign}
+    kinds = {"new": train_new, "foreign": train_foreign, "advised": train_advised}
     waiting = [None if row.outcome else pool.submit(kinds[row.group], row) for row in rows]
     yield from (row if one is None else one.result() for row, one in zip(rows, waiting, strict=True))
 
@@ -331,13 +385,14 @@ def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--forecast", action="store_true")
+    parser.add_argument("--forecast", nargs="+", choices=("new", "foreign", "advised"), default=())
     parser.add_argument("--train", action="store_true")
     asked = parser.parse_args()
     context = get_context("spawn")
     with ProcessPoolExecutor(2, context, initializer=torch.set_num_threads, initargs=(1,)) as pool:
         if asked.forecast:
-            write(TABLE, _said(_forecasts(pool)))
+            kept = [row for row in read(TABLE, Foretold) if row.group not in asked.forecast]
+            write(TABLE, [*kept, *_said(_forecasts(pool, asked.forecast))])
         if asked.train:
             write(TABLE, _said(_trained(pool, read(TABLE, Foretold))))
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
-from normlab.forecast.answer import STEPS, TRAINS, Answer, Tried
+from normlab.forecast.answer import FAILS, STEPS, TRAINS, Answer, Tried
 from normlab.spec.serialise import to_plain
 from normlab.spec.units import rate
 
@@ -64,7 +64,10 @@ class Advice:
     @property
     def best(self) -> list[Alternative]:
         """The changes that are expected to train at the planned rate, the most probable first."""
-        found = [a for a in self.alternatives[1:] if (a.probability or 0.0) >= TRAINS]
+        return self._above(TRAINS)
+
+    def _above(self, least: float) -> list[Alternative]:
+        found = [a for a in self.alternatives[1:] if (a.probability or 0.0) >= least]
         return sorted(found, key=lambda a: -(a.probability or 0.0))
 
     @property
@@ -83,8 +86,10 @@ class Advice:
         return f"{planned}; {self._changes()}"
 
     def _changes(self) -> str:
-        if best := self.best[:NAMED]:
-            return f"expected to train: {', '.join(f'{a.name} ({a.probability:.2f})' for a in best)}"
+        likelier = [a for a in self._above(FAILS) if (a.probability or 0.0) > (self.plan.probability or 0.0)]
+        for said, found in (("expected to train", self.best), ("likelier, but not sure", likelier)):
+            if found:
+                return f"{said}: {', '.join(f'{a.name} ({a.probability:.2f})' for a in found[:NAMED])}"
         lower = [(a, t) for a in self.alternatives if (t := a.highest()) is not None and t.lr < self.lr]
         if not lower:
             return "no change that was tried is expected to train"

@@ -12,7 +12,7 @@ from normlab.forecast.table import SurveyedRun
 
 LIMITS: Final = (
     "It says whether the first 150 to 200 steps of a training lower the loss as a sound training does, not "
-    "how good the trained model becomes. It was fitted on models of 1 to 12 layers and of width 16 to 64, "
+    "how good the trained model becomes. It was fitted on models of 1 to 18 layers and of width 16 to 64, "
     "two texts, batches of 512 tokens, and optimisers of the Adam family and SGD."
 )
 
