@@ -297,8 +297,7 @@ def forecast_advised() -> list[Foretold]:
         choices = {**words, "optimiser": "adam", **numbers}
         trivial = _trivial(one.name, choices, ADVISED_RATE)
         kind = "cannot say" if one.answer is None else one.answer.kind
-        name = f"{one.name} ({config.recipe})" if one.name == PLAN else one.name
-        told = Foretold("advised", name, choices, ADVISED_RATE, kind, one.probability, *trivial, seconds)
+        told = Foretold("advised", one.name, choices, ADVISED_RATE, kind, one.probability, *trivial, seconds)
         found.append(told)
     return found
 
@@ -311,7 +310,7 @@ def train_new(row: Foretold) -> Foretold:
 
 def train_advised(row: Foretold) -> Foretold:
     """Train the plan, or a change of it."""
-    return _trained_by(_advised()[row.model.partition(" (")[0]], row)
+    return _trained_by(_advised()[row.model], row)
 
 
 def _trained_by(config: Config, row: Foretold) -> Foretold:
