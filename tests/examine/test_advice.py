@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from normlab.examine.advice import PLAN, Advice, Alternative
 from normlab.forecast.answer import Answer, Tried
 
@@ -53,6 +55,14 @@ def test_there_may_be_no_forecast():
         "there is no forecast for the plan at a learning rate of 4e-3: no stream"
     )
     assert "the plan: no forecast: no stream" in str(found)
+
+
+def test_what_stops_a_training_is_said_and_no_such_change_is_named():
+    dead = replace(answer(0.9, 0.9), reason="h.3.mlp is zero", stopped=True)
+    found = advice(dead, pre=dead, admin=answer(0.8))
+    assert found.sentence == "do not train as planned: h.3.mlp is zero; expected to train: admin (0.80)"
+    assert advice(dead, pre=dead).sentence.endswith("no change that was tried is expected to train")
+    assert "  pre: does not train: h.3.mlp is zero" in str(found)
 
 
 def test_all_of_it_is_plain():

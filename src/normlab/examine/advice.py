@@ -35,13 +35,19 @@ class Alternative:
         return None if self.answer is None else self.answer.probability
 
     @property
+    def stopped(self) -> str:
+        """What stops it whatever the forecast says; empty without such a finding."""
+        return self.answer.reason if self.answer is not None and self.answer.stopped else ""
+
+    @property
     def tried(self) -> Sequence[Tried]:
         """Its forecasts, the lowest learning rate first."""
         return [] if self.answer is None else sorted(self.answer.tried, key=lambda t: t.lr)
 
     def highest(self) -> Tried | None:
         """Return the forecast at the highest learning rate of those that are expected to train."""
-        found = [t for t in self.tried if t.probability is not None and t.probability >= TRAINS]
+        expected = [t for t in self.tried if t.probability is not None and t.probability >= TRAINS]
+        found = [] if self.stopped else expected
         return found[-1] if found else None
 
 
@@ -67,7 +73,7 @@ class Advice:
         return self._above(TRAINS)
 
     def _above(self, least: float) -> list[Alternative]:
-        found = [a for a in self.alternatives[1:] if (a.probability or 0.0) >= least]
+        found = [a for a in self.alternatives[1:] if (a.probability or 0.0) >= least and not a.stopped]
         return sorted(found, key=lambda a: -(a.probability or 0.0))
 
     @property
@@ -76,6 +82,8 @@ class Advice:
         p, at = self.plan.probability, f"at a learning rate of {rate(self.lr)}"
         if self.plan.answer is None:
             planned = f"there is no forecast for the plan {at}: {self.plan.why}"
+        elif self.plan.stopped:
+            planned = f"do not train as planned: {self.plan.stopped}"
         elif p is None:
             planned = f"cannot say whether the plan trains {at}"
         else:
@@ -128,6 +136,8 @@ def told(alternative: Alternative) -> str:
     """Say the forecasts of an alternative in a line."""
     if alternative.answer is None:
         return f"no forecast: {alternative.why}"
+    if alternative.stopped:
+        return f"does not train: {alternative.stopped}"
     return ", ".join(f"{probability(t.probability)} at {rate(t.lr)}" for t in alternative.tried)
 
 

@@ -90,7 +90,8 @@ def _table(alternatives: Sequence[Mapping[str, Any]]) -> Table:
     for a in alternatives:
         at = {t["lr"]: t for t in (a["answer"] or {"tried": ()})["tried"]}
         cells = [Cell(probability(at[lr]["probability"])) if lr in at else Cell("–") for lr in rates]
-        body.append([Cell(a["name"], a["do"] or a["why"]), *cells])
+        stopped = a["answer"]["reason"] if a["answer"] and a["answer"]["stopped"] else ""
+        body.append([Cell(a["name"], stopped or a["do"] or a["why"]), *cells])
     return Table(("plan", *map(rate, rates)), body, caption="Probability by learning rate")
 
 

@@ -99,6 +99,16 @@ def _one(found: Iterable[Judged], split: str, name: str = MEASURED) -> Judged:
     return next(one for one in found if (one.split, one.forecast) == (split, name))
 
 
+def _deep(runs: Sequence[SurveyedRun]) -> str:
+    """Say how the deep models were drawn, by the letter of their names."""
+    deep = {run.model: run.choices for run in runs if run.model.startswith("d")}
+    if not deep:
+        return ""
+    placements = ", ".join(dict.fromkeys(str(c["placement"]) for c in deep.values()))
+    layers = max(float(c["layers"]) for c in deep.values())
+    return f"{count(len(deep), 'model')} of {layers:g} layers have these placements in turn: {placements}. "
+
+
 def _runs(runs: Sequence[SurveyedRun], wide: Sequence[SurveyedRun]) -> list[str]:
     outcomes = Counter(run.outcome for run in runs)
     failed = len(runs) - outcomes["trained"]
@@ -109,6 +119,7 @@ def _runs(runs: Sequence[SurveyedRun], wide: Sequence[SurveyedRun]) -> list[str]
         f"{count(len(runs), 'run')} of {count(models, 'model')}, drawn from a Sobol sequence over placement, "
         "norm, initialisation, optimiser, β2, depth, width, warm-up and text, in "
         f"{sum(run.seconds for run in runs) / 3600:.1f} core-hours; {failed / len(runs):.0%} fail. "
+        + _deep(runs)
         + (f"{count(len(wide), 'run')} of wide models are kept apart." if wide else ""),
         markdown_table(
             ["outcome", *texts],
