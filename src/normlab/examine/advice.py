@@ -46,9 +46,8 @@ class Alternative:
 
     def highest(self) -> Tried | None:
         """Return the forecast at the highest learning rate of those that are expected to train."""
-        expected = [t for t in self.tried if t.probability is not None and t.probability >= TRAINS]
-        found = [] if self.stopped else expected
-        return found[-1] if found else None
+        found = [t for t in self.tried if t.probability is not None and t.probability >= TRAINS]
+        return found[-1] if found and not self.stopped else None
 
 
 @dataclass(frozen=True)
