@@ -38,7 +38,7 @@ def test_without_a_change_that_trains_the_highest_lower_rate_is_named():
     found = advice(answer(0.2, 0.7), pre=answer(0.5, 0.9))
     assert found.sentence.endswith("; likelier, but not sure: pre (0.50)")
     found = advice(answer(0.2, 0.7), pre=answer(0.1, 0.9))
-    assert found.sentence.endswith("no change is expected to train at this rate; at 1e-3 pre is (0.90)")
+    assert found.sentence.endswith("no change is expected to train at this rate, but at 1e-3 pre is (0.90)")
 
 
 def test_the_forecaster_may_abstain():

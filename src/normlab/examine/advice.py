@@ -102,7 +102,7 @@ class Advice:
             return "no change that was tried is expected to train"
         one, tried = max(lower, key=lambda pair: (pair[1].lr, pair[1].probability or 0.0))
         return (
-            f"no change is expected to train at this rate; at {rate(tried.lr)} {one.name} is "
+            f"no change is expected to train at this rate, but at {rate(tried.lr)} {one.name} is "
             f"({tried.probability:.2f})"
         )
 

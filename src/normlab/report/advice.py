@@ -46,16 +46,16 @@ def advice_page(advice: Mapping[str, Any]) -> str:
     alternatives: Sequence[Mapping[str, Any]] = advice["alternatives"]
     names = [a["name"] for a in alternatives]
     answered = [a for a in alternatives if a["answer"]]
-    sentence = str(advice["sentence"])
+    planned, _, changes = str(advice["sentence"]).rpartition("; ")
     blocks: list[Block] = []
     if answered:
         blocks += [_picture(answered, names, advice["lr"]), _table(alternatives)]
     plan = alternatives[0]["answer"] if alternatives else None
     return Page(
         title=f"Advice for {advice['title']}",
-        headline=sentence[:1].upper() + sentence[1:],
+        headline=f"{planned[:1].upper()}{planned[1:]}",
         facts=[f"planned learning rate {rate(advice['lr'])}"],
-        lead="",
+        lead=f"{changes[:1].upper()}{changes[1:]}.",
         blocks=[
             Section("", blocks, "alternatives", listed=False),
             *([forecast_section(plan, tried=False)] if plan else []),
