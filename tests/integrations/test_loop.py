@@ -33,14 +33,14 @@ class Block(nn.Module):
 class Small(nn.Module):
     """A model whose layers are a list, as in nanoGPT, or a dict of names "0" …, as in torchtitan."""
 
-    def __init__(self, *, as_dict=False, dim=16):
+    def __init__(self, *, as_dict=False, dim=16, dropout=0.1):
         super().__init__()
         self.tok_embeddings, self.norm = nn.Embedding(VOCAB, dim), nn.LayerNorm(dim)
         blocks = [Block(dim) for _ in range(2)]
         self.layers = (
             nn.ModuleDict({str(i): b for i, b in enumerate(blocks)}) if as_dict else nn.ModuleList(blocks)
         )
-        self.output, self.dropout = nn.Linear(dim, VOCAB), nn.Dropout(0.1)
+        self.output, self.dropout = nn.Linear(dim, VOCAB), nn.Dropout(dropout)
 
     def forward(self, ids):
         x = self.dropout(self.tok_embeddings(ids))

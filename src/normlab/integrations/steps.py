@@ -6,9 +6,10 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor, distributed, nn
 from torch.optim import Optimizer
 
+from normlab.diagnosis.probing.stats import whole
 from normlab.integrations.observation import Place
 from normlab.integrations.recorder import Stepped
 from normlab.training.meter import Grouping, Meter
@@ -22,16 +23,32 @@ class _Owned:
         self.parts = parts
 
     def norms(self, parts: Sequence[Tensor], /) -> Tensor:
-        """`[P]`: L2 norms of whole tensors, added up over the ranks where these hold parts."""
-        if any(hasattr(part, "full_tensor") for part in parts):
-            return torch.stack([_whole(torch.linalg.vector_norm(part)) for part in parts])
-        return norms_of(parts)
+        """`[P]`: L2 norms of whole tensors, their squares added up over the ranks where these hold parts.
+
+        One exchange for each way in which tensors are spread over ranks, as one for all that FSDP2 shards.
+        """
+        parts = [whole(part) if _is_sum(part) else part for part in parts]
+        ways = [_sums_over(part) for part in parts]
+        norms = norms_of([getattr(part, "to_local", lambda part=part: part)() for part in parts])
+        for way in dict.fromkeys(ways):
+            here = torch.tensor([i for i, own in enumerate(ways) if own == way], device=norms.device)
+            squares = norms[here].square()
+            for group in way:
+                distributed.all_reduce(squares, group=group)
+            norms = norms.index_copy(0, here, squares.sqrt()) if way else norms
+        return norms
 
 
-def _whole(norm: Tensor) -> Tensor:
-    """Return a norm that may be distributed as a plain tensor."""
-    full: Any = getattr(norm, "full_tensor", None)
-    return norm if full is None else full()
+def _sums_over(tensor: Tensor) -> tuple[Any, ...]:
+    """Return the groups of ranks over which the parts of a tensor are spread, none if it is whole here."""
+    spread: Any = tensor
+    placements = enumerate(getattr(tensor, "placements", ()))
+    return tuple(spread.device_mesh.get_group(dim) for dim, placed in placements if not placed.is_replicate())
+
+
+def _is_sum(tensor: Tensor) -> bool:
+    """Whether a tensor is spread over ranks as terms that are still to be added."""
+    return any(placed.is_partial() for placed in getattr(tensor, "placements", ()))
 
 
 class OptimiserSteps:

@@ -363,7 +363,8 @@ def watch(
     A step is one call of the model in training mode, or several, and the step of the optimiser, or of each of
     a list of them, that follows. ``watch.loss(loss)`` gives the recorder the loss, unless the model puts it
     out: as ``loss``, or as the only number in a tuple. ``first_step`` is the number of steps that a resumed
-    training has done. At the end of the block, or by ``watch.close()``, the page is drawn.
+    training has done. At the end of the block, or by ``watch.close()``, the page is drawn. Where ranks hold
+    parts of the weights, as under ``fully_shard``, each of them has to watch, because their norms are added.
 
     Raises UserError for a preset or a sink that does not exist, steps below 1, a first step below 0 and for
     anything that is not an optimiser.

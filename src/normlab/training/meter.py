@@ -62,13 +62,18 @@ class Meter(Generic[P]):
     @torch.no_grad()
     def before(self) -> None:
         """Remember the weights; call it before the optimiser's step."""
-        torch._foreach_copy_(self.moved, self.weights)
+        torch._foreach_copy_(_here(self.moved), _here(self.weights))
 
     @torch.no_grad()
     def after(self) -> Tensor:
         """`[P]`: the L2 norm of each parameter's update; call it after the optimiser's step."""
-        torch._foreach_sub_(self.moved, self.weights)
+        torch._foreach_sub_(_here(self.moved), _here(self.weights))
         return self.parallel.norms(self.moved)
+
+
+def _here(tensors: Sequence[Tensor]) -> list[Tensor]:
+    """Return the numbers that this process holds, of a tensor that is spread over ranks its own part."""
+    return [getattr(x, "to_local", lambda x=x: x)() for x in tensors]
 
 
 def _stored(gradient: Tensor) -> Tensor:

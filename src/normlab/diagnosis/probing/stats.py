@@ -72,8 +72,18 @@ STATISTICS: dict[str, Statistic] = {statistic.__name__: statistic for statistic 
 """The statistics by the names that probes use."""
 
 
+def whole(x: Tensor) -> Tensor:
+    """Return a tensor that may be a part of one on several ranks as a plain one."""
+    full: Callable[[], Tensor] | None = getattr(x, "full_tensor", None)
+    return x if full is None else full()
+
+
 @validate_arguments
 def measure(statistic: str, x: Tensor) -> Tensor:
-    """Compute a statistic of a tensor of any floating type, in float32 if the type is narrower."""
-    x = x.detach()
+    """Compute a statistic of a tensor of any floating type, in float32 if the type is narrower.
+
+    One that is spread over ranks, as the parameters under ``fully_shard`` are, is made whole first: every
+    rank has to measure it.
+    """
+    x = whole(x.detach())
     return STATISTICS[statistic](x.to(torch.promote_types(x.dtype, torch.float32)))
