@@ -4,11 +4,12 @@
     python benchmarks/forecasts.py --train              # train what has no outcome yet, and add it
 
 ``new``: eight recipes at sizes that no run of the table has, each at a quarter, twice and four times the
-largest rate that is forecast to train. ``foreign``: ten classes at three rates, 200 steps of AdamW on
-blocks of the Brown corpus. ``advised``: a Post-LN of 18 and 18 layers at 5e-4, and the changes of it that
-`normlab advise` tries. A forecast is for the plan as it stands: no warm-up or lower rate is tried in its
-place. The baselines are the same learner on the configuration and on the learning rate alone. `normlab
-forecast --evaluate` puts both into its report.
+largest rate that is forecast to train. ``later``: the same for the last eight models of the survey's
+sequence, in other sizes, by a forecaster that knows deep models. ``foreign``: ten classes at three rates,
+200 steps of AdamW on blocks of the Brown corpus. ``advised``: a Post-LN of 18 and 18 layers at 5e-4, and the
+changes of it that `normlab advise` tries. A forecast is for the plan as it stands: no warm-up or lower rate
+is tried in its place. The baselines are the same learner on the configuration and on the learning rate alone.
+`normlab forecast --evaluate` puts both into its report.
 """
 
 from __future__ import annotations
@@ -47,7 +48,7 @@ from normlab.forecast.table import Foretold, SurveyedRun, read, write
 from normlab.nn import PAD
 from normlab.recipes.grammar import resolve
 from normlab.spec.config import Config
-from normlab.survey.design import Model, start_rate
+from normlab.survey.design import Model, models, start_rate
 from normlab.survey.measuring import TOKENS
 from normlab.tasks.language_model import LanguageModel
 from normlab.training.outcome import outcome
@@ -63,6 +64,8 @@ VOCAB, DIM, HEADS, LAYERS, FFN, MASK, MASKED = 512, 64, 4, 4, 256, 511, 0.15
 SMALL_TOKENS = 256
 ADVISED, ADVISED_RATE = 18, 5e-4
 """Layers of an encoder and of a decoder, and the learning rate that is planned for them."""
+LATER, LATER_LAYERS, LATER_WIDTH = 8, (5, 7), 48
+"""The number of later models, their layers in turn, and their width."""
 
 
 def _model(
@@ -84,6 +87,17 @@ NEW = (
     _model("brown", "keel", "rmsnorm", "smallinit", "adamw", 5, 48),
     _model("dates", "rezero", "layernorm", "xavier", "adam", 8, 48),
 )
+
+
+def _later() -> tuple[Model, ...]:
+    """The last models of the survey's sequence, in sizes that no run of the table has, without a warm-up."""
+    found = list[Model]()
+    for i, drawn in enumerate(list(models())[-LATER:]):
+        sizes: dict[str, str | float] = {"layers": LATER_LAYERS[i % 2], "width": LATER_WIDTH, "warmup": 0}
+        one = Model("", drawn.choices | sizes)
+        words = "{placement}, {norm}, {optimiser}, {layers} layers of width {width}, {text}"
+        found.append(replace(one, name=words.format(**one.choices)))
+    return tuple(found)
 
 
 @dataclass(frozen=True)
@@ -253,7 +267,7 @@ def _trivial(name: str, choices: Mapping[str, Any], lr: float) -> list[float]:
     return [one.probability(whole(ENCODINGS[key](run) or {}, one)) for key, one in _baselines().items()]
 
 
-def forecast_new(model: Model) -> list[Foretold]:
+def forecast_around(model: Model, group: str) -> list[Foretold]:
     """Forecast a recipe around the largest rate that is forecast to train."""
     forecaster, _ = shipped(VERSION)
     rates = [float(f"{start_rate(model) * factor:.4g}") for factor in GRID]
@@ -263,7 +277,7 @@ def forecast_new(model: Model) -> list[Foretold]:
 
     edge = forecaster.ceiling({lr: _measured(case(lr), lr) for lr in rates}) or start_rate(model)
     around = [float(f"{edge * factor:.3g}") for factor in AROUND]
-    return [_foretold("new", model.name, model.choices, lr, case(lr)) for lr in around]
+    return [_foretold(group, model.name, model.choices, lr, case(lr)) for lr in around]
 
 
 def forecast_foreign(name: str) -> list[Foretold]:
@@ -304,7 +318,7 @@ def forecast_advised() -> list[Foretold]:
 
 def train_new(row: Foretold) -> Foretold:
     """Train a run of ours."""
-    model = next(model for model in NEW if model.name == row.model)
+    model = next(model for model in (*NEW, *_later()) if model.name == row.model)
     return _trained_by(model.config(row.lr, SEED), row)
 
 
@@ -357,7 +371,8 @@ def _dev(model: nn.Module, corpus: TextCorpus, foreign: Foreign) -> float:
 def _forecasts(pool: ProcessPoolExecutor, groups: Sequence[str]) -> Iterator[Foretold]:
     asked = {
         "foreign": [partial(forecast_foreign, name) for name in FOREIGN],
-        "new": [partial(forecast_new, model) for model in NEW],
+        "new": [partial(forecast_around, model, "new") for model in NEW],
+        "later": [partial(forecast_around, model, "later") for model in _later()],
         "advised": [forecast_advised],
     }
     waiting = [pool.submit(one) for group in groups for one in asked[group]]
@@ -365,7 +380,7 @@ def _forecasts(pool: ProcessPoolExecutor, groups: Sequence[str]) -> Iterator[For
 
 
 def _trained(pool: ProcessPoolExecutor, rows: list[Foretold]) -> Iterator[Foretold]:
-    kinds = {"new": train_new, "foreign": train_foreign, "advised": train_advised}
+    kinds = {"new": train_new, "later": train_new, "foreign": train_foreign, "advised": train_advised}
     waiting = [None if row.outcome else pool.submit(kinds[row.group], row) for row in rows]
     yield from (row if one is None else one.result() for row, one in zip(rows, waiting, strict=True))
 
@@ -384,7 +399,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--forecast", nargs="+", choices=("new", "foreign", "advised"), default=())
+    parser.add_argument("--forecast", nargs="+", choices=("new", "later", "foreign", "advised"), default=())
     parser.add_argument("--train", action="store_true")
     asked = parser.parse_args()
     context = get_context("spawn")

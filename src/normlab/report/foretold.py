@@ -14,6 +14,7 @@ from normlab.spec.units import count
 
 TITLES: Final = {
     "new": "Recipes at sizes that no run of the table has",
+    "later": "Recipes at sizes that no run of the table has, a second time",
     "foreign": "Models of other libraries",
     "advised": "A Post-LN of 18 and 18 layers, and the changes that `normlab advise` tries",
 }
@@ -21,9 +22,9 @@ RIGHT: Final = {"train": True, "do not train": False}
 """What an answer says about the outcome; the others say nothing."""
 ABOUT: Final = (
     "Their forecasts were written down, and committed, before they were trained, by the forecaster of the "
-    "day, which knew fewer runs than today's: `python benchmarks/forecasts.py --forecast GROUP`, then "
-    "`--train`. An answer is given from a probability of "
-    "two thirds on, or up to one third. The scores are of all runs with a probability, answered or not."
+    "day, which may have known fewer runs than today's: `python benchmarks/forecasts.py --forecast GROUP`, "
+    "then `--train`. An answer is given from a probability of two thirds on, or up to one third. The scores "
+    "are of all runs with a probability, answered or not."
 )
 
 
