@@ -84,6 +84,12 @@ def test_an_early_rise_that_is_over_is_a_note_with_its_height():
     assert reports_on([3.3 - 0.01 * i for i in range(100)]) == []
 
 
+def test_a_loss_that_falls_fast_at_once_has_not_risen():
+    fast = [8.3, 5.75, 5.5, 5.31, 5.02, *[4.8 - 0.01 * i for i in range(40)]]
+    assert reports_on(fast) == []
+    assert reports_on([8.3, 5.75, 5.5, 5.31, *[5.4, 5.3] * 20]) == []
+
+
 def test_too_few_losses_are_not_judged():
     assert not course_of([1.0, 9.0, 9.0]).diverged
 

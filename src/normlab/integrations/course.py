@@ -47,7 +47,7 @@ class Course:
     top: float = -math.inf
     """The largest median of ``RECENT`` losses."""
     early: float = -math.inf
-    """The largest of the first ``AT_ONCE`` losses."""
+    """The largest of the first ``AT_ONCE`` losses that are above the first one."""
     _first: list[float] = field(default_factory=list)
     _last: deque[float] = field(default_factory=lambda: deque(maxlen=LAST))
 
@@ -56,7 +56,7 @@ class Course:
         self.count += 1
         if len(self._first) < RECENT:
             self._first.append(loss)
-        if self.count <= AT_ONCE:
+        if self.count <= AT_ONCE and loss > self._first[0]:
             self.early = max(self.early, loss)
         self._last.append(loss)
         if self.count >= RECENT:
