@@ -11,7 +11,7 @@ import pytest
 from normlab.forecast import evaluation, scores
 from normlab.forecast.evaluation import CONFIGURATION, MEASURED, SPLITS, WIDE, ceilings, judged, seeds_agree
 from normlab.forecast.table import SurveyedRun, SweptRate
-from normlab.report.forecast import forecast_report
+from normlab.report.forecast import _ceilings, forecast_report
 
 EDGES = {"post": -3.0, "pre": -1.5, "rezero": -2.5, "keel": -2.0}
 """The decimal logarithm of the largest rate that trains, by placement; ``critical`` measures it."""
@@ -124,6 +124,11 @@ def test_a_ceiling_is_forecast_from_swept_rates_without_the_model_itself():
         assert one.within(2)
         assert not replace(one, forecast=one.high * 3).within(2)
         assert not replace(one, forecast=None).within(2)
+        assert replace(one, low=1e-3, high=1.414e-3).narrowed
+        assert not replace(one, low=1e-3, high=2e-3).narrowed
+    text = "\n".join(_ceilings([*search, *(r for r in table if not r.model.endswith("0"))], swept))
+    assert "Within the factor least often" in text
+    assert "post 1 of 1" in text
 
 
 def test_the_report_names_what_was_judged_and_what_is_missing(monkeypatch):

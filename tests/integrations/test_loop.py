@@ -101,6 +101,7 @@ def test_a_plain_loop_is_bit_identical_and_ends_with_a_page(tmp_path, two):
     assert watch.reports == []
     page = watch.page.read_text()
     assert "Update, layers" in page
+    assert ">Loss</h3>" in page
     assert "Flight recorder" not in page
 
 

@@ -16,12 +16,13 @@ POINTS_A_CHART: Final = 12_000
 HEIGHT: Final = 240
 
 
-def by_depth(frame: pl.DataFrame, title: str) -> Drawn:
-    """Draw a line per ``module`` of ``value`` over ``step``, on a log axis, shaded by ``depth`` (first: 0).
+def by_depth(frame: pl.DataFrame, title: str, *, log: bool = True) -> Drawn:
+    """Draw a line per ``module`` of ``value`` over ``step``, shaded by ``depth`` from 0, dark if alone.
 
-    At most 400 points a line; a bin's mean is drawn. What is not finite, or not above 0, is left out.
+    At most 400 points a line; a bin's mean is drawn. What is not finite is left out, and on a log axis what
+    is not above 0.
     """
-    shown = frame.filter(pl.col("value").is_finite() & (pl.col("value") > 0))
+    shown = frame.filter(pl.col("value").is_finite() & ((pl.col("value") > 0) | pl.lit(not log)))
     if shown.is_empty():
         return nothing(HEIGHT)
     lines = shown["module"].n_unique()
@@ -29,10 +30,14 @@ def by_depth(frame: pl.DataFrame, title: str) -> Drawn:
     few = downsample(shown, "step", "value", ["module", "depth"], points).drop("low", "high")
     zero = "datum.value === 0 ? '0' : datum.label"
     x = alt.X("step:Q", title="step", axis=alt.Axis(format="~s", tickCount=5, grid=False, labelExpr=zero))
-    scale, axis = log_or_linear(few["mean"].to_list(), log=True)
+    scale, axis = log_or_linear(few["mean"].to_list(), log=log)
     y = alt.Y("mean:Q", title=title, scale=scale, axis=axis)
+    shades = [min(0, lines - 2), lines - 1]
     colour = alt.Color(
-        "depth:Q", title="sublayer", scale=alt.Scale(range="ramp", domain=[0, max(1, lines - 1)]), legend=None
+        "depth:Q",
+        title="sublayer",
+        scale=alt.Scale(range="ramp", domain=shades),
+        legend=None,
     )
     base = alt.Chart(rows(few)).encode(x=x, y=y, color=colour, detail="module:N")
     value = alt.Tooltip("mean:Q", title=title, format=".3g")

@@ -23,6 +23,8 @@ derivatives and adds nothing.
 """
 PARTS: Final = 20
 """Parts into which models are divided by chance, of which one at a time is left out."""
+NARROW: Final = math.sqrt(2) * 1.01
+"""The ratio of two rates, written with four digits, that are a factor of √2 apart."""
 FLAG: Final = "="
 """In the name of a feature that is 1, or 0 where it is not named."""
 
@@ -204,6 +206,11 @@ class Ceiling:
     """The largest rate of the search that trained."""
     high: float
     """The smallest one above it that did not."""
+
+    @property
+    def narrowed(self) -> bool:
+        """Whether the search came to rates a factor of √2 apart, before its runs were spent."""
+        return self.high / self.low <= NARROW
 
     def within(self, factor: float) -> bool:
         """Whether the forecast lies within a factor of the middle of the two rates."""

@@ -146,8 +146,10 @@ def _others(rows: Sequence[Mapping[str, Any]]) -> list[Section]:
         points = [_point(row, order[str(row["module"])], "") for row in here]
         frame = pl.DataFrame(points).select("step", "module", "depth", "value")
         name = f"modules-{anchor(signal)}-{statistic}"
-        title = f"{signal}, {statistic}".replace("_", " ")
-        charts.append(Chart(name, title[:1].upper() + title[1:], "", by_depth(frame, statistic), frame))
+        loss = signal == "loss"
+        title, axis = ("loss", "loss") if loss else (f"{signal}, {statistic}".replace("_", " "), statistic)
+        drawn = by_depth(frame, axis, log=not loss)
+        charts.append(Chart(name, title[:1].upper() + title[1:], "", drawn, frame))
     intro = "A line per module, light to dark in the order in which they were measured."
     return [Section("Modules", [Grid(charts)], "modules", intro)] if charts else []
 

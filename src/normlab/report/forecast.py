@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Iterable, Sequence
 from statistics import median
 from typing import Final
@@ -17,6 +17,7 @@ from normlab.forecast.evaluation import (
     PARTS,
     SPLITS,
     WIDE,
+    Ceiling,
     Judged,
     ceilings,
     edge_known,
@@ -52,6 +53,11 @@ TITLES: Final = {
     "model": f"One of {PARTS} parts of the models left out",
     WIDE: "Wide models, none of them fitted on",
 }
+CEILINGS: Final = (
+    "The largest learning rate at which a training is as likely to succeed as not, from the features at "
+    "rates a factor of 4 apart, against the edge that was searched for. Each model is left out of the fit "
+    "with its part. A search ends at rates a factor of √2 apart, or when its six runs are spent."
+)
 GAIN: Final = (
     "How much smaller the log loss of the features at step 0 is than that of the configuration, in nats for "
     "each run:"
@@ -83,7 +89,7 @@ def forecast_report(
         "## Abstention",
         _coverage(found),
         "## The largest learning rate",
-        _ceilings(others, swept),
+        *_ceilings(others, swept),
         *foretold_report(foretold),
         "## Where it fails",
         *_failures(found, others),
@@ -202,27 +208,40 @@ def _coverage(found: Sequence[Judged]) -> str:
     ) + markdown_table(["left out", *(f"{share:.0%} answered" for share in COVERAGES)], rows)
 
 
-def _ceilings(runs: Sequence[SurveyedRun], swept: Sequence[SweptRate]) -> str:
-    rows = []
-    for name in (MEASURED, CONFIGURATION):
-        if not (found := ceilings(runs, swept, name)):
-            return "No model was swept yet; type normlab forecast --sweep."
-        near = sum(one.within(FACTOR) for one in found)
-        off = [abs(np.log2(c.forecast / (c.low * c.high) ** 0.5)) for c in found if c.forecast]
-        nothing = sum(one.forecast is None for one in found)
-        half = f"{2 ** median(off):.1f}" if off else "-"
-        rows.append([name, str(len(found)), _percent(share(near, len(found))), half, str(nothing)])
-    return (
-        "The largest learning rate at which a training is as likely to succeed as not, from the features at "
-        "rates a factor of 4 apart, against the edge that was searched for. Each model is left out of the "
-        "fit with its part.\n\n"
-    ) + markdown_table(
-        [
-            *("forecast from", "models", f"within a factor of {FACTOR:g}"),
-            *("half are off by less than a factor of", "without a forecast"),
-        ],
-        rows,
+def _ceilings(runs: Sequence[SurveyedRun], swept: Sequence[SweptRate]) -> list[str]:
+    found = {name: ceilings(runs, swept, name) for name in (MEASURED, CONFIGURATION)}
+    if not found[MEASURED]:
+        return ["No model was swept yet; type normlab forecast --sweep."]
+    head = (
+        *("forecast from", "models", f"within a factor of {FACTOR:g}"),
+        *("half are off by less than a factor of", "without a forecast"),
     )
+    narrowed = {
+        f"{name}, edge known to a factor of √2": [c for c in own if c.narrowed] for name, own in found.items()
+    }
+    rows = [_near(name, own) for name, own in (found | narrowed).items() if own]
+    return [CEILINGS, markdown_table(head, rows), _worst_ceilings(runs, found[MEASURED])]
+
+
+def _near(name: str, found: Sequence[Ceiling]) -> list[str]:
+    near = sum(one.within(FACTOR) for one in found)
+    off = [abs(np.log2(c.forecast / (c.low * c.high) ** 0.5)) for c in found if c.forecast]
+    nothing = sum(one.forecast is None for one in found)
+    half = f"{2 ** median(off):.1f}" if off else "-"
+    return [name, str(len(found)), _percent(share(near, len(found))), half, str(nothing)]
+
+
+def _worst_ceilings(runs: Sequence[SurveyedRun], found: Sequence[Ceiling]) -> str:
+    """The placements and optimisers whose ceilings are missed most often."""
+    choices = {run.model: run.choices for run in runs}
+    said = list[str]()
+    for axis in ("placement", "optimiser"):
+        groups = defaultdict[str, list[bool]](list)
+        for one in found:
+            groups[str(choices[one.model][axis])].append(one.within(FACTOR))
+        worst = sorted(groups.items(), key=lambda group: sum(group[1]) / len(group[1]))[:WORST]
+        said += [f"{name} {sum(near)} of {len(near)}" for name, near in worst]
+    return f"Within the factor least often, by features at step 0: {', '.join(said)}."
 
 
 def _percent(found: Interval) -> str:

@@ -19,7 +19,7 @@ from normlab.forecast.table import SweptRate, append, compact, read
 from normlab.survey.design import Model, models, start_rate
 from normlab.survey.measuring import TOKENS, measure
 
-RATES: Final = tuple(4.0**k for k in range(-2, 5))
+RATES: Final = tuple(4.0**k for k in range(-2, 7))
 """Learning rates over the one that a search begins with."""
 SEED: Final = 1
 
@@ -27,17 +27,17 @@ SEED: Final = 1
 def sweep(
     names: Sequence[str], table: Path, root: Path, *, jobs: int = 1, until: float = math.inf
 ) -> list[SweptRate]:
-    """Measure the models of these names that are not in a table yet, and add them to it; return all of it.
+    """Measure the models of these names at the rates that are not in a table yet, and add them; return all.
 
     Texts are prepared below ``root``. None is begun after ``until``, a time of ``time.monotonic``.
     """
     compact(table)  # a row that was cut off goes
-    known = {rate.model for rate in read(table, SweptRate)}
-    wanted = set(names) - known
-    todo = [model for model in (*models(), *models("deep")) if model.name in wanted]
+    known = {(rate.model, rate.lr) for rate in read(table, SweptRate)}
+    named = [model for model in (*models(), *models("deep")) if model.name in names]
+    todo = [(model, [lr for lr in grid(model) if (model.name, lr) not in known]) for model in named]
     context = get_context("spawn")
     with ProcessPoolExecutor(jobs, context, initializer=torch.set_num_threads, initargs=(1,)) as pool:
-        futures = [pool.submit(swept, model, root) for model in todo]
+        futures = [pool.submit(swept, model, rates, root) for model, rates in todo if rates]
         for future in as_completed(futures):
             if time.monotonic() > until:
                 for waiting in futures:
@@ -49,11 +49,15 @@ def sweep(
     return read(table, SweptRate)
 
 
-def swept(model: Model, root: Path) -> list[SweptRate]:
-    """Measure a model at each rate of the grid; a rate at which it cannot be measured is left out."""
+def grid(model: Model) -> list[float]:
+    """Return the rates at which a model is measured."""
+    return [float(f"{start_rate(model) * factor:.4g}") for factor in RATES]
+
+
+def swept(model: Model, rates: Sequence[float], root: Path) -> list[SweptRate]:
+    """Measure a model at some rates; one at which it cannot be measured is left out."""
     found = []
-    for factor in RATES:
-        lr = float(f"{start_rate(model) * factor:.4g}")
+    for lr in rates:
         config = model.config(lr, SEED)
         try:
             features = measure(of_config(config, root, tokens=TOKENS), config)
