@@ -89,14 +89,15 @@ NEW = (
 )
 
 
+@cache
 def _later() -> tuple[Model, ...]:
     """The last models of the survey's sequence, in sizes that no run of the table has, without a warm-up."""
+    words = "{placement}, {norm}, {optimiser}, {layers} layers of width {width}, {text}"
     found = list[Model]()
     for i, drawn in enumerate(list(models())[-LATER:]):
         sizes: dict[str, str | float] = {"layers": LATER_LAYERS[i % 2], "width": LATER_WIDTH, "warmup": 0}
-        one = Model("", drawn.choices | sizes)
-        words = "{placement}, {norm}, {optimiser}, {layers} layers of width {width}, {text}"
-        found.append(replace(one, name=words.format(**one.choices)))
+        choices = {**drawn.choices, **sizes}
+        found.append(Model(words.format(**choices), choices))
     return tuple(found)
 
 

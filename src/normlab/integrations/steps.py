@@ -12,7 +12,7 @@ from torch.optim import Optimizer
 from normlab.diagnosis.probing.stats import whole
 from normlab.integrations.observation import Place
 from normlab.integrations.recorder import Stepped
-from normlab.training.meter import Grouping, Meter
+from normlab.training.meter import Grouping, Meter, local_parts
 from normlab.training.parallel import norms_of
 
 
@@ -29,13 +29,13 @@ class _Owned:
         """
         parts = [whole(part) if _is_sum(part) else part for part in parts]
         ways = [_sums_over(part) for part in parts]
-        norms = norms_of([getattr(part, "to_local", lambda part=part: part)() for part in parts])
-        for way in dict.fromkeys(ways):
+        norms = norms_of(local_parts(parts))
+        for way in dict.fromkeys(filter(None, ways)):
             here = torch.tensor([i for i, own in enumerate(ways) if own == way], device=norms.device)
             squares = norms[here].square()
             for group in way:
                 distributed.all_reduce(squares, group=group)
-            norms = norms.index_copy(0, here, squares.sqrt()) if way else norms
+            norms = norms.index_copy(0, here, squares.sqrt())
         return norms
 
 

@@ -47,6 +47,7 @@ class Meter(Generic[P]):
         self._parameters = tuple(parts.values())
         self.moved = [torch.empty_like(w) for w in self.weights]
         """Each parameter before the last step minus itself after it."""
+        self._moved_here, self._weights_here = local_parts(self.moved), local_parts(self.weights)
 
     def gradients(self) -> Tensor:
         """`[P]`: the L2 norm of each gradient, 0 where there is none."""
@@ -62,17 +63,19 @@ class Meter(Generic[P]):
     @torch.no_grad()
     def before(self) -> None:
         """Remember the weights; call it before the optimiser's step."""
-        torch._foreach_copy_(_here(self.moved), _here(self.weights))
+        torch._foreach_copy_(self._moved_here, self._weights_here)
 
     @torch.no_grad()
     def after(self) -> Tensor:
         """`[P]`: the L2 norm of each parameter's update; call it after the optimiser's step."""
-        torch._foreach_sub_(_here(self.moved), _here(self.weights))
+        torch._foreach_sub_(self._moved_here, self._weights_here)
         return self.parallel.norms(self.moved)
 
 
-def _here(tensors: Sequence[Tensor]) -> list[Tensor]:
-    """Return the numbers that this process holds, of a tensor that is spread over ranks its own part."""
+def local_parts(tensors: Sequence[Tensor]) -> list[Tensor]:
+    """Return what this process holds of each tensor, which shares its memory: all of it, or the part of one
+    that is spread over ranks.
+    """
     return [getattr(x, "to_local", lambda x=x: x)() for x in tensors]
 
 
