@@ -110,13 +110,13 @@ def test_dev_likelihood_stays_finite_under_the_mask(prepared):
     task = task_of(prepared, target_vocab_mask=True)
     assert task.allowed is not None
     model = task.build().eval()
-    before = task.dev_nll(model)
+    before = task.dev_nlls(model)[0]
     assert math.isfinite(before)
     counts = np.bincount(task.corpus.dev.target.tokens, minlength=len(task.allowed))
     task.allowed = task.allowed.clone()
     task.allowed[counts.argmax()] = False
     assert counts.max() > 0
-    after = task.dev_nll(model)
+    after = task.dev_nlls(model)[0]
     assert math.isfinite(after)
     assert after < before + 1
 
@@ -200,7 +200,7 @@ def test_scores_know_no_dropout_and_leave_the_model_in_its_mode(prepared):
     found = []
     for training in (True, False):
         model.train(training)
-        found.append((task.test(model).scores, task.dev_nll(model)))
+        found.append((task.test(model).scores, task.dev_nlls(model)[0]))
         assert model.training == training
     assert found[0] == found[1]
 

@@ -18,7 +18,7 @@ from normlab.examine.inputs import TaskInputs
 from normlab.nn import PAD, Context, Seq2Seq
 from normlab.papers import study
 from normlab.reproduce.intervals import exponential, simultaneous
-from normlab.reproduce.lab import READING_TOKENS, Lab, Row, apart, curves, padding_masks, size
+from normlab.reproduce.lab import READING_TOKENS, Lab, Row, apart, curves, padding_masks, size, train_only
 from normlab.spec.artefact import Measurement
 from normlab.spec.claim import Measure
 
@@ -92,6 +92,7 @@ def _tables(
     """The gradients of the encoder's sublayers, in each of the three places."""
     whole = lab.subject(size(model, "post", layers), text, seed=seed, tokens=tokens)
     encoder = whole.structure.stacks[0].name
+    train_only(whole.model)
     yield "in_model", sublayer_gradients(whole, padding_masks=padding_masks(whole)).where(stack=encoder)
     alone = Alone(cast("Seq2Seq", whole.model))
     (stack,) = (structure := read_structure(alone, lab.batches(text, READING_TOKENS, 1)[0])).stacks

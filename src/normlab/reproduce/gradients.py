@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
+from itertools import chain
 from statistics import fmean
 from typing import Any
 
 import torch
 
+from normlab.diagnosis.probing.passes import backward_pass
 from normlab.diagnosis.reading.subject import Subject
 from normlab.diagnosis.studies.gradients import branch_jacobians, parameter_gradients, sublayer_gradients
 from normlab.diagnosis.studies.scales import scales
@@ -15,7 +17,7 @@ from normlab.diagnosis.table import Table
 from normlab.examine.inputs import TaskInputs, mean_loss
 from normlab.papers import study
 from normlab.reproduce.intervals import geometric, highest, log_slope, lowest, mean, mean_ratio
-from normlab.reproduce.lab import Lab, Row, apart, curves, having, padding_masks, size
+from normlab.reproduce.lab import Lab, Row, apart, curves, having, padding_masks, size, train_only
 from normlab.reproduce.statements import norm_factors
 from normlab.reproduce.theory import Setting
 from normlab.reproduce.trained import trainings
@@ -180,22 +182,22 @@ def _decay_rows(shared: Row, matrices: Iterable[float], streams: Iterable[float]
 
 
 def _real_gradients(subject: Subject, placement: str, seed: int) -> list[Row]:
-    streams = sublayer_gradients(subject, padding_masks=padding_masks(subject))
-    subject.model.requires_grad_(False)
-    found: list[Row] = []
+    """Gradients at the second matrices and in the streams behind them, from one pass."""
     matrices = {
         stack.name: [
-            subject.model.get_parameter(f"{stack.name}.{view.index}.f.outer.weight").requires_grad_()
-            for view in stack.sublayers
-            if view.role == "ffn"
+            f"{stack.name}.{view.index}.f.outer.weight" for view in stack.sublayers if view.role == "ffn"
         ]
         for stack in subject.structure.stacks
     }
-    gradients = iter(torch.autograd.grad(subject.loss(), [w for some in matrices.values() for w in some]))
-    for stack, some in matrices.items():
+    train_only(subject.model, *chain(*matrices.values()))
+    backward = backward_pass(subject)
+    streams = sublayer_gradients(subject, padding_masks=padding_masks(subject), backward=backward)
+    found: list[Row] = []
+    for stack, paths in matrices.items():
         shared = {"placement": placement, "where": stack.partition(".")[0], "seed": seed}
+        lengths = (backward.loss_gradients.gradients[path].norm().item() for path in paths)
         after = (float(r["grad_l2"] or 0) for r in streams.where(stack=stack, role="ffn"))
-        found += _decay_rows(shared, [next(gradients).norm().item() for _ in some], after)
+        found += _decay_rows(shared, lengths, after)
     return found
 
 
@@ -218,6 +220,7 @@ def sublayer_outputs(
     for placement in placements:
         for seed in range(seeds):
             subject = lab.subject(size(model, placement, layers), text, seed=seed, tokens=tokens)
+            train_only(subject.model)
             rows += _named(sublayer_gradients(subject, padding_masks=padding_masks(subject)), placement, seed)
     measures: dict[str, Measure] = {}
     for placement in placements:

@@ -10,6 +10,7 @@ from typing import Any, Final, TypeAlias
 
 import numpy as np
 import torch
+from torch import nn
 
 from normlab.data.batches import dev_batches, permutation
 from normlab.data.text import located
@@ -165,6 +166,14 @@ def padding_masks(subject: Subject) -> PaddingMasks:
     """Return the padding mask of each stack: the source's for the encoder, the target's for the decoder."""
     encoder, decoder = subject.structure.stacks
     return {encoder.name: subject.batch["source"] != PAD, decoder.name: subject.batch["target_in"] != PAD}
+
+
+def train_only(model: nn.Module, *paths: str) -> None:
+    """Freeze all of a model but its embedding, where its streams begin, and the parameters of these paths, so
+    that a pass back computes no gradients that nobody reads.
+    """
+    for path, parameter in model.named_parameters():
+        parameter.requires_grad_(path in {"embedding.weight", *paths})
 
 
 def apart(rows: Iterable[Row], *columns: str) -> dict[str, list[Row]]:

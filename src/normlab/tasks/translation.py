@@ -92,23 +92,25 @@ class Translation(Task[Corpus, Seq2Seq, Batch], name="translation"):
         smoothing = self.config.optim.label_smoothing
         return label_smoothed(logits, batch.target_out, smoothing, self.allowed, PAD)
 
-    def dev_nll(self, model: Seq2Seq) -> float:
-        """Return the negative log-likelihood of dev in nats per token, without label smoothing."""
-        return self._losses(model, self.corpus.dev, 0.0)[0]
-
-    def exchange_cost(self, model: Seq2Seq, nll: float) -> float:
-        """Return what the source of the sentence before in the place of each one's own costs the first
-        ``train.dev_decode_sentences`` dev sentences, in nats per token; ``nll`` is that of all with their
-        own.
+    def dev_nlls(self, model: Seq2Seq) -> tuple[float, float]:
+        """Return the negative log-likelihood of dev in nats per token, without label smoothing; and what
+        the source of the sentence before in the place of each one's own adds to that of the first
+        ``train.dev_decode_sentences`` sentences, NaN where there is no other sentence.
         """
         dev, count = self.corpus.dev, self.config.train.dev_decode_sentences
-        some = dev.only(np.arange(len(dev)) < max(count, 2))
-        exchanged = self._losses(model, TokenPairs(some.source.shifted(), some.target), 0.0)[0]
-        return exchanged - (nll if len(some) == len(dev) else self._losses(model, some, 0.0)[0])
+        first = np.arange(len(dev)) < max(count, 2)
+        some = dev.only(first)
+        own = self._sums(model, some)
+        nll, _, tokens = own + self._sums(model, dev.only(~first))
+        if len(dev) < 2:
+            return nll / tokens, math.nan
+        exchanged = self._sums(model, TokenPairs(some.source.shifted(), some.target))
+        return nll / tokens, (exchanged - own)[0] / own[2]
 
     @torch.inference_mode()
-    def _losses(self, model: Seq2Seq, pairs: TokenPairs, smoothing: float) -> tuple[float, float]:
-        """Return the negative log-likelihood and the label-smoothed loss in nats per target token.
+    def _sums(self, model: Seq2Seq, pairs: TokenPairs, smoothing: float = 0.0) -> NDArray[np.float64]:
+        """Return the negative log-likelihood and the label-smoothed loss, summed over the target tokens and
+        in nats, and the number of these tokens.
 
         Tokens that the mask rules out are left out: they would make both infinite for every model.
         """
@@ -126,7 +128,7 @@ class Translation(Task[Corpus, Seq2Seq, Batch], name="translation"):
             nll, loss = nll + sums.nll, loss + sums.loss
             tokens += (target != PAD).sum()
         model.train(was_training)
-        return float(nll) / int(tokens), float(loss) / int(tokens)
+        return np.array([float(nll), float(loss), int(tokens)])
 
     def dev_outputs(self, model: Seq2Seq, count: int | None = None) -> list[str]:
         """Return greedy translations of the first ``count`` dev sentences, by default
@@ -141,10 +143,10 @@ class Translation(Task[Corpus, Seq2Seq, Batch], name="translation"):
         return corpus_bleu(outputs, references, target_lang=self.config.data.target_lang)
 
     def dev_scores(self, model: Seq2Seq) -> dict[str, float]:
-        scores, outputs = {"nll": self.dev_nll(model)}, self.dev_outputs(model)
-        scores["bleu"] = self.dev_bleu(outputs)
+        (nll, exchange_cost), outputs = self.dev_nlls(model), self.dev_outputs(model)
+        scores = {"nll": nll, "bleu": self.dev_bleu(outputs)}
         if len(self.corpus.dev) > 1:  # or there is no other source
-            scores["nll_exchanged"] = scores["nll"] + self.exchange_cost(model, scores["nll"])
+            scores["nll_exchanged"] = nll + exchange_cost
         references = self.corpus.dev_text.target[: len(outputs)]
         return {**scores, "repeated_share": repeated_share(outputs, references)}
 
@@ -194,7 +196,8 @@ class Translation(Task[Corpus, Seq2Seq, Batch], name="translation"):
         nll = loss = math.nan
         if fitting:
             pairs = TokenPairs(*(Ragged.of(side) for side in zip(*fitting, strict=True)))
-            nll, loss = self._losses(model, pairs, self.config.optim.label_smoothing)
+            *sums, tokens = self._sums(model, pairs, self.config.optim.label_smoothing)
+            nll, loss = (each / tokens for each in sums)
         return {"nll": nll, "perplexity": perplexity(nll), "perplexity_smoothed": perplexity(loss)}
 
     def rehearse(self, model: Seq2Seq) -> tuple[float, float]:
@@ -204,7 +207,7 @@ class Translation(Task[Corpus, Seq2Seq, Batch], name="translation"):
         searched = min(self.config.train.dev_decode_sentences, len(self.corpus.dev_text))
         few = min(searched, _SEARCHED_SENTENCES)
         start = time.perf_counter()
-        self.exchange_cost(model, self.dev_nll(model))
+        self.dev_nlls(model)
         likelihood = time.perf_counter() - start
         self.dev_outputs(model, few)
         sentence = (time.perf_counter() - start - likelihood) / few
