@@ -73,4 +73,4 @@ def test_all_of_it_is_plain():
         "warmup_steps": 0,
         "probability": 0.5,
     }
-    assert plain["sentence"] == advice(answer(0.2), pre=answer(0.7)).sentence
+    assert f"{plain['verdict']}; {plain['changes']}" == advice(answer(0.2), pre=answer(0.7)).sentence

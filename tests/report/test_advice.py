@@ -31,5 +31,5 @@ def test_a_plan_without_a_forecast_has_no_empty_chart():
 
 def test_half_of_it_is_refused(tmp_path):
     with pytest.raises(UserError, match="the advice has no lr, alternatives; give that of"):
-        write_advice({"title": "a", "sentence": "b"}, tmp_path / "none")
+        write_advice({"title": "a", "verdict": "b", "changes": "c"}, tmp_path / "none")
     assert not (tmp_path / "none").exists()

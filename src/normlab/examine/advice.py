@@ -78,21 +78,26 @@ class Advice:
     @property
     def sentence(self) -> str:
         """The advice in a line."""
+        return f"{self.verdict}; {self.changes}"
+
+    @property
+    def verdict(self) -> str:
+        """What is said of the plan."""
         p, at = self.plan.probability, f"at a learning rate of {rate(self.lr)}"
         if self.plan.answer is None:
-            planned = f"there is no forecast for the plan {at}: {self.plan.why}"
-        elif self.plan.stopped:
-            planned = f"do not train as planned: {self.plan.stopped}"
-        elif p is None:
-            planned = f"cannot say whether the plan trains {at}"
-        else:
-            planned = (
-                f"{'train as planned' if p >= TRAINS else 'change the plan'}: {at} its first {STEPS} steps "
-                f"succeed with a probability of {p:.2f}"
-            )
-        return f"{planned}; {self._changes()}"
+            return f"there is no forecast for the plan {at}: {self.plan.why}"
+        if self.plan.stopped:
+            return f"do not train as planned: {self.plan.stopped}"
+        if p is None:
+            return f"cannot say whether the plan trains {at}"
+        return (
+            f"{'train as planned' if p >= TRAINS else 'change the plan'}: {at} its first {STEPS} steps "
+            f"succeed with a probability of {p:.2f}"
+        )
 
-    def _changes(self) -> str:
+    @property
+    def changes(self) -> str:
+        """What is said of the changes."""
         likelier = [a for a in self._above(FAILS) if (a.probability or 0.0) > (self.plan.probability or 0.0)]
         for said, found in (("expected to train", self.best), ("likelier, but not sure", likelier)):
             if found:
@@ -118,7 +123,8 @@ class Advice:
             }
             for a in self.alternatives
         ]
-        return {"title": self.title, "sentence": self.sentence, "lr": self.lr, "alternatives": alternatives}
+        said = {"verdict": self.verdict, "changes": self.changes}
+        return {"title": self.title, **said, "lr": self.lr, "alternatives": alternatives}
 
     def page(self, path: str | Path) -> Path:
         """Draw the advice as a page at this path, with its numbers as JSON beside it; return the path."""

@@ -17,7 +17,7 @@ from normlab.spec.arguments import validate_arguments
 from normlab.spec.units import rate
 from normlab.store.folder import write_text_atomic
 
-PARTS: Final = ("title", "sentence", "lr", "alternatives")
+PARTS: Final = ("title", "verdict", "changes", "lr", "alternatives")
 """Parts without which advice cannot be drawn."""
 
 
@@ -46,14 +46,14 @@ def advice_page(advice: Mapping[str, Any]) -> str:
     alternatives: Sequence[Mapping[str, Any]] = advice["alternatives"]
     names = [a["name"] for a in alternatives]
     answered = [a for a in alternatives if a["answer"]]
-    planned, _, changes = str(advice["sentence"]).rpartition("; ")
+    verdict, changes = (str(advice[part]) for part in ("verdict", "changes"))
     blocks: list[Block] = []
     if answered:
         blocks += [_picture(answered, names, advice["lr"]), _table(alternatives)]
     plan = alternatives[0]["answer"] if alternatives else None
     return Page(
         title=f"Advice for {advice['title']}",
-        headline=f"{planned[:1].upper()}{planned[1:]}",
+        headline=f"{verdict[:1].upper()}{verdict[1:]}",
         facts=[f"planned learning rate {rate(advice['lr'])}"],
         lead=f"{changes[:1].upper()}{changes[1:]}.",
         blocks=[
