@@ -51,7 +51,7 @@ def runs(tmp_path_factory):
     config = replace(config, machine=replace(config.machine, keep_checkpoints="log"))
     (root / "config.json").write_text(to_json(config))
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("normlab.tasks.translation.Translation.dev_nll", lambda self, model: 2.0)
+        patch.setattr("normlab.tasks.translation.Translation.dev_nlls", lambda self, model: (2.0, 1.0))
         patch.setattr("normlab.tasks.translation.Translation.dev_bleu", lambda self, model: 1.0)
         train(config, root / "runs")
     return root

@@ -48,7 +48,7 @@ def test_a_run_ends_when_its_patience_does(text, tmp_path, monkeypatch):
     bleus = iter([1.0, 5.0, 4.0, 5.0, 3.0, 2.0])
     nlls = iter([3.0, 2.0, 1.9, 2.1, 2.2, 2.3])
     monkeypatch.setattr(Translation, "dev_bleu", lambda self, model: next(bleus))
-    monkeypatch.setattr(Translation, "dev_nll", lambda self, model: next(nlls))
+    monkeypatch.setattr(Translation, "dev_nlls", lambda self, model: (next(nlls), 1.0))
     given = tiny(text, steps=100, validate_every_steps=3, early_stopping_patience=2)
     folder = train(given, tmp_path)
     status = folder.status()
@@ -62,7 +62,7 @@ def test_a_run_ends_when_its_patience_does(text, tmp_path, monkeypatch):
 
 def test_patience_goes_on_where_a_run_was_interrupted(text, tmp_path, monkeypatch):
     monkeypatch.setattr(Translation, "dev_bleu", lambda self, model: 0.0)
-    monkeypatch.setattr(Translation, "dev_nll", lambda self, model: 3.0)
+    monkeypatch.setattr(Translation, "dev_nlls", lambda self, model: (3.0, 1.0))
     given = tiny(text, steps=100, validate_every_steps=2, early_stopping_patience=3)
     interrupt_at(monkeypatch, 5)
     with pytest.raises(KeyboardInterrupt):
@@ -73,7 +73,7 @@ def test_patience_goes_on_where_a_run_was_interrupted(text, tmp_path, monkeypatc
 def test_the_outcome_of_a_stopped_run_is_judged_by_its_own_length(text, tmp_path, monkeypatch):
     """Within a tenth of 3000 steps the whole run would be one window, and its middle above what it learnt."""
     monkeypatch.setattr(Translation, "dev_bleu", lambda self, model: 0.0)
-    monkeypatch.setattr(Translation, "dev_nll", lambda self, model: 3.0)
+    monkeypatch.setattr(Translation, "dev_nlls", lambda self, model: (3.0, 1.0))
     stopped = train(tiny(text, steps=3000, validate_every_steps=20, early_stopping_patience=2), tmp_path)
     whole = train(tiny(text, steps=60, validate_every_steps=20), tmp_path)
     assert stopped.status().step == 60
@@ -82,7 +82,7 @@ def test_the_outcome_of_a_stopped_run_is_judged_by_its_own_length(text, tmp_path
 
 def test_a_run_ends_when_its_rate_is_too_low(text, tmp_path, monkeypatch):
     monkeypatch.setattr(Translation, "dev_bleu", lambda self, model: 0.0)
-    monkeypatch.setattr(Translation, "dev_nll", lambda self, model: 3.0)
+    monkeypatch.setattr(Translation, "dev_nlls", lambda self, model: (3.0, 1.0))
     given = tiny(text, "pre+val_decay", steps=1000, validate_every_steps=2, lr=0.01)
     optim = replace(given.optim, stop_lr=0.006, decay_factor=0.75, decay_patience=1)
     folder = train(replace(given, optim=optim), tmp_path)
@@ -146,7 +146,7 @@ def test_a_run_that_is_killed_at_its_early_end_writes_no_row_twice(text, tmp_pat
 
 def test_a_validation_that_is_not_finite_ends_a_run_where_a_resumed_one_ends(text, tmp_path, monkeypatch):
     """Between two rows of training."""
-    monkeypatch.setattr(Translation, "dev_nll", lambda self, model: float("nan"))
+    monkeypatch.setattr(Translation, "dev_nlls", lambda self, model: (float("nan"), 1.0))
     config = tiny(text, steps=40, validate_every_steps=5)
     config = replace(config, machine=replace(config.machine, log_every_steps=4, checkpoint_every_steps=5))
     whole = train(config, tmp_path)

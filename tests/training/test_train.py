@@ -124,7 +124,7 @@ def test_checkpoints_keep_the_best_and_the_last(text, tmp_path, monkeypatch):
 def test_which_checkpoint_is_best(text, tmp_path, monkeypatch, best_by, bleus, nlls, best):
     scores, losses = iter(bleus), iter(nlls)
     monkeypatch.setattr(Translation, "dev_bleu", lambda self, model: next(scores))
-    monkeypatch.setattr(Translation, "dev_nll", lambda self, model: next(losses))
+    monkeypatch.setattr(Translation, "dev_nlls", lambda self, model: (next(losses), 1.0))
     folder = train(tiny(text, steps=6, validate_every_steps=2, best_by=best_by), tmp_path)
     assert folder.status().best_step == best
 

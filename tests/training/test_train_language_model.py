@@ -136,10 +136,10 @@ def test_a_task_from_outside_is_trained(text, tmp_path, monkeypatch):
         metrics = (NLL,)
 
         def dev_scores(self, model):
-            return {"nll": self.dev_nll(model)}
+            return {"nll": self.dev_nlls(model)[0]}
 
         def test(self, model):
-            return Evaluation({"nll": self.dev_nll(model)})
+            return Evaluation({"nll": self.dev_nlls(model)[0]})
 
     for module in ("train", "callbacks.log"):
         monkeypatch.setattr(f"normlab.training.{module}.TASKS", {"silent": Silent})

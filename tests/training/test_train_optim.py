@@ -28,8 +28,8 @@ def rates(folder):
 @pytest.fixture
 def unlearning(monkeypatch):
     """Dev scores that are the model's own, and worse the better it is: only the first is a best one."""
-    whole = Translation.dev_nll
-    monkeypatch.setattr(Translation, "dev_nll", lambda self, model: 10 - whole(self, model))
+    whole = Translation.dev_nlls
+    monkeypatch.setattr(Translation, "dev_nlls", lambda self, model: (10 - whole(self, model)[0], 1.0))
     monkeypatch.setattr(Translation, "dev_bleu", lambda self, model: 0.0)
 
 
@@ -51,7 +51,7 @@ def test_the_score_that_counts_is_the_one_of_best_by(text, tmp_path, monkeypatch
     """BLEU falls while the likelihood gets better at every validation."""
     bleus, nlls = iter(range(6, 0, -1)), iter(range(6, 0, -1))
     monkeypatch.setattr(Translation, "dev_bleu", lambda self, model: float(next(bleus)))
-    monkeypatch.setattr(Translation, "dev_nll", lambda self, model: float(next(nlls)))
+    monkeypatch.setattr(Translation, "dev_nlls", lambda self, model: (float(next(nlls)), 1.0))
     config = tiny(text, "pre+val_decay", steps=6, validate_every_steps=1, best_by=best_by)
     folder = train(every_step_logged(config), tmp_path)
     assert rates(folder) == pytest.approx([5e-3] * 4 + [4e-3 if lowered else 5e-3] * 2)
