@@ -1,6 +1,7 @@
 """Models with a planted fault each, and sound ones, for a preflight to tell apart."""
 
 from .fault import BATCH, LOSS, OPTIMISER, Fault
+from .fourth import FOURTH
 from .healthy import HEALTHY, Healthy
 from .known import KNOWN
 from .models import ARCHITECTURES, Case, build
@@ -8,12 +9,13 @@ from .second import SECOND
 from .third import THIRD
 from .unseen import UNSEEN
 
-FAULTS = [*KNOWN.every, *UNSEEN.every, *SECOND.every, *THIRD.every]
+FAULTS = [*KNOWN.every, *UNSEEN.every, *SECOND.every, *THIRD.every, *FOURTH.every]
 
 __all__ = [
     "ARCHITECTURES",
     "BATCH",
     "FAULTS",
+    "FOURTH",
     "HEALTHY",
     "KNOWN",
     "LOSS",
