@@ -21,7 +21,7 @@ import torch
 from normlab.diagnosis import Diagnosis, diagnose
 from normlab.diagnosis.plan import Plan, Start
 from normlab.diagnosis.rules.finding import consequences
-from planted import FAULTS, FOURTH, HEALTHY, KNOWN, LOSS, OPTIMISER, SECOND, THIRD, UNSEEN, Case, Fault
+from planted import BATCH, FAULTS, FOURTH, HEALTHY, KNOWN, LOSS, OPTIMISER, SECOND, THIRD, UNSEEN, Case, Fault
 
 RESULTS = Path(__file__).resolve().parent / "results/faults_static.json"
 LISTS = {"known": KNOWN, "unseen": UNSEEN, "second": SECOND, "third": THIRD, "fourth": FOURTH}
@@ -29,7 +29,7 @@ LISTS = {"known": KNOWN, "unseen": UNSEEN, "second": SECOND, "third": THIRD, "fo
 examined once as the rules were, and these were extended before the next one.
 """
 
-PLACES = {"first_step": OPTIMISER, "groups": OPTIMISER, "targets": LOSS}
+PLACES = {"first_step": OPTIMISER, "groups": OPTIMISER, "targets": LOSS, "inputs": BATCH}
 """Where a finding from these tables is, which names no module."""
 
 

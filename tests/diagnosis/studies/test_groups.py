@@ -33,6 +33,8 @@ def in_groups(parameters, matrices, vectors):
         (partial(torch.optim.Adam, lr=1e-3, weight_decay=10.0), "decay"),
         (partial(torch.optim.AdamW, lr=1e-3, weight_decay=0.1), None),
         (partial(torch.optim.SGD, lr=1e-2, momentum=0.9), None),
+        (partial(torch.optim.AdamW, lr=1e-5), None),
+        (partial(torch.optim.AdamW, lr=1e-7), "slow_rate"),
     ],
 )
 def test_settings_that_do_not_fit_together_are_named(optimiser, found):
@@ -48,6 +50,14 @@ def test_an_optimiser_that_is_there_already_is_read_by_the_paths_of_the_model():
         "gpt.layers.0.norm1.weight",
     ]
     assert [row["lr"] for row in found.tables["groups"]] == [1e-2, 1e-4]
+
+
+def test_the_rate_at_which_a_schedule_begins_is_not_too_small():
+    model = Labelled()
+    optimiser = torch.optim.AdamW(model.parameters(), lr=1e-3)
+    torch.optim.lr_scheduler.LambdaLR(optimiser, lambda step: 1e-4 * (step + 1))
+    assert optimiser.param_groups[0]["lr"] == pytest.approx(1e-7)
+    assert cause(optimiser, model) is None
 
 
 def test_a_matrix_that_is_a_copy_of_another_is_named():

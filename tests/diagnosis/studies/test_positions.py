@@ -52,9 +52,38 @@ def test_a_rotary_embedding_that_turns_queries_alone_is_named():
     batch = {"input_ids": TEXT, "labels": TEXT}
     names = []
     both = llama.apply_rotary_pos_emb
-    for turned in (both, lambda q, k, *angles: (both(q, k, *angles)[0], k)):
+
+    def interleaved(q, k, *angles):
+        return both(q, k, *(a.chunk(2, -1)[0].repeat_interleave(2, -1) for a in angles))
+
+    for turned in (both, lambda q, k, *angles: (both(q, k, *angles)[0], k), interleaved):
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr(llama, "apply_rotary_pos_emb", turned)
             found = diagnose(model, batch, lr=1e-3, preset="preflight")
         names.append([(f.name, f.module) for f in found.findings if f.name == "rotary"])
-    assert names == [[], [("rotary", "model.layers.0.self_attn")]]
+    found = ("rotary", "model.layers.0.self_attn")
+    assert names == [[], [found], [found]]
+
+
+@pytest.mark.parametrize("pairs", ["halves", "neighbours"])
+def test_a_rotary_finding_says_which_columns_its_table_pairs(pairs):
+    transformers = pytest.importorskip("transformers", reason="the extra normlab[hf] is not installed")
+    from transformers.models.llama import modeling_llama as llama
+
+    class Interleaved(llama.LlamaRotaryEmbedding):
+        def forward(self, x, position_ids):
+            angles = super().forward(x, position_ids)
+            return tuple(a.chunk(2, -1)[0].repeat_interleave(2, -1) for a in angles)
+
+    config = transformers.LlamaConfig(
+        vocab_size=50, hidden_size=32, num_hidden_layers=2, num_attention_heads=2, intermediate_size=64
+    )
+    torch.manual_seed(0)
+    model = transformers.LlamaForCausalLM(config)
+    if pairs == "neighbours":
+        model.model.rotary_emb.__class__ = Interleaved
+    found = diagnose(model, {"input_ids": TEXT, "labels": TEXT}, lr=1e-3, preset="preflight")
+    assert [row["pairs"] for row in found.tables["positions"].where(kind="rotary")] == [pairs]
+    said = [f.do for f in found.findings if f.name == "rotary"]
+    assert len(said) == (pairs == "neighbours")
+    assert all("interleaved" in do for do in said)

@@ -6,7 +6,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from diagnosis.studies.test_preflight import TEXT, Gpt, Labelled
+from diagnosis.studies.test_preflight import TEXT, VOCAB, Gpt, Labelled
 from normlab.diagnosis import diagnose
 from normlab.diagnosis.reading.batches import lengths
 from normlab.diagnosis.reading.subject import Subject
@@ -80,3 +80,35 @@ def test_padding_is_what_rows_end_with_and_hold_nowhere_else():
     inside = torch.tensor([[5, 0, 7, 0, 0], [5, 6, 7, 8, 9]])
     assert lengths(inside)[0] is None
     assert lengths(torch.tensor([[4, 4, 4, 4]]))[0] is None
+
+
+@pytest.mark.parametrize(("smoothing", "found"), [(0.0, None), (0.1, None), (0.9, "smoothed_targets")])
+def test_the_weight_of_a_target_is_read_whatever_the_weight_of_the_loss(smoothing, found):
+    options = {"label_smoothing": smoothing, "reduction": "sum"}
+    row = measured(TEXT[:, :-1], TEXT[:, 1:], **options)
+    assert row["confidence"] == pytest.approx(1 - smoothing + smoothing / VOCAB, abs=1e-3)
+    assert row["alone"] == 0.0
+    options["reduction"] = "mean"
+    batch = {"ids": TEXT[:, :-1], "labels": TEXT[:, 1:]}
+    cause = diagnose(
+        Labelled(), batch, loss=lambda m, b: entropy(m, b, **options), lr=1e-3, preset="preflight"
+    ).cause
+    assert (cause.name if cause else None) == found
+
+
+def test_logits_that_are_taken_for_log_probabilities_are_named():
+    def likelihood(model, batch):
+        return F.nll_loss(model(**batch).flatten(0, 1), batch["labels"].flatten())
+
+    batch = {"ids": TEXT[:, :-1], "labels": TEXT[:, 1:]}
+    found = diagnose(Labelled(), batch, loss=likelihood, lr=1e-3, preset="preflight")
+    assert found.cause is not None
+    assert (found.cause.name, found.cause.severity) == ("unnormalised_loss", "problem")
+
+
+def test_the_confidence_of_a_loss_that_is_no_cross_entropy_is_not_known():
+    batch = {"ids": TEXT[:, :-1], "labels": TEXT[:, 1:]}
+    squared = Subject.of(Labelled(), batch, lambda model, given: model(**given).square().mean())
+    row = targets(squared).rows[0]
+    assert row["confidence"] is None
+    assert row["alone"] == 0.0

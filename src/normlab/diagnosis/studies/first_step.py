@@ -28,6 +28,8 @@ CUT: Final = 0.5
 """Share of a step that clipping leaves, below which it decides the rate."""
 UPHILL: Final = -0.1
 """Cosine of a step with the negative gradient below which it climbs the loss."""
+NEVER: Final = 1e5
+"""Steps of Adam that take a matrix as far as it is large, above which the rate is hardly meant."""
 SHRINKS: Final = 0.5
 """Cosine of a step with the negative weights above which weight decay decides it."""
 
@@ -168,6 +170,65 @@ def dead_zero(tables: Tables) -> Iterator[Finding]:
         )
 
 
+def unused_part(tables: Tables) -> Iterator[Finding]:
+    """Name the parts of packed matrices that get no gradient while the others do, and none is zero."""
+    parts: dict[str, list[Row]] = defaultdict(list)
+    for row in tables.table("first_step"):
+        parts[str(row["parameter"])].append(row)
+    zero = {row["parameter"] for row in tables.table("weights") if row["rms"] == 0}
+    unused = [
+        row
+        for path, rows in parts.items()
+        if len(rows) > 1
+        and path not in zero
+        and not path.endswith("bias")
+        and any(r["grad_max"] for r in rows)
+        for row in rows
+        if row["grad_max"] == 0
+    ]
+    if unused:
+        path, role = str(unused[0]["parameter"]), unused[0]["role"]
+        others = f", and those of {len(unused) - 1} other matrices" * (len(unused) > 1)
+        yield Finding(
+            "unused_part",
+            "problem",
+            f"the {role} rows of {path}{others} get no gradient: nothing uses what they compute",
+            "first_step",
+            {"first": path, "role": role, "matrices": len(unused)},
+            module=path.rpartition(".")[0],
+            do=f"look at how its output is split, and where the {role} part goes",
+            explains=("no_gradient", "not_stepped", "updates"),
+        )
+
+
+def slow_rate(tables: Tables) -> Iterator[Finding]:
+    """Say that Adam would need so many steps to move the matrices as far as they are large. The rate of an
+    optimiser amid a schedule may be that of its first step, and is not judged.
+    """
+    groups = list(tables.table("groups"))
+    if not groups or any(row["beta2"] is None or row["scheduled"] for row in groups):
+        return
+    sizes = {(row["parameter"], row["role"]): number(row["rms"]) for row in tables.table("weights")}
+    needed = [
+        size / step
+        for row in tables.table("first_step")
+        if (step := number(row["unclipped_rms"])) and (size := sizes.get((row["parameter"], row["role"])))
+        and row["role"] != "norm" and row["dtype"] not in ("bfloat16", "float16")
+    ]  # fmt: skip
+    if needed and _middle(needed) > NEVER:
+        lr = max(number(row["lr"]) or 0.0 for row in groups)
+        yield Finding(
+            "slow_rate",
+            "warning",
+            f"the learning rate of {lr:.3g} is too small for {groups[0]['optimiser']}: the middle matrix "
+            f"takes {_middle(needed):,.0f} such steps to move as far as it is large",
+            "first_step",
+            {"lr": lr, "steps": _middle(needed)},
+            do="look whether a factor of the rate is applied twice, as where the function of LambdaLR "
+            "returns a rate and not a factor",
+        )
+
+
 def clipped_step(tables: Tables) -> Iterator[Finding]:
     """Say by how much clipping shortens the step, which an optimiser like Adam takes out again."""
     groups: dict[str, list[float]] = defaultdict(list)
@@ -232,6 +293,6 @@ FIRST_STEP: Final = Study(
         first_step(c.subject, c.optimiser, max_grad_norm=c.plan.get("max_grad_norm"), backward=c.backward),
     ],
     "preflight",
-    rules=(dead_zero, lost_in_rounding, not_stepped, clipped_step, wrong_way),
+    rules=(dead_zero, unused_part, lost_in_rounding, not_stepped, clipped_step, wrong_way, slow_rate),
     order=-45,
 )

@@ -24,7 +24,9 @@ differ for embeddings and matrices, stay below it.
 
 
 def groups(subject: Subject, optimiser: Optimizer | OptimiserFactory) -> Table:
-    """Tabulate the groups of an optimiser, with the path of their first parameter and their numbers."""
+    """Tabulate the groups of an optimiser, with the path of their first parameter and their numbers;
+    ``scheduled`` is 1 where a scheduler of torch has changed the rate.
+    """
     own = trainable(subject.model)
     if isinstance(optimiser, Optimizer):
         made, paths = optimiser, {id(p): path for path, p in own.items()}
@@ -46,6 +48,7 @@ def groups(subject: Subject, optimiser: Optimizer | OptimiserFactory) -> Table:
                     "beta1": _plain(beta1),
                     "beta2": _plain(beta2),
                     "eps": _plain(group.get("eps")),
+                    "scheduled": int(group.get("initial_lr", group.get("lr")) != group.get("lr")),
                 }
             )
     return Table("groups", tuple(rows))

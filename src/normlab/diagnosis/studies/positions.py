@@ -13,7 +13,7 @@ from torch import Tensor
 from normlab.diagnosis.reading.batches import replaced, tokens
 from normlab.diagnosis.reading.calls import ModuleCall, calls, first_change
 from normlab.diagnosis.reading.subject import Subject, undisturbed
-from normlab.diagnosis.reading.taps import call_model
+from normlab.diagnosis.reading.taps import Side, activations, call_model, watching
 from normlab.diagnosis.rules.finding import Finding, Tables
 from normlab.diagnosis.study import SMALL_BATCH, Study
 from normlab.diagnosis.table import Row, Table
@@ -26,6 +26,15 @@ ABSOLUTE: Final = 1e4
 """The same for other angles of a rotary embedding, whose cosines and sines are rounded."""
 SHIFT: Final = 7
 """Number of positions by which the tokens of a rotary embedding are moved."""
+
+ROTATE: Final = {
+    "": "rotate queries and keys alike, by the same angles, before their product",
+    "halves": "rotate queries and keys alike, by the same angles: its table has the same ones for the "
+    "columns i and i + w/2, the two halves of a head, which rotate_half pairs",
+    "neighbours": "rotate queries and keys alike, by the same angles: its table is interleaved, with the "
+    "same ones for the columns 2i and 2i + 1, and rotate_half pairs the two halves of a head",
+}
+"""What to do, by the columns that a table of angles pairs."""
 
 
 @dataclass(frozen=True)
@@ -46,8 +55,9 @@ def positions(subject: Subject) -> Table:
     2021, Section 3.2.2, arXiv 2104.09864).
 
     ``change`` is the largest change of the model's output in last digits of its largest entry, and ``module``
-    the innermost module whose output changes there while the stream that it reads does not. Models in half
-    precision and batches of one row are not tested.
+    the innermost module whose output changes there while the stream that it reads does not. ``pairs`` says
+    which columns of a rotary table have the same angles: ``halves``, i and i + w/2, or ``neighbours``, 2i and
+    2i + 1; empty where neither do. Models in half precision and batches of one row are not tested.
     """
     place, read = next(iter(tokens(subject.batch).items()), ((), torch.zeros(0, 0)))
     half = any(p.dtype in (torch.float16, torch.bfloat16) for p in subject.model.parameters())
@@ -92,7 +102,31 @@ def _compared(subject: Subject, pair: _Pair, rows: int) -> Row:
 
     before, after = (outputs(batch) for batch in pair.batches)
     module, change = first_change(before, after, pair.least)
-    return {"kind": pair.kind, "module": module, "change": change}
+    return {"kind": pair.kind, "module": module, "change": change, "pairs": _pairs(subject, pair)}
+
+
+def _pairs(subject: Subject, pair: _Pair) -> str:
+    """How the columns of the first rotary table are paired that a module with ``inv_freq`` puts out."""
+    if pair.kind != "rotary":
+        return ""
+    tables: list[Tensor] = []
+    modules = dict(subject.model.named_modules())
+    turning = {
+        p: m for p, m in modules.items() if any(b == "inv_freq" for b, _ in m.named_buffers("", False))
+    }
+
+    def see(_: str, side: Side, values: object) -> None:
+        if side == "output":
+            tables.extend(x for _, x in activations(values) if x.ndim > 1 and not x.shape[-1] % 2)
+
+    with torch.no_grad(), undisturbed(subject.model), watching(turning, see):
+        call_model(subject.model, pair.batches[0])
+    for x in tables[:1]:
+        if torch.equal(x[..., 0::2], x[..., 1::2]):
+            return "neighbours"
+        if torch.equal(*x.chunk(2, -1)):
+            return "halves"
+    return ""
 
 
 def order(tables: Tables) -> Iterator[Finding]:
@@ -124,7 +158,7 @@ def relative(tables: Tables) -> Iterator[Finding]:
                 "positions",
                 {"change": row["change"]},
                 module=str(row["module"]),
-                do="rotate queries and keys alike, by the same angles, before their product",
+                do=ROTATE[str(row["pairs"])],
             )
 
 

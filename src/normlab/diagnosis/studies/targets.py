@@ -31,6 +31,10 @@ FEW: Final = 0.5
 """Share at the distance 1 above which the next token is predicted all the same."""
 HEAVY: Final = 1.5
 """Sum of the weights of all positions, which is 1 for a mean, above which the loss is not a mean."""
+LEAST_CONFIDENCE: Final = 0.5
+"""Probability that a loss asks for its target, below which the other entries together count for more."""
+LINEAR: Final = 0.999
+"""Share of the variance of the gradients that probabilities explain where the loss is a cross-entropy."""
 
 
 def targets(subject: Subject) -> Table:
@@ -40,6 +44,12 @@ def targets(subject: Subject) -> Table:
     ``counted`` is the number of positions with a gradient, of ``positions``; ``offset_k`` the share of these
     whose target is the token at k positions after the one that is read; ``padding`` the share whose own token
     and whose target are both padding; ``weight`` the sum of w, which is 1 for a mean.
+
+    With label smoothing the target is a distribution q `[V]` (Szegedy et al. 2016, Section 7, arXiv
+    1512.00567), the gradient :math:`w(\mathrm{softmax}(z) - q)`, and q is the same for all entries but y, so
+    that w is the slope of their gradients by their probabilities: ``confidence`` is the mean of :math:`q_y`,
+    None where the gradients are not linear in them. ``alone`` is the share of the counted positions whose
+    gradient is negative at one logit and 0 at all others, as where a loss takes logits for log-probabilities.
     """
     read = at(subject.batch, place) if (place := _place(subject)) is not None else None
     found = None if read is None else _gradient(subject)
@@ -57,8 +67,29 @@ def targets(subject: Subject) -> Table:
         **{f"offset_{k}": _share(read, target, counted, k) for k in OFFSETS},
         "padding": _padded(read, target, counted),
         "weight": weight[counted].sum().item(),
+        "confidence": _confidence(logits[counted], gradient[counted]),
+        "alone": _alone(gradient[counted]),
     }
     return Table("targets", (row,))
+
+
+def _alone(gradient: Tensor) -> float:
+    single = ((gradient != 0).sum(-1) == 1) & (gradient.amin(-1) < 0)
+    return single.double().mean().item()
+
+
+def _confidence(logits: Tensor, gradient: Tensor) -> float | None:
+    """The mean probability that a cross-entropy asks for its target, by logits and gradients `[N, V]`."""
+    target = gradient.argmin(-1, keepdim=True)
+    p = logits.softmax(-1)
+    others = torch.ones_like(p).scatter_(-1, target, 0.0)
+    x, g = ((v - (v * others).sum(-1, keepdim=True) / (p.shape[-1] - 1)) * others for v in (p, gradient))
+    xx, xg, gg = ((a * b).sum(-1) for a, b in ((x, x), (x, g), (g, g)))
+    known = (xx > 0) & (gg > 0) & (xg.square() > LINEAR * xx * gg) & (xg > 0)
+    if not bool(known.all()):
+        return None
+    asked = p - gradient / (xg / xx)[:, None]
+    return asked.gather(-1, target).mean().item()
 
 
 def _place(subject: Subject) -> tuple[int | str, ...] | None:
@@ -149,11 +180,45 @@ def summed(tables: Tables) -> Iterator[Finding]:
             )
 
 
+def unnormalised(tables: Tables) -> Iterator[Finding]:
+    """Say that the loss takes logits for log-probabilities."""
+    for row in tables.table("targets"):
+        if (alone := number(row["alone"]) or 0.0) > NEARLY_ALL:
+            yield Finding(
+                "unnormalised_loss",
+                "problem",
+                "the loss takes logits for log-probabilities: it raises the logit of the target and, unlike "
+                "that of a softmax, lowers no other, so that it falls without end while logits grow",
+                "targets",
+                {"alone": alone},
+                do="use cross_entropy, or give nll_loss log_softmax of the logits",
+                explains=("initial_loss", "smoothed_targets", "summed_loss"),
+            )
+
+
+def smoothed(tables: Tables) -> Iterator[Finding]:
+    """Say that the loss gives its targets less weight than all other entries together."""
+    for row in tables.table("targets"):
+        confidence = number(row["confidence"])
+        if confidence is not None and confidence < LEAST_CONFIDENCE:
+            yield Finding(
+                "smoothed_targets",
+                "problem",
+                f"the loss asks for its target with a probability of {percent(confidence)}, and spreads the "
+                f"rest over the other entries: a label smoothing of about {1 - confidence:.1f}",
+                "targets",
+                {"confidence": confidence},
+                "Szegedy et al. 2016, Section 7 (arXiv 1512.00567)",
+                do="a label smoothing of 0.1 is usual",
+                explains=("initial_loss",),
+            )
+
+
 TARGETS: Final = Study(
     "targets",
     lambda c: [targets(c.small)],
     "preflight",
-    rules=(shifted, summed, padding_counted),
+    rules=(unnormalised, smoothed, shifted, summed, padding_counted),
     batch=SMALL_BATCH,
     order=-48,
 )
