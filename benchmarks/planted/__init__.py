@@ -1,6 +1,7 @@
 """Models with a planted fault each, and sound ones, for a preflight to tell apart."""
 
 from .fault import BATCH, LOSS, OPTIMISER, Fault
+from .fifth import FIFTH
 from .fourth import FOURTH
 from .healthy import HEALTHY, Healthy
 from .known import KNOWN
@@ -9,12 +10,13 @@ from .second import SECOND
 from .third import THIRD
 from .unseen import UNSEEN
 
-FAULTS = [*KNOWN.every, *UNSEEN.every, *SECOND.every, *THIRD.every, *FOURTH.every]
+FAULTS = [*KNOWN.every, *UNSEEN.every, *SECOND.every, *THIRD.every, *FOURTH.every, *FIFTH.every]
 
 __all__ = [
     "ARCHITECTURES",
     "BATCH",
     "FAULTS",
+    "FIFTH",
     "FOURTH",
     "HEALTHY",
     "KNOWN",
