@@ -35,6 +35,8 @@ def in_groups(parameters, matrices, vectors):
         (partial(torch.optim.SGD, lr=1e-2, momentum=0.9), None),
         (partial(torch.optim.AdamW, lr=1e-5), None),
         (partial(torch.optim.AdamW, lr=1e-7), "slow_rate"),
+        (partial(torch.optim.AdamW, lr=0.1), "fast_rate"),
+        (partial(torch.optim.SGD, lr=1.0), None),
     ],
 )
 def test_settings_that_do_not_fit_together_are_named(optimiser, found):
@@ -57,6 +59,21 @@ def test_the_rate_at_which_a_schedule_begins_is_not_too_small():
     optimiser = torch.optim.AdamW(model.parameters(), lr=1e-3)
     torch.optim.lr_scheduler.LambdaLR(optimiser, lambda step: 1e-4 * (step + 1))
     assert optimiser.param_groups[0]["lr"] == pytest.approx(1e-7)
+    assert cause(optimiser, model) is None
+
+
+def test_an_optimiser_of_another_model_changes_nothing():
+    other = torch.optim.Adam(Labelled().parameters(), lr=1e-3)
+    assert cause(other, Labelled()) == "not_held"
+    copied = lambda parameters: torch.optim.Adam([p.detach().clone() for p in parameters])  # noqa: E731
+    assert cause(copied) == "not_held"
+
+
+def test_a_schedule_that_begins_at_zero_changes_nothing_and_is_no_fault():
+    model = Labelled()
+    optimiser = torch.optim.Adam(model.parameters(), lr=1e-3)
+    torch.optim.lr_scheduler.LambdaLR(optimiser, lambda step: step / 100)
+    assert optimiser.param_groups[0]["lr"] == 0.0
     assert cause(optimiser, model) is None
 
 

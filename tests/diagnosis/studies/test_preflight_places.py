@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from functools import partial
 
 import pytest
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
 
 from diagnosis.studies.test_preflight import BATCH, TEXT, Gpt, Labelled, layer, preflight
 from normlab.diagnosis import Diagnosis, diagnose
@@ -133,3 +135,16 @@ def test_the_first_line_is_as_severe_as_the_gravest_of_what_it_explains():
     assert folded.verdict == "problem: a is so (layer 2)"
     assert folded.to_plain()["cause"]["gravest"] == "problem"
     assert sound.severity == ""
+
+
+def test_layers_that_compute_without_a_graph_are_named():
+    model = Labelled()
+    model.gpt.embedding.requires_grad_(False)
+    model.gpt.head.weight = nn.Parameter(model.gpt.head.weight.detach().clone())
+    for one in model.gpt.layers:
+        one.forward = partial(checkpoint, one.forward, use_reentrant=True)
+    with pytest.warns(UserWarning, match="None of the inputs have requires_grad"):
+        cause = preflight(model).cause
+    assert cause is not None
+    assert (cause.name, cause.module) == ("cut_gradient", "gpt.layers")
+    assert cause.numbers["parameters"] == len(list(model.gpt.layers.parameters()))

@@ -112,3 +112,48 @@ def test_the_confidence_of_a_loss_that_is_no_cross_entropy_is_not_known():
     row = targets(squared).rows[0]
     assert row["confidence"] is None
     assert row["alone"] == 0.0
+
+
+def masked(share_kept):
+    """A text whose every seventh token is masked, and labels of these and of a share of the others."""
+    ids = TEXT[:, :-1].clone()
+    hidden = torch.arange(ids.numel()).view_as(ids) % 7 == 0
+    kept = torch.rand(ids.shape, generator=torch.Generator().manual_seed(0)) < share_kept
+    labels = ids.masked_fill(~hidden & ~kept, -100)
+    return {"ids": ids.masked_fill(hidden, 3), "labels": labels}
+
+
+@pytest.mark.parametrize(("share_kept", "found"), [(0.0, False), (0.1, False), (1.0, True)])
+def test_a_loss_that_is_for_copying_is_named_where_words_are_masked_too(share_kept, found):
+    batch = masked(share_kept)
+    named = diagnose(Labelled(), batch, loss=entropy, lr=1e-3, preset="preflight").findings
+    assert ("shifted_labels" in [f.name for f in named]) == found
+
+
+@pytest.mark.parametrize("causal", [True, False])
+def test_a_causal_model_of_masked_words_is_named(causal):
+    model = Labelled()
+    for one in model.gpt.layers:
+        one.attention.causal = causal
+    named = [f.name for f in diagnose(model, masked(0.0), loss=entropy, lr=1e-3, preset="preflight").findings]
+    assert ("one_sided" in named) == causal
+    assert "causal_leak" not in named
+
+
+class Configuration:
+    eos_token_id = 2
+
+
+@pytest.mark.parametrize(("ignored", "found"), [(-100, False), (2, True)])
+def test_an_end_of_text_that_no_position_is_asked_for_is_a_warning(ignored, found):
+    text = TEXT.clone().clamp(min=3)
+    text[0, -3:] = text[1, -1:] = 2
+    model = Labelled()
+    model.config = Configuration()
+    batch = {"ids": text[:, :-1], "labels": text[:, 1:]}
+    row = targets(Subject.of(model, batch, lambda m, b: entropy(m, b, ignore_index=ignored))).rows[0]
+    assert row["ends"] == (0 if found else 4)
+    named = diagnose(
+        model, batch, loss=lambda m, b: entropy(m, b, ignore_index=ignored), lr=1e-3, preset="preflight"
+    )
+    assert ("no_end" in [f.name for f in named.findings]) == found

@@ -37,6 +37,16 @@ def replaced(values: Any, place: Place, tensor: Tensor) -> Any:
     return items if isinstance(values, list) else tuple(items)
 
 
+def others(tokens: Tensor, kept: int = 0) -> Tensor:
+    """Return tokens `[B, T]` with other ones of these in their places, from a position on."""
+    changed = tokens.clone()
+    pool = tokens[tokens >= 0].unique()
+    if len(pool) > 1:
+        index = torch.searchsorted(pool, tokens[:, kept:].clamp(min=int(pool[0])))
+        changed[:, kept:] = pool[(index + 1) % len(pool)]
+    return changed
+
+
 def integers(batch: Any) -> dict[Place, Tensor]:
     """Return the tensors of integers `[B, T]`, masks among them, by their places."""
     found = ((p, x) for p, x in leaves(batch) if not x.is_floating_point() and x.dtype != torch.bool)

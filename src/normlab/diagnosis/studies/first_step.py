@@ -15,7 +15,7 @@ from normlab.diagnosis.probing.passes import BackwardPass, backward_pass, parts_
 from normlab.diagnosis.probing.step import OptimiserFactory, updated
 from normlab.diagnosis.probing.stepping import LossGradients, trainable
 from normlab.diagnosis.reading.subject import Subject
-from normlab.diagnosis.rules.finding import Finding, Tables, cosine, number, numbers, percent
+from normlab.diagnosis.rules.finding import Finding, Tables, cosine, number, numbers, percent, said
 from normlab.diagnosis.study import Study
 from normlab.diagnosis.table import Row, Table
 from normlab.spec.units import count
@@ -28,6 +28,8 @@ CUT: Final = 0.5
 """Share of a step that clipping leaves, below which it decides the rate."""
 UPHILL: Final = -0.1
 """Cosine of a step with the negative gradient below which it climbs the loss."""
+AT_ONCE: Final = 1.0
+"""Steps of Adam that take a matrix as far as it is large, below which each step writes it anew."""
 NEVER: Final = 1e5
 """Steps of Adam that take a matrix as far as it is large, above which the rate is hardly meant."""
 SHRINKS: Final = 0.5
@@ -128,7 +130,19 @@ def not_stepped(tables: Tables) -> Iterator[Finding]:
     largest = max((number(r["grad_max"]) or 0.0 for r in tables.table("first_step")), default=0.0)
     rows = [r for r in tables.table("first_step") if (number(r["grad_max"]) or 0.0) > FELT * largest]
     still = [r for r in rows if r["step_rms"] == 0 and r["dtype"] not in ("bfloat16", "float16")]
-    if still and len(still) < len(rows):
+    if still and len(still) == len(rows):
+        if not any(row["scheduled"] and not row["lr"] for row in tables.table("groups")):
+            yield Finding(
+                "not_stepped",
+                "problem",
+                f"a step of the optimiser changes no parameter of the model, though {len(still)} have a "
+                "gradient",
+                "first_step",
+                {"parameters": len(still), "first": still[0]["parameter"]},
+                do="give the optimiser the parameters of this model, after it was built for the last time "
+                "and moved to its device, at a rate that is not 0",
+            )
+    elif still:
         module = str(still[0]["parameter"]).rpartition(".")[0]
         yield Finding(
             "not_stepped",
@@ -201,9 +215,9 @@ def unused_part(tables: Tables) -> Iterator[Finding]:
         )
 
 
-def slow_rate(tables: Tables) -> Iterator[Finding]:
-    """Say that Adam would need so many steps to move the matrices as far as they are large. The rate of an
-    optimiser amid a schedule may be that of its first step, and is not judged.
+def adam_rate(tables: Tables) -> Iterator[Finding]:
+    """Say that one step of Adam moves matrices farther than they are large, or that it would take far too
+    many to do so. The rate of an optimiser amid a schedule may be that of its first step, and is not judged.
     """
     groups = list(tables.table("groups"))
     if not groups or any(row["beta2"] is None or row["scheduled"] for row in groups):
@@ -215,8 +229,19 @@ def slow_rate(tables: Tables) -> Iterator[Finding]:
         if (step := number(row["unclipped_rms"])) and (size := sizes.get((row["parameter"], row["role"])))
         and row["role"] != "norm" and row["dtype"] not in ("bfloat16", "float16")
     ]  # fmt: skip
-    if needed and _middle(needed) > NEVER:
-        lr = max(number(row["lr"]) or 0.0 for row in groups)
+    lr = max(number(row["lr"]) or 0.0 for row in groups)
+    if needed and _middle(needed) < AT_ONCE:
+        yield Finding(
+            "fast_rate",
+            "problem",
+            f"the learning rate of {lr:.3g} is too large for {groups[0]['optimiser']}: one step at it moves "
+            f"the middle matrix by {said(1 / _middle(needed))} times its size",
+            "first_step",
+            {"lr": lr, "steps": _middle(needed)},
+            do="1e-4 to 1e-3 is usual; 0.1 is a rate of SGD",
+            explains=("large_update", "update_change"),
+        )
+    elif needed and _middle(needed) > NEVER:
         yield Finding(
             "slow_rate",
             "warning",
@@ -293,6 +318,6 @@ FIRST_STEP: Final = Study(
         first_step(c.subject, c.optimiser, max_grad_norm=c.plan.get("max_grad_norm"), backward=c.backward),
     ],
     "preflight",
-    rules=(dead_zero, unused_part, lost_in_rounding, not_stepped, clipped_step, wrong_way, slow_rate),
+    rules=(dead_zero, unused_part, lost_in_rounding, not_stepped, clipped_step, wrong_way, adam_rate),
     order=-45,
 )

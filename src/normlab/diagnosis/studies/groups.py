@@ -24,8 +24,9 @@ differ for embeddings and matrices, stay below it.
 
 
 def groups(subject: Subject, optimiser: Optimizer | OptimiserFactory) -> Table:
-    """Tabulate the groups of an optimiser, with the path of their first parameter and their numbers;
-    ``scheduled`` is 1 where a scheduler of torch has changed the rate.
+    """Tabulate the groups of an optimiser that hold parameters of the model, or all of them where none does,
+    with the path of their first parameter and their numbers; ``scheduled`` is 1 where a scheduler of torch
+    has changed the rate.
     """
     own = trainable(subject.model)
     if isinstance(optimiser, Optimizer):
@@ -36,12 +37,12 @@ def groups(subject: Subject, optimiser: Optimizer | OptimiserFactory) -> Table:
     rows: list[Row] = []
     for group in made.param_groups:
         held = [paths[id(p)] for p in group["params"] if id(p) in paths]
-        if held:
+        if held or not any(id(p) in paths for g in made.param_groups for p in g["params"]):
             beta1, beta2 = group.get("betas") or (None, None)
             rows.append(
                 {
                     "optimiser": type(made).__name__,
-                    "first": held[0],
+                    "first": next(iter(held), ""),
                     "parameters": len(held),
                     "lr": _plain(group.get("lr")),
                     "weight_decay": _plain(group.get("weight_decay")),
@@ -74,6 +75,22 @@ def unlike_rate(tables: Tables) -> Iterator[Finding]:
             {"highest": high, "lowest": low, "weight_decay": fast["weight_decay"]},
             do="look whether a learning rate and a weight decay were exchanged, or a factor applied twice",
             explains=("large_update", "not_stepped"),
+        )
+
+
+def no_parameter(tables: Tables) -> Iterator[Finding]:
+    """Say that an optimiser is that of another model."""
+    rows = tables.table("groups").rows
+    if rows and not any(row["parameters"] for row in rows):
+        yield Finding(
+            "not_held",
+            "problem",
+            f"{rows[0]['optimiser']} holds no parameter of the model, so that its steps change nothing",
+            "groups",
+            {"parameters": 0, "groups": len(rows)},
+            do="build the optimiser after the model was built for the last time, wrapped and moved to its "
+            "device",
+            explains=("not_stepped",),
         )
 
 
@@ -117,7 +134,7 @@ GROUPS: Final = Study(
     "groups",
     lambda c: [groups(c.subject, c.optimiser)],
     "preflight",
-    rules=(unlike_rate, exchanged_betas, large_epsilon),
+    rules=(no_parameter, unlike_rate, exchanged_betas, large_epsilon),
     batch="the optimiser alone",
     order=-60,
 )

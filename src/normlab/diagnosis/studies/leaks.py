@@ -8,7 +8,17 @@ from typing import Any, Final
 import torch
 from torch import Tensor
 
-from normlab.diagnosis.reading.batches import MASKS, at, decoded, integers, lengths, named, replaced, tokens
+from normlab.diagnosis.reading.batches import (
+    MASKS,
+    at,
+    decoded,
+    integers,
+    lengths,
+    named,
+    others,
+    replaced,
+    tokens,
+)
 from normlab.diagnosis.reading.calls import ModuleCall, calls, first_change
 from normlab.diagnosis.reading.subject import Subject, undisturbed
 from normlab.diagnosis.reading.taps import Place, call_model, leaves
@@ -22,6 +32,10 @@ CROPPED: Final = 1e4
 """The same, where other shapes add numbers up in another order."""
 KEPT: Final = 0.75
 """Share of the positions before the first that is changed."""
+MASKED: Final = 0.5
+"""Share of the counted positions that read one token from which this token is a mask."""
+FEW: Final = 0.5
+"""Share of targets that are the token read, or the next one, below which the loss is for neither."""
 SHIFTED: Final = 0.9
 """Share of the labels that have to be the next tokens for the model to be one of next tokens."""
 
@@ -59,7 +73,7 @@ def _later(subject: Subject, place: Place, *, forbidden: bool) -> Iterator[Row]:
     """Change the last tokens, all tokens of the first row, and nothing."""
     batch, read = subject.batch, at(subject.batch, place)
     kept = int(KEPT * read.shape[1])
-    changed = _changed(read, kept)
+    changed = others(read, kept)
     if kept < 1 or torch.equal(changed, read):
         return
     before = _outputs(subject, batch, _before(kept))
@@ -76,7 +90,7 @@ def _later(subject: Subject, place: Place, *, forbidden: bool) -> Iterator[Row]:
 def _between_rows(subject: Subject, place: Place) -> Row:
     """Change all tokens of the first row, which a causal mask shows to the others, and compare these."""
     read = at(subject.batch, place)
-    changed = torch.cat([_changed(read, 0)[:1], read[1:]])
+    changed = torch.cat([others(read, 0)[:1], read[1:]])
 
     def keep(x: Tensor) -> Tensor | None:
         return x.detach()[1:].clone() if x.ndim > 2 and len(x) == len(read) else None
@@ -94,7 +108,7 @@ def _padding(subject: Subject, place: Place) -> Iterator[Row]:
     if masks:
         kept, limit = int(KEPT * read.shape[1]), VISIBLE
         batch = _masked(batch, kept)
-        other = replaced(batch, place, _changed(read, kept))
+        other = replaced(batch, place, others(read, kept))
     else:
         padding, sizes = lengths(read)
         kept, row = (int(x) for x in sizes.min(0))
@@ -128,16 +142,6 @@ def _next(tokens: Tensor, labels: Tensor) -> bool:
     after = (labels[:, :-1] == tokens[:, 1:]) & counted[:, :-1]
     shares = same.sum() / counted.sum(), after.sum() / counted[:, :-1].sum().clamp(min=1)
     return any(float(share) >= SHIFTED for share in shares) and float(counted.float().mean()) > 0.5
-
-
-def _changed(tokens: Tensor, kept: int) -> Tensor:
-    """The tokens with others from the batch, in reverse, from a position on."""
-    changed = tokens.clone()
-    pool = tokens[tokens >= 0].unique()
-    if len(pool) > 1:
-        index = torch.searchsorted(pool, tokens[:, kept:].clamp(min=int(pool[0])))
-        changed[:, kept:] = pool[(index + 1) % len(pool)]
-    return changed
 
 
 def _masked(batch: Any, kept: int) -> Any:
@@ -220,6 +224,27 @@ def leak(tables: Tables) -> Iterator[Finding]:
             )
 
 
+def one_sided(tables: Tables) -> Iterator[Finding]:
+    """Say that a model is causal whose loss asks for masked words."""
+    asked = any(
+        (number(row["masked"]) or 0.0) > MASKED
+        and all((number(row[f"offset_{k}"]) or 0.0) < FEW for k in (0, 1))
+        for row in tables.table("targets")
+    )
+    for row in tables.table("leaks").where(kind="causal"):
+        if asked and row["change"] == 0.0:  # a mask shuts exactly; what is small is not 0
+            yield Finding(
+                "one_sided",
+                "problem",
+                "the loss asks for masked words, and the model is causal: later words change nothing at "
+                "earlier positions, so that a masked word is predicted from those before it alone",
+                "leaks",
+                {"change": row["change"], "changed_from": row["changed_from"]},
+                do="let attention see both sides: no causal mask, and is_decoder=False in a configuration of "
+                "Hugging Face",
+            )
+
+
 def _asks_for_the_next(row: Row) -> bool:
     """Whether the loss asks most positions for the token after the one that they read."""
     share, counted, all_ = (number(row[name]) or 0.0 for name in ("offset_1", "counted", "positions"))
@@ -230,7 +255,7 @@ LEAKS: Final = Study(
     "leaks",
     lambda c: [leaks(c.small)],
     "preflight",
-    rules=(leak,),
+    rules=(leak, one_sided),
     batch=SMALL_BATCH,
     order=-47,
 )

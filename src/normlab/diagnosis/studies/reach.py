@@ -17,6 +17,9 @@ from normlab.diagnosis.studies.weights import LEAST_SIBLINGS
 from normlab.diagnosis.study import Study
 from normlab.diagnosis.table import Row, Table
 
+CUT_OFF: Final = ("no_gradient", "unused", "updates", "gradients", "dead_zero", "decay", "not_stepped")
+"""Findings that follow where the way of the gradient is cut."""
+
 
 def reach(subject: Subject) -> tuple[Table, Table]:
     """Tabulate every parameter: whether it is ``trainable``, and whether the loss depends on it in the graph
@@ -94,7 +97,21 @@ def cut_gradient(tables: Tables) -> Iterator[Finding]:
             do="use its output, or take the module out of the model"
             if unread
             else "look there for detach(), no_grad, .data, an integer or a numpy operation on the stream",
-            explains=("no_gradient", "unused", "updates", "gradients", "dead_zero"),
+            explains=CUT_OFF,
+        )
+    elif behind:
+        module = innermost([str(row["module"]) for row in behind])
+        yield Finding(
+            "cut_gradient",
+            "problem",
+            f"no gradient reaches {len(behind)} of {len(rows)} parameters, the first "
+            f"{behind[0]['parameter']}: {module or 'the model'} computes without a graph",
+            "reach",
+            {"parameters": len(behind), "first": behind[0]["parameter"], "last": behind[-1]["parameter"]},
+            module=module,
+            do="look there for no_grad, .data, and checkpoints with use_reentrant=True whose input needs no "
+            "gradient, as behind a frozen embedding",
+            explains=CUT_OFF,
         )
     if silent:
         names = list(dict.fromkeys(str(row["module"]) for row in silent))

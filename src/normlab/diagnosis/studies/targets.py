@@ -27,6 +27,8 @@ ASKED: Final = {
     2: "the token after the next one",
     3: "the third token from them",
 }
+COPIED: Final = 0.5
+"""The same for the token that is read, from which the loss is for copying, also where words are masked."""
 FEW: Final = 0.5
 """Share at the distance 1 above which the next token is predicted all the same."""
 HEAVY: Final = 1.5
@@ -50,6 +52,9 @@ def targets(subject: Subject) -> Table:
     that w is the slope of their gradients by their probabilities: ``confidence`` is the mean of :math:`q_y`,
     None where the gradients are not linear in them. ``alone`` is the share of the counted positions whose
     gradient is negative at one logit and 0 at all others, as where a loss takes logits for log-probabilities.
+
+    ``masked`` is the share of the most common token that the counted positions read; ``ends`` how often the
+    ``eos_token_id`` of the model's configuration is a target, None where it is not among the tokens.
     """
     read = at(subject.batch, place) if (place := _place(subject)) is not None else None
     found = None if read is None else _gradient(subject)
@@ -69,6 +74,8 @@ def targets(subject: Subject) -> Table:
         "weight": weight[counted].sum().item(),
         "confidence": _confidence(logits[counted], gradient[counted]),
         "alone": _alone(gradient[counted]),
+        "masked": _commonest(read[counted]),
+        "ends": _ends(subject, read, target, counted),
     }
     return Table("targets", (row,))
 
@@ -90,6 +97,17 @@ def _confidence(logits: Tensor, gradient: Tensor) -> float | None:
         return None
     asked = p - gradient / (xg / xx)[:, None]
     return asked.gather(-1, target).mean().item()
+
+
+def _commonest(read: Tensor) -> float:
+    return int(read.unique(return_counts=True)[1].max()) / len(read)
+
+
+def _ends(subject: Subject, read: Tensor, target: Tensor, counted: Tensor) -> int | None:
+    end = getattr(getattr(subject.model, "config", None), "eos_token_id", None)
+    if not isinstance(end, int) or not bool((read[:, 1:] == end).any()):
+        return None
+    return int(((target == end) & counted).sum())
 
 
 def _place(subject: Subject) -> tuple[int | str, ...] | None:
@@ -134,16 +152,18 @@ def shifted(tables: Tables) -> Iterator[Finding]:
     for row in tables.table("targets"):
         shares = {k: number(row[f"offset_{k}"]) or 0.0 for k in OFFSETS}
         offset, share = max(shares.items(), key=lambda one: one[1])
-        if share < NEARLY_ALL or shares[1] > FEW:
+        if share < (COPIED if offset == 0 else NEARLY_ALL) or shares[1] > FEW:
             continue
+        more = ", which it needs only to copy" if offset == 0 else ", and not for the next token"
         yield Finding(
             "shifted_labels",
             "problem",
             f"the loss asks {percent(share)} of the {row['counted']:,} positions that it counts for "
-            f"{ASKED[offset]}, and not for the next token",
+            f"{ASKED[offset]}{more}",
             "targets",
             {"offset": offset, "share": share, "counted": row["counted"]},
-            do="shift the labels by one position, once: in the batch, in the model or in the loss",
+            do="shift the labels by one position, once: in the batch, in the model or in the loss"
+            + "; with masked words, let the loss ignore those that are not masked" * (offset == 0),
         )
 
 
@@ -214,11 +234,27 @@ def smoothed(tables: Tables) -> Iterator[Finding]:
             )
 
 
+def no_end(tables: Tables) -> Iterator[Finding]:
+    """Say that a model of next tokens is never asked for the end of a text."""
+    for row in tables.table("targets"):
+        if row["ends"] == 0 and (number(row["offset_1"]) or 0.0) >= NEARLY_ALL:
+            yield Finding(
+                "no_end",
+                "warning",
+                "the batch has the token that ends a text, eos_token_id, and the loss asks no position for "
+                "it: the model never learns to end",
+                "targets",
+                {"ends": 0, "counted": row["counted"]},
+                do="where padding is the same token, as with pad_token = eos_token, ignore padding by the "
+                "mask, and not by the token",
+            )
+
+
 TARGETS: Final = Study(
     "targets",
     lambda c: [targets(c.small)],
     "preflight",
-    rules=(unnormalised, smoothed, shifted, summed, padding_counted),
+    rules=(unnormalised, smoothed, shifted, summed, padding_counted, no_end),
     batch=SMALL_BATCH,
     order=-48,
 )
