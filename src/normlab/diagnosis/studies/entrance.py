@@ -100,13 +100,12 @@ def drowned(tables: Tables) -> Iterator[Finding]:
         share = number(row["words"])
         if share is not None and share < DROWNED:
             module = str(row["module"])
+            added = f", such as what {module} adds" if module else ""
             yield Finding(
                 "drowned_words",
                 "warning",
                 f"the words make {percent(share)} of the variance of what enters the first layer of "
-                f"{row['stack'] or 'the model'}; the rest is the same for all words"
-                + f", such as {module}"
-                * bool(module),
+                f"{row['stack'] or 'the model'}: they drown in what does not depend on them{added}",
                 "entrance",
                 {"words": share},
                 module=module,
@@ -128,8 +127,9 @@ def stream_dropout(tables: Tables) -> Iterator[Finding]:
             yield Finding(
                 "stream_dropout",
                 "problem",
-                f"{rows[0]['module']} drops out the residual stream itself, and so do dropouts {calls} times "
-                f"in all: {percent(kept)} of what enters the first layer reaches the last one",
+                f"{rows[0]['module']} drops out the residual stream itself, the first of {calls} dropouts of "
+                f"{stack or 'the model'} that do so: {percent(kept)} of what enters the first layer gets "
+                "through all of them",
                 "stream_dropouts",
                 {"calls": calls, "kept": kept},
                 module=str(rows[0]["module"]),
