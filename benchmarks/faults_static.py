@@ -31,6 +31,7 @@ from planted import (
     LOSS,
     OPTIMISER,
     SECOND,
+    SIXTH,
     THIRD,
     UNSEEN,
     Case,
@@ -45,8 +46,9 @@ LISTS = {
     "third": THIRD,
     "fourth": FOURTH,
     "fifth": FIFTH,
+    "sixth": SIXTH,
 }
-"""Faults that the rules were written for, and five lists by authors who had not seen the rules. Each was
+"""Faults that the rules were written for, and six lists by authors who had not seen the rules. Each was
 examined once as the rules were, and these were extended before the next one.
 """
 

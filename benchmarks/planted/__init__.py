@@ -7,10 +7,11 @@ from .healthy import HEALTHY, Healthy
 from .known import KNOWN
 from .models import ARCHITECTURES, Case, build
 from .second import SECOND
+from .sixth import SIXTH
 from .third import THIRD
 from .unseen import UNSEEN
 
-FAULTS = [*KNOWN.every, *UNSEEN.every, *SECOND.every, *THIRD.every, *FOURTH.every, *FIFTH.every]
+FAULTS = [*KNOWN.every, *UNSEEN.every, *SECOND.every, *THIRD.every, *FOURTH.every, *FIFTH.every, *SIXTH.every]
 
 __all__ = [
     "ARCHITECTURES",
@@ -23,6 +24,7 @@ __all__ = [
     "LOSS",
     "OPTIMISER",
     "SECOND",
+    "SIXTH",
     "THIRD",
     "UNSEEN",
     "Case",
