@@ -8,6 +8,7 @@ from typing import Any, Final
 import torch
 from torch import Tensor, nn
 
+from normlab.diagnosis.reading.batches import tokens
 from normlab.diagnosis.reading.naming import layer_of
 from normlab.diagnosis.reading.subject import Subject, undisturbed
 from normlab.diagnosis.reading.taps import call_model, leaves, watching
@@ -29,13 +30,18 @@ def _broken(model: nn.Module) -> Iterator[tuple[str, Tensor]]:
 
 def broken_loss(subject: Subject) -> list[Finding]:
     """Name what makes a loss infinite or not a number although all parameters are finite: buffers that are
-    not a number, or else the first module that makes such an output of finite inputs; nothing where there is
-    neither.
+    not a number, or else the first module inside the model that makes such an output of finite inputs, labels
+    that are all ignored, or the model as a whole; nothing where there is none of these.
     """
     buffers = [(path, b) for path, b in subject.model.named_buffers() if b.is_floating_point()]
     found = [_entries("buffer", path, b, b.isnan(), INITIALISE) for path, b in buffers if b.isnan().any()]
-    if found or (path := _first_module(subject)) is None:
+    if found:
         return found
+    path = _first_module(subject)
+    if not path and (ignored := _ignored(subject)):
+        return [ignored]
+    if path is None:
+        return []
     name = path or "the model"
     return [
         Finding(
@@ -49,6 +55,22 @@ def broken_loss(subject: Subject) -> list[Finding]:
             do="look for a division by zero, a logarithm of zero, and a row of attention without any key",
         )
     ]
+
+
+def _ignored(subject: Subject) -> Finding | None:
+    """A mean over no label at all is not a number."""
+    for x in tokens(subject.batch).values():
+        if bool((x < 0).all()):
+            return Finding(
+                "no_labels",
+                "problem",
+                f"the loss is the mean over no position: all {x.numel():,} labels are {int(x.max())}, which "
+                "is ignored",
+                "targets",
+                {"labels": x.numel(), "counted": 0},
+                do="look at how labels are made: what marks the words to be predicted may not be in the text",
+            )
+    return None
 
 
 def _entries(kind: str, path: str, x: Tensor, bad: Tensor, do: str) -> Finding:

@@ -37,6 +37,7 @@ def in_groups(parameters, matrices, vectors):
         (partial(torch.optim.AdamW, lr=1e-7), "slow_rate"),
         (partial(torch.optim.AdamW, lr=0.1), "fast_rate"),
         (partial(torch.optim.SGD, lr=1.0), None),
+        (partial(torch.optim.SGD, lr=1e-4), "slow_rate"),
     ],
 )
 def test_settings_that_do_not_fit_together_are_named(optimiser, found):

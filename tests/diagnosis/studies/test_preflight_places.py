@@ -11,7 +11,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
-from diagnosis.studies.test_preflight import BATCH, TEXT, Gpt, Labelled, layer, preflight
+from diagnosis.studies.test_preflight import BATCH, TEXT, VOCAB, Gpt, Labelled, layer, loss, preflight
 from normlab.diagnosis import Diagnosis, diagnose
 from normlab.diagnosis.plan import Start
 from normlab.diagnosis.rules.finding import Finding, consequences
@@ -135,6 +135,47 @@ def test_the_first_line_is_as_severe_as_the_gravest_of_what_it_explains():
     assert folded.verdict == "problem: a is so (layer 2)"
     assert folded.to_plain()["cause"]["gravest"] == "problem"
     assert sound.severity == ""
+
+
+@pytest.mark.parametrize(("rows", "found"), [(0, None), (5, "odd_rows"), (VOCAB, None)])
+def test_rows_that_were_added_in_another_size_are_named(rows, found):
+    model = Labelled()
+    with torch.no_grad():
+        model.gpt.embedding.weight[VOCAB - rows :] *= 20
+    cause = preflight(model).cause
+    assert rows == VOCAB or (cause.name if cause else None) == found
+    if found:
+        assert cause is not None
+        assert (cause.module, cause.numbers["rows"]) == ("gpt.embedding", rows)
+        assert cause.numbers["factor"] == pytest.approx(20, rel=0.3)
+
+
+def test_matrices_that_are_drawn_with_a_deviation_of_one_are_named_and_wide_ones_with_a_usual_one_not():
+    large = nn.init.normal_(nn.Linear(64, 64).weight)
+    found = [f for f in rules_of(large) if f.name == "drawn_too_large"]
+    assert [f.module for f in found] == ["layers.0"]
+    assert found[0].numbers["gain"] == pytest.approx(8, rel=0.05)
+    for usual in (nn.init.xavier_normal_, nn.init.kaiming_normal_, partial(nn.init.normal_, std=0.02)):
+        assert not rules_of(usual(nn.Linear(64, 64).weight))
+
+
+def rules_of(weight):
+    """What is said of a model whose first matrix is this one."""
+    model = nn.Module()
+    model.layers = nn.ModuleList([nn.Linear(64, 64), nn.Linear(64, 64)])
+    with torch.no_grad():
+        model.layers[0].weight.copy_(weight)
+    model.forward = lambda x: model.layers[1](model.layers[0](x).relu())
+    found = diagnose(model, torch.randn(4, 64), lr=1e-3, preset="preflight",
+                     loss=lambda model, x: model(x).square().mean())  # fmt: skip
+    return [f for f in found.at_least("warning") if f.table == "weights"]
+
+
+def test_labels_that_are_all_ignored_are_named():
+    batch = {**BATCH, "labels": torch.full_like(BATCH["labels"], -100)}
+    found = diagnose(Labelled(), batch, loss=loss, lr=1e-3, preset="preflight")
+    assert found.cause is not None
+    assert (found.cause.name, found.cause.numbers["labels"]) == ("no_labels", BATCH["labels"].numel())
 
 
 def test_layers_that_compute_without_a_graph_are_named():

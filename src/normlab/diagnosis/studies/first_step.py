@@ -31,7 +31,7 @@ UPHILL: Final = -0.1
 AT_ONCE: Final = 1.0
 """Steps of Adam that take a matrix as far as it is large, below which each step writes it anew."""
 NEVER: Final = 1e5
-"""Steps of Adam that take a matrix as far as it is large, above which the rate is hardly meant."""
+"""Steps that take a matrix as far as it is large, above which the rate is hardly meant."""
 SHRINKS: Final = 0.5
 """Cosine of a step with the negative weights above which weight decay decides it."""
 
@@ -215,13 +215,15 @@ def unused_part(tables: Tables) -> Iterator[Finding]:
         )
 
 
-def adam_rate(tables: Tables) -> Iterator[Finding]:
-    """Say that one step of Adam moves matrices farther than they are large, or that it would take far too
-    many to do so. The rate of an optimiser amid a schedule may be that of its first step, and is not judged.
+def rate(tables: Tables) -> Iterator[Finding]:
+    """Say that one step of Adam moves matrices farther than they are large, or that an optimiser would take
+    far too many steps to do so. The rate of one amid a schedule may be that of its first step, and is not
+    judged.
     """
     groups = list(tables.table("groups"))
-    if not groups or any(row["beta2"] is None or row["scheduled"] for row in groups):
+    if not groups or any(row["scheduled"] for row in groups):
         return
+    adam = all(row["beta2"] is not None for row in groups)
     sizes = {(row["parameter"], row["role"]): number(row["rms"]) for row in tables.table("weights")}
     needed = [
         size / step
@@ -230,7 +232,7 @@ def adam_rate(tables: Tables) -> Iterator[Finding]:
         and row["role"] != "norm" and row["dtype"] not in ("bfloat16", "float16")
     ]  # fmt: skip
     lr = max(number(row["lr"]) or 0.0 for row in groups)
-    if needed and _middle(needed) < AT_ONCE:
+    if needed and adam and _middle(needed) < AT_ONCE:
         yield Finding(
             "fast_rate",
             "problem",
@@ -250,7 +252,11 @@ def adam_rate(tables: Tables) -> Iterator[Finding]:
             "first_step",
             {"lr": lr, "steps": _middle(needed)},
             do="look whether a factor of the rate is applied twice, as where the function of LambdaLR "
-            "returns a rate and not a factor",
+            "returns a rate and not a factor"
+            if adam
+            else "a rate of Adam is too small where a step has the size of the gradient: 0.01 to 1 is usual "
+            "for SGD",
+            explains=("clipped_step",),
         )
 
 
@@ -318,6 +324,6 @@ FIRST_STEP: Final = Study(
         first_step(c.subject, c.optimiser, max_grad_norm=c.plan.get("max_grad_norm"), backward=c.backward),
     ],
     "preflight",
-    rules=(dead_zero, unused_part, lost_in_rounding, not_stepped, clipped_step, wrong_way, adam_rate),
+    rules=(dead_zero, unused_part, lost_in_rounding, not_stepped, clipped_step, wrong_way, rate),
     order=-45,
 )

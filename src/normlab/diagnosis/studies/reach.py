@@ -16,6 +16,7 @@ from normlab.diagnosis.rules.finding import Finding, Tables
 from normlab.diagnosis.studies.weights import LEAST_SIBLINGS
 from normlab.diagnosis.study import Study
 from normlab.diagnosis.table import Row, Table
+from normlab.spec.units import count
 
 CUT_OFF: Final = ("no_gradient", "unused", "updates", "gradients", "dead_zero", "decay", "not_stepped")
 """Findings that follow where the way of the gradient is cut."""
@@ -118,7 +119,8 @@ def cut_gradient(tables: Tables) -> Iterator[Finding]:
         yield Finding(
             "unused",
             "warning",
-            f"{len(silent)} parameters are trained and never used: {names[0]}"
+            f"{count(len(silent), 'parameter')} {'is' if len(silent) == 1 else 'are'} trained and never used:"
+            f" {names[0]}"
             + (f" and {len(names) - 1} other modules do not run" if len(names) > 1 else " does not run"),
             "reach",
             {"parameters": len(silent), "first": silent[0]["parameter"]},

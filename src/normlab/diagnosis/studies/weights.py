@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import defaultdict
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from statistics import median
 from typing import Final
 
@@ -28,6 +28,12 @@ UNLIKE: Final = 3.0
 """Factor between a parameter and those of the layers around it that no initialisation has."""
 FAR: Final = 10.0
 """Factor that stops a training."""
+LARGE_GAIN: Final = 7.0
+"""Deviation times the square root of the width of a matrix, at most 1.4 in usual initialisations, above which
+it was drawn from a wrong distribution, such as torch.randn's.
+"""
+FEW: Final = 0.5
+"""Share of the rows of a matrix below which those that are unlike the others are exceptions."""
 ENDLESS: Final = 1e9
 """The factor between zero and anything else."""
 
@@ -38,7 +44,9 @@ def weights(subject: Subject, *, forward: ForwardPass | None = None) -> Table:
     ``std`` is its standard deviation, ``rms`` its root mean square, ``tail`` its largest magnitude in
     standard deviations, ``zeros`` the share of its entries that are 0. ``tied`` is the path under which the
     same parameter comes first, if it has several. ``trainable`` and ``constant`` are 1 or 0. ``layer`` is the
-    first number in the path where no structure was read.
+    first number in the path where no structure was read. ``width`` is the smaller size of a matrix, at most
+    the number of its inputs; ``odd_rows`` is the number of rows whose root mean square is ``FAR`` times that
+    of the middle row or more, and ``odd`` the mean of theirs over that.
     """
     forward = forward or forward_pass(subject)
     parts, names = parts_of(subject, forward), dict[int, str]()
@@ -66,7 +74,7 @@ def weights(subject: Subject, *, forward: ForwardPass | None = None) -> Table:
     return Table("weights", tuple(rows))
 
 
-def _statistics(x: Tensor) -> Mapping[str, float]:
+def _statistics(x: Tensor) -> Row:
     wide = x.to(torch.promote_types(x.dtype, torch.float32)).to_dense() if x.is_sparse else x.float()
     std = wide.std(correction=0).item() if x.numel() else 0.0
     largest = wide.abs().max().item() if x.numel() else 0.0
@@ -77,6 +85,21 @@ def _statistics(x: Tensor) -> Mapping[str, float]:
         "tail": largest / std if std else 0.0,
         "zeros": (wide == 0).float().mean().item(),
         "constant": int(bool((wide == wide.flatten()[0]).all())),
+        **_rows(wide),
+    }
+
+
+def _rows(x: Tensor) -> Row:
+    """What is said of the rows of a matrix; 0 of what is none."""
+    if x.ndim != 2 or not x.numel():
+        return {"width": 0, "odd_rows": 0, "odd": 0.0}
+    sizes = x.square().mean(1).sqrt()
+    middle = sizes.median().item()
+    odd = sizes[sizes >= FAR * middle] if middle else sizes[:0]
+    return {
+        "width": min(x.shape),
+        "odd_rows": len(odd),
+        "odd": (odd.mean() / middle).item() if len(odd) else 0.0,
     }
 
 
@@ -115,6 +138,55 @@ def unlike_siblings(tables: Tables) -> Iterator[Finding]:
             module=module,
             do=f"initialise {module} like the same module of the other layers: its initialisation may have "
             "been skipped, or applied twice",
+            explains=CONSEQUENCES,
+        )
+
+
+def drawn_too_large(tables: Tables) -> Iterator[Finding]:
+    """Name the matrices whose products are many times larger than what they are made of."""
+    table = tables.table("weights")
+    embedded = {row["parameter"] for row in table.where(role="embedding")}
+    large = [
+        row
+        for row in table
+        if row["parameter"] not in embedded and row["tied"] not in embedded and _gain(row) > LARGE_GAIN
+    ]
+    if large:
+        row = large[0]
+        others = f" and of {len(large) - 1} other matrices" * (len(large) > 1)
+        yield Finding(
+            "drawn_too_large",
+            "problem",
+            f"the entries of {row['parameter']}{others} have a deviation of {said(row['std'])}: with "
+            f"{row['width']} inputs or more, its products are {said(_gain(row))} times as large as these",
+            "weights",
+            {"std": row["std"], "gain": _gain(row), "matrices": len(large)},
+            "Glorot and Bengio 2010 (Proceedings of AISTATS)",
+            module=str(row["module"]),
+            do="draw them with a deviation of 1/√n for n inputs, or 0.02, and not by torch.randn alone",
+            explains=(*CONSEQUENCES, "rotary", "no_scale", "attention_logits", "not_stepped"),
+        )
+
+
+def _gain(row: Row) -> float:
+    return (number(row["std"]) or 0.0) * math.sqrt(number(row["width"]) or 0.0)
+
+
+def odd_rows(tables: Tables) -> Iterator[Finding]:
+    """Name the matrix of which some rows are many times larger than the others, as those of new words."""
+    for row in tables.table("weights"):
+        count, rows = number(row["odd_rows"]) or 0.0, int(str(row["shape"]).partition("×")[0] or 0)
+        if row["tied"] or not 0 < count < FEW * rows:
+            continue
+        yield Finding(
+            "odd_rows",
+            "problem",
+            f"{count:,.0f} of the {rows:,} rows of {row['parameter']} are {said(row['odd'])} times as large "
+            "as the middle one",
+            "weights",
+            {"rows": count, "factor": row["odd"]},
+            module=str(row["module"]),
+            do="draw rows that were added, as for new words, like those that were there",
             explains=CONSEQUENCES,
         )
 
@@ -159,7 +231,7 @@ WEIGHTS: Final = Study(
     "weights",
     lambda c: [weights(c.subject, forward=c.backward.forward)],
     "preflight",
-    rules=(unlike_siblings,),
+    rules=(drawn_too_large, odd_rows, unlike_siblings),
     batch="the model alone",
     order=-50,
 )
