@@ -31,6 +31,7 @@ from planted import (
     LOSS,
     OPTIMISER,
     SECOND,
+    SEVENTH,
     SIXTH,
     THIRD,
     UNSEEN,
@@ -47,8 +48,9 @@ LISTS = {
     "fourth": FOURTH,
     "fifth": FIFTH,
     "sixth": SIXTH,
+    "seventh": SEVENTH,
 }
-"""Faults that the rules were written for, and six lists by authors who had not seen the rules. Each was
+"""Faults that the rules were written for, and seven lists by authors who had not seen the rules. Each was
 examined once as the rules were, and these were extended before the next one.
 """
 

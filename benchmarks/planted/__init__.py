@@ -7,11 +7,21 @@ from .healthy import HEALTHY, Healthy
 from .known import KNOWN
 from .models import ARCHITECTURES, Case, build
 from .second import SECOND
+from .seventh import SEVENTH
 from .sixth import SIXTH
 from .third import THIRD
 from .unseen import UNSEEN
 
-FAULTS = [*KNOWN.every, *UNSEEN.every, *SECOND.every, *THIRD.every, *FOURTH.every, *FIFTH.every, *SIXTH.every]
+FAULTS = [
+    *KNOWN.every,
+    *UNSEEN.every,
+    *SECOND.every,
+    *THIRD.every,
+    *FOURTH.every,
+    *FIFTH.every,
+    *SIXTH.every,
+    *SEVENTH.every,
+]
 
 __all__ = [
     "ARCHITECTURES",
@@ -24,6 +34,7 @@ __all__ = [
     "LOSS",
     "OPTIMISER",
     "SECOND",
+    "SEVENTH",
     "SIXTH",
     "THIRD",
     "UNSEEN",
