@@ -18,6 +18,7 @@ from normlab.diagnosis.broken import broken_loss, broken_parameters
 from normlab.diagnosis.forecasting import forecast
 from normlab.diagnosis.plan import Plan
 from normlab.diagnosis.probing.step import OptimiserFactory
+from normlab.diagnosis.probing.stepping import trainable
 from normlab.diagnosis.reading.naming import layer_of
 from normlab.diagnosis.reading.recording import Call
 from normlab.diagnosis.reading.structure import Structure, UnreadError, read_structure
@@ -97,7 +98,7 @@ def diagnose(
     begun = _loss(subject)
     if not math.isfinite(begun):
         return _unmeasured(model, preset, broken_loss(subject) or [_only_the_loss(begun)])
-    used, rate = _optimiser(make)
+    used, rate = _optimiser(make, model)
     context = StudyContext(subject, make, tuple(options.get("batches", ())), cast("Plan", options))
     with _peak(_device(model)) as peak:
         measured = _measure(studies, context)
@@ -211,12 +212,14 @@ def _read(model: nn.Module, batch: Any, options: Options) -> tuple[Structure, li
         ]
 
 
-def _optimiser(given: torch.optim.Optimizer | OptimiserFactory) -> tuple[str, float]:
-    """Return the name of an optimiser and its largest learning rate."""
+def _optimiser(given: torch.optim.Optimizer | OptimiserFactory, model: nn.Module) -> tuple[str, float]:
+    """Return the name of an optimiser and its largest learning rate. A function is given copies of the
+    model's trainable parameters.
+    """
     made = (
         given
         if isinstance(given, torch.optim.Optimizer)
-        else given([nn.Parameter(torch.zeros(1)), nn.Parameter(torch.zeros(1, 1))])
+        else given([nn.Parameter(p.detach()) for p in trainable(model).values()])
     )
     amid = " during its training" if made.state else ""
     return type(made).__name__ + amid, max(float(group.get("lr", 0.0)) for group in made.param_groups)

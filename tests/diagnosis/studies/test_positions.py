@@ -65,6 +65,25 @@ def test_a_rotary_embedding_that_turns_queries_alone_is_named():
     assert names == [[], [found], [found]]
 
 
+def test_a_rotary_embedding_without_effect_is_named():
+    transformers = pytest.importorskip("transformers", reason="the extra normlab[hf] is not installed")
+    from transformers.models.llama import modeling_llama as llama
+
+    config = transformers.LlamaConfig(
+        vocab_size=50, hidden_size=32, num_hidden_layers=2, num_attention_heads=2, intermediate_size=64
+    )
+    torch.manual_seed(0)
+    model = transformers.LlamaForCausalLM(config)
+    batch = {"input_ids": TEXT, "labels": TEXT}
+    names = []
+    for turned in (llama.apply_rotary_pos_emb, lambda q, k, *angles: (q, k)):
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(llama, "apply_rotary_pos_emb", turned)
+            found = diagnose(model, batch, lr=1e-3, preset="preflight")
+        names.append([f.name for f in found.at_least("warning")])
+    assert names == [[], ["unturned"]]
+
+
 @pytest.mark.parametrize("pairs", ["halves", "neighbours"])
 def test_a_rotary_finding_says_which_columns_its_table_pairs(pairs):
     transformers = pytest.importorskip("transformers", reason="the extra normlab[hf] is not installed")

@@ -189,3 +189,71 @@ def test_layers_that_compute_without_a_graph_are_named():
     assert cause is not None
     assert (cause.name, cause.module) == ("cut_gradient", "gpt.layers")
     assert cause.numbers["parameters"] == len(list(model.gpt.layers.parameters()))
+
+
+def test_a_frozen_embedding_of_words_is_a_warning_and_one_of_positions_none():
+    model = Labelled()
+    model.gpt.position = nn.Embedding(4, 4).requires_grad_(False)
+    assert preflight(model).cause is None
+    model.gpt.embedding.requires_grad_(False)
+    cause = preflight(model).cause
+    assert cause is not None
+    assert (cause.name, cause.severity, cause.module) == ("frozen_embedding", "warning", "gpt.embedding")
+    assert "gpt.head" in cause.sentence
+
+
+def test_an_embedding_that_is_frozen_with_much_else_is_no_fault():
+    model = Labelled()
+    model.gpt.embedding.requires_grad_(False)
+    for one in model.gpt.layers[:3]:
+        one.requires_grad_(False)
+    assert "frozen_embedding" not in [f.name for f in preflight(model).findings]
+
+
+class Rectified(Gpt):
+    def forward(self, ids: Tensor) -> Tensor:
+        return super().forward(ids).relu()
+
+
+def test_logits_behind_a_relu_are_named_and_logits_that_are_all_zero_not():
+    model = Labelled()
+    model.gpt.__class__ = Rectified
+    cause = preflight(model).cause
+    assert cause is not None
+    assert cause.name == "cut_logits"
+    assert cause.numbers["cut"] == pytest.approx(0.5, abs=0.1)
+    zero = Labelled()
+    zero.gpt.head.weight = nn.Parameter(torch.zeros(VOCAB, zero.gpt.head.in_features))
+    assert "cut_logits" not in [f.name for f in preflight(zero).findings]
+
+
+class DropConnect(nn.Module):
+    """A dropout that is not torch's."""
+
+    def __init__(self, p: float) -> None:
+        super().__init__()
+        self.p = p
+
+    def forward(self, x: Tensor) -> Tensor:
+        return F.dropout(x, self.p, self.training)
+
+
+@pytest.mark.parametrize(("p", "severity"), [(0.1, None), (0.9, "warning"), (1.0, "problem")])
+def test_a_dropout_of_a_class_of_its_own_is_read(p, severity):
+    model = Labelled()
+    layer(model, 2).drop = DropConnect(p)
+    cause = preflight(model).cause
+    assert (cause.severity if cause else None) == severity
+    assert cause is None or (cause.name, cause.module) == ("dropout", "gpt.layers.2.drop")
+
+
+def test_an_optimiser_of_some_of_the_parameters_that_it_is_given_is_measured():
+    model = Labelled()
+
+    def of_the_last(parameters):
+        return torch.optim.Adam(parameters[-4:], lr=1e-3)
+
+    cause = diagnose(model, BATCH, loss=loss, optimiser=of_the_last, preset="preflight").cause
+    assert cause is not None
+    assert cause.name == "not_stepped"
+    assert cause.numbers["parameters"] > 40

@@ -147,7 +147,7 @@ def not_stepped(tables: Tables) -> Iterator[Finding]:
         yield Finding(
             "not_stepped",
             "problem",
-            f"the optimiser leaves {len(still)} parameters with a gradient as they are, the first "
+            f"the optimiser does not change {len(still)} parameters that have a gradient, the first "
             f"{still[0]['parameter']}",
             "first_step",
             {"parameters": len(still), "first": still[0]["parameter"]},

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -36,6 +36,12 @@ ROTATE: Final = {
 }
 """What to do, by the columns that a table of angles pairs."""
 
+MOVES: Final[Mapping[str, tuple[float, Callable[[Tensor], Tensor]]]] = {
+    "rotary": (ABSOLUTE, lambda at: at + SHIFT),
+    "stretched": (SEEN, lambda at: torch.where(at > at.max() // 2, 2 * at, at)),
+}
+"""Where positions are moved to, and the change of an output, in last digits, that counts."""
+
 
 @dataclass(frozen=True)
 class _Pair:
@@ -52,7 +58,7 @@ def positions(subject: Subject) -> Table:
     """Exchange the first two tokens of each row, and compare the outputs at the others (``order``); put other
     tokens in their places, without which an order is not missed (``content``); move all positions of a rotary
     embedding, which is to change nothing, because scores depend on distances alone (``rotary``; Su et al.
-    2021, Section 3.2.2, arXiv 2104.09864).
+    2021, Section 3.2.2, arXiv 2104.09864); and double those of the second half (``stretched``).
 
     ``change`` is the largest change of the model's output in last digits of its largest entry, and ``module``
     the innermost module whose output changes there while the stream that it reads does not. ``pairs`` says
@@ -71,21 +77,25 @@ def positions(subject: Subject) -> Table:
         for kind, first in begins.items()
         if not torch.equal(first, read[:, :2])
     ]
-    if (moved := _moved(subject, read)) is not None:
-        pairs.append(_Pair("rotary", 0, ABSOLUTE, moved))
+    for kind, (least, to) in MOVES.items():
+        if (moved := _moved(subject, read, to)) is not None:
+            pairs.append(_Pair(kind, 0, least, moved))
     return Table("positions", tuple(_compared(subject, pair, len(read)) for pair in pairs))
 
 
-def _moved(subject: Subject, read: Tensor) -> tuple[Any, Any] | None:
-    """The batch with the positions 0, 1, … and with later ones, for a model with a rotary embedding that
-    takes them.
+def _moved(subject: Subject, read: Tensor, to: Callable[[Tensor], Tensor]) -> tuple[Any, Any] | None:
+    """The batch with the positions 0, 1, … and with those that these are moved to, for a model with a rotary
+    embedding that takes them.
     """
     takes = inspect.signature(subject.model.forward).parameters
     rotary = any(path.endswith("inv_freq") for path, _ in subject.model.named_buffers())
     if not (rotary and "position_ids" in takes and isinstance(subject.batch, Mapping)):
         return None
     first = torch.arange(read.shape[1], device=read.device)[None]
-    return {**subject.batch, "position_ids": first}, {**subject.batch, "position_ids": first + SHIFT}
+    batch = {**subject.batch}
+    if "attention_mask" in takes:  # without one, positions that are not 0, 1, … are those of packed texts
+        batch.setdefault("attention_mask", torch.ones_like(read))
+    return {**batch, "position_ids": first}, {**batch, "position_ids": to(first)}
 
 
 def _compared(subject: Subject, pair: _Pair, rows: int) -> Row:
@@ -162,11 +172,27 @@ def relative(tables: Tables) -> Iterator[Finding]:
             )
 
 
+def unturned(tables: Tables) -> Iterator[Finding]:
+    """Say that the angles of a rotary embedding change nothing."""
+    for row in tables.table("positions").where(kind="stretched"):
+        if float(row["change"] or 0) <= SEEN:
+            yield Finding(
+                "unturned",
+                "problem",
+                "the model puts out the same when the positions of half of its tokens are doubled: its "
+                "rotary embedding has no effect, and attention does not see where tokens are",
+                "positions",
+                {"change": row["change"]},
+                do="rotate queries and keys `[B, H, T, w]` by the position of their token, along T and not "
+                "along the heads",
+            )
+
+
 POSITIONS: Final = Study(
     "positions",
     lambda c: [positions(c.small)],
     "preflight",
-    rules=(order, relative),
+    rules=(order, relative, unturned),
     batch=SMALL_BATCH,
     order=-46,
 )

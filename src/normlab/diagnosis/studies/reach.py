@@ -9,7 +9,7 @@ from typing import Any, Final
 import torch
 
 from normlab.diagnosis.reading.calls import ModuleCall, calls
-from normlab.diagnosis.reading.naming import innermost, layer_of, template
+from normlab.diagnosis.reading.naming import POSITIONS, innermost, layer_of, template
 from normlab.diagnosis.reading.parameters import nodes_behind
 from normlab.diagnosis.reading.subject import Subject
 from normlab.diagnosis.rules.finding import Finding, Tables
@@ -18,6 +18,8 @@ from normlab.diagnosis.study import Study
 from normlab.diagnosis.table import Row, Table
 from normlab.spec.units import count
 
+FROZEN: Final = 0.1
+"""Share of the parameters up to which those that are frozen are exceptions."""
 CUT_OFF: Final = ("no_gradient", "unused", "updates", "gradients", "dead_zero", "decay", "not_stepped")
 """Findings that follow where the way of the gradient is cut."""
 
@@ -159,10 +161,31 @@ def frozen_layer(tables: Tables) -> Iterator[Finding]:
         )
 
 
+def frozen_embedding(tables: Tables) -> Iterator[Finding]:
+    """Name an embedding of tokens that is frozen where nearly all other parameters are trained."""
+    table = tables.table("weights")
+    frozen = [row for row in table if not row["trainable"]]
+    words = [r for r in frozen if r["role"] == "embedding" and not POSITIONS.search(str(r["parameter"]))]
+    if words and len(frozen) <= FROZEN * len(table.rows):
+        path = str(words[0]["parameter"])
+        tied = [str(row["module"]) for row in table.where(tied=path)]
+        yield Finding(
+            "frozen_embedding",
+            "warning",
+            f"{path} is frozen, and nearly all other parameters are trained"
+            + (f": {tied[0]}, which is tied to it, is frozen with it" if tied else ""),
+            "weights",
+            {"frozen": len(frozen), "parameters": len(table.rows)},
+            module=path.rpartition(".")[0],
+            do="nn.Embedding.from_pretrained freezes it unless freeze=False is passed; requires_grad_() "
+            "trains it",
+        )
+
+
 REACH: Final = Study(
     "reach",
     lambda c: reach(c.subject),
     "preflight",
-    rules=(cut_gradient, frozen_layer),
+    rules=(cut_gradient, frozen_layer, frozen_embedding),
     order=-48,
 )

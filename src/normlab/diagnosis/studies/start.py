@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from normlab.diagnosis.reading.subject import Subject, undisturbed
 from normlab.diagnosis.reading.taps import activations, call_model, watching
-from normlab.diagnosis.rules.finding import Finding, Tables, number, said
+from normlab.diagnosis.rules.finding import Finding, Tables, number, percent, said
 from normlab.diagnosis.study import Study
 from normlab.diagnosis.table import Row, Table
 
@@ -24,6 +24,8 @@ LEAST_CLASSES: Final = 8
 """Width of the output below which it need not be one of classes."""
 LARGE_STREAM: Final = 3.0
 """Root mean square of what the last map reads, above which its input is large, and not its weights."""
+CUT: Final = 0.1
+"""Share of logits that are exactly 0, where none is negative, which no linear map puts out."""
 HIGH_DROPOUT: Final = 0.6
 DROPOUT: Final = re.compile(
     r"_?((attn|attention|resid|residual|hidden|embd|embedding|activation|ffn)_?)?"
@@ -34,8 +36,9 @@ DROPOUT: Final = re.compile(
 
 def start(subject: Subject) -> tuple[Table, Table]:
     r"""Measure the loss before any step: as it is in evaluation (``loss``) and with dropout (``loss_train``),
-    :math:`\ln V` for the width V of the output (``guessing``), the deviation of the logits, the root mean
-    square of what the last map reads (``input_rms``) and the map's path (``head``); and tabulate as
+    :math:`\ln V` for the width V of the output (``guessing``), the deviation of the logits, the share of them
+    that are 0 where none is negative (``cut``), the root mean square of what the last map reads
+    (``input_rms``) and the map's path (``head``); and tabulate as
     ``dropouts`` every probability of dropout, with the module and the name of the attribute.
     """
     seen: list[tuple[str, float, int]] = []
@@ -68,6 +71,7 @@ def start(subject: Subject) -> tuple[Table, Table]:
         "guessing": math.log(width) if width >= LEAST_CLASSES else None,
         "probabilities": int(output is not None and width >= LEAST_CLASSES and _sums_to_one(output)),
         "logits_std": None if output is None else output.float().std().item(),
+        "cut": 0.0 if output is None or bool((output < 0).any()) else (output == 0).float().mean().item(),
         "head": head[0],
         "input_rms": head[1],
         "width": width,
@@ -107,11 +111,28 @@ def _dropouts(model: nn.Module) -> Iterator[Row]:
     """Yield the probabilities of dropout modules, and of modules that call dropout as a function."""
     for path, module in model.named_modules():
         named = {k: v for k, v in vars(module).items() if DROPOUT.fullmatch(k) and type(v) in (int, float)}
-        if isinstance(module, nn.modules.dropout._DropoutNd):
-            named = {"p": module.p}
+        if isinstance(p := getattr(module, "p", None), float) and "drop" in type(module).__name__.lower():
+            named = {"p": p}
         for name, p in named.items():
             if 0 <= p <= 1:
                 yield {"module": path, "attribute": name, "probability": float(p)}
+
+
+def cut_logits(tables: Tables) -> Iterator[Finding]:
+    """Name the map whose logits are cut off at 0."""
+    for row in tables.table("start"):
+        cut = number(row["cut"]) or 0.0
+        if CUT < cut < 1 and row["guessing"] is not None:
+            yield Finding(
+                "cut_logits",
+                "problem",
+                f"{percent(cut)} of the logits of {row['head'] or 'the model'} are exactly 0 and none is "
+                "negative, as behind a ReLU: those at 0 get no gradient",
+                "start",
+                {"cut": cut},
+                module=str(row["head"]),
+                do="take the activation behind the last map away",
+            )
 
 
 def initial_loss(tables: Tables) -> Iterator[Finding]:
@@ -163,6 +184,6 @@ START: Final = Study(
     "start",
     lambda c: start(c.subject),
     "preflight",
-    rules=(dropout, probabilities, initial_loss),
+    rules=(dropout, probabilities, cut_logits, initial_loss),
     order=-46,
 )
