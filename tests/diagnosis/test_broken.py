@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import pytest
 import torch
+import torch.nn.functional as F
 from torch import nn
 
 from diagnosis.test_diagnose import X, square, tower
-from normlab.diagnosis import diagnose
+from normlab.diagnosis import diagnose, read_structure
 
 
 def poisoned():
@@ -73,6 +74,19 @@ def test_where_numbers_stop_being_finite_is_the_cause(model, loss, module, layer
     assert (found.name, found.module, found.layer) == ("not_finite", module, layer)
     assert sentence in found.sentence
     assert found.do
+
+
+def test_labels_are_looked_at_where_the_loss_alone_knows_how_the_model_is_called():
+    labels = torch.full((4, 6), -100)
+
+    def loss(model, batch):
+        return F.cross_entropy(model(batch[0]).flatten(0, 1), batch[1].flatten())
+
+    for model, name in ((tower(), "no_labels"), (dividing(), "not_finite")):
+        structure = read_structure(tower(), X)
+        found = diagnose(model, (X, labels), loss=loss, structure=structure, preset="preflight").cause
+        assert found is not None
+        assert found.name == name
 
 
 def test_weights_that_broke_in_training_are_not_to_be_initialised():

@@ -7,6 +7,7 @@ from functools import partial
 
 import pytest
 import torch
+import transformers as tf
 from torch import nn
 
 from diagnosis.small import BATCH, labelled, translating, untouched
@@ -163,6 +164,24 @@ def test_the_optimiser_that_is_given_is_used():
     adam.step()
     amid = diagnose(model, X, loss=square, optimiser=adam, preset="cheap")
     assert amid.facts["optimiser"] == "Adam during its training, lr 0.01"
+
+
+@pytest.mark.parametrize("made", [False, True])
+def test_an_optimiser_may_find_its_own_rate(made):
+    model = tower()
+    adafactor = tf.Adafactor(model.parameters()) if made else tf.Adafactor
+    found = diagnose(model, X, loss=square, optimiser=adafactor, preset="preflight")
+    assert found.facts["optimiser"] == "Adafactor, lr 0"
+    assert "not_done" not in {f.name for f in found.findings}
+
+
+def test_an_empty_parameter_has_no_step():
+    model = tower()
+    model.layers[1].extra = nn.Parameter(torch.empty(0, 16))
+    found = diagnose(model, X, loss=square, studies=["first_step", "updates", "parameter_gradients"])
+    for name in ("first_step", "updates", "parameter_gradients"):
+        assert found.tables[name].column("parameter")
+        assert "layers.1.extra" not in found.tables[name].column("parameter")
 
 
 def test_a_study_that_fails_becomes_a_warning(monkeypatch):

@@ -10,8 +10,8 @@ from torch import Tensor, nn
 
 from normlab.diagnosis.reading.batches import tokens
 from normlab.diagnosis.reading.naming import layer_of
-from normlab.diagnosis.reading.subject import Subject, undisturbed
-from normlab.diagnosis.reading.taps import call_model, leaves, watching
+from normlab.diagnosis.reading.subject import Subject
+from normlab.diagnosis.reading.taps import leaves, watching
 from normlab.diagnosis.rules.finding import Finding
 
 INITIALISE: Final = "initialise it: it may still hold memory from torch.empty or to_empty"
@@ -90,7 +90,7 @@ def _entries(kind: str, path: str, x: Tensor, bad: Tensor, do: str) -> Finding:
 
 def _first_module(subject: Subject) -> str | None:
     """The path of the first module, in the order in which they end, that makes numbers that are not finite of
-    finite ones. A mask of minus infinity is no such input or output.
+    finite ones while the loss is computed. A mask of minus infinity is no such input or output.
     """
     finite: dict[str, bool] = {}
     found: list[str] = []
@@ -104,8 +104,8 @@ def _first_module(subject: Subject) -> str | None:
             found.append(path)
 
     modules = dict(subject.model.named_modules())
-    with torch.no_grad(), undisturbed(subject.model), watching(modules, see):
-        call_model(subject.model, subject.batch)
+    with watching(modules, see):
+        subject.loss()
     return next(iter(found), None)
 
 

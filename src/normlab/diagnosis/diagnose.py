@@ -20,10 +20,9 @@ from normlab.diagnosis.plan import Plan
 from normlab.diagnosis.probing.step import OptimiserFactory
 from normlab.diagnosis.probing.stepping import trainable
 from normlab.diagnosis.reading.naming import layer_of
-from normlab.diagnosis.reading.recording import Call
 from normlab.diagnosis.reading.structure import Structure, UnreadError, read_structure
 from normlab.diagnosis.reading.subject import Loss, Subject, output_loss
-from normlab.diagnosis.reading.taps import bare, leaves
+from normlab.diagnosis.reading.taps import Call, bare, calling, leaves
 from normlab.diagnosis.reading.unregistered import pointed_out, unregistered
 from normlab.diagnosis.result import Diagnosis
 from normlab.diagnosis.rules.features import TABLES
@@ -91,20 +90,21 @@ def diagnose(
         model, trained=isinstance(make, torch.optim.Optimizer) and bool(make.state)
     ):
         return _unmeasured(model, preset, broken)
-    structure, unread = _read(model, batch, options)
-    if not structure.stacks:
-        studies = [study for study in studies if study.preset == "preflight"]
-    subject = Subject(model, batch, loss or output_loss, structure)
-    begun = _loss(subject)
-    if not math.isfinite(begun):
-        return _unmeasured(model, preset, broken_loss(subject) or [_only_the_loss(begun)])
-    used, rate = _optimiser(make, model)
-    context = StudyContext(subject, make, tuple(options.get("batches", ())), cast("Plan", options))
-    with _peak(_device(model)) as peak:
-        measured = _measure(studies, context)
-    judged = (*find(measured.tables, rate if lr or optimiser else None), *unread, *measured.failed)
-    answered, unanswered = _forecast(context, measured, judged, rate, options.get("factors"))
-    judged += unanswered
+    with calling(model, options.get("call")):
+        structure, unread = _read(model, batch, options)
+        if not structure.stacks:
+            studies = [study for study in studies if study.preset == "preflight"]
+        subject = Subject(model, batch, loss or output_loss, structure)
+        begun = _loss(subject)
+        if not math.isfinite(begun):
+            return _unmeasured(model, preset, broken_loss(subject) or [_only_the_loss(begun)])
+        used, rate = _optimiser(make, model)
+        context = StudyContext(subject, make, tuple(options.get("batches", ())), cast("Plan", options))
+        with _peak(_device(model)) as peak:
+            measured = _measure(studies, context)
+        judged = (*find(measured.tables, rate if lr or optimiser else None), *unread, *measured.failed)
+        answered, unanswered = _forecast(context, measured, judged, rate, options.get("factors"))
+        judged += unanswered
     return Diagnosis(
         model=type(model).__name__,
         preset=preset,
@@ -185,7 +185,6 @@ def _read(model: nn.Module, batch: Any, options: Options) -> tuple[Structure, li
         structure = options.get("structure") or read_structure(
             model,
             batch,
-            call=options.get("call"),
             blocks=options.get("blocks", ()),
             branches=options.get("branches", ()),
         )
@@ -214,7 +213,7 @@ def _read(model: nn.Module, batch: Any, options: Options) -> tuple[Structure, li
 
 def _optimiser(given: torch.optim.Optimizer | OptimiserFactory, model: nn.Module) -> tuple[str, float]:
     """Return the name of an optimiser and its largest learning rate. A function is given copies of the
-    model's trainable parameters.
+    model's trainable parameters. A rate of None, which is left to the optimiser, counts as 0.
     """
     made = (
         given
@@ -222,7 +221,7 @@ def _optimiser(given: torch.optim.Optimizer | OptimiserFactory, model: nn.Module
         else given([nn.Parameter(p.detach()) for p in trainable(model).values()])
     )
     amid = " during its training" if made.state else ""
-    return type(made).__name__ + amid, max(float(group.get("lr", 0.0)) for group in made.param_groups)
+    return type(made).__name__ + amid, max(float(group.get("lr") or 0.0) for group in made.param_groups)
 
 
 def _device(model: nn.Module) -> torch.device:

@@ -5,10 +5,12 @@ from functools import partial
 
 import pytest
 import torch
+import transformers as tf
 from torch import Tensor, nn, optim
 
 from contracts.variants import build, inputs, loss_of, uniform
-from normlab.diagnosis.probing.step import updated
+from normlab.diagnosis.probing.step import at_rate, updated
+from normlab.diagnosis.probing.stepping import trainable
 from normlab.diagnosis.reading.subject import Subject
 
 KINDS = {
@@ -96,6 +98,30 @@ def test_groups_have_their_own_rates_and_what_they_do_not_hold_stays():
     found = updated(subject_of(model), optim.SGD(groups))
     moved = {path.split(".")[0] for path, x in found.items() if not torch.equal(x, own[path])}
     assert moved == {"decoder"}
+
+
+def test_a_rate_that_is_left_to_the_optimiser_stays_its_own():
+    model = build(uniform("post"))
+    subject, optimiser = subject_of(model), tf.Adafactor(model.parameters())
+    optimiser.add_param_group({"params": [nn.Parameter(torch.ones(2))], "lr": 0.5})
+    before = updated(subject, tf.Adafactor)
+    with at_rate(optimiser, 0.25) as slower:
+        assert [group["lr"] for group in optimiser.param_groups] == [None, 0.125]
+        same(updated(subject, slower), before)
+    assert [group["lr"] for group in optimiser.param_groups] == [None, 0.5]
+    with at_rate(tf.Adafactor, 0.25) as slower:
+        same(updated(subject, slower), before)
+
+
+def test_parameters_without_an_entry_are_left_out():
+    model = build(uniform("post"))
+    before = updated(subject_of(model), KINDS["Adam"])
+    model.extra = nn.Parameter(torch.empty(0, 4))
+    assert "extra" not in trainable(model)
+    same(updated(subject_of(model), KINDS["Adam"]), before)
+    same(updated(subject_of(model), KINDS["Adam"](model.parameters())), before)
+    with pytest.raises(ValueError, match="unfreeze"):
+        trainable(nn.ParameterList([torch.empty(0, 4)]))
 
 
 def test_an_optimiser_without_a_closure_steps_on_its_gradients():

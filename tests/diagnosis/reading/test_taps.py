@@ -9,7 +9,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from normlab.diagnosis import Tap, capture
+from normlab.diagnosis import Tap, capture, read_structure
+from normlab.diagnosis.reading.subject import undisturbed
 from normlab.diagnosis.reading.taps import bare, call_model, evaluating, leaves
 
 X = torch.randn(2, 3, 4)
@@ -134,3 +135,21 @@ def test_evaluating_gives_back_each_module_its_mode():
         assert not torch.is_grad_enabled()
         raise KeyError
     assert (model.training, model[0].training, model[1].training) == (True, True, False)
+
+
+@pytest.mark.parametrize("fast", [True, False])
+@pytest.mark.parametrize("context", [evaluating, undisturbed])
+def test_padded_rows_are_not_packed_by_the_encoder_of_torch(context, fast):
+    model = nn.TransformerEncoder(nn.TransformerEncoderLayer(8, 2, 16, batch_first=True), 2)
+    batch = {"src": torch.randn(2, 3, 8), "src_key_padding_mask": torch.tensor([[0, 0, 0], [0, 0, 1]]) > 0}
+    before = torch.backends.mha.get_fastpath_enabled()
+    try:
+        torch.backends.mha.set_fastpath_enabled(fast)
+        taps = [Tap("layers.1", "input", (0,))]
+        with context(model), torch.no_grad(), capture(model, taps) as seen:
+            model(**batch)
+        assert not seen[taps[0]].is_nested
+        assert len(read_structure(model, batch).sublayers) == 4
+        assert torch.backends.mha.get_fastpath_enabled() is fast
+    finally:
+        torch.backends.mha.set_fastpath_enabled(before)

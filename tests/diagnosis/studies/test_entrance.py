@@ -60,6 +60,46 @@ def test_dropout_of_the_stream_is_named_and_that_of_branches_is_not():
     assert found.cause.numbers["kept"] == pytest.approx(0.9**4)
 
 
+class Adapted(nn.Module):
+    """A branch that reads its input through a dropout of its own beside the plain one, as LoRA does."""
+
+    def __init__(self, plain: nn.Module) -> None:
+        super().__init__()
+        self.plain, self.drop = plain, nn.Dropout(0.1)
+        self.low = nn.Linear(plain.qkv.in_features, plain.qkv.in_features, bias=False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.plain(x) + self.low(self.drop(x))
+
+
+class PostNorm(Layer):
+    """A Post-LN layer, whose branches read the stream itself."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.norm1(x + self.attention(x))
+        return self.norm2(x + self.drop(self.down(self.act(self.up(x)))))
+
+
+def test_a_dropout_at_the_input_of_a_branch_is_not_one_of_the_stream():
+    model = Labelled()
+    for i in range(6):
+        layer(model, i).__class__ = PostNorm
+        layer(model, i).attention = Adapted(layer(model, i).attention)
+    assert "stream_dropouts" not in preflight(model).tables
+
+
+def test_a_dropout_behind_the_embeddings_is_not_one_of_the_stream_where_branches_are_zero():
+    model = Labelled()
+    model.gpt.embedding = nn.Sequential(model.gpt.embedding, nn.Dropout(0.1))
+    with torch.no_grad():
+        for i in range(6):
+            layer(model, i).down.weight.zero_()
+            layer(model, i).down.bias.zero_()
+            layer(model, i).attention.out.weight.zero_()
+            layer(model, i).attention.out.bias.zero_()
+    assert "stream_dropouts" not in preflight(model).tables
+
+
 def test_a_model_without_a_stream_has_no_entrance():
     model = nn.Sequential(nn.Embedding(50, 8), nn.Linear(8, 50))
     found = diagnose(

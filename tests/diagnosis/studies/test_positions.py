@@ -84,6 +84,21 @@ def test_a_rotary_embedding_without_effect_is_named():
     assert names == [[], ["unturned"]]
 
 
+@pytest.mark.parametrize("zero", ["o_proj", "q_proj", "lm_head"])
+def test_a_rotary_embedding_cannot_be_seen_where_matrices_start_at_zero(zero):
+    transformers = pytest.importorskip("transformers", reason="the extra normlab[hf] is not installed")
+    config = transformers.LlamaConfig(
+        vocab_size=50, hidden_size=32, num_hidden_layers=2, num_attention_heads=2, intermediate_size=64
+    )
+    torch.manual_seed(0)
+    model = transformers.LlamaForCausalLM(config)
+    for path, p in model.named_parameters():
+        if zero in path:
+            nn.init.zeros_(p)
+    found = diagnose(model, {"input_ids": TEXT, "labels": TEXT}, lr=1e-3, preset="preflight")
+    assert "unturned" not in [f.name for f in found.findings]
+
+
 @pytest.mark.parametrize("pairs", ["halves", "neighbours"])
 def test_a_rotary_finding_says_which_columns_its_table_pairs(pairs):
     transformers = pytest.importorskip("transformers", reason="the extra normlab[hf] is not installed")

@@ -144,16 +144,43 @@ class Configuration:
     eos_token_id = 2
 
 
+class Masked(Labelled):
+    """Takes a mask, which a causal model that is padded on the right does not need."""
+
+    def forward(self, ids, labels, attention_mask):
+        return super().forward(ids, labels)
+
+
 @pytest.mark.parametrize(("ignored", "found"), [(-100, False), (2, True)])
 def test_an_end_of_text_that_no_position_is_asked_for_is_a_warning(ignored, found):
     text = TEXT.clone().clamp(min=3)
-    text[0, -3:] = text[1, -1:] = 2
-    model = Labelled()
+    text[0, -5:] = text[1, -3:] = 2
+    model = Masked()
     model.config = Configuration()
-    batch = {"ids": text[:, :-1], "labels": text[:, 1:]}
+    mask = torch.ones(text[:, :-1].shape, dtype=torch.int64)
+    mask[0, -3:] = mask[1, -1:] = 0
+    batch = {"ids": text[:, :-1], "labels": text[:, 1:], "attention_mask": mask}
     row = targets(Subject.of(model, batch, lambda m, b: entropy(m, b, ignore_index=ignored))).rows[0]
-    assert row["ends"] == (0 if found else 4)
+    assert row["ends"] == (0 if found else 8)
     named = diagnose(
         model, batch, loss=lambda m, b: entropy(m, b, ignore_index=ignored), lr=1e-3, preset="preflight"
     )
     assert ("no_end" in [f.name for f in named.findings]) == found
+
+
+def test_a_causal_model_that_answers_at_the_end_is_sound():
+    ids = TEXT[:, :-1].clone()
+    ids[:, -4:] = 3  # asked for what stands before
+    labels = torch.full_like(ids, -100)
+    labels[:, -4:] = ids[:, :4]
+    named = diagnose(Labelled(), {"ids": ids, "labels": labels}, loss=entropy, lr=1e-3, preset="preflight")
+    assert "one_sided" not in [f.name for f in named.findings]
+
+
+def test_a_loss_of_each_class_by_itself_has_no_confidence():
+    def binary(model, batch):
+        hot = F.one_hot(batch["labels"], VOCAB).float()
+        return F.binary_cross_entropy_with_logits(model(**batch), hot)
+
+    batch = {"ids": TEXT[:, :-1], "labels": TEXT[:, 1:]}
+    assert targets(Subject.of(Labelled(), batch, binary)).rows[0]["confidence"] is None

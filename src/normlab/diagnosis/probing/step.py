@@ -26,15 +26,15 @@ OptimiserFactory: TypeAlias = Callable[[list[Parameter]], Optimizer]
 @contextmanager
 def at_rate(optimiser: Optimizer | OptimiserFactory, factor: float) -> Iterator[Optimizer | OptimiserFactory]:
     """Yield the optimiser, or a function that makes it, with learning rates that are ``factor`` times as
-    large; those of an optimiser are as before afterwards.
+    large; those of an optimiser are as before afterwards. A group whose rate is None stays as it is.
     """
     if isinstance(optimiser, Optimizer):
-        known = [group["lr"] for group in optimiser.param_groups]
+        known = [(group, lr) for group in optimiser.param_groups if (lr := group.get("lr")) is not None]
         _scale(optimiser, factor)
         try:
             yield optimiser
         finally:
-            for group, lr in zip(optimiser.param_groups, known, strict=True):
+            for group, lr in known:
                 group["lr"] = lr
     else:
         make = optimiser
@@ -43,7 +43,8 @@ def at_rate(optimiser: Optimizer | OptimiserFactory, factor: float) -> Iterator[
 
 def _scale(optimiser: Optimizer, factor: float) -> Optimizer:
     for group in optimiser.param_groups:
-        group["lr"] = group["lr"] * factor
+        if group.get("lr") is not None:
+            group["lr"] = group["lr"] * factor
     return optimiser
 
 

@@ -24,8 +24,11 @@ class LossGradients(NamedTuple):
 
 
 def trainable(model: nn.Module) -> dict[str, nn.Parameter]:
-    """Return the parameters that need gradients, by path. Raises UserError for a frozen model."""
-    found = {path: p for path, p in model.named_parameters() if p.requires_grad}
+    """Return the parameters that need gradients, by path, without those that have no entry.
+
+    Raises UserError for a frozen model.
+    """
+    found = {path: p for path, p in model.named_parameters() if p.requires_grad and p.numel()}
     if not found:
         raise UserError(FROZEN)
     return found

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Mapping
 from typing import Any, Final
 
 import torch
 from torch import Tensor
 
-from normlab.diagnosis.reading.taps import Place, leaves
+from normlab.diagnosis.reading.taps import Place, at, leaves
 
 DECODER_INPUTS: Final = ("decoder_input_ids", "target_in", "tgt")
 """Names of the tokens that a decoder reads, which it predicts one after the other."""
@@ -18,23 +19,18 @@ LEAST_TOKENS: Final = 4
 """Length of a row of integers below which they need not be tokens."""
 
 
-def at(values: Any, place: Place) -> Any:
-    """Return what is at a place."""
-    for key in place:
-        values = values[key]
-    return values
-
-
 def replaced(values: Any, place: Place, tensor: Tensor) -> Any:
-    """Return nested tuples, lists and mappings with another tensor at a place."""
+    """Return nested tuples, lists, mappings and dataclasses with another tensor at a place."""
     if not place:
         return tensor
     key, *rest = place
-    inner = replaced(values[key], tuple(rest), tensor)
+    inner = replaced(at(values, (key,)), tuple(rest), tensor)
     if isinstance(values, Mapping):
         return {**values, key: inner}
+    if not isinstance(values, (tuple, list)):
+        return dataclasses.replace(values, **{str(key): inner})
     items = [inner if i == key else item for i, item in enumerate(values)]
-    return items if isinstance(values, list) else tuple(items)
+    return type(values)(*items) if hasattr(values, "_fields") else type(values)(items)
 
 
 def others(tokens: Tensor, kept: int = 0) -> Tensor:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -48,9 +49,13 @@ def calls(model: nn.Module, keep: Callable[[Tensor], Any]) -> Iterator[list[Modu
 def first_change(before: list[ModuleCall], after: list[ModuleCall], least: float) -> tuple[str, float]:
     """Compare two passes: the innermost module whose output changes by more than ``least`` while its input
     does not, and the change of the last output, both in last digits of the largest entry.
+
+    Only calls that both passes make are compared: an expert that receives tokens in one of them is left out.
     """
-    place, last = "", 0.0
-    for one, other in zip(before, after, strict=True):
+    place, last, others = "", 0.0, dict(_numbered(after))
+    for key, one in _numbered(before):
+        if (other := others.get(key)) is None:
+            continue
         read, written = _most(one.given, other.given), _most(one.output, other.output)
         if written > least >= read and not place:
             place = one.path
@@ -58,8 +63,17 @@ def first_change(before: list[ModuleCall], after: list[ModuleCall], least: float
     return place, last
 
 
+def _numbered(calls: list[ModuleCall]) -> Iterator[tuple[tuple[str, int], ModuleCall]]:
+    """Yield the calls, each with its path and how many calls of this path came before it."""
+    counts = Counter[str]()
+    for call in calls:
+        yield (call.path, counts[call.path]), call
+        counts[call.path] += 1
+
+
 def _most(one: tuple[Any, ...], other: tuple[Any, ...]) -> float:
-    pairs = [(a, b) for a, b in zip(one, other, strict=True) if a is not None and b is not None]
+    """The largest change among those tensors that both have."""
+    pairs = [(a, b) for a, b in zip(one, other, strict=False) if a is not None and b is not None]
     return max((_change(a, b) for a, b in pairs if a.shape == b.shape), default=0.0)
 
 

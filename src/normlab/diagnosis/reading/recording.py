@@ -6,17 +6,15 @@ Tensors are told apart by their values, not by their names or addresses, and a s
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
 from torch.func import functional_call
 
-from normlab.diagnosis.reading.taps import Place, Side, Tap, activations, evaluating, leaves, watching
+from normlab.diagnosis.reading.taps import Call, Place, Side, Tap, activations, evaluating, leaves, watching
 from normlab.errors import UserError
-
-Call = Callable[[nn.Module, Any], Any]
 
 ROWS = 32
 """Rows of each tensor that are kept, evenly spaced."""

@@ -75,8 +75,8 @@ class Subject:
 
 @contextmanager
 def undisturbed(model: nn.Module) -> Iterator[None]:
-    """Keep the model in evaluation mode inside this block, without compiled code, and restore modes and
-    random state afterwards.
+    """Keep the model in evaluation mode inside this block, as ``eager`` runs it, and restore modes and random
+    state afterwards.
     """
     modes = [(module, module.training) for module in model.modules()]
     devices = sorted({p.device.index for p in model.parameters() if p.device.type == "cuda"})

@@ -6,7 +6,8 @@ import re
 import sys
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import contextmanager, nullcontext
+from contextvars import ContextVar
 from dataclasses import dataclass, fields, is_dataclass
 from typing import Any, Literal
 
@@ -19,6 +20,8 @@ from normlab.spec.arguments import validate_arguments
 
 Side = Literal["input", "output"]
 Place = tuple[int | str, ...]
+Call = Callable[[nn.Module, Any], Any]
+"""``call(model, batch)``: the model's output."""
 WRITES = re.compile(r"[^_].*[^_]_|__i(?!n|ter)\w+__|__setitem__")
 """Names of the functions that write to their first argument."""
 
@@ -172,22 +175,58 @@ def at(values: Any, place: Place) -> Any:
     return values
 
 
+_CALLING: ContextVar[tuple[nn.Module, Call | None] | None] = ContextVar("_CALLING", default=None)
+
+
+@contextmanager
+def calling(model: nn.Module, call: Call | None) -> Iterator[None]:
+    """Let ``call_model`` call this model by ``call(model, batch)`` inside this block; without a call, by the
+    type of the batch.
+    """
+    before = _CALLING.set((model, call))
+    try:
+        yield
+    finally:
+        _CALLING.reset(before)
+
+
+def call_of(model: nn.Module) -> Call | None:
+    """Return the function by which ``call_model`` calls this model, None where it goes by the type of the
+    batch.
+    """
+    given = _CALLING.get()
+    return given[1] if given is not None and given[0] is model else None
+
+
 def call_model(model: nn.Module, batch: Any) -> Any:
-    """Call ``model(**batch)``, ``model(*batch)`` or ``model(batch)``, by the type of the batch."""
+    """Call ``model(**batch)``, ``model(*batch)`` or ``model(batch)``, by the type of the batch, or as the
+    surrounding ``calling`` says.
+    """
+    if (call := call_of(model)) is not None:
+        return call(model, batch)
     if isinstance(batch, Mapping):
         return model(**batch)
     return model(*batch) if isinstance(batch, (tuple, list)) else model(batch)
 
 
-def eager() -> AbstractContextManager[Any]:
-    """Return a context in which code that was compiled runs as it was written, hooks included."""
+@contextmanager
+def eager() -> Iterator[None]:
+    """Run modules as they were written inside this block, hooks included: without compiled code, and without
+    torch's fast path through encoder layers, which packs padded rows into nested tensors.
+    """
     compiler = "torch._dynamo" in sys.modules  # nothing is compiled without it, and importing it takes long
-    return torch.compiler.set_stance("force_eager") if compiler else nullcontext()
+    fast = torch.backends.mha.get_fastpath_enabled()
+    try:
+        torch.backends.mha.set_fastpath_enabled(False)
+        with torch.compiler.set_stance("force_eager") if compiler else nullcontext():
+            yield
+    finally:
+        torch.backends.mha.set_fastpath_enabled(fast)
 
 
 @contextmanager
 def evaluating(model: nn.Module) -> Iterator[None]:
-    """Keep the model in evaluation mode inside this block, without gradients and without compiled code."""
+    """Keep the model in evaluation mode inside this block, without gradients and as ``eager`` runs it."""
     training = [module for module in model.modules() if module.training]
     try:
         model.eval()

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
 from typing import Any, Final, NamedTuple
 
 import torch
@@ -54,7 +53,8 @@ def attention(subject: Subject, *, padding_masks: PaddingMasks | None = None) ->
     """
     masks = padding_masks or find_padding_masks(subject)
     moments = _SoftmaxRecorder(subject)
-    with evaluating(subject.model), _plain_attention(), watching(moments.watched, moments.see), moments:
+    plain, seen = sdpa_kernel(SDPBackend.MATH), watching(moments.watched, moments.see)
+    with evaluating(subject.model), plain, seen, moments:
         subject.forward()
     turned = is_sequence_first(subject.model)
     stacks = subject.structure.stacks
@@ -119,18 +119,6 @@ def _summary(moment: int, scores: Tensor, weights: Tensor) -> _Softmax:
     entropy = torch.special.entr(weights.to(wide)).sum(-1)
     parts = entropy, scores.amax(-1).to(wide), allowed.sum(-1).to(wide).log()
     return _Softmax(moment, *(part.flatten(0, -2) for part in parts))
-
-
-@contextmanager
-def _plain_attention() -> Iterator[None]:
-    """Run attention as separate operations: no fused kernel, no shortcut through a whole encoder layer."""
-    fast = torch.backends.mha.get_fastpath_enabled()
-    try:
-        torch.backends.mha.set_fastpath_enabled(False)
-        with sdpa_kernel(SDPBackend.MATH):
-            yield
-    finally:
-        torch.backends.mha.set_fastpath_enabled(fast)
 
 
 def _rows(stack: StackView, seen: _SoftmaxRecorder, mask: Tensor, *, sequence_first: bool) -> Iterator[Row]:

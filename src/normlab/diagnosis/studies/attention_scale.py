@@ -18,6 +18,7 @@ from normlab.diagnosis.reading.taps import call_model, evaluating, watching
 from normlab.diagnosis.rules.finding import Finding, Tables, number, said
 from normlab.diagnosis.study import Study
 from normlab.diagnosis.table import Row, Table
+from normlab.spec.units import count as counted
 
 LARGE: Final = 1.5
 """Factor above 1/√d that is none of the usual scales."""
@@ -53,6 +54,8 @@ def attention_scale(subject: Subject) -> Table:
     if seen.rows and (place := decoded(subject.batch)) is not None:
         others = at(subject.batch, place).roll(1, 1)
         again = _recorded(subject, replaced(subject.batch, place, others))
+    if len(seen.sums) != len(again.sums):  # other products explain the scores of other tokens
+        again = seen
     pairs = zip(seen.sums, again.sums, strict=True)
     memory = (int(keys == keys_again and queries != queries_again)
               for (queries, keys), (queries_again, keys_again) in pairs)  # fmt: skip
@@ -96,8 +99,10 @@ class _Recorder(TorchFunctionMode):
             mask = kwargs.get("attn_mask", args[3] if len(args) > 3 else None)
             causal = kwargs.get("is_causal", args[5] if len(args) > 5 else False)
             self._add(q, k, kwargs.get("scale") or usual, _open(mask, q, k, causal=causal))
-        elif func in PRODUCTS and output.ndim > 2 and output.shape[-1] == args[1].shape[-1]:
-            self._products = [*self._products[-3:], (args[0], args[1], output)]
+        elif func in PRODUCTS and output.ndim > 2:
+            factors = [x for x in (*args, *kwargs.values()) if isinstance(x, Tensor)]
+            if output.shape[-1] == factors[1].shape[-1]:
+                self._products = [*self._products[-3:], (factors[0], factors[1], output)]
         elif func in SOFTMAXES and args and args[0].ndim > 2:
             for left, right, product in reversed(self._products):
                 right = right.transpose(-1, -2)
@@ -168,7 +173,7 @@ def no_scale(tables: Tables) -> Iterator[Finding]:
     if not large:
         return
     row = max(large, key=_excess)
-    count = "" if len(large) == 1 else f" and of {len(large) - 1} other attentions"
+    count = "" if len(large) == 1 else f" and of {counted(len(large) - 1, 'other attention')}"
     yield Finding(
         "no_scale",
         "warning",
@@ -191,7 +196,7 @@ def hidden_memory(tables: Tables) -> Iterator[Finding]:
         if row["memory"] and (number(row["later_closed"]) or 0.0) > CLOSED
     ]
     if closed:
-        others = f" and {len(closed) - 1} other cross-attentions" * (len(closed) > 1)
+        others = f" and {counted(len(closed) - 1, 'other cross-attention')}" * (len(closed) > 1)
         yield Finding(
             "causal_memory",
             "problem",

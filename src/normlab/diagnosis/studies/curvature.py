@@ -71,7 +71,7 @@ def critical_lr(
 def _rate(subject: Subject, optimiser: Optimizer | OptimiserFactory) -> float:
     trained = list(trainable(subject.model).values())
     made = optimiser if isinstance(optimiser, Optimizer) else optimiser(trained)
-    rate = max(float(group.get("lr", 0.0)) for group in made.param_groups)
+    rate = max(float(group.get("lr") or 0.0) for group in made.param_groups)
     if not 0 < rate < math.inf:
         raise UserError(
             f"{type(made).__name__} has the learning rate {rate}, which cannot be doubled; pass one above "

@@ -12,7 +12,7 @@ from torch import Tensor
 from torch.optim import Optimizer
 
 from normlab.diagnosis.probing.passes import BackwardPass, backward_pass, parts_of
-from normlab.diagnosis.probing.step import OptimiserFactory, updated
+from normlab.diagnosis.probing.step import OptimiserFactory, Twin
 from normlab.diagnosis.probing.stepping import LossGradients, trainable
 from normlab.diagnosis.reading.subject import Subject
 from normlab.diagnosis.rules.finding import Finding, Tables, cosine, number, numbers, percent, said
@@ -28,10 +28,12 @@ CUT: Final = 0.5
 """Share of a step that clipping leaves, below which it decides the rate."""
 UPHILL: Final = -0.1
 """Cosine of a step with the negative gradient below which it climbs the loss."""
+LEAST_MATRICES: Final = 4
+"""Matrices below which the middle one says nothing of a rate."""
 AT_ONCE: Final = 1.0
-"""Steps of Adam that take a matrix as far as it is large, below which each step writes it anew."""
-NEVER: Final = 1e5
-"""Steps that take a matrix as far as it is large, above which the rate is hardly meant."""
+"""Steps of Adam that change a matrix by its own size, below which each step writes it anew."""
+NEVER: Final = 3e5
+"""Steps that change a matrix by its own size, above which the rate is hardly meant."""
 SHRINKS: Final = 0.5
 """Cosine of a step with the negative weights above which weight decay decides it."""
 
@@ -55,8 +57,8 @@ def first_step(
     found = backward.loss_gradients
     clipped = found if max_grad_norm is None else _clipped(found, max_grad_norm)
     before = {path: p.detach() for path, p in trainable(subject.model).items()}
-    after = updated(subject, optimiser, clipped)
-    plain = after if clipped is found else updated(subject, optimiser, found)
+    after = _stepped(subject, optimiser, clipped)
+    plain = after if clipped is found else _stepped(subject, optimiser, found)
     parts = parts_of(subject, backward.forward)
     rows: list[Row] = []
     for path, p in before.items():
@@ -78,6 +80,18 @@ def first_step(
                 }
             )
     return Table("first_step", tuple(rows))
+
+
+def _stepped(
+    subject: Subject, optimiser: Optimizer | OptimiserFactory, first: LossGradients
+) -> dict[str, Tensor]:
+    """The parameters after one step, or after two where the first changes none, as that of ADOPT."""
+    twin = Twin(subject.model, optimiser)
+    before = {path: p.clone() for path, p in twin.weights.items()}
+    twin.step(subject, first)
+    if all(torch.equal(p.to_dense(), before[path].to_dense()) for path, p in twin.weights.items()):
+        twin.step(subject)
+    return twin.weights
 
 
 def _wide(x: Tensor) -> Tensor:
@@ -161,10 +175,11 @@ def dead_zero(tables: Tables) -> Iterator[Finding]:
     :math:`\phi(0) = 0` the gradient of each is a product with the other, so that one of them may begin at
     zero, and not both.
     """
+    unused = {row["parameter"] for row in tables.table("reach").where(reached=0)}
     zero = {
         (row["parameter"], row["role"]): row
         for row in tables.table("weights")
-        if row["rms"] == 0 and "×" in str(row["shape"])
+        if row["rms"] == 0 and "×" in str(row["shape"]) and row["parameter"] not in unused
     }
     steps = ((row, zero.get((row["parameter"], row["role"]))) for row in tables.table("first_step"))
     dead = [there for row, there in steps if there is not None and row["grad_max"] == 0]
@@ -185,11 +200,17 @@ def dead_zero(tables: Tables) -> Iterator[Finding]:
 
 
 def unused_part(tables: Tables) -> Iterator[Finding]:
-    """Name the parts of packed matrices that get no gradient while the others do, and none is zero."""
+    """Name the parts of packed matrices that get no gradient while the others do, and none is zero. Where
+    there is one key alone, neither keys nor queries have any.
+    """
     parts: dict[str, list[Row]] = defaultdict(list)
     for row in tables.table("first_step"):
         parts[str(row["parameter"])].append(row)
     zero = {row["parameter"] for row in tables.table("weights") if row["rms"] == 0}
+    asking = [
+        str(r["parameter"]) for r in tables.table("first_step") if r["role"] == "query" and r["grad_max"]
+    ]
+    around = {path.rpartition(".")[0].rpartition(".")[0] for path in asking}
     unused = [
         row
         for path, rows in parts.items()
@@ -199,10 +220,12 @@ def unused_part(tables: Tables) -> Iterator[Finding]:
         and any(r["grad_max"] for r in rows)
         for row in rows
         if row["grad_max"] == 0
+        and (row["role"] != "key" or path.rpartition(".")[0].rpartition(".")[0] in around)
     ]
     if unused:
         path, role = str(unused[0]["parameter"]), unused[0]["role"]
-        others = f", and those of {len(unused) - 1} other matrices" * (len(unused) > 1)
+        more = len(unused) - 1
+        others = f", and those of {more} other {'matrix' if more == 1 else 'matrices'}" if more else ""
         yield Finding(
             "unused_part",
             "problem",
@@ -216,47 +239,45 @@ def unused_part(tables: Tables) -> Iterator[Finding]:
 
 
 def rate(tables: Tables) -> Iterator[Finding]:
-    """Say that one step of Adam moves matrices farther than they are large, or that an optimiser would take
-    far too many steps to do so. The rate of one amid a schedule may be that of its first step, and is not
-    judged.
+    """Say that one step moves matrices farther than they are large, or that it would take far too many to do
+    so: by Adam, whose step has the size of the learning rate, or by SGD. The rate of an optimiser amid a
+    schedule may be that of its first step, and is not judged.
     """
     groups = list(tables.table("groups"))
-    if not groups or any(row["scheduled"] for row in groups):
-        return
-    adam = all(row["beta2"] is not None for row in groups)
     sizes = {(row["parameter"], row["role"]): number(row["rms"]) for row in tables.table("weights")}
-    needed = [
-        size / step
+    moved = [
+        (size, step)
         for row in tables.table("first_step")
         if (step := number(row["unclipped_rms"])) and (size := sizes.get((row["parameter"], row["role"])))
         and row["role"] != "norm" and row["dtype"] not in ("bfloat16", "float16")
     ]  # fmt: skip
-    lr = max(number(row["lr"]) or 0.0 for row in groups)
-    if needed and adam and _middle(needed) < AT_ONCE:
+    if not groups or any(row["scheduled"] for row in groups) or len(moved) < LEAST_MATRICES:
+        return
+    name, lr = str(groups[0]["optimiser"]), max(number(row["lr"]) or 0.0 for row in groups)
+    adam = lr / 2 < _middle([step for _, step in moved]) < 2 * lr and groups[0]["beta2"] is not None
+    needed = _middle([size / step for size, step in moved])
+    if adam and needed < AT_ONCE:
         yield Finding(
             "fast_rate",
             "problem",
-            f"the learning rate of {lr:.3g} is too large for {groups[0]['optimiser']}: one step at it moves "
-            f"the middle matrix by {said(1 / _middle(needed))} times its size",
+            f"the learning rate of {lr:.3g} is too large for {name}: one step at it changes the median "
+            f"matrix by {said(1 / needed)} times its size",
             "first_step",
-            {"lr": lr, "steps": _middle(needed)},
+            {"lr": lr, "steps": needed},
             do="1e-4 to 1e-3 is usual; 0.1 is a rate of SGD",
             explains=("large_update", "update_change"),
         )
-    elif needed and _middle(needed) > NEVER:
+    elif needed > NEVER and (adam or name == "SGD"):
         yield Finding(
             "slow_rate",
             "warning",
-            f"the learning rate of {lr:.3g} is too small for {groups[0]['optimiser']}: the middle matrix "
-            f"takes {_middle(needed):,.0f} such steps to move as far as it is large",
+            f"the learning rate of {lr:.3g} is too small for {name}: the median matrix would need about "
+            f"{needed:,.0f} such steps to change by its own size",
             "first_step",
-            {"lr": lr, "steps": _middle(needed)},
-            do="look whether a factor of the rate is applied twice, as where the function of LambdaLR "
-            "returns a rate and not a factor"
+            {"lr": lr, "steps": needed},
+            do="look whether a factor of the rate is applied twice"
             if adam
-            else "a rate of Adam is too small where a step has the size of the gradient: 0.01 to 1 is usual "
-            "for SGD",
-            explains=("clipped_step",),
+            else "a rate of Adam is too small where a step has the size of the gradient: 0.01 to 1 is usual",
         )
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+from collections import Counter
 from collections.abc import Iterator
 from statistics import median
 from typing import Final
@@ -26,7 +28,8 @@ differ for embeddings and matrices, stay below it.
 def groups(subject: Subject, optimiser: Optimizer | OptimiserFactory) -> Table:
     """Tabulate the groups of an optimiser that hold parameters of the model, or all of them where none does,
     with the path of their first parameter and their numbers; ``scheduled`` is 1 where a scheduler of torch
-    has changed the rate.
+    has changed the rate, ``given`` where the optimiser was made of parameters that it was given, and
+    ``copies`` where it holds others of the same shapes.
     """
     own = trainable(subject.model)
     if isinstance(optimiser, Optimizer):
@@ -35,9 +38,12 @@ def groups(subject: Subject, optimiser: Optimizer | OptimiserFactory) -> Table:
         twins = {path: Parameter(p.detach()) for path, p in own.items()}
         made, paths = optimiser(list(twins.values())), {id(p): path for path, p in twins.items()}
     rows: list[Row] = []
+    every = [p for group in made.param_groups for p in group["params"]]
+    foreign = not any(id(p) in paths for p in every)
+    copies = foreign and Counter(p.shape for p in every) == Counter(p.shape for p in own.values())
     for group in made.param_groups:
         held = [paths[id(p)] for p in group["params"] if id(p) in paths]
-        if held or not any(id(p) in paths for g in made.param_groups for p in g["params"]):
+        if held or foreign:
             beta1, beta2 = group.get("betas") or (None, None)
             rows.append(
                 {
@@ -49,7 +55,10 @@ def groups(subject: Subject, optimiser: Optimizer | OptimiserFactory) -> Table:
                     "beta1": _plain(beta1),
                     "beta2": _plain(beta2),
                     "eps": _plain(group.get("eps")),
+                    "initial_lr": _plain(group.get("initial_lr")),
                     "scheduled": int(group.get("initial_lr", group.get("lr")) != group.get("lr")),
+                    "given": int(not isinstance(optimiser, Optimizer)),
+                    "copies": int(copies),
                 }
             )
     return Table("groups", tuple(rows))
@@ -82,16 +91,41 @@ def no_parameter(tables: Tables) -> Iterator[Finding]:
     """Say that an optimiser is that of another model."""
     rows = tables.table("groups").rows
     if rows and not any(row["parameters"] for row in rows):
+        name, given, copies = (
+            rows[0]["optimiser"],
+            rows[0]["given"],
+            rows[0]["copies"] and not rows[0]["given"],
+        )
         yield Finding(
             "not_held",
-            "problem",
-            f"{rows[0]['optimiser']} holds no parameter of the model, so that its steps change nothing",
+            "warning" if copies else "problem",
+            f"the function that makes the {name} does not use the parameters that it is given"
+            if given
+            else f"{name} holds no parameter of the model, so that its steps change nothing"
+            + ", unless what it holds are master copies" * bool(copies),
             "groups",
             {"parameters": 0, "groups": len(rows)},
-            do="build the optimiser after the model was built for the last time, wrapped and moved to its "
-            "device",
+            do="build the optimiser of the model's parameters, after the model was built for the last time, "
+            "wrapped and moved to its device",
             explains=("not_stepped",),
         )
+
+
+def squared_rate(tables: Tables) -> Iterator[Finding]:
+    """Say that a scheduler multiplies a learning rate by itself."""
+    for row in tables.table("groups"):
+        lr, initial = number(row["lr"]), number(row["initial_lr"])
+        if lr and initial and initial < 1 and math.isclose(lr, initial**2, rel_tol=1e-3):
+            yield Finding(
+                "squared_rate",
+                "problem",
+                f"a scheduler has multiplied the learning rate of {said(initial)} by itself, which leaves "
+                f"{said(lr)}",
+                "groups",
+                {"lr": lr, "initial_lr": initial},
+                do="let the function of LambdaLR return a factor of the rate, and not the rate",
+            )
+            return
 
 
 def exchanged_betas(tables: Tables) -> Iterator[Finding]:
@@ -121,7 +155,7 @@ def large_epsilon(tables: Tables) -> Iterator[Finding]:
                 "large_epsilon",
                 "warning",
                 f"{row['optimiser']}'s epsilon of {said(eps)} is above the largest gradient of most "
-                f"parameters ({said(median(largest))} in the middle): the step shrinks with the gradient, as "
+                f"parameters (median {said(median(largest))}): the step shrinks with the gradient, as "
                 "that of gradient descent does",
                 "groups",
                 {"eps": eps, "grad_max": median(largest)},
@@ -134,7 +168,7 @@ GROUPS: Final = Study(
     "groups",
     lambda c: [groups(c.subject, c.optimiser)],
     "preflight",
-    rules=(no_parameter, unlike_rate, exchanged_betas, large_epsilon),
+    rules=(no_parameter, squared_rate, unlike_rate, exchanged_betas, large_epsilon),
     batch="the optimiser alone",
     order=-60,
 )

@@ -33,7 +33,7 @@ CROPPED: Final = 1e4
 KEPT: Final = 0.75
 """Share of the positions before the first that is changed."""
 MASKED: Final = 0.5
-"""Share of the counted positions that read one token from which this token is a mask."""
+"""Share of the counted positions that read one token, with others behind it, from which this is a mask."""
 FEW: Final = 0.5
 """Share of targets that are the token read, or the next one, below which the loss is for neither."""
 SHIFTED: Final = 0.9

@@ -13,7 +13,7 @@ from torch import Tensor
 from normlab.diagnosis.reading.batches import replaced, tokens
 from normlab.diagnosis.reading.calls import ModuleCall, calls, first_change
 from normlab.diagnosis.reading.subject import Subject, undisturbed
-from normlab.diagnosis.reading.taps import Side, activations, call_model, watching
+from normlab.diagnosis.reading.taps import Side, activations, call_model, call_of, watching
 from normlab.diagnosis.rules.finding import Finding, Tables
 from normlab.diagnosis.study import SMALL_BATCH, Study
 from normlab.diagnosis.table import Row, Table
@@ -32,7 +32,8 @@ ROTATE: Final = {
     "halves": "rotate queries and keys alike, by the same angles: its table has the same ones for the "
     "columns i and i + w/2, the two halves of a head, which rotate_half pairs",
     "neighbours": "rotate queries and keys alike, by the same angles: its table is interleaved, with the "
-    "same ones for the columns 2i and 2i + 1, and rotate_half pairs the two halves of a head",
+    "same ones for the columns 2i and 2i + 1, so that the rotation must pair these, and not the two halves "
+    "of a head as rotate_half does",
 }
 """What to do, by the columns that a table of angles pairs."""
 
@@ -87,6 +88,8 @@ def _moved(subject: Subject, read: Tensor, to: Callable[[Tensor], Tensor]) -> tu
     """The batch with the positions 0, 1, … and with those that these are moved to, for a model with a rotary
     embedding that takes them.
     """
+    if call_of(subject.model) is not None:  # which need not pass on positions
+        return None
     takes = inspect.signature(subject.model.forward).parameters
     rotary = any(path.endswith("inv_freq") for path, _ in subject.model.named_buffers())
     if not (rotary and "position_ids" in takes and isinstance(subject.batch, Mapping)):
@@ -122,7 +125,7 @@ def _pairs(subject: Subject, pair: _Pair) -> str:
     tables: list[Tensor] = []
     modules = dict(subject.model.named_modules())
     turning = {
-        p: m for p, m in modules.items() if any(b == "inv_freq" for b, _ in m.named_buffers("", False))
+        p: m for p, m in modules.items() if any(b.endswith("inv_freq") for b, _ in m.named_buffers("", False))
     }
 
     def see(_: str, side: Side, values: object) -> None:
@@ -174,8 +177,11 @@ def relative(tables: Tables) -> Iterator[Finding]:
 
 def unturned(tables: Tables) -> Iterator[Finding]:
     """Say that the angles of a rotary embedding change nothing."""
-    for row in tables.table("positions").where(kind="stretched"):
-        if float(row["change"] or 0) <= SEEN:
+    table = tables.table("positions")
+    seen = any(float(row["change"] or 0) > CLEAR for row in table.where(kind="content"))
+    zero = any(r["rms"] == 0 and r["role"] in ("query", "key") for r in tables.table("weights"))
+    for row in table.where(kind="stretched"):
+        if seen and not zero and float(row["change"] or 0) <= SEEN:
             yield Finding(
                 "unturned",
                 "problem",

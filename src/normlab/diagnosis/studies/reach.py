@@ -9,7 +9,7 @@ from typing import Any, Final
 import torch
 
 from normlab.diagnosis.reading.calls import ModuleCall, calls
-from normlab.diagnosis.reading.naming import POSITIONS, innermost, layer_of, template
+from normlab.diagnosis.reading.naming import innermost, layer_of, template
 from normlab.diagnosis.reading.parameters import nodes_behind
 from normlab.diagnosis.reading.subject import Subject
 from normlab.diagnosis.rules.finding import Finding, Tables
@@ -18,16 +18,15 @@ from normlab.diagnosis.study import Study
 from normlab.diagnosis.table import Row, Table
 from normlab.spec.units import count
 
-FROZEN: Final = 0.1
-"""Share of the parameters up to which those that are frozen are exceptions."""
 CUT_OFF: Final = ("no_gradient", "unused", "updates", "gradients", "dead_zero", "decay", "not_stepped")
 """Findings that follow where the way of the gradient is cut."""
 
 
 def reach(subject: Subject) -> tuple[Table, Table]:
     """Tabulate every parameter: whether it is ``trainable``, and whether the loss depends on it in the graph
-    of autograd (``reached``), 1 or 0, and whether its module ``runs``; and, as ``cuts``, the innermost
-    modules whose output the loss depends on, and whose input, which has a graph, it does not.
+    of autograd (``reached``), 1 or 0, whether its module ``runs``, and whether that puts out numbers without
+    a graph (``graphless``); and, as ``cuts``, the innermost modules whose output the loss depends on, and
+    whose input, which has a graph, it does not.
     """
     model = subject.model
     with torch.enable_grad(), calls(model, lambda x: x.grad_fn) as seen:
@@ -35,6 +34,8 @@ def reach(subject: Subject) -> tuple[Table, Table]:
     nodes = set(nodes_behind(loss.grad_fn))
     reached = {id(node.variable) for node in nodes if hasattr(node, "variable")}
     ran = {call.path for call in seen}
+    hidden = any(type(node).__name__ == "CheckpointFunctionBackward" for node in nodes)
+    graphless = {c.path for c in seen if c.output and not _graphs(c.output) and not hidden}
     rows = tuple(
         {
             "module": path.rpartition(".")[0],
@@ -42,6 +43,7 @@ def reach(subject: Subject) -> tuple[Table, Table]:
             "trainable": int(p.requires_grad),
             "reached": int(id(p) in reached),
             "runs": int(path.rpartition(".")[0] in ran),
+            "graphless": int(path.rpartition(".")[0] in graphless),
         }
         for path, p in model.named_parameters()
     )
@@ -102,15 +104,19 @@ def cut_gradient(tables: Tables) -> Iterator[Finding]:
             else "look there for detach(), no_grad, .data, an integer or a numpy operation on the stream",
             explains=CUT_OFF,
         )
-    elif behind:
-        module = innermost([str(row["module"]) for row in behind])
+    elif graphless := [row for row in behind if row["graphless"]]:
+        module = innermost([str(row["module"]) for row in graphless])
         yield Finding(
             "cut_gradient",
             "problem",
-            f"no gradient reaches {len(behind)} of {len(rows)} parameters, the first "
-            f"{behind[0]['parameter']}: {module or 'the model'} computes without a graph",
+            f"no gradient reaches {len(graphless)} of {len(rows)} parameters, the first "
+            f"{graphless[0]['parameter']}: {module or 'the model'} computes without a graph",
             "reach",
-            {"parameters": len(behind), "first": behind[0]["parameter"], "last": behind[-1]["parameter"]},
+            {
+                "parameters": len(graphless),
+                "first": graphless[0]["parameter"],
+                "last": graphless[-1]["parameter"],
+            },
             module=module,
             do="look there for no_grad, .data, and checkpoints with use_reentrant=True whose input needs no "
             "gradient, as behind a frozen embedding",
@@ -161,31 +167,10 @@ def frozen_layer(tables: Tables) -> Iterator[Finding]:
         )
 
 
-def frozen_embedding(tables: Tables) -> Iterator[Finding]:
-    """Name an embedding of tokens that is frozen where nearly all other parameters are trained."""
-    table = tables.table("weights")
-    frozen = [row for row in table if not row["trainable"]]
-    words = [r for r in frozen if r["role"] == "embedding" and not POSITIONS.search(str(r["parameter"]))]
-    if words and len(frozen) <= FROZEN * len(table.rows):
-        path = str(words[0]["parameter"])
-        tied = [str(row["module"]) for row in table.where(tied=path)]
-        yield Finding(
-            "frozen_embedding",
-            "warning",
-            f"{path} is frozen, and nearly all other parameters are trained"
-            + (f": {tied[0]}, which is tied to it, is frozen with it" if tied else ""),
-            "weights",
-            {"frozen": len(frozen), "parameters": len(table.rows)},
-            module=path.rpartition(".")[0],
-            do="nn.Embedding.from_pretrained freezes it unless freeze=False is passed; requires_grad_() "
-            "trains it",
-        )
-
-
 REACH: Final = Study(
     "reach",
     lambda c: reach(c.subject),
     "preflight",
-    rules=(cut_gradient, frozen_layer, frozen_embedding),
+    rules=(cut_gradient, frozen_layer),
     order=-48,
 )

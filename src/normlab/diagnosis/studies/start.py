@@ -36,10 +36,10 @@ DROPOUT: Final = re.compile(
 
 def start(subject: Subject) -> tuple[Table, Table]:
     r"""Measure the loss before any step: as it is in evaluation (``loss``) and with dropout (``loss_train``),
-    :math:`\ln V` for the width V of the output (``guessing``), the deviation of the logits, the share of them
-    that are 0 where none is negative (``cut``), the root mean square of what the last map reads
-    (``input_rms``) and the map's path (``head``); and tabulate as
-    ``dropouts`` every probability of dropout, with the module and the name of the attribute.
+    :math:`\ln V` for the width V of the output (``guessing``), the deviation of the logits and their range,
+    the share of them that are 0 where none is negative (``cut``), the root mean square of what the last map
+    reads (``input_rms``) and the map's path (``head``); and tabulate as ``dropouts`` every probability of
+    dropout, with the module and the name of the attribute.
     """
     seen: list[tuple[str, float, int]] = []
 
@@ -71,6 +71,7 @@ def start(subject: Subject) -> tuple[Table, Table]:
         "guessing": math.log(width) if width >= LEAST_CLASSES else None,
         "probabilities": int(output is not None and width >= LEAST_CLASSES and _sums_to_one(output)),
         "logits_std": None if output is None else output.float().std().item(),
+        "logits_range": None if output is None else (output.max() - output.min()).item(),
         "cut": 0.0 if output is None or bool((output < 0).any()) else (output == 0).float().mean().item(),
         "head": head[0],
         "input_rms": head[1],
@@ -119,8 +120,9 @@ def _dropouts(model: nn.Module) -> Iterator[Row]:
 
 
 def cut_logits(tables: Tables) -> Iterator[Finding]:
-    """Name the map whose logits are cut off at 0."""
-    for row in tables.table("start"):
+    """Name the map whose logits are cut off at 0 before a cross-entropy takes them."""
+    asked = any(row["confidence"] is not None for row in tables.table("targets"))
+    for row in tables.table("start") if asked else ():
         cut = number(row["cut"]) or 0.0
         if CUT < cut < 1 and row["guessing"] is not None:
             yield Finding(
@@ -141,6 +143,8 @@ def initial_loss(tables: Tables) -> Iterator[Finding]:
         loss, guessing = number(row["loss"]), number(row["guessing"])
         if loss is None or guessing is None or loss < guessing + ABOVE:
             continue
+        if loss > guessing + (number(row["logits_range"]) or 0.0):
+            continue  # ln V + max z - min z bounds a cross-entropy of these logits, so that this is none
         head, rms = str(row["head"]), number(row["input_rms"]) or 0.0
         large = rms > LARGE_STREAM
         yield Finding(

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from normlab.diagnosis.reading.batches import at, decoded, lengths, tokens
+from normlab.diagnosis.reading.lookups import attended
 from normlab.diagnosis.reading.subject import Subject, undisturbed
 from normlab.diagnosis.reading.taps import Side, activations, watching
 from normlab.diagnosis.rules.finding import Finding, Tables, number, percent, said
@@ -28,7 +29,17 @@ ASKED: Final = {
     3: "the third token from them",
 }
 COPIED: Final = 0.5
-"""The same for the token that is read, from which the loss is for copying, also where words are masked."""
+"""Share of the targets that are the token that is read from which a loss is for copying, also where words are
+masked.
+"""
+LEAST_COUNTED: Final = 16
+"""Number of counted positions below which such a share may be chance."""
+BALANCED: Final = 1e-3
+"""Sum of the gradients at the logits of a token, relative to that of their magnitudes, below which a loss may
+be a cross-entropy, whose gradients sum to 0.
+"""
+SOME: Final = 256
+"""Number of positions that are enough to read the weight of their targets."""
 FEW: Final = 0.5
 """Share at the distance 1 above which the next token is predicted all the same."""
 HEAVY: Final = 1.5
@@ -53,8 +64,9 @@ def targets(subject: Subject) -> Table:
     None where the gradients are not linear in them. ``alone`` is the share of the counted positions whose
     gradient is negative at one logit and 0 at all others, as where a loss takes logits for log-probabilities.
 
-    ``masked`` is the share of the most common token that the counted positions read; ``ends`` how often the
-    ``eos_token_id`` of the model's configuration is a target, None where it is not among the tokens.
+    ``masked`` is the share of the counted positions that read the most common token of these and have another
+    one behind them; ``ends`` how often the ``eos_token_id`` of the model's configuration is a target, None
+    where none stands behind the first counted position of its row, padding left out.
     """
     read = at(subject.batch, place) if (place := _place(subject)) is not None else None
     found = None if read is None else _gradient(subject)
@@ -74,19 +86,23 @@ def targets(subject: Subject) -> Table:
         "weight": weight[counted].sum().item(),
         "confidence": _confidence(logits[counted], gradient[counted]),
         "alone": _alone(gradient[counted]),
-        "masked": _commonest(read[counted]),
+        "masked": _masked(read, counted),
         "ends": _ends(subject, read, target, counted),
     }
     return Table("targets", (row,))
 
 
 def _alone(gradient: Tensor) -> float:
+    """The share of the positions with a gradient at one logit alone, and that a negative one."""
     single = ((gradient != 0).sum(-1) == 1) & (gradient.amin(-1) < 0)
     return single.double().mean().item()
 
 
 def _confidence(logits: Tensor, gradient: Tensor) -> float | None:
     """The mean probability that a cross-entropy asks for its target, by logits and gradients `[N, V]`."""
+    logits, gradient = logits[:SOME], gradient[:SOME]
+    if bool(gradient.sum(-1).abs().sum() > BALANCED * gradient.abs().sum()):
+        return None
     target = gradient.argmin(-1, keepdim=True)
     p = logits.softmax(-1)
     others = torch.ones_like(p).scatter_(-1, target, 0.0)
@@ -99,20 +115,28 @@ def _confidence(logits: Tensor, gradient: Tensor) -> float | None:
     return asked.gather(-1, target).mean().item()
 
 
-def _commonest(read: Tensor) -> float:
-    return int(read.unique(return_counts=True)[1].max()) / len(read)
+def _masked(read: Tensor, counted: Tensor) -> float:
+    """The share of the counted positions that read the most common token of these, with others behind it."""
+    ids, counts = read[counted].unique(return_counts=True)
+    mask = read == ids[counts.argmax()]
+    behind = (~mask).flip(1).cummax(1).values.flip(1)
+    return ((mask & behind & counted).sum() / counted.sum()).item()
 
 
 def _ends(subject: Subject, read: Tensor, target: Tensor, counted: Tensor) -> int | None:
     end = getattr(getattr(subject.model, "config", None), "eos_token_id", None)
-    if not isinstance(end, int) or not bool((read[:, 1:] == end).any()):
+    if not isinstance(end, int) or (mask := attended(subject.batch, read)) is None:
+        return None
+    begun = counted.cummax(1).values
+    if not bool(((read == end) & mask & begun).any()):
         return None
     return int(((target == end) & counted).sum())
 
 
 def _place(subject: Subject) -> tuple[int | str, ...] | None:
-    """The place of the tokens that the positions of the output read."""
-    return decoded(subject.batch) or next(iter(tokens(subject.batch)), None)
+    """The place of the tokens that the positions of the output read; None where a decoder may read others."""
+    crossed = any(view.role == "cross_attention" for _, view in subject.structure.sublayers)
+    return decoded(subject.batch) or (None if crossed else next(iter(tokens(subject.batch)), None))
 
 
 def _gradient(subject: Subject) -> tuple[Tensor, Tensor] | None:
@@ -128,7 +152,9 @@ def _gradient(subject: Subject) -> tuple[Tensor, Tensor] | None:
         if len(seen) != 1 or not loss.requires_grad or not seen[0].requires_grad:
             return None
         (gradient,) = torch.autograd.grad(loss, seen, allow_unused=True)
-    return None if gradient is None else (seen[0].detach().double(), gradient.double())
+    if gradient is None or gradient.dtype == torch.float16:  # in which softmax(z)/N is 0
+        return None
+    return seen[0].detach().double(), gradient.double()
 
 
 def _share(read: Tensor, target: Tensor, counted: Tensor, offset: int) -> float | None:
@@ -152,12 +178,13 @@ def shifted(tables: Tables) -> Iterator[Finding]:
     for row in tables.table("targets"):
         shares = {k: number(row[f"offset_{k}"]) or 0.0 for k in OFFSETS}
         offset, share = max(shares.items(), key=lambda one: one[1])
-        if share < (COPIED if offset == 0 else NEARLY_ALL) or shares[1] > FEW:
+        copied = offset == 0 and share >= COPIED and (number(row["counted"]) or 0) >= LEAST_COUNTED
+        if (share < NEARLY_ALL and not copied) or shares[1] > FEW:
             continue
         more = ", which it needs only to copy" if offset == 0 else ", and not for the next token"
         yield Finding(
             "shifted_labels",
-            "problem",
+            "problem" if share >= NEARLY_ALL else "warning",
             f"the loss asks {percent(share)} of the {row['counted']:,} positions that it counts for "
             f"{ASKED[offset]}{more}",
             "targets",
@@ -241,7 +268,7 @@ def no_end(tables: Tables) -> Iterator[Finding]:
             yield Finding(
                 "no_end",
                 "warning",
-                "the batch has the token that ends a text, eos_token_id, and the loss asks no position for "
+                "the mask keeps the token that ends a text, eos_token_id, and the loss asks no position for "
                 "it: the model never learns to end",
                 "targets",
                 {"ends": 0, "counted": row["counted"]},

@@ -6,14 +6,15 @@ import math
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from statistics import median
-from typing import Final
+from typing import Any, Final
 
 import torch
 from torch import Tensor
 
 from normlab.diagnosis.probing.passes import ForwardPass, forward_pass, parts_of
 from normlab.diagnosis.reading.naming import innermost, layer_of, template
-from normlab.diagnosis.reading.subject import Subject
+from normlab.diagnosis.reading.subject import Subject, undisturbed
+from normlab.diagnosis.reading.taps import activations, call_model, watching
 from normlab.diagnosis.rules.finding import Finding, Tables, number, said
 from normlab.diagnosis.study import Study
 from normlab.diagnosis.table import Row, Table
@@ -30,10 +31,15 @@ FAR: Final = 10.0
 """Factor that stops a training."""
 LARGE_GAIN: Final = 7.0
 """Deviation times the square root of the width of a matrix, at most 1.4 in usual initialisations, above which
-it was drawn from a wrong distribution, such as torch.randn's.
+it may be drawn from a wrong distribution, such as torch.randn's; and the growth of the root mean square in a
+linear map above which it is.
 """
+LINEAR: Final = ("Linear", "NonDynamicallyQuantizableLinear", "Conv1D")
+"""Classes that multiply by their matrix and do nothing else; one that inherits from them may scale it."""
 FEW: Final = 0.5
 """Share of the rows of a matrix below which those that are unlike the others are exceptions."""
+LEAST_WIDTH: Final = 8
+"""Length of a row below which its size is chance."""
 ENDLESS: Final = 1e9
 """The factor between zero and anything else."""
 
@@ -44,14 +50,18 @@ def weights(subject: Subject, *, forward: ForwardPass | None = None) -> Table:
     ``std`` is its standard deviation, ``rms`` its root mean square, ``tail`` its largest magnitude in
     standard deviations, ``zeros`` the share of its entries that are 0. ``tied`` is the path under which the
     same parameter comes first, if it has several. ``trainable`` and ``constant`` are 1 or 0. ``layer`` is the
-    first number in the path where no structure was read. ``width`` is the smaller size of a matrix, at most
-    the number of its inputs; ``odd_rows`` is the number of rows whose root mean square is ``FAR`` times that
-    of the middle row or more, and ``odd`` the mean of theirs over that.
+    first number in the path where no structure was read. ``width`` is the smaller dimension of a matrix;
+    ``odd_rows`` is the number of rows whose root mean square is at least ``FAR`` times that of the median
+    row, and ``odd`` the mean of theirs over that. ``amplifies`` is the root mean square of what a linear map
+    puts out over that of what it reads, measured where its matrix has a suspiciously large deviation.
     """
     forward = forward or forward_pass(subject)
+    amplified = _amplified(subject)
     parts, names = parts_of(subject, forward), dict[int, str]()
     rows = list[Row]()
     for path, p in subject.model.named_parameters(remove_duplicate=False):
+        if not p.numel():
+            continue
         first = names.setdefault(id(p), path)
         owner = forward.owned[first]
         for part in parts[first]:
@@ -68,10 +78,35 @@ def weights(subject: Subject, *, forward: ForwardPass | None = None) -> Table:
                     "device": str(x.device),
                     "trainable": int(p.requires_grad),
                     **_statistics(x),
+                    "amplifies": amplified.get(path.rpartition(".")[0]) if p.ndim == 2 else None,
                     "tied": "" if first == path else first,
                 }
             )
     return Table("weights", tuple(rows))
+
+
+def _amplified(subject: Subject) -> dict[str, float]:
+    """Measure the linear maps whose matrix has a deviation far above 1/√n, by their path."""
+    suspicious = {
+        path: m
+        for path, m in subject.model.named_modules()
+        if isinstance(w := getattr(m, "weight", None), Tensor) and type(m).__name__ in LINEAR and w.ndim == 2
+        and w.numel() and w.detach().float().std().item() * math.sqrt(min(w.shape)) > LARGE_GAIN
+    }  # fmt: skip
+    entered, found = dict[str, float](), dict[str, float]()
+
+    def see(path: str, side: str, values: Any) -> None:
+        x = next((x for _, x in activations(values)), None)
+        size = 0.0 if x is None else x.detach().float().square().mean().sqrt().item()
+        if side == "input":
+            entered.setdefault(path, size)
+        elif entered.get(path):
+            found.setdefault(path, size / entered[path])
+
+    if suspicious:
+        with torch.no_grad(), undisturbed(subject.model), watching(suspicious, see):
+            call_model(subject.model, subject.batch)
+    return found
 
 
 def _statistics(x: Tensor) -> Row:
@@ -138,53 +173,45 @@ def unlike_siblings(tables: Tables) -> Iterator[Finding]:
             module=module,
             do=f"initialise {module} like the same module of the other layers: its initialisation may have "
             "been skipped, or applied twice",
-            explains=CONSEQUENCES,
+            explains=(*CONSEQUENCES, "drawn_too_large"),
         )
 
 
 def drawn_too_large(tables: Tables) -> Iterator[Finding]:
-    """Name the matrices whose products are many times larger than what they are made of."""
-    table = tables.table("weights")
-    embedded = {row["parameter"] for row in table.where(role="embedding")}
-    large = [
-        row
-        for row in table
-        if row["parameter"] not in embedded and row["tied"] not in embedded and _gain(row) > LARGE_GAIN
-    ]
+    """Name the matrices of linear maps whose outputs are many times larger than their inputs."""
+    large = [row for row in tables.table("weights") if (number(row["amplifies"]) or 0.0) > LARGE_GAIN]
     if large:
-        row = large[0]
-        others = f" and of {len(large) - 1} other matrices" * (len(large) > 1)
+        row, more = large[0], len(large) - 1
+        others = f" and {more:,} other {'matrix' if more == 1 else 'matrices'}" if more else ""
         yield Finding(
             "drawn_too_large",
             "problem",
-            f"the entries of {row['parameter']}{others} have a deviation of {said(row['std'])}: with "
-            f"{row['width']} inputs or more, its products are {said(_gain(row))} times as large as these",
+            f"{row['parameter']}{others} {'have' if more else 'has'} entries of deviation "
+            f"{said(row['std'])}: what the first puts out is {said(row['amplifies'])} times as large as what "
+            "it reads",
             "weights",
-            {"std": row["std"], "gain": _gain(row), "matrices": len(large)},
-            "Glorot and Bengio 2010 (Proceedings of AISTATS)",
+            {"std": row["std"], "amplifies": row["amplifies"], "matrices": len(large)},
+            "LeCun et al. 1998, Section 4.6 (Efficient BackProp)",
             module=str(row["module"]),
             do="draw them with a deviation of 1/√n for n inputs, or 0.02, and not by torch.randn alone",
-            explains=(*CONSEQUENCES, "rotary", "no_scale", "attention_logits", "not_stepped"),
+            explains=(*CONSEQUENCES, "rotary", "no_scale", "attention_logits"),
         )
 
 
-def _gain(row: Row) -> float:
-    return (number(row["std"]) or 0.0) * math.sqrt(number(row["width"]) or 0.0)
-
-
 def odd_rows(tables: Tables) -> Iterator[Finding]:
-    """Name the matrix of which some rows are many times larger than the others, as those of new words."""
+    """Name the embedding of which some rows are many times larger than the others, as those of new words."""
     for row in tables.table("weights"):
-        count, rows = number(row["odd_rows"]) or 0.0, int(str(row["shape"]).partition("×")[0] or 0)
-        if row["tied"] or not 0 < count < FEW * rows:
+        odd, rows = int(number(row["odd_rows"]) or 0), int(str(row["shape"]).partition("×")[0] or 0)
+        wide = (number(row["width"]) or 0) >= LEAST_WIDTH and row["role"] == "embedding" and row["trainable"]
+        if row["tied"] or not wide or not 0 < odd < FEW * rows:
             continue
         yield Finding(
             "odd_rows",
             "problem",
-            f"{count:,.0f} of the {rows:,} rows of {row['parameter']} are {said(row['odd'])} times as large "
-            "as the middle one",
+            f"{odd:,} of the {rows:,} rows of {row['parameter']} {'is' if odd == 1 else 'are'} "
+            f"{said(row['odd'])} times as large as the median row",
             "weights",
-            {"rows": count, "factor": row["odd"]},
+            {"rows": odd, "factor": row["odd"]},
             module=str(row["module"]),
             do="draw rows that were added, as for new words, like those that were there",
             explains=CONSEQUENCES,

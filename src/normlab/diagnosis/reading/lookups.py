@@ -1,0 +1,67 @@
+"""Find what the embeddings of a model look up, and which of it is words."""
+
+from __future__ import annotations
+
+from typing import Any, Final, NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+from normlab.diagnosis.reading.batches import MASKS, integers, named, tokens
+from normlab.diagnosis.reading.subject import Subject, undisturbed
+from normlab.diagnosis.reading.taps import Place, call_model, watching
+
+OTHERS: Final = ("position_ids", "token_type_ids", "segments")
+"""Names of what is looked up and is no word."""
+
+
+class Lookup(NamedTuple):
+    """What an embedding looks up first in a pass: ids `[B, T]`, and the place in the batch where these are
+    words; None for positions, types of tokens and all else that the model makes by itself.
+    """
+
+    ids: Tensor
+    words: Place | None
+
+
+def lookups(subject: Subject) -> dict[str, Lookup]:
+    """Return what each ``nn.Embedding`` looks up in one pass, by its path, those without ids `[B, T]` left
+    out.
+    """
+    tables = {p: m for p, m in subject.model.named_modules() if isinstance(m, nn.Embedding)}
+    read: dict[str, Tensor] = {}
+
+    def see(path: str, side: str, values: Any) -> None:
+        for ids in integers(values).values() if side == "input" else ():
+            read.setdefault(path, ids)
+
+    if tables:
+        with torch.no_grad(), undisturbed(subject.model), watching(tables, see):
+            call_model(subject.model, subject.batch)
+    given = {p: x for p, x in tokens(subject.batch).items() if not named(p, OTHERS)}
+    return {
+        path: Lookup(ids, next((p for p, x in given.items() if same(x, ids)), None))
+        for path, ids in read.items()
+    }
+
+
+def word_places(subject: Subject) -> list[Place]:
+    """Return the places in the batch of the words that embeddings look up, in the order of the batch; that of
+    the first tokens for a model without an ``nn.Embedding``.
+    """
+    if not any(isinstance(m, nn.Embedding) for m in subject.model.modules()):
+        return list(tokens(subject.batch))[:1]
+    found = {lookup.words for lookup in lookups(subject).values()}
+    return [place for place in tokens(subject.batch) if place in found]
+
+
+def attended(batch: Any, ids: Tensor) -> Tensor | None:
+    """Return where a mask of the batch says that there is a token, `[B, T]`; None without one."""
+    masks = (x for p, x in integers(batch).items() if named(p, MASKS) and x.shape == ids.shape)
+    mask = next(masks, None)
+    return None if mask is None else mask != 0
+
+
+def same(x: Tensor, y: Tensor) -> bool:
+    """Whether two tensors hold the same numbers."""
+    return x is y or (x.shape == y.shape and bool((x == y).all()))

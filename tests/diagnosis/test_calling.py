@@ -1,0 +1,110 @@
+"""Models that are called in a way of their own, on batches of any kind."""
+
+from __future__ import annotations
+
+from collections import namedtuple
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from diagnosis.small import BATCH, LABELS, SOURCE, TARGET, labelled, translating
+from diagnosis.test_diagnose import X, square, tower
+from normlab.diagnosis import Diagnosis, diagnose
+from normlab.diagnosis.reading.subject import Subject
+from normlab.diagnosis.reading.taps import call_model, call_of, calling
+from normlab.errors import UserError
+
+Named = namedtuple("Named", "source target labels")
+
+
+@dataclass
+class Held:
+    source: Tensor
+    target: Tensor
+    labels: Tensor
+
+
+class Unpacking(nn.Module):
+    """Takes a dataclass."""
+
+    def __init__(self, model: nn.Module) -> None:
+        super().__init__()
+        self.model = model
+
+    def forward(self, batch: Held) -> Tensor:
+        return self.model(batch.source, batch.target)
+
+
+def by_name(model: nn.Module, batch: Any) -> Tensor:
+    return model(batch.source, batch.target)
+
+
+def diagnosed(model: nn.Module, batch: Any, pair: Callable[[Any], Any], **options: Any) -> Diagnosis:
+    """Return the diagnosis, in which no study may have failed."""
+    found = diagnose(model, batch, lr=1e-3, loss=lambda _, b: labelled(inner(model), pair(b)), **options)
+    assert [str(f) for f in found.findings if f.name == "not_done" and f.severity == "warning"] == []
+    assert call_of(model) is None
+    return found
+
+
+def inner(model: nn.Module) -> nn.Module:
+    return model.model if isinstance(model, Unpacking) else model
+
+
+KINDS = {
+    "tuple": (BATCH, lambda b: b[:2], lambda m, b: m(*b[:2])),
+    "named tuple": (Named(*BATCH), lambda b: b[:2], by_name),
+    "dataclass": (Held(*BATCH), lambda b: (b.source, b.target), by_name),
+}
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_every_study_calls_the_model_as_it_is_told(kind):
+    batch, pair, call = KINDS[kind]
+    found = diagnosed(translating("pre").model, batch, pair, call=call)
+    named = {"source": SOURCE, "target": TARGET, "labels": LABELS}
+    plain = diagnosed(
+        translating("pre").model,
+        named,
+        lambda b: (b["source"], b["target"]),
+        call=lambda m, b: m(b["source"], b["target"]),
+    )
+    assert {"leaks", "positions", "start", "attention_scale", "entrance", "norms"} <= found.tables.keys()
+    assert found.tables.keys() == plain.tables.keys()
+    for name in ("scales", "start", "structure"):
+        assert found.tables[name] == plain.tables[name]
+
+
+def test_a_batch_may_be_a_dataclass():
+    model = Unpacking(translating("pre").model)
+    found = diagnosed(model, Held(*BATCH), lambda b: (b.source, b.target), preset="preflight")
+    assert {"leaks", "positions", "entrance"} <= found.tables.keys()
+
+
+def test_a_call_is_for_one_model_and_ends_with_its_block():
+    model, other = tower(), tower()
+
+    def negative(model: nn.Module, batch: Any) -> Tensor:
+        return -model(batch["x"])
+
+    with calling(model, negative):
+        subject = Subject.of(model, {"x": X}, lambda m, b: square(m, b["x"]))
+        assert torch.equal(subject.forward(), -model(X))
+        assert torch.equal(call_model(model, {"x": X}), -model(X))
+        assert torch.equal(call_model(other, X), other(X))
+        with calling(other, None):
+            assert torch.equal(call_model(other, X), other(X))
+        assert call_of(model) is negative
+    assert call_of(model) is None
+    with pytest.raises(UserError, match="KeyError"):
+        diagnose(model, {"y": X}, loss=square, call=negative)
+    assert call_of(model) is None
+
+
+def test_a_loss_in_the_output_is_that_of_the_call():
+    found = diagnose(tower(), {"x": X}, call=lambda m, b: m(b["x"]).square().mean(), preset="preflight")
+    assert found.facts["loss"] == diagnose(tower(), X, loss=square, preset="preflight").facts["loss"]
