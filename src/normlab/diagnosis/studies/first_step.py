@@ -345,6 +345,6 @@ FIRST_STEP: Final = Study(
         first_step(c.subject, c.optimiser, max_grad_norm=c.plan.get("max_grad_norm"), backward=c.backward),
     ],
     "preflight",
-    rules=(dead_zero, unused_part, lost_in_rounding, not_stepped, clipped_step, wrong_way, rate),
+    rules=(dead_zero, unused_part, lost_in_rounding, not_stepped, rate, clipped_step, wrong_way),
     order=-45,
 )

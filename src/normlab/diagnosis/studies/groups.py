@@ -99,9 +99,8 @@ def no_parameter(tables: Tables) -> Iterator[Finding]:
         yield Finding(
             "not_held",
             "warning" if copies else "problem",
-            f"the function that makes the {name} does not use the parameters that it is given"
-            if given
-            else f"{name} holds no parameter of the model, so that its steps change nothing"
+            f"{name} holds no parameter of the model, so that its steps change nothing"
+            + ": the function that makes it does not use those that it is given" * bool(given)
             + ", unless what it holds are master copies" * bool(copies),
             "groups",
             {"parameters": 0, "groups": len(rows)},
