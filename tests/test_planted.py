@@ -28,6 +28,10 @@ def loss_of(case):
         return case.loss(case.model, case.batch).item()
 
 
+NOT_FINITE = ("causal_mask_hides_the_token_itself", "every_label_ignored")
+"""The faults whose loss is not a number."""
+
+
 def paths(model: nn.Module) -> Iterator[str]:
     """Modules, parameters, buffers, and lists of modules that are not registered, with what they hold."""
     for path, module in model.named_modules(remove_duplicate=False):
@@ -85,6 +89,7 @@ def test_the_faults_are_counted():
     assert len({fault.says for fault in planted.FAULTS}) == len(planted.FAULTS)
 
 
+@pytest.mark.filterwarnings("ignore:None of the inputs have requires_grad")
 @pytest.mark.parametrize("name", BY_NAME)
 def test_a_fault_changes_what_a_step_does_and_lies_where_it_says(name):
     fault = BY_NAME[name]
@@ -93,8 +98,8 @@ def test_a_fault_changes_what_a_step_does_and_lies_where_it_says(name):
     modules = [pattern for pattern in fault.module if not pattern.endswith(".*")]
     assert [p for p in modules if not any(fnmatchcase(path, p) for path in every)] == []
     found = facts(case)
-    assert math.isfinite(found["loss in evaluation"])
-    assert math.isfinite(found["loss in training"])
+    assert math.isfinite(found["loss in evaluation"]) == (name not in NOT_FINITE)
+    assert math.isfinite(found["loss in training"]) == (name not in NOT_FINITE)
     assert found != sound_facts(fault.architecture)
 
 
