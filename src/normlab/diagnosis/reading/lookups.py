@@ -63,5 +63,8 @@ def attended(batch: Any, ids: Tensor) -> Tensor | None:
 
 
 def same(x: Tensor, y: Tensor) -> bool:
-    """Whether two tensors hold the same numbers."""
-    return x is y or (x.shape == y.shape and bool((x == y).all()))
+    """Whether two tensors hold the same numbers; most that do not are told by their first ones."""
+    if x is y or x.shape != y.shape or not x.ndim or not x.numel():
+        return x is y or (x.shape == y.shape and bool((x == y).all()))
+    first = (0,) * (x.ndim - 1)
+    return bool((x[first] == y[first]).all()) and bool((x == y).all())
