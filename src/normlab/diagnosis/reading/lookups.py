@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any, Final, NamedTuple
 
 import torch
@@ -45,13 +46,13 @@ def lookups(subject: Subject) -> dict[str, Lookup]:
     }
 
 
-def word_places(subject: Subject) -> list[Place]:
+def word_places(subject: Subject, looked_up: Mapping[str, Lookup]) -> list[Place]:
     """Return the places in the batch of the words that embeddings look up, in the order of the batch; that of
     the first tokens for a model without an ``nn.Embedding``.
     """
     if not any(isinstance(m, nn.Embedding) for m in subject.model.modules()):
         return list(tokens(subject.batch))[:1]
-    found = {lookup.words for lookup in lookups(subject).values()}
+    found = {lookup.words for lookup in looked_up.values()}
     return [place for place in tokens(subject.batch) if place in found]
 
 

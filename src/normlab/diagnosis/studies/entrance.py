@@ -48,12 +48,12 @@ def entrance(subject: Subject, forward: ForwardPass) -> tuple[Table, Table]:
 
 def _shares(subject: Subject, forward: ForwardPass) -> Iterator[Row]:
     entered = {stack.name: stack.sublayers[0].before for stack in subject.structure.stacks}
-    batch = subject.batch
-    for place in word_places(subject):
+    batch, looked_up = subject.batch, lookups(subject)
+    for place in word_places(subject, looked_up):
         batch = replaced(batch, place, others(at(batch, place)))
     with torch.no_grad(), undisturbed(subject.model), capture(subject.model, entered.values()) as after:
         call_model(subject.model, batch)
-    largest = _largest(subject.model, lookups(subject))
+    largest = _largest(subject.model, looked_up)
     for stack, tap in entered.items():
         x, y = (z.detach().float().flatten(0, -2) for z in (forward.tensors[tap], after[tap]))
         variance = (x - x.mean(0)).square().sum().item()

@@ -86,8 +86,7 @@ def _stepped(
     subject: Subject, optimiser: Optimizer | OptimiserFactory, first: LossGradients
 ) -> dict[str, Tensor]:
     """The parameters after one step, or after two where the first changes none, as that of ADOPT."""
-    twin = Twin(subject.model, optimiser)
-    before = {path: p.clone() for path, p in twin.weights.items()}
+    twin, before = Twin(subject.model, optimiser), trainable(subject.model)
     twin.step(subject, first)
     if all(torch.equal(p.to_dense(), before[path].to_dense()) for path, p in twin.weights.items()):
         twin.step(subject)

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Any, Final, cast
 
 import torch
 from torch import Tensor, nn
 
 from normlab.diagnosis.reading.batches import at, lengths
-from normlab.diagnosis.reading.lookups import attended, lookups, word_places
+from normlab.diagnosis.reading.lookups import Lookup, attended, lookups, word_places
 from normlab.diagnosis.reading.subject import Subject
 from normlab.diagnosis.rules.finding import Finding, Tables, number, percent
 from normlab.diagnosis.study import Study
@@ -32,9 +32,10 @@ def inputs(subject: Subject) -> tuple[Table, Table]:
     whether any do (``present``), the token that pads sentences (``padding``), None without one, and whether
     the model's configuration has the same ``pad_token_id`` (``configured``).
     """
-    places = word_places(subject)
+    looked_up = lookups(subject)
+    places = word_places(subject, looked_up)
     rows = [] if not places else [_commonest(subject.batch, at(subject.batch, places[0]))]
-    return Table("inputs", tuple(rows)), Table("embeddings", tuple(_embeddings(subject)))
+    return Table("inputs", tuple(rows)), Table("embeddings", tuple(_embeddings(subject, looked_up)))
 
 
 def _commonest(batch: Any, read: Tensor) -> Row:
@@ -49,9 +50,9 @@ def _commonest(batch: Any, read: Tensor) -> Row:
     return {"tokens": total, "common": int(counts[most]) / total, "common_id": int(ids[most])}
 
 
-def _embeddings(subject: Subject) -> Iterator[Row]:
+def _embeddings(subject: Subject, looked_up: Mapping[str, Lookup]) -> Iterator[Row]:
     configured = getattr(getattr(subject.model, "config", None), "pad_token_id", None)
-    for path, lookup in lookups(subject).items():
+    for path, lookup in looked_up.items():
         table = cast("nn.Embedding", subject.model.get_submodule(path))
         held = table.padding_idx
         padding, sizes = lengths(lookup.ids)
