@@ -184,3 +184,22 @@ def test_a_loss_of_each_class_by_itself_has_no_confidence():
 
     batch = {"ids": TEXT[:, :-1], "labels": TEXT[:, 1:]}
     assert targets(Subject.of(Labelled(), batch, binary)).rows[0]["confidence"] is None
+
+
+class LossAlone(Gpt):
+    """Puts out its loss alone, of logits that it takes for log-probabilities or not."""
+
+    def __init__(self, loss):
+        super().__init__()
+        self.loss = loss
+
+    def forward(self, ids, labels):
+        return self.loss(super().forward(ids).flatten(0, 1), labels.flatten())
+
+
+@pytest.mark.parametrize(("loss", "found"), [(F.cross_entropy, None), (F.nll_loss, "unnormalised_loss")])
+def test_the_loss_of_a_model_that_puts_out_nothing_else_is_looked_into(loss, found):
+    batch = {"ids": TEXT[:, :-1], "labels": TEXT[:, 1:]}
+    diagnosis = diagnose(LossAlone(loss), batch, lr=1e-3, preset="preflight")
+    assert diagnosis.tables["targets"].rows[0]["offset_1"] == 1.0
+    assert (diagnosis.cause.name if diagnosis.cause else None) == found

@@ -69,7 +69,7 @@ def targets(subject: Subject) -> Table:
     where none stands behind the first counted position of its row, padding left out.
     """
     read = at(subject.batch, place) if (place := _place(subject)) is not None else None
-    found = None if read is None else _gradient(subject)
+    found = None if read is None else _gradient(subject, read)
     if read is None or found is None or found[0].shape[:2] != read.shape:
         return Table("targets", ())
     logits, gradient = found
@@ -139,19 +139,27 @@ def _place(subject: Subject) -> tuple[int | str, ...] | None:
     return decoded(subject.batch) or (None if crossed else next(iter(tokens(subject.batch)), None))
 
 
-def _gradient(subject: Subject) -> tuple[Tensor, Tensor] | None:
-    """The logits `[B, T, V]` that the model puts out, and the gradient of the loss at them."""
+def _gradient(subject: Subject, read: Tensor) -> tuple[Tensor, Tensor] | None:
+    """The logits `[B, T, V]` that the model puts out, and the gradient of the loss at them; those of the last
+    module that puts out some for the tokens read, where the model itself puts out its loss alone.
+    """
     seen: list[Tensor] = []
+    inside: list[Tensor] = []
 
-    def see(_: str, side: Side, values: object) -> None:
-        if side == "output":
-            seen.extend(x for _, x in activations(values) if x.ndim == 3 and x.shape[-1] >= LEAST_CLASSES)
+    def see(path: str, side: Side, values: object) -> None:
+        for _, x in activations(values) if side == "output" else ():
+            if x.ndim == 3 and x.shape[-1] >= LEAST_CLASSES:
+                (inside if path else seen).append(x)
 
-    with torch.enable_grad(), undisturbed(subject.model), watching({"": subject.model}, see):
+    modules = dict(subject.model.named_modules())
+    with torch.enable_grad(), undisturbed(subject.model), watching(modules, see):
         loss = subject.loss_of(subject.model, subject.batch)
-        if len(seen) != 1 or not loss.requires_grad or not seen[0].requires_grad:
-            return None
-        (gradient,) = torch.autograd.grad(loss, seen, allow_unused=True)
+    most = int(read.max())
+    logits = [x for x in inside if x.shape[:2] == read.shape and x.shape[-1] > most]
+    seen = seen or logits[-1:]
+    if len(seen) != 1 or not loss.requires_grad or not seen[0].requires_grad:
+        return None
+    (gradient,) = torch.autograd.grad(loss, seen, allow_unused=True)
     if gradient is None or gradient.dtype == torch.float16:  # in which softmax(z)/N is 0
         return None
     return seen[0].detach().double(), gradient.double()
