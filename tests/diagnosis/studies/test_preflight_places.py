@@ -299,6 +299,14 @@ def test_weights_of_unit_deviation_are_sound_where_their_module_scales_them_or_i
     assert "drawn_too_large" not in [f.name for f in found.findings]
 
 
+def test_a_head_that_is_tied_to_an_embedding_of_unit_deviation_is_no_matrix_drawn_too_large():
+    model = Labelled()
+    nn.init.normal_(model.gpt.embedding.weight, std=2.0)
+    names = [f.name for f in preflight(model).findings]
+    assert "drawn_too_large" not in names
+    assert "initial_loss" in names  # which is what is wrong with it where nothing scales it down
+
+
 def test_an_output_that_is_cut_on_purpose_is_no_fault_without_a_cross_entropy():
     model = Labelled()
     model.gpt.__class__ = Rectified

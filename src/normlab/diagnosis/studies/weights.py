@@ -9,7 +9,7 @@ from statistics import median
 from typing import Any, Final
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from normlab.diagnosis.probing.passes import ForwardPass, forward_pass, parts_of
 from normlab.diagnosis.reading.naming import innermost, layer_of, template
@@ -86,13 +86,18 @@ def weights(subject: Subject, *, forward: ForwardPass | None = None) -> Table:
 
 
 def _amplified(subject: Subject) -> dict[str, float]:
-    """Measure the linear maps whose matrix has a deviation far above 1/√n, by their path."""
-    suspicious = {
-        path: m
-        for path, m in subject.model.named_modules()
-        if isinstance(w := getattr(m, "weight", None), Tensor) and type(m).__name__ in LINEAR and w.ndim == 2
-        and w.numel() and w.detach().float().std().item() * math.sqrt(min(w.shape)) > LARGE_GAIN
-    }  # fmt: skip
+    """Measure the linear maps whose matrix has a deviation far above 1/√n, by their path. One that is tied to
+    an embedding is drawn as that is.
+    """
+    tied = {id(m.weight) for m in subject.model.modules() if isinstance(m, nn.Embedding)}
+
+    def suspicious_weight(module: nn.Module) -> bool:
+        w = getattr(module, "weight", None)
+        if type(module).__name__ not in LINEAR or not isinstance(w, Tensor) or w.ndim != 2 or id(w) in tied:
+            return False
+        return bool(w.numel()) and w.detach().float().std().item() * math.sqrt(min(w.shape)) > LARGE_GAIN
+
+    suspicious = {path: m for path, m in subject.model.named_modules() if suspicious_weight(m)}
     entered, found = dict[str, float](), dict[str, float]()
 
     def see(path: str, side: str, values: Any) -> None:
