@@ -28,6 +28,15 @@ class Encoder(Gpt):
         return self.head(self.norm(x))
 
 
+def small_llama():
+    transformers = pytest.importorskip("transformers", reason="the extra normlab[hf] is not installed")
+    config = transformers.LlamaConfig(
+        vocab_size=50, hidden_size=32, num_hidden_layers=2, num_attention_heads=2, intermediate_size=64
+    )
+    torch.manual_seed(0)
+    return transformers.LlamaForCausalLM(config)
+
+
 @pytest.mark.parametrize("positions", [True, False])
 def test_a_model_that_does_not_see_the_order_of_its_tokens_is_named(positions):
     found = diagnose(
@@ -41,14 +50,10 @@ def test_a_model_that_does_not_see_the_order_of_its_tokens_is_named(positions):
 
 
 def test_a_rotary_embedding_that_turns_queries_alone_is_named():
-    transformers = pytest.importorskip("transformers", reason="the extra normlab[hf] is not installed")
+    pytest.importorskip("transformers", reason="the extra normlab[hf] is not installed")
     from transformers.models.llama import modeling_llama as llama
 
-    config = transformers.LlamaConfig(
-        vocab_size=50, hidden_size=32, num_hidden_layers=2, num_attention_heads=2, intermediate_size=64
-    )
-    torch.manual_seed(0)
-    model = transformers.LlamaForCausalLM(config)
+    model = small_llama()
     batch = {"input_ids": TEXT, "labels": TEXT}
     names = []
     both = llama.apply_rotary_pos_emb
@@ -66,14 +71,10 @@ def test_a_rotary_embedding_that_turns_queries_alone_is_named():
 
 
 def test_a_rotary_embedding_without_effect_is_named():
-    transformers = pytest.importorskip("transformers", reason="the extra normlab[hf] is not installed")
+    pytest.importorskip("transformers", reason="the extra normlab[hf] is not installed")
     from transformers.models.llama import modeling_llama as llama
 
-    config = transformers.LlamaConfig(
-        vocab_size=50, hidden_size=32, num_hidden_layers=2, num_attention_heads=2, intermediate_size=64
-    )
-    torch.manual_seed(0)
-    model = transformers.LlamaForCausalLM(config)
+    model = small_llama()
     batch = {"input_ids": TEXT, "labels": TEXT}
     names = []
     for turned in (llama.apply_rotary_pos_emb, lambda q, k, *angles: (q, k)):
@@ -86,12 +87,7 @@ def test_a_rotary_embedding_without_effect_is_named():
 
 @pytest.mark.parametrize("zero", ["o_proj", "q_proj", "lm_head"])
 def test_a_rotary_embedding_cannot_be_seen_where_matrices_start_at_zero(zero):
-    transformers = pytest.importorskip("transformers", reason="the extra normlab[hf] is not installed")
-    config = transformers.LlamaConfig(
-        vocab_size=50, hidden_size=32, num_hidden_layers=2, num_attention_heads=2, intermediate_size=64
-    )
-    torch.manual_seed(0)
-    model = transformers.LlamaForCausalLM(config)
+    model = small_llama()
     for path, p in model.named_parameters():
         if zero in path:
             nn.init.zeros_(p)
@@ -101,7 +97,7 @@ def test_a_rotary_embedding_cannot_be_seen_where_matrices_start_at_zero(zero):
 
 @pytest.mark.parametrize("pairs", ["halves", "neighbours"])
 def test_a_rotary_finding_says_which_columns_its_table_pairs(pairs):
-    transformers = pytest.importorskip("transformers", reason="the extra normlab[hf] is not installed")
+    pytest.importorskip("transformers", reason="the extra normlab[hf] is not installed")
     from transformers.models.llama import modeling_llama as llama
 
     class Interleaved(llama.LlamaRotaryEmbedding):
@@ -109,11 +105,7 @@ def test_a_rotary_finding_says_which_columns_its_table_pairs(pairs):
             angles = super().forward(x, position_ids)
             return tuple(a.chunk(2, -1)[0].repeat_interleave(2, -1) for a in angles)
 
-    config = transformers.LlamaConfig(
-        vocab_size=50, hidden_size=32, num_hidden_layers=2, num_attention_heads=2, intermediate_size=64
-    )
-    torch.manual_seed(0)
-    model = transformers.LlamaForCausalLM(config)
+    model = small_llama()
     if pairs == "neighbours":
         model.model.rotary_emb.__class__ = Interleaved
     found = diagnose(model, {"input_ids": TEXT, "labels": TEXT}, lr=1e-3, preset="preflight")
