@@ -106,10 +106,8 @@ class _Recorder(TorchFunctionMode):
         elif func in SOFTMAXES and args and args[0].ndim > 2:
             for left, right, product in reversed(self._products):
                 right = right.transpose(-1, -2)
-                ways = (
-                    (left, right, product),
-                    (right, left, product.transpose(-1, -2)),
-                )  # keys may stand first
+                # keys may stand first
+                ways = (left, right, product), (right, left, product.transpose(-1, -2))
                 found = [(*_slope(x, args[0]), q, k) for q, k, x in ways if x.shape == args[0].shape]
                 slope, explained, q, k = max(found, key=itemgetter(1), default=(0.0, 0.0, left, right))
                 if explained > EXPLAINED:

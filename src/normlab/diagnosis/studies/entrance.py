@@ -82,7 +82,7 @@ def _dropouts(subject: Subject, seen: Mapping[Tap, Tensor]) -> Iterator[Row]:
         for path, m in subject.model.named_modules()
         if isinstance(m, nn.modules.dropout._DropoutNd) and m.p > 0
     }
-    for stack in subject.structure.stacks:
+    for stack in subject.structure.stacks if dropouts else ():
         streams = [seen[tap] for view in stack.sublayers for tap in (view.total, view.after)]
         calls = dict.fromkeys(dropouts, 0)
 

@@ -206,10 +206,8 @@ def unused_part(tables: Tables) -> Iterator[Finding]:
     for row in tables.table("first_step"):
         parts[str(row["parameter"])].append(row)
     zero = {row["parameter"] for row in tables.table("weights") if row["rms"] == 0}
-    asking = [
-        str(r["parameter"]) for r in tables.table("first_step") if r["role"] == "query" and r["grad_max"]
-    ]
-    around = {path.rpartition(".")[0].rpartition(".")[0] for path in asking}
+    rows_of_queries = tables.table("first_step").where(role="query")
+    asking = {_holder(str(row["parameter"])) for row in rows_of_queries if row["grad_max"]}
     unused = [
         row
         for path, rows in parts.items()
@@ -218,8 +216,7 @@ def unused_part(tables: Tables) -> Iterator[Finding]:
         and not path.endswith("bias")
         and any(r["grad_max"] for r in rows)
         for row in rows
-        if row["grad_max"] == 0
-        and (row["role"] != "key" or path.rpartition(".")[0].rpartition(".")[0] in around)
+        if row["grad_max"] == 0 and (row["role"] != "key" or _holder(path) in asking)
     ]
     if unused:
         path, role = str(unused[0]["parameter"]), unused[0]["role"]
@@ -235,6 +232,11 @@ def unused_part(tables: Tables) -> Iterator[Finding]:
             do=f"look at how its output is split, and where the {role} part goes",
             explains=("no_gradient", "not_stepped", "updates"),
         )
+
+
+def _holder(path: str) -> str:
+    """The path of the module that holds the module of a parameter."""
+    return path.rpartition(".")[0].rpartition(".")[0]
 
 
 def rate(tables: Tables) -> Iterator[Finding]:

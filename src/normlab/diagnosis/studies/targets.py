@@ -145,18 +145,20 @@ def _gradient(subject: Subject, read: Tensor) -> tuple[Tensor, Tensor] | None:
     """
     seen: list[Tensor] = []
     inside: list[Tensor] = []
+    most = int(read.max())
 
     def see(path: str, side: Side, values: object) -> None:
         for _, x in activations(values) if side == "output" else ():
             if x.ndim == 3 and x.shape[-1] >= LEAST_CLASSES:
-                (inside if path else seen).append(x)
+                if not path:
+                    seen.append(x)
+                elif x.shape[:2] == read.shape and x.shape[-1] > most:
+                    inside[:] = [x]
 
     modules = dict(subject.model.named_modules())
     with torch.enable_grad(), undisturbed(subject.model), watching(modules, see):
         loss = subject.loss_of(subject.model, subject.batch)
-    most = int(read.max())
-    logits = [x for x in inside if x.shape[:2] == read.shape and x.shape[-1] > most]
-    seen = seen or logits[-1:]
+    seen = seen or inside
     if len(seen) != 1 or not loss.requires_grad or not seen[0].requires_grad:
         return None
     (gradient,) = torch.autograd.grad(loss, seen, allow_unused=True)
