@@ -7,6 +7,8 @@ from importlib import import_module
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    from normlab.checks.check import check
+    from normlab.checks.report import Report
     from normlab.comparison.compare import compare
     from normlab.comparison.plan import plan
     from normlab.diagnosis import Diagnosis, diagnose, read_structure
@@ -23,6 +25,8 @@ if TYPE_CHECKING:
     from normlab.store import RunFolder, Runs
     from normlab.tasks.scores import score
     from normlab.training.train import train
+    from normlab.trace.setup import Setup
+    from normlab.trace.trace import Trace, record
     from normlab.training.translate import translate
 
 __version__ = "0.1.0"
@@ -33,13 +37,18 @@ _HOME = {
     "Config": "normlab.spec.config",
     "Diagnosis": "normlab.diagnosis",
     "RunFolder": "normlab.store",
+    "Report": "normlab.checks.report",
     "Runs": "normlab.store",
+    "Setup": "normlab.trace.setup",
+    "Trace": "normlab.trace.trace",
     "advise": "normlab.examine.advising",
+    "check": "normlab.checks.check",
     "compare": "normlab.comparison.compare",
     "diagnose": "normlab.diagnosis",
     "load_plugins": "normlab.recipes.plugins",
     "plan": "normlab.comparison.plan",
     "read_structure": "normlab.diagnosis",
+    "record": "normlab.trace.trace",
     "resolve": "normlab.recipes.grammar",
     "score": "normlab.tasks.scores",
     "train": "normlab.training.train",
@@ -56,14 +65,19 @@ __all__ = [
     "Config",
     "Diagnosis",
     "RunFolder",
+    "Report",
     "Runs",
+    "Setup",
+    "Trace",
     "__version__",
     "advise",
+    "check",
     "compare",
     "diagnose",
     "load_plugins",
     "plan",
     "read_structure",
+    "record",
     "resolve",
     "score",
     "train",

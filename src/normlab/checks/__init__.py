@@ -1,0 +1,1 @@
+"""Test one training step by properties that hold exactly."""

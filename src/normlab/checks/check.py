@@ -1,0 +1,143 @@
+"""Test one training step by every property that applies."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack
+from importlib import import_module
+from typing import Any, Final
+
+from torch import nn
+
+from normlab.checks.property import (
+    PROPERTIES,
+    Outcome,
+    Property,
+    Untestable,
+    Violation,
+    answers,
+    folded,
+    rank,
+)
+from normlab.checks.report import Report
+from normlab.checks.step import Step
+from normlab.errors import UserError
+from normlab.trace.facts.unknown import Unknown
+from normlab.trace.setup import Loss, Setup
+from normlab.trace.untouched import same_globals, same_random_state, untouched
+
+HOMES: Final = (
+    "outputs",
+    "tokens",
+    "loss",
+    "gradients",
+    "structure",
+    "start",
+    "optimizers",
+    "loop",
+    "roundtrip",
+)
+"""Modules of this package that hold properties."""
+Progress = Callable[[str, int, int], None]
+"""``progress(name, done, of)``, called before each property."""
+
+
+def check(
+    model: nn.Module | Setup,
+    batch: Any = None,
+    *,
+    loss: Loss | None = None,
+    budget_s: float = 60.0,
+    progress: Progress | None = None,
+    **setup: Any,
+) -> Report:
+    """Test whether one training step is what its author thinks it is; nothing of the model changes.
+
+    ``model`` and ``batch`` (a tensor, a tuple of arguments or a mapping of keywords), or one ``Setup``;
+    ``setup`` are its other fields: optimizer, scheduler, step, make, lr, declare. Each property holds, fails,
+    or cannot be tested with the reason; ``budget_s`` seconds decide whether a property is reached, never its
+    verdict. The same arguments give the same report.
+
+    Raises UserError for a setup that cannot be run: wrong kinds, unknown words, a model that raises.
+    """
+    given = model if isinstance(model, Setup) else Setup(model, batch, loss, **setup)
+    if isinstance(model, Setup) and (batch is not None or loss is not None or setup):
+        raise UserError("give a Setup alone, or a model with its batch; dataclasses.replace changes a Setup")
+    if not budget_s > 0:
+        raise UserError(f"budget_s is {budget_s!r}, and must be a number of seconds above 0")
+    with ExitStack() as stack:
+        stack.enter_context(untouched(given))
+        stack.enter_context(same_globals())
+        stack.enter_context(same_random_state(0))
+        return examine(Step(given, budget_s=budget_s), properties(), progress)
+
+
+def properties() -> list[Property]:
+    """Every property, causes before consequences."""
+    for home in HOMES:
+        import_module(f"normlab.checks.{home}")
+    return sorted(PROPERTIES.values(), key=lambda p: rank(p.name))
+
+
+def examine(step: Step, tests: Sequence[Property], progress: Progress | None = None) -> Report:
+    """Test a step by these properties, the quick ones first."""
+    outcome = Outcome()
+    step.refuse_what_cannot_run()
+    for done, one in enumerate(sorted(tests, key=lambda p: (p.name != "finite", p.passes > 8, rank(p.name)))):
+        if progress is not None:
+            progress(one.name, done, len(tests))
+        start = time.monotonic()
+        _test(step, one, outcome)
+        outcome.seconds[one.name] = time.monotonic() - start
+        if one.name == "finite" and outcome.violations:
+            rest = [p.name for p in tests if p.name != "finite"]
+            outcome.untestable.update(dict.fromkeys(rest, "numbers are not finite"))
+            break
+    return Report(
+        model=type(step.model).__name__,
+        failures=folded(outcome.violations),
+        notes=tuple(outcome.notes),
+        holds=tuple(sorted(outcome.holds, key=rank)),
+        untestable=dict(sorted(outcome.untestable.items(), key=lambda item: rank(item[0]))),
+        seconds=outcome.seconds,
+        facts=step.described(),
+    )
+
+
+def _test(step: Step, one: Property, outcome: Outcome) -> None:
+    if one.name != "finite":
+        needed = one.passes * step.pass_s
+        if needed > step.left_s:
+            spent = step.budget_s - step.left_s
+            outcome.untestable[one.name] = (
+                f"it takes about {needed:.0f} s and {max(step.left_s, 0):.0f} s of the budget are left; "
+                f"budget_s={spent + needed + 5:.0f} would reach it"
+            )
+            return
+    failed = False
+    try:
+        for answer in answers(one.name, one.test(step)):
+            if isinstance(answer, Violation):
+                outcome.violations.append(answer)
+                failed = failed or answer.property == one.name
+            else:
+                outcome.notes.append(answer)
+    except (Untestable, Unknown) as reason:
+        if not failed:
+            outcome.untestable[one.name] = str(reason)
+        return
+    except (KeyboardInterrupt, SystemExit):
+        raise
+    except Exception as error:  # the model is anybody's: it may raise on a changed batch
+        if not failed:
+            outcome.untestable[one.name] = (
+                f"the step raised {type(error).__name__} when it was changed: {_short(error)}"
+            )
+        return
+    if not failed:
+        outcome.holds.append(one.name)
+
+
+def _short(error: Exception) -> str:
+    return " ".join(str(error).split())[:200]

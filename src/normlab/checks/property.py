@@ -1,0 +1,130 @@
+"""Properties of a training step: each one small function that holds, fails, or cannot be tested here."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, Final
+
+if TYPE_CHECKING:
+    from normlab.checks.step import Step
+
+
+class Untestable(Exception):
+    """Why a property cannot be tested here, and what to declare or hand over so that it can."""
+
+
+@dataclass(frozen=True)
+class Violation:
+    """A property that does not hold: where, what was seen, and what to do."""
+
+    property: str
+    module: str
+    """A module or parameter, or "loss", "optimizer", "scheduler", "step", or an entry of the batch."""
+    evidence: str
+    advice: str = ""
+    follows: tuple[Violation, ...] = ()
+    """Violations that this one explains."""
+
+    def __str__(self) -> str:
+        return f"{self.property} at {self.module or 'the model'}: {self.evidence}"
+
+
+@dataclass(frozen=True)
+class Note:
+    """Something unusual that may be meant; it never fails."""
+
+    property: str
+    module: str
+    evidence: str
+
+
+Answers = Iterable[Violation | Note] | None
+Test = Callable[["Step"], Answers]
+
+
+@dataclass(frozen=True)
+class Property:
+    """One property: its name, what it states, its test, and the violations of others that its own explains."""
+
+    name: str
+    group: str
+    test: Test
+    explains: frozenset[str] = frozenset()
+    passes: float = 4.0
+    """About how many forward passes it takes; it is left out where the budget does not hold them."""
+
+    @property
+    def statement(self) -> str:
+        """What it states, in one sentence."""
+        return " ".join((self.test.__doc__ or "").split("\n\n")[0].split())
+
+
+PROPERTIES: Final[dict[str, Property]] = {}
+"""By name, in the order in which their violations are reported: causes before consequences."""
+
+ORDER: Final = (
+    "finite", "holds", "evaluation_repeats", "targets", "causality", "rows", "reach", "padding", "documents",
+    "counted", "order", "attention_scale", "ties", "residual", "norms", "dropout_repeats",
+    "training_equals_evaluation", "compiled_equals_plain", "inputs", "derivative", "gradients", "step", "frozen",
+    "siblings", "seeds", "start", "buffers", "explained", "reduction", "initial_loss", "nonlinear", "precision",
+    "groups", "update", "schedule", "repeats", "state_dict", "meta", "cache", "overfit",
+)  # fmt: skip
+
+
+def property_of(group: str, *, explains: Iterable[str] = (), passes: float = 4.0) -> Callable[[Test], Test]:
+    """Register a function of a ``Step`` as a property by its own name; its docstring is the statement."""
+
+    def add(test: Test) -> Test:
+        name = test.__name__
+        PROPERTIES[name] = Property(name, group, test, frozenset(explains), passes)
+        return test
+
+    return add
+
+
+def rank(name: str) -> int:
+    """The place of a property in the report; one of somebody's own comes last."""
+    return ORDER.index(name) if name in ORDER else len(ORDER)
+
+
+def folded(violations: Iterable[Violation]) -> tuple[Violation, ...]:
+    """Return the violations, causes first, each with those that it explains below it."""
+    ordered = sorted(violations, key=lambda v: rank(v.property))
+    kept: list[Violation] = []
+    for violation in ordered:
+        cause = next(
+            (i for i, v in enumerate(kept) if violation.property in PROPERTIES[v.property].explains), None
+        )
+        if cause is None:
+            kept.append(violation)
+        else:
+            kept[cause] = replace(kept[cause], follows=(*kept[cause].follows, violation))
+    return tuple(kept)
+
+
+@dataclass
+class Outcome:
+    """What the properties gave, in the order in which they were tested."""
+
+    violations: list[Violation] = field(default_factory=list)
+    notes: list[Note] = field(default_factory=list)
+    holds: list[str] = field(default_factory=list)
+    untestable: dict[str, str] = field(default_factory=dict)
+    seconds: dict[str, float] = field(default_factory=dict)
+
+
+def fail(module: str, evidence: str, advice: str = "") -> Violation:
+    """A violation of the property that is being tested."""
+    return Violation("", module, evidence, advice)
+
+
+def note(module: str, evidence: str) -> Note:
+    """A note of the property that is being tested."""
+    return Note("", module, evidence)
+
+
+def answers(name: str, given: Answers) -> Iterator[Violation | Note]:
+    """Yield the answers of a test under its property's name."""
+    for answer in given or ():
+        yield replace(answer, property=answer.property or name)

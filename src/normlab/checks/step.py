@@ -1,0 +1,371 @@
+"""One training step under test: copies of the model to run, its facts, and the comparison of two runs."""
+
+from __future__ import annotations
+
+import copy
+import time
+from collections.abc import Callable, Mapping
+from contextlib import suppress
+from functools import cached_property
+from typing import Any, Final, NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+from normlab.checks.property import Untestable
+from normlab.errors import UserError
+from normlab.trace.facts.facts import Facts, FunctionInput
+from normlab.trace.setup import Setup
+from normlab.trace.tensors import Tap, map_tensors, unwrap
+from normlab.trace.trace import Event, Trace, output_loss
+
+EXACT: Final = 1e-9
+"""Relative difference that rounding may leave in float64 after some hundred layers."""
+Part = Callable[[Tensor], Tensor | None]
+"""Selects the entries of a tensor that are compared; None where it has no such entries."""
+
+
+class Difference(NamedTuple):
+    """How far two runs are apart in what was compared, and the first module whose inputs agree there."""
+
+    size: float
+    """The largest difference, relative to the largest entry."""
+    module: str
+
+
+class Step:
+    """What the properties are tested on.
+
+    ``plain`` runs a copy of the model as it was handed over. ``exact`` runs a copy in float64, awake, without
+    dropout: parameters that are zero hold small draws there, so that no branch is silent.
+    """
+
+    def __init__(self, setup: Setup, *, budget_s: float = 60.0) -> None:
+        self.setup, self.declare, self.batch = setup, setup.declare, setup.batch
+        self.model = unwrap(setup.model)
+        self.started, self.budget_s = time.monotonic(), budget_s
+        self.loss_of = setup.loss or output_loss
+        self.kept: dict[str, Any] = {}
+        """What one property leaves for others."""
+
+    # -------------------------------------------------------------------------------------------- copies
+    @cached_property
+    def copyable(self) -> bool:
+        """Whether the loss runs the model that it is given, and that can be copied."""
+        try:
+            twin = copy.deepcopy(self.model)
+        except Exception:
+            return False
+        called = []
+        handle = twin.register_forward_hook(lambda *_: called.append(1))
+        try:
+            with Trace(twin, self.batch, self.loss_of)._surroundings(), torch.no_grad():
+                self.loss_of(twin, self.batch)
+        finally:
+            handle.remove()
+        return bool(called)
+
+    def copy(self) -> nn.Module:
+        """Return a copy of the model, without gradients. Raises Untestable where that is not to be had."""
+        if not self.copyable:
+            raise Untestable(
+                "the loss runs another model than the one it is given, or the model cannot be copied; call the "
+                "model that loss(model, batch) receives"
+            )
+        twin = copy.deepcopy(self.model)
+        for p in twin.parameters():
+            p.grad = None
+        return twin
+
+    @cached_property
+    def plain(self) -> Trace:
+        """The model as it is, in evaluation mode."""
+        return Trace(self.copy() if self.copyable else self.model, self.batch, self.loss_of)
+
+    @cached_property
+    def exact(self) -> Trace:
+        """The model in float64 where it can be had, awake, without dropout, in evaluation mode."""
+        trace, self.is_exact = self._widened()
+        self.exact_seconds = self._timed(trace)
+        with suppress(Exception):
+            where = Facts(trace, self.declare)
+            self.__dict__["facts"] = where
+            if isinstance(tap := where.logits.where, Tap):
+                trace = trace.again(taps=(tap,))
+                where.trace = trace
+        return trace
+
+    def _widened(self) -> tuple[Trace, bool]:
+        if not self.copyable:
+            return Trace(self.model, self.batch, self.loss_of, dropout=False), False
+        model = awake(self.copy())
+        narrow = Trace(model, self.batch, self.loss_of, dropout=False)
+        try:
+            wide = Trace(
+                copy.deepcopy(model).double(), widened(self.batch), self.loss_of, dropout=False, exact=True
+            )
+            a, b = float(wide.loss), float(narrow.loss)
+        except Exception:
+            return narrow, False
+        return (wide, True) if abs(a - b) <= 0.05 * abs(b) + 1e-3 or a != a else (narrow, False)
+
+    @staticmethod
+    def _timed(trace: Trace) -> float:
+        start = time.monotonic()
+        with suppress(Exception):
+            _ = trace.again().loss
+        return time.monotonic() - start
+
+    @cached_property
+    def facts(self) -> Facts:
+        """The facts of the step, read off the exact trace."""
+        _ = self.exact
+        if "facts" not in self.__dict__:
+            self.__dict__["facts"] = Facts(self.exact, self.declare)
+        return self.__dict__["facts"]
+
+    @property
+    def left_s(self) -> float:
+        """Seconds of the budget that are left."""
+        return self.budget_s - (time.monotonic() - self.started)
+
+    @cached_property
+    def pass_s(self) -> float:
+        """Seconds that one exact forward pass takes."""
+        _ = self.exact
+        return self.exact_seconds
+
+    def refuse_what_cannot_run(self) -> None:
+        """Raise UserError for a step that cannot be run once."""
+        try:
+            _ = self.plain.loss
+        except UserError:
+            raise
+        except Exception as error:
+            kind = (
+                f"keywords {', '.join(map(str, self.batch))}"
+                if isinstance(self.batch, Mapping)
+                else type(self.batch).__name__
+            )
+            raise UserError(
+                f"{type(self.model).__name__} raised {type(error).__name__} on the batch ({kind}): {error}. A dict is "
+                "passed as keywords, a tuple or list as arguments, anything else as it is; loss=lambda model, batch: "
+                "… calls the model in another way"
+            ) from error
+
+    def described(self) -> dict[str, str]:
+        """What the check took the step to be, for the reader to agree or not."""
+        from normlab.trace.facts.unknown import Unknown
+
+        def say(fact: Callable[[], str]) -> str:
+            try:
+                return fact()
+            except Unknown as reason:
+                return f"unknown: {reason}"
+
+        facts = self.facts
+        return {
+            "parameters": f"{sum(p.numel() for p in self.model.parameters()):,}",
+            "tokens": say(
+                lambda: (
+                    f"{'.'.join(map(str, facts.tokens.place)) or 'the batch'} {list(facts.tokens.ids.shape)}"
+                )
+            ),
+            "logits": say(lambda: f"{facts.logits.where} {list(facts.logits.shape)}"),
+            "targets": say(lambda: f"{facts.shift} ahead" if facts.shift is not None else "no inputs"),
+            "padding": say(lambda: f"{facts.padding.side}, by {facts.padding.source}"),
+            "documents": say(lambda: f"{int(facts.documents.max()) + 1} in a row"),
+            "stacks": ", ".join(f"{name} × {len(blocks)}" for name, blocks in facts.stacks.items()) or "none",
+            "precision": "float64" if self.is_exact else "the model's own",
+        }
+
+    # --------------------------------------------------------------------------------------- comparing runs
+    @cached_property
+    def rounding(self) -> float:
+        """The relative difference that two runs may show by rounding alone.
+
+        In float64 a constant; elsewhere the largest that a change of each parameter by one rounding makes.
+        """
+        if self.is_exact:
+            return EXACT
+        base = self.logits(self.exact)
+        generator, worst = torch.Generator().manual_seed(0), 0.0
+        eps = max(torch.finfo(p.dtype).eps for p in self.model.parameters() if p.is_floating_point())
+        for _ in range(2):
+            weights = {
+                n: p.detach() * (1 + eps * (torch.rand(p.shape, generator=generator) - 0.5).to(p))
+                for n, p in self.exact.model.named_parameters()
+                if p.is_floating_point()
+            }
+            worst = max(worst, distance(base, self.logits(self.exact.again(weights=weights))))
+        return 4 * worst + eps
+
+    def logits(self, trace: Trace) -> Tensor:
+        """The tensor that the loss is computed from: the logits where they are known, else the main output."""
+        from normlab.trace.facts.facts import SCORED
+        from normlab.trace.facts.unknown import Unknown
+
+        try:
+            where = self.facts.logits.where
+        except Unknown:
+            return self._main_output(trace)
+        if isinstance(where, FunctionInput):
+            calls = trace.functions(*SCORED)
+            if where.index >= len(calls):
+                raise Untestable("the loss is computed in another way after the change")
+            return calls[where.index].argument(0, "input").detach()
+        if where not in trace.taps:
+            trace = trace.again(taps=(*trace.taps, where))
+        return trace[where]
+
+    @staticmethod
+    def _main_output(trace: Trace) -> Tensor:
+        found = next(
+            (x for x in trace.outputs if x.is_floating_point() and x.ndim >= 1 and x.numel() > 1), None
+        )
+        if found is None:
+            raise Untestable("the model puts out no tensor to compare")
+        return found
+
+    def difference(self, a: Trace, b: Trace, part: Part, *, least: float | None = None) -> Difference | None:
+        """Compare two runs in a part of the logits; None where they agree up to rounding.
+
+        The module is the first, in order of completion, whose inputs agree in that part and whose outputs do
+        not. Raises Untestable where the logits have no such part.
+        """
+        limit = self.rounding if least is None else least
+        x, y = part(self.logits(a)), part(self.logits(b))
+        if x is None or y is None:
+            raise Untestable("the output has no axis for positions")
+        size = distance(x, y)
+        return Difference(size, self.blame(a, b, part, limit)) if size > limit else None
+
+    @staticmethod
+    def blame(a: Trace, b: Trace, part: Part, limit: float) -> str:
+        """The first module whose inputs agree in the part and whose outputs do not; "" if there is none."""
+        for one, other in zip(a.events, b.events, strict=False):
+            if one.module != other.module:
+                return one.module
+            if _differ(one.outputs, other.outputs, part, limit) and not _differ(
+                one.inputs, other.inputs, part, limit
+            ):
+                return one.module
+        return ""
+
+    def part(self, rows: Any = slice(None), positions: Any = None) -> Part:
+        """Select rows, and positions, of any tensor with the layout `[B, T, …]`, `[T, B, …]`, `[B, H, T, …]`
+        or `[B·T, …]`.
+        """
+        count = self.facts.rows
+        width = None if positions is None else self.facts.tokens.ids.shape[1]
+
+        def select(x: Tensor) -> Tensor | None:
+            return (
+                _rows(x, rows, count) if width is None else _positions(x, (rows, positions), (count, width))
+            )
+
+        return select
+
+    # ------------------------------------------------------------------------------------------- optimizers
+    def together(self) -> tuple[nn.Module, list[torch.optim.Optimizer], Any]:
+        """A copy of the model with its optimizers and scheduler, still bound to each other.
+
+        Raises Untestable without an optimizer, or where they cannot be copied.
+        """
+        given = self.setup.optimizer
+        if given is None:
+            raise Untestable("no optimizer was handed over: pass optimizer=")
+        scheduler = self.setup.scheduler
+        if not self.copyable:
+            self.copy()
+        ready = given if isinstance(given, (list, tuple)) else [given]
+        if all(isinstance(o, torch.optim.Optimizer) for o in ready):
+            bound = scheduler if hasattr(scheduler, "step") else None
+            model, optimizers, copied = copy.deepcopy((self.model, list(ready), bound))
+        else:
+            model = self.copy()
+            made = given(model)
+            optimizers, copied = (list(made) if isinstance(made, (list, tuple)) else [made]), None
+        if scheduler is not None and copied is None and not hasattr(scheduler, "step"):
+            copied = scheduler(optimizers[0] if len(optimizers) == 1 else optimizers)
+        for p in model.parameters():
+            p.grad = None
+        return model, optimizers, copied
+
+
+def _differ(a: tuple[Tensor, ...], b: tuple[Tensor, ...], part: Part, limit: float) -> bool:
+    pairs = ((part(x), part(y)) for x, y in zip(a, b, strict=False) if x.is_floating_point())
+    return any(x is not None and y is not None and distance(x, y) > limit for x, y in pairs)
+
+
+def _rows(x: Tensor, rows: Any, count: int) -> Tensor | None:
+    if x.ndim and x.shape[0] == count:
+        return x[rows]
+    return x[:, rows] if x.ndim >= 2 and x.shape[1] == count else None
+
+
+def _positions(x: Tensor, pick: tuple[Any, Any], size: tuple[int, int]) -> Tensor | None:
+    (rows, positions), (count, width), shape = pick, size, x.shape
+    if x.ndim >= 2 and shape[:2] == (count, width):
+        return x[rows][:, positions]
+    if x.ndim >= 2 and shape[:2] == (width, count):
+        return x[positions][:, rows]
+    if x.ndim >= 4 and shape[0] == count and shape[2] == width:
+        return x[rows][:, :, positions]
+    if x.ndim >= 2 and shape[0] == count * width:
+        return x.reshape(count, width, *shape[1:])[rows][:, positions]
+    if x.ndim >= 3 and shape[0] == count and 0 <= width - shape[1] <= 1:  # the last position is cut off
+        return x[rows][:, positions] if not isinstance(positions, Tensor) else None
+    return None
+
+
+def distance(a: Tensor, b: Tensor) -> float:
+    """The largest difference of two tensors, relative to their largest entry; what is not finite in the same
+    way agrees.
+    """
+    if a.shape != b.shape:
+        return float("inf")
+    if not a.numel():
+        return 0.0
+    a, b = a.detach().double(), b.detach().double()
+    same = (a == b) | (a.isnan() & b.isnan())
+    apart = (a - b).abs().masked_fill(same, 0.0)
+    if not torch.isfinite(apart).all():
+        return float("inf")
+    size = torch.maximum(a.nan_to_num(0, 0, 0).abs().max(), b.nan_to_num(0, 0, 0).abs().max())
+    return float(apart.max() / size.clamp_min(1e-300)) if float(apart.max()) else 0.0
+
+
+def awake(model: nn.Module) -> nn.Module:
+    """Give small draws to the parameters that are zero, in place: ReZero's scalars, FixUp's and LoRA's last
+    matrices hide their branch at the start.
+    """
+    generator = torch.Generator().manual_seed(3)
+    with torch.no_grad():
+        for p in model.parameters():
+            if p.is_floating_point() and p.numel() and not bool(p.any()):
+                p.copy_(0.02 * torch.randn(p.shape, generator=generator))
+    return model
+
+
+def widened(batch: Any) -> Any:
+    """The batch with its floating tensors in float64."""
+    return map_tensors(batch, lambda _, x: x.double() if x.is_floating_point() else x)
+
+
+def common(paths: list[str]) -> str:
+    """The longest path that all of these begin with, the first of them where they share nothing."""
+    parts, shared = [path.split(".") for path in paths], []
+    for names in zip(*parts, strict=False):
+        if len(set(names)) > 1:
+            break
+        shared.append(names[0])
+    return ".".join(shared) or paths[0]
+
+
+def events_by_module(events: tuple[Event, ...]) -> Mapping[str, Event]:
+    """The first call of each module."""
+    first: dict[str, Event] = {}
+    for event in events:
+        first.setdefault(event.module, event)
+    return first

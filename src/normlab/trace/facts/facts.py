@@ -1,0 +1,428 @@
+"""The facts of one step, each computed once."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any, Final, NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+from normlab.trace.facts.documents import documents_of
+from normlab.trace.facts.padding import Padding, padding_of
+from normlab.trace.facts.stacks import Block, find_stacks, rows_equal, stream_of
+from normlab.trace.facts.targets import Targets, read_targets
+from normlab.trace.facts.unknown import Unknown
+from normlab.trace.functions import FunctionCall
+from normlab.trace.setup import Declaration
+from normlab.trace.tensors import Place, Tap, map_tensors, replaced, tensors_in
+from normlab.trace.trace import Event, Pass, Trace
+
+SCORED: Final = ("cross_entropy", "log_softmax", "nll_loss")
+"""Functions of torch to whose input a cross-entropy's logits may go without being a module's output."""
+LOOKED_UP: Final = "embedding"
+CANDIDATES: Final = 16
+"""Tensors that are tried as logits, from the loss backwards."""
+
+
+class Tokens(NamedTuple):
+    """The ids that the model reads, and where they come from in the batch."""
+
+    place: Place
+    ids: Tensor
+    """`[B, T]` as the model looks them up, or as the batch has them where it does that in another way."""
+    column: int
+    """The column of the batch's tensor with which they begin; -1 where a start is put before the labels."""
+    transposed: bool
+    """Whether the batch holds `[T, B]`."""
+    vocabulary: int
+    entry: Tensor
+    """`[B, T']`, the whole entry of the batch, of which the ids may be a part."""
+
+    @property
+    def columns(self) -> slice:
+        """The columns of an entry of the batch that stand beside the ids."""
+        start = max(self.column, 0)
+        return slice(start, start + self.ids.shape[1])
+
+
+class FunctionInput(NamedTuple):
+    """The first argument of the ``index``-th call of a scoring function."""
+
+    index: int
+
+
+@dataclass(frozen=True)
+class Logits:
+    """The tensor that the targets are read off, and its layout."""
+
+    where: Tap | FunctionInput
+    shape: torch.Size
+    value: Tensor
+
+
+class Facts:
+    """What a step is made of, read off one pass of it."""
+
+    def __init__(self, trace: Trace, declared: Declaration) -> None:
+        self.trace, self.declared = trace, declared
+        self._read()
+
+    # ------------------------------------------------------------------------------------- one pass for all
+    def _read(self) -> None:
+        with self.trace.with_graph(events=True, functions=lambda n: n in (*SCORED, LOOKED_UP)) as passed:
+            self.loss = None if passed.loss is None else passed.loss.detach()
+            self.has_graph = passed.loss is not None and passed.loss.requires_grad
+            self.lookups = [f for f in passed.functions if f.name == LOOKED_UP]
+            self.called = Counter(e.module for e in passed.events)
+            self.order = [(e.module, e.call) for e in passed.events]
+            self.streams = {
+                (e.module, e.call): (_kept(stream_of(e.inputs)), _kept(stream_of(e.outputs)))
+                for e in passed.events
+            }
+            self.stacks: dict[str, list[Block]] = find_stacks(self.trace.model, passed.events)
+            self.outputs = tuple((x.shape, x.dtype) for x in passed.outputs)
+            self._main = next(
+                (x.detach() for x in passed.outputs if x.is_floating_point() and x.ndim >= 2), None
+            )
+            self._scored = self._find_targets(passed)
+            self.lookups = [f._replace(result=None) for f in self.lookups]
+        self.streams = {
+            key: s for key, s in self.streams.items() if any(b.path == key[0] for b in self.blocks)
+        }
+
+    @property
+    def blocks(self) -> list[Block]:
+        return [b for blocks in self.stacks.values() for b in blocks]
+
+    def _find_targets(self, passed: Pass) -> list[tuple[Logits, Targets]]:
+        loss, found = passed.loss, list[tuple[Logits, Targets]]()
+        if loss is None or not loss.requires_grad:
+            return found
+        precision = torch.float64 if self.trace.exact else loss.dtype
+        for where, x in _candidates(self.trace.model, passed):
+            gradient = torch.autograd.grad(loss, x, retain_graph=True, allow_unused=True)[0]
+            targets = None if gradient is None else read_targets(x, gradient, precision)
+            if targets is not None:
+                found.append((Logits(where, x.shape, x.detach()), targets))
+                if not isinstance(where, Tap) or where.module:
+                    break  # all of the model's own outputs are of interest, of the rest the first
+        return found
+
+    # ------------------------------------------------------------------------------------------------ batch
+    @cached_property
+    def entries(self) -> dict[Place, Tensor]:
+        """Every tensor of the batch by its place."""
+        return dict(tensors_in(self.trace.batch))
+
+    @cached_property
+    def rows(self) -> int:
+        """B, the length that most tensors of the batch begin with."""
+        lengths = Counter(x.shape[0] for x in self.entries.values() if x.ndim)
+        return lengths.most_common(1)[0][0] if lengths else 1
+
+    @cached_property
+    def tokens(self) -> Tokens:
+        """The ids that the model reads; of several, those that the targets follow. Raises Unknown."""
+        looked_up = self._looked_up()
+        if not looked_up:
+            raise Unknown("no tensor of the batch is looked up in an embedding")
+        targets = self._rowwise
+        if targets is not None:
+            ahead = {i: _agreement(targets, t.entry) for i, t in enumerate(looked_up)}
+            best = max(ahead, key=lambda i: ahead[i], default=0)
+            if ahead and ahead[best] > 0.9:
+                return looked_up[best]
+        return looked_up[0]
+
+    @cached_property
+    def sources(self) -> list[Tokens]:
+        """All ids that are looked up, those of the largest vocabulary first."""
+        return self._looked_up()
+
+    def _looked_up(self) -> list[Tokens]:
+        integers = {p: x for p, x in self.entries.items() if _whole_numbers(x) and x.ndim == 2}
+        found: dict[Place, Tokens] = {}
+        for call in sorted(self.lookups, key=lambda f: -f.argument(1, "weight").shape[0]):
+            ids, table = call.argument(0, "input"), call.argument(1, "weight")
+            if not isinstance(ids, Tensor) or ids.ndim not in (1, 2):
+                continue
+            for place, entry in integers.items():
+                tokens = _match(ids, place, entry, len(table))
+                positions = tokens is not None and len(tokens.ids) > 1 and rows_equal(tokens.ids)
+                if tokens is not None and place not in found and not positions:
+                    found[place] = tokens
+        return list(found.values())
+
+    # ---------------------------------------------------------------------------------------------- targets
+    @cached_property
+    def scored(self) -> tuple[Logits, Targets]:
+        """The logits and their targets, `[B, T]` or `[B]`. Raises Unknown.
+
+        Where several outputs are scored, as in multi-token prediction, those that are one ahead count.
+        """
+        if not self._scored:
+            raise Unknown(
+                "the loss is no tensor"
+                if self.loss is None
+                else "the gradient at no output is softmax minus one-hot, so the loss is no cross-entropy of it"
+            )
+        shaped = [(logits, self._laid_out(targets)) for logits, targets in self._scored]
+        try:
+            entry = self.tokens.entry
+        except Unknown:
+            return shaped[0]
+        for logits, targets in shaped:
+            if targets.ids.ndim == 2 and _share(targets, entry, 1) > 0.9:
+                return logits, targets
+        return shaped[0]
+
+    @property
+    def targets(self) -> Targets:
+        return self.scored[1]
+
+    @property
+    def logits(self) -> Logits:
+        return self.scored[0]
+
+    @cached_property
+    def _rowwise(self) -> Targets | None:
+        """The first targets as `[B, T]`, without knowing the tokens."""
+        if not self._scored:
+            return None
+        targets = self._laid_out(self._scored[0][1])
+        return targets if targets.ids.ndim == 2 else None
+
+    def _laid_out(self, targets: Targets) -> Targets:
+        """Targets of flattened logits by row, and those of `[T, B, V]` with rows first."""
+        shape = targets.ids.shape
+        if len(shape) == 1 and shape[0] != self.rows and shape[0] % self.rows == 0:
+            return targets.shaped(self.rows, -1)
+        if len(shape) == 2 and shape[0] != self.rows and shape[1] == self.rows:
+            return targets.transposed()
+        return targets
+
+    @cached_property
+    def shift(self) -> int | None:
+        """How far ahead of the token at its own position a target is; None where targets are no inputs.
+
+        Raises Unknown where there are no tokens or no targets at them.
+        """
+        rates = self.shift_rates
+        best = max(rates, key=lambda k: (rates[k], -abs(k - 1)))
+        return best if rates[best] > 0.9 else None
+
+    @cached_property
+    def shift_rates(self) -> dict[int, float]:
+        """By distance, the share of counted targets that are the token at that distance ahead."""
+        targets, tokens = self.targets, self.tokens
+        if targets.ids.ndim != 2 or targets.ids.shape[0] != tokens.entry.shape[0]:
+            raise Unknown("the loss has no target at each token")
+        offset = max(tokens.column, 0)
+        return {k: _share(targets, tokens.entry, k + offset) for k in range(-2, 6)}
+
+    @cached_property
+    def causal(self) -> bool:
+        """Whether predictions must not see later tokens: declared, or the targets are the tokens ahead.
+
+        Raises Unknown.
+        """
+        if self.declared.causal is not None:
+            return self.declared.causal
+        shift = self.shift
+        return shift is not None and shift >= 1
+
+    # ----------------------------------------------------------------------------------- padding, documents
+    @cached_property
+    def padding(self) -> Padding:
+        """Which positions hold a token. Raises Unknown where nothing says."""
+        return padding_of(self)
+
+    @cached_property
+    def documents(self) -> Tensor:
+        """`[B, T]` numbers of the documents that are packed into rows. Raises Unknown."""
+        return documents_of(self)
+
+    # ------------------------------------------------------------------------------------------ parameters
+    @cached_property
+    def roles(self) -> dict[str, str]:
+        """By path: embedding, head, matrix, gain, bias or scalar."""
+        tables = {id(f.argument(1, "weight")) for f in self.lookups}
+        modules = dict(self.trace.model.named_modules())
+        logits = self._scored[0][0] if self._scored else None
+        head = logits.where.module if logits is not None and isinstance(logits.where, Tap) else None
+        classes = logits.shape[-1] if logits is not None else 0
+        last = self._last_linear(classes)
+        roles: dict[str, str] = {}
+        for path, p in self.trace.model.named_parameters():
+            owner, _, name = path.rpartition(".")
+            module = modules[owner]
+            if id(p) in tables or isinstance(module, nn.Embedding):
+                roles[path] = "embedding"
+            elif p.ndim >= 2 and owner and owner in (head, last) and classes in p.shape:
+                roles[path] = "head"
+            elif p.ndim >= 2:
+                roles[path] = "matrix"
+            elif p.numel() == 1:
+                roles[path] = "scalar"
+            else:
+                roles[path] = "bias" if "bias" in name or _adds(module, name) else "gain"
+        return roles
+
+    def _last_linear(self, classes: int) -> str | None:
+        linear = [m for m, _ in self.order if isinstance(self.trace.model.get_submodule(m), nn.Linear)]
+        fits = [m for m in linear if self.trace.model.get_submodule(m).out_features == classes]
+        return fits[-1] if fits else None
+
+    @cached_property
+    def trained(self) -> bool:
+        """Whether the weights know something: declared, or the loss prefers the targets to exchanged ones.
+
+        The exchanged targets are those of the same positions in another order, so that a model that only
+        knows how often each class comes up prefers neither.
+        """
+        if self.declared.trained is not None:
+            return self.declared.trained
+        targets = self.targets
+        counted, value = targets.counted.reshape(-1), self.logits.value.reshape(-1, targets.classes)
+        own = targets.nll.reshape(-1)[counted]
+        logp = value[counted.to(value.device)].double().log_softmax(-1).cpu()
+        ids = targets.ids.reshape(-1)[counted]
+        other = -logp.gather(-1, ids.roll(1)[:, None])[:, 0]
+        gain = other - own
+        if len(gain) < 3:
+            return False
+        error = gain.std() / len(gain) ** 0.5
+        return bool(gain.mean() > 5 * error and gain.mean() > 0.1 * own.mean())
+
+    # -------------------------------------------------------------------------------------------- changing
+    def with_tokens(self, ids: Tensor, tokens: Tokens | None = None) -> Any:
+        """Return the batch with other ids `[B, T]` where the model reads them."""
+        tokens = tokens or self.tokens
+        original = self.entries[tokens.place]
+        entry = (original.T if tokens.transposed else original).clone()
+        if tokens.column < 0:  # the model puts a start before them
+            ids = torch.where(
+                entry[:, : ids.shape[1] - 1] < 0, entry[:, : ids.shape[1] - 1], ids[:, 1:].to(entry)
+            )
+        start = max(tokens.column, 0)
+        entry[:, start : start + ids.shape[1]] = ids.to(entry)
+        return replaced(self.trace.batch, tokens.place, entry.T if tokens.transposed else entry)
+
+    def other_tokens(self, pick: Tensor, tokens: Tokens | None = None) -> Any:
+        """Return the batch with another id, one that it has somewhere, at the picked positions `[B, T]`."""
+        tokens = tokens or self.tokens
+        special = {self.declared.pad_id, self.declared.eos_id, *self._ends()}
+        pool = torch.tensor([i for i in torch.unique(tokens.ids).tolist() if i not in special])
+        if len(pool) < 2:
+            pool = torch.arange(min(tokens.vocabulary, 8))
+        ids = tokens.ids
+        index = torch.searchsorted(pool, ids.contiguous()).clamp(max=len(pool) - 1)
+        shift = torch.randint(1, len(pool), ids.shape, generator=torch.Generator().manual_seed(1))
+        new = pool[(index + shift) % len(pool)]
+        new = torch.where(new == ids, pool[(index + shift + 1) % len(pool)], new)
+        return self.with_tokens(torch.where(pick, new, ids), tokens)
+
+    def _ends(self) -> Sequence[int]:
+        return [
+            i for i in (self.configured("pad_token_id"), self.configured("eos_token_id")) if i is not None
+        ]
+
+    def configured(self, name: str) -> Any:
+        """A word of the model's own configuration, as Hugging Face's models have it."""
+        for owner in (self.trace.model, *self.trace.model.children()):
+            value = getattr(getattr(owner, "config", None), name, None)
+            if value is not None:
+                return value[0] if isinstance(value, (list, tuple)) and value else value
+        return None
+
+    def with_rows(self, order: Tensor) -> Any:
+        """Return the batch with its rows in this order, or some of them."""
+        return map_tensors(
+            self.trace.batch, lambda _, x: x[order.to(x.device)] if x.ndim and x.shape[0] == self.rows else x
+        )
+
+
+def _candidates(model: nn.Module, passed: Pass) -> list[tuple[Tap | FunctionInput, Tensor]]:
+    """Tensors `[..., V]` that may be logits, from the loss backwards."""
+    found: list[tuple[Tap | FunctionInput, Tensor]] = []
+    root = next((e for e in reversed(passed.events) if e.module == ""), None)
+    calls = [e for e in passed.events if e.module == ""]
+    for event in calls:
+        found += _taps(event)
+    found += [
+        (FunctionInput(i), f.argument(0, "input"))
+        for i, f in enumerate(f for f in passed.functions if f.name in SCORED)
+    ]
+    for event in reversed(passed.events):
+        if event is not root and event.module:
+            found += _taps(event)
+    fits = [
+        (w, x)
+        for w, x in found
+        if x.is_floating_point() and x.ndim >= 2 and x.shape[-1] > 1 and x.requires_grad
+    ]
+    return fits[:CANDIDATES]
+
+
+def _taps(event: Event) -> list[tuple[Tap | FunctionInput, Tensor]]:
+    pairs = zip(event.places, event.outputs, strict=True)
+    return [(Tap(event.module, "output", place, event.call), x) for place, x in pairs]
+
+
+def _kept(x: Tensor | None) -> Tensor | None:
+    return None if x is None else x.detach()
+
+
+def _whole_numbers(x: Tensor) -> bool:
+    return not x.is_floating_point() and not x.is_complex() and x.dtype != torch.bool
+
+
+def _match(ids: Tensor, place: Place, entry: Tensor, vocabulary: int) -> Tokens | None:
+    """The looked-up ids as part of an entry of the batch `[B, T']` or `[T', B]`, None if they are none.
+
+    They stand there from one of its first columns on; or they are its values, labels, behind one start.
+    """
+    if ids.ndim == 1:
+        same = ids.numel() == entry.numel() and torch.equal(ids.long(), entry.reshape(-1).long())
+        return Tokens(place, entry.cpu().long(), 0, False, vocabulary, entry.cpu().long()) if same else None
+    for looked in (ids.cpu().long(), ids.T.cpu().long()):
+        for transposed, own in ((False, entry.cpu().long()), (True, entry.T.cpu().long())):
+            if looked.shape[0] != own.shape[0]:
+                continue
+            width, spare = looked.shape[1], own.shape[1] - looked.shape[1]
+            for column in range(min(spare, 2) + 1):
+                if torch.equal(own[:, column : column + width], looked):
+                    return Tokens(place, looked, column, transposed, vocabulary, own)
+            shifted = own[:, : width - 1]
+            if spare in (0, -1) and width > 2 and bool(((shifted == looked[:, 1:]) | (shifted < 0)).all()):
+                return Tokens(place, looked, -1, transposed, vocabulary, looked)
+    return None
+
+
+def _share(targets: Targets, entry: Tensor, distance: int) -> float:
+    """The share of counted targets that are the token at that distance ahead."""
+    low = max(0, -distance)
+    width = min(targets.ids.shape[1], entry.shape[1] - distance) - low
+    if width <= 0 or targets.ids.shape[0] != entry.shape[0]:
+        return 0.0
+    counted = targets.counted[:, low : low + width]
+    same = targets.ids[:, low : low + width] == entry[:, low + distance : low + distance + width]
+    return float((same & counted).sum() / counted.sum().clamp_min(1))
+
+
+def _agreement(targets: Targets, entry: Tensor) -> float:
+    return max(_share(targets, entry, k) for k in (1, 0, 2))
+
+
+def _adds(module: nn.Module, name: str) -> bool:
+    """Whether a vector is added, not multiplied: the b of a map."""
+    return isinstance(module, (nn.Linear, nn.Conv1d, nn.Conv2d)) and name != "weight"
+
+
+def lookups_of(calls: Sequence[FunctionCall]) -> list[FunctionCall]:
+    """The calls that look something up."""
+    return [f for f in calls if f.name == LOOKED_UP]

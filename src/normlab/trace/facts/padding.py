@@ -1,0 +1,153 @@
+"""Which positions of a batch hold a token, and which only fill it up."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+from normlab.trace.facts.unknown import Unknown
+from normlab.trace.tensors import Place
+
+if TYPE_CHECKING:
+    from normlab.trace.facts.facts import Facts, Tokens
+
+
+class Padding(NamedTuple):
+    """Where the tokens `[B, T]` are real, and who says so."""
+
+    real: Tensor
+    """`[B, T]`, True at tokens."""
+    source: str
+    """A batch entry's name, "pad_id", "padding_idx", "config" or "runs"."""
+    mask: Place | None
+    """The place of the mask in the batch, where it holds one."""
+    pad_id: int | None
+    """The id that fills, where there is one."""
+
+    @property
+    def side(self) -> str:
+        """Left or right: the end at which rows are filled; "both" where both are, "none" without padding."""
+        left, right = bool((~self.real[:, 0]).any()), bool((~self.real[:, -1]).any())
+        return {(True, False): "left", (False, True): "right", (True, True): "both"}.get(
+            (left, right), "none"
+        )
+
+
+def padding_of(facts: Facts) -> Padding:
+    """Find the padding of the tokens. Raises Unknown where nothing says.
+
+    A mask of the batch is a tensor over the tokens with two values, one of which lies at an end of each row
+    over one and the same id. Without a mask, the id that fills is the declared one, that of the embedding
+    (``padding_idx``), that of the model's configuration, or one that ends several rows in runs and stands
+    nowhere else.
+    """
+    return padding_of_tokens(facts, facts.tokens)
+
+
+def padding_of_tokens(facts: Facts, tokens: Tokens) -> Padding:
+    """The same of other ids of the step, as those of a source."""
+    declared = facts.declared.pad_id
+    for place, entry in facts.entries.items():
+        if place == tokens.place:
+            continue
+        real = _as_mask(entry, tokens, declared)
+        if real is not None:
+            fill = torch.unique(tokens.ids[~real])
+            pad = int(fill[0]) if len(fill) == 1 else declared
+            return Padding(real, str(place[-1]) if place else "mask", place, pad)
+    for pad, source in (
+        (declared, "pad_id"),
+        (_index(facts), "padding_idx"),
+        (facts.configured("pad_token_id"), "config"),
+    ):
+        if isinstance(pad, int) and (tokens.ids == pad).any():
+            real = real_tokens(
+                tokens.ids, pad, pad in (facts.declared.eos_id, facts.configured("eos_token_id"))
+            )
+            if not real.all():
+                return Padding(real, source, None, pad)
+    pad = _run(tokens.ids)
+    if pad is not None:
+        return Padding(real_tokens(tokens.ids, pad, False), "runs", None, pad)
+    if declared is not None:
+        raise Unknown(f"no token of the batch is padding (pad_id {declared})")
+    raise Unknown(
+        "nothing says that the batch has padding: declare pad_id, or hand a mask over with the batch"
+    )
+
+
+def real_tokens(ids: Tensor, pad: int, ends: bool) -> Tensor:
+    """`[B, T]`, False in the runs of padding at either end of each row; where the id is also the end of a
+    text, the first of a run on the right is that end.
+    """
+    filled = ids == pad
+    right = filled.flip(1).long().cumprod(1).flip(1).bool()
+    left = filled.long().cumprod(1).bool() & ~filled.all(1, keepdim=True)
+    if ends:
+        first = right & ~torch.cat([torch.zeros_like(right[:, :1]), right[:, :-1]], 1)
+        right = right & ~first
+        left = left & False
+    return ~(right | left)
+
+
+def _as_mask(entry: Tensor, tokens: Tokens, declared: int | None) -> Tensor | None:
+    """`[B, T]` True at tokens, if this entry of the batch is such a mask and hides something."""
+    flat = _flattened(entry.cpu(), tokens)
+    if flat is None:
+        return None
+    values = torch.unique(flat)
+    if len(values) != 2:
+        return None
+    for shut in values:
+        hidden = flat == shut
+        if _at_an_end(hidden) and _one_id(tokens.ids[hidden], declared):
+            return ~hidden
+    return None
+
+
+def _flattened(entry: Tensor, tokens: Tokens) -> Tensor | None:
+    """An entry as `[B, T]`, from `[B, T]`, `[B, 1, 1, T]` or `[B, 1, T]`; with its first columns, as ids are."""
+    rows, width = tokens.ids.shape
+    if entry.ndim > 2 and entry.shape[0] == rows and entry.numel() == rows * entry.shape[-1]:
+        entry = entry.reshape(rows, entry.shape[-1])
+    if entry.ndim == 2 and tokens.transposed and entry.shape[1] == rows:
+        entry = entry.T
+    if entry.ndim != 2 or entry.shape[0] != rows or entry.shape[1] < width:
+        return None
+    return entry[:, tokens.columns]
+
+
+def _at_an_end(hidden: Tensor) -> bool:
+    """Whether what is hidden of each row is a run at its ends, and something of each row is left."""
+    right = hidden.flip(1).long().cumprod(1).flip(1).bool()
+    left = hidden.long().cumprod(1).bool()
+    return bool((hidden == (right | left)).all()) and not bool(hidden.all(1).any())
+
+
+def _one_id(ids: Tensor, declared: int | None) -> bool:
+    unique = torch.unique(ids)
+    return len(unique) == 1 and (declared is None or int(unique[0]) == declared)
+
+
+def _index(facts: Facts) -> int | None:
+    tables = (
+        m for m in facts.trace.model.modules() if isinstance(m, nn.Embedding) and m.padding_idx is not None
+    )
+    return next((m.padding_idx for m in tables), None)
+
+
+def _run(ids: Tensor) -> int | None:
+    """The id that fills several rows at one end, in runs of two and more, and stands nowhere else."""
+    for end in (-1, 0):
+        for pad in torch.unique(ids[:, end]).tolist():
+            real = real_tokens(ids, pad, False)
+            lengths = (~real).sum(1)
+            if (
+                int((lengths >= 2).sum()) >= 2
+                and not bool((ids[real] == pad).any())
+                and not bool((lengths == ids.shape[1]).any())
+            ):
+                return int(pad)
+    return None

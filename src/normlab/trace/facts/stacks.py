@@ -1,0 +1,97 @@
+"""The stacks of blocks: numbered siblings of a container that hand a stream of one shape on."""
+
+from __future__ import annotations
+
+import re
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Mapping, Sequence
+from typing import NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+from normlab.trace.trace import Event
+
+
+class Block(NamedTuple):
+    """A member of a stack, by its number."""
+
+    index: int
+    path: str
+    module: nn.Module
+
+
+Stacks = Mapping[str, Sequence[Block]]
+"""By the path of the container, with the part of the children's names before the number where they have one."""
+
+
+def stream_of(tensors: Iterable[Tensor]) -> Tensor | None:
+    """The first floating tensor `[..., D]` among what a block reads or writes."""
+    return next((x for x in tensors if x.is_floating_point() and x.ndim >= 2), None)
+
+
+def find_stacks(model: nn.Module, events: Sequence[Event]) -> dict[str, list[Block]]:
+    """Find them among the modules that were called."""
+    called: dict[str, Event] = {}
+    for event in events:
+        called.setdefault(event.module, event)
+    stacks: dict[str, list[Block]] = {}
+    for path, module in model.named_modules():
+        siblings: dict[str, list[Block]] = defaultdict(list)
+        for name, child in module._modules.items():
+            numbered = re.fullmatch(r"(.*?)(\d+)", name)
+            if numbered and child is not None:
+                inner = f"{path}.{name}" if path else name
+                siblings[numbered[1]].append(Block(int(numbered[2]), inner, child))
+        for prefix, blocks in siblings.items():
+            if sum(_carries_stream(called.get(b.path), b.module) for b in blocks) >= 2:
+                stacks[f"{path}.{prefix}".strip(".") or prefix] = sorted(blocks, key=lambda b: b.index)
+    return _outermost(stacks)
+
+
+def _carries_stream(event: Event | None, block: nn.Module) -> bool:
+    if event is None or sum(1 for _ in block.parameters()) < 2:
+        return False
+    x, y = stream_of(event.inputs), stream_of(event.outputs)
+    return x is not None and y is not None and x.shape == y.shape and x.ndim >= 3
+
+
+def _outermost(stacks: dict[str, list[Block]]) -> dict[str, list[Block]]:
+    """Without those that lie inside a block of another: experts, the layers of a feed-forward."""
+    paths = [b.path for blocks in stacks.values() for b in blocks]
+    return {
+        name: blocks
+        for name, blocks in stacks.items()
+        if not any(b.path.startswith(f"{p}.") for b in blocks for p in paths)
+    }
+
+
+def block_of(stacks: Stacks, path: str) -> Block | None:
+    """The block that holds a module or parameter."""
+    return next(
+        (b for blocks in stacks.values() for b in blocks if path == b.path or path.startswith(f"{b.path}.")),
+        None,
+    )
+
+
+def siblings(stacks: Stacks, paths: Iterable[str]) -> dict[str, list[str]]:
+    """Group parameters or modules in blocks by their path within the block."""
+    groups: dict[str, list[str]] = defaultdict(list)
+    starts = {f"{b.path}.": name for name, blocks in stacks.items() for b in blocks}
+    for path in paths:
+        for start, name in starts.items():
+            if path.startswith(start):
+                groups[f"{name}.*.{path[len(start) :]}"].append(path)
+                break
+    return dict(groups)
+
+
+def most_common(values: Iterable[object]) -> tuple[object, int]:
+    """The most common value, and how often it stands there."""
+    (value, count), *_ = Counter(values).most_common(1)
+    return value, count
+
+
+def rows_equal(x: Tensor) -> bool:
+    """Whether all rows `[B, ...]` are the same."""
+    return len(x) < 2 or bool(torch.equal(x, x[:1].expand_as(x)))

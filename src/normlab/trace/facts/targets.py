@@ -1,0 +1,117 @@
+r"""Read the targets of a cross-entropy off its gradient at the logits.
+
+With :math:`p = \mathrm{softmax}(z)`, the gradient of :math:`w(-\log p_y)` with label smoothing
+:math:`\epsilon` over :math:`V` classes, plus any function of :math:`\log\sum e^z` (a z-loss), at one position is
+:math:`g = a\,p - b - w\,\mathrm{onehot}(y)` with constants :math:`a, b, w`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import NamedTuple
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+ROWS = 512
+"""Positions that are fitted at a time."""
+RESIDUAL = {torch.float64: 1e-7, torch.float32: 2e-3, torch.bfloat16: 5e-2, torch.float16: 2e-2}
+"""Share of a gradient that rounding may leave unexplained, by the type that the logits are computed in."""
+
+
+class Targets(NamedTuple):
+    """What a cross-entropy asks of each position of logits `[..., V]`."""
+
+    ids: Tensor
+    """`[...]` the class that is asked for; 0 where nothing is."""
+    counted: Tensor
+    """`[...]` where the loss has a gradient."""
+    weight: Tensor
+    """`[...]` float64: the factor on the position's cross-entropy."""
+    nll: Tensor
+    """`[...]` float64: -log p of the class that is asked for, in nats."""
+    classes: int
+    smoothing: float
+    """Label smoothing, the median over positions."""
+    excess: float
+    r"""The median over positions of :math:`|a - w - bV| / w`: above 0 where another term acts on the logits."""
+
+    def shaped(self, *shape: int) -> Targets:
+        """The same with other leading dimensions."""
+        new = (x.reshape(*shape) for x in (self.ids, self.counted, self.weight, self.nll))
+        return self._replace(**dict(zip(("ids", "counted", "weight", "nll"), new, strict=True)))
+
+    def transposed(self) -> Targets:
+        """The same with the first two dimensions exchanged."""
+        new = (x.transpose(0, 1) for x in (self.ids, self.counted, self.weight, self.nll))
+        return self._replace(**dict(zip(("ids", "counted", "weight", "nll"), new, strict=True)))
+
+
+def read_targets(logits: Tensor, gradient: Tensor, precision: torch.dtype = torch.float64) -> Targets | None:
+    """Return the targets, None if the gradient is not that of a cross-entropy of these logits `[..., V]`."""
+    classes, shape = logits.shape[-1], logits.shape[:-1]
+    z, g = logits.detach().reshape(-1, classes), gradient.detach().reshape(-1, classes)
+    counted = g.abs().sum(-1) > 0
+    if classes < 2 or not counted.any() or not torch.isfinite(g).all():
+        return None
+    fitted = [torch.cat(x) for x in zip(*_fits(z[counted], g[counted]), strict=True)]
+    ids, weight, p_weight, uniform, residual, nll = fitted
+    good = (residual < RESIDUAL.get(precision, 5e-2)) & (weight > 0) & (p_weight > 0)
+    if good.double().mean() < 0.98:
+        return None
+
+    def full(values: Tensor) -> Tensor:
+        everywhere = torch.zeros(len(counted), dtype=values.dtype)
+        everywhere[counted.cpu()] = values.cpu()
+        return everywhere.reshape(shape)
+
+    smoothing = (uniform * classes / weight).median()
+    excess = ((p_weight - weight - uniform * classes).abs() / weight).median()
+    return Targets(
+        full(ids),
+        counted.cpu().reshape(shape),
+        full(weight),
+        full(nll),
+        classes,
+        float(smoothing),
+        float(excess),
+    )
+
+
+def _fits(z: Tensor, g: Tensor) -> Iterator[tuple[Tensor, ...]]:
+    for rows in range(0, len(z), ROWS):
+        yield _fit(z[rows : rows + ROWS].double(), g[rows : rows + ROWS].double())
+
+
+def _fit(z: Tensor, g: Tensor) -> tuple[Tensor, ...]:
+    """The least squares of g = a p - b off the target, and w = a p - b - g at it, by row."""
+    classes = z.shape[-1]
+    p, ids = z.softmax(-1), g.argmin(-1)
+    at = F.one_hot(ids, classes).bool()
+    others = classes - 1
+    off_p, off_g = p.masked_fill(at, 0.0), g.masked_fill(at, 0.0)
+    a = (off_p * off_g).sum(-1) / (off_p * off_p).sum(-1).clamp_min(1e-300)
+    b = torch.zeros_like(a)
+    size = g.abs().sum(-1)
+
+    def residual(a: Tensor, b: Tensor) -> Tensor:
+        return (g - (a[:, None] * p - b[:, None])).masked_fill(at, 0.0).abs().sum(-1) / size
+
+    plain = residual(a, b)
+    if others > 1:
+        mean_p, mean_g = off_p.sum(-1) / others, off_g.sum(-1) / others
+        centred = (p - mean_p[:, None]).masked_fill(at, 0.0)
+        slope = (centred * (g - mean_g[:, None])).sum(-1) / centred.square().sum(-1).clamp_min(1e-300)
+        offset = slope * mean_p - mean_g
+        smooth = residual(slope, offset)
+        better = (plain > 1e-10) & (smooth < plain * 0.5)
+        a, b = torch.where(better, slope, a), torch.where(better, offset, b)
+        plain = torch.where(better, smooth, plain)
+    here = ids[:, None]
+    weight = a * p.gather(-1, here)[:, 0] - b - g.gather(-1, here)[:, 0]
+    nll = -z.log_softmax(-1).gather(-1, here)[:, 0]
+    # a fit of two classes has no entry left over: it is a cross-entropy if its weights agree
+    if others == 1:
+        plain = (a - weight).abs() / size
+    return ids, weight, a, b, plain, nll

@@ -1,0 +1,144 @@
+"""Change and record what a step computes by functions of torch, which no module's hook sees."""
+
+from __future__ import annotations
+
+import types
+from collections.abc import Callable, Mapping
+from typing import Any, Final, NamedTuple
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+from torch.overrides import TorchFunctionMode
+
+from normlab.trace.tensors import Place, tensors_in
+
+WIDE: Final = torch.float64
+NARROW: Final = (torch.float32, torch.float16, torch.bfloat16)
+CASTS: Final = {Tensor.float, Tensor.half, Tensor.bfloat16}
+DROPOUTS: Final = {
+    F.dropout, F.dropout1d, F.dropout2d, F.dropout3d, F.alpha_dropout, F.feature_alpha_dropout, torch.dropout,
+}  # fmt: skip
+ATTENTION: Final = ("query", "key", "value", "attn_mask", "dropout_p", "is_causal", "scale", "enable_gqa")
+
+
+class FunctionCall(NamedTuple):
+    """One call of a function of torch: its name, the module that was running, its arguments and its result."""
+
+    name: str
+    module: str
+    args: tuple[Any, ...]
+    kwargs: Mapping[str, Any]
+    result: Any
+
+    def argument(self, place: int, name: str, default: Any = None) -> Any:
+        """Return an argument that may be given by position or by name."""
+        return self.args[place] if len(self.args) > place else self.kwargs.get(name, default)
+
+
+class Functions(TorchFunctionMode):
+    """Runs a step's functions in float64 where ``exact``, and without dropout unless ``dropout``.
+
+    In float64 means that casts to a narrower floating type are casts to float64: a loss that says
+    ``logits.float()`` then loses nothing. Functions in ``wanted`` are handed to ``see`` as FunctionCalls.
+    """
+
+    def __init__(
+        self,
+        *,
+        exact: bool = False,
+        dropout: bool = True,
+        wanted: Callable[[str], bool] | None = None,
+        see: Callable[[str, tuple[Any, ...], Mapping[str, Any], Any], None] | None = None,
+    ) -> None:
+        super().__init__()
+        self._exact, self._dropout, self._wanted, self._see = exact, dropout, wanted, see
+
+    def __torch_function__(
+        self, func: Any, types_: Any, args: tuple[Any, ...] = (), kwargs: Mapping[str, Any] | None = None
+    ) -> Any:
+        kwargs = dict(kwargs or {})
+        if func is F.multi_head_attention_forward:
+            with self:  # what it calls is seen, too
+                return _seen_through(func)(*args, **kwargs)
+        if self._exact:
+            func, args, kwargs = _widened(func, args, kwargs)
+        if not self._dropout:
+            args, kwargs = _without_dropout(func, args, kwargs)
+        result = func(*args, **kwargs)
+        name = getattr(func, "__name__", "")
+        if self._see is not None and (self._wanted is None or self._wanted(name)):
+            self._see(name, args, kwargs, result)
+        return result
+
+
+def _widened(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, Any, Any]:
+    """The same call with float64 wherever it names a narrower floating type."""
+    if func in CASTS:
+        func = Tensor.double
+    if any(isinstance(a, torch.dtype) and a in NARROW for a in args):
+        args = tuple(WIDE if isinstance(a, torch.dtype) and a in NARROW else a for a in args)
+    if func is Tensor.to and len(args) > 1 and isinstance(args[1], Tensor) and args[1].dtype in NARROW:
+        args = (args[0], args[1].device, WIDE, *args[2:])
+    if isinstance(kwargs.get("dtype"), torch.dtype) and kwargs["dtype"] in NARROW:
+        kwargs["dtype"] = WIDE
+    return func, args, kwargs
+
+
+def _without_dropout(
+    func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    if func in DROPOUTS:
+        if len(args) > 1:
+            return (args[0], 0.0, *args[2:]), kwargs
+        return args, {**kwargs, "p": 0.0}
+    if func is F.scaled_dot_product_attention:
+        if len(args) > 4:
+            return (*args[:4], 0.0, *args[5:]), kwargs
+        return args, {**kwargs, "dropout_p": 0.0}
+    return args, kwargs
+
+
+def _seen_through(func: types.FunctionType) -> types.FunctionType:
+    """The same function, which does not hand itself to the mode, so that its inner calls are seen."""
+    blind = {name: lambda *_: False for name in func.__globals__ if name.startswith("has_torch_function")}
+    seen = types.FunctionType(func.__code__, {**func.__globals__, **blind}, func.__name__, func.__defaults__)
+    seen.__kwdefaults__ = func.__kwdefaults__
+    return seen
+
+
+class Preserve(TorchFunctionMode):
+    """Puts a copy in the place of each recorded tensor that is about to be written to, with the graph leading
+    through the copy: it has the value, and the gradient, that the tensor had before.
+    """
+
+    def __init__(self, held: dict[Any, Tensor]) -> None:
+        super().__init__()
+        self._held = held
+
+    def __torch_function__(
+        self, func: Any, types_: Any, args: tuple[Any, ...] = (), kwargs: Mapping[str, Any] | None = None
+    ) -> Any:
+        given = kwargs or {}
+        name = getattr(func, "__name__", "")
+        writes = (name.endswith("_") and not name.startswith("_")) or given.get("inplace")
+        writes = writes or name == "__setitem__" or (name.startswith("__i") and name not in READING)
+        written = [*(args[:1] if writes else ()), given.get("out")]
+        for storage in {x.untyped_storage().data_ptr() for _, x in tensors_in(written)}:
+            self._preserve(storage)
+        return func(*args, **given)
+
+    def _preserve(self, storage: int) -> None:
+        held = {id(x): x for x in self._held.values() if x.untyped_storage().data_ptr() == storage}
+        for i, x in held.items():
+            if not (x.is_leaf and x.requires_grad):  # autograd lets nothing write to these
+                held[i] = x.clone()
+                x.copy_(held[i])
+        for key, x in self._held.items():
+            self._held[key] = held.get(id(x), x)
+
+
+READING: Final = ("__int__", "__iter__", "__invert__", "__index__", "__init__")
+"""Methods of tensors that begin as those that write in place, and do not."""
+
+__all__ = ["ATTENTION", "DROPOUTS", "FunctionCall", "Functions", "Place", "Preserve"]

@@ -1,0 +1,182 @@
+"""What a training script holds right before its first step."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, fields, replace
+from difflib import get_close_matches
+from typing import Any, Final
+
+import torch
+from torch import Tensor, nn
+
+from normlab.errors import UserError
+
+Loss = Callable[[nn.Module, Any], Tensor]
+"""``loss(model, batch)``: a scalar with its graph."""
+Step = Callable[[nn.Module, Any, Any, Any], Any]
+"""``step(model, batch, optimizer, scheduler)``: the whole training step on one batch; returns the loss."""
+
+
+@dataclass(frozen=True)
+class Declaration:
+    """What no step can show, so that its author says it; each word is checked against the model.
+
+    ``documents`` are the numbers of the documents `[B, T]` in a packed batch, or the batch entry that holds
+    them. ``frozen`` are globs of parameters that are frozen on purpose. ``steps`` is the planned number of
+    optimizer steps, ``peak_lr`` the largest rate on the way. ``init`` says how parameters start: "class", or
+    what ``normlab check --declared`` reads. ``trained`` says whether the weights were trained before.
+    """
+
+    tied: bool | None = None
+    causal: bool | None = None
+    pad_id: int | None = None
+    eos_id: int | None = None
+    documents: Any = None
+    frozen: Sequence[str] = ()
+    peak_lr: float | None = None
+    steps: int | None = None
+    init: Any = None
+    trained: bool | None = None
+
+    @classmethod
+    def of(cls, value: Declaration | Mapping[str, Any] | None) -> Declaration:
+        """Read a mapping. Raises UserError for an unknown word or a value of the wrong kind."""
+        if isinstance(value, Declaration):
+            return value
+        if value is None:
+            return cls()
+        if not isinstance(value, Mapping):
+            raise UserError(
+                f"declare is {type(value).__name__}, and must be a dict, as in declare={{'tied': True}}"
+            )
+        words = dict(value)
+        for word in words:
+            refuse_unknown(word, [f.name for f in fields(cls)], "declare")
+        if isinstance(words.get("frozen"), str):
+            words["frozen"] = (words["frozen"],)
+        for word, check in KINDS.items():
+            given = words.get(word)
+            if given is not None and not check[0](given):
+                raise UserError(f"declare[{word!r}] is {given!r}, and must be {check[1]}")
+        return cls(**words)
+
+
+def _whole(x: Any) -> bool:
+    return isinstance(x, int) and not isinstance(x, bool) and x >= 0
+
+
+def _positive(x: Any) -> bool:
+    return isinstance(x, (int, float)) and not isinstance(x, bool) and 0 < x < float("inf")
+
+
+KINDS: Final[dict[str, tuple[Callable[[Any], bool], str]]] = {
+    **{word: (lambda x: isinstance(x, bool), "True or False") for word in ("tied", "causal", "trained")},
+    **dict.fromkeys(("pad_id", "eos_id"), (_whole, "a whole number, 0 or above")),
+    "frozen": (
+        lambda x: isinstance(x, (list, tuple)) and all(isinstance(i, str) for i in x),
+        'a glob of parameters or a list of them, as in "embed*"',
+    ),
+    "peak_lr": (_positive, "a number above 0"),
+    "steps": (lambda x: _whole(x) and x > 0, "a whole number above 0"),
+}
+
+
+def refuse_unknown(word: Any, allowed: Sequence[str], where: str) -> None:
+    """Raise UserError, with the nearest word that exists, for one that does not."""
+    if word in allowed:
+        return
+    near = get_close_matches(str(word), allowed, n=1)
+    meant = f"; did you mean {near[0]!r}?" if near else ""
+    raise UserError(f"{where} has no {word!r} (allowed: {', '.join(allowed)}){meant}")
+
+
+@dataclass(frozen=True)
+class Setup:
+    """A model, its data, loss and optimizer, as they are right before the first step.
+
+    ``batches`` is one batch (a tensor, a tuple of arguments or a mapping of keywords) or an object that can
+    be iterated over again and again. ``loss(model, batch)`` returns a scalar; without it the model's output
+    holds one. ``optimizer`` is one, a list of them, or a function of the model; ``scheduler`` has ``step()``,
+    or is a function of the optimizer. ``step(model, batch, optimizer, scheduler)`` is a whole step of
+    training. ``make()`` draws the model anew. ``lr`` is the rate that is meant.
+    """
+
+    model: nn.Module
+    batches: Any
+    loss: Loss | None = None
+    optimizer: Any = None
+    scheduler: Any = None
+    step: Step | None = None
+    lr: float | None = None
+    declare: Declaration = field(default_factory=Declaration)
+    make: Callable[[], nn.Module] | None = None
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "declare", Declaration.of(self.declare))
+        if not isinstance(self.model, nn.Module):
+            raise UserError(f"the model is {type(self.model).__name__}, and must be a torch.nn.Module")
+        for name in ("loss", "step", "make"):
+            value = getattr(self, name)
+            if value is not None and not callable(value):
+                raise UserError(f"{name} is {type(value).__name__}, and must be a function")
+        if self.lr is not None and not _positive(self.lr):
+            raise UserError(f"lr is {self.lr!r}, and must be a number above 0, as in lr=3e-4")
+        held = self.optimizer if isinstance(self.optimizer, (list, tuple)) else [self.optimizer]
+        for one in held:
+            if one is not None and not isinstance(one, torch.optim.Optimizer) and not callable(one):
+                raise UserError(
+                    f"optimizer is {type(one).__name__}, and must be a torch.optim.Optimizer, a list of them, "
+                    "or a function of the model"
+                )
+        if (
+            self.scheduler is not None
+            and not hasattr(self.scheduler, "step")
+            and not callable(self.scheduler)
+        ):
+            raise UserError(
+                f"scheduler is {type(self.scheduler).__name__}, and must have step(), or be a function of the "
+                "optimizer"
+            )
+
+    @classmethod
+    def of(cls, value: Setup | Mapping[str, Any]) -> Setup:
+        """Return a setup; a mapping has the names of the fields. Raises UserError for other names."""
+        if isinstance(value, Setup):
+            return value
+        if not isinstance(value, Mapping):
+            raise UserError(
+                f"setup() returned {type(value).__name__}, and must return a normlab.Setup or a dict"
+            )
+        words = dict(value)
+        if "batch" in words and "batches" not in words:
+            words["batches"] = words.pop("batch")
+        for word in words:
+            refuse_unknown(word, [f.name for f in fields(cls)], "setup()")
+        missing = [name for name in ("model", "batches") if name not in words]
+        if missing:
+            raise UserError(f"setup() returned no {missing[0]!r}; it must hold a model and batches")
+        return cls(**words)
+
+    def on(self, batch: Any) -> Setup:
+        """The same with one batch."""
+        return replace(self, batches=batch)
+
+    @property
+    def batch(self) -> Any:
+        """The first batch. Raises UserError where there is none."""
+        if isinstance(self.batches, (Tensor, Mapping, tuple)) or hasattr(self.batches, "keys"):
+            return self.batches
+        if isinstance(self.batches, list):
+            return self.batches if self._arguments(self.batches) else self.batches[0]
+        try:
+            return next(iter(self.batches))
+        except TypeError:
+            return self.batches
+        except StopIteration:
+            raise UserError("batches holds no batch; give one, or a re-iterable of some") from None
+
+    @staticmethod
+    def _arguments(values: list[Any]) -> bool:
+        """Whether a list is one batch, the arguments of the model, and not several batches."""
+        return not values or any(not isinstance(v, (Mapping, tuple, list)) for v in values)

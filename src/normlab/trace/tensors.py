@@ -1,0 +1,172 @@
+"""Find the tensors in nested values and the modules inside wrappers, and see what modules read and write."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager, nullcontext
+from dataclasses import dataclass, fields, is_dataclass
+from typing import Any, Literal
+
+import torch
+from torch import Tensor, nn
+
+Side = Literal["input", "output"]
+Place = tuple[int | str, ...]
+
+
+@dataclass(frozen=True)
+class Tap:
+    """One tensor that enters or leaves one call of a module.
+
+    ``place`` leads to it: the position or keyword of an argument, or the index, key or field of an output,
+    and onwards through what is nested; () is an output that is the tensor itself. ``call`` counts the calls
+    of the module in a forward pass, from 0.
+    """
+
+    module: str
+    side: Side
+    place: Place = ()
+    call: int = 0
+
+    def __str__(self) -> str:
+        where = "".join(f"[{key!r}]" for key in self.place)
+        return f"{self.module}.{self.side}{where}" + (f" of call {self.call}" if self.call else "")
+
+
+def tensors_in(value: Any, place: Place = ()) -> Iterator[tuple[Place, Tensor]]:
+    """Yield every tensor in tuples, lists, mappings and dataclasses, with its place."""
+    if isinstance(value, Tensor):
+        yield place, value
+    elif isinstance(value, Mapping):
+        for key, item in value.items():
+            yield from tensors_in(item, (*place, key))
+    elif isinstance(value, (tuple, list)):
+        for i, item in enumerate(value):
+            yield from tensors_in(item, (*place, i))
+    elif is_dataclass(value) and not isinstance(value, type):
+        for field in fields(value):
+            yield from tensors_in(getattr(value, field.name), (*place, field.name))
+
+
+def activations(value: Any) -> Iterator[tuple[Place, Tensor]]:
+    """Yield the floating tensors `[..., D]` among them."""
+    return (
+        (place, x) for place, x in tensors_in(value) if x.is_floating_point() and x.ndim > 1 and x.numel()
+    )
+
+
+def map_tensors(value: Any, change: Callable[[Place, Tensor], Tensor], place: Place = ()) -> Any:
+    """Return the same nest with each tensor changed; other objects stay as they are."""
+    if isinstance(value, Tensor):
+        return change(place, value)
+    if isinstance(value, Mapping):
+        items = {key: map_tensors(item, change, (*place, key)) for key, item in value.items()}
+        return items if type(value) is dict else _refilled(value, items)
+    if isinstance(value, (tuple, list)):
+        made = [map_tensors(item, change, (*place, i)) for i, item in enumerate(value)]
+        return type(value)(*made) if hasattr(value, "_fields") else type(value)(made)
+    if is_dataclass(value) and not isinstance(value, type):
+        values = {f.name: getattr(value, f.name) for f in fields(value)}
+        changed = {k: map_tensors(v, change, (*place, k)) for k, v in values.items()}
+        return _copied(value, changed)
+    return value
+
+
+def _refilled(mapping: Any, items: dict[Any, Any]) -> Any:
+    """A mapping of the same kind where that can be made from a dict (as Hugging Face's encodings are)."""
+    try:
+        return type(mapping)(items)
+    except Exception:
+        return items
+
+
+def _copied(value: Any, attributes: Mapping[str, Any]) -> Any:
+    """A shallow copy of a dataclass with these fields, also of a frozen one."""
+    new = object.__new__(type(value))
+    new.__dict__.update(value.__dict__)
+    for key, item in attributes.items():
+        object.__setattr__(new, key, item)
+    return new
+
+
+def at(value: Any, place: Place) -> Any:
+    """Return the value at a place."""
+    for key in place:
+        nested = isinstance(value, (Mapping, tuple, list))
+        value = value[key] if nested else getattr(value, str(key))
+    return value
+
+
+def replaced(value: Any, place: Place, new: Tensor) -> Any:
+    """Return the nest with another tensor at this place."""
+    return map_tensors(value, lambda here, x: new if here == place else x)
+
+
+def unwrapped(model: nn.Module) -> list[nn.Module]:
+    """Return the model and what its wrappers (data parallel, compiled) hold, the bare model last."""
+    models = [model]
+    while True:
+        outer = models[-1]
+        if isinstance(outer, (nn.parallel.DistributedDataParallel, nn.DataParallel)):
+            models.append(outer.module)
+        elif isinstance(inner := getattr(outer, "_orig_mod", None), nn.Module):
+            models.append(inner)
+        else:
+            return models
+
+
+def unwrap(model: nn.Module) -> nn.Module:
+    """Return the model inside its wrappers, whose module paths are the ones that count."""
+    return unwrapped(model)[-1]
+
+
+def compiles(module: nn.Module) -> bool:
+    """Whether calls of the module run compiled code."""
+    return hasattr(module, "_orig_mod") or getattr(module, "_compiled_call_impl", None) is not None
+
+
+@contextmanager
+def forward_hooks(modules: Mapping[str, nn.Module], see: Callable[[str, Side, Any], Any]) -> Iterator[None]:
+    """Call ``see(path, side, values)``, inside this block, with the inputs and outputs of each module."""
+
+    def hooks(path: str, module: nn.Module) -> Iterator[Any]:
+        def before(_: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+            see(path, "input", {**dict(enumerate(args)), **kwargs})
+
+        def after(_: nn.Module, __: tuple[Any, ...], output: Any) -> None:
+            see(path, "output", output)
+
+        yield module.register_forward_pre_hook(before, with_kwargs=True)
+        yield module.register_forward_hook(after)
+
+    handles: list[Any] = []
+    try:
+        for path, module in modules.items():
+            handles.extend(hooks(path, module))
+        yield
+    finally:
+        for handle in handles:
+            handle.remove()
+
+
+def call_model(model: nn.Module, batch: Any) -> Any:
+    """Call ``model(**batch)``, ``model(*batch)`` or ``model(batch)``, by the type of the batch."""
+    if isinstance(batch, Mapping):
+        return model(**batch)
+    return model(*batch) if isinstance(batch, (tuple, list)) else model(batch)
+
+
+@contextmanager
+def eager() -> Iterator[None]:
+    """Run modules as they were written inside this block, hooks included: without compiled code, and without
+    torch's fast path through encoder layers, which packs padded rows into nested tensors.
+    """
+    compiler = "torch._dynamo" in sys.modules  # nothing is compiled without it, and importing it takes long
+    fast = torch.backends.mha.get_fastpath_enabled()
+    try:
+        torch.backends.mha.set_fastpath_enabled(False)
+        with torch.compiler.set_stance("force_eager") if compiler else nullcontext():
+            yield
+    finally:
+        torch.backends.mha.set_fastpath_enabled(fast)
