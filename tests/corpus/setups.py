@@ -110,20 +110,26 @@ def advance(optimizer: Optimizer, scheduler: LRScheduler | None) -> None:
         scheduler.step()
 
 
+def accumulate(model: nn.Module, batch: tuple[Tensor, ...], share: float = 0.5) -> Tensor:
+    """Add the gradients of both halves' losses, each with this share, and return the mean loss."""
+    total = torch.zeros(())
+    for half in halves(batch):
+        loss = model(*half)[1]
+        (loss * share).backward()
+        total += loss.detach() / 2
+    return total
+
+
 def averaged_step(
     model: nn.Module, batch: tuple[Tensor, ...], optimizer: Optimizer, scheduler: LRScheduler | None = None
 ) -> Tensor:
     """Step on the mean loss of two micro-batches, with gradients clipped at a norm of 1."""
     model.train()
     optimizer.zero_grad()
-    total = torch.zeros(())
-    for half in halves(batch):
-        loss = model(*half)[1] / 2
-        loss.backward()
-        total += loss.detach()
+    loss = accumulate(model, batch)
     clip_grad_norm_(model.parameters(), 1.0)
     advance(optimizer, scheduler)
-    return total
+    return loss
 
 
 # -------------------------------------------------------------------------------------------------- setups
