@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from normlab.errors import UserError
-from normlab.trace.functions import FunctionCall, Functions, Preserve
+from normlab.trace.functions import OWN, FunctionCall, Functions, Preserve, own_functions
 from normlab.trace.setup import Loss
 from normlab.trace.tensors import Place, Side, Tap, activations, call_model, forward_hooks, tensors_in, unwrap
 from normlab.trace.untouched import undisturbed, without_gradients
@@ -185,7 +185,8 @@ class Trace:
             exact=self.exact, dropout=self.dropout, wanted=functions, see=watch.call if functions else None
         )
         watched = watch.modules(events=events or functions is not None)
-        with torch.set_grad_enabled(graph), forward_hooks(watched, watch.see), mode:
+        own = own_functions(watch.call) if functions and functions(OWN) else _nothing()
+        with torch.set_grad_enabled(graph), forward_hooks(watched, watch.see), mode, own:
             preserve = Preserve(watch.held) if self.taps else None
             with preserve if preserve is not None else _nothing():
                 loss = self.loss_of(self.model, self.batch)
@@ -246,7 +247,8 @@ class Trace:
             with self.with_graph() as passed:
                 if passed.loss is None or not passed.loss.requires_grad:
                     raise UserError("the loss has no gradient: it is detached or made under torch.no_grad()")
-                passed.loss.backward()
+                with Functions(exact=self.exact, dropout=self.dropout):  # a checkpoint runs its part again
+                    passed.loss.backward()
             return {n: p.grad for n, p in self.model.named_parameters() if p.requires_grad}
 
 

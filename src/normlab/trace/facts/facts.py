@@ -184,6 +184,12 @@ class Facts:
         return shaped[0]
 
     @property
+    def scores(self) -> list[tuple[Logits, Targets]]:
+        """All logits of which the loss is a cross-entropy, with their targets as they are laid out."""
+        own = [pair for pair in self._scored if isinstance(pair[0].where, Tap) and not pair[0].where.module]
+        return own or self._scored
+
+    @property
     def targets(self) -> Targets:
         return self.scored[1]
 
@@ -224,8 +230,15 @@ class Facts:
         targets, tokens = self.targets, self.tokens
         if targets.ids.ndim != 2 or targets.ids.shape[0] != tokens.entry.shape[0]:
             raise Unknown("the loss has no target at each token")
-        offset = max(tokens.column, 0)
-        return {k: _share(targets, tokens.entry, k + offset) for k in range(-2, 6)}
+        return {k: _share(targets, tokens.entry, k + self.offset) for k in range(-2, 6)}
+
+    @property
+    def offset(self) -> int:
+        """How many columns of the tokens' entry stand before the token at the first position of the targets;
+        below 0 where positions without a token, as of an image, stand before the text.
+        """
+        before = max(self.targets.ids.shape[1] - self.tokens.ids.shape[1], 0)
+        return max(self.tokens.column, 0) - before
 
     @cached_property
     def causal(self) -> bool:
