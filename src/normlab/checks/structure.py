@@ -276,11 +276,10 @@ def _normed(step: Step, event: Event) -> Violation | bool:
         return False
     y, y_other, large, larger = ys
     mixes = distance(y[..., 1:], y_other[..., 1:]) > 1e-6
-    change = distance(large, larger)
-    learns = any(p.numel() == x.shape[-1] for p in step.exact.model.get_submodule(path).parameters())
-    if not mixes or (change > 1e-6 and not learns):
-        return False
+    change, own = distance(large, larger), step.exact.model.get_submodule(path)
     if change > 1e-6:
+        if not mixes or all(p.numel() != x.shape[-1] for p in own.parameters()):
+            return False
         return fail(path, f"its output changes by {change:.1g} of its size when its input is ten times as large",
                     "divide by the root of the mean square, or the deviation, of the features")  # fmt: skip
     if x.ndim == 3 and x.shape[1] > 1:
@@ -289,7 +288,7 @@ def _normed(step: Step, event: Event) -> Violation | bool:
         again = _call(step.exact, path, moved)
         if again is not None and distance(y[:, :1], again[:, :1]) > 1e-6:
             return fail(path, "what it makes of one token depends on the others", "take its statistics over features")
-    return True
+    return mixes
 
 
 def _gain(step: Step, path: str) -> Tensor | None:
