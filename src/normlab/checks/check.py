@@ -33,6 +33,7 @@ HOMES: Final = (
     "loss",
     "gradients",
     "structure",
+    "norms",
     "siblings",
     "start",
     "precision",

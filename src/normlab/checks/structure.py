@@ -7,19 +7,25 @@ from collections.abc import Iterator
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
-from normlab.checks.fresh import exact_fresh, from_library
+from normlab.checks.fresh import exact_fresh
 from normlab.checks.property import Note, Untestable, Violation, fail, note, property_of
-from normlab.checks.step import Step, common, distance
-from normlab.checks.wiring import Scores, read_wiring, wiring
+from normlab.checks.step import Step, common
 from normlab.trace.facts.stacks import Block, siblings, stream_of
-from normlab.trace.functions import Functions
-from normlab.trace.trace import Event, Trace
+from normlab.trace.facts.wiring import Scores, Wiring, read_wiring
+from normlab.trace.trace import Trace
 
 SCALES = (1e6, 1e7)
 """Sizes at which a normed branch is lost beside the stream that it is added to."""
 Answers = Iterator[Violation | Note]
+
+
+def wiring(step: Step) -> Wiring:
+    """The wiring of the exact model, read once."""
+    if "wiring" not in step.kept:
+        step.kept["wiring"] = read_wiring(step.exact, [b.path for b in step.facts.blocks])
+    return step.kept["wiring"]
 
 
 # ------------------------------------------------------------------------------------------------ residual
@@ -89,7 +95,7 @@ def _kept(step: Step, name: str, blocks: list[Block]) -> Violation | None:
     return fail(lost[0], f"{how} ({len(lost)} of {len(here)} blocks)", "x = x + branch(norm(x)) for each branch")
 
 
-def _passed_on(trace: Trace, streams: Any, blocks: list[Block]) -> tuple[dict[str, float], list[Trace]]:
+def passed_on(trace: Trace, streams: Any, blocks: list[Block]) -> tuple[dict[str, float], list[Trace]]:
     """By block, the factor of its stream where it has one; and the runs in which the streams were scaled."""
     inputs = {b.path: streams[b.path, 0][0] for b in blocks if (b.path, 0) in streams}
     inputs = {path: x for path, x in inputs.items() if x is not None}
@@ -118,7 +124,7 @@ def _passed_on(trace: Trace, streams: Any, blocks: list[Block]) -> tuple[dict[st
 
 def _factors(step: Step) -> Answers:
     facts = step.facts
-    known, runs = _passed_on(step.exact, facts.streams, facts.blocks)
+    known, runs = passed_on(step.exact, facts.streams, facts.blocks)
     step.kept["scaled streams"] = known, runs
     for blocks in facts.stacks.values():
         here = {b.path: known[b.path] for b in blocks if b.path in known}
@@ -205,131 +211,6 @@ def _as_drawn(step: Step, one: Scores) -> bool:
         return False
     own = read_wiring(trace, [b.path for b in step.facts.blocks]).scores
     return any(s.module == one.module and abs(s.factor - one.factor) < 1e-3 * abs(one.factor) for s in own)
-
-
-# --------------------------------------------------------------------------------------------------- norms
-@property_of("structure", explains=["siblings", "overfit", "initial_loss"], passes=4)
-def norms(step: Step) -> Answers:
-    """A norm gives each token's features one size, whatever their scale; and one stands before the head.
-
-    A module whose own parameters are vectors and whose output at one feature depends on the others is a norm:
-    its output must not change with the scale of its input, nor with other tokens. The entries of a gain have
-    one sign. Where blocks add to a stream that they norm themselves, the logits must not grow with it.
-    """
-    here = [e for e in step.exact.events if e.call == 0 and _may_norm(step.exact.model, e)]
-    found: list[str] = []
-    for event in here:
-        said = _normed(step, event)
-        if isinstance(said, Violation):
-            yield said
-            return
-        if said:
-            found.append(event.module)
-    gains = {path: g for path in found if (g := _gain(step, path)) is not None and g.numel() >= 16}
-    if len(gains) > 1 and all(_scatters(g) for g in gains.values()):
-        first = next(iter(gains))
-        yield fail(
-            first,
-            f"its gains scatter around zero (mean {float(gains[first].mean()):.2g}, deviation "
-            f"{float(gains[first].std()):.2g}), as those of {len(gains) - 1} other norms do",
-            "read a gain that is kept as an offset as 1 + w, or draw it as ones",
-        )
-        return
-    yield from _before_the_head(step)
-    if not found and "scaled streams" not in step.kept:
-        raise Untestable("no module is a norm, and no stack adds to a stream")
-
-
-def _may_norm(model: nn.Module, event: Event) -> bool:
-    x, y = event.inputs[:1], event.outputs[:1]
-    if len(event.inputs) != 1 or not y or not event.module or x[0].shape != y[0].shape or x[0].ndim < 2:
-        return False
-    module, width = model.get_submodule(event.module), x[0].shape[-1]
-    grouped = (nn.modules.batchnorm._NormBase, nn.GroupNorm, nn.LocalResponseNorm)
-    return (
-        x[0].is_floating_point()
-        and width > 2
-        and not any(isinstance(m, grouped) for m in module.modules())
-        and all(p.numel() in (1, width) for p in module.parameters())
-    )
-
-
-def _call(trace: Trace, path: str, x: Tensor) -> Tensor | None:
-    """A module on another input, run as the trace runs it; None where it cannot be."""
-    module = trace.model.get_submodule(path)
-    with trace._surroundings(), torch.no_grad(), Functions(exact=trace.exact, dropout=False):
-        try:
-            y = module(x.clone())
-        except Exception:
-            return None
-    return y if isinstance(y, Tensor) and y.shape == x.shape else None
-
-
-def _normed(step: Step, event: Event) -> Violation | bool:
-    """Whether a module norms each token; a violation where it should and does not."""
-    x, path = event.inputs[0], event.module
-    h = torch.randn(x.shape, generator=torch.Generator().manual_seed(5), dtype=torch.float64).to(x)
-    other = h.clone()
-    other[..., 0] = -2 * h[..., 0] + 1
-    ys = [_call(step.exact, path, v) for v in (h, other, 1e3 * h, 1e4 * h)]
-    if any(y is None for y in ys):
-        return False
-    y, y_other, large, larger = ys
-    mixes = distance(y[..., 1:], y_other[..., 1:]) > 1e-6
-    change, own = distance(large, larger), step.exact.model.get_submodule(path)
-    if change > 1e-6:
-        if not mixes or all(p.numel() != x.shape[-1] for p in own.parameters()):
-            return False
-        return fail(path, f"its output changes by {change:.1g} of its size when its input is ten times as large",
-                    "divide by the root of the mean square, or the deviation, of the features")  # fmt: skip
-    if x.ndim == 3 and x.shape[1] > 1:
-        moved = h.clone()
-        moved[:, 1:] = moved[:, 1:].roll(1, -1) * 1.7 + 0.3
-        again = _call(step.exact, path, moved)
-        if again is not None and distance(y[:, :1], again[:, :1]) > 1e-6:
-            return fail(path, "what it makes of one token depends on the others", "take its statistics over features")
-    return mixes
-
-
-def _gain(step: Step, path: str) -> Tensor | None:
-    """The factor on each feature, read off a token of ones with both signs."""
-    event = next(e for e in step.exact.events if e.module == path)
-    width = event.inputs[0].shape[-1]
-    signs = (1 - 2 * (torch.randperm(width, generator=torch.Generator().manual_seed(7)) % 2)).to(event.inputs[0])
-    dtype = next((p.dtype for p in step.plain.model.get_submodule(path).parameters()), torch.float32)
-    x = signs.to(dtype).expand(event.inputs[0].shape)
-    plus, minus = _call(step.plain, path, x), _call(step.plain, path, -x)
-    if plus is None or minus is None or width % 2:
-        return None
-    return ((plus - minus) / 2 * x).reshape(-1, width)[0].double()
-
-
-def _scatters(gain: Tensor) -> bool:
-    """Whether the signs of a gain are those of a fair coin, by three deviations; or it is zero."""
-    count = gain.numel()
-    return abs(int((gain < 0).sum()) - count / 2) <= 1.5 * count**0.5 or not bool(gain.any())
-
-
-def _before_the_head(step: Step) -> Answers:
-    known, runs = step.kept.get("scaled streams", ({}, []))
-    last = next((path for path, _ in reversed(step.facts.order) if path in known), None)
-    if last is None or known[last] != 1.0:
-        return
-    _ = step.facts.logits
-    if not _grows(step, runs):
-        return
-    own = from_library(step.model.get_submodule(last)) and not from_library(step.model)
-    trace = exact_fresh(step)
-    if trace is not None:
-        own = _grows(step, _passed_on(trace, step.facts.streams, step.facts.blocks)[1])
-    say = "the logits grow in proportion to the last block's stream: no norm stands between"
-    yield note(last, say) if own else fail(last, say, "norm the stream before the head")
-
-
-def _grows(step: Step, runs: list[Trace]) -> bool:
-    low, high = (step.logits(run).double() for run in runs)
-    size = float(low.norm())
-    return size > 0 and abs(float(high.norm()) / size - SCALES[1] / SCALES[0]) < 1e-3
 
 
 # ----------------------------------------------------------------------------------------------- nonlinear

@@ -9,7 +9,6 @@ from typing import Final, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from normlab.checks.step import Step
 from normlab.trace.facts.stacks import stream_of
 from normlab.trace.functions import FunctionCall
 from normlab.trace.graph import MAPS, PRODUCTS, REDUCTIONS, Node, before, comes_from, operands, operation
@@ -44,13 +43,6 @@ class Wiring(NamedTuple):
     """Modules whose softmax is over another axis than the one that is summed over."""
     chains: list[tuple[str, str, int]]
     """Two maps in a row with nothing that bends between them, wider inside than outside, and that width."""
-
-
-def wiring(step: Step) -> Wiring:
-    """The wiring of the exact model, read once."""
-    if "wiring" not in step.kept:
-        step.kept["wiring"] = read_wiring(step.exact, [b.path for b in step.facts.blocks])
-    return step.kept["wiring"]
 
 
 def read_wiring(trace: Trace, blocks: list[str]) -> Wiring:
