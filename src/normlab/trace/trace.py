@@ -168,7 +168,7 @@ class Trace:
             if self.exact:
                 torch.set_default_dtype(torch.float64)
             for path, change in self.changed.items():
-                handle = self.model.get_submodule(path).register_forward_pre_hook(_entering(change))
+                handle = self.model.get_submodule(path).register_forward_pre_hook(_entering(change), with_kwargs=True)
                 stack.callback(handle.remove)
             yield
 
@@ -316,8 +316,11 @@ def _nothing() -> Iterator[None]:
     yield
 
 
-def _entering(change: Callable[[Tensor], Tensor]) -> Callable[[nn.Module, tuple[Any, ...]], Any]:
-    def hook(_: nn.Module, args: tuple[Any, ...]) -> Any:
-        return (change(args[0]), *args[1:]) if args and isinstance(args[0], Tensor) else None
+def _entering(change: Callable[[Tensor], Tensor]) -> Callable[..., Any]:
+    def hook(_: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        if args and isinstance(args[0], Tensor):
+            return (change(args[0]), *args[1:]), kwargs
+        first = next((k for k, x in kwargs.items() if isinstance(x, Tensor) and x.is_floating_point()), None)
+        return None if first is None else (args, {**kwargs, first: change(kwargs[first])})
 
     return hook
