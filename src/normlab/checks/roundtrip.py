@@ -1,4 +1,4 @@
-"""Properties of round trips: a model that is saved and loaded, and a generation with a cache, stay the same."""
+"""Properties of round trips: saving and loading a model, and a generation with a cache, change nothing."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ GENERATED: Final = 24
 
 
 def maker(step: Step) -> Callable[[], nn.Module] | None:
-    """How to make the model anew: ``make``, or its class on its own configuration for Hugging Face's models."""
+    """How to make the model anew: ``make``; for Hugging Face's models, their class on their configuration."""
     if step.setup.make is not None:
         return step.setup.make
     library = sys.modules.get("transformers")
@@ -153,8 +153,8 @@ def meta(step: Step) -> Iterator[Violation | Note]:
     if lost or plain:
         yield note(
             (lost or plain)[0],
-            f"{', '.join([*lost, *plain][:3])}: not in the state dict, and lost where the model is built on meta and "
-            "emptied; fill them again, or make the buffers persistent",
+            f"{', '.join([*lost, *plain][:3])}: in no state dict, and lost from meta to to_empty(); "
+            "fill them again, or make the buffers persistent",
         )
     if len(tied) > len(_ties(model)):
         yield note(next(iter(tied - _ties(model))), "its tie is lost by to_empty(): tie again after it")

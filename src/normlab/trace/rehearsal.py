@@ -1,33 +1,28 @@
-"""A whole step of training, run on copies: what its optimizers see when they are called, and their rates."""
+"""A whole step of training, run on copies, and what its optimizers see when they are called."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Any, Final, NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
 from torch.nn.utils import clip_grad
 from torch.optim import Optimizer
-from torch.optim.lr_scheduler import LambdaLR, OneCycleLR
 
 from normlab.trace.functions import Functions
 from normlab.trace.setup import Loss
 from normlab.trace.setup import Step as Whole
 from normlab.trace.tensors import eager, map_tensors
+from normlab.trace.trace import Trace
 from normlab.trace.untouched import same_buffers, same_globals, same_modes, same_random_state
-
-SIMULATED: Final = 8_000
-"""Rates of single groups that a simulated schedule computes, about a tenth of a second."""
-HORIZON: Final = 100_000
-"""Steps that a schedule is followed for where its author does not declare how many there are."""
 
 
 class Clip(NamedTuple):
-    """One call of ``clip_grad_norm_``: the norm asked, the parameters, and the norm that it left them with."""
+    """One call of ``clip_grad_norm_``: the norm asked, its parameters, and the norm that it left."""
 
     asked: float
     held: frozenset[int]
@@ -38,7 +33,8 @@ class Clip(NamedTuple):
 class Seen:
     """What one step showed."""
 
-    loss: Any = None
+    batch: Any = None
+    """What the step was handed, with tensors of its own."""
     calls: list[int | str] = field(default_factory=list)
     """Calls of the optimizers, by number, and of the "scheduler", in order."""
     gradients: dict[str, Tensor] = field(default_factory=dict)
@@ -56,7 +52,7 @@ class Seen:
 
 @dataclass
 class Rehearsal:
-    """A model, its optimizers and scheduler, copies that are bound to each other, and the step to run on them.
+    """Copies of a model, its optimizers and scheduler, bound to each other, and the step to run on them.
 
     Where ``exact``, the model is in float64 and its functions run in that. No dropout acts.
     """
@@ -97,8 +93,7 @@ class Rehearsal:
         Gradients are multiplied by ``scale`` when backward hands them to the parameters: very small ones no
         clipping touches, very large ones every one does.
         """
-        seen = Seen()
-        batch = map_tensors(batch, lambda _, x: x.double() if self.exact and x.is_floating_point() else x)
+        seen = Seen(self.own(batch))
         with ExitStack() as stack:
             for context in (same_globals(), same_modes(self.model), same_buffers(self.model), eager()):
                 stack.enter_context(context)
@@ -106,11 +101,38 @@ class Rehearsal:
             if self.exact:
                 torch.set_default_dtype(torch.float64)
             self._watch_gradients(seen, stack, scale)
-            self._watch_calls(seen, stack, acts, rates)
+            self._watch_calls(seen, stack, self._act if acts else None, rates)
             optimizer = self.optimizers if self.several else self.optimizers[0]
             with Functions(exact=self.exact, dropout=False):
-                seen.loss = self.whole(self.model, batch, optimizer, self.scheduler)
+                self.whole(self.model, map_tensors(seen.batch, lambda _, x: x), optimizer, self.scheduler)
         return seen
+
+    def gradients(
+        self, batch: Any, loss_of: Loss, *, training: bool, **changes: Any
+    ) -> dict[str, Tensor | None]:
+        """The gradients of the loss on a batch in the parameters that the optimizers hold."""
+        batch = self.own(batch)
+        trace = Trace(self.model, batch, loss_of, training=training, dropout=False, exact=self.exact)
+        found = trace.again(**changes).gradients
+        return {n: found.get(n) for n in self.held}
+
+    def rounding(self, batch: Any, loss_of: Loss) -> float:
+        """The share of the gradient that changes when each parameter changes by one rounding."""
+        base = self.gradients(batch, loss_of, training=True)
+        eps = max(torch.finfo(p.dtype).eps for p in self.model.parameters() if p.is_floating_point())
+        draw = torch.Generator().manual_seed(0)
+        moved = {
+            n: p.detach() * (1 + eps * (torch.rand(p.shape, generator=draw) - 0.5).to(p))
+            for n, p in self.model.named_parameters()
+            if p.is_floating_point()
+        }
+        other = self.gradients(batch, loss_of, training=True, weights=moved)
+        return 4 * fit(other, base)[1] + eps
+
+    def own(self, batch: Any) -> Any:
+        """The batch with tensors of its own, in the precision of the model."""
+        wide = self.exact
+        return map_tensors(batch, lambda _, x: x.double() if wide and x.is_floating_point() else x.clone())
 
     def _watch_gradients(self, seen: Seen, stack: ExitStack, scale: float) -> None:
         def entered(*_: Any) -> None:
@@ -126,13 +148,15 @@ class Rehearsal:
             grown = p.register_post_accumulate_grad_hook(lambda q: seen.fresh.add(id(q)))
             stack.callback(grown.remove)
 
-    def _watch_calls(self, seen: Seen, stack: ExitStack, acts: bool, rates: Sequence[float] | None) -> None:
+    def _watch_calls(
+        self, seen: Seen, stack: ExitStack, acting: Callable[..., Any] | None, rates: Sequence[float] | None
+    ) -> None:
         def replace(owner: Any, name: str, new: Any) -> None:
             stack.callback(setattr, owner, name, getattr(owner, name))
             setattr(owner, name, new)
 
         for i, optimizer in enumerate(self.optimizers):
-            act = partial(self._act, optimizer.step, rates) if acts else None
+            act = partial(acting, optimizer.step, rates) if acting is not None else None
             replace(optimizer, "step", partial(self._stepped, seen, i, act))
         if self.scheduler is not None:
             replace(self.scheduler, "step", partial(_counted, seen, self.scheduler.step))
@@ -218,54 +242,22 @@ def _clipped(seen: Seen, clip: Callable[..., Any], parameters: Any, asked: Any, 
     seen.fresh -= {id(p) for p in held}
 
 
-class Rates(NamedTuple):
-    """The rates of a schedule, by group, at some of its steps."""
+def fit(
+    gradients: Mapping[str, Tensor | None], want: Mapping[str, Tensor | None], scale: float = 1.0
+) -> tuple[float, float]:
+    """The factor k of gradients / scale = k · want, and the share of them that it does not explain."""
 
-    steps: list[int]
-    rates: list[list[float]]
-    ended: Exception | None
-    """What the scheduler raised after the last of them."""
+    def wide(some: Mapping[str, Tensor | None], name: str, factor: float) -> Tensor | float:
+        x = some.get(name)
+        return 0.0 if x is None else x.double() / factor
 
-    @property
-    def top(self) -> list[float]:
-        """The largest rate of any group at each step."""
-        return [max(row) for row in self.rates]
-
-    @property
-    def peaks(self) -> list[float]:
-        """The largest rate of each group."""
-        return [max(column) for column in zip(*self.rates, strict=True)]
+    pairs = [(wide(gradients, n, scale), wide(want, n, 1.0)) for n in {**gradients, **want}]
+    size, whole = (sum(_dot(pair[i], pair[i]) for pair in pairs) for i in (1, 0))
+    k = sum(_dot(g, w) for g, w in pairs) / max(size, 1e-300)
+    rest = sum(_dot(g - k * w, g - k * w) for g, w in pairs)
+    return k, (rest / max(whole, 1e-300)) ** 0.5
 
 
-def simulated(optimizers: Sequence[Optimizer], scheduler: Any, steps: int | None) -> Rates:
-    """Follow a schedule without stepping an optimizer; optimizers and scheduler are copies, and change.
-
-    Every step where they are few; else the first ones, and of the others some where the schedule has a closed
-    form.
-    """
-    groups = groups_of(optimizers)
-    limit, count = max(SIMULATED // max(len(groups), 1), 100), steps or HORIZON
-    form = _closed_form(scheduler) if count > limit else None
-    numbers, rates, ended = [0], [[float(g["lr"]) for g in groups]], None
-    start = getattr(scheduler, "last_epoch", 0)
-    spaced = range(limit // 2, count, max((count - limit // 2) // (limit // 2), 1)) if form else ()
-    for i in range(1, min(count, limit // 2 if form else limit)):
-        try:
-            scheduler.step()
-        except Exception as error:
-            ended = error
-            break
-        numbers.append(i)
-        rates.append([float(g["lr"]) for g in groups])
-    for i in spaced if form and ended is None else ():
-        scheduler.last_epoch = start + i
-        numbers.append(i)
-        rates.append([float(rate) for rate in form()])
-    return Rates(numbers, rates, ended)
-
-
-def _closed_form(scheduler: Any) -> Callable[[], Sequence[Any]] | None:
-    """A function of a scheduler's ``last_epoch`` that gives its rates, whatever they were before."""
-    if type(scheduler) in (LambdaLR, OneCycleLR):
-        return scheduler.get_lr
-    return getattr(scheduler, "_get_closed_form_lr", None)
+def _dot(a: Tensor | float, b: Tensor | float) -> float:
+    product = a * b
+    return float(product.sum()) if isinstance(product, Tensor) else product
