@@ -55,9 +55,7 @@ def holds(step: Step) -> Iterator[Violation | Note]:
         evidence = f"{len(missing)} trainable parameters are in no optimizer ({', '.join(missing[:3])})"
         yield fail(common(missing), evidence, "hand over all of model.parameters(), or freeze these")
     elif twice:
-        yield fail(
-            twice[0], f"{len(twice)} parameters are held, and stepped, twice", "put each in one group"
-        )
+        yield fail(twice[0], f"{len(twice)} parameters are held, and stepped, twice", "put each in one group")
 
 
 def _without_gradient(step: Step, parameters: list[Tensor]) -> list[Tensor]:
@@ -91,7 +89,7 @@ class Held(NamedTuple):
 
     @property
     def orthogonal(self) -> bool:
-        """Whether Muon steps it: its group says so, or the class of its optimizer, without a rule for others."""
+        """Whether Muon steps it, as its group says, or the class of an optimizer that has no other rule."""
         rules = {str(v).lower() for k, v in self.group.items() if k != "params"}
         mixed = "betas" in self.group or any("adam" in rule for rule in rules)
         return bool(self.group.get("use_muon", "muon" in type(self.optimizer).__name__.lower() and not mixed))
@@ -150,7 +148,7 @@ def _decay(held: Sequence[Held], optimizer: Optimizer) -> Iterator[Violation | N
     if decayed and spared and len(spared) == len(matrices):
         yield fail("optimizer", "gains are decayed and matrices are not: the groups are exchanged", SORTED)
     elif decayed and exempt:
-        evidence = f"{len(decayed)} gains decay ({', '.join(decayed[:3])}), though a group without decay exists"
+        evidence = f"{len(decayed)} gains decay ({', '.join(decayed[:3])}), though a group without exists"
         yield fail(decayed[0], evidence, SORTED)
     elif 0 < len(spared) < len(matrices):
         evidence = f"{len(spared)} of {len(matrices)} matrices are not decayed ({', '.join(spared[:3])})"
@@ -218,10 +216,10 @@ def _move(step: Step, run: Rehearsal) -> Moves:
 
 @property_of("optimizer", explains=["overfit"], passes=4)
 def update(step: Step) -> Iterator[Violation | Note]:
-    """The first step is the rule's: downhill, for every parameter, and not lost in the weights' precision.
+    """The first step is the rule's: downhill, for every parameter, and not rounded away.
 
-    It is taken on copies, in the weights' own precision and without dropout, at the schedule's peak. SGD, Adam
-    and AdamW are compared with their published rules.
+    It is taken on copies, in the weights' own precision and without dropout, at the schedule's peak. SGD,
+    Adam and AdamW are compared with their published rules.
     """
     run = rehearsal(step, whole=plain_step(step.loss_of))
     moves = _move(step, run)
@@ -246,7 +244,7 @@ def _moves_well(run: Rehearsal, moves: Moves) -> Iterator[Violation]:
 
 
 def _lost(run: Rehearsal, moves: Moves) -> Iterator[Violation | Note]:
-    """Parameters of which most entries with a gradient do not move: a failure where these are most of all."""
+    """Parameters of which most entries do not move; a failure where these are most of all."""
     weights = dict(run.model.named_parameters())
     lost, stuck, entries = list[str](), 0, 0
     for name, g in moves.gradients.items():
@@ -259,7 +257,9 @@ def _lost(run: Rehearsal, moves: Moves) -> Iterator[Violation | Note]:
             lost.append(name)
     if lost:
         kind = str(weights[lost[0]].dtype).removeprefix("torch.")
-        evidence = f"{kind} rounds most of the update away in {len(lost)} of {len(moves.gradients)} parameters"
+        evidence = (
+            f"{kind} rounds most of the update away in {len(lost)} of {len(moves.gradients)} parameters"
+        )
         if 2 * stuck > entries:
             yield fail(
                 common(lost), evidence, "keep the weights, or a copy of them in the optimizer, in float32"
