@@ -292,7 +292,11 @@ class Step:
         ready = given if isinstance(given, (list, tuple)) else [given]
         if all(isinstance(o, torch.optim.Optimizer) for o in ready):
             bound = scheduler if hasattr(scheduler, "step") else None
-            model, optimizers, copied = copy.deepcopy((self.model, list(ready), bound))
+            memo: dict[int, Any] = {}
+            model, optimizers, copied = copy.deepcopy((self.model, list(ready), bound), memo)
+            for own, twin in zip(ready, optimizers, strict=True):  # torch copies three attributes of them only
+                others = {k: v for k, v in vars(own).items() if k not in vars(twin) and k != "step"}
+                vars(twin).update(copy.deepcopy(others, memo))
         else:
             model = self.copy()
             made = given(model)
