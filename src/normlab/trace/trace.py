@@ -247,8 +247,8 @@ class Trace:
             with self.with_graph() as passed:
                 if passed.loss is None or not passed.loss.requires_grad:
                     raise UserError("the loss has no gradient: it is detached or made under torch.no_grad()")
-                with Functions(exact=self.exact, dropout=self.dropout):  # a checkpoint runs its part again
-                    passed.loss.backward()
+                with Functions(exact=self.exact, dropout=self.dropout):  # checkpoints run their part again
+                    torch.autograd.backward(passed.loss)
             return {n: p.grad for n, p in self.model.named_parameters() if p.requires_grad}
 
 
