@@ -47,6 +47,8 @@ class Step:
         self.setup, self.declare, self.batch = setup, setup.declare, setup.batch
         self.model = unwrap(setup.model)
         self.started, self.budget_s = time.monotonic(), budget_s
+        self.pass_s = 0.0
+        """Seconds that one exact forward pass takes."""
         self.loss_of = setup.loss or output_loss
         self.kept: dict[str, Any] = {}
         """What one property leaves for others."""
@@ -89,7 +91,6 @@ class Step:
     def exact(self) -> Trace:
         """The model in float64 where it can be had, awake, without dropout, in evaluation mode."""
         trace, self.is_exact = self._widened()
-        self.exact_seconds = self._timed(trace)
         with suppress(Exception):
             where = Facts(trace, self.declare)
             self.__dict__["facts"] = where
@@ -99,14 +100,19 @@ class Step:
         return trace
 
     def _widened(self) -> tuple[Trace, bool]:
+        start = time.monotonic()
         if not self.copyable:
+            self.pass_s = time.monotonic() - start
             return Trace(self.model, self.batch, self.loss_of, dropout=False, seed=SEED), False
         model = awake(self.copy())
         narrow = Trace(model, self.batch, self.loss_of, dropout=False, seed=SEED)
         try:
             twin = copy.deepcopy(model).double()
             wide = replace(narrow, model=twin, batch=widened(self.batch), exact=True)
-            a, b = float(wide.loss), float(narrow.loss)
+            start = time.monotonic()
+            a = float(wide.loss)
+            self.pass_s = time.monotonic() - start
+            b = float(narrow.loss)
             drawn = max(abs(float(narrow.again(seed=seed).loss) - b) for seed in (1, 2))
         except Exception:
             return narrow, False
@@ -129,13 +135,6 @@ class Step:
             after = {n: b.clone() for n, b in self.exact.model.named_buffers() if b.is_floating_point()}
         return [n for n, b in self.exact.model.named_buffers() if n in after and not b.equal(after[n])]
 
-    @staticmethod
-    def _timed(trace: Trace) -> float:
-        start = time.monotonic()
-        with suppress(Exception):
-            _ = trace.again().loss
-        return time.monotonic() - start
-
     @cached_property
     def facts(self) -> Facts:
         """The facts of the step, read off the exact trace."""
@@ -148,12 +147,6 @@ class Step:
     def left_s(self) -> float:
         """Seconds of the budget that are left."""
         return self.budget_s - (time.monotonic() - self.started)
-
-    @cached_property
-    def pass_s(self) -> float:
-        """Seconds that one exact forward pass takes."""
-        _ = self.exact
-        return self.exact_seconds
 
     def refuse_what_cannot_run(self) -> None:
         """Raise UserError for a step that cannot be run once."""
@@ -231,6 +224,8 @@ class Step:
             where = self.facts.logits.where
         except Unknown:
             return self._main_output(trace)
+        if trace is self.__dict__.get("exact"):
+            return self.facts.logits.value
         if isinstance(where, FunctionInput):
             calls = trace.functions(*SCORED)
             if where.index >= len(calls):
@@ -274,19 +269,13 @@ class Step:
                 return one.module
         return ""
 
-    def part(self, rows: Any = slice(None), positions: Any = None) -> Part:
-        """Select rows, and positions, of any tensor with the layout `[B, T, …]`, `[T, B, …]`, `[B, H, T, …]`
-        or `[B·T, …]`.
+    def part(self, mask: Tensor) -> Part:
+        """Select the entries at which a mask over rows `[B]`, or rows and positions `[B, T]`, is True, of any
+        tensor with the layout `[B, T, …]`, `[T, B, …]`, `[B, H, T, …]` or `[B·T, …]`.
+
+        Of a tensor without an axis for positions, the rows that the mask selects whole are compared.
         """
-        count = self.facts.rows
-        width = None if positions is None else self.facts.tokens.ids.shape[1]
-
-        def select(x: Tensor) -> Tensor | None:
-            return (
-                _rows(x, rows, count) if width is None else _positions(x, (rows, positions), (count, width))
-            )
-
-        return select
+        return lambda x: _selected(x, mask.to(x.device))
 
     # ------------------------------------------------------------------------------------------- optimizers
     def together(self) -> tuple[nn.Module, list[torch.optim.Optimizer], Any]:
@@ -320,24 +309,27 @@ def _differ(a: tuple[Tensor, ...], b: tuple[Tensor, ...], part: Part, limit: flo
     return any(x is not None and y is not None and distance(x, y) > limit for x, y in pairs)
 
 
-def _rows(x: Tensor, rows: Any, count: int) -> Tensor | None:
+def _selected(x: Tensor, mask: Tensor) -> Tensor | None:
+    rows = mask if mask.ndim == 1 else mask.all(1)
+    if mask.ndim == 2 and (shown := _by_position(x, *mask.shape)) is not None:
+        return shown[mask[:, : shown.shape[1]]]
+    count = len(mask)
     if x.ndim and x.shape[0] == count:
-        return x[rows]
-    return x[:, rows] if x.ndim >= 2 and x.shape[1] == count else None
+        return x[rows] if rows.any() else None
+    return x[:, rows] if x.ndim >= 2 and x.shape[1] == count and rows.any() else None
 
 
-def _positions(x: Tensor, pick: tuple[Any, Any], size: tuple[int, int]) -> Tensor | None:
-    (rows, positions), (count, width), shape = pick, size, x.shape
-    if x.ndim >= 2 and shape[:2] == (count, width):
-        return x[rows][:, positions]
-    if x.ndim >= 2 and shape[:2] == (width, count):
-        return x[positions][:, rows]
-    if x.ndim >= 4 and shape[0] == count and shape[2] == width:
-        return x[rows][:, :, positions]
-    if x.ndim >= 2 and shape[0] == count * width:
-        return x.reshape(count, width, *shape[1:])[rows][:, positions]
-    if x.ndim >= 3 and shape[0] == count and 0 <= width - shape[1] <= 1:  # the last position is cut off
-        return x[rows][:, positions] if not isinstance(positions, Tensor) else None
+def _by_position(x: Tensor, rows: int, width: int) -> Tensor | None:
+    """The tensor as `[B, T, …]`, with one position less where it is cut off; None where it has no such axes."""
+    shape = x.shape
+    if x.ndim >= 2 and shape[0] == rows and 0 <= width - shape[1] <= 1 and shape[1] > 0:
+        return x
+    if x.ndim >= 2 and shape[:2] == (width, rows):
+        return x.transpose(0, 1)
+    if x.ndim >= 4 and shape[0] == rows and shape[2] == width:
+        return x.transpose(1, 2)
+    if x.ndim >= 2 and rows > 1 and shape[0] in (rows * width, rows * (width - 1)):
+        return x.reshape(rows, -1, *shape[1:])
     return None
 
 
