@@ -19,6 +19,7 @@ from normlab.trace.facts.stacks import block_of, siblings
 from normlab.trace.facts.unknown import Unknown
 from normlab.trace.functions import OWN
 from normlab.trace.trace import Trace
+from normlab.trace.untouched import without_gradients
 
 STEPS: Final = (1e-5, 1e-6, 1e-7)
 """Relative changes of the weights whose differences are taken, until two of them agree."""
@@ -99,11 +100,9 @@ class Along:
 
     def _attached(self) -> tuple[float, ...]:
         """The gradients that numbers get from autograd functions which they enter."""
-        with self.trace.with_graph(functions=lambda name: name == OWN) as passed:
-            numbers = _numbers(passed.functions)
-            if passed.loss is None or not numbers:
-                return ()
-            found = torch.autograd.grad(passed.loss, numbers, allow_unused=True)
+        own = self.trace.with_graph(functions=lambda name: name == OWN)
+        with without_gradients(self.trace.model), own as passed:
+            found = arriving(passed.loss, _numbers(passed.functions))
         return tuple(0.0 if g is None else float(g) for g in found)
 
     def first_wrong(self, facts: Facts) -> str:
@@ -117,9 +116,18 @@ class Along:
 
 def _numbers(calls: Sequence[object]) -> list[Tensor]:
     inputs = [x for call in calls for x in call.args]  # type: ignore[attr-defined]
-    return [
-        x for x in inputs if isinstance(x, Tensor) and x.numel() == 1 and x.is_floating_point()
-    ]
+    return [x for x in inputs if isinstance(x, Tensor) and x.numel() == 1 and x.is_floating_point()]
+
+
+def arriving(loss: Tensor | None, tensors: Sequence[Tensor]) -> list[Tensor | None]:
+    """The gradients that a backward pass brings to tensors, None where it does not reach them."""
+    found: dict[int, Tensor] = {}
+    for i, x in enumerate(tensors):
+        if x.requires_grad:
+            x.register_hook(lambda g, i=i: found.__setitem__(i, g.detach()))
+    if loss is not None and tensors:
+        loss.backward()
+    return [found.get(i) for i in range(len(tensors))]
 
 
 def ordered(facts: Facts, names: Sequence[str]) -> list[str]:
@@ -162,7 +170,7 @@ def _trainer(step: Step) -> Trace:
     return step.exact if step.moving else step.training
 
 
-@property_of("gradients", explains=["step", "overfit", "repeats", "update"], passes=8)
+@property_of("gradients", explains=["derivative", "step", "overfit", "repeats", "update"], passes=8)
 def gradients(step: Step) -> Iterator[Violation | Note]:
     """Every trainable parameter, and every row and column of it, gets a gradient in a training step."""
     try:
@@ -245,7 +253,9 @@ def _stuck(step: Step) -> Iterator[Violation]:
         own = dict(trace.model.named_parameters())
         found = trace.gradients
         now = [n for n, g in found.items() if _none(g)]
-        if not now or now == dead:
+        if not now:
+            return
+        if now == dead:
             break
         dead, weights = now, dict(trace.weights)
         for n, g in found.items():
@@ -254,7 +264,7 @@ def _stuck(step: Step) -> Iterator[Violation]:
                 size = float(here.norm()) or here.numel() ** 0.5
                 weights[n] = here - 0.01 * size / float(g.norm()) * g
         trace = trace.again(weights=weights)
-    if dead and (asleep := [n for n in zero if n in dead]):
+    if asleep := [n for n in zero if n in dead]:
         yield fail(
             asleep[0],
             f"it starts at 0 and its gradient stays 0, as of {len(dead)} parameters: what multiplies it is 0, too",
@@ -264,27 +274,26 @@ def _stuck(step: Step) -> Iterator[Violation]:
 
 def _lost(step: Step) -> Iterator[Violation]:
     """What is computed with a graph for the loss, and is no part of it."""
-    wanted = step.training.with_graph(functions=lambda name: name == OWN)
-    with wanted as passed:
-        if passed.loss is None:
-            return
+    model = step.exact.model
+    with without_gradients(model), step.training.with_graph(functions=lambda name: name == OWN) as passed:
         results = [(f.module, x) for f in passed.functions for x in _floats(f.result)]
         kept = [
             (path, x)
-            for path, module in step.exact.model.named_modules()
-            for key, value in vars(module).items()
-            if not key.startswith("__") and isinstance(value, Tensor) and value.numel() == 1
+            for path, module in model.named_modules()
+            for value in vars(module).values()
             for x in _floats(value)
+            if x.numel() == 1 and x.grad_fn is not None
         ]
-        for place, x in [*results, *kept]:
-            if torch.autograd.grad(passed.loss, x, retain_graph=True, allow_unused=True)[0] is None:
-                what = "the result of its autograd function" if len(results) else "a number that it keeps"
-                yield fail(
-                    place,
-                    f"{what} has a graph and is no part of the loss, so that its gradient is lost",
-                    "add it to the loss, or pass the result on",
-                )
-                return
+        reached = arriving(passed.loss, [x for _, x in results + kept]) if results + kept else []
+    for (place, _), g in zip(results + kept, reached, strict=True):
+        if g is None:
+            yield fail(
+                place,
+                "the result of an autograd function, or a number that it keeps, has a graph and is no part of the "
+                "loss: what it would add to the gradient is lost",
+                "add it to the loss, or pass the result on",
+            )
+            return
 
 
 def _floats(value: object) -> list[Tensor]:
@@ -338,7 +347,11 @@ def frozen(step: Step) -> Iterator[Violation | Note]:
     declared = [n for n in held if any(fnmatchcase(n, glob) for glob in step.declare.frozen)]
     for names in siblings(step.facts.stacks, own).values():
         trained = [own[n].requires_grad for n in names]
-        bad = [n for n in names[trained.index(True) :] if n in held and n not in declared] if any(trained) else []
+        bad = (
+            [n for n in names[trained.index(True) :] if n in held and n not in declared]
+            if any(trained)
+            else []
+        )
         if bad:
             yield fail(
                 bad[0],
@@ -367,6 +380,6 @@ def _drawn(step: Step, held: list[str]) -> Iterator[Violation]:
             return
     except Unknown:
         return
-    yield fail(tables[0], "frozen as it was drawn, while every block trains", "set requires_grad, or declare frozen")
-
-
+    yield fail(
+        tables[0], "frozen as it was drawn, while every block trains", "set requires_grad, or declare frozen"
+    )

@@ -55,9 +55,11 @@ def _sees(step: Step, distance: int) -> bool:
     place = int(counted[len(counted) // 2])
     if facts.targets.ids.shape[1] != width or not 0 <= place + distance < width:
         return distance <= 0
-    token = (torch.arange(width) == place + distance).expand(facts.tokens.ids.shape)
-    changed = step.exact.again(batch=facts.other_tokens(token))
-    return step.difference(step.exact, changed, step.part(positions=slice(place, place + 1))) is not None
+    here, there = (
+        (torch.arange(width) == i).expand(facts.tokens.ids.shape) for i in (place, place + distance)
+    )
+    changed = step.exact.again(batch=facts.other_tokens(there))
+    return step.difference(step.exact, changed, step.part(here)) is not None
 
 
 def _unaligned(step: Step, asked: Targets, copied: float) -> Iterator[Violation]:
@@ -168,7 +170,9 @@ def reduction(step: Step) -> Iterator[Violation | Note]:
     asked = step.facts.targets
     weight = asked.weight[asked.counted]
     if float(weight.max() - weight.min()) > CLOSE * float(weight.max()):
-        yield note("loss", f"counted positions weigh from {float(weight.min()):.3g} to {float(weight.max()):.3g}")
+        yield note(
+            "loss", f"counted positions weigh from {float(weight.min()):.3g} to {float(weight.max()):.3g}"
+        )
     total = float(weight.sum())
     part = _half(step, asked)
     if part is None:
@@ -178,7 +182,9 @@ def reduction(step: Step) -> Iterator[Violation | Note]:
     if abs(ratio - 1) <= CLOSE:
         ignored = asked.ids.numel() - len(weight)
         if ignored and abs(total * asked.ids.numel() / len(weight) - 1) <= CLOSE:
-            yield note("loss", f"it is divided by all {asked.ids.numel()} positions, {ignored} ignored ones too")
+            yield note(
+                "loss", f"it is divided by all {asked.ids.numel()} positions, {ignored} ignored ones too"
+            )
     elif abs(ratio / count - 1) <= CLOSE:
         if step.setup.step is not None:
             yield note("loss", "it is a sum over positions; the step divides it, or the gradient grows")
@@ -196,7 +202,9 @@ def reduction(step: Step) -> Iterator[Violation | Note]:
             "divide by the number of counted positions",
         )
     else:
-        yield note("loss", f"the weights add up to {total:.4g}, and to {ratio * total:.4g} for half of the rows")
+        yield note(
+            "loss", f"the weights add up to {total:.4g}, and to {ratio * total:.4g} for half of the rows"
+        )
 
 
 def _half(step: Step, asked: Targets) -> Targets | None:
@@ -232,7 +240,9 @@ def explained(step: Step) -> Iterator[Violation | Note]:
         yield note("loss", f"{rest:+.4g} of {size:.5g} is another term on the logits")
         return
     if _reaches(step):
-        yield note("loss", f"{rest:+.4g} of {size:.5g} is not the cross-entropy, and has a gradient of its own")
+        yield note(
+            "loss", f"{rest:+.4g} of {size:.5g} is not the cross-entropy, and has a gradient of its own"
+        )
     elif step.is_exact and _constant(step, rest):
         yield note("loss", f"{rest:+.4g} of {size:.5g} is a constant")
     elif step.is_exact:
@@ -258,7 +268,9 @@ def _rest(step: Step, trace: object) -> float:
 def _constant(step: Step, rest: float) -> bool:
     """Whether what is left of the loss does not move with the weights."""
     weights = {
-        n: p.detach() + 1e-3 * p.detach().roll(1) for n, p in step.exact.model.named_parameters() if p.is_floating_point()
+        n: p.detach() + 1e-3 * p.detach().roll(1)
+        for n, p in step.exact.model.named_parameters()
+        if p.is_floating_point()
     }
     return abs(_rest(step, step.exact.again(weights=weights)) - rest) <= CLOSE * abs(rest)
 

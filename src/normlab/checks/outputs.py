@@ -129,7 +129,9 @@ def training_equals_evaluation(step: Step) -> Iterator[Violation | Note]:
     if step.moving:
         raise Untestable(f"{step.moving[0]} holds running statistics, which evaluation reads")
     if step.draws:
-        raise Untestable("training draws something besides torch's dropout: hand the model over with a rate of 0")
+        raise Untestable(
+            "training draws something besides torch's dropout: hand the model over with a rate of 0"
+        )
     yield fail(
         found.module,
         f"without dropout, outputs of training and of evaluation differ by {found.size:.1e}",

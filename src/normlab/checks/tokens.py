@@ -50,7 +50,9 @@ def rows(step: Step) -> Answers:
     size = distance(logits.roll(1, axis), moved) if logits.shape == moved.shape else 0.0
     if size > step.rounding and not distance(logits, step.logits(step.exact.again(seed=1))):
         # noise that is drawn goes by the row's place
-        yield fail("", f"rows in another order change outputs by {size:.1e} of their size", "index nothing by row")
+        yield fail(
+            "", f"rows in another order change outputs by {size:.1e} of their size", "index nothing by row"
+        )
 
 
 def _real(step: Step, tokens: Tokens) -> Tensor:

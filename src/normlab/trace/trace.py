@@ -247,7 +247,7 @@ class Trace:
             with self.with_graph() as passed:
                 if passed.loss is None or not passed.loss.requires_grad:
                     raise UserError("the loss has no gradient: it is detached or made under torch.no_grad()")
-                with Functions(exact=self.exact, dropout=self.dropout):  # a checkpoint runs its part again
+                with _recomputing(self.model, Functions(exact=self.exact, dropout=self.dropout)):
                     passed.loss.backward()
             return {n: p.grad for n, p in self.model.named_parameters() if p.requires_grad}
 
@@ -314,6 +314,34 @@ class _Watch:
 @contextmanager
 def _nothing() -> Iterator[None]:
     yield
+
+
+@contextmanager
+def _recomputing(model: nn.Module, mode: Functions) -> Iterator[None]:
+    """Run the modules that a backward pass inside this block runs again, as checkpoints do, in this mode, which
+    autograd leaves behind.
+    """
+    inside: list[nn.Module] = []
+
+    def enter(module: nn.Module, _: Any) -> None:
+        if not inside:
+            mode.__enter__()
+        inside.append(module)
+
+    def leave(*_: Any) -> None:
+        inside.pop()
+        if not inside:
+            mode.__exit__(None, None, None)
+
+    handles: list[Any] = []
+    try:
+        for module in model.modules():
+            handles.append(module.register_forward_pre_hook(enter))
+            handles.append(module.register_forward_hook(leave, always_call=True))  # it may be stopped early
+        yield
+    finally:
+        for handle in handles:
+            handle.remove()
 
 
 def _entering(change: Callable[[Tensor], Tensor]) -> Callable[..., Any]:
