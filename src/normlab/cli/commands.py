@@ -15,6 +15,7 @@ from tyro.conf import FlagCreatePairsOff, OmitArgPrefixes, Positional, arg
 
 from normlab.cli import failures
 from normlab.cli.advise import Advise
+from normlab.cli.check import Check
 from normlab.cli.common import RUNS, ConfigParts, Imports, Switch, base_of, resolved
 from normlab.cli.diagnose import Diagnose, Preflight
 from normlab.cli.flags import ConfigFlags, flags_of, load
@@ -272,6 +273,7 @@ COMMANDS: dict[str, type[Command]] = {
         Report,
         Fold,
         Recipes,
+        Check,
         Preflight,
         Diagnose,
         Advise,
