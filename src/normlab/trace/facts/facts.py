@@ -151,7 +151,7 @@ class Facts:
             if not isinstance(ids, Tensor) or ids.ndim not in (1, 2):
                 continue
             for place, entry in integers.items():
-                tokens = _match(ids, place, entry, len(table))
+                tokens = _match(ids, place, entry, (self.rows, len(table)))
                 positions = tokens is not None and len(tokens.ids) > 1 and rows_equal(tokens.ids)
                 if tokens is not None and place not in found and not positions:
                     found[place] = tokens
@@ -381,17 +381,18 @@ def _whole_numbers(x: Tensor) -> bool:
     return not x.is_floating_point() and not x.is_complex() and x.dtype != torch.bool
 
 
-def _match(ids: Tensor, place: Place, entry: Tensor, vocabulary: int) -> Tokens | None:
+def _match(ids: Tensor, place: Place, entry: Tensor, size: tuple[int, int]) -> Tokens | None:
     """The looked-up ids as part of an entry of the batch `[B, T']` or `[T', B]`, None if they are none.
 
     They stand there from one of its first columns on; or they are its values, labels, behind one start.
     """
+    rows, vocabulary = size
     if ids.ndim == 1:
         same = ids.numel() == entry.numel() and torch.equal(ids.long(), entry.reshape(-1).long())
         return Tokens(place, entry.cpu().long(), 0, False, vocabulary, entry.cpu().long()) if same else None
     for looked in (ids.cpu().long(), ids.T.cpu().long()):
         for transposed, own in ((False, entry.cpu().long()), (True, entry.T.cpu().long())):
-            if looked.shape[0] != own.shape[0]:
+            if looked.shape[0] != own.shape[0] or looked.shape[0] != rows:
                 continue
             width, spare = looked.shape[1], own.shape[1] - looked.shape[1]
             for column in range(min(spare, 2) + 1):
