@@ -191,7 +191,7 @@ def _masked(config: Any, generator: torch.Generator) -> Batch:
 def _pairs(config: Any, generator: torch.Generator) -> Batch:
     source, target = _text(config, generator), _text(config, generator)
     labels = target["input_ids"].masked_fill(~_real(target), IGNORED).flip(0)
-    return {**source, "labels": labels[:, : labels.shape[1] - 4]}
+    return {**source, "labels": labels[:, : labels.shape[1] - 4].contiguous()}
 
 
 def _classes(config: Any) -> Tensor:

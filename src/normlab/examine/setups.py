@@ -62,11 +62,10 @@ def setup_from_file(reference: str, *, seed: int) -> Iterator[Source]:
     where, colon, name = reference.partition(":")
     path, arguments = list(sys.path), list(sys.argv)
     try:
-        with redirect_stdout(sys.stderr):
-            with same_random_state(seed):
-                found = _attribute(_loaded(where), where, name if colon else DEFAULT)
-                setup = _called(found, reference, seed)
-            yield Source(f"{type(setup.model).__name__} of {reference}", setup)
+        with redirect_stdout(sys.stderr), same_random_state(seed):
+            found = _attribute(_loaded(where), where, name if colon else DEFAULT)
+            setup = _called(found, reference, seed)
+        yield Source(f"{type(setup.model).__name__} of {reference}", setup)
     finally:
         sys.path[:], sys.argv[:] = path, arguments
 
