@@ -18,8 +18,8 @@ def assert_step(
 ) -> Report:
     """Raise AssertionError, with the report, where a property of a training step fails; return the report.
 
-    Takes the arguments of ``normlab.check``. ``allow`` are names of properties that may fail. Raises UserError
-    for a name that no property has.
+    Takes the arguments of ``normlab.check``. ``allow`` are names of properties that may fail. Raises
+    UserError for a name that no property has.
     """
     for name in [allow] if isinstance(allow, str) else allow:
         refuse_unknown(name, [p.name for p in properties()], "allow")

@@ -17,7 +17,7 @@ from normlab.cli import failures
 from normlab.cli.advise import Advise
 from normlab.cli.check import Check
 from normlab.cli.common import RUNS, ConfigParts, Imports, Switch, base_of, resolved
-from normlab.cli.diagnose import Diagnose, Preflight
+from normlab.cli.diagnose import Diagnose
 from normlab.cli.flags import ConfigFlags, flags_of, load
 from normlab.cli.fold import Fold
 from normlab.cli.forecast import Forecast
@@ -274,7 +274,6 @@ COMMANDS: dict[str, type[Command]] = {
         Fold,
         Recipes,
         Check,
-        Preflight,
         Diagnose,
         Advise,
         Forecast,

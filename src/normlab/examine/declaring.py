@@ -33,7 +33,8 @@ from normlab.trace.setup import Declaration, Setup
 from normlab.trace.starts import Start
 
 DEPTHS: Final = ("none", "total", "layer")
-ROLES: Final = ("embedding", "query", "key", "value", "output", "ffn_in", "ffn_out", "norm")
+ROLES: Final = tuple("embedding query key value output ffn_in ffn_gate ffn_out head norm".split())
+"""Roles of matrices; ``norm`` is that of gains. A gate is also of ``ffn_in``."""
 ENTRY: Final = ("std", "value", "depth", "truncated_at")
 FORM: Final = (
     "a table has a role or a glob of paths for its name, and std or value, depth and truncated_at: "
@@ -83,6 +84,9 @@ def read_declaration(path: Path) -> tuple[dict[str, Any], Entries]:
         raise UserError(f"{path} cannot be read as TOML: {error}; {FORM}") from error
     entries = {name: value for name, value in content.items() if isinstance(value, dict)}
     words = {name: value for name, value in content.items() if name not in entries}
+    if "truncated_at" in words:  # of every draw
+        most = {"truncated_at": words.pop("truncated_at")}
+        entries = {name: (most if "std" in entry else {}) | entry for name, entry in entries.items()}
     known = [f.name for f in fields(Declaration)]
     for name in words:
         if name not in known:
@@ -126,7 +130,12 @@ def _read(setup: Setup, *, stream: bool = False) -> tuple[Structure, list[_Place
             shape = tuple(part.of(p.detach()).shape)
             known = layers.get(owner.stack or "", 0)
             places.append(_Place(path, part, shape, owner.stack or "", owner.index, layer, known))
-    return structure, places
+    vocabulary = max((p.shape[0] for p in places if p.part.kind == "embedding" and p.matrix), default=0)
+    heads = (p.matrix and p.part.kind == "other" and vocabulary in p.shape for p in places)
+    head = Part("head")
+    return structure, [
+        replace(p, part=head) if is_head else p for p, is_head in zip(places, heads, strict=True)
+    ]
 
 
 def resolved_starts(entries: Entries, setup: Setup, where: str) -> tuple[Start, ...]:
@@ -144,7 +153,7 @@ def resolved_starts(entries: Entries, setup: Setup, where: str) -> tuple[Start, 
         used |= {*fits}
         if fits and (start := _start(entries[fits[-1]], place)) is not None:
             found.append(start)
-    if idle := [name for name in entries if name not in used]:
+    if idle := [name for name in entries if name not in used and name not in ROLES]:
         roles = sorted({p.part.kind for p in places} & {*ROLES})
         raise UserError(
             f"[{idle[0]}] in {where} fits no parameter; the roles here are {', '.join(roles)}, and the paths "
