@@ -133,7 +133,7 @@ def counted(step: Step) -> Iterator[Violation | Note]:
     if pad in ends:  # the first of the padding may stand for the end
         there = there | _ahead(real, asked, shift - 1 + facts.offset, torch.zeros_like(asked.counted))
     elif pad is not None and shift:
-        there = there & (asked.ids != pad)
+        there = asked.ids != pad  # the end of a text is asked where the input may be padding already
     bad = asked.counted & ~there
     if bool(bad.any()):
         yield fail(
