@@ -232,7 +232,7 @@ class Step:
             calls = trace.functions(*SCORED)
             if where.index >= len(calls):
                 raise Untestable("the loss is computed in another way after the change")
-            return calls[where.index].argument(0, "input").detach()
+            return calls[where.index].argument(0, "input").detach().movedim(where.axis, -1)
         if where not in trace.taps:
             trace = trace.again(taps=(*trace.taps, where))
         return trace[where]

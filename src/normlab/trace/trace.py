@@ -318,8 +318,8 @@ def _nothing() -> Iterator[None]:
 
 @contextmanager
 def _recomputing(model: nn.Module, mode: Functions) -> Iterator[None]:
-    """Run the modules that a backward pass inside this block runs again, as checkpoints do, in this mode, which
-    autograd leaves behind.
+    """Run the modules that a backward pass inside this block runs again, as checkpoints do, in this mode;
+    autograd would leave it behind.
     """
     inside: list[nn.Module] = []
 
