@@ -60,6 +60,7 @@ def start(subject: Subject) -> tuple[Table, Table]:
     statistics = [(buffer, buffer.detach().clone()) for buffer in model.buffers()]
     with torch.no_grad(), undisturbed(model):
         model.train()
+        torch.manual_seed(0)  # dropout draws the same in every diagnosis
         dropped = float(subject.loss_of(model, subject.batch))
         for buffer, before in statistics:
             buffer.copy_(before)  # a batch norm in training counts batches
