@@ -64,7 +64,7 @@ PROPERTIES: Final[dict[str, Property]] = {}
 """By name, in the order in which their violations are reported: causes before consequences."""
 
 ORDER: Final = (
-    "finite", "holds", "evaluation_repeats", "targets", "causality", "rows", "reach", "padding", "documents",
+    "finite", "holds", "evaluation_repeats", "targets", "rows", "causality", "reach", "padding", "documents",
     "counted", "order", "attention_scale", "ties", "residual", "norms", "dropout_repeats",
     "training_equals_evaluation", "compiled_equals_plain", "inputs", "derivative", "gradients", "step", "frozen",
     "siblings", "seeds", "start", "buffers", "explained", "reduction", "initial_loss", "nonlinear", "precision",

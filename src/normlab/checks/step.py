@@ -252,19 +252,13 @@ class Step:
                 return one.module
         return ""
 
-    def part(self, rows: Any = slice(None), positions: Any = None) -> Part:
-        """Select rows, and positions, of any tensor with the layout `[B, T, …]`, `[T, B, …]`, `[B, H, T, …]`
-        or `[B·T, …]`.
+    def part(self, mask: Tensor) -> Part:
+        """Select the entries at which a mask over rows `[B]`, or rows and positions `[B, T]`, is True, of any
+        tensor with the layout `[B, T, …]`, `[T, B, …]`, `[B, H, T, …]` or `[B·T, …]`.
+
+        Of a tensor without an axis for positions, the rows that the mask selects whole are compared.
         """
-        count = self.facts.rows
-        width = None if positions is None else self.facts.tokens.ids.shape[1]
-
-        def select(x: Tensor) -> Tensor | None:
-            return (
-                _rows(x, rows, count) if width is None else _positions(x, (rows, positions), (count, width))
-            )
-
-        return select
+        return lambda x: _selected(x, mask.to(x.device))
 
     # ------------------------------------------------------------------------------------------- optimizers
     def together(self) -> tuple[nn.Module, list[torch.optim.Optimizer], Any]:
@@ -298,24 +292,27 @@ def _differ(a: tuple[Tensor, ...], b: tuple[Tensor, ...], part: Part, limit: flo
     return any(x is not None and y is not None and distance(x, y) > limit for x, y in pairs)
 
 
-def _rows(x: Tensor, rows: Any, count: int) -> Tensor | None:
+def _selected(x: Tensor, mask: Tensor) -> Tensor | None:
+    rows = mask if mask.ndim == 1 else mask.all(1)
+    if mask.ndim == 2 and (shown := _by_position(x, *mask.shape)) is not None:
+        return shown[mask[:, : shown.shape[1]]]
+    count = len(mask)
     if x.ndim and x.shape[0] == count:
-        return x[rows]
-    return x[:, rows] if x.ndim >= 2 and x.shape[1] == count else None
+        return x[rows] if rows.any() else None
+    return x[:, rows] if x.ndim >= 2 and x.shape[1] == count and rows.any() else None
 
 
-def _positions(x: Tensor, pick: tuple[Any, Any], size: tuple[int, int]) -> Tensor | None:
-    (rows, positions), (count, width), shape = pick, size, x.shape
-    if x.ndim >= 2 and shape[:2] == (count, width):
-        return x[rows][:, positions]
-    if x.ndim >= 2 and shape[:2] == (width, count):
-        return x[positions][:, rows]
-    if x.ndim >= 4 and shape[0] == count and shape[2] == width:
-        return x[rows][:, :, positions]
-    if x.ndim >= 2 and shape[0] == count * width:
-        return x.reshape(count, width, *shape[1:])[rows][:, positions]
-    if x.ndim >= 3 and shape[0] == count and 0 <= width - shape[1] <= 1:  # the last position is cut off
-        return x[rows][:, positions] if not isinstance(positions, Tensor) else None
+def _by_position(x: Tensor, rows: int, width: int) -> Tensor | None:
+    """The tensor as `[B, T, …]`, with one position less where it is cut off; None where it has no such axes."""
+    shape = x.shape
+    if x.ndim >= 2 and shape[0] == rows and 0 <= width - shape[1] <= 1 and shape[1] > 0:
+        return x
+    if x.ndim >= 2 and shape[:2] == (width, rows):
+        return x.transpose(0, 1)
+    if x.ndim >= 4 and shape[0] == rows and shape[2] == width:
+        return x.transpose(1, 2)
+    if x.ndim >= 2 and rows > 1 and shape[0] in (rows * width, rows * (width - 1)):
+        return x.reshape(rows, -1, *shape[1:])
     return None
 
 
