@@ -24,9 +24,10 @@ if TYPE_CHECKING:
     from normlab.spec.request import CompareRequest
     from normlab.store import RunFolder, Runs
     from normlab.tasks.scores import score
-    from normlab.training.train import train
+    from normlab.trace.record import record
     from normlab.trace.setup import Setup
-    from normlab.trace.trace import Trace, record
+    from normlab.trace.trace import Trace
+    from normlab.training.train import train
     from normlab.training.translate import translate
 
 __version__ = "0.1.0"
@@ -48,7 +49,7 @@ _HOME = {
     "load_plugins": "normlab.recipes.plugins",
     "plan": "normlab.comparison.plan",
     "read_structure": "normlab.diagnosis",
-    "record": "normlab.trace.trace",
+    "record": "normlab.trace.record",
     "resolve": "normlab.recipes.grammar",
     "score": "normlab.tasks.scores",
     "train": "normlab.training.train",
@@ -64,8 +65,8 @@ __all__ = [
     "CompareRequest",
     "Config",
     "Diagnosis",
-    "RunFolder",
     "Report",
+    "RunFolder",
     "Runs",
     "Setup",
     "Trace",
