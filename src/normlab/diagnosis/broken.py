@@ -11,8 +11,8 @@ from torch import Tensor, nn
 from normlab.diagnosis.reading.batches import tokens
 from normlab.diagnosis.reading.naming import layer_of
 from normlab.diagnosis.reading.subject import Subject
-from normlab.diagnosis.reading.taps import leaves, watching
 from normlab.diagnosis.rules.finding import Finding
+from normlab.trace.tensors import forward_hooks, tensors_in
 
 INITIALISE: Final = "initialise it: it may still hold memory from torch.empty or to_empty"
 EARLIER: Final = "go back to earlier weights"
@@ -96,7 +96,7 @@ def _first_module(subject: Subject) -> str | None:
     found: list[str] = []
 
     def see(path: str, side: str, values: Any) -> None:
-        numbers = [x for _, x in leaves(values) if x.is_floating_point() and not _mask(x)]
+        numbers = [x for _, x in tensors_in(values) if x.is_floating_point() and not _mask(x)]
         whole = all(bool(x.isfinite().all()) for x in numbers)
         if side == "input":
             finite[path] = whole
@@ -104,7 +104,7 @@ def _first_module(subject: Subject) -> str | None:
             found.append(path)
 
     modules = dict(subject.model.named_modules())
-    with watching(modules, see):
+    with forward_hooks(modules, see):
         subject.loss()
     return next(iter(found), None)
 

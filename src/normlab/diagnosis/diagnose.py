@@ -17,12 +17,9 @@ from torch import Tensor, nn
 from normlab.diagnosis.broken import broken_loss, broken_parameters
 from normlab.diagnosis.forecasting import forecast
 from normlab.diagnosis.plan import Plan
-from normlab.diagnosis.probing.step import OptimiserFactory
-from normlab.diagnosis.probing.stepping import trainable
 from normlab.diagnosis.reading.naming import layer_of
 from normlab.diagnosis.reading.structure import Structure, UnreadError, read_structure
-from normlab.diagnosis.reading.subject import Loss, Subject, output_loss
-from normlab.diagnosis.reading.taps import Call, bare, calling, leaves
+from normlab.diagnosis.reading.subject import Subject
 from normlab.diagnosis.reading.unregistered import pointed_out, unregistered
 from normlab.diagnosis.result import Diagnosis
 from normlab.diagnosis.rules.features import TABLES
@@ -34,6 +31,10 @@ from normlab.errors import UserError
 from normlab.forecast.answer import Answer
 from normlab.spec.allowed import POSITIVE
 from normlab.spec.arguments import validate_arguments
+from normlab.trace.setup import Loss
+from normlab.trace.step import OptimizerFactory, trainable
+from normlab.trace.tensors import Call, calling, tensors_in, unwrap
+from normlab.trace.trace import output_loss
 
 STEP_LR: Final = 1e-3
 """Learning rate of the step that studies try if none was given; no finding then judges the rate."""
@@ -65,7 +66,7 @@ def diagnose(
     *,
     loss: Loss | None = None,
     lr: float | None = None,
-    optimiser: torch.optim.Optimizer | OptimiserFactory | None = None,
+    optimiser: torch.optim.Optimizer | OptimizerFactory | None = None,
     preset: str = "standard",
     **options: Unpack[Options],
 ) -> Diagnosis:
@@ -211,7 +212,7 @@ def _read(model: nn.Module, batch: Any, options: Options) -> tuple[Structure, li
         ]
 
 
-def _optimiser(given: torch.optim.Optimizer | OptimiserFactory, model: nn.Module) -> tuple[str, float]:
+def _optimiser(given: torch.optim.Optimizer | OptimizerFactory, model: nn.Module) -> tuple[str, float]:
     """Return the name of an optimiser and its largest learning rate. A function is given copies of the
     model's trainable parameters. A rate of None, which is left to the optimiser, counts as 0.
     """
@@ -230,7 +231,7 @@ def _device(model: nn.Module) -> torch.device:
 
 def _checked(model: nn.Module, batch: Any) -> nn.Module:
     """Return the bare model. Raises UserError if it cannot be examined on this batch."""
-    model = bare(model)
+    model = unwrap(model)
     if any(isinstance(module, torch.jit.ScriptModule) for module in model.modules()):
         raise UserError(
             f"{type(model).__name__} is compiled by TorchScript, in which no module can be watched; pass the "
@@ -258,7 +259,7 @@ def _somewhere(model: nn.Module, batch: Any) -> None:
             'model.to_empty(device="cpu"), then model.load_state_dict(…)'
         )
     homes = sorted({str(p.device) for p in model.parameters()})
-    given = [x for _, x in leaves(batch)]
+    given = [x for _, x in tensors_in(batch)]
     strangers = sorted({str(x.device) for x in given} - set(homes))
     if strangers:
         how = f'as in model.to("{strangers[0]}")'
@@ -343,7 +344,7 @@ def _peak(device: torch.device) -> Iterator[Callable[[], int]]:
 
 
 def _facts(subject: Subject) -> dict[str, str]:
-    model, given = subject.model, [x for _, x in leaves(subject.batch)]
+    model, given = subject.model, [x for _, x in tensors_in(subject.batch)]
     parameters = list(model.parameters())
     frozen = sum(p.numel() for p in parameters if not p.requires_grad)
     count = f"{sum(p.numel() for p in parameters):,}" + (f", {frozen:,} of them frozen" if frozen else "")

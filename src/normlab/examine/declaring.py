@@ -15,8 +15,7 @@ from normlab.diagnosis import Structure, read_structure
 from normlab.diagnosis.plan import Plan, Start, read_plan
 from normlab.diagnosis.probing.passes import forward_pass
 from normlab.diagnosis.reading.parameters import Owner
-from normlab.diagnosis.reading.subject import Subject, output_loss
-from normlab.diagnosis.reading.taps import bare
+from normlab.diagnosis.reading.subject import Subject
 from normlab.diagnosis.studies.weights import weights
 from normlab.diagnosis.table import Row
 from normlab.errors import UserError
@@ -26,6 +25,8 @@ from normlab.nn.sublayer import Sublayer
 from normlab.recipes.grammar import KINDS, resolve
 from normlab.spec.config import Config, ModelConfig
 from normlab.tasks.build import build_model
+from normlab.trace.tensors import unwrap
+from normlab.trace.trace import output_loss
 
 FILE: Final = "declare the deviations by role in a TOML file instead, as in --declared init.toml"
 
@@ -55,7 +56,7 @@ def declared_starts(
         raise UserError(
             f"{recipe!r} declares nothing: it is neither a file nor a recipe that is defined: {error}"
         ) from error
-    subject = Subject(bare(model), batch, output_loss, structure or read_structure(model, batch))
+    subject = Subject(unwrap(model), batch, output_loss, structure or read_structure(model, batch))
     with torch.enable_grad():
         forward = forward_pass(subject)
     read = _Sizes(subject.structure, tuple(weights(subject, forward=forward)), forward.owned)

@@ -9,7 +9,7 @@ from typing import Any, Final
 import torch
 from torch import Tensor
 
-from normlab.diagnosis.reading.taps import Place, at, leaves
+from normlab.trace.tensors import Place, at, tensors_in
 
 DECODER_INPUTS: Final = ("decoder_input_ids", "target_in", "tgt")
 """Names of the tokens that a decoder reads, which it predicts one after the other."""
@@ -45,7 +45,7 @@ def others(tokens: Tensor, kept: int = 0) -> Tensor:
 
 def integers(batch: Any) -> dict[Place, Tensor]:
     """Return the tensors of integers `[B, T]`, masks among them, by their places."""
-    found = ((p, x) for p, x in leaves(batch) if not x.is_floating_point() and x.dtype != torch.bool)
+    found = ((p, x) for p, x in tensors_in(batch) if not x.is_floating_point() and x.dtype != torch.bool)
     return {place: x for place, x in found if x.ndim == 2 and x.shape[1] >= LEAST_TOKENS}
 
 

@@ -5,12 +5,11 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, Final, NamedTuple
 
-import torch
 from torch import Tensor, nn
 
 from normlab.diagnosis.reading.batches import MASKS, integers, named, tokens
-from normlab.diagnosis.reading.subject import Subject, undisturbed
-from normlab.diagnosis.reading.taps import Place, call_model, watching
+from normlab.diagnosis.reading.subject import Subject
+from normlab.trace.tensors import Place, forward_hooks
 
 OTHERS: Final = ("position_ids", "token_type_ids", "segments")
 """Names of what is looked up and is no word."""
@@ -37,8 +36,8 @@ def lookups(subject: Subject) -> dict[str, Lookup]:
             read.setdefault(path, ids)
 
     if tables:
-        with torch.no_grad(), undisturbed(subject.model), watching(tables, see):
-            call_model(subject.model, subject.batch)
+        with forward_hooks(tables, see):
+            subject.calls().once()
     given = {p: x for p, x in tokens(subject.batch).items() if not named(p, OTHERS)}
     return {
         path: Lookup(ids, next((p for p, x in given.items() if same(x, ids)), None))

@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 from torch import Tensor, nn
 
 from normlab.diagnosis.reading.structure import Structure
-from normlab.diagnosis.reading.taps import Tap
+from normlab.trace.tensors import Tap
 
 
 class Owner(NamedTuple):

@@ -13,10 +13,10 @@ from normlab.diagnosis.reading.block import Block, Norms, Step
 from normlab.diagnosis.reading.naming import candidates, role_of
 from normlab.diagnosis.reading.recording import Recording, awake, record
 from normlab.diagnosis.reading.relations import Factor, Sum, refit
-from normlab.diagnosis.reading.taps import Call, Tap, bare, call_model
 from normlab.diagnosis.reading.unregistered import pointed_out, unregistered
 from normlab.errors import UserError
 from normlab.spec.arguments import validate_arguments
+from normlab.trace.tensors import Call, Tap, call_model, unwrap
 
 PLACEMENTS: Final = {
     (False, False, True): "post",
@@ -135,7 +135,7 @@ def read_structure(
     are not enough; ``branches`` names, by their paths in a block, the modules whose outputs are added, where
     the sums cannot be seen. Raises UserError with what to pass for a model that raises or cannot be read.
     """
-    model, call = bare(model), call or call_model
+    model, call = unwrap(model), call or call_model
     reader = _Reader(model, partial(record, model, batch, call), branches)
     stacks, unread, broken = dict[str, StackView](), dict[str, str](), list[str]()
     for name, children in candidates(model, [blocks] if isinstance(blocks, str) else blocks):

@@ -13,11 +13,11 @@ from torch import Tensor, nn
 
 from normlab.diagnosis.probing.passes import ForwardPass, forward_pass, parts_of
 from normlab.diagnosis.reading.naming import innermost, layer_of, template
-from normlab.diagnosis.reading.subject import Subject, undisturbed
-from normlab.diagnosis.reading.taps import activations, call_model, watching
+from normlab.diagnosis.reading.subject import Subject
 from normlab.diagnosis.rules.finding import Finding, Tables, number, said
 from normlab.diagnosis.study import Study
 from normlab.diagnosis.table import Row, Table
+from normlab.trace.tensors import activations, forward_hooks
 
 LEAST_SIBLINGS: Final = 4
 """Parameters that are alike, below which none is called unlike the others."""
@@ -109,8 +109,8 @@ def _amplified(subject: Subject) -> dict[str, float]:
             found.setdefault(path, size / entered[path])
 
     if suspicious:
-        with torch.no_grad(), undisturbed(subject.model), watching(suspicious, see):
-            call_model(subject.model, subject.batch)
+        with forward_hooks(suspicious, see):
+            subject.calls().once()
     return found
 
 
