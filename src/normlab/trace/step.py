@@ -5,7 +5,7 @@ from __future__ import annotations
 import inspect
 import math
 from collections import OrderedDict
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from copy import deepcopy
 from functools import partial
@@ -57,12 +57,31 @@ def gradients_in(loss: Tensor, tensors: Sequence[Tensor], model: nn.Module) -> l
     """
     if not loss.requires_grad:
         raise UserError(FROZEN)
-    try:
-        return list(torch.autograd.grad(loss, tensors, allow_unused=True))
-    except RuntimeError as error:
-        if "Checkpointing is not compatible" not in str(error):  # as torch says of re-entrant checkpoints
-            raise
-    return _by_backward(loss, tensors, model)
+    if _hides(loss, tensors):
+        return _by_backward(loss, tensors, model)
+    return list(torch.autograd.grad(loss, tensors, allow_unused=True))
+
+
+def nodes_behind(start: Any, ends: Iterable[Any] = ()) -> Iterator[Any]:
+    """Yield the nodes of the graph from one on, up to those in ``ends``."""
+    waiting, known = [start], {None, *ends}
+    while waiting:
+        if (node := waiting.pop()) in known:
+            continue
+        known.add(node)
+        yield node
+        waiting.extend(following for following, _ in node.next_functions)
+
+
+def _hides(loss: Tensor, tensors: Sequence[Tensor]) -> bool:
+    """Whether a leaf is not in the graph, in which a function runs Python code when it goes backward: that of
+    a re-entrant checkpoint reaches leaves that ``torch.autograd.grad`` does not.
+    """
+    leaves, runs_python = set[int](), False
+    for node in nodes_behind(loss.grad_fn):
+        runs_python |= isinstance(node, torch.autograd.function.BackwardCFunction)
+        leaves.add(id(getattr(node, "variable", None)))
+    return runs_python and any(x.is_leaf and id(x) not in leaves for x in tensors)
 
 
 def _by_backward(loss: Tensor, tensors: Sequence[Tensor], model: nn.Module) -> list[Tensor | None]:

@@ -12,14 +12,21 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.optim import Optimizer
 
 from normlab.diagnosis.probing.cropping import cropped
-from normlab.diagnosis.reading.parameters import nodes_behind
 from normlab.diagnosis.reading.subject import Subject
 from normlab.diagnosis.rules.finding import Finding, Tables, number, said, warmed
 from normlab.diagnosis.study import SMALL_BATCH, Study, StudyContext
 from normlab.diagnosis.table import Row, Table
 from normlab.errors import UserError
 from normlab.nn import reference
-from normlab.trace.step import FROZEN, Gradients, OptimizerFactory, Weights, scaled_lr, trainable
+from normlab.trace.step import (
+    FROZEN,
+    Gradients,
+    OptimizerFactory,
+    Weights,
+    nodes_behind,
+    scaled_lr,
+    trainable,
+)
 
 CLOSE: Final = 0.2
 """In a diagnosis the critical learning rate is known within this relative error."""

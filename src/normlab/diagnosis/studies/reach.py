@@ -10,13 +10,13 @@ import torch
 
 from normlab.diagnosis.reading.calls import ModuleCall, calls
 from normlab.diagnosis.reading.naming import innermost, layer_of, template
-from normlab.diagnosis.reading.parameters import nodes_behind
 from normlab.diagnosis.reading.subject import Subject
 from normlab.diagnosis.rules.finding import Finding, Tables
 from normlab.diagnosis.studies.weights import LEAST_SIBLINGS
 from normlab.diagnosis.study import Study
 from normlab.diagnosis.table import Row, Table
 from normlab.spec.units import count
+from normlab.trace.step import nodes_behind
 
 CUT_OFF: Final = ("no_gradient", "unused", "updates", "gradients", "dead_zero", "decay", "not_stepped")
 """Findings that follow where the way of the gradient is cut."""
