@@ -31,10 +31,11 @@ from normlab.errors import UserError
 from normlab.forecast.answer import Answer
 from normlab.spec.allowed import POSITIVE
 from normlab.spec.arguments import validate_arguments
-from normlab.trace.setup import Loss
+from normlab.trace.setup import Loss, Setup
 from normlab.trace.step import OptimizerFactory, trainable
 from normlab.trace.tensors import Call, calling, tensors_in, unwrap
 from normlab.trace.trace import output_loss
+from normlab.trace.untouched import refuse_hollow, untouched
 
 STEP_LR: Final = 1e-3
 """Learning rate of the step that studies try if none was given; no finding then judges the rate."""
@@ -91,7 +92,9 @@ def diagnose(
         model, trained=isinstance(make, torch.optim.Optimizer) and bool(make.state)
     ):
         return _unmeasured(model, preset, broken)
-    with calling(model, options.get("call")):
+    batches = batch, options.get("batches")
+    setup = Setup(model, batches, loss, make)
+    with untouched(setup), calling(model, options.get("call")):
         structure, unread = _read(model, batch, options)
         if not structure.stacks:
             studies = [study for study in studies if study.preset == "preflight"]
@@ -251,13 +254,7 @@ def _checked(model: nn.Module, batch: Any) -> nn.Module:
 
 def _somewhere(model: nn.Module, batch: Any) -> None:
     """Raise UserError if weights or batch hold no numbers, or are on different devices."""
-    hollow = [path for path, p in model.named_parameters() if p.is_meta]
-    if hollow:
-        raise UserError(
-            f"{len(hollow)} parameters of {type(model).__name__} are on the device meta and hold no numbers, "
-            f'first {hollow[0]}; build the model outside of torch.device("meta"), or give it weights: '
-            'model.to_empty(device="cpu"), then model.load_state_dict(…)'
-        )
+    refuse_hollow(model)
     homes = sorted({str(p.device) for p in model.parameters()})
     given = [x for _, x in tensors_in(batch)]
     strangers = sorted({str(x.device) for x in given} - set(homes))

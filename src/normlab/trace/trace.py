@@ -122,7 +122,7 @@ class Trace:
     @contextmanager
     def _surroundings(self) -> Iterator[None]:
         with ExitStack() as stack:
-            stack.enter_context(undisturbed(self.model, training=self.training, seed=self.seed))
+            stack.enter_context(undisturbed(self.model, self.batch, training=self.training, seed=self.seed))
             stack.enter_context(at_weights(self.model, self.weights))
             if self.exact:
                 torch.set_default_dtype(torch.float64)

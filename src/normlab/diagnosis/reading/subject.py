@@ -51,12 +51,12 @@ class Subject:
 
     def loss(self) -> Tensor:
         """Return the scalar loss with its graph, without dropout."""
-        with untouched.undisturbed(self.model):
+        with untouched.undisturbed(self.model, self.batch):
             return self.loss_of(self.model, self.batch)
 
     def forward(self) -> Any:
         """Return the model's output, whatever it is, with its graph, without dropout."""
-        with untouched.undisturbed(self.model):
+        with untouched.undisturbed(self.model, self.batch):
             return call_model(self.model, self.batch)
 
 
