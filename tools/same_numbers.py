@@ -89,6 +89,8 @@ RENAMES: Final[dict[str, Any]] = {
         "scores-best": ["scores-best.json"],
         "test": ["test.hyp.txt"],
         "test-best": ["test-best.hyp.txt"],
+        "test.examples": ["test.examples.safetensors"],
+        "test-best.examples": ["test-best.examples.safetensors"],
         "probes": ["probes.jsonl"],
         "flight": ["flight.json"],
         "watch": ["watch.jsonl"],

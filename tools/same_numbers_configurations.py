@@ -15,7 +15,7 @@ Fields = dict[str, Any]
 
 @dataclass(frozen=True)
 class Training:
-    """A run of 20 steps, its validations and its test."""
+    """A run of 20 steps where no other number is given, its validations and its test."""
 
     recipe: str
     fields: Fields = field(default_factory=dict)
@@ -130,6 +130,19 @@ def bert(recipe: str, fields: Fields, **more: Any) -> Training:
 
 CONFIGURATIONS: Final[dict[str, Training | DiagnosisOf | Starts | Watched | Identities]] = {
     "post": translation("post+warmup", {"machine.probes": "standard"}),
+    "learns": translation(  # or BLEU would be 0 everywhere
+        "pre+untied+warmup",
+        {
+            "model.encoder_layers": 1,
+            "model.decoder_layers": 1,
+            "model.dropout": 0.0,
+            "optim.lr": 1e-2,
+            "optim.label_smoothing": 0.0,
+            "train.steps": 120,
+            "train.validate_every_steps": 60,
+            "machine.log_every_steps": 20,
+        },
+    ),
     "pre-adamw": translation(
         "pre+untied+gelu+adamw+cosine",
         {

@@ -33,6 +33,7 @@ STATUS: Final = ("step", "best_step", "outcome.state", "outcome.step")
 REQUIRED: Final = ("metrics", "scores", "last.model", "best.model")
 """Every run has these; without the check, two commits whose files are not found would look identical."""
 REQUIRED_OF_WATCH: Final = ("watch", "watch.flight")
+WARMUP: Final = "+warmup"
 NUMBER: Final = re.compile(r"\d+(?:\.\d+)?(?:e[+-]\d+)?")
 Row = dict[str, Any]
 Tables = dict[str, list[Row]]
@@ -132,18 +133,22 @@ class Driver:
         return {**tables, "losses": [{"step": i, "loss": loss} for i, loss in enumerate(losses)]}
 
     def identities(self, spec: Mapping[str, Any]) -> Tables:
-        """The run ids of presets and of the papers' cells, and the artefacts' fingerprints, in tables of one
-        row with a column for each of these.
+        """The run ids of presets, also with the warm-up that their recipe may leave out, and of the papers'
+        cells, and the artefacts' fingerprints, in tables of one row with a column for each of these.
         """
         artefacts, fingerprint = self.home("artefacts"), self.home("fingerprint")
-        presets = {name: self.run_id(make()) for name, make in self.home("presets").items()}
+        presets = Row()
+        for name, make in self.home("presets").items():
+            config = make()
+            recipes = dict.fromkeys((config.recipe, f"{config.recipe.removesuffix(WARMUP)}{WARMUP}"))
+            presets |= {f"{name} {recipe}": self.run_id(recipe, config) for recipe in recipes}
         tables: Tables = {"run_ids": [presets]}
         for scale in spec["scales"]:
             trained = {
                 name: one.trainings[scale] for name, one in artefacts.items() if scale in one.trainings
             }
             cells = {
-                f"{name} {cell}": self.run_id(config)
+                f"{name} {cell}": self.run_id(config.recipe, config)
                 for name, trainings in trained.items()
                 for cell, seed, config in trainings.configs()
                 if seed == 1
@@ -152,11 +157,11 @@ class Driver:
             tables |= {f"fingerprints.{scale}": [prints], f"run_ids.{scale}": [cells]}
         return tables
 
-    def run_id(self, config: Any) -> str:
-        """The id of a configuration whose recipe is a name, in float32 where its machine would choose."""
+    def run_id(self, recipe: str, config: Any) -> str:
+        """The id of a recipe on a configuration, in float32 where its machine would choose."""
         if config.train.precision == "auto":
             config = configured(config, {"train.precision": "fp32"}, self.older)
-        return self.home("run_id")(self.home("resolve")(config.recipe, config, force=True))
+        return self.home("run_id")(self.home("resolve")(recipe, config, force=True))
 
     def home(self, what: str) -> Any:
         """A function, class or registry of normlab, from the first of its places that there is.

@@ -28,16 +28,8 @@ from normlab.trace.setup import Loss, Setup
 from normlab.trace.untouched import same_globals, same_random_state, untouched
 
 HOMES: Final = (
-    "outputs",
-    "tokens",
-    "loss",
-    "gradients",
-    "structure",
-    "start",
-    "optimizers",
-    "loop",
-    "roundtrip",
-)
+    "outputs", "tokens", "order", "loss", "gradients", "structure", "start", "optimizers", "loop", "roundtrip",
+)  # fmt: skip
 """Modules of this package that hold properties."""
 Progress = Callable[[str, int, int], None]
 """``progress(name, done, of)``, called before each property."""
@@ -84,6 +76,7 @@ def examine(step: Step, tests: Sequence[Property], progress: Progress | None = N
     """Test a step by these properties, the quick ones first."""
     outcome = Outcome()
     step.refuse_what_cannot_run()
+    _ = step.exact
     for done, one in enumerate(sorted(tests, key=lambda p: (p.name != "finite", p.passes > 8, rank(p.name)))):
         if progress is not None:
             progress(one.name, done, len(tests))

@@ -76,6 +76,8 @@ def _widened(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[
     """The same call with float64 wherever it names a narrower floating type."""
     if func in CASTS:
         func = Tensor.double
+    if getattr(func, "__name__", "") in ("grouped_mm", "_grouped_mm"):
+        func = _grouped_mm  # torch has no kernel of it for float64
     if any(isinstance(a, torch.dtype) and a in NARROW for a in args):
         args = tuple(WIDE if isinstance(a, torch.dtype) and a in NARROW else a for a in args)
     if func is Tensor.to and len(args) > 1 and isinstance(args[1], Tensor) and args[1].dtype in NARROW:
@@ -83,6 +85,15 @@ def _widened(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[
     if isinstance(kwargs.get("dtype"), torch.dtype) and kwargs["dtype"] in NARROW:
         kwargs["dtype"] = WIDE
     return func, args, kwargs
+
+
+def _grouped_mm(x: Tensor, weights: Tensor, offs: Tensor | None = None, **_: Any) -> Tensor:
+    """Products of groups of rows `[N, K]`, which end at ``offs``, with a matrix `[K, M]` each."""
+    if offs is None or x.ndim != 2 or weights.ndim != 3:
+        return x @ weights
+    ends = [0, *offs.tolist()]
+    groups = [x[a:b] @ w for a, b, w in zip(ends, ends[1:], weights, strict=False)]
+    return torch.cat([*groups, x[ends[-1] :] @ weights[-1]])
 
 
 def _without_dropout(

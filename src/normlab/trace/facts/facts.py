@@ -103,13 +103,16 @@ class Facts:
         if loss is None or not loss.requires_grad:
             return found
         precision = torch.float64 if self.trace.exact else loss.dtype
-        for where, x in _candidates(self.trace.model, passed):
-            gradient = torch.autograd.grad(loss, x, retain_graph=True, allow_unused=True)[0]
-            targets = None if gradient is None else read_targets(x, gradient, precision)
-            if targets is not None:
-                found.append((Logits(where, x.shape, x.detach()), targets))
-                if not isinstance(where, Tap) or where.module:
-                    break  # all of the model's own outputs are of interest, of the rest the first
+        candidates = _candidates(self.trace.model, passed)
+        for some in (candidates[:1], candidates[1:]):
+            if not some or (found and all(x.shape != found[0][0].shape for _, x in some)):
+                continue  # no other output may be another head's logits
+            gradients = torch.autograd.grad(loss, [x for _, x in some], retain_graph=True, allow_unused=True)
+            for (where, x), gradient in zip(some, gradients, strict=True):
+                targets = None if gradient is None else read_targets(x, gradient, precision)
+                own = isinstance(where, Tap) and not where.module
+                if targets is not None and (own or not found):
+                    found.append((Logits(where, x.shape, x.detach()), targets))
         return found
 
     # ------------------------------------------------------------------------------------------------ batch
@@ -151,7 +154,7 @@ class Facts:
             if not isinstance(ids, Tensor) or ids.ndim not in (1, 2):
                 continue
             for place, entry in integers.items():
-                tokens = _match(ids, place, entry, len(table))
+                tokens = _match(ids, place, entry, (self.rows, len(table)))
                 positions = tokens is not None and len(tokens.ids) > 1 and rows_equal(tokens.ids)
                 if tokens is not None and place not in found and not positions:
                     found[place] = tokens
@@ -381,17 +384,18 @@ def _whole_numbers(x: Tensor) -> bool:
     return not x.is_floating_point() and not x.is_complex() and x.dtype != torch.bool
 
 
-def _match(ids: Tensor, place: Place, entry: Tensor, vocabulary: int) -> Tokens | None:
+def _match(ids: Tensor, place: Place, entry: Tensor, size: tuple[int, int]) -> Tokens | None:
     """The looked-up ids as part of an entry of the batch `[B, T']` or `[T', B]`, None if they are none.
 
     They stand there from one of its first columns on; or they are its values, labels, behind one start.
     """
+    rows, vocabulary = size
     if ids.ndim == 1:
         same = ids.numel() == entry.numel() and torch.equal(ids.long(), entry.reshape(-1).long())
         return Tokens(place, entry.cpu().long(), 0, False, vocabulary, entry.cpu().long()) if same else None
     for looked in (ids.cpu().long(), ids.T.cpu().long()):
         for transposed, own in ((False, entry.cpu().long()), (True, entry.T.cpu().long())):
-            if looked.shape[0] != own.shape[0]:
+            if looked.shape[0] != own.shape[0] or looked.shape[0] != rows:
                 continue
             width, spare = looked.shape[1], own.shape[1] - looked.shape[1]
             for column in range(min(spare, 2) + 1):
