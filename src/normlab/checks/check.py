@@ -78,6 +78,7 @@ def examine(step: Step, tests: Sequence[Property], progress: Progress | None = N
     """Test a step by these properties, the quick ones first."""
     outcome = Outcome()
     step.refuse_what_cannot_run()
+    _ = step.exact
     for done, one in enumerate(sorted(tests, key=lambda p: (p.name != "finite", p.passes > 8, rank(p.name)))):
         if progress is not None:
             progress(one.name, done, len(tests))

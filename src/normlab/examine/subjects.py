@@ -17,7 +17,6 @@ from torch import Tensor, nn
 
 from normlab.diagnosis import Diagnosis, StackView, Structure, diagnose, read_structure
 from normlab.diagnosis.diagnose import Options
-from normlab.diagnosis.probing.step import OptimiserFactory
 from normlab.diagnosis.study import SMALL_TOKENS
 from normlab.errors import UserError
 from normlab.examine.inputs import mean_loss, task_inputs
@@ -30,6 +29,7 @@ from normlab.store.folder import RunFolder
 from normlab.store.manifest import committed
 from normlab.tasks.registry import TASKS
 from normlab.tasks.task import Task
+from normlab.trace.step import OptimizerFactory
 from normlab.training.checkpoint import has_checkpoint, load_checkpoint
 from normlab.training.devices import prepare_process
 from normlab.training.weights import checkpoint_of
@@ -50,7 +50,7 @@ class Case:
     loss: Callable[[nn.Module, Any], Tensor] | None = None
     lr: float | None = None
     """Learning rate of an Adam, if no optimiser is given."""
-    optimiser: torch.optim.Optimizer | OptimiserFactory | None = None
+    optimiser: torch.optim.Optimizer | OptimizerFactory | None = None
     batches: Sequence[Any] = ()
     facts: Mapping[str, str] = field(default_factory=dict)
     plan: Options = field(default_factory=Options)

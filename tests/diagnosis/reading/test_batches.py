@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from normlab.diagnosis.reading.batches import at, replaced, tokens
-from normlab.diagnosis.reading.taps import leaves
+from normlab.trace.tensors import tensors_in
 
 IDS, LABELS = torch.arange(8).view(2, 4), torch.arange(8, 16).view(2, 4)
 
@@ -37,13 +37,13 @@ Named = namedtuple("Named", "ids labels")
     ],
 )
 def test_one_tensor_is_replaced_and_nothing_else(batch):
-    before = dict(leaves(batch))
+    before = dict(tensors_in(batch))
     for place, x in tokens(batch).items():
         assert at(batch, place) is x
         changed = replaced(batch, place, -x)
         assert type(changed) is type(batch)
-        found = dict(leaves(changed))
+        found = dict(tensors_in(changed))
         assert found.keys() == before.keys()
         assert torch.equal(found.pop(place), -x)
         assert all(y is before[other] for other, y in found.items())
-    assert all(y is before[place] for place, y in leaves(batch))
+    assert all(y is before[place] for place, y in tensors_in(batch))

@@ -12,13 +12,13 @@ from torch import Tensor
 from normlab.diagnosis.probing.passes import ForwardPass, forward_pass
 from normlab.diagnosis.reading.structure import StackView
 from normlab.diagnosis.reading.subject import Subject
-from normlab.diagnosis.reading.taps import Tap
 from normlab.diagnosis.reading.tokens import PaddingMasks, find_padding_masks, rows
 from normlab.diagnosis.rules.finding import XIONG, Finding, Tables, number, said
 from normlab.diagnosis.rules.theory import LEMMA_2, bounded_fraction, ffn_gain, hidden_scales
 from normlab.diagnosis.study import Study
 from normlab.diagnosis.table import Row, Table
 from normlab.spec.chart import ByDepth
+from normlab.trace.tensors import Tap
 
 GROWN: Final = 10.0
 """Growth of the mean square, per sublayer, that is too fast for a sum. Branches of similar size that add up

@@ -103,13 +103,16 @@ class Facts:
         if loss is None or not loss.requires_grad:
             return found
         precision = torch.float64 if self.trace.exact else loss.dtype
-        for where, x in _candidates(self.trace.model, passed):
-            gradient = torch.autograd.grad(loss, x, retain_graph=True, allow_unused=True)[0]
-            targets = None if gradient is None else read_targets(x, gradient, precision)
-            if targets is not None:
-                found.append((Logits(where, x.shape, x.detach()), targets))
-                if not isinstance(where, Tap) or where.module:
-                    break  # all of the model's own outputs are of interest, of the rest the first
+        candidates = _candidates(self.trace.model, passed)
+        for some in (candidates[:1], candidates[1:]):
+            if not some or (found and all(x.shape != found[0][0].shape for _, x in some)):
+                continue  # no other output may be another head's logits
+            gradients = torch.autograd.grad(loss, [x for _, x in some], retain_graph=True, allow_unused=True)
+            for (where, x), gradient in zip(some, gradients, strict=True):
+                targets = None if gradient is None else read_targets(x, gradient, precision)
+                own = isinstance(where, Tap) and not where.module
+                if targets is not None and (own or not found):
+                    found.append((Logits(where, x.shape, x.detach()), targets))
         return found
 
     # ------------------------------------------------------------------------------------------------ batch
