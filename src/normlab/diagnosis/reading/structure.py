@@ -81,8 +81,6 @@ class StackView:
     name: str
     sublayers: tuple[SublayerView, ...]
     final_norm: str | None
-    silent: tuple[str, ...] = ()
-    """Paths of the blocks in the container that ran, and in which no stream was seen."""
 
 
 @dataclass(frozen=True)
@@ -109,11 +107,7 @@ class Structure:
 
 
 class UnreadError(UserError):
-    """No residual stream was found. ``blocks`` are those without one beside others of their kind with one."""
-
-    def __init__(self, message: str, blocks: Sequence[str] = ()) -> None:
-        super().__init__(message)
-        self.blocks = tuple(blocks)
+    """No residual stream was found."""
 
 
 @validate_arguments
@@ -143,7 +137,7 @@ def read_structure(
 
 
 def _read(reader: _Reader, globs: Sequence[str]) -> Structure:
-    stacks, unread, broken = dict[str, StackView](), dict[str, str](), list[str]()
+    stacks, unread = dict[str, StackView](), dict[str, str]()
     for name, children in candidates(reader.model, globs):
         if _inside(name, stacks):
             continue
@@ -152,13 +146,11 @@ def _read(reader: _Reader, globs: Sequence[str]) -> Structure:
         kinds = {reader.kind(block) for block, _ in read}
         failed = [b for b in found if b not in [block for block, _ in read] and reader.kind(b) in kinds]
         if read and not failed:
-            silent = [block.path for block in found if block not in [one for one, _ in read]]
-            stacks[name] = replace(reader.stack(name, read), silent=tuple(silent))
+            stacks[name] = reader.stack(name, read)
         elif found and not _inside(name, unread):
-            broken += [block.path for block in failed] if read else []
             unread[name] = reader.sentence(name, found, (failed or found)[0])
     if not stacks:
-        raise UnreadError(_sorry(reader.model, reader.recording, list(unread.values())), broken)
+        raise UnreadError(_sorry(reader.model, reader.recording, list(unread.values())))
     missed = [why for name, why in unread.items() if not any(_inside(stack, [name]) for stack in stacks)]
     return Structure(tuple(stacks.values()), tuple(missed))
 

@@ -258,7 +258,6 @@ def dependency_on_branches(tables: Tables) -> Iterator[Finding]:
             "residual_dependency",
             {"mean_beta_sq": mean(shares), "sum_beta_sq": amplification, "sum_1_over_i": expected},
             LIU.format("Section 4.1 and Theorem 2"),
-            explains=("output_change", "similarity"),
         )
 
 
