@@ -15,8 +15,8 @@ from diagnosis.small import BATCH, LABELS, SOURCE, TARGET, labelled, translating
 from diagnosis.test_diagnose import X, square, tower
 from normlab.diagnosis import Diagnosis, diagnose
 from normlab.diagnosis.reading.subject import Subject
-from normlab.diagnosis.reading.taps import call_model, call_of, calling
 from normlab.errors import UserError
+from normlab.trace.tensors import call_model, call_of, calling
 
 Named = namedtuple("Named", "source target labels")
 

@@ -9,11 +9,11 @@ import torch
 
 from diagnosis.studies.test_preflight import BATCH, Labelled, loss
 from normlab.diagnosis import Diagnosis, diagnose, forecasting
-from normlab.diagnosis.probing.step import at_rate
 from normlab.diagnosis.rules.features import VERSION
 from normlab.diagnosis.rules.finding import Tables
 from normlab.forecast.answer import Answer
 from normlab.forecast.shipping import shipped
+from normlab.trace.step import scaled_lr
 
 
 def started() -> Labelled:
@@ -118,9 +118,9 @@ def test_a_forecast_that_fails_is_a_finding(monkeypatch):
 def test_rates_are_scaled_and_put_back():
     p = [torch.nn.Parameter(torch.ones(2))]
     known = torch.optim.SGD([{"params": p, "lr": 0.5}], lr=0.1)
-    with at_rate(known, 0.5) as scaled:
+    with scaled_lr(known, 0.5) as scaled:
         assert scaled is known
         assert known.param_groups[0]["lr"] == 0.25
     assert known.param_groups[0]["lr"] == 0.5
-    with at_rate(partial(torch.optim.SGD, lr=torch.tensor(0.5)), 0.5) as make:
+    with scaled_lr(partial(torch.optim.SGD, lr=torch.tensor(0.5)), 0.5) as make:
         assert make(p).param_groups[0]["lr"].item() == 0.25  # type: ignore[operator]

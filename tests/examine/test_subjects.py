@@ -10,7 +10,7 @@ from torch import nn
 
 from contracts.variants import CONFIG, build
 from diagnosis.small import BATCH, labelled
-from normlab.examine.subjects import SMALL_TOKENS, Case, checkpoints, of_config, of_names, of_run
+from normlab.examine.subjects import SMALL_TOKENS, Case, of_config, of_run
 from normlab.nn import Placement
 from normlab.spec.config import Config
 from normlab.store import RunFolder

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import shlex
 import sys
+from contextlib import ExitStack
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar
 
@@ -20,9 +21,9 @@ if TYPE_CHECKING:
 class Advise(Examined):
     """Say which changes of a planned training would make it train: placement, warm-up, learning rate.
 
-    Examine a recipe and others with the rest of its configuration, or any torch module of yours with changes
-    that need no rewrite: --model my_package.my_module:build --batch my_package.my_module:batch. Each is
-    measured before its first step, on the same batch, and its forecast is drawn over learning rates.
+    Examine a recipe and others with the rest of its configuration, or the setup of a file of yours with
+    changes that need no rewrite: normlab advise train.py:setup. Each is measured before its first step, on
+    the same batch, and its forecast is drawn over learning rates.
     """
 
     recipes: tuple[str, ...] = ()
@@ -35,8 +36,8 @@ class Advise(Examined):
         from normlab.spec.serialise import to_plain
 
         self._require_whole()
-        if self.model and self.recipes:
-            raise UserError("a model of yours is not built from a recipe, so that --recipes says nothing")
+        if self.source and self.recipes:
+            raise UserError("a setup of yours is not built from a recipe, so that --recipes says nothing")
         with flags_for_arguments():
             advice, name = self._advice()
         plain = to_plain({**advice.to_plain(), "command": shlex.join(["normlab", *sys.argv[1:]])})
@@ -52,8 +53,9 @@ class Advise(Examined):
         from normlab.examine.advising import Advisor, advise_case, advise_recipe
 
         advisor = Advisor(_done, self.blocks, self.branches)
-        if self.model:
-            return advise_case(self._own(), advisor), self._named(self.model)
+        if self.source:
+            with ExitStack() as stack:
+                return advise_case(self._own(stack), advisor), self._named(self.source)
         config = self._resolved()
         advice = advise_recipe(config, self.runs, tokens=self.tokens, others=self.recipes, advisor=advisor)
         return advice, self._named(config)

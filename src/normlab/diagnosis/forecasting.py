@@ -10,7 +10,6 @@ from typing import Final
 from torch.optim import Optimizer
 
 from normlab.diagnosis.plan import Plan
-from normlab.diagnosis.probing.step import at_rate
 from normlab.diagnosis.rules.features import STUDIES, VERSION, features
 from normlab.diagnosis.rules.finding import Tables
 from normlab.diagnosis.study import StudyContext, named
@@ -19,6 +18,7 @@ from normlab.forecast.answer import STEPS, TRAINS, Answer, Trial, answer
 from normlab.forecast.evaluation import told
 from normlab.forecast.forecaster import Features
 from normlab.forecast.shipping import shipped
+from normlab.trace.step import scaled_lr
 
 LONGEST: Final = 75
 """A longer warm-up counts as one of so many steps, the longest of these runs."""
@@ -81,7 +81,7 @@ def at(
     if warmup_steps is not None:
         plan["warmup_steps"] = warmup_steps
     found = dict(tables)
-    with at_rate(context.optimiser, factor) as optimiser:
+    with scaled_lr(context.optimiser, factor) as optimiser:
         again = replace(context, optimiser=optimiser, plan=plan)
         found.pop("plan", None)
         for study in named(BY_RATE):

@@ -18,8 +18,6 @@ from torch.optim import Optimizer
 from normlab.diagnosis import Diagnosis
 from normlab.diagnosis.diagnose import STEP_LR, Options
 from normlab.diagnosis.forecasting import NEEDED, WARMUP
-from normlab.diagnosis.probing.step import OptimiserFactory
-from normlab.diagnosis.reading.subject import Loss
 from normlab.errors import UserError
 from normlab.examine.advice import PLAN, Advice, Alternative
 from normlab.examine.subjects import Case, of_config
@@ -28,6 +26,8 @@ from normlab.recipes.grammar import resolve
 from normlab.spec.arguments import validate_arguments
 from normlab.spec.config import Config
 from normlab.spec.units import rate
+from normlab.trace.setup import Loss
+from normlab.trace.step import OptimizerFactory
 
 FACTORS: Final = (1 / 16, 1 / 4, 4.0)
 """Learning rates beside the planned one, over it."""
@@ -143,7 +143,7 @@ def advise(
     *,
     loss: Loss | None = None,
     lr: float | None = None,
-    optimiser: Optimizer | OptimiserFactory | None = None,
+    optimiser: Optimizer | OptimizerFactory | None = None,
     **options: Unpack[Options],
 ) -> Advice:
     """Forecast whether a training gets going as it is planned, and what would change that.

@@ -12,9 +12,8 @@ from torch import nn
 from normlab.diagnosis import Observer, Probe, Record, Structure, observe, read_structure
 from normlab.diagnosis.probing.presets import require_preset, stream_probes, weight_probes
 from normlab.diagnosis.reading.naming import candidates
-from normlab.diagnosis.reading.subject import undisturbed
-from normlab.diagnosis.reading.taps import bare, compiles
 from normlab.errors import UserError
+from normlab.trace.tensors import compiles, unwrap
 
 Emit = Callable[[Record], None]
 Tell = Callable[[str], None]
@@ -77,7 +76,7 @@ class Observation:
         if self._step is not None:
             return
         self._step = step
-        model = bare(model)
+        model = unwrap(model)
         if self._probes:
             self._observe(model, compiled=compiled)
         elif compiled or any(compiles(m) for m in model.modules()):
@@ -184,8 +183,7 @@ class Observation:
             return model(*batch[0], **batch[1])
 
         try:
-            with undisturbed(module):
-                return read_structure(module, given, call=call)
+            return read_structure(module, given, call=call)
         finally:
             torch.clear_autocast_cache()  # it keeps copies of weights, and those made here have no gradient
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, nullcontext
+from contextvars import ContextVar
 from dataclasses import dataclass, fields, is_dataclass
 from typing import Any, Literal
 
@@ -13,6 +14,8 @@ from torch import Tensor, nn
 
 Side = Literal["input", "output"]
 Place = tuple[int | str, ...]
+Call = Callable[[nn.Module, Any], Any]
+"""``call(model, batch)``: the model's output."""
 
 
 @dataclass(frozen=True)
@@ -150,8 +153,33 @@ def forward_hooks(modules: Mapping[str, nn.Module], see: Callable[[str, Side, An
             handle.remove()
 
 
+_CALLING: ContextVar[tuple[nn.Module, Call | None] | None] = ContextVar("_CALLING", default=None)
+
+
+@contextmanager
+def calling(model: nn.Module, call: Call | None) -> Iterator[None]:
+    """Let ``call_model`` call this model by ``call(model, batch)`` inside this block; without a call, by the
+    type of the batch.
+    """
+    before = _CALLING.set((model, call))
+    try:
+        yield
+    finally:
+        _CALLING.reset(before)
+
+
+def call_of(model: nn.Module) -> Call | None:
+    """Return the function by which ``call_model`` calls this model; None where the batch's type decides."""
+    current = _CALLING.get()
+    return current[1] if current is not None and current[0] is model else None
+
+
 def call_model(model: nn.Module, batch: Any) -> Any:
-    """Call ``model(**batch)``, ``model(*batch)`` or ``model(batch)``, by the type of the batch."""
+    """Call ``model(**batch)``, ``model(*batch)`` or ``model(batch)``, by the type of the batch, or as the
+    surrounding ``calling`` says.
+    """
+    if (call := call_of(model)) is not None:
+        return call(model, batch)
     if isinstance(batch, Mapping):
         return model(**batch)
     return model(*batch) if isinstance(batch, (tuple, list)) else model(batch)

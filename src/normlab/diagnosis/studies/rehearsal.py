@@ -13,9 +13,7 @@ import torch
 from torch.optim import Optimizer
 
 from normlab.diagnosis.probing.cropping import split
-from normlab.diagnosis.probing.step import OptimiserFactory, Twin
-from normlab.diagnosis.probing.stepping import Weights, at_weights, trainable
-from normlab.diagnosis.reading.subject import Subject, undisturbed
+from normlab.diagnosis.reading.subject import Subject
 from normlab.diagnosis.reading.tokens import PaddingMasks, find_padding_masks
 from normlab.diagnosis.rules.finding import number, numbers
 from normlab.diagnosis.studies.attention import attention
@@ -23,6 +21,9 @@ from normlab.diagnosis.studies.representation import similarity
 from normlab.diagnosis.study import MINI_BATCHES, Study, StudyContext
 from normlab.diagnosis.table import Row, Table
 from normlab.errors import UserError
+from normlab.trace.step import OptimizerFactory, OptimizerStep, Weights, trainable
+from normlab.trace.trace import at_weights
+from normlab.trace.untouched import undisturbed
 
 STEPS: Final = 30
 PARTS: Final = 4
@@ -31,7 +32,7 @@ PARTS: Final = 4
 
 def rehearsal(
     subject: Subject,
-    optimiser: Optimizer | OptimiserFactory,
+    optimiser: Optimizer | OptimizerFactory,
     *,
     batches: Sequence[Any] = (),
     steps: int = STEPS,
@@ -51,13 +52,13 @@ def rehearsal(
     """
     given = list(batches) or split(subject.batch, PARTS)
     stepped, held = given[: max(1, len(given) - 1)], replace(subject, batch=given[-1])
-    masks, twin = find_padding_masks(held), Twin(subject.model, optimiser)
+    masks, twin = find_padding_masks(held), OptimizerStep(subject.model, optimiser)
     begun = {path: p.detach() for path, p in trainable(subject.model).items()}
     before = _measured(held, masks, begun, begun)
     rows: list[Row] = []
     with suppress(UserError):  # a loss that is not finite
         for i in range(steps):
-            loss, gradients = twin.step(replace(subject, batch=stepped[i % len(stepped)]))
+            loss, gradients = twin.step(replace(subject, batch=stepped[i % len(stepped)]).trace())
             norm = math.sqrt(sum(float(g.double().square().sum()) for g in gradients.values()))
             rows.append({"step": i, "loss": loss, "grad_l2": norm})
     after = _measured(held, masks, twin.weights, begun)
@@ -70,7 +71,12 @@ def _measured(held: Subject, masks: PaddingMasks, weights: Weights, begun: Weigh
     matrices = [(w, begun[path]) for path, w in weights.items() if w.ndim > 1]
     moved = [((w - first).norm() / first.norm()).item() for w, first in matrices if first.any()]
     found = dict.fromkeys(("loss", "cosine", "max_logit", "entropy"))
-    with torch.no_grad(), at_weights(held.model, weights), undisturbed(held.model), suppress(UserError):
+    with (
+        torch.no_grad(),
+        at_weights(held.model, weights),
+        undisturbed(held.model, seed=None),
+        suppress(UserError),
+    ):
         found["loss"] = held.loss().item()
         ends = {row["stack"]: row["cosine"] for row in similarity(held, padding_masks=masks)}
         found["cosine"] = max((c for c in map(number, ends.values()) if c is not None), default=None)

@@ -10,12 +10,12 @@ from torch import Tensor
 from torch.optim import Optimizer
 
 from normlab.diagnosis.probing.passes import BackwardPass, parts_of
-from normlab.diagnosis.probing.step import OptimiserFactory, Twin
-from normlab.diagnosis.probing.stepping import LossGradients, trainable
-from normlab.diagnosis.reading.subject import Subject, undisturbed
-from normlab.diagnosis.reading.taps import activations, call_model
+from normlab.diagnosis.reading.subject import Subject
 from normlab.diagnosis.study import Study
 from normlab.diagnosis.table import Row, Table
+from normlab.trace.step import Gradients, OptimizerFactory, OptimizerStep, trainable
+from normlab.trace.tensors import activations, call_model
+from normlab.trace.untouched import undisturbed
 
 LEAST_CLASSES: Final = 8
 """Width of the output below which it need not be one of classes."""
@@ -40,33 +40,31 @@ def start(subject: Subject) -> Table:
 
 
 def first_step(
-    subject: Subject, optimiser: Optimizer | OptimiserFactory, backward: BackwardPass, most: float | None
+    subject: Subject, optimiser: Optimizer | OptimizerFactory, backward: BackwardPass, most: float | None
 ) -> Table:
-    r"""Tabulate the cosine of the step of every trainable parameter with the negative gradient (``downhill``),
-    after clipping to a global norm of at most ``most``: :math:`g \min(1, c / \|g\|)`.
+    r"""Tabulate the cosine of every parameter's step with the negative gradient (``downhill``), after
+    clipping to a global norm of at most ``most``: :math:`g \min(1, c / \|g\|)`.
     """
     found = backward.loss_gradients
     before = {path: p.detach() for path, p in trainable(subject.model).items()}
     after = _stepped(subject, optimiser, found if most is None else _clipped(found, most))
-    parts = parts_of(subject, backward.forward)
+    parts, slope = parts_of(subject, backward.forward), found.gradients
     rows: list[Row] = []
     for path, p in before.items():
         for part in parts[path]:
-            old, new, gradient = (
-                _wide(part.of(x.to_dense())) for x in (p, after[path], found.gradients[path])
-            )
+            old, new, gradient = (_wide(part.of(x.to_dense())) for x in (p, after[path], slope[path]))
             rows.append({"parameter": path, "role": part.kind, "downhill": -_cosine(new - old, gradient)})
     return Table("first_step", tuple(rows))
 
 
 def _stepped(
-    subject: Subject, optimiser: Optimizer | OptimiserFactory, first: LossGradients
+    subject: Subject, optimiser: Optimizer | OptimizerFactory, first: Gradients
 ) -> dict[str, Tensor]:
     """The parameters after one step, or after two where the first changes none, as that of ADOPT."""
-    twin, before = Twin(subject.model, optimiser), trainable(subject.model)
-    twin.step(subject, first)
+    twin, before = OptimizerStep(subject.model, optimiser), trainable(subject.model)
+    twin.step(subject.trace(), first)
     if all(torch.equal(p.to_dense(), before[path].to_dense()) for path, p in twin.weights.items()):
-        twin.step(subject)
+        twin.step(subject.trace())
     return twin.weights
 
 
@@ -80,10 +78,10 @@ def _cosine(x: Tensor, y: Tensor) -> float:
     return (torch.dot(x, y) / lengths).item() if lengths else 0.0
 
 
-def _clipped(found: LossGradients, most: float) -> LossGradients:
+def _clipped(found: Gradients, most: float) -> Gradients:
     norm = math.sqrt(sum(float(g.to_dense().double().square().sum()) for g in found.gradients.values()))
     factor = min(1.0, most / (norm + 1e-6))
-    return LossGradients(found.loss, {path: g * factor for path, g in found.gradients.items()})
+    return Gradients(found.loss, {path: g * factor for path, g in found.gradients.items()})
 
 
 START: Final = Study("start", lambda c: [start(c.subject)], "cheap", order=-46)

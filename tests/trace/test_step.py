@@ -9,9 +9,8 @@ import transformers as tf
 from torch import Tensor, nn, optim
 
 from contracts.variants import build, inputs, loss_of, uniform
-from normlab.diagnosis.probing.step import at_rate, updated
-from normlab.diagnosis.probing.stepping import trainable
-from normlab.diagnosis.reading.subject import Subject
+from normlab.trace.step import scaled_lr, trainable
+from normlab.trace.trace import Trace
 
 KINDS = {
     "SGD": partial(optim.SGD, lr=0.1, momentum=0.9, nesterov=True),
@@ -30,8 +29,8 @@ KINDS = {
 }
 
 
-def subject_of(model: nn.Module) -> Subject:
-    return Subject.of(model, inputs(model), lambda m, batch: loss_of(m, *batch))
+def trace_of(model: nn.Module) -> Trace:
+    return Trace(model, inputs(model), lambda m, batch: loss_of(m, *batch))
 
 
 def really(model: nn.Module, optimiser: optim.Optimizer) -> dict[str, Tensor]:
@@ -63,7 +62,7 @@ def same(found: dict[str, Tensor], expected: dict[str, Tensor]) -> None:
 def test_a_first_update_is_the_one_that_training_does(make):
     model = build(uniform("post", dropout=0.1)).train()
     before = deepcopy(model.state_dict())
-    found = updated(subject_of(model), make)
+    found = trace_of(model).update(make)
     same(dict(model.named_parameters()), before)
     same(found, trained(model, make))
 
@@ -71,7 +70,7 @@ def test_a_first_update_is_the_one_that_training_does(make):
 @pytest.mark.parametrize("make", KINDS.values(), ids=KINDS)
 def test_an_optimiser_amid_training_goes_on_from_a_copy(make):
     model = build(uniform("post"))
-    subject, optimiser = subject_of(model), make(model.parameters())
+    trace, optimiser = trace_of(model), make(model.parameters())
     schedule = optim.lr_scheduler.LambdaLR(optimiser, lambda step: 1 / (step + 1))
     for _ in range(3):
         really(model, optimiser)
@@ -80,7 +79,7 @@ def test_an_optimiser_amid_training_goes_on_from_a_copy(make):
     calls = []
     optimiser.register_step_post_hook(lambda *_: calls.append(1))
 
-    found = updated(subject, optimiser)
+    found = trace.update(optimiser)
     assert calls == []
     same(dict(model.named_parameters()), weights)
     torch.testing.assert_close(optimiser.state_dict(), state, rtol=0, atol=0)
@@ -95,31 +94,31 @@ def test_groups_have_their_own_rates_and_what_they_do_not_hold_stays():
         {"params": list(model.encoder.parameters()), "lr": 0.0},
         {"params": list(model.decoder.parameters()), "lr": 0.1},
     ]
-    found = updated(subject_of(model), optim.SGD(groups))
+    found = trace_of(model).update(optim.SGD(groups))
     moved = {path.split(".")[0] for path, x in found.items() if not torch.equal(x, own[path])}
     assert moved == {"decoder"}
 
 
 def test_a_rate_that_is_left_to_the_optimiser_stays_its_own():
     model = build(uniform("post"))
-    subject, optimiser = subject_of(model), tf.Adafactor(model.parameters())
+    trace, optimiser = trace_of(model), tf.Adafactor(model.parameters())
     optimiser.add_param_group({"params": [nn.Parameter(torch.ones(2))], "lr": 0.5})
-    before = updated(subject, tf.Adafactor)
-    with at_rate(optimiser, 0.25) as slower:
+    before = trace.update(tf.Adafactor)
+    with scaled_lr(optimiser, 0.25) as slower:
         assert [group["lr"] for group in optimiser.param_groups] == [None, 0.125]
-        same(updated(subject, slower), before)
+        same(trace.update(slower), before)
     assert [group["lr"] for group in optimiser.param_groups] == [None, 0.5]
-    with at_rate(tf.Adafactor, 0.25) as slower:
-        same(updated(subject, slower), before)
+    with scaled_lr(tf.Adafactor, 0.25) as slower:
+        same(trace.update(slower), before)
 
 
 def test_parameters_without_an_entry_are_left_out():
     model = build(uniform("post"))
-    before = updated(subject_of(model), KINDS["Adam"])
+    before = trace_of(model).update(KINDS["Adam"])
     model.extra = nn.Parameter(torch.empty(0, 4))
     assert "extra" not in trainable(model)
-    same(updated(subject_of(model), KINDS["Adam"]), before)
-    same(updated(subject_of(model), KINDS["Adam"](model.parameters())), before)
+    same(trace_of(model).update(KINDS["Adam"]), before)
+    same(trace_of(model).update(KINDS["Adam"](model.parameters())), before)
     with pytest.raises(ValueError, match="unfreeze"):
         trainable(nn.ParameterList([torch.empty(0, 4)]))
 
@@ -137,18 +136,18 @@ def test_an_optimiser_without_a_closure_steps_on_its_gradients():
                     p -= self.rate * p.grad
 
     model = build(uniform("post"))
-    found = updated(subject_of(model), Plain(model.parameters()))
+    found = trace_of(model).update(Plain(model.parameters()))
     same(found, trained(model, partial(optim.SGD, lr=0.5)))
 
 
 def test_what_cannot_be_stepped_says_so():
     model = build(uniform("post"))
-    subject = subject_of(model)
-    with pytest.raises(ValueError, match="the optimiser holds no parameter of the model; pass"):
-        updated(subject, optim.SGD(build(uniform("post")).parameters(), lr=1.0))
+    trace = trace_of(model)
+    with pytest.raises(ValueError, match="the optimizer holds no parameter of the model; pass"):
+        trace.update(optim.SGD(build(uniform("post")).parameters(), lr=1.0))
     with torch.no_grad():
         model.embedding.weight[5] = float("nan")
     with pytest.raises(ValueError, match="the loss is nan, and no update follows"):
-        updated(subject, KINDS["Adam"])
+        trace.update(KINDS["Adam"])
     with pytest.raises(ValueError, match="unfreeze"):
-        updated(subject_of(build(uniform("post")).requires_grad_(requires_grad=False)), KINDS["Adam"])
+        trace_of(build(uniform("post")).requires_grad_(requires_grad=False)).update(KINDS["Adam"])
