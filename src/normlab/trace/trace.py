@@ -238,18 +238,28 @@ class Trace:
     def __getitem__(self, tap: Tap) -> Tensor:
         return self._plain.taps[tap]
 
-    @cached_property
+    @property
     def gradients(self) -> dict[str, Tensor | None]:
         """The gradient of the loss in every trainable parameter by path, by ``loss.backward()``; None where
         it does not reach.
         """
+        return self._backward[0]
+
+    @property
+    def run_again(self) -> bool:
+        """Whether the backward pass runs modules again, as checkpoints do."""
+        return self._backward[1]
+
+    @cached_property
+    def _backward(self) -> tuple[dict[str, Tensor | None], bool]:
         with without_gradients(self.model):
             with self.with_graph() as passed:
                 if passed.loss is None or not passed.loss.requires_grad:
                     raise UserError("the loss has no gradient: it is detached or made under torch.no_grad()")
-                with _recomputing(self.model, Functions(exact=self.exact, dropout=self.dropout)):
+                mode = Functions(exact=self.exact, dropout=self.dropout)
+                with _recomputing(self.model, mode) as again:
                     passed.loss.backward()
-            return {n: p.grad for n, p in self.model.named_parameters() if p.requires_grad}
+            return {n: p.grad for n, p in self.model.named_parameters() if p.requires_grad}, bool(again)
 
 
 class _Watch:
@@ -317,15 +327,17 @@ def _nothing() -> Iterator[None]:
 
 
 @contextmanager
-def _recomputing(model: nn.Module, mode: Functions) -> Iterator[None]:
+def _recomputing(model: nn.Module, mode: Functions) -> Iterator[list[nn.Module]]:
     """Run the modules that a backward pass inside this block runs again, as checkpoints do, in this mode;
-    autograd would leave it behind.
+    autograd would leave it behind. Yields the outermost of them.
     """
     inside: list[nn.Module] = []
+    again: list[nn.Module] = []
 
     def enter(module: nn.Module, _: Any) -> None:
         if not inside:
             mode.__enter__()
+            again.append(module)
         inside.append(module)
 
     def leave(*_: Any) -> None:
@@ -338,7 +350,7 @@ def _recomputing(model: nn.Module, mode: Functions) -> Iterator[None]:
         for module in model.modules():
             handles.append(module.register_forward_pre_hook(enter))
             handles.append(module.register_forward_hook(leave, always_call=True))  # it may be stopped early
-        yield
+        yield again
     finally:
         for handle in handles:
             handle.remove()
