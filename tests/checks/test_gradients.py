@@ -83,7 +83,8 @@ def test_a_straight_through_gradient_and_an_attached_one_are_noted():
     assert report_of("derivative", model=with_block(rounded)).ok
     attached = with_block(lambda b, x: plainly(b, Attach.apply(x, 0.1 * b.up.weight.square().mean())))
     report = report_of("derivative", "gradients", model=attached)
-    assert report.ok and report.notes
+    assert report.ok
+    assert report.notes
 
 
 def test_what_is_attached_to_nothing_is_named():
@@ -125,7 +126,8 @@ def test_an_expert_without_a_token_is_noted():
     model = with_block(routed)
     model.blocks[2].experts = nn.ModuleList(nn.Linear(DIM, DIM) for _ in range(2))
     report = report_of("gradients", model=model)
-    assert report.ok and report.notes
+    assert report.ok
+    assert report.notes
 
 
 def test_rows_of_a_matrix_that_nothing_reads_are_named():

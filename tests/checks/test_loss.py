@@ -132,10 +132,12 @@ def test_a_term_without_a_gradient_fails_and_one_with_is_noted():
         return asking(ahead(1))(model, ids) + value(model.blocks[0].up.weight.square().mean())
 
     report = report_of("explained", loss=lambda m, x: penalised(m, x, lambda y: y))
-    assert report.ok and report.notes
+    assert report.ok
+    assert report.notes
     assert first(report_of("explained", loss=lambda m, x: penalised(m, x, Tensor.detach)))[0] == "explained"
     constant = report_of("explained", loss=lambda m, x: asking(ahead(1))(m, x) + 1)
-    assert constant.ok and constant.notes
+    assert constant.ok
+    assert constant.notes
 
 
 def test_heads_that_look_further_ahead_are_part_of_the_loss():

@@ -133,9 +133,12 @@ class Step:
     @cached_property
     def moving(self) -> list[str]:
         """Buffers that a training pass changes, as running statistics are."""
+        own = {n: b for n, b in self.exact.model.named_buffers() if b.is_floating_point()}
+        if not own:
+            return []
         with self.training.with_graph():
-            after = {n: b.clone() for n, b in self.exact.model.named_buffers() if b.is_floating_point()}
-        return [n for n, b in self.exact.model.named_buffers() if n in after and not b.equal(after[n])]
+            after = {n: b.clone() for n, b in own.items()}
+        return [n for n, b in own.items() if not b.equal(after[n])]
 
     @cached_property
     def facts(self) -> Facts:

@@ -204,14 +204,20 @@ class Trace:
         return self._plain.taps[tap]
 
     @cached_property
-    def _backward(self) -> tuple[float, dict[str, Tensor | None]]:
+    def _backward(self) -> tuple[float, dict[str, Tensor | None], bool]:
         own = {path: p for path, p in self.model.named_parameters() if p.requires_grad}
         with self.with_graph() as passed:
             if passed.loss is None:
                 raise UserError(NO_LOSS)
-            with _recomputing(self.model, Functions(exact=self.exact, dropout=self.dropout)):
+            mode = Functions(exact=self.exact, dropout=self.dropout)
+            with _recomputing(self.model, mode) as again:
                 gradients = gradients_in(passed.loss, list(own.values()), self.model)
-            return passed.loss.item(), dict(zip(own, gradients, strict=True))
+            return passed.loss.item(), dict(zip(own, gradients, strict=True)), bool(again)
+
+    @property
+    def run_again(self) -> bool:
+        """Whether the backward pass runs modules again, as checkpoints do."""
+        return self._backward[2]
 
     @property
     def gradients(self) -> dict[str, Tensor | None]:
@@ -221,7 +227,7 @@ class Trace:
     @property
     def slope(self) -> Gradients:
         """The loss and its gradients in the trainable parameters, zeros where it does not reach."""
-        own, (loss, gradients) = trainable(self.model), self._backward
+        own, (loss, gradients, _) = trainable(self.model), self._backward
         filled = zeros_for_none([gradients[path] for path in own], list(own.values()))
         return Gradients(loss, dict(zip(own, filled, strict=True)))
 
@@ -303,15 +309,17 @@ class _Watch:
 
 
 @contextmanager
-def _recomputing(model: nn.Module, mode: Functions) -> Iterator[None]:
+def _recomputing(model: nn.Module, mode: Functions) -> Iterator[list[nn.Module]]:
     """Run the modules that a backward pass inside this block runs again, as checkpoints do, in this mode;
-    autograd would leave it behind.
+    autograd would leave it behind. Yields the outermost of them.
     """
     inside: list[nn.Module] = []
+    again: list[nn.Module] = []
 
     def enter(module: nn.Module, _: Any) -> None:
         if not inside:
             mode.__enter__()
+            again.append(module)
         inside.append(module)
 
     def leave(*_: Any) -> None:
@@ -324,7 +332,7 @@ def _recomputing(model: nn.Module, mode: Functions) -> Iterator[None]:
         for module in model.modules():
             handles.append(module.register_forward_pre_hook(enter))
             handles.append(module.register_forward_hook(leave, always_call=True))  # it may be stopped early
-        yield
+        yield again
     finally:
         for handle in handles:
             handle.remove()

@@ -388,7 +388,7 @@ def _candidates(model: nn.Module, passed: Pass) -> list[tuple[Tap | FunctionInpu
 
 
 def _class_axis(call: FunctionCall) -> int:
-    """Where the input of a scoring function has its classes: a cross-entropy of `[B, V, …]` has them second."""
+    """Where the input of a scoring function has its classes: a cross-entropy's second axis, of three."""
     return 1 if call.name in ("cross_entropy", "nll_loss") and call.argument(0, "input").ndim > 2 else -1
 
 
