@@ -44,7 +44,7 @@ def norms(step: Step) -> Answers:
     if len(known) > 1 and all(_scatters(g) for g in known.values()):
         first, others = next(iter(known)), len(known) - 1
         mean, deviation = float(known[first].mean()), float(known[first].std())
-        say = f"its gains scatter around zero (mean {mean:.2g}, deviation {deviation:.2g}), as in {others} other norms"
+        say = f"its gains scatter around zero ({mean:.2g} ± {deviation:.2g}), as in {others} other norms"
         yield fail(first, say, "read a gain that is kept as an offset as 1 + w, or draw it as ones")
         return
     yield from _before_the_head(step)

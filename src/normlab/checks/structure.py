@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter, defaultdict
 from collections.abc import Iterator
+from itertools import pairwise
 from typing import Any
 
 import torch
@@ -64,7 +65,7 @@ def _order(step: Step, name: str, blocks: list[Block]) -> Violation | None:
     numbers = [ran[path].index for path in calls]
     if numbers != sorted(numbers) and numbers != sorted(numbers, reverse=True):
         return fail(name, f"blocks run in the order {numbers}", "run them in the order of their numbers")
-    for before, after in zip(calls, calls[1:], strict=False):
+    for before, after in pairwise(calls):
         (x, y), (z, _) = facts.streams[before, 0], facts.streams[after, 0]
         skipped = x is not None and z is not None and x.shape == z.shape and torch.equal(x, z)
         if skipped and not torch.equal(x, y) and not _used(step, before):
@@ -185,7 +186,8 @@ def attention_scale(step: Step) -> Answers:
     first = next((s for s in read.scores if not _scaled_by_width(s)), None)
     if first is None:
         return
-    say = f"scores are scaled by {first.factor:.4g}; heads are {first.width} wide, and 1/sqrt is {first.width**-0.5:.4g}"
+    own = f"heads are {first.width} wide, and 1/sqrt is {first.width**-0.5:.4g}"
+    say = f"scores are scaled by {first.factor:.4g}; {own}"
     excused = not _by_another_size(step, first) or _as_drawn(step, first) or step.facts.trained
     yield (
         note(first.module, say)
@@ -195,7 +197,7 @@ def attention_scale(step: Step) -> Answers:
 
 
 def _by_another_size(step: Step, one: Scores) -> bool:
-    """Whether the constant is 1, or belongs to another size: the stream's, the number of heads or of tokens."""
+    """Whether the constant is 1, or belongs to another size: of the stream, heads, tokens or rows."""
     shapes = [x.shape for pair in step.facts.streams.values() for x in pair if x is not None]
     width = shapes[0][-1] if shapes else one.width
     sizes = {1, width, width // one.width, *(n for shape in shapes[:1] for n in shape), one.width**-1}

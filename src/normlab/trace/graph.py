@@ -21,8 +21,11 @@ REDUCTIONS: Final = frozenset(
 )
 """Operations that only a norm needs."""
 SHAPES: Final = frozenset(
-    ("View", "UnsafeView", "ReshapeAlias", "Transpose", "Permute", "T", "Clone", "Expand", "Unsqueeze", "Squeeze")
-    + ("ViewAsReal", "ViewAsComplex", "ToCopy", "Select", "Slice", "Split", "SplitWithSizes", "Alias", "AsStrided", "Unbind", "Repeat", "Flip")
+    (
+        "View", "UnsafeView", "ReshapeAlias", "Transpose", "Permute", "T", "Clone", "Expand", "Unsqueeze",
+        "Squeeze", "ViewAsReal", "ViewAsComplex", "ToCopy", "Select", "Slice", "Split", "SplitWithSizes",
+        "Alias", "AsStrided", "Unbind", "Repeat", "Flip",
+    )
 )  # fmt: skip
 """Operations that only move entries."""
 

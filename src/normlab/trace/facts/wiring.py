@@ -155,7 +155,7 @@ def _over_queries(call: FunctionCall, later: tuple[FunctionCall, ...]) -> bool:
 
 
 def _chains(calls: tuple[FunctionCall, ...]) -> Iterator[tuple[str, str, int]]:
-    """Pairs of maps, the second of which reads the first's output, where the inner width exceeds both outer."""
+    """Pairs of maps, the second of which reads the first's output, and wider inside than outside."""
     maps: dict[Node, tuple[str, int]] = {}
     for call in calls:
         tensors = [a for a in call.args if isinstance(a, Tensor)]
