@@ -1,7 +1,9 @@
-"""Compare every number that two states of the code give, bit by bit: losses, scores, weights, diagnoses.
+"""Compare every number that two states of the code give, bit by bit: losses, scores, weights, diagnoses,
+rows of watched loops, run ids, fingerprints of the papers' artefacts.
 
     python tools/same_numbers.py BASE                 # the working tree against the commit BASE
     python tools/same_numbers.py BASE HEAD            # two commits
+    python tools/same_numbers.py HEAD HEAD            # is everything drawn with a seed?
     python tools/same_numbers.py BASE --only post lm-rope
 
 BASE and HEAD are commits, each run in a git worktree of its own that is removed afterwards, or folders that
@@ -9,8 +11,14 @@ hold ``src``. Every configuration of ``same_numbers_configurations.py`` gets a l
 difference. The exit code is 1 if any differs. Numbers differ between processors, so both sides run here; the
 results of a BASE that is a commit are kept in the temporary folder for the next call.
 
+Two diagnoses are compared by the tables, findings and studies that both have; those that only one of them has
+are listed, so that a study may be deleted or added. Everything else must be there on both sides.
+
+The global generators of random numbers start in an unknown state in every configuration. A number that is
+drawn from them without a seed therefore differs between the two sides, even of one commit.
+
 A change that renames something adds the name to ``RENAMES``; nothing else here has to change. Times are left
-out of the comparison, and so are ids, sentences and paths, which the driver does not read.
+out of the comparison, and so are the sentences, and the ids and paths in a run folder.
 """
 
 from __future__ import annotations
@@ -33,8 +41,10 @@ from pathlib import Path
 from typing import Any, Final
 
 import same_numbers_driver as driver
-from same_numbers_comparing import Names, difference, load
-from same_numbers_configurations import CONFIGURATIONS, Training
+import same_numbers_foreign
+import same_numbers_text
+from same_numbers_comparing import Names, difference, load, shared
+from same_numbers_configurations import CONFIGURATIONS, DiagnosisOf, Training
 
 ROOT: Final = Path(__file__).resolve().parents[1]
 
@@ -52,6 +62,12 @@ RENAMES: Final[dict[str, Any]] = {
         "case": ["normlab.examine.subjects:of_config", "normlab.run.diagnose:of_config"],
         "diagnosed": ["normlab.examine.subjects:Case.diagnosed", "normlab.run.diagnose:Case.diagnosed"],
         "diagnose": ["normlab.diagnosis:diagnose"],
+        "read_structure": ["normlab.diagnosis:read_structure"],
+        "watch": ["normlab.integrations.watch:watch"],
+        "presets": ["normlab.configs:CONFIGS"],
+        "run_id": ["normlab.spec.config:run_id"],
+        "artefacts": ["normlab.papers:ARTEFACTS"],
+        "fingerprint": ["normlab.spec.artefact:Artefact.fingerprint"],
     },
     # field of Config, as the configurations name it -> older names
     "fields": {
@@ -73,8 +89,12 @@ RENAMES: Final[dict[str, Any]] = {
         "scores-best": ["scores-best.json"],
         "test": ["test.hyp.txt"],
         "test-best": ["test-best.hyp.txt"],
+        "test.examples": ["test.examples.safetensors"],
+        "test-best.examples": ["test-best.examples.safetensors"],
         "probes": ["probes.jsonl"],
         "flight": ["flight.json"],
+        "watch": ["watch.jsonl"],
+        "watch.flight": ["watch.flight.json"],
         "last.model": ["last/model.safetensors"],
         "last.optimiser": ["last/optimiser.safetensors"],
         "best.model": ["best/model.safetensors"],
@@ -110,7 +130,7 @@ RENAMES: Final[dict[str, Any]] = {
 VARIABLES: Final = ("ATEN_", "DNNL_", "MKL_", "OMP_", "ONEDNN_", "TORCH_")
 """Environment variables that may change how a sum is rounded begin with these."""
 PACKAGES: Final = (
-    *("torch", "numpy", "scipy", "tokenizers", "sentencepiece"),
+    *("torch", "numpy", "scipy", "tokenizers", "sentencepiece", "transformers"),
     *("sacrebleu", "sacremoses", "num2words", "Babel"),
 )
 """Those whose version may change a number."""
@@ -168,10 +188,17 @@ def _report(name: str, sides: Sequence[Side], names: Names) -> bool:
     except LookupError as failure:
         print(f"{name:20} FAILED     {failure}")
         return False
-    found = difference(base, head, RENAMES["added"])
-    said = f"DIFFERENT  {found}" if found else f"identical  {base.cells:,} cells, {len(base.tensors)} tensors"
-    print(f"{name:20} {said}")
-    return not found
+    alone = ""
+    if isinstance(CONFIGURATIONS[name], DiagnosisOf):
+        base, head, alone = shared(base, head)
+    problem = difference(base, head, RENAMES["added"])
+    if not base.cells and not base.tensors:
+        problem = problem or "the two have nothing in common"
+    size = f"{base.cells:,} cells, {len(base.tensors)} tensors"
+    print(f"{name:20} {f'DIFFERENT  {problem}' if problem else f'identical  {size}'}")
+    if alone:
+        print(f"{'':20} not compared: {alone}")
+    return not problem
 
 
 def _given(name: str, side: Side) -> Path:
@@ -228,8 +255,9 @@ def kept_results(hashed: str) -> Path:
     environment = sorted(f"{k}={v}" for k, v in os.environ.items() if k.startswith(VARIABLES))
     packages = [f"{name} {version(name)}" for name in PACKAGES]
     told_of = json.dumps([told()["configurations"], [*RENAMES["files"]]])
-    code = Path(driver.__file__).read_text(encoding="utf-8")
-    content = [hashed, sys.version, _processor(), *environment, *packages, told_of, code]
+    modules = driver, same_numbers_foreign, same_numbers_text
+    code = [Path(str(module.__file__)).read_text(encoding="utf-8") for module in modules]
+    content = [hashed, sys.version, _processor(), *environment, *packages, told_of, *code]
     key = hashlib.sha256("\n".join(content).encode()).hexdigest()[:16]
     return Path(tempfile.gettempdir()) / f"same-numbers-kept-{os.getuid()}" / key
 
@@ -247,7 +275,8 @@ def _processor() -> str:
 def told() -> dict[str, Any]:
     """All that the driver is told, beside which configurations to run."""
     names = {kind: RENAMES[kind] for kind in ("homes", "fields", "optional", "files")}
-    return {**names, "configurations": {name: asdict(found) for name, found in CONFIGURATIONS.items()}}
+    content = {name: {"kind": type(one).__name__, **asdict(one)} for name, one in CONFIGURATIONS.items()}
+    return {**names, "configurations": content}
 
 
 def run(wanted: Sequence[tuple[Side, Sequence[str]]], scratch: Path, *, workers: int) -> None:

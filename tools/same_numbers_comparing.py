@@ -19,6 +19,8 @@ from same_numbers_driver import TABLES
 Row = Mapping[str, Any]
 ABSENT: Final = "nothing"
 """Stands for a value that one of the two results does not have."""
+FINDINGS: Final = "findings"
+"""The table with what a diagnosis concludes from the others."""
 FLOATS: Final = {"F16": "<f2", "F32": "<f4", "F64": "<f8"}
 
 
@@ -100,6 +102,31 @@ def load(folder: Path, names: Names) -> Result:
         for name, found in deserialize(file.read_bytes())
     }
     return Result(names.tables(json.loads((folder / TABLES).read_text(encoding="utf-8"))), tensors)
+
+
+def shared(base: Result, head: Result) -> tuple[Result, Result, str]:
+    """Two diagnoses without the tables that only one has, and which these are, in words.
+
+    Studies come and go, and what one measures stays the same without the others. Findings are taken apart
+    by their table and name, so that those of a study that is gone are no difference.
+    """
+    mine, its = _by_finding(base.tables), _by_finding(head.tables)
+    both = mine.keys() & its.keys()
+    parts = []
+    for side, own in (("BASE", mine), ("HEAD", its)):
+        if alone := sorted(own.keys() - both):
+            parts.append(f"only {side} has {', '.join(alone)}")
+    kept = ({name: own[name] for name in own if name in both} for own in (mine, its))
+    one, other = (Result(tables, result.tensors) for tables, result in zip(kept, (base, head), strict=True))
+    return one, other, "; ".join(parts)
+
+
+def _by_finding(tables: Mapping[str, Sequence[Row]]) -> dict[str, Sequence[Row]]:
+    parted: dict[str, Sequence[Row]] = {name: rows for name, rows in tables.items() if name != FINDINGS}
+    for row in tables.get(FINDINGS, ()):
+        name = f"{FINDINGS}.{row['name']}.{row['table']}".rstrip(".")
+        parted[name] = [*parted.get(name, ()), row]
+    return parted
 
 
 def difference(base: Result, head: Result, added: Collection[str] = ()) -> str:

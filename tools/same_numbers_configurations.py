@@ -1,4 +1,4 @@
-"""The configurations and diagnoses whose numbers ``tools/same_numbers.py`` compares.
+"""The trainings, diagnoses, watched loops and identities that ``tools/same_numbers.py`` compares.
 
 Fields are written in their newest names, ``section.field``; ``RENAMES`` in ``same_numbers.py`` has the older
 ones. Models are small, and together they reach every place where numbers are made: each random draw, each
@@ -15,7 +15,7 @@ Fields = dict[str, Any]
 
 @dataclass(frozen=True)
 class Training:
-    """A run of 20 steps, its validations and its test."""
+    """A run of 20 steps where no other number is given, its validations and its test."""
 
     recipe: str
     fields: Fields = field(default_factory=dict)
@@ -26,11 +26,32 @@ class Training:
 
 @dataclass(frozen=True)
 class DiagnosisOf:
-    """A diagnosis of one of our models at its start, or of torch's own encoder where no recipe is given."""
+    """A diagnosis of one of our models at its start, or of a foreign model where no recipe is given."""
 
     recipe: str = ""
     fields: Fields = field(default_factory=dict)
+    model: str = ""
+    """A name in ``same_numbers_foreign.MODELS``."""
     preset: str = "full"
+
+
+@dataclass(frozen=True)
+class Watched:
+    """A plain loop under watch: its rows, its report, its losses and its weights at the end."""
+
+    model: str
+    """A name in ``same_numbers_foreign.MODELS``."""
+    probes: str = "standard"
+    every_steps: int = 4
+    lrs: tuple[float, ...] = (1e-3,) * 10
+    """The learning rate of each step."""
+
+
+@dataclass(frozen=True)
+class Identities:
+    """The run ids of all presets and of every cell of the papers, and the artefacts' fingerprints."""
+
+    scales: tuple[str, ...] = ("laptop", "gpu", "paper")
 
 
 @dataclass(frozen=True)
@@ -71,6 +92,17 @@ _PLAIN_TEXT: Final[Fields] = {
 }
 
 
+_BERT: Final[Fields] = {
+    "model.decoder_layers": 0,
+    "model.embedding_norm": True,
+    "model.max_positions": 32,
+    "data.block_len": 32,
+    "optim.label_smoothing": 0.0,
+    "optim.weight_decay": 0.01,
+    "optim.weight_decay_on": "matrices",
+    "train.best_by": "nll",
+}
+
 _PLACEMENTS: Final = (
     "post pre sandwich periln olmo2 subln normformer mixln lnscale keel b2t residual admin admin_code "
     "admin_free deepnorm rezero rezero_post skipinit fixup+untied tfixup layerscale"
@@ -91,8 +123,26 @@ def language_model(recipe: str, fields: Fields | None = None, **more: Any) -> Tr
     return Training(recipe, _BASE | _PLAIN_TEXT | (fields or {}), **more)
 
 
-CONFIGURATIONS: Final[dict[str, Training | DiagnosisOf | Starts]] = {
+def bert(recipe: str, fields: Fields, **more: Any) -> Training:
+    """A training of a BERT: its pre-training, or a classification that starts from one."""
+    return Training(recipe, _BASE | _BERT | fields, **more)
+
+
+CONFIGURATIONS: Final[dict[str, Training | DiagnosisOf | Starts | Watched | Identities]] = {
     "post": translation("post+warmup", {"machine.probes": "standard"}),
+    "learns": translation(  # or BLEU would be 0 everywhere
+        "pre+untied+warmup",
+        {
+            "model.encoder_layers": 1,
+            "model.decoder_layers": 1,
+            "model.dropout": 0.0,
+            "optim.lr": 1e-2,
+            "optim.label_smoothing": 0.0,
+            "train.steps": 120,
+            "train.validate_every_steps": 60,
+            "machine.log_every_steps": 20,
+        },
+    ),
     "pre-adamw": translation(
         "pre+untied+gelu+adamw+cosine",
         {
@@ -153,6 +203,16 @@ CONFIGURATIONS: Final[dict[str, Training | DiagnosisOf | Starts]] = {
     "lm-admin-bf16": language_model(
         "admin+learned+warmup", {"train.precision": "bf16", "train.grad_accum_steps": 2}
     ),
+    "bert": bert("pre+learned+gelu+adamw+warmup", {"task": "bert_pretraining"}),
+    "bert-whole-words": bert(
+        "post+rope+adamw+warmup",
+        {"task": "bert_pretraining", "data.whole_word_masking": True, "train.grad_accum_steps": 2},
+    ),
+    "classification": bert(
+        "pre+learned+gelu+adamw+warmup",
+        {"task": "classification", "data.tokenizer": ""},
+        init_from="bert",
+    ),
     "two-ranks": translation(
         "residual+warmup",
         {"train.grad_accum_steps": 4, "train.ema_decay": 0.8, "optim.max_grad_norm": 0.5},
@@ -169,5 +229,10 @@ CONFIGURATIONS: Final[dict[str, Training | DiagnosisOf | Starts]] = {
     ),
     "diagnosis-pre": DiagnosisOf("pre", _BASE),
     "diagnosis-admin": DiagnosisOf("admin", _BASE | _PLAIN_TEXT | {"model.decoder_layers": 4}),
-    "diagnosis-torch": DiagnosisOf(),
+    "diagnosis-torch": DiagnosisOf(model="torch"),
+    "diagnosis-llama": DiagnosisOf(model="llama"),
+    "diagnosis-gpt2": DiagnosisOf(model="gpt2"),
+    "watch": Watched("gpt2"),
+    "watch-diverging": Watched("llama", "full", 5, lrs=(1e-3,) * 24 + (3.0,) * 12),
+    "identities": Identities(),
 }

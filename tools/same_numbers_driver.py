@@ -12,6 +12,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import os
+import random
 import re
 import shutil
 import sys
@@ -21,13 +22,18 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any, Final
 
-PAIRS, HELD_OUT, BATCH_TOKENS = 300, 24, 256
+import same_numbers_foreign as foreign
+from same_numbers_text import PAIRS, written
+
+BATCH_TOKENS: Final = 256
 TABLES: Final = "tables.json"
 ERROR: Final = "error.txt"
 STATUS: Final = ("step", "best_step", "outcome.state", "outcome.step")
 """The parts of a run's status that are compared."""
 REQUIRED: Final = ("metrics", "scores", "last.model", "best.model")
 """Every run has these; without the check, two commits whose files are not found would look identical."""
+REQUIRED_OF_WATCH: Final = ("watch", "watch.flight")
+WARMUP: Final = "+warmup"
 NUMBER: Final = re.compile(r"\d+(?:\.\d+)?(?:e[+-]\d+)?")
 Row = dict[str, Any]
 Tables = dict[str, list[Row]]
@@ -47,19 +53,13 @@ class Driver:
     def give(self, name: str, out: Path) -> Tables:
         """The tables of one configuration; files of weights go to ``out``."""
         spec = self.configurations[name]
-        if "recipes" in spec:
-            return self.started(spec, out)
-        if "preset" not in spec:
-            return collected(self.trained(name), self.files, out)
-        diagnosis = self.of_ours(spec) if spec["recipe"] else self.of_torch(spec)
-        found = [
-            {"name": f.name, "severity": f.severity, "table": f.table, **f.numbers}
-            for f in diagnosis.findings
-        ]
         return {
-            name: [{column: without_prose(value) for column, value in row.items()} for row in rows]
-            for name, rows in {**diagnosis.tables, "findings": found}.items()
-        }
+            "Training": lambda: collected(self.trained(name), self.files, out),
+            "Starts": lambda: self.started(spec, out),
+            "DiagnosisOf": lambda: self.diagnosed(spec),
+            "Watched": lambda: self.watched(spec, out),
+            "Identities": lambda: self.identities(spec),
+        }[spec["kind"]]()
 
     def trained(self, name: str) -> Path:
         """The run folder of a training, which is done once."""
@@ -91,31 +91,80 @@ class Driver:
             save_file(tensors, out / f"{recipe.replace('/', '-')}.safetensors")
         return {}
 
-    def of_ours(self, spec: Mapping[str, Any]) -> Any:
+    def diagnosed(self, spec: Mapping[str, Any]) -> Tables:
+        """What was measured, which studies applied, the findings, and what was read of a foreign model."""
+        diagnosis, tables = self.of_ours(spec) if spec["recipe"] else self.of_foreign(spec)
+        applied = set(diagnosis.applied)
+        tables |= {f"study.{one.name}": [{"applied": one.name in applied}] for one in diagnosis.studies}
+        tables |= {name: [dict(row) for row in rows] for name, rows in diagnosis.tables.items()}
+        tables["findings"] = [
+            {"name": f.name, "severity": f.severity, "table": f.table, **f.numbers}
+            for f in diagnosis.findings
+        ]
+        return {
+            name: [{column: without_prose(value) for column, value in row.items()} for row in rows]
+            for name, rows in tables.items()
+        }
+
+    def of_ours(self, spec: Mapping[str, Any]) -> tuple[Any, Tables]:
         """A diagnosis of a recipe at its start."""
         config = self.config(spec["recipe"], spec["fields"])
         case = self.home("case")(config, self.runs, tokens=BATCH_TOKENS)
-        return self.home("diagnosed")(case, spec["preset"])
+        return self.home("diagnosed")(case, spec["preset"]), {}
 
-    def of_torch(self, spec: Mapping[str, Any]) -> Any:
-        """A diagnosis of ``torch.nn.TransformerEncoder`` on a fixed batch."""
-        import torch
-        from torch import nn
+    def of_foreign(self, spec: Mapping[str, Any]) -> tuple[Any, Tables]:
+        """A diagnosis of a foreign model on a fixed batch, and its residual stream as it is read."""
+        one, tables = foreign.made(spec["model"]), Tables()
+        read = self.home("read_structure")(one.model, one.batch)
+        for table, content in foreign.structure_rows(read):
+            tables.setdefault(table, []).append(dict(flat(content)))
+        diagnose = self.home("diagnose")
+        shuffle_generators()
+        return diagnose(one.model, one.batch, loss=one.loss, lr=1e-3, preset=spec["preset"]), tables
 
-        torch.manual_seed(1)
-        torch.set_num_threads(1)
-        layer = nn.TransformerEncoderLayer(32, 4, 64, batch_first=True)
-        encoder = nn.TransformerEncoder(layer, 4, enable_nested_tensor=False)
-        model = nn.Sequential(nn.Embedding(50, 32), encoder, nn.Linear(32, 50))
-        ids = torch.randint(50, (6, 11))
+    def watched(self, spec: Mapping[str, Any], out: Path) -> Tables:
+        """Rows and reports of a watched loop, its losses and the weights at its end."""
+        one = foreign.made(spec["model"])
+        with tempfile.TemporaryDirectory() as folder:
+            options = {"out": folder, "every_steps": spec["every_steps"], "probes": spec["probes"]}
+            losses = foreign.train_watched(one, self.home("watch"), spec["lrs"], **options)
+            tables = collected(Path(folder), self.files, out, REQUIRED_OF_WATCH)
+        foreign.save_weights(one.model, out / "last.model.safetensors")
+        return {**tables, "losses": [{"step": i, "loss": loss} for i, loss in enumerate(losses)]}
 
-        def loss(model: nn.Module, batch: torch.Tensor) -> torch.Tensor:
-            return nn.functional.cross_entropy(model(batch).flatten(0, 1), batch.flip(1).flatten())
+    def identities(self, spec: Mapping[str, Any]) -> Tables:
+        """The run ids of presets, also with the warm-up that their recipe may leave out, and of the papers'
+        cells, and the artefacts' fingerprints, in tables of one row with a column for each of these.
+        """
+        artefacts, fingerprint = self.home("artefacts"), self.home("fingerprint")
+        presets = Row()
+        for name, make in self.home("presets").items():
+            config = make()
+            recipes = dict.fromkeys((config.recipe, f"{config.recipe.removesuffix(WARMUP)}{WARMUP}"))
+            presets |= {f"{name} {recipe}": self.run_id(recipe, config) for recipe in recipes}
+        tables: Tables = {"run_ids": [presets]}
+        for scale in spec["scales"]:
+            trained = {
+                name: one.trainings[scale] for name, one in artefacts.items() if scale in one.trainings
+            }
+            cells = {
+                f"{name} {cell}": self.run_id(config.recipe, config)
+                for name, trainings in trained.items()
+                for cell, seed, config in trainings.configs()
+                if seed == 1
+            }
+            prints = {name: fingerprint(one, scale) for name, one in artefacts.items()}
+            tables |= {f"fingerprints.{scale}": [prints], f"run_ids.{scale}": [cells]}
+        return tables
 
-        return self.home("diagnose")(model, ids, loss=loss, lr=1e-3, preset=spec["preset"])
+    def run_id(self, recipe: str, config: Any) -> str:
+        """The id of a recipe on a configuration, in float32 where its machine would choose."""
+        if config.train.precision == "auto":
+            config = configured(config, {"train.precision": "fp32"}, self.older)
+        return self.home("run_id")(self.home("resolve")(recipe, config, force=True))
 
     def home(self, what: str) -> Any:
-        """A function or class of normlab, from the first of its places that there is.
+        """A function, class or registry of normlab, from the first of its places that there is.
 
         Raises LookupError where there is none, and what its module raises when it cannot be imported.
         """
@@ -129,7 +178,7 @@ class Driver:
                 continue
             for part in attribute.split("."):
                 found = getattr(found, part, None)
-            if callable(found):
+            if callable(found) or isinstance(found, Mapping):  # a module is neither
                 return found
         raise LookupError(
             f"{what!r} is in none of {', '.join(self.homes[what])}; add its new place to RENAMES"
@@ -141,19 +190,6 @@ class Driver:
         default, fields = self.home("Config")(), {**wanted, **self.text[kind]}
         base = configured(default, fields, self.older, self.optional)
         return self.home("resolve")(recipe, base)
-
-
-def written(splits: Any, folder: Path) -> dict[str, dict[str, str]]:
-    """Task to the fields that name its text: a built-in corpus, and its target side as plain text."""
-    files: dict[str, dict[str, str]] = {"translation": {}, "language_model": {}}
-    for name, count in {"train": PAIRS, "dev": HELD_OUT, "test": HELD_OUT}.items():
-        pairs = getattr(splits, name)
-        for side, lines in {"src": pairs.source, "tgt": pairs.target}.items():
-            path = folder / f"{name}.{side}"
-            path.write_text("".join(f"{line}\n" for line in lines[:count]), encoding="utf-8")
-            files["translation"][f"data.{name}_{side}"] = str(path)
-        files["language_model"][f"data.{name}_text"] = str(path)
-    return files
 
 
 def configured(
@@ -195,16 +231,18 @@ def _filled(section: Any, placed: Mapping[str, Any]) -> Any:
     return dataclasses.replace(section, **changes)
 
 
-def collected(folder: Path, files: Mapping[str, list[str]], out: Path) -> Tables:
+def collected(
+    folder: Path, files: Mapping[str, list[str]], out: Path, required: Collection[str] = REQUIRED
+) -> Tables:
     """The tables of a run folder's files, each under the first of its names; files of weights are copied.
 
-    Raises LookupError where a file that every run has is not found.
+    Raises LookupError where a file that every such folder has is not found.
     """
     tables: Tables = {}
     for name, places in files.items():
         path = next((folder / place for place in places if (folder / place).exists()), None)
-        if path is None and name in REQUIRED:
-            raise LookupError(f"no {' or '.join(places)} in the run folder; add the new name to RENAMES")
+        if path is None and name in required:
+            raise LookupError(f"no {' or '.join(places)} in the folder; add the new name to RENAMES")
         if path is None:
             continue
         if path.suffix == ".safetensors":
@@ -250,6 +288,18 @@ def flat(value: Any, path: str = "") -> Iterator[tuple[str, Any]]:
         yield path, value
 
 
+def shuffle_generators() -> None:
+    """Put the global generators of random numbers into an unknown state: what is drawn from them without a
+    seed then differs between any two runs, so that no code that draws so is identical to itself.
+    """
+    import numpy as np
+    import torch
+
+    random.seed()
+    np.random.seed()  # noqa: NPY002
+    torch.seed()
+
+
 def main(work: Path) -> None:
     """Run each configuration of a job; under torchrun the first rank writes."""
     import normlab
@@ -263,6 +313,7 @@ def main(work: Path) -> None:
         for name in job["names"]:
             out = work / name if os.environ.get("RANK", "0") == "0" else Path(scratch) / name
             out.mkdir()
+            shuffle_generators()
             try:
                 tables = driver.give(name, out)
                 (out / TABLES).write_text(json.dumps(tables), encoding="utf-8")

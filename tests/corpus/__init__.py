@@ -1,1 +1,1 @@
-"""Training steps with planted faults, their sound twins, and sound models: what `normlab.check` must tell apart."""
+"""Training steps, faulty and sound, for `normlab.check` to tell apart."""

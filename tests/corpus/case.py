@@ -8,7 +8,7 @@ from fnmatch import fnmatchcase
 from typing import Any
 
 Arguments = dict[str, Any]
-"""Keyword arguments of ``normlab.check``: model, batch, loss, optimizer, scheduler, step, make, lr, declare."""
+"""Keyword arguments of ``normlab.check``: model, batch, loss, optimizer, scheduler, step and so on."""
 
 
 @dataclass(frozen=True)

@@ -4,19 +4,26 @@ from __future__ import annotations
 
 import json
 import math
+import random
 import shutil
+import warnings
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+import torch
 from safetensors.numpy import save_file
 
 import same_numbers
-from same_numbers_comparing import Names, difference, load, same
-from same_numbers_configurations import CONFIGURATIONS, Starts, Training
-from same_numbers_driver import TABLES, Driver, collected, configured, without_prose
+from normlab.configs import CONFIGS
+from normlab.papers import ARTEFACTS
+from normlab.spec.trainings import SCALES
+from same_numbers_comparing import Names, difference, load, same, shared
+from same_numbers_configurations import CONFIGURATIONS, DiagnosisOf, Starts, Training, Watched
+from same_numbers_driver import TABLES, Driver, collected, configured, shuffle_generators, without_prose
+from same_numbers_foreign import MODELS
 
 NO_NAMES: dict[str, Any] = {"tables": {}, "columns": {}, "words": {}, "tensors": {}, "left_out": ["seconds"]}
 METRICS = [{"step": 1, "loss": 5.25, "seconds": 0.1}, {"step": 2, "loss": 4.5, "seconds": 0.2}]
@@ -126,6 +133,58 @@ def test_cells_are_compared_to_the_last_bit(one, other, equal):
     assert same(one, other) == equal
 
 
+# ----------------------------------------------------------------------------- studies that come and go
+
+JUMP = {"name": "jump", "table": "scales", "factor": 3.0}
+START = {"name": "dropout", "table": "dropouts", "probability": 0.9}
+DIAGNOSIS = {
+    "study.scales": [{"applied": True}],
+    "study.start": [{"applied": True}],
+    "scales": [{"mean_square": 1.5}],
+    "dropouts": [{"probability": 0.9}],
+    "findings": [JUMP, START],
+}
+WITHOUT_START = {
+    "study.scales": [{"applied": True}],
+    "scales": [{"mean_square": 1.5}],
+    "findings": [JUMP],
+}
+
+
+def test_a_study_that_is_gone_is_listed_and_no_difference(result):
+    base, head, alone = shared(result(DIAGNOSIS), result(WITHOUT_START))
+    assert difference(base, head) == ""
+    assert base.cells == head.cells == 5
+    assert alone == "only BASE has dropouts, findings.dropout.dropouts, study.start"
+    assert shared(result(WITHOUT_START), result(DIAGNOSIS))[2] == alone.replace("BASE", "HEAD")
+
+
+@pytest.mark.parametrize(
+    ("table", "rows"),
+    [
+        ("scales", [{"mean_square": math.nextafter(1.5, 2)}]),
+        ("scales", []),
+        ("study.scales", [{"applied": False}]),
+        ("findings", [JUMP | {"factor": 3.5}]),
+        ("findings", [JUMP, JUMP]),
+    ],
+)
+def test_what_both_diagnoses_have_is_compared(result, table, rows):
+    base, head, alone = shared(result(DIAGNOSIS), result(WITHOUT_START | {table: rows}))
+    assert table in difference(base, head)
+    assert "scales" not in alone
+
+
+def test_diagnoses_with_nothing_in_common_are_not_identical(tmp_path, monkeypatch, capsys):
+    monkeypatch.setitem(CONFIGURATIONS, "one", DiagnosisOf(model="torch"))
+    sides = [same_numbers.Side(label, tmp_path, tmp_path / label) for label in ("BASE", "HEAD")]
+    for side, tables in zip(sides, ({"scales": METRICS}, {"read": METRICS}), strict=True):
+        (side.results / "one").mkdir(parents=True)
+        (side.results / "one" / TABLES).write_text(json.dumps(tables))
+    assert not same_numbers._report("one", sides, Names(NO_NAMES))
+    assert "only BASE has scales; only HEAD has read" in capsys.readouterr().out
+
+
 # --------------------------------------------------------------------------------------------------- names
 
 
@@ -204,8 +263,46 @@ def test_every_name_is_known_to_the_code_as_it_is(tmp_path):
     for what in same_numbers.RENAMES["homes"]:
         assert driver.home(what)
     for one in CONFIGURATIONS.values():
-        for recipe in one.recipes if isinstance(one, Starts) else filter(None, [one.recipe]):
+        recipes = one.recipes if isinstance(one, Starts) else [getattr(one, "recipe", "")]
+        for recipe in filter(None, recipes):
             assert driver.config(recipe, one.fields).recipe == recipe
+        if isinstance(one, Watched) or (isinstance(one, DiagnosisOf) and not one.recipe):
+            assert one.model in MODELS
+
+
+def test_what_is_drawn_without_a_seed_differs_from_run_to_run():
+    draws = []
+    for _ in range(2):
+        random.seed(1)
+        np.random.seed(1)  # noqa: NPY002
+        torch.manual_seed(1)
+        shuffle_generators()
+        draws.append((random.random(), np.random.random(), torch.rand(()).item()))  # noqa: NPY002
+    assert all(one != other for one, other in zip(*draws, strict=True))
+
+
+def test_every_artefact_and_preset_has_its_identity(tmp_path):
+    driver = Driver(same_numbers.told(), tmp_path / "runs", tmp_path)
+    tables = driver.give("identities", tmp_path)
+    assert {column.split()[0] for column in tables["run_ids"][0]} == set(CONFIGS)
+    for scale in SCALES:
+        prints = {name: artefact.fingerprint(scale) for name, artefact in ARTEFACTS.items()}
+        assert tables[f"fingerprints.{scale}"] == [prints]
+        cells = sum(len(a.trainings[scale].cells) for a in ARTEFACTS.values() if scale in a.trainings)
+        assert len(tables[f"run_ids.{scale}"][0]) == cells
+
+
+def test_a_watched_loop_gives_its_rows_its_report_and_its_weights(tmp_path):
+    pytest.importorskip("transformers", reason="the extra normlab[hf] is not installed")
+    driver = Driver(same_numbers.told(), tmp_path / "runs", tmp_path)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # the recorder says that the loss rose
+        tables = driver.give("watch-diverging", tmp_path)
+    one = CONFIGURATIONS["watch-diverging"]
+    assert len(tables["losses"]) == len(one.lrs)
+    assert {row["step"] for row in tables["watch"]} == set(range(0, len(one.lrs), one.every_steps))
+    assert tables["watch.flight"][0]["reports.0.trigger.kind"] == "diverged"
+    assert (tmp_path / "last.model.safetensors").exists()
 
 
 @pytest.mark.parametrize("count", [1, 2, 40])

@@ -28,19 +28,9 @@ from normlab.trace.setup import Loss, Setup
 from normlab.trace.untouched import same_globals, same_random_state, untouched
 
 HOMES: Final = (
-    "outputs",
-    "tokens",
-    "loss",
-    "gradients",
-    "structure",
-    "norms",
-    "siblings",
-    "start",
-    "precision",
-    "optimizers",
-    "loop",
-    "roundtrip",
-)
+    "outputs", "tokens", "order", "loss", "gradients", "structure", "norms", "siblings", "start", "precision",
+    "optimizers", "loop", "roundtrip",
+)  # fmt: skip
 """Modules of this package that hold properties."""
 Progress = Callable[[str, int, int], None]
 """``progress(name, done, of)``, called before each property."""
@@ -73,6 +63,8 @@ def check(
         stack.enter_context(untouched(given))
         stack.enter_context(same_globals())
         stack.enter_context(same_random_state(0))
+        if given.declare.init not in (None, "class") and not isinstance(given.declare.init, tuple):
+            given = import_module("normlab.examine.declaring").resolved_init(given)  # recipes lie above
         return examine(Step(given, budget_s=budget_s), properties(), progress)
 
 
@@ -87,6 +79,7 @@ def examine(step: Step, tests: Sequence[Property], progress: Progress | None = N
     """Test a step by these properties, the quick ones first."""
     outcome = Outcome()
     step.refuse_what_cannot_run()
+    _ = step.exact
     for done, one in enumerate(sorted(tests, key=lambda p: (p.name != "finite", p.passes > 8, rank(p.name)))):
         if progress is not None:
             progress(one.name, done, len(tests))

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import types
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from typing import Any, Final, NamedTuple
 
 import torch
@@ -19,6 +20,8 @@ CASTS: Final = {Tensor.float, Tensor.half, Tensor.bfloat16}
 DROPOUTS: Final = {
     F.dropout, F.dropout1d, F.dropout2d, F.dropout3d, F.alpha_dropout, F.feature_alpha_dropout, torch.dropout,
 }  # fmt: skip
+OWN: Final = "Function.apply"
+"""The name under which calls of autograd functions that are written in Python are recorded."""
 ATTENTION: Final = ("query", "key", "value", "attn_mask", "dropout_p", "is_causal", "scale", "enable_gqa")
 
 
@@ -76,6 +79,8 @@ def _widened(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[
     """The same call with float64 wherever it names a narrower floating type."""
     if func in CASTS:
         func = Tensor.double
+    if getattr(func, "__name__", "") in ("grouped_mm", "_grouped_mm"):
+        func = _grouped_mm  # torch has no kernel of it for float64
     if any(isinstance(a, torch.dtype) and a in NARROW for a in args):
         args = tuple(WIDE if isinstance(a, torch.dtype) and a in NARROW else a for a in args)
     if func is Tensor.to and len(args) > 1 and isinstance(args[1], Tensor) and args[1].dtype in NARROW:
@@ -83,6 +88,15 @@ def _widened(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[
     if isinstance(kwargs.get("dtype"), torch.dtype) and kwargs["dtype"] in NARROW:
         kwargs["dtype"] = WIDE
     return func, args, kwargs
+
+
+def _grouped_mm(x: Tensor, weights: Tensor, offs: Tensor | None = None, **_: Any) -> Tensor:
+    """Products of groups of rows `[N, K]`, which end at ``offs``, with a matrix `[K, M]` each."""
+    if offs is None or x.ndim != 2 or weights.ndim != 3:
+        return x @ weights
+    ends = [0, *offs.tolist()]
+    groups = [x[a:b] @ w for a, b, w in zip(ends, ends[1:], weights, strict=False)]
+    return torch.cat([*groups, x[ends[-1] :] @ weights[-1]])
 
 
 def _without_dropout(
@@ -105,6 +119,24 @@ def _seen_through(func: types.FunctionType) -> types.FunctionType:
     seen = types.FunctionType(func.__code__, {**func.__globals__, **blind}, func.__name__, func.__defaults__)
     seen.__kwdefaults__ = func.__kwdefaults__
     return seen
+
+
+@contextmanager
+def own_functions(see: Callable[[str, tuple[Any, ...], Mapping[str, Any], Any], None]) -> Iterator[None]:
+    """Hand each call of an autograd function that is written in Python, inside this block, to ``see``."""
+    base = torch.autograd.Function
+    own = base.__dict__["apply"]
+
+    def apply(cls: type, *args: Any, **kwargs: Any) -> Any:
+        result = own.__func__(cls, *args, **kwargs)
+        see(OWN, args, kwargs, result)
+        return result
+
+    base.apply = classmethod(apply)  # type: ignore[assignment]
+    try:
+        yield
+    finally:
+        base.apply = own  # type: ignore[method-assign]
 
 
 class Preserve(TorchFunctionMode):
@@ -141,4 +173,4 @@ class Preserve(TorchFunctionMode):
 READING: Final = ("__int__", "__iter__", "__invert__", "__index__", "__init__")
 """Methods of tensors that begin as those that write in place, and do not."""
 
-__all__ = ["ATTENTION", "DROPOUTS", "FunctionCall", "Functions", "Place", "Preserve"]
+__all__ = ["ATTENTION", "DROPOUTS", "OWN", "FunctionCall", "Functions", "Place", "Preserve", "own_functions"]

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from normlab.errors import UserError
-from normlab.trace.functions import FunctionCall, Functions, Preserve
+from normlab.trace.functions import OWN, FunctionCall, Functions, Preserve, own_functions
 from normlab.trace.setup import Loss
 from normlab.trace.tensors import Place, Side, Tap, activations, call_model, forward_hooks, tensors_in, unwrap
 from normlab.trace.untouched import undisturbed, without_gradients
@@ -187,7 +187,8 @@ class Trace:
             exact=self.exact, dropout=self.dropout, wanted=functions, see=watch.call if functions else None
         )
         watched = watch.modules(events=events or functions is not None)
-        with torch.set_grad_enabled(graph), forward_hooks(watched, watch.see), mode:
+        own = own_functions(watch.call) if functions and functions(OWN) else _nothing()
+        with torch.set_grad_enabled(graph), forward_hooks(watched, watch.see), mode, own:
             preserve = Preserve(watch.held) if self.taps else None
             with preserve if preserve is not None else _nothing():
                 loss = self.loss_of(self.model, self.batch)
@@ -248,7 +249,8 @@ class Trace:
             with self.with_graph() as passed:
                 if passed.loss is None or not passed.loss.requires_grad:
                     raise UserError("the loss has no gradient: it is detached or made under torch.no_grad()")
-                passed.loss.backward()
+                with _recomputing(self.model, Functions(exact=self.exact, dropout=self.dropout)):
+                    passed.loss.backward()
             return {n: p.grad for n, p in self.model.named_parameters() if p.requires_grad}
 
 
@@ -314,6 +316,34 @@ class _Watch:
 @contextmanager
 def _nothing() -> Iterator[None]:
     yield
+
+
+@contextmanager
+def _recomputing(model: nn.Module, mode: Functions) -> Iterator[None]:
+    """Run the modules that a backward pass inside this block runs again, as checkpoints do, in this mode;
+    autograd would leave it behind.
+    """
+    inside: list[nn.Module] = []
+
+    def enter(module: nn.Module, _: Any) -> None:
+        if not inside:
+            mode.__enter__()
+        inside.append(module)
+
+    def leave(*_: Any) -> None:
+        inside.pop()
+        if not inside:
+            mode.__exit__(None, None, None)
+
+    handles: list[Any] = []
+    try:
+        for module in model.modules():
+            handles.append(module.register_forward_pre_hook(enter))
+            handles.append(module.register_forward_hook(leave, always_call=True))  # it may be stopped early
+        yield
+    finally:
+        for handle in handles:
+            handle.remove()
 
 
 def _entering(change: Callable[[Tensor], Tensor]) -> Callable[..., Any]:

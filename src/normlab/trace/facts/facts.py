@@ -50,9 +50,10 @@ class Tokens(NamedTuple):
 
 
 class FunctionInput(NamedTuple):
-    """The first argument of the ``index``-th call of a scoring function."""
+    """The first argument of the ``index``-th call of a scoring function, whose classes lie along an axis."""
 
     index: int
+    axis: int = -1
 
 
 @dataclass(frozen=True)
@@ -103,13 +104,18 @@ class Facts:
         if loss is None or not loss.requires_grad:
             return found
         precision = torch.float64 if self.trace.exact else loss.dtype
-        for where, x in _candidates(self.trace.model, passed):
-            gradient = torch.autograd.grad(loss, x, retain_graph=True, allow_unused=True)[0]
-            targets = None if gradient is None else read_targets(x, gradient, precision)
-            if targets is not None:
-                found.append((Logits(where, x.shape, x.detach()), targets))
-                if not isinstance(where, Tap) or where.module:
-                    break  # all of the model's own outputs are of interest, of the rest the first
+        candidates = _candidates(self.trace.model, passed)
+        for some in (candidates[:1], candidates[1:]):
+            if not some or (found and all(x.shape != found[0][0].shape for _, x in some)):
+                continue  # no other output may be another head's logits
+            gradients = torch.autograd.grad(loss, [x for _, x in some], retain_graph=True, allow_unused=True)
+            for (where, x), gradient in zip(some, gradients, strict=True):
+                if isinstance(where, FunctionInput) and gradient is not None:
+                    x, gradient = x.movedim(where.axis, -1), gradient.movedim(where.axis, -1)
+                targets = None if gradient is None else read_targets(x, gradient, precision)
+                own = isinstance(where, Tap) and not where.module
+                if targets is not None and (own or not found):
+                    found.append((Logits(where, x.shape, x.detach()), targets))
         return found
 
     # ------------------------------------------------------------------------------------------------ batch
@@ -151,7 +157,7 @@ class Facts:
             if not isinstance(ids, Tensor) or ids.ndim not in (1, 2):
                 continue
             for place, entry in integers.items():
-                tokens = _match(ids, place, entry, len(table))
+                tokens = _match(ids, place, entry, (self.rows, len(table)))
                 positions = tokens is not None and len(tokens.ids) > 1 and rows_equal(tokens.ids)
                 if tokens is not None and place not in found and not positions:
                     found[place] = tokens
@@ -179,6 +185,12 @@ class Facts:
             if targets.ids.ndim == 2 and _share(targets, entry, 1) > 0.9:
                 return logits, targets
         return shaped[0]
+
+    @property
+    def scores(self) -> list[tuple[Logits, Targets]]:
+        """All logits of which the loss is a cross-entropy, with their targets as they are laid out."""
+        own = [pair for pair in self._scored if isinstance(pair[0].where, Tap) and not pair[0].where.module]
+        return own or self._scored
 
     @property
     def targets(self) -> Targets:
@@ -221,8 +233,15 @@ class Facts:
         targets, tokens = self.targets, self.tokens
         if targets.ids.ndim != 2 or targets.ids.shape[0] != tokens.entry.shape[0]:
             raise Unknown("the loss has no target at each token")
-        offset = max(tokens.column, 0)
-        return {k: _share(targets, tokens.entry, k + offset) for k in range(-2, 6)}
+        return {k: _share(targets, tokens.entry, k + self.offset) for k in range(-2, 6)}
+
+    @property
+    def offset(self) -> int:
+        """How many columns of the tokens' entry stand before the token at the first position of the targets;
+        below 0 where positions without a token, as of an image, stand before the text.
+        """
+        before = max(self.targets.ids.shape[1] - self.tokens.ids.shape[1], 0)
+        return max(self.tokens.column, 0) - before
 
     @cached_property
     def causal(self) -> bool:
@@ -354,7 +373,7 @@ def _candidates(model: nn.Module, passed: Pass) -> list[tuple[Tap | FunctionInpu
     for event in calls:
         found += _taps(event)
     found += [
-        (FunctionInput(i), f.argument(0, "input"))
+        (FunctionInput(i, _class_axis(f)), f.argument(0, "input"))
         for i, f in enumerate(f for f in passed.functions if f.name in SCORED)
     ]
     for event in reversed(passed.events):
@@ -366,6 +385,11 @@ def _candidates(model: nn.Module, passed: Pass) -> list[tuple[Tap | FunctionInpu
         if x.is_floating_point() and x.ndim >= 2 and x.shape[-1] > 1 and x.requires_grad
     ]
     return fits[:CANDIDATES]
+
+
+def _class_axis(call: FunctionCall) -> int:
+    """Where the input of a scoring function has its classes: a cross-entropy of `[B, V, …]` has them second."""
+    return 1 if call.name in ("cross_entropy", "nll_loss") and call.argument(0, "input").ndim > 2 else -1
 
 
 def _taps(event: Event) -> list[tuple[Tap | FunctionInput, Tensor]]:
@@ -381,17 +405,18 @@ def _whole_numbers(x: Tensor) -> bool:
     return not x.is_floating_point() and not x.is_complex() and x.dtype != torch.bool
 
 
-def _match(ids: Tensor, place: Place, entry: Tensor, vocabulary: int) -> Tokens | None:
+def _match(ids: Tensor, place: Place, entry: Tensor, size: tuple[int, int]) -> Tokens | None:
     """The looked-up ids as part of an entry of the batch `[B, T']` or `[T', B]`, None if they are none.
 
     They stand there from one of its first columns on; or they are its values, labels, behind one start.
     """
+    rows, vocabulary = size
     if ids.ndim == 1:
         same = ids.numel() == entry.numel() and torch.equal(ids.long(), entry.reshape(-1).long())
         return Tokens(place, entry.cpu().long(), 0, False, vocabulary, entry.cpu().long()) if same else None
     for looked in (ids.cpu().long(), ids.T.cpu().long()):
         for transposed, own in ((False, entry.cpu().long()), (True, entry.T.cpu().long())):
-            if looked.shape[0] != own.shape[0]:
+            if looked.shape[0] != own.shape[0] or looked.shape[0] != rows:
                 continue
             width, spare = looked.shape[1], own.shape[1] - looked.shape[1]
             for column in range(min(spare, 2) + 1):

@@ -85,6 +85,8 @@ def real_tokens(ids: Tensor, pad: int, ends: bool) -> Tensor:
     filled = ids == pad
     right = filled.flip(1).long().cumprod(1).flip(1).bool()
     left = filled.long().cumprod(1).bool() & ~filled.all(1, keepdim=True)
+    if bool(filled[:, 0].all()):  # each row begins with it: a start
+        left = left & False
     if ends:
         first = right & ~torch.cat([torch.zeros_like(right[:, :1]), right[:, :-1]], 1)
         right = right & ~first

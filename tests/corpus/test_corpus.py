@@ -1,0 +1,138 @@
+"""Every case builds and computes, and ``normlab.check`` names the faults and leaves sound steps alone."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from fnmatch import fnmatchcase
+
+import pytest
+
+pytest.importorskip("transformers", reason="the extra normlab[hf] is not installed")
+pytest.importorskip("x_transformers", reason="the extra normlab[hf] is not installed")
+
+import torch
+from torch import Tensor, nn
+
+import normlab
+from corpus.case import Arguments, Case
+from corpus.lists import LISTS
+from corpus.run import examine, verdict
+
+PROPERTIES = """
+finite evaluation_repeats training_equals_evaluation compiled_equals_plain dropout_repeats
+causality reach order rows padding documents inputs
+targets counted reduction explained
+gradients derivative frozen
+residual attention_scale norms siblings nonlinear buffers ties
+start seeds initial_loss
+holds update groups
+step schedule repeats
+state_dict meta precision cache
+overfit
+""".split()
+SAMPLE = """
+cases-packed cases-packed_sound cases-pad_eos cases-qk_scale cases-fast_schedule cases-repeated_block
+sound-llama sound-bert_cls sound-lora sound-own_bf16 sound2-t5v11 sound3-mtp sound3-deepnorm
+faults-no_causal_mask faults-no_scale faults-dropout_in_eval faults-detach_branch faults-opt_missing_head
+faults-hidden_table faults-copied_layers faults2-labels_rolled faults2-half_stream_one
+faults2-router_softmax_batch faults3-ckpt_rng faults3-clip_subset
+""".split()
+"""The cases of `make test`: a few seconds each, of every group of properties."""
+NOT_FINITE = ("nan_buffer",)
+"""Faults whose loss is not a number."""
+
+CASES = {f"{name}-{case.name}": (name, case) for name, every in LISTS.items() for case in every.values()}
+
+
+def some_slow(sample: list[str]) -> list:
+    """Return a parameter for each case, slow if it is not of the sample."""
+    marks = {True: (), False: (pytest.mark.slow,)}
+    return [pytest.param(key, id=key, marks=marks[key in sample]) for key in CASES]
+
+
+def output(model: nn.Module, batch: object) -> object:
+    if isinstance(batch, dict):
+        return model(**batch)
+    return model(*batch) if isinstance(batch, (tuple, list)) else model(batch)
+
+
+def loss_of(arguments: Arguments) -> Tensor:
+    """Return the loss that a user of this step sees."""
+    model, batch = arguments["model"], arguments["batch"]
+    if arguments.get("loss"):
+        return arguments["loss"](model, batch)
+    returned = output(model, batch)
+    if isinstance(returned, Tensor):
+        return returned
+    if isinstance(returned, dict):
+        return returned["loss"]
+    return next(x for x in returned if isinstance(x, Tensor) and x.dim() == 0)
+
+
+def places(arguments: Arguments) -> Iterator[str]:
+    """Return what a failure may name."""
+    model, batch = arguments["model"], arguments["batch"]
+    yield from ("loss", "optimizer", "scheduler", "step", "batch")
+    yield from (path for path, _ in model.named_modules(remove_duplicate=False))
+    yield from (path for path, _ in model.named_parameters(remove_duplicate=False))
+    yield from (path for path, _ in model.named_buffers())
+    yield from batch if isinstance(batch, dict) else map(str, range(len(batch)))
+
+
+def test_the_lists_are_complete():
+    assert {name: len(every) for name, every in LISTS.items() if name != "unseen"} == {
+        "cases": 25,
+        "sound": 51,
+        "sound2": 52,
+        "sound3": 26,
+        "faults": 50,
+        "faults2": 44,
+        "faults3": 14,
+    }
+    assert set(SAMPLE) <= set(CASES)
+    assert {p for _, case in CASES.values() for p in case.properties} <= set(PROPERTIES)
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("key", some_slow(SAMPLE))
+def test_a_case_computes_and_its_place_exists(key):
+    _, case = CASES[key]
+    arguments = case.build()
+    model = arguments["model"].train()
+    loss = loss_of(arguments)
+    loss.backward()
+    gradients = [p.grad for p in model.parameters() if p.grad is not None]
+    finite = math.isfinite(loss.item()) and all(bool(g.isfinite().all()) for g in gradients)
+    assert finite == (case.name not in NOT_FINITE)
+    assert gradients
+    existing = set(places(arguments))
+    globs = case.place.split("|") if case.place else []
+    assert not globs or any(fnmatchcase(place, glob) for place in existing for glob in globs)
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("key", some_slow(SAMPLE))
+def test_a_fault_is_named_first_and_a_sound_step_has_no_failure(key):
+    if not hasattr(normlab, "check"):
+        pytest.skip("normlab.check is not there yet")
+    name, case = CASES[key]
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        row = examine(name, case)
+    finally:
+        torch.set_num_threads(threads)
+    assert row.verdict == ("FIRST" if case.faulty else "ok"), row
+
+
+def test_a_verdict_looks_at_the_first_failure():
+    fault = Case("leak", dict, ("causality", "reach"), "h.0*|h")
+    right, elsewhere, other = ("causality", "h.0.o", ""), ("causality", "h.1", ""), ("order", "h.0", "")
+    assert verdict(fault, [right, other]) == "FIRST"
+    assert verdict(fault, [other, right]) == "later"
+    assert verdict(fault, [other, elsewhere]) == "flagged"
+    assert verdict(fault, []) == "MISS"
+    sound = Case("sound", dict)
+    assert verdict(sound, []) == "ok"
+    assert verdict(sound, [right]) == "BAD"
