@@ -22,7 +22,9 @@ Values = dict[tuple[str, str], dict[str, Any]]
 
 
 # ---------------------------------------------------------------------------------------------- siblings
-@property_of("structure", explains=["precision", "training_equals_evaluation", "evaluation_repeats"], passes=3)
+@property_of(
+    "structure", explains=["precision", "training_equals_evaluation", "evaluation_repeats"], passes=3
+)
 def siblings(step: Step) -> Answers:
     """Blocks that look alike have the same types, settings and mode.
 
@@ -149,7 +151,9 @@ def ties(step: Step) -> Answers:
         first, *rest = names
         lost = next((n for n in rest if n in shared and shared[n] != shared.get(first)), None)
         if lost is not None:
-            yield fail(lost, f"its class shares it with {first}, and here they are two", "tie them after all else")
+            yield fail(
+                lost, f"its class shares it with {first}, and here they are two", "tie them after all else"
+            )
             return
     yield from _declared(step)
     yield from _copies(step)
@@ -181,9 +185,17 @@ def _declared(step: Step) -> Answers:
     pairs = [(n, t) for n in heads for t in tables.values() if named[n].shape == t.shape]
     if wanted is True and pairs and _class_shares(step) is None:
         place = pairs[0][0].rpartition(".")[0]
-        yield fail(place, "embedding and head are declared tied, and are two tensors", "tie them after all else")
-    if facts.declared.tied is False and not heads and any(t.shape[0] == facts.logits.shape[-1] for t in tables.values()):
-        yield fail("", "embedding and head are declared separate, and are one tensor", "give the head its own matrix")
+        yield fail(
+            place, "embedding and head are declared tied, and are two tensors", "tie them after all else"
+        )
+    if (
+        facts.declared.tied is False
+        and not heads
+        and any(t.shape[0] == facts.logits.shape[-1] for t in tables.values())
+    ):
+        yield fail(
+            "", "embedding and head are declared separate, and are one tensor", "give the head its own matrix"
+        )
 
 
 def _copies(step: Step) -> Answers:

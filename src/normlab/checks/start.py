@@ -75,7 +75,9 @@ def _constant(p: Tensor) -> bool:
 
 def _unlike_class(live: Mapping[str, Tensor], pair: list[dict[str, Tensor]]) -> Violation | None:
     one, other = pair
-    shared = [n for n, p in live.items() if n in one and n in other and p.shape == one[n].shape == other[n].shape]
+    shared = [
+        n for n, p in live.items() if n in one and n in other and p.shape == one[n].shape == other[n].shape
+    ]
     cut = _limit(len(shared))
     odd: list[tuple[float, str, str]] = []
     seeded = all(torch.equal(one[n], other[n]) for n in shared)
@@ -89,12 +91,14 @@ def _unlike_class(live: Mapping[str, Tensor], pair: list[dict[str, Tensor]]) -> 
             logs, errors = _log_std([p, a, b])
             z = abs(float(logs[0] - (logs[1] + logs[2]) / 2)) / (float(errors[0]) * 1.5**0.5)
             if z > cut:
-                odd.append((z, name, f"has deviation {float(p.std()):.4g}, and is drawn with {float(a.std()):.4g}"))
+                odd.append(
+                    (z, name, f"has deviation {float(p.std()):.4g}, and is drawn with {float(a.std()):.4g}")
+                )
         elif p.numel() >= LEAST:
             odd.append((math.inf, name, f"is {float(p.flatten()[0]):g} everywhere, and is drawn at random"))
     if not odd:
         return None
-    _, name, say = max(odd, key=lambda x: x[0])
+    _, name, say = odd[0]
     more = f" ({len(odd)} of {len(shared)} parameters are unlike their class)" if len(odd) > 1 else ""
     return fail(name, say + more, "run the class's own initialization after replacing parts")
 
@@ -177,7 +181,9 @@ def seeds(step: Step) -> Answers:
     alike = siblings(step.facts.stacks, drawn).values()
     odd = next((n for names in alike for n in names if n in same and len(set(names) - set(same)) > 0), None)
     if odd is not None:
-        yield fail(odd, "is the same under two seeds, and in other blocks it is not", "draw it by torch's generator")
+        yield fail(
+            odd, "is the same under two seeds, and in other blocks it is not", "draw it by torch's generator"
+        )
 
 
 def _copied(step: Step, group: Mapping[str, Tensor]) -> Violation | Note | None:
@@ -190,7 +196,11 @@ def _copied(step: Step, group: Mapping[str, Tensor]) -> Violation | Note | None:
                 say = f"is drawn, and equals {first} in every entry"
                 owner = next(c for c in step.facts.stacks if name.startswith(f"{c}."))
                 meant = from_library(step.model.get_submodule(owner.rpartition(".")[0])) or _trained(step)
-                return note(name, say) if meant else fail(name, say, "build each block anew: a copy has its numbers")
+                return (
+                    note(name, say)
+                    if meant
+                    else fail(name, say, "build each block anew: a copy has its numbers")
+                )
         seen.append((name, p))
     return None
 
@@ -216,8 +226,8 @@ def initial_loss(step: Step) -> Answers:
             f"the untrained model costs {loss:.3g} nats, and one that knows nothing {even:.3g}: "
             f"its logits have deviation {variance**0.5:.3g}"
         )
-        meant = drawn_by_class(step) and _same_start(step)
         where = _head(step)
+        meant = where == "loss" or (drawn_by_class(step) and _same_start(step))
         yield note(where, say) if meant else fail(where, say, "draw the head, or the tied table, smaller")
 
 
@@ -257,7 +267,11 @@ def buffers(step: Step) -> Answers:
         if a is None or a.shape != b.shape or not torch.equal(a, other[name]):
             continue
         if _apart(b, a):
-            yield fail(name, "differs from that of a model that is built anew", "build it again after moving the model")
+            yield fail(
+                name,
+                "differs from that of a model that is built anew",
+                "build it again after moving the model",
+            )
             return
 
 
@@ -271,7 +285,9 @@ def _moving(step: Step) -> set[str]:
     model = step.copy().train()
     before = {n: b.clone() for n, b in model.named_buffers()}
     step.loss_of(model, step.batch)
-    return {n for n, b in model.named_buffers() if b.shape != before[n].shape or not torch.equal(b, before[n])}
+    return {
+        n for n, b in model.named_buffers() if b.shape != before[n].shape or not torch.equal(b, before[n])
+    }
 
 
 def _like_siblings(step: Step, live: Mapping[str, Tensor]) -> Answers:

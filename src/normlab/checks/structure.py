@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter, defaultdict
 from collections.abc import Iterator
+from itertools import pairwise
 from typing import Any
 
 import torch
@@ -55,18 +56,22 @@ def _order(step: Step, name: str, blocks: list[Block]) -> Violation | None:
     classes = {type(b.module) for b in ran.values()}
     idle = [b for b in blocks if b.path not in ran and id(b.module) not in seen and type(b.module) in classes]
     if idle:
-        return fail(idle[0].path, f"{len(idle)} of {len(blocks)} blocks never run", "run every block of the list")
+        return fail(
+            idle[0].path, f"{len(idle)} of {len(blocks)} blocks never run", "run every block of the list"
+        )
     calls = [path for path, _ in facts.order if path in ran]
     if len(calls) != len(ran):
         return None
     numbers = [ran[path].index for path in calls]
     if numbers != sorted(numbers) and numbers != sorted(numbers, reverse=True):
         return fail(name, f"blocks run in the order {numbers}", "run them in the order of their numbers")
-    for before, after in zip(calls, calls[1:], strict=False):
+    for before, after in pairwise(calls):
         (x, y), (z, _) = facts.streams[before, 0], facts.streams[after, 0]
         skipped = x is not None and z is not None and x.shape == z.shape and torch.equal(x, z)
         if skipped and not torch.equal(x, y) and not _used(step, before):
-            return fail(after, f"reads what {before} read, whose output goes nowhere", "hand on each block's output")
+            return fail(
+                after, f"reads what {before} read, whose output goes nowhere", "hand on each block's output"
+            )
     return None
 
 
@@ -92,7 +97,9 @@ def _kept(step: Step, name: str, blocks: list[Block]) -> Violation | None:
         if here[lost[0]][1]
         else "no gradient flows from its output to its input"
     )
-    return fail(lost[0], f"{how} ({len(lost)} of {len(here)} blocks)", "x = x + branch(norm(x)) for each branch")
+    return fail(
+        lost[0], f"{how} ({len(lost)} of {len(here)} blocks)", "x = x + branch(norm(x)) for each branch"
+    )
 
 
 def passed_on(trace: Trace, streams: Any, blocks: list[Block]) -> tuple[dict[str, float], list[Trace]]:
@@ -103,12 +110,12 @@ def passed_on(trace: Trace, streams: Any, blocks: list[Block]) -> tuple[dict[str
     def entering(x: Tensor, c: float) -> Any:
         return lambda own: c * (x if x.shape == own.shape else own)
 
-    runs = [
-        trace.again(changed={p: entering(x, c) for p, x in inputs.items()}) for c in SCALES
-    ]
+    runs = [trace.again(changed={p: entering(x, c) for p, x in inputs.items()}) for c in SCALES]
     outputs: list[dict[str, Tensor | None]] = []
     for run in runs:
-        outputs.append({e.module: stream_of(e.outputs) for e in run.events if e.module in inputs and not e.call})
+        outputs.append(
+            {e.module: stream_of(e.outputs) for e in run.events if e.module in inputs and not e.call}
+        )
     factors: dict[str, float] = {}
     for path, x in inputs.items():
         low, high = (out.get(path) for out in outputs)
@@ -176,13 +183,26 @@ def attention_scale(step: Step) -> Answers:
             say = f"scores are scaled by {one.factor:.4g}, in the other layers by {other.factor:.4g}"
             yield fail(one.module, say, "scale the scores alike in all layers")
             return
-    wrong = [s for s in read.scores if not _scaled_by_width(s)]
-    if not wrong:
+    first = next((s for s in read.scores if not _scaled_by_width(s)), None)
+    if first is None:
         return
-    first = wrong[0]
-    say = f"scores are scaled by {first.factor:.4g}; heads are {first.width} wide, and 1/sqrt is {first.width**-0.5:.4g}"
-    excused = _as_drawn(step, first) or step.facts.trained
-    yield note(first.module, say) if excused else fail(first.module, say, "divide by the root of the head's width")
+    own = f"heads are {first.width} wide, and 1/sqrt is {first.width**-0.5:.4g}"
+    say = f"scores are scaled by {first.factor:.4g}; {own}"
+    excused = not _by_another_size(step, first) or _as_drawn(step, first) or step.facts.trained
+    yield (
+        note(first.module, say)
+        if excused
+        else fail(first.module, say, "divide by the root of the head's width")
+    )
+
+
+def _by_another_size(step: Step, one: Scores) -> bool:
+    """Whether the constant is 1, or belongs to another size: of the stream, heads, tokens or rows."""
+    shapes = [x.shape for pair in step.facts.streams.values() for x in pair if x is not None]
+    width = shapes[0][-1] if shapes else one.width
+    sizes = {1, width, width // one.width, *(n for shape in shapes[:1] for n in shape), one.width**-1}
+    wanted = [size**power for size in sizes if size for power in (-0.5, -1.0)]
+    return any(abs(one.factor - w) < 1e-3 * w for w in wanted)
 
 
 def _alike(step: Step, scores: list[Scores]) -> dict[str, list[Scores]]:

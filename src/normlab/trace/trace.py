@@ -127,7 +127,9 @@ class Trace:
             if self.exact:
                 torch.set_default_dtype(torch.float64)
             for path, change in self.changed.items():
-                handle = self.model.get_submodule(path).register_forward_pre_hook(_entering(change), with_kwargs=True)
+                handle = self.model.get_submodule(path).register_forward_pre_hook(
+                    _entering(change), with_kwargs=True
+                )
                 stack.callback(handle.remove)
             yield
 
