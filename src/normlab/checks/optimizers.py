@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from fnmatch import fnmatchcase
@@ -298,8 +299,10 @@ def _by_rule(moves: Moves) -> Iterator[Violation | Note]:
         ):
             small.append(name)
     if small:
+        optimizer, group = moves.holders[small[0]]
+        usual = inspect.signature(type(optimizer)).parameters.get("eps")
         evidence = f"eps is above most of the gradient in {len(small)} of {len(moves.gradients)} parameters"
-        if 2 * len(small) > len(moves.gradients):
+        if 2 * len(small) > len(moves.gradients) and usual and float(group["eps"]) > usual.default:
             yield fail("optimizer", f"{evidence}, so that Adam's step is below the rate", "lower eps")
         else:
             yield note(common(small), evidence)

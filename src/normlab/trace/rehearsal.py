@@ -41,6 +41,8 @@ class Seen:
     """By parameter, when its optimizer was called first."""
     training: list[bool] = field(default_factory=list)
     """The mode of the model in each of its passes that has a gradient."""
+    moved: bool = False
+    """Whether the step writes to the weights before its last pass."""
     clips: list[Clip] = field(default_factory=list)
     norms: list[float] = field(default_factory=list)
     """For each clip, the norm of its parameters' gradients when the optimizer was called first."""
@@ -135,9 +137,12 @@ class Rehearsal:
         return map_tensors(batch, lambda _, x: x.double() if wide and x.is_floating_point() else x.clone())
 
     def _watch_gradients(self, seen: Seen, stack: ExitStack, scale: float) -> None:
+        first = [p._version for p in self.model.parameters()]
+
         def entered(*_: Any) -> None:
             if torch.is_grad_enabled():
                 seen.training.append(self.model.training)
+                seen.moved = [p._version for p in self.model.parameters()] != first
 
         stack.callback(self.model.register_forward_pre_hook(entered).remove)
         for p in self.model.parameters():
@@ -245,7 +250,9 @@ def _clipped(seen: Seen, clip: Callable[..., Any], parameters: Any, asked: Any, 
 def fit(
     gradients: Mapping[str, Tensor | None], want: Mapping[str, Tensor | None], scale: float = 1.0
 ) -> tuple[float, float]:
-    """The factor k of gradients / scale = k · want, and the share of them that it does not explain."""
+    """The factor k of gradients / scale = k · want, and the share of them that it does not explain; 1 and 0
+    where both are zero.
+    """
 
     def wide(some: Mapping[str, Tensor | None], name: str, factor: float) -> Tensor | float:
         x = some.get(name)
@@ -253,6 +260,8 @@ def fit(
 
     pairs = [(wide(gradients, n, scale), wide(want, n, 1.0)) for n in {**gradients, **want}]
     size, whole = (sum(_dot(pair[i], pair[i]) for pair in pairs) for i in (1, 0))
+    if not size and not whole:
+        return 1.0, 0.0
     k = sum(_dot(g, w) for g, w in pairs) / max(size, 1e-300)
     rest = sum(_dot(g - k * w, g - k * w) for g, w in pairs)
     return k, (rest / max(whole, 1e-300)) ** 0.5
