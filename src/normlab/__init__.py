@@ -18,15 +18,16 @@ if TYPE_CHECKING:
     from normlab.recipes.grammar import resolve
     from normlab.recipes.plugins import load_plugins
     from normlab.report.advice import write_advice
+    from normlab.report.check import write_check_page
     from normlab.report.compare import write_compare_page
     from normlab.report.diagnosis import write_diagnosis
     from normlab.spec.config import Config
     from normlab.spec.request import CompareRequest
     from normlab.store import RunFolder, Runs
     from normlab.tasks.scores import score
-    from normlab.training.train import train
     from normlab.trace.setup import Setup
     from normlab.trace.trace import Trace, record
+    from normlab.training.train import train
     from normlab.training.translate import translate
 
 __version__ = "0.1.0"
@@ -55,6 +56,7 @@ _HOME = {
     "translate": "normlab.training.translate",
     "watch": "normlab.integrations.watch",
     "write_advice": "normlab.report.advice",
+    "write_check_page": "normlab.report.check",
     "write_compare_page": "normlab.report.compare",
     "write_diagnosis": "normlab.report.diagnosis",
 }
@@ -64,8 +66,8 @@ __all__ = [
     "CompareRequest",
     "Config",
     "Diagnosis",
-    "RunFolder",
     "Report",
+    "RunFolder",
     "Runs",
     "Setup",
     "Trace",
@@ -84,6 +86,7 @@ __all__ = [
     "translate",
     "watch",
     "write_advice",
+    "write_check_page",
     "write_compare_page",
     "write_diagnosis",
 ]

@@ -28,7 +28,8 @@ from normlab.trace.setup import Loss, Setup
 from normlab.trace.untouched import same_globals, same_random_state, untouched
 
 HOMES: Final = (
-    "outputs", "tokens", "order", "loss", "gradients", "structure", "start", "optimizers", "loop", "roundtrip",
+    "outputs", "tokens", "order", "loss", "gradients", "structure", "norms", "siblings", "start", "precision",
+    "optimizers", "loop", "roundtrip",
 )  # fmt: skip
 """Modules of this package that hold properties."""
 Progress = Callable[[str, int, int], None]
@@ -62,6 +63,8 @@ def check(
         stack.enter_context(untouched(given))
         stack.enter_context(same_globals())
         stack.enter_context(same_random_state(0))
+        if given.declare.init not in (None, "class") and not isinstance(given.declare.init, tuple):
+            given = import_module("normlab.examine.declaring").resolved_init(given)  # recipes lie above
         return examine(Step(given, budget_s=budget_s), properties(), progress)
 
 

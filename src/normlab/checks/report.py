@@ -3,12 +3,20 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass, field
+from html import escape
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
-from normlab.checks.property import Note, Violation
+from normlab.checks.property import PROPERTIES, Note, Violation
+
+
+class Line(NamedTuple):
+    """One line of a report: its kind (failure, advice, follows, holds, untestable or note) and its text."""
+
+    kind: str
+    text: str
 
 
 @dataclass(frozen=True)
@@ -28,27 +36,52 @@ class Report:
         """Whether no property fails."""
         return not self.failures
 
+    def lines(self) -> Iterator[Line]:
+        """Yield the report: failures with what to do and what follows from them, then the rest."""
+        for one in self.failures:
+            yield Line("failure", f"✗ {one.property} at {one.module or 'the model'}: {one.evidence}")
+            if one.advice:
+                yield Line("advice", f"    → {one.advice}")
+            if one.follows:
+                consequences = (
+                    f"{v.property} at {v.module}" if v.module else v.property for v in one.follows
+                )
+                yield Line("follows", f"    it explains {', '.join(dict.fromkeys(consequences))}")
+        many = "property holds" if len(self.holds) == 1 else "properties hold"
+        yield Line("holds", f"✓ {len(self.holds)} {many}: {', '.join(self.holds)}")
+        if self.untestable:
+            yield Line("untestable", f"– {len(self.untestable)} could not be tested:")
+        width = max(map(len, self.untestable), default=0)
+        for name, why in self.untestable.items():
+            yield Line("untestable", f"    {name:<{width}}  {why}")
+        for n in self.notes:
+            yield Line("note", f"  note: {n.property} at {n.module or 'the model'}: {n.evidence}")
+
     def __str__(self) -> str:
-        lines: list[str] = []
-        for violation in self.failures:
-            lines.append(f"✗ {violation.property:<16} {violation.module or 'model'}: {violation.evidence}")
-            if violation.advice:
-                lines.append(f"  {'':<16} → {violation.advice}")
-            lines += [
-                f"  {'':<16}   so {v.property} fails at {v.module or 'model'}" for v in violation.follows
-            ]
-        count = len(self.holds)
-        lines.append(
-            f"✓ {count} {'property holds' if count == 1 else 'properties hold'}: {', '.join(self.holds)}"
-        )
-        lines += [f"– {name}: {why}" for name, why in self.untestable.items()]
-        lines += [f"  note: {n.property} at {n.module or 'model'}: {n.evidence}" for n in self.notes]
-        return "\n".join(lines)
+        return "\n".join(line.text for line in self.lines())
 
     def to_dict(self) -> dict[str, Any]:
-        """The same facts as plain values."""
-        return asdict(self)
+        """The same facts as plain values, with what each property states."""
+        tested = [*self.holds, *self.untestable, *(v.property for v in self.failures)]
+        statements = {name: PROPERTIES[name].statement for name in tested if name in PROPERTIES}
+        return {"ok": self.ok, **asdict(self), "statements": statements}
 
     def write_json(self, path: Path) -> None:
         """Write ``to_dict`` as JSON."""
         path.write_text(json.dumps(self.to_dict(), indent=1), encoding="utf-8")
+
+    def page(self, path: str | Path) -> Path:
+        """Write the report as a page, one file that needs no network; return the path."""
+        import normlab
+
+        return normlab.write_check_page(self.to_dict(), Path(path))
+
+    def _repr_html_(self) -> str:
+        """The failures and counts, for a notebook; what could not be tested folds away."""
+        shown = [line for line in self.lines() if line.kind != "untestable"]
+        head = "<br>".join(
+            f"<b>{escape(x.text)}</b>" if x.kind in ("failure", "holds") else escape(x.text) for x in shown
+        )
+        rest = "".join(f"<li><b>{escape(n)}</b>: {escape(why)}</li>" for n, why in self.untestable.items())
+        count = f"{len(self.untestable)} could not be tested"
+        return f"<p>{head}</p>" + f"<details><summary>{count}</summary><ul>{rest}</ul></details>" * bool(rest)

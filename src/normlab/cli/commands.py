@@ -15,8 +15,9 @@ from tyro.conf import FlagCreatePairsOff, OmitArgPrefixes, Positional, arg
 
 from normlab.cli import failures
 from normlab.cli.advise import Advise
+from normlab.cli.check import Check
 from normlab.cli.common import RUNS, ConfigParts, Imports, Switch, base_of, resolved
-from normlab.cli.diagnose import Diagnose, Preflight
+from normlab.cli.diagnose import Diagnose
 from normlab.cli.flags import ConfigFlags, flags_of, load
 from normlab.cli.fold import Fold
 from normlab.cli.forecast import Forecast
@@ -272,7 +273,7 @@ COMMANDS: dict[str, type[Command]] = {
         Report,
         Fold,
         Recipes,
-        Preflight,
+        Check,
         Diagnose,
         Advise,
         Forecast,

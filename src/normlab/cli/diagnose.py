@@ -5,10 +5,10 @@ from __future__ import annotations
 import json
 import shlex
 import sys
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, cast
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
 
 from tyro.conf import Positional, arg
 
@@ -24,13 +24,11 @@ if TYPE_CHECKING:
     from rich.console import Console
 
     from normlab.diagnosis import Diagnosis
-    from normlab.diagnosis.diagnose import Options
-    from normlab.diagnosis.plan import Plan
     from normlab.examine.subjects import Case
     from normlab.forecast.answer import Answer
 
-GATE_CLOSED = {"problem": 3, "warning": 4}
-"""Exit codes by the severity of the gravest finding, where it is as severe as ``--fail-on``."""
+GATE_CLOSED = 3
+"""Exit code where ``--fail-on problem`` was typed and there is a problem."""
 SHOWN = 3
 """Reasons of a forecast, and runs near to a model, that are printed; the page has more."""
 STYLES = {"problem": "bold red", "warning": "yellow", "note": "dim"}
@@ -42,92 +40,49 @@ class Diagnose(Examined):
 
     Examine a recipe at its initialisation, on the built-in corpus or your text, a run through its
     checkpoints, or any torch module of yours: --model my_package.my_module:build --batch
-    my_package.my_module:batch. With --fail-on the exit code is 3 for a problem and 4 for a warning.
+    my_package.my_module:batch. With --fail-on problem the exit code is 3 for a problem.
     """
 
     run_folder: Annotated[Positional[str], arg(metavar="RUN")] = ""
     """A run's folder, or the beginning of its id; leave it out to examine a recipe or --model."""
-    preset: Literal["preflight", "cheap", "standard", "full"] = "standard"
-    """preflight: what needs no theory; cheap: a few passes; standard: everything but second derivatives;
-    full: everything.
-    """
-    declared: str = ""
-    """The initialisation that was meant: a recipe, or a TOML file (by role or path, clipping, warm-up)."""
-    baseline: Path | None = None
-    """JSON of another diagnosis, such as preflight.json, with whose weights these are compared."""
+    preset: Literal["cheap", "standard", "full"] = "standard"
+    """cheap: a few passes; standard: everything but second derivatives; full: everything."""
     checkpoints: tuple[Literal["last", "best", "average"], ...] = ()
     """Checkpoints of a run; by default the last, and the best if that is another."""
     step: int | None = None
     """For a run with --keep-checkpoints: examine the weights after this step."""
     flight: Switch = False
     """For a run: repeat its steps with every module watched, and name the first one that went wrong."""
-    fail_on: Literal["", "warning", "problem"] = ""
-    """Exit with code 3 for a problem, or 4 for a warning, if there is a finding as severe as this."""
-    junit: Path | None = None
-    """File to write the findings to as JUnit's XML, for a test report."""
-    sarif: Path | None = None
-    """File to write the findings to as SARIF, for code scanning."""
+    fail_on: Literal["", "problem"] = ""
+    """Exit with code 3 if there is a problem."""
     page: ClassVar[str] = "diagnosis"
 
     def run(self) -> None:
-        """Raises SystemExit with a code of ``GATE_CLOSED`` where ``fail_on`` says so."""
+        """Raises SystemExit with the code ``GATE_CLOSED`` where ``fail_on`` says so."""
         self._check()
         if self.flight:
             self._say_flight()
             return
-        from normlab.examine.sources import sources
         from normlab.report.diagnosis import write_diagnosis
         from normlab.spec.serialise import to_plain
 
-        worst, everything = list[str](), list[dict[str, Any]]()
+        problems, everything = 0, list[dict[str, Any]]()
         for case, folder, name in self._cases():
-            self._require_another(folder / f"{name}.json")
             with flags_for_arguments():
-                planned = replace(case, plan=cast("Options", {**case.plan, **self._plan(case)}))
-                diagnosis = planned.diagnosed(self.preset, blocks=self.blocks, branches=self.branches)
+                diagnosis = case.diagnosed(self.preset, blocks=self.blocks, branches=self.branches)
             plain = to_plain(diagnosis.to_plain() | {"title": case.title, "case": dict(case.facts)})
             command = shlex.join(["normlab", *sys.argv[1:]])
             page = write_diagnosis(plain | {"command": command}, folder, name)
-            found = sources(case.model, {finding.module for finding in diagnosis.findings})
-            everything.append(plain | {"sources": found})
+            everything.append(plain)
             if not self.as_json:
                 _say(case, diagnosis, page)
-            if self.fail_on:
-                worst.extend(finding.severity for finding in diagnosis.at_least(self.fail_on))
-        self._write_for_programs(everything)
+            problems += len(diagnosis.at_least("problem")) if self.fail_on else 0
         if self.as_json:
             shown = everything[0] if len(everything) == 1 else everything
             print(json.dumps(shown, ensure_ascii=False, allow_nan=False))
-        if worst:
-            failures.write(f"normlab: {count(len(worst), 'finding')} as severe as {self.fail_on!r}")
-            raise SystemExit(GATE_CLOSED["problem" if "problem" in worst else "warning"])
-
-    def _require_another(self, written: Path) -> None:
-        """Raise UserError where the baseline is the file that this diagnosis writes."""
-        if self.baseline is not None and self.baseline.resolve() == written.resolve():
-            raise UserError(
-                f"--baseline is {self.baseline}, which this diagnosis writes anew, so that nothing would "
-                "ever differ from it; copy it to another name, such as baselines/preflight.json, and give "
-                "that"
-            )
-
-    def _plan(self, case: Case) -> Plan:
-        """The training to come, as files or a recipe declare it."""
-        from normlab.diagnosis.plan import Plan, read_baseline
-        from normlab.examine.declaring import declared_by
-
-        plan = declared_by(self.declared, case.model, case.batch) if self.declared else Plan()
-        if self.baseline is not None:
-            plan["baseline"] = read_baseline(self.baseline)
-        return plan
-
-    def _write_for_programs(self, diagnoses: Sequence[Mapping[str, Any]]) -> None:
-        from normlab.report.machines import junit, sarif
-        from normlab.store.folder import write_text_atomic
-
-        for path, write in ((self.junit, junit), (self.sarif, sarif)):
-            if path is not None:
-                write_text_atomic(path, write(diagnoses))
+        if problems:
+            failures.write(f"normlab: {count(problems, 'problem')}")
+            raise SystemExit(GATE_CLOSED)
 
     def _check(self) -> None:
         """Raise UserError if the flags name several subjects, or half of one."""
@@ -211,25 +166,6 @@ class Diagnose(Examined):
         if isinstance(checkpoint, int):
             return f"{self.page}-step-{checkpoint}"
         return self.page if checkpoint == "last" else f"{self.page}-{checkpoint}"
-
-
-@dataclass(frozen=True, kw_only=True)
-class Preflight(Diagnose):
-    """Check a model before its first step: what is declared against what is there.
-
-    Weights, buffers, ties, gradients, masks, dropout, the loss and the first step of an optimiser are
-    compared with what the configuration, a declaration (--declared init.toml) or another version of the model
-    (--baseline preflight.json) says. It is normlab diagnose with --preset preflight and --fail-on problem:
-    the exit code is 3 for a problem and, with --fail-on warning, 4 for a warning.
-    """
-
-    preset: Literal["preflight", "cheap", "standard", "full"] = "preflight"
-    """preflight: what needs no theory; cheap: a few passes; standard: everything but second derivatives;
-    full: everything.
-    """
-    fail_on: Literal["", "warning", "problem"] = "problem"
-    """Exit with code 3 for a problem, or 4 for a warning, if there is a finding as severe as this."""
-    page: ClassVar[str] = "preflight"
 
 
 def _say(case: Case, diagnosis: Diagnosis, page: Path) -> None:

@@ -14,13 +14,11 @@ from typing import Any, Final, NamedTuple, Unpack, cast
 import torch
 from torch import Tensor, nn
 
-from normlab.diagnosis.broken import broken_loss, broken_parameters
 from normlab.diagnosis.forecasting import forecast
 from normlab.diagnosis.plan import Plan
 from normlab.diagnosis.probing.step import OptimiserFactory
 from normlab.diagnosis.probing.stepping import trainable
-from normlab.diagnosis.reading.naming import layer_of
-from normlab.diagnosis.reading.structure import Structure, UnreadError, read_structure
+from normlab.diagnosis.reading.structure import Structure, read_structure
 from normlab.diagnosis.reading.subject import Loss, Subject, output_loss
 from normlab.diagnosis.reading.taps import Call, bare, calling, leaves
 from normlab.diagnosis.reading.unregistered import pointed_out, unregistered
@@ -74,30 +72,26 @@ def diagnose(
     ``batch`` is a tensor, or a tuple or dict of arguments. ``loss(model, batch)`` returns a scalar; without
     it the model's output must hold one, as Hugging Face's does when the batch holds labels. ``lr`` is the
     learning rate of an Adam; ``optimiser``, either a function that makes one from parameters or one in the
-    middle of its training, brings its own. ``preset`` is preflight, cheap, standard or full; ``options`` are
-    those of ``Options`` and of ``Plan``.
+    middle of its training, brings its own. ``preset`` is cheap, standard or full; ``options`` are those of
+    ``Options`` and of ``Plan``.
 
-    A study that does not apply to the model becomes a note, one that fails a warning. Of a model without a
-    residual stream that can be read, the studies of ``preflight`` are made; of one whose weights or loss are
-    not finite, none, and the finding says where that begins. Raises UserError for a model that raises or has
-    no trainable parameter, a batch on another device, and a learning rate that is not above 0.
+    A study that does not apply to the model becomes a note, one that fails a warning. Raises UserError for a
+    model without a residual stream that can be read, one that raises, has no trainable parameter or a loss
+    that is not finite, a batch on another device, and a learning rate that is not above 0.
     """
     if lr is not None and not POSITIVE.holds(lr):
         raise UserError(f"lr is {POSITIVE.wanted(lr)}, got {lr!r}; leave it out, or type lr=1e-3")
     studies = named(options["studies"]) if "studies" in options else registered(preset)
     model, make = _checked(model, batch), optimiser or partial(torch.optim.Adam, lr=lr or STEP_LR)
-    if broken := broken_parameters(
-        model, trained=isinstance(make, torch.optim.Optimizer) and bool(make.state)
-    ):
-        return _unmeasured(model, preset, broken)
     with calling(model, options.get("call")):
         structure, unread = _read(model, batch, options)
-        if not structure.stacks:
-            studies = [study for study in studies if study.preset == "preflight"]
         subject = Subject(model, batch, loss or output_loss, structure)
         begun = _loss(subject)
         if not math.isfinite(begun):
-            return _unmeasured(model, preset, broken_loss(subject) or [_only_the_loss(begun)])
+            raise UserError(
+                f"the loss is {begun} before any step, so that nothing can be measured; normlab.check says "
+                "where that begins"
+            )
         used, rate = _optimiser(make, model)
         context = StudyContext(subject, make, tuple(options.get("batches", ())), cast("Plan", options))
         with _peak(_device(model)) as peak:
@@ -178,37 +172,11 @@ def _forecast(
 
 
 def _read(model: nn.Module, batch: Any, options: Options) -> tuple[Structure, list[Finding]]:
-    """Read the residual stream, and say which containers have none; where no block has one, return a
-    structure without stacks, and why.
-    """
-    try:
-        structure = options.get("structure") or read_structure(
-            model,
-            batch,
-            blocks=options.get("blocks", ()),
-            branches=options.get("branches", ()),
-        )
-        return structure, [Finding("unread", "note", why, "structure", {}) for why in structure.unread]
-    except UnreadError as error:
-        nothing = Structure((), (str(error),))
-        if not error.blocks:
-            do = "type --blocks and --branches on the command line, or pass blocks= and branches="
-            return nothing, [Finding("unread", "warning", str(error), "structure", {}, do=do)]
-        block, more = error.blocks[0], len(error.blocks) - 1
-        others = f" and {more} other blocks" if more else ""
-        return nothing, [
-            Finding(
-                "no_residual",
-                "problem",
-                f"in {block}{others} the stream is not the one before plus what a module puts out, as in the "
-                "other blocks of its kind",
-                "structure",
-                {"blocks": len(error.blocks)},
-                module=block,
-                layer=layer_of(block),
-                do=f"add the input of each branch to its output in {block}",
-            )
-        ]
+    """Read the residual stream, and say which containers have none. Raises UserError if all have none."""
+    structure = options.get("structure") or read_structure(
+        model, batch, blocks=options.get("blocks", ()), branches=options.get("branches", ())
+    )
+    return structure, [Finding("unread", "note", why, "structure", {}) for why in structure.unread]
 
 
 def _optimiser(given: torch.optim.Optimizer | OptimiserFactory, model: nn.Module) -> tuple[str, float]:
@@ -291,37 +259,6 @@ def _loss(subject: Subject) -> float:
             "the loss has no gradient: it is detached or made under torch.no_grad(); return it with its graph"
         )
     return float(loss.detach())
-
-
-def _only_the_loss(value: float) -> Finding:
-    return Finding(
-        "not_finite",
-        "problem",
-        f"the loss is {value} before any step, though all weights and the outputs of all modules are finite",
-        "",
-        {"loss": value},
-        do="look at the labels (are all of them ignored?) and at the loss function",
-    )
-
-
-def _unmeasured(model: nn.Module, preset: str, broken: Sequence[Finding]) -> Diagnosis:
-    """The diagnosis of a model that cannot be measured, for the reason that these findings give."""
-    return Diagnosis(
-        model=type(model).__name__,
-        preset=preset,
-        structure=Structure((), ("its numbers are not finite",)),
-        tables={},
-        findings=tuple(broken),
-        studies=(),
-        seconds={},
-        applied=(),
-        forecast=None,
-        peak_memory_bytes=0,
-        facts={
-            "parameters": f"{sum(p.numel() for p in model.parameters()):,}",
-            "device": str(_device(model)),
-        },
-    )
 
 
 def _failure(study: str, error: Exception) -> Finding:

@@ -27,14 +27,12 @@ SMALL_TOKENS: Final = 256
 WHOLE_BATCH: Final = "the whole batch"
 SMALL_BATCH: Final = f"the first mini-batch, or about {SMALL_TOKENS} tokens of the batch"
 MINI_BATCHES: Final = "the mini-batches, or the batch in four parts"
-STUDY_PRESETS: Final = ("preflight", *PRESETS)
-"""``preflight`` needs no theory, and no residual stream: it compares what is declared with what is there."""
 
 
 def require_preset(name: str) -> None:
     """Raise UserError, naming the presets of studies, unless this is one."""
-    if name not in STUDY_PRESETS:
-        raise UserError(f"there is no preset {name!r}; there are {', '.join(STUDY_PRESETS)}")
+    if name not in PRESETS:
+        raise UserError(f"there is no preset {name!r}; there are {', '.join(PRESETS)}")
 
 
 @dataclass(frozen=True)
@@ -101,9 +99,7 @@ class Study:
     measure: Callable[[StudyContext], Iterable[Table]]
     """Returns the tables. Tables of one name, from several studies, are joined."""
     preset: str
-    """The smallest preset that includes it: ``preflight``: no theory; ``cheap``: a few passes; ``standard``:
-    no second derivatives.
-    """
+    """The smallest preset that includes it: ``cheap``: a few passes; ``standard``: no second derivatives."""
     rules: tuple[Rule, ...] = ()
     """Draw findings from the tables."""
     title: str = ""
@@ -142,7 +138,7 @@ def register(study: Study) -> Study:
 def registered(preset: str = PRESETS[-1]) -> list[Study]:
     """Return the studies that a preset includes, in their order."""
     require_preset(preset)
-    included = STUDY_PRESETS[: STUDY_PRESETS.index(preset) + 1]
+    included = PRESETS[: PRESETS.index(preset) + 1]
     return sorted((s for s in _STUDIES.values() if s.preset in included), key=lambda s: (s.order, s.name))
 
 

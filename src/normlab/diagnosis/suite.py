@@ -9,7 +9,6 @@ from pkgutil import iter_modules
 
 from normlab.diagnosis import studies
 from normlab.diagnosis.rules.finding import SEVERITIES, Finding, Tables
-from normlab.diagnosis.rules.finite import not_finite
 from normlab.diagnosis.study import Study, register, registered
 from normlab.diagnosis.table import Table
 from normlab.spec.arguments import validate_arguments
@@ -23,7 +22,7 @@ for module in iter_modules(studies.__path__):
 @validate_arguments
 def find(tables: Mapping[str, Table], lr: float | None = None) -> tuple[Finding, ...]:
     """Apply the rules of all studies to these tables; the most severe findings come first."""
-    rules = (not_finite, *(rule for study in registered() for rule in study.rules))
+    rules = [rule for study in registered() for rule in study.rules]
     known = Tables(tables, lr)
     found = [replace(f, layer=known.layer(f.module)) for rule in rules for f in rule(known)]
     return tuple(sorted(found, key=lambda f: -SEVERITIES.index(f.severity)))

@@ -1,50 +1,202 @@
-"""A recipe as a declaration: the standard deviations that it gives to the matrices of any model."""
+"""Declarations in a file or by a recipe: what no step can show, and how parameters are meant to start."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass, replace
+import math
+import tomllib
+from collections.abc import Iterator, Mapping
+from contextlib import nullcontext, suppress
+from copy import deepcopy
+from dataclasses import dataclass, fields, replace
+from fnmatch import fnmatchcase
 from functools import cached_property
 from pathlib import Path
 from typing import Any, Final
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from normlab.diagnosis import Structure, read_structure
-from normlab.diagnosis.plan import Plan, Start, read_plan
-from normlab.diagnosis.probing.passes import forward_pass
-from normlab.diagnosis.reading.parameters import Owner
+from normlab.diagnosis.probing.passes import forward_pass, parts_of
+from normlab.diagnosis.reading.kinds import Part
+from normlab.diagnosis.reading.naming import layer_of
 from normlab.diagnosis.reading.subject import Subject, output_loss
-from normlab.diagnosis.reading.taps import bare
-from normlab.diagnosis.studies.weights import weights
-from normlab.diagnosis.table import Row
-from normlab.errors import UserError
+from normlab.diagnosis.reading.taps import bare, calling
+from normlab.errors import UserError, nearest
 from normlab.nn import Branch, TokenModel
 from normlab.nn.site import DECODER_LAYER, ENCODER_LAYER
 from normlab.nn.sublayer import Sublayer
 from normlab.recipes.grammar import KINDS, resolve
 from normlab.spec.config import Config, ModelConfig
 from normlab.tasks.build import build_model
+from normlab.trace.setup import Declaration, Setup
+from normlab.trace.starts import Start
 
+DEPTHS: Final = ("none", "total", "layer")
+ROLES: Final = tuple("embedding query key value output ffn_in ffn_gate ffn_out head norm".split())
+"""Roles of matrices; ``norm`` is that of gains. A gate is also of ``ffn_in``."""
+ENTRY: Final = ("std", "value", "depth", "truncated_at")
+FORM: Final = (
+    "a table has a role or a glob of paths for its name, and std or value, depth and truncated_at: "
+    '[ffn_out] with std = 0.02 and depth = "total"'
+)
 FILE: Final = "declare the deviations by role in a TOML file instead, as in --declared init.toml"
+Entries = Mapping[str, Mapping[str, Any]]
 
 
-def declared_by(given: str, model: nn.Module, batch: Any, structure: Structure | None = None) -> Plan:
-    """Read a declaration: a TOML file, see ``read_plan``, or a recipe, see ``declared_starts``.
+def declared(given: str, setup: Setup) -> Setup:
+    """Return the setup with what a TOML file declares, or with a recipe as the declaration of its starts.
 
-    Raises UserError for a name that is neither.
+    Raises UserError for a name that is neither, and for a file that says something else.
     """
-    if given.endswith(".toml") or Path(given).is_file():
-        return read_plan(Path(given))
-    return Plan(declared=declared_starts(given, model, batch, structure=structure))
+    if not given.endswith(".toml") and not Path(given).is_file():
+        return replace(setup, declare=replace(setup.declare, init=starts_of_recipe(given, setup)))
+    words, entries = read_declaration(Path(given))
+    own = {f.name: getattr(setup.declare, f.name) for f in fields(Declaration)}
+    declare = Declaration.of({k: v for k, v in own.items() if v is not None and v != ()} | words)
+    if entries:
+        declare = replace(declare, init=resolved_starts(entries, setup, given))
+    return replace(setup, declare=declare)
 
 
-def declared_starts(
-    recipe: str, model: nn.Module, batch: Any, *, structure: Structure | None = None
-) -> dict[str, Start]:
-    """Return the standard deviations of a model's matrices, were it initialised as a recipe, under
-    ``role in path``: the argument ``declared`` of ``normlab.diagnose``.
+def resolved_init(setup: Setup) -> Setup:
+    """Return the setup with a start for each parameter, where ``declare["init"]`` names a file or a recipe,
+    or maps roles and globs to what is declared of them.
+    """
+    init = setup.declare.init
+    if isinstance(init, Mapping):
+        entries = {str(k): v if isinstance(v, Mapping) else {"std": v} for k, v in init.items()}
+        starts = resolved_starts(entries, setup, "declare['init']")
+        return replace(setup, declare=replace(setup.declare, init=starts))
+    if isinstance(init, (str, Path)) and init != "class":
+        return declared(str(init), setup)
+    return setup
+
+
+def read_declaration(path: Path) -> tuple[dict[str, Any], Entries]:
+    """Read the words of a ``Declaration``, and a table for each role or glob of parameters, from TOML.
+
+    Raises UserError for a file that cannot be read, and for a word that declares nothing.
+    """
+    try:
+        content = tomllib.loads(path.read_text(encoding="utf-8"))
+    except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
+        raise UserError(f"{path} cannot be read as TOML: {error}; {FORM}") from error
+    entries = {name: value for name, value in content.items() if isinstance(value, dict)}
+    words = {name: value for name, value in content.items() if name not in entries}
+    if "truncated_at" in words:  # of every draw
+        most = {"truncated_at": words.pop("truncated_at")}
+        entries = {name: (most if "std" in entry else {}) | entry for name, entry in entries.items()}
+    known = [f.name for f in fields(Declaration)]
+    for name in words:
+        if name not in known:
+            raise UserError(f"{path} has {name!r}, which declares nothing{nearest(name, known)}; {FORM}")
+    return words, entries
+
+
+@dataclass(frozen=True)
+class _Place:
+    """A parameter, or one part of it, and where it stands in its stack."""
+
+    path: str
+    part: Part
+    shape: tuple[int, ...]
+    stack: str
+    index: int | None
+    layer: int | None
+    layers: int
+    """Of the stack."""
+
+    @property
+    def matrix(self) -> bool:
+        return len(self.shape) >= 2
+
+
+def _read(setup: Setup, *, stream: bool = False) -> tuple[Structure, list[_Place]]:
+    """Read the residual stream, without which ``stream`` gives up, and the parts of all parameters."""
+    model, batch, structure = deepcopy(bare(setup.model)), setup.batch, Structure((), ("nothing was read",))
+    with torch.enable_grad(), calling(model, setup.loss):
+        with nullcontext() if stream else suppress(UserError):
+            structure = read_structure(model, batch)
+        subject = Subject(model, batch, setup.loss or output_loss, structure)
+        forward = forward_pass(subject)
+        parts = parts_of(subject, forward)
+    layers = {s.name: s.sublayers[-1].layer + 1 for s in structure.stacks}
+    places = []
+    for path, p in model.named_parameters():
+        owner = forward.owned[path]
+        layer = layer_of(path) if owner.layer is None else owner.layer
+        for part in parts[path]:
+            shape = tuple(part.of(p.detach()).shape)
+            known = layers.get(owner.stack or "", 0)
+            places.append(_Place(path, part, shape, owner.stack or "", owner.index, layer, known))
+    vocabulary = max((p.shape[0] for p in places if p.part.kind == "embedding" and p.matrix), default=0)
+    heads = (p.matrix and p.part.kind == "other" and vocabulary in p.shape for p in places)
+    head = Part("head")
+    return structure, [
+        replace(p, part=head) if is_head else p for p, is_head in zip(places, heads, strict=True)
+    ]
+
+
+def resolved_starts(entries: Entries, setup: Setup, where: str) -> tuple[Start, ...]:
+    """Return the start of every parameter that an entry fits; the last that does decides.
+
+    A name is a role of matrices (``norm``: of gains), a glob of paths, or both: ``value in *.c_attn.weight``.
+    Raises UserError for an entry that says nothing, and for one that fits no parameter.
+    """
+    for name, entry in entries.items():
+        _require_entry(name, entry, where)
+    found, used = list[Start](), set[str]()
+    _, places = _read(setup)
+    for place in places:
+        fits = [name for name in entries if _fits(name, place)]
+        used |= {*fits}
+        if fits and (start := _start(entries[fits[-1]], place)) is not None:
+            found.append(start)
+    if idle := [name for name in entries if name not in used and name not in ROLES]:
+        roles = sorted({p.part.kind for p in places} & {*ROLES})
+        raise UserError(
+            f"[{idle[0]}] in {where} fits no parameter; the roles here are {', '.join(roles)}, and the paths "
+            f"begin {', '.join(p.path for p in places[:4])}"
+        )
+    return tuple(found)
+
+
+def _require_entry(name: str, entry: Mapping[str, Any], where: str) -> None:
+    for key, value in entry.items():
+        if key not in ENTRY:
+            raise UserError(f"[{name}] in {where} has {key!r}{nearest(str(key), ENTRY)}; {FORM}")
+        if key == "depth" and value not in DEPTHS:
+            raise UserError(f"depth of [{name}] in {where} is {value!r}; it is {', '.join(DEPTHS)}")
+        number = isinstance(value, (int, float)) and not isinstance(value, bool) and math.isfinite(value)
+        if key != "depth" and not (number and (key == "value" or value >= 0)):
+            raise UserError(f"{key} of [{name}] in {where} is {value!r}; give a number")
+    if ("std" in entry) == ("value" in entry):
+        raise UserError(f"[{name}] in {where} must say one of std and value; {FORM}")
+
+
+def _fits(name: str, place: _Place) -> bool:
+    kind = place.part.kind
+    own = kind if place.matrix or (kind == "norm" and not place.path.endswith("bias")) else None
+    role, _, where = name.rpartition(" in ")
+    return where == own or (role in ("", own) and fnmatchcase(place.path, where))
+
+
+def _start(entry: Mapping[str, Any], place: _Place) -> Start | None:
+    part = place.part
+    slice_ = {"axis": part.axis, "begin": part.start, "end": part.stop}
+    if "value" in entry:
+        return Start(place.path, value=float(entry["value"]), **slice_)
+    by = {"total": place.layers, "layer": None if place.layer is None else place.layer + 1}
+    number = by.get(entry.get("depth", "none"))
+    std = float(entry["std"]) / math.sqrt(2 * number) if number else float(entry["std"])
+    most = entry.get("truncated_at") if place.matrix else None
+    return Start(place.path, std=std, truncated_at=most or None, **slice_)
+
+
+# ---------------------------------------------------------------------------------------------- by a recipe
+def starts_of_recipe(recipe: str, setup: Setup) -> tuple[Start, ...]:
+    """Return the starts of a model's matrices, were it initialised as a recipe.
 
     The recipe is built with the layers, the widths and the vocabulary of the model. Raises UserError for a
     recipe that does not exist, and where these sizes cannot be read.
@@ -55,35 +207,31 @@ def declared_starts(
         raise UserError(
             f"{recipe!r} declares nothing: it is neither a file nor a recipe that is defined: {error}"
         ) from error
-    subject = Subject(bare(model), batch, output_loss, structure or read_structure(model, batch))
-    with torch.enable_grad():
-        forward = forward_pass(subject)
-    read = _Sizes(subject.structure, tuple(weights(subject, forward=forward)), forward.owned)
-    config = resolve(recipe, replace(Config(), model=read.config)).model
+    structure, places = _read(setup, stream=True)
+    sizes = _Sizes(structure, tuple(places))
+    config = resolve(recipe, replace(Config(), model=sizes.config)).model
     kind = KINDS[bool(config.encoder_layers), bool(config.decoder_layers)]
-    deviations = _deviations(build_model(kind, config, read.vocabulary, 0))
-    found = {
-        f"{row['role']} in {row['parameter']}": Start(std=deviations[key])
-        for row in read.matrices
-        if (key := read.place(row)) in deviations
-    }
-    embedding = f"embedding in {read.embedding['parameter']}"
-    return found | {embedding: Start(std=deviations["", 0, "embedding"])}
+    drawn = dict(_draws(build_model(kind, config, sizes.vocabulary, 0)))
+    wanted = [(p, sizes.key(p)) for p in sizes.matrices] + [(sizes.embedding, ("", 0, "embedding"))]
+    return tuple(
+        Start(p.path, std=size, entries=n, axis=p.part.axis, begin=p.part.start, end=p.part.stop)
+        for p, key in wanted
+        if key in drawn
+        for size, n in [drawn[key]]
+    )
 
 
-def _deviations(model: TokenModel) -> dict[tuple[str, int, str], float]:
-    """Return the standard deviations of a model of ours by stack, index of the sublayer, and role."""
-    found = {
-        (m.site.stack, m.site.index, name): _std(weight)
-        for m in model.modules()
-        if isinstance(m, Sublayer) and isinstance(f := m.f, Branch)
-        for name, weight in f.matrices().items()
-    }
-    return found | {("", 0, "embedding"): _std(model.embedding.vectors())}
+def _draws(model: TokenModel) -> Iterator[tuple[tuple[str, int | None, str], tuple[float, int]]]:
+    """Yield the size and the entries of the matrices of a model of ours by stack, sublayer and role."""
+    for m in model.modules():
+        if isinstance(m, Sublayer) and isinstance(f := m.f, Branch):
+            for name, weight in f.matrices().items():
+                yield (m.site.stack, m.site.index, name), _size(weight)
+    yield ("", 0, "embedding"), _size(model.embedding.vectors())
 
 
-def _std(x: Tensor) -> float:
-    return x.detach().double().std(correction=0).item()
+def _size(x: Tensor) -> tuple[float, int]:
+    return x.detach().double().square().mean().sqrt().item(), x.numel()
 
 
 @dataclass(frozen=True)
@@ -91,14 +239,12 @@ class _Sizes:
     """The sizes of any model, from its residual streams and the shapes of its matrices."""
 
     structure: Structure
-    rows: tuple[Row, ...]
-    """The table of its weights."""
-    owned: Mapping[str, Owner]
+    places: tuple[_Place, ...]
 
     @cached_property
-    def matrices(self) -> list[Row]:
+    def matrices(self) -> list[_Place]:
         """The matrices of the sublayers."""
-        return [r for r in self.rows if "×" in str(r["shape"]) and not r["tied"] and r["stack"] is not None]
+        return [p for p in self.places if p.matrix and p.stack]
 
     @cached_property
     def stacks(self) -> dict[str, str]:
@@ -116,21 +262,21 @@ class _Sizes:
         return stacks
 
     @cached_property
-    def embedding(self) -> Row:
+    def embedding(self) -> _Place:
         """The largest table of embeddings."""
-        tables = [r for r in self.rows if r["role"] == "embedding" and "×" in str(r["shape"])]
+        tables = [p for p in self.places if p.part.kind == "embedding" and p.matrix]
         if not tables:
             raise UserError(f"the model has no embedding matrix, whose rows are the vocabulary; {FILE}")
-        return max(tables, key=lambda row: max(_shape(row)))
+        return max(tables, key=lambda p: max(p.shape))
 
     @property
     def vocabulary(self) -> int:
-        return max(_shape(self.embedding))
+        return max(self.embedding.shape)
 
     @property
     def config(self) -> ModelConfig:
         """The widths and the layers. As many heads as of keys and values are one, which changes no shape."""
-        dim = min(_shape(self.embedding))
+        dim = min(self.embedding.shape)
         query, key = (self._width(role, dim) for role in ("query", "key"))
         layers = {self.stacks[s.name]: s.sublayers[-1].layer + 1 for s in self.structure.stacks}
         return replace(
@@ -145,7 +291,7 @@ class _Sizes:
 
     def _width(self, role: str, dim: int) -> int:
         """Return the one width that the matrices of a role map the stream to, or from."""
-        shapes = [_shape(row) for row in self.matrices if row["role"] == role]
+        shapes = [p.shape for p in self.matrices if p.part.kind == role]
         widths = {shape[shape[0] == dim] for shape in shapes if len(shape) == 2 and dim in shape}
         if len(widths) != 1 or len(shapes) < sum(s.sublayers[-1].layer + 1 for s in self.structure.stacks):
             raise UserError(
@@ -154,11 +300,6 @@ class _Sizes:
             )
         return widths.pop()
 
-    def place(self, row: Row) -> tuple[str, int | None, str]:
+    def key(self, place: _Place) -> tuple[str, int | None, str]:
         """Return the stack, the index of the sublayer and the role of a matrix."""
-        owner = self.owned[str(row["parameter"])]
-        return self.stacks.get(owner.stack or "", ""), owner.index, str(row["role"])
-
-
-def _shape(row: Row) -> tuple[int, ...]:
-    return tuple(int(n) for n in str(row["shape"]).split("×"))
+        return self.stacks.get(place.stack, ""), place.index, place.part.kind

@@ -1,63 +1,73 @@
-"""A diagnosis for other programs: as JUnit's XML for test reports, and as SARIF for code scanning."""
+"""Reports for other programs: as JUnit's XML for test reports, and as SARIF for code scanning."""
 
 from __future__ import annotations
 
 import json
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from importlib.metadata import version
 from typing import Any, Final
 from xml.etree import ElementTree
 
-LEVELS: Final = {"problem": "error", "warning": "warning", "note": "note"}
-"""SARIF's words for severities."""
 UNALLOWED: Final = re.compile("[^\t\n\r\x20-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]")
 """Characters that XML 1.0 does not allow, section 2.2."""
 SARIF: Final = "https://docs.oasis-open.org/sarif/sarif/v2.1.0/errata01/os/schemas/sarif-schema-2.1.0.json"
 
 
-def junit(diagnoses: Sequence[Mapping[str, Any]]) -> str:
-    """Write diagnoses, each of them ``Diagnosis.to_plain()``, as JUnit's XML: a suite for each model, a case
-    for each study that ran, and a failing case for each problem or warning.
+def junit(reports: Sequence[Mapping[str, Any]]) -> str:
+    """Write reports, each of them ``Report.to_dict()``, as JUnit's XML: a suite for each model, a case for
+    each property, which passes, fails, or is skipped where it could not be tested.
     """
-    root = ElementTree.Element("testsuites", name="normlab preflight")
-    for one in diagnoses:
-        grave = [f for f in one["findings"] if f["severity"] != "note"]
-        cases = len(one["seconds"]) + len(grave)
-        name = str(one.get("title") or one["model"])
+    root = ElementTree.Element("testsuites", name="normlab check")
+    for one in reports:
+        cases = list(_cases(one))
+        count = {kind: sum(k == kind for _, _, k, _ in cases) for kind in ("failure", "skipped")}
+        name, seconds = str(one.get("title") or one["model"]), one["seconds"]
         suite = ElementTree.SubElement(
             root,
             "testsuite",
             name=name,
-            tests=str(cases),
-            failures=str(len(grave)),
+            tests=str(len(cases)),
+            failures=str(count["failure"]),
             errors="0",
-            skipped="0",
-            time=f"{sum(one['seconds'].values()):.3f}",
+            skipped=str(count["skipped"]),
+            time=f"{sum(seconds.values()):.3f}",
         )
-        for study, seconds in one["seconds"].items():
-            ElementTree.SubElement(suite, "testcase", classname=name, name=study, time=f"{seconds:.3f}")
-        for found in grave:
-            where = found["module"] or found["table"] or "model"
-            case = ElementTree.SubElement(
-                suite, "testcase", classname=name, name=f"{found['name']}: {where}", time="0.000"
-            )
-            failure = ElementTree.SubElement(
-                case, "failure", message=found["sentence"], type=found["severity"]
-            )
-            failure.text = "\n".join(filter(None, (found["sentence"], found["do"])))
+        for tested, place, kind, said in cases:
+            label = f"{tested}: {place}" if place else tested
+            time = f"{seconds.get(tested, 0.0):.3f}"
+            case = ElementTree.SubElement(suite, "testcase", classname=name, name=label, time=time)
+            if kind:
+                ElementTree.SubElement(case, kind, message=said).text = said
     ElementTree.indent(root)
     return (
         UNALLOWED.sub("\ufffd", ElementTree.tostring(root, encoding="unicode", xml_declaration=True)) + "\n"
     )
 
 
-def sarif(diagnoses: Sequence[Mapping[str, Any]]) -> str:
-    """Write diagnoses as SARIF 2.1.0: a run for each model, a result for each finding, whose logical location
-    is the module's path, and whose physical one is the class of the module, by ``sources`` of the diagnosis.
+def _cases(one: Mapping[str, Any]) -> Iterator[tuple[str, str, str, str]]:
+    """Yield the property, the place, the kind of the answer, and what is said of it."""
+    for cause in one["failures"]:
+        yield cause["property"], cause["module"] or "model", "failure", _sentence(cause)
+        for v in cause["follows"]:
+            said = f"{_sentence(v)}; explained by {cause['property']} at {cause['module'] or 'model'}"
+            yield v["property"], v["module"] or "model", "failure", said
+    for name in one["holds"]:
+        yield name, "", "", ""
+    for name, why in one["untestable"].items():
+        yield name, "", "skipped", why
+
+
+def _sentence(found: Mapping[str, Any]) -> str:
+    return "; ".join(filter(None, (found["evidence"], found.get("advice"))))
+
+
+def sarif(reports: Sequence[Mapping[str, Any]]) -> str:
+    """Write reports as SARIF 2.1.0: a run for each model, a result for each failure and note, whose logical
+    location is the module's path, and whose physical one is that in ``sources`` of the report.
     """
     return json.dumps(
-        {"$schema": SARIF, "version": "2.1.0", "runs": [_run(one) for one in diagnoses]},
+        {"$schema": SARIF, "version": "2.1.0", "runs": [_run(one) for one in reports]},
         ensure_ascii=False,
         indent=1,
         allow_nan=False,
@@ -65,17 +75,18 @@ def sarif(diagnoses: Sequence[Mapping[str, Any]]) -> str:
 
 
 def _run(one: Mapping[str, Any]) -> dict[str, Any]:
-    names = list(dict.fromkeys(f["name"] for f in one["findings"]))
-    driver = {
-        "name": "normlab",
-        "version": version("normlab"),
-        "rules": [{"id": name} for name in names],
-    }
-    return {"tool": {"driver": driver}, "results": [_result(f, names, one) for f in one["findings"]]}
+    results = [*(("error", f) for f in one["failures"]), *(("note", n) for n in one["notes"])]
+    names = list(dict.fromkeys(found["property"] for _, found in results))
+    rules = [
+        {"id": name, "shortDescription": {"text": one["statements"].get(name) or name}} for name in names
+    ]
+    driver = {"name": "normlab", "version": version("normlab"), "rules": rules}
+    return {"tool": {"driver": driver}, "results": [_result(level, f, names, one) for level, f in results]}
 
 
-def _result(found: Mapping[str, Any], names: Sequence[str], one: Mapping[str, Any]) -> dict[str, Any]:
-    said = "; ".join(filter(None, (found["sentence"], found["do"])))
+def _result(
+    level: str, found: Mapping[str, Any], names: Sequence[str], one: Mapping[str, Any]
+) -> dict[str, Any]:
     place: dict[str, Any] = {}
     if found["module"]:
         place["logicalLocations"] = [{"fullyQualifiedName": found["module"], "kind": "module"}]
@@ -83,9 +94,9 @@ def _result(found: Mapping[str, Any], names: Sequence[str], one: Mapping[str, An
         artifact, region = {"uri": source["file"]}, {"startLine": source["line"]}
         place["physicalLocation"] = {"artifactLocation": artifact, "region": region}
     return {
-        "ruleId": found["name"],
-        "ruleIndex": names.index(found["name"]),
-        "level": LEVELS[found["severity"]],
-        "message": {"text": said},
+        "ruleId": found["property"],
+        "ruleIndex": names.index(found["property"]),
+        "level": level,
+        "message": {"text": _sentence(found)},
         **({"locations": [place]} if place else {}),
     }

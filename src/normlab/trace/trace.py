@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from normlab.errors import UserError
-from normlab.trace.functions import FunctionCall, Functions, Preserve
+from normlab.trace.functions import OWN, FunctionCall, Functions, Preserve, own_functions
 from normlab.trace.setup import Loss
 from normlab.trace.tensors import Place, Side, Tap, activations, call_model, forward_hooks, tensors_in, unwrap
 from normlab.trace.untouched import undisturbed, without_gradients
@@ -168,7 +168,7 @@ class Trace:
             if self.exact:
                 torch.set_default_dtype(torch.float64)
             for path, change in self.changed.items():
-                handle = self.model.get_submodule(path).register_forward_pre_hook(_entering(change))
+                handle = self.model.get_submodule(path).register_forward_pre_hook(_entering(change), with_kwargs=True)
                 stack.callback(handle.remove)
             yield
 
@@ -185,7 +185,8 @@ class Trace:
             exact=self.exact, dropout=self.dropout, wanted=functions, see=watch.call if functions else None
         )
         watched = watch.modules(events=events or functions is not None)
-        with torch.set_grad_enabled(graph), forward_hooks(watched, watch.see), mode:
+        own = own_functions(watch.call) if functions and functions(OWN) else _nothing()
+        with torch.set_grad_enabled(graph), forward_hooks(watched, watch.see), mode, own:
             preserve = Preserve(watch.held) if self.taps else None
             with preserve if preserve is not None else _nothing():
                 loss = self.loss_of(self.model, self.batch)
@@ -246,7 +247,8 @@ class Trace:
             with self.with_graph() as passed:
                 if passed.loss is None or not passed.loss.requires_grad:
                     raise UserError("the loss has no gradient: it is detached or made under torch.no_grad()")
-                passed.loss.backward()
+                with _recomputing(self.model, Functions(exact=self.exact, dropout=self.dropout)):
+                    passed.loss.backward()
             return {n: p.grad for n, p in self.model.named_parameters() if p.requires_grad}
 
 
@@ -314,8 +316,39 @@ def _nothing() -> Iterator[None]:
     yield
 
 
-def _entering(change: Callable[[Tensor], Tensor]) -> Callable[[nn.Module, tuple[Any, ...]], Any]:
-    def hook(_: nn.Module, args: tuple[Any, ...]) -> Any:
-        return (change(args[0]), *args[1:]) if args and isinstance(args[0], Tensor) else None
+@contextmanager
+def _recomputing(model: nn.Module, mode: Functions) -> Iterator[None]:
+    """Run the modules that a backward pass inside this block runs again, as checkpoints do, in this mode;
+    autograd would leave it behind.
+    """
+    inside: list[nn.Module] = []
+
+    def enter(module: nn.Module, _: Any) -> None:
+        if not inside:
+            mode.__enter__()
+        inside.append(module)
+
+    def leave(*_: Any) -> None:
+        inside.pop()
+        if not inside:
+            mode.__exit__(None, None, None)
+
+    handles: list[Any] = []
+    try:
+        for module in model.modules():
+            handles.append(module.register_forward_pre_hook(enter))
+            handles.append(module.register_forward_hook(leave, always_call=True))  # it may be stopped early
+        yield
+    finally:
+        for handle in handles:
+            handle.remove()
+
+
+def _entering(change: Callable[[Tensor], Tensor]) -> Callable[..., Any]:
+    def hook(_: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        if args and isinstance(args[0], Tensor):
+            return (change(args[0]), *args[1:]), kwargs
+        first = next((k for k, x in kwargs.items() if isinstance(x, Tensor) and x.is_floating_point()), None)
+        return None if first is None else (args, {**kwargs, first: change(kwargs[first])})
 
     return hook

@@ -18,8 +18,6 @@ LIU: Final = "Liu et al. 2020, {} (arXiv 2004.08249)"
 
 SEVERITIES: Final = ("note", "warning", "problem")
 """From a mere observation to something that stops a training."""
-OWN: Final = ("weights", "buffers", "declared", "dropouts")
-"""Tables of what a module is made of, which no other module changes."""
 
 
 @validate_arguments
@@ -133,7 +131,7 @@ def consequences(findings: Iterable[Finding], of: Finding) -> list[Finding]:
 
 def follows(finding: Finding, of: Finding) -> bool:
     """Whether a finding may be a consequence of another: by its name, and by its place, which is in the same
-    module or behind it. What is said of weights themselves follows from their own module alone.
+    module or behind it.
     """
     if finding.name not in of.explains or finding.name == of.name:
         return False
@@ -142,8 +140,8 @@ def follows(finding: Finding, of: Finding) -> bool:
     own, other = f"{finding.module}.", f"{of.module}."
     if own.startswith(other) or other.startswith(own):
         return True
-    if finding.table in OWN or finding.layer is None or of.layer is None:
-        return finding.table not in OWN
+    if finding.layer is None or of.layer is None:
+        return True
     return _stack(finding) != _stack(of) or finding.layer >= of.layer
 
 

@@ -185,7 +185,7 @@ def _theory(tables: Tables) -> Iterator[Finding]:
 SCALES: Final = Study(
     "scales",
     lambda c: [scales(c.subject, padding_masks=c.padding_masks, forward=c.backward.forward)],
-    "preflight",
+    "cheap",
     rules=(jump, hidden_scale),
     title="Hidden scale",
     intro="Mean square of the stream plus the branch at each sublayer, which in a Post-LN is the input "

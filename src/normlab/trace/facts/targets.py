@@ -48,6 +48,27 @@ class Targets(NamedTuple):
         return self._replace(**dict(zip(("ids", "counted", "weight", "nll"), new, strict=True)))
 
 
+    def value(self, logits: Tensor) -> float:
+        """The cross-entropy that they make of their logits, with its weights and label smoothing."""
+        smooth = -logits.double().log_softmax(-1).mean(-1).cpu().reshape(self.weight.shape)
+        return float((self.weight * (self.nll + self.smoothing * smooth))[self.counted].sum())
+
+    def ahead(self, entry: Tensor, distance: int, otherwise: Tensor) -> Tensor:
+        """What an entry `[B, W]` has at a distance from each position, or something else past its edges."""
+        place = torch.arange(self.ids.shape[1]) + distance
+        inside = (place >= 0) & (place < entry.shape[1])
+        return torch.where(inside, entry[:, place.clamp(0, entry.shape[1] - 1)], otherwise)
+
+    def by_row(self, entry: Tensor, distance: int) -> Tensor:
+        """`[B, B]`, the share of each row's counted targets that are the tokens of each row at a distance."""
+        low = max(0, -distance)
+        width = min(self.ids.shape[1], entry.shape[1] - distance) - low
+        here, there = slice(low, low + width), slice(low + distance, low + distance + width)
+        counted = self.counted[:, None, here]
+        same = (self.ids[:, None, here] == entry[None, :, there]) & counted
+        return same.sum(-1) / counted.sum(-1).clamp_min(1)
+
+
 def read_targets(logits: Tensor, gradient: Tensor, precision: torch.dtype = torch.float64) -> Targets | None:
     """Return the targets, None if the gradient is not that of a cross-entropy of these logits `[..., V]`."""
     classes, shape = logits.shape[-1], logits.shape[:-1]

@@ -1,0 +1,237 @@
+"""Setups from where people keep them: a function of a file, a configuration, or a run of normlab's."""
+
+from __future__ import annotations
+
+import inspect
+import sys
+import traceback
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager, redirect_stdout
+from dataclasses import dataclass, field, replace
+from importlib import import_module, util
+from pathlib import Path
+from typing import Any, Final
+
+import torch
+from torch import Tensor, nn
+from torch.optim.lr_scheduler import LambdaLR
+
+from normlab.data.tokenizer import EOS, PAD
+from normlab.errors import UserError
+from normlab.optim import ScheduleState, build_optimiser, schedule_factor
+from normlab.recipes.grammar import describe
+from normlab.spec.config import Config
+from normlab.store.folder import RunFolder
+from normlab.store.manifest import committed
+from normlab.tasks.registry import TASKS
+from normlab.tasks.task import Task
+from normlab.trace.setup import Declaration, Setup
+from normlab.trace.untouched import same_random_state
+from normlab.training.checkpoint import has_checkpoint, load_checkpoint
+from normlab.training.devices import prepare_process
+from normlab.training.weights import checkpoint_of
+
+FIRST: Final = 0
+"""Index of the training batch that is examined."""
+ANEW: Final = ("seed", "width", "depth")
+"""Arguments that a function ``setup`` may declare."""
+DEFAULT: Final = "setup"
+
+
+@dataclass(frozen=True)
+class Source:
+    """A setup, with what to call it and where it comes from."""
+
+    title: str
+    setup: Setup
+    facts: Mapping[str, str] = field(default_factory=dict)
+    name: str = ""
+    """Tells it apart from others of one command, as a run's checkpoint; empty where it is the only one."""
+
+
+# -------------------------------------------------------------------------------------- files of the user's
+@contextmanager
+def setup_from_file(reference: str, *, seed: int) -> Iterator[Source]:
+    """Run a file, or import a module, and call the function behind the colon, which returns the setup.
+
+    The file runs once, not as ``__main__``, with its folder first on ``sys.path`` and its own name as
+    ``sys.argv``, both of which are put back when the block ends; what it prints goes to standard error. The
+    function may declare the arguments ``seed``, ``width`` and ``depth``; with ``seed`` the setup can draw
+    its model anew. Raises UserError for a file that raises, and for a function that returns no setup.
+    """
+    where, colon, name = reference.partition(":")
+    path, arguments = list(sys.path), list(sys.argv)
+    try:
+        with redirect_stdout(sys.stderr), same_random_state(seed):
+            found = _attribute(_loaded(where), where, name if colon else DEFAULT)
+            setup = _called(found, reference, seed)
+        yield Source(f"{type(setup.model).__name__} of {reference}", setup)
+    finally:
+        sys.path[:], sys.argv[:] = path, arguments
+
+
+def _loaded(where: str) -> Any:
+    file = Path(where)
+    if not where.endswith(".py"):
+        sys.path.append(str(Path.cwd()))
+        return _guarded(lambda: import_module(where), f"the module {where!r}")
+    if not file.is_file():
+        raise UserError(f"there is no file {where}; give one that defines setup(), as in train.py:setup")
+    name = file.stem if file.stem not in sys.modules and file.stem.isidentifier() else f"normlab_{file.stem}"
+    spec = util.spec_from_file_location(name, file.resolve())
+    if spec is None or spec.loader is None:
+        raise UserError(f"{where} cannot be run as Python")
+    module = sys.modules[name] = util.module_from_spec(spec)
+    sys.path.insert(0, str(file.resolve().parent))
+    sys.argv[:] = [where]
+    run = spec.loader.exec_module
+    try:
+        _guarded(lambda: run(module), where)
+    except BaseException:
+        del sys.modules[name]
+        raise
+    return module
+
+
+def _attribute(module: Any, where: str, name: str) -> Any:
+    if hasattr(module, name):
+        return getattr(module, name)
+    own = [n for n, value in vars(module).items() if inspect.isfunction(value) and not n.startswith("_")]
+    raise UserError(
+        f"{where} has no {name!r}; define {name}(), which returns normlab.Setup(model, batches, …)"
+        + (f", or name another function: {', '.join(own[:8])}" if own else "")
+    )
+
+
+def _called(found: Any, reference: str, seed: int) -> Setup:
+    if not callable(found) or isinstance(found, (Setup, Mapping, nn.Module)):
+        return Setup.of(found)
+    parameters = _parameters(found, reference)
+    setup = Setup.of(_guarded(lambda: found(**({"seed": seed} if "seed" in parameters else {})), reference))
+    if "seed" not in parameters or setup.make is not None:
+        return setup
+    return replace(setup, make=lambda: Setup.of(found(seed=drawn_seed())).model)
+
+
+def _parameters(found: Callable[..., Any], reference: str) -> Mapping[str, inspect.Parameter]:
+    try:
+        parameters = inspect.signature(found).parameters
+    except (TypeError, ValueError):
+        return {}
+    kinds = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
+    needed = [
+        n for n, p in parameters.items() if p.default is p.empty and p.kind not in kinds and n != "seed"
+    ]
+    if needed:
+        rest = "give them defaults" if set(needed) <= set(ANEW) else f"it may declare {', '.join(ANEW)}"
+        raise UserError(f"{reference} needs the arguments {', '.join(needed)}; {rest}")
+    return parameters
+
+
+def _guarded(run: Callable[[], Any], what: str) -> Any:
+    """Run the user's own code. Raises UserError with the exception, and the line of theirs that raised it."""
+    try:
+        return run()
+    except (KeyboardInterrupt, UserError):
+        raise
+    except BaseException as error:
+        frames = [f for f in traceback.extract_tb(error.__traceback__) if "importlib" not in f.filename]
+        at = f" ({frames[-1].filename}:{frames[-1].lineno})" if len(frames) > 1 else ""
+        hint = ""
+        if isinstance(error, SystemExit):
+            hint = '; keep what trains under if __name__ == "__main__":'
+        elif isinstance(error, ImportError) and "relative import" in str(error):
+            hint = "; name it as a module of its package, as in my_package.train:setup"
+        raise UserError(f"{what} raised {type(error).__name__}: {error}{at}{hint}") from error
+
+
+def drawn_seed() -> int:
+    """A seed that depends on torch's random state alone."""
+    return int(torch.randint(2**31, ()))
+
+
+# --------------------------------------------------------------------------------------------- normlab's own
+def setup_from_config(config: Config, root: Path, *, tokens: int) -> Source:
+    """The setup of a resolved configuration, in float32 on ``tokens`` positions of its text.
+
+    The text is prepared under ``root``. Raises UserError for a configuration that cannot be trained.
+    """
+    task = _task(config, root, tokens)
+    return Source(_title(config), _setup(task, task.build()), _facts(task))
+
+
+def setup_from_run(folder: RunFolder, checkpoint: str | int, *, tokens: int) -> Source:
+    """The setup of a run at its checkpoint ``last``, ``best`` or ``average``, or at a step whose weights were
+    kept. At the last one the optimizer has the run's moments; the others keep none. Raises FileNotFoundError
+    for a run without that checkpoint.
+    """
+    path = committed(checkpoint_of(folder, checkpoint))
+    config = folder.config()
+    task = _task(config, folder.path.parent, tokens)
+    model = task.build()
+    optimizer = build_optimiser(model.parameters(), config.optim)
+    amid = (path / "optimiser.safetensors").exists()
+    step = load_checkpoint(path, model, optimizer if amid else None, run=folder.id()).progress().step
+    setup = _setup(task, model)
+    setup = replace(setup, declare=replace(setup.declare, trained=step > 0 or None), scheduler=None)
+    label = f"step {step:,}" if isinstance(checkpoint, int) else f"{checkpoint} checkpoint, step {step:,}"
+    name = f"step-{checkpoint}" if isinstance(checkpoint, int) else checkpoint
+    facts = {"run": folder.path.name, "checkpoint": label, **_facts(task)}
+    setup = replace(setup, optimizer=optimizer) if amid else setup
+    return Source(f"{_title(config)}, {label}", setup, facts, name)
+
+
+def checkpoints(folder: RunFolder) -> list[str]:
+    """Return the checkpoints to examine: ``last``, and ``best`` if that is of another step, if they exist."""
+    status = folder.status()
+    found = [name for name in ("last", "best") if has_checkpoint(getattr(folder, name))]
+    wanted = found[:1] if status.step == status.best_step else found
+    return wanted or ["last"]
+
+
+def _title(config: Config) -> str:
+    layers = [str(n) for n in (config.model.encoder_layers, config.model.decoder_layers) if n]
+    return f"{config.recipe}, {'+'.join(layers)} layers of width {config.model.dim}"
+
+
+def _facts(task: Task[Any, Any, Any]) -> dict[str, str]:
+    micro = task.batch(FIRST)
+    return {
+        "recipe": describe(task.config),
+        "batch": f"{micro.tokens:,} predicted in {micro.padded_tokens:,} positions",
+    }
+
+
+def _task(config: Config, root: Path, tokens: int) -> Task[Any, Any, Any]:
+    kind = TASKS[config.task]
+    kind.check(config)
+    device = prepare_process(config.machine)
+    data, corpus = kind.prepare(config.data, root / "data")
+    sized = replace(config.train, max_tokens=tokens, precision="fp32")
+    return kind(replace(config, data=data, train=sized), corpus, device)
+
+
+def _setup(task: Task[Any, Any, Any], model: nn.Module) -> Setup:
+    config = task.config
+    state = ScheduleState(config.optim, config.train.steps)
+
+    def loss(model: nn.Module, batch: Any) -> Tensor:
+        return task.loss(model, batch).loss / batch.tokens
+
+    def scheduler(optimizer: torch.optim.Optimizer) -> LambdaLR:
+        return LambdaLR(optimizer, lambda step: schedule_factor(step + 1, state))
+
+    def make() -> nn.Module:
+        seeds = replace(config.seeds, init=drawn_seed())
+        return type(task)(replace(config, seeds=seeds), task.corpus, task.device).build()
+
+    return Setup(
+        model,
+        task.batch(FIRST),
+        loss=loss,
+        optimizer=lambda model: build_optimiser(model.parameters(), config.optim),
+        scheduler=scheduler,
+        lr=config.optim.lr,
+        declare=Declaration(pad_id=PAD, eos_id=EOS, steps=config.train.steps, peak_lr=config.optim.lr),
+        make=make,
+    )
