@@ -126,7 +126,7 @@ class Setup:
         for one in held:
             if one is not None and not isinstance(one, torch.optim.Optimizer) and not callable(one):
                 raise UserError(
-                    f"optimizer is {type(one).__name__}, and must be a torch.optim.Optimizer, a list of them, "
+                    f"optimizer is {type(one).__name__}, and must be a torch.optim.Optimizer, a list of them "
                     "or a function of the model"
                 )
         if (
@@ -135,7 +135,7 @@ class Setup:
             and not callable(self.scheduler)
         ):
             raise UserError(
-                f"scheduler is {type(self.scheduler).__name__}, and must have step(), or be a function of the "
+                f"scheduler is {type(self.scheduler).__name__}, and must have step() or be a function of the "
                 "optimizer"
             )
 
