@@ -162,7 +162,7 @@ def odd_one(values: dict[str, Any]) -> str | None:
 
 
 # ------------------------------------------------------------------------------------------ attention scale
-@property_of("structure", explains=["causality", "overfit", "siblings"], passes=4)
+@property_of("structure", explains=["overfit", "siblings"], passes=4)
 def attention_scale(step: Step) -> Answers:
     """Scores are divided by the root of the head's width, and a softmax runs over the keys.
 
