@@ -82,6 +82,11 @@ class Detached(Block):
         return super().forward(x.detach())
 
 
+class DropsTheStream(Block):
+    def forward(self, x: Tensor) -> Tensor:
+        return F.dropout(super().forward(x), 0.1, self.training)
+
+
 class PostNorm(Block):
     def forward(self, x: Tensor) -> Tensor:
         return self.norm(x + self.down(F.gelu(self.up(x))))
@@ -115,7 +120,7 @@ def test_a_stream_that_is_passed_on_holds(model: Callable[[], nn.Module]):
     assert report_of("residual", model=model()).holds == ("residual",)
 
 
-@pytest.mark.parametrize("block", [Replaced, Halved, Detached])
+@pytest.mark.parametrize("block", [Replaced, Halved, Detached, DropsTheStream])
 def test_a_block_that_does_not_pass_its_stream_on_fails(block: type[Block]):
     assert first(report_of("residual", model=decoder(block, 2))) == ("residual", "blocks.2")
 

@@ -194,21 +194,26 @@ def _copied(step: Step, group: Mapping[str, Tensor]) -> Violation | Note | None:
         for first, q in seen:
             if p is not q and p.shape == q.shape and torch.equal(p, q):
                 say = f"is drawn, and equals {first} in every entry"
-                owner = next(c for c in step.facts.stacks if name.startswith(f"{c}."))
-                meant = from_library(step.model.get_submodule(owner.rpartition(".")[0])) or _trained(step)
-                return (
-                    note(name, say)
-                    if meant
-                    else fail(name, say, "build each block anew: a copy has its numbers")
-                )
+                if _copied_on_purpose(step, first, name) or _trained(step):
+                    return note(name, say)
+                return fail(name, say, "build each block anew: a copy has its numbers")
         seen.append((name, p))
     return None
+
+
+def _copied_on_purpose(step: Step, first: str, name: str) -> bool:
+    """Whether the model's own class, or a library's container (nn.TransformerEncoder), copies its blocks."""
+    if drawn_by_class(step):
+        drawn = _parameters(fresh(step, SEEDS[0]))
+        return torch.equal(drawn[first], drawn[name])
+    owner = next(c for c in step.facts.stacks if name.startswith(f"{c}."))
+    return from_library(step.model.get_submodule(owner.rpartition(".")[0]))
 
 
 # ------------------------------------------------------------------------------------------- initial loss
 @property_of("start", explains=["overfit"], passes=0)
 def initial_loss(step: Step) -> Answers:
-    r"""An untrained model has no favourite: its logits are not so far apart that one class outweighs all others.
+    r"""An untrained model has no favourite: no class outweighs all others.
 
     Logits that know nothing and have variance :math:`s^2` over C classes cost :math:`\ln C + s^2 / 2`; at
     :math:`s^2 = 2 \ln C` the largest of them outweighs the sum of the rest (Derrida 1981, the random energy
