@@ -247,7 +247,7 @@ class Trace:
             with self.with_graph() as passed:
                 if passed.loss is None or not passed.loss.requires_grad:
                     raise UserError("the loss has no gradient: it is detached or made under torch.no_grad()")
-                with _recomputing(self.model, Functions(exact=self.exact, dropout=self.dropout)):
+                with recomputing(self.model, Functions(exact=self.exact, dropout=self.dropout)):
                     passed.loss.backward()
             return {n: p.grad for n, p in self.model.named_parameters() if p.requires_grad}
 
@@ -317,7 +317,7 @@ def _nothing() -> Iterator[None]:
 
 
 @contextmanager
-def _recomputing(model: nn.Module, mode: Functions) -> Iterator[None]:
+def recomputing(model: nn.Module, mode: Functions) -> Iterator[None]:
     """Run the modules that a backward pass inside this block runs again, as checkpoints do, in this mode;
     autograd would leave it behind.
     """
