@@ -66,7 +66,7 @@ def _floor(step: Step, run: Rehearsal) -> float:
 
 
 # -------------------------------------------------------------------------------------------------- the step
-@property_of("loop", explains=["repeats", "overfit"], passes=16)
+@property_of("loop", explains=["repeats", "overfit"], passes=18)
 def step(step: Step) -> Iterator[Violation | Note]:
     """The optimizer sees the gradient of the loss on the whole batch: fresh, averaged, clipped, once a step.
 
@@ -342,7 +342,7 @@ def repeats(step: Step) -> Iterator[Violation | Note]:
         )
 
 
-@property_of("learns", passes=60)
+@property_of("learns", passes=30)
 def overfit(step: Step) -> Iterator[Violation | Note]:
     """A small batch is learnt by the user's own step: its loss falls below where it began, and stays there.
 

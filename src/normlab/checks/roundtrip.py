@@ -140,7 +140,7 @@ def _ties(model: nn.Module) -> set[str]:
     return {n for n, p in model.named_parameters(remove_duplicate=False) if first[id(p)] != n}
 
 
-@property_of("round trips", passes=12)
+@property_of("round trips", passes=5)
 def cache(step: Step) -> Iterator[Violation | Note]:
     """A generation with a cache has, token by token, the logits of the full pass."""
     model, facts = copied(step), step.facts
