@@ -12,7 +12,7 @@ from normlab.diagnosis.reading.batches import tokens
 from normlab.diagnosis.reading.naming import layer_of
 from normlab.diagnosis.reading.subject import Subject
 from normlab.diagnosis.rules.finding import Finding
-from normlab.trace.tensors import forward_hooks, tensors_in
+from normlab.trace.tensors import forward_hooks, tensors_in, wide
 
 INITIALISE: Final = "initialise it: it may still hold memory from torch.empty or to_empty"
 EARLIER: Final = "go back to earlier weights"
@@ -21,11 +21,11 @@ EARLIER: Final = "go back to earlier weights"
 def broken_parameters(model: nn.Module, *, trained: bool) -> list[Finding]:
     """Name the parameters that are infinite or not a number; ``trained`` is whether training has begun."""
     do = EARLIER if trained else INITIALISE
-    return [_entries("parameter", path, p, ~p.detach().isfinite(), do) for path, p in _broken(model)]
+    return [_entries("parameter", path, p, ~wide(p.detach()).isfinite(), do) for path, p in _broken(model)]
 
 
 def _broken(model: nn.Module) -> Iterator[tuple[str, Tensor]]:
-    return ((path, p) for path, p in model.named_parameters() if not bool(p.detach().isfinite().all()))
+    return ((path, p) for path, p in model.named_parameters() if not bool(wide(p.detach()).isfinite().all()))
 
 
 def broken_loss(subject: Subject) -> list[Finding]:

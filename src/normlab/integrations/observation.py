@@ -145,10 +145,8 @@ class Observation:
             self._observe(model, compiled=False)
 
     def _observe(self, model: nn.Module, *, compiled: bool) -> None:
-        # a wrapper of the trainer's kind, never run, tells that what flows here is compiled
-        given: Any = torch.compile(model, backend="eager") if compiled else model
         self._observer = self._open.enter_context(
-            observe(given, self._probes, self._emit, on_error=self._failed)
+            observe(model, self._probes, self._emit, on_error=self._failed, compiled=compiled)
         )
 
     def _failed(self, error: Exception) -> None:

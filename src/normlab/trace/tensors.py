@@ -59,6 +59,11 @@ def activations(value: Any) -> Iterator[tuple[Place, Tensor]]:
     )
 
 
+def wide(x: Tensor) -> Tensor:
+    """Return a tensor of one byte a number in float32, as torch can do little with it; others as they are."""
+    return x.float() if x.is_floating_point() and x.element_size() == 1 else x
+
+
 def map_tensors(value: Any, change: Callable[[Place, Tensor], Tensor], place: Place = ()) -> Any:
     """Return the same nest with each tensor changed; other objects stay as they are."""
     if isinstance(value, Tensor):
