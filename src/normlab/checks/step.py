@@ -16,7 +16,7 @@ from normlab.checks.property import Untestable
 from normlab.errors import UserError
 from normlab.trace.facts.facts import Facts, FunctionInput
 from normlab.trace.setup import Setup
-from normlab.trace.tensors import Tap, map_tensors, unwrap
+from normlab.trace.tensors import Tap, forward_hooks, map_tensors, unwrap
 from normlab.trace.trace import Event, Trace, output_loss
 
 EXACT: Final = 1e-9
@@ -59,12 +59,8 @@ class Step:
         except Exception:
             return False
         called = []
-        handle = twin.register_forward_hook(lambda *_: called.append(1))
-        try:
-            with Trace(twin, self.batch, self.loss_of)._surroundings(), torch.no_grad():
-                self.loss_of(twin, self.batch)
-        finally:
-            handle.remove()
+        with forward_hooks({"": twin}, lambda *_: called.append(1)):
+            Trace(twin, self.batch, self.loss_of).once()
         return bool(called)
 
     def copy(self) -> nn.Module:

@@ -92,8 +92,7 @@ def diagnose(
         model, trained=isinstance(make, torch.optim.Optimizer) and bool(make.state)
     ):
         return _unmeasured(model, preset, broken)
-    batches = batch, options.get("batches")
-    setup = Setup(model, batches, loss, make)
+    setup = Setup(model, (batch, options.get("batches")), loss, make)
     with untouched(setup), calling(model, options.get("call")):
         structure, unread = _read(model, batch, options)
         if not structure.stacks:
