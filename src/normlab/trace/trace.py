@@ -36,8 +36,8 @@ def at_weights(model: nn.Module, weights: Weights) -> Iterator[None]:
     A backward pass at these values belongs inside, too: a graph holds parameters by reference. A parameter
     with several paths may be named by any of them.
     """
-    parameters = dict(model.named_parameters(remove_duplicate=False))
-    own = [(p, p.data) for p in {id(parameters[path]): parameters[path] for path in weights}.values()]
+    parameters = {path: model.get_parameter(path) for path in weights}
+    own = [(p, p.data) for p in {id(p): p for p in parameters.values()}.values()]
     try:
         for path, weight in weights.items():
             parameters[path].data = weight.detach()
