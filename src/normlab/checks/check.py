@@ -28,7 +28,8 @@ from normlab.trace.setup import Loss, Setup
 from normlab.trace.untouched import same_globals, same_random_state, untouched
 
 HOMES: Final = (
-    "outputs", "tokens", "order", "loss", "gradients", "structure", "start", "optimizers", "loop", "roundtrip",
+    "outputs", "tokens", "order", "loss", "gradients", "structure", "norms", "siblings", "start", "precision",
+    "optimizers", "loop", "roundtrip",
 )  # fmt: skip
 """Modules of this package that hold properties."""
 Progress = Callable[[str, int, int], None]

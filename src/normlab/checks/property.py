@@ -66,7 +66,7 @@ PROPERTIES: Final[dict[str, Property]] = {}
 ORDER: Final = (
     "finite", "holds", "evaluation_repeats", "targets", "rows", "causality", "reach", "padding", "documents",
     "counted", "order", "attention_scale", "ties", "residual", "norms", "dropout_repeats",
-    "training_equals_evaluation", "compiled_equals_plain", "inputs", "derivative", "gradients", "step", "frozen",
+    "training_equals_evaluation", "compiled_equals_plain", "inputs", "gradients", "derivative", "step", "frozen",
     "siblings", "seeds", "start", "buffers", "explained", "reduction", "initial_loss", "nonlinear", "precision",
     "groups", "update", "schedule", "repeats", "state_dict", "meta", "cache", "overfit",
 )  # fmt: skip

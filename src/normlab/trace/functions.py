@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import types
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from typing import Any, Final, NamedTuple
 
 import torch
@@ -19,6 +20,8 @@ CASTS: Final = {Tensor.float, Tensor.half, Tensor.bfloat16}
 DROPOUTS: Final = {
     F.dropout, F.dropout1d, F.dropout2d, F.dropout3d, F.alpha_dropout, F.feature_alpha_dropout, torch.dropout,
 }  # fmt: skip
+OWN: Final = "Function.apply"
+"""The name under which calls of autograd functions that are written in Python are recorded."""
 ATTENTION: Final = ("query", "key", "value", "attn_mask", "dropout_p", "is_causal", "scale", "enable_gqa")
 
 
@@ -118,6 +121,24 @@ def _seen_through(func: types.FunctionType) -> types.FunctionType:
     return seen
 
 
+@contextmanager
+def own_functions(see: Callable[[str, tuple[Any, ...], Mapping[str, Any], Any], None]) -> Iterator[None]:
+    """Hand each call of an autograd function that is written in Python, inside this block, to ``see``."""
+    base = torch.autograd.Function
+    own = base.__dict__["apply"]
+
+    def apply(cls: type, *args: Any, **kwargs: Any) -> Any:
+        result = own.__func__(cls, *args, **kwargs)
+        see(OWN, args, kwargs, result)
+        return result
+
+    base.apply = classmethod(apply)  # type: ignore[assignment]
+    try:
+        yield
+    finally:
+        base.apply = own  # type: ignore[method-assign]
+
+
 class Preserve(TorchFunctionMode):
     """Puts a copy in the place of each recorded tensor that is about to be written to, with the graph leading
     through the copy: it has the value, and the gradient, that the tensor had before.
@@ -152,4 +173,4 @@ class Preserve(TorchFunctionMode):
 READING: Final = ("__int__", "__iter__", "__invert__", "__index__", "__init__")
 """Methods of tensors that begin as those that write in place, and do not."""
 
-__all__ = ["ATTENTION", "DROPOUTS", "FunctionCall", "Functions", "Place", "Preserve"]
+__all__ = ["ATTENTION", "DROPOUTS", "OWN", "FunctionCall", "Functions", "Place", "Preserve", "own_functions"]

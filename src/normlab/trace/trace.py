@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from normlab.errors import UserError
-from normlab.trace.functions import FunctionCall, Functions, Preserve
+from normlab.trace.functions import OWN, FunctionCall, Functions, Preserve, own_functions
 from normlab.trace.setup import Loss
 from normlab.trace.step import (
     Gradients,
@@ -127,7 +127,9 @@ class Trace:
             if self.exact:
                 torch.set_default_dtype(torch.float64)
             for path, change in self.changed.items():
-                handle = self.model.get_submodule(path).register_forward_pre_hook(_entering(change))
+                handle = self.model.get_submodule(path).register_forward_pre_hook(
+                    _entering(change), with_kwargs=True
+                )
                 stack.callback(handle.remove)
             yield
 
@@ -150,6 +152,8 @@ class Trace:
                 stack.enter_context(mode)
             if self.taps:
                 stack.enter_context(Preserve(watch.held))
+            if functions and functions(OWN):
+                stack.enter_context(own_functions(watch.call))
             loss = self.loss_of(self.model, self.batch)
         if isinstance(loss, Tensor) and loss.numel() == 1:
             loss = loss.reshape(())
@@ -202,13 +206,20 @@ class Trace:
         return self._plain.taps[tap]
 
     @cached_property
-    def _backward(self) -> tuple[float, dict[str, Tensor | None]]:
+    def _backward(self) -> tuple[float, dict[str, Tensor | None], bool]:
         own = {path: p for path, p in self.model.named_parameters() if p.requires_grad}
         with self.with_graph() as passed:
             if passed.loss is None:
                 raise UserError(NO_LOSS)
-            gradients = gradients_in(passed.loss, list(own.values()), self.model)
-            return passed.loss.item(), dict(zip(own, gradients, strict=True))
+            mode = Functions(exact=self.exact, dropout=self.dropout)
+            with _recomputing(self.model, mode) as again:
+                gradients = gradients_in(passed.loss, list(own.values()), self.model)
+            return passed.loss.item(), dict(zip(own, gradients, strict=True)), bool(again)
+
+    @property
+    def run_again(self) -> bool:
+        """Whether the backward pass runs modules again, as checkpoints do."""
+        return self._backward[2]
 
     @property
     def gradients(self) -> dict[str, Tensor | None]:
@@ -218,7 +229,7 @@ class Trace:
     @property
     def slope(self) -> Gradients:
         """The loss and its gradients in the trainable parameters, zeros where it does not reach."""
-        own, (loss, gradients) = trainable(self.model), self._backward
+        own, (loss, gradients, _) = trainable(self.model), self._backward
         filled = zeros_for_none([gradients[path] for path in own], list(own.values()))
         return Gradients(loss, dict(zip(own, filled, strict=True)))
 
@@ -299,8 +310,41 @@ class _Watch:
         self.functions.append(FunctionCall(name, module, args, kwargs, result))
 
 
-def _entering(change: Callable[[Tensor], Tensor]) -> Callable[[nn.Module, tuple[Any, ...]], Any]:
-    def hook(_: nn.Module, args: tuple[Any, ...]) -> Any:
-        return (change(args[0]), *args[1:]) if args and isinstance(args[0], Tensor) else None
+@contextmanager
+def _recomputing(model: nn.Module, mode: Functions) -> Iterator[list[nn.Module]]:
+    """Run the modules that a backward pass inside this block runs again, as checkpoints do, in this mode;
+    autograd would leave it behind. Yields the outermost of them.
+    """
+    inside: list[nn.Module] = []
+    again: list[nn.Module] = []
+
+    def enter(module: nn.Module, _: Any) -> None:
+        if not inside:
+            mode.__enter__()
+            again.append(module)
+        inside.append(module)
+
+    def leave(*_: Any) -> None:
+        inside.pop()
+        if not inside:
+            mode.__exit__(None, None, None)
+
+    handles: list[Any] = []
+    try:
+        for module in model.modules():
+            handles.append(module.register_forward_pre_hook(enter))
+            handles.append(module.register_forward_hook(leave, always_call=True))  # it may be stopped early
+        yield again
+    finally:
+        for handle in handles:
+            handle.remove()
+
+
+def _entering(change: Callable[[Tensor], Tensor]) -> Callable[..., Any]:
+    def hook(_: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        if args and isinstance(args[0], Tensor):
+            return (change(args[0]), *args[1:]), kwargs
+        first = next((k for k, x in kwargs.items() if isinstance(x, Tensor) and x.is_floating_point()), None)
+        return None if first is None else (args, {**kwargs, first: change(kwargs[first])})
 
     return hook

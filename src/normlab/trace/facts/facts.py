@@ -50,9 +50,10 @@ class Tokens(NamedTuple):
 
 
 class FunctionInput(NamedTuple):
-    """The first argument of the ``index``-th call of a scoring function."""
+    """The first argument of the ``index``-th call of a scoring function, whose classes lie along an axis."""
 
     index: int
+    axis: int = -1
 
 
 @dataclass(frozen=True)
@@ -109,6 +110,8 @@ class Facts:
                 continue  # no other output may be another head's logits
             gradients = torch.autograd.grad(loss, [x for _, x in some], retain_graph=True, allow_unused=True)
             for (where, x), gradient in zip(some, gradients, strict=True):
+                if isinstance(where, FunctionInput) and gradient is not None:
+                    x, gradient = x.movedim(where.axis, -1), gradient.movedim(where.axis, -1)
                 targets = None if gradient is None else read_targets(x, gradient, precision)
                 own = isinstance(where, Tap) and not where.module
                 if targets is not None and (own or not found):
@@ -184,6 +187,12 @@ class Facts:
         return shaped[0]
 
     @property
+    def scores(self) -> list[tuple[Logits, Targets]]:
+        """All logits of which the loss is a cross-entropy, with their targets as they are laid out."""
+        own = [pair for pair in self._scored if isinstance(pair[0].where, Tap) and not pair[0].where.module]
+        return own or self._scored
+
+    @property
     def targets(self) -> Targets:
         return self.scored[1]
 
@@ -224,8 +233,15 @@ class Facts:
         targets, tokens = self.targets, self.tokens
         if targets.ids.ndim != 2 or targets.ids.shape[0] != tokens.entry.shape[0]:
             raise Unknown("the loss has no target at each token")
-        offset = max(tokens.column, 0)
-        return {k: _share(targets, tokens.entry, k + offset) for k in range(-2, 6)}
+        return {k: _share(targets, tokens.entry, k + self.offset) for k in range(-2, 6)}
+
+    @property
+    def offset(self) -> int:
+        """How many columns of the tokens' entry stand before the token at the first position of the targets;
+        below 0 where positions without a token, as of an image, stand before the text.
+        """
+        before = max(self.targets.ids.shape[1] - self.tokens.ids.shape[1], 0)
+        return max(self.tokens.column, 0) - before
 
     @cached_property
     def causal(self) -> bool:
@@ -357,7 +373,7 @@ def _candidates(model: nn.Module, passed: Pass) -> list[tuple[Tap | FunctionInpu
     for event in calls:
         found += _taps(event)
     found += [
-        (FunctionInput(i), f.argument(0, "input"))
+        (FunctionInput(i, _class_axis(f)), f.argument(0, "input"))
         for i, f in enumerate(f for f in passed.functions if f.name in SCORED)
     ]
     for event in reversed(passed.events):
@@ -369,6 +385,11 @@ def _candidates(model: nn.Module, passed: Pass) -> list[tuple[Tap | FunctionInpu
         if x.is_floating_point() and x.ndim >= 2 and x.shape[-1] > 1 and x.requires_grad
     ]
     return fits[:CANDIDATES]
+
+
+def _class_axis(call: FunctionCall) -> int:
+    """Where the input of a scoring function has its classes: a cross-entropy's second axis, of three."""
+    return 1 if call.name in ("cross_entropy", "nll_loss") and call.argument(0, "input").ndim > 2 else -1
 
 
 def _taps(event: Event) -> list[tuple[Tap | FunctionInput, Tensor]]:

@@ -1,0 +1,282 @@
+"""A whole step of training, run on copies, and what its optimizers see when they are called."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Any, Final, NamedTuple
+
+import torch
+from torch import Tensor, nn
+from torch.nn.utils import clip_grad
+from torch.optim import Optimizer
+
+from normlab.trace.functions import Functions
+from normlab.trace.setup import Loss
+from normlab.trace.setup import Step as Whole
+from normlab.trace.tensors import eager, map_tensors
+from normlab.trace.trace import Trace
+from normlab.trace.untouched import same_buffers, same_globals, same_modes, same_random_state
+
+
+SAMPLED: Final = 65_536
+"""Entries of each parameter that are looked at, evenly spaced."""
+
+
+class Clip(NamedTuple):
+    """One call of ``clip_grad_norm_``: the norm asked, its parameters, and the norm that it left."""
+
+    asked: float
+    held: frozenset[int]
+    left: float
+
+
+@dataclass
+class Seen:
+    """What one step showed."""
+
+    batch: Any = None
+    """What the step was handed, with tensors of its own."""
+    calls: list[int | str] = field(default_factory=list)
+    """Calls of the optimizers, by number, and of the "scheduler", in order."""
+    gradients: dict[str, Tensor] = field(default_factory=dict)
+    """A sample of each parameter's, when its optimizer was called first."""
+    training: list[bool] = field(default_factory=list)
+    """The mode of the model in each of its passes that has a gradient."""
+    moved: bool = False
+    """Whether the step writes to the weights before its last pass."""
+    clips: list[Clip] = field(default_factory=list)
+    norms: list[float] = field(default_factory=list)
+    """For each clip, the norm of its parameters' gradients when the optimizer was called first."""
+    fresh: set[int] = field(default_factory=set)
+    """Parameters whose gradient grew since it was clipped."""
+    late: set[int] = field(default_factory=set)
+    """Clipped parameters among them, when the optimizer was called first."""
+
+
+@dataclass
+class Rehearsal:
+    """Copies of a model, its optimizers and scheduler, bound to each other, and the step to run on them.
+
+    Where ``exact``, the model is in float64 and its functions run in that. No dropout acts.
+    """
+
+    model: nn.Module
+    optimizers: list[Optimizer]
+    scheduler: Any
+    whole: Whole
+    several: bool = False
+    """Whether the step takes a list of optimizers."""
+    exact: bool = False
+
+    def __post_init__(self) -> None:
+        if self.exact:
+            self.model.double()
+        self.names = {id(p): n for n, p in self.model.named_parameters()}
+
+    @property
+    def held(self) -> list[str]:
+        """Trainable parameters of the model that an optimizer holds."""
+        return [
+            self.names[id(p)]
+            for p in parameters_of(self.optimizers)
+            if id(p) in self.names and p.requires_grad
+        ]
+
+    def run(
+        self,
+        batch: Any,
+        *,
+        acts: bool = False,
+        scale: float = 1.0,
+        seed: int = 0,
+        rates: Sequence[float] | None = None,
+    ) -> Seen:
+        """Run the step once. Its optimizers step only where it ``acts``, at these rates by group.
+
+        Gradients are multiplied by ``scale`` when backward hands them to the parameters: very small ones no
+        clipping touches, very large ones every one does.
+        """
+        seen = Seen(self.own(batch))
+        with ExitStack() as stack:
+            for context in (same_globals(), same_modes(self.model), same_buffers(self.model), eager()):
+                stack.enter_context(context)
+            stack.enter_context(same_random_state(seed))
+            if self.exact:
+                torch.set_default_dtype(torch.float64)
+            self._watch_gradients(seen, stack, scale)
+            self._watch_calls(seen, stack, self._act if acts else None, rates)
+            optimizer = self.optimizers if self.several else self.optimizers[0]
+            with Functions(exact=self.exact, dropout=False):
+                self.whole(self.model, map_tensors(seen.batch, lambda _, x: x), optimizer, self.scheduler)
+        return seen
+
+    def gradients(
+        self, batch: Any, loss_of: Loss, *, training: bool, **changes: Any
+    ) -> dict[str, Tensor | None]:
+        """Samples of the gradients of the loss in the parameters that the optimizers hold."""
+        for p in self.model.parameters():
+            p.grad = None
+        batch = self.own(batch)
+        trace = Trace(self.model, batch, loss_of, training=training, dropout=False, exact=self.exact)
+        found = trace.again(**changes).gradients
+        return {n: None if (g := found.get(n)) is None else sample(g) for n in self.held}
+
+    def rounding(self, batch: Any, loss_of: Loss) -> float:
+        """The share of the gradient that changes when each parameter changes by one rounding."""
+        base = self.gradients(batch, loss_of, training=True)
+        eps = max(torch.finfo(p.dtype).eps for p in self.model.parameters() if p.is_floating_point())
+        draw = torch.Generator().manual_seed(0)
+        moved = {
+            n: p.detach() * (1 + eps * (torch.rand(p.shape, generator=draw) - 0.5).to(p))
+            for n, p in self.model.named_parameters()
+            if p.is_floating_point()
+        }
+        other = self.gradients(batch, loss_of, training=True, weights=moved)
+        return 4 * fit(other, base)[1] + eps
+
+    def own(self, batch: Any) -> Any:
+        """The batch with tensors of its own, in the precision of the model."""
+        wide = self.exact
+        return map_tensors(batch, lambda _, x: x.double() if wide and x.is_floating_point() else x.clone())
+
+    def _watch_gradients(self, seen: Seen, stack: ExitStack, scale: float) -> None:
+        first = [p._version for p in self.model.parameters()]
+
+        def entered(*_: Any) -> None:
+            if torch.is_grad_enabled():
+                seen.training.append(self.model.training)
+                seen.moved = [p._version for p in self.model.parameters()] != first
+
+        stack.callback(self.model.register_forward_pre_hook(entered).remove)
+        for p in self.model.parameters():
+            if not p.requires_grad:
+                continue
+            if scale != 1:
+                stack.callback(p.register_hook(lambda g: g * scale).remove)
+            grown = p.register_post_accumulate_grad_hook(lambda q: seen.fresh.add(id(q)))
+            stack.callback(grown.remove)
+
+    def _watch_calls(
+        self, seen: Seen, stack: ExitStack, acting: Callable[..., Any] | None, rates: Sequence[float] | None
+    ) -> None:
+        def replace(owner: Any, name: str, new: Any) -> None:
+            stack.callback(setattr, owner, name, getattr(owner, name))
+            setattr(owner, name, new)
+
+        for i, optimizer in enumerate(self.optimizers):
+            act = partial(acting, optimizer.step, rates) if acting is not None else None
+            replace(optimizer, "step", partial(self._stepped, seen, i, act))
+        if self.scheduler is not None:
+            replace(self.scheduler, "step", partial(_counted, seen, self.scheduler.step))
+        replace(
+            clip_grad, "_clip_grads_with_norm_", partial(_clipped, seen, clip_grad._clip_grads_with_norm_)
+        )
+        replace(torch.amp.GradScaler, "update", lambda scaler, *_: scaler._per_optimizer_states.clear())
+
+    def _stepped(self, seen: Seen, i: int, act: Callable[..., Any] | None, *args: Any, **kwargs: Any) -> Any:
+        closure = args[0] if args else kwargs.get("closure")
+        if act is None and callable(closure):
+            with torch.enable_grad():
+                closure()
+        if i not in seen.calls:
+            self._look(seen, self.optimizers[i])
+        seen.calls.append(i)
+        return act(*args, **kwargs) if act is not None else None
+
+    def _look(self, seen: Seen, optimizer: Optimizer) -> None:
+        unscale = 1 / float(scale) if (scale := getattr(optimizer, "grad_scale", None)) is not None else 1.0
+        for p in parameters_of([optimizer]):
+            if p.grad is not None and id(p) in self.names:
+                seen.gradients[self.names[id(p)]] = sample(p.grad) * unscale
+        if not seen.norms:
+            own = {id(p): p for p in self.model.parameters()}
+            seen.norms = [norm_of(own[i] for i in clip.held if i in own) for clip in seen.clips]
+            seen.late = {i for clip in seen.clips for i in clip.held if i in seen.fresh}
+
+    def _act(self, step: Callable[..., Any], rates: Sequence[float] | None, *args: Any, **kwargs: Any) -> Any:
+        if rates is not None:
+            for group, rate in zip(groups_of(self.optimizers), rates, strict=True):
+                group["lr"] = rate
+        return step(*args, **kwargs)
+
+
+def plain_step(loss_of: Loss) -> Whole:
+    """The step of somebody who hands over none: zero, backward, step."""
+
+    def whole(model: nn.Module, batch: Any, optimizer: Any, scheduler: Any) -> Tensor:
+        model.train()
+        optimizers = optimizer if isinstance(optimizer, list) else [optimizer]
+
+        def closure() -> Tensor:
+            for o in optimizers:
+                o.zero_grad()
+            loss = loss_of(model, batch)
+            loss.backward()
+            return loss
+
+        loss = closure()
+        for o in optimizers:
+            o.step(closure) if isinstance(o, torch.optim.LBFGS) else o.step()
+        return loss
+
+    return whole
+
+
+def sample(x: Tensor) -> Tensor:
+    """Evenly spaced entries of a tensor, in float64; all of them where they are few."""
+    flat = (x.to_dense() if x.is_sparse else x).detach().reshape(-1)
+    return flat[:: flat.numel() // SAMPLED | 1].to(torch.float64, copy=True)
+
+
+def parameters_of(optimizers: Iterable[Optimizer]) -> list[Tensor]:
+    """Every parameter that they hold, in their order."""
+    return [p for group in groups_of(optimizers) for p in group["params"]]
+
+
+def groups_of(optimizers: Iterable[Optimizer]) -> list[dict[str, Any]]:
+    """Every group of theirs, in order."""
+    return [group for o in optimizers for group in o.param_groups]
+
+
+def norm_of(parameters: Iterable[Tensor]) -> float:
+    """The norm of their gradients together."""
+    return sum(float(p.grad.double().norm()) ** 2 for p in parameters if p.grad is not None) ** 0.5
+
+
+def _counted(seen: Seen, step: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+    seen.calls.append("scheduler")
+    return step(*args, **kwargs)
+
+
+def _clipped(seen: Seen, clip: Callable[..., Any], parameters: Any, asked: Any, *rest: Any) -> None:
+    held = [parameters] if isinstance(parameters, Tensor) else list(parameters)
+    clip(held, asked, *rest)
+    seen.clips.append(Clip(float(asked), frozenset(id(p) for p in held), norm_of(held)))
+    seen.fresh -= {id(p) for p in held}
+
+
+def fit(
+    gradients: Mapping[str, Tensor | None], want: Mapping[str, Tensor | None], scale: float = 1.0
+) -> tuple[float, float]:
+    """The factor k of gradients / scale = k · want, and the share of them that it does not explain; 1 and 0
+    where both are zero.
+    """
+
+    def wide(x: Tensor | None, factor: float) -> Tensor | float:
+        return 0.0 if x is None else x.double() / factor
+
+    pairs = [(wide(gradients.get(n), scale), wide(want.get(n), 1.0)) for n in {**gradients, **want}]
+    size, whole = (sum(_dot(pair[i], pair[i]) for pair in pairs) for i in (1, 0))
+    if not size and not whole:
+        return 1.0, 0.0
+    k = sum(_dot(g, w) for g, w in pairs) / max(size, 1e-300)
+    rest = sum(_dot(g - k * w, g - k * w) for g, w in pairs)
+    return k, (rest / max(whole, 1e-300)) ** 0.5
+
+
+def _dot(a: Tensor | float, b: Tensor | float) -> float:
+    product = a * b
+    return float(product.sum()) if isinstance(product, Tensor) else product

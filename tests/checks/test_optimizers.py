@@ -1,0 +1,204 @@
+"""What an optimizer holds, its groups, and its first step."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+from torch.optim import SGD, Adam, AdamW, Optimizer
+
+from .tiny import Decoder, first, groups, loss_of, report_of
+
+Make = Callable[[nn.Module], Any]
+
+
+def with_optimizer(make: Make, *names: str, **setup: Any) -> Any:
+    torch.manual_seed(0)
+    model = Decoder()
+    return report_of(*names, model=model, optimizer=make(model), **setup)
+
+
+@pytest.mark.parametrize("name", ["holds", "groups", "update"])
+def test_they_hold_for_sorted_groups(name: str):
+    assert with_optimizer(groups, name, lr=1e-3).holds == (name,)
+    assert report_of(name, optimizer=groups, lr=1e-3).holds == (name,)
+
+
+# ------------------------------------------------------------------------------------------------ holds
+def test_a_head_that_no_optimizer_holds_is_named():
+    report = with_optimizer(lambda m: AdamW([p for n, p in m.named_parameters() if "head" not in n]), "holds")
+    assert first(report) == ("holds", "head.weight")
+
+
+def test_a_parameter_frozen_on_purpose_need_not_be_held():
+    report = with_optimizer(
+        lambda m: AdamW([p for n, p in m.named_parameters() if "head" not in n]),
+        "holds",
+        declare={"frozen": "head*"},
+    )
+    assert report.ok
+
+
+def test_an_optimizer_of_a_copy_holds_others():
+    assert first(with_optimizer(lambda m: groups(copy.deepcopy(m)), "holds")) == ("holds", "optimizer")
+
+
+def test_two_optimizers_must_not_hold_the_same():
+    report = with_optimizer(lambda m: [groups(m), SGD(m.head.parameters(), lr=0.1)], "holds")
+    assert first(report) == ("holds", "head.weight")
+
+
+def test_two_optimizers_hold_together():
+    report = with_optimizer(
+        lambda m: [
+            AdamW([p for n, p in m.named_parameters() if "head" not in n]),
+            SGD([m.head.weight], lr=0.1),
+        ],
+        "holds",
+    )
+    assert report.holds == ("holds",)
+
+
+def test_a_parameter_of_the_loss_is_not_foreign():
+    temperature = nn.Parameter(torch.ones(()))
+    report = with_optimizer(
+        lambda m: AdamW([*m.parameters(), temperature]),
+        "holds",
+        loss=lambda m, ids: loss_of(m, ids) * temperature,
+    )
+    assert report.holds == ("holds",)
+
+
+# ----------------------------------------------------------------------------------------------- groups
+def split(model: nn.Module, decays: Callable[[str], bool]) -> AdamW:
+    named = list(model.named_parameters())
+    return AdamW(
+        [
+            {"params": [p for n, p in named if decays(n)], "weight_decay": 0.1},
+            {"params": [p for n, p in named if not decays(n)], "weight_decay": 0.0},
+        ]
+    )
+
+
+class Muon(SGD):
+    """A stand-in by its name."""
+
+
+FAULTS: list[tuple[Make, str]] = [
+    (lambda m: split(m, lambda n: "blocks.0.norm" in n or "norm" not in n), "blocks.0.norm.weight"),
+    (lambda m: split(m, lambda n: True), "blocks.0.norm.weight"),
+    (lambda m: split(m, lambda n: "norm" in n), "optimizer"),
+    (lambda m: split(m, lambda n: "up.weight" in n), "blocks.0.down.weight"),
+    (lambda m: AdamW(m.parameters(), betas=(0.999, 0.9)), "optimizer"),
+    (lambda m: AdamW(m.parameters(), maximize=True), "optimizer"),
+    (lambda m: AdamW(m.parameters(), lr=3e-3), "optimizer"),
+    (lambda m: Muon(m.parameters(), lr=1e-3), "embed.weight"),
+    (lambda m: AdamW([{"params": b.parameters(), "lr": 10.0 ** -(3 + (b is m.blocks[2]))} for b in m.blocks]),
+     "blocks.2.norm.weight"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("make", "place"), FAULTS)
+def test_a_wrong_group_is_named(make: Make, place: str):
+    assert first(with_optimizer(make, "groups", lr=1e-3)) == ("groups", place)
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda m: AdamW(m.parameters(), lr=1e-3),
+        lambda m: SGD([{"params": b.parameters(), "lr": 0.1 / 2**i} for i, b in enumerate(m.blocks)]),
+        lambda m: [
+            Muon([p for n, p in m.named_parameters() if n.startswith("blocks") and p.ndim > 1], lr=0.02),
+            AdamW([p for n, p in m.named_parameters() if not n.startswith("blocks") or p.ndim < 2], lr=1e-3),
+        ],
+    ],
+)
+def test_one_group_layerwise_rates_and_muon_on_hidden_matrices_are_sound(make: Make):
+    assert with_optimizer(make, "groups").ok
+
+
+def test_gains_that_decay_in_one_group_are_a_note():
+    report = with_optimizer(lambda m: AdamW(m.parameters()), "groups")
+    assert report.ok
+    assert report.notes
+
+
+# ----------------------------------------------------------------------------------------------- update
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda m: SGD(m.parameters(), lr=0.1, momentum=0.9, nesterov=True, weight_decay=0.01),
+        lambda m: Adam(m.parameters(), weight_decay=0.01, amsgrad=True),
+        lambda m: torch.optim.RMSprop(m.parameters()),
+        lambda m: torch.optim.Adafactor(m.parameters()),
+        lambda m: torch.optim.LBFGS(m.parameters()),
+    ],
+)
+def test_torchs_own_optimizers_keep_their_rules(make: Make):
+    assert with_optimizer(make, "update").holds == ("update",)
+
+
+def test_a_resumed_optimizer_keeps_its_rule():
+    def trained(model: nn.Module) -> AdamW:
+        optimizer = groups(model)
+        for _ in range(3):
+            loss_of(model, torch.arange(16).reshape(2, 8)).backward()
+            optimizer.step()
+        return optimizer
+
+    assert with_optimizer(trained, "update").holds == ("update",)
+
+
+class Uphill(Optimizer):
+    """Adds the gradient."""
+
+    def __init__(self, params: Any, sign: float):
+        super().__init__(params, {"lr": 1e-3})
+        self.sign = sign
+
+    def step(self, closure: Any = None) -> None:  # type: ignore[override]
+        for p in (p for group in self.param_groups for p in group["params"] if p.grad is not None):
+            p.data.add_(p.grad, alpha=self.sign * 1e-3)
+
+
+def test_a_step_must_go_downhill():
+    assert first(with_optimizer(lambda m: Uphill(m.parameters(), 1.0), "update")) == ("update", "optimizer")
+    assert with_optimizer(lambda m: Uphill(m.parameters(), -1.0), "update").ok
+
+
+def test_an_adam_without_bias_correction_is_not_adam():
+    rule = type("Adam", (Uphill,), {})
+    group = {"betas": (0.9, 0.99), "eps": 1e-8}
+    report = with_optimizer(lambda m: rule([{"params": m.parameters(), **group}], -1.0), "update")
+    assert first(report) == ("update", "embed.weight")
+
+
+def test_a_group_at_rate_zero_does_not_learn():
+    report = with_optimizer(
+        lambda m: SGD(
+            [{"params": m.blocks.parameters()}, {"params": m.head.parameters(), "lr": 0.0}], lr=0.1
+        ),
+        "update",
+    )
+    assert first(report) == ("update", "head.weight")
+
+
+def test_an_update_below_the_weights_precision_is_lost():
+    torch.manual_seed(0)
+    model = Decoder().bfloat16()
+    assert (
+        first(report_of("update", model=model, optimizer=AdamW(model.parameters(), lr=1e-7)))[0] == "update"
+    )
+    assert report_of("update", model=model, optimizer=AdamW(model.parameters(), lr=1e-2)).ok
+
+
+def test_an_eps_above_the_gradient_is_named():
+    assert first(with_optimizer(lambda m: AdamW(m.parameters(), eps=1.0), "update")) == (
+        "update",
+        "optimizer",
+    )
