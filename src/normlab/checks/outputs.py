@@ -17,7 +17,7 @@ from normlab.trace.facts.facts import Facts
 from normlab.trace.facts.unknown import Unknown
 from normlab.trace.tensors import call_model, compiles, tensors_in
 from normlab.trace.trace import Trace
-from normlab.trace.untouched import same_buffers, same_modes, same_random_state
+from normlab.trace.untouched import in_mode, same, same_random_state
 
 
 @property_of("outputs", passes=1)
@@ -130,7 +130,7 @@ def compiled_equals_plain(step: Step) -> Iterator[Violation | Note]:
     def value(trace: Trace) -> Tensor:
         return torch.cat([x.flatten().double() for x in trace.outputs if x.is_floating_point()])
 
-    with same_modes(model), same_buffers(model), same_random_state(0), torch.no_grad():
+    with same(model, parameters=False), in_mode(model, training=False), same_random_state(0), torch.no_grad():
         model.eval()
         outputs = call_model(model, step.batch) if alone else step.loss_of(model, step.batch)
     given = [x.flatten().double() for _, x in tensors_in(outputs) if x.is_floating_point()]

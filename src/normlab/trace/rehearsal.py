@@ -18,7 +18,7 @@ from normlab.trace.setup import Loss
 from normlab.trace.setup import Step as Whole
 from normlab.trace.tensors import eager, map_tensors
 from normlab.trace.trace import Trace
-from normlab.trace.untouched import same_buffers, same_globals, same_modes, same_random_state
+from normlab.trace.untouched import same, same_globals, same_random_state
 
 
 SAMPLED: Final = 65_536
@@ -101,7 +101,7 @@ class Rehearsal:
         """
         seen = Seen(self.own(batch))
         with ExitStack() as stack:
-            for context in (same_globals(), same_modes(self.model), same_buffers(self.model), eager()):
+            for context in (same_globals(), same(self.model, parameters=False), eager()):
                 stack.enter_context(context)
             stack.enter_context(same_random_state(seed))
             if self.exact:
