@@ -14,7 +14,8 @@ from torch.optim import Optimizer
 from torch.optim.lr_scheduler import CyclicLR
 
 from normlab.checks.property import Note, Untestable, Violation, fail, note, property_of
-from normlab.checks.step import Step, distance
+from normlab.checks.step import Step
+from normlab.trace.compare import distance
 from normlab.trace.facts.unknown import Unknown
 from normlab.trace.rates import Rates, bare, rates_of
 from normlab.trace.rehearsal import Rehearsal, Seen, fit, groups_of, plain_step

@@ -7,7 +7,8 @@ from collections.abc import Iterator
 import torch
 
 from normlab.checks.property import Note, Untestable, Violation, fail, note, property_of
-from normlab.checks.step import Step, distance
+from normlab.checks.step import Step
+from normlab.trace.compare import distance, part_of
 from normlab.trace.facts.facts import Facts
 from normlab.trace.facts.targets import Targets
 from normlab.trace.facts.unknown import Unknown
@@ -58,7 +59,7 @@ def _sees(step: Step, distance: int) -> bool:
         (torch.arange(width) == i).expand(facts.tokens.ids.shape) for i in (place, place + distance)
     )
     changed = step.exact.again(batch=facts.other_tokens(there))
-    return step.difference(step.exact, changed, step.part(here)) is not None
+    return step.difference(step.exact, changed, part_of(here)) is not None
 
 
 def _unaligned(step: Step, asked: Targets, copied: float) -> Iterator[Violation]:

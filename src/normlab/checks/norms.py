@@ -10,8 +10,9 @@ from torch import Tensor, nn
 
 from normlab.checks.fresh import exact_fresh, from_library
 from normlab.checks.property import Note, Untestable, Violation, fail, note, property_of
-from normlab.checks.step import Step, distance
+from normlab.checks.step import Step
 from normlab.checks.structure import SCALES, passed_on
+from normlab.trace.compare import distance
 from normlab.trace.functions import Functions
 from normlab.trace.trace import Event, Trace
 

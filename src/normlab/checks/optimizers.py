@@ -14,8 +14,8 @@ from torch.optim import Optimizer
 
 from normlab.checks.loop import rates, rehearsal
 from normlab.checks.property import Note, Untestable, Violation, fail, note, property_of
-from normlab.checks.step import Step, common
-from normlab.trace.facts.stacks import siblings
+from normlab.checks.step import Step
+from normlab.trace.facts.stacks import common, siblings
 from normlab.trace.rehearsal import Rehearsal, groups_of, parameters_of, plain_step, sample
 from normlab.trace.rules import RULES
 

@@ -10,9 +10,11 @@ from torch import Tensor
 
 from normlab.checks.gradients import ordered
 from normlab.checks.property import Note, Untestable, Violation, fail, note, property_of
-from normlab.checks.step import Step, distance
+from normlab.checks.step import Step
 from normlab.errors import UserError
 from normlab.trace.along import Along
+from normlab.trace.compare import distance
+from normlab.trace.exact import rounding_of
 from normlab.trace.facts.facts import Facts
 from normlab.trace.facts.unknown import Unknown
 from normlab.trace.tensors import call_model, compiles, tensors_in
@@ -135,7 +137,7 @@ def compiled_equals_plain(step: Step) -> Iterator[Violation | Note]:
         outputs = call_model(model, step.batch) if alone else step.loss_of(model, step.batch)
     given = [x.flatten().double() for _, x in tensors_in(outputs) if x.is_floating_point()]
     read = value if alone else (lambda trace: trace.loss.flatten().double())
-    apart, least = distance(torch.cat(given), read(step.plain)), step.rounding_of(step.plain, read)
+    apart, least = distance(torch.cat(given), read(step.plain)), rounding_of(step.plain, read)
     if apart > least:
         yield fail(
             "" if alone else "loss",

@@ -13,7 +13,8 @@ import torch
 from torch import Tensor, nn
 
 from normlab.checks.property import Note, Untestable, Violation, fail, note, property_of
-from normlab.checks.step import Step, distance
+from normlab.checks.step import Step
+from normlab.trace.compare import distance
 from normlab.trace.functions import Functions
 from normlab.trace.tensors import tensors_in
 from normlab.trace.untouched import same_random_state, undisturbed

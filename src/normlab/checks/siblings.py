@@ -11,9 +11,9 @@ from torch import Tensor, nn
 
 from normlab.checks.fresh import fresh
 from normlab.checks.property import Note, Untestable, Violation, fail, note, property_of
-from normlab.checks.step import Step, common
+from normlab.checks.step import Step
 from normlab.checks.structure import odd_one
-from normlab.trace.facts.stacks import Block
+from normlab.trace.facts.stacks import Block, common
 from normlab.trace.functions import FunctionCall
 
 Answers = Iterator[Violation | Note]

@@ -13,7 +13,8 @@ from torch import Tensor, nn
 
 from normlab.checks.fresh import drawn_by_class, fresh, from_library
 from normlab.checks.property import Note, Untestable, Violation, fail, note, property_of
-from normlab.checks.step import Step, distance
+from normlab.checks.step import Step
+from normlab.trace.compare import distance
 from normlab.trace.facts.stacks import siblings
 from normlab.trace.facts.unknown import Unknown
 from normlab.trace.starts import Start, differences

@@ -12,8 +12,8 @@ from torch import Tensor
 
 from normlab.checks.fresh import exact_fresh
 from normlab.checks.property import Note, Untestable, Violation, fail, note, property_of
-from normlab.checks.step import Step, common
-from normlab.trace.facts.stacks import Block, siblings, stream_of
+from normlab.checks.step import Step
+from normlab.trace.facts.stacks import Block, common, siblings, stream_of
 from normlab.trace.facts.wiring import Scores, Wiring, read_wiring
 from normlab.trace.trace import Trace
 

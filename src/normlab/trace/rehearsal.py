@@ -20,7 +20,6 @@ from normlab.trace.tensors import eager, map_tensors
 from normlab.trace.trace import Trace
 from normlab.trace.untouched import same, same_globals, same_random_state
 
-
 SAMPLED: Final = 65_536
 """Entries of each parameter that are looked at, evenly spaced."""
 

@@ -174,7 +174,7 @@ class Facts:
             raise Unknown(
                 "the loss is no tensor"
                 if self.loss is None
-                else "the gradient at no output is softmax minus one-hot, so the loss is no cross-entropy of it"
+                else "the gradient at no output is softmax minus one-hot, so the loss is no cross-entropy"
             )
         shaped = [(logits, self._laid_out(targets)) for logits, targets in self._scored]
         try:

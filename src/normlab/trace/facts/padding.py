@@ -63,7 +63,9 @@ def padding_of_tokens(facts: Facts, tokens: Tokens) -> Padding:
         (facts.configured("pad_token_id"), "config"),
     ):
         if isinstance(pad, int) and (tokens.ids == pad).any():
-            real = real_tokens(tokens.ids, pad, ends=pad in (facts.declared.eos_id, facts.configured("eos_token_id")))
+            real = real_tokens(
+                tokens.ids, pad, ends=pad in (facts.declared.eos_id, facts.configured("eos_token_id"))
+            )
             if not real.all():
                 return Padding(real, source, None, pad)
     pad = _run(tokens.ids)
@@ -108,7 +110,7 @@ def _as_mask(entry: Tensor, tokens: Tokens, declared: int | None) -> Tensor | No
 
 
 def _flattened(entry: Tensor, tokens: Tokens) -> Tensor | None:
-    """An entry as `[B, T]`, from `[B, T]`, `[B, 1, 1, T]` or `[B, 1, T]`; with its first columns, as ids are."""
+    """An entry `[B, T]`, `[B, 1, 1, T]` or `[B, 1, T]` as `[B, T]`, in the columns of the ids."""
     rows, width = tokens.ids.shape
     if entry.ndim > 2 and entry.shape[0] == rows and entry.numel() == rows * entry.shape[-1]:
         entry = entry.reshape(rows, entry.shape[-1])

@@ -10,8 +10,21 @@ from torch import Tensor, nn
 
 from normlab.trace.facts.stacks import stream_of
 from normlab.trace.functions import FunctionCall
-from normlab.trace.graph import MAPS, PRODUCTS, REDUCTIONS, Node, before, comes_from, operands, operation
-from normlab.trace.graph import parameter, rotated, scaled, summands, upstream
+from normlab.trace.graph import (
+    MAPS,
+    PRODUCTS,
+    REDUCTIONS,
+    Node,
+    before,
+    comes_from,
+    operands,
+    operation,
+    parameter,
+    rotated,
+    scaled,
+    summands,
+    upstream,
+)
 from normlab.trace.trace import Event, Trace
 
 ATTENDED: Final = ("softmax", "scaled_dot_product_attention")
