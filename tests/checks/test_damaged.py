@@ -95,8 +95,8 @@ ODD: tuple[Any, ...] = (
     None, 0, -1, 3, 2.5, float("nan"), float("inf"), "", "class", "x", b"y", [], [3], (), {}, {"a": 1},
     {3: None}, object(), int, print, torch.tensor(float("nan")), torch.zeros(0), torch.zeros(2, 3),
     torch.zeros(3, 6).long(), torch.randint(0, 11, (3, 6)), torch.full((3, 6), 99), True, False,
-    torch.zeros(3, 6, dtype=torch.complex64), nn.Linear(2, 2), nn.Module(), iter(()), [None], range(0), 10**30,
-    {"input": torch.zeros(3, 6).long()}, "out.toml", lambda *_: None, lambda *_: 1 / 0,
+    torch.zeros(3, 6, dtype=torch.complex64), nn.Linear(2, 2), nn.Module(), iter(()), [None], range(0),
+    10**30, {"input": torch.zeros(3, 6).long()}, "out.toml", lambda *_: None, lambda *_: 1 / 0,
     lambda *_: torch.zeros(()), lambda *_: torch.ones(3),
 )  # fmt: skip
 WORDS = (

@@ -97,7 +97,7 @@ KINDS: Final[dict[str, tuple[Callable[[Any], bool], str]]] = {
         lambda x: isinstance(x, (list, tuple)) and all(isinstance(i, str) for i in x),
         'a glob of parameters or a list of them, as in "embed*"',
     ),
-    "documents": (_numbers, "the document of each token `[B, T]` as a number, or the batch entry that holds that"),
+    "documents": (_numbers, "the document of each token `[B, T]` as a number, or the entry that holds that"),
     "init": (
         lambda x: isinstance(x, (str, Path, Mapping, tuple)),
         'a recipe, a TOML file, or a dict of roles or globs, as in {"ffn_out": 0.02}; or "class"',
