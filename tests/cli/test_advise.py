@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 
-from cli.test_diagnose import MINE, SMALL, WITH_LOSS, here  # noqa: F401
+from cli.test_diagnose import MINE, SMALL, here  # noqa: F401
 from normlab.cli.main import main
 from training.tiny import NAMES, write_text
 
@@ -31,17 +31,17 @@ def test_a_recipe_is_advised(here, capsys):  # noqa: F811
 
 
 def test_a_model_of_ones_own_is_advised_as_json(here, capsys):  # noqa: F811
-    assert main(["advise", *WITH_LOSS, "--lr", "1e-3", "--json", "--out", "pages"]) == 0
+    assert main(["advise", *MINE, "--lr", "1e-3", "--json", "--out", "pages"]) == 0
     stored = json.loads(capsys.readouterr().out)
     assert stored["alternatives"][0]["name"] == "the plan"
-    assert (here / "pages" / "advice-my_net_of_this_test-build.html").exists()
+    assert (here / "pages" / "advice-my_net_of_this_test.py-setup.html").exists()
 
 
 def test_what_says_nothing_is_refused(here, capsys):  # noqa: F811
     for typed, sentence in (
-        ([*WITH_LOSS, "--recipes", "pre"], "not built from a recipe, so that --recipes says nothing"),
-        (["--model", MINE[1]], "--batch is missing"),
-        ([*WITH_LOSS, "--recipe", "pre"], "nothing reads --recipe"),
+        ([*MINE, "--recipes", "pre"], "not built from a recipe, so that --recipes says nothing"),
+        (["--model", "a:b"], "--model is what a Setup holds as model"),
+        ([*MINE, "--recipe", "pre"], "nothing reads --recipe"),
         (["--recipe", "post", "--recipes", "pree", *SIZED], "did you mean 'pre'"),
         (["--recipe", "post", "--lr", "0", *SIZED], "0"),
     ):

@@ -7,7 +7,7 @@ from functools import partial
 import pytest
 import torch
 
-from diagnosis.studies.test_preflight import BATCH, Labelled, loss
+from diagnosis.labelled import BATCH, Labelled, loss
 from normlab.diagnosis import Diagnosis, diagnose, forecasting
 from normlab.diagnosis.rules.features import VERSION
 from normlab.diagnosis.rules.finding import Tables
@@ -45,7 +45,7 @@ def test_a_diagnosis_begins_with_the_forecast():
     assert found.forecast.sentence in found._repr_html_()
     moves = {f["name"]: f["moves_forecast"] for f in found.to_plain()["findings"]}
     assert {True, False} >= set(moves.values())
-    assert diagnosed(1e-3, preset="preflight").forecast is None
+    assert diagnosed(1e-3, preset="cheap").forecast is None
 
 
 def test_a_large_rate_has_a_smaller_probability_and_lower_ones_are_tried():

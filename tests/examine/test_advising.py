@@ -9,7 +9,7 @@ import pytest
 import torch
 
 import normlab
-from diagnosis.studies.test_preflight import BATCH, loss
+from diagnosis.labelled import BATCH, loss
 from diagnosis.test_forecasting import started
 from normlab.diagnosis import diagnose
 from normlab.diagnosis.forecasting import WARMUP

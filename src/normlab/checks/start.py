@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Iterator, Mapping
+from itertools import islice
 from typing import Final
 
 import torch
@@ -16,6 +17,7 @@ from normlab.checks.step import Step
 from normlab.trace.compare import distance
 from normlab.trace.facts.stacks import siblings
 from normlab.trace.facts.unknown import Unknown
+from normlab.trace.starts import Start, differences
 
 SEEDS: Final = (101, 202)
 LEAST: Final = 64
@@ -30,7 +32,7 @@ Answers = Iterator[Violation | Note]
 # -------------------------------------------------------------------------------------------------- start
 @property_of("start", explains=["initial_loss"], passes=0)
 def start(step: Step) -> Answers:
-    """Parameters start as their class or ``make`` draws them, and as those of the same role in other blocks.
+    """Parameters start as declared, as their class or ``make`` draws them, and as their siblings do.
 
     Constants are compared exactly, draws by a z-test on the logarithm of their deviation, whose error uses
     their kurtosis, corrected for the number of comparisons. Siblings are compared where the rest of them
@@ -38,7 +40,11 @@ def start(step: Step) -> Answers:
     """
     if _trained(step):
         raise Untestable("the model is trained; its start is gone")
-    live = _parameters(step.model)
+    declared: tuple[Start, ...] = step.declare.init if isinstance(step.declare.init, tuple) else ()
+    for path, how in islice(differences(step.model, declared), 1):
+        yield fail(path, how, "initialize it as declared, or declare what is meant")
+        return
+    live = {n: p for n, p in _parameters(step.model).items() if n not in {one.path for one in declared}}
     with_class: Violation | None = None
     try:
         pair = [_parameters(fresh(step, seed)) for seed in SEEDS]
@@ -48,7 +54,7 @@ def start(step: Step) -> Answers:
     answer = with_class or _unlike_siblings(step, live)
     if answer is not None:
         yield answer
-    elif not pair and not step.facts.stacks:
+    elif not pair and not step.facts.stacks and not declared:
         raise Untestable("no siblings, and nothing says how the model is drawn: pass make=")
 
 

@@ -142,12 +142,15 @@ class Step:
         except UserError:
             raise
         except Exception as error:
-            words = ", ".join(map(str, self.batch)) if isinstance(self.batch, Mapping) else ""
-            raise UserError(
-                f"{type(self.model).__name__} raised {type(error).__name__} on the batch "
-                f"({type(self.batch).__name__} {words}): {error}. A dict is passed as keywords, a tuple or list "
-                "as arguments, anything else as it is; loss=lambda model, batch: … calls the model in another way"
-            ) from error
+            words = isinstance(self.batch, Mapping)
+            kind = f"keywords {', '.join(map(str, self.batch))}" if words else type(self.batch).__name__
+            how = (
+                "A dict is passed as keywords, a tuple or list as arguments, anything else as it is; "
+                "loss=lambda model, batch: … calls the model in another way"
+            )
+            who = type(self.model).__name__ if self.setup.loss is None else "loss(model, batch)"
+            what = f"{who} raised {type(error).__name__} on the batch ({kind}): {error}"
+            raise UserError(what if self.setup.loss is not None else f"{what}. {how}") from error
 
     def described(self) -> dict[str, str]:
         """What the check took the step to be, for the reader to agree or not."""
@@ -158,9 +161,13 @@ class Step:
             except Unknown as reason:
                 return f"unknown: {reason}"
 
-        facts = self.facts
+        about = {"parameters": f"{sum(p.numel() for p in self.model.parameters()):,}"}
+        try:
+            facts = self.facts
+        except Exception:  # anybody's model: it may raise when it is called again
+            return about
         return {
-            "parameters": f"{sum(p.numel() for p in self.model.parameters()):,}",
+            **about,
             "tokens": say(
                 lambda: (
                     f"{'.'.join(map(str, facts.tokens.place)) or 'the batch'} {list(facts.tokens.ids.shape)}"
