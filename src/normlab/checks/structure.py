@@ -15,7 +15,8 @@ from normlab.checks.property import Note, Untestable, Violation, fail, note, pro
 from normlab.checks.step import Step
 from normlab.trace.facts.stacks import Block, common, siblings, stream_of
 from normlab.trace.facts.wiring import Scores, Wiring, read_wiring
-from normlab.trace.trace import Trace, Want, record
+from normlab.trace.record import Want, record
+from normlab.trace.trace import Trace
 
 SCALES = (1e6, 1e7)
 """Sizes at which a normed branch is lost beside the stream that it is added to."""
