@@ -111,10 +111,8 @@ def _steps_once(step: Step, run: Rehearsal, seen: Seen) -> Violation | None:
 
 
 def _is_fresh(step: Step, run: Rehearsal, seen: Seen) -> Violation | None:
-    k, rest = fit(run.run(step.batch, scale=SMALL).gradients, seen.gradients)
-    if max(rest, abs(k - 1) if any(bool(g.any()) for g in seen.gradients.values()) else 0) <= _floor(
-        step, run
-    ):
+    k, rest = fit(step.kept["twice"][2].gradients, seen.gradients)
+    if max(rest, abs(k - 1)) <= _floor(step, run) or _written(step, seen) is not None:
         return None
     evidence = f"called again with the same weights, it gives another gradient, {k:.3g} times the first"
     return fail("step", evidence, "zero the gradients once in each step; keep nothing for the next")
