@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
+from dataclasses import asdict, dataclass, field
 from fnmatch import fnmatchcase
 
 import pytest
@@ -17,7 +18,7 @@ from torch import Tensor, nn
 import normlab
 from corpus.case import Arguments, Case
 from corpus.lists import LISTS
-from corpus.run import examine, verdict
+from corpus.run import examine, run, verdict
 
 PROPERTIES = """
 finite evaluation_repeats training_equals_evaluation compiled_equals_plain dropout_repeats
@@ -140,3 +141,34 @@ def test_a_verdict_looks_at_the_first_failure():
     sound = Case("sound", dict)
     assert verdict(sound, []) == "ok"
     assert verdict(sound, [right]) == "BAD"
+
+
+@dataclass
+class Violation:
+    property: str
+    module: str
+    evidence: str
+
+
+@dataclass
+class Report:
+    failures: tuple[Violation, ...] = ()
+    notes: tuple[Violation, ...] = ()
+    untestable: dict[str, str] = field(default_factory=dict)
+
+
+def test_the_runner_prints_a_verdict_for_each_case_and_sums(monkeypatch, capsys):
+    def check(model, batch, **others):
+        if not isinstance(batch, dict):
+            raise ValueError("no names")
+        return Report((Violation("documents", "doc", "is not read"),), untestable={"cache": "has none"})
+
+    monkeypatch.setattr(normlab, "check", check, raising=False)
+    rows = run(["cases", "sound"], ["packed", "packed_sound", "pad_eos", "repeated_block"], verbose=True)
+    assert [row.verdict for row in rows] == ["FIRST", "BAD", "flagged", "ERROR"]
+    assert rows[0].failures == [("documents", "doc", "is not read")]
+    assert asdict(rows[0])["untestable"] == {"cache": "has none"}
+    printed = capsys.readouterr().out
+    assert "wanted counted @ loss|labels" in printed
+    assert "ValueError: no names" in printed
+    assert "== cases: 4 cases, 1 FIRST, 1 flagged, 1 BAD, 1 ERROR" in printed
