@@ -46,12 +46,8 @@ OWN = {
     "report": "of page runs",
     "diagnose": DIAGNOSE,
     "preflight": DIAGNOSE,
-    "advise": f"{EXAMINED} recipes",
     "recipes": "names axis config force imports",
     "papers": "names as_json scale runs imports",
-    "forecast": (
-        "collect sweep evaluate fit part most budget table swept foretold report runs jobs on imports"
-    ),
     "fold": "run_folder out weights max_positions runs imports",
     "reproduce": "names runs data jobs on scale device budget without again imports",
 }
