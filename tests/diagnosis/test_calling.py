@@ -73,9 +73,9 @@ def test_every_study_calls_the_model_as_it_is_told(kind):
         lambda b: (b["source"], b["target"]),
         call=lambda m, b: m(b["source"], b["target"]),
     )
-    assert {"leaks", "positions", "start", "attention_scale", "entrance", "norms"} <= found.tables.keys()
+    assert {"leaks", "positions", "attention_scale", "entrance", "norms"} <= found.tables.keys()
     assert found.tables.keys() == plain.tables.keys()
-    for name in ("scales", "start", "structure"):
+    for name in ("scales", "structure"):
         assert found.tables[name] == plain.tables[name]
 
 

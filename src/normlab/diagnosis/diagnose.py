@@ -116,8 +116,9 @@ class _Measured(NamedTuple):
 def _measure(studies: Sequence[Study], context: StudyContext) -> _Measured:
     """Make the studies one after the other; one that fails leaves a finding."""
     device = _device(context.subject.model)
-    seconds, failed, tables = dict[str, float](), list[Finding](), dict[str, Table]()
-    applied: list[str] = []
+    steps = context.warmup_steps
+    tables = {"plan": Table("plan", ({"warmup_steps": steps},) if steps else ())}
+    seconds, failed, applied = dict[str, float](), list[Finding](), list[str]()
     for study in studies:
         start = time.perf_counter()
         try:
