@@ -51,12 +51,13 @@ def test_the_readme_has_commands_and_python():
         "runs",
         "report",
         "recipes",
+        "check",
         "diagnose",
         "fold",
         "papers",
         "reproduce",
     }
-    assert len(blocks("python")) == 2
+    assert len(blocks("python")) == 3
 
 
 def first_two(words: list[str]) -> list[str]:
@@ -72,7 +73,7 @@ def first_two(words: list[str]) -> list[str]:
 def test_every_command_works_in_order(texts: Path, capsys: pytest.CaptureFixture[str]):
     for command in COMMANDS:
         words = shlex.split(command)[1:]
-        if words[0] in ("compare", "train", "diagnose") and "RUN" not in words:
+        if words[0] in ("compare", "train", "check", "diagnose") and "RUN" not in words:
             words += SMALL.split()
         if words[0] == "compare":
             assert main([*words, "--plan"]) == 0, (command, capsys.readouterr().err)
@@ -86,6 +87,11 @@ def test_every_command_works_in_order(texts: Path, capsys: pytest.CaptureFixture
     assert "which differences are real" in (texts / "runs" / "comparison.html").read_text().lower()
 
 
+def test_the_first_example_prints_what_is_shown(capsys: pytest.CaptureFixture[str]):
+    exec(blocks("python")[0], {})  # noqa: S102 (the README's own code)
+    assert capsys.readouterr().out == blocks("text")[0]
+
+
 def test_the_python_works(texts: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]):
     whole = normlab.configs.demo()
 
@@ -96,14 +102,14 @@ def test_the_python_works(texts: Path, monkeypatch: pytest.MonkeyPatch, capsys: 
         return replace(whole, model=model, train=train, data=data, decode=replace(whole.decode, beam=2))
 
     monkeypatch.setattr(normlab.configs, "demo", small)
-    exec(blocks("python")[0], {})  # noqa: S102 (the README's own code)
+    exec(blocks("python")[1], {})  # noqa: S102 (the README's own code)
     printed = capsys.readouterr().out.splitlines()
     assert [line.split()[0] for line in printed[:2]] == ["post", "pre"]
     assert (texts / "runs" / "comparison.html").stat().st_size < 5_000_000
 
 
 def test_the_network_of_ones_own_works(capsys: pytest.CaptureFixture[str]):
-    exec(blocks("python")[1], {})  # noqa: S102 (the README's own code)
+    exec(blocks("python")[2], {})  # noqa: S102 (the README's own code)
     omega, shape = capsys.readouterr().out.splitlines()
     assert omega.startswith("tensor(")
     assert "'5': " in omega

@@ -22,8 +22,9 @@ if TYPE_CHECKING:
     from normlab.spec.request import CompareRequest
     from normlab.store import RunFolder, Runs
     from normlab.tasks.scores import score
+    from normlab.trace.record import record
     from normlab.trace.setup import Setup
-    from normlab.trace.trace import Trace, record
+    from normlab.trace.trace import Trace
     from normlab.training.train import train
     from normlab.training.translate import translate
 
@@ -44,7 +45,7 @@ _HOME = {
     "load_plugins": "normlab.recipes.plugins",
     "plan": "normlab.comparison.plan",
     "read_structure": "normlab.diagnosis",
-    "record": "normlab.trace.trace",
+    "record": "normlab.trace.record",
     "resolve": "normlab.recipes.grammar",
     "score": "normlab.tasks.scores",
     "train": "normlab.training.train",

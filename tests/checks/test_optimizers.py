@@ -97,7 +97,7 @@ FAULTS: list[tuple[Make, str]] = [
     (lambda m: AdamW(m.parameters(), maximize=True), "optimizer"),
     (lambda m: AdamW(m.parameters(), lr=3e-3), "optimizer"),
     (lambda m: Muon(m.parameters(), lr=1e-3), "embed.weight"),
-    (lambda m: AdamW([{"params": b.parameters(), "lr": 1e-4 if b is m.blocks[2] else 1e-3} for b in m.blocks]),
+    (lambda m: AdamW([{"params": b.parameters(), "lr": 10.0 ** -(3 + (b is m.blocks[2]))} for b in m.blocks]),
      "blocks.2.norm.weight"),
 ]  # fmt: skip
 
@@ -111,7 +111,7 @@ def test_a_wrong_group_is_named(make: Make, place: str):
     "make",
     [
         lambda m: AdamW(m.parameters(), lr=1e-3),
-        lambda m: SGD([{"params": b.parameters(), "lr": 1e-3 / 2**i} for i, b in enumerate(m.blocks)]),
+        lambda m: SGD([{"params": b.parameters(), "lr": 0.1 / 2**i} for i, b in enumerate(m.blocks)]),
         lambda m: [
             Muon([p for n, p in m.named_parameters() if n.startswith("blocks") and p.ndim > 1], lr=0.02),
             AdamW([p for n, p in m.named_parameters() if not n.startswith("blocks") or p.ndim < 2], lr=1e-3),
@@ -173,8 +173,8 @@ def test_a_step_must_go_downhill():
 
 def test_an_adam_without_bias_correction_is_not_adam():
     rule = type("Adam", (Uphill,), {})
-    report = with_optimizer(lambda m: rule([{"params": m.parameters(), "betas": (0.9, 0.99), "eps": 1e-8}], -1.0),
-                            "update")  # fmt: skip
+    group = {"betas": (0.9, 0.99), "eps": 1e-8}
+    report = with_optimizer(lambda m: rule([{"params": m.parameters(), **group}], -1.0), "update")
     assert first(report) == ("update", "embed.weight")
 
 

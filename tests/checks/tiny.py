@@ -12,6 +12,7 @@ from normlab.checks.check import examine, properties
 from normlab.checks.report import Report
 from normlab.checks.step import Step
 from normlab.trace.setup import Setup
+from normlab.trace.untouched import same_globals, same_random_state, untouched
 
 VOCAB, DIM, ROWS, LENGTH = 23, 16, 4, 8
 
@@ -63,9 +64,9 @@ def groups(model: nn.Module, rate: float = 1e-3) -> torch.optim.AdamW:
 def report_of(*names: str, **setup: Any) -> Report:
     """Test properties by these names on a tiny training step, which may have other parts."""
     torch.manual_seed(0)
-    setup = {"model": Decoder(), "batches": tokens(), "loss": loss_of, **setup}
-    tests = [p for p in properties() if p.name in names]
-    return examine(Step(Setup(**setup)), tests)
+    given = Setup(**{"model": Decoder(), "batches": tokens(), "loss": loss_of, **setup})
+    with untouched(given), same_globals(), same_random_state(0):
+        return examine(Step(given), [p for p in properties() if p.name in names])
 
 
 def first(report: Report) -> tuple[str, str]:

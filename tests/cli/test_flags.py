@@ -32,11 +32,7 @@ MACHINE = (
     "device threads num_workers shard checkpoint_every_steps probes probe_every_steps keep_checkpoints "
     "tensorboard"
 )
-EXAMINED = (
-    "model batch loss own_optimiser blocks branches recipe lr seed config tokens out runs as_json force "
-    "imports "
-)
-DIAGNOSE = f"{EXAMINED} run_folder preset declared baseline checkpoints step flight fail_on junit sarif"
+EXAMINED = "source blocks branches recipe lr seed config tokens out runs as_json force imports"
 OWN = {
     "compare": "asked config plan imports",
     "train": "recipe lr seed out config init_from force imports",
@@ -44,8 +40,11 @@ OWN = {
     "score": "hypotheses references tokenised target_lang against",
     "runs": "runs",
     "report": "of page runs",
-    "diagnose": DIAGNOSE,
-    "preflight": DIAGNOSE,
+    "diagnose": f"{EXAMINED} preset checkpoints step flight fail_on",
+    "check": (
+        "source recipe lr seed budget_s declared baseline checkpoints step trust_remote_code config tokens "
+        "out junit sarif as_json runs force imports"
+    ),
     "recipes": "names axis config force imports",
     "papers": "names as_json scale runs imports",
     "fold": "run_folder out weights max_positions runs imports",

@@ -7,8 +7,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from normlab.diagnosis import StackView, Structure, SublayerView, capture
-from normlab.diagnosis.reading.taps import call_model
+from normlab.diagnosis import StackView, Structure, SublayerView
+from normlab.trace.tensors import call_model
+from normlab.trace.trace import Trace
 
 
 def shape_of(structure: Structure) -> dict[str, list[tuple[int, str, str]]]:
@@ -30,8 +31,8 @@ def follow(model: nn.Module, batch: Any, structure: Structure) -> None:
     """Assert every equation of the structure, and that each sublayer goes on where the one before ended."""
     model.eval()
     views = [view for stack in structure.stacks for view in stack.sublayers]
-    with capture(model, [tap for view in views for tap in taps_of(view)]) as seen:
-        call_model(model, batch)
+    taps = tuple({tap for view in views for tap in taps_of(view)})
+    seen = Trace(model, batch, call_model, taps=taps).once().taps
     for stack in structure.stacks:
         for view in stack.sublayers:
             obeys(model, view, seen)

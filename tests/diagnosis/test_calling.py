@@ -15,8 +15,8 @@ from diagnosis.small import BATCH, LABELS, SOURCE, TARGET, labelled, translating
 from diagnosis.test_diagnose import X, square, tower
 from normlab.diagnosis import Diagnosis, diagnose
 from normlab.diagnosis.reading.subject import Subject
-from normlab.diagnosis.reading.taps import call_model, call_of, calling
 from normlab.errors import UserError
+from normlab.trace.tensors import call_model, call_of, calling
 
 Named = namedtuple("Named", "source target labels")
 
@@ -73,7 +73,7 @@ def test_every_study_calls_the_model_as_it_is_told(kind):
         lambda b: (b["source"], b["target"]),
         call=lambda m, b: m(b["source"], b["target"]),
     )
-    assert {"leaks", "positions", "attention_scale", "entrance", "norms"} <= found.tables.keys()
+    assert {"scales", "updates", "curvature"} <= found.tables.keys()
     assert found.tables.keys() == plain.tables.keys()
     for name in ("scales", "structure"):
         assert found.tables[name] == plain.tables[name]
@@ -81,8 +81,8 @@ def test_every_study_calls_the_model_as_it_is_told(kind):
 
 def test_a_batch_may_be_a_dataclass():
     model = Unpacking(translating("pre").model)
-    found = diagnosed(model, Held(*BATCH), lambda b: (b.source, b.target), preset="preflight")
-    assert {"leaks", "positions", "entrance"} <= found.tables.keys()
+    found = diagnosed(model, Held(*BATCH), lambda b: (b.source, b.target), preset="cheap")
+    assert {"scales", "start"} <= found.tables.keys()
 
 
 def test_a_call_is_for_one_model_and_ends_with_its_block():
@@ -106,5 +106,5 @@ def test_a_call_is_for_one_model_and_ends_with_its_block():
 
 
 def test_a_loss_in_the_output_is_that_of_the_call():
-    found = diagnose(tower(), {"x": X}, call=lambda m, b: m(b["x"]).square().mean(), preset="preflight")
-    assert found.facts["loss"] == diagnose(tower(), X, loss=square, preset="preflight").facts["loss"]
+    found = diagnose(tower(), {"x": X}, call=lambda m, b: m(b["x"]).square().mean(), preset="cheap")
+    assert found.facts["loss"] == diagnose(tower(), X, loss=square, preset="cheap").facts["loss"]

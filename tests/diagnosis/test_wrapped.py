@@ -122,7 +122,7 @@ def done(found: Diagnosis) -> None:
     """Assert that studies were made, and that those that were not have refused in words."""
     failed = [str(f) for f in found.findings if f.name == "not_done" and f.severity != "note"]
     assert failed == []
-    assert found.tables.keys() >= {"weights", "scales", "structure"}
+    assert found.tables.keys() >= {"scales", "structure"}
     assert found.seconds.keys() == {study.name for study in found.studies}
 
 

@@ -62,7 +62,7 @@ def test_code_of_the_folder_is_never_run(tmp_path):
     mapped = {"AutoModelForCausalLM": "modeling_x.X", "AutoConfig": "modeling_x.X"}
     for more in ({"auto_map": mapped}, {"text_config": {"auto_map": mapped}}):
         where = folder(tmp_path, HEADS["LlamaForCausalLM"], **more)
-        with pytest.raises(UserError, match="auto_map.*--trust-remote-code"):
+        with pytest.raises(UserError, match=r"auto_map.*--trust-remote-code"):
             setup_from_folder(where, seed=1)
 
 

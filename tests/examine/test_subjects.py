@@ -1,6 +1,5 @@
-"""What becomes of a configuration, a run's checkpoints, and the name of anybody's model."""
+"""What becomes of a configuration, a run's checkpoints, and of anybody's setup."""
 
-import sys
 from dataclasses import replace
 
 import pytest
@@ -10,63 +9,36 @@ from torch import nn
 
 from contracts.variants import CONFIG, build
 from diagnosis.small import BATCH, labelled
-from normlab.examine.subjects import SMALL_TOKENS, Case, checkpoints, of_config, of_names, of_run
+from normlab.errors import UserError
+from normlab.examine.setups import Source, checkpoints
+from normlab.examine.subjects import SMALL_TOKENS, Case, of_config, of_run, of_setup
 from normlab.nn import Placement
 from normlab.spec.config import Config
 from normlab.store import RunFolder
+from normlab.trace.setup import Setup
 from normlab.training.checkpoint import load_checkpoint
 from normlab.training.train import train
 from training.tiny import tiny, tiny_language_model, write_plain
 
-MODULE = """
-import torch
 
-class Block(torch.nn.Module):
+class Block(nn.Module):
     def __init__(self):
         super().__init__()
-        self.norm, self.inner = torch.nn.LayerNorm(8), torch.nn.Linear(8, 8)
+        self.norm, self.inner = nn.LayerNorm(8), nn.Linear(8, 8)
 
     def forward(self, x):
         return x + self.inner(self.norm(x))
 
-class Net(torch.nn.Module):
+
+class Net(nn.Module):
     def __init__(self):
         super().__init__()
-        self.blocks = torch.nn.ModuleList(Block() for _ in range(3))
+        self.blocks = nn.ModuleList(Block() for _ in range(3))
 
     def forward(self, x):
         for block in self.blocks:
             x = block(x)
         return x
-
-def build():
-    torch.manual_seed(0)
-    return Net()
-
-ready = build()
-
-def batch():
-    return torch.randn(3, 5, 8)
-
-def loss(model, x):
-    return model(x).square().mean()
-
-def failing():
-    raise OSError("no weights")
-
-number = 3
-"""
-
-
-@pytest.fixture
-def mine(tmp_path, monkeypatch):
-    """A module of somebody's in the current directory, under a name of its own."""
-    name = f"mine_{tmp_path.name.replace('-', '_')}"
-    (tmp_path / f"{name}.py").write_text(MODULE)
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(sys, "path", [p for p in sys.path if p])
-    yield name
-    sys.modules.pop(name, None)
 
 
 @pytest.fixture(scope="module")
@@ -179,55 +151,33 @@ def test_a_run_without_that_checkpoint(tmp_path):
         of_run(folder, "last", tokens=256)
 
 
-# ------------------------------------------------------------------------------------------- anybody's model
+# ------------------------------------------------------------------------------------------- anybody's setup
 
 
-@pytest.mark.parametrize("model", ["build", "ready", "Net"])
-def test_a_model_of_somebodys_is_found_by_name(mine, model):
-    case = of_names(f"{mine}:{model}", f"{mine}:batch", f"{mine}:loss", lr=1e-3)
-    found = case.diagnosed("cheap")
-    assert (case.title, found.model) == ("Net", "Net")
-    assert "Pre-LN with 3 layers" in str(found)
+def square(model, x):
+    return model(x).square().mean()
 
 
-def test_blocks_and_branches_may_be_named(mine):
-    case = of_names(f"{mine}:build", f"{mine}:batch", f"{mine}:loss")
-    found = case.diagnosed("cheap", blocks=("blocks",), branches=("inner",))
-    assert "named by the caller" in str(found)
+def setup(**more):
+    return Source("Net", Setup(Net(), torch.randn(3, 5, 8), square, **more))
+
+
+def test_a_setup_is_stepped_by_its_optimizer_or_by_an_adam():
+    plain = of_setup(setup(), 1e-3).diagnosed("cheap")
+    assert "Pre-LN with 3 layers" in str(plain)
+    assert plain.facts["optimiser"] == "Adam, lr 0.001"
+    own = of_setup(setup(optimizer=lambda model: torch.optim.SGD(model.parameters(), lr=0.25)))
+    assert own.diagnosed("cheap").facts["optimiser"] == "SGD, lr 0.25"
 
 
 @pytest.mark.parametrize(
-    ("model", "batch", "loss", "sentence"),
+    ("optimizer", "lr", "words"),
     [
-        (
-            "nowhere.at.all:build",
-            "batch",
-            "",
-            r"--model: cannot import 'nowhere.at.all'.*it is looked for in",
-        ),
-        ("{}", "batch", "", r"--model '\w+' is not a module and a name in it.*my_package\.my_module:model"),
-        ("{}:builds", "batch", "", r"has no 'builds'; it has .*build"),
-        (
-            "{}:batch",
-            "batch",
-            "",
-            r"gives a Tensor, not a torch\.nn\.Module; name a function that returns one",
-        ),
-        ("{}:number", "batch", "", r"gives a int, not a torch\.nn\.Module"),
-        ("{}:failing", "batch", "", r"called without arguments and raised OSError: no weights"),
-        ("{}:loss", "batch", "", r"--model \w+:loss was called without arguments and raised TypeError"),
-        ("{}:build", "none", "", r"--batch: '\w+' has no 'none'"),
-        ("{}:build", "batch", "losses", r"--loss: '\w+' has no 'losses'"),
+        (lambda model: torch.optim.SGD(model.parameters(), lr=0.25), 1.0, "brings its own learning rate"),
+        (lambda model: 1 / 0, None, "optimizer raised ZeroDivisionError"),
+        (lambda model: [torch.optim.SGD(model.parameters(), lr=1.0)] * 2, None, "2 optimizers"),
     ],
 )
-def test_what_cannot_be_found_is_said(mine, model, batch, loss, sentence):
-    with pytest.raises(ValueError, match=sentence):
-        of_names(model.format(mine), f"{mine}:{batch}", f"{mine}:{loss}" if loss else "")
-
-
-def test_a_module_that_fails_on_import(tmp_path, monkeypatch):
-    (tmp_path / "failing_on_import.py").write_text("1 / 0")
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(sys, "path", [p for p in sys.path if p])
-    with pytest.raises(ValueError, match="cannot import 'failing_on_import': ZeroDivisionError"):
-        of_names("failing_on_import:build", "failing_on_import:batch")
+def test_an_optimizer_that_a_diagnosis_cannot_step_with(optimizer, lr, words):
+    with pytest.raises(UserError, match=words):
+        of_setup(setup(optimizer=optimizer), lr)

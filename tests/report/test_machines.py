@@ -6,56 +6,58 @@ import pytest
 from junitparser import JUnitXml
 from sarif_pydantic import Sarif
 
-from normlab.report.machines import LEVELS, junit, sarif
+from normlab.report.machines import junit, sarif
 
 ODD = 'a <b> & "c" \x00\x1b é \U0001f600'
 
 
-def finding(severity, **more):
-    return {"name": "jump", "severity": severity, "sentence": ODD, "table": "scales", "numbers": {"x": "nan"},
-            "module": "h.5.mlp", "do": "mend it", **more}  # fmt: skip
+def failure(**more):
+    return {"property": "causality", "module": "h.5.mlp", "evidence": ODD, "advice": "mend it", "follows": [],
+            **more}  # fmt: skip
 
 
-DIAGNOSES = [
+REPORTS = [
     {
         "model": "Gpt",
         "title": ODD,
-        "findings": [finding("problem"), finding("warning", module="", name="start"), finding("note")],
-        "seconds": {"scales": 0.25, "weights": 0.5},
+        "failures": [
+            failure(follows=[failure(property="reach", module="")]),
+            failure(property="start", module="", advice=""),
+        ],
+        "notes": [{"property": "groups", "module": "optimizer", "evidence": ODD}],
+        "holds": ["rows", "finite"],
+        "untestable": {"meta": ODD},
+        "statements": {"causality": "No position sees a later one."},
+        "seconds": {"causality": 0.25, "rows": 0.5},
         "sources": {"h.5.mlp": {"file": "my_package/model.py", "line": 12}, "": {"file": "a.py", "line": 1}},
     },
-    {"model": "Bert", "findings": [], "seconds": {"weights": 1.5}},
-]
+    {"model": "Bert", "failures": [], "notes": [], "holds": ["rows"], "untestable": {}, "statements": {},
+     "seconds": {"rows": 1.5}},
+]  # fmt: skip
 
 
-def test_a_test_report_has_a_suite_for_each_model_and_a_failure_for_each_grave_finding():
-    suites = list(JUnitXml.fromstring(junit(DIAGNOSES).encode()))
-    assert [(s.tests, s.failures, s.errors) for s in suites] == [(4, 2, 0), (1, 0, 0)]
+def test_a_test_report_has_a_suite_for_each_model_and_a_case_for_each_answer():
+    suites = list(JUnitXml.fromstring(junit(REPORTS).encode()))
+    assert [(s.tests, s.failures, s.skipped, s.errors) for s in suites] == [(6, 3, 1, 0), (1, 0, 0, 0)]
     assert [s.time for s in suites] == [0.75, 1.5]
-    failed = [case for case in suites[0] if case.result]
-    assert [case.name for case in failed] == ["jump: h.5.mlp", "start: scales"]
-    assert failed[0].result[0].message == ODD.replace("\x00", "\ufffd").replace("\x1b", "\ufffd")
-    assert [case.result[0].type for case in failed] == ["problem", "warning"]
+    answered = [case.name for case in suites[0] if case.result]
+    assert answered == ["causality: h.5.mlp", "reach: model", "start: model", "meta"]
+    first, second, *_ = suites[0]
+    assert first.result[0].message == f"{ODD}; mend it".replace("\x00", "\ufffd").replace("\x1b", "\ufffd")
+    assert second.result[0].message.endswith("explained by causality at h.5.mlp")
 
 
-def test_code_scanning_has_a_run_for_each_model_and_a_result_for_each_finding():
-    text = sarif(DIAGNOSES)
-    report = Sarif.model_validate_json(text)
-    first, second = report.runs
-    assert [result.level.value for result in first.results] == [
-        LEVELS[f["severity"]] for f in DIAGNOSES[0]["findings"]
-    ]
-    assert [result.rule_id for result in first.results] == ["jump", "start", "jump"]
-    assert [rule.id for rule in first.tool.driver.rules] == ["jump", "start"]
-    plain = json.loads(text)["runs"][0]["results"][0]
-    assert plain["locations"][0]["logicalLocations"][0]["fullyQualifiedName"] == "h.5.mlp"
-    places = [r["locations"][0]["physicalLocation"] for r in json.loads(text)["runs"][0]["results"]]
-    assert [p["artifactLocation"]["uri"] for p in places] == [
-        "my_package/model.py",
-        "a.py",
-        "my_package/model.py",
-    ]
-    assert [p["region"]["startLine"] for p in places] == [12, 1, 12]
+def test_code_scanning_has_a_run_for_each_model_and_a_result_for_each_failure_and_note():
+    text = sarif(REPORTS)
+    first, second = Sarif.model_validate_json(text).runs
+    assert [result.level.value for result in first.results] == ["error", "error", "note"]
+    assert [result.rule_id for result in first.results] == ["causality", "start", "groups"]
+    assert [rule.id for rule in first.tool.driver.rules] == ["causality", "start", "groups"]
+    found = json.loads(text)["runs"][0]["results"]
+    assert found[0]["locations"][0]["logicalLocations"][0]["fullyQualifiedName"] == "h.5.mlp"
+    places = [r["locations"][0]["physicalLocation"] for r in found[:2]]
+    assert [p["artifactLocation"]["uri"] for p in places] == ["my_package/model.py", "a.py"]
+    assert [p["region"]["startLine"] for p in places] == [12, 1]
     assert second.results == []
 
 

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from normlab.report.machines import junit, sarif
-from report.test_machines import DIAGNOSES
+from report.test_machines import REPORTS
 
 etree = pytest.importorskip("lxml.etree", reason="lxml is not installed")
 jsonschema = pytest.importorskip("jsonschema", reason="jsonschema is not installed")
@@ -55,7 +55,7 @@ def test_reports(tmp_path_factory):
     return etree.XMLSchema(etree.parse(unpacked(tmp_path_factory.mktemp("junit"), "junit-10.xsd", pip)))
 
 
-@pytest.mark.parametrize("given", [DIAGNOSES, []])
+@pytest.mark.parametrize("given", [REPORTS, []])
 def test_code_scanning_is_valid_sarif(code_scanning, given):
     report = json.loads(sarif(given))
     jsonschema.validate(report, code_scanning)
@@ -63,7 +63,7 @@ def test_code_scanning_is_valid_sarif(code_scanning, given):
         jsonschema.validate({**report, "version": "1"}, code_scanning)
 
 
-@pytest.mark.parametrize("given", [DIAGNOSES, []])
+@pytest.mark.parametrize("given", [REPORTS, []])
 def test_a_test_report_is_valid_junit(test_reports, given):
     test_reports.assertValid(etree.fromstring(junit(given).encode()))
     assert not test_reports.validate(etree.fromstring("<testsuites><case/></testsuites>"))

@@ -24,7 +24,7 @@ from normlab.checks.report import Report
 from normlab.checks.step import Step
 from normlab.errors import UserError
 from normlab.trace.facts.unknown import Unknown
-from normlab.trace.setup import Loss, Setup
+from normlab.trace.setup import Loss, Setup, refuse_unknown, shown
 from normlab.trace.untouched import same_globals, same_random_state, untouched
 
 HOMES: Final = (
@@ -32,6 +32,8 @@ HOMES: Final = (
     "optimizers", "loop", "roundtrip",
 )  # fmt: skip
 """Modules of this package that hold properties."""
+WORDS: Final = ("optimizer", "scheduler", "step", "make", "lr", "declare")
+"""What ``check`` takes by name besides."""
 Progress = Callable[[str, int, int], None]
 """``progress(name, done, of)``, called before each property."""
 
@@ -54,11 +56,13 @@ def check(
 
     Raises UserError for a setup that cannot be run: wrong kinds, unknown words, a model that raises.
     """
+    for word in setup:
+        refuse_unknown(word, WORDS, "check")
     given = model if isinstance(model, Setup) else Setup(model, batch, loss, **setup)
     if isinstance(model, Setup) and (batch is not None or loss is not None or setup):
         raise UserError("give a Setup alone, or a model with its batch; dataclasses.replace changes a Setup")
-    if not budget_s > 0:
-        raise UserError(f"budget_s is {budget_s!r}, and must be a number of seconds above 0")
+    if isinstance(budget_s, bool) or not isinstance(budget_s, (int, float)) or not budget_s > 0:
+        raise UserError(f"budget_s is {shown(budget_s)}, and must be a number of seconds above 0")
     with ExitStack() as stack:
         stack.enter_context(untouched(given))
         stack.enter_context(same_globals())
@@ -102,37 +106,37 @@ def examine(step: Step, tests: Sequence[Property], progress: Progress | None = N
 
 
 def _test(step: Step, one: Property, outcome: Outcome) -> None:
-    if one.name != "finite":
-        needed = one.passes * step.pass_s
-        if needed > step.left_s:
-            spent = step.budget_s - step.left_s
-            outcome.untestable[one.name] = (
-                f"it takes about {needed:.0f} s and {max(step.left_s, 0):.0f} s of the budget are left; "
-                f"budget_s={spent + needed + 5:.0f} would reach it"
-            )
-            return
-    failed = False
+    if (reason := _unaffordable(step, one)) is not None:
+        outcome.untestable[one.name] = reason
+        return
+    failed, reason = False, None
     try:
         for answer in answers(one.name, one.test(step)):
             if isinstance(answer, Violation):
                 outcome.violations.append(answer)
-                failed = failed or answer.property == one.name
+                failed = True
             else:
                 outcome.notes.append(answer)
-    except (Untestable, Unknown) as reason:
-        if not failed:
-            outcome.untestable[one.name] = str(reason)
-        return
-    except (KeyboardInterrupt, SystemExit):
-        raise
+    except (Untestable, Unknown) as error:
+        reason = str(error)
     except Exception as error:  # the model is anybody's: it may raise on a changed batch
-        if not failed:
-            outcome.untestable[one.name] = (
-                f"the step raised {type(error).__name__} when it was changed: {_short(error)}"
-            )
-        return
-    if not failed:
+        reason = f"the step raised {type(error).__name__} when it was changed: {_short(error)}"
+    if not failed and reason is not None:
+        outcome.untestable[one.name] = reason
+    elif not failed:
         outcome.holds.append(one.name)
+
+
+def _unaffordable(step: Step, one: Property) -> str | None:
+    """Why the budget does not hold a property."""
+    needed = one.passes * step.pass_s
+    if one.name == "finite" or needed <= step.left_s:
+        return None
+    total = step.budget_s - step.left_s + needed
+    left = max(step.left_s, 0)
+    return (
+        f"it takes about {needed:.0f} s, and {left:.0f} s are left; budget_s={total + 5:.0f} would reach it"
+    )
 
 
 def _short(error: Exception) -> str:

@@ -6,12 +6,14 @@ import copy
 import sys
 import sysconfig
 from contextlib import suppress
+from dataclasses import replace
 from pathlib import Path
 
 from torch import nn
 
 from normlab.checks.property import Untestable
-from normlab.checks.step import Step, awake, widened
+from normlab.checks.step import Step
+from normlab.trace.exact import awake, in_float64
 from normlab.trace.trace import Trace
 from normlab.trace.untouched import same_globals, same_random_state
 
@@ -54,9 +56,6 @@ def exact_fresh(step: Step) -> Trace | None:
     """The exact step on the model as its library draws it; None where no library does."""
     if not drawn_by_class(step):
         return None
-    try:
-        model = awake(copy.deepcopy(fresh(step, 101))).double()
-        trace = Trace(model, widened(step.batch), step.loss_of, dropout=False, exact=True)
-        return trace if trace.loss is not None else None
-    except Exception:
-        return None
+    with suppress(Exception):
+        return in_float64(replace(step.plain, model=awake(copy.deepcopy(fresh(step, 101))), dropout=False))
+    return None

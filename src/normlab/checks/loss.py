@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 import torch
-from torch import Tensor
 
 from normlab.checks.property import Note, Untestable, Violation, fail, note, property_of
-from normlab.checks.step import Step, distance
+from normlab.checks.step import Step
+from normlab.trace.compare import distance, part_of
 from normlab.trace.facts.facts import Facts
 from normlab.trace.facts.targets import Targets
 from normlab.trace.facts.unknown import Unknown
@@ -32,7 +32,7 @@ def targets(step: Step) -> Iterator[Violation | Note]:
     share = f"{rates[shift]:.0%} of {int(asked.counted.sum())} targets are"
     entry = facts.tokens.entry
     if shift == 1:
-        first = asked.ids[:, -1] == entry[:, 0]
+        first = (asked.ids[:, -1] == entry[:, 0]) & (facts.tokens.column >= 0)
         if entry.shape[1] == asked.ids.shape[1] > 2 and bool((asked.counted[:, -1] & first).all()):
             yield fail(
                 "loss",
@@ -42,7 +42,7 @@ def targets(step: Step) -> Iterator[Violation | Note]:
     elif shift < 0 or (_sees(step, shift) if shift == 0 else not _sees(step, shift - 1)):
         yield fail(
             "loss",
-            f"{share} the token at distance {shift:+d} from their own position: {SHIFTS.get(shift, 'too far')}",
+            f"{share} the token at distance {shift:+d}: {SHIFTS.get(shift, 'they are too far ahead')}",
             "shift exactly once: the prediction at t is for the token at t + 1",
         )
 
@@ -59,7 +59,7 @@ def _sees(step: Step, distance: int) -> bool:
         (torch.arange(width) == i).expand(facts.tokens.ids.shape) for i in (place, place + distance)
     )
     changed = step.exact.again(batch=facts.other_tokens(there))
-    return step.difference(step.exact, changed, step.part(here)) is not None
+    return step.difference(step.exact, changed, part_of(here)) is not None
 
 
 def _unaligned(step: Step, asked: Targets, copied: float) -> Iterator[Violation]:
@@ -72,23 +72,12 @@ def _unaligned(step: Step, asked: Targets, copied: float) -> Iterator[Violation]
             "count only what the input hides, or shift the labels by one",
         )
         return
-    for distance in (1, 0, 2):
-        place = _share_by_row(asked, facts.tokens.entry, distance + facts.offset)
-        best, row = place.max(1)
+    for ahead in (1, 0, 2):
+        best, row = asked.by_row(facts.tokens.entry, ahead + facts.offset).max(1)
         if bool((best > 0.9).all()) and bool((row != torch.arange(len(row))).any()):
             yield fail("loss", "the targets are the tokens of other rows", "keep rows and labels together")
             return
     yield from _labels(facts, asked)
-
-
-def _share_by_row(asked: Targets, entry: Tensor, distance: int) -> Tensor:
-    """`[B, B]`, the share of each row's counted targets that are the tokens of each row at a distance."""
-    low = max(0, -distance)
-    width = min(asked.ids.shape[1], entry.shape[1] - distance) - low
-    here, there = slice(low, low + width), slice(low + distance, low + distance + width)
-    counted = asked.counted[:, None, here]
-    same = (asked.ids[:, None, here] == entry[None, :, there]) & counted
-    return same.sum(-1) / counted.sum(-1).clamp_min(1)
 
 
 def _labels(facts: Facts, asked: Targets) -> Iterator[Violation]:
@@ -129,11 +118,11 @@ def counted(step: Step) -> Iterator[Violation | Note]:
         pad = padding.pad_id
         real = torch.ones_like(entry, dtype=torch.bool) if pad is None or pad in ends else entry != pad
         real[:, facts.tokens.columns] = padding.real
-    there = _ahead(real, asked, shift + facts.offset, torch.ones_like(asked.counted))
+    there = asked.ahead(real, shift + facts.offset, torch.ones_like(asked.counted))
     if pad in ends:  # the first of the padding may stand for the end
-        there = there | _ahead(real, asked, shift - 1 + facts.offset, torch.zeros_like(asked.counted))
+        there = there | asked.ahead(real, shift - 1 + facts.offset, torch.zeros_like(asked.counted))
     elif pad is not None and shift:
-        there = there & (asked.ids != pad)
+        there = asked.ids != pad  # the end of a text is asked where the input may be padding already
     bad = asked.counted & ~there
     if bool(bad.any()):
         yield fail(
@@ -143,7 +132,7 @@ def counted(step: Step) -> Iterator[Violation | Note]:
         )
         return
     is_end = torch.isin(entry, torch.tensor(sorted(ends), dtype=entry.dtype))
-    asked_end = _ahead(is_end & (real | (pad in ends)), asked, shift + facts.offset, asked.counted & False)
+    asked_end = asked.ahead(is_end & (real | (pad in ends)), shift + facts.offset, asked.counted & False)
     if shift and bool(asked_end.any()) and not bool((asked_end & asked.counted).any()):
         yield fail(
             "loss",
@@ -151,60 +140,48 @@ def counted(step: Step) -> Iterator[Violation | Note]:
             "count the label of the first end token, also where it is the padding's id",
         )
         return
-    left = _ahead(real, asked, shift + facts.offset, asked.counted) & ~asked.counted
+    left = asked.ahead(real, shift + facts.offset, asked.counted) & ~asked.counted
     if shift and bool(left.any()):
         yield note("loss", f"{int(left.sum())} targets that are no padding are not counted")
-
-
-def _ahead(entry: Tensor, asked: Targets, distance: int, otherwise: Tensor) -> Tensor:
-    """What an entry `[B, W]` has at a distance from each target, and something else where it has nothing."""
-    width = asked.ids.shape[1]
-    place = torch.arange(width) + distance
-    inside = (place >= 0) & (place < entry.shape[1])
-    return torch.where(inside, entry[:, place.clamp(0, entry.shape[1] - 1)], otherwise)
 
 
 @property_of("loss", explains=["overfit"], passes=6)
 def reduction(step: Step) -> Iterator[Violation | Note]:
     """The loss is a mean over what is counted: its weights add up to the same for any part of the rows."""
     asked = step.facts.targets
-    weight = asked.weight[asked.counted]
-    if float(weight.max() - weight.min()) > CLOSE * float(weight.max()):
-        yield note(
-            "loss", f"counted positions weigh from {float(weight.min()):.3g} to {float(weight.max()):.3g}"
-        )
-    total = float(weight.sum())
-    part = _half(step, asked)
+    weight, part = asked.weight[asked.counted], _half(step, asked)
+    if not _near(float(weight.min()), float(weight.max())):
+        yield note("loss", f"counted positions weigh from {weight.min():.3g} to {weight.max():.3g}")
     if part is None:
         raise Untestable("the batch has one row, or rows cannot be left out")
-    few, every = part.weight[part.counted], asked.ids.numel() / part.ids.numel()
-    ratio, count = float(few.sum()) / total, len(few) / len(weight)
-    if abs(ratio - 1) <= CLOSE:
-        ignored = asked.ids.numel() - len(weight)
-        if ignored and abs(total * asked.ids.numel() / len(weight) - 1) <= CLOSE:
-            yield note(
-                "loss", f"it is divided by all {asked.ids.numel()} positions, {ignored} ignored ones too"
-            )
-    elif abs(ratio / count - 1) <= CLOSE:
-        if step.setup.step is not None:
-            yield note("loss", "it is a sum over positions; the step divides it, or the gradient grows")
-            return
+    places, count = asked.ids.numel(), len(weight)
+    some, few = part.ids.numel(), int(part.counted.sum())
+    ratio = float(part.weight.sum() / weight.sum())
+    if _near(ratio, 1):
+        if count < places and _near(float(weight.sum()), count / places):
+            yield note("loss", f"it is divided by all {places} positions, of which {count} are counted")
+    elif _near(ratio, few / count) and step.setup.step is not None:
+        yield note("loss", "it is a sum over positions, which the step has to divide")
+    elif _near(ratio, few / count):
         yield fail(
             "loss",
-            f"each of the {len(weight)} counted positions weighs {float(weight.mean()):.3g} in any batch: it is a "
-            "sum, and its gradient grows with the batch",
+            f"each of {count} positions weighs {weight.mean():.3g} in any batch: a sum, which grows with it",
             "take the mean over the counted positions",
         )
-    elif abs(ratio / (count * every) - 1) <= CLOSE:
+    elif _near(ratio, few / some * places / count):
         yield fail(
             "loss",
-            f"it is divided by all {asked.ids.numel()} positions, of which {len(weight)} are counted",
+            f"it is divided by all {places} positions, of which {count} are counted",
             "divide by the number of counted positions",
         )
     else:
         yield note(
-            "loss", f"the weights add up to {total:.4g}, and to {ratio * total:.4g} for half of the rows"
+            "loss", f"its weights add up to {weight.sum():.4g}, of half the rows to {ratio:.4g} of that"
         )
+
+
+def _near(a: float, b: float) -> bool:
+    return abs(a - b) <= CLOSE * max(abs(a), abs(b))
 
 
 def _half(step: Step, asked: Targets) -> Targets | None:
@@ -213,7 +190,7 @@ def _half(step: Step, asked: Targets) -> Targets | None:
     if rows < 2 or asked.ids.shape[0] != rows:
         return None
     order = asked.counted.reshape(rows, -1).sum(1).argsort(descending=True, stable=True)
-    keep = order[: max(rows // 2, 1)].sort().values
+    keep = order[: rows // 2].sort().values
     try:
         return Facts(step.exact.again(batch=step.facts.with_rows(keep)), step.declare).targets
     except Exception:  # the model may want a batch of its own size
@@ -223,8 +200,7 @@ def _half(step: Step, asked: Targets) -> Targets | None:
 @property_of("loss", explains=["initial_loss", "overfit"], passes=8)
 def explained(step: Step) -> Iterator[Violation | Note]:
     """The loss is the cross-entropy of its logits, and what it holds besides has a gradient of its own."""
-    facts = step.facts
-    z, asked = facts.logits.value, facts.targets
+    z, asked = step.facts.logits.value, step.facts.targets
     if bool((z >= 0).all()) and distance(z.sum(-1), torch.ones_like(z[..., 0])) <= step.rounding:
         yield fail(
             "loss",
@@ -232,47 +208,29 @@ def explained(step: Step) -> Iterator[Violation | Note]:
             "hand the loss the logits before the softmax",
         )
         return
-    rest = float(step.exact.loss) - sum(_value(logits.value, t) for logits, t in facts.scores)
-    size = abs(float(step.exact.loss))
+    rest, size = _rest(step.facts), abs(float(step.exact.loss))
     if abs(rest) <= max(CLOSE, step.rounding) * size:
         return
-    if asked.excess > CLOSE:
-        yield note("loss", f"{rest:+.4g} of {size:.5g} is another term on the logits")
+    what = f"{rest:+.4g} of {size:.5g} is not the cross-entropy of the logits"
+    if asked.excess > CLOSE or _reaches(step) or not step.is_exact:
+        yield note("loss", f"{what}, and has a gradient of its own")
         return
-    if _reaches(step):
-        yield note(
-            "loss", f"{rest:+.4g} of {size:.5g} is not the cross-entropy, and has a gradient of its own"
-        )
-    elif step.is_exact and _constant(step, rest):
-        yield note("loss", f"{rest:+.4g} of {size:.5g} is a constant")
-    elif step.is_exact:
+    own = step.exact.model.named_parameters()
+    weights = {n: p.detach() + 1e-3 * p.detach().roll(1) for n, p in own if p.is_floating_point()}
+    if _near(_rest(Facts(step.exact.again(weights=weights), step.declare)), rest):
+        yield note("loss", f"{what}, but a constant")
+    else:
         yield fail(
             "loss",
-            f"{rest:+.4g} of {size:.5g} is not the cross-entropy of the logits, moves with the weights and has no "
-            "gradient",
+            f"{what}, moves with the weights and has no gradient",
             "add the term itself, not its value (item(), detach())",
         )
 
 
-def _value(z: Tensor, asked: Targets) -> float:
-    """The cross-entropy that these targets make, with its label smoothing."""
-    smooth = -z.double().log_softmax(-1).mean(-1).cpu().reshape(asked.weight.shape)
-    return float((asked.weight * (asked.nll + asked.smoothing * smooth))[asked.counted].sum())
-
-
-def _rest(step: Step, trace: object) -> float:
-    facts = Facts(trace, step.declare)  # type: ignore[arg-type]
-    return float(facts.loss) - sum(_value(logits.value, t) for logits, t in facts.scores)  # type: ignore[arg-type]
-
-
-def _constant(step: Step, rest: float) -> bool:
-    """Whether what is left of the loss does not move with the weights."""
-    weights = {
-        n: p.detach() + 1e-3 * p.detach().roll(1)
-        for n, p in step.exact.model.named_parameters()
-        if p.is_floating_point()
-    }
-    return abs(_rest(step, step.exact.again(weights=weights)) - rest) <= CLOSE * abs(rest)
+def _rest(facts: Facts) -> float:
+    """What is left of the loss without the cross-entropies that its gradient shows."""
+    whole = 0.0 if facts.loss is None else float(facts.loss)
+    return whole - sum(asked.value(logits.value) for logits, asked in facts.scores)
 
 
 def _reaches(step: Step) -> bool:
@@ -285,7 +243,5 @@ def _reaches(step: Step) -> bool:
         whole = torch.autograd.grad(passed.loss, own, retain_graph=True, allow_unused=True)
         at = torch.autograd.grad(passed.loss, taps, retain_graph=True)
         through = torch.autograd.grad(taps, own, at, allow_unused=True)
-    return any(
-        a is not None and (b is None or distance(a, b) > 1e3 * step.rounding)
-        for a, b in zip(whole, through, strict=True)
-    )
+    pairs = zip(whole, through, strict=True)
+    return any(a is not None and (b is None or distance(a, b) > CLOSE) for a, b in pairs)

@@ -10,15 +10,16 @@ from torch import Tensor, nn
 
 from normlab.checks.fresh import exact_fresh, from_library
 from normlab.checks.property import Note, Untestable, Violation, fail, note, property_of
-from normlab.checks.step import Step, distance
+from normlab.checks.step import Step
 from normlab.checks.structure import SCALES, passed_on
+from normlab.trace.compare import distance
 from normlab.trace.functions import Functions
 from normlab.trace.trace import Event, Trace
 
 Answers = Iterator[Violation | Note]
 
 
-@property_of("structure", explains=["siblings", "overfit", "initial_loss"], passes=4)
+@property_of("structure", explains=["siblings", "start", "initial_loss", "overfit"], passes=4)
 def norms(step: Step) -> Answers:
     """A norm gives each token's features one size, whatever their scale; and one stands before the head.
 
@@ -37,12 +38,14 @@ def norms(step: Step) -> Answers:
                 return
             found += [event] if answer else []
     with _running(step.plain):
-        gains = {e.module: _gain(step.plain.model.get_submodule(e.module), e.inputs[0].shape[-1]) for e in found}
+        gains = {
+            e.module: _gain(step.plain.model.get_submodule(e.module), e.inputs[0].shape[-1]) for e in found
+        }
     known = {path: g for path, g in gains.items() if g is not None}
     if len(known) > 1 and all(_scatters(g) for g in known.values()):
         first, others = next(iter(known)), len(known) - 1
         mean, deviation = float(known[first].mean()), float(known[first].std())
-        say = f"its gains scatter around zero (mean {mean:.2g}, deviation {deviation:.2g}), as in {others} other norms"
+        say = f"its gains scatter around zero ({mean:.2g} ± {deviation:.2g}), as in {others} other norms"
         yield fail(first, say, "read a gain that is kept as an offset as 1 + w, or draw it as ones")
         return
     yield from _before_the_head(step)
@@ -99,9 +102,13 @@ def _normed(step: Step, module: nn.Module, event: Event) -> Violation | bool:
         if not mixes or all(p.numel() != width for p in module.parameters()):
             return False
         say = f"its output changes by {change:.1g} of its size when its input is ten times as large"
-        return fail(event.module, say, "divide by the root of the mean square, or the deviation, of the features")
+        return fail(
+            event.module, say, "divide by the root of the mean square, or the deviation, of the features"
+        )
     if distance(y[:, :1], y_moved[:, :1]) > least:
-        return fail(event.module, "what it makes of a token depends on others", "take its statistics over features")
+        return fail(
+            event.module, "what it makes of a token depends on others", "take its statistics over features"
+        )
     return mixes
 
 

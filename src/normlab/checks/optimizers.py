@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from fnmatch import fnmatchcase
@@ -13,9 +14,9 @@ from torch.optim import Optimizer
 
 from normlab.checks.loop import rates, rehearsal
 from normlab.checks.property import Note, Untestable, Violation, fail, note, property_of
-from normlab.checks.step import Step, common
-from normlab.trace.facts.stacks import siblings
-from normlab.trace.rehearsal import Rehearsal, groups_of, parameters_of, plain_step
+from normlab.checks.step import Step
+from normlab.trace.facts.stacks import common, siblings
+from normlab.trace.rehearsal import Rehearsal, groups_of, parameters_of, plain_step, sample
 from normlab.trace.rules import RULES
 
 VECTORS: Final = ("gain", "bias", "scalar")
@@ -177,10 +178,11 @@ def _odd_one(step: Step, held: Sequence[Held]) -> Iterator[Violation]:
 
 # --------------------------------------------------------------------------------------------------- update
 class Moves(NamedTuple):
-    """The first step: by parameter what it was, its gradient, and how far it moved."""
+    """The first step, in a sample of each parameter: what it was, its gradient, and how far it moved."""
 
     before: Mapping[str, Tensor]
     gradients: Mapping[str, Tensor]
+    """Those that are not 0."""
     moved: Mapping[str, Tensor]
     holders: Mapping[str, tuple[Optimizer, Mapping[str, Any]]]
     """The optimizer and the group."""
@@ -189,29 +191,20 @@ class Moves(NamedTuple):
 
 
 def _move(step: Step, run: Rehearsal) -> Moves:
-    holders = {
-        run.names[id(p)]: (o, g)
-        for o in run.optimizers
-        for g in o.param_groups
-        for p in g["params"]
-        if id(p) in run.names
-    }
-    weights = dict(run.model.named_parameters())
-    before = {n: p.detach().clone() for n, p in weights.items()}
+    held = [
+        (p, o, g) for o in run.optimizers for g in o.param_groups for p in g["params"] if id(p) in run.names
+    ]
+    holders = {run.names[id(p)]: (o, g) for p, o, g in held}
     states = {
-        n: {k: v.clone() if isinstance(v, Tensor) else v for k, v in o.state[weights[n]].items()}
-        for n, (o, _) in holders.items()
-        if weights[n] in o.state
+        run.names[id(p)]: {k: sample(v) if isinstance(v, Tensor) else v for k, v in o.state[p].items()}
+        for p, o, _ in held
+        if p in o.state
     }
+    before = {n: sample(p) for n, p in run.model.named_parameters()}
     seen = run.run(step.batch, acts=True, rates=rates(step).peaks)
-    gradients = {n: g.double() for n, g in seen.gradients.items() if bool(g.any())}
-    return Moves(
-        before,
-        gradients,
-        {n: p.detach().double() - before[n].double() for n, p in weights.items()},
-        holders,
-        states,
-    )
+    gradients = {n: g for n, g in seen.gradients.items() if bool(g.any())}
+    moved = {n: sample(p) - before[n] for n, p in run.model.named_parameters()}
+    return Moves(before, gradients, moved, holders, states)
 
 
 @property_of("optimizer", explains=["overfit"], passes=4)
@@ -223,7 +216,7 @@ def update(step: Step) -> Iterator[Violation | Note]:
     """
     run = rehearsal(step, whole=plain_step(step.loss_of))
     moves = _move(step, run)
-    answers = [*_moves_well(run, moves), *_lost(run, moves), *_by_rule(moves)]
+    answers = [*_moves_well(run, moves), *_lost(run, moves), *_by_rule(run, moves)]
     if not moves.states and sum(float((g * moves.moved[n]).sum()) for n, g in moves.gradients.items()) > 0:
         answers.append(fail("optimizer", "its first step goes up the gradient", "look for a sign"))
     yield from [a for a in answers if isinstance(a, Violation)][:1]
@@ -274,17 +267,17 @@ def _has_wider(state: Mapping[str, Any], p: Tensor) -> bool:
     return any(t.dtype.itemsize > p.dtype.itemsize and torch.equal(t.to(p), p) for t in kept)
 
 
-def _by_rule(moves: Moves) -> Iterator[Violation | Note]:
+def _by_rule(run: Rehearsal, moves: Moves) -> Iterator[Violation | Note]:
     small = list[str]()
     for name, g in moves.gradients.items():
         optimizer, group = moves.holders[name]
         kind = type(optimizer).__name__
         if kind not in RULES:
             continue
-        p = moves.before[name]
-        want = RULES[kind](p.double(), g, group, moves.states.get(name, {}))
+        p, eps = moves.before[name], torch.finfo(dict(run.model.named_parameters())[name].dtype).eps
+        want = RULES[kind](p, g, group, moves.states.get(name, {}))
         off = float((moves.moved[name] - want).norm())
-        if off > 8 * torch.finfo(p.dtype).eps * float(p.double().norm() + want.norm()):
+        if off > 8 * eps * float(p.norm() + want.norm()):
             evidence = (
                 f"its first step is {off / float(want.norm()):.2g} of its size away from the rule of {kind}"
             )
@@ -297,9 +290,11 @@ def _by_rule(moves: Moves) -> Iterator[Violation | Note]:
             and float(g[g != 0].abs().median()) < float(group["eps"])
         ):
             small.append(name)
-    if small:
+    if 2 * len(small) > len(moves.gradients):
+        optimizer, group = moves.holders[small[0]]
+        usual = inspect.signature(type(optimizer)).parameters.get("eps")
         evidence = f"eps is above most of the gradient in {len(small)} of {len(moves.gradients)} parameters"
-        if 2 * len(small) > len(moves.gradients):
+        if usual is not None and float(group["eps"]) > usual.default:
             yield fail("optimizer", f"{evidence}, so that Adam's step is below the rate", "lower eps")
         else:
             yield note(common(small), evidence)

@@ -9,7 +9,8 @@ import torch
 from torch import Tensor, nn
 
 from normlab.checks.property import Note, Untestable, Violation, fail, note, property_of
-from normlab.checks.step import Step, distance
+from normlab.checks.step import Step
+from normlab.trace.compare import distance
 from normlab.trace.facts.stacks import block_of
 from normlab.trace.facts.unknown import Unknown
 from normlab.trace.tensors import map_tensors, replaced
@@ -34,10 +35,10 @@ class Scores(NamedTuple):
 def order(step: Step) -> Answers:
     """The order of the tokens is seen, in each layer that claims positions.
 
-    Of a model that looks both ways two tokens change places: more must change than two outputs. A model that
-    looks back is given one token all over: the scores of a query are then a function of the distance alone, up
-    to a factor and a constant of the query, which is not constant; unless what enters attention already
-    depends on the position. Values do not depend on it.
+    In a model that looks both ways two tokens change places: more than two outputs must change. A model that
+    looks back reads one token all over: the scores of a query are then a function of the distance alone, up
+    to a factor and a constant of the query, and not the same at all distances; unless what enters attention
+    already depends on the position. Values do not depend on it.
     """
     try:
         tokens = step.facts.tokens

@@ -8,16 +8,18 @@ from contextlib import suppress
 import torch
 from torch import Tensor
 
-from normlab.checks.gradients import Along
+from normlab.checks.gradients import ordered
 from normlab.checks.property import Note, Untestable, Violation, fail, note, property_of
-from normlab.checks.step import Step, distance
+from normlab.checks.step import Step
 from normlab.errors import UserError
+from normlab.trace.along import Along
+from normlab.trace.compare import distance
+from normlab.trace.exact import rounding_of
 from normlab.trace.facts.facts import Facts
 from normlab.trace.facts.unknown import Unknown
-from normlab.trace.functions import DROPOUTS
 from normlab.trace.tensors import call_model, compiles, tensors_in
 from normlab.trace.trace import Trace
-from normlab.trace.untouched import same_buffers, same_modes, same_random_state
+from normlab.trace.untouched import in_mode, same, same_random_state
 
 
 @property_of("outputs", passes=1)
@@ -60,61 +62,41 @@ def evaluation_repeats(step: Step) -> Iterator[Violation | Note]:
     found = step.difference(first, second, lambda x: x)
     if found is None:
         return
-    place, inside = _where_drawn(step, first, second)
-    lively = _lively(first)
-    if lively:
-        yield fail(
-            lively[0],
-            f"dropout acts in evaluation mode, here and at {len(lively) - 1} other places",
-            "pass training=self.training, or dropout_p=0.0 where the model does not train",
-        )
-    elif inside and _asks_the_same(step, second):
+    dropout = step.difference(step.exact, step.exact.again(seed=1), lambda x: x) is None
+    place = _where_drawn(step, first, second)
+    if place is not None and (dropout or _asks_the_same(step, second)):
         yield fail(
             place,
-            f"two runs in evaluation mode differ by {found.size:.1e} of the output",
-            "draw random numbers in training mode only",
+            f"two runs in evaluation mode differ by {found.size:.1e} of the output"
+            + (", by dropout" if dropout else ""),
+            "draw in training mode only: training=self.training, and dropout_p=0.0 otherwise",
         )
     else:
-        yield note(place, "the output depends on the random state in evaluation mode, by what the loss draws")
+        yield note(
+            place or "", "the output depends on the random state in evaluation mode: the task is drawn"
+        )
 
 
-def _where_drawn(step: Step, first: Trace, second: Trace) -> tuple[str, bool]:
-    """The module that draws, and whether it is the model that does so, not what calls it."""
-    pairs = [(a, b) for a, b in zip(first.events, second.events, strict=False) if a.module == b.module]
-    for a, b in pairs:
-        if _apart(step, a.outputs, b.outputs) and not _apart(step, a.inputs, b.inputs):
-            return a.module, True
-    return "", False
+def _where_drawn(step: Step, first: Trace, second: Trace) -> str | None:
+    """The module that draws; None where it is not the model that does so, but what calls it."""
 
+    def apart(a: Iterable[Tensor], b: Iterable[Tensor]) -> bool:
+        pairs = zip(a, b, strict=False)
+        return any(distance(x, y) > step.rounding for x, y in pairs if x.is_floating_point())
 
-def _apart(step: Step, a: Iterable[Tensor], b: Iterable[Tensor]) -> bool:
-    return any(distance(x, y) > step.rounding for x, y in zip(a, b, strict=False) if x.is_floating_point())
-
-
-def _lively(trace: Trace) -> list[str]:
-    """Modules in which a dropout drops something."""
-    names = {f.__name__ for f in DROPOUTS}
-    calls = trace.functions(*names, "scaled_dot_product_attention")
-    return [
-        f.module
-        for f in calls
-        if (f.argument(4, "dropout_p", 0.0) if f.name not in names else _rate(f.args, dict(f.kwargs)))
-    ]
-
-
-def _rate(args: tuple[object, ...], kwargs: dict[str, object]) -> object:
-    """The rate of a call of a dropout, 0 where it is not in training."""
-    training = args[2] if len(args) > 2 else kwargs.get("training", kwargs.get("train", True))
-    return (args[1] if len(args) > 1 else kwargs.get("p", 0.5)) if training else 0.0
+    for a, b in zip(first.events, second.events, strict=False):
+        if apart(a.outputs, b.outputs) and not apart(a.inputs, b.inputs):
+            return a.module
+    return None
 
 
 def _asks_the_same(step: Step, other: Trace) -> bool:
-    """Whether the loss is a cross-entropy of the same targets in another run, so that no task was drawn."""
+    """Whether the loss is a cross-entropy at the same places in another run, so that no task was drawn."""
     try:
-        own, drawn = step.facts.targets, Facts(other, step.declare).targets
+        own, drawn = step.facts.targets.counted, Facts(other, step.declare).targets.counted
     except Unknown:
         return False
-    return own.counted.shape == drawn.counted.shape and bool((own.counted == drawn.counted).all())
+    return torch.equal(own, drawn)
 
 
 @property_of("outputs", explains=["gradients", "step"], passes=4)
@@ -150,12 +132,12 @@ def compiled_equals_plain(step: Step) -> Iterator[Violation | Note]:
     def value(trace: Trace) -> Tensor:
         return torch.cat([x.flatten().double() for x in trace.outputs if x.is_floating_point()])
 
-    with same_modes(model), same_buffers(model), same_random_state(0), torch.no_grad():
+    with same(model, parameters=False), in_mode(model, training=False), same_random_state(0), torch.no_grad():
         model.eval()
         outputs = call_model(model, step.batch) if alone else step.loss_of(model, step.batch)
     given = [x.flatten().double() for _, x in tensors_in(outputs) if x.is_floating_point()]
     read = value if alone else (lambda trace: trace.loss.flatten().double())
-    apart, least = distance(torch.cat(given), read(step.plain)), step.rounding_of(step.plain, read)
+    apart, least = distance(torch.cat(given), read(step.plain)), rounding_of(step.plain, read)
     if apart > least:
         yield fail(
             "" if alone else "loss",
@@ -171,15 +153,17 @@ def dropout_repeats(step: Step) -> Iterator[Violation | Note]:
     With dropout on and the random state fixed, the gradient must be the derivative of the loss.
     """
     drawn = step.training.again(dropout=True)
+    if not step.training.run_again:
+        raise Untestable("the backward pass runs nothing again")
     if not step.is_exact:
         raise Untestable("the model does not run in float64")
     if distance(drawn.loss, drawn.again(seed=1).loss) <= step.rounding:
         raise Untestable("nothing is drawn in training")
     along = Along(drawn)
-    if not along.disagree() or Along(step.training).disagree():
+    if not along.all.disagrees or Along(step.training).all.disagrees:
         return
     yield fail(
-        along.first_wrong(step.facts),
+        along.first_wrong(ordered(step.facts, along.gradients)),
         "with dropout on, the gradient is not the derivative of the loss; without, it is",
         "let checkpoints keep the random state: preserve_rng_state=True",
     )

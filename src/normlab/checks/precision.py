@@ -36,17 +36,14 @@ def precision(step: Step) -> Iterator[Violation | Note]:
     model = step.copy()
     twins = dict(copy.deepcopy(model).float().eval().named_modules())
     for path, values, written in _calls(step, model):
-        module = model.get_submodule(path)
-        if path and _narrow(module, written, low):
+        if path:
             ratio, count = _ratio(twins[path], values, written, torch.finfo(low).eps)
             if ratio > count**0.5:
                 say = f"its output is {ratio:.0f} roundings off its twin in float32, whose {count} operations"
-                yield fail(path, f"{say} explain {count**0.5:.1f}", "compute angles, positions and norms in float32")
+                yield fail(
+                    path, f"{say} explain {count**0.5:.1f}", "compute angles, positions and norms in float32"
+                )
                 return
-
-
-def _narrow(module: nn.Module, written: list[Tensor], low: torch.dtype) -> bool:
-    return any(x.dtype == low for x in written)
 
 
 def _calls(step: Step, model: nn.Module) -> list[Call]:

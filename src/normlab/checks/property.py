@@ -45,7 +45,7 @@ Test = Callable[["Step"], Answers]
 
 @dataclass(frozen=True)
 class Property:
-    """One property: its name, what it states, its test, and the violations of others that its own explains."""
+    """One property: its name, what it states, its test, and the properties whose violations it explains."""
 
     name: str
     group: str
@@ -66,9 +66,9 @@ PROPERTIES: Final[dict[str, Property]] = {}
 ORDER: Final = (
     "finite", "holds", "evaluation_repeats", "targets", "rows", "causality", "reach", "padding", "documents",
     "counted", "order", "attention_scale", "ties", "residual", "norms", "dropout_repeats",
-    "training_equals_evaluation", "compiled_equals_plain", "inputs", "gradients", "derivative", "step", "frozen",
-    "siblings", "seeds", "start", "buffers", "explained", "reduction", "initial_loss", "nonlinear", "precision",
-    "groups", "update", "schedule", "repeats", "state_dict", "meta", "cache", "overfit",
+    "training_equals_evaluation", "compiled_equals_plain", "inputs", "gradients", "derivative", "step",
+    "frozen", "siblings", "seeds", "start", "buffers", "explained", "reduction", "initial_loss", "nonlinear",
+    "precision", "groups", "update", "schedule", "repeats", "state_dict", "meta", "cache", "overfit",
 )  # fmt: skip
 
 

@@ -9,11 +9,11 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from normlab.checks.fresh import fresh
+from normlab.checks.fresh import drawn_by_class, fresh
 from normlab.checks.property import Note, Untestable, Violation, fail, note, property_of
-from normlab.checks.step import Step, common
+from normlab.checks.step import Step
 from normlab.checks.structure import odd_one
-from normlab.trace.facts.stacks import Block
+from normlab.trace.facts.stacks import Block, common
 from normlab.trace.functions import FunctionCall
 
 Answers = Iterator[Violation | Note]
@@ -22,7 +22,9 @@ Values = dict[tuple[str, str], dict[str, Any]]
 
 
 # ---------------------------------------------------------------------------------------------- siblings
-@property_of("structure", explains=["precision", "training_equals_evaluation", "evaluation_repeats"], passes=3)
+@property_of(
+    "structure", explains=["precision", "training_equals_evaluation", "evaluation_repeats"], passes=3
+)
 def siblings(step: Step) -> Answers:
     """Blocks that look alike have the same types, settings and mode.
 
@@ -95,8 +97,6 @@ def _built_so(step: Step, path: str, name: str, value: Any) -> bool:
         module = fresh(step, 101).get_submodule(path)
     except (Untestable, AttributeError):
         return False
-    from normlab.checks.fresh import drawn_by_class
-
     own = type(module).__name__ if name == "class" else getattr(module, name, None)
     return drawn_by_class(step) and getattr(own, "__name__", own) == value
 
@@ -149,7 +149,9 @@ def ties(step: Step) -> Answers:
         first, *rest = names
         lost = next((n for n in rest if n in shared and shared[n] != shared.get(first)), None)
         if lost is not None:
-            yield fail(lost, f"its class shares it with {first}, and here they are two", "tie them after all else")
+            yield fail(
+                lost, f"its class shares it with {first}, and here they are two", "tie them after all else"
+            )
             return
     yield from _declared(step)
     yield from _copies(step)
@@ -161,8 +163,6 @@ def _sharing(model: nn.Module) -> dict[str, int]:
 
 
 def _class_shares(step: Step) -> list[list[str]] | None:
-    from normlab.checks.fresh import drawn_by_class
-
     if not drawn_by_class(step):
         return None
     groups: dict[int, list[str]] = defaultdict(list)
@@ -181,9 +181,17 @@ def _declared(step: Step) -> Answers:
     pairs = [(n, t) for n in heads for t in tables.values() if named[n].shape == t.shape]
     if wanted is True and pairs and _class_shares(step) is None:
         place = pairs[0][0].rpartition(".")[0]
-        yield fail(place, "embedding and head are declared tied, and are two tensors", "tie them after all else")
-    if facts.declared.tied is False and not heads and any(t.shape[0] == facts.logits.shape[-1] for t in tables.values()):
-        yield fail("", "embedding and head are declared separate, and are one tensor", "give the head its own matrix")
+        yield fail(
+            place, "embedding and head are declared tied, and are two tensors", "tie them after all else"
+        )
+    if (
+        facts.declared.tied is False
+        and not heads
+        and any(t.shape[0] == facts.logits.shape[-1] for t in tables.values())
+    ):
+        yield fail(
+            "", "embedding and head are declared separate, and are one tensor", "give the head its own matrix"
+        )
 
 
 def _copies(step: Step) -> Answers:
@@ -194,8 +202,8 @@ def _copies(step: Step) -> Answers:
             continue
         key = (p.shape, float(p.detach().double().sum()))
         if key in seen and torch.equal(seen[key][1], p) and p.requires_grad and seen[key][1].requires_grad:
-            yield fail(name.rpartition(".")[0], f"{name} equals {seen[key][0]} in every entry, and is another tensor",
-                       "tie them again after copying, loading or moving")  # fmt: skip
+            say = f"{name} equals {seen[key][0]} in every entry, and is another tensor"
+            yield fail(name.rpartition(".")[0], say, "tie them again after copying, loading or moving")
             return
         seen.setdefault(key, (name, p))
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Iterator, Mapping
+from itertools import islice
 from typing import Final
 
 import torch
@@ -12,13 +13,17 @@ from torch import Tensor, nn
 
 from normlab.checks.fresh import drawn_by_class, fresh, from_library
 from normlab.checks.property import Note, Untestable, Violation, fail, note, property_of
-from normlab.checks.step import Step, distance
+from normlab.checks.step import Step
+from normlab.trace.compare import distance
 from normlab.trace.facts.stacks import siblings
 from normlab.trace.facts.unknown import Unknown
+from normlab.trace.starts import Start, differences
 
 SEEDS: Final = (101, 202)
 LEAST: Final = 64
 """Entries from which a deviation says something."""
+MOST: Final = 2**20
+"""Entries that are looked at."""
 CHANCE: Final = 1e-5
 """How often all comparisons together may call a sound start odd."""
 Answers = Iterator[Violation | Note]
@@ -27,7 +32,7 @@ Answers = Iterator[Violation | Note]
 # -------------------------------------------------------------------------------------------------- start
 @property_of("start", explains=["initial_loss"], passes=0)
 def start(step: Step) -> Answers:
-    """Parameters start as their class or ``make`` draws them, and as those of the same role in other blocks.
+    """Parameters start as declared, as their class or ``make`` draws them, and as their siblings do.
 
     Constants are compared exactly, draws by a z-test on the logarithm of their deviation, whose error uses
     their kurtosis, corrected for the number of comparisons. Siblings are compared where the rest of them
@@ -35,7 +40,11 @@ def start(step: Step) -> Answers:
     """
     if _trained(step):
         raise Untestable("the model is trained; its start is gone")
-    live = _parameters(step.model)
+    declared: tuple[Start, ...] = step.declare.init if isinstance(step.declare.init, tuple) else ()
+    for path, how in islice(differences(step.model, declared), 1):
+        yield fail(path, how, "initialize it as declared, or declare what is meant")
+        return
+    live = {n: p for n, p in _parameters(step.model).items() if n not in {one.path for one in declared}}
     with_class: Violation | None = None
     try:
         pair = [_parameters(fresh(step, seed)) for seed in SEEDS]
@@ -45,7 +54,7 @@ def start(step: Step) -> Answers:
     answer = with_class or _unlike_siblings(step, live)
     if answer is not None:
         yield answer
-    elif not pair and not step.facts.stacks:
+    elif not pair and not step.facts.stacks and not declared:
         raise Untestable("no siblings, and nothing says how the model is drawn: pass make=")
 
 
@@ -75,7 +84,9 @@ def _constant(p: Tensor) -> bool:
 
 def _unlike_class(live: Mapping[str, Tensor], pair: list[dict[str, Tensor]]) -> Violation | None:
     one, other = pair
-    shared = [n for n, p in live.items() if n in one and n in other and p.shape == one[n].shape == other[n].shape]
+    shared = [
+        n for n, p in live.items() if n in one and n in other and p.shape == one[n].shape == other[n].shape
+    ]
     cut = _limit(len(shared))
     odd: list[tuple[float, str, str]] = []
     seeded = all(torch.equal(one[n], other[n]) for n in shared)
@@ -89,12 +100,14 @@ def _unlike_class(live: Mapping[str, Tensor], pair: list[dict[str, Tensor]]) -> 
             logs, errors = _log_std([p, a, b])
             z = abs(float(logs[0] - (logs[1] + logs[2]) / 2)) / (float(errors[0]) * 1.5**0.5)
             if z > cut:
-                odd.append((z, name, f"has deviation {float(p.std()):.4g}, and is drawn with {float(a.std()):.4g}"))
+                odd.append(
+                    (z, name, f"has deviation {float(p.std()):.4g}, and is drawn with {float(a.std()):.4g}")
+                )
         elif p.numel() >= LEAST:
             odd.append((math.inf, name, f"is {float(p.flatten()[0]):g} everywhere, and is drawn at random"))
     if not odd:
         return None
-    _, name, say = max(odd, key=lambda x: x[0])
+    _, name, say = odd[0]
     more = f" ({len(odd)} of {len(shared)} parameters are unlike their class)" if len(odd) > 1 else ""
     return fail(name, say + more, "run the class's own initialization after replacing parts")
 
@@ -106,11 +119,12 @@ def _limit(tests: int) -> float:
 
 def _log_std(draws: list[Tensor]) -> tuple[Tensor, Tensor]:
     """The logarithm of each deviation, and its error by the kurtosis that they share."""
-    flat = [x.double().flatten() for x in draws]
+    flat = [x.flatten()[:: x.numel() // MOST + 1].double() for x in draws]
     std = torch.stack([x.std() for x in flat]).clamp_min(1e-300)
-    unit = torch.cat([(x - x.mean()) / s for x, s in zip(flat, std, strict=True)])
-    spread = max(float(unit.pow(4).mean()) - 1, 0.05)
-    return std.log(), torch.tensor([spread / (4 * x.numel()) for x in flat], dtype=torch.float64).sqrt()
+    count = sum(x.numel() for x in flat)
+    fourth = sum(float(((x - x.mean()) / s).pow(4).sum()) for x, s in zip(flat, std, strict=True)) / count
+    errors = [max(fourth - 1, 0.05) / (4 * x.numel()) for x in flat]
+    return std.log(), torch.tensor(errors, dtype=torch.float64).sqrt()
 
 
 def _unlike_siblings(step: Step, live: Mapping[str, Tensor]) -> Violation | None:
@@ -177,7 +191,9 @@ def seeds(step: Step) -> Answers:
     alike = siblings(step.facts.stacks, drawn).values()
     odd = next((n for names in alike for n in names if n in same and len(set(names) - set(same)) > 0), None)
     if odd is not None:
-        yield fail(odd, "is the same under two seeds, and in other blocks it is not", "draw it by torch's generator")
+        yield fail(
+            odd, "is the same under two seeds, and in other blocks it is not", "draw it by torch's generator"
+        )
 
 
 def _copied(step: Step, group: Mapping[str, Tensor]) -> Violation | Note | None:
@@ -188,17 +204,26 @@ def _copied(step: Step, group: Mapping[str, Tensor]) -> Violation | Note | None:
         for first, q in seen:
             if p is not q and p.shape == q.shape and torch.equal(p, q):
                 say = f"is drawn, and equals {first} in every entry"
-                owner = next(c for c in step.facts.stacks if name.startswith(f"{c}."))
-                meant = from_library(step.model.get_submodule(owner.rpartition(".")[0])) or _trained(step)
-                return note(name, say) if meant else fail(name, say, "build each block anew: a copy has its numbers")
+                if _copied_on_purpose(step, first, name) or _trained(step):
+                    return note(name, say)
+                return fail(name, say, "build each block anew: a copy has its numbers")
         seen.append((name, p))
     return None
+
+
+def _copied_on_purpose(step: Step, first: str, name: str) -> bool:
+    """Whether the model's own class, or a library's container (nn.TransformerEncoder), copies its blocks."""
+    if drawn_by_class(step):
+        drawn = _parameters(fresh(step, SEEDS[0]))
+        return torch.equal(drawn[first], drawn[name])
+    owner = next(c for c in step.facts.stacks if name.startswith(f"{c}."))
+    return from_library(step.model.get_submodule(owner.rpartition(".")[0]))
 
 
 # ------------------------------------------------------------------------------------------- initial loss
 @property_of("start", explains=["overfit"], passes=0)
 def initial_loss(step: Step) -> Answers:
-    r"""An untrained model has no favourite: its logits are not so far apart that one class outweighs all others.
+    r"""An untrained model has no favourite: no class outweighs all others.
 
     Logits that know nothing and have variance :math:`s^2` over C classes cost :math:`\ln C + s^2 / 2`; at
     :math:`s^2 = 2 \ln C` the largest of them outweighs the sum of the rest (Derrida 1981, the random energy
@@ -216,8 +241,8 @@ def initial_loss(step: Step) -> Answers:
             f"the untrained model costs {loss:.3g} nats, and one that knows nothing {even:.3g}: "
             f"its logits have deviation {variance**0.5:.3g}"
         )
-        meant = drawn_by_class(step) and _same_start(step)
         where = _head(step)
+        meant = where == "loss" or (drawn_by_class(step) and _same_start(step))
         yield note(where, say) if meant else fail(where, say, "draw the head, or the tied table, smaller")
 
 
@@ -257,7 +282,11 @@ def buffers(step: Step) -> Answers:
         if a is None or a.shape != b.shape or not torch.equal(a, other[name]):
             continue
         if _apart(b, a):
-            yield fail(name, "differs from that of a model that is built anew", "build it again after moving the model")
+            yield fail(
+                name,
+                "differs from that of a model that is built anew",
+                "build it again after moving the model",
+            )
             return
 
 
@@ -271,7 +300,9 @@ def _moving(step: Step) -> set[str]:
     model = step.copy().train()
     before = {n: b.clone() for n, b in model.named_buffers()}
     step.loss_of(model, step.batch)
-    return {n for n, b in model.named_buffers() if b.shape != before[n].shape or not torch.equal(b, before[n])}
+    return {
+        n for n, b in model.named_buffers() if b.shape != before[n].shape or not torch.equal(b, before[n])
+    }
 
 
 def _like_siblings(step: Step, live: Mapping[str, Tensor]) -> Answers:

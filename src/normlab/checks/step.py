@@ -15,17 +15,18 @@ from torch import Tensor, nn
 
 from normlab.checks.property import Untestable
 from normlab.errors import UserError
-from normlab.trace.facts.facts import Facts, FunctionInput
+from normlab.trace.compare import Part, blame, distance
+from normlab.trace.exact import awake, in_float64, rounding_of
+from normlab.trace.facts.facts import SCORED, Facts, FunctionInput
+from normlab.trace.facts.unknown import Unknown
 from normlab.trace.setup import Setup
-from normlab.trace.tensors import Tap, map_tensors, unwrap
-from normlab.trace.trace import Event, Trace, output_loss
+from normlab.trace.tensors import Tap, forward_hooks, unwrap
+from normlab.trace.trace import Trace, output_loss
 
 SEED: Final = 20_011
 """Of the runs: not one with which a batch is drawn, or a loss would draw the same numbers again."""
 EXACT: Final = 1e-9
 """Relative difference that rounding may leave in float64 after some hundred layers."""
-Part = Callable[[Tensor], Tensor | None]
-"""Selects the entries of a tensor that are compared; None where it has no such entries."""
 
 
 class Difference(NamedTuple):
@@ -62,20 +63,16 @@ class Step:
         except Exception:
             return False
         called = []
-        handle = twin.register_forward_hook(lambda *_: called.append(1))
-        try:
-            with Trace(twin, self.batch, self.loss_of)._surroundings(), torch.no_grad():
-                self.loss_of(twin, self.batch)
-        finally:
-            handle.remove()
+        with forward_hooks({"": twin}, lambda *_: called.append(1)):
+            Trace(twin, self.batch, self.loss_of).once()
         return bool(called)
 
     def copy(self) -> nn.Module:
         """Return a copy of the model, without gradients. Raises Untestable where that is not to be had."""
         if not self.copyable:
             raise Untestable(
-                "the loss runs another model than the one it is given, or the model cannot be copied; call the "
-                "model that loss(model, batch) receives"
+                "the loss runs another model than the one it is given, or the model cannot be copied; call "
+                "the model that loss(model, batch) receives"
             )
         twin = copy.deepcopy(self.model)
         for p in twin.parameters():
@@ -90,7 +87,13 @@ class Step:
     @cached_property
     def exact(self) -> Trace:
         """The model in float64 where it can be had, awake, without dropout, in evaluation mode."""
-        trace, self.is_exact = self._widened()
+        narrow = replace(self.plain, dropout=False)
+        if self.copyable:
+            narrow = replace(narrow, model=awake(self.copy()))
+        start = time.monotonic()
+        wide = in_float64(narrow) if self.copyable else None
+        trace, self.is_exact = wide or narrow, wide is not None
+        self.pass_s = (time.monotonic() - start) / 2
         with suppress(Exception):
             where = Facts(trace, self.declare)
             self.__dict__["facts"] = where
@@ -98,27 +101,6 @@ class Step:
                 trace = trace.again(taps=(tap,))
                 where.trace = trace
         return trace
-
-    def _widened(self) -> tuple[Trace, bool]:
-        start = time.monotonic()
-        if not self.copyable:
-            self.pass_s = time.monotonic() - start
-            return Trace(self.model, self.batch, self.loss_of, dropout=False, seed=SEED), False
-        model = awake(self.copy())
-        narrow = Trace(model, self.batch, self.loss_of, dropout=False, seed=SEED)
-        try:
-            twin = copy.deepcopy(model).double()
-            wide = replace(narrow, model=twin, batch=widened(self.batch), exact=True)
-            start = time.monotonic()
-            a = float(wide.loss)
-            self.pass_s = time.monotonic() - start
-            b = float(narrow.loss)
-            if abs(a - b) <= 0.05 * abs(b) + 1e-3 or a != a:
-                return wide, True
-            drawn = max(abs(float(narrow.again(seed=seed).loss) - b) for seed in (1, 2))
-        except Exception:
-            return narrow, False
-        return (wide, True) if abs(a - b) <= 0.05 * abs(b) + 4 * drawn + 1e-3 else (narrow, False)
 
     @cached_property
     def training(self) -> Trace:
@@ -133,9 +115,12 @@ class Step:
     @cached_property
     def moving(self) -> list[str]:
         """Buffers that a training pass changes, as running statistics are."""
+        own = {n: b for n, b in self.exact.model.named_buffers() if b.is_floating_point()}
+        if not own:
+            return []
         with self.training.with_graph():
-            after = {n: b.clone() for n, b in self.exact.model.named_buffers() if b.is_floating_point()}
-        return [n for n, b in self.exact.model.named_buffers() if n in after and not b.equal(after[n])]
+            after = {n: b.clone() for n, b in own.items()}
+        return [n for n, b in own.items() if not b.equal(after[n])]
 
     @cached_property
     def facts(self) -> Facts:
@@ -157,20 +142,18 @@ class Step:
         except UserError:
             raise
         except Exception as error:
-            kind = (
-                f"keywords {', '.join(map(str, self.batch))}"
-                if isinstance(self.batch, Mapping)
-                else type(self.batch).__name__
+            words = isinstance(self.batch, Mapping)
+            kind = f"keywords {', '.join(map(str, self.batch))}" if words else type(self.batch).__name__
+            how = (
+                "A dict is passed as keywords, a tuple or list as arguments, anything else as it is; "
+                "loss=lambda model, batch: … calls the model in another way"
             )
-            raise UserError(
-                f"{type(self.model).__name__} raised {type(error).__name__} on the batch ({kind}): {error}. A dict is "
-                "passed as keywords, a tuple or list as arguments, anything else as it is; loss=lambda model, batch: "
-                "… calls the model in another way"
-            ) from error
+            who = type(self.model).__name__ if self.setup.loss is None else "loss(model, batch)"
+            what = f"{who} raised {type(error).__name__} on the batch ({kind}): {error}"
+            raise UserError(what if self.setup.loss is not None else f"{what}. {how}") from error
 
     def described(self) -> dict[str, str]:
         """What the check took the step to be, for the reader to agree or not."""
-        from normlab.trace.facts.unknown import Unknown
 
         def say(fact: Callable[[], str]) -> str:
             try:
@@ -178,9 +161,13 @@ class Step:
             except Unknown as reason:
                 return f"unknown: {reason}"
 
-        facts = self.facts
+        about = {"parameters": f"{sum(p.numel() for p in self.model.parameters()):,}"}
+        try:
+            facts = self.facts
+        except Exception:  # anybody's model: it may raise when it is called again
+            return about
         return {
-            "parameters": f"{sum(p.numel() for p in self.model.parameters()):,}",
+            **about,
             "tokens": say(
                 lambda: (
                     f"{'.'.join(map(str, facts.tokens.place)) or 'the batch'} {list(facts.tokens.ids.shape)}"
@@ -201,27 +188,10 @@ class Step:
 
         In float64 a constant; elsewhere the largest that a change of each parameter by one rounding makes.
         """
-        return EXACT if self.exact and self.is_exact else self.rounding_of(self.exact, self.logits)
-
-    def rounding_of(self, trace: Trace, value: Callable[[Trace], Tensor]) -> float:
-        """The same of a value of another trace, in its model's own precision."""
-        base = value(trace)
-        generator, worst = torch.Generator().manual_seed(0), 0.0
-        eps = max(torch.finfo(p.dtype).eps for p in self.model.parameters() if p.is_floating_point())
-        for _ in range(2):
-            weights = {
-                n: p.detach() * (1 + eps * (torch.rand(p.shape, generator=generator) - 0.5).to(p))
-                for n, p in trace.model.named_parameters()
-                if p.is_floating_point()
-            }
-            worst = max(worst, distance(base, value(trace.again(weights=weights))))
-        return 4 * worst + eps
+        return EXACT if self.exact and self.is_exact else rounding_of(self.exact, self.logits)
 
     def logits(self, trace: Trace) -> Tensor:
-        """The tensor that the loss is computed from: the logits where they are known, else the main output."""
-        from normlab.trace.facts.facts import SCORED
-        from normlab.trace.facts.unknown import Unknown
-
+        """What the loss is computed from: the logits where they are known, else the main output."""
         try:
             where = self.facts.logits.where
         except Unknown:
@@ -232,7 +202,7 @@ class Step:
             calls = trace.functions(*SCORED)
             if where.index >= len(calls):
                 raise Untestable("the loss is computed in another way after the change")
-            return calls[where.index].argument(0, "input").detach()
+            return calls[where.index].argument(0, "input").detach().movedim(where.axis, -1)
         if where not in trace.taps:
             trace = trace.again(taps=(*trace.taps, where))
         return trace[where]
@@ -257,27 +227,7 @@ class Step:
         if x is None or y is None:
             raise Untestable("the output has no axis for positions")
         size = distance(x, y)
-        return Difference(size, self.blame(a, b, part, limit)) if size > limit else None
-
-    @staticmethod
-    def blame(a: Trace, b: Trace, part: Part, limit: float) -> str:
-        """The first module whose inputs agree in the part and whose outputs do not; "" if there is none."""
-        for one, other in zip(a.events, b.events, strict=False):
-            if one.module != other.module:
-                return one.module
-            if _differ(one.outputs, other.outputs, part, limit) and not _differ(
-                one.inputs, other.inputs, part, limit
-            ):
-                return one.module
-        return ""
-
-    def part(self, mask: Tensor) -> Part:
-        """Select the entries at which a mask over rows `[B]`, or rows and positions `[B, T]`, is True, of any
-        tensor with the layout `[B, T, …]`, `[T, B, …]`, `[B, H, T, …]` or `[B·T, …]`.
-
-        Of a tensor without an axis for positions, the rows that the mask selects whole are compared.
-        """
-        return lambda x: _selected(x, mask.to(x.device))
+        return Difference(size, blame(a, b, part, limit)) if size > limit else None
 
     # ------------------------------------------------------------------------------------------- optimizers
     def together(self) -> tuple[nn.Module, list[torch.optim.Optimizer], Any]:
@@ -296,7 +246,9 @@ class Step:
             bound = scheduler if hasattr(scheduler, "step") else None
             memo: dict[int, Any] = {}
             model, optimizers, copied = copy.deepcopy((self.model, list(ready), bound), memo)
-            for own, twin in zip(ready, optimizers, strict=True):  # torch copies three attributes of them only
+            for own, twin in zip(
+                ready, optimizers, strict=True
+            ):  # torch copies three attributes of them only
                 others = {k: v for k, v in vars(own).items() if k not in vars(twin) and k != "step"}
                 vars(twin).update(copy.deepcopy(others, memo))
         else:
@@ -308,84 +260,3 @@ class Step:
         for p in model.parameters():
             p.grad = None
         return model, optimizers, copied
-
-
-def _differ(a: tuple[Tensor, ...], b: tuple[Tensor, ...], part: Part, limit: float) -> bool:
-    pairs = ((part(x), part(y)) for x, y in zip(a, b, strict=False) if x.is_floating_point())
-    return any(x is not None and y is not None and distance(x, y) > limit for x, y in pairs)
-
-
-def _selected(x: Tensor, mask: Tensor) -> Tensor | None:
-    rows = mask if mask.ndim == 1 else mask.all(1)
-    if mask.ndim == 2 and (shown := _by_position(x, *mask.shape)) is not None:
-        return shown[mask[:, : shown.shape[1]]]
-    count = len(mask)
-    if x.ndim and x.shape[0] == count:
-        return x[rows] if rows.any() else None
-    return x[:, rows] if x.ndim >= 2 and x.shape[1] == count and rows.any() else None
-
-
-def _by_position(x: Tensor, rows: int, width: int) -> Tensor | None:
-    """The tensor as `[B, T, …]`, with one position less where it is cut off; None where it has no such axes."""
-    shape = x.shape
-    if x.ndim >= 2 and shape[0] == rows and 0 <= width - shape[1] <= 1 and shape[1] > 0:
-        return x
-    if x.ndim >= 2 and shape[:2] == (width, rows):
-        return x.transpose(0, 1)
-    if x.ndim >= 4 and shape[0] == rows and shape[2] == width:
-        return x.transpose(1, 2)
-    if x.ndim >= 2 and rows > 1 and shape[0] in (rows * width, rows * (width - 1)):
-        return x.reshape(rows, -1, *shape[1:])
-    return None
-
-
-def distance(a: Tensor, b: Tensor) -> float:
-    """The largest difference of two tensors, relative to their largest entry; what is not finite in the same
-    way agrees.
-    """
-    if a.shape != b.shape:
-        return float("inf")
-    if not a.numel():
-        return 0.0
-    a, b = a.detach().double(), b.detach().double()
-    same = (a == b) | (a.isnan() & b.isnan())
-    apart = (a - b).abs().masked_fill(same, 0.0)
-    if not torch.isfinite(apart).all():
-        return float("inf")
-    size = torch.maximum(a.nan_to_num(0, 0, 0).abs().max(), b.nan_to_num(0, 0, 0).abs().max())
-    return float(apart.max() / size.clamp_min(1e-300)) if float(apart.max()) else 0.0
-
-
-def awake(model: nn.Module) -> nn.Module:
-    """Give small draws to the parameters that are zero, in place: ReZero's scalars, FixUp's and LoRA's last
-    matrices hide their branch at the start.
-    """
-    generator = torch.Generator().manual_seed(3)
-    with torch.no_grad():
-        for p in model.parameters():
-            if p.is_floating_point() and p.numel() and not bool(p.any()):
-                p.copy_(0.02 * torch.randn(p.shape, generator=generator))
-    return model
-
-
-def widened(batch: Any) -> Any:
-    """The batch with its floating tensors in float64."""
-    return map_tensors(batch, lambda _, x: x.double() if x.is_floating_point() else x)
-
-
-def common(paths: list[str]) -> str:
-    """The longest path that all of these begin with, the first of them where they share nothing."""
-    parts, shared = [path.split(".") for path in paths], []
-    for names in zip(*parts, strict=False):
-        if len(set(names)) > 1:
-            break
-        shared.append(names[0])
-    return ".".join(shared) or paths[0]
-
-
-def events_by_module(events: tuple[Event, ...]) -> Mapping[str, Event]:
-    """The first call of each module."""
-    first: dict[str, Event] = {}
-    for event in events:
-        first.setdefault(event.module, event)
-    return first

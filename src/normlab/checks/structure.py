@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
+from itertools import pairwise
 from typing import Any
 
 import torch
@@ -11,10 +12,10 @@ from torch import Tensor
 
 from normlab.checks.fresh import exact_fresh
 from normlab.checks.property import Note, Untestable, Violation, fail, note, property_of
-from normlab.checks.step import Step, common
-from normlab.trace.facts.stacks import Block, siblings, stream_of
+from normlab.checks.step import Step
+from normlab.trace.facts.stacks import Block, common, siblings, stream_of
 from normlab.trace.facts.wiring import Scores, Wiring, read_wiring
-from normlab.trace.trace import Trace
+from normlab.trace.trace import Trace, Want, record
 
 SCALES = (1e6, 1e7)
 """Sizes at which a normed branch is lost beside the stream that it is added to."""
@@ -29,13 +30,13 @@ def wiring(step: Step) -> Wiring:
 
 
 # ------------------------------------------------------------------------------------------------ residual
-@property_of("structure", explains=["gradients", "derivative", "norms", "overfit", "siblings"], passes=6)
+@property_of("structure", explains=["gradients", "derivative", "norms", "overfit", "siblings"], passes=8)
 def residual(step: Step) -> Answers:
     """Blocks run in order, each on the output of the one before, and pass their stream on by one factor.
 
     From a block's output a way leads back to its input that crosses no matrix product. Its input is made a
     million and ten million times as large; the difference of the outputs is the factor of the stream: 1 where
-    a branch is added to it, 0 where a norm follows.
+    a branch is added to it, 0 where a norm follows. Dropout acts on branches, not on the stream.
     """
     facts = step.facts
     if not facts.stacks:
@@ -55,18 +56,22 @@ def _order(step: Step, name: str, blocks: list[Block]) -> Violation | None:
     classes = {type(b.module) for b in ran.values()}
     idle = [b for b in blocks if b.path not in ran and id(b.module) not in seen and type(b.module) in classes]
     if idle:
-        return fail(idle[0].path, f"{len(idle)} of {len(blocks)} blocks never run", "run every block of the list")
+        return fail(
+            idle[0].path, f"{len(idle)} of {len(blocks)} blocks never run", "run every block of the list"
+        )
     calls = [path for path, _ in facts.order if path in ran]
     if len(calls) != len(ran):
         return None
     numbers = [ran[path].index for path in calls]
     if numbers != sorted(numbers) and numbers != sorted(numbers, reverse=True):
         return fail(name, f"blocks run in the order {numbers}", "run them in the order of their numbers")
-    for before, after in zip(calls, calls[1:], strict=False):
+    for before, after in pairwise(calls):
         (x, y), (z, _) = facts.streams[before, 0], facts.streams[after, 0]
         skipped = x is not None and z is not None and x.shape == z.shape and torch.equal(x, z)
         if skipped and not torch.equal(x, y) and not _used(step, before):
-            return fail(after, f"reads what {before} read, whose output goes nowhere", "hand on each block's output")
+            return fail(
+                after, f"reads what {before} read, whose output goes nowhere", "hand on each block's output"
+            )
     return None
 
 
@@ -92,7 +97,9 @@ def _kept(step: Step, name: str, blocks: list[Block]) -> Violation | None:
         if here[lost[0]][1]
         else "no gradient flows from its output to its input"
     )
-    return fail(lost[0], f"{how} ({len(lost)} of {len(here)} blocks)", "x = x + branch(norm(x)) for each branch")
+    return fail(
+        lost[0], f"{how} ({len(lost)} of {len(here)} blocks)", "x = x + branch(norm(x)) for each branch"
+    )
 
 
 def passed_on(trace: Trace, streams: Any, blocks: list[Block]) -> tuple[dict[str, float], list[Trace]]:
@@ -103,12 +110,8 @@ def passed_on(trace: Trace, streams: Any, blocks: list[Block]) -> tuple[dict[str
     def entering(x: Tensor, c: float) -> Any:
         return lambda own: c * (x if x.shape == own.shape else own)
 
-    runs = [
-        trace.again(changed={p: entering(x, c) for p, x in inputs.items()}) for c in SCALES
-    ]
-    outputs: list[dict[str, Tensor | None]] = []
-    for run in runs:
-        outputs.append({e.module: stream_of(e.outputs) for e in run.events if e.module in inputs and not e.call})
+    runs = [trace.again(changed={p: entering(x, c) for p, x in inputs.items()}) for c in SCALES]
+    outputs = [_written(run, inputs) for run in runs]
     factors: dict[str, float] = {}
     for path, x in inputs.items():
         low, high = (out.get(path) for out in outputs)
@@ -122,10 +125,28 @@ def passed_on(trace: Trace, streams: Any, blocks: list[Block]) -> tuple[dict[str
     return factors, runs
 
 
+def _written(trace: Trace, paths: Iterable[str]) -> dict[str, Tensor]:
+    """The first tensor that each of these modules puts out."""
+    wants = [Want(path, "output", keep=lambda x: x.detach().clone()) for path in paths]
+    with trace._surroundings(), record(trace.model, wants) as seen:
+        trace.run()
+    written: dict[str, Tensor] = {}
+    for one in seen:
+        written.setdefault(one.tap.module, one.value)
+    return written
+
+
 def _factors(step: Step) -> Answers:
     facts = step.facts
     known, runs = passed_on(step.exact, facts.streams, facts.blocks)
     step.kept["scaled streams"] = known, runs
+    drawing = step.exact.again(training=True, dropout=True)
+    dropped = set(known) - set(passed_on(drawing, facts.streams, facts.blocks)[0])
+    first = next((b.path for b in facts.blocks if b.path in dropped and known[b.path]), None)
+    if first is not None:
+        say = f"in training its stream is not passed on as it is ({len(dropped)} of {len(known)} blocks)"
+        yield fail(first, say, "drop entries of the branch, not of the sum")
+        return
     for blocks in facts.stacks.values():
         here = {b.path: known[b.path] for b in blocks if b.path in known}
         if len(here) < 2:
@@ -155,7 +176,7 @@ def odd_one(values: dict[str, Any]) -> str | None:
 
 
 # ------------------------------------------------------------------------------------------ attention scale
-@property_of("structure", explains=["causality", "overfit", "siblings"], passes=4)
+@property_of("structure", explains=["overfit", "siblings"], passes=4)
 def attention_scale(step: Step) -> Answers:
     """Scores are divided by the root of the head's width, and a softmax runs over the keys.
 
@@ -176,13 +197,26 @@ def attention_scale(step: Step) -> Answers:
             say = f"scores are scaled by {one.factor:.4g}, in the other layers by {other.factor:.4g}"
             yield fail(one.module, say, "scale the scores alike in all layers")
             return
-    wrong = [s for s in read.scores if not _scaled_by_width(s)]
-    if not wrong:
+    first = next((s for s in read.scores if not _scaled_by_width(s)), None)
+    if first is None:
         return
-    first = wrong[0]
-    say = f"scores are scaled by {first.factor:.4g}; heads are {first.width} wide, and 1/sqrt is {first.width**-0.5:.4g}"
-    excused = _as_drawn(step, first) or step.facts.trained
-    yield note(first.module, say) if excused else fail(first.module, say, "divide by the root of the head's width")
+    own = f"heads are {first.width} wide, and 1/sqrt is {first.width**-0.5:.4g}"
+    say = f"scores are scaled by {first.factor:.4g}; {own}"
+    excused = not _by_another_size(step, first) or _as_drawn(step, first) or step.facts.trained
+    yield (
+        note(first.module, say)
+        if excused
+        else fail(first.module, say, "divide by the root of the head's width")
+    )
+
+
+def _by_another_size(step: Step, one: Scores) -> bool:
+    """Whether the constant is 1, or belongs to another size: of the stream, heads, tokens or rows."""
+    shapes = [x.shape for pair in step.facts.streams.values() for x in pair if x is not None]
+    width = shapes[0][-1] if shapes else one.width
+    sizes = {1, width, width // one.width, *(n for shape in shapes[:1] for n in shape), one.width**-1}
+    wanted = [size**power for size in sizes if size for power in (-0.5, -1.0)]
+    return any(abs(one.factor - w) < 1e-3 * w for w in wanted)
 
 
 def _alike(step: Step, scores: list[Scores]) -> dict[str, list[Scores]]:

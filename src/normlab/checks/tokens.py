@@ -9,7 +9,8 @@ import torch
 from torch import Tensor
 
 from normlab.checks.property import Note, Untestable, Violation, fail, note, property_of
-from normlab.checks.step import Step, distance
+from normlab.checks.step import Step
+from normlab.trace.compare import distance, part_of
 from normlab.trace.facts.facts import Tokens
 from normlab.trace.facts.padding import Padding, padding_of_tokens
 from normlab.trace.facts.unknown import Unknown
@@ -20,7 +21,7 @@ Answers = Iterator[Violation | Note]
 
 @property_of("tokens", explains=["causality", "reach", "padding", "documents", "order", "cache"], passes=3)
 def rows(step: Step) -> Answers:
-    """The other rows of a batch change nothing in a row, and rows in another order give outputs in that order."""
+    """The other rows of a batch change nothing in a row, and outputs follow the order of the rows."""
     facts, count = step.facts, step.facts.rows
     logits = step.logits(step.exact)
     if count < 2:
@@ -37,7 +38,7 @@ def rows(step: Step) -> Answers:
         pick[0] = False
         changed = step.exact.again(batch=facts.other_tokens(pick & _real(step, tokens), tokens)).batch
     first = order == 0
-    found = step.difference(step.exact, step.exact.again(batch=changed), step.part(first))
+    found = step.difference(step.exact, step.exact.again(batch=changed), part_of(first))
     if found is not None:
         yield fail(
             found.module,
@@ -105,7 +106,7 @@ def causality(step: Step) -> Answers:
         batch = step.facts.other_tokens(later)
         for training in (False, True):
             base = step.exact.again(training=training) if training else step.exact
-            found = step.difference(base, base.again(batch=batch), step.part(part))
+            found = step.difference(base, base.again(batch=batch), part_of(part))
             if found is not None:
                 yield fail(
                     found.module,
@@ -134,7 +135,7 @@ def reach(step: Step) -> Answers:
     seen: dict[int, float] = {}
     here = torch.zeros_like(real)
     here[torch.arange(count), last] = True
-    part = step.part(here) if _positional(step, base) else step.part(torch.ones(count, dtype=torch.bool))
+    part = part_of(here) if _positional(step, base) else part_of(torch.ones(count, dtype=torch.bool))
     shown = part(base)
     if shown is None:
         raise Untestable("the output has no axis for positions or rows")
@@ -175,7 +176,7 @@ def _unmixed(step: Step) -> str:
 
 @property_of("tokens", explains=["inputs"], passes=3)
 def padding(step: Step) -> Answers:
-    """What stands under padding changes nothing, and a row cut to its tokens gives what it gives in the batch."""
+    """What stands under padding changes nothing, and a row cut to its tokens gives the same as in the batch."""
     facts, reasons, tested = step.facts, list[str](), False
     for tokens in facts.sources:
         try:
@@ -206,7 +207,7 @@ def _unmarked(step: Step, tokens: Tokens, padded: Padding) -> Violation | None:
             if values == [1]:
                 return fail(
                     str(place[-1]) if place else "",
-                    f"{int((~padded.real).sum())} positions that hold the padding id {padded.pad_id} are marked as tokens",
+                    f"{int((~padded.real).sum())} positions of padding (id {padded.pad_id}) are marked as tokens",
                     "build the mask from the lengths of the rows",
                 )
     return None
@@ -218,7 +219,7 @@ def _under_padding(step: Step, tokens: Tokens, padded: Padding) -> Violation | N
         return None
     changed = step.exact.again(batch=step.facts.other_tokens(~padded.real, tokens))
     same_width = tokens.ids.shape == step.facts.tokens.ids.shape
-    part = step.part(padded.real) if same_width else step.part(torch.ones(len(tokens.ids), dtype=torch.bool))
+    part = part_of(padded.real) if same_width else part_of(torch.ones(len(tokens.ids), dtype=torch.bool))
     if padded.mask is None:
         return None
     found = step.difference(step.exact, changed, _or_rows(part, step))
@@ -233,7 +234,7 @@ def _under_padding(step: Step, tokens: Tokens, padded: Padding) -> Violation | N
 
 def _or_rows(part: Any, step: Step) -> Any:
     """A part by positions; of tensors without any, all rows."""
-    whole = step.part(torch.ones(step.facts.rows, dtype=torch.bool))
+    whole = part_of(torch.ones(step.facts.rows, dtype=torch.bool))
 
     def select(x: Tensor) -> Tensor | None:
         shown = part(x)
@@ -244,8 +245,10 @@ def _or_rows(part: Any, step: Step) -> Any:
 
 def _cut(step: Step, tokens: Tokens, padded: Padding) -> Violation | None:
     """One row alone, cut to its tokens, must give what it gives in the batch."""
-    if tokens.place != step.facts.tokens.place and len(step.facts.sources) > 1:
-        return None  # the source of a decoder: what is cut there cannot be told apart in the batch
+    others = [t.entry.shape[1] for t in step.facts.sources if t.place != step.facts.tokens.place]
+    width = step.facts.tokens.ids.shape[1]
+    if tokens.place != step.facts.tokens.place or {width, width + 1} & {*others}:
+        return None  # columns of a source and those of a decoder cannot be told apart in the batch
     real = padded.real
     row = next((i for i in range(len(real)) if 0 < int(real[i].sum()) < real.shape[1]), None)
     if row is None:
@@ -270,7 +273,7 @@ def _cut(step: Step, tokens: Tokens, padded: Padding) -> Violation | None:
         return None
     advice = "count positions from the first token, and hand the mask to every layer"
     return fail(
-        "", f"row {row} cut to its {last - first} tokens gives outputs that differ by {size:.1e} of their size",
+        "", f"row {row} cut to its {last - first} tokens gives outputs that are {size:.1e} of their size off",
         advice if first else "hand the mask to every layer",
     )  # fmt: skip
 
@@ -312,12 +315,12 @@ def documents(step: Step) -> Answers:
     after = torch.zeros_like(before)
     after[row, start:] = _real(step, facts.tokens)[row, start:]
     found = step.difference(
-        step.exact, step.exact.again(batch=facts.other_tokens(before)), step.part(after & _counted(step))
+        step.exact, step.exact.again(batch=facts.other_tokens(before)), part_of(after & _counted(step))
     )
     if found is not None:
         yield fail(
             found.module,
-            f"outputs of a later document move by {found.size:.1e} of their size when only the one before it changes",
+            f"outputs of a document move by {found.size:.1e} of their size when only the one before it changes",
             "build a block-diagonal mask from the documents",
         )
 

@@ -16,6 +16,7 @@ from tyro.conf import Positional, arg
 
 from normlab.cli import failures
 from normlab.cli.common import RUNS, ConfigParts, Imports, Switch, base_of, config_name, flags, resolved
+from normlab.cli.examined import refuse_moved
 from normlab.cli.flags import ConfigFlags, load
 from normlab.errors import UserError
 from normlab.store.folder import find_run
@@ -36,15 +37,6 @@ STYLES: Final = {
     "untestable": "dim",
     "note": "yellow",
 }
-MOVED: Final = {
-    "--model": "model",
-    "--batch": "batches",
-    "--loss": "loss",
-    "--own-optimiser": "optimizer",
-    "--blocks": "",
-    "--branches": "",
-}
-"""Flags of earlier versions, and what of a Setup they have become."""
 WHAT: Final = """normlab check tests one training step. Name what to test:
 
   normlab check train.py:setup          your function that returns normlab.Setup(model, batches, loss=…, …)
@@ -104,17 +96,13 @@ class Check:
     @classmethod
     def defaults(cls, argv: Sequence[str]) -> Self:
         """Raises UserError for flags of earlier versions, with what replaces them."""
-        for old, part in MOVED.items():
-            if flags(argv, old):
-                holds = f"is what a Setup holds as {part}" if part else "is not needed: stacks are found"
-                raise UserError(
-                    f"{old} {holds}; write a function setup() that returns normlab.Setup(model, batches, "
-                    "loss=…, optimizer=…), and type normlab check train.py:setup"
-                )
-        for old, why in (
-            ("--fail-on", "the exit code is 3 where a property fails"),
-            ("--preset", "--budget-s limits it"),
-        ):
+        refuse_moved(argv)
+        gone = {
+            **dict.fromkeys(("--blocks", "--branches"), "stacks are found from numbers"),
+            "--fail-on": "the exit code is 3 where a property fails",
+            "--preset": "--budget-s limits it",
+        }
+        for old, why in gone.items():
             if flags(argv, old):
                 raise UserError(f"check has no {old}: {why}; leave it out")
         name, base = base_of(argv)

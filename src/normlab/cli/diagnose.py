@@ -6,6 +6,7 @@ import json
 import shlex
 import sys
 from collections.abc import Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
@@ -34,12 +35,12 @@ class Diagnose(Examined):
     """Measure a model before it trains, compare it with theory, and write a page with the findings.
 
     Examine a recipe at its initialisation, on the built-in corpus or your text, a run through its
-    checkpoints, or any torch module of yours: --model my_package.my_module:build --batch
-    my_package.my_module:batch. With --fail-on problem the exit code is 3 for a problem.
+    checkpoints, or the setup of a file of yours: normlab diagnose train.py:setup. With --fail-on problem the
+    exit code is 3 for a problem.
     """
 
-    run_folder: Annotated[Positional[str], arg(metavar="RUN")] = ""
-    """A run's folder, or the beginning of its id; leave it out to examine a recipe or --model."""
+    source: Annotated[Positional[str], arg(metavar="SOURCE")] = ""
+    """train.py:setup, a run's folder, or the beginning of its id; leave it out to examine a recipe."""
     preset: Literal["cheap", "standard", "full"] = "standard"
     """cheap: a few passes; standard: everything but second derivatives; full: everything."""
     checkpoints: tuple[Literal["last", "best", "average"], ...] = ()
@@ -62,16 +63,17 @@ class Diagnose(Examined):
         from normlab.spec.serialise import to_plain
 
         problems, everything = 0, list[dict[str, Any]]()
-        for case, folder, name in self._cases():
-            with flags_for_arguments():
-                diagnosis = case.diagnosed(self.preset, blocks=self.blocks, branches=self.branches)
-            plain = to_plain(diagnosis.to_plain() | {"title": case.title, "case": dict(case.facts)})
-            command = shlex.join(["normlab", *sys.argv[1:]])
-            page = write_diagnosis(plain | {"command": command}, folder, name)
-            everything.append(plain)
-            if not self.as_json:
-                _say(case, diagnosis, page)
-            problems += len(diagnosis.at_least("problem")) if self.fail_on else 0
+        with ExitStack() as stack:
+            for case, folder, name in self._cases(stack):
+                with flags_for_arguments():
+                    diagnosis = case.diagnosed(self.preset, blocks=self.blocks, branches=self.branches)
+                plain = to_plain(diagnosis.to_plain() | {"title": case.title, "case": dict(case.facts)})
+                command = shlex.join(["normlab", *sys.argv[1:]])
+                page = write_diagnosis(plain | {"command": command}, folder, name)
+                everything.append(plain)
+                if not self.as_json:
+                    _say(case, diagnosis, page)
+                problems += len(diagnosis.at_least("problem")) if self.fail_on else 0
         if self.as_json:
             shown = everything[0] if len(everything) == 1 else everything
             print(json.dumps(shown, ensure_ascii=False, allow_nan=False))
@@ -81,28 +83,21 @@ class Diagnose(Examined):
 
     def _check(self) -> None:
         """Raise UserError if the flags name several subjects, or half of one."""
-        if self.run_folder and self.model:
-            raise UserError("both a run and --model were given; leave one of them out")
         typed = {"fail_on": self.fail_on, "checkpoints": self.checkpoints, "step": self.step is not None}
         ignored = [flag_name(name) for name, value in typed.items() if value]
         if self.flight and ignored:
             raise UserError(
                 f"--flight makes no diagnosis, so that {' and '.join(ignored)} says nothing; leave it out"
             )
-        if self.run_folder and self.lr is not None:
+        if self._run and self.lr is not None:
             raise UserError(
                 "a run has its own learning rate; leave --lr out, or name a recipe instead of the run"
             )
-        if self.run_folder and (unused := self._of_a_recipe()):
-            raise UserError(
-                f"a run has its own configuration, so that nothing reads {' and '.join(unused)}; leave that "
-                "out, or name a recipe instead"
-            )
-        if self.flight and not self.run_folder:
+        if self.flight and not self._run:
             raise UserError(
                 "--flight does a run's steps again; name the run, as in normlab diagnose RUN --flight"
             )
-        if self.step is not None and not self.run_folder:
+        if self.step is not None and not self._run:
             raise UserError(
                 f"--step is {self.step}, which is one of a run's; name the run, as in normlab diagnose RUN "
                 f"--step {self.step}"
@@ -117,7 +112,7 @@ class Diagnose(Examined):
         from normlab.store.folder import write_text_atomic
         from normlab.training.replay import examine
 
-        folder = find_run(self.run_folder, self.runs)
+        folder = find_run(self._run, self.runs)
         made = folder.status().step
         failures.write(
             f"repeating the {made:,} steps of {folder.path.name}, with every module watched in the last ones"
@@ -132,17 +127,23 @@ class Diagnose(Examined):
         terminal.write(report["verdict"]["sentence"], *evidence)
         print(f"page: {page}")
 
-    def _cases(self) -> list[tuple[Case, Path, str]]:
+    @property
+    def _run(self) -> str:
+        """The run that is named, if one is."""
+        return "" if self._of_file else self.source
+
+    def _cases(self, stack: ExitStack) -> list[tuple[Case, Path, str]]:
         """Return each case to examine, with the folder and the name of its page."""
         from normlab.examine import subjects as diagnose
+        from normlab.examine.setups import checkpoints
         from normlab.recipes.grammar import require_known
 
-        if self.model:
-            return [(self._own(), self.out or self.runs, self._named(self.model))]
-        if self.run_folder:
-            folder = find_run(self.run_folder, self.runs)
+        if self._of_file:
+            return [(self._own(stack), self.out or self.runs, self._named(self.source))]
+        if self._run:
+            folder = find_run(self._run, self.runs)
             require_known(folder.config())
-            wanted: Sequence[str | int] = self.checkpoints or diagnose.checkpoints(folder)
+            wanted: Sequence[str | int] = self.checkpoints or checkpoints(folder)
             if self.step is not None:
                 wanted = [*self.checkpoints, self.step]
             return [
@@ -164,23 +165,19 @@ class Diagnose(Examined):
 
 
 def _say(case: Case, diagnosis: Diagnosis, page: Path) -> None:
-    """Print the cause, what follows from it and the other findings, and the path of the page."""
+    """Print the cause, the other findings, and the path of the page."""
     from rich.text import Text
 
     from normlab.cli import terminal
-    from normlab.diagnosis.rules.finding import Finding, consequences, told
+    from normlab.diagnosis.rules.finding import told
     from normlab.spec.units import duration
 
     console, cause = terminal.console(), diagnosis.cause
     facts = {**diagnosis.facts, **case.facts}
     about = [f"{name} {value}" for name, value in facts.items() if name not in ("recipe", "run")]
     console.print(Text(diagnosis.verdict, STYLES[cause.severity] if cause else "bold green"))
-    folded = list[Finding]() if cause is None else consequences(diagnosis.findings, cause)
-    if folded:
-        names = ", ".join(dict.fromkeys(finding.name.replace("_", " ") for finding in folded))
-        console.print(Text(f"{'':8}what follows from it: {names}", "dim"))
     console.print(Text(case.title, "bold"), Text("; ".join(about), "dim"), sep="\n")
-    for finding in (f for f in diagnosis.findings if f is not cause and f not in folded):
+    for finding in (f for f in diagnosis.findings if f is not cause):
         line = Text.assemble((f"{finding.severity:<8}", STYLES[finding.severity]), told(finding))
         support = "; ".join(filter(None, (finding.evidence, finding.reference)))
         console.print(line)

@@ -4,18 +4,18 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, ClassVar, Self
 
-from tyro.conf import arg
+from tyro.conf import Positional, arg
 
-from normlab.cli.common import RUNS, ConfigParts, Imports, Switch, base_of, config_name, resolved
+from normlab.cli import failures
+from normlab.cli.common import RUNS, ConfigParts, Imports, Switch, base_of, config_name, flags, resolved
 from normlab.cli.flags import ConfigFlags, load
 from normlab.errors import UserError
 from normlab.spec.config import Config, run_id
-from normlab.spec.fields import flag_name
 
 if TYPE_CHECKING:
     from normlab.examine.subjects import Case
@@ -23,24 +23,30 @@ if TYPE_CHECKING:
 FLAGS = {
     "blocks=": "--blocks encoder.layer",
     "branches=": "--branches attn mlp",
-    "loss=lambda": "--loss my_package.my_module:loss",
-    "call=lambda": "--batch with what the model's forward takes",
 }
 """Arguments in Python, and the flags that replace them on the command line."""
 
 
+MOVED = {"--model": "model", "--batch": "batches", "--loss": "loss", "--own-optimiser": "optimizer"}
+"""Flags of earlier versions, and what of a Setup they have become."""
+
+
+def refuse_moved(argv: Sequence[str]) -> None:
+    """Raise UserError for flags of earlier versions, with what replaces them."""
+    for old, part in MOVED.items():
+        if flags(argv, old):
+            raise UserError(
+                f"{old} is what a Setup holds as {part}; write a function setup() that returns "
+                "normlab.Setup(model, batches, loss=…, optimizer=…), and name it: train.py:setup"
+            )
+
+
 @dataclass(frozen=True, kw_only=True)
 class Examined:
-    """A recipe at its initialisation, or any torch module."""
+    """A recipe at its initialisation, or the setup of a file."""
 
-    model: str = ""
-    """package.module:function that returns your model; importable, or in the current directory."""
-    batch: str = ""
-    """package.module:function that returns a batch for it: a tensor, or a tuple or dict of arguments."""
-    loss: str = ""
-    """package.module:function (model, batch) -> scalar; without it the model's output holds its loss."""
-    own_optimiser: str = ""
-    """package.module:function (model) -> torch.optim.Optimizer; without it --model is stepped by an Adam."""
+    source: Annotated[Positional[str], arg(metavar="SOURCE")] = ""
+    """train.py:setup, a function of yours that returns normlab.Setup(model, batches, …)."""
     blocks: tuple[str, ...] = ()
     """The container of your model's repeated blocks, or globs for them, if they are not found."""
     branches: tuple[str, ...] = ()
@@ -71,34 +77,23 @@ class Examined:
 
     @classmethod
     def defaults(cls, argv: Sequence[str]) -> Self:
+        refuse_moved(argv)
         name, base = base_of(argv)
         return cls(recipe=base.recipe, seed=base.seeds.init, flags=ConfigFlags.of(base), config=name)
 
     def _require_whole(self) -> None:
-        """Raise UserError for half of a model, and for flags that nothing reads."""
-        if bool(self.model) != bool(self.batch):
-            missing = "batch" if self.model else "model"
+        """Raise UserError for flags that nothing reads."""
+        if self.source and (unused := self._of_a_recipe()):
             raise UserError(
-                f"--{missing} is missing: a model of yours needs a batch; give both, as in --{missing} "
-                f"my_package.my_module:{missing}"
+                f"{self.source} has a configuration or a setup of its own, so that nothing reads "
+                f"{' and '.join(unused)}; leave that out, or name a recipe instead"
             )
-        if self.model and (unused := self._of_a_recipe()):
-            raise UserError(
-                f"a model of yours has no configuration, so that nothing reads {' and '.join(unused)}; leave "
-                "that out, or name a recipe instead"
-            )
-        for name in ("loss", "own_optimiser"):
-            if getattr(self, name) and not self.model:
-                raise UserError(
-                    f"{flag_name(name)} goes with --model and --batch; a recipe and a run have their own"
-                )
-        if self.own_optimiser and self.lr is not None:
-            raise UserError("--own-optimiser brings its own learning rate; leave --lr out")
 
     def _of_a_recipe(self) -> list[str]:
         """Return the flags that were typed and that only a recipe reads."""
         base = load(self.config)
-        typed = {"--recipe": self.recipe != base.recipe, "--seed": self.seed != base.seeds.init}
+        seeded = not self._of_file and self.seed != base.seeds.init
+        typed = {"--recipe": self.recipe != base.recipe, "--seed": seeded}
         found = [name for name, there in (typed | {"--force": self.force}).items() if there]
         found += self.flags.differing_from(base)
         return found or ["--config"] * (self.config != config_name(()))
@@ -108,11 +103,18 @@ class Examined:
         lr = load(self.config).optim.lr if self.lr is None else self.lr
         return resolved(self.config, self.flags, recipe=self.recipe, lr=lr, seed=self.seed, force=self.force)
 
-    def _own(self) -> Case:
-        """The model that --model names."""
-        from normlab.examine.subjects import of_names
+    @property
+    def _of_file(self) -> bool:
+        """Whether the setup of a file of the user's is examined."""
+        return ":" in self.source or self.source.endswith(".py")
 
-        return of_names(self.model, self.batch, self.loss, optimiser=self.own_optimiser, lr=self.lr)
+    def _own(self, stack: ExitStack) -> Case:
+        """The model of the setup, whose file is at home on ``sys.path`` until the stack is closed."""
+        from normlab.examine.setups import setup_from_file
+        from normlab.examine.subjects import of_setup
+
+        failures.write(f"running {self.source}")
+        return of_setup(stack.enter_context(setup_from_file(self.source, seed=self.seed)), self.lr)
 
     def _named(self, subject: str | Config) -> str:
         """Return the name of the page of a model or a configuration, which is never that of another one."""

@@ -6,13 +6,13 @@ from normlab.diagnosis.probing.presets import PRESETS
 from normlab.diagnosis.probing.stats import STATISTICS, Statistic, measure
 from normlab.diagnosis.reading.structure import StackView, Structure, SublayerView, read_structure
 from normlab.diagnosis.reading.subject import Subject
-from normlab.diagnosis.reading.taps import Tap, capture
 from normlab.diagnosis.result import Diagnosis
 from normlab.diagnosis.rules.finding import Finding, Tables
 from normlab.diagnosis.study import Study, StudyContext, register, registered
 from normlab.diagnosis.suite import find
 from normlab.diagnosis.table import Table
 from normlab.spec.chart import ByDepth, Growth, HeatMap, Lines, Strips
+from normlab.trace.tensors import Tap
 
 __all__ = [
     "PRESETS",
@@ -37,7 +37,6 @@ __all__ = [
     "Table",
     "Tables",
     "Tap",
-    "capture",
     "diagnose",
     "find",
     "measure",

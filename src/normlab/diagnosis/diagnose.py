@@ -15,11 +15,8 @@ import torch
 from torch import Tensor, nn
 
 from normlab.diagnosis.plan import Plan
-from normlab.diagnosis.probing.step import OptimiserFactory
-from normlab.diagnosis.probing.stepping import trainable
 from normlab.diagnosis.reading.structure import Structure, read_structure
-from normlab.diagnosis.reading.subject import Loss, Subject, output_loss
-from normlab.diagnosis.reading.taps import Call, bare, calling, leaves
+from normlab.diagnosis.reading.subject import Subject
 from normlab.diagnosis.reading.unregistered import pointed_out, unregistered
 from normlab.diagnosis.result import Diagnosis
 from normlab.diagnosis.rules.finding import SEVERITIES, Finding
@@ -29,6 +26,11 @@ from normlab.diagnosis.table import Table
 from normlab.errors import UserError
 from normlab.spec.allowed import POSITIVE
 from normlab.spec.arguments import validate_arguments
+from normlab.trace.setup import Loss, Setup
+from normlab.trace.step import OptimizerFactory, trainable
+from normlab.trace.tensors import Call, calling, tensors_in, unwrap
+from normlab.trace.trace import output_loss
+from normlab.trace.untouched import refuse_hollow, untouched
 
 STEP_LR: Final = 1e-3
 """Learning rate of the step that studies try if none was given; no finding then judges the rate."""
@@ -58,7 +60,7 @@ def diagnose(
     *,
     loss: Loss | None = None,
     lr: float | None = None,
-    optimiser: torch.optim.Optimizer | OptimiserFactory | None = None,
+    optimiser: torch.optim.Optimizer | OptimizerFactory | None = None,
     preset: str = "standard",
     **options: Unpack[Options],
 ) -> Diagnosis:
@@ -78,7 +80,9 @@ def diagnose(
         raise UserError(f"lr is {POSITIVE.wanted(lr)}, got {lr!r}; leave it out, or type lr=1e-3")
     studies = named(options["studies"]) if "studies" in options else registered(preset)
     model, make = _checked(model, batch), optimiser or partial(torch.optim.Adam, lr=lr or STEP_LR)
-    with calling(model, options.get("call")):
+    batches = batch, options.get("batches")
+    setup = Setup(model, batches, loss, make)
+    with untouched(setup), calling(model, options.get("call")):
         structure, unread = _read(model, batch, options)
         subject = Subject(model, batch, loss or output_loss, structure)
         begun = _loss(subject)
@@ -146,7 +150,7 @@ def _read(model: nn.Module, batch: Any, options: Options) -> tuple[Structure, li
     return structure, [Finding("unread", "note", why, "structure", {}) for why in structure.unread]
 
 
-def _optimiser(given: torch.optim.Optimizer | OptimiserFactory, model: nn.Module) -> tuple[str, float]:
+def _optimiser(given: torch.optim.Optimizer | OptimizerFactory, model: nn.Module) -> tuple[str, float]:
     """Return the name of an optimiser and its largest learning rate. A function is given copies of the
     model's trainable parameters. A rate of None, which is left to the optimiser, counts as 0.
     """
@@ -165,7 +169,7 @@ def _device(model: nn.Module) -> torch.device:
 
 def _checked(model: nn.Module, batch: Any) -> nn.Module:
     """Return the bare model. Raises UserError if it cannot be examined on this batch."""
-    model = bare(model)
+    model = unwrap(model)
     if any(isinstance(module, torch.jit.ScriptModule) for module in model.modules()):
         raise UserError(
             f"{type(model).__name__} is compiled by TorchScript, in which no module can be watched; pass the "
@@ -185,15 +189,9 @@ def _checked(model: nn.Module, batch: Any) -> nn.Module:
 
 def _somewhere(model: nn.Module, batch: Any) -> None:
     """Raise UserError if weights or batch hold no numbers, or are on different devices."""
-    hollow = [path for path, p in model.named_parameters() if p.is_meta]
-    if hollow:
-        raise UserError(
-            f"{len(hollow)} parameters of {type(model).__name__} are on the device meta and hold no numbers, "
-            f'first {hollow[0]}; build the model outside of torch.device("meta"), or give it weights: '
-            'model.to_empty(device="cpu"), then model.load_state_dict(…)'
-        )
+    refuse_hollow(model)
     homes = sorted({str(p.device) for p in model.parameters()})
-    given = [x for _, x in leaves(batch)]
+    given = [x for _, x in tensors_in(batch)]
     strangers = sorted({str(x.device) for x in given} - set(homes))
     if strangers:
         how = f'as in model.to("{strangers[0]}")'
@@ -247,7 +245,7 @@ def _peak(device: torch.device) -> Iterator[Callable[[], int]]:
 
 
 def _facts(subject: Subject) -> dict[str, str]:
-    model, given = subject.model, [x for _, x in leaves(subject.batch)]
+    model, given = subject.model, [x for _, x in tensors_in(subject.batch)]
     parameters = list(model.parameters())
     frozen = sum(p.numel() for p in parameters if not p.requires_grad)
     count = f"{sum(p.numel() for p in parameters):,}" + (f", {frozen:,} of them frozen" if frozen else "")

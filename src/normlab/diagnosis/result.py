@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from normlab.diagnosis.reading.structure import Structure
-from normlab.diagnosis.rules.finding import SEVERITIES, Finding, Tables, at_least, cause, consequences, told
+from normlab.diagnosis.rules.finding import SEVERITIES, Finding, Tables, at_least, cause, told
 from normlab.diagnosis.study import Study
 from normlab.diagnosis.table import Table
 from normlab.spec.serialise import to_plain
@@ -44,7 +44,7 @@ class Diagnosis:
 
     @property
     def cause(self) -> Finding | None:
-        """The first of the gravest findings, above a note, that follows from no other one."""
+        """The first of the gravest findings above a note."""
         return cause(self.findings)
 
     @property
@@ -52,14 +52,7 @@ class Diagnosis:
         """One line: the cause with its place and what to do, or that nothing was found."""
         if (found := self.cause) is None:
             return nothing_found([study.name for study in self.studies], self.applied)
-        return f"{self.severity}: {told(found)}"
-
-    @property
-    def severity(self) -> str:
-        """The severity of the cause, or of what follows from it if that is graver; empty without a cause."""
-        if (found := self.cause) is None:
-            return ""
-        return max((f.severity for f in (found, *consequences(self.findings, found))), key=SEVERITIES.index)
+        return f"{found.severity}: {told(found)}"
 
     def at_least(self, severity: str) -> list[Finding]:
         """Return the findings of this severity (``warning``, say) or above."""
@@ -68,12 +61,9 @@ class Diagnosis:
     def to_plain(self) -> dict[str, Any]:
         """Return the diagnosis as dicts and lists; see ``normlab.spec.serialise.to_plain`` for JSON."""
         cause = self.cause
-        follow: list[Finding] = [] if cause is None else consequences(self.findings, cause)
         return {
             "verdict": self.verdict,
-            "cause": None
-            if cause is None
-            else {**_plain(cause), "gravest": self.severity, "consequences": [f.name for f in follow]},
+            "cause": None if cause is None else _plain(cause),
             "model": self.model,
             "preset": self.preset,
             "facts": dict(self.facts),

@@ -13,7 +13,6 @@ from normlab.diagnosis.plan import Plan
 from normlab.diagnosis.probing.cropping import cropped
 from normlab.diagnosis.probing.passes import BackwardPass, backward_pass, padding_masks_of
 from normlab.diagnosis.probing.presets import PRESETS
-from normlab.diagnosis.probing.step import OptimiserFactory
 from normlab.diagnosis.reading.subject import Subject
 from normlab.diagnosis.reading.tokens import PaddingMasks
 from normlab.diagnosis.rules.finding import Rule
@@ -21,6 +20,7 @@ from normlab.diagnosis.table import Table
 from normlab.errors import UserError, nearest
 from normlab.spec.arguments import validate_arguments
 from normlab.spec.chart import StudyChart
+from normlab.trace.step import OptimizerFactory
 
 SMALL_TOKENS: Final = 256
 """Size of the batch for studies that make many passes or need second derivatives."""
@@ -40,7 +40,7 @@ class StudyContext:
     """The model, its batch and its optimiser, with the passes that several studies share."""
 
     subject: Subject
-    optimiser: Optimizer | OptimiserFactory
+    optimiser: Optimizer | OptimizerFactory
     batches: Sequence[Any] = ()
     """Mini-batches; without any, studies of several batches split the subject's."""
     plan: Plan = field(default_factory=Plan)

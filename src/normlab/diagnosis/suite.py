@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import replace
 from importlib import import_module
 from pkgutil import iter_modules
 
@@ -24,5 +23,5 @@ def find(tables: Mapping[str, Table], lr: float | None = None) -> tuple[Finding,
     """Apply the rules of all studies to these tables; the most severe findings come first."""
     rules = [rule for study in registered() for rule in study.rules]
     known = Tables(tables, lr)
-    found = [replace(f, layer=known.layer(f.module)) for rule in rules for f in rule(known)]
+    found = [f for rule in rules for f in rule(known)]
     return tuple(sorted(found, key=lambda f: -SEVERITIES.index(f.severity)))

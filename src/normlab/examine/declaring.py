@@ -20,8 +20,7 @@ from normlab.diagnosis import Structure, read_structure
 from normlab.diagnosis.probing.passes import forward_pass, parts_of
 from normlab.diagnosis.reading.kinds import Part
 from normlab.diagnosis.reading.naming import layer_of
-from normlab.diagnosis.reading.subject import Subject, output_loss
-from normlab.diagnosis.reading.taps import bare, calling
+from normlab.diagnosis.reading.subject import Subject
 from normlab.errors import UserError, nearest
 from normlab.nn import Branch, TokenModel
 from normlab.nn.site import DECODER_LAYER, ENCODER_LAYER
@@ -31,6 +30,8 @@ from normlab.spec.config import Config, ModelConfig
 from normlab.tasks.build import build_model
 from normlab.trace.setup import Declaration, Setup
 from normlab.trace.starts import Start
+from normlab.trace.tensors import calling, unwrap
+from normlab.trace.trace import output_loss
 
 DEPTHS: Final = ("none", "total", "layer")
 ROLES: Final = tuple("embedding query key value output ffn_in ffn_gate ffn_out head norm".split())
@@ -114,7 +115,7 @@ class _Place:
 
 def _read(setup: Setup, *, stream: bool = False) -> tuple[Structure, list[_Place]]:
     """Read the residual stream, without which ``stream`` gives up, and the parts of all parameters."""
-    model, batch, structure = deepcopy(bare(setup.model)), setup.batch, Structure((), ("nothing was read",))
+    model, batch, structure = deepcopy(unwrap(setup.model)), setup.batch, Structure((), ("nothing was read",))
     with torch.enable_grad(), calling(model, setup.loss):
         with nullcontext() if stream else suppress(UserError):
             structure = read_structure(model, batch)

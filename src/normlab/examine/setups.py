@@ -10,7 +10,7 @@ from contextlib import contextmanager, redirect_stdout
 from dataclasses import dataclass, field, replace
 from importlib import import_module, util
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -156,8 +156,8 @@ def setup_from_config(config: Config, root: Path, *, tokens: int) -> Source:
 
     The text is prepared under ``root``. Raises UserError for a configuration that cannot be trained.
     """
-    task = _task(config, root, tokens)
-    return Source(_title(config), _setup(task, task.build()), _facts(task))
+    task = task_of(config, root, tokens)
+    return Source(title_of(config), _setup(task, task.build()), _facts(task))
 
 
 def setup_from_run(folder: RunFolder, checkpoint: str | int, *, tokens: int) -> Source:
@@ -165,20 +165,40 @@ def setup_from_run(folder: RunFolder, checkpoint: str | int, *, tokens: int) -> 
     kept. At the last one the optimizer has the run's moments; the others keep none. Raises FileNotFoundError
     for a run without that checkpoint.
     """
-    path = committed(checkpoint_of(folder, checkpoint))
-    config = folder.config()
-    task = _task(config, folder.path.parent, tokens)
-    model = task.build()
-    optimizer = build_optimiser(model.parameters(), config.optim)
-    amid = (path / "optimiser.safetensors").exists()
-    step = load_checkpoint(path, model, optimizer if amid else None, run=folder.id()).progress().step
-    setup = _setup(task, model)
-    setup = replace(setup, declare=replace(setup.declare, trained=step > 0 or None), scheduler=None)
-    label = f"step {step:,}" if isinstance(checkpoint, int) else f"{checkpoint} checkpoint, step {step:,}"
+    loaded = load_run(folder, checkpoint, tokens=tokens)
+    setup = _setup(loaded.task, loaded.model)
+    setup = replace(setup, declare=replace(setup.declare, trained=loaded.step > 0 or None), scheduler=None)
+    setup = replace(setup, optimizer=loaded.optimizer) if loaded.amid else setup
     name = f"step-{checkpoint}" if isinstance(checkpoint, int) else checkpoint
-    facts = {"run": folder.path.name, "checkpoint": label, **_facts(task)}
-    setup = replace(setup, optimizer=optimizer) if amid else setup
-    return Source(f"{_title(config)}, {label}", setup, facts, name)
+    facts = {"run": folder.path.name, "checkpoint": loaded.label, **_facts(loaded.task)}
+    return Source(f"{title_of(loaded.task.config)}, {loaded.label}", setup, facts, name)
+
+
+class Loaded(NamedTuple):
+    """A run at a checkpoint."""
+
+    task: Task[Any, Any, Any]
+    model: nn.Module
+    optimizer: torch.optim.Optimizer
+    """With the run's moments where it is ``amid`` its training."""
+    amid: bool
+    step: int
+    decays: int
+    """How often the rate has decayed after a validation."""
+    label: str
+
+
+def load_run(folder: RunFolder, checkpoint: str | int, *, tokens: int) -> Loaded:
+    """Load a run's weights. Raises FileNotFoundError for a run without that checkpoint."""
+    path = committed(checkpoint_of(folder, checkpoint))
+    task = task_of(folder.config(), folder.path.parent, tokens)
+    model = task.build()
+    optimizer = build_optimiser(model.parameters(), task.config.optim)
+    amid = (path / "optimiser.safetensors").exists()
+    progress = load_checkpoint(path, model, optimizer if amid else None, run=folder.id()).progress()
+    step = progress.step
+    label = f"step {step:,}" if isinstance(checkpoint, int) else f"{checkpoint}, step {step:,}"
+    return Loaded(task, model, optimizer, amid, step, progress.val_decay.decays, label)
 
 
 def checkpoints(folder: RunFolder) -> list[str]:
@@ -189,7 +209,8 @@ def checkpoints(folder: RunFolder) -> list[str]:
     return wanted or ["last"]
 
 
-def _title(config: Config) -> str:
+def title_of(config: Config) -> str:
+    """Name a configuration by its recipe, its layers and its width."""
     layers = [str(n) for n in (config.model.encoder_layers, config.model.decoder_layers) if n]
     return f"{config.recipe}, {'+'.join(layers)} layers of width {config.model.dim}"
 
@@ -202,7 +223,8 @@ def _facts(task: Task[Any, Any, Any]) -> dict[str, str]:
     }
 
 
-def _task(config: Config, root: Path, tokens: int) -> Task[Any, Any, Any]:
+def task_of(config: Config, root: Path, tokens: int) -> Task[Any, Any, Any]:
+    """Return the task of a configuration, in float32 with batches of so many positions."""
     kind = TASKS[config.task]
     kind.check(config)
     device = prepare_process(config.machine)

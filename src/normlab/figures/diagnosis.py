@@ -34,15 +34,13 @@ def by_depth(
     log: bool = False,
     by_role: bool = False,
     domain: Sequence[float] | None = None,
-    mark: tuple[float, str] | None = None,
 ) -> Drawn:
     """Draw a quantity at every sublayer: a point each, coloured by role, and a line through their means.
 
     ``frame``: ``depth``, ``recipe``, ``module`` and the column ``y``; ``theory``, ``theory_low`` and
     ``theory_high`` where there are any, drawn as a dashed line or bars. A log axis leaves out what is not
     positive. ``by_role`` draws a line a role, for what does not flow from one to the next. ``domain`` is the
-    vertical axis, given so that stacks can be compared. ``mark`` is a depth at which something is wrong, and
-    the name that is written there.
+    vertical axis, given so that stacks can be compared.
     """
     names = [n for n in (y, "theory", "theory_low", "theory_high") if n in frame.columns]
     shown = frame.with_columns(
@@ -59,7 +57,7 @@ def by_depth(
     up = alt.Y(f"{y}:Q", title=title, scale=scale, axis=axis)
     told = [alt.Tooltip(n) for n in ("module:N", "recipe:N")]
     told += [alt.Tooltip(f"{n}:Q", format=".3g") for n in names]
-    layers = _marked(*mark, x, right=mark[0] > _most(points["depth"]) / 2) if mark else []
+    layers: list[Any] = []
     theory = shown.filter(pl.col("theory").is_not_null()) if "theory" in names else shown.clear()
     band = shown.filter(pl.col("theory_low").is_not_null()) if "theory_low" in names else shown.clear()
     if len(band):
@@ -75,13 +73,6 @@ def by_depth(
     dots = base.mark_circle(size=42 if len(points) < 120 else 20, clip=True, opacity=1)
     layers.append(dots.encode(y=up, color=recipe_colour(roles), opacity=focused(0.95, 0.08), tooltip=told))
     return finish(layers, HEIGHT)
-
-
-def _marked(depth: float, name: str, x: alt.X, *, right: bool) -> list[Any]:
-    """Return a bar at a depth, and the name of what is wrong there on its side with more room."""
-    base = alt.Chart(rows(pl.DataFrame({"depth": [depth], "at": [name]}))).encode(x=x)
-    text = base.mark_text(style="alarm", align="right" if right else "left", dx=-8 if right else 8, y=8)
-    return [base.mark_rule(strokeWidth=7, opacity=0.25, style="alarm"), text.encode(text="at:N")]
 
 
 def heat_map(frame: pl.DataFrame, x_axis: str, y_axis: str) -> Drawn:

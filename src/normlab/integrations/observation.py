@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from typing import Any, NamedTuple
 
@@ -12,9 +12,8 @@ from torch import nn
 from normlab.diagnosis import Observer, Probe, Record, Structure, observe, read_structure
 from normlab.diagnosis.probing.presets import require_preset, stream_probes, weight_probes
 from normlab.diagnosis.reading.naming import candidates
-from normlab.diagnosis.reading.subject import undisturbed
-from normlab.diagnosis.reading.taps import bare, compiles
 from normlab.errors import UserError
+from normlab.trace.tensors import Side, apart, compiles, forward_hooks, unwrap
 
 Emit = Callable[[Record], None]
 Tell = Callable[[str], None]
@@ -77,7 +76,7 @@ class Observation:
         if self._step is not None:
             return
         self._step = step
-        model = bare(model)
+        model = unwrap(model)
         if self._probes:
             self._observe(model, compiled=compiled)
         elif compiled or any(compiles(m) for m in model.modules()):
@@ -146,10 +145,8 @@ class Observation:
             self._observe(model, compiled=False)
 
     def _observe(self, model: nn.Module, *, compiled: bool) -> None:
-        # a wrapper of the trainer's kind, never run, tells that what flows here is compiled
-        given: Any = torch.compile(model, backend="eager") if compiled else model
         self._observer = self._open.enter_context(
-            observe(given, self._probes, self._emit, on_error=self._failed)
+            observe(model, self._probes, self._emit, on_error=self._failed, compiled=compiled)
         )
 
     def _failed(self, error: Exception) -> None:
@@ -165,27 +162,24 @@ class Observation:
         waiting = self._open.enter_context(ExitStack())
         left = own_calls
 
-        def wait(path: str) -> None:
-            def called(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-                nonlocal left
-                if not path and left:
-                    left -= 1
-                    return
-                waiting.close()
-                self._open_read(model, module, (args, kwargs), f"{path}." if path else "")
+        def called(path: str, side: Side, entered: Mapping[Any, Any]) -> None:
+            nonlocal left
+            if side == "output":
+                return
+            if not path and left:
+                left -= 1
+                return
+            waiting.close()
+            self._open_read(model, modules[path], apart(entered), f"{path}." if path else "")
 
-            waiting.callback(modules[path].register_forward_pre_hook(called, with_kwargs=True).remove)
-
-        for path in holders:
-            wait(path)
+        waiting.enter_context(forward_hooks({path: modules[path] for path in holders}, called))
 
     def _read(self, module: nn.Module, given: tuple[Any, Any]) -> Structure:
         def call(model: nn.Module, batch: tuple[Any, Any]) -> Any:
             return model(*batch[0], **batch[1])
 
         try:
-            with undisturbed(module):
-                return read_structure(module, given, call=call)
+            return read_structure(module, given, call=call)
         finally:
             torch.clear_autocast_cache()  # it keeps copies of weights, and those made here have no gradient
 

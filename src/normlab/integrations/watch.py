@@ -16,7 +16,6 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from normlab.diagnosis import Probe, Record, Structure
-from normlab.diagnosis.reading.taps import bare, compiles
 from normlab.errors import UserError
 from normlab.integrations.losses import Losses
 from normlab.integrations.observation import Emit, Observation
@@ -25,6 +24,7 @@ from normlab.integrations.rows import Rows
 from normlab.integrations.sinks import Sink, sink_of
 from normlab.integrations.steps import OptimiserSteps
 from normlab.spec.arguments import validate_arguments
+from normlab.trace.tensors import compiles, unwrap
 
 OUT: Final = "watch"
 
@@ -188,7 +188,7 @@ class Watch:
 
     def _attach(self, model: nn.Module, optimisers: Sequence[Any], *, compiled: bool) -> None:
         self._remove_hooks()
-        self._model = inner = bare(model)
+        self._model = inner = unwrap(model)
         self._compiled = compiled or compiles(model) or any(compiles(m) for m in inner.modules())
         if not self._compiled:
             self._hooks.append(inner.register_forward_hook(self._answered, with_kwargs=True))

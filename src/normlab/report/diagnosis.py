@@ -102,23 +102,16 @@ def _cause(diagnosis: Mapping[str, Any]) -> Markup:
     if not cause:
         return Markup("{}").format(_capital(diagnosis.get("verdict", "nothing found")))
     where = f"{cause['module']}: " if cause["module"] and cause["module"] not in cause["sentence"] else ""
-    said = _capital(where + cause["sentence"].partition("; ")[0] + _layer(cause))
-    return Markup('<span class="tag {0}">{0}</span>{1}').format(cause.get("gravest", cause["severity"]), said)
-
-
-def _layer(finding: Row) -> str:
-    return "" if finding.get("layer") is None else f" (layer {finding['layer']})"
+    said = _capital(where + cause["sentence"].partition("; ")[0])
+    return Markup('<span class="tag {0}">{0}</span>{1}').format(cause["severity"], said)
 
 
 def _lead(diagnosis: Mapping[str, Any]) -> str:
-    """Say the rest of the cause, what to do about it, and what follows from it."""
+    """Say the rest of the cause, and what to do about it."""
     cause: Row = diagnosis.get("cause") or {}
     rest = _capital(cause.get("sentence", "").partition("; ")[2])
     do = _capital(cause.get("do", ""))
     said = [part if part.endswith("?") else f"{part}." for part in (rest, do) if part]
-    if cause.get("consequences"):
-        names = dict.fromkeys(name.replace("_", " ") for name in cause["consequences"])
-        said.append(f"What follows from it: {', '.join(names)}.")
     return " ".join(said)
 
 
@@ -139,21 +132,16 @@ def _facts(diagnosis: Mapping[str, Any]) -> list[str]:
 
 
 def _findings(diagnosis: Mapping[str, Any], charts: Sequence[str]) -> list[Block]:
-    """List the findings but the cause, the most severe first; what follows from it, and notes, fold away."""
+    """List the findings but the cause, the most severe first; notes fold away."""
     cause = diagnosis.get("cause") or {}
     named = [f for f in diagnosis["findings"] if f.items() <= cause.items()]
     others = [f for f in diagnosis["findings"] if f not in named]
     grave = [f for f in others if f["severity"] != "note"]
     notes = [f for f in others if f["severity"] == "note"]
-    follows = [f for f in grave if f["name"] in cause.get("consequences", ())]
-    alone = [f for f in grave if f not in follows]
-    blocks: list[Block] = [Html(_listed(alone, charts))] if alone else []
+    blocks: list[Block] = [Html(_listed(grave, charts))] if grave else []
     if named:
         why = Html(Markup('<ul class="findings">{}</ul>').format(_evidence(named[0], charts)))
         blocks.append(Details("What the first line rests on", [why]))
-    if follows:
-        said = f"{count(len(follows), 'finding')} {'follows' if len(follows) == 1 else 'follow'} from it"
-        blocks.append(Details(said, [Html(_listed(follows, charts))]))
     if notes:
         said = f"{count(len(notes), 'note')} on other measurements"
         blocks.append(Details(said, [Html(_listed(notes, charts))], open=not grave))
@@ -162,7 +150,7 @@ def _findings(diagnosis: Mapping[str, Any], charts: Sequence[str]) -> list[Block
 
 def _listed(findings: Sequence[Row], charts: Sequence[str]) -> Markup:
     item = Markup('<li class="{0}"><p><span class="tag {0}">{0}</span>{1}</p>{2}</li>')
-    said = ("; ".join(filter(None, (_capital(f["sentence"]) + _layer(f), f["do"]))) for f in findings)
+    said = ("; ".join(filter(None, (_capital(f["sentence"]), f["do"]))) for f in findings)
     items = [
         item.format(f["severity"], words, _evidence(f, charts))
         for f, words in zip(findings, said, strict=True)

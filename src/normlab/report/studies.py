@@ -33,7 +33,6 @@ class View:
         self.tables: Mapping[str, Sequence[Row]] = diagnosis["tables"]
         self.stacks: Mapping[str, str] = diagnosis["stacks"]
         self.studies: Sequence[Mapping[str, Any]] = diagnosis.get("studies", ())
-        self.cause: Row = diagnosis.get("cause") or {}
 
     @cached_property
     def sublayers(self) -> dict[tuple[str, int], Row]:
@@ -75,21 +74,6 @@ class View:
         depth = known["layer"] + of.index(known["index"]) / len(of)
         words = ROLES.get(known["role"], known["role"])
         return {"depth": depth, "module": known.get("module", known["stack"]), "recipe": words}
-
-    def mark(self, stack: str) -> tuple[float, str] | None:
-        """Return the depth of the cause in a stack, and its module's path in the block; None where it is
-        elsewhere.
-        """
-        module, rows = (
-            self.cause.get("module", ""),
-            [r for r in self.sublayers.values() if r["stack"] == stack],
-        )
-        for holder in ("module", "block"):
-            for row in rows:
-                if row.get(holder) and f"{module}.".startswith(f"{row[holder]}."):
-                    inside = module.removeprefix(f"{row['block']}.")
-                    return self.where(row)["depth"], inside.rpartition(f"{row['stack']}.")[2]
-        return None
 
 
 def frame(rows: Sequence[Row]) -> pl.DataFrame:
@@ -151,7 +135,6 @@ def _by_depth(view: View, chart: ByDepth) -> list[Chart]:
     """Draw a chart per stack, all with one vertical axis."""
     points = {label: [*_points(view, chart, rows)] for label, rows in view.of(chart.table)}
     frames = {label: frame(rows) for label, rows in points.items() if rows}
-    marks = {label: view.mark(stack) for stack, label in view.stacks.items()}
     numbers = [v for one in frames.values() for v in one[chart.y] if isinstance(v, (int, float))]
     values = [v for v in map(float, numbers) if math.isfinite(v) and (v > 0 or not chart.log)]
     if not values:
@@ -172,7 +155,6 @@ def _by_depth(view: View, chart: ByDepth) -> list[Chart]:
                 log=chart.log,
                 by_role=chart.by_role,
                 domain=pad,
-                mark=marks[label],
             ),
             one,
         )

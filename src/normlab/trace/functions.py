@@ -26,7 +26,7 @@ ATTENTION: Final = ("query", "key", "value", "attn_mask", "dropout_p", "is_causa
 
 
 class FunctionCall(NamedTuple):
-    """One call of a function of torch: its name, the module that was running, its arguments and its result."""
+    """One call of a function of torch: its name, the module that was running, its arguments, its result."""
 
     name: str
     module: str

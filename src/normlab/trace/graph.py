@@ -21,8 +21,11 @@ REDUCTIONS: Final = frozenset(
 )
 """Operations that only a norm needs."""
 SHAPES: Final = frozenset(
-    ("View", "UnsafeView", "ReshapeAlias", "Transpose", "Permute", "T", "Clone", "Expand", "Unsqueeze", "Squeeze")
-    + ("ToCopy", "Select", "Slice", "Split", "SplitWithSizes", "Alias", "AsStrided", "Unbind", "Repeat", "Flip")
+    (
+        "View", "UnsafeView", "ReshapeAlias", "Transpose", "Permute", "T", "Clone", "Expand", "Unsqueeze",
+        "Squeeze", "ViewAsReal", "ViewAsComplex", "ToCopy", "Select", "Slice", "Split", "SplitWithSizes",
+        "Alias", "AsStrided", "Unbind", "Repeat", "Flip",
+    )
 )  # fmt: skip
 """Operations that only move entries."""
 
@@ -105,6 +108,32 @@ def summands(node: Node) -> list[tuple[float, Node]]:
         elif name in ("Add", "Sub", "Cat", "MaskedFill", "Where", "Tanh"):
             waiting += [(factor, n) for n in before(one)]
     return [(factor, one) for one, factor in found.items()]
+
+
+def rotated(node: Node) -> float | None:
+    """The constant factor on a node's features, also through a rotation of them; None where it is not one."""
+    found, waiting, seen = set[float](), [(1.0, node)], set[tuple[Node, float]]()
+    while waiting:
+        factor, one = waiting.pop()
+        by, one = scaled(one)
+        factor *= by
+        if (one, factor) in seen:
+            continue
+        seen.add((one, factor))
+        if operation(one) in ("Add", "Sub", "Cat", "Stack", "Neg", "Roll") or _table(one):
+            waiting += [(factor, n) for n in before(one)]
+        elif parameter(one) is None:
+            found.add(round(factor, 9))
+    return found.pop() if len(found) == 1 else None
+
+
+def _table(node: Node) -> bool:
+    """Whether a node multiplies by constants that differ from feature to feature, as cosines do."""
+    if operation(node) != "Mul" or len(before(node)) != 1:
+        return False
+    first = node.next_functions[0][0] is not None
+    other = getattr(node, "_saved_other" if first else "_saved_self", None)
+    return isinstance(other, Tensor) and other.ndim > 0 and other.shape[-1] > 1
 
 
 def operands(product: Node) -> tuple[Node | None, Node | None]:

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Any, NamedTuple
+from typing import Any, Final, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -17,8 +17,11 @@ from normlab.trace.functions import Functions
 from normlab.trace.setup import Loss
 from normlab.trace.setup import Step as Whole
 from normlab.trace.tensors import eager, map_tensors
-from normlab.trace.trace import Trace
-from normlab.trace.untouched import same_buffers, same_globals, same_modes, same_random_state
+from normlab.trace.trace import Trace, recomputing
+from normlab.trace.untouched import same, same_globals, same_random_state
+
+SAMPLED: Final = 65_536
+"""Entries of each parameter that are looked at, evenly spaced."""
 
 
 class Clip(NamedTuple):
@@ -38,9 +41,11 @@ class Seen:
     calls: list[int | str] = field(default_factory=list)
     """Calls of the optimizers, by number, and of the "scheduler", in order."""
     gradients: dict[str, Tensor] = field(default_factory=dict)
-    """By parameter, when its optimizer was called first."""
+    """A sample of each parameter's, when its optimizer was called first."""
     training: list[bool] = field(default_factory=list)
     """The mode of the model in each of its passes that has a gradient."""
+    moved: bool = False
+    """Whether the step writes to the weights before its last pass."""
     clips: list[Clip] = field(default_factory=list)
     norms: list[float] = field(default_factory=list)
     """For each clip, the norm of its parameters' gradients when the optimizer was called first."""
@@ -95,7 +100,7 @@ class Rehearsal:
         """
         seen = Seen(self.own(batch))
         with ExitStack() as stack:
-            for context in (same_globals(), same_modes(self.model), same_buffers(self.model), eager()):
+            for context in (same_globals(), same(self.model, parameters=False), eager()):
                 stack.enter_context(context)
             stack.enter_context(same_random_state(seed))
             if self.exact:
@@ -103,18 +108,21 @@ class Rehearsal:
             self._watch_gradients(seen, stack, scale)
             self._watch_calls(seen, stack, self._act if acts else None, rates)
             optimizer = self.optimizers if self.several else self.optimizers[0]
-            with Functions(exact=self.exact, dropout=False):
+            mode = Functions(exact=self.exact, dropout=False)
+            with recomputing(self.model, mode), mode:
                 self.whole(self.model, map_tensors(seen.batch, lambda _, x: x), optimizer, self.scheduler)
         return seen
 
     def gradients(
         self, batch: Any, loss_of: Loss, *, training: bool, **changes: Any
     ) -> dict[str, Tensor | None]:
-        """The gradients of the loss on a batch in the parameters that the optimizers hold."""
+        """Samples of the gradients of the loss in the parameters that the optimizers hold."""
+        for p in self.model.parameters():
+            p.grad = None
         batch = self.own(batch)
         trace = Trace(self.model, batch, loss_of, training=training, dropout=False, exact=self.exact)
         found = trace.again(**changes).gradients
-        return {n: found.get(n) for n in self.held}
+        return {n: None if (g := found.get(n)) is None else sample(g) for n in self.held}
 
     def rounding(self, batch: Any, loss_of: Loss) -> float:
         """The share of the gradient that changes when each parameter changes by one rounding."""
@@ -135,9 +143,12 @@ class Rehearsal:
         return map_tensors(batch, lambda _, x: x.double() if wide and x.is_floating_point() else x.clone())
 
     def _watch_gradients(self, seen: Seen, stack: ExitStack, scale: float) -> None:
+        first = [p._version for p in self.model.parameters()]
+
         def entered(*_: Any) -> None:
             if torch.is_grad_enabled():
                 seen.training.append(self.model.training)
+                seen.moved = [p._version for p in self.model.parameters()] != first
 
         stack.callback(self.model.register_forward_pre_hook(entered).remove)
         for p in self.model.parameters():
@@ -179,8 +190,7 @@ class Rehearsal:
         unscale = 1 / float(scale) if (scale := getattr(optimizer, "grad_scale", None)) is not None else 1.0
         for p in parameters_of([optimizer]):
             if p.grad is not None and id(p) in self.names:
-                gradient = p.grad.to_dense() if p.grad.is_sparse else p.grad
-                seen.gradients[self.names[id(p)]] = gradient.detach() * unscale
+                seen.gradients[self.names[id(p)]] = sample(p.grad) * unscale
         if not seen.norms:
             own = {id(p): p for p in self.model.parameters()}
             seen.norms = [norm_of(own[i] for i in clip.held if i in own) for clip in seen.clips]
@@ -215,6 +225,12 @@ def plain_step(loss_of: Loss) -> Whole:
     return whole
 
 
+def sample(x: Tensor) -> Tensor:
+    """Evenly spaced entries of a tensor, in float64; all of them where they are few."""
+    flat = (x.to_dense() if x.is_sparse else x).detach().reshape(-1)
+    return flat[:: flat.numel() // SAMPLED | 1].to(torch.float64, copy=True)
+
+
 def parameters_of(optimizers: Iterable[Optimizer]) -> list[Tensor]:
     """Every parameter that they hold, in their order."""
     return [p for group in groups_of(optimizers) for p in group["params"]]
@@ -245,14 +261,17 @@ def _clipped(seen: Seen, clip: Callable[..., Any], parameters: Any, asked: Any, 
 def fit(
     gradients: Mapping[str, Tensor | None], want: Mapping[str, Tensor | None], scale: float = 1.0
 ) -> tuple[float, float]:
-    """The factor k of gradients / scale = k · want, and the share of them that it does not explain."""
+    """The factor k of gradients / scale = k · want, and the share of them that it does not explain; 1 and 0
+    where both are zero.
+    """
 
-    def wide(some: Mapping[str, Tensor | None], name: str, factor: float) -> Tensor | float:
-        x = some.get(name)
+    def wide(x: Tensor | None, factor: float) -> Tensor | float:
         return 0.0 if x is None else x.double() / factor
 
-    pairs = [(wide(gradients, n, scale), wide(want, n, 1.0)) for n in {**gradients, **want}]
+    pairs = [(wide(gradients.get(n), scale), wide(want.get(n), 1.0)) for n in {**gradients, **want}]
     size, whole = (sum(_dot(pair[i], pair[i]) for pair in pairs) for i in (1, 0))
+    if not size and not whole:
+        return 1.0, 0.0
     k = sum(_dot(g, w) for g, w in pairs) / max(size, 1e-300)
     rest = sum(_dot(g - k * w, g - k * w) for g, w in pairs)
     return k, (rest / max(whole, 1e-300)) ** 0.5

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from difflib import get_close_matches
+from pathlib import Path
 from typing import Any, Final
 
 import torch
@@ -24,8 +25,9 @@ class Declaration:
 
     ``documents`` are the numbers of the documents `[B, T]` in a packed batch, or the batch entry that holds
     them. ``frozen`` are globs of parameters that are frozen on purpose. ``steps`` is the planned number of
-    optimizer steps, ``peak_lr`` the largest rate on the way. ``init`` says how parameters start: "class", or
-    what ``normlab check --declared`` reads. ``trained`` says whether the weights were trained before.
+    optimizer steps, ``peak_lr`` the largest rate on the way. ``init`` says how parameters start: "class", a
+    recipe, a TOML file, or a mapping from roles or globs to deviations; ``check`` turns it into a tuple of
+    ``Start``. ``trained`` says whether the weights were trained before.
     """
 
     tied: bool | None = None
@@ -48,7 +50,7 @@ class Declaration:
             return cls()
         if not isinstance(value, Mapping):
             raise UserError(
-                f"declare is {type(value).__name__}, and must be a dict, as in declare={{'tied': True}}"
+                f"declare is {shown(value)}, and must be a dict, as in declare={{'tied': True}}"
             )
         words = dict(value)
         for word in words:
@@ -58,12 +60,30 @@ class Declaration:
         for word, check in KINDS.items():
             given = words.get(word)
             if given is not None and not check[0](given):
-                raise UserError(f"declare[{word!r}] is {given!r}, and must be {check[1]}")
+                raise UserError(f"declare[{word!r}] is {shown(given)}, and must be {check[1]}")
         return cls(**words)
+
+
+def shown(value: Any) -> str:
+    """What was handed over, in a few words: itself where that is short, else its kind."""
+    text = "" if isinstance(value, Tensor) else repr(value)
+    short = text if 0 < len(text) <= 40 and "\n" not in text and " at 0x" not in text else ""
+    return short or (f"a tensor {list(value.shape)}" if isinstance(value, Tensor) else type(value).__name__)
 
 
 def _whole(x: Any) -> bool:
     return isinstance(x, int) and not isinstance(x, bool) and x >= 0
+
+
+def _numbers(x: Any) -> bool:
+    """Whether a value is the name of an entry, or whole numbers in two dimensions."""
+    if isinstance(x, str):
+        return True
+    try:
+        numbers = torch.as_tensor(x)
+    except Exception:  # of any kind of object
+        return False
+    return numbers.ndim == 2 and not (numbers.is_floating_point() or numbers.is_complex())
 
 
 def _positive(x: Any) -> bool:
@@ -77,6 +97,11 @@ KINDS: Final[dict[str, tuple[Callable[[Any], bool], str]]] = {
         lambda x: isinstance(x, (list, tuple)) and all(isinstance(i, str) for i in x),
         'a glob of parameters or a list of them, as in "embed*"',
     ),
+    "documents": (_numbers, "the document of each token `[B, T]` as a number, or the entry that holds that"),
+    "init": (
+        lambda x: isinstance(x, (str, Path, Mapping, tuple)),
+        'a recipe, a TOML file, or a dict of roles or globs, as in {"ffn_out": 0.02}; or "class"',
+    ),
     "peak_lr": (_positive, "a number above 0"),
     "steps": (lambda x: _whole(x) and x > 0, "a whole number above 0"),
 }
@@ -88,7 +113,7 @@ def refuse_unknown(word: Any, allowed: Sequence[str], where: str) -> None:
         return
     near = get_close_matches(str(word), allowed, n=1)
     meant = f"; did you mean {near[0]!r}?" if near else ""
-    raise UserError(f"{where} has no {word!r} (allowed: {', '.join(allowed)}){meant}")
+    raise UserError(f"{where} has no {shown(word)} (allowed: {', '.join(allowed)}){meant}")
 
 
 @dataclass(frozen=True)
@@ -115,19 +140,19 @@ class Setup:
     def __post_init__(self) -> None:
         object.__setattr__(self, "declare", Declaration.of(self.declare))
         if not isinstance(self.model, nn.Module):
-            raise UserError(f"the model is {type(self.model).__name__}, and must be a torch.nn.Module")
+            raise UserError(f"the model is {shown(self.model)}, and must be a torch.nn.Module")
         for name in ("loss", "step", "make"):
             value = getattr(self, name)
             if value is not None and not callable(value):
-                raise UserError(f"{name} is {type(value).__name__}, and must be a function")
+                raise UserError(f"{name} is {shown(value)}, and must be a function")
         if self.lr is not None and not _positive(self.lr):
-            raise UserError(f"lr is {self.lr!r}, and must be a number above 0, as in lr=3e-4")
+            raise UserError(f"lr is {shown(self.lr)}, and must be a number above 0, as in lr=3e-4")
         held = self.optimizer if isinstance(self.optimizer, (list, tuple)) else [self.optimizer]
         for one in held:
             if one is not None and not isinstance(one, torch.optim.Optimizer) and not callable(one):
                 raise UserError(
-                    f"optimizer is {type(one).__name__}, and must be a torch.optim.Optimizer, a list of them, "
-                    "or a function of the model"
+                    f"optimizer is {shown(one)}, and must be a torch.optim.Optimizer, a list of them, or a "
+                    "function of the model"
                 )
         if (
             self.scheduler is not None
@@ -135,7 +160,7 @@ class Setup:
             and not callable(self.scheduler)
         ):
             raise UserError(
-                f"scheduler is {type(self.scheduler).__name__}, and must have step(), or be a function of the "
+                f"scheduler is {shown(self.scheduler)}, and must have step(), or be a function of the "
                 "optimizer"
             )
 
@@ -146,7 +171,7 @@ class Setup:
             return value
         if not isinstance(value, Mapping):
             raise UserError(
-                f"setup() returned {type(value).__name__}, and must return a normlab.Setup or a dict"
+                f"setup() returned {shown(value)}, and must return a normlab.Setup or a dict"
             )
         words = dict(value)
         if "batch" in words and "batches" not in words:

@@ -1,99 +1,58 @@
-"""One instrumented step, computed when asked for, and its passive half, which sees somebody else's step."""
+"""One instrumented step of a model on a batch, computed when asked for."""
 
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field, replace
-from fnmatch import fnmatchcase
 from functools import cached_property
-from typing import Any, Literal, NamedTuple
+from typing import Any, Final, NamedTuple
 
 import torch
 from torch import Tensor, nn
+from torch.optim import Optimizer
 
 from normlab.errors import UserError
 from normlab.trace.functions import OWN, FunctionCall, Functions, Preserve, own_functions
 from normlab.trace.setup import Loss
-from normlab.trace.tensors import Place, Side, Tap, activations, call_model, forward_hooks, tensors_in, unwrap
-from normlab.trace.untouched import undisturbed, without_gradients
-
-Signal = Literal["value", "grad"]
-Weights = Mapping[str, Tensor]
-"""Parameters, or what belongs to each, by path."""
-
-
-class Want(NamedTuple):
-    """What to record: a tensor that enters or leaves the modules whose path matches a glob, or its gradient.
-
-    ``keep`` runs inside the hook: it returns a statistic, a sample of rows, or the tensor itself.
-    """
-
-    module: str
-    side: Side = "output"
-    signal: Signal = "value"
-    keep: Callable[[Tensor], Any] = Tensor.detach
-
-
-class Seen(NamedTuple):
-    """One recorded value."""
-
-    tap: Tap
-    want: Want
-    value: Any
-
-
-@contextmanager
-def record(model: nn.Module, wants: Iterable[Want]) -> Iterator[list[Seen]]:
-    """Fill the list, in order, with what somebody else's step shows. Nothing waits for the device.
-
-    Raises UserError for a want that matches no module.
-    """
-    modules, wants = dict(unwrap(model).named_modules()), list(wants)
-    here = {path: [w for w in wants if path == w.module or fnmatchcase(path, w.module)] for path in modules}
-    unmatched = {w.module for w in wants} - {w.module for some in here.values() for w in some}
-    if unmatched:
-        some = ", ".join([path for path in modules if path][:8])
-        raise UserError(f"no module matches {min(unmatched)!r}; the paths begin {some}, …")
-    calls, seen, handles = Counter[tuple[str, Side]](), list[Seen](), list[Any]()
-
-    def see(path: str, side: Side, values: Any) -> None:
-        if torch._C._current_graph_task_id() != -1:
-            return  # a checkpointed layer runs again in backward
-        calls[path, side] += 1
-        for place, x in activations(values):
-            tap = Tap(path, side, place, calls[path, side] - 1)
-            for want in (w for w in here[path] if w.side == side):
-
-                def add(value: Tensor, tap: Tap = tap, want: Want = want) -> None:
-                    seen.append(Seen(tap, want, want.keep(value)))
-
-                if want.signal == "value":
-                    add(x)
-                elif x.requires_grad:
-                    handles.append(x.register_hook(add))
-
-    try:
-        with forward_hooks({path: modules[path] for path, some in here.items() if some}, see):
-            yield seen
-    finally:
-        for handle in handles:
-            handle.remove()
+from normlab.trace.step import (
+    Gradients,
+    OptimizerFactory,
+    OptimizerStep,
+    Weights,
+    gradients_in,
+    trainable,
+    zeros_for_none,
+)
+from normlab.trace.tensors import Place, Side, Tap, call_model, forward_hooks, tensors_in
+from normlab.trace.untouched import undisturbed
 
 
 @contextmanager
 def at_weights(model: nn.Module, weights: Weights) -> Iterator[None]:
-    """Give these parameters other values inside this block; their own storage is never written to."""
-    parameters = dict(model.named_parameters())
-    own = {path: parameters[path].data for path in weights}
+    """Give these parameters other values inside this block; their own storage is never written to.
+
+    A backward pass at these values belongs inside, too: a graph holds parameters by reference. A parameter
+    with several paths may be named by any of them.
+    """
+    parameters = {path: model.get_parameter(path) for path in weights}
+    own = [(p, p.data) for p in {id(p): p for p in parameters.values()}.values()]
     try:
         for path, weight in weights.items():
             parameters[path].data = weight.detach()
+        _forget_casts(own)
         yield
     finally:
-        for path, data in own.items():
-            parameters[path].data = data
+        for p, data in own:
+            p.data = data
+        _forget_casts(own)
+
+
+def _forget_casts(changed: Sequence[Any]) -> None:
+    """Let autocast cast weights anew, of which it keeps copies."""
+    if changed:
+        torch.clear_autocast_cache()
 
 
 class Event(NamedTuple):
@@ -163,12 +122,14 @@ class Trace:
     @contextmanager
     def _surroundings(self) -> Iterator[None]:
         with ExitStack() as stack:
-            stack.enter_context(undisturbed(self.model, training=self.training, seed=self.seed))
+            stack.enter_context(undisturbed(self.model, self.batch, training=self.training, seed=self.seed))
             stack.enter_context(at_weights(self.model, self.weights))
             if self.exact:
                 torch.set_default_dtype(torch.float64)
             for path, change in self.changed.items():
-                handle = self.model.get_submodule(path).register_forward_pre_hook(_entering(change), with_kwargs=True)
+                handle = self.model.get_submodule(path).register_forward_pre_hook(
+                    _entering(change), with_kwargs=True
+                )
                 stack.callback(handle.remove)
             yield
 
@@ -181,15 +142,19 @@ class Trace:
     ) -> Pass:
         """Run one forward pass, within ``surroundings`` where a backward pass is to follow."""
         watch = _Watch(self.model, self.taps, graph=graph, events=events)
-        mode = Functions(
-            exact=self.exact, dropout=self.dropout, wanted=functions, see=watch.call if functions else None
-        )
         watched = watch.modules(events=events or functions is not None)
-        own = own_functions(watch.call) if functions and functions(OWN) else _nothing()
-        with torch.set_grad_enabled(graph), forward_hooks(watched, watch.see), mode, own:
-            preserve = Preserve(watch.held) if self.taps else None
-            with preserve if preserve is not None else _nothing():
-                loss = self.loss_of(self.model, self.batch)
+        with ExitStack() as stack:
+            stack.enter_context(torch.set_grad_enabled(graph))
+            stack.enter_context(forward_hooks(watched, watch.see))
+            if self.exact or not self.dropout or functions:
+                see = watch.call if functions else None
+                mode = Functions(exact=self.exact, dropout=self.dropout, wanted=functions, see=see)
+                stack.enter_context(mode)
+            if self.taps:
+                stack.enter_context(Preserve(watch.held))
+            if functions and functions(OWN):
+                stack.enter_context(own_functions(watch.call))
+            loss = self.loss_of(self.model, self.batch)
         if isinstance(loss, Tensor) and loss.numel() == 1:
             loss = loss.reshape(())
         return Pass(
@@ -206,28 +171,30 @@ class Trace:
         with self._surroundings():
             yield self.run(graph=True, **recorded)
 
+    def once(self, *, graph: bool = False, **recorded: Any) -> Pass:
+        """Run a pass; what it gives may have a graph, through which no backward pass may go any more."""
+        with self._surroundings():
+            return self.run(graph=graph, **recorded)
+
     @cached_property
     def _plain(self) -> Pass:
-        with self._surroundings():
-            return self.run()
+        return self.once()
 
     @cached_property
     def events(self) -> tuple[Event, ...]:
         """Every call of a module, inner ones before outer ones."""
-        with self._surroundings():
-            return self.run(events=True).events
+        return self.once(events=True).events
 
     def functions(self, *names: str) -> tuple[FunctionCall, ...]:
         """Return the calls of functions of torch by these names, in order."""
-        with self._surroundings():
-            return self.run(functions=lambda name: name in names).functions
+        return self.once(functions=lambda name: name in names).functions
 
     @property
     def loss(self) -> Tensor:
         """The scalar loss, without its graph."""
         loss = self._plain.loss
         if loss is None:
-            raise UserError("the loss is not a tensor; return loss=lambda model, batch: … as a scalar tensor")
+            raise UserError(NO_LOSS)
         return loss
 
     @property
@@ -239,17 +206,47 @@ class Trace:
         return self._plain.taps[tap]
 
     @cached_property
+    def _backward(self) -> tuple[float, dict[str, Tensor | None], bool]:
+        own = {path: p for path, p in self.model.named_parameters() if p.requires_grad}
+        with self.with_graph() as passed:
+            if passed.loss is None:
+                raise UserError(NO_LOSS)
+            mode = Functions(exact=self.exact, dropout=self.dropout)
+            with recomputing(self.model, mode) as again:
+                gradients = gradients_in(passed.loss, list(own.values()), self.model)
+            return passed.loss.item(), dict(zip(own, gradients, strict=True)), bool(again)
+
+    @property
+    def run_again(self) -> bool:
+        """Whether the backward pass runs modules again, as checkpoints do."""
+        return self._backward[2]
+
+    @property
     def gradients(self) -> dict[str, Tensor | None]:
-        """The gradient of the loss in every trainable parameter by path, by ``loss.backward()``; None where
-        it does not reach.
+        """The gradient of the loss in every parameter that needs one; None where it does not reach."""
+        return self._backward[1]
+
+    @property
+    def slope(self) -> Gradients:
+        """The loss and its gradients in the trainable parameters, zeros where it does not reach."""
+        own, (loss, gradients, _) = trainable(self.model), self._backward
+        filled = zeros_for_none([gradients[path] for path in own], list(own.values()))
+        return Gradients(loss, dict(zip(own, filled, strict=True)))
+
+    def update(
+        self, optimizer: Optimizer | OptimizerFactory, known: Gradients | None = None
+    ) -> dict[str, Tensor]:
+        """Return the trainable parameters after one update on the loss, without dropout, by path.
+
+        See ``OptimizerStep``; ``known`` is what the first evaluation of the loss gives, at the model's own
+        weights, where it is known already. Raises UserError as ``OptimizerStep`` and its steps do.
         """
-        with without_gradients(self.model):
-            with self.with_graph() as passed:
-                if passed.loss is None or not passed.loss.requires_grad:
-                    raise UserError("the loss has no gradient: it is detached or made under torch.no_grad()")
-                with _recomputing(self.model, Functions(exact=self.exact, dropout=self.dropout)):
-                    passed.loss.backward()
-            return {n: p.grad for n, p in self.model.named_parameters() if p.requires_grad}
+        after = OptimizerStep(self.model, optimizer)
+        after.step(self, known)
+        return after.weights
+
+
+NO_LOSS: Final = "the loss is not a tensor; return loss=lambda model, batch: … as a scalar tensor"
 
 
 class _Watch:
@@ -269,8 +266,10 @@ class _Watch:
 
     def modules(self, *, events: bool) -> dict[str, nn.Module]:
         modules = dict(self._model.named_modules())
-        wanted = {path for path, _, _ in self._taps} | {""}
-        return modules if events else {path: modules[path] for path in wanted if path in modules}
+        for path, _, _ in self._taps:
+            if path not in modules:
+                raise UserError(f"the model has no module {path!r}; read_structure gives taps that it has")
+        return modules if events else {path: modules[path] for path in ("", *(p for p, _, _ in self._taps))}
 
     def see(self, path: str, side: Side, values: Any) -> None:
         if torch._C._current_graph_task_id() != -1:
@@ -312,20 +311,17 @@ class _Watch:
 
 
 @contextmanager
-def _nothing() -> Iterator[None]:
-    yield
-
-
-@contextmanager
-def _recomputing(model: nn.Module, mode: Functions) -> Iterator[None]:
-    """Run the modules that a backward pass inside this block runs again, as checkpoints do, in this mode, which
-    autograd leaves behind.
+def recomputing(model: nn.Module, mode: Functions) -> Iterator[list[nn.Module]]:
+    """Run the modules that a backward pass inside this block runs again, as checkpoints do, in this mode;
+    autograd would leave it behind. Yields the outermost of them.
     """
     inside: list[nn.Module] = []
+    again: list[nn.Module] = []
 
     def enter(module: nn.Module, _: Any) -> None:
         if not inside:
             mode.__enter__()
+            again.append(module)
         inside.append(module)
 
     def leave(*_: Any) -> None:
@@ -338,7 +334,7 @@ def _recomputing(model: nn.Module, mode: Functions) -> Iterator[None]:
         for module in model.modules():
             handles.append(module.register_forward_pre_hook(enter))
             handles.append(module.register_forward_hook(leave, always_call=True))  # it may be stopped early
-        yield
+        yield again
     finally:
         for handle in handles:
             handle.remove()

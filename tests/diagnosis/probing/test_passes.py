@@ -9,10 +9,7 @@ from contracts.variants import BY_PLACEMENT, build, inputs, label, loss_of, unif
 from diagnosis.small import untouched
 from normlab.diagnosis.probing.cropping import split
 from normlab.diagnosis.probing.passes import BackwardPass, backward_pass, forward_pass, padding_masks_of
-from normlab.diagnosis.probing.step import updated
-from normlab.diagnosis.probing.stepping import LossGradients
 from normlab.diagnosis.reading.subject import Subject
-from normlab.diagnosis.reading.taps import capture
 from normlab.diagnosis.reading.tokens import find_padding_masks
 from normlab.diagnosis.studies.dependency import dependency
 from normlab.diagnosis.studies.gradients import parameter_gradients, sublayer_gradients
@@ -21,6 +18,7 @@ from normlab.diagnosis.studies.representation import norm_parameters, similarity
 from normlab.diagnosis.studies.scales import scales
 from normlab.diagnosis.studies.updates import updates
 from normlab.diagnosis.table import Table
+from normlab.trace.step import Gradients
 
 ADAM = partial(torch.optim.Adam, lr=1e-3)
 
@@ -59,11 +57,10 @@ def test_branches_that_add_nothing_hide_tokens_from_a_pass_on_the_models_own_wei
 
 def test_gradients_are_those_of_autograd(subject, backward):
     model, views = subject.model, [v for s in subject.structure.stacks for v in s.sublayers]
-    with capture(model, [view.after for view in views]) as seen:
-        loss = subject.loss()
     weights = dict(model.named_parameters())
-    inner = {view.after: seen[view.after] for view in views}
-    expected = torch.autograd.grad(loss, [*inner.values(), *weights.values()])
+    with subject.trace(view.after for view in views).with_graph() as passed:
+        loss, inner = passed.loss, {view.after: passed.taps[view.after] for view in views}
+        expected = torch.autograd.grad(loss, [*inner.values(), *weights.values()])
     found = [backward.stream[tap] for tap in inner] + [
         backward.loss_gradients.gradients[path] for path in weights
     ]
@@ -116,18 +113,16 @@ def test_an_optimiser_that_writes_to_gradients_writes_to_its_own():
 
     subject = subject_of(uniform("pre"))
     loss_gradients = backward_pass(subject).loss_gradients
-    kept = LossGradients(
-        loss_gradients.loss, {path: g.clone() for path, g in loss_gradients.gradients.items()}
-    )
-    first = updated(subject, partial(Careless, lr=0.1), loss_gradients)
+    kept = Gradients(loss_gradients.loss, {path: g.clone() for path, g in loss_gradients.gradients.items()})
+    first = subject.trace().update(partial(Careless, lr=0.1), loss_gradients)
     assert all(torch.equal(g, kept.gradients[path]) for path, g in loss_gradients.gradients.items())
-    own = updated(subject, partial(torch.optim.SGD, lr=0.1))
+    own = subject.trace().update(partial(torch.optim.SGD, lr=0.1))
     assert all(torch.equal(first[path], w) for path, w in own.items())
 
 
 def test_a_loss_that_is_not_a_number_is_no_slope(subject, backward):
     with pytest.raises(ValueError, match="the loss is nan, and no update follows"):
-        updated(subject, ADAM, backward.loss_gradients._replace(loss=float("nan")))
+        subject.trace().update(ADAM, backward.loss_gradients._replace(loss=float("nan")))
 
 
 def test_frozen_models_have_none():

@@ -5,7 +5,7 @@ import math
 import pytest
 
 from normlab.diagnosis import find
-from normlab.diagnosis.rules.finding import SEVERITIES, Finding, Tables, at_least, consequences, said
+from normlab.diagnosis.rules.finding import SEVERITIES, Finding, Tables, at_least, said
 from normlab.diagnosis.table import Table
 
 
@@ -45,23 +45,6 @@ def structure(count=4, placement="post", **more):
 
 
 # ------------------------------------------------------------------------------------------ what a finding is
-
-
-def test_a_layer_is_that_of_the_block_and_not_the_number_of_the_sublayer():
-    known = Tables(structure(8))
-    assert known.layer("decoder.layers.3.mlp.weight") == 3
-    ours = [{"stack": "e.sublayers", "layer": i // 2, "block": f"e.sublayers.{i}"} for i in range(8)]
-    known = Tables(table("structure", *ours))
-    assert (known.layer("e.sublayers.7.f"), known.layer("e.sublayers.1"), known.layer("head")) == (3, 0, None)
-    assert known.layer("other.5.weight") == 5
-
-
-def test_what_follows_from_a_consequence_follows_from_the_cause():
-    chain = [
-        Finding(name, "warning", name, "", {}, explains=follows)
-        for name, follows in (("a", ("b",)), ("b", ("c", "a")), ("c", ()), ("d", ()))
-    ]
-    assert [f.name for f in consequences(chain, chain[0])] == ["b", "c"]
 
 
 def test_a_finding_says_its_evidence_and_reference():
@@ -107,15 +90,6 @@ def test_stacks_are_called_by_what_tells_them_apart():
 
 
 # ---------------------------------------------------------------------------------------------- each rule
-
-
-@pytest.mark.parametrize("bad", [math.nan, math.inf])
-def test_what_is_not_finite_is_a_problem(bad):
-    rows = sublayers(3, mean_square=lambda i: bad if i == 1 else 1.0)
-    found = one(table("anything", *rows), "not_finite")
-    assert found.severity == "problem"
-    assert found.numbers["values"] == 1
-    assert "mean_square at decoder.layers, 1, 0, ffn" in found.sentence
 
 
 @pytest.mark.parametrize(

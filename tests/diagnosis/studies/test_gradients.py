@@ -10,7 +10,6 @@ from torch import Tensor, nn
 
 from contracts.variants import build, uniform
 from diagnosis.small import BATCH, PADDING_MASKS, labelled, translating, untouched
-from normlab.diagnosis import capture
 from normlab.diagnosis.reading.parameters import Owner, owners, stream_taps
 from normlab.diagnosis.reading.subject import Subject
 from normlab.diagnosis.studies.gradients import (
@@ -220,9 +219,8 @@ def test_what_several_sublayers_use_is_shared():
     model.encoder.sublayers[2].f.out.weight = model.encoder.sublayers[0].f.out.weight
     model.decoder.sublayers[5].f.outer.weight = model.encoder.sublayers[1].f.outer.weight
     subject = Subject.of(model, BATCH[:2], loss=labelled)
-    with capture(model, stream_taps(subject.structure)) as seen:
-        subject.loss()
-    found = owners(model, subject.structure, seen)
+    passed = subject.trace(stream_taps(subject.structure)).once(graph=True)
+    found = owners(model, subject.structure, passed.taps)
     assert found["encoder.sublayers.0.f.out.weight"] == Owner("encoder.sublayers", None, None, "shared")
     assert found["encoder.sublayers.1.f.outer.weight"] == Owner(None, None, None, "shared")
     assert found["encoder.sublayers.0.place.norm.weight"] == Owner(
@@ -239,9 +237,7 @@ def test_branch_jacobians_are_those_of_the_full_matrix():
     real = {name: mask[2:3, :3] for name, mask in PADDING_MASKS.items()}
     (stack, _), layer = subject.structure.stacks, subject.model.encoder.sublayers[0]
     views = {v.index: v for v in stack.sublayers}
-    with capture(short.model, [views[0].before]) as seen, torch.no_grad():
-        short.forward()
-    x = seen[views[0].before]
+    x = short.calls([views[0].before])[views[0].before]
     context = Context(padding_mask=real["encoder.sublayers"])
     matrix = torch.autograd.functional.jacobian(lambda v: layer.f(layer.place.read(v), context), x)
     exact = matrix.square().sum().item() / x.numel()

@@ -7,7 +7,6 @@ import torch
 from torch import nn
 
 from diagnosis.small import PADDING_MASKS, theory_setting, translating, untouched
-from normlab.diagnosis import capture
 from normlab.diagnosis.reading.subject import Subject
 from normlab.diagnosis.studies.jacobian import jacobian, spectral_norm, token_jacobian
 from normlab.diagnosis.suite import find
@@ -52,8 +51,7 @@ def test_rows_are_those_of_every_token_taken_alone(placement):
     finals = [s.final_norm for s in subject.structure.stacks if s.final_norm]
     assert sorted(str(row["module"]) for row in table) == sorted([*paths, *finals])
     taps = [tap for s in subject.structure.stacks for v in s.sublayers for tap in (v.before, v.total)]
-    with capture(subject.model, taps) as seen:
-        subject.forward()
+    seen = subject.calls(taps).once().taps
     for stack in subject.structure.stacks:
         for view in stack.sublayers:
             path = view.norm_read or view.norm_write

@@ -12,7 +12,7 @@ from normlab.diagnosis.reading.subject import Subject
 from normlab.diagnosis.reading.tokens import find_padding_masks
 from normlab.diagnosis.rules.finding import Tables
 from normlab.diagnosis.rules.theory import ffn_gain
-from normlab.diagnosis.studies.scales import jump, scales
+from normlab.diagnosis.studies.scales import scales
 from normlab.diagnosis.table import Table
 
 SIGNALS = ("before", "branch", "total", "after")
@@ -192,19 +192,3 @@ def branches(sizes, spread=0.1):
     places = ({"stack": "h", "index": i, "layer": i // 2, "module": f"h.{i // 2}.f", "block": f"h.{i // 2}"}
               for i in range(len(sizes)))  # fmt: skip
     return Tables({"scales": Table("scales", tuple(rows)), "structure": Table("structure", tuple(places))})
-
-
-def test_the_branch_that_makes_the_stream_jump_is_named():
-    (found,) = jump(branches([1.0] * 5 + [30.0] + [1.0] * 6))
-    assert (found.severity, found.module, found.numbers["factor"]) == ("warning", "h.2.f", 30.0)
-    (first,) = jump(branches([30.0] + [1.0] * 7))
-    assert first.module == "h.0.f"
-    (few,) = jump(branches([1.0] * 5 + [30.0] + [1.0] * 6, spread=8.0))
-    assert few.severity == "note"
-
-
-def test_a_stream_that_grows_with_its_depth_does_not_jump():
-    assert list(jump(branches([1.0] * 12))) == []
-    assert list(jump(branches([1.3**i for i in range(12)]))) == []
-    assert list(jump(branches([0.0] * 12))) == []
-    assert list(jump(branches([1.0, 0.01] * 6))) == []

@@ -13,7 +13,6 @@ from diagnosis.small import SOURCE, TARGET, labelled, translating, untouched
 from normlab.diagnosis.reading.kinds import kinds, measuring
 from normlab.diagnosis.reading.parameters import owners, stream_taps
 from normlab.diagnosis.reading.subject import Subject
-from normlab.diagnosis.reading.taps import capture
 from normlab.diagnosis.studies.updates import updates
 
 BATCH = (SOURCE, TARGET)
@@ -23,8 +22,8 @@ ADAM = partial(torch.optim.Adam, lr=1e-2)
 def parts_of(subject: Subject) -> dict:
     """Every parameter's parts, as the study has them."""
     model, structure = subject.model, subject.structure
-    with capture(model, stream_taps(structure)) as seen, measuring(model) as widths:
-        subject.loss()
+    with measuring(model) as widths:
+        seen = subject.trace(stream_taps(structure)).once(graph=True).taps
     dims = {stack.name: seen[stack.sublayers[0].before].shape[-1] for stack in structure.stacks}
     return kinds(model, owners(model, structure, seen), widths, dims)
 

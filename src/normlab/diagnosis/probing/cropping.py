@@ -7,12 +7,11 @@ from dataclasses import fields, is_dataclass, replace
 from itertools import pairwise
 from typing import Any
 
-import torch
 from torch import Tensor
 
 from normlab.diagnosis.reading.subject import Subject
-from normlab.diagnosis.reading.taps import capture, leaves
 from normlab.errors import UserError
+from normlab.trace.tensors import tensors_in
 
 
 def cropped(subject: Subject, tokens: int) -> tuple[Subject, int]:
@@ -39,13 +38,11 @@ def cropped(subject: Subject, tokens: int) -> tuple[Subject, int]:
 
 def _tokens(subject: Subject) -> int:
     taps = [stack.sublayers[0].before for stack in subject.structure.stacks]
-    with torch.no_grad(), capture(subject.model, taps) as seen:
-        subject.loss()
-    return max(x.numel() // x.shape[-1] for x in seen.values())
+    return max(x.numel() // x.shape[-1] for x in subject.trace(taps).once().taps.values())
 
 
 def _count(batch: Any) -> int:
-    return next((len(x) for _, x in leaves(batch) if x.ndim), 0)
+    return next((len(x) for _, x in tensors_in(batch) if x.ndim), 0)
 
 
 def split(batch: Any, parts: int) -> list[Any]:

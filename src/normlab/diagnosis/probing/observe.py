@@ -3,19 +3,20 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from fnmatch import fnmatchcase
-from typing import Any, NamedTuple, TypeAlias
+from functools import partial
+from typing import NamedTuple, TypeAlias
 
 import torch
 from torch import Tensor, nn
 
 from normlab.diagnosis.probing.stats import STATISTICS, measure
-from normlab.diagnosis.reading.taps import Place, Side, activations, bare, compiles, unwrapped, watching
 from normlab.errors import UserError
 from normlab.spec.arguments import validate_arguments
+from normlab.trace.record import Seen, Want, matching, record
+from normlab.trace.tensors import Place, compiles, unwrap, unwrapped
 
 ACTIVATIONS = ("input", "output", "grad_input", "grad_output")
 PARAMETERS = ("weight", "grad")
@@ -66,16 +67,17 @@ class Probe:
                 "of weight and grad are"
             )
 
-    def of(self, named: Iterable[tuple[Place, Tensor]]) -> Iterator[tuple[str, Tensor]]:
-        """Yield the tensors that are measured, each with the suffix of its signal."""
-        for i, (place, x) in enumerate(named):
-            if i and not self.every_tensor:
-                return
-            yield (f"[{'.'.join(map(str, place))}]" if i else ""), x
+    def want(self, module: str) -> Want:
+        """Return what to record of a module, for a signal that flows through it."""
+        side = "input" if self.signal.endswith("input") else "output"
+        signal = "grad" if self.signal.startswith("grad") else "value"
+        return Want(module, side, signal, partial(measure, self.statistic), first=not self.every_tensor)
 
-    def key(self, module: str, suffix: str) -> Key:
-        """Return the fields of a record of this probe, except its step and value."""
-        site = self.site or Site("", None)
+    def key(self, module: str, place: Place | None) -> Key:
+        """Return the fields of a record of this probe, except its step and value; ``place`` is that of a
+        tensor after the first.
+        """
+        site, suffix = self.site or Site("", None), f"[{'.'.join(map(str, place))}]" if place else ""
         return site.stack or None, site.index, module, (site.signal or self.signal) + suffix, self.statistic
 
 
@@ -104,23 +106,25 @@ class Observer:
     """Collects measurements while a model runs, and emits them as records by ``flush``."""
 
     def __init__(
-        self,
-        modules: Mapping[str, nn.Module],
-        probes: Mapping[str, Sequence[Probe]],
-        emit: Emit,
-        on_error: OnError | None = None,
+        self, model: nn.Module, probes: Sequence[tuple[str, Probe]], flowing: Mapping[Want, Probe], emit: Emit
     ) -> None:
-        self._modules, self._probes, self._emit, self._on_error = modules, probes, emit, on_error
-        self._pending: list[tuple[Key, Tensor]] = []
-        self._handles: list[Any] = []
+        self._modules, self._emit = dict(model.named_modules()), emit
+        self._probes = [(path, probe) for path, probe in probes if probe.signal in PARAMETERS]
+        self._flowing = flowing
+        self.seen: list[Seen] = []
         self._step: int | None = None
 
     def flush(self, step: int) -> None:
         """Fetch all measurements since the last call, in one transfer from each device, and emit them as
         records of ``step``. Weights and their gradients are measured now.
         """
-        self._measure_parameters()
-        rows, self._pending = self._pending, list[tuple[Key, Tensor]]()
+        rows = [
+            (self._flowing[s.want].key(s.tap.module, s.tap.place if s.nth else None), s.value)
+            for s in self.seen
+        ]
+        self.seen.clear()
+        with torch.no_grad():
+            rows += [row for path, probe in self._probes for row in self._parameters(path, probe)]
         self._step = step
         values: list[float] = [0.0] * len(rows)
         for device in {x.device for _, x in rows}:
@@ -130,59 +134,20 @@ class Observer:
                 values[i] = value
         for (key, _), value in zip(rows, values, strict=True):
             self._emit(Record(step, *key, value))
-        self._handles = [h for h in self._handles if h.hooks_dict_ref() is not None]
 
-    def see(self, path: str, side: Side, values: Any) -> None:
-        """Apply the probes of a module to its inputs or outputs."""
-        with self._caught():
-            self._see(path, side, values)
+    def _parameters(self, path: str, probe: Probe) -> Iterator[tuple[Key, Tensor]]:
+        """Measure a module's own parameters, or those of several modules as one."""
+        if probe.together:
+            pairs = (self._named(inner, probe.signal, deep=True) for inner in probe.together)
+            norms = [measure("l2", x) for x in {id(x): x for some in pairs for _, x in some}.values()]
+            if norms:
+                yield probe.key(path, None), measure(probe.statistic, torch.stack(norms))
+            return
+        named = self._named(path, probe.signal)
+        for i, (place, x) in enumerate(named if probe.every_tensor else named[:1]):
+            yield probe.key(path, place if i else None), measure(probe.statistic, x)
 
-    @contextmanager
-    def _caught(self) -> Iterator[None]:
-        """Give a failure inside the model's own passes to ``on_error``, if there is one."""
-        try:
-            yield
-        except Exception as error:
-            if self._on_error is None:
-                raise
-            self._on_error(error)
-
-    def _see(self, path: str, side: Side, values: Any) -> None:
-        again = torch._C._current_graph_task_id() != -1  # a checkpointed layer runs once more in backward
-        for probe in self._probes[path]:
-            if probe.signal == side and not again:
-                self._measure(path, probe, activations(values))
-            elif probe.signal == f"grad_{side}" and not (again and side == "input"):
-                self._await_gradients(path, probe, values)
-
-    def _measure(self, path: str, probe: Probe, named: Iterable[tuple[Place, Tensor]]) -> None:
-        with torch.no_grad():
-            for suffix, x in probe.of(named):
-                self._pending.append((probe.key(path, suffix), measure(probe.statistic, x)))
-
-    def _await_gradients(self, path: str, probe: Probe, values: Any) -> None:
-        for suffix, x in probe.of(activations(values)):
-            if x.requires_grad:
-                key = probe.key(path, suffix)
-
-                def arrive(gradient: Tensor, key: Key = key) -> None:
-                    with self._caught(), torch.no_grad():
-                        self._pending.append((key, measure(probe.statistic, gradient)))
-
-                self._handles.append(x.register_hook(arrive))
-
-    def _measure_parameters(self) -> None:
-        for path, probes in self._probes.items():
-            for probe in probes:
-                if probe.signal in PARAMETERS and not probe.together:
-                    self._measure(path, probe, self._parameters(path, probe.signal))
-                elif probe.signal in PARAMETERS:
-                    pairs = (self._parameters(inner, probe.signal, deep=True) for inner in probe.together)
-                    norms = [measure("l2", x) for x in {id(x): x for some in pairs for _, x in some}.values()]
-                    if norms:
-                        self._measure(path, probe, [((), torch.stack(norms))])
-
-    def _parameters(self, path: str, signal: str, *, deep: bool = False) -> list[tuple[Place, Tensor]]:
+    def _named(self, path: str, signal: str, *, deep: bool = False) -> list[tuple[Place, Tensor]]:
         """Return a module's parameters or their gradients by name, with ``deep`` also those inside it."""
         own = [(name, p) for name, p in self._modules[path].named_parameters(recurse=deep) if p.numel()]
         if signal == "weight":
@@ -191,49 +156,48 @@ class Observer:
         return [(place, g.to_dense() if g.is_sparse else g) for place, g in gradients]
 
     def close(self) -> None:
-        """Remove the hooks that are left, and emit what is pending as records of the step after the last."""
-        for handle in self._handles:
-            handle.remove()
-        if self._pending or self._step is None:
+        """Emit what is pending as records of the step after the last."""
+        if self.seen or self._step is None:
             self.flush(0 if self._step is None else self._step + 1)
 
 
 @validate_arguments
 @contextmanager
 def observe(
-    model: nn.Module, probes: Sequence[Probe], emit: Emit, *, on_error: OnError | None = None
+    model: nn.Module,
+    probes: Sequence[Probe],
+    emit: Emit,
+    *,
+    on_error: OnError | None = None,
+    compiled: bool = False,
 ) -> Iterator[Observer]:
     """Measure a model while it runs inside this block, and call ``emit`` with a record per measurement.
 
     ``flush(step)`` of the observer that the block receives fetches the records of a step; the rest is fetched
     at the end of the block. Outputs and gradients are bit-identical with and without probes, and no hook
     stays behind. Torch's layers leave their fused inference path, which gradients never take, while they have
-    hooks. Compiled modules are not watched, with a warning, since compiled code may not call their hooks.
+    hooks. Compiled modules are not watched, with a warning, since compiled code may not call their hooks;
+    ``compiled`` says that what runs is a compiled wrapper of this model.
     A measurement that fails raises where the model runs, unless ``on_error`` takes the error.
 
     Raises UserError for a probe that matches no module.
     """
-    modules = dict(bare(model).named_modules())
-    matched: dict[str, list[Probe]] = {path: [] for path in modules}
-    for probe in probes:
-        exact = probe.modules in modules
-        paths = [probe.modules] if exact else [path for path in modules if fnmatchcase(path, probe.modules)]
-        if not paths:
-            some = ", ".join([path for path in modules if path][:8])
-            raise UserError(f"no module matches {probe.modules!r}; the paths begin {some}, …")
-        for path in paths:
-            matched[path].append(probe)
-    observer = Observer(modules, matched, emit, on_error)
-    flowing = {p: modules[p] for p, ps in matched.items() if any(q.signal in ACTIVATIONS for q in ps)}
-    if unseen := _compiled(model, modules) & set(flowing):
+    modules = dict(unwrap(model).named_modules())
+    order = {path: i for i, path in enumerate(modules)}
+    pairs = [(path, probe) for probe in probes for path in matching(modules, probe.modules)]
+    pairs.sort(key=lambda pair: order[pair[0]])
+    flowing = {path for path, probe in pairs if probe.signal in ACTIVATIONS}
+    if unseen := (set(modules) if compiled else _compiled(model, modules)) & flowing:
         warnings.warn(
             f"{len(unseen)} of {len(flowing)} watched modules run compiled, and what flows through them is "
             "not recorded (weights and their gradients are); for that, observe the model that was given to "
             "torch.compile, and run that",
             stacklevel=3,
         )
-        flowing = {path: module for path, module in flowing.items() if path not in unseen}
-    with watching(flowing, observer.see):
+    seen = flowing - unseen
+    wants = {probe.want(path): probe for path, probe in pairs if path in seen and probe.signal in ACTIVATIONS}
+    observer = Observer(unwrap(model), pairs, wants, emit)
+    with record(model, wants, on_error=on_error) as observer.seen:
         try:
             yield observer
         finally:

@@ -8,14 +8,14 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from normlab.diagnosis.probing.stepping import LossGradients, trainable
 from normlab.diagnosis.reading.kinds import Part, Width, kinds, measuring
 from normlab.diagnosis.reading.parameters import Owner, owners
 from normlab.diagnosis.reading.structure import Structure
-from normlab.diagnosis.reading.subject import Subject, undisturbed
-from normlab.diagnosis.reading.taps import Tap, capture
-from normlab.diagnosis.reading.tokens import FROZEN, PaddingMasks, find_padding_masks
+from normlab.diagnosis.reading.subject import Subject
+from normlab.diagnosis.reading.tokens import PaddingMasks, find_padding_masks
 from normlab.errors import UserError
+from normlab.trace.step import FROZEN, Gradients, gradients_in, trainable, zeros_for_none
+from normlab.trace.tensors import Tap
 
 
 @dataclass(frozen=True)
@@ -35,17 +35,16 @@ class BackwardPass:
     """The activations and gradients of a forward and backward pass without dropout."""
 
     forward: ForwardPass
-    loss_gradients: LossGradients
+    loss_gradients: Gradients
     stream: Mapping[Tap, Tensor]
     """Gradients of the loss where each stack begins and after each sublayer, unless all before is frozen."""
 
 
 def forward_pass(subject: Subject) -> ForwardPass:
     """Run a forward pass. Parameters have owners only if gradients are enabled."""
-    model = subject.model
-    with capture(model, _taps(subject.structure)) as caught, measuring(model) as widths:
-        subject.forward()
-    return _forward(subject, caught, widths)
+    with measuring(subject.model) as widths:
+        passed = subject.calls(_taps(subject.structure)).once(graph=torch.is_grad_enabled())
+    return _forward(subject, passed.taps, widths)
 
 
 def backward_pass(subject: Subject) -> BackwardPass:
@@ -53,20 +52,19 @@ def backward_pass(subject: Subject) -> BackwardPass:
 
     Raises UserError if every parameter is frozen.
     """
-    model, weights = subject.model, trainable(subject.model)
-    with capture(model, _taps(subject.structure)) as caught, measuring(model) as widths, torch.enable_grad():
-        loss = subject.loss()
-    if not loss.requires_grad:
-        raise UserError(FROZEN)
-    forward = _forward(subject, caught, widths)
-    stacks = subject.structure.stacks
-    taps = [t for s in stacks for t in (s.sublayers[0].before, *(v.after for v in s.sublayers))]
-    inner = {tap: caught[tap] for tap in dict.fromkeys(taps) if caught[tap].requires_grad}
-    with undisturbed(model):  # where a checkpoint computes activations again, they are those of the pass
-        found = torch.autograd.grad(loss, [*inner.values(), *weights.values()], materialize_grads=True)
-    stream = dict(zip(inner, found, strict=False))
-    gradients = dict(zip(weights, found[len(inner) :], strict=True))
-    return BackwardPass(forward, LossGradients(loss.item(), gradients), stream)
+    model, weights, stacks = subject.model, trainable(subject.model), subject.structure.stacks
+    with measuring(model) as widths, subject.trace(_taps(subject.structure)).with_graph() as passed:
+        if passed.loss is None or not passed.loss.requires_grad:
+            raise UserError(FROZEN)
+        forward = _forward(subject, passed.taps, widths)
+        taps = [t for s in stacks for t in (s.sublayers[0].before, *(v.after for v in s.sublayers))]
+        inner = {tap: passed.taps[tap] for tap in dict.fromkeys(taps) if passed.taps[tap].requires_grad}
+        tensors = [*inner.values(), *weights.values()]
+        gradients = zeros_for_none(gradients_in(passed.loss, tensors, model), tensors)
+        loss = passed.loss.item()
+    stream, own = gradients[: len(inner)], gradients[len(inner) :]
+    slope = Gradients(loss, dict(zip(weights, own, strict=True)))
+    return BackwardPass(forward, slope, dict(zip(inner, stream, strict=True)))
 
 
 def padding_masks_of(subject: Subject, backward: BackwardPass) -> PaddingMasks:
@@ -88,9 +86,9 @@ def parts_of(subject: Subject, forward: ForwardPass) -> Mapping[str, tuple[Part,
     return kinds(subject.model, forward.owned, forward.widths, dims)
 
 
-def _forward(subject: Subject, caught: Mapping[Tap, Tensor], widths: Mapping[str, Width]) -> ForwardPass:
-    owned = owners(subject.model, subject.structure, caught)
-    return ForwardPass({tap: x.detach() for tap, x in caught.items()}, owned, dict(widths))
+def _forward(subject: Subject, seen: Mapping[Tap, Tensor], widths: Mapping[str, Width]) -> ForwardPass:
+    owned = owners(subject.model, subject.structure, seen)
+    return ForwardPass({tap: x.detach() for tap, x in seen.items()}, owned, dict(widths))
 
 
 def _taps(structure: Structure) -> list[Tap]:

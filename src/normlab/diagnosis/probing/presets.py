@@ -8,8 +8,8 @@ from typing import Final
 
 from normlab.diagnosis.probing.observe import PARAMETERS, Probe, Site
 from normlab.diagnosis.reading.structure import Structure
-from normlab.diagnosis.reading.taps import Tap
 from normlab.errors import UserError
+from normlab.trace.tensors import Tap
 
 PRESETS: Final = ("cheap", "standard", "full")
 """From the least to the most that is measured; each includes the one before."""

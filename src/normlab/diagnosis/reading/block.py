@@ -13,7 +13,7 @@ from torch import nn
 
 from normlab.diagnosis.reading.recording import Event, Recording
 from normlab.diagnosis.reading.relations import Sum, Sums, proportion
-from normlab.diagnosis.reading.taps import Tap
+from normlab.trace.tensors import Tap
 
 
 class NormCall(NamedTuple):

@@ -7,12 +7,14 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any, Final, NamedTuple, TypeAlias
 
+import torch
 from torch import Tensor, nn
 
 from normlab.diagnosis.reading.block import Norms
 from normlab.diagnosis.reading.naming import ATTENTION, FFN
 from normlab.diagnosis.reading.parameters import Owner
-from normlab.diagnosis.reading.taps import Side, activations, evaluating, watching
+from normlab.trace.tensors import Side, activations, forward_hooks
+from normlab.trace.untouched import undisturbed
 
 Shapes: TypeAlias = Mapping[str, tuple[int, ...]]
 EMBEDDING = re.compile(r"embed|position|\bw[tp]e\b", re.IGNORECASE)
@@ -60,14 +62,14 @@ def measuring(model: nn.Module) -> Iterator[dict[str, Width]]:
         elif width is not None and path in entered:
             found.setdefault(path, Width(entered[path], width))
 
-    with watching(holders, see):
+    with forward_hooks(holders, see):
         yield found
 
 
 def norms_of(model: nn.Module, widths: Mapping[str, Width]) -> set[str]:
     """Return the measured modules whose output does not grow with their input, by path."""
     norms = Norms(model)
-    with evaluating(model):
+    with undisturbed(model), torch.no_grad():
         return {p for p, w in widths.items() if w.given == w.output and norms.norms(p, w.given)}
 
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator, Sequence
 from fnmatch import fnmatchcase
-from itertools import takewhile
 
 from torch import nn
 
@@ -15,10 +14,6 @@ from normlab.errors import UserError
 
 ATTENTION = re.compile(r"att(n|ention)|mha", re.IGNORECASE)
 FFN = re.compile(r"mlp|ff|feed_?forward|fc\d|intermediate|linear\d|dense|moe|expert|glu", re.IGNORECASE)
-POSITIONS = re.compile(r"posit|wpe|\bpos_?e", re.IGNORECASE)
-"""Parameters with a row for each position: no output matrix is tied to them, and two tables of sinusoids are
-equal.
-"""
 
 
 def candidates(model: nn.Module, named: Sequence[str]) -> Iterator[tuple[str, list[str]]]:
@@ -71,15 +66,3 @@ def role_of(block: Block, step: Step, shown: Sequence[Event]) -> str:
 def layer_of(path: str) -> int | None:
     """The first number in a path, which is the layer, counted from 0; None where there is none."""
     return next((int(part) for part in path.split(".") if part.isdecimal()), None)
-
-
-def template(path: str) -> str:
-    """The path with every number replaced: the same modules of different layers have one template."""
-    return ".".join("*" if part.isdecimal() else part for part in path.split("."))
-
-
-def innermost(paths: Sequence[str]) -> str:
-    """The innermost module that holds all of these."""
-    names = [path.split(".") for path in paths]
-    alike = takewhile(lambda parts: len(set(parts)) == 1, zip(*names, strict=False))
-    return ".".join(parts[0] for parts in alike)

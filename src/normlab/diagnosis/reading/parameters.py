@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
-from typing import Any, NamedTuple
+from collections.abc import Mapping
+from typing import NamedTuple
 
 from torch import Tensor, nn
 
 from normlab.diagnosis.reading.structure import Structure
-from normlab.diagnosis.reading.taps import Tap
+from normlab.trace.step import nodes_behind
+from normlab.trace.tensors import Tap
 
 
 class Owner(NamedTuple):
@@ -46,17 +47,6 @@ def owners(model: nn.Module, structure: Structure, seen: Mapping[Tap, Tensor]) -
             if path and not path.startswith(finals or ("\n",)):
                 found[path].append(Owner(stack, view.index, view.layer, view.role))
     return {path: _joint(those) for path, those in found.items()}
-
-
-def nodes_behind(start: Any, ends: Iterable[Any] = ()) -> Iterator[Any]:
-    """Yield the nodes of the graph from one on, up to those in ``ends``."""
-    waiting, known = [start], {None, *ends}
-    while waiting:
-        if (node := waiting.pop()) in known:
-            continue
-        known.add(node)
-        yield node
-        waiting.extend(following for following, _ in node.next_functions)
 
 
 def _joint(those: list[Owner]) -> Owner:

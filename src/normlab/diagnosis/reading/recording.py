@@ -11,10 +11,11 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
-from torch.func import functional_call
 
-from normlab.diagnosis.reading.taps import Call, Place, Side, Tap, activations, evaluating, leaves, watching
 from normlab.errors import UserError
+from normlab.trace.step import Weights
+from normlab.trace.tensors import Call, Place, Side, Tap, activations, forward_hooks, tensors_in, wide
+from normlab.trace.trace import Trace
 
 ROWS = 32
 """Rows of each tensor that are kept, evenly spaced."""
@@ -93,28 +94,15 @@ def _moments(rows: Tensor) -> Tensor:
     return torch.stack([wide.sum(0), torch.linalg.vector_norm(wide, dim=0)]).cpu()
 
 
-class CallableModel(nn.Module):
-    """A model together with its call, so that a pass can run on other weights than the model's own."""
-
-    def __init__(self, model: nn.Module, call: Call) -> None:
-        super().__init__()
-        self.model, self.call = model, call
-
-    def forward(self, batch: Any) -> Any:
-        return self.call(self.model, batch)
-
-
-def record(model: nn.Module, batch: Any, call: Call, weights: Mapping[str, Tensor]) -> Recording:
+def record(model: nn.Module, batch: Any, call: Call, weights: Weights) -> Recording:
     """Run one pass in evaluation mode, with ``weights`` in the place of the model's own of these names.
 
     Raises UserError with what to change when the model raises.
     """
     recording = Recording()
-    called = CallableModel(model, call)
-    replaced = {f"model.{name}": weight for name, weight in weights.items()}
-    with evaluating(model), watching(dict(model.named_modules()), recording.see):
+    with forward_hooks(dict(model.named_modules()), recording.see):
         try:
-            functional_call(called, replaced, (batch,))
+            Trace(model, batch, call, weights=weights).once()
         except Exception as error:
             raise UserError(_why(model, batch, error)) from error
     return recording
@@ -122,7 +110,7 @@ def record(model: nn.Module, batch: Any, call: Call, weights: Mapping[str, Tenso
 
 def _why(model: nn.Module, batch: Any, error: Exception) -> str:
     homes = {p.device.type for p in model.parameters()}
-    given = {x.device.type for _, x in leaves(batch)}
+    given = {x.device.type for _, x in tensors_in(batch)}
     if homes and given - homes:
         return (
             f"the model is on {', '.join(sorted(homes))} and the batch on {', '.join(sorted(given))}; move "
@@ -144,7 +132,7 @@ def awake(model: nn.Module) -> dict[str, Tensor]:
     """
     generator = torch.Generator().manual_seed(0)
     known = ((name, p.detach()) for name, p in model.named_parameters() if p.numel() and not p.is_meta)
-    asleep = {name: p for name, p in known if p.abs().amax() < 1e-3}
+    asleep = {name: p for name, p in known if wide(p).abs().amax() < 1e-3}
     values: dict[str, Tensor] = {}
     for name, parameter in asleep.items():
         drawn = torch.rand(parameter.shape, generator=generator)

@@ -13,10 +13,12 @@ from normlab.diagnosis.reading.block import Block, Norms, Step
 from normlab.diagnosis.reading.naming import candidates, role_of
 from normlab.diagnosis.reading.recording import Recording, awake, record
 from normlab.diagnosis.reading.relations import Factor, Sum, refit
-from normlab.diagnosis.reading.taps import Call, Tap, bare, call_model
 from normlab.diagnosis.reading.unregistered import pointed_out, unregistered
 from normlab.errors import UserError
 from normlab.spec.arguments import validate_arguments
+from normlab.trace.setup import Setup
+from normlab.trace.tensors import Call, Tap, call_model, unwrap
+from normlab.trace.untouched import untouched
 
 PLACEMENTS: Final = {
     (False, False, True): "post",
@@ -79,8 +81,6 @@ class StackView:
     name: str
     sublayers: tuple[SublayerView, ...]
     final_norm: str | None
-    silent: tuple[str, ...] = ()
-    """Paths of the blocks in the container that ran, and in which no stream was seen."""
 
 
 @dataclass(frozen=True)
@@ -107,11 +107,7 @@ class Structure:
 
 
 class UnreadError(UserError):
-    """No residual stream was found. ``blocks`` are those without one beside others of their kind with one."""
-
-    def __init__(self, message: str, blocks: Sequence[str] = ()) -> None:
-        super().__init__(message)
-        self.blocks = tuple(blocks)
+    """No residual stream was found."""
 
 
 @validate_arguments
@@ -135,10 +131,14 @@ def read_structure(
     are not enough; ``branches`` names, by their paths in a block, the modules whose outputs are added, where
     the sums cannot be seen. Raises UserError with what to pass for a model that raises or cannot be read.
     """
-    model, call = bare(model), call or call_model
-    reader = _Reader(model, partial(record, model, batch, call), branches)
-    stacks, unread, broken = dict[str, StackView](), dict[str, str](), list[str]()
-    for name, children in candidates(model, [blocks] if isinstance(blocks, str) else blocks):
+    model, globs = unwrap(model), [blocks] if isinstance(blocks, str) else blocks
+    with untouched(Setup(model, batch, call)):
+        return _read(_Reader(model, partial(record, model, batch, call or call_model), branches), globs)
+
+
+def _read(reader: _Reader, globs: Sequence[str]) -> Structure:
+    stacks, unread = dict[str, StackView](), dict[str, str]()
+    for name, children in candidates(reader.model, globs):
         if _inside(name, stacks):
             continue
         found = reader.blocks(children)
@@ -146,13 +146,11 @@ def read_structure(
         kinds = {reader.kind(block) for block, _ in read}
         failed = [b for b in found if b not in [block for block, _ in read] and reader.kind(b) in kinds]
         if read and not failed:
-            silent = [block.path for block in found if block not in [one for one, _ in read]]
-            stacks[name] = replace(reader.stack(name, read), silent=tuple(silent))
+            stacks[name] = reader.stack(name, read)
         elif found and not _inside(name, unread):
-            broken += [block.path for block in failed] if read else []
             unread[name] = reader.sentence(name, found, (failed or found)[0])
     if not stacks:
-        raise UnreadError(_sorry(model, reader.recording, list(unread.values())), broken)
+        raise UnreadError(_sorry(reader.model, reader.recording, list(unread.values())))
     missed = [why for name, why in unread.items() if not any(_inside(stack, [name]) for stack in stacks)]
     return Structure(tuple(stacks.values()), tuple(missed))
 
@@ -167,7 +165,8 @@ class _Reader:
     def __init__(
         self, model: nn.Module, pass_on: Callable[[Mapping[str, Tensor]], Recording], branches: Sequence[str]
     ) -> None:
-        self._norms, self._branches, self._pass_on = Norms(model), branches, pass_on
+        self.model, self._norms = model, Norms(model)
+        self._branches, self._pass_on = branches, pass_on
         self.recording = pass_on(awake(model))
 
     @cached_property
@@ -277,8 +276,8 @@ def _parts(recording: Recording, paths: Sequence[str]) -> Iterator[tuple[str, in
         for path in paths:
             if event.path.startswith(f"{path}."):
                 spans.setdefault(path, []).append(i)
-    starts = [indices[0] for indices in spans.values()][1:]
-    for (path, indices), stop in zip(spans.items(), [*starts, None], strict=True):
+    starts = [indices[0] for indices in spans.values()]
+    for (path, indices), stop in zip(spans.items(), [*starts[1:], None], strict=False):
         yield path, indices[0], (indices[-1] + 1 if stop is None else stop) + 1
 
 

@@ -3,26 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import replace
 from typing import Any
 
 import torch
-from torch import Tensor, nn
-from torch.func import functional_call
+from torch import Tensor
 
-from normlab.diagnosis.reading.recording import CallableModel, awake
+from normlab.diagnosis.reading.recording import awake
 from normlab.diagnosis.reading.structure import StackView
-from normlab.diagnosis.reading.subject import Loss, Subject, undisturbed
-from normlab.diagnosis.reading.taps import capture
+from normlab.diagnosis.reading.subject import Subject
 from normlab.errors import UserError
+from normlab.trace.step import FROZEN, gradients_in, zeros_for_none
 
 PaddingMasks = Mapping[str, Tensor]
 """By stack, a mask over the positions of its stream, True where there is a token."""
-
-FROZEN = (
-    "the loss has no gradient in the model: its parameters are frozen, or it runs without gradients; "
-    "unfreeze the parameters to examine, as in model.requires_grad_()"
-)
 
 
 def find_padding_masks(subject: Subject, *, begun: Mapping[str, Tensor] | None = None) -> PaddingMasks:
@@ -55,13 +48,14 @@ def _given(batch: Any, stack: StackView) -> Tensor | None:
 def _reached(subject: Subject, stacks: list[StackView]) -> dict[str, Tensor]:
     """Return the gradient of the loss where each stack begins, by its name."""
     taps = {stack.name: [*(v.before for v in stack.sublayers), stack.sublayers[-1].after] for stack in stacks}
-    with capture(subject.model, [tap for some in taps.values() for tap in some]) as seen:
-        loss = replace(subject, loss_of=_awake(subject.loss_of)).loss()
-    begun = {n: [seen[t] for t in some if seen[t].requires_grad][:1] for n, some in taps.items()}
-    if not loss.requires_grad or not all(begun.values()):
-        raise UserError(f"{FROZEN}, or pass padding_masks={{stack: mask}}, True where there is a token")
-    with undisturbed(subject.model):
-        gradients = torch.autograd.grad(loss, [x for (x,) in begun.values()], materialize_grads=True)
+    every = [tap for some in taps.values() for tap in some]
+    with subject.trace(every, weights=awake(subject.model)).with_graph() as passed:
+        seen = passed.taps
+        begun = {n: [seen[t] for t in some if seen[t].requires_grad][:1] for n, some in taps.items()}
+        if passed.loss is None or not passed.loss.requires_grad or not all(begun.values()):
+            raise UserError(f"{FROZEN}, or pass padding_masks={{stack: mask}}, True where there is a token")
+        tensors = [x for (x,) in begun.values()]
+        gradients = zeros_for_none(gradients_in(passed.loss, tensors, subject.model), tensors)
     return dict(zip(begun, gradients, strict=True))
 
 
@@ -73,14 +67,6 @@ def _nonzero(name: str, gradient: Tensor) -> Tensor:
             "padding_masks={stack: mask}, or a loss that uses the model's output"
         )
     return mask
-
-
-def _awake(loss_of: Loss) -> Loss:
-    def loss(model: nn.Module, batch: Any) -> Tensor:
-        values = {f"model.{name}": value for name, value in awake(model).items()}
-        return functional_call(CallableModel(model, loss_of), values, (batch,))
-
-    return loss
 
 
 def rows(x: Tensor, mask: Tensor) -> Tensor:

@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import math
-import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final
 
-from normlab.diagnosis.reading.naming import layer_of
 from normlab.diagnosis.table import Row, Table, Value
 from normlab.errors import UserError
 from normlab.spec.arguments import validate_arguments
@@ -36,12 +34,8 @@ class Finding:
     reference: str = ""
     module: str = ""
     """The path of the module where it is; empty for a finding about the whole model."""
-    layer: int | None = None
-    """The layer that the module is in, counted from 0; ``find`` knows it."""
     do: str = ""
     """What to change, or to look at."""
-    explains: tuple[str, ...] = ()
-    """Names of the findings that follow from this one where both are found."""
 
     def __post_init__(self) -> None:
         if self.severity not in SEVERITIES:
@@ -99,62 +93,17 @@ class Tables:
             return str(known.get("module") or known["stack"])
         return str(row["stack"])
 
-    def layer(self, path: str) -> int | None:
-        """Return the layer, from 0, of a module's block, or else the first number in the path."""
-        blocks = ((str(row.get("block")), row["layer"]) for row in self.table("structure"))
-        known = (layer for block, layer in blocks if f"{path}.".startswith(f"{block}."))
-        return next((int(layer) for layer in known if isinstance(layer, int)), layer_of(path))
-
 
 def cause(findings: Iterable[Finding]) -> Finding | None:
-    """Return the first of the gravest findings above a note that follows from no other, or None; of those in
-    layers of one stack the one in the lowest layer.
-    """
+    """Return the first of the gravest findings above a note, or None."""
     grave = sorted(at_least(findings, "warning"), key=lambda f: -SEVERITIES.index(f.severity))
-    free = [f for f in grave if not any(follows(f, other) for other in grave)] or grave
-    first = next(iter(free), None)
-    if first is None or first.layer is None:
-        return first
-    rivals = [f for f in free if f.severity == first.severity and _stack(f) == _stack(first)]
-    return min(rivals, key=lambda f: math.inf if f.layer is None else f.layer)
-
-
-def consequences(findings: Iterable[Finding], of: Finding) -> list[Finding]:
-    """Return the findings, above a note, that follow from one, and from those in turn."""
-    left, found = [f for f in at_least(findings, "warning") if f is not of], [of]
-    while more := [f for f in left if any(follows(f, other) for other in found)]:
-        found += more
-        left = [f for f in left if f not in more]
-    order = list(findings)
-    return sorted(found[1:], key=order.index)
-
-
-def follows(finding: Finding, of: Finding) -> bool:
-    """Whether a finding may be a consequence of another: by its name, and by its place, which is in the same
-    module or behind it.
-    """
-    if finding.name not in of.explains or finding.name == of.name:
-        return False
-    if not finding.module or not of.module:
-        return True
-    own, other = f"{finding.module}.", f"{of.module}."
-    if own.startswith(other) or other.startswith(own):
-        return True
-    if finding.layer is None or of.layer is None:
-        return True
-    return _stack(finding) != _stack(of) or finding.layer >= of.layer
-
-
-def _stack(finding: Finding) -> str:
-    """The path of a finding's module up to its first number."""
-    return re.split(r"(?:^|\.)\d+(?:\.|$)", finding.module)[0]
+    return next(iter(grave), None)
 
 
 def told(finding: Finding) -> str:
-    """Return a finding in a line: where it is, what it is, its layer, counted from 0, and what to do."""
+    """Return a finding in a line: where it is, what it is, and what to do."""
     where = f"{finding.module}: " if finding.module and finding.module not in finding.sentence else ""
-    layer = "" if finding.layer is None else f" (layer {finding.layer})"
-    return f"{where}{finding.sentence}{layer}" + (f"; {finding.do}" if finding.do else "")
+    return f"{where}{finding.sentence}" + (f"; {finding.do}" if finding.do else "")
 
 
 def at_least(findings: Iterable[Finding], severity: str) -> list[Finding]:

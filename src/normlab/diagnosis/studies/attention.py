@@ -13,13 +13,13 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from normlab.diagnosis.reading.structure import StackView
 from normlab.diagnosis.reading.subject import Subject
-from normlab.diagnosis.reading.taps import Side, Tap, at, evaluating, watching
 from normlab.diagnosis.reading.tokens import PaddingMasks, find_padding_masks
 from normlab.diagnosis.rules.finding import Finding, Tables, mean, number, numbers, said
 from normlab.diagnosis.study import Study
 from normlab.diagnosis.table import Row, Table
 from normlab.errors import UserError
 from normlab.spec.chart import ByDepth
+from normlab.trace.tensors import Side, Tap, at, forward_hooks
 
 SATURATED: Final = 100.0
 """A logit this far above the others leaves a softmax no gradient: e^-88 is float32's last normal number."""
@@ -53,9 +53,9 @@ def attention(subject: Subject, *, padding_masks: PaddingMasks | None = None) ->
     """
     masks = padding_masks or find_padding_masks(subject)
     moments = _SoftmaxRecorder(subject)
-    plain, seen = sdpa_kernel(SDPBackend.MATH), watching(moments.watched, moments.see)
-    with evaluating(subject.model), plain, seen, moments:
-        subject.forward()
+    plain, seen = sdpa_kernel(SDPBackend.MATH), forward_hooks(moments.watched, moments.see)
+    with plain, seen, moments:
+        subject.calls().once()
     turned = is_sequence_first(subject.model)
     stacks = subject.structure.stacks
     rows = [row for s in stacks for row in _rows(s, moments, masks[s.name], sequence_first=turned)]

@@ -12,16 +12,21 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.optim import Optimizer
 
 from normlab.diagnosis.probing.cropping import cropped
-from normlab.diagnosis.probing.step import OptimiserFactory, at_rate, find_loss_gradients, updated
-from normlab.diagnosis.probing.stepping import LossGradients, Weights, at_weights, trainable
-from normlab.diagnosis.reading.parameters import nodes_behind
 from normlab.diagnosis.reading.subject import Subject
-from normlab.diagnosis.reading.tokens import FROZEN
 from normlab.diagnosis.rules.finding import Finding, Tables, number, said, warmed
 from normlab.diagnosis.study import SMALL_BATCH, Study, StudyContext
 from normlab.diagnosis.table import Row, Table
 from normlab.errors import UserError
 from normlab.nn import reference
+from normlab.trace.step import (
+    FROZEN,
+    Gradients,
+    OptimizerFactory,
+    Weights,
+    nodes_behind,
+    scaled_lr,
+    trainable,
+)
 
 CLOSE: Final = 0.2
 """In a diagnosis the critical learning rate is known within this relative error."""
@@ -34,10 +39,10 @@ DOUBLINGS: Final = 40
 
 def critical_lr(
     subject: Subject,
-    optimiser: Optimizer | OptimiserFactory,
+    optimiser: Optimizer | OptimizerFactory,
     *,
     tolerance: float = 0.1,
-    loss_gradients: LossGradients | None = None,
+    loss_gradients: Gradients | None = None,
 ) -> Table:
     r"""Find :math:`\min \{\eta : L(w + u(\eta)) > L(w)\}`, u being the optimiser's step at the learning rate
     :math:`\eta`.
@@ -68,7 +73,7 @@ def critical_lr(
     return Table("curvature", (_row("critical_lr", rate * high if low and high else None, detail),))
 
 
-def _rate(subject: Subject, optimiser: Optimizer | OptimiserFactory) -> float:
+def _rate(subject: Subject, optimiser: Optimizer | OptimizerFactory) -> float:
     trained = list(trainable(subject.model).values())
     made = optimiser if isinstance(optimiser, Optimizer) else optimiser(trained)
     rate = max(float(group.get("lr") or 0.0) for group in made.param_groups)
@@ -84,16 +89,15 @@ class _Trials:
     """The change of the loss by a step at a multiple of the optimiser's rate, in units of its rounding."""
 
     def __init__(
-        self, subject: Subject, optimiser: Optimizer | OptimiserFactory, loss_gradients: LossGradients | None
+        self, subject: Subject, optimiser: Optimizer | OptimizerFactory, loss_gradients: Gradients | None
     ) -> None:
         self._subject, self._optimiser = subject, optimiser
-        with torch.no_grad():  # as for the steps: where there is a graph attention may round otherwise
-            loss = subject.loss()
+        loss = subject.trace().loss
         self.start = loss.item()
         self._noise = 4 * torch.finfo(loss.dtype).eps * (abs(self.start) or 1.0)
         if not math.isfinite(self.start):
             raise UserError(f"the loss is {self.start} before any step; check the weights and the batch")
-        self._slope = loss_gradients or find_loss_gradients(subject)
+        self._slope = loss_gradients or subject.trace().slope
         self._own = {path: p.detach() for path, p in trainable(subject.model).items()}
         stepped = self._stepped(1.0)
         self._line = {path: stepped[path].sub_(own) for path, own in self._own.items()}
@@ -105,12 +109,11 @@ class _Trials:
             )
 
     def _stepped(self, factor: float) -> dict[str, Tensor]:
-        with at_rate(self._optimiser, factor) as faster:
-            return updated(self._subject, faster, self._slope)
+        with scaled_lr(self._optimiser, factor) as faster:
+            return self._subject.trace().update(faster, self._slope)
 
     def _change(self, weights: Weights) -> float:
-        with torch.no_grad(), at_weights(self._subject.model, weights):
-            loss = self._subject.loss()
+        loss = self._subject.trace(weights=weights).loss
         return (loss.item() - self.start) / self._noise if loss.isfinite() else math.inf
 
     def on_the_line(self, factor: float) -> float:
@@ -149,7 +152,7 @@ def _bracket(change: Callable[[float], float]) -> tuple[float | None, float | No
 
 def curvature(
     subject: Subject,
-    optimiser: Optimizer | OptimiserFactory,
+    optimiser: Optimizer | OptimizerFactory,
     *,
     tokens: int = 256,
     products: int = 50,
@@ -173,7 +176,7 @@ def curvature(
     hessian = Hessian(small)
     pair = largest_eigenvalue(hessian, products=products, tolerance=tolerance, seed=seed)
     grads = hessian.split(hessian.gradient)
-    after = updated(small, optimiser, LossGradients(hessian.loss, grads))
+    after = small.trace().update(optimiser, Gradients(hessian.loss, grads))
     step = torch.cat([(after[path] - p.detach()).reshape(-1) for path, p in hessian.parameters.items()])
     detail = f"{pair.products} products, |Hx - vx| = {pair.residual:.1e}, {used} tokens"
     found = (

@@ -13,13 +13,13 @@ from torch.func import functional_call
 from normlab.diagnosis.probing.passes import ForwardPass, forward_pass
 from normlab.diagnosis.reading.structure import StackView, SublayerView
 from normlab.diagnosis.reading.subject import Subject
-from normlab.diagnosis.reading.taps import Tap
 from normlab.diagnosis.reading.tokens import PaddingMasks, find_padding_masks, rows
 from normlab.diagnosis.rules.finding import LIU, Finding, Tables, mean, numbers, percent, said
 from normlab.diagnosis.study import SMALL_BATCH, Study, StudyContext
 from normlab.diagnosis.table import Row, Table, Value
 from normlab.errors import UserError
 from normlab.spec.chart import HeatMap
+from normlab.trace.tensors import Tap
 
 ASKED: Final = 32
 """Tokens in a diagnosis; every branch is followed through every later norm."""
@@ -258,7 +258,6 @@ def dependency_on_branches(tables: Tables) -> Iterator[Finding]:
             "residual_dependency",
             {"mean_beta_sq": mean(shares), "sum_beta_sq": amplification, "sum_1_over_i": expected},
             LIU.format("Section 4.1 and Theorem 2"),
-            explains=("output_change", "similarity"),
         )
 
 

@@ -13,18 +13,16 @@ from torch import Tensor
 
 from normlab.diagnosis.probing.cropping import split
 from normlab.diagnosis.probing.passes import BackwardPass, backward_pass, parts_of
-from normlab.diagnosis.probing.step import find_loss_gradients
-from normlab.diagnosis.probing.stepping import trainable
 from normlab.diagnosis.reading.kinds import Part
 from normlab.diagnosis.reading.structure import SublayerView
 from normlab.diagnosis.reading.subject import Subject
-from normlab.diagnosis.reading.taps import capture
-from normlab.diagnosis.reading.tokens import FROZEN, PaddingMasks, find_padding_masks, rows
+from normlab.diagnosis.reading.tokens import PaddingMasks, find_padding_masks, rows
 from normlab.diagnosis.rules.finding import LIU, XIONG, Finding, Tables, extremes, mean, number, said
 from normlab.diagnosis.study import MINI_BATCHES, Study
 from normlab.diagnosis.table import Row, Table
 from normlab.errors import UserError
 from normlab.spec.chart import ByDepth
+from normlab.trace.step import FROZEN, trainable
 
 VANISHED: Final = 0.01
 """Share of a stack's largest gradient: more than adaptive optimisers even out in their first steps."""
@@ -85,7 +83,7 @@ def parameter_gradients(
     sums = {path: g.clone() for path, g in first.loss_gradients.gradients.items()}
     lengths = {path: _lengths(g, parts[path]) for path, g in sums.items()}
     for batch in mini[1:]:
-        for path, g in find_loss_gradients(replace(subject, batch=batch)).gradients.items():
+        for path, g in subject.trace(batch=batch).slope.gradients.items():
             sums[path] += g
             lengths[path] += _lengths(g, parts[path])
     found: list[Row] = []
@@ -119,21 +117,25 @@ def branch_jacobians(subject: Subject, *, padding_masks: PaddingMasks | None = N
     """
     masks = padding_masks or find_padding_masks(subject)
     views = subject.structure.sublayers
-    with capture(subject.model, [tap for _, v in views for tap in (v.before, v.branch, v.total)]) as seen:
-        subject.forward()
     found: list[Row] = []
-    for i, (stack, view) in enumerate(views):
-        before, branch = seen[view.before], seen[view.branch]
-        gain: float | None = None
-        if before.requires_grad and branch.requires_grad:
+    with subject.calls(t for _, v in views for t in (v.before, v.branch, v.total)).with_graph() as passed:
+        for i, (stack, view) in enumerate(views):
             generator = torch.Generator().manual_seed(seed * len(views) + i)
-            drawn = torch.randn(branch.shape, generator=generator).to(branch)
-            drawn = drawn * masks[stack].to(drawn).reshape(*branch.shape[:-1], 1)
-            (back,) = torch.autograd.grad(branch, before, drawn, retain_graph=True, materialize_grads=True)
-            gain = (back.norm() / drawn.norm()).square().item()
-        variance = rows(seen[view.total], masks[stack]).var(correction=0).item()
-        found.append({**_place(stack, view), "jacobian_variance": gain, "total_variance": variance})
+            before, branch = passed.taps[view.before], passed.taps[view.branch]
+            gain = _gain(before, branch, masks[stack], generator)
+            variance = rows(passed.taps[view.total], masks[stack]).var(correction=0).item()
+            found.append({**_place(stack, view), "jacobian_variance": gain, "total_variance": variance})
     return Table("branch_jacobians", tuple(found))
+
+
+def _gain(before: Tensor, branch: Tensor, mask: Tensor, generator: torch.Generator) -> float | None:
+    """Send a random gradient over the tokens back through a branch, and return what its square grows by."""
+    if not before.requires_grad or not branch.requires_grad:
+        return None
+    drawn = torch.randn(branch.shape, generator=generator).to(branch)
+    drawn = drawn * mask.to(drawn).reshape(*branch.shape[:-1], 1)
+    (back,) = torch.autograd.grad(branch, before, drawn, retain_graph=True, materialize_grads=True)
+    return (back.norm() / drawn.norm()).square().item()
 
 
 def _place(stack: str, view: SublayerView) -> Row:

@@ -4,19 +4,20 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from math import log
-from typing import Any, Final
+from typing import Final
 
 import torch
 from torch import Tensor, nn
 
-from normlab.diagnosis.reading.subject import Subject, undisturbed
-from normlab.diagnosis.reading.taps import Side, activations, watching
+from normlab.diagnosis.reading.subject import Subject
 from normlab.diagnosis.reading.tokens import PaddingMasks, find_padding_masks, rows
 from normlab.diagnosis.rules.finding import XIONG, Finding, Tables, extremes, number, said
 from normlab.diagnosis.rules.theory import layer_norm_jacobian, rms_norm_jacobian
 from normlab.diagnosis.study import SMALL_BATCH, Study
 from normlab.diagnosis.table import Row, Table
 from normlab.errors import UserError
+from normlab.trace.record import Want, record
+from normlab.trace.untouched import undisturbed
 
 ASKED: Final = 1
 """Tokens per norm in a diagnosis, at the cost of d rows each; the Jacobian hardly differs between tokens."""
@@ -56,13 +57,10 @@ def jacobian(subject: Subject, *, padding_masks: PaddingMasks | None = None, tok
         places |= {path: (stack.name, view.index) for view in stack.sublayers for path in view.norms}
         places |= {stack.final_norm: (stack.name, None)} if stack.final_norm is not None else {}
     given: dict[str, Tensor] = {}
-
-    def see(path: str, side: Side, values: Any) -> None:
-        if side == "input" and path not in given:
-            given[path] = next(x for _, x in activations(values)).detach()
-
-    with watching({path: modules[path] for path in places}, see):
-        subject.forward()
+    with record(subject.model, [Want(path, "input", first=True) for path in places]) as seen:
+        subject.calls().once(graph=torch.is_grad_enabled())
+    for one in seen:
+        given.setdefault(one.tap.module, one.value)
     found: list[Row] = []
     with undisturbed(subject.model):
         for path, (name, index) in places.items():

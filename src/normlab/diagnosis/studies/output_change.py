@@ -10,11 +10,8 @@ from torch import Tensor
 from torch.optim import Optimizer
 
 from normlab.diagnosis.probing.passes import BackwardPass, ForwardPass, forward_pass
-from normlab.diagnosis.probing.step import OptimiserFactory, updated
-from normlab.diagnosis.probing.stepping import Weights, at_weights, trainable
 from normlab.diagnosis.reading.structure import StackView
 from normlab.diagnosis.reading.subject import Subject
-from normlab.diagnosis.reading.taps import Tap, capture
 from normlab.diagnosis.reading.tokens import PaddingMasks, find_padding_masks, rows
 from normlab.diagnosis.rules.finding import LIU, Finding, Tables, number, said, warmed
 from normlab.diagnosis.rules.fits import Curve, fits_of_curves
@@ -23,6 +20,9 @@ from normlab.diagnosis.study import SMALL_BATCH, Study, StudyContext
 from normlab.diagnosis.table import Row, Table
 from normlab.errors import UserError
 from normlab.spec.chart import Growth
+from normlab.trace.step import OptimizerFactory, Weights, trainable
+from normlab.trace.tensors import Tap
+from normlab.trace.trace import at_weights
 
 ASKED: Final = 4
 """Random changes of the weights in a diagnosis, for the interval of the exponent."""
@@ -43,7 +43,7 @@ MIN_DEPTHS = 3
 def output_change(
     subject: Subject,
     *,
-    optimiser: Optimizer | OptimiserFactory | None = None,
+    optimiser: Optimizer | OptimizerFactory | None = None,
     size: float = SIZE,
     seed: int = 0,
     stack: str | None = None,
@@ -73,7 +73,7 @@ def output_changes(
     subject: Subject,
     stacks: Sequence[StackView],
     *,
-    optimiser: Optimizer | OptimiserFactory | None = None,
+    optimiser: Optimizer | OptimizerFactory | None = None,
     size: float = SIZE,
     seeds: Sequence[int] = (0,),
     padding_masks: PaddingMasks | None = None,
@@ -98,7 +98,7 @@ def output_change_family(
     family: Callable[[int], Subject],
     depths: Sequence[int],
     *,
-    optimiser: OptimiserFactory | None = None,
+    optimiser: OptimizerFactory | None = None,
     size: float = SIZE,
     seed: int = 0,
     stack: str | None = None,
@@ -177,7 +177,7 @@ def _row(kind: str, depth: int, change: float, seed: int) -> Row:
 def _changes(
     subject: Subject,
     wanted: Mapping[str, Mapping[Tap, int]],
-    optimiser: Optimizer | OptimiserFactory | None,
+    optimiser: Optimizer | OptimizerFactory | None,
     size: float,
     seeds: Sequence[int],
     padding_masks: PaddingMasks | None = None,
@@ -187,12 +187,11 @@ def _changes(
     """Yield stack, kind, depth, change and seed at every tap; updates only for the last stack."""
     masks = padding_masks or find_padding_masks(subject)
     forward = backward.forward if backward else forward_pass(subject)
-    before = _outputs(subject, wanted, masks)
+    before = _outputs(subject, wanted, masks, {})
 
     def changes(kind: str, seed: int, weights: Weights) -> Iterator[tuple[str, str, int, float, int]]:
         stacks = list(wanted) if kind == "random" else list(wanted)[-1:]
-        with at_weights(subject.model, weights):
-            after = _outputs(subject, {name: wanted[name] for name in stacks}, masks)
+        after = _outputs(subject, {name: wanted[name] for name in stacks}, masks, weights)
         for name in stacks:
             pairs = zip(before[name], after[name], strict=True)
             found = torch.stack([(x - y).square().mean() for x, y in pairs]).tolist()
@@ -202,7 +201,7 @@ def _changes(
         yield from changes("random", seed, random_change(subject, size=size, seed=seed, forward=forward))
     if optimiser is not None:
         loss_gradients = backward.loss_gradients if backward else None
-        after = updated(subject, optimiser, loss_gradients)
+        after = subject.trace().update(optimiser, loss_gradients)
         yield from changes("update", seeds[0], after)
         if warmup_steps:
             own = trainable(subject.model)
@@ -212,16 +211,16 @@ def _changes(
 
 @torch.no_grad()
 def _outputs(
-    subject: Subject, wanted: Mapping[str, Mapping[Tap, int]], masks: PaddingMasks
+    subject: Subject, wanted: Mapping[str, Mapping[Tap, int]], masks: PaddingMasks, weights: Weights
 ) -> dict[str, list[Tensor]]:
     """Return the tokens `[N, D]` at every tap without padding, through the final norm, by stack."""
-    with capture(subject.model, [tap for taps in wanted.values() for tap in taps]) as caught:
-        subject.forward()
     found: dict[str, list[Tensor]] = {}
-    for name, taps in wanted.items():
-        path = _stack(subject, name).final_norm
-        final = subject.model.get_submodule(path) if path else torch.nn.Identity()
-        found[name] = [rows(final(caught[tap]), masks[name]) for tap in taps]
+    with at_weights(subject.model, weights):
+        seen = subject.calls(tap for taps in wanted.values() for tap in taps).once().taps
+        for name, taps in wanted.items():
+            path = _stack(subject, name).final_norm
+            final = subject.model.get_submodule(path) if path else torch.nn.Identity()
+            found[name] = [rows(final(seen[tap]), masks[name]) for tap in taps]
     return found
 
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Iterator, Mapping
-from statistics import median
 from typing import Final
 
 from torch import Tensor
@@ -12,25 +11,18 @@ from torch import Tensor
 from normlab.diagnosis.probing.passes import ForwardPass, forward_pass
 from normlab.diagnosis.reading.structure import StackView
 from normlab.diagnosis.reading.subject import Subject
-from normlab.diagnosis.reading.taps import Tap
 from normlab.diagnosis.reading.tokens import PaddingMasks, find_padding_masks, rows
 from normlab.diagnosis.rules.finding import XIONG, Finding, Tables, number, said
 from normlab.diagnosis.rules.theory import LEMMA_2, bounded_fraction, ffn_gain, hidden_scales
 from normlab.diagnosis.study import Study
 from normlab.diagnosis.table import Row, Table
 from normlab.spec.chart import ByDepth
+from normlab.trace.tensors import Tap
 
 GROWN: Final = 10.0
 """Growth of the mean square, per sublayer, that is too fast for a sum. Branches of similar size that add up
 let the mean square grow with their number; ten times that means that branches grow with the stream.
 """
-
-JUMP: Final = 5.0
-"""A branch this many times larger than those of its role around it makes the stream jump."""
-AROUND: Final = 3
-"""Layers before, or after, with which a branch is compared."""
-FEW_TOKENS: Final = 3.0
-"""Spread above which the mean square is that of few tokens: large entries that training puts there."""
 
 
 def scales(
@@ -124,45 +116,6 @@ def hidden_scale(tables: Tables) -> Iterator[Finding]:
     yield from _theory(tables)
 
 
-def jump(tables: Tables) -> Iterator[Finding]:
-    """Name the one branch that makes the stream jump, where there is one."""
-    for stack, table in tables.stacks("scales"):
-        signals = {name: {r["index"]: r for r in table.where(signal=name)} for name in ("before", "total")}
-        found = dict[float, Row]()
-        for role in dict.fromkeys(table.column("role")):
-            branches = list(table.where(signal="branch", role=role))
-            sizes = [number(row["rms"]) or 0.0 for row in branches]
-            for i, row in enumerate(branches):
-                near = sizes[max(0, i - AROUND) : i] if i > 1 else sizes[i + 1 : i + 1 + AROUND]
-                usual = median(near) if near else 0.0
-                before, after = (number(signals[n][row["index"]]["rms"]) or 0.0 for n in ("before", "total"))
-                if usual and sizes[i] > JUMP * usual and after > 2 * before:
-                    found[sizes[i] / usual] = row
-        if not found:
-            continue
-        factor, row = max(found.items())
-        few = (number(row["spread"]) or 0.0) > FEW_TOKENS
-        module = tables.module(row)
-        yield Finding(
-            "jump",
-            "note" if few else "warning",
-            f"the stream of {stack} jumps at {module}, which puts out {said(factor)} times what the same "
-            "branch of the layers around does" + (", for a few of the tokens" if few else ""),
-            "scales",
-            {"rms": row["rms"], "factor": factor},
-            module=module,
-            do=f"look at what scales {module}: its weights, its last matrix, a factor in its forward",
-            explains=FOLLOWS,
-        )
-
-
-FOLLOWS: Final = (
-    *("hidden_scale", "residual_dependency", "output_change", "update_change", "similarity", "attention"),
-    *("sublayer_gradients", "parameter_gradients", "updates", "large_update", "initial_loss"),
-)
-"""Findings about the whole model that follow where one branch is too large."""
-
-
 def _theory(tables: Tables) -> Iterator[Finding]:
     for stack, table in tables.stacks("scales"):
         known: dict[str, list[float]] = defaultdict(list)
@@ -186,7 +139,7 @@ SCALES: Final = Study(
     "scales",
     lambda c: [scales(c.subject, padding_masks=c.padding_masks, forward=c.backward.forward)],
     "cheap",
-    rules=(jump, hidden_scale),
+    rules=(hidden_scale,),
     title="Hidden scale",
     intro="Mean square of the stream plus the branch at each sublayer, which in a Post-LN is the input "
     "of the norm, on a log scale. Dashed line or bar: the value or the bounds that theory predicts for a "

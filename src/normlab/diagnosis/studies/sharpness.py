@@ -9,12 +9,11 @@ from torch import Tensor
 from torch.optim import Optimizer
 
 from normlab.diagnosis.probing.cropping import cropped
-from normlab.diagnosis.probing.step import OptimiserFactory, updated
-from normlab.diagnosis.probing.stepping import LossGradients
 from normlab.diagnosis.reading.subject import Subject
 from normlab.diagnosis.studies.curvature import Hessian, largest_eigenvalue
 from normlab.diagnosis.study import SMALL_BATCH, Study
 from normlab.diagnosis.table import Table
+from normlab.trace.step import Gradients, OptimizerFactory
 
 PRODUCTS: Final = 10
 TOLERANCE: Final = 0.2
@@ -23,7 +22,7 @@ TOLERANCE: Final = 0.2
 
 def preconditioned_sharpness(
     subject: Subject,
-    optimiser: Optimizer | OptimiserFactory,
+    optimiser: Optimizer | OptimizerFactory,
     *,
     tokens: int = 256,
     products: int = PRODUCTS,
@@ -42,7 +41,7 @@ def preconditioned_sharpness(
     small, used = cropped(subject, tokens)
     hessian = Hessian(small)
     grads = hessian.split(hessian.gradient)
-    after = updated(small, optimiser, LossGradients(hessian.loss, grads))
+    after = small.trace().update(optimiser, Gradients(hessian.loss, grads))
     step = torch.cat([(after[path] - p.detach()).reshape(-1) for path, p in hessian.parameters.items()])
     found = largest_eigenvalue(
         _Preconditioned(hessian, -step / hessian.gradient), products=products, tolerance=TOLERANCE, seed=seed

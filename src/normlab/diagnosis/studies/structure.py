@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Iterator
 from typing import Final
 
-from normlab.diagnosis.reading.structure import Structure, SublayerView
+from normlab.diagnosis.reading.structure import Structure
 from normlab.diagnosis.rules.finding import XIONG, Finding, Tables, number
 from normlab.diagnosis.study import Study
 from normlab.diagnosis.table import Table
@@ -21,22 +21,15 @@ COLUMNS: Final = "index layer role placement relation norm_read norm_branch norm
 
 
 def structure(read: Structure) -> Table:
-    """Tabulate each sublayer with its role, its placement, its norms and the block that it is in."""
+    """Tabulate each sublayer with its role, its placement, its norms and the module of its branch."""
     rows = (
         {"stack": stack.name}
         | {name: getattr(view, name) for name in COLUMNS}
-        | {"module": view.branch.module, "final_norm": stack.final_norm, "block": _block(stack.name, view)}
+        | {"module": view.branch.module, "final_norm": stack.final_norm}
         for stack in read.stacks
         for view in stack.sublayers
     )
     return Table("structure", tuple(rows))
-
-
-def _block(stack: str, view: SublayerView) -> str:
-    """The path of the block that a branch is in."""
-    path = view.branch.module
-    inner = path.removeprefix(f"{stack}.").partition(".")[0]
-    return f"{stack}.{inner}" if path.startswith(f"{stack}.") else path
 
 
 def placement(tables: Tables) -> Iterator[Finding]:

@@ -9,14 +9,13 @@ from torch.optim import Optimizer
 
 from normlab.diagnosis.probing.passes import BackwardPass, backward_pass, parts_of
 from normlab.diagnosis.probing.stats import measure
-from normlab.diagnosis.probing.step import OptimiserFactory, updated
-from normlab.diagnosis.probing.stepping import trainable
 from normlab.diagnosis.reading.kinds import Part
 from normlab.diagnosis.reading.subject import Subject
 from normlab.diagnosis.rules.finding import LIU, Finding, Tables, extremes, percent, said, warmed
 from normlab.diagnosis.study import Study
 from normlab.diagnosis.table import Row, Table
 from normlab.spec.chart import Strips
+from normlab.trace.step import OptimizerFactory, trainable
 
 MATRICES: Final = ("query", "key", "value", "output", "ffn_in", "ffn_out")
 KINDS: Final = (*MATRICES, "norm", "embedding", "other")
@@ -27,14 +26,14 @@ LARGE_UPDATE: Final = 0.1
 
 
 def updates(
-    subject: Subject, optimiser: Optimizer | OptimiserFactory, *, backward: BackwardPass | None = None
+    subject: Subject, optimiser: Optimizer | OptimizerFactory, *, backward: BackwardPass | None = None
 ) -> Table:
     r"""Measure :math:`\|g\|`, :math:`\|u\|` and :math:`\|u\| / \|w\|` of each parameter w: its gradient g and
     the update u that the optimiser makes of it, in its first step or, during a training, in its next.
 
     ``grad_relative`` and ``update_relative`` are relative to the largest of the model, ``update_over_weight``
     is None for weights that are all zero. A packed matrix of queries, keys and values has a row for each.
-    Frozen parameters have none. ``optimiser`` as for ``step.updated``, any class of ``torch.optim``:
+    Frozen parameters have none. ``optimiser`` as for ``Trace.update``, any class of ``torch.optim``:
     ``partial(torch.optim.AdamW, lr=5e-4)``. ``backward`` is found by ``backward_pass`` if not given.
 
     Liu et al. 2020, Section 3.2, Figures 5 and 11 (arXiv 2004.08249). Raises UserError for a frozen model
@@ -43,7 +42,7 @@ def updates(
     backward = backward or backward_pass(subject)
     grads, owned = backward.loss_gradients.gradients, backward.forward.owned
     parts = parts_of(subject, backward.forward)
-    after = updated(subject, optimiser, backward.loss_gradients)
+    after = subject.trace().update(optimiser, backward.loss_gradients)
     found: list[tuple[str, Part, list[float]]] = []
     for path, p in trainable(subject.model).items():
         tensors = grads[path], after[path].sub_(p.detach()), p.detach()

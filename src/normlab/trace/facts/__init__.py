@@ -1,1 +1,1 @@
-"""What a step is made of: tokens, logits, targets, padding, documents, stacks and roles. Each may be unknown."""
+"""What a step is made of: tokens, targets, padding, documents, stacks, roles. Each may be unknown."""

@@ -18,6 +18,7 @@ from normlab.trace.facts.targets import Targets, read_targets
 from normlab.trace.facts.unknown import Unknown
 from normlab.trace.functions import FunctionCall
 from normlab.trace.setup import Declaration
+from normlab.trace.step import gradients_in
 from normlab.trace.tensors import Place, Tap, map_tensors, replaced, tensors_in
 from normlab.trace.trace import Event, Pass, Trace
 
@@ -50,9 +51,10 @@ class Tokens(NamedTuple):
 
 
 class FunctionInput(NamedTuple):
-    """The first argument of the ``index``-th call of a scoring function."""
+    """The first argument of the ``index``-th call of a scoring function, whose classes lie along an axis."""
 
     index: int
+    axis: int = -1
 
 
 @dataclass(frozen=True)
@@ -107,8 +109,10 @@ class Facts:
         for some in (candidates[:1], candidates[1:]):
             if not some or (found and all(x.shape != found[0][0].shape for _, x in some)):
                 continue  # no other output may be another head's logits
-            gradients = torch.autograd.grad(loss, [x for _, x in some], retain_graph=True, allow_unused=True)
+            gradients = gradients_in(loss, [x for _, x in some], self.trace.model, retain_graph=True)
             for (where, x), gradient in zip(some, gradients, strict=True):
+                if isinstance(where, FunctionInput) and gradient is not None:
+                    x, gradient = x.movedim(where.axis, -1), gradient.movedim(where.axis, -1)
                 targets = None if gradient is None else read_targets(x, gradient, precision)
                 own = isinstance(where, Tap) and not where.module
                 if targets is not None and (own or not found):
@@ -171,7 +175,7 @@ class Facts:
             raise Unknown(
                 "the loss is no tensor"
                 if self.loss is None
-                else "the gradient at no output is softmax minus one-hot, so the loss is no cross-entropy of it"
+                else "the gradient at no output is softmax minus one-hot, so the loss is no cross-entropy"
             )
         shaped = [(logits, self._laid_out(targets)) for logits, targets in self._scored]
         try:
@@ -370,7 +374,7 @@ def _candidates(model: nn.Module, passed: Pass) -> list[tuple[Tap | FunctionInpu
     for event in calls:
         found += _taps(event)
     found += [
-        (FunctionInput(i), f.argument(0, "input"))
+        (FunctionInput(i, _class_axis(f)), f.argument(0, "input"))
         for i, f in enumerate(f for f in passed.functions if f.name in SCORED)
     ]
     for event in reversed(passed.events):
@@ -382,6 +386,11 @@ def _candidates(model: nn.Module, passed: Pass) -> list[tuple[Tap | FunctionInpu
         if x.is_floating_point() and x.ndim >= 2 and x.shape[-1] > 1 and x.requires_grad
     ]
     return fits[:CANDIDATES]
+
+
+def _class_axis(call: FunctionCall) -> int:
+    """Where the input of a scoring function has its classes: a cross-entropy's second axis, of three."""
+    return 1 if call.name in ("cross_entropy", "nll_loss") and call.argument(0, "input").ndim > 2 else -1
 
 
 def _taps(event: Event) -> list[tuple[Tap | FunctionInput, Tensor]]:

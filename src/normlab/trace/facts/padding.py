@@ -64,13 +64,13 @@ def padding_of_tokens(facts: Facts, tokens: Tokens) -> Padding:
     ):
         if isinstance(pad, int) and (tokens.ids == pad).any():
             real = real_tokens(
-                tokens.ids, pad, pad in (facts.declared.eos_id, facts.configured("eos_token_id"))
+                tokens.ids, pad, ends=pad in (facts.declared.eos_id, facts.configured("eos_token_id"))
             )
             if not real.all():
                 return Padding(real, source, None, pad)
     pad = _run(tokens.ids)
     if pad is not None:
-        return Padding(real_tokens(tokens.ids, pad, False), "runs", None, pad)
+        return Padding(real_tokens(tokens.ids, pad), "runs", None, pad)
     if declared is not None:
         raise Unknown(f"no token of the batch is padding (pad_id {declared})")
     raise Unknown(
@@ -78,7 +78,7 @@ def padding_of_tokens(facts: Facts, tokens: Tokens) -> Padding:
     )
 
 
-def real_tokens(ids: Tensor, pad: int, ends: bool) -> Tensor:
+def real_tokens(ids: Tensor, pad: int, *, ends: bool = False) -> Tensor:
     """`[B, T]`, False in the runs of padding at either end of each row; where the id is also the end of a
     text, the first of a run on the right is that end.
     """
@@ -110,7 +110,7 @@ def _as_mask(entry: Tensor, tokens: Tokens, declared: int | None) -> Tensor | No
 
 
 def _flattened(entry: Tensor, tokens: Tokens) -> Tensor | None:
-    """An entry as `[B, T]`, from `[B, T]`, `[B, 1, 1, T]` or `[B, 1, T]`; with its first columns, as ids are."""
+    """An entry `[B, T]`, `[B, 1, 1, T]` or `[B, 1, T]` as `[B, T]`, in the columns of the ids."""
     rows, width = tokens.ids.shape
     if entry.ndim > 2 and entry.shape[0] == rows and entry.numel() == rows * entry.shape[-1]:
         entry = entry.reshape(rows, entry.shape[-1])
@@ -144,7 +144,7 @@ def _run(ids: Tensor) -> int | None:
     """The id that fills several rows at one end, in runs of two and more, and stands nowhere else."""
     for end in (-1, 0):
         for pad in torch.unique(ids[:, end]).tolist():
-            real = real_tokens(ids, pad, False)
+            real = real_tokens(ids, pad)
             lengths = (~real).sum(1)
             if (
                 int((lengths >= 2).sum()) >= 2

@@ -22,7 +22,7 @@ class Block(NamedTuple):
 
 
 Stacks = Mapping[str, Sequence[Block]]
-"""By the path of the container, with the part of the children's names before the number where they have one."""
+"""By the path of the container, with what stands before the number in its children's names."""
 
 
 def stream_of(tensors: Iterable[Tensor]) -> Tensor | None:
@@ -95,3 +95,13 @@ def most_common(values: Iterable[object]) -> tuple[object, int]:
 def rows_equal(x: Tensor) -> bool:
     """Whether all rows `[B, ...]` are the same."""
     return len(x) < 2 or bool(torch.equal(x, x[:1].expand_as(x)))
+
+
+def common(paths: list[str]) -> str:
+    """The longest path that all of these begin with, the first of them where they share nothing."""
+    parts, shared = [path.split(".") for path in paths], []
+    for names in zip(*parts, strict=False):
+        if len(set(names)) > 1:
+            break
+        shared.append(names[0])
+    return ".".join(shared) or paths[0]

@@ -1,8 +1,9 @@
 r"""Read the targets of a cross-entropy off its gradient at the logits.
 
-With :math:`p = \mathrm{softmax}(z)`, the gradient of :math:`w(-\log p_y)` with label smoothing
-:math:`\epsilon` over :math:`V` classes, plus any function of :math:`\log\sum e^z` (a z-loss), at one position is
-:math:`g = a\,p - b - w\,\mathrm{onehot}(y)` with constants :math:`a, b, w`.
+With :math:`p = \mathrm{softmax}(z)`, the gradient of :math:`w` times a cross-entropy with label smoothing
+:math:`\epsilon` over :math:`V` classes, plus any function of :math:`\log\sum e^z` (a z-loss), at one position
+is :math:`g = a\,p - b - c\,\mathrm{onehot}(y)` with :math:`b = w\epsilon/V`, :math:`c = w - bV`, and
+:math:`a = w` without such a function.
 """
 
 from __future__ import annotations
@@ -35,7 +36,7 @@ class Targets(NamedTuple):
     smoothing: float
     """Label smoothing, the median over positions."""
     excess: float
-    r"""The median over positions of :math:`|a - w - bV| / w`: above 0 where another term acts on the logits."""
+    r"""The median of :math:`|a - w| / w` over positions: above 0 where another term acts on the logits."""
 
     def shaped(self, *shape: int) -> Targets:
         """The same with other leading dimensions."""
@@ -46,6 +47,27 @@ class Targets(NamedTuple):
         """The same with the first two dimensions exchanged."""
         new = (x.transpose(0, 1) for x in (self.ids, self.counted, self.weight, self.nll))
         return self._replace(**dict(zip(("ids", "counted", "weight", "nll"), new, strict=True)))
+
+    def value(self, logits: Tensor) -> float:
+        """The cross-entropy that they make of their logits, with its weights and label smoothing."""
+        smooth = -logits.double().log_softmax(-1).mean(-1).cpu().reshape(self.weight.shape)
+        mixed = (1 - self.smoothing) * self.nll + self.smoothing * smooth
+        return float((self.weight * mixed)[self.counted].sum())
+
+    def ahead(self, entry: Tensor, distance: int, otherwise: Tensor) -> Tensor:
+        """What an entry `[B, W]` has at a distance from each position, or something else past its edges."""
+        place = torch.arange(self.ids.shape[1]) + distance
+        inside = (place >= 0) & (place < entry.shape[1])
+        return torch.where(inside, entry[:, place.clamp(0, entry.shape[1] - 1)], otherwise)
+
+    def by_row(self, entry: Tensor, distance: int) -> Tensor:
+        """`[B, B]`, the share of each row's counted targets that are the tokens of each row at a distance."""
+        low = max(0, -distance)
+        width = min(self.ids.shape[1], entry.shape[1] - distance) - low
+        here, there = slice(low, low + width), slice(low + distance, low + distance + width)
+        counted = self.counted[:, None, here]
+        same = (self.ids[:, None, here] == entry[None, :, there]) & counted
+        return same.sum(-1) / counted.sum(-1).clamp_min(1)
 
 
 def read_targets(logits: Tensor, gradient: Tensor, precision: torch.dtype = torch.float64) -> Targets | None:
@@ -66,8 +88,9 @@ def read_targets(logits: Tensor, gradient: Tensor, precision: torch.dtype = torc
         everywhere[counted.cpu()] = values.cpu()
         return everywhere.reshape(shape)
 
+    weight = weight + uniform * classes
     smoothing = (uniform * classes / weight).median()
-    excess = ((p_weight - weight - uniform * classes).abs() / weight).median()
+    excess = ((p_weight - weight).abs() / weight).median()
     return Targets(
         full(ids),
         counted.cpu().reshape(shape),
@@ -111,7 +134,6 @@ def _fit(z: Tensor, g: Tensor) -> tuple[Tensor, ...]:
     here = ids[:, None]
     weight = a * p.gather(-1, here)[:, 0] - b - g.gather(-1, here)[:, 0]
     nll = -z.log_softmax(-1).gather(-1, here)[:, 0]
-    # a fit of two classes has no entry left over: it is a cross-entropy if its weights agree
-    if others == 1:
-        plain = (a - weight).abs() / size
+    if others <= 2:  # the fit has no entry left over: a cross-entropy adds up to 0
+        plain = torch.maximum(plain, g.sum(-1).abs() / size)
     return ids, weight, a, b, plain, nll

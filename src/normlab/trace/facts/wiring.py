@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import defaultdict
 from collections.abc import Callable, Iterator
 from typing import Final, NamedTuple
 
@@ -11,8 +10,21 @@ from torch import Tensor, nn
 
 from normlab.trace.facts.stacks import stream_of
 from normlab.trace.functions import FunctionCall
-from normlab.trace.graph import MAPS, PRODUCTS, REDUCTIONS, Node, before, comes_from, operands, operation
-from normlab.trace.graph import parameter, scaled, summands, upstream
+from normlab.trace.graph import (
+    MAPS,
+    PRODUCTS,
+    REDUCTIONS,
+    Node,
+    before,
+    comes_from,
+    operands,
+    operation,
+    parameter,
+    rotated,
+    scaled,
+    summands,
+    upstream,
+)
 from normlab.trace.trace import Event, Trace
 
 ATTENDED: Final = ("softmax", "scaled_dot_product_attention")
@@ -109,12 +121,17 @@ def _scores(call: FunctionCall) -> Scores | None:
 def _read(module: str, factor: float, width: int, pair: tuple[Node | None, Node | None]) -> Scores | None:
     if None in pair or any(parameter(one) is not None for one in pair):
         return None
-    ends = [scaled(one) for one in pair]
-    free = any(operation(n) in REDUCTIONS for _, end in ends for n in upstream(end, PRODUCTS))
-    return Scores(module, factor * ends[0][0] * ends[1][0], width, free, _drawn([end for _, end in ends]))
+    constants = [rotated(one) for one in pair]
+    behind = [n for one in pair for n in upstream(one, PRODUCTS)]
+    free = any(operation(n) in REDUCTIONS or (operation(n) == "Mul" and len(before(n)) > 1) for n in behind)
+    if None in constants and not free:
+        return None
+    for by in constants:
+        factor *= 1.0 if by is None else by
+    return Scores(module, factor, width, free, _drawn(pair))
 
 
-def _drawn(ends: list[Node]) -> tuple[float, float]:
+def _drawn(ends: tuple[Node, ...]) -> tuple[float, float]:
     weights = [_matrix(end) for end in ends]
     if any(w is None or w.numel() < 2 for w in weights) or weights[0] is weights[1]:
         return 1.0, 0.0
@@ -151,32 +168,16 @@ def _over_queries(call: FunctionCall, later: tuple[FunctionCall, ...]) -> bool:
 
 
 def _chains(calls: tuple[FunctionCall, ...]) -> Iterator[tuple[str, str, int]]:
-    """Pairs of maps, the second of which reads the first's output, where the inner width exceeds both outer."""
-    maps: dict[Node, FunctionCall] = {}
-    users: dict[Node, list[FunctionCall]] = defaultdict(list)
+    """Pairs of maps, the second of which reads the first's output, and wider inside than outside."""
+    maps: dict[Node, tuple[str, int]] = {}
     for call in calls:
         tensors = [a for a in call.args if isinstance(a, Tensor)]
-        if call.name not in MULTIPLIED or not isinstance(call.result, Tensor):
-            continue
-        if not any(isinstance(a, nn.Parameter) for a in tensors) or call.result.grad_fn is None:
-            continue
         x = next((a for a in tensors if not isinstance(a, nn.Parameter)), None)
-        if x is None:
+        if call.name not in MULTIPLIED or x is None or not any(isinstance(a, nn.Parameter) for a in tensors):
             continue
-        if x.grad_fn is not None and (first := maps.get(_behind(x.grad_fn, maps))) is not None:
-            outer = _input(first)
-            if x.shape[-1] > max(outer.shape[-1], call.result.shape[-1]):
-                yield first.module, call.module, x.shape[-1]
-        maps[call.result.grad_fn] = call
-        users[call.result.grad_fn].append(call)
-
-
-def _behind(node: Node, maps: dict[Node, FunctionCall]) -> Node:
-    """The first map behind a node, or where moved entries end."""
-    while node not in maps and operation(node) in ("Clone", "ToCopy", "View", "Alias") and len(before(node)) == 1:
-        node = before(node)[0]
-    return node
-
-
-def _input(call: FunctionCall) -> Tensor:
-    return next(a for a in call.args if isinstance(a, Tensor) and not isinstance(a, nn.Parameter))
+        first = None if x.grad_fn is None else maps.get(scaled(x.grad_fn)[1])
+        if first is not None and x.shape[-1] > max(first[1], call.result.shape[-1]):
+            yield first[0], call.module, x.shape[-1]
+        end = scaled(call.result.grad_fn)[1]
+        if operation(end) in PRODUCTS:  # not written over since, as by an activation in place
+            maps[end] = call.module, x.shape[-1]

@@ -11,8 +11,8 @@ from torch import Tensor, nn
 
 from normlab.diagnosis.probing.observe import PARAMETERS, Emit, Key, Probe, Record, observe
 from normlab.diagnosis.probing.presets import PRESETS, SublayerSite, preset_probes
-from normlab.diagnosis.reading.taps import Tap
 from normlab.nn.sublayer import Sublayer
+from normlab.trace.tensors import Tap
 from normlab.training.meter import Grouping, Meter
 from normlab.training.parallel import Parallel, norms_of
 

@@ -1,0 +1,199 @@
+"""Compute gradients, and the weights after one update, by a new optimizer or by one amid its training."""
+
+from __future__ import annotations
+
+import inspect
+import math
+from collections import OrderedDict
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from copy import deepcopy
+from functools import partial
+from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypeAlias
+
+import torch
+from torch import Tensor, nn
+from torch.nn import Parameter
+from torch.optim import Optimizer
+
+from normlab.errors import UserError
+from normlab.trace.untouched import undisturbed, without_gradients
+
+if TYPE_CHECKING:
+    from normlab.trace.trace import Trace
+
+Weights: TypeAlias = Mapping[str, Tensor]
+"""Parameters, or what belongs to each, by path."""
+OptimizerFactory: TypeAlias = Callable[[list[Parameter]], Optimizer]
+"""Parameters to an optimizer that begins: ``partial(torch.optim.AdamW, lr=5e-4)``."""
+FROZEN: Final = (
+    "the loss has no gradient in the model: its parameters are frozen, or it runs without gradients; "
+    "unfreeze the parameters to examine, as in model.requires_grad_()"
+)
+
+
+class Gradients(NamedTuple):
+    """A loss, and its gradients in every trainable parameter by path."""
+
+    loss: float
+    gradients: Weights
+
+
+def trainable(model: nn.Module) -> dict[str, Parameter]:
+    """Return the parameters that need gradients, by path, without those that have no entry.
+
+    Raises UserError for a frozen model.
+    """
+    parameters = {path: p for path, p in model.named_parameters() if p.requires_grad and p.numel()}
+    if not parameters:
+        raise UserError(FROZEN)
+    return parameters
+
+
+def gradients_in(
+    loss: Tensor, tensors: Sequence[Tensor], model: nn.Module, *, retain_graph: bool = False
+) -> list[Tensor | None]:
+    """Return the gradients of a loss in these tensors, None where it does not reach one.
+
+    A re-entrant checkpoint, whose function runs Python code as it goes backward, refuses
+    ``torch.autograd.grad``, or hides parameters from it; there ``loss.backward()`` finds them.
+
+    Raises UserError for a loss without a graph.
+    """
+    if not loss.requires_grad:
+        raise UserError(FROZEN)
+    ends = [tensors[0].grad_fn] if len(tensors) == 1 and not tensors[0].is_leaf else []
+    python = torch.autograd.function.BackwardCFunction
+    if any(isinstance(node, python) for node in nodes_behind(loss.grad_fn, ends)):
+        return _by_backward(loss, tensors, model, retain_graph=retain_graph)
+    return list(torch.autograd.grad(loss, tensors, retain_graph=retain_graph, allow_unused=True))
+
+
+def nodes_behind(start: Any, ends: Iterable[Any] = ()) -> Iterator[Any]:
+    """Yield the nodes of the graph from one on, up to those in ``ends``."""
+    waiting, known = [start], {None, *ends}
+    while waiting:
+        if (node := waiting.pop()) in known:
+            continue
+        known.add(node)
+        yield node
+        waiting.extend(following for following, _ in node.next_functions)
+
+
+def _by_backward(
+    loss: Tensor, tensors: Sequence[Tensor], model: nn.Module, *, retain_graph: bool
+) -> list[Tensor | None]:
+    """The same by ``loss.backward()``, without what hooks of the user's do with gradients that arrive."""
+    arrived: dict[int, Tensor] = {}
+    handles = [x.register_hook(partial(arrived.__setitem__, id(x))) for x in tensors if not x.is_leaf]
+    hooks = [hooks for p in model.parameters() if (hooks := p._post_accumulate_grad_hooks)]
+    kept = [OrderedDict(one) for one in hooks]
+    try:
+        for one in hooks:
+            one.clear()
+        with without_gradients(model):
+            loss.backward(retain_graph=retain_graph)
+            return [x.grad if x.is_leaf else arrived.get(id(x)) for x in tensors]
+    finally:
+        for one, before in zip(hooks, kept, strict=True):
+            one.update(before)
+        for handle in handles:
+            handle.remove()
+
+
+def zeros_for_none(gradients: Sequence[Tensor | None], tensors: Sequence[Tensor]) -> list[Tensor]:
+    """Return the gradients with zeros where the loss does not reach a tensor."""
+    pairs = zip(gradients, tensors, strict=True)
+    return [torch.zeros_like(x, requires_grad=False) if g is None else g for g, x in pairs]
+
+
+@contextmanager
+def scaled_lr(
+    optimizer: Optimizer | OptimizerFactory, factor: float
+) -> Iterator[Optimizer | OptimizerFactory]:
+    """Yield the optimizer, or a function that makes it, with learning rates that are ``factor`` times as
+    large; those of an optimizer are as before afterwards. A group whose rate is None stays as it is.
+    """
+    if isinstance(optimizer, Optimizer):
+        known = [(group, lr) for group in optimizer.param_groups if (lr := group.get("lr")) is not None]
+        _scale(optimizer, factor)
+        try:
+            yield optimizer
+        finally:
+            for group, lr in known:
+                group["lr"] = lr
+    else:
+        make = optimizer
+        yield lambda parameters: _scale(make(parameters), factor)
+
+
+def _scale(optimizer: Optimizer, factor: float) -> Optimizer:
+    for group in optimizer.param_groups:
+        if group.get("lr") is not None:
+            group["lr"] = group["lr"] * factor
+    return optimizer
+
+
+class OptimizerStep:
+    """Copies of a model's trainable parameters, with an optimizer of their own that steps on them.
+
+    An optimizer amid its training goes on from a copy of its state, without its hooks and without what a
+    schedule does after a step; a function makes a new one of the parameters that need a gradient. The model's
+    weights and gradients, the optimizer's state and its groups are never written to.
+
+    Raises UserError for a frozen model, and another model's optimizer.
+    """
+
+    def __init__(self, model: nn.Module, optimizer: Optimizer | OptimizerFactory) -> None:
+        own = trainable(model)
+        self._parameters = {path: Parameter(p.detach().clone()) for path, p in own.items()}
+        if isinstance(optimizer, Optimizer):
+            self._optimizer = _copy(optimizer, {id(p): self._parameters[path] for path, p in own.items()})
+        else:
+            self._optimizer = optimizer(list(self._parameters.values()))
+
+    @property
+    def weights(self) -> dict[str, Tensor]:
+        """The parameters as they are now, by path."""
+        return {path: parameter.detach() for path, parameter in self._parameters.items()}
+
+    def step(self, trace: Trace, known: Gradients | None = None) -> Gradients:
+        """Take one update on a step's loss, without dropout; return the loss and gradients before it.
+
+        Optimizers that evaluate the loss several times, as LBFGS, do so. ``known`` is what the first
+        evaluation gives, where it is known already. Raises UserError for a loss that is not finite.
+        """
+        first = known or trace.again(weights=self.weights).slope
+        left = [first]
+
+        def evaluate() -> float:
+            loss, gradients = left.pop() if left else trace.again(weights=self.weights).slope
+            if not math.isfinite(loss):
+                raise UserError(f"the loss is {loss}, and no update follows; check weights and batch")
+            for path, parameter in self._parameters.items():
+                parameter.grad = gradients[path].clone()  # an optimizer may write to it
+            return loss
+
+        step: Callable[..., Any] = type(self._optimizer).step  # a schedule may have bound the object's own
+        with undisturbed(trace.model):
+            if "closure" in inspect.signature(step).parameters:
+                step(self._optimizer, evaluate)
+            else:
+                evaluate()
+                step(self._optimizer)
+        return first
+
+
+def _copy(optimizer: Optimizer, twin_of: Mapping[int, Parameter]) -> Optimizer:
+    """Copy an optimizer, with twins in the place of its parameters."""
+    held = [p for group in optimizer.param_groups for p in group["params"]]
+    if not any(id(p) in twin_of for p in held):
+        raise UserError(
+            "the optimizer holds no parameter of the model; pass the one that trains it, or a function that "
+            "makes one, as in partial(torch.optim.AdamW, lr=5e-4)"
+        )
+    left = {"step"} | {name for name, value in vars(optimizer).items() if isinstance(value, OrderedDict)}
+    state = {name: value for name, value in vars(optimizer).items() if name not in left}
+    copy = type(optimizer).__new__(type(optimizer))
+    copy.__setstate__(deepcopy(state, dict(twin_of)))
+    return copy

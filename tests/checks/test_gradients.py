@@ -1,0 +1,181 @@
+"""Gradients are derivatives, reach every trainable part, and nothing between trained parts is frozen."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
+
+from .tiny import DIM, VOCAB, Block, Decoder, first, loss_of, report_of
+
+
+class Wrong(torch.autograd.Function):
+    """The identity, with a gradient that is a little too large."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor) -> Tensor:
+        return x.clone()
+
+    @staticmethod
+    def backward(ctx: Any, g: Tensor) -> Tensor:
+        return 1.001 * g
+
+
+class Attach(torch.autograd.Function):
+    """Gives a number a gradient of 1 on the way of something else."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, number: Tensor) -> Tensor:
+        return x.clone()
+
+    @staticmethod
+    def backward(ctx: Any, g: Tensor) -> tuple[Tensor, Tensor]:
+        return g, torch.ones((), dtype=g.dtype)
+
+
+class Changed(Block):
+    def __init__(self, change: Any):
+        super().__init__()
+        self.change, self.spare = change, None
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.change(self, x)
+
+
+def with_block(change: Any) -> Decoder:
+    torch.manual_seed(0)
+    model = Decoder()
+    model.blocks[2] = Changed(change)
+    return model
+
+
+def plainly(block: nn.Module, x: Tensor) -> Tensor:
+    return Block.forward(block, x)
+
+
+@pytest.mark.parametrize("name", ["derivative", "gradients", "frozen"])
+def test_they_hold_for_a_sound_model(name: str):
+    assert report_of(name).holds == (name,)
+
+
+def test_a_wrong_backward_is_named_at_what_it_reaches_first():
+    model = with_block(lambda block, x: x + block.down(block.up(Wrong.apply(block.norm(x)))))
+    assert first(report_of("derivative", model=model)) == ("derivative", "blocks.2.norm.bias")
+
+
+def test_a_detached_branch_is_named():
+    model = with_block(lambda block, x: x + block.down(block.up(block.norm(x.detach()))))
+    assert first(report_of("derivative", model=model))[1].startswith("blocks.1")
+    model = with_block(lambda block, x: x + block.down(block.up(block.norm(x).detach())))
+    report = report_of("derivative", "gradients", model=model)
+    assert first(report) == ("gradients", "blocks.2.norm.weight")
+    assert [v.property for v in report.failures[0].follows] == ["derivative"]
+
+
+def test_a_straight_through_gradient_and_an_attached_one_are_noted():
+    def rounded(block: nn.Module, x: Tensor) -> Tensor:
+        y = block.norm(x)
+        return block.down(block.up(y + ((10 * y).round() / 10 - y).detach()))
+
+    assert report_of("derivative", model=with_block(rounded)).ok
+    attached = with_block(lambda b, x: plainly(b, Attach.apply(x, 0.1 * b.up.weight.square().mean())))
+    report = report_of("derivative", "gradients", model=attached)
+    assert report.ok
+    assert report.notes
+
+
+def test_what_is_attached_to_nothing_is_named():
+    def thrown(block: nn.Module, x: Tensor) -> Tensor:
+        Attach.apply(x, block.up.weight.square().mean())
+        return plainly(block, x)
+
+    def kept(block: nn.Module, x: Tensor) -> Tensor:
+        block.spare = block.up.weight.square().mean()
+        return plainly(block, x)
+
+    for change in (thrown, kept):
+        assert first(report_of("gradients", model=with_block(change))) == ("gradients", "blocks.2")
+
+
+def test_a_parameter_that_is_never_used_is_named():
+    model = Decoder()
+    model.blocks[1].scale = nn.Parameter(torch.ones(DIM))
+    assert first(report_of("gradients", model=model)) == ("gradients", "blocks.1.scale")
+
+
+def test_reentrant_checkpoints_without_a_gradient_at_their_input_are_named():
+    class Checkpointed(Decoder):
+        def forward(self, ids: Tensor) -> Tensor:
+            x = self.embed(ids)
+            for block in self.blocks:
+                x = checkpoint(block, x, use_reentrant=True) if self.training else block(x)
+            return self.head(self.norm(x))
+
+    model = Checkpointed()
+    model.embed.requires_grad_(requires_grad=False)
+    assert first(report_of("gradients", model=model)) == ("gradients", "blocks.0.norm.weight")
+
+
+def test_an_expert_without_a_token_is_noted():
+    def routed(block: nn.Module, x: Tensor) -> Tensor:
+        return plainly(block, x) + block.experts[0](x)
+
+    model = with_block(routed)
+    model.blocks[2].experts = nn.ModuleList(nn.Linear(DIM, DIM) for _ in range(2))
+    report = report_of("gradients", model=model)
+    assert report.ok
+    assert report.notes
+
+
+def test_rows_of_a_matrix_that_nothing_reads_are_named():
+    def half(block: nn.Module, x: Tensor) -> Tensor:
+        y = block.up(block.norm(x))
+        return x + block.down(torch.cat([y[..., :24].sin(), torch.zeros_like(y[..., 24:])], -1))
+
+    report = report_of("gradients", model=with_block(half))
+    assert first(report) == ("gradients", "blocks.2.up.weight")
+
+
+def test_a_zero_start_may_wake_and_two_that_multiply_each_other_may_not():
+    def adapted(block: nn.Module, x: Tensor) -> Tensor:
+        return plainly(block, x) + x @ block.a @ block.b
+
+    for start, ok in ((torch.randn(DIM, 2), True), (torch.zeros(DIM, 2), False)):
+        model = with_block(adapted)
+        model.blocks[2].a, model.blocks[2].b = nn.Parameter(start), nn.Parameter(torch.zeros(2, DIM))
+        report = report_of("gradients", model=model)
+        assert report.ok is ok
+    assert first(report) == ("gradients", "blocks.2.a")
+
+
+def test_a_loss_without_a_gradient_is_named():
+    report = report_of("gradients", loss=lambda model, ids: loss_of(model, ids).detach())
+    assert first(report) == ("gradients", "loss")
+
+
+# ---------------------------------------------------------------------------------------------- frozen
+def frozen(*paths: str) -> Decoder:
+    torch.manual_seed(0)
+    model = Decoder()
+    for path in paths:
+        model.get_submodule(path).requires_grad_(requires_grad=False)
+    return model
+
+
+def test_what_is_frozen_between_trained_blocks_is_named_unless_declared():
+    assert first(report_of("frozen", model=frozen("blocks.2"))) == ("frozen", "blocks.2.norm.weight")
+    assert report_of("frozen", model=frozen("blocks.2"), declare={"frozen": "blocks.2.*"}).ok
+
+
+def test_a_frozen_bottom_and_frozen_blocks_hold():
+    assert report_of("frozen", model=frozen("embed", "blocks.0")).holds == ("frozen",)
+    assert report_of("frozen", model=frozen("embed", "blocks")).holds == ("frozen",)
+
+
+def test_a_table_that_is_frozen_as_it_was_drawn_is_named():
+    assert first(report_of("frozen", model=frozen("embed"))) == ("frozen", "embed.weight")
+    assert report_of("frozen", model=frozen("embed"), declare={"trained": True}).ok
+    assert VOCAB > DIM

@@ -1,0 +1,97 @@
+"""State dicts, the meta device, and caches."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from .tiny import DIM, LENGTH, Decoder, first, report_of
+
+
+class Positioned(Decoder):
+    """A decoder with a table of positions, held in one way or another."""
+
+    kind = "parameter"
+
+    def __init__(self):
+        super().__init__()
+        table = torch.randn(LENGTH, DIM)
+        if self.kind == "parameter":
+            self.table: Any = nn.Parameter(table)
+        elif self.kind == "attribute":
+            self.table = table
+        else:
+            self.register_buffer("table", table * 0 + 1, persistent=self.kind == "buffer")
+
+    def forward(self, ids: Tensor) -> Tensor:
+        x = self.embed(ids) + self.table[: ids.shape[1]]
+        for block in self.blocks:
+            x = block(x)
+        return self.head(self.norm(x))
+
+
+def made(held: str) -> dict[str, Any]:
+    kind = type("Made", (Positioned,), {"kind": held})
+    torch.manual_seed(0)
+    return {"model": kind(), "make": kind}
+
+
+@pytest.mark.parametrize("held", ["parameter", "buffer", "computed"])
+def test_what_is_saved_or_made_the_same_comes_back(held: str):
+    assert report_of("state_dict", **made(held)).holds == ("state_dict",)
+
+
+def test_a_drawn_attribute_is_lost():
+    assert first(report_of("state_dict", **made("attribute"))) == ("state_dict", "table")
+
+
+def test_a_copy_is_loaded_without_make():
+    report = report_of("state_dict", model=made("attribute")["model"])
+    assert report.ok
+    assert [n.module for n in report.notes] == ["table"]
+
+
+def test_make_must_build_the_same_model():
+    assert first(report_of("state_dict", make=lambda: Positioned()))[0] == "state_dict"
+
+
+@pytest.mark.parametrize(
+    ("held", "place"), [("parameter", ""), ("computed", "table"), ("attribute", "table")]
+)
+def test_what_meta_loses_is_a_note(held: str, place: str):
+    report = report_of("meta", **made(held))
+    assert report.ok
+    assert [n.module for n in report.notes] == ([place] if place else [])
+
+
+def test_a_model_of_its_own_device_has_no_meta():
+    model = Decoder()
+    assert "meta" in report_of("meta", model=model, make=lambda: model).untestable
+
+
+def library_model(shift: int) -> nn.Module:
+    transformers = pytest.importorskip("transformers")
+
+    class Shifted(transformers.LlamaForCausalLM):
+        def forward(self, input_ids: Tensor, past_key_values: Any = None, **rest: Any) -> Any:
+            if past_key_values is not None:
+                seen = past_key_values.get_seq_length() + shift
+                rest["position_ids"] = torch.arange(seen, seen + input_ids.shape[1])[None]
+            return super().forward(input_ids=input_ids, past_key_values=past_key_values, **rest)
+
+    torch.manual_seed(0)
+    sizes = {"vocab_size": 23, "hidden_size": 16, "intermediate_size": 32, "num_hidden_layers": 2}
+    return Shifted(transformers.LlamaConfig(**sizes, num_attention_heads=2, max_position_embeddings=32))
+
+
+@pytest.mark.parametrize(("shift", "place"), [(0, ("", "")), (1, ("cache", ""))])
+def test_a_cache_gives_the_full_pass(shift: int, place: tuple[str, str]):
+    ids = torch.randint(1, 23, (2, 8), generator=torch.Generator().manual_seed(0))
+    report = report_of(
+        "cache", model=library_model(shift), batches={"input_ids": ids, "labels": ids}, loss=None
+    )
+    assert first(report) == place
+    assert not report.untestable
