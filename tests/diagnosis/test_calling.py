@@ -82,7 +82,7 @@ def test_every_study_calls_the_model_as_it_is_told(kind):
 def test_a_batch_may_be_a_dataclass():
     model = Unpacking(translating("pre").model)
     found = diagnosed(model, Held(*BATCH), lambda b: (b.source, b.target), preset="cheap")
-    assert {"scales", "start"} <= found.tables.keys()
+    assert {"scales", "sublayer_gradients"} <= found.tables.keys()
 
 
 def test_a_call_is_for_one_model_and_ends_with_its_block():
