@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
 from fnmatch import fnmatchcase
 from functools import cached_property
 from typing import Final, NamedTuple
@@ -305,6 +306,8 @@ def _parts(step: Step, found: Mapping[str, Tensor | None]) -> Iterator[Violation
     """Rows or columns of matrices, in whole heads, that get no gradient."""
     roles = step.facts.roles
     lengths = {n for pair in step.facts.streams.values() for x in pair if x is not None for n in x.shape}
+    with suppress(Unknown):  # a table of positions ends, for this batch, where its longest row does
+        lengths.add(int(step.facts.padding.real.any(0).nonzero().max()) + 1)
     bad = [
         (name, axis, hole)
         for name, g in found.items()
