@@ -127,7 +127,7 @@ def test_a_sound_step_sees_the_gradient_of_the_whole_batch(whole: Whole):
     ],
 )
 def test_a_faulty_step_is_named(whole: Whole):
-    assert first(with_step(whole, "step")) == ("step", "step")
+    assert first(with_step(whole, "step", "repeats")) == ("step", "step")
 
 
 def test_uneven_micro_batches_weigh_their_tokens_alike():

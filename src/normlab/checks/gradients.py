@@ -77,7 +77,7 @@ def gradients(step: Step) -> Iterator[Violation | Note]:
         more = step.exact.gradients
         found = {n: more[n] if _none(g) else g for n, g in found.items()}
     dead = [n for n, g in found.items() if _none(g)]
-    for answers in (_dead(step, dead, found), _stuck(step), _lost(step), _parts(step, found)):
+    for answers in (_dead(step, dead, found), _stuck(step, dead), _lost(step), _parts(step, found)):
         for answer in answers:
             yield answer
             if isinstance(answer, Violation):
@@ -128,14 +128,14 @@ def _of_library(step: Step, name: str) -> bool:
     return holder is not None and "site-packages" in file and "forward" not in vars(holder)
 
 
-def _stuck(step: Step) -> Iterator[Violation]:
+def _stuck(step: Step, idle: list[str]) -> Iterator[Violation]:
     """Parameters that start at zero together with what multiplies them: neither ever wakes the other."""
     zero = [n for n, p in step.model.named_parameters() if p.requires_grad and p.numel() and not p.any()]
     if all(step.facts.roles.get(n) == "bias" for n in zero):
         return
     trace = step.plain.again(training=not step.draws, dropout=False)
     own, dead = dict(trace.model.named_parameters()), list[str]()
-    while now := [n for n, g in trace.gradients.items() if _none(g)]:
+    while now := [n for n, g in trace.gradients.items() if _none(g) and n not in idle]:
         if now == dead:
             asleep = next((n for n in zero if n in dead), dead[0])
             yield fail(

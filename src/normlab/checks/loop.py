@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 import math
 from collections.abc import Callable, Iterator
-from contextlib import suppress
+from contextlib import nullcontext, suppress
 from itertools import pairwise
 from typing import Any, Final
 
@@ -39,15 +39,27 @@ def rehearsal(step: Step, *, exact: bool = False, whole: Any = None) -> Rehearsa
     return Rehearsal(*parts, whole, several, exact)
 
 
-def rehearsed(step: Step, scale: float = 1.0) -> tuple[Rehearsal, Seen]:
-    """Run the step once, in float64 where that can be had."""
-    _ = step.exact
-    if step.is_exact:
-        with suppress(Exception):
-            run = rehearsal(step, exact=True)
-            return run, run.run(step.batch, scale=scale)
-    run = rehearsal(step)
-    return run, run.run(step.batch, scale=scale)
+def twice(step: Step) -> tuple[Rehearsal, Seen, Seen]:
+    """Run the step two times from equal weights, in float64 where that can be had, without clipping."""
+    if "twice" not in step.kept:
+        _ = step.exact
+        for exact in (True, False) if step.is_exact else (False,):
+            with suppress(Exception) if exact else nullcontext():
+                run = rehearsal(step, exact=exact)
+                first = run.run(step.batch, scale=SMALL)
+                step.kept["twice"] = exact, first, run.run(first.batch, scale=SMALL)
+                return run, *step.kept["twice"][1:]
+    exact, first, again = step.kept["twice"]
+    return rehearsal(step, exact=exact), first, again
+
+
+def _written(step: Step, seen: Seen) -> str | None:
+    """The entry of the batch that the step wrote to."""
+    before = dict(tensors_in(step.batch))
+    for place, x in tensors_in(seen.batch):
+        if distance(x, before[place]) > torch.finfo(torch.float32).eps * x.is_floating_point():
+            return ".".join(map(str, place)) or "step"
+    return None
 
 
 def rates(step: Step) -> Rates:
@@ -67,7 +79,7 @@ def _floor(step: Step, run: Rehearsal) -> float:
 
 
 # -------------------------------------------------------------------------------------------------- the step
-@property_of("loop", explains=["repeats", "overfit"], passes=16)
+@property_of("loop", explains=["repeats", "overfit"], passes=12)
 def step(step: Step) -> Iterator[Violation | Note]:
     """The optimizer sees the gradient of the loss on the whole batch: fresh, averaged, clipped, once a step.
 
@@ -79,8 +91,7 @@ def step(step: Step) -> Iterator[Violation | Note]:
         raise Untestable(
             "no step was handed over: pass step=, a function of model, batch, optimizer, scheduler"
         )
-    run, seen = rehearsed(step, SMALL)
-    step.kept["twice"] = seen, run.run(step.batch, scale=SMALL), _floor(step, run)
+    run, seen, _ = twice(step)
     tests = (_steps_once, _is_fresh, _clips_well, _averages, _trains)
     yield from [found for found in (test(step, run, seen) for test in tests) if found is not None][:1]
 
@@ -100,10 +111,8 @@ def _steps_once(step: Step, run: Rehearsal, seen: Seen) -> Violation | None:
 
 
 def _is_fresh(step: Step, run: Rehearsal, seen: Seen) -> Violation | None:
-    k, rest = fit(run.run(step.batch, scale=SMALL).gradients, seen.gradients)
-    if max(rest, abs(k - 1) if any(bool(g.any()) for g in seen.gradients.values()) else 0) <= _floor(
-        step, run
-    ):
+    k, rest = fit(step.kept["twice"][2].gradients, seen.gradients)
+    if max(rest, abs(k - 1)) <= _floor(step, run) or _written(step, seen) is not None:
         return None
     evidence = f"called again with the same weights, it gives another gradient, {k:.3g} times the first"
     return fail("step", evidence, "zero the gradients once in each step; keep nothing for the next")
@@ -323,27 +332,19 @@ def repeats(step: Step) -> Iterator[Violation | Note]:
                 "loss", "the same batch with the same seeds gives two gradients", "keep no state in a step"
             )
         return
-    if "twice" not in step.kept:
-        run, first = rehearsed(step)
-        step.kept["twice"] = first, run.run(first.batch), _floor(step, run)
-    first, again, floor = step.kept["twice"]
-    before = dict(tensors_in(step.batch))
-    for place, x in tensors_in(first.batch):
-        if distance(x, before[place]) > floor:
-            where = ".".join(map(str, place)) or "step"
-            yield fail(
-                where, "the step writes into the batch, which is another from then on", "change a copy"
-            )
-            return
+    run, first, again = twice(step)
+    if (where := _written(step, first)) is not None:
+        yield fail(where, "the step writes into the batch, which is another from then on", "change a copy")
+        return
     k, rest = fit(again.gradients, first.gradients)
-    if max(rest, abs(k - 1)) > floor:
+    if max(rest, abs(k - 1)) > _floor(step, run):
         evidence = "the same weights get another gradient from the same batch and seeds"
         yield fail(
             "step", evidence, "look for what outlives a step: globals, counters, generators of its own"
         )
 
 
-@property_of("learns", passes=60)
+@property_of("learns", passes=30)
 def overfit(step: Step) -> Iterator[Violation | Note]:
     """A small batch is learnt by the user's own step: its loss falls below where it began, and stays there.
 

@@ -19,7 +19,7 @@ from normlab.trace.trace import Event, Trace
 Answers = Iterator[Violation | Note]
 
 
-@property_of("structure", explains=["siblings", "overfit", "initial_loss"], passes=4)
+@property_of("structure", explains=["siblings", "start", "initial_loss", "overfit"], passes=4)
 def norms(step: Step) -> Answers:
     """A norm gives each token's features one size, whatever their scale; and one stands before the head.
 

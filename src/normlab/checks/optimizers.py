@@ -290,11 +290,11 @@ def _by_rule(run: Rehearsal, moves: Moves) -> Iterator[Violation | Note]:
             and float(g[g != 0].abs().median()) < float(group["eps"])
         ):
             small.append(name)
-    if small:
+    if 2 * len(small) > len(moves.gradients):
         optimizer, group = moves.holders[small[0]]
         usual = inspect.signature(type(optimizer)).parameters.get("eps")
         evidence = f"eps is above most of the gradient in {len(small)} of {len(moves.gradients)} parameters"
-        if 2 * len(small) > len(moves.gradients) and usual and float(group["eps"]) > usual.default:
+        if usual is not None and float(group["eps"]) > usual.default:
             yield fail("optimizer", f"{evidence}, so that Adam's step is below the rate", "lower eps")
         else:
             yield note(common(small), evidence)

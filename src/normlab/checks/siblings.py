@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from normlab.checks.fresh import fresh
+from normlab.checks.fresh import drawn_by_class, fresh
 from normlab.checks.property import Note, Untestable, Violation, fail, note, property_of
 from normlab.checks.step import Step
 from normlab.checks.structure import odd_one
@@ -97,8 +97,6 @@ def _built_so(step: Step, path: str, name: str, value: Any) -> bool:
         module = fresh(step, 101).get_submodule(path)
     except (Untestable, AttributeError):
         return False
-    from normlab.checks.fresh import drawn_by_class
-
     own = type(module).__name__ if name == "class" else getattr(module, name, None)
     return drawn_by_class(step) and getattr(own, "__name__", own) == value
 
@@ -165,8 +163,6 @@ def _sharing(model: nn.Module) -> dict[str, int]:
 
 
 def _class_shares(step: Step) -> list[list[str]] | None:
-    from normlab.checks.fresh import drawn_by_class
-
     if not drawn_by_class(step):
         return None
     groups: dict[int, list[str]] = defaultdict(list)
@@ -206,8 +202,8 @@ def _copies(step: Step) -> Answers:
             continue
         key = (p.shape, float(p.detach().double().sum()))
         if key in seen and torch.equal(seen[key][1], p) and p.requires_grad and seen[key][1].requires_grad:
-            yield fail(name.rpartition(".")[0], f"{name} equals {seen[key][0]} in every entry, and is another tensor",
-                       "tie them again after copying, loading or moving")  # fmt: skip
+            say = f"{name} equals {seen[key][0]} in every entry, and is another tensor"
+            yield fail(name.rpartition(".")[0], say, "tie them again after copying, loading or moving")
             return
         seen.setdefault(key, (name, p))
 

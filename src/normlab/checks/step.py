@@ -20,7 +20,7 @@ from normlab.trace.exact import awake, in_float64, rounding_of
 from normlab.trace.facts.facts import SCORED, Facts, FunctionInput
 from normlab.trace.facts.unknown import Unknown
 from normlab.trace.setup import Setup
-from normlab.trace.tensors import Tap, unwrap
+from normlab.trace.tensors import Tap, forward_hooks, unwrap
 from normlab.trace.trace import Trace, output_loss
 
 SEED: Final = 20_011
@@ -63,12 +63,8 @@ class Step:
         except Exception:
             return False
         called = []
-        handle = twin.register_forward_hook(lambda *_: called.append(1))
-        try:
-            with Trace(twin, self.batch, self.loss_of)._surroundings(), torch.no_grad():
-                self.loss_of(twin, self.batch)
-        finally:
-            handle.remove()
+        with forward_hooks({"": twin}, lambda *_: called.append(1)):
+            Trace(twin, self.batch, self.loss_of).once()
         return bool(called)
 
     def copy(self) -> nn.Module:

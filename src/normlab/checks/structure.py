@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from itertools import pairwise
 from typing import Any
 
@@ -15,6 +15,7 @@ from normlab.checks.property import Note, Untestable, Violation, fail, note, pro
 from normlab.checks.step import Step
 from normlab.trace.facts.stacks import Block, common, siblings, stream_of
 from normlab.trace.facts.wiring import Scores, Wiring, read_wiring
+from normlab.trace.record import Want, record
 from normlab.trace.trace import Trace
 
 SCALES = (1e6, 1e7)
@@ -30,13 +31,13 @@ def wiring(step: Step) -> Wiring:
 
 
 # ------------------------------------------------------------------------------------------------ residual
-@property_of("structure", explains=["gradients", "derivative", "norms", "overfit", "siblings"], passes=6)
+@property_of("structure", explains=["gradients", "derivative", "norms", "overfit", "siblings"], passes=8)
 def residual(step: Step) -> Answers:
     """Blocks run in order, each on the output of the one before, and pass their stream on by one factor.
 
     From a block's output a way leads back to its input that crosses no matrix product. Its input is made a
     million and ten million times as large; the difference of the outputs is the factor of the stream: 1 where
-    a branch is added to it, 0 where a norm follows.
+    a branch is added to it, 0 where a norm follows. Dropout acts on branches, not on the stream.
     """
     facts = step.facts
     if not facts.stacks:
@@ -111,11 +112,7 @@ def passed_on(trace: Trace, streams: Any, blocks: list[Block]) -> tuple[dict[str
         return lambda own: c * (x if x.shape == own.shape else own)
 
     runs = [trace.again(changed={p: entering(x, c) for p, x in inputs.items()}) for c in SCALES]
-    outputs: list[dict[str, Tensor | None]] = []
-    for run in runs:
-        outputs.append(
-            {e.module: stream_of(e.outputs) for e in run.events if e.module in inputs and not e.call}
-        )
+    outputs = [_written(run, inputs) for run in runs]
     factors: dict[str, float] = {}
     for path, x in inputs.items():
         low, high = (out.get(path) for out in outputs)
@@ -129,10 +126,28 @@ def passed_on(trace: Trace, streams: Any, blocks: list[Block]) -> tuple[dict[str
     return factors, runs
 
 
+def _written(trace: Trace, paths: Iterable[str]) -> dict[str, Tensor]:
+    """The first tensor that each of these modules puts out."""
+    wants = [Want(path, "output", keep=lambda x: x.detach().clone()) for path in paths]
+    with trace._surroundings(), record(trace.model, wants) as seen:
+        trace.run()
+    written: dict[str, Tensor] = {}
+    for one in seen:
+        written.setdefault(one.tap.module, one.value)
+    return written
+
+
 def _factors(step: Step) -> Answers:
     facts = step.facts
     known, runs = passed_on(step.exact, facts.streams, facts.blocks)
     step.kept["scaled streams"] = known, runs
+    drawing = step.exact.again(training=True, dropout=True)
+    dropped = set(known) - set(passed_on(drawing, facts.streams, facts.blocks)[0])
+    first = next((b.path for b in facts.blocks if b.path in dropped and known[b.path]), None)
+    if first is not None:
+        say = f"in training its stream is not passed on as it is ({len(dropped)} of {len(known)} blocks)"
+        yield fail(first, say, "drop entries of the branch, not of the sum")
+        return
     for blocks in facts.stacks.values():
         here = {b.path: known[b.path] for b in blocks if b.path in known}
         if len(here) < 2:
@@ -162,7 +177,7 @@ def odd_one(values: dict[str, Any]) -> str | None:
 
 
 # ------------------------------------------------------------------------------------------ attention scale
-@property_of("structure", explains=["causality", "overfit", "siblings"], passes=4)
+@property_of("structure", explains=["overfit", "siblings"], passes=4)
 def attention_scale(step: Step) -> Answers:
     """Scores are divided by the root of the head's width, and a softmax runs over the keys.
 

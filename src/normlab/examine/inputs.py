@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import inspect
 from collections.abc import Mapping
 from typing import Any
 
@@ -11,6 +10,7 @@ from torch import Tensor, nn
 
 from normlab.errors import UserError
 from normlab.tasks.task import Task
+from normlab.trace.tensors import Side, arguments_of, forward_hooks
 
 
 class TaskInputs(dict[str, Any]):
@@ -28,15 +28,12 @@ def task_inputs(task: Task[Any, Any, Any], model: nn.Module, batch: Any) -> Task
     """
     calls: list[Mapping[str, Any]] = []
 
-    def see(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        calls.append(inspect.signature(module.forward).bind(*args, **kwargs).arguments)
+    def see(_: str, side: Side, values: Any) -> None:
+        if side == "input":
+            calls.append(arguments_of(model, values))
 
-    hook = model.register_forward_pre_hook(see, with_kwargs=True)
-    try:
-        with torch.no_grad():
-            task.loss(model, batch)
-    finally:
-        hook.remove()
+    with torch.no_grad(), forward_hooks({"": model}, see):
+        task.loss(model, batch)
     if not calls:
         raise UserError(
             f"the loss of the task {task.name} does not call the model as a whole; diagnose the model from "

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import inspect
 import shutil
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
@@ -24,6 +23,7 @@ from normlab.store.files import write_json_atomic
 from normlab.store.folder import RunFolder
 from normlab.tasks.registry import TASKS
 from normlab.tasks.task import Task
+from normlab.trace.tensors import Side, arguments_of, forward_hooks
 from normlab.training.checkpoint import load_checkpoint, save_checkpoint, weights_state
 from normlab.training.devices import prepare_process
 from normlab.training.warm_start import digest
@@ -194,17 +194,16 @@ def dev_inputs(
     """Return the arguments with which the task's dev scores first call the model, at most ``batches``."""
     calls: list[Mapping[str, Any]] = []
 
-    def see(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        if len(calls) == batches:
+    def see(_: str, side: Side, values: Any) -> None:
+        if side == "input" and len(calls) == batches:
             raise _EnoughError
-        calls.append(inspect.signature(module.forward).bind(*args, **kwargs).arguments)
+        if side == "input":
+            calls.append(arguments_of(model, values))
 
-    hook = model.register_forward_pre_hook(see, with_kwargs=True)
     try:
-        with suppress(_EnoughError):
+        with suppress(_EnoughError), forward_hooks({"": model}, see):
             task.dev_scores(model)
     finally:
-        hook.remove()
         model.eval()
     return calls
 

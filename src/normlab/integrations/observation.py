@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from typing import Any, NamedTuple
 
@@ -13,7 +13,7 @@ from normlab.diagnosis import Observer, Probe, Record, Structure, observe, read_
 from normlab.diagnosis.probing.presets import require_preset, stream_probes, weight_probes
 from normlab.diagnosis.reading.naming import candidates
 from normlab.errors import UserError
-from normlab.trace.tensors import compiles, unwrap
+from normlab.trace.tensors import Side, apart, compiles, forward_hooks, unwrap
 
 Emit = Callable[[Record], None]
 Tell = Callable[[str], None]
@@ -145,10 +145,8 @@ class Observation:
             self._observe(model, compiled=False)
 
     def _observe(self, model: nn.Module, *, compiled: bool) -> None:
-        # a wrapper of the trainer's kind, never run, tells that what flows here is compiled
-        given: Any = torch.compile(model, backend="eager") if compiled else model
         self._observer = self._open.enter_context(
-            observe(given, self._probes, self._emit, on_error=self._failed)
+            observe(model, self._probes, self._emit, on_error=self._failed, compiled=compiled)
         )
 
     def _failed(self, error: Exception) -> None:
@@ -164,19 +162,17 @@ class Observation:
         waiting = self._open.enter_context(ExitStack())
         left = own_calls
 
-        def wait(path: str) -> None:
-            def called(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-                nonlocal left
-                if not path and left:
-                    left -= 1
-                    return
-                waiting.close()
-                self._open_read(model, module, (args, kwargs), f"{path}." if path else "")
+        def called(path: str, side: Side, entered: Mapping[Any, Any]) -> None:
+            nonlocal left
+            if side == "output":
+                return
+            if not path and left:
+                left -= 1
+                return
+            waiting.close()
+            self._open_read(model, modules[path], apart(entered), f"{path}." if path else "")
 
-            waiting.callback(modules[path].register_forward_pre_hook(called, with_kwargs=True).remove)
-
-        for path in holders:
-            wait(path)
+        waiting.enter_context(forward_hooks({path: modules[path] for path in holders}, called))
 
     def _read(self, module: nn.Module, given: tuple[Any, Any]) -> Structure:
         def call(model: nn.Module, batch: tuple[Any, Any]) -> Any:

@@ -23,6 +23,7 @@ from normlab.reproduce.theory import Setting
 from normlab.reproduce.trained import trainings
 from normlab.spec.artefact import Measurement
 from normlab.spec.claim import Measure
+from normlab.trace.tensors import forward_hooks
 
 BOTH = ("post", "pre")
 
@@ -161,10 +162,13 @@ def _theory_gradients(placement: str, seed: int, theory: Mapping[str, int]) -> l
     sizes = {name: theory[name] for name in ("layers", "dim", "tokens")}
     setting = Setting(placement, **sizes, seed=seed)
     streams: list[torch.Tensor] = []
-    hooks = [s.register_forward_hook(lambda module, args, y: streams.append(y)) for s in setting.stack]
-    loss = setting()
-    for hook in hooks:
-        hook.remove()
+
+    def see(_: str, side: str, values: Any) -> None:
+        if side == "output":
+            streams.append(values)
+
+    with forward_hooks({str(i): s for i, s in enumerate(setting.stack)}, see):
+        loss = setting()
     matrices, after = setting.outer(), streams[1::2]
     found = torch.autograd.grad(loss, [*matrices, *after])
     lengths = [g.norm().item() for g in found]

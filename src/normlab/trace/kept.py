@@ -5,7 +5,7 @@ from __future__ import annotations
 import random
 import sys
 import types
-from collections import UserDict, deque
+from collections import OrderedDict, UserDict, deque
 from collections.abc import Callable, Iterator
 from dataclasses import is_dataclass
 from functools import partial
@@ -26,6 +26,7 @@ PLAIN: Final = frozenset(
     }
 )
 """Types of values that lead nowhere."""
+FILLED: Final = frozenset({dict, OrderedDict, list, set})
 MAPPINGS: Final = (dict, UserDict)
 OBJECTS: Final = (nn.Module, Optimizer, LRScheduler, GradScaler)
 """Objects whose attributes are kept, beside those of dataclasses."""
@@ -52,9 +53,14 @@ class Kept:
             waiting += [vars(root)] if hasattr(root, "__dict__") else []
         while waiting:
             value = waiting.pop()
-            if id(value) not in self._known:
-                self._known[id(value)] = value
-                waiting += [inner for inner in self._keep(value) if type(inner) not in PLAIN]
+            if id(value) in self._known:
+                continue
+            self._known[id(value)] = value
+            for inner in self._keep(value):
+                if type(inner) in FILLED and not inner:  # as most of what a module holds
+                    self._empty.append(inner)
+                elif type(inner) not in PLAIN:
+                    waiting.append(inner)
 
     def restore(self) -> None:
         """Put everything back."""
@@ -90,9 +96,6 @@ class Kept:
     def _keep_container(self, value: Any) -> list[Any]:
         if isinstance(value, tuple):
             return list(value)
-        if not value:  # as most of what a module holds
-            self._empty.append(value)
-            return []
         if isinstance(value, MAPPINGS):
             items = dict(value)
             self._undo.append(partial(_put_back, value, items))
@@ -115,7 +118,7 @@ class Kept:
             return [vars(x)]
         inner = list(_inside(x))
         is_leaf, gradient = x.is_leaf, x.grad if x.is_leaf else None
-        data, trained = x.data, x.requires_grad
+        data, trained = x if inner else x.data, x.requires_grad
         hooks = {name: getattr(x, name) for name in HOOKS}
 
         def undo() -> None:
@@ -155,12 +158,10 @@ def _inside(x: Tensor) -> Iterator[Tensor]:
 
 
 def _storages(x: Tensor) -> list[UntypedStorage]:
-    if x.is_meta:
+    """Return the storage of a tensor that has one of its own, and not one in tensors that it holds."""
+    if x.is_meta or x.layout is not torch.strided or is_traceable_wrapper_subclass(x):
         return []
-    try:
-        storage = x.untyped_storage()
-    except (RuntimeError, NotImplementedError):  # a layout without one
-        return []
+    storage = x.untyped_storage()
     return [storage] if storage.nbytes() else []
 
 
@@ -171,11 +172,11 @@ def _bytes(storage: UntypedStorage, device: torch.device) -> Tensor:
 
 def _same_place(x: Tensor, y: Tensor) -> bool:
     """Whether two tensors are the same view of the same storage."""
-    a, b = _storages(x), _storages(y)
-    if [s.data_ptr() for s in a] != [s.data_ptr() for s in b] or (x.shape, x.dtype) != (y.shape, y.dtype):
+    if [s.data_ptr() for s in _storages(x)] != [s.data_ptr() for s in _storages(y)]:
         return False
-    strided = a and x.layout is torch.strided and not x.is_nested
-    return not strided or (x.stride(), x.storage_offset()) == (y.stride(), y.storage_offset())
+    if x.is_nested or not _storages(x):
+        return True
+    return all(f(x) == f(y) for f in (Tensor.size, Tensor.stride, Tensor.storage_offset, lambda z: z.dtype))
 
 
 def _put_back(mapping: Any, before: dict[Any, Any]) -> None:

@@ -17,7 +17,7 @@ from normlab.trace.functions import Functions
 from normlab.trace.setup import Loss
 from normlab.trace.setup import Step as Whole
 from normlab.trace.tensors import eager, map_tensors
-from normlab.trace.trace import Trace
+from normlab.trace.trace import Trace, recomputing
 from normlab.trace.untouched import same, same_globals, same_random_state
 
 SAMPLED: Final = 65_536
@@ -108,7 +108,8 @@ class Rehearsal:
             self._watch_gradients(seen, stack, scale)
             self._watch_calls(seen, stack, self._act if acts else None, rates)
             optimizer = self.optimizers if self.several else self.optimizers[0]
-            with Functions(exact=self.exact, dropout=False):
+            mode = Functions(exact=self.exact, dropout=False)
+            with recomputing(self.model, mode), mode:
                 self.whole(self.model, map_tensors(seen.batch, lambda _, x: x), optimizer, self.scheduler)
         return seen
 

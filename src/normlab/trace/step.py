@@ -50,16 +50,23 @@ def trainable(model: nn.Module) -> dict[str, Parameter]:
     return parameters
 
 
-def gradients_in(loss: Tensor, tensors: Sequence[Tensor], model: nn.Module) -> list[Tensor | None]:
+def gradients_in(
+    loss: Tensor, tensors: Sequence[Tensor], model: nn.Module, *, retain_graph: bool = False
+) -> list[Tensor | None]:
     """Return the gradients of a loss in these tensors, None where it does not reach one.
+
+    A re-entrant checkpoint, whose function runs Python code as it goes backward, refuses
+    ``torch.autograd.grad``, or hides parameters from it; there ``loss.backward()`` finds them.
 
     Raises UserError for a loss without a graph.
     """
     if not loss.requires_grad:
         raise UserError(FROZEN)
-    if _hides(loss, tensors):
-        return _by_backward(loss, tensors, model)
-    return list(torch.autograd.grad(loss, tensors, allow_unused=True))
+    ends = [tensors[0].grad_fn] if len(tensors) == 1 and not tensors[0].is_leaf else []
+    python = torch.autograd.function.BackwardCFunction
+    if any(isinstance(node, python) for node in nodes_behind(loss.grad_fn, ends)):
+        return _by_backward(loss, tensors, model, retain_graph=retain_graph)
+    return list(torch.autograd.grad(loss, tensors, retain_graph=retain_graph, allow_unused=True))
 
 
 def nodes_behind(start: Any, ends: Iterable[Any] = ()) -> Iterator[Any]:
@@ -73,18 +80,9 @@ def nodes_behind(start: Any, ends: Iterable[Any] = ()) -> Iterator[Any]:
         waiting.extend(following for following, _ in node.next_functions)
 
 
-def _hides(loss: Tensor, tensors: Sequence[Tensor]) -> bool:
-    """Whether a leaf is not in the graph, in which a function runs Python code when it goes backward: that of
-    a re-entrant checkpoint reaches leaves that ``torch.autograd.grad`` does not.
-    """
-    leaves, runs_python = set[int](), False
-    for node in nodes_behind(loss.grad_fn):
-        runs_python |= isinstance(node, torch.autograd.function.BackwardCFunction)
-        leaves.add(id(getattr(node, "variable", None)))
-    return runs_python and any(x.is_leaf and id(x) not in leaves for x in tensors)
-
-
-def _by_backward(loss: Tensor, tensors: Sequence[Tensor], model: nn.Module) -> list[Tensor | None]:
+def _by_backward(
+    loss: Tensor, tensors: Sequence[Tensor], model: nn.Module, *, retain_graph: bool
+) -> list[Tensor | None]:
     """The same by ``loss.backward()``, without what hooks of the user's do with gradients that arrive."""
     arrived: dict[int, Tensor] = {}
     handles = [x.register_hook(partial(arrived.__setitem__, id(x))) for x in tensors if not x.is_leaf]
@@ -94,7 +92,7 @@ def _by_backward(loss: Tensor, tensors: Sequence[Tensor], model: nn.Module) -> l
         for one in hooks:
             one.clear()
         with without_gradients(model):
-            loss.backward()
+            loss.backward(retain_graph=retain_graph)
             return [x.grad if x.is_leaf else arrived.get(id(x)) for x in tensors]
     finally:
         for one, before in zip(hooks, kept, strict=True):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import sys
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, nullcontext
@@ -57,6 +58,11 @@ def activations(value: Any) -> Iterator[tuple[Place, Tensor]]:
     return (
         (place, x) for place, x in tensors_in(value) if x.is_floating_point() and x.ndim > 1 and x.numel()
     )
+
+
+def wide(x: Tensor) -> Tensor:
+    """Return a tensor of one byte a number in float32, as torch can do little with it; others as they are."""
+    return x.float() if x.is_floating_point() and x.element_size() == 1 else x
 
 
 def map_tensors(value: Any, change: Callable[[Place, Tensor], Tensor], place: Place = ()) -> Any:
@@ -172,6 +178,18 @@ def call_of(model: nn.Module) -> Call | None:
     """Return the function by which ``call_model`` calls this model; None where the batch's type decides."""
     current = _CALLING.get()
     return current[1] if current is not None and current[0] is model else None
+
+
+def apart(entered: Mapping[Any, Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    """Return the positional arguments of a call and those by name, from what ``forward_hooks`` shows."""
+    args = tuple(value for key, value in entered.items() if isinstance(key, int))
+    return args, {key: value for key, value in entered.items() if not isinstance(key, int)}
+
+
+def arguments_of(module: nn.Module, entered: Mapping[Any, Any]) -> Mapping[str, Any]:
+    """Return the arguments of a call by name, from the inputs that ``forward_hooks`` shows."""
+    args, named = apart(entered)
+    return inspect.signature(module.forward).bind(*args, **named).arguments
 
 
 def call_model(model: nn.Module, batch: Any) -> Any:

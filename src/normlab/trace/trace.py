@@ -36,8 +36,8 @@ def at_weights(model: nn.Module, weights: Weights) -> Iterator[None]:
     A backward pass at these values belongs inside, too: a graph holds parameters by reference. A parameter
     with several paths may be named by any of them.
     """
-    parameters = dict(model.named_parameters(remove_duplicate=False))
-    own = [(p, p.data) for p in {id(parameters[path]): parameters[path] for path in weights}.values()]
+    parameters = {path: model.get_parameter(path) for path in weights}
+    own = [(p, p.data) for p in {id(p): p for p in parameters.values()}.values()]
     try:
         for path, weight in weights.items():
             parameters[path].data = weight.detach()
@@ -212,7 +212,7 @@ class Trace:
             if passed.loss is None:
                 raise UserError(NO_LOSS)
             mode = Functions(exact=self.exact, dropout=self.dropout)
-            with _recomputing(self.model, mode) as again:
+            with recomputing(self.model, mode) as again:
                 gradients = gradients_in(passed.loss, list(own.values()), self.model)
             return passed.loss.item(), dict(zip(own, gradients, strict=True)), bool(again)
 
@@ -311,7 +311,7 @@ class _Watch:
 
 
 @contextmanager
-def _recomputing(model: nn.Module, mode: Functions) -> Iterator[list[nn.Module]]:
+def recomputing(model: nn.Module, mode: Functions) -> Iterator[list[nn.Module]]:
     """Run the modules that a backward pass inside this block runs again, as checkpoints do, in this mode;
     autograd would leave it behind. Yields the outermost of them.
     """

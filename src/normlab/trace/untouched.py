@@ -8,7 +8,7 @@ import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
 from contextvars import ContextVar
-from typing import Any
+from typing import Any, Final
 
 import torch
 from torch import nn
@@ -142,6 +142,8 @@ def undisturbed(
         yield
 
 
+SEVERAL: Final = 8
+"""Batches of a list that are copied; a pass looks after its own."""
 _UNTOUCHED: ContextVar[tuple[nn.Module, ...]] = ContextVar("_UNTOUCHED", default=())
 
 
@@ -160,7 +162,8 @@ def untouched(setup: Setup) -> Iterator[None]:
     refuse_hollow(model)
     functions = (setup.loss, setup.step, setup.make, setup.optimizer, setup.scheduler)
     reached = [one for function in functions if callable(function) for one in held_by(function)]
-    objects = [model, setup.optimizer, setup.scheduler, setup.batches, *reached]
+    batches = setup.batches[:SEVERAL] if isinstance(setup.batches, list) else setup.batches
+    objects = [model, setup.optimizer, setup.scheduler, batches, *reached]
     before = _UNTOUCHED.set((*inside, model))
     try:
         with same_globals(), same_random_state(), same(*objects, parameters=True):

@@ -164,14 +164,20 @@ class Observer:
 @validate_arguments
 @contextmanager
 def observe(
-    model: nn.Module, probes: Sequence[Probe], emit: Emit, *, on_error: OnError | None = None
+    model: nn.Module,
+    probes: Sequence[Probe],
+    emit: Emit,
+    *,
+    on_error: OnError | None = None,
+    compiled: bool = False,
 ) -> Iterator[Observer]:
     """Measure a model while it runs inside this block, and call ``emit`` with a record per measurement.
 
     ``flush(step)`` of the observer that the block receives fetches the records of a step; the rest is fetched
     at the end of the block. Outputs and gradients are bit-identical with and without probes, and no hook
     stays behind. Torch's layers leave their fused inference path, which gradients never take, while they have
-    hooks. Compiled modules are not watched, with a warning, since compiled code may not call their hooks.
+    hooks. Compiled modules are not watched, with a warning, since compiled code may not call their hooks;
+    ``compiled`` says that what runs is a compiled wrapper of this model.
     A measurement that fails raises where the model runs, unless ``on_error`` takes the error.
 
     Raises UserError for a probe that matches no module.
@@ -181,7 +187,7 @@ def observe(
     pairs = [(path, probe) for probe in probes for path in matching(modules, probe.modules)]
     pairs.sort(key=lambda pair: order[pair[0]])
     flowing = {path for path, probe in pairs if probe.signal in ACTIVATIONS}
-    if unseen := _compiled(model, modules) & flowing:
+    if unseen := (set(modules) if compiled else _compiled(model, modules)) & flowing:
         warnings.warn(
             f"{len(unseen)} of {len(flowing)} watched modules run compiled, and what flows through them is "
             "not recorded (weights and their gradients are); for that, observe the model that was given to "

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from normlab.errors import UserError
 from normlab.trace.step import Weights
-from normlab.trace.tensors import Call, Place, Side, Tap, activations, forward_hooks, tensors_in
+from normlab.trace.tensors import Call, Place, Side, Tap, activations, forward_hooks, tensors_in, wide
 from normlab.trace.trace import Trace
 
 ROWS = 32
@@ -132,7 +132,7 @@ def awake(model: nn.Module) -> dict[str, Tensor]:
     """
     generator = torch.Generator().manual_seed(0)
     known = ((name, p.detach()) for name, p in model.named_parameters() if p.numel() and not p.is_meta)
-    asleep = {name: p for name, p in known if p.abs().amax() < 1e-3}
+    asleep = {name: p for name, p in known if wide(p).abs().amax() < 1e-3}
     values: dict[str, Tensor] = {}
     for name, parameter in asleep.items():
         drawn = torch.rand(parameter.shape, generator=generator)

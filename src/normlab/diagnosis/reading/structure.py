@@ -132,7 +132,7 @@ def read_structure(
     the sums cannot be seen. Raises UserError with what to pass for a model that raises or cannot be read.
     """
     model, globs = unwrap(model), [blocks] if isinstance(blocks, str) else blocks
-    with untouched(Setup(model, batch)):
+    with untouched(Setup(model, batch, call)):
         return _read(_Reader(model, partial(record, model, batch, call or call_model), branches), globs)
 
 
@@ -276,8 +276,8 @@ def _parts(recording: Recording, paths: Sequence[str]) -> Iterator[tuple[str, in
         for path in paths:
             if event.path.startswith(f"{path}."):
                 spans.setdefault(path, []).append(i)
-    starts = [indices[0] for indices in spans.values()][1:]
-    for (path, indices), stop in zip(spans.items(), [*starts, None], strict=True):
+    starts = [indices[0] for indices in spans.values()]
+    for (path, indices), stop in zip(spans.items(), [*starts[1:], None], strict=False):
         yield path, indices[0], (indices[-1] + 1 if stop is None else stop) + 1
 
 

@@ -18,6 +18,7 @@ from normlab.trace.facts.targets import Targets, read_targets
 from normlab.trace.facts.unknown import Unknown
 from normlab.trace.functions import FunctionCall
 from normlab.trace.setup import Declaration
+from normlab.trace.step import gradients_in
 from normlab.trace.tensors import Place, Tap, map_tensors, replaced, tensors_in
 from normlab.trace.trace import Event, Pass, Trace
 
@@ -108,7 +109,7 @@ class Facts:
         for some in (candidates[:1], candidates[1:]):
             if not some or (found and all(x.shape != found[0][0].shape for _, x in some)):
                 continue  # no other output may be another head's logits
-            gradients = torch.autograd.grad(loss, [x for _, x in some], retain_graph=True, allow_unused=True)
+            gradients = gradients_in(loss, [x for _, x in some], self.trace.model, retain_graph=True)
             for (where, x), gradient in zip(some, gradients, strict=True):
                 if isinstance(where, FunctionInput) and gradient is not None:
                     x, gradient = x.movedim(where.axis, -1), gradient.movedim(where.axis, -1)

@@ -1,0 +1,83 @@
+"""Settings of blocks that look alike, and parameters that are shared or copies."""
+
+from __future__ import annotations
+
+import copy
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+from .tiny import DIM, VOCAB, Decoder, first, report_of
+
+
+def test_blocks_that_are_built_alike_hold():
+    report = report_of("siblings", "ties")
+    assert set(report.holds) == {"siblings", "ties"}
+    assert not report.notes
+
+
+@pytest.mark.parametrize("setting", [("eps", 0.1), ("elementwise_affine", False)])
+def test_a_setting_of_one_block_alone_fails(setting: tuple[str, Any]):
+    model = Decoder()
+    setattr(model.blocks[2].norm, *setting)
+    assert first(report_of("siblings", model=model)) == ("siblings", "blocks.2.norm")
+
+
+def test_a_switch_of_the_last_block_is_noted():
+    model = Decoder()
+    model.blocks[3].last = True
+    for block in model.blocks[:3]:
+        block.last = False
+    report = report_of("siblings", model=model)
+    assert not report.failures
+    assert report.notes[0].module == "blocks.3"
+
+
+def test_a_block_in_another_type_fails():
+    model = Decoder()
+    model.blocks[1].up.bias.data = model.blocks[1].up.bias.data.double()
+    model.blocks[1].up.weight.data = model.blocks[1].up.weight.data.double()
+    model.blocks[1].up.register_forward_pre_hook(lambda _, args: (args[0].double(),))
+    model.blocks[1].up.register_forward_hook(lambda _, __, y: y.float())
+    assert first(report_of("siblings", model=model)) == ("siblings", "blocks.1")
+
+
+def test_a_dropout_in_evaluation_mode_fails():
+    model = Decoder()
+    model.dropout.eval()
+    assert first(report_of("siblings", model=model)) == ("siblings", "dropout")
+    assert not report_of("siblings", model=Decoder().eval()).failures
+
+
+def tied() -> Decoder:
+    model = Decoder()
+    nn.init.normal_(model.embed.weight, std=0.02)
+    model.head.weight = model.embed.weight
+    return model
+
+
+def test_a_tie_as_declared_holds():
+    assert report_of("ties", model=tied(), declare={"tied": True}).holds == ("ties",)
+
+
+@pytest.mark.parametrize(
+    ("model", "declared"), [(Decoder, {"tied": True}), (tied, {"tied": False})], ids=["lost", "made"]
+)
+def test_a_tie_against_its_declaration_fails(model: Any, declared: dict[str, bool]):
+    assert first(report_of("ties", model=model(), declare=declared))[0] == "ties"
+
+
+def test_a_copy_of_the_table_is_a_lost_tie():
+    model = Decoder()
+    model.head.weight = nn.Parameter(model.embed.weight.detach().clone())
+    assert first(report_of("ties", model=model)) == ("ties", "head")
+    assert model.head.weight.shape == (VOCAB, DIM)
+
+
+def test_a_frozen_copy_is_meant():
+    model = Decoder()
+    model.teacher = copy.deepcopy(model.embed).requires_grad_(False)
+    assert not report_of("ties", model=model).failures
+    assert torch.equal(model.teacher.weight, model.embed.weight)

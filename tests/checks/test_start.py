@@ -1,0 +1,126 @@
+"""How parameters and buffers start, what an untrained model predicts, and low precision."""
+
+from __future__ import annotations
+
+import copy
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from .tiny import Decoder, first, loss_of, report_of, tokens
+
+
+def test_a_start_as_drawn_holds():
+    report = report_of("start", "seeds", "initial_loss", make=Decoder)
+    assert set(report.holds) == {"start", "seeds", "initial_loss"}
+
+
+@pytest.mark.parametrize("setup", [{"make": Decoder}, {}], ids=["class", "siblings"])
+def test_one_matrix_that_is_drawn_wider_fails(setup: dict[str, Any]):
+    model = Decoder()
+    model.blocks[1].up.weight.data *= 1.5
+    report = report_of("start", model=model, **setup)
+    assert first(report) == ("start", "blocks.1.up.weight")
+
+
+def test_one_gain_that_starts_elsewhere_fails():
+    model = Decoder()
+    model.blocks[2].norm.weight.data.fill_(0.5)
+    assert first(report_of("start", model=model)) == ("start", "blocks.2.norm.weight")
+
+
+def test_a_start_that_is_scaled_by_depth_holds():
+    model = Decoder()
+    for i, block in enumerate(model.blocks):
+        block.down.weight.data *= (i + 1) ** -0.5
+    assert report_of("start", model=model).holds == ("start",)
+
+
+def test_a_trained_model_has_no_start():
+    model = Decoder(0.0)
+    parameters = list(model.parameters())
+    for _ in range(60):
+        gradients = torch.autograd.grad(loss_of(model, tokens()), parameters)
+        with torch.no_grad():
+            for p, gradient in zip(parameters, gradients, strict=True):
+                p -= 0.5 * gradient
+    report = report_of("start", "initial_loss", model=model, make=Decoder)
+    assert set(report.untestable) == {"start", "initial_loss"}
+
+
+def test_copied_blocks_fail_and_torchs_own_are_noted():
+    model = Decoder()
+    model.blocks = nn.ModuleList(copy.deepcopy(model.blocks[0]) for _ in range(4))
+    assert first(report_of("seeds", model=model)) == ("seeds", "blocks.1.up.weight")
+
+
+def test_a_make_that_seeds_itself_is_untestable():
+    def make() -> Decoder:
+        torch.manual_seed(7)
+        return Decoder()
+
+    assert "seeds" in report_of("seeds", make=make).untestable
+    assert not report_of("start", make=make).failures
+
+
+def test_a_confident_start_fails():
+    model = Decoder()
+    model.head.weight.data *= 20
+    assert first(report_of("initial_loss", model=model)) == ("initial_loss", "head.weight")
+
+
+class Rotating(Decoder):
+    """Holds frequencies in a buffer, and counts its calls in another."""
+
+    def __init__(self):
+        super().__init__(0.0)
+        self.register_buffer("frequency", torch.linspace(1, 0.1, 16))
+        self.register_buffer("calls", torch.zeros(()))
+
+    def forward(self, ids: Tensor) -> Tensor:
+        if self.training:
+            self.calls += 1
+        return super().forward(ids) + self.frequency.sum() * 0
+
+
+def test_buffers_are_those_of_a_model_that_is_built_anew():
+    model = Rotating()
+    model.calls += 3
+    assert report_of("buffers", model=model, make=Rotating).holds == ("buffers",)
+    model.frequency *= 0.5
+    assert first(report_of("buffers", model=model, make=Rotating)) == ("buffers", "frequency")
+    assert "buffers" in report_of("buffers").untestable
+
+
+class Angles(nn.Module):
+    """Adds the cosines of large angles, which are made in the type of the stream."""
+
+    def __init__(self, dtype: torch.dtype):
+        super().__init__()
+        self.dtype = dtype
+
+    def forward(self, x: Tensor) -> Tensor:
+        angles = torch.arange(x.shape[1]).to(self.dtype if x.dtype == torch.bfloat16 else x.dtype) * 100.3
+        return x + angles[:, None].cos().to(x.dtype)
+
+
+class Turning(Decoder):
+    def __init__(self, dtype: torch.dtype):
+        super().__init__(0.0)
+        self.angles = Angles(dtype)
+
+    def forward(self, ids: Tensor) -> Tensor:
+        x = self.angles(self.embed(ids))
+        for block in self.blocks:
+            x = x + block.down(F.gelu(block.up(block.norm(x))))
+        return self.head(self.norm(x))
+
+
+def test_angles_in_low_precision_fail():
+    sound, lossy = (Turning(dtype).to(torch.bfloat16) for dtype in (torch.float32, torch.bfloat16))
+    assert report_of("precision", model=sound).holds == ("precision",)
+    assert first(report_of("precision", model=lossy)) == ("precision", "angles")
+    assert "precision" in report_of("precision").untestable

@@ -1,0 +1,209 @@
+"""The stream, attention's scale, norms, and maps that bend."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from .tiny import DIM, VOCAB, Block, Decoder, first, report_of
+
+HEADS = 2
+
+
+class Attending(nn.Module):
+    """A causal attention whose scores are scaled by a constant, and normalized over an axis."""
+
+    def __init__(self, scale: float = (DIM / HEADS) ** -0.5, axis: int = -1):
+        super().__init__()
+        self.norm, self.qkv, self.out = nn.LayerNorm(DIM), nn.Linear(DIM, 3 * DIM), nn.Linear(DIM, DIM)
+        self.factor, self.axis = torch.tensor(scale), axis
+
+    def scores(self, q: Tensor, k: Tensor) -> Tensor:
+        return q @ k.transpose(-1, -2) * self.factor
+
+    def forward(self, x: Tensor) -> Tensor:
+        rows, width, _ = x.shape
+        q, k, v = (
+            t.view(rows, width, HEADS, -1).transpose(1, 2) for t in self.qkv(self.norm(x)).chunk(3, -1)
+        )
+        later = torch.ones(width, width, dtype=torch.bool).triu(1)
+        weights = self.scores(q, k).masked_fill(later, -1e9).softmax(self.axis)
+        return x + self.out((weights @ v).transpose(1, 2).reshape(rows, width, DIM))
+
+
+class ScaledBeforeRotation(Attending):
+    """Queries are scaled, then rotated."""
+
+    def scores(self, q: Tensor, k: Tensor) -> Tensor:
+        return self.rotated(q * self.factor) @ self.rotated(k).transpose(-1, -2)
+
+    @staticmethod
+    def rotated(x: Tensor) -> Tensor:
+        angles = torch.arange(x.shape[-2])[:, None] * torch.arange(1, x.shape[-1] // 2 + 1)
+        a, b = x.chunk(2, -1)
+        return torch.cat([a * angles.cos() - b * angles.sin(), a * angles.sin() + b * angles.cos()], -1)
+
+
+class NormedQueries(Attending):
+    def scores(self, q: Tensor, k: Tensor) -> Tensor:
+        return super().scores(F.rms_norm(q, q.shape[-1:]), F.rms_norm(k, k.shape[-1:]))
+
+
+def decoder(block: Callable[[], nn.Module], at: int | None = None) -> Decoder:
+    """A tiny decoder with other blocks, or another one at one place."""
+    model = Decoder()
+    for i in range(4):
+        if at is None or i == at:
+            model.blocks[i] = block()
+    return model
+
+
+class Replaced(Block):
+    def forward(self, x: Tensor) -> Tensor:
+        return self.down(F.gelu(self.up(self.norm(x))))
+
+
+class Halved(Block):
+    def forward(self, x: Tensor) -> Tensor:
+        return super().forward(x) - 0.5 * x
+
+
+class Doubled(Block):
+    def forward(self, x: Tensor) -> Tensor:
+        return x + super().forward(x)
+
+
+class Detached(Block):
+    def forward(self, x: Tensor) -> Tensor:
+        return super().forward(x.detach())
+
+
+class DropsTheStream(Block):
+    def forward(self, x: Tensor) -> Tensor:
+        return F.dropout(super().forward(x), 0.1, self.training)
+
+
+class PostNorm(Block):
+    def forward(self, x: Tensor) -> Tensor:
+        return self.norm(x + self.down(F.gelu(self.up(x))))
+
+
+class Affine(Block):
+    def forward(self, x: Tensor) -> Tensor:
+        return x + self.down(self.up(self.norm(x)))
+
+
+class Ordered(Decoder):
+    order: tuple[int, ...] = (0, 1, 2, 3)
+
+    def forward(self, ids: Tensor) -> Tensor:
+        x = self.embed(ids)
+        for i in self.order:
+            x = self.blocks[i](x)
+        return self.head(self.norm(x))
+
+
+class EachReadsTheEmbedding(Decoder):
+    def forward(self, ids: Tensor) -> Tensor:
+        x = self.embed(ids)
+        for block in self.blocks:
+            y = block(x)
+        return self.head(self.norm(y))
+
+
+@pytest.mark.parametrize("model", [Decoder, lambda: decoder(PostNorm), lambda: decoder(Attending)])
+def test_a_stream_that_is_passed_on_holds(model: Callable[[], nn.Module]):
+    assert report_of("residual", model=model()).holds == ("residual",)
+
+
+@pytest.mark.parametrize("block", [Replaced, Halved, Detached, DropsTheStream])
+def test_a_block_that_does_not_pass_its_stream_on_fails(block: type[Block]):
+    assert first(report_of("residual", model=decoder(block, 2))) == ("residual", "blocks.2")
+
+
+def test_a_stream_that_each_block_adds_twice_fails():
+    assert first(report_of("residual", model=decoder(Doubled))) == ("residual", "blocks.0")
+
+
+@pytest.mark.parametrize(("order", "place"), [((0, 2, 1, 3), "blocks"), ((0, 1, 2), "blocks.3")])
+def test_blocks_out_of_order_or_idle_fail(order: tuple[int, ...], place: str):
+    model = Ordered()
+    model.order = order
+    assert first(report_of("residual", model=model)) == ("residual", place)
+
+
+def test_blocks_that_all_read_the_embedding_fail():
+    assert first(report_of("residual", model=EachReadsTheEmbedding())) == ("residual", "blocks.1")
+
+
+def test_a_block_that_stands_several_times_holds():
+    model = Decoder()
+    model.blocks = nn.ModuleList([model.blocks[0]] * 4)
+    assert not report_of("residual", "ties", "seeds", model=model).failures
+
+
+@pytest.mark.parametrize("block", [Attending, ScaledBeforeRotation, lambda: NormedQueries(0.3)])
+def test_scores_that_are_scaled_hold(block: Callable[[], nn.Module]):
+    assert report_of("attention_scale", model=decoder(block)).holds == ("attention_scale",)
+
+
+@pytest.mark.parametrize(
+    "block",
+    [lambda: Attending(1.0), lambda: Attending(DIM**-0.5), lambda: Attending(axis=-2)],
+)
+def test_scores_that_are_scaled_wrongly_fail(block: Callable[[], nn.Module]):
+    assert first(report_of("attention_scale", model=decoder(block))) == ("attention_scale", "blocks.0")
+
+
+def test_one_layer_with_another_scale_fails():
+    model = decoder(Attending)
+    model.blocks[2] = Attending(0.5)
+    assert first(report_of("attention_scale", model=model)) == ("attention_scale", "blocks.2")
+
+
+class Gained(nn.Module):
+    """What norms by mistake divide by."""
+
+    def __init__(self, power: float = 0.5, axis: int = -1):
+        super().__init__()
+        self.weight, self.power, self.axis = nn.Parameter(torch.ones(DIM)), power, axis
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x / x.square().mean(self.axis, keepdim=True).pow(self.power) * self.weight
+
+
+@pytest.mark.parametrize("norm", [lambda: Gained(1.0), lambda: Gained(0.0 + 0.25), lambda: Gained(axis=1)])
+def test_what_does_not_norm_fails(norm: Callable[[], nn.Module]):
+    model = Decoder()
+    model.blocks[1].norm = norm()
+    assert first(report_of("norms", model=model)) == ("norms", "blocks.1.norm")
+
+
+def test_gains_around_zero_fail():
+    model = Decoder()
+    norms = [*(block.norm for block in model.blocks), model.norm]
+    for i, norm in enumerate(norms):
+        nn.init.normal_(norm.weight, std=0.1, generator=torch.Generator().manual_seed(i))
+    assert first(report_of("norms", model=model)) == ("norms", "blocks.0.norm")
+
+
+def test_a_stream_that_reaches_the_head_without_a_norm_fails():
+    model = Decoder()
+    assert report_of("residual", "norms", model=model).holds == ("residual", "norms")
+    model.norm = nn.Identity()
+    assert first(report_of("residual", "norms", model=model)) == ("norms", "blocks.3")
+
+
+def test_two_wide_maps_in_a_row_fail():
+    assert report_of("nonlinear").holds == ("nonlinear",)
+    assert first(report_of("nonlinear", model=decoder(Affine)))[0] == "nonlinear"
+
+
+def test_a_narrow_pair_of_maps_holds():
+    model = Decoder()
+    model.head = nn.Sequential(nn.Linear(DIM, 4, bias=False), nn.Linear(4, VOCAB))
+    assert report_of("nonlinear", model=model).holds == ("nonlinear",)

@@ -1,0 +1,200 @@
+"""Nothing of the user's changes by a check, a diagnosis or a reading, whatever the model does and raises."""
+
+from __future__ import annotations
+
+import contextlib
+import copy
+import importlib
+import random
+from collections import deque
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor, nn
+
+import normlab
+from nasty.base import CASES, Batch, Case
+from normlab.diagnosis import diagnose, read_structure
+from normlab.errors import UserError
+
+# ----------------------------------------------------------------------------------------------- what is same
+
+
+def shown(value: Any, known: dict[int, str]) -> Any:
+    """What can be seen of a value, with the identity of its tensors, modules and containers."""
+    if id(value) in known:
+        return known[id(value)]
+    known[id(value)] = f"<{len(known)}>"
+    if isinstance(value, Tensor):
+        hooks = [shown(h, known) for h in (value._backward_hooks, value._post_accumulate_grad_hooks) if h]
+        about = id(value), type(value).__name__, value.dtype, value.requires_grad, value.is_leaf
+        gradient = shown(value.grad, known) if value.is_leaf else None
+        return (*about, bits(value), gradient, hooks, value.is_nested or shown(vars(value), known))
+    if isinstance(value, (nn.Module, torch.optim.Optimizer, torch.optim.lr_scheduler.LRScheduler, Batch)):
+        return id(value), type(value).__name__, shown(vars(value), known)
+    if isinstance(value, dict):
+        return id(value), [(id(k) if isinstance(k, Tensor) else k, shown(v, known)) for k, v in value.items()]
+    if isinstance(value, (list, tuple, deque, set)):
+        return None if isinstance(value, tuple) else id(value), [shown(v, known) for v in value]
+    return STATES[type(value)](value) if type(value) in STATES else repr(value)[:80]
+
+
+STATES: dict[type, Callable[[Any], Any]] = {
+    torch.Generator: lambda g: bits(g.get_state()),
+    random.Random: lambda g: g.getstate(),
+    np.random.Generator: lambda g: repr(g.bit_generator.state),
+    np.random.RandomState: lambda g: repr(g.get_state()),
+    np.ndarray: lambda x: x.tobytes(),
+}
+
+
+def bits(x: Tensor) -> Any:
+    if x.is_meta or nn.parameter.is_lazy(x):
+        return "no numbers"
+    if x.is_nested:
+        return [bits(one) for one in x.unbind()]
+    if x.is_sparse:
+        return bits(x._indices()), bits(x._values())
+    return str(x.shape), x.detach().contiguous().reshape(-1).view(torch.uint8).numpy().tobytes()
+
+
+def everything(case: Case) -> Any:
+    held = [case.model, case.batch, case.optimizer, case.scheduler, *case.others]
+    held = [one.module if isinstance(one, nn.parallel.DistributedDataParallel) else one for one in held]
+    known: dict[int, str] = {}
+    chance = torch.get_rng_state().tolist(), random.getstate(), repr(np.random.get_state())  # noqa: NPY002
+    switches = torch.get_default_dtype(), torch.is_grad_enabled(), torch.is_autocast_enabled()
+    return [shown(one, known) for one in held], chance, switches
+
+
+def difference(one: Any, other: Any, path: str = "") -> str:
+    """The first place where two of these differ."""
+    if isinstance(one, (list, tuple)) and isinstance(other, (list, tuple)) and len(one) == len(other):
+        pairs = enumerate(zip(one, other, strict=True))
+        return next((d for i, (a, b) in pairs if (d := difference(a, b, f"{path}/{i}"))), "")
+    return "" if one == other else f"{path}: {str(one)[:300]} -> {str(other)[:300]}"
+
+
+# --------------------------------------------------------------------------------------------------- the test
+
+
+def checked(case: Case) -> None:
+    normlab.check(case.model, case.batch, loss=case.loss, optimizer=case.optimizer, scheduler=case.scheduler)
+
+
+STUDIES = [
+    "scales",
+    "weights",
+    "sublayer_gradients",
+    "parameter_gradients",
+    "updates",
+    "output_change",
+    "critical_lr",
+]
+
+
+def diagnosed(case: Case) -> None:
+    call = {"call": case.call} if case.call else {}
+    diagnose(case.model, case.batch, loss=case.loss, optimiser=case.optimizer, studies=STUDIES, **call)
+
+
+def read(case: Case) -> None:
+    read_structure(case.model, case.batch, call=case.loss)
+
+
+DOING = {"check": checked, "diagnose": diagnosed, "read_structure": read}
+QUICK = ("finite", "evaluation_repeats", "causality", "gradients", "derivative", "step", "repeats")
+"""Properties that stand for the rest: passes forward and backward, in both modes, and steps."""
+
+
+@pytest.fixture
+def alone(tmp_path: Any) -> Iterator[None]:
+    store = f"file://{tmp_path}/store"
+    torch.distributed.init_process_group("gloo", init_method=store, rank=0, world_size=1)
+    try:
+        yield
+    finally:
+        torch.distributed.destroy_process_group()
+
+
+for home in ("models", "steps"):
+    importlib.import_module(f"nasty.{home}")
+UNTRAINED = {name for name in CASES if "raise" in name or "interrupt" in name} | {
+    "switches_that_it_leaves", "meta_parameters", "lazy_modules",
+    "modules_that_hold_themselves", "nested_tensors", "quantised",
+}  # fmt: skip
+
+
+def made(name: str) -> Case:
+    torch.manual_seed(0)
+    random.seed(1)
+    np.random.seed(2)  # noqa: NPY002
+    return CASES[name]()
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.usefixtures("loopback", "alone")
+@pytest.mark.parametrize("what", DOING)
+@pytest.mark.parametrize("name", CASES)
+def test_nothing_changes(name: str, what: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    module = importlib.import_module("normlab.checks.check")
+    some = [p for p in module.properties() if p.name in QUICK]
+    monkeypatch.setattr(module, "properties", lambda: some)
+    case = made(name)
+    before, raised = everything(case), None
+    try:
+        DOING[what](case)
+    except (Exception, KeyboardInterrupt) as error:
+        raised = error
+    try:
+        assert difference(before, everything(case)) == ""
+    finally:
+        torch.set_default_dtype(torch.float32)
+    if name in ("meta_parameters", "lazy_modules"):
+        assert isinstance(raised, UserError)
+        assert "parameters of" in str(raised)
+    elif "interrupt" in name:
+        assert isinstance(raised, KeyboardInterrupt) or what == "read_structure"
+    elif "raises" not in name:
+        assert raised is None or (what == "read_structure" and isinstance(raised, UserError)), repr(raised)
+
+
+# ----------------------------------------------------------------------------------------------------- watch
+
+
+def stepped(name: str, *, watched: Any) -> tuple[list[float], Any]:
+    """The losses of three steps of training, and everything after them, but for identities."""
+    case = made(name)
+    optimizer = case.optimizer or torch.optim.SGD(
+        [p for p in case.model.parameters() if p.requires_grad], lr=0.1
+    )
+    case.optimizer = optimizer
+    case.model.train()
+    losses = []
+    with (
+        normlab.watch(case.model, optimizer, out=watched, every_steps=1)
+        if watched
+        else contextlib.nullcontext()
+    ):
+        for _ in range(3):
+            optimizer.zero_grad()
+            loss = case.loss(case.model, copy.deepcopy(case.batch))
+            loss.backward()
+            optimizer.step()
+            losses.append(loss.item())
+    inner = getattr(case.model, "_orig_mod", getattr(case.model, "module", case.model))
+    hooks = [len(h) for m in inner.modules() for n, h in vars(m).items() if n.endswith("hooks")]
+    tensors = {**dict(inner.named_parameters()), **dict(inner.named_buffers())}
+    chance = torch.get_rng_state().tolist(), random.getstate(), repr(np.random.get_state())  # noqa: NPY002
+    attributes = [n for m in inner.modules() for n in vars(m)]
+    return losses, ({n: bits(x) for n, x in tensors.items()}, hooks, chance, attributes)
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.usefixtures("loopback", "alone")
+@pytest.mark.parametrize("name", [name for name in CASES if name not in UNTRAINED])
+def test_a_training_that_is_watched_is_the_same(name: str, tmp_path: Any) -> None:
+    assert stepped(name, watched=tmp_path) == stepped(name, watched=None)
