@@ -268,6 +268,8 @@ def _cut(step: Step, tokens: Tokens, padded: Padding) -> Violation | None:
     if _positional(step, base):
         width = min(alone.shape[1], whole.shape[1] - first)
         whole, alone = whole[:, first : first + width], alone[:, :width]
+    if whole.shape != alone.shape:
+        return None  # scores of places, as of where an answer begins
     size = distance(whole, alone)
     if size <= step.rounding:
         return None
