@@ -205,7 +205,7 @@ def _alone(step: Step, tokens: Tokens, padded: Padding) -> Answers:
 
 
 def _off(step: Step, row: int, first: int, last: int) -> float:
-    """How far the outputs of some columns of a row alone are from those in the batch; 0 where it cannot be cut."""
+    """How far the outputs of some columns of a row alone are from its own; 0 where it cannot be cut."""
     base, alone = step.logits(step.exact), None
     with suppress(Exception):  # a model of one width takes no other
         alone = step.logits(step.exact.again(batch=step.facts.cut(row, first, last)))
@@ -216,7 +216,7 @@ def _off(step: Step, row: int, first: int, last: int) -> float:
     if _by_position(step, base):
         width = min(alone.shape[1], whole.shape[1] - first)
         whole, alone = whole[:, first : first + width], alone[:, :width]
-    return distance(whole, alone)
+    return distance(whole, alone) if whole.shape == alone.shape else 0.0  # scores of places have other shapes
 
 
 @property_of("tokens", explains=["inputs"], passes=4)

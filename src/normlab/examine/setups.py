@@ -105,7 +105,7 @@ def _attribute(module: Any, where: str, name: str) -> Any:
 
 
 def _called(found: Any, reference: str, seed: int) -> Setup:
-    if not callable(found) or isinstance(found, (Setup, Mapping, nn.Module)):
+    if not callable(found) or isinstance(found, nn.Module):
         return Setup.of(found)
     parameters = _parameters(found, reference)
     setup = Setup.of(_guarded(lambda: found(**({"seed": seed} if "seed" in parameters else {})), reference))
