@@ -78,6 +78,11 @@ def gradients(step: Step) -> Iterator[Violation | Note]:
         more = step.exact.gradients
         found = {n: more[n] if _none(g) else g for n, g in found.items()}
     dead = [n for n, g in found.items() if _none(g)]
+    if late := _reached_by_others(step, dead):
+        yield note(
+            late[0], f"{len(late)} parameters get no gradient from this batch, and from another they do"
+        )
+        dead = [n for n in dead if n not in late]
     for answers in (_dead(step, dead, found), _stuck(step, dead), _lost(step), _parts(step, found)):
         for answer in answers:
             yield answer
@@ -87,6 +92,17 @@ def gradients(step: Step) -> Iterator[Violation | Note]:
 
 def _none(gradient: Tensor | None) -> bool:
     return gradient is None or not bool(gradient.any())
+
+
+def _reached_by_others(step: Step, dead: list[str]) -> list[str]:
+    """Those that other tokens give a gradient, as to an expert of which this batch has no token."""
+    with suppress(Unknown):
+        every = torch.ones_like(step.facts.tokens.ids, dtype=torch.bool)
+        for seed in (1, 2, 3) if dead else ():
+            other = step.training.again(batch=step.facts.other_tokens(every, seed=seed)).gradients
+            if reached := [n for n in dead if not _none(other[n])]:
+                return reached
+    return []
 
 
 def _dead(step: Step, dead: list[str], found: Found) -> Iterator[Violation | Note]:
