@@ -182,6 +182,9 @@ def gradients(step: Step) -> Iterator[Violation | Note]:
     if step.draws:  # a block that this draw leaves out gets one in evaluation
         more = step.exact.gradients
         found = {n: more[n] if _none(g) else g for n, g in found.items()}
+    if any(g is not None and _none(g) for g in found.values()):  # the start's symmetry may cancel it
+        more = step.training.again(weights=_moved(step.training, found)).gradients
+        found = {n: more[n] if _none(g) else g for n, g in found.items()}
     dead = [n for n, g in found.items() if _none(g)]
     yield from _dead(step, dead, found)
     if dead:
@@ -251,26 +254,30 @@ def _stuck(step: Step) -> Iterator[Violation]:
     trace = step.plain.again(training=not step.draws, dropout=False)
     dead: list[str] = []
     while True:
-        own = dict(trace.model.named_parameters())
         found = trace.gradients
         now = [n for n, g in found.items() if _none(g)]
         if not now:
             return
         if now == dead:
             break
-        dead, weights = now, dict(trace.weights)
-        for n, g in found.items():
-            if g is not None and bool(g.any()):
-                here = weights.get(n, own[n].detach())
-                size = float(here.norm()) or here.numel() ** 0.5
-                weights[n] = here - 0.01 * size / float(g.norm()) * g
-        trace = trace.again(weights=weights)
+        dead, trace = now, trace.again(weights=_moved(trace, found))
     if asleep := [n for n in zero if n in dead]:
         yield fail(
             asleep[0],
             f"it starts at 0 and its gradient stays 0, as of {len(dead)} parameters: what multiplies it is 0, too",
             "draw one of the two at random",
         )
+
+
+def _moved(trace: Trace, found: Mapping[str, Tensor | None]) -> dict[str, Tensor]:
+    """The weights after a short step down the gradient, by a hundredth of each one's size."""
+    own, weights = dict(trace.model.named_parameters()), dict(trace.weights)
+    for n, g in found.items():
+        if g is not None and bool(g.any()):
+            here = weights.get(n, own[n].detach())
+            size = float(here.norm()) or here.numel() ** 0.5
+            weights[n] = here - 0.01 * size / float(g.norm()) * g
+    return weights
 
 
 def _lost(step: Step) -> Iterator[Violation]:
