@@ -233,7 +233,9 @@ def documents(step: Step) -> Answers:
     yield from answer
     second = (numbers[row] == numbers[row][~first[row]][0]).nonzero()
     if not answer and _off(step, row, int(second[0]), int(second[-1]) + 1) > step.rounding:
-        yield note("", "a document alone gives other outputs than in its row: positions do not begin anew in it")
+        yield note(
+            "", "a document alone gives other outputs than in its row: positions do not begin anew in it"
+        )
 
 
 @property_of("tokens", passes=6)
