@@ -37,7 +37,6 @@ WRITING: Final = ("output", "ffn_out")
 """Matrices that write to the residual stream."""
 WRITTEN: Final = "output matrices divided by √(sublayers)"
 BEGUN: Final = "its training has begun, and a forecast is for a first step"
-WITHOUT_STREAM: Final = "no residual stream could be read in it; normlab diagnose says why"
 
 Done = Callable[[Alternative], None]
 
@@ -225,4 +224,4 @@ def _why(found: Diagnosis) -> str:
     undone = [f.sentence for f in found.findings if f.name == "not_done" and "rehearsal" in f.sentence]
     if undone:
         return undone[0]
-    return found.verdict if found.structure.stacks or found.cause is not None else WITHOUT_STREAM
+    return found.verdict
