@@ -216,11 +216,19 @@ def update(step: Step) -> Iterator[Violation | Note]:
     """
     run = rehearsal(step, whole=plain_step(step.loss_of))
     moves = _move(step, run)
+    still = moves.gradients and any(float(g["lr"]) for g in groups_of(run.optimizers)) and not _moved(moves)
+    if still and not _moved(_move(step, rehearsal(step, exact=True, whole=run.whole))):
+        yield note("optimizer", "its first step moves nothing, in float64 either")
+        return
     answers = [*_moves_well(run, moves), *_lost(run, moves), *_by_rule(run, moves)]
     if not moves.states and sum(float((g * moves.moved[n]).sum()) for n, g in moves.gradients.items()) > 0:
         answers.append(fail("optimizer", "its first step goes up the gradient", "look for a sign"))
     yield from [a for a in answers if isinstance(a, Violation)][:1]
     yield from [a for a in answers if isinstance(a, Note)]
+
+
+def _moved(moves: Moves) -> bool:
+    return any(bool(x.any()) for x in moves.moved.values())
 
 
 def _moves_well(run: Rehearsal, moves: Moves) -> Iterator[Violation]:
