@@ -154,7 +154,7 @@ def test_a_recipe_and_a_run_are_checked(here, capsys):
     capsys.readouterr()
     with suppress(SystemExit):
         main(["check", run.name[:8], "--tokens", "128", "--checkpoints", "last", "--json", *BUDGET])
-    assert json.loads(capsys.readouterr().out)["facts"]["checkpoint"].startswith("last checkpoint, step 2")
+    assert json.loads(capsys.readouterr().out)["facts"]["checkpoint"].startswith("last, step 2")
 
 
 @pytest.mark.parametrize(
@@ -163,11 +163,11 @@ def test_a_recipe_and_a_run_are_checked(here, capsys):
         ("", "normlab check train.py:setup"),
         ("nowhere.py:setup", "there is no file nowhere.py"),
         ("train_of_this_test.py:setpu", "has no 'setpu'"),
-        ("train_of_this_test.py:wrong", "setup() returned int"),
+        ("train_of_this_test.py:wrong", "setup() returned 3"),
         ("train_of_this_test.py:needs", "needs the arguments path"),
         ("train_of_this_test.py:raises", "raised ZeroDivisionError"),
         ("no_such_module:setup", "raised ModuleNotFoundError"),
-        ("train_of_this_test.py:setup --model x:y", "normlab check train.py:setup"),
+        ("train_of_this_test.py:setup --model x:y", "name it: train.py:setup"),
         ("train_of_this_test.py:setup --own-optimiser x:y", "optimizer"),
         ("train_of_this_test.py:setup --blocks layers", "stacks are found from numbers"),
         ("train_of_this_test.py:setup --fail-on warning", "exit code is 3"),

@@ -96,7 +96,7 @@ def plain(count=6):
     first = finding("a", "problem", "the first <b> thing; and more", factor=123.456)
     first |= {"module": "encoder.sublayers.3.f.linear", "do": "mend it"}
     return {
-        "cause": first | {"consequences": ["follows"]},
+        "cause": first,
         "title": "post, 3+2 layers",
         "model": "Seq2Seq",
         "preset": "standard",
@@ -126,12 +126,11 @@ def test_the_cause_stands_first_then_its_picture_then_the_other_findings():
     page = diagnosis_page(plain())
     order = [
         "encoder.sublayers.3.f.linear: the first &lt;b&gt; thing</h1>",
-        "And more. Mend it. What follows from it: follows.",
+        "And more. Mend it.",
         'id="figure-scales-mean_square-encoder"',
+        "A sequel",
         "A second thing",
         "What the first line rests on",
-        "1 finding follows from it",
-        "A sequel",
         "1 note on",
         "This is so",
     ]
@@ -145,20 +144,6 @@ def test_the_cause_stands_first_then_its_picture_then_the_other_findings():
     for fact in ("parameters 1,234", "warm-up 40 steps", "1 min 12 s of measuring", "3.00 GiB at most"):
         assert fact in page
     assert "recipe post; layernorm" not in page
-
-
-def test_the_cause_is_marked_in_the_charts_of_its_stack_alone():
-    marked = {name for name, chart in charts(plain()).items() if "f.linear" in marks(chart)}
-    assert marked >= {"scales-mean_square-encoder", "attention-entropy-encoder", "similarity-cosine-encoder"}
-    assert not any("decoder" in name for name in marked)
-    assert View(plain()).mark("encoder.sublayers") == (1.5, "f.linear")
-    assert View(plain() | {"cause": None}).mark("encoder.sublayers") is None
-
-
-def marks(chart):
-    return json.dumps(
-        [d for d in chart.chart.to_dict()["datasets"].values() if "at" in str(d).split("\n")[0]]
-    )
 
 
 def test_without_findings_of_weight_notes_are_open():

@@ -15,6 +15,7 @@ from normlab.checks.property import Note, Untestable, Violation, fail, note, pro
 from normlab.checks.step import Step
 from normlab.errors import UserError
 from normlab.trace.along import Along, arriving
+from normlab.trace.compare import distance
 from normlab.trace.facts.facts import Facts
 from normlab.trace.facts.stacks import block_of, siblings
 from normlab.trace.facts.unknown import Unknown
@@ -81,11 +82,12 @@ def gradients(step: Step) -> Iterator[Violation | Note]:
     dead = _silent(step, found)
     if dead:  # the symmetry of a start may cancel it
         dead = _silent(step, step.training.again(weights=_moved(step.training)).gradients, dead)
-    routed = [n for n in dead if n not in _never(step, dead)]
-    if routed:
-        say = f"{len(routed)} parameters get no gradient from this batch, as an unused expert"
-        yield note(routed[0], say)
-    dead = [n for n in dead if n not in routed]
+    never = _never(step, dead)
+    free = [n for n in never if not _none(found[n]) and not _moves_loss(step, n)]
+    for names, why in (([n for n in dead if n not in never], "of this batch"), (free, "by symmetry")):
+        if names:
+            yield note(names[0], f"{len(names)} parameters get no gradient, {why}")
+    dead = [n for n in never if n not in free]
     for answers in (_dead(step, dead, found), _stuck(step, dead), _lost(step), _parts(step, found)):
         for answer in answers:
             yield answer
@@ -112,6 +114,15 @@ def _never(step: Step, dead: list[str]) -> list[str]:
             trace = step.training.again(weights={n: p.roll(places) for n, p in own.items()})
             dead = _silent(step, trace.gradients, dead)
     return dead
+
+
+def _moves_loss(step: Step, name: str) -> bool:
+    """Whether the loss depends on a parameter, as it does not on a bias of keys, which a softmax cancels."""
+    p = dict(step.training.model.named_parameters())[name].detach()
+    other = step.training.again(
+        weights={name: p + p.roll(1) + torch.linspace(-1, 1, p.numel()).reshape(p.shape).to(p)}
+    )
+    return distance(step.training.loss, other.loss) > step.rounding
 
 
 def _dead(step: Step, dead: list[str], found: Found) -> Iterator[Violation | Note]:
