@@ -215,6 +215,8 @@ def _parts(step: Step, found: Found) -> Iterator[Violation | Note]:
     """Rows or columns of matrices, in whole heads, that get no gradient, from other tokens neither."""
     roles = step.facts.roles
     lengths = {n for pair in step.facts.streams.values() for x in pair if x is not None for n in x.shape}
+    with suppress(Unknown):
+        lengths.add(step.facts.tokens.ids.shape[1])
     with suppress(Unknown):  # a table of positions ends, for this batch, where its longest row does
         lengths.add(int(step.facts.padding.real.any(0).nonzero().max()) + 1)
     bad = [

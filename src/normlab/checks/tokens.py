@@ -220,7 +220,7 @@ def _off(step: Step, row: int, first: int, last: int) -> float:
 
 @property_of("tokens", explains=["inputs"], passes=4)
 def documents(step: Step) -> Answers:
-    """Packed documents do not see each other; where positions do not begin anew in each, that is noted."""
+    """Packed documents do not see each other, and positions begin anew in each: alone it gives the same."""
     facts, numbers = step.facts, step.facts.documents
     row = next((i for i, own in enumerate(numbers) if int(own.max()) > int(own.min())), None)
     if row is None:
@@ -232,10 +232,10 @@ def documents(step: Step) -> Answers:
     answer = list(moved(step, facts.other_tokens(here & first & ~border), part, what, advice))
     yield from answer
     second = (numbers[row] == numbers[row][~first[row]][0]).nonzero()
-    if not answer and _off(step, row, int(second[0]), int(second[-1]) + 1) > step.rounding:
-        yield note(
-            "", "a document alone gives other outputs than in its row: positions do not begin anew in it"
-        )
+    size = 0.0 if answer else _off(step, row, int(second[0]), int(second[-1]) + 1)
+    if size > step.rounding:
+        say = f"a document alone gives outputs {size:.1e} of their size off those in its row"
+        yield fail("", say, "let positions begin anew at each document, and masks at the token after an end")
 
 
 @property_of("tokens", passes=6)
