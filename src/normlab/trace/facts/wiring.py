@@ -128,10 +128,10 @@ def _read(module: str, factor: float, width: int, pair: tuple[Node | None, Node 
 
 def _drawn(ends: Iterable[Node]) -> tuple[float, float]:
     q, k = (_matrix(end) for end in ends)
-    if q is None or k is None or q is k or min(q.numel(), k.numel()) < 2 or not bool(k.std()):
+    if q is None or k is None or q is k or min(q.numel(), k.numel()) < 2:
         return 1.0, 0.0
-    ratio = q.detach().double().std() / k.detach().double().std()
-    return float(ratio), (0.5 / q.numel() + 0.5 / k.numel()) ** 0.5
+    own, other = (float(w.detach().double().std()) for w in (q, k))
+    return (own / other, (0.5 / q.numel() + 0.5 / k.numel()) ** 0.5) if other else (1.0, 0.0)
 
 
 def _matrix(end: Node) -> Tensor | None:
