@@ -144,10 +144,10 @@ def _shared(model: nn.Module) -> Mapping[int, list[str]]:
 def _declared(step: Step) -> Answers:
     facts, tied = step.facts, step.declare.tied
     wanted = facts.configured("tie_word_embeddings") if tied is None else tied
-    named = dict(facts.trace.model.named_parameters())
+    parameters = dict(facts.trace.model.named_parameters())
     tables = [f.argument(1, "weight").shape for f in facts.lookups]
     heads = [n for n, role in facts.roles.items() if role == "head"]
-    apart = next((n for n in heads if named[n].shape in tables), None)
+    apart = next((n for n in heads if parameters[n].shape in tables), None)
     if wanted is True and apart is not None and step.fresh.of_class is None:
         say = "embedding and head are declared tied, and are two tensors"
         yield fail(apart.rpartition(".")[0], say, "tie them after all else")

@@ -70,9 +70,9 @@ def seeds(step: Step) -> Answers:
 
     No matrix that is drawn equals the one of another block in every entry, unless the block stands twice.
     """
-    named = parameters_of(step.model)
-    for names in siblings(step.facts.stacks, named).values():
-        for first, name in equal_draws({n: named[n] for n in names}):
+    live = parameters_of(step.model)
+    for names in siblings(step.facts.stacks, live).values():
+        for first, name in equal_draws({n: live[n] for n in names}):
             say = f"is drawn, and equals {first} in every entry"
             meant = _copied_on_purpose(step, first, name) or _trained(step)
             advice = "build each block anew: a copy has its numbers"
@@ -127,9 +127,9 @@ def _same_start(step: Step) -> bool:
 
 
 def _head(step: Step) -> str:
-    roles, named = step.facts.roles, dict(step.exact.model.named_parameters())
+    roles, parameters = step.facts.roles, dict(step.exact.model.named_parameters())
     tables = [n for n, role in roles.items() if role in ("head", "embedding")]
-    fits = [n for n in tables if step.facts.logits.shape[-1] in named[n].shape]
+    fits = [n for n in tables if step.facts.logits.shape[-1] in parameters[n].shape]
     return max(fits, key=lambda n: roles[n] == "head", default="loss")
 
 

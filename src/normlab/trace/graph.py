@@ -121,11 +121,11 @@ def _ends(node: Node, through: Callable[[Node], bool]) -> Iterator[tuple[float, 
 
 def summands(node: Node) -> list[tuple[float, Node]]:
     """The products that a node sums, masks or caps, each with its constant factor."""
-    found: dict[Node, float] = {}
+    products: dict[Node, float] = {}
     for factor, one in _ends(node, lambda n: operation(n) in SUMS):
         if operation(one) in PRODUCTS:
-            found.setdefault(one, factor * float(getattr(one, "_saved_alpha", 1.0)))
-    return [(factor, one) for one, factor in found.items()]
+            products.setdefault(one, factor * float(getattr(one, "_saved_alpha", 1.0)))
+    return [(factor, one) for one, factor in products.items()]
 
 
 def rotated(node: Node) -> float | None:

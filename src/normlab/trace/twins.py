@@ -67,8 +67,8 @@ def _ratio(twin: nn.Module, values: Any, written: list[Tensor], eps: float) -> t
         return x * (1 + eps * noise.to(x)) if x.is_floating_point() else x
 
     def run(read: Any) -> list[Tensor]:
-        args, named = apart(read)
-        return _floating(twin(*args, **named))
+        args, keywords = apart(read)
+        return _floating(twin(*args, **keywords))
 
     with torch.no_grad():
         with Functions(see=lambda name, *_: operations.append(name)):

@@ -447,8 +447,3 @@ def _agreement(targets: Targets, entry: Tensor) -> float:
 def _adds(module: nn.Module, name: str) -> bool:
     """Whether a vector is added, not multiplied: the b of a map."""
     return isinstance(module, (nn.Linear, nn.Conv1d, nn.Conv2d)) and name != "weight"
-
-
-def lookups_of(calls: Sequence[FunctionCall]) -> list[FunctionCall]:
-    """The calls that look something up."""
-    return [f for f in calls if f.name == LOOKED_UP]

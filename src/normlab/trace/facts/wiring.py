@@ -136,14 +136,14 @@ def _drawn(ends: Iterable[Node]) -> tuple[float, float]:
 
 def _matrix(end: Node) -> Tensor | None:
     """The only parameter that makes queries, or keys."""
-    found = {
+    own = {
         id(p): p
         for n in upstream(end, PRODUCTS)
         if operation(n) in PRODUCTS
         for one in before(n)
         if (p := parameter(one)) is not None and p.ndim > 1
     }
-    return next(iter(found.values())) if len(found) == 1 else None
+    return next(iter(own.values())) if len(own) == 1 else None
 
 
 def _over_queries(call: FunctionCall, *later: FunctionCall) -> bool:
