@@ -10,6 +10,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from normlab.trace.starts import Start
+
 from .tiny import Decoder, first, loss_of, report_of, tokens
 
 
@@ -37,6 +39,15 @@ def test_a_start_that_is_scaled_by_depth_holds():
     for i, block in enumerate(model.blocks):
         block.down.weight.data *= (i + 1) ** -0.5
     assert report_of("start", model=model).holds == ("start",)
+
+
+def test_a_start_is_compared_with_what_is_declared_of_it():
+    model = Decoder()
+    size = float(model.blocks[0].down.weight.detach().square().mean().sqrt())
+    as_drawn, smaller = (Start("blocks.0.down.weight", std=std) for std in (size, size / 2))
+    assert report_of("start", model=model, declare={"init": (as_drawn,)}).holds == ("start",)
+    report = report_of("start", model=model, declare={"init": (smaller,)})
+    assert first(report) == ("start", "blocks.0.down.weight")
 
 
 def test_a_trained_model_has_no_start():

@@ -39,7 +39,7 @@ class Note:
     evidence: str
 
 
-Answers = Iterable[Violation | Note] | None
+Answers = Iterator[Violation | Note]
 Test = Callable[["Step"], Answers]
 
 
@@ -124,7 +124,7 @@ def note(module: str, evidence: str) -> Note:
     return Note("", module, evidence)
 
 
-def answers(name: str, given: Answers) -> Iterator[Violation | Note]:
+def answers(name: str, given: Answers) -> Answers:
     """Yield the answers of a test under its property's name."""
     for answer in given or ():
         yield replace(answer, property=answer.property or name)

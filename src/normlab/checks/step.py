@@ -19,6 +19,8 @@ from normlab.trace.compare import Part, blame, distance
 from normlab.trace.exact import awake, in_float64, rounding_of
 from normlab.trace.facts.facts import SCORED, Facts, FunctionInput
 from normlab.trace.facts.unknown import Unknown
+from normlab.trace.facts.wiring import Wiring, read_wiring
+from normlab.trace.fresh import Fresh
 from normlab.trace.setup import Setup
 from normlab.trace.tensors import Tap, forward_hooks, unwrap
 from normlab.trace.trace import Trace, output_loss
@@ -115,12 +117,18 @@ class Step:
     @cached_property
     def moving(self) -> list[str]:
         """Buffers that a training pass changes, as running statistics are."""
-        own = {n: b for n, b in self.exact.model.named_buffers() if b.is_floating_point()}
-        if not own:
-            return []
-        with self.training.with_graph():
-            after = {n: b.clone() for n, b in own.items()}
-        return [n for n, b in own.items() if not b.equal(after[n])]
+        own = dict(self.exact.model.named_buffers())
+        return [n for n in self.training.moving if own[n].is_floating_point()]
+
+    @cached_property
+    def fresh(self) -> Fresh:
+        """The model drawn anew."""
+        return Fresh(self.setup)
+
+    @cached_property
+    def wiring(self) -> Wiring:
+        """The wiring of the exact model."""
+        return read_wiring(self.exact, [b.path for b in self.facts.blocks])
 
     @cached_property
     def facts(self) -> Facts:

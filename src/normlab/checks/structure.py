@@ -1,36 +1,21 @@
-"""Properties of structure: the stream, attention's scale, norms, and maps that bend."""
+"""Properties of structure: the stream, attention's scale, and maps that bend."""
 
 from __future__ import annotations
 
-from collections import Counter, defaultdict
-from collections.abc import Iterable, Iterator
+from collections import defaultdict
+from collections.abc import Iterator, Sequence
 from itertools import pairwise
-from typing import Any
 
 import torch
 from torch import Tensor
 
-from normlab.checks.fresh import exact_fresh
-from normlab.checks.property import Note, Untestable, Violation, fail, note, property_of
+from normlab.checks.property import Answers, Untestable, Violation, fail, note, property_of
 from normlab.checks.step import Step
-from normlab.trace.facts.stacks import Block, common, siblings, stream_of
-from normlab.trace.facts.wiring import Scores, Wiring, read_wiring
-from normlab.trace.record import Want, record
-from normlab.trace.trace import Trace
-
-SCALES = (1e6, 1e7)
-"""Sizes at which a normed branch is lost beside the stream that it is added to."""
-Answers = Iterator[Violation | Note]
+from normlab.trace.facts.stacks import Block, common, odd_one, siblings, stream_of, within
+from normlab.trace.facts.wiring import Scores, read_wiring
+from normlab.trace.streams import scaled_streams
 
 
-def wiring(step: Step) -> Wiring:
-    """The wiring of the exact model, read once."""
-    if "wiring" not in step.kept:
-        step.kept["wiring"] = read_wiring(step.exact, [b.path for b in step.facts.blocks])
-    return step.kept["wiring"]
-
-
-# ------------------------------------------------------------------------------------------------ residual
 @property_of("structure", explains=["gradients", "derivative", "norms", "overfit", "siblings"], passes=8)
 def residual(step: Step) -> Answers:
     """Blocks run in order, each on the output of the one before, and pass their stream on by one factor.
@@ -39,11 +24,10 @@ def residual(step: Step) -> Answers:
     million and ten million times as large; the difference of the outputs is the factor of the stream: 1 where
     a branch is added to it, 0 where a norm follows. Dropout acts on branches, not on the stream.
     """
-    facts = step.facts
-    if not facts.stacks:
+    if not step.facts.stacks:
         raise Untestable("no numbered blocks hand a stream on")
-    for name, blocks in facts.stacks.items():
-        answer = _order(step, name, blocks) or _kept(step, name, blocks)
+    for name, blocks in step.facts.stacks.items():
+        answer = _order(step, name, blocks) or _kept(step, blocks)
         if answer is not None:
             yield answer
             return
@@ -51,28 +35,32 @@ def residual(step: Step) -> Answers:
         yield from _factors(step)
 
 
-def _order(step: Step, name: str, blocks: list[Block]) -> Violation | None:
+def streams_in(step: Step) -> dict[str, Tensor]:
+    """What each block reads at its first call."""
+    first = ((b.path, step.facts.streams.get((b.path, 0), (None,))[0]) for b in step.facts.blocks)
+    return {path: x for path, x in first if x is not None}
+
+
+def _order(step: Step, name: str, blocks: Sequence[Block]) -> Violation | None:
     facts, ran = step.facts, {b.path: b for b in blocks if step.facts.called[b.path]}
-    seen = {id(b.module) for b in ran.values()}
-    classes = {type(b.module) for b in ran.values()}
-    idle = [b for b in blocks if b.path not in ran and id(b.module) not in seen and type(b.module) in classes]
+    seen, classes = ({f(b.module) for b in ran.values()} for f in (id, type))
+    idle = [b for b in blocks if id(b.module) not in seen and type(b.module) in classes]
     if idle:
-        return fail(
-            idle[0].path, f"{len(idle)} of {len(blocks)} blocks never run", "run every block of the list"
-        )
+        say = f"{len(idle)} of {len(blocks)} blocks never run"
+        return fail(idle[0].path, say, "run every block of the list")
     calls = [path for path, _ in facts.order if path in ran]
     if len(calls) != len(ran):
         return None
     numbers = [ran[path].index for path in calls]
-    if numbers != sorted(numbers) and numbers != sorted(numbers, reverse=True):
+    if sorted(numbers) not in (numbers, numbers[::-1]):
         return fail(name, f"blocks run in the order {numbers}", "run them in the order of their numbers")
     for before, after in pairwise(calls):
         (x, y), (z, _) = facts.streams[before, 0], facts.streams[after, 0]
-        skipped = x is not None and z is not None and x.shape == z.shape and torch.equal(x, z)
-        if skipped and not torch.equal(x, y) and not _used(step, before):
-            return fail(
-                after, f"reads what {before} read, whose output goes nowhere", "hand on each block's output"
-            )
+        if x is None or y is None or z is None or torch.equal(x, y):
+            continue
+        if torch.equal(x, z) and not _used(step, before):
+            say = f"reads what {before} read, whose output goes nowhere"
+            return fail(after, say, "hand on each block's output")
     return None
 
 
@@ -85,64 +73,25 @@ def _used(step: Step, path: str) -> bool:
         return torch.autograd.grad(passed.loss, y, allow_unused=True)[0] is not None
 
 
-def _kept(step: Step, name: str, blocks: list[Block]) -> Violation | None:
+def _kept(step: Step, blocks: Sequence[Block]) -> Violation | None:
     """A block whose output does not hold its input, unless it is so in all of them and none attends."""
-    read = wiring(step)
+    read = step.wiring
     here = {b.path: read.streams[b.path] for b in blocks if b.path in read.streams}
     lost = [path for path, (kept, _) in here.items() if not kept]
-    attending = any(m == p or m.startswith(f"{p}.") for m in read.attending for p in here)
+    attending = any(within(m, p) for m in read.attending for p in here)
     if not lost or (len(lost) == len(here) and not attending):
         return None
-    how = (
-        "every way from its output to its input crosses a matrix product"
-        if here[lost[0]][1]
-        else "no gradient flows from its output to its input"
-    )
-    return fail(
-        lost[0], f"{how} ({len(lost)} of {len(here)} blocks)", "x = x + branch(norm(x)) for each branch"
-    )
-
-
-def passed_on(trace: Trace, streams: Any, blocks: list[Block]) -> tuple[dict[str, float], list[Trace]]:
-    """By block, the factor of its stream where it has one; and the runs in which the streams were scaled."""
-    inputs = {b.path: streams[b.path, 0][0] for b in blocks if (b.path, 0) in streams}
-    inputs = {path: x for path, x in inputs.items() if x is not None}
-
-    def entering(x: Tensor, c: float) -> Any:
-        return lambda own: c * (x if x.shape == own.shape else own)
-
-    runs = [trace.again(changed={p: entering(x, c) for p, x in inputs.items()}) for c in SCALES]
-    outputs = [_written(run, inputs) for run in runs]
-    factors: dict[str, float] = {}
-    for path, x in inputs.items():
-        low, high = (out.get(path) for out in outputs)
-        if low is None or high is None or low.shape != x.shape:
-            continue
-        change = (high - low).double() / (SCALES[1] - SCALES[0])
-        size = float(x.double().square().sum())
-        factor = float((change * x).sum()) / size if size else 0.0
-        if float((change - factor * x).square().sum()) <= 1e-12 * size:
-            factors[path] = 0.0 if abs(factor) < 1e-6 else round(factor, 6)
-    return factors, runs
-
-
-def _written(trace: Trace, paths: Iterable[str]) -> dict[str, Tensor]:
-    """The first tensor that each of these modules puts out."""
-    wants = [Want(path, "output", keep=lambda x: x.detach().clone()) for path in paths]
-    with trace._surroundings(), record(trace.model, wants) as seen:
-        trace.run()
-    written: dict[str, Tensor] = {}
-    for one in seen:
-        written.setdefault(one.tap.module, one.value)
-    return written
+    cut = "every way crosses a matrix product" if here[lost[0]][1] else "no gradient flows"
+    say = f"{cut} from its output to its input ({len(lost)} of {len(here)} blocks)"
+    return fail(lost[0], say, "x = x + branch(norm(x)) for each branch")
 
 
 def _factors(step: Step) -> Answers:
-    facts = step.facts
-    known, runs = passed_on(step.exact, facts.streams, facts.blocks)
-    step.kept["scaled streams"] = known, runs
-    drawing = step.exact.again(training=True, dropout=True)
-    dropped = set(known) - set(passed_on(drawing, facts.streams, facts.blocks)[0])
+    facts, streams = step.facts, streams_in(step)
+    scaled = step.kept["scaled streams"] = scaled_streams(step.exact, streams)
+    known = scaled.factors
+    drawing = scaled_streams(step.exact.again(training=True, dropout=True), streams).factors
+    dropped = known.keys() - drawing.keys()
     first = next((b.path for b in facts.blocks if b.path in dropped and known[b.path]), None)
     if first is not None:
         say = f"in training its stream is not passed on as it is ({len(dropped)} of {len(known)} blocks)"
@@ -150,33 +99,21 @@ def _factors(step: Step) -> Answers:
         return
     for blocks in facts.stacks.values():
         here = {b.path: known[b.path] for b in blocks if b.path in known}
-        if len(here) < 2:
-            continue
         odd = odd_one(here)
-        at_an_end = odd in (blocks[0].path, blocks[-1].path)
-        if odd is not None and not (at_an_end and here[odd] in (0.0, 1.0)):
-            rest = next(v for p, v in here.items() if p != odd)
-            yield fail(odd, f"passes on {here[odd]:g} times its input, the other blocks {rest:g} times",
-                       "x = x + branch(norm(x)) in every block")  # fmt: skip
+        at_an_end = odd is not None and odd.key in (blocks[0].path, blocks[-1].path)
+        if odd is not None and not (at_an_end and odd.value in (0.0, 1.0)):
+            say = f"passes on {odd.value:g} times its input, the other blocks {odd.rest:g} times"
+            yield fail(odd.key, say, "x = x + branch(norm(x)) in every block")
             return
-        path, factor = next(iter(here.items()))
-        if len(set(here.values())) == 1 and factor not in (0.0, 1.0):
-            whole = factor == int(factor)
+        factors = {*here.values()}
+        if len(here) > 1 and len(factors) == 1 and not factors <= {0.0, 1.0}:
+            path, factor = next(iter(here.items()))
             say = f"each of {len(here)} blocks passes on {factor:g} times its input"
-            yield fail(path, say, "add the stream once") if whole else note(path, say)
-            if whole:
+            yield fail(path, say, "add the stream once") if factor.is_integer() else note(path, say)
+            if factor.is_integer():
                 return
 
 
-def odd_one(values: dict[str, Any]) -> str | None:
-    """The only key whose value differs from all others', of three and more, which agree."""
-    counts = Counter(values.values())
-    if len(values) < 3 or len(counts) != 2 or min(counts.values()) != 1:
-        return None
-    return next(key for key, value in values.items() if counts[value] == 1)
-
-
-# ------------------------------------------------------------------------------------------ attention scale
 @property_of("structure", explains=["overfit", "siblings"], passes=4)
 def attention_scale(step: Step) -> Answers:
     """Scores are divided by the root of the head's width, and a softmax runs over the keys.
@@ -185,30 +122,36 @@ def attention_scale(step: Step) -> Answers:
     in. The width itself will do (muP), and any constant where queries are normed, a parameter scales the
     scores, or the matrix of the queries is drawn that much smaller (T5).
     """
-    read = wiring(step)
+    read = step.wiring
     if read.over_queries:
         yield fail(read.over_queries[0], "the softmax of the scores is not over the keys", "softmax(dim=-1)")
         return
     if not read.scores:
         raise Untestable("no product of queries and keys whose scale can be read goes into a softmax")
-    for places in _alike(step, read.scores).values():
-        odd = odd_one({str(i): round(s.factor * s.width**0.5, 5) for i, s in enumerate(places)})
-        if odd is not None and not _as_drawn(step, places[int(odd)]):
-            one, other = places[int(odd)], places[int(odd) - 1]
-            say = f"scores are scaled by {one.factor:.4g}, in the other layers by {other.factor:.4g}"
+    for here in _alike(step, read.scores):
+        odd = odd_one({m: round(s.factor * s.width**0.5, 5) for m, s in here.items()})
+        if odd is not None and not _as_drawn(step, one := here[odd.key]):
+            rest = odd.rest / one.width**0.5
+            say = f"scores are scaled by {one.factor:.4g}, in the other layers by {rest:.4g}"
             yield fail(one.module, say, "scale the scores alike in all layers")
             return
-    first = next((s for s in read.scores if not _scaled_by_width(s)), None)
-    if first is None:
-        return
-    own = f"heads are {first.width} wide, and 1/sqrt is {first.width**-0.5:.4g}"
-    say = f"scores are scaled by {first.factor:.4g}; {own}"
-    excused = not _by_another_size(step, first) or _as_drawn(step, first) or step.facts.trained
-    yield (
-        note(first.module, say)
-        if excused
-        else fail(first.module, say, "divide by the root of the head's width")
-    )
+    one = next((s for s in read.scores if not _scaled_by_width(s)), None)
+    if one is not None:
+        width = f"heads are {one.width} wide, and 1/sqrt is {one.width**-0.5:.4g}"
+        say = f"scores are scaled by {one.factor:.4g}; {width}"
+        meant = not _by_another_size(step, one) or _as_drawn(step, one) or step.facts.trained
+        advice = "divide by the root of the head's width"
+        yield note(one.module, say) if meant else fail(one.module, say, advice)
+
+
+def _alike(step: Step, scores: Sequence[Scores]) -> Iterator[dict[str, Scores]]:
+    """Scores by their module, together where they have one place in their blocks."""
+    calls: dict[str, list[Scores]] = defaultdict(list)
+    for one in scores:
+        calls[f"{one.module}."].append(one)
+    for modules in siblings(step.facts.stacks, calls).values():
+        for here in zip(*(calls[m] for m in modules), strict=False):
+            yield dict(zip(modules, here, strict=True))
 
 
 def _by_another_size(step: Step, one: Scores) -> bool:
@@ -220,35 +163,21 @@ def _by_another_size(step: Step, one: Scores) -> bool:
     return any(abs(one.factor - w) < 1e-3 * w for w in wanted)
 
 
-def _alike(step: Step, scores: list[Scores]) -> dict[str, list[Scores]]:
-    """Scores by the place that they have in their blocks."""
-    groups: dict[str, list[Scores]] = defaultdict(list)
-    calls = Counter[str]()
-    for one in scores:
-        role = next(iter(siblings(step.facts.stacks, [f"{one.module}."])), "")
-        calls[one.module] += 1
-        if role:
-            groups[f"{role} {calls[one.module]}"].append(one)
-    return groups
-
-
 def _scaled_by_width(s: Scores) -> bool:
-    wanted = s.width**-0.5
-    ratio, error = s.drawn
+    wanted, (ratio, error) = s.width**-0.5, s.drawn
     near = abs(s.factor - wanted) < 1e-3 * wanted or abs(s.factor * s.width - 1) < 1e-3
     return near or s.free or (error > 0 and abs(s.factor * ratio / wanted - 1) < 5 * error)
 
 
 def _as_drawn(step: Step, one: Scores) -> bool:
     """Whether the library's own class scales these scores so."""
-    trace = exact_fresh(step)
+    trace = step.fresh.exact(step.plain)
     if trace is None:
         return False
     own = read_wiring(trace, [b.path for b in step.facts.blocks]).scores
     return any(s.module == one.module and abs(s.factor - one.factor) < 1e-3 * abs(one.factor) for s in own)
 
 
-# ----------------------------------------------------------------------------------------------- nonlinear
 @property_of("structure", passes=4)
 def nonlinear(step: Step) -> Answers:
     """Two maps in a row with nothing that bends between them are not wider inside than outside.
@@ -256,7 +185,7 @@ def nonlinear(step: Step) -> Answers:
     Such a pair is one map of lower rank, and its inner width is wasted; a narrow one (LoRA, a factorized
     table) is meant.
     """
-    chains = wiring(step).chains
+    chains = step.wiring.chains
     if chains:
         first, second, width = chains[0]
         more = f", and {len(chains) - 1} more pairs" if len(chains) > 1 else ""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any, Final
 
 from torch import Tensor, nn
@@ -28,6 +28,10 @@ SHAPES: Final = frozenset(
     )
 )  # fmt: skip
 """Operations that only move entries."""
+SUMS: Final = frozenset(("Add", "Sub", "Cat", "MaskedFill", "Where", "Tanh"))
+"""Operations that products go through on their way to a softmax: sums, masks and caps."""
+TURNS: Final = frozenset(("Add", "Sub", "Cat", "Stack", "Neg", "Roll"))
+"""Operations that a rotation of features is made of, beside products with cosines."""
 
 
 def operation(node: Node) -> str:
@@ -69,17 +73,22 @@ def parameter(node: Node) -> nn.Parameter | None:
     return variable if isinstance(variable, nn.Parameter) else None
 
 
-def constant(node: Node) -> float | None:
-    """The number that a node multiplies by; None if it is another operation, or its factor is no number."""
-    name = operation(node)
-    if name not in ("Mul", "Div") or len(before(node)) != 1:
+def _multiplier(node: Node) -> Tensor | None:
+    """What a node multiplies or divides by, if that has no graph of its own."""
+    if operation(node) not in ("Mul", "Div") or len(before(node)) != 1:
         return None
     first = node.next_functions[0][0] is not None
     other = getattr(node, "_saved_other" if first else "_saved_self", None)
-    if not isinstance(other, Tensor) or other.numel() != 1 or (name == "Div" and not first):
+    return other if isinstance(other, Tensor) and (first or operation(node) == "Mul") else None
+
+
+def constant(node: Node) -> float | None:
+    """The number that a node multiplies by; None if it is another operation, or its factor is no number."""
+    other = _multiplier(node)
+    if other is None or other.numel() != 1:
         return None
     value = float(other)
-    return value if name == "Mul" else 1 / value if value else None
+    return value if operation(node) == "Mul" else 1 / value if value else None
 
 
 def scaled(node: Node) -> tuple[float, Node]:
@@ -94,46 +103,41 @@ def scaled(node: Node) -> tuple[float, Node]:
         node = before(node)[0]
 
 
-def summands(node: Node) -> list[tuple[float, Node]]:
-    """Follow a node back through sums, masks and caps, too: each product in it with its constant factor."""
-    found: dict[Node, float] = {}
-    waiting = [(1.0, node)]
+def _ends(node: Node, through: Callable[[Node], bool]) -> Iterator[tuple[float, Node]]:
+    """Follow a node back through these operations, too: the constant factor of each end, and the end."""
+    waiting, seen = [(1.0, node)], set[tuple[float, Node]]()
     while waiting:
         factor, one = waiting.pop()
         by, one = scaled(one)
-        factor *= by
-        name = operation(one)
-        if name in PRODUCTS:
-            found.setdefault(one, factor * float(getattr(one, "_saved_alpha", 1.0)))
-        elif name in ("Add", "Sub", "Cat", "MaskedFill", "Where", "Tanh"):
-            waiting += [(factor, n) for n in before(one)]
-    return [(factor, one) for one, factor in found.items()]
+        end = factor * by, one
+        if end in seen:
+            continue
+        seen.add(end)
+        if through(one):
+            waiting += [(end[0], n) for n in before(one)]
+        else:
+            yield end
+
+
+def summands(node: Node) -> list[tuple[float, Node]]:
+    """The products that a node sums, masks or caps, each with its constant factor."""
+    products: dict[Node, float] = {}
+    for factor, one in _ends(node, lambda n: operation(n) in SUMS):
+        if operation(one) in PRODUCTS:
+            products.setdefault(one, factor * float(getattr(one, "_saved_alpha", 1.0)))
+    return [(factor, one) for one, factor in products.items()]
 
 
 def rotated(node: Node) -> float | None:
     """The constant factor on a node's features, also through a rotation of them; None where it is not one."""
-    found, waiting, seen = set[float](), [(1.0, node)], set[tuple[Node, float]]()
-    while waiting:
-        factor, one = waiting.pop()
-        by, one = scaled(one)
-        factor *= by
-        if (one, factor) in seen:
-            continue
-        seen.add((one, factor))
-        if operation(one) in ("Add", "Sub", "Cat", "Stack", "Neg", "Roll") or _table(one):
-            waiting += [(factor, n) for n in before(one)]
-        elif parameter(one) is None:
-            found.add(round(factor, 9))
-    return found.pop() if len(found) == 1 else None
 
+    def turns(n: Node) -> bool:
+        by = _multiplier(n) if operation(n) == "Mul" else None  # cosines differ from feature to feature
+        return operation(n) in TURNS or (by is not None and by.ndim > 0 and by.shape[-1] > 1)
 
-def _table(node: Node) -> bool:
-    """Whether a node multiplies by constants that differ from feature to feature, as cosines do."""
-    if operation(node) != "Mul" or len(before(node)) != 1:
-        return False
-    first = node.next_functions[0][0] is not None
-    other = getattr(node, "_saved_other" if first else "_saved_self", None)
-    return isinstance(other, Tensor) and other.ndim > 0 and other.shape[-1] > 1
+    ends = _ends(node, turns)
+    factors = {round(factor, 9) for factor, one in ends if parameter(one) is None}
+    return factors.pop() if len(factors) == 1 else None
 
 
 def operands(product: Node) -> tuple[Node | None, Node | None]:

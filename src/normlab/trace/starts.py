@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 LEVEL: Final = 1e-6
 """Probability of a false alarm over all parameters that are compared."""
-LEAST: Final = 30
+LEAST: Final = 64
 """Entries below which the size of a draw is chance."""
 
 
@@ -56,24 +56,24 @@ class Start:
         square = float(x.square().mean())
         if self.std is None or x.numel() < LEAST:
             return ""
+        other = f"its root mean square is {square**0.5:.4g}, and {self.std:.4g} is declared"
         if not square or not self.std:
-            same = square == self.std
-            return (
-                "" if same else f"its root mean square is {square**0.5:.4g}, and {self.std:.4g} is declared"
-            )
+            return "" if square == self.std else other
         kurtosis = float(x.pow(4).mean()) / square**2
         spread = (kurtosis - 1) / 4 * (1 / x.numel() + (1 / self.entries if self.entries else 0))
-        limit = NormalDist().inv_cdf(1 - LEVEL / 2 / compared) * spread**0.5
+        limit = limit_of(compared) * spread**0.5
         kept = truncated(self.truncated_at) if self.truncated_at else 1.0
         off = min(abs(math.log(square**0.5 / (self.std * share))) for share in {1.0, kept})
         if off > limit:
-            return f"its root mean square is {square**0.5:.4g}, and {self.std:.4g} is declared"
-        most = (self.truncated_at or math.inf) * self.std / kept
-        if float(x.abs().max()) > most * (1 + 1e-6):
-            return (
-                f"its largest entry is {float(x.abs().max()):.4g}, and truncation at {most:.4g} is declared"
-            )
-        return ""
+            return other
+        most, largest = (self.truncated_at or math.inf) * self.std / kept, float(x.abs().max())
+        far = largest > most * (1 + 1e-6)
+        return f"its largest entry is {largest:.4g}, and truncation at {most:.4g} is declared" if far else ""
+
+
+def limit_of(compared: int) -> float:
+    """The largest deviation of so many normal draws, in units of their error, that is still chance."""
+    return NormalDist().inv_cdf(1 - LEVEL / 2 / max(compared, 1))
 
 
 def truncated(at: float) -> float:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any, Final, NamedTuple
@@ -215,6 +215,14 @@ class Trace:
             with recomputing(self.model, mode) as again:
                 gradients = gradients_in(passed.loss, list(own.values()), self.model)
             return passed.loss.item(), dict(zip(own, gradients, strict=True)), bool(again)
+
+    @cached_property
+    def moving(self) -> list[str]:
+        """Buffers that a pass changes, as running statistics and counters are."""
+        own = dict(self.model.named_buffers())
+        with self.with_graph() if own else nullcontext():
+            after = {n: b.clone() for n, b in self.model.named_buffers()}
+        return [n for n, b in own.items() if n in after and not b.equal(after[n])]
 
     @property
     def run_again(self) -> bool:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping, Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -66,12 +66,14 @@ def _outermost(stacks: dict[str, list[Block]]) -> dict[str, list[Block]]:
     }
 
 
+def within(path: str, outer: str) -> bool:
+    """Whether a module or parameter is this module, or lies in it."""
+    return f"{path}.".startswith(f"{outer}.")
+
+
 def block_of(stacks: Stacks, path: str) -> Block | None:
     """The block that holds a module or parameter."""
-    return next(
-        (b for blocks in stacks.values() for b in blocks if path == b.path or path.startswith(f"{b.path}.")),
-        None,
-    )
+    return next((b for blocks in stacks.values() for b in blocks if within(path, b.path)), None)
 
 
 def siblings(stacks: Stacks, paths: Iterable[str]) -> dict[str, list[str]]:
@@ -102,10 +104,21 @@ def _parts(block: nn.Module) -> dict[str, tuple[tuple[str, torch.Size], ...]]:
     return parts
 
 
-def most_common(values: Iterable[object]) -> tuple[object, int]:
-    """The most common value, and how often it stands there."""
-    (value, count), *_ = Counter(values).most_common(1)
-    return value, count
+class Odd(NamedTuple):
+    """The only one whose value differs from that of all others, which agree."""
+
+    key: str
+    value: Any
+    rest: Any
+
+
+def odd_one(values: Mapping[str, Any]) -> Odd | None:
+    """Find it among three and more."""
+    counts = Counter(values.values()).most_common()
+    if len(values) < 3 or len(counts) != 2 or counts[1][1] != 1:
+        return None
+    (rest, _), (value, _) = counts
+    return Odd(next(key for key, own in values.items() if own == value), value, rest)
 
 
 def rows_equal(x: Tensor) -> bool:
@@ -115,7 +128,7 @@ def rows_equal(x: Tensor) -> bool:
 
 def common(paths: list[str]) -> str:
     """The longest path that all of these begin with, the first of them where they share nothing."""
-    parts, shared = [path.split(".") for path in paths], []
+    parts, shared = [path.split(".") for path in paths], list[str]()
     for names in zip(*parts, strict=False):
         if len(set(names)) > 1:
             break

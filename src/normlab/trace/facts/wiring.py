@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
+from math import prod
 from typing import Final, NamedTuple
 
 import torch
@@ -71,19 +72,18 @@ def read_wiring(trace: Trace, blocks: list[str]) -> Wiring:
         return enter
 
     frozen = [p for p in trace.model.parameters() if not p.requires_grad and p.is_floating_point()]
-    called = {module for module in blocks if module}
     try:
         for p in frozen:
             p.requires_grad_(True)
-        again = trace.again(changed={path: cut(path) for path in called})
-        wanted = (*ATTENDED, *MULTIPLIED)
-        with again.with_graph(events=True, functions=lambda name: name in wanted) as passed:
+        again = trace.again(changed={path: cut(path) for path in blocks})
+        with again.with_graph(events=True, functions=lambda n: n in (*ATTENDED, *MULTIPLIED)) as passed:
             calls = passed.functions
+            read = [(i, s) for i, c in enumerate(calls) if (s := _scores(c)) is not None]
             return Wiring(
                 {e.module: s for e in passed.events if (s := _stream(e, leaves)) is not None},
                 {c.module for c in calls if c.name in ATTENDED},
-                [s for c in calls if c.name in ATTENDED and (s := _scores(c)) is not None],
-                [c.module for i, c in enumerate(calls) if _over_queries(c, calls[i + 1 :])],
+                [scores for _, scores in read],
+                [s.module for i, s in read if calls[i].name == "softmax" and _over_queries(*calls[i:])],
                 list(_chains(calls)),
             )
     finally:
@@ -100,22 +100,19 @@ def _stream(event: Event, leaves: dict[str, Tensor]) -> tuple[bool, bool] | None
 
 def _scores(call: FunctionCall) -> Scores | None:
     """The scores that an attention was handed, None where they cannot be read or are no attention's."""
-    if call.name != "softmax":
+    if call.name == "scaled_dot_product_attention":
         q, k, scale = call.argument(0, "query"), call.argument(1, "key"), call.kwargs.get("scale")
-        given = q.shape[-1] ** -0.5 if scale is None else float(scale)
-        return _read(call.module, given, q.shape[-1], (q.grad_fn, k.grad_fn))
+        factor = q.shape[-1] ** -0.5 if scale is None else float(scale)
+        return _read(call.module, factor, q.shape[-1], (q.grad_fn, k.grad_fn))
     x = call.argument(0, "input")
-    if not isinstance(x, Tensor) or x.grad_fn is None or x.ndim < 2:
+    if call.name != "softmax" or not isinstance(x, Tensor) or x.grad_fn is None or x.ndim < 2:
         return None
     products = summands(x.grad_fn)
     if len(products) != 1:
         return None
     factor, product = products[0]
-    first = getattr(product, "_saved_batch1", None)
-    first = getattr(product, "_saved_self", None) if first is None else first
-    if first is None:
-        return None
-    return _read(call.module, factor, first.shape[-1], operands(product))
+    first = getattr(product, "_saved_batch1", getattr(product, "_saved_self", None))
+    return None if first is None else _read(call.module, factor, first.shape[-1], operands(product))
 
 
 def _read(module: str, factor: float, width: int, pair: tuple[Node | None, Node | None]) -> Scores | None:
@@ -126,36 +123,31 @@ def _read(module: str, factor: float, width: int, pair: tuple[Node | None, Node 
     free = any(operation(n) in REDUCTIONS or (operation(n) == "Mul" and len(before(n)) > 1) for n in behind)
     if None in constants and not free:
         return None
-    for by in constants:
-        factor *= 1.0 if by is None else by
-    return Scores(module, factor, width, free, _drawn(pair))
+    return Scores(module, factor * prod(c for c in constants if c is not None), width, free, _drawn(pair))
 
 
-def _drawn(ends: tuple[Node, ...]) -> tuple[float, float]:
-    weights = [_matrix(end) for end in ends]
-    if any(w is None or w.numel() < 2 for w in weights) or weights[0] is weights[1]:
+def _drawn(ends: Iterable[Node]) -> tuple[float, float]:
+    q, k = (_matrix(end) for end in ends)
+    if q is None or k is None or q is k or min(q.numel(), k.numel()) < 2:
         return 1.0, 0.0
-    q, k = (w.detach().double().std() for w in weights)
-    error = sum(0.5 / w.numel() for w in weights) ** 0.5
-    return (float(q / k), error) if float(k) else (1.0, 0.0)
+    own, other = (float(w.detach().double().std()) for w in (q, k))
+    return (own / other, (0.5 / q.numel() + 0.5 / k.numel()) ** 0.5) if other else (1.0, 0.0)
 
 
 def _matrix(end: Node) -> Tensor | None:
     """The only parameter that makes queries, or keys."""
-    found = {
+    own = {
         id(p): p
         for n in upstream(end, PRODUCTS)
         if operation(n) in PRODUCTS
         for one in before(n)
         if (p := parameter(one)) is not None and p.ndim > 1
     }
-    return next(iter(found.values())) if len(found) == 1 else None
+    return next(iter(own.values())) if len(own) == 1 else None
 
 
-def _over_queries(call: FunctionCall, later: tuple[FunctionCall, ...]) -> bool:
+def _over_queries(call: FunctionCall, *later: FunctionCall) -> bool:
     """Whether a softmax over scores is over another axis than the next product sums over."""
-    if call.name != "softmax" or _scores(call) is None:
-        return False
     weights, dim = call.result, call.argument(1, "dim", call.kwargs.get("axis"))
     for one in later:
         if one.name in ("matmul", "__matmul__", "bmm") and one.module == call.module:

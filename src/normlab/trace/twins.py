@@ -1,0 +1,92 @@
+"""Each module in low precision beside its twin in float32, on the same inputs."""
+
+from __future__ import annotations
+
+import copy
+import math
+from collections.abc import Iterator
+from contextlib import suppress
+from typing import Any, Final, NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+from normlab.trace.functions import Functions
+from normlab.trace.tensors import Side, apart, forward_hooks, map_tensors, tensors_in
+from normlab.trace.trace import Trace
+
+DRAWS: Final = 3
+
+
+class Rounding(NamedTuple):
+    """How far a module is from its twin."""
+
+    module: str
+    ratio: float
+    """Its error, in units of what one rounding of its inputs and output makes."""
+    operations: int
+
+
+def roundings(trace: Trace, eps: float) -> Iterator[Rounding]:
+    """Measure the first call of each module, inner ones first; ``eps`` is that of the low precision."""
+    twins = dict(copy.deepcopy(trace.model).float().eval().named_modules())
+    for path, (values, written) in _calls(trace).items():
+        with suppress(Exception):  # a module may ask for its own type
+            yield Rounding(path, *_ratio(twins[path], values, _floating(written), eps))
+
+
+def _calls(trace: Trace) -> dict[str, tuple[Any, Any]]:
+    """What each module but the model reads and writes."""
+    entered: list[tuple[str, Any]] = []
+    calls: dict[str, tuple[Any, Any]] = {}
+
+    def see(path: str, side: Side, values: Any) -> None:
+        kept = map_tensors(values, lambda _, x: x.detach().clone())
+        if side == "input":
+            entered.append((path, kept))
+            return
+        while entered:
+            name, read = entered.pop()
+            if name == path:
+                calls.setdefault(path, (read, kept))
+                return
+
+    inner = {path: module for path, module in trace.model.named_modules() if path}
+    with forward_hooks(inner, see):
+        trace.once()
+    return calls
+
+
+def _ratio(twin: nn.Module, values: Any, written: list[Tensor], eps: float) -> tuple[float, int]:
+    operations: list[str] = []
+    wide = map_tensors(values, lambda _, x: x.float() if x.is_floating_point() else x)
+    generator = torch.Generator().manual_seed(0)
+
+    def shaken(x: Tensor) -> Tensor:
+        noise = torch.rand(x.shape, generator=generator) - 0.5
+        return x * (1 + eps * noise.to(x)) if x.is_floating_point() else x
+
+    def run(read: Any) -> list[Tensor]:
+        args, keywords = apart(read)
+        return _floating(twin(*args, **keywords))
+
+    with torch.no_grad():
+        with Functions(see=lambda name, *_: operations.append(name)):
+            plain = run(wide)
+        moved = [run(map_tensors(wide, lambda _, x: shaken(x))) for _ in range(DRAWS)]
+    worst = 0.0
+    for i, (x, own) in enumerate(zip(plain, written, strict=False)):
+        if x.shape == own.shape and own.numel() > 1:
+            fair = max(_apart(x, m[i]) for m in moved)
+            worst = max(worst, _apart(x, own) / math.hypot(fair, eps / 12**0.5))
+    return worst, max(len(operations), 1)
+
+
+def _floating(values: Any) -> list[Tensor]:
+    return [x for _, x in tensors_in(values) if x.is_floating_point()]
+
+
+def _apart(a: Tensor, b: Tensor) -> float:
+    a, b = a.detach().double(), b.detach().double()
+    known = torch.isfinite(a).all() and torch.isfinite(b).all()
+    return float((a - b).norm() / a.norm().clamp_min(1e-300)) if known else 0.0
