@@ -213,6 +213,7 @@ def warm_up(optimizer: Optimizer) -> SequentialLR:
         (lambda o: CosineAnnealingLR(o, 1000), 1000),
         (lambda o: CosineAnnealingWarmRestarts(o, 30), 100),
         (lambda o: CyclicLR(o, 1e-4, 1e-3, 10, cycle_momentum=False), 100),
+        (lambda o: LambdaLR(o, lambda i: abs(i % 40 - 20) / 20), 200),
     ],
 )
 def test_a_sound_schedule_reaches_its_peak(make: Callable[[Optimizer], Any], steps: int | None):

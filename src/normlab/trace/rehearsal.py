@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 from functools import partial
+from math import isfinite
 from typing import Any, Final, NamedTuple
 
 import torch
@@ -13,21 +14,25 @@ from torch import Tensor, nn
 from torch.nn.utils import clip_grad
 from torch.optim import Optimizer
 
+from normlab.trace.compare import distance
 from normlab.trace.functions import Functions
 from normlab.trace.setup import Loss
 from normlab.trace.setup import Step as Whole
-from normlab.trace.tensors import eager, map_tensors
+from normlab.trace.tensors import eager, map_tensors, tensors_in
 from normlab.trace.trace import Trace, recomputing
 from normlab.trace.untouched import same, same_globals, same_random_state
 
+Gradients = Mapping[str, Tensor | None]
 SAMPLED: Final = 65_536
 """Entries of each parameter that are looked at, evenly spaced."""
+LEARNT: Final = 10
+"""Steps in a row below the first loss that show a batch to be learnt; as many are the warm-up."""
+TRIED: Final = 40
 
 
 class Clip(NamedTuple):
-    """One call of ``clip_grad_norm_``: the norm asked, its parameters, and the norm that it left."""
+    """One call of ``clip_grad_norm_``: its parameters, and the norm that it left."""
 
-    asked: float
     held: frozenset[int]
     left: float
 
@@ -47,12 +52,19 @@ class Seen:
     moved: bool = False
     """Whether the step writes to the weights before its last pass."""
     clips: list[Clip] = field(default_factory=list)
-    norms: list[float] = field(default_factory=list)
-    """For each clip, the norm of its parameters' gradients when the optimizer was called first."""
     fresh: set[int] = field(default_factory=set)
     """Parameters whose gradient grew since it was clipped."""
-    late: set[int] = field(default_factory=set)
-    """Clipped parameters among them, when the optimizer was called first."""
+    clipped: frozenset[int] = frozenset()
+    """Parameters that were clipped when the optimizer was called first."""
+    late: bool = False
+    """Whether the gradient of one of them had grown since."""
+    undone: tuple[float, float] | None = None
+    """The norm that the last clip of its parameters left, and what it was then, where these differ."""
+
+    @property
+    def nonzero(self) -> set[str]:
+        """Parameters whose gradient is not 0."""
+        return {n for n, g in self.gradients.items() if bool(g.any())}
 
 
 @dataclass
@@ -96,19 +108,23 @@ class Rehearsal:
         """Run the step once. Its optimizers step only where it ``acts``, at these rates by group.
 
         Gradients are multiplied by ``scale`` when backward hands them to the parameters: very small ones no
-        clipping touches, very large ones every one does.
+        clipping touches, very large ones every one does. Modes and buffers are put back; what else the step
+        leaves behind, gradients and attributes, stays.
         """
         seen = Seen(self.own(batch))
         with ExitStack() as stack:
-            for context in (same_globals(), same(self.model, parameters=False), eager()):
-                stack.enter_context(context)
-            stack.enter_context(same_random_state(seed))
+            buffers, mode = [], Functions(exact=self.exact, dropout=False)
+            for module in self.model.modules():
+                buffers.append(module._buffers)
+                stack.callback(setattr, module, "training", module.training)
+            guards = (same_globals(), same(buffers, parameters=False), eager(), same_random_state(seed))
+            for guard in guards:
+                stack.enter_context(guard)
             if self.exact:
                 torch.set_default_dtype(torch.float64)
             self._watch_gradients(seen, stack, scale)
             self._watch_calls(seen, stack, self._act if acts else None, rates)
             optimizer = self.optimizers if self.several else self.optimizers[0]
-            mode = Functions(exact=self.exact, dropout=False)
             with recomputing(self.model, mode), mode:
                 self.whole(self.model, map_tensors(seen.batch, lambda _, x: x), optimizer, self.scheduler)
         return seen
@@ -124,6 +140,19 @@ class Rehearsal:
         found = trace.again(**changes).gradients
         return {n: None if (g := found.get(n)) is None else sample(g) for n in self.held}
 
+    def losses(self, batch: Any, loss_of: Loss, rates: Sequence[float] | None) -> list[float]:
+        """The losses of a batch before each step and after the last, until it is learnt.
+
+        The rates are reached in ten steps; the loop's own where there are none.
+        """
+        trace = Trace(self.model, self.own(batch), loss_of, training=True, dropout=False)
+        losses = [float(trace.loss)]
+        while len(losses) <= TRIED and isfinite(losses[-1]) and not learnt(losses):
+            ramp = min(1.0, len(losses) / LEARNT)
+            self.run(batch, acts=True, rates=None if rates is None else [ramp * rate for rate in rates])
+            losses.append(float(trace.again().loss))
+        return losses
+
     def rounding(self, batch: Any, loss_of: Loss) -> float:
         """The share of the gradient that changes when each parameter changes by one rounding."""
         base = self.gradients(batch, loss_of, training=True)
@@ -135,7 +164,7 @@ class Rehearsal:
             if p.is_floating_point()
         }
         other = self.gradients(batch, loss_of, training=True, weights=moved)
-        return 4 * fit(other, base)[1] + eps
+        return 4 * fit(other, base).rest + eps
 
     def own(self, batch: Any) -> Any:
         """The batch with tensors of its own, in the precision of the model."""
@@ -191,10 +220,13 @@ class Rehearsal:
         for p in parameters_of([optimizer]):
             if p.grad is not None and id(p) in self.names:
                 seen.gradients[self.names[id(p)]] = sample(p.grad) * unscale
-        if not seen.norms:
-            own = {id(p): p for p in self.model.parameters()}
-            seen.norms = [norm_of(own[i] for i in clip.held if i in own) for clip in seen.clips]
-            seen.late = {i for clip in seen.clips for i in clip.held if i in seen.fresh}
+        own = {id(p): p for p in self.model.parameters()}
+        for clip in () if seen.clipped else reversed(seen.clips):
+            norm = norm_of(own[i] for i in clip.held if i in own)
+            if not seen.undone and not seen.clipped & clip.held and abs(norm - clip.left) > 1e-3 * clip.left:
+                seen.undone = clip.left, norm
+            seen.clipped |= clip.held
+            seen.late |= bool(clip.held & seen.fresh)
 
     def _act(self, step: Callable[..., Any], rates: Sequence[float] | None, *args: Any, **kwargs: Any) -> Any:
         if rates is not None:
@@ -223,6 +255,21 @@ def plain_step(loss_of: Loss) -> Whole:
         return loss
 
     return whole
+
+
+def learnt(losses: Sequence[float]) -> bool:
+    """Whether the last of them stay below the first."""
+    floor = losses[0] - 1e-6 * abs(losses[0])
+    return len(losses) > LEARNT and all(x < floor for x in losses[-LEARNT:])
+
+
+def written(before: Any, after: Any) -> str | None:
+    """The entry of a batch that a step wrote to, rounded or not."""
+    own = dict(tensors_in(before))
+    for place, x in tensors_in(after):
+        if distance(x, own[place]) > torch.finfo(torch.float32).eps * x.is_floating_point():
+            return ".".join(map(str, place)) or "step"
+    return None
 
 
 def sample(x: Tensor) -> Tensor:
@@ -254,16 +301,24 @@ def _counted(seen: Seen, step: Callable[..., Any], *args: Any, **kwargs: Any) ->
 def _clipped(seen: Seen, clip: Callable[..., Any], parameters: Any, asked: Any, *rest: Any) -> None:
     held = [parameters] if isinstance(parameters, Tensor) else list(parameters)
     clip(held, asked, *rest)
-    seen.clips.append(Clip(float(asked), frozenset(id(p) for p in held), norm_of(held)))
+    seen.clips.append(Clip(frozenset(id(p) for p in held), norm_of(held)))
     seen.fresh -= {id(p) for p in held}
 
 
-def fit(
-    gradients: Mapping[str, Tensor | None], want: Mapping[str, Tensor | None], scale: float = 1.0
-) -> tuple[float, float]:
-    """The factor k of gradients / scale = k · want, and the share of them that it does not explain; 1 and 0
-    where both are zero.
-    """
+class Fit(NamedTuple):
+    """Gradients as a factor times others, and the share of them that this does not explain."""
+
+    factor: float
+    rest: float
+
+    @property
+    def apart(self) -> float:
+        """The larger of both differences."""
+        return max(self.rest, abs(self.factor - 1))
+
+
+def fit(gradients: Gradients, want: Gradients, scale: float = 1.0) -> Fit:
+    """The factor k of gradients / scale = k · want, and what it leaves; 1 and 0 where both are zero."""
 
     def wide(x: Tensor | None, factor: float) -> Tensor | float:
         return 0.0 if x is None else x.double() / factor
@@ -271,10 +326,10 @@ def fit(
     pairs = [(wide(gradients.get(n), scale), wide(want.get(n), 1.0)) for n in {**gradients, **want}]
     size, whole = (sum(_dot(pair[i], pair[i]) for pair in pairs) for i in (1, 0))
     if not size and not whole:
-        return 1.0, 0.0
+        return Fit(1.0, 0.0)
     k = sum(_dot(g, w) for g, w in pairs) / max(size, 1e-300)
     rest = sum(_dot(g - k * w, g - k * w) for g, w in pairs)
-    return k, (rest / max(whole, 1e-300)) ** 0.5
+    return Fit(k, (rest / max(whole, 1e-300)) ** 0.5)
 
 
 def _dot(a: Tensor | float, b: Tensor | float) -> float:
