@@ -18,9 +18,12 @@ SRC = Path(normlab.__file__).parent
 PARSERS = {
     "data/folder.py": "json",
     "data/hub.py": "datasets raises ValueError for an unknown name or split",
+    "examine/pretrained.py": "json",
+    "examine/setups.py": "inspect.signature raises ValueError for what has none",
     "jobs/ray.py": "ray.init raises ValueError for an address",
     "spec/serialise.py": "json",
     "store/folder.py": "json",
+    "trace/kept.py": "a cell of a closure that holds nothing",
     "training/translate.py": "numpy.load",
 }
 """Files that catch ValueError, each around one call of the parser named here."""
@@ -31,14 +34,27 @@ OTHERS_CODE = {
     "cli/reproduce.py": "shows the traceback; the artefacts that follow are measured all the same",
     "data/tokenizer.py": "the library tokenizers raises no narrower one",
     "diagnosis/diagnose.py": "the study's note names class and message; the model is anybody's",
-    "diagnosis/probing/observe.py": "a measurement's failure goes to who observes, or is raised",
     "diagnosis/reading/block.py": "a block of a foreign model is called with one tensor",
     "diagnosis/reading/recording.py": "runs a foreign model",
     "diagnosis/probing/cropping.py": "runs a foreign loss",
-    "examine/subjects.py": "imports and calls a module named by the user",
+    "examine/pretrained.py": "builds a model that a configuration describes",
+    "examine/setups.py": "runs the user's own file",
+    "examine/subjects.py": "calls the user's function that makes an optimizer",
     "integrations/observation.py": "a training elsewhere does not end by a model that cannot be read",
     "integrations/watch.py": "a training elsewhere does not end by the watch, which warns",
     "jobs/worker.py": "writes the traceback to the run's log and answers with class and message",
+    **dict.fromkeys(
+        (
+            *(
+                f"checks/{name}.py"
+                for name in ("check", "fresh", "loop", "loss", "norms", "precision", "step", "tokens")
+            ),
+            *(f"trace/{name}.py" for name in ("exact", "rates", "tensors")),
+        ),
+        "runs a step that is anybody's, changed in one thing; what it raises makes a property untestable",
+    ),
+    "trace/record.py": "a measurement's failure goes to who records, or is raised",
+    "trace/setup.py": "asks whether torch takes an object for numbers",
     "recipes/plugins.py": "imports a module named by the user",
     "training/callbacks/flight.py": "the recorder's own failure does not end a training; it is reported",
 }

@@ -53,7 +53,6 @@ def test_the_readme_has_commands_and_python():
         "recipes",
         "check",
         "diagnose",
-        "advise",
         "fold",
         "papers",
         "reproduce",
@@ -74,10 +73,8 @@ def first_two(words: list[str]) -> list[str]:
 def test_every_command_works_in_order(texts: Path, capsys: pytest.CaptureFixture[str]):
     for command in COMMANDS:
         words = shlex.split(command)[1:]
-        if words[0] in ("compare", "train", "check", "diagnose", "advise") and "RUN" not in words:
+        if words[0] in ("compare", "train", "check", "diagnose") and "RUN" not in words:
             words += SMALL.split()
-        if words[0] == "advise":
-            words += ["--recipes", "pre"]
         if words[0] == "compare":
             assert main([*words, "--plan"]) == 0, (command, capsys.readouterr().err)
             words = first_two(words)

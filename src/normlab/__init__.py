@@ -12,12 +12,9 @@ if TYPE_CHECKING:
     from normlab.comparison.compare import compare
     from normlab.comparison.plan import plan
     from normlab.diagnosis import Diagnosis, diagnose, read_structure
-    from normlab.examine.advice import Advice
-    from normlab.examine.advising import advise
     from normlab.integrations.watch import watch
     from normlab.recipes.grammar import resolve
     from normlab.recipes.plugins import load_plugins
-    from normlab.report.advice import write_advice
     from normlab.report.check import write_check_page
     from normlab.report.compare import write_compare_page
     from normlab.report.diagnosis import write_diagnosis
@@ -34,7 +31,6 @@ if TYPE_CHECKING:
 __version__ = "0.1.0"
 
 _HOME = {
-    "Advice": "normlab.examine.advice",
     "CompareRequest": "normlab.spec.request",
     "Config": "normlab.spec.config",
     "Diagnosis": "normlab.diagnosis",
@@ -43,7 +39,6 @@ _HOME = {
     "Runs": "normlab.store",
     "Setup": "normlab.trace.setup",
     "Trace": "normlab.trace.trace",
-    "advise": "normlab.examine.advising",
     "check": "normlab.checks.check",
     "compare": "normlab.comparison.compare",
     "diagnose": "normlab.diagnosis",
@@ -56,14 +51,12 @@ _HOME = {
     "train": "normlab.training.train",
     "translate": "normlab.training.translate",
     "watch": "normlab.integrations.watch",
-    "write_advice": "normlab.report.advice",
     "write_check_page": "normlab.report.check",
     "write_compare_page": "normlab.report.compare",
     "write_diagnosis": "normlab.report.diagnosis",
 }
 
 __all__ = [
-    "Advice",
     "CompareRequest",
     "Config",
     "Diagnosis",
@@ -73,7 +66,6 @@ __all__ = [
     "Setup",
     "Trace",
     "__version__",
-    "advise",
     "check",
     "compare",
     "diagnose",
@@ -86,7 +78,6 @@ __all__ = [
     "train",
     "translate",
     "watch",
-    "write_advice",
     "write_check_page",
     "write_compare_page",
     "write_diagnosis",

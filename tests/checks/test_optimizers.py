@@ -203,3 +203,16 @@ def test_an_eps_above_the_gradient_is_named():
         "update",
         "optimizer",
     )
+
+
+class Waiting(SGD):
+    """Moves nothing in its first steps, as an optimizer that waits for its second moment."""
+
+    def step(self, closure: Any = None) -> None:
+        return None
+
+
+def test_a_rule_that_waits_is_not_an_update_that_is_rounded_away():
+    report = report_of("update", optimizer=lambda m: Waiting(m.parameters(), lr=0.1))
+    assert report.ok
+    assert [n.module for n in report.notes] == ["optimizer"]

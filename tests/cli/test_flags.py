@@ -45,12 +45,8 @@ OWN = {
         "source recipe lr seed budget_s declared baseline checkpoints step trust_remote_code config tokens "
         "out junit sarif as_json runs force imports"
     ),
-    "advise": f"{EXAMINED} recipes",
     "recipes": "names axis config force imports",
     "papers": "names as_json scale runs imports",
-    "forecast": (
-        "collect sweep evaluate fit part most budget table swept foretold report runs jobs on imports"
-    ),
     "fold": "run_folder out weights max_positions runs imports",
     "reproduce": "names runs data jobs on scale device budget without again imports",
 }

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from contracts.outsiders import NAMES, enrolled
 from contracts.variants import (
@@ -21,13 +21,11 @@ from contracts.variants import (
     inputs,
     label,
     logits_of,
-    loss_of,
-    perturbed,
     started,
     uniform,
 )
 from normlab.init import SCHEMES, profile_
-from normlab.nn import Branch, Placement, Sublayer, TokenModel
+from normlab.nn import Branch, Placement, Sublayer
 from normlab.training.checkpoint import load_checkpoint, save_checkpoint
 from normlab.training.parallel import SingleProcess
 
@@ -95,56 +93,6 @@ def distance(found: dict[str, Tensor], expected: dict[str, Tensor]) -> float:
 def tensors(stream: Tensor | tuple[Tensor, ...]) -> tuple[Tensor, ...]:
     """The tensors of a stream."""
     return stream if isinstance(stream, tuple) else (stream,)
-
-
-@every_variant
-def test_every_parameter_gets_a_gradient(config):
-    """Away from the start, and at it but for what stands behind a factor of 0; training opens that."""
-    model = perturbed(config)
-    backward(model)
-    assert without_gradient(model) == set()
-    model = started(config).eval()
-    shut = closed(model)
-    backward(model)
-    assert bool(without_gradient(model)) == shut
-    optimiser = torch.optim.Adam(model.parameters(), 1e-3)
-    for _ in range(3 if shut else 0):  # a classifier, then the last weight of a branch, then the others
-        optimiser.step()
-        backward(model)
-    assert without_gradient(model) == set()
-
-
-def without_gradient(model: TokenModel) -> set[str]:
-    return {n for n, p in model.named_parameters() if p.grad is None or not p.grad.any()}
-
-
-@torch.no_grad()
-def closed(model: TokenModel) -> bool:
-    """Whether some branch or the classifier is multiplied by 0."""
-    shut = [not model.embedding.logits(torch.ones(1, model.embedding.weight.shape[1])).any()]
-
-    def look(f: nn.Module, args: tuple[Tensor, ...], y: Tensor) -> None:
-        place = owners[f].place
-        stream = streams[f]
-        moved = zip(tensors(place.write(stream, y)), tensors(place.write(stream, y + 1)), strict=True)
-        shut.append(not y.any() or all(torch.equal(a, b) for a, b in moved))
-
-    owners = {m.f: m for m in model.modules() if isinstance(m, Sublayer)}
-    streams = {}
-    hooks = [f.register_forward_hook(look) for f in owners]
-    for f, sublayer in owners.items():
-        hooks.append(sublayer.register_forward_pre_hook(lambda m, args, f=f: streams.update({f: args[0]})))
-    loss_of(model)
-    for hook in hooks:
-        hook.remove()
-    assert len(shut) == 1 + len(owners)
-    return any(shut)
-
-
-def test_what_is_closed_at_the_start_is_seen():
-    shut = {config.decoder_placement for config in BY_PLACEMENT if closed(started(config).eval())}
-    assert {"rezero", "fixup"} <= shut
-    assert not shut & {"post", "pre", "deepnorm", "layerscale"}
 
 
 @every_part

@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+from importlib import import_module
+from pathlib import Path
+from pkgutil import iter_modules
+
 from . import (
     cases,
     cases_sound,
@@ -11,6 +15,11 @@ from . import (
     faults_attention,
     faults_model,
     faults_training,
+    planted_bert,
+    planted_gpt2,
+    planted_llama,
+    planted_sound,
+    planted_translation,
     sound2_decoders,
     sound2_others,
     sound3_blocks,
@@ -28,4 +37,26 @@ LISTS: dict[str, dict[str, Case]] = {
     "faults": {**faults_attention.FAULTS, **faults_model.FAULTS, **faults_training.FAULTS},
     "faults2": {**faults2_attention.FAULTS2, **faults2_model.FAULTS2},
     "faults3": faults3.FAULTS3,
+    "planted": {
+        **planted_gpt2.PLANTED,
+        **planted_bert.PLANTED,
+        **planted_llama.PLANTED,
+        **planted_translation.PLANTED,
+        **planted_sound.PLANTED,
+    },
 }
+
+
+def unseen() -> dict[str, Case]:
+    """Return the cases of modules ``unseen*``, which are written apart from all others, if there are any."""
+    cases: dict[str, Case] = {}
+    for module in iter_modules([str(Path(__file__).parent)]):
+        if module.name.startswith("unseen"):
+            for value in vars(import_module(f".{module.name}", __package__)).values():
+                if isinstance(value, dict):
+                    cases |= {name: case for name, case in value.items() if isinstance(case, Case)}
+    return cases
+
+
+if _unseen := unseen():
+    LISTS["unseen"] = _unseen

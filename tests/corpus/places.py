@@ -5,3 +5,8 @@ TARGETS = "loss|head|lm_head|labels|targets|target|ids|input_ids|[01]|batch*"
 OPTIMIZER = "optimizer|step"
 SCHEDULER = "scheduler|optimizer"
 STEP = "step|optimizer"
+
+
+def within(*paths: str) -> str:
+    """Return globs of these modules and of all that is inside them."""
+    return "|".join(f"{path}|{path}.*" for path in paths)

@@ -22,7 +22,7 @@ from typing import Any
 if __name__ == "__main__":
     os.environ.setdefault("OMP_NUM_THREADS", "1")
     os.environ.setdefault("MKL_NUM_THREADS", "1")
-    sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+    sys.path[0] = str(Path(__file__).resolve().parents[1])  # where this package is, not what is in it
 
 from corpus.case import Case
 
@@ -110,12 +110,8 @@ def write_line(text: str) -> None:
 
 def run(names: Sequence[str], only: Sequence[str], *, verbose: bool) -> list[Row]:
     """Check the cases of these lists, and print what is found."""
-    import torch
-
     from corpus.lists import LISTS
 
-    torch.set_num_threads(1)
-    warnings.simplefilter("ignore")
     rows: list[Row] = []
     for name in names or LISTS:
         chosen = [case for case in LISTS[name].values() if not only or case.name in only]
@@ -140,6 +136,17 @@ def main(given: Sequence[str] | None = None) -> None:
     parser.add_argument("-v", "--verbose", action="store_true", help="print all that a report holds")
     parser.add_argument("--json", type=Path, metavar="FILE", help="write all rows")
     options = parser.parse_args(given)
+    import torch
+
+    from corpus.lists import LISTS
+
+    if missing := set(options.lists) - set(LISTS):
+        parser.error(f"no list is called {', '.join(sorted(missing))}; there are {', '.join(LISTS)}")
+    here = {name for key in options.lists or LISTS for name in LISTS[key]}
+    if missing := set(options.only) - here:
+        parser.error(f"no case of these lists is called {', '.join(sorted(missing))}")
+    torch.set_num_threads(1)
+    warnings.simplefilter("ignore")
     rows = run(options.lists, options.only, verbose=options.verbose)
     if options.json:
         written: list[dict[str, Any]] = [asdict(row) for row in rows]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
+from dataclasses import asdict, dataclass, field
 from fnmatch import fnmatchcase
 
 import pytest
@@ -17,7 +18,7 @@ from torch import Tensor, nn
 import normlab
 from corpus.case import Arguments, Case
 from corpus.lists import LISTS
-from corpus.run import examine, verdict
+from corpus.run import examine, run, verdict
 
 PROPERTIES = """
 finite evaluation_repeats training_equals_evaluation compiled_equals_plain dropout_repeats
@@ -37,10 +38,13 @@ sound-llama sound-bert_cls sound-lora sound-own_bf16 sound2-t5v11 sound3-mtp sou
 faults-no_causal_mask faults-no_scale faults-dropout_in_eval faults-detach_branch faults-opt_missing_head
 faults-hidden_table faults-copied_layers faults2-labels_rolled faults2-half_stream_one
 faults2-router_softmax_batch faults3-ckpt_rng faults3-clip_subset
+planted-missing_residual planted-shifted_the_wrong_way
 """.split()
 """The cases of `make test`: a few seconds each, of every group of properties."""
-NOT_FINITE = ("nan_buffer",)
-"""Faults whose loss is not a number."""
+NOT_FINITE = ("nan_buffer", "causal_mask_hides_the_token_itself", "every_label_ignored", "dropout_of_one")
+"""Faults whose loss or gradients are not finite."""
+NO_GRADIENT = ("loss_in_a_new_tensor",)
+"""Faults in which no parameter gets a gradient."""
 
 CASES = {f"{name}-{case.name}": (name, case) for name, every in LISTS.items() for case in every.values()}
 
@@ -89,6 +93,7 @@ def test_the_lists_are_complete():
         "faults": 50,
         "faults2": 44,
         "faults3": 14,
+        "planted": 113,
     }
     assert set(SAMPLE) <= set(CASES)
     assert {p for _, case in CASES.values() for p in case.properties} <= set(PROPERTIES)
@@ -105,7 +110,7 @@ def test_a_case_computes_and_its_place_exists(key):
     gradients = [p.grad for p in model.parameters() if p.grad is not None]
     finite = math.isfinite(loss.item()) and all(bool(g.isfinite().all()) for g in gradients)
     assert finite == (case.name not in NOT_FINITE)
-    assert gradients
+    assert bool(gradients) == (case.name not in NO_GRADIENT)
     existing = set(places(arguments))
     globs = case.place.split("|") if case.place else []
     assert not globs or any(fnmatchcase(place, glob) for place in existing for glob in globs)
@@ -136,3 +141,34 @@ def test_a_verdict_looks_at_the_first_failure():
     sound = Case("sound", dict)
     assert verdict(sound, []) == "ok"
     assert verdict(sound, [right]) == "BAD"
+
+
+@dataclass
+class Violation:
+    property: str
+    module: str
+    evidence: str
+
+
+@dataclass
+class Report:
+    failures: tuple[Violation, ...] = ()
+    notes: tuple[Violation, ...] = ()
+    untestable: dict[str, str] = field(default_factory=dict)
+
+
+def test_the_runner_prints_a_verdict_for_each_case_and_sums(monkeypatch, capsys):
+    def check(model, batch, **others):
+        if not isinstance(batch, dict):
+            raise ValueError("no names")
+        return Report((Violation("documents", "doc", "is not read"),), untestable={"cache": "has none"})
+
+    monkeypatch.setattr(normlab, "check", check, raising=False)
+    rows = run(["cases", "sound"], ["packed", "packed_sound", "pad_eos", "repeated_block"], verbose=True)
+    assert [row.verdict for row in rows] == ["FIRST", "BAD", "flagged", "ERROR"]
+    assert rows[0].failures == [("documents", "doc", "is not read")]
+    assert asdict(rows[0])["untestable"] == {"cache": "has none"}
+    printed = capsys.readouterr().out
+    assert "wanted counted @ loss|labels" in printed
+    assert "ValueError: no names" in printed
+    assert "== cases: 4 cases, 1 FIRST, 1 flagged, 1 BAD, 1 ERROR" in printed

@@ -73,16 +73,16 @@ def test_every_study_calls_the_model_as_it_is_told(kind):
         lambda b: (b["source"], b["target"]),
         call=lambda m, b: m(b["source"], b["target"]),
     )
-    assert {"scales", "start", "first_step"} <= found.tables.keys()
+    assert {"scales", "updates", "curvature"} <= found.tables.keys()
     assert found.tables.keys() == plain.tables.keys()
-    for name in ("scales", "start", "structure"):
+    for name in ("scales", "structure"):
         assert found.tables[name] == plain.tables[name]
 
 
 def test_a_batch_may_be_a_dataclass():
     model = Unpacking(translating("pre").model)
     found = diagnosed(model, Held(*BATCH), lambda b: (b.source, b.target), preset="cheap")
-    assert {"scales", "start"} <= found.tables.keys()
+    assert {"scales", "sublayer_gradients"} <= found.tables.keys()
 
 
 def test_a_call_is_for_one_model_and_ends_with_its_block():

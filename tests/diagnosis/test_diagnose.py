@@ -70,7 +70,7 @@ def test_every_study_of_the_preset_gives_its_table(seen):
     assert {f.name for f in seen.findings} & {"not_done", "not_finite"} == set()
     names = {one.name for one in studies}
     expected = {"residual_dependency", "output_change_fit", "curvature", *names}
-    assert set(seen.tables) >= expected - {"critical_lr", "dependency"} | {"start", "first_step"}
+    assert set(seen.tables) >= expected - {"critical_lr", "dependency"}
     assert all(seconds > 0 for seconds in seen.seconds.values())
     assert seen.peak_memory_bytes > 1e7
 
@@ -80,8 +80,6 @@ def test_findings_rest_on_the_tables(seen):
     assert "Post-LN with 3 layers" in found.sentence
     assert {row["placement"] for row in seen.tables["structure"]} == {"post"}
     assert str(found) in str(seen)
-    assert seen.forecast is not None
-    assert seen.forecast.tried[0].lr == pytest.approx(1e-3)
     assert seen.at_least("note") == list(seen.findings)
 
 
@@ -178,10 +176,25 @@ def test_an_optimiser_may_find_its_own_rate(made):
 def test_an_empty_parameter_has_no_step():
     model = tower()
     model.layers[1].extra = nn.Parameter(torch.empty(0, 16))
-    found = diagnose(model, X, loss=square, studies=["first_step", "updates", "parameter_gradients"])
-    for name in ("first_step", "updates", "parameter_gradients"):
+    found = diagnose(model, X, loss=square, studies=["updates", "parameter_gradients"])
+    for name in ("updates", "parameter_gradients"):
         assert found.tables[name].column("parameter")
         assert "layers.1.extra" not in found.tables[name].column("parameter")
+
+
+def test_a_study_that_does_not_exist_is_named_with_the_nearest():
+    with pytest.raises(UserError, match=r"'updatez'.*updates"):
+        diagnose(tower(), X, loss=square, studies=["updatez"])
+
+
+def test_a_declared_warm_up_is_a_table_for_the_rules():
+    declared, amid = tower(), tower()
+    optimiser = torch.optim.Adam(amid.parameters(), lr=1e-3)
+    square(amid, X).backward()
+    optimiser.step()
+    of = partial(diagnose, batch=X, loss=square, studies=["updates"], warmup_steps=10)
+    assert of(declared, lr=1e-3).tables["plan"].rows == ({"warmup_steps": 10},)
+    assert "plan" not in of(amid, optimiser=optimiser).tables, "that warm-up is over"
 
 
 def test_a_study_that_fails_becomes_a_warning(monkeypatch):
@@ -213,12 +226,7 @@ class ItsOwnLoss(Tower):
 def test_a_model_that_returns_its_loss_alone_is_measured_as_any():
     torch.manual_seed(0)
     alone, beside = diagnose(ItsOwnLoss(), X, lr=1e-3), diagnose(tower(), X, loss=square, lr=1e-3)
-    logits = {"start"}  # which a loss alone does not show
-    for found in (alone, beside):
-        assert set(found.tables) > logits
-    assert {n: t for n, t in alone.tables.items() if n not in logits} == {
-        n: t for n, t in beside.tables.items() if n not in logits
-    }
+    assert alone.tables == beside.tables
     assert alone.at_least("warning") == beside.at_least("warning")
 
 

@@ -51,6 +51,13 @@ def test_the_batch_fits_the_head_and_the_weights_follow_the_seed(tmp_path, archi
     assert not torch.equal(first, other)
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize("architecture", HEADS)
+def test_a_sound_model_fails_nothing(tmp_path, architecture):
+    where = folder(tmp_path, HEADS[architecture], architecture)
+    assert normlab.check(setup_from_folder(where, seed=1).setup, budget_s=60).failures == ()
+
+
 def test_a_check_of_it_has_the_same_report_each_time(tmp_path):
     where = folder(tmp_path, HEADS["LlamaForCausalLM"])
     reports = [normlab.check(setup_from_folder(where, seed=3).setup, budget_s=20).lines() for _ in range(2)]

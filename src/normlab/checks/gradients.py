@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Iterator, Mapping
+from contextlib import suppress
 from fnmatch import fnmatchcase
 from typing import Final
 
@@ -176,6 +177,8 @@ def _parts(step: Step, found: Found) -> Iterator[Violation | Note]:
     """Rows or columns of matrices, in whole heads, that get no gradient, from other tokens neither."""
     roles = step.facts.roles
     lengths = {n for pair in step.facts.streams.values() for x in pair if x is not None for n in x.shape}
+    with suppress(Unknown):  # a table of positions ends, for this batch, where its longest row does
+        lengths.add(int(step.facts.padding.real.any(0).nonzero().max()) + 1)
     bad = [
         (name, axis, hole)
         for name, g in found.items()

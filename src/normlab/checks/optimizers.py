@@ -144,6 +144,11 @@ def update(step: Step) -> Answers:
     run = rehearsal(step, whole=plain_step(step.loss_of))
     moved = first_step(run, step.batch, rates(step).peaks)
     live = [m for m in moved if bool(m.gradient.any())]
+    if any(m.group["lr"] for m in live) and not any(m.change.any() for m in moved):
+        wide = first_step(rehearsal(step, exact=True, whole=run.whole), step.batch, rates(step).peaks)
+        if not any(m.change.any() for m in wide):
+            yield note("optimizer", "its first step moves nothing, in float64 either")
+            return
     yield from until_failure(chain(_moves_well(moved, live), _lost(live), _by_rule(live)))
 
 

@@ -14,13 +14,11 @@ from typing import Annotated, Any, Protocol, Self
 from tyro.conf import FlagCreatePairsOff, OmitArgPrefixes, Positional, arg
 
 from normlab.cli import failures
-from normlab.cli.advise import Advise
 from normlab.cli.check import Check
 from normlab.cli.common import RUNS, ConfigParts, Imports, Switch, base_of, resolved
 from normlab.cli.diagnose import Diagnose
 from normlab.cli.flags import ConfigFlags, flags_of, load
 from normlab.cli.fold import Fold
-from normlab.cli.forecast import Forecast
 from normlab.cli.papers import Papers
 from normlab.cli.reproduce import FAILED, Reproduce
 from normlab.cli.score import Score
@@ -275,8 +273,6 @@ COMMANDS: dict[str, type[Command]] = {
         Recipes,
         Check,
         Diagnose,
-        Advise,
-        Forecast,
         Papers,
         Reproduce,
     )

@@ -22,16 +22,11 @@ from normlab.spec.units import count
 from normlab.store.folder import find_run
 
 if TYPE_CHECKING:
-    from rich.console import Console
-
     from normlab.diagnosis import Diagnosis
     from normlab.examine.subjects import Case
-    from normlab.forecast.answer import Answer
 
 GATE_CLOSED = 3
 """Exit code where ``--fail-on problem`` was typed and there is a problem."""
-SHOWN = 3
-"""Reasons of a forecast, and runs near to a model, that are printed; the page has more."""
 STYLES = {"problem": "bold red", "warning": "yellow", "note": "dim"}
 
 
@@ -180,32 +175,14 @@ def _say(case: Case, diagnosis: Diagnosis, page: Path) -> None:
     console, cause = terminal.console(), diagnosis.cause
     facts = {**diagnosis.facts, **case.facts}
     about = [f"{name} {value}" for name, value in facts.items() if name not in ("recipe", "run")]
-    _say_forecast(console, diagnosis.forecast)
     console.print(Text(diagnosis.verdict, STYLES[cause.severity] if cause else "bold green"))
     console.print(Text(case.title, "bold"), Text("; ".join(about), "dim"), sep="\n")
     for finding in (f for f in diagnosis.findings if f is not cause):
         line = Text.assemble((f"{finding.severity:<8}", STYLES[finding.severity]), told(finding))
-        unmoved = diagnosis.moves_forecast(finding) is False and finding.severity != "note"
-        still = "it does not move the forecast" if unmoved else ""
-        support = "; ".join(filter(None, (finding.evidence, finding.reference, still)))
+        support = "; ".join(filter(None, (finding.evidence, finding.reference)))
         console.print(line)
         if support:
             console.print(Text(f"{'':8}{support}", "dim"))
     memory = diagnosis.peak_memory_bytes / 2**30
     cost = f"{duration(sum(diagnosis.seconds.values()))}, {memory:.2f} GiB at most; "
     print(f"{cost if diagnosis.seconds else ''}page: {page}")
-
-
-def _say_forecast(console: Console, forecast: Answer | None) -> None:
-    """Print the answer of a forecast, what it rests on, and the nearest runs of its table."""
-    if forecast is None:
-        return
-    from rich.text import Text
-
-    console.print(Text(forecast.sentence, "bold green" if forecast.kind == "train" else "bold"))
-    lines = [f"from {forecast.rests_on}"]
-    if forecast.effects:
-        lines.append(f"moved most by: {'; '.join(map(str, forecast.effects[:SHOWN]))}")
-    for near in forecast.nearest[:SHOWN]:
-        lines.append(f"a near run: {near.model}, at {near.lr:.2g}: {near.outcome}")
-    console.print(*(Text(f"{'':8}{line}", "dim") for line in lines), sep="\n")

@@ -32,6 +32,7 @@ HINTS = {
 """For each kind of system error, the advice that follows it."""
 LOWER = {
     **dict.fromkeys(RESUMABLE, "lower --max-tokens, or the model's --dim, --ffn-dim or --vocab-size"),
+    "check": "lower --tokens, or test a smaller model",
     "diagnose": "lower --tokens, or examine a smaller model",
     "translate": "lower --beam or --n-best, or translate shorter lines",
 }

@@ -41,6 +41,11 @@ class Batch:
         source, target_in, target_out = (side.to(device, non_blocking=True) for side in sides)
         return replace(self, source=source, target_in=target_in, target_out=target_out)
 
+    def recounted(self) -> Batch:
+        """The same with its own numbers of tokens, where it is a part or a change of another."""
+        target, source = (int((side != PAD).sum()) for side in (self.target_out, self.source))
+        return replace(self, tokens=target, source_tokens=source)
+
 
 class Batches:
     """Endless training batches: index i is the i-th micro-batch over all epochs, so resuming needs only i.

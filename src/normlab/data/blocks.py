@@ -36,6 +36,10 @@ class TextBatch:
         ids, target = (side.to(device, non_blocking=True) for side in (self.ids, self.target))
         return replace(self, ids=ids, target=target)
 
+    def recounted(self) -> TextBatch:
+        """The same with its own number of tokens, where it is a part or a change of another."""
+        return replace(self, tokens=int((self.target != PAD).sum()))
+
 
 class Blocks:
     """Endless training batches: index i is the i-th micro-batch over all epochs, so resuming needs only i.

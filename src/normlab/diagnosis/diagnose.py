@@ -14,19 +14,16 @@ from typing import Any, Final, NamedTuple, Unpack, cast
 import torch
 from torch import Tensor, nn
 
-from normlab.diagnosis.forecasting import forecast
 from normlab.diagnosis.plan import Plan
 from normlab.diagnosis.reading.structure import Structure, read_structure
 from normlab.diagnosis.reading.subject import Subject
 from normlab.diagnosis.reading.unregistered import pointed_out, unregistered
 from normlab.diagnosis.result import Diagnosis
-from normlab.diagnosis.rules.features import TABLES
-from normlab.diagnosis.rules.finding import SEVERITIES, Finding, cause, told
+from normlab.diagnosis.rules.finding import SEVERITIES, Finding
 from normlab.diagnosis.study import Study, StudyContext, named, registered
 from normlab.diagnosis.suite import find
 from normlab.diagnosis.table import Table
 from normlab.errors import UserError
-from normlab.forecast.answer import Answer
 from normlab.spec.allowed import POSITIVE
 from normlab.spec.arguments import validate_arguments
 from normlab.trace.setup import Loss, Setup
@@ -54,8 +51,6 @@ class Options(Plan, total=False):
     """``call(model, batch)``, where the batch is not the arguments of the model's forward."""
     studies: Sequence[str]
     """Names of the studies to make, in place of those of the preset."""
-    factors: Sequence[float]
-    """Learning rates, over the planned one, for which there is a forecast as well."""
 
 
 @validate_arguments
@@ -101,8 +96,6 @@ def diagnose(
         with _peak(_device(model)) as peak:
             measured = _measure(studies, context)
         judged = (*find(measured.tables, rate if lr or optimiser else None), *unread, *measured.failed)
-        answered, unanswered = _forecast(context, measured, judged, rate, options.get("factors"))
-        judged += unanswered
     return Diagnosis(
         model=type(model).__name__,
         preset=preset,
@@ -112,7 +105,6 @@ def diagnose(
         studies=tuple(studies),
         seconds=measured.seconds,
         applied=measured.applied,
-        forecast=answered,
         peak_memory_bytes=peak(),
         facts=_facts(subject) | {"loss": f"{begun:.4g}", "optimiser": f"{used}, lr {rate:g}"},
     )
@@ -128,8 +120,9 @@ class _Measured(NamedTuple):
 def _measure(studies: Sequence[Study], context: StudyContext) -> _Measured:
     """Make the studies one after the other; one that fails leaves a finding."""
     device = _device(context.subject.model)
-    seconds, failed, tables = dict[str, float](), list[Finding](), dict[str, Table]()
-    applied: list[str] = []
+    steps = context.warmup_steps
+    tables = {"plan": Table("plan", ({"warmup_steps": steps},) if steps else ())}
+    seconds, failed, applied = dict[str, float](), list[Finding](), list[str]()
     for study in studies:
         start = time.perf_counter()
         try:
@@ -147,32 +140,6 @@ def _measure(studies: Sequence[Study], context: StudyContext) -> _Measured:
         seconds[study.name] = time.perf_counter() - start
     filled = {name: table for name, table in tables.items() if len(table)}
     return _Measured(filled, failed, seconds, tuple(applied))
-
-
-def _forecast(
-    context: StudyContext,
-    measured: _Measured,
-    findings: Sequence[Finding],
-    rate: float,
-    factors: Sequence[float] | None,
-) -> tuple[Answer | None, tuple[Finding, ...]]:
-    """Return the forecast, or the finding that it failed. A problem that no feature of a forecast sees stops
-    the training whatever it says.
-    """
-    first = cause(findings)
-    unseen = first is not None and first.severity == "problem" and first.table not in TABLES.values()
-    try:
-        answered = forecast(
-            context,
-            measured.tables,
-            rate,
-            seconds=measured.seconds.get("rehearsal", 0.0),
-            cause=told(first) if first is not None and unseen else "",
-            factors=factors,
-        )
-    except Exception as error:  # of any kind: the model is anybody's
-        return None, (_failure("forecast", error),)
-    return answered, ()
 
 
 def _read(model: nn.Module, batch: Any, options: Options) -> tuple[Structure, list[Finding]]:

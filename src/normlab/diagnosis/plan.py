@@ -8,7 +8,5 @@ from typing import TypedDict
 class Plan(TypedDict, total=False):
     """The training to come, where it is more than an optimiser and its learning rate."""
 
-    max_grad_norm: float
-    """The global norm to which gradients are clipped."""
     warmup_steps: int
     """Steps over which the learning rate rises to its peak."""

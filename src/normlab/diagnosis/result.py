@@ -10,11 +10,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from normlab.diagnosis.reading.structure import Structure
-from normlab.diagnosis.rules.features import TABLES
 from normlab.diagnosis.rules.finding import SEVERITIES, Finding, Tables, at_least, cause, told
 from normlab.diagnosis.study import Study
 from normlab.diagnosis.table import Table
-from normlab.forecast.answer import Answer
 from normlab.spec.serialise import to_plain
 from normlab.spec.units import count
 
@@ -39,8 +37,6 @@ class Diagnosis:
     """Time of each study by its name."""
     applied: tuple[str, ...]
     """Names of the studies that had something to measure and did not fail."""
-    forecast: Answer | None
-    """Whether the training gets going, and what to change; None where its first steps were not rehearsed."""
     peak_memory_bytes: int
     """Peak of the process so far on a CPU, of torch's tensors during the diagnosis on a GPU."""
     facts: Mapping[str, str]
@@ -58,20 +54,6 @@ class Diagnosis:
             return nothing_found([study.name for study in self.studies], self.applied)
         return f"{found.severity}: {told(found)}"
 
-    def moves_forecast(self, finding: Finding) -> bool | None:
-        """Whether what a finding rests on moves the forecast, or stops the training in any case; None without
-        a forecast.
-        """
-        if self.forecast is None:
-            return None
-        if self.forecast.kind == "do not train" and finding is self.cause:
-            return True
-        return finding.table in {TABLES.get(effect.feature) for effect in self.forecast.effects}
-
-    def _plain(self, finding: Finding) -> dict[str, Any]:
-        moves = {"moves_forecast": self.moves_forecast(finding)}
-        return {**vars(finding), "numbers": dict(finding.numbers), **moves}
-
     def at_least(self, severity: str) -> list[Finding]:
         """Return the findings of this severity (``warning``, say) or above."""
         return at_least(self.findings, severity)
@@ -81,14 +63,13 @@ class Diagnosis:
         cause = self.cause
         return {
             "verdict": self.verdict,
-            "cause": None if cause is None else self._plain(cause),
-            "forecast": None if self.forecast is None else self.forecast.to_plain(),
+            "cause": None if cause is None else _plain(cause),
             "model": self.model,
             "preset": self.preset,
             "facts": dict(self.facts),
             "structure": str(self.structure),
             "stacks": {stack.name: Tables(self.tables).label(stack.name) for stack in self.structure.stacks},
-            "findings": [self._plain(finding) for finding in self.findings],
+            "findings": [_plain(finding) for finding in self.findings],
             "studies": [study.to_plain() for study in self.studies],
             "seconds": dict(self.seconds),
             "applied": list(self.applied),
@@ -101,7 +82,7 @@ class Diagnosis:
         import polars as pl
 
         tables = {name: [dict(row) for row in table] for name, table in self.tables.items()}
-        tables["findings"] = [{**self._plain(f), "numbers": f.evidence} for f in self.findings]
+        tables["findings"] = [{**vars(f), "numbers": f.evidence} for f in self.findings]
         return {name: pl.DataFrame(rows, infer_schema_length=None) for name, rows in tables.items()}
 
     def page(self, path: str | Path) -> Path:
@@ -113,8 +94,7 @@ class Diagnosis:
         return normlab.write_diagnosis(to_plain(self.to_plain()), where.parent, name)
 
     def __str__(self) -> str:
-        lead = [self.forecast.sentence] if self.forecast else []
-        return "\n".join([*lead, self.verdict, *(str(finding) for finding in self.findings)])
+        return "\n".join([self.verdict, *(str(finding) for finding in self.findings)])
 
     def __repr__(self) -> str:
         counted = Counter(finding.severity for finding in self.findings)
@@ -128,10 +108,13 @@ class Diagnosis:
         for f in self.findings:
             said = item.format(f.severity, escape(f.sentence), escape(f.evidence))
             (notes if f.severity == "note" else grave).append(said)
-        lead = f"<p><b>{escape(self.forecast.sentence)}</b></p>" if self.forecast else ""
-        head = f"{lead}<p><b>{escape(self.model)}</b>: {escape(self.verdict)}</p><ul>{''.join(grave)}</ul>"
+        head = f"<p><b>{escape(self.model)}</b>: {escape(self.verdict)}</p><ul>{''.join(grave)}</ul>"
         folded = f"<details><summary>{count(len(notes), 'note')}</summary><ul>{''.join(notes)}</ul></details>"
         return head + folded * bool(notes)
+
+
+def _plain(finding: Finding) -> dict[str, Any]:
+    return {**vars(finding), "numbers": dict(finding.numbers)}
 
 
 def nothing_found(studies: Sequence[str], applied: Sequence[str]) -> str:

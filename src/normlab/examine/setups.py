@@ -29,6 +29,7 @@ from normlab.trace.setup import Declaration, Setup
 from normlab.trace.untouched import same_random_state
 from normlab.training.checkpoint import has_checkpoint, load_checkpoint
 from normlab.training.devices import prepare_process
+from normlab.training.warm_start import initial_weights, with_start
 from normlab.training.weights import checkpoint_of
 
 FIRST: Final = 0
@@ -104,7 +105,7 @@ def _attribute(module: Any, where: str, name: str) -> Any:
 
 
 def _called(found: Any, reference: str, seed: int) -> Setup:
-    if not callable(found) or isinstance(found, (Setup, Mapping, nn.Module)):
+    if not callable(found) or isinstance(found, nn.Module):
         return Setup.of(found)
     parameters = _parameters(found, reference)
     setup = Setup.of(_guarded(lambda: found(**({"seed": seed} if "seed" in parameters else {})), reference))
@@ -146,18 +147,25 @@ def _guarded(run: Callable[[], Any], what: str) -> Any:
 
 
 def drawn_seed() -> int:
-    """A seed that depends on torch's random state alone."""
-    return int(torch.randint(2**31, ()))
+    """A seed that depends on torch's random state alone, whatever the device on which tensors are made."""
+    return int(torch.randint(2**31, (), device="cpu"))
 
 
 # --------------------------------------------------------------------------------------------- normlab's own
 def setup_from_config(config: Config, root: Path, *, tokens: int) -> Source:
-    """The setup of a resolved configuration, in float32 on ``tokens`` positions of its text.
+    """The setup of a resolved configuration, in float32 on ``tokens`` positions of its text, at its start:
+    drawn, or with the weights that ``train.init_from`` names.
 
-    The text is prepared under ``root``. Raises UserError for a configuration that cannot be trained.
+    The text is prepared under ``root``. Raises UserError for a configuration that cannot be trained, and
+    FileNotFoundError where there are no such weights.
     """
-    task = task_of(config, root, tokens)
-    return Source(title_of(config), _setup(task, task.build()), _facts(task))
+    task = task_of(with_start(config, root), root, tokens)
+    setup = _setup(task, task.build())
+    if task.config.train.init_digest:
+        shapes = {name: p.shape for name, p in setup.model.named_parameters()}
+        setup.model.load_state_dict(initial_weights(shapes, task)[1], strict=False)
+        setup = replace(setup, declare=replace(setup.declare, trained=True))
+    return Source(title_of(config), setup, _facts(task))
 
 
 def setup_from_run(folder: RunFolder, checkpoint: str | int, *, tokens: int) -> Source:
@@ -234,26 +242,49 @@ def task_of(config: Config, root: Path, tokens: int) -> Task[Any, Any, Any]:
 
 
 def _setup(task: Task[Any, Any, Any], model: nn.Module) -> Setup:
-    config = task.config
-    state = ScheduleState(config.optim, config.train.steps)
+    config, optim = task.config, task.config.optim
+    state = ScheduleState(optim, config.train.steps)
 
     def loss(model: nn.Module, batch: Any) -> Tensor:
-        return task.loss(model, batch).loss / batch.tokens
+        own = batch.recounted() if hasattr(batch, "recounted") else batch
+        return task.loss(model, own).loss / own.tokens
+
+    def optimizer(model: nn.Module) -> torch.optim.Optimizer:
+        built = build_optimiser(model.parameters(), optim)
+        for group in built.param_groups:
+            group["lr"].fill_(optim.lr)
+        return built
 
     def scheduler(optimizer: torch.optim.Optimizer) -> LambdaLR:
         return LambdaLR(optimizer, lambda step: schedule_factor(step + 1, state))
 
+    def step(model: nn.Module, batch: Any, optimizer: torch.optim.Optimizer, scheduler: Any) -> Tensor:
+        model.train()
+        optimizer.zero_grad()
+        value = loss(model, batch)
+        value.backward()
+        if optim.max_grad_norm:
+            nn.utils.clip_grad_norm_(model.parameters(), optim.max_grad_norm)
+        optimizer.step()
+        if scheduler is not None:
+            scheduler.step()
+        return value
+
     def make() -> nn.Module:
         seeds = replace(config.seeds, init=drawn_seed())
-        return type(task)(replace(config, seeds=seeds), task.corpus, task.device).build()
+        with torch.device(task.device):  # the start may need numbers of a pass, which the meta device has not
+            made = type(task)(replace(config, seeds=seeds), task.corpus, task.device).build()
+        default = torch.get_default_device()
+        return made.to(default) if default.type == "meta" else made
 
     return Setup(
         model,
         task.batch(FIRST),
         loss=loss,
-        optimizer=lambda model: build_optimiser(model.parameters(), config.optim),
+        optimizer=optimizer,
         scheduler=scheduler,
-        lr=config.optim.lr,
-        declare=Declaration(pad_id=PAD, eos_id=EOS, steps=config.train.steps, peak_lr=config.optim.lr),
+        step=step,
+        lr=optim.lr,
+        declare=Declaration(pad_id=PAD, eos_id=EOS, steps=config.train.steps, peak_lr=optim.lr),
         make=make,
     )

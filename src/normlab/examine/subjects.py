@@ -155,15 +155,8 @@ def _case(title: str, task: Task[Any, Any, Any], model: nn.Module, facts: Mappin
         optimiser=partial(_make, optim=task.config.optim, lr=task.config.optim.lr),
         batches=[task_inputs(small, model, small.batch(i)) for i in range(MINI_BATCHES)],
         facts=dict(facts) | {"tokens": f"{micro.tokens:,} predicted in {micro.padded_tokens:,} positions"},
-        plan=_plan(task.config.optim),
+        plan=Options(warmup_steps=task.config.optim.warmup_steps),
     )
-
-
-def _plan(optim: OptimConfig) -> Options:
-    plan = Options(warmup_steps=optim.warmup_steps)
-    if optim.max_grad_norm:
-        plan["max_grad_norm"] = optim.max_grad_norm
-    return plan
 
 
 def _make(parameters: list[nn.Parameter], *, optim: OptimConfig, lr: float) -> torch.optim.Optimizer:

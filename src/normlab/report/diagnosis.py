@@ -11,7 +11,6 @@ from typing import Any, Final
 from markupsafe import Markup
 
 from normlab.errors import UserError
-from normlab.report.answer import forecast_section
 from normlab.report.page import Block, Cell, Chart, Code, Details, Grid, Html, Page, Section, Table, Text
 from normlab.report.studies import Row, View, anchor, folded, pictured, pictures
 from normlab.spec.arguments import validate_arguments
@@ -68,12 +67,11 @@ def diagnosis_page(diagnosis: Mapping[str, Any]) -> str:
     charts = [chart.name for section in (*first, *rest) for chart in _charts(section)]
     return Page(
         title=f"Diagnosis of {diagnosis.get('title') or diagnosis['model']}",
-        headline=_headline(diagnosis),
+        headline=_cause(diagnosis),
         facts=_facts(diagnosis),
         lead=_lead(diagnosis),
         blocks=[
             *first,
-            *([forecast_section(diagnosis["forecast"])] if diagnosis.get("forecast") else []),
             Section("", _findings(diagnosis, charts), "findings", listed=False),
             *rest,
             *([_tables(diagnosis, pictured(view))] if diagnosis["tables"] else []),
@@ -98,14 +96,8 @@ def _charts(section: Section) -> Iterator[Chart]:
         )
 
 
-def _headline(diagnosis: Mapping[str, Any]) -> Markup:
-    """Say the answer of the forecast; without one the cause, or that there is none."""
-    if forecast := diagnosis.get("forecast"):
-        return Markup("{}").format(_capital(forecast["sentence"]))
-    return _cause(diagnosis)
-
-
 def _cause(diagnosis: Mapping[str, Any]) -> Markup:
+    """Say the cause, or that there is none."""
     cause = diagnosis.get("cause")
     if not cause:
         return Markup("{}").format(_capital(diagnosis.get("verdict", "nothing found")))
@@ -114,14 +106,13 @@ def _cause(diagnosis: Mapping[str, Any]) -> Markup:
     return Markup('<span class="tag {0}">{0}</span>{1}').format(cause["severity"], said)
 
 
-def _lead(diagnosis: Mapping[str, Any]) -> Markup:
-    """Say the cause where the headline is that of a forecast, the rest of it, and what to do about it."""
+def _lead(diagnosis: Mapping[str, Any]) -> str:
+    """Say the rest of the cause, and what to do about it."""
     cause: Row = diagnosis.get("cause") or {}
-    first = Markup("{}. ").format(_cause(diagnosis)) if diagnosis.get("forecast") else Markup("")
     rest = _capital(cause.get("sentence", "").partition("; ")[2])
     do = _capital(cause.get("do", ""))
     said = [part if part.endswith("?") else f"{part}." for part in (rest, do) if part]
-    return Markup("{}{}").format(first, " ".join(said))
+    return " ".join(said)
 
 
 def _capital(sentence: str) -> str:
@@ -178,8 +169,6 @@ def _evidence(finding: Row, charts: Sequence[str]) -> Markup:
     parts += [Markup("{}").format(numbers.replace("_", " "))] if numbers else []
     source = Markup("<details class=source><summary>source</summary>{}</details>")
     said = Markup('<div class="note">{}{}</div>')
-    if finding.get("moves_forecast") is False and finding["severity"] != "note":
-        parts += [Markup("it does not move the forecast")]
     cited = source.format(finding["reference"]) if finding.get("reference") else ""
     return said.format(Markup(": ").join(parts), cited) if parts or cited else Markup("")
 

@@ -70,7 +70,11 @@ class BertBatch:
     def parts(self, rows: int) -> Iterator[BertBatch]:
         """Yield the batch in batches of so many rows."""
         for part in zip(*(t.split(rows) for t in self.tensors()), strict=True):
-            yield BertBatch(*part, tokens=int((part[3] != PAD).sum()))
+            yield BertBatch(*part, tokens=0).recounted()
+
+    def recounted(self) -> BertBatch:
+        """The same with its own number of tokens, where it is a part or a change of another."""
+        return replace(self, tokens=int((self.targets != PAD).sum()))
 
 
 class BertPretraining(Task[TextCorpus, Encoder, BertBatch], name="bert_pretraining"):

@@ -75,7 +75,7 @@ class Along:
             error = abs(a - b) + abs(2 * bend_b - bend_a)
             if error < best.error:
                 best = Moved(expected, (4 * b - a) / 3, error)
-            if error <= 10 * FLOOR * abs(expected):
+            if min(best.error / 10, abs(best.measured - expected)) <= FLOOR * abs(expected):
                 break
         return best
 

@@ -312,7 +312,7 @@ def _combined(weights: Tensor, vectors: list[Tensor]) -> Tensor:
 
 def critical_rate(tables: Tables) -> Iterator[Finding]:
     """Say that the learning rate is above the smallest one at which a step raises the loss. That it is below
-    says nothing: many a training fails there, and a forecast counts it with the rest.
+    says nothing: many a training fails there.
     """
     rows = tables.table("curvature").where(quantity="critical_lr").rows
     critical = number(rows[0]["value"]) if rows else None

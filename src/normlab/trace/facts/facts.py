@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from normlab.trace.facts.documents import documents_of
-from normlab.trace.facts.padding import Padding, padding_of
+from normlab.trace.facts.padding import Padding, padding_of, padding_of_tokens
 from normlab.trace.facts.stacks import Block, find_stacks, rows_equal, stream_of
 from normlab.trace.facts.targets import Targets, read_targets
 from normlab.trace.facts.unknown import Unknown
@@ -318,6 +318,26 @@ class Facts:
         error = gain.std() / len(gain) ** 0.5
         return bool(gain.mean() > 5 * error and gain.mean() > 0.1 * own.mean())
 
+    def real(self, tokens: Tokens) -> Tensor:
+        """`[B, T]`, where these tokens are real; everywhere if nothing says so."""
+        try:
+            return padding_of_tokens(self, tokens).real
+        except Unknown:
+            return torch.ones_like(tokens.ids, dtype=torch.bool)
+
+    @cached_property
+    def counted(self) -> Tensor:
+        """`[B, T]`, the positions at which the loss has a target; everywhere where that is not known."""
+        everywhere = torch.ones_like(self.tokens.ids, dtype=torch.bool)
+        try:
+            counted = self.targets.counted
+        except Unknown:
+            return everywhere
+        if counted.ndim != 2 or len(counted) != len(everywhere):
+            return everywhere
+        width = min(everywhere.shape[1], counted.shape[1])
+        return torch.zeros_like(everywhere).index_copy(1, torch.arange(width), counted[:, :width])
+
     # -------------------------------------------------------------------------------------------- changing
     def with_tokens(self, ids: Tensor, tokens: Tokens | None = None) -> Any:
         """Return the batch with other ids `[B, T]` where the model reads them."""
@@ -364,6 +384,22 @@ class Facts:
         return map_tensors(
             self.trace.batch, lambda _, x: x[order.to(x.device)] if x.ndim and x.shape[0] == self.rows else x
         )
+
+    def cut(self, row: int, first: int, last: int) -> Any:
+        """Return the batch with one row, and of what goes along its tokens these columns."""
+        width, offset = self.tokens.ids.shape[1], max(self.tokens.column, 0)
+
+        def narrow(_: Place, x: Tensor) -> Tensor:
+            if not x.ndim or x.shape[0] != self.rows:
+                return x
+            x = x[row : row + 1]
+            for axis in range(1, x.ndim):
+                spare = x.shape[axis] - width
+                if spare in (0, 1, offset):
+                    x = x.narrow(axis, first, last - first + spare)
+            return x
+
+        return map_tensors(self.trace.batch, narrow)
 
 
 def _candidates(model: nn.Module, passed: Pass) -> list[tuple[Tap | FunctionInput, Tensor]]:
@@ -447,8 +483,3 @@ def _agreement(targets: Targets, entry: Tensor) -> float:
 def _adds(module: nn.Module, name: str) -> bool:
     """Whether a vector is added, not multiplied: the b of a map."""
     return isinstance(module, (nn.Linear, nn.Conv1d, nn.Conv2d)) and name != "weight"
-
-
-def lookups_of(calls: Sequence[FunctionCall]) -> list[FunctionCall]:
-    """The calls that look something up."""
-    return [f for f in calls if f.name == LOOKED_UP]

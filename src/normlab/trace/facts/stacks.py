@@ -75,15 +75,31 @@ def block_of(stacks: Stacks, path: str) -> Block | None:
 
 
 def siblings(stacks: Stacks, paths: Iterable[str]) -> dict[str, list[str]]:
-    """Group parameters or modules in blocks by their path within the block."""
+    """Group parameters or modules in blocks by their path within the block.
+
+    Where the part of the block that holds them has other parameters, as where self-attention, cross-attention
+    and feed-forwards take turns, they are of another kind, and of another group.
+    """
     groups: dict[str, list[str]] = defaultdict(list)
-    starts = {f"{b.path}.": name for name, blocks in stacks.items() for b in blocks}
+    first: dict[tuple[str, str, object], str] = {}
+    blocks = {f"{b.path}.": (name, _parts(b.module)) for name, some in stacks.items() for b in some}
     for path in paths:
-        for start, name in starts.items():
+        for start, (name, parts) in blocks.items():
             if path.startswith(start):
-                groups[f"{name}.*.{path[len(start) :]}"].append(path)
+                inner = path[len(start) :]
+                part = inner.partition(".")[0]
+                kind = first.setdefault((name, part, parts.get(part)), start)
+                groups[f"{name}.*.{inner} as in {kind}"].append(path)
                 break
     return dict(groups)
+
+
+def _parts(block: nn.Module) -> dict[str, tuple[tuple[str, torch.Size], ...]]:
+    """The names and shapes of the parameters of each part of a block."""
+    parts: dict[str, tuple[tuple[str, torch.Size], ...]] = defaultdict(tuple)
+    for name, p in block.named_parameters():
+        parts[name.partition(".")[0]] += ((name, p.shape),)
+    return parts
 
 
 def most_common(values: Iterable[object]) -> tuple[object, int]:

@@ -1,1 +1,0 @@
-"""Forecasts of trainings: the table of runs that they rest on, the forecaster, and how good it is."""

@@ -1,1 +1,0 @@
-"""Many small trainings, as the data of a forecast: their design, their collection, and what is measured."""

@@ -1,0 +1,86 @@
+"""The package's own recipes and tasks pass ``check``, every pair of their parts included."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from checks.design import BASE, TASKS, config_of, design, label
+from normlab import check
+from normlab.examine.setups import setup_from_config
+from normlab.nn import Placement
+from normlab.recipes.grammar import resolve
+from normlab.spec.config import DataConfig
+from normlab.training.train import train
+from tasks.test_classification import write_pairs
+from training.tiny import write_plain, write_text
+
+POSITIONS = 256
+SAMPLE = 5
+"""One in so many rows is checked in each run of the tests."""
+SILENT = "uniformattention"
+"""The scheme that, by its source, keeps queries and keys at 0 for ever."""
+ROWS = [
+    pytest.param(row, marks=[pytest.mark.slow] if i % SAMPLE else [], id=label(row))
+    for i, row in enumerate(design())
+]
+TESTED = ("targets", "rows", "padding", "reduction", "derivative", "residual", "start", "update", "schedule")
+
+
+@pytest.fixture(scope="module")
+def root(tmp_path_factory):
+    return tmp_path_factory.mktemp("recipes")
+
+
+@pytest.fixture(scope="module")
+def data(root):
+    """The text of each task."""
+    plain = replace(write_plain(root / "plain"), block_len=32)
+    pairs = DataConfig(**write_pairs(root), tokenizer="bpe", vocab_size=80, block_len=32)
+    texts = (write_text(root / "text"), plain, plain, pairs)
+    return dict(zip((*TASKS, "classification"), texts, strict=True))
+
+
+def report_of(config, root):
+    return check(setup_from_config(config, root, tokens=POSITIONS).setup, budget_s=600)
+
+
+def meant(model):
+    """The properties that a recipe lacks by its source."""
+    silent = {"gradients"} if model.scheme == SILENT else set()
+    placement = Placement.registry[model.encoder_placement]
+    inner = (model.inner_norm or placement.inner_norm) != "noinnernorm"
+    return silent | ({"norms"} if inner and not placement.normed else set())
+
+
+@pytest.mark.parametrize("row", ROWS)
+def test_every_pair_of_parts_passes(row, data, root):
+    config = config_of(row)
+    report = report_of(replace(config, data=data[config.task]), root)
+    failures = {f.property for f in report.failures}
+    assert failures <= meant(config.model), report
+    assert {*TESTED, "step", "overfit", "state_dict", "meta"} <= {*report.holds}, report
+
+
+def test_two_placements_in_one_model_pass(data, root):
+    config = resolve("enc:post/dec:pre", replace(BASE, data=data["translation"]))
+    assert report_of(config, root).ok
+
+
+def test_a_classification_passes_from_scratch(data, root):
+    config = config_of({"task": "bert_pretraining"})
+    report = report_of(replace(config, task="classification", data=data["classification"]), root)
+    assert report.ok, report
+
+
+@pytest.mark.parametrize("task", ["bert_pretraining", "classification"])
+def test_a_warm_start_passes(task, data, root):
+    config = replace(config_of({"task": "bert_pretraining"}), data=data["bert_pretraining"])
+    config = replace(
+        config, train=replace(config.train, steps=4, max_tokens=POSITIONS, validate_every_steps=4)
+    )
+    start = replace(config.train, init_from=str(train(config, root / "runs").path))
+    texts = data[task] if task == config.task else replace(data[task], tokenizer="")
+    report = report_of(replace(config, task=task, data=texts, train=start), root)
+    assert report.ok, report
