@@ -18,7 +18,7 @@ from normlab.checks.step import Step
 from normlab.trace.compare import distance
 from normlab.trace.facts.unknown import Unknown
 from normlab.trace.rates import Rates, rates_of, resumed
-from normlab.trace.rehearsal import Rehearsal, Seen, fit, learnt, plain_step, written
+from normlab.trace.rehearsal import Rehearsal, Seen, fit, learnt, plain_step, splits, written
 
 Answers = Iterator[Violation | Note]
 SMALL: Final = 2.0**-40
@@ -125,7 +125,7 @@ def _clips(step: Step, run: Rehearsal, seen: Seen) -> Answers:
 def _averages(step: Step, run: Rehearsal, seen: Seen) -> Answers:
     want = run.gradients(step.batch, step.loss_of, training=not seen.training or any(seen.training))
     own, floor, passes = fit(seen.gradients, want, SMALL), _floor(step, run), len(seen.training)
-    if not any(g is not None and bool(g.any()) for g in want.values()):
+    if not any(bool(g.any()) for g in want.values()):
         raise Untestable("the loss has no gradient in what the optimizer holds")
     if own.apart <= floor:
         return
@@ -140,25 +140,10 @@ def _averages(step: Step, run: Rehearsal, seen: Seen) -> Answers:
         evidence = f"the gradient is {own.factor:.4g} times that of the whole batch, in {passes} passes"
         yield fail("step", evidence, "divide by the number of micro-batches; unscale before the step")
         return
-    if passes > 1 and not _splits(step):
+    if passes > 1 and not splits(step.exact.again(training=True), step.facts, step.rounding):
         raise Untestable("the loss is no mean over rows: micro-batches have another than the whole batch")
     evidence = f"{own.rest:.1%} of the gradient is not that of the whole batch, in {passes} passes"
     yield fail("step", evidence, "weigh micro-batches by the targets that they count; use the same loss")
-
-
-def _splits(step: Step) -> bool:
-    """Whether the loss of the whole batch is the mean, or the sum, of those of its rows."""
-    trace, facts = step.exact.again(training=True), step.facts
-    try:
-        counts = facts.targets.counted.reshape(facts.rows, -1).sum(1).tolist()
-    except (Unknown, RuntimeError):
-        counts = [1] * facts.rows
-    rows = [
-        float(trace.again(batch=facts.with_rows(torch.tensor([i]))).loss) if n else 0.0
-        for i, n in enumerate(counts)
-    ]
-    mean = sum(n * loss for n, loss in zip(counts, rows, strict=True)) / sum(counts)
-    return any(abs(float(trace.loss) - x) <= step.rounding * abs(x) for x in (mean, sum(rows)))
 
 
 def _trains(step: Step, run: Rehearsal, seen: Seen) -> Answers:
@@ -283,7 +268,7 @@ def overfit(step: Step) -> Answers:
             rehearsal(step).run(small)
             batch = small
     by_hand = step.setup.scheduler is None and step.setup.step is not None
-    losses = rehearsal(step).losses(batch, step.loss_of, None if by_hand else peaks)
+    losses = rehearsal(step).losses(batch, step.loss_of, () if by_hand else peaks)
     if learnt(losses):
         return
     plain = rehearsal(step, whole=plain_step(step.loss_of))

@@ -172,7 +172,7 @@ def _lost(live: Sequence[Moved]) -> Answers:
         kind = str(lost[0].parameter.dtype).removeprefix("torch.")
         place = common([m.name for m in lost])
         evidence = f"{kind} rounds most of the update away in {len(lost)} of {len(live)} parameters"
-        stuck, entries = map(sum, zip(*counts, strict=True))
+        stuck, entries = (sum(each) for each in zip(*counts, strict=True))
         advice = "keep the weights, or a copy of them in the optimizer, in float32"
         yield fail(place, evidence, advice) if 2 * stuck > entries else note(place, evidence)
 

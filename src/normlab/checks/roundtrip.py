@@ -57,7 +57,7 @@ def _loaded(step: Step, model: nn.Module) -> tuple[str, str] | None:
     if keys := [*result.missing_keys, *result.unexpected_keys]:
         return keys[0], f"{len(keys)} names are in one state dict only: the model's, or that of one made anew"
     apart = step.difference(step.exact, step.exact.again(model=model), lambda x: x)
-    return apart and (apart.module, f"outputs differ by {apart.size:.1e} after the round trip")
+    return (apart.module, f"outputs differ by {apart.size:.1e} after the round trip") if apart else None
 
 
 @property_of("round trips", explains=["meta"], passes=5)

@@ -79,7 +79,6 @@ def simulated(optimizers: Sequence[Optimizer], scheduler: Any, steps: int | None
     form = _closed_form(scheduler) if count > limit else None
     numbers, rates, ended = [0], [[float(g["lr"]) for g in groups]], None
     start = getattr(scheduler, "last_epoch", 0)
-    spaced = range(limit // 2, count, max((count - limit // 2) // (limit // 2), 1)) if form else ()
     for i in range(1, min(count, limit // 2 if form else limit)):
         try:
             scheduler.step()
@@ -88,10 +87,11 @@ def simulated(optimizers: Sequence[Optimizer], scheduler: Any, steps: int | None
             break
         numbers.append(i)
         rates.append([float(g["lr"]) for g in groups])
-    for i in spaced if form and ended is None else ():
-        scheduler.last_epoch = start + i
-        numbers.append(i)
-        rates.append([float(rate) for rate in form()])
+    if form is not None and ended is None:
+        for i in range(limit // 2, count, max((count - limit // 2) // (limit // 2), 1)):
+            scheduler.last_epoch = start + i
+            numbers.append(i)
+            rates.append([float(rate) for rate in form()])
     return Rates(numbers, rates, ended, scheduler)
 
 

@@ -91,7 +91,7 @@ def first_step(run: Rehearsal, batch: Any, rates: Sequence[float]) -> list[Moved
     every = held(run.model, run.optimizers)
     before = [sample(h.parameter) for h in every]
     states = [_sampled(h.optimizer.state.get(h.parameter, {})) for h in every]
-    gradients, moved = run.run(batch, acts=True, rates=rates).gradients, list[Moved]()
+    gradients, moved = run.run(batch, rates=rates).gradients, list[Moved]()
     for h, x, state in zip(every, before, states, strict=True):
         g, change = gradients.get(h.name, torch.zeros_like(x)), sample(h.parameter) - x
         moved.append(Moved(**vars(h), before=x, gradient=g, change=change, state=state))
