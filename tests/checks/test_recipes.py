@@ -63,9 +63,11 @@ def test_every_pair_of_parts_passes(row, data, root):
     assert {*TESTED, "step", "overfit", "state_dict", "meta"} <= {*report.holds}, report
 
 
-def test_two_placements_in_one_model_pass(data, root):
-    config = resolve("enc:post/dec:pre", replace(BASE, data=data["translation"]))
-    assert report_of(config, root).ok
+@pytest.mark.parametrize("recipe", ["enc:post/dec:pre", "subln", "pre+looklinear+scalarbias"])
+def test_recipes_whose_blocks_differ_or_whose_start_is_mirrored_pass(recipe, data, root):
+    config = resolve(recipe, replace(BASE, data=data["translation"]))
+    report = report_of(config, root)
+    assert report.ok, report
 
 
 def test_a_classification_passes_from_scratch(data, root):

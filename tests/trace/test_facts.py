@@ -93,7 +93,8 @@ def test_weights_of_positions_are_read(logits):
     read = read_targets(
         logits,
         gradient(
-            logits, lambda z: (weight * F.cross_entropy(z.flatten(0, 1), asked.flatten(), reduction="none")).sum()
+            logits,
+            lambda z: (weight * F.cross_entropy(z.flatten(0, 1), asked.flatten(), reduction="none")).sum(),
         ),
     )
     assert read is not None
@@ -225,7 +226,9 @@ PACKED = torch.tensor([[0] * 5 + [1] * 7] * 4)
 RESTARTING = torch.cat([torch.arange(5), torch.arange(7)]).expand(4, 12)
 
 
-@pytest.mark.parametrize(("name", "entry"), [("positions", RESTARTING), ("documents", PACKED), ("documents", PACKED + 3)])
+@pytest.mark.parametrize(
+    ("name", "entry"), [("positions", RESTARTING), ("documents", PACKED), ("documents", PACKED + 3)]
+)
 def test_documents_are_read_off_positions_and_numbers(name, entry):
     assert torch.equal(facts({"ids": ids(), name: entry.clone()}).documents, PACKED)
 

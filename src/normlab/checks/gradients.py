@@ -19,6 +19,7 @@ from normlab.trace.facts.facts import Facts
 from normlab.trace.facts.stacks import block_of, siblings
 from normlab.trace.facts.unknown import Unknown
 from normlab.trace.functions import OWN
+from normlab.trace.trace import Trace
 from normlab.trace.untouched import without_gradients
 
 HEAD: Final = 4
@@ -77,7 +78,14 @@ def gradients(step: Step) -> Iterator[Violation | Note]:
     if step.draws:  # a block that this draw leaves out gets one in evaluation
         more = step.exact.gradients
         found = {n: more[n] if _none(g) else g for n, g in found.items()}
-    dead = [n for n, g in found.items() if _none(g)]
+    dead = _silent(step, found)
+    if dead:  # the symmetry of a start may cancel it
+        dead = _silent(step, step.training.again(weights=_moved(step.training)).gradients, dead)
+    routed = [n for n in dead if n not in _never(step, dead)]
+    if routed:
+        say = f"{len(routed)} parameters get no gradient from this batch, as an unused expert"
+        yield note(routed[0], say)
+    dead = [n for n in dead if n not in routed]
     for answers in (_dead(step, dead, found), _stuck(step, dead), _lost(step), _parts(step, found)):
         for answer in answers:
             yield answer
@@ -87,6 +95,23 @@ def gradients(step: Step) -> Iterator[Violation | Note]:
 
 def _none(gradient: Tensor | None) -> bool:
     return gradient is None or not bool(gradient.any())
+
+
+def _silent(step: Step, found: Found, among: list[str] | None = None) -> list[str]:
+    """The parameters whose gradient is nothing but rounding."""
+    sizes = {n: 0.0 if g is None else float(g.norm()) for n, g in found.items()}
+    least = 1e-3 * step.rounding * max(sizes.values(), default=0.0)
+    return [n for n in (sizes if among is None else among) if sizes[n] <= least]
+
+
+def _never(step: Step, dead: list[str]) -> list[str]:
+    """Those without a gradient also where all weights are rolled, and so route tokens otherwise."""
+    own = {n: p.detach() for n, p in step.exact.model.named_parameters() if p.is_floating_point()}
+    for places in (1, 3, 5, 7):
+        if dead:
+            trace = step.training.again(weights={n: p.roll(places) for n, p in own.items()})
+            dead = _silent(step, trace.gradients, dead)
+    return dead
 
 
 def _dead(step: Step, dead: list[str], found: Found) -> Iterator[Violation | Note]:
@@ -135,23 +160,25 @@ def _stuck(step: Step, idle: list[str]) -> Iterator[Violation]:
     if all(step.facts.roles.get(n) == "bias" for n in zero):
         return
     trace = step.plain.again(training=not step.draws, dropout=False)
-    own, dead = dict(trace.model.named_parameters()), list[str]()
+    dead: list[str] = []
     while now := [n for n, g in trace.gradients.items() if _none(g) and n not in idle]:
         if now == dead:
+            say = f"it starts at 0, and so does what multiplies it: {len(dead)} parameters never learn"
             asleep = next((n for n in zero if n in dead), dead[0])
-            yield fail(
-                asleep,
-                f"it starts at 0, and so does what multiplies it: {len(dead)} parameters never learn",
-                "draw one of the two at random",
-            )
+            yield fail(asleep, say, "draw one of the two at random")
             return
-        dead, weights = now, dict(trace.weights)
-        for n, g in trace.gradients.items():
-            if g is not None and bool(g.any()):
-                here = weights.get(n, own[n].detach())
-                size = float(here.norm()) or here.numel() ** 0.5
-                weights[n] = here - 0.01 * size / float(g.norm()) * g
-        trace = trace.again(weights=weights)
+        dead, trace = now, trace.again(weights=_moved(trace))
+
+
+def _moved(trace: Trace) -> dict[str, Tensor]:
+    """The weights after a short step down the gradient, by a hundredth of each one's size."""
+    own, weights = dict(trace.model.named_parameters()), dict(trace.weights)
+    for n, g in trace.gradients.items():
+        if g is not None and bool(g.any()):
+            here = weights.get(n, own[n].detach())
+            size = float(here.norm()) or here.numel() ** 0.5
+            weights[n] = here - 0.01 * size / float(g.norm()) * g
+    return weights
 
 
 def _lost(step: Step) -> Iterator[Violation]:

@@ -17,8 +17,8 @@ from normlab.trace.tensors import map_tensors, replaced
 from normlab.trace.trace import Trace
 
 Answers = Iterator[Violation | Note]
-SEEN = 1e-7
-"""Relative difference above which scores of the same tokens differ: wide of rounding in float64."""
+ROUNDINGS = 8
+"""Roundings of the model's own type, in which tables of angles may be kept, that a score may hold."""
 ADVICE = "add position embeddings, or rotate queries and keys alike"
 
 
@@ -78,9 +78,10 @@ def _repeated(step: Step) -> Answers:
         raise Untestable("no scores of self-attention are seen, so layers cannot be told apart")
     if _depends_on_position(step, trace, maps[0].module):
         return
-    flat = [one for one in maps if _constant(one.scores)]
+    least = _least(step)
+    flat = [one for one in maps if _slope(one.scores) < least]
     for one in maps:
-        varies = one.values is not None and _varies(one.values, 2)
+        varies = one.values is not None and _variation(one.values, 2) > least
         if varies and one.module == maps[0].module:
             yield fail(
                 one.module,
@@ -95,7 +96,7 @@ def _repeated(step: Step) -> Answers:
             "tells positions apart",
             ADVICE,
         )
-    elif not _constant(maps[0].scores) and (size := _beyond_distance(maps[0].scores)) > SEEN:
+    elif all(one is not maps[0] for one in flat) and (size := _beyond_distance(maps[0].scores)) > least:
         yield fail(
             maps[0].module,
             f"the scores of one repeated token depend on more than the distance, by {size:.1e} of their size",
@@ -181,15 +182,20 @@ def _depends_on_position(step: Step, trace: Trace, module: str) -> bool:
                 x for x in event.inputs if x.is_floating_point() and x.ndim == 3 and width in x.shape[:2]
             ]
             if event.module == module and streams:
-                return _varies(streams[0], 1 if streams[0].shape[1] == width else 0)
+                return _variation(streams[0], 1 if streams[0].shape[1] == width else 0) > _least(step)
         if not module:
             return False
         module = module.rpartition(".")[0]
 
 
-def _varies(x: Tensor, axis: int) -> bool:
-    first = x.narrow(axis, 0, 1)
-    return distance(x, first.expand_as(x)) > SEEN
+def _least(step: Step) -> float:
+    types = {x.dtype for x in (*step.model.parameters(), *step.model.buffers()) if x.is_floating_point()}
+    return ROUNDINGS * max(torch.finfo(dtype).eps for dtype in types)
+
+
+def _variation(x: Tensor, axis: int) -> float:
+    """How far a tensor differs along an axis from its first entry there."""
+    return distance(x, x.narrow(axis, 0, 1).expand_as(x))
 
 
 def _rows(scores: Tensor) -> Iterator[tuple[Tensor, Tensor]]:
@@ -198,12 +204,11 @@ def _rows(scores: Tensor) -> Iterator[tuple[Tensor, Tensor]]:
         yield scores[..., i, 1 : i + 1].flip(-1), scores[..., i - 1, :i].flip(-1)
 
 
-def _constant(scores: Tensor) -> bool:
-    """Whether no score of a query depends on its key."""
+def _slope(scores: Tensor) -> float:
+    """How far the scores of the last query differ by its keys, relative to the largest score."""
     size = torch.ones_like(scores[0, 0]).tril().bool()
-    scale = scores[..., size].abs().max().clamp_min(1e-300)
-    last = scores[..., -1, :]
-    return float((last - last[..., :1]).abs().max() / scale) < SEEN
+    last, scale = scores[..., -1, :], scores[..., size].abs().max().clamp_min(1e-300)
+    return float((last - last[..., :1]).abs().max() / scale)
 
 
 def _beyond_distance(scores: Tensor) -> float:

@@ -42,14 +42,13 @@ def rows(step: Step) -> Answers:
         raise Untestable("the output has no axis for rows")
     if logits.shape == (count, count):
         raise Untestable("the output compares rows with each other")
-    order = torch.arange(count)
-    changed = facts.with_rows(torch.cat([order[:1], order[1:].roll(1)]))
+    order, last = torch.arange(count), torch.arange(count) == count - 1
+    changed = facts.with_rows(torch.cat([order[:-1].roll(1), order[-1:]]))
     if facts.sources:
         tokens = facts.sources[0]
-        changed = facts.other_tokens(facts.real(tokens) & (order > 0)[:, None], tokens)
-    answer = list(
-        moved(step, changed, part_of(order == 0), "only other rows", "normalize and mix within a row only")
-    )
+        changed = facts.other_tokens(facts.real(tokens) & ~last[:, None], tokens)
+    advice = "normalize and mix within a row only"
+    answer = list(moved(step, changed, part_of(last), "only rows before the last", advice))
     yield from answer
     if answer:
         return
@@ -226,13 +225,17 @@ def documents(step: Step) -> Answers:
     row = next((i for i, own in enumerate(numbers) if int(own.max()) > int(own.min())), None)
     if row is None:
         raise Untestable("each row holds one document")
-    here = (torch.arange(len(numbers)) == row)[:, None]
-    first = numbers == numbers[:, :1]
+    here, first = (torch.arange(len(numbers)) == row)[:, None], numbers == numbers[:, :1]
+    border = torch.isin(facts.tokens.ids, torch.tensor(facts.borders, dtype=torch.long))
     part = part_of(here & ~first & facts.real(facts.tokens) & facts.counted)
-    advice = "build a block-diagonal mask from the documents"
-    yield from moved(
-        step, facts.other_tokens(here & first), part, "only tokens of the document before", advice
-    )
+    what, advice = "only tokens of the document before", "build a block-diagonal mask from the documents"
+    answer = list(moved(step, facts.other_tokens(here & first & ~border), part, what, advice))
+    yield from answer
+    second = (numbers[row] == numbers[row][~first[row]][0]).nonzero()
+    if not answer and _off(step, row, int(second[0]), int(second[-1]) + 1) > step.rounding:
+        yield note(
+            "", "a document alone gives other outputs than in its row: positions do not begin anew in it"
+        )
 
 
 @property_of("tokens", passes=6)

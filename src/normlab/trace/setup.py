@@ -49,9 +49,7 @@ class Declaration:
         if value is None:
             return cls()
         if not isinstance(value, Mapping):
-            raise UserError(
-                f"declare is {shown(value)}, and must be a dict, as in declare={{'tied': True}}"
-            )
+            raise UserError(f"declare is {shown(value)}, and must be a dict, as in declare={{'tied': True}}")
         words = dict(value)
         for word in words:
             refuse_unknown(word, [f.name for f in fields(cls)], "declare")
@@ -170,9 +168,7 @@ class Setup:
         if isinstance(value, Setup):
             return value
         if not isinstance(value, Mapping):
-            raise UserError(
-                f"setup() returned {shown(value)}, and must return a normlab.Setup or a dict"
-            )
+            raise UserError(f"setup() returned {shown(value)}, and must return a normlab.Setup or a dict")
         words = dict(value)
         if "batch" in words and "batches" not in words:
             words["batches"] = words.pop("batch")

@@ -352,19 +352,29 @@ class Facts:
         entry[:, start : start + ids.shape[1]] = ids.to(entry)
         return replaced(self.trace.batch, tokens.place, entry.T if tokens.transposed else entry)
 
-    def other_tokens(self, pick: Tensor, tokens: Tokens | None = None) -> Any:
+    def other_tokens(self, pick: Tensor, tokens: Tokens | None = None, seed: int = 1) -> Any:
         """Return the batch with another id, one that it has somewhere, at the picked positions `[B, T]`."""
         tokens = tokens or self.tokens
-        special = {self.declared.pad_id, self.declared.eos_id, *self._ends()}
+        special = {self.declared.pad_id, self.declared.eos_id, *self._ends(), *self.borders}
         pool = torch.tensor([i for i in torch.unique(tokens.ids).tolist() if i not in special])
         if len(pool) < 2:
             pool = torch.arange(min(tokens.vocabulary, 8))
         ids = tokens.ids
         index = torch.searchsorted(pool, ids.contiguous()).clamp(max=len(pool) - 1)
-        shift = torch.randint(1, len(pool), ids.shape, generator=torch.Generator().manual_seed(1))
+        shift = torch.randint(1, len(pool), ids.shape, generator=torch.Generator().manual_seed(seed))
         new = pool[(index + shift) % len(pool)]
         new = torch.where(new == ids, pool[(index + shift + 1) % len(pool)], new)
         return self.with_tokens(torch.where(pick, new, ids), tokens)
+
+    @cached_property
+    def borders(self) -> tuple[int, ...]:
+        """The id that ends every document of packed rows, where one does."""
+        try:
+            numbers, ids = self.documents, self.tokens.ids
+        except Unknown:
+            return ()
+        last = torch.unique(ids[:, :-1][numbers[:, 1:] != numbers[:, :-1]])
+        return (int(last[0]),) if len(last) == 1 else ()
 
     def _ends(self) -> Sequence[int]:
         return [
