@@ -111,7 +111,7 @@ def _clips(step: Step, run: Rehearsal, seen: Seen) -> Answers:
     if not seen.clips:
         return
     seen = run.run(step.batch, scale=LARGE)
-    spared = [n for i, n in run.names.items() if i not in seen.clipped and n in seen.nonzero]
+    spared = sorted(seen.nonzero - {run.names.get(i) for i in seen.clipped})
     advice = "clip all parameters after the last backward, and after unscaling, right before the step"
     if seen.late:
         yield fail("step", "gradients grow in a backward after they were clipped", advice)
@@ -162,11 +162,12 @@ def schedule(step: Step) -> Answers:
 
     It is simulated on copies, whose optimizers are not stepped, over the steps that are declared.
     """
-    given, optimizer = step.setup.scheduler, step.setup.optimizer
-    if given is None or optimizer is None:
-        raise Untestable(f"no {'optimizer' if given is not None else 'scheduler'} was handed over: pass it")
+    scheduler, optimizer = step.setup.scheduler, step.setup.optimizer
+    for name in ("scheduler", "optimizer"):
+        if getattr(step.setup, name) is None:
+            raise Untestable(f"no {name} was handed over: pass it")
     mine = list(optimizer) if isinstance(optimizer, (list, tuple)) else [optimizer]
-    steered = getattr(given, "optimizer", None)
+    steered = getattr(scheduler, "optimizer", None)
     if isinstance(steered, Optimizer) and all(steered is not o for o in mine):
         if not all(isinstance(o, Optimizer) for o in mine):
             raise Untestable("the scheduler has an optimizer of its own: pass that, or a function for each")

@@ -25,8 +25,8 @@ SORTED: Final = "sort parameters by their number of dimensions, not by their nam
 
 def _handed(step: Step) -> tuple[nn.Module, list[Optimizer]]:
     """The user's own model and optimizers, or copies where a function makes these."""
-    given = step.setup.optimizer
-    ready = list(given) if isinstance(given, (list, tuple)) else [given]
+    optimizer = step.setup.optimizer
+    ready = list(optimizer) if isinstance(optimizer, (list, tuple)) else [optimizer]
     return (step.model, ready) if all(isinstance(o, Optimizer) for o in ready) else step.together()[:2]
 
 

@@ -107,8 +107,8 @@ def bare(setup: Setup) -> tuple[list[Optimizer], Any]:
 
     Where a function makes them, they are made for a copy of the model.
     """
-    given, model, scheduler = setup.optimizer, unwrap(setup.model), setup.scheduler
-    ready = list(given) if isinstance(given, (list, tuple)) else [given]
+    own, model, scheduler = setup.optimizer, unwrap(setup.model), setup.scheduler
+    ready = list(own) if isinstance(own, (list, tuple)) else [own]
     bound = scheduler if hasattr(scheduler, "step") else None
     if all(isinstance(o, Optimizer) for o in ready):
         kept = [
@@ -118,7 +118,7 @@ def bare(setup: Setup) -> tuple[list[Optimizer], Any]:
         ]
         ready, bound = copy.deepcopy((ready, bound), {id(x): x for x in kept})
     else:
-        made = given(copy.deepcopy(model))
+        made = own(copy.deepcopy(model))
         ready = list(made) if isinstance(made, (list, tuple)) else [made]
     if scheduler is not None and not hasattr(scheduler, "step"):
         bound = scheduler(ready[0] if len(ready) == 1 else ready)
