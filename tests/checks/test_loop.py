@@ -249,6 +249,8 @@ class Forgetful:
         (lambda o: LambdaLR(o, lambda i: max(0, 1 - i / 50)), 200),
         (lambda o: OneCycleLR(o, 1e-3, total_steps=100), 200),
         (lambda o: CosineAnnealingLR(o, 30), 100),
+        (lambda o: LambdaLR(o, lambda i: abs(i - 60) / 60), 120),
+        (warm_up, 1000),
         (lambda o: LambdaLR(groups(Decoder()), lambda i: 1.0), None),
         (Forgetful, None),
     ],
