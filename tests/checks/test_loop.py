@@ -213,6 +213,7 @@ def warm_up(optimizer: Optimizer) -> SequentialLR:
         (lambda o: CosineAnnealingLR(o, 1000), 1000),
         (lambda o: CosineAnnealingWarmRestarts(o, 30), 100),
         (lambda o: CyclicLR(o, 1e-4, 1e-3, 10, cycle_momentum=False), 100),
+        (lambda o: LambdaLR(o, lambda i: abs(i % 40 - 20) / 20), 200),
     ],
 )
 def test_a_sound_schedule_reaches_its_peak(make: Callable[[Optimizer], Any], steps: int | None):
@@ -248,6 +249,8 @@ class Forgetful:
         (lambda o: LambdaLR(o, lambda i: max(0, 1 - i / 50)), 200),
         (lambda o: OneCycleLR(o, 1e-3, total_steps=100), 200),
         (lambda o: CosineAnnealingLR(o, 30), 100),
+        (lambda o: LambdaLR(o, lambda i: abs(i - 60) / 60), 120),
+        (warm_up, 1000),
         (lambda o: LambdaLR(groups(Decoder()), lambda i: 1.0), None),
         (Forgetful, None),
     ],

@@ -4,54 +4,49 @@ from __future__ import annotations
 
 import inspect
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from fnmatch import fnmatchcase
-from typing import Any, Final, NamedTuple
+from itertools import chain
+from typing import Final
 
 import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from normlab.checks.loop import rates, rehearsal
-from normlab.checks.property import Note, Untestable, Violation, fail, note, property_of
+from normlab.checks.loop import Answers, rates, rehearsal, until_failure
+from normlab.checks.property import fail, note, property_of
 from normlab.checks.step import Step
 from normlab.trace.facts.stacks import common, siblings
-from normlab.trace.rehearsal import Rehearsal, groups_of, parameters_of, plain_step, sample
-from normlab.trace.rules import RULES
+from normlab.trace.rehearsal import groups_of, parameters_of, plain_step
+from normlab.trace.rules import Held, Moved, first_step, held
 
-VECTORS: Final = ("gain", "bias", "scalar")
 SORTED: Final = "sort parameters by their number of dimensions, not by their names"
 
 
-def handed(step: Step) -> tuple[nn.Module, list[Optimizer]]:
+def _handed(step: Step) -> tuple[nn.Module, list[Optimizer]]:
     """The user's own model and optimizers, or copies where a function makes these."""
-    given = step.setup.optimizer
-    if given is None:
-        raise Untestable("no optimizer was handed over: pass optimizer=")
-    ready = list(given) if isinstance(given, (list, tuple)) else [given]
+    optimizer = step.setup.optimizer
+    ready = list(optimizer) if isinstance(optimizer, (list, tuple)) else [optimizer]
     return (step.model, ready) if all(isinstance(o, Optimizer) for o in ready) else step.together()[:2]
 
 
 # -------------------------------------------------------------------------------------------------- holding
 @property_of("optimizer", explains=["groups", "update", "step", "repeats", "overfit"], passes=3)
-def holds(step: Step) -> Iterator[Violation | Note]:
+def holds(step: Step) -> Answers:
     """Every trainable parameter is in exactly one group of one optimizer, and no other model's is.
 
     A parameter that is not the model's must at least have a gradient, as one of a loss has.
     """
-    model, optimizers = handed(step)
-    named, held = dict(model.named_parameters()), parameters_of(optimizers)
-    names, counts = {id(p): n for n, p in named.items()}, Counter(map(id, held))
-    foreign = [p for p in held if id(p) not in names]
+    model, optimizers = _handed(step)
+    names, every = {id(p): n for n, p in model.named_parameters()}, parameters_of(optimizers)
+    counts, foreign = Counter(map(id, every)), [p for p in every if id(p) not in names]
     foreign = _without_gradient(step, foreign) if foreign and model is step.model else []
-    frozen = {n for n in named if any(fnmatchcase(n, glob) for glob in step.declare.frozen)}
-    missing = [n for n, p in named.items() if p.requires_grad and id(p) not in counts and n not in frozen]
+    missing = [n for n, p in model.named_parameters() if p.requires_grad and id(p) not in counts]
+    missing = [n for n in missing if not any(fnmatchcase(n, glob) for glob in step.declare.frozen)]
     twice = [names[i] for i, k in counts.items() if k > 1 and i in names]
     if foreign:
         evidence = f"{len(foreign)} of the {len(counts)} parameters that it holds are not the model's"
-        yield fail(
-            "optimizer", evidence, "build it last: after the model was copied, moved, wrapped or changed"
-        )
+        yield fail("optimizer", evidence, "build it after the model was copied, moved, wrapped or changed")
     elif missing:
         evidence = f"{len(missing)} trainable parameters are in no optimizer ({', '.join(missing[:3])})"
         yield fail(common(missing), evidence, "hand over all of model.parameters(), or freeze these")
@@ -65,244 +60,133 @@ def _without_gradient(step: Step, parameters: list[Tensor]) -> list[Tensor]:
     with step.plain.again(model=step.model, training=True).with_graph() as passed:
         if not trained or passed.loss is None or not passed.loss.requires_grad:
             return parameters
-        found = torch.autograd.grad(passed.loss, trained, allow_unused=True)
-    reached = {id(p) for p, g in zip(trained, found, strict=True) if g is not None}
+        gradients = torch.autograd.grad(passed.loss, trained, allow_unused=True)
+    reached = {id(p) for p, g in zip(trained, gradients, strict=True) if g is not None}
     return [p for p in parameters if id(p) not in reached]
 
 
 # --------------------------------------------------------------------------------------------------- groups
-class Held(NamedTuple):
-    """A trainable parameter in its group."""
-
-    name: str
-    role: str
-    parameter: Tensor
-    group: Mapping[str, Any]
-    optimizer: Optimizer
-
-    @property
-    def decay(self) -> float:
-        return float(self.group.get("weight_decay") or 0)
-
-    @property
-    def rate(self) -> float:
-        return float(self.group.get("initial_lr", self.group["lr"]))
-
-    @property
-    def orthogonal(self) -> bool:
-        """Whether Muon steps it, as its group says, or the class of an optimizer that has no other rule."""
-        rules = {str(v).lower() for k, v in self.group.items() if k != "params"}
-        mixed = "betas" in self.group or any("adam" in rule for rule in rules)
-        return bool(self.group.get("use_muon", "muon" in type(self.optimizer).__name__.lower() and not mixed))
-
-
 @property_of("optimizer", explains=["update", "overfit"], passes=2)
-def groups(step: Step) -> Iterator[Violation | Note]:
+def groups(step: Step) -> Answers:
     """Groups are by role: decay, rate and Muon are those that a parameter's role calls for."""
-    model, optimizers = handed(step)
-    names = {id(p): n for n, p in model.named_parameters() if p.requires_grad}
-    roles = step.facts.roles
-    held = [
-        Held(names[id(p)], roles.get(names[id(p)], "matrix"), p, group, optimizer)
-        for optimizer in optimizers
-        for group in optimizer.param_groups
-        for p in group["params"]
-        if id(p) in names
-    ]
-    answers = [*_settings(step, optimizers), *_muon(held)]
-    for optimizer in optimizers:
-        answers += _decay([h for h in held if h.optimizer is optimizer], optimizer)
-    answers += _odd_one(step, held)
-    yield from [a for a in answers if isinstance(a, Violation)][:1]
-    yield from [a for a in answers if isinstance(a, Note)]
+    model, optimizers = _handed(step)
+    every = [h for h in held(model, optimizers) if h.parameter.requires_grad]
+    roles = {h.name: step.facts.roles.get(h.name, "matrix") for h in every}
+    decays = (_decay([h for h in every if h.optimizer is o], roles, o) for o in optimizers)
+    yield from until_failure(
+        chain(_settings(step, optimizers), _muon(every, roles), *decays, _odd_one(step, every))
+    )
 
 
-def _settings(step: Step, optimizers: Sequence[Optimizer]) -> Iterator[Violation]:
+def _settings(step: Step, optimizers: Sequence[Optimizer]) -> Answers:
     for group in groups_of(optimizers):
-        if group.get("maximize"):
-            yield fail("optimizer", "maximize=True drives the loss up", "leave it out")
         betas = group.get("betas")
         if isinstance(betas, (tuple, list)) and len(betas) == 2 and float(betas[0]) ** 2 >= float(betas[1]):
             evidence = f"betas are {tuple(map(float, betas))}, and beta1 must be below the root of beta2"
             yield fail("optimizer", f"{evidence} (Reddi et al. 2018, section 3, 1904.09237)", "exchange them")
-    found, asked = {float(g.get("initial_lr", g["lr"])) for g in groups_of(optimizers)}, step.setup.lr
-    if asked and step.setup.scheduler is None and all(abs(rate - asked) > 1e-6 * asked for rate in found):
-        yield fail("optimizer", f"its rates are {sorted(found)}, and {asked} is asked", "hand it that rate")
+    own, asked = {float(g.get("initial_lr", g["lr"])) for g in groups_of(optimizers)}, step.setup.lr
+    if asked and step.setup.scheduler is None and all(abs(rate - asked) > 1e-6 * asked for rate in own):
+        yield fail("optimizer", f"its rates are {sorted(own)}, and {asked} is asked", "hand it that rate")
 
 
-def _muon(held: Sequence[Held]) -> Iterator[Violation]:
-    wrong = [h for h in held if h.orthogonal and (h.role in ("embedding", "head") or h.parameter.ndim < 2)]
+def _muon(every: Sequence[Held], roles: Mapping[str, str]) -> Answers:
+    tables = ("embedding", "head")
+    wrong = [h.name for h in every if h.orthogonal and (roles[h.name] in tables or h.parameter.ndim < 2)]
     if wrong:
         evidence = f"Muon is made for hidden matrices, and steps {len(wrong)} embeddings, heads or vectors"
-        yield fail(wrong[0].name, evidence, "give them to AdamW")
+        yield fail(wrong[0], evidence, "give them to AdamW")
 
 
-def _decay(held: Sequence[Held], optimizer: Optimizer) -> Iterator[Violation | Note]:
+def _decay(every: Sequence[Held], roles: Mapping[str, str], optimizer: Optimizer) -> Answers:
     """What decays in one optimizer. A gain that is centred on 0 may."""
-    matrices = [h for h in held if h.role == "matrix" and h.name.endswith("weight")]
-    gains = [h for h in held if h.role == "gain" and abs(float(h.parameter.detach().float().mean())) >= 0.5]
-    biases = [h for h in held if h.role == "bias"]
-    exempt = any(h.role in VECTORS and not h.decay for h in held)
+    vectors = [h for h in every if roles[h.name] in ("gain", "bias", "scalar")]
+    matrices = [h for h in every if roles[h.name] == "matrix" and h.name.endswith("weight")]
+    biases = [h for h in vectors if roles[h.name] == "bias"]
+    exempt = any(not h.decay for h in vectors)
     exempt |= any(not g["params"] and not g.get("weight_decay") for g in optimizer.param_groups)
-    decayed, spared = [h.name for h in gains if h.decay], [h.name for h in matrices if not h.decay]
-    biased = [h.name for h in biases if h.decay]
-    if decayed and spared and len(spared) == len(matrices):
+    gains = [h for h in vectors if roles[h.name] == "gain" and h.decay]
+    decayed = [h.name for h in gains if abs(float(h.parameter.detach().float().mean())) >= 0.5]
+    spared, biased = [h.name for h in matrices if not h.decay], [h.name for h in biases if h.decay]
+    if decayed and 0 < len(spared) == len(matrices):
         yield fail("optimizer", "gains are decayed and matrices are not: the groups are exchanged", SORTED)
-    elif decayed and exempt:
-        evidence = f"{len(decayed)} gains decay ({', '.join(decayed[:3])}), though a group without exists"
-        yield fail(decayed[0], evidence, SORTED)
-    elif 0 < len(spared) < len(matrices):
-        evidence = f"{len(spared)} of {len(matrices)} matrices are not decayed ({', '.join(spared[:3])})"
-        yield fail(spared[0], evidence, SORTED)
-    elif 0 < len(biased) < len(biases):
-        yield fail(
-            biased[0], f"{len(biased)} of {len(biases)} biases are decayed ({', '.join(biased[:3])})", SORTED
-        )
-    elif decayed or (biased and exempt):
+    for wrong, are, fails in (
+        (decayed, "gains are decayed, though a group without decay exists", exempt),
+        (spared, f"of {len(matrices)} matrices are not decayed", len(spared) < len(matrices)),
+        (biased, f"of {len(biases)} biases are decayed", len(biased) < len(biases)),
+    ):
+        if wrong and fails:
+            yield fail(wrong[0], f"{len(wrong)} {are} ({', '.join(wrong[:3])})", SORTED)
+    if decayed or (biased and exempt):
         yield note("optimizer", f"{len(decayed)} gains and {len(biased)} biases are decayed as matrices are")
 
 
-def _odd_one(step: Step, held: Sequence[Held]) -> Iterator[Violation]:
+def _odd_one(step: Step, every: Sequence[Held]) -> Answers:
     """A parameter whose rate or decay differs from what all of its siblings, three or more, have."""
-    settings = {h.name: (h.rate, h.decay, type(h.optimizer).__name__) for h in held}
+    settings = {
+        h.name: f"rate {h.rate:.4g} and decay {h.decay:.4g} by {type(h.optimizer).__name__}" for h in every
+    }
     for names in siblings(step.facts.stacks, settings).values():
         counts = Counter(settings[n] for n in names).most_common()
         if len(counts) == 2 and counts[1][1] == 1 and counts[0][1] >= 3:
-            odd = next(n for n in names if settings[n] == counts[1][0])
-            own, theirs = (
-                f"rate {s[0]:.4g} and decay {s[1]:.4g} by {s[2]}" for s in (counts[1][0], counts[0][0])
-            )
+            (theirs, _), (own, _) = counts
+            odd = next(n for n in names if settings[n] == own)
             yield fail(odd, f"it has {own}, its siblings have {theirs}", "make one group for each role")
-            return
 
 
 # --------------------------------------------------------------------------------------------------- update
-class Moves(NamedTuple):
-    """The first step, in a sample of each parameter: what it was, its gradient, and how far it moved."""
-
-    before: Mapping[str, Tensor]
-    gradients: Mapping[str, Tensor]
-    """Those that are not 0."""
-    moved: Mapping[str, Tensor]
-    holders: Mapping[str, tuple[Optimizer, Mapping[str, Any]]]
-    """The optimizer and the group."""
-    states: Mapping[str, Mapping[str, Any]]
-    """The optimizer's state before the step."""
-
-
-def _move(step: Step, run: Rehearsal) -> Moves:
-    held = [
-        (p, o, g) for o in run.optimizers for g in o.param_groups for p in g["params"] if id(p) in run.names
-    ]
-    holders = {run.names[id(p)]: (o, g) for p, o, g in held}
-    states = {
-        run.names[id(p)]: {k: sample(v) if isinstance(v, Tensor) else v for k, v in o.state[p].items()}
-        for p, o, _ in held
-        if p in o.state
-    }
-    before = {n: sample(p) for n, p in run.model.named_parameters()}
-    seen = run.run(step.batch, acts=True, rates=rates(step).peaks)
-    gradients = {n: g for n, g in seen.gradients.items() if bool(g.any())}
-    moved = {n: sample(p) - before[n] for n, p in run.model.named_parameters()}
-    return Moves(before, gradients, moved, holders, states)
-
-
 @property_of("optimizer", explains=["overfit"], passes=4)
-def update(step: Step) -> Iterator[Violation | Note]:
+def update(step: Step) -> Answers:
     """The first step is the rule's: downhill, for every parameter, and not rounded away.
 
     It is taken on copies, in the weights' own precision and without dropout, at the schedule's peak. SGD,
     Adam and AdamW are compared with their published rules.
     """
     run = rehearsal(step, whole=plain_step(step.loss_of))
-    moves = _move(step, run)
-    still = moves.gradients and any(float(g["lr"]) for g in groups_of(run.optimizers)) and not _moved(moves)
-    if still and not _moved(_move(step, rehearsal(step, exact=True, whole=run.whole))):
-        yield note("optimizer", "its first step moves nothing, in float64 either")
-        return
-    answers = [*_moves_well(run, moves), *_lost(run, moves), *_by_rule(run, moves)]
-    if not moves.states and sum(float((g * moves.moved[n]).sum()) for n, g in moves.gradients.items()) > 0:
-        answers.append(fail("optimizer", "its first step goes up the gradient", "look for a sign"))
-    yield from [a for a in answers if isinstance(a, Violation)][:1]
-    yield from [a for a in answers if isinstance(a, Note)]
+    moved = first_step(run, step.batch, rates(step).peaks)
+    live = [m for m in moved if bool(m.gradient.any())]
+    if any(m.group["lr"] for m in live) and not any(m.change.any() for m in moved):
+        wide = first_step(rehearsal(step, exact=True, whole=run.whole), step.batch, rates(step).peaks)
+        if not any(m.change.any() for m in wide):
+            yield note("optimizer", "its first step moves nothing, in float64 either")
+            return
+    yield from until_failure(chain(_moves_well(moved, live), _lost(live), _by_rule(live)))
 
 
-def _moved(moves: Moves) -> bool:
-    return any(bool(x.any()) for x in moves.moved.values())
+def _moves_well(moved: Sequence[Moved], live: Sequence[Moved]) -> Answers:
+    for m in moved:
+        if not torch.isfinite(m.change).all():
+            yield fail(m.name, "its update is not finite", "look at the rate, at eps and at the gradient")
+        elif not m.parameter.requires_grad and bool(m.change.any()):
+            yield fail(m.name, "it is frozen, and moves", "leave it out of the optimizer")
+    if still := [m.name for m in live if not m.group["lr"]]:
+        evidence = f"{len(still)} parameters with a gradient have a rate of 0"
+        yield fail(common(still), evidence, "look at their group")
+    if not any(m.state for m in moved) and sum(float((m.gradient * m.change).sum()) for m in live) > 0:
+        yield fail("optimizer", "its first step goes up the gradient", "look for a sign")
 
 
-def _moves_well(run: Rehearsal, moves: Moves) -> Iterator[Violation]:
-    for name, p in run.model.named_parameters():
-        if not torch.isfinite(moves.moved[name]).all():
-            yield fail(name, "its update is not finite", "look at the rate, at eps and at the gradient")
-        elif not p.requires_grad and bool(moves.moved[name].any()):
-            yield fail(name, "it is frozen, and moves", "leave it out of the optimizer")
-    still = [n for n in moves.gradients if not float(moves.holders[n][1]["lr"])]
-    if still:
-        yield fail(
-            common(still), f"{len(still)} parameters with a gradient have a rate of 0", "look at their group"
-        )
-
-
-def _lost(run: Rehearsal, moves: Moves) -> Iterator[Violation | Note]:
+def _lost(live: Sequence[Moved]) -> Answers:
     """Parameters of which most entries do not move; a failure where these are most of all."""
-    weights = dict(run.model.named_parameters())
-    lost, stuck, entries = list[str](), 0, 0
-    for name, g in moves.gradients.items():
-        optimizer, group = moves.holders[name]
-        if not float(group["lr"]) or _has_wider(optimizer.state.get(weights[name], {}), weights[name]):
-            continue
-        here, still = int((g != 0).sum()), int(((g != 0) & (moves.moved[name] == 0)).sum())
-        stuck, entries = stuck + still, entries + here
-        if 2 * still > here:
-            lost.append(name)
-    if lost:
-        kind = str(weights[lost[0]].dtype).removeprefix("torch.")
-        evidence = (
-            f"{kind} rounds most of the update away in {len(lost)} of {len(moves.gradients)} parameters"
-        )
-        if 2 * stuck > entries:
-            yield fail(
-                common(lost), evidence, "keep the weights, or a copy of them in the optimizer, in float32"
-            )
-        else:
-            yield note(common(lost), evidence)
+    counts = [m.lost for m in live]
+    if lost := [m for m, (stuck, entries) in zip(live, counts, strict=True) if 2 * stuck > entries]:
+        kind = str(lost[0].parameter.dtype).removeprefix("torch.")
+        place = common([m.name for m in lost])
+        evidence = f"{kind} rounds most of the update away in {len(lost)} of {len(live)} parameters"
+        stuck, entries = (sum(each) for each in zip(*counts, strict=True))
+        advice = "keep the weights, or a copy of them in the optimizer, in float32"
+        yield fail(place, evidence, advice) if 2 * stuck > entries else note(place, evidence)
 
 
-def _has_wider(state: Mapping[str, Any], p: Tensor) -> bool:
-    """Whether the optimizer keeps the weights themselves in a wider type."""
-    kept = [t for t in state.values() if isinstance(t, Tensor) and t.shape == p.shape]
-    return any(t.dtype.itemsize > p.dtype.itemsize and torch.equal(t.to(p), p) for t in kept)
-
-
-def _by_rule(run: Rehearsal, moves: Moves) -> Iterator[Violation | Note]:
-    small = list[str]()
-    for name, g in moves.gradients.items():
-        optimizer, group = moves.holders[name]
-        kind = type(optimizer).__name__
-        if kind not in RULES:
-            continue
-        p, eps = moves.before[name], torch.finfo(dict(run.model.named_parameters())[name].dtype).eps
-        want = RULES[kind](p, g, group, moves.states.get(name, {}))
-        off = float((moves.moved[name] - want).norm())
-        if off > 8 * eps * float(p.norm() + want.norm()):
-            evidence = (
-                f"its first step is {off / float(want.norm()):.2g} of its size away from the rule of {kind}"
-            )
-            yield fail(
-                name, evidence, "look at decay and bias correction, and at what else changes the weights"
-            )
-        if (
-            "eps" in group
-            and name not in moves.states
-            and float(g[g != 0].abs().median()) < float(group["eps"])
-        ):
-            small.append(name)
-    if 2 * len(small) > len(moves.gradients):
-        optimizer, group = moves.holders[small[0]]
-        usual = inspect.signature(type(optimizer)).parameters.get("eps")
-        evidence = f"eps is above most of the gradient in {len(small)} of {len(moves.gradients)} parameters"
-        if usual is not None and float(group["eps"]) > usual.default:
+def _by_rule(live: Sequence[Moved]) -> Answers:
+    for m in live:
+        if off := m.off:
+            evidence = f"its first step is {off:.2g} of its size off the rule of {type(m.optimizer).__name__}"
+            yield fail(m.name, evidence, "look at decay, bias correction, and what else changes the weights")
+    damped = [m for m in live if m.damped]
+    if 2 * len(damped) > len(live):
+        usual = inspect.signature(type(damped[0].optimizer)).parameters.get("eps")
+        evidence = f"eps is above most of the gradient in {len(damped)} of {len(live)} parameters"
+        if usual is not None and float(damped[0].group["eps"]) > usual.default:
             yield fail("optimizer", f"{evidence}, so that Adam's step is below the rate", "lower eps")
         else:
-            yield note(common(small), evidence)
+            yield note(common([m.name for m in damped]), evidence)

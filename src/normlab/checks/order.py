@@ -31,7 +31,7 @@ class Scores(NamedTuple):
     values: Tensor | None
 
 
-@property_of("tokens", passes=4)
+@property_of("tokens", explains=["state_dict"], passes=4)
 def order(step: Step) -> Answers:
     """The order of the tokens is seen, in each layer that claims positions.
 

@@ -5,14 +5,15 @@ from __future__ import annotations
 import copy
 import inspect
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from itertools import chain
 from typing import Any, Final
 
 import torch
 from torch import Tensor, nn
 
-from normlab.checks.property import Note, Untestable, Violation, fail, note, property_of
+from normlab.checks.loop import Answers
+from normlab.checks.property import Untestable, fail, note, property_of
 from normlab.checks.step import Step
 from normlab.trace.compare import distance
 from normlab.trace.functions import Functions
@@ -23,10 +24,9 @@ OTHER_SEED: Final = 7
 """A model is made anew by another seed, so that what is not loaded differs."""
 GENERATED: Final = 24
 """Tokens of a sequence that is generated with a cache; the first of them are read at once."""
-MADE: Final = "make() must build the model as it is trained"
 
 
-def copied(step: Step) -> nn.Module:
+def _original(step: Step) -> nn.Module:
     """The model of the exact trace. Raises Untestable where that is the user's own."""
     return step.exact.model if step.copyable else step.copy()
 
@@ -37,58 +37,49 @@ def made_anew(step: Step) -> nn.Module | None:
     Raises Untestable where the class makes a model with other tensors.
     """
     library, model, make = sys.modules.get("transformers"), step.model, step.setup.make
+    if make is None and (library is None or not isinstance(model, library.PreTrainedModel)):
+        return None
     with same_random_state(OTHER_SEED):
-        if make is not None:
-            made = make()
-        elif library is not None and isinstance(model, library.PreTrainedModel):
-            made = type(model)(copy.deepcopy(model.config))
-            if made.state_dict().keys() != model.state_dict().keys():
-                raise Untestable("the model was changed after its class had made it: pass make=")
-        else:
-            return None
+        made = make() if make is not None else type(model)(copy.deepcopy(model.config))
+    if make is None and made.state_dict().keys() != model.state_dict().keys():
+        raise Untestable("the model was changed after its class had made it: pass make=")
     kinds = {p.dtype for p in model.parameters() if p.is_floating_point()}
     return made.to(kinds.pop()) if len(kinds) == 1 else made
 
 
-def loaded(step: Step, model: nn.Module) -> tuple[str, str] | None:
+def _loaded(step: Step, model: nn.Module) -> tuple[str, str] | None:
     """Load the state of the exact trace's model; return where and how that model then differs."""
-    model, state = model.double() if step.is_exact else model, copy.deepcopy(step.exact.model.state_dict())
+    model = model.double() if step.is_exact else model
     try:
-        result = model.load_state_dict(state, strict=False)
+        result = model.load_state_dict(copy.deepcopy(step.exact.model.state_dict()), strict=False)
     except RuntimeError as error:
         return "", f"the state does not fit a model made anew: {str(error).splitlines()[-1].strip()}"
     if keys := [*result.missing_keys, *result.unexpected_keys]:
         return keys[0], f"{len(keys)} names are in one state dict only: the model's, or that of one made anew"
-    found = step.difference(step.exact, step.exact.again(model=model), lambda x: x)
-    return (
-        None if found is None else (found.module, f"outputs differ by {found.size:.1e} after the round trip")
-    )
+    apart = step.difference(step.exact, step.exact.again(model=model), lambda x: x)
+    return (apart.module, f"outputs differ by {apart.size:.1e} after the round trip") if apart else None
 
 
 @property_of("round trips", explains=["meta"], passes=5)
-def state_dict(step: Step) -> Iterator[Violation | Note]:
+def state_dict(step: Step) -> Answers:
     """A freshly made model that loads the state dict puts out the same.
 
     Without ``make`` it is a copy whose parameters and saved buffers are zero.
     """
-    original, model = copied(step), made_anew(step)
-    unsaved, drawn = unregistered(original), model is not None
-    if model is None:
-        model = copy.deepcopy(original)
-        with torch.no_grad():
-            for _, tensor in tensors_in(model.state_dict(keep_vars=True)):
-                tensor.zero_()
-    if (found := loaded(step, model)) is not None:
-        place = next((n for n in unsaved if n.rpartition(".")[0] == found[0]), found[0])
+    original, made = _original(step), made_anew(step)
+    unsaved, model = _unregistered(original), copy.deepcopy(original) if made is None else made
+    if made is None:
+        for _, tensor in tensors_in(model.state_dict()):
+            tensor.zero_()
+    if (apart := _loaded(step, model)) is not None:
+        place = next((n for n in unsaved if n.rpartition(".")[0] == apart[0]), apart[0])
         lost = f"; no state dict holds {', '.join(unsaved[:3])}" if unsaved else ""
-        yield fail(place, found[1] + lost, "register what is drawn or learnt, as a parameter or a buffer")
-    elif unsaved and not drawn:
-        yield note(
-            unsaved[0], "no state dict holds it; make= would show whether a model made anew has the same"
-        )
+        yield fail(place, apart[1] + lost, "register what is drawn or learnt, as a parameter or a buffer")
+    elif unsaved and made is None:
+        yield note(unsaved[0], "no state dict holds it; make= would show whether it is made the same")
 
 
-def unregistered(model: nn.Module) -> list[str]:
+def _unregistered(model: nn.Module) -> list[str]:
     """Floating tensors that modules hold as plain attributes."""
     known = {id(t) for t in chain(model.parameters(), model.buffers())}
     return [
@@ -102,37 +93,33 @@ def unregistered(model: nn.Module) -> list[str]:
 
 
 @property_of("round trips", passes=4)
-def meta(step: Step) -> Iterator[Violation | Note]:
+def meta(step: Step) -> Answers:
     """A model that is built on the meta device, emptied onto a real one and loaded puts out the same.
 
     Buffers that no state dict holds, and ties, are lost on this way. A note names those of the user's own
     models: their author may fill and tie them again, as Hugging Face's from_pretrained does.
     """
-    original = copied(step)
+    original = _original(step)
     with torch.device("meta"):
         model = made_anew(step)
     if model is None:
         raise Untestable("the model cannot be made anew: pass make=")
     if not all(p.is_meta for p in model.parameters()):
         raise Untestable("make() builds the model on a device of its own, or returns one that it has")
-    tied, lost = _ties(model), [n for n, _ in model.named_buffers() if n not in model.state_dict()]
-    lost += unregistered(model)
+    tied, own = _ties(model), step.setup.make is not None
+    lost = [n for n, _ in model.named_buffers() if n not in model.state_dict()] + _unregistered(model)
+    if lost and not own:
+        raise Untestable(f"no state dict holds {len(lost)} tensors, as {lost[0]}: from_pretrained() does")
     model = model.to_empty(device=next(original.parameters()).device)
     with torch.no_grad():
         for t in chain(model.parameters(), model.buffers()):
             t.fill_(float("nan")) if t.is_floating_point() else t.zero_()
-    own = step.setup.make is not None
-    if lost and own:
-        names = ", ".join(lost[:3])
-        yield note(lost[0], f"no state dict holds {names}: after to_empty() they must be filled again")
+    if lost:
+        yield note(lost[0], f"no state dict holds {', '.join(lost[:3])}: fill them again after to_empty()")
     if own and (untied := sorted(tied - _ties(model))):
         yield note(untied[0], "to_empty() loses its tie, which must be made again")
-    if lost and not own:
-        raise Untestable(
-            f"{len(lost)} tensors are in no state dict, as {lost[0]}: from_pretrained() makes them anew"
-        )
-    if not lost and (found := loaded(step, model)) is not None:
-        yield fail(*found, MADE)
+    if not lost and (apart := _loaded(step, model)) is not None:
+        yield fail(*apart, "make() must build the model as it is trained")
 
 
 def _ties(model: nn.Module) -> set[str]:
@@ -142,9 +129,9 @@ def _ties(model: nn.Module) -> set[str]:
 
 
 @property_of("round trips", passes=5)
-def cache(step: Step) -> Iterator[Violation | Note]:
+def cache(step: Step) -> Answers:
     """A generation with a cache has, token by token, the logits of the full pass."""
-    model, facts = copied(step), step.facts
+    model, facts = _original(step), step.facts
     if "past_key_values" not in inspect.signature(model.forward).parameters:
         raise Untestable("the model takes no past_key_values")
     if not facts.causal or facts.tokens.column < 0:

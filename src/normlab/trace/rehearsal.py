@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 from functools import partial
+from math import isfinite
 from typing import Any, Final, NamedTuple
 
 import torch
@@ -13,23 +14,23 @@ from torch import Tensor, nn
 from torch.nn.utils import clip_grad
 from torch.optim import Optimizer
 
+from normlab.trace.compare import distance
+from normlab.trace.facts.facts import Facts
+from normlab.trace.facts.unknown import Unknown
 from normlab.trace.functions import Functions
 from normlab.trace.setup import Loss
 from normlab.trace.setup import Step as Whole
-from normlab.trace.tensors import eager, map_tensors
+from normlab.trace.tensors import eager, map_tensors, tensors_in
 from normlab.trace.trace import Trace, recomputing
 from normlab.trace.untouched import same, same_globals, same_random_state
 
+Gradients = Mapping[str, Tensor]
+"""Samples of them, by the names of parameters; those that are 0 may be left out."""
 SAMPLED: Final = 65_536
 """Entries of each parameter that are looked at, evenly spaced."""
-
-
-class Clip(NamedTuple):
-    """One call of ``clip_grad_norm_``: the norm asked, its parameters, and the norm that it left."""
-
-    asked: float
-    held: frozenset[int]
-    left: float
+LEARNT: Final = 10
+"""Steps in a row below the first loss that show a batch to be learnt; as many are the warm-up."""
+TRIED: Final = 40
 
 
 @dataclass
@@ -46,13 +47,21 @@ class Seen:
     """The mode of the model in each of its passes that has a gradient."""
     moved: bool = False
     """Whether the step writes to the weights before its last pass."""
-    clips: list[Clip] = field(default_factory=list)
-    norms: list[float] = field(default_factory=list)
-    """For each clip, the norm of its parameters' gradients when the optimizer was called first."""
+    clips: list[tuple[frozenset[int], float]] = field(default_factory=list)
+    """Of each call of ``clip_grad_norm_``, its parameters, and the norm that it left."""
     fresh: set[int] = field(default_factory=set)
     """Parameters whose gradient grew since it was clipped."""
-    late: set[int] = field(default_factory=set)
-    """Clipped parameters among them, when the optimizer was called first."""
+    clipped: frozenset[int] = frozenset()
+    """Parameters that were clipped when the optimizer was called first."""
+    late: bool = False
+    """Whether the gradient of one of them had grown since."""
+    undone: tuple[float, float] | None = None
+    """The norm that the last clip of its parameters left, and what it was then, where these differ."""
+
+    @property
+    def nonzero(self) -> set[str]:
+        """Parameters whose gradient is not 0."""
+        return {n for n, g in self.gradients.items() if bool(g.any())}
 
 
 @dataclass
@@ -75,54 +84,55 @@ class Rehearsal:
             self.model.double()
         self.names = {id(p): n for n, p in self.model.named_parameters()}
 
-    @property
-    def held(self) -> list[str]:
-        """Trainable parameters of the model that an optimizer holds."""
-        return [
-            self.names[id(p)]
-            for p in parameters_of(self.optimizers)
-            if id(p) in self.names and p.requires_grad
-        ]
-
     def run(
-        self,
-        batch: Any,
-        *,
-        acts: bool = False,
-        scale: float = 1.0,
-        seed: int = 0,
-        rates: Sequence[float] | None = None,
+        self, batch: Any, *, scale: float = 1.0, seed: int = 0, rates: Sequence[float] | None = None
     ) -> Seen:
-        """Run the step once. Its optimizers step only where it ``acts``, at these rates by group.
+        """Run the step once. Its optimizers act where there are ``rates``, by group; () leaves them theirs.
 
         Gradients are multiplied by ``scale`` when backward hands them to the parameters: very small ones no
-        clipping touches, very large ones every one does.
+        clipping touches, very large ones every one does. Modes and buffers are put back; what else the step
+        leaves behind, gradients and attributes, stays.
         """
         seen = Seen(self.own(batch))
         with ExitStack() as stack:
-            for context in (same_globals(), same(self.model, parameters=False), eager()):
-                stack.enter_context(context)
-            stack.enter_context(same_random_state(seed))
+            mode, buffers = Functions(exact=self.exact, dropout=False), list[Any]()
+            for module in self.model.modules():
+                buffers.append(module._buffers)
+                stack.callback(setattr, module, "training", module.training)
+            guards = (same_globals(), same(buffers, parameters=False), eager(), same_random_state(seed))
+            for guard in guards:
+                stack.enter_context(guard)
             if self.exact:
                 torch.set_default_dtype(torch.float64)
             self._watch_gradients(seen, stack, scale)
-            self._watch_calls(seen, stack, self._act if acts else None, rates)
+            self._watch_calls(seen, stack, rates)
             optimizer = self.optimizers if self.several else self.optimizers[0]
-            mode = Functions(exact=self.exact, dropout=False)
             with recomputing(self.model, mode), mode:
                 self.whole(self.model, map_tensors(seen.batch, lambda _, x: x), optimizer, self.scheduler)
         return seen
 
-    def gradients(
-        self, batch: Any, loss_of: Loss, *, training: bool, **changes: Any
-    ) -> dict[str, Tensor | None]:
+    def gradients(self, batch: Any, loss_of: Loss, *, training: bool, **changes: Any) -> Gradients:
         """Samples of the gradients of the loss in the parameters that the optimizers hold."""
         for p in self.model.parameters():
             p.grad = None
         batch = self.own(batch)
         trace = Trace(self.model, batch, loss_of, training=training, dropout=False, exact=self.exact)
-        found = trace.again(**changes).gradients
-        return {n: None if (g := found.get(n)) is None else sample(g) for n in self.held}
+        held = {self.names.get(id(p)) for p in parameters_of(self.optimizers)}
+        every = trace.again(**changes).gradients.items()
+        return {n: sample(g) for n, g in every if n in held and g is not None}
+
+    def losses(self, batch: Any, loss_of: Loss, rates: Sequence[float]) -> list[float]:
+        """The losses of a batch before each step and after the last, until it is learnt.
+
+        The rates are reached in ten steps; the loop's own where there are none.
+        """
+        trace = Trace(self.model, self.own(batch), loss_of, training=True, dropout=False)
+        losses = [float(trace.loss)]
+        while len(losses) <= TRIED and isfinite(losses[-1]) and not learnt(losses):
+            ramp = min(1.0, len(losses) / LEARNT)
+            self.run(batch, rates=[ramp * rate for rate in rates])
+            losses.append(float(trace.again().loss))
+        return losses
 
     def rounding(self, batch: Any, loss_of: Loss) -> float:
         """The share of the gradient that changes when each parameter changes by one rounding."""
@@ -135,7 +145,7 @@ class Rehearsal:
             if p.is_floating_point()
         }
         other = self.gradients(batch, loss_of, training=True, weights=moved)
-        return 4 * fit(other, base)[1] + eps
+        return 4 * fit(other, base).rest + eps
 
     def own(self, batch: Any) -> Any:
         """The batch with tensors of its own, in the precision of the model."""
@@ -159,48 +169,53 @@ class Rehearsal:
             grown = p.register_post_accumulate_grad_hook(lambda q: seen.fresh.add(id(q)))
             stack.callback(grown.remove)
 
-    def _watch_calls(
-        self, seen: Seen, stack: ExitStack, acting: Callable[..., Any] | None, rates: Sequence[float] | None
-    ) -> None:
-        def replace(owner: Any, name: str, new: Any) -> None:
+    def _watch_calls(self, seen: Seen, stack: ExitStack, rates: Sequence[float] | None) -> None:
+        def replace(owner: Any, name: str, new: Callable[..., Any]) -> None:
             stack.callback(setattr, owner, name, getattr(owner, name))
             setattr(owner, name, new)
 
-        for i, optimizer in enumerate(self.optimizers):
-            act = partial(acting, optimizer.step, rates) if acting is not None else None
-            replace(optimizer, "step", partial(self._stepped, seen, i, act))
-        if self.scheduler is not None:
-            replace(self.scheduler, "step", partial(_counted, seen, self.scheduler.step))
-        replace(
-            clip_grad, "_clip_grads_with_norm_", partial(_clipped, seen, clip_grad._clip_grads_with_norm_)
-        )
-        replace(torch.amp.GradScaler, "update", lambda scaler, *_: scaler._per_optimizer_states.clear())
+        def scheduled(own: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+            seen.calls.append("scheduler")
+            return own(*args, **kwargs)
 
-    def _stepped(self, seen: Seen, i: int, act: Callable[..., Any] | None, *args: Any, **kwargs: Any) -> Any:
-        closure = args[0] if args else kwargs.get("closure")
-        if act is None and callable(closure):
-            with torch.enable_grad():
-                closure()
-        if i not in seen.calls:
-            self._look(seen, self.optimizers[i])
-        seen.calls.append(i)
-        return act(*args, **kwargs) if act is not None else None
+        def clipped(own: Callable[..., Any], parameters: Any, *args: Any) -> None:
+            held = [parameters] if isinstance(parameters, Tensor) else list(parameters)
+            own(held, *args)
+            seen.clips.append((frozenset(map(id, held)), norm_of(held)))
+            seen.fresh -= {*map(id, held)}
+
+        def stepped(own: Callable[..., Any], i: int, *args: Any, **kwargs: Any) -> Any:
+            closure = args[0] if args else kwargs.get("closure")
+            if rates is None and callable(closure):
+                with torch.enable_grad():
+                    closure()
+            if i not in seen.calls:
+                self._look(seen, self.optimizers[i])
+            seen.calls.append(i)
+            for group, rate in zip(groups_of(self.optimizers), rates or (), strict=bool(rates)):
+                group["lr"] = rate
+            return own(*args, **kwargs) if rates is not None else None
+
+        for i, optimizer in enumerate(self.optimizers):
+            replace(optimizer, "step", partial(stepped, optimizer.step, i))
+        if self.scheduler is not None:
+            replace(self.scheduler, "step", partial(scheduled, self.scheduler.step))
+        clip = "_clip_grads_with_norm_"
+        replace(clip_grad, clip, partial(clipped, getattr(clip_grad, clip)))
+        replace(torch.amp.GradScaler, "update", lambda scaler, *_: scaler._per_optimizer_states.clear())
 
     def _look(self, seen: Seen, optimizer: Optimizer) -> None:
         unscale = 1 / float(scale) if (scale := getattr(optimizer, "grad_scale", None)) is not None else 1.0
         for p in parameters_of([optimizer]):
             if p.grad is not None and id(p) in self.names:
                 seen.gradients[self.names[id(p)]] = sample(p.grad) * unscale
-        if not seen.norms:
-            own = {id(p): p for p in self.model.parameters()}
-            seen.norms = [norm_of(own[i] for i in clip.held if i in own) for clip in seen.clips]
-            seen.late = {i for clip in seen.clips for i in clip.held if i in seen.fresh}
-
-    def _act(self, step: Callable[..., Any], rates: Sequence[float] | None, *args: Any, **kwargs: Any) -> Any:
-        if rates is not None:
-            for group, rate in zip(groups_of(self.optimizers), rates, strict=True):
-                group["lr"] = rate
-        return step(*args, **kwargs)
+        own = {id(p): p for p in self.model.parameters()}
+        for held, left in () if seen.clipped else reversed(seen.clips):
+            norm = norm_of(own[i] for i in held if i in own)
+            if not seen.undone and not seen.clipped & held and abs(norm - left) > 1e-3 * left:
+                seen.undone = left, norm
+            seen.clipped |= held
+            seen.late |= bool(held & seen.fresh)
 
 
 def plain_step(loss_of: Loss) -> Whole:
@@ -225,6 +240,21 @@ def plain_step(loss_of: Loss) -> Whole:
     return whole
 
 
+def learnt(losses: Sequence[float]) -> bool:
+    """Whether the last of them stay below the first."""
+    floor = losses[0] - 1e-6 * abs(losses[0])
+    return len(losses) > LEARNT and all(x < floor for x in losses[-LEARNT:])
+
+
+def written(before: Any, after: Any) -> str | None:
+    """The entry of a batch that a step wrote to, rounded or not."""
+    own = dict(tensors_in(before))
+    for place, x in tensors_in(after):
+        if distance(x, own[place]) > torch.finfo(torch.float32).eps * x.is_floating_point():
+            return ".".join(map(str, place)) or "step"
+    return None
+
+
 def sample(x: Tensor) -> Tensor:
     """Evenly spaced entries of a tensor, in float64; all of them where they are few."""
     flat = (x.to_dense() if x.is_sparse else x).detach().reshape(-1)
@@ -246,37 +276,38 @@ def norm_of(parameters: Iterable[Tensor]) -> float:
     return sum(float(p.grad.double().norm()) ** 2 for p in parameters if p.grad is not None) ** 0.5
 
 
-def _counted(seen: Seen, step: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-    seen.calls.append("scheduler")
-    return step(*args, **kwargs)
+class Fit(NamedTuple):
+    """Gradients as a factor times others, and the share of them that this does not explain."""
+
+    factor: float
+    rest: float
+
+    @property
+    def apart(self) -> float:
+        """The larger of both differences."""
+        return max(self.rest, abs(self.factor - 1))
 
 
-def _clipped(seen: Seen, clip: Callable[..., Any], parameters: Any, asked: Any, *rest: Any) -> None:
-    held = [parameters] if isinstance(parameters, Tensor) else list(parameters)
-    clip(held, asked, *rest)
-    seen.clips.append(Clip(float(asked), frozenset(id(p) for p in held), norm_of(held)))
-    seen.fresh -= {id(p) for p in held}
+def fit(gradients: Gradients, want: Gradients, scale: float = 1.0) -> Fit:
+    """The factor k of gradients / scale = k · want, and what it leaves; 1 and 0 where both are zero."""
+    zeros = {n: torch.zeros_like(g) for n, g in {**gradients, **want}.items()}
+    if not any(bool(g.any()) for own in (gradients, want) for g in own.values()):
+        return Fit(1.0, 0.0)
+    wide = ([g.to("cpu", torch.float64) for g in {**zeros, **own}.values()] for own in (gradients, want))
+    g, w = map(torch.cat, wide)
+    k = float(g @ w) / scale / max(float(w @ w), 1e-300)
+    return Fit(k, float((g - k * scale * w).norm()) / max(float(g.norm()), 1e-300))
 
 
-def fit(
-    gradients: Mapping[str, Tensor | None], want: Mapping[str, Tensor | None], scale: float = 1.0
-) -> tuple[float, float]:
-    """The factor k of gradients / scale = k · want, and the share of them that it does not explain; 1 and 0
-    where both are zero.
-    """
-
-    def wide(x: Tensor | None, factor: float) -> Tensor | float:
-        return 0.0 if x is None else x.double() / factor
-
-    pairs = [(wide(gradients.get(n), scale), wide(want.get(n), 1.0)) for n in {**gradients, **want}]
-    size, whole = (sum(_dot(pair[i], pair[i]) for pair in pairs) for i in (1, 0))
-    if not size and not whole:
-        return 1.0, 0.0
-    k = sum(_dot(g, w) for g, w in pairs) / max(size, 1e-300)
-    rest = sum(_dot(g - k * w, g - k * w) for g, w in pairs)
-    return k, (rest / max(whole, 1e-300)) ** 0.5
-
-
-def _dot(a: Tensor | float, b: Tensor | float) -> float:
-    product = a * b
-    return float(product.sum()) if isinstance(product, Tensor) else product
+def splits(trace: Trace, facts: Facts, rounding: float) -> bool:
+    """Whether the loss of the whole batch is the mean, or the sum, of those of its rows."""
+    try:
+        counts = facts.targets.counted.reshape(facts.rows, -1).sum(1).tolist()
+    except (Unknown, RuntimeError):
+        counts = [1] * facts.rows
+    alone = [
+        trace.again(batch=facts.with_rows(torch.tensor([i]))) if n else None for i, n in enumerate(counts)
+    ]
+    losses = [0.0 if row is None else float(row.loss) for row in alone]
+    mean = sum(n * loss for n, loss in zip(counts, losses, strict=True)) / sum(counts)
+    return any(abs(float(trace.loss) - x) <= rounding * abs(x) for x in (mean, sum(losses)))
