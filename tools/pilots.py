@@ -19,6 +19,8 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, Final, TypeAlias
 
+import torch
+
 from normlab.papers.bases import LAPTOP
 from normlab.recipes.grammar import resolve
 from normlab.reproduce.learned import OUTPUT, ROLES, by_layer, scales_of
@@ -26,6 +28,7 @@ from normlab.spec.config import Config, DataConfig, MachineConfig, SeedConfig, n
 from normlab.spec.local_data import parallel_files
 from normlab.spec.trainings import changed
 from normlab.store.folder import RunFolder, read_scores
+from normlab.training.devices import hardware
 from normlab.training.train import train
 
 HOME: Final = Path(__file__).resolve().parent.parent
@@ -134,6 +137,10 @@ _END: Final = changed(
         "train.dev_decode_sentences": 200,
     },
 )
+_DEEP: Final = changed(
+    REAL, {"train.max_tokens": 1024, "model.encoder_layers": 18, "model.decoder_layers": 18}
+)
+"""18+18 layers on the same text, 1,200 steps of 1,024 positions."""
 _VARIANT: Final = "pre+fixnorm+scalenorm+smallinit"
 _EDGE: Final = changed(DATES, {"train.stop_early": False})
 _TED: Final = {"optim.betas": (0.9, 0.999), "optim.eps": 1e-8, "optim.max_grad_norm": 1.0}
@@ -144,6 +151,11 @@ BATCHES: Final[Mapping[str, Batch]] = {
         "Where is Post-LN's edge under Adam, by warm-up of 0, 40 and 300 of 1,200 steps?",
         _EDGE,
         _edges("post", (2e-3, 4e-3), (0, 40, 300)),
+    ),
+    "C-inverse": Batch(
+        "The same with the paper's inverse square root after the warm-up",
+        changed(_EDGE, {"optim.schedule": "inverse_sqrt"}),
+        _edges("post", (2e-3, 1e-3), (0, 40, 300)),
     ),
     "C-radam": Batch(
         "Where is Post-LN's edge under RAdam without warm-up?", _EDGE, _radam((4e-3, 8e-3), (0.999, 0.99))
@@ -157,6 +169,17 @@ BATCHES: Final[Mapping[str, Batch]] = {
         "Do six layers converge in 3,000 steps of Multi30k, with headroom, and at which rates?",
         _END,
         {**_peak("post", 1e-3), **_peak("pre", 2e-3), **_peak("admin", 2e-3), **_peak("post", 2e-3)},
+    ),
+    "E-deep": Batch(
+        "Which of 18 layers fail for 1,200 steps of Multi30k, and does the rate decide it?",
+        _DEEP,
+        {
+            **_peak("pre", 2e-3, 240),
+            **_peak("post", 2e-3, 240),
+            **_peak("enc:post/dec:pre", 2e-3, 240),
+            **_peak("admin", 2e-3, 240),
+            **_peak("post", 5e-4, 240),
+        },
     ),
     "F-norms": Batch(
         "The same of FixNorm and ScaleNorm, and what they learn as scales",
@@ -212,15 +235,16 @@ def line(cell: str, seed: int, config: Config, folder: RunFolder) -> dict[str, A
         **_scales(folder),
         "seconds": round(status.train_seconds),
         "data": folder.config().data.digest[:8],
-        "commit": _commit(),
-        "date": datetime.now(UTC).strftime("%Y-%m-%d %H:%M"),
-        "hardware": status.hardware,
+        **provenance(),
     }
 
 
-def _commit() -> str:
+def provenance() -> dict[str, str]:
+    """Commit, date and hardware of a measurement."""
     command = ["git", "-C", str(HOME), "rev-parse", "--short", "HEAD"]
-    return subprocess.run(command, capture_output=True, text=True, check=True).stdout.strip()
+    commit = subprocess.run(command, capture_output=True, text=True, check=True).stdout.strip()
+    now = datetime.now(UTC).strftime("%Y-%m-%d %H:%M")
+    return {"commit": commit, "date": now, "hardware": hardware(torch.device("cpu"))}
 
 
 def run(batch: str, runs: Path) -> None:
@@ -233,7 +257,7 @@ def run(batch: str, runs: Path) -> None:
         KEPT.mkdir(parents=True, exist_ok=True)
         with (KEPT / f"{batch}.jsonl").open("a", encoding="utf-8") as file:
             file.write(json.dumps(row, separators=(",", ":")) + "\n")
-        for weights in (folder.best, folder.last, folder.previous):
+        for weights in (folder.last, folder.previous):
             shutil.rmtree(weights, ignore_errors=True)
         print(batch, cell, seed, row["outcome"], row["dev"][-1:], row["test"], row["seconds"], flush=True)
 
