@@ -161,7 +161,7 @@ BATCHES: Final[Mapping[str, Batch]] = {
     "C-inverse": Batch(
         "The same with the paper's inverse square root after the warm-up",
         changed(_EDGE, {"optim.schedule": "inverse_sqrt"}),
-        {**_edges("post", (2e-3, 1e-3), (0, 40)), **_edges("post", (2e-3, 4e-3), (300, 40, 0))},
+        _edges("post", (1e-3, 2e-3, 4e-3), (0, 40, 300)),
     ),
     "C-radam": Batch(
         "Where is Post-LN's edge under RAdam without warm-up?", _EDGE, _radam((4e-3, 8e-3), (0.999,))
@@ -169,7 +169,7 @@ BATCHES: Final[Mapping[str, Batch]] = {
     "C-depth": Batch(
         "Where is Post-LN's edge with SmallInit without warm-up, by depth?",
         changed(_EDGE, _TED),
-        _depths((4.8e-3,), (6, 4)),
+        _depths((4.8e-3, 3.6e-3), (6, 4)),
     ),
     "F-end": Batch(
         "Do six layers converge in 1,500 steps of Multi30k, with headroom, and at which rates?",
