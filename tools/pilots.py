@@ -1,0 +1,282 @@
+"""Pilots of the papers' trainings: ``NORMLAB_DATA=... python tools/pilots.py BATCH ... --runs FOLDER``.
+
+A pilot chooses a regime and never counts for a claim: its seeds are 1000 and up, those that count begin at 1.
+Each finished run leaves one line in ``results/pilots/BATCH.jsonl``, metrics alone; the run folders, with the
+weights, stay in the folder of ``--runs``. A configuration that has a line is skipped, and an interrupted run
+goes on from its last checkpoint. Without names the batches are listed, with how many of their runs are there.
+"""
+
+from __future__ import annotations
+
+import argparse
+import hashlib
+import json
+import shutil
+import subprocess
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, replace
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any, Final, TypeAlias
+
+import torch
+
+from normlab.papers.bases import LAPTOP
+from normlab.recipes.grammar import resolve
+from normlab.reproduce.learned import OUTPUT, ROLES, by_layer, scales_of
+from normlab.spec.config import Config, DataConfig, MachineConfig, SeedConfig, numbers
+from normlab.spec.local_data import parallel_files
+from normlab.spec.trainings import changed
+from normlab.store.folder import RunFolder, read_scores
+from normlab.training.devices import hardware
+from normlab.training.train import train
+
+HOME: Final = Path(__file__).resolve().parent.parent
+KEPT: Final = HOME / "results" / "pilots"
+FIRST_SEED: Final = 1000
+Changes: TypeAlias = Mapping[str, Any]
+Rates: TypeAlias = tuple[float, ...]
+
+_MULTI30K: Final = parallel_files(
+    DataConfig(vocab_size=2000),
+    "multi30k",
+    splits=("train", "val", "test2016"),
+    source="de",
+    target="en",
+)
+DATES: Final = changed(LAPTOP, {"train.steps": 1200, "train.validate_every_steps": 200})
+"""The papers' laptop base, six times as long: 6+6 layers of width 64, dates, 1,024 positions a step."""
+REAL: Final = changed(
+    LAPTOP,
+    {
+        "data": _MULTI30K,
+        "optim.schedule": "inverse_sqrt",
+        "train.steps": 1200,
+        "train.max_tokens": 2048,
+        "train.validate_every_steps": 200,
+        "train.stop_early": False,
+    },
+)
+"""The same model on Multi30k De-En, with 2,048 positions a step and a joint vocabulary of 2,000."""
+
+
+@dataclass(frozen=True)
+class Batch:
+    """Pilots of one question."""
+
+    question: str
+    base: Config
+    cells: Mapping[str, Changes]
+    seeds: int = 1
+
+    def configs(self) -> Iterator[tuple[str, int, Config]]:
+        """Each cell and seed with its resolved configuration."""
+        for seed in range(FIRST_SEED, FIRST_SEED + self.seeds):
+            for cell, changes in self.cells.items():
+                config = changed(self.base, changes)
+                config = replace(
+                    config,
+                    seeds=SeedConfig(seed, seed, seed),
+                    machine=MachineConfig(threads=1, probes="", checkpoint_every_steps=10_000),
+                )
+                yield cell, seed, resolve(config.recipe, config)
+
+
+def _edges(recipe: str, rates: Rates, warmups: tuple[int, ...], **more: Any) -> dict[str, Changes]:
+    """A recipe at each rate and warm-up."""
+    return {
+        f"{recipe} lr {rate:g} warm-up {steps}": {
+            "recipe": recipe + ("+warmup" if steps else ""),
+            "optim.lr": rate,
+            "optim.warmup_steps": steps,
+            **more,
+        }
+        for steps in warmups
+        for rate in rates
+    }
+
+
+def _radam(rates: Rates, betas: Rates, placement: str = "post") -> dict[str, Changes]:
+    """Figure 10 of Liu et al. 2020: RAdam without warm-up, the rate falling in a line."""
+    return {
+        f"{placement} RAdam lr {rate:g} β₂ {beta}": {
+            "recipe": f"{placement}+radam+linear",
+            "optim.lr": rate,
+            "optim.betas": (0.9, beta),
+        }
+        for beta in betas
+        for rate in rates
+    }
+
+
+def _depths(rates: Rates, depths: tuple[int, ...], placement: str = "post") -> dict[str, Changes]:
+    """Table 5 of Nguyen and Salazar 2019: SmallInit, no warm-up, by depth."""
+    return {
+        f"{placement} {layers} layers lr {rate:g}": {
+            "recipe": f"{placement}+smallinit+val_decay",
+            "optim.lr": rate,
+            "model.encoder_layers": layers,
+            "model.decoder_layers": layers,
+        }
+        for rate in rates
+        for layers in depths
+    }
+
+
+def _peak(recipe: str, rate: float, warmup: int = 400, **more: Any) -> dict[str, Changes]:
+    """One recipe with warm-up at one rate."""
+    return _edges(recipe, (rate,), (warmup,), **more)
+
+
+_END: Final = changed(
+    REAL,
+    {
+        "optim.schedule": "linear",
+        "train.steps": 1500,
+        "train.validate_every_steps": 300,
+        "train.dev_decode_sentences": 100,
+    },
+)
+_DEEP: Final = changed(
+    REAL,
+    {
+        "train.max_tokens": 1024,
+        "train.validate_every_steps": 300,
+        "model.encoder_layers": 18,
+        "model.decoder_layers": 18,
+    },
+)
+"""18+18 layers on the same text, 1,200 steps of 1,024 positions."""
+_VARIANT: Final = "pre+fixnorm+scalenorm+smallinit"
+_EDGE: Final = changed(DATES, {"train.stop_early": False})
+_TED: Final = {"optim.betas": (0.9, 0.999), "optim.eps": 1e-8, "optim.max_grad_norm": 1.0}
+BATCHES: Final[Mapping[str, Batch]] = {
+    "pace": Batch("How long does a step take?", DATES, _edges("post", (1e-3,), (0,))),
+    "pace-real": Batch("How long does a step take?", REAL, _edges("post", (1e-3,), (0,))),
+    "C-adam": Batch(
+        "Where is Post-LN's edge under Adam, by warm-up of 0, 40 and 300 of 1,200 steps?",
+        _EDGE,
+        _edges("post", (2e-3, 4e-3), (0, 40, 300)),
+    ),
+    "C-inverse": Batch(
+        "The same with the paper's inverse square root after the warm-up",
+        changed(_EDGE, {"optim.schedule": "inverse_sqrt"}),
+        _edges("post", (1e-3, 2e-3, 4e-3), (0, 40, 300)),
+    ),
+    "C-radam": Batch(
+        "Where is Post-LN's edge under RAdam without warm-up?", _EDGE, _radam((4e-3, 8e-3), (0.999,))
+    ),
+    "C-depth": Batch(
+        "Where is Post-LN's edge with SmallInit without warm-up, by depth?",
+        changed(_EDGE, _TED),
+        _depths((4.8e-3, 3.6e-3), (6, 4)),
+    ),
+    "F-end": Batch(
+        "Do six layers converge in 1,500 steps of Multi30k, with headroom, and at which rates?",
+        _END,
+        {**_peak("post", 1e-3), **_peak("pre", 2e-3)},
+    ),
+    "F-admin": Batch("The same of Admin", _END, _peak("admin", 2e-3)),
+    "E-deep": Batch(
+        "Which of 18 layers fail for 1,200 steps of Multi30k, and does the rate decide it?",
+        _DEEP,
+        _peak("post", 2e-3, 240),
+    ),
+    "F-norms": Batch(
+        "The same of FixNorm and ScaleNorm, and what they learn as scales",
+        _END,
+        {
+            **_peak(_VARIANT, 2e-3),
+            **{
+                f"{cell}, no smoothing": {**changes, "optim.label_smoothing": 0.0}
+                for cell, changes in _peak(_VARIANT, 2e-3).items()
+            },
+        },
+    ),
+}
+
+
+def key(config: Config) -> str:
+    """A digest of what decides the numbers of a pilot, without the data's contents."""
+    return hashlib.sha256(json.dumps(numbers(config), sort_keys=True).encode()).hexdigest()[:12]
+
+
+def kept(batch: str) -> dict[str, dict[str, Any]]:
+    """The lines of a batch by key."""
+    path = KEPT / f"{batch}.jsonl"
+    lines = path.read_text(encoding="utf-8").splitlines() if path.exists() else []
+    return {row["key"]: row for row in map(json.loads, lines)}
+
+
+def _curve(folder: RunFolder) -> list[list[float]]:
+    """Step, NLL and BLEU of each validation."""
+    rows = [row for row in folder.metrics() if row["kind"] == "dev"]
+    return [[row["step"], round(row["nll"], 3), round(row.get("bleu", -1.0), 1)] for row in rows]
+
+
+def _scales(folder: RunFolder) -> dict[str, Any]:
+    """The learned scales by kind of sublayer, first layer first, of a model that has such."""
+    scales = scales_of(folder) if "scalenorm" in folder.config().model.norm else {}
+    roles = {role: [round(float(g), 3) for g in by_layer(scales, role)] for role in ROLES if scales}
+    return {"scales": {**roles, "output": round(scales[OUTPUT], 3)}} if scales else {}
+
+
+def line(cell: str, seed: int, config: Config, folder: RunFolder) -> dict[str, Any]:
+    """What is kept of a finished run."""
+    status, scores = folder.status(), read_scores(folder.scores) if folder.scores.exists() else {}
+    norms = [row["grad_norm_l2"] for row in folder.metrics() if row["kind"] == "train" and row["step"] <= 1]
+    return {
+        "key": key(config),
+        "cell": cell,
+        "seed": seed,
+        "outcome": status.outcome.state if status.outcome else "",
+        "dev": _curve(folder),
+        "test": {name: round(value, 3) for name, value in scores.items() if isinstance(value, float)},
+        "first_grad_norm": round(norms[0], 2) if norms else None,
+        **_scales(folder),
+        "seconds": round(status.train_seconds),
+        "data": folder.config().data.digest[:8],
+        **provenance(),
+    }
+
+
+def provenance() -> dict[str, str]:
+    """Commit, date and hardware of a measurement."""
+    command = ["git", "-C", str(HOME), "rev-parse", "--short", "HEAD"]
+    commit = subprocess.run(command, capture_output=True, text=True, check=True).stdout.strip()
+    now = datetime.now(UTC).strftime("%Y-%m-%d %H:%M")
+    return {"commit": commit, "date": now, "hardware": hardware(torch.device("cpu"))}
+
+
+def run(batch: str, runs: Path) -> None:
+    """Train what is missing of a batch, one run after the other."""
+    for cell, seed, config in BATCHES[batch].configs():
+        if key(config) in kept(batch):
+            continue
+        folder = train(config, runs)
+        row = line(cell, seed, config, folder)
+        KEPT.mkdir(parents=True, exist_ok=True)
+        with (KEPT / f"{batch}.jsonl").open("a", encoding="utf-8") as file:
+            file.write(json.dumps(row, separators=(",", ":")) + "\n")
+        for weights in (folder.last, folder.previous):
+            shutil.rmtree(weights, ignore_errors=True)
+        print(batch, cell, seed, row["outcome"], row["dev"][-1:], row["test"], row["seconds"], flush=True)
+
+
+def main() -> None:
+    """Run the named batches, or list all."""
+    parser = argparse.ArgumentParser(description="Pilots of the papers' trainings.")
+    parser.add_argument("batch", nargs="*", choices=[[], *BATCHES], default=[])
+    parser.add_argument("--runs", type=Path, default=Path("runs/pilots"), help="folder of the run folders")
+    asked = parser.parse_args()
+    for batch in asked.batch:
+        run(batch, asked.runs)
+    if not asked.batch:
+        for name, batch in BATCHES.items():
+            configs = list(batch.configs())
+            there = sum(key(config) in kept(name) for *_, config in configs)
+            print(f"{name}: {there} of {len(configs)}; {batch.question}")
+
+
+if __name__ == "__main__":
+    main()
