@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping, Sequence
+from itertools import pairwise
 from typing import Any, NamedTuple
 
 import torch
@@ -44,9 +45,17 @@ def find_stacks(model: nn.Module, events: Sequence[Event]) -> dict[str, list[Blo
                 inner = f"{path}.{name}" if path else name
                 siblings[numbered[1]].append(Block(int(numbered[2]), inner, child))
         for prefix, blocks in siblings.items():
-            if sum(_carries_stream(called.get(b.path), b.module) for b in blocks) >= 2:
-                stacks[f"{path}.{prefix}".strip(".") or prefix] = sorted(blocks, key=lambda b: b.index)
+            ordered = sorted(blocks, key=lambda b: b.index)
+            carriers = {b.path for b in blocks if _carries_stream(called.get(b.path), b.module)}
+            if _chained([event for own, event in called.items() if own in carriers]):
+                stacks[f"{path}.{prefix}".strip(".") or prefix] = ordered
     return _outermost(stacks)
+
+
+def _chained(calls: Sequence[Event]) -> bool:
+    """Whether some block reads what the one before wrote, or read; a list of branches reads neither."""
+    pairs = ((stream_of(b.inputs), stream_of(a.outputs), stream_of(a.inputs)) for a, b in pairwise(calls))
+    return any(x is not None and any(y is not None and torch.equal(x, y) for y in own) for x, *own in pairs)
 
 
 def _carries_stream(event: Event | None, block: nn.Module) -> bool:
