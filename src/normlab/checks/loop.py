@@ -39,10 +39,10 @@ def twice(step: Step) -> tuple[Rehearsal, Seen, Seen]:
     """Run the step two times from equal weights, in float64 where that can be had, without clipping."""
     if "twice" not in step.kept:
         _ = step.exact
-        for exact in (True, False) if step.is_exact else (False,):
+        for exact in (True, False) if step.is_exact and not step.large else (False,):
             with suppress(Exception) if exact else nullcontext():
                 run = rehearsal(step, exact=exact)
-                first = run.run(step.batch, scale=SMALL)
+                first = run.run(step.stepped, scale=SMALL)
                 step.kept["twice"] = exact, first, run.run(first.batch, scale=SMALL)
                 break
     exact, first, again = step.kept["twice"]
@@ -67,7 +67,7 @@ def rates(step: Step) -> Rates:
 def _floor(step: Step, run: Rehearsal) -> float:
     """The share of a gradient that rounding may change."""
     if not run.exact and "gradient" not in step.kept:
-        step.kept["gradient"] = run.rounding(step.batch, step.loss_of)
+        step.kept["gradient"] = run.rounding(step.stepped, step.loss_of)
     return step.rounding if run.exact else step.kept["gradient"]
 
 
@@ -90,7 +90,7 @@ def step(step: Step) -> Answers:
 def _steps_once(step: Step, run: Rehearsal, seen: Seen) -> Answers:
     counts = [seen.calls.count(i) for i in range(len(run.optimizers))]
     if not any(counts):
-        if any(any(c != "scheduler" for c in run.run(step.batch).calls) for _ in range(7)):
+        if any(any(c != "scheduler" for c in run.run(step.stepped).calls) for _ in range(7)):
             raise Untestable("it steps the optimizer in some calls only; hand over the step of a whole batch")
         yield fail("step", "it never calls step() of the optimizer that it is given", "call it")
     elif max(counts) > 1:
@@ -102,7 +102,7 @@ def _steps_once(step: Step, run: Rehearsal, seen: Seen) -> Answers:
 
 def _is_fresh(step: Step, run: Rehearsal, seen: Seen) -> Answers:
     other = fit(step.kept["twice"][2].gradients, seen.gradients)
-    if other.apart > _floor(step, run) and written(step.batch, seen.batch) is None:
+    if other.apart > _floor(step, run) and written(step.stepped, seen.batch) is None:
         evidence = f"from the same weights the second gradient is {other.factor:.3g} times the first"
         yield fail("step", evidence, "zero the gradients once in each step; keep nothing for the next")
 
@@ -110,7 +110,7 @@ def _is_fresh(step: Step, run: Rehearsal, seen: Seen) -> Answers:
 def _clips(step: Step, run: Rehearsal, seen: Seen) -> Answers:
     if not seen.clips:
         return
-    seen = run.run(step.batch, scale=LARGE)
+    seen = run.run(step.stepped, scale=LARGE)
     spared = sorted(seen.nonzero - {run.names.get(i) for i in seen.clipped})
     advice = "clip all parameters after the last backward, and after unscaling, right before the step"
     if seen.late:
@@ -123,7 +123,7 @@ def _clips(step: Step, run: Rehearsal, seen: Seen) -> Answers:
 
 
 def _averages(step: Step, run: Rehearsal, seen: Seen) -> Answers:
-    want = run.gradients(step.batch, step.loss_of, training=not seen.training or any(seen.training))
+    want = run.gradients(step.stepped, step.loss_of, training=not seen.training or any(seen.training))
     own, floor, passes = fit(seen.gradients, want, SMALL), _floor(step, run), len(seen.training)
     if not any(bool(g.any()) for g in want.values()):
         raise Untestable("the loss has no gradient in what the optimizer holds")
@@ -134,7 +134,7 @@ def _averages(step: Step, run: Rehearsal, seen: Seen) -> Answers:
         return
     if seen.moved:
         raise Untestable("the step writes to the weights between its passes, so that no gradient is right")
-    if fit(run.run(step.batch, scale=SMALL, seed=1).gradients, seen.gradients).rest > floor:
+    if fit(run.run(step.stepped, scale=SMALL, seed=1).gradients, seen.gradients).rest > floor:
         raise Untestable("the step draws numbers of its own, so that no two of its gradients are the same")
     if own.rest <= floor:
         evidence = f"the gradient is {own.factor:.4g} times that of the whole batch, in {passes} passes"
@@ -216,7 +216,7 @@ def _moves_once(step: Step, course: Rates) -> Answers:
     if step.setup.step is None:
         return
     run = rehearsal(step)
-    calls = [*run.run(step.batch).calls, *run.run(step.batch).calls]
+    calls = [*run.run(step.stepped).calls, *run.run(step.stepped).calls]
     moved, steps = calls.count("scheduler"), calls.count(0)
     if not moved:
         yield note("scheduler", "the step does not step it")
@@ -246,7 +246,7 @@ def repeats(step: Step) -> Answers:
         step = copy.copy(step)
         step.setup = replace(step.setup, optimizer=lambda model: SGD(model.parameters()), step=None)
     run, first, again = twice(step)
-    if (where := written(step.batch, first.batch)) is not None:
+    if (where := written(step.stepped, first.batch)) is not None:
         yield fail(where, "the step writes into the batch, which is another from then on", "change a copy")
     elif fit(again.gradients, first.gradients).apart > _floor(step, run):
         evidence = "the same weights get another gradient from the same batch and seeds"
@@ -262,7 +262,7 @@ def overfit(step: Step) -> Answers:
     """
     if step.setup.optimizer is None:
         raise Untestable("no optimizer was handed over: pass optimizer=")
-    batch, peaks = step.batch, rates(step).peaks
+    batch, peaks = step.stepped, rates(step).peaks
     if step.facts.rows > 4:
         with suppress(Exception):
             small = step.facts.with_rows(torch.arange(4))

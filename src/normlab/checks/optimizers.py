@@ -19,6 +19,7 @@ from normlab.checks.step import Step
 from normlab.trace.facts.stacks import common, siblings
 from normlab.trace.rehearsal import groups_of, parameters_of, plain_step
 from normlab.trace.rules import Held, Moved, first_step, held
+from normlab.trace.unregistered import unregistered
 
 SORTED: Final = "sort parameters by their number of dimensions, not by their names"
 
@@ -31,7 +32,11 @@ def _handed(step: Step) -> tuple[nn.Module, list[Optimizer]]:
 
 
 # -------------------------------------------------------------------------------------------------- holding
-@property_of("optimizer", explains=["groups", "update", "step", "repeats", "overfit"], passes=3)
+@property_of(
+    "optimizer",
+    explains=["groups", "update", "step", "repeats", "overfit", "evaluation_repeats", "state_dict"],
+    passes=3,
+)
 def holds(step: Step) -> Answers:
     """Every trainable parameter is in exactly one group of one optimizer, and no other model's is.
 
@@ -44,7 +49,10 @@ def holds(step: Step) -> Answers:
     missing = [n for n, p in model.named_parameters() if p.requires_grad and id(p) not in counts]
     missing = [n for n in missing if not any(fnmatchcase(n, glob) for glob in step.declare.frozen)]
     twice = [names[i] for i, k in counts.items() if k > 1 and i in names]
-    if foreign:
+    if hidden := _hidden(step, counts):
+        say = "modules in a plain list get a gradient, and are neither in model.parameters() nor in the optimizer"
+        yield fail(hidden, say, "hold them in an nn.ModuleList or an nn.ModuleDict")
+    elif foreign:
         evidence = f"{len(foreign)} of the {len(counts)} parameters that it holds are not the model's"
         yield fail("optimizer", evidence, "build it after the model was copied, moved, wrapped or changed")
     elif missing:
@@ -52,6 +60,15 @@ def holds(step: Step) -> Answers:
         yield fail(common(missing), evidence, "hand over all of model.parameters(), or freeze these")
     elif twice:
         yield fail(twice[0], f"{len(twice)} parameters are held, and stepped, twice", "put each in one group")
+
+
+def _hidden(step: Step, counts: Mapping[int, int]) -> str | None:
+    """The first attribute whose modules torch does not see although the loss depends on their parameters."""
+    for path, modules in unregistered(step.model).items():
+        own = [p for module in modules for p in module.parameters() if id(p) not in counts]
+        if len(_without_gradient(step, own)) < len(own):
+            return path
+    return None
 
 
 def _without_gradient(step: Step, parameters: list[Tensor]) -> list[Tensor]:
@@ -142,10 +159,10 @@ def update(step: Step) -> Answers:
     Adam and AdamW are compared with their published rules.
     """
     run = rehearsal(step, whole=plain_step(step.loss_of))
-    moved = first_step(run, step.batch, rates(step).peaks)
+    moved = first_step(run, step.stepped, rates(step).peaks)
     live = [m for m in moved if bool(m.gradient.any())]
     if any(m.group["lr"] for m in live) and not any(m.change.any() for m in moved):
-        wide = first_step(rehearsal(step, exact=True, whole=run.whole), step.batch, rates(step).peaks)
+        wide = first_step(rehearsal(step, exact=True, whole=run.whole), step.stepped, rates(step).peaks)
         if not any(m.change.any() for m in wide):
             yield note("optimizer", "its first step moves nothing, in float64 either")
             return

@@ -25,7 +25,7 @@ from normlab.trace.untouched import in_mode, same, same_random_state
 @property_of("outputs", passes=1)
 def finite(step: Step) -> Iterator[Violation | Note]:
     """Weights, buffers, outputs, the loss and its gradient are finite numbers."""
-    model, trace = step.plain.model, step.plain
+    model, trace = step.whole.model, step.whole
     for path, x in [*model.named_parameters(), *model.named_buffers()]:
         weight = isinstance(x, torch.nn.Parameter)
         if x.is_floating_point() and bool(x.isnan().any() or (weight and x.isinf().any())):
@@ -137,7 +137,7 @@ def compiled_equals_plain(step: Step) -> Iterator[Violation | Note]:
         outputs = call_model(model, step.batch) if alone else step.loss_of(model, step.batch)
     given = [x.flatten().double() for _, x in tensors_in(outputs) if x.is_floating_point()]
     read = value if alone else (lambda trace: trace.loss.flatten().double())
-    apart, least = distance(torch.cat(given), read(step.plain)), rounding_of(step.plain, read)
+    apart, least = distance(torch.cat(given), read(step.whole)), rounding_of(step.whole, read)
     if apart > least:
         yield fail(
             "" if alone else "loss",

@@ -109,7 +109,7 @@ def _draws(call: FunctionCall) -> bool:
     return bool(call.argument(4, "dropout_p", 0.0))
 
 
-@property_of("structure", explains=["start", "seeds", "initial_loss"], passes=0)
+@property_of("structure", explains=["start", "seeds", "initial_loss", "state_dict"], passes=0)
 def ties(step: Step) -> Answers:
     """Parameters are shared as declared or configured, and none is a copy of another one.
 

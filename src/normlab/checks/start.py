@@ -17,7 +17,7 @@ from normlab.trace.fresh import from_library
 from normlab.trace.starts import Start, differences
 
 
-@property_of("start", explains=["initial_loss"], passes=0)
+@property_of("start", explains=["initial_loss", "state_dict"], passes=0)
 def start(step: Step) -> Answers:
     """Parameters start as declared, as their class or ``make`` draws them, and as their siblings do.
 

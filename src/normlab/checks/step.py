@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from normlab.checks.property import Untestable
 from normlab.errors import UserError
 from normlab.trace.compare import Part, blame, distance
-from normlab.trace.exact import awake, in_float64, rounding_of
+from normlab.trace.exact import awake, in_float64, rounding_of, small_part
 from normlab.trace.facts.facts import SCORED, Facts, FunctionInput
 from normlab.trace.facts.unknown import Unknown
 from normlab.trace.facts.wiring import Wiring, read_wiring
@@ -27,6 +27,8 @@ from normlab.trace.trace import Trace, output_loss
 
 SEED: Final = 20_011
 """Of the runs: not one with which a batch is drawn, or a loss would draw the same numbers again."""
+LARGE_MODEL: Final = 50_000_000
+"""Parameters up to which an optimizer's states are copied in float64."""
 EXACT: Final = 1e-9
 """Relative difference that rounding may leave in float64 after some hundred layers."""
 
@@ -82,9 +84,29 @@ class Step:
         return twin
 
     @cached_property
-    def plain(self) -> Trace:
-        """The model as it is, in evaluation mode."""
+    def whole(self) -> Trace:
+        """The model as it is, in evaluation mode, on the whole batch."""
         return Trace(self.copy() if self.copyable else self.model, self.batch, self.loss_of, seed=SEED)
+
+    @cached_property
+    def plain(self) -> Trace:
+        """The same on a part of the batch where the whole one is large for the model."""
+        part = small_part(self.batch, sum(p.numel() for p in self.model.parameters()))
+        small = self.whole if part is self.batch else self.whole.again(batch=part)
+        with suppress(Exception):
+            _ = small.loss
+            return small
+        return self.whole
+
+    @property
+    def stepped(self) -> Any:
+        """The batch of a whole step, of which the user's own needs every row."""
+        return self.batch if self.setup.step is not None else self.plain.batch
+
+    @property
+    def large(self) -> bool:
+        """Whether model and optimizer in float64 would take gigabytes."""
+        return sum(p.numel() for p in self.model.parameters()) > LARGE_MODEL
 
     @cached_property
     def exact(self) -> Trace:
@@ -92,11 +114,12 @@ class Step:
         narrow = replace(self.plain, dropout=False)
         if self.copyable:
             narrow = replace(narrow, model=awake(self.copy()))
-        start = time.monotonic()
         wide = in_float64(narrow) if self.copyable else None
         trace, self.is_exact = wide or narrow, wide is not None
-        self.pass_s = (time.monotonic() - start) / 2
         with suppress(Exception):
+            start = time.monotonic()
+            _ = trace.again().loss
+            self.pass_s = time.monotonic() - start
             where = Facts(trace, self.declare)
             self.__dict__["facts"] = where
             if isinstance(tap := where.logits.where, Tap):
@@ -146,7 +169,7 @@ class Step:
     def refuse_what_cannot_run(self) -> None:
         """Raise UserError for a step that cannot be run once."""
         try:
-            _ = self.plain.loss
+            _ = self.whole.loss
         except UserError:
             raise
         except Exception as error:

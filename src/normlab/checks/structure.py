@@ -114,7 +114,7 @@ def _factors(step: Step) -> Answers:
                 return
 
 
-@property_of("structure", explains=["overfit", "siblings"], passes=4)
+@property_of("structure", explains=["overfit", "siblings", "state_dict"], passes=4)
 def attention_scale(step: Step) -> Answers:
     """Scores are divided by the root of the head's width, and a softmax runs over the keys.
 

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from normlab.diagnosis.plan import Plan
 from normlab.diagnosis.reading.structure import Structure, read_structure
 from normlab.diagnosis.reading.subject import Subject
-from normlab.diagnosis.reading.unregistered import pointed_out, unregistered
+from normlab.trace.unregistered import pointed_out, unregistered
 from normlab.diagnosis.result import Diagnosis
 from normlab.diagnosis.rules.finding import SEVERITIES, Finding
 from normlab.diagnosis.study import Study, StudyContext, named, registered

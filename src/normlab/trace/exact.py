@@ -3,15 +3,22 @@
 from __future__ import annotations
 
 import copy
+from collections import Counter
 from collections.abc import Callable
 from dataclasses import replace
+from typing import Any, Final
 
 import torch
 from torch import Tensor, nn
 
 from normlab.trace.compare import distance
-from normlab.trace.tensors import map_tensors
+from normlab.trace.tensors import Place, map_tensors, tensors_in
 from normlab.trace.trace import Trace
+
+LARGE: Final = 4_000_000_000
+"""Positions times parameters of a batch whose passes in float64 take about a second on one core."""
+COLUMNS: Final = 32
+"""The fewest columns of a part of a batch."""
 
 
 def awake(model: nn.Module) -> nn.Module:
@@ -24,6 +31,40 @@ def awake(model: nn.Module) -> nn.Module:
             if p.is_floating_point() and p.numel() and not bool(p.any()):
                 p.copy_(0.02 * torch.randn(p.shape, generator=generator))
     return model
+
+
+def small_part(batch: Any, parameters: int) -> Any:
+    """Two rows, and the first columns, of a batch that is large for a model of so many parameters.
+
+    Columns are left out only where all integers are of one width and none may be a mask, a position or a
+    document: those of a part say something else.
+    """
+    tensors = [x for _, x in tensors_in(batch) if x.ndim]
+    rows = Counter(x.shape[0] for x in tensors).most_common(1)[0][0] if tensors else 1
+    ids = [x for x in tensors if x.ndim == 2 and x.shape[0] == rows and not x.is_floating_point()]
+    widths = {x.shape[1] for x in ids}
+    positions = rows * max(widths, default=1)
+    if rows < 2 or positions * parameters <= LARGE:
+        return batch
+    plain = len(widths) == 1 and all(len(torch.unique(x)) > 2 and _unordered(x) for x in ids)
+    width = widths.pop() if plain else 0
+    kept = max(COLUMNS, LARGE // parameters // 2)
+
+    def cut(_: Place, x: Tensor) -> Tensor:
+        if not x.ndim or x.shape[0] != rows:
+            return x
+        x = x[:2]
+        for axis in range(1, x.ndim):
+            if x.shape[axis] == width > kept:
+                x = x.narrow(axis, 0, kept)
+        return x
+
+    return map_tensors(batch, cut)
+
+
+def _unordered(ids: Tensor) -> bool:
+    """Whether they are no positions and no numbers of documents, which grow."""
+    return bool((ids.diff(dim=1) < 0).float().mean() > 0.1)
 
 
 def in_float64(trace: Trace) -> Trace | None:

@@ -13,7 +13,7 @@ from normlab.diagnosis.reading.block import Block, Norms, Step
 from normlab.diagnosis.reading.naming import candidates, role_of
 from normlab.diagnosis.reading.recording import Recording, awake, record
 from normlab.diagnosis.reading.relations import Factor, Sum, refit
-from normlab.diagnosis.reading.unregistered import pointed_out, unregistered
+from normlab.trace.unregistered import pointed_out, unregistered
 from normlab.errors import UserError
 from normlab.spec.arguments import validate_arguments
 from normlab.trace.setup import Setup
