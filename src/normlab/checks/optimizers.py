@@ -50,7 +50,7 @@ def holds(step: Step) -> Answers:
     missing = [n for n in missing if not any(fnmatchcase(n, glob) for glob in step.declare.frozen)]
     twice = [names[i] for i, k in counts.items() if k > 1 and i in names]
     if hidden := _hidden(step, counts):
-        say = "modules in a plain list get a gradient, and are neither in model.parameters() nor in the optimizer"
+        say = "modules in a plain list get a gradient, and are not among model.parameters()"
         yield fail(hidden, say, "hold them in an nn.ModuleList or an nn.ModuleDict")
     elif foreign:
         evidence = f"{len(foreign)} of the {len(counts)} parameters that it holds are not the model's"

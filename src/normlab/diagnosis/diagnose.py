@@ -17,7 +17,6 @@ from torch import Tensor, nn
 from normlab.diagnosis.plan import Plan
 from normlab.diagnosis.reading.structure import Structure, read_structure
 from normlab.diagnosis.reading.subject import Subject
-from normlab.trace.unregistered import pointed_out, unregistered
 from normlab.diagnosis.result import Diagnosis
 from normlab.diagnosis.rules.finding import SEVERITIES, Finding
 from normlab.diagnosis.study import Study, StudyContext, named, registered
@@ -30,6 +29,7 @@ from normlab.trace.setup import Loss, Setup
 from normlab.trace.step import OptimizerFactory, trainable
 from normlab.trace.tensors import Call, calling, tensors_in, unwrap
 from normlab.trace.trace import output_loss
+from normlab.trace.unregistered import pointed_out, unregistered
 from normlab.trace.untouched import refuse_hollow, untouched
 
 STEP_LR: Final = 1e-3

@@ -13,11 +13,11 @@ from normlab.diagnosis.reading.block import Block, Norms, Step
 from normlab.diagnosis.reading.naming import candidates, role_of
 from normlab.diagnosis.reading.recording import Recording, awake, record
 from normlab.diagnosis.reading.relations import Factor, Sum, refit
-from normlab.trace.unregistered import pointed_out, unregistered
 from normlab.errors import UserError
 from normlab.spec.arguments import validate_arguments
 from normlab.trace.setup import Setup
 from normlab.trace.tensors import Call, Tap, call_model, unwrap
+from normlab.trace.unregistered import pointed_out, unregistered
 from normlab.trace.untouched import untouched
 
 PLACEMENTS: Final = {
