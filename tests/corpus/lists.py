@@ -47,16 +47,15 @@ LISTS: dict[str, dict[str, Case]] = {
 }
 
 
-def unseen() -> dict[str, Case]:
-    """Return the cases of modules ``unseen*``, which are written apart from all others, if there are any."""
+def apart(prefix: str) -> dict[str, Case]:
+    """Return the cases of the modules that begin so, which are written apart from all others."""
     cases: dict[str, Case] = {}
     for module in iter_modules([str(Path(__file__).parent)]):
-        if module.name.startswith("unseen"):
+        if module.name.startswith(prefix):
             for value in vars(import_module(f".{module.name}", __package__)).values():
                 if isinstance(value, dict):
                     cases |= {name: case for name, case in value.items() if isinstance(case, Case)}
     return cases
 
 
-if _unseen := unseen():
-    LISTS["unseen"] = _unseen
+LISTS |= {"unseen": apart("unseen"), "later": apart("later")}

@@ -131,7 +131,7 @@ def counted(step: Step) -> Iterator[Violation | Note]:
             "ignore the labels under padding (-100)",
         )
         return
-    is_end = torch.isin(entry, torch.tensor(sorted(ends), dtype=entry.dtype))
+    is_end = torch.isin(entry, torch.tensor(sorted(e for e in ends if e is not None), dtype=entry.dtype))
     asked_end = asked.ahead(is_end & (real | (pad in ends)), shift + facts.offset, asked.counted & False)
     if shift and bool(asked_end.any()) and not bool((asked_end & asked.counted).any()):
         yield fail(

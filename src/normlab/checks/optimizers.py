@@ -65,7 +65,7 @@ def holds(step: Step) -> Answers:
 def _hidden(step: Step, counts: Mapping[int, int]) -> str | None:
     """The first attribute whose modules torch does not see although the loss depends on their parameters."""
     for path, modules in unregistered(step.model).items():
-        own = [p for module in modules for p in module.parameters() if id(p) not in counts]
+        own: list[Tensor] = [p for m in modules for p in m.parameters() if id(p) not in counts]
         if len(_without_gradient(step, own)) < len(own):
             return path
     return None

@@ -10,7 +10,7 @@ from contextlib import contextmanager, redirect_stdout
 from dataclasses import dataclass, field, replace
 from importlib import import_module, util
 from pathlib import Path
-from typing import Any, Final, NamedTuple
+from typing import Any, Final, NamedTuple, cast
 
 import torch
 from torch import Tensor, nn
@@ -106,7 +106,7 @@ def _attribute(module: Any, where: str, name: str) -> Any:
 
 def _called(found: Any, reference: str, seed: int) -> Setup:
     if not callable(found) or isinstance(found, nn.Module):
-        return Setup.of(found)
+        return Setup.of(cast("Any", found))
     parameters = _parameters(found, reference)
     setup = Setup.of(_guarded(lambda: found(**({"seed": seed} if "seed" in parameters else {})), reference))
     if "seed" not in parameters or setup.make is not None:

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import types
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
+from types import FunctionType
 from typing import Any, Final, NamedTuple
 
 import torch
@@ -58,7 +58,7 @@ class Functions(TorchFunctionMode):
         self._exact, self._dropout, self._wanted, self._see = exact, dropout, wanted, see
 
     def __torch_function__(
-        self, func: Any, types_: Any, args: tuple[Any, ...] = (), kwargs: Mapping[str, Any] | None = None
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Mapping[str, Any] | None = None
     ) -> Any:
         kwargs = dict(kwargs or {})
         if func is F.multi_head_attention_forward:
@@ -113,10 +113,10 @@ def _without_dropout(
     return args, kwargs
 
 
-def _seen_through(func: types.FunctionType) -> types.FunctionType:
+def _seen_through(func: FunctionType) -> FunctionType:
     """The same function, which does not hand itself to the mode, so that its inner calls are seen."""
     blind = {name: lambda *_: False for name in func.__globals__ if name.startswith("has_torch_function")}
-    seen = types.FunctionType(func.__code__, {**func.__globals__, **blind}, func.__name__, func.__defaults__)
+    seen = FunctionType(func.__code__, {**func.__globals__, **blind}, func.__name__, func.__defaults__)
     seen.__kwdefaults__ = func.__kwdefaults__
     return seen
 
@@ -149,7 +149,7 @@ class Preserve(TorchFunctionMode):
         self._held = held
 
     def __torch_function__(
-        self, func: Any, types_: Any, args: tuple[Any, ...] = (), kwargs: Mapping[str, Any] | None = None
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Mapping[str, Any] | None = None
     ) -> Any:
         given = kwargs or {}
         name = getattr(func, "__name__", "")

@@ -8,7 +8,7 @@ is :math:`g = a\,p - b - c\,\mathrm{onehot}(y)` with :math:`b = w\epsilon/V`, :m
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import NamedTuple
 
 import torch
@@ -40,13 +40,15 @@ class Targets(NamedTuple):
 
     def shaped(self, *shape: int) -> Targets:
         """The same with other leading dimensions."""
-        new = (x.reshape(*shape) for x in (self.ids, self.counted, self.weight, self.nll))
-        return self._replace(**dict(zip(("ids", "counted", "weight", "nll"), new, strict=True)))
+        return self._laid_out(lambda x: x.reshape(*shape))
 
     def transposed(self) -> Targets:
         """The same with the first two dimensions exchanged."""
-        new = (x.transpose(0, 1) for x in (self.ids, self.counted, self.weight, self.nll))
-        return self._replace(**dict(zip(("ids", "counted", "weight", "nll"), new, strict=True)))
+        return self._laid_out(lambda x: x.transpose(0, 1))
+
+    def _laid_out(self, change: Callable[[Tensor], Tensor]) -> Targets:
+        ids, counted, weight, nll = map(change, (self.ids, self.counted, self.weight, self.nll))
+        return self._replace(ids=ids, counted=counted, weight=weight, nll=nll)
 
     def value(self, logits: Tensor) -> float:
         """The cross-entropy that they make of their logits, with its weights and label smoothing."""
