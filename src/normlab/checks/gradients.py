@@ -87,7 +87,7 @@ def gradients(step: Step) -> Answers:
     if bad := [n for n in cut if n not in experts and n not in spare]:
         why = "its module never runs" if bad[0] in idle else "the loss does not depend on it, or is cut off"
         say = f"{len(bad)} of {len(found)} parameters get no gradient in training, up to {bad[-1]}: {why}"
-        advice = "look for a detach(), a no_grad(), re-entrant checkpoints, a factor of 0; freeze the spare"
+        advice = "look for detach(), no_grad(), re-entrant checkpoints, a factor of 0; freeze what is spare"
         yield fail(bad[0], say, advice)
     yield from chain(_stuck(step, cut), _lost(step), _parts(step, found))
 
