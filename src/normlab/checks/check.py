@@ -111,7 +111,7 @@ def _test(step: Step, one: Property, outcome: Outcome) -> None:
         return
     failed, reason = False, None
     try:
-        for answer in answers(one.name, one.test(step)):
+        for answer in answers(one, step):
             if isinstance(answer, Violation):
                 outcome.violations.append(answer)
                 failed = True

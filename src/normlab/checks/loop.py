@@ -4,23 +4,21 @@ from __future__ import annotations
 
 import copy
 import math
-from collections.abc import Iterable, Iterator
 from contextlib import nullcontext, suppress
 from dataclasses import replace
-from itertools import pairwise
+from itertools import chain, pairwise
 from typing import Any, Final
 
 import torch
 from torch.optim import SGD, Optimizer
 
-from normlab.checks.property import Note, Untestable, Violation, fail, note, property_of
+from normlab.checks.property import Answers, Untestable, fail, note, property_of
 from normlab.checks.step import Step
 from normlab.trace.compare import distance
 from normlab.trace.facts.unknown import Unknown
 from normlab.trace.rates import Rates, rates_of, resumed
 from normlab.trace.rehearsal import Rehearsal, Seen, fit, learnt, plain_step, splits, written
 
-Answers = Iterator[Violation | Note]
 SMALL: Final = 2.0**-40
 """Factor of gradients that no clipping touches; powers of two round nothing."""
 LARGE: Final = 2.0**20
@@ -47,14 +45,6 @@ def twice(step: Step) -> tuple[Rehearsal, Seen, Seen]:
                 break
     exact, first, again = step.kept["twice"]
     return rehearsal(step, exact=exact), first, again
-
-
-def until_failure(answers: Iterable[Violation | Note]) -> Answers:
-    """Yield answers up to the first failure."""
-    for answer in answers:
-        yield answer
-        if isinstance(answer, Violation):
-            return
 
 
 def rates(step: Step) -> Rates:
@@ -84,7 +74,7 @@ def step(step: Step) -> Answers:
         raise Untestable("no step was handed over: pass step=, of model, batch, optimizer and scheduler")
     run, seen, _ = twice(step)
     tests = (_steps_once, _is_fresh, _clips, _averages, _trains)
-    yield from until_failure(a for test in tests for a in test(step, run, seen))
+    yield from chain.from_iterable(test(step, run, seen) for test in tests)
 
 
 def _steps_once(step: Step, run: Rehearsal, seen: Seen) -> Answers:
@@ -177,7 +167,7 @@ def schedule(step: Step) -> Answers:
     if isinstance(course.ended, TypeError) and len(course.steps) == 1:
         raise Untestable("its rates follow what step() is given, and cannot be foretold")
     tests = (_peak, _planned, _moves_once, _resumes)
-    yield from until_failure(a for test in tests for a in test(step, course))
+    yield from chain.from_iterable(test(step, course) for test in tests)
 
 
 def _peak(step: Step, course: Rates) -> Answers:

@@ -13,8 +13,8 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from normlab.checks.loop import Answers, rates, rehearsal, until_failure
-from normlab.checks.property import fail, note, property_of
+from normlab.checks.loop import rates, rehearsal
+from normlab.checks.property import Answers, fail, note, property_of
 from normlab.checks.step import Step
 from normlab.trace.facts.stacks import common, siblings
 from normlab.trace.rehearsal import groups_of, parameters_of, plain_step
@@ -90,9 +90,7 @@ def groups(step: Step) -> Answers:
     every = [h for h in held(model, optimizers) if h.parameter.requires_grad]
     roles = {h.name: step.facts.roles.get(h.name, "matrix") for h in every}
     decays = (_decay([h for h in every if h.optimizer is o], roles, o) for o in optimizers)
-    yield from until_failure(
-        chain(_settings(step, optimizers), _muon(every, roles), *decays, _odd_one(step, every))
-    )
+    yield from chain(_settings(step, optimizers), _muon(every, roles), *decays, _odd_one(step, every))
 
 
 def _settings(step: Step, optimizers: Sequence[Optimizer]) -> Answers:
@@ -166,7 +164,7 @@ def update(step: Step) -> Answers:
         if not any(m.change.any() for m in wide):
             yield note("optimizer", "its first step moves nothing, in float64 either")
             return
-    yield from until_failure(chain(_moves_well(moved, live), _lost(live), _by_rule(live)))
+    yield from chain(_moves_well(moved, live), _lost(live), _by_rule(live))
 
 
 def _moves_well(moved: Sequence[Moved], live: Sequence[Moved]) -> Answers:

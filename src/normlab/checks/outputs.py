@@ -2,18 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from contextlib import suppress
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
-from normlab.checks.gradients import ordered
-from normlab.checks.property import Note, Untestable, Violation, fail, note, property_of
+from normlab.checks.property import Answers, Untestable, fail, note, property_of
 from normlab.checks.step import Step
 from normlab.errors import UserError
 from normlab.trace.along import Along
-from normlab.trace.compare import distance
+from normlab.trace.compare import distance, part_ways, whole
 from normlab.trace.exact import rounding_of
 from normlab.trace.facts.facts import Facts
 from normlab.trace.facts.unknown import Unknown
@@ -23,31 +22,22 @@ from normlab.trace.untouched import in_mode, same, same_random_state
 
 
 @property_of("outputs", passes=1)
-def finite(step: Step) -> Iterator[Violation | Note]:
+def finite(step: Step) -> Answers:
     """Weights, buffers, outputs, the loss and its gradient are finite numbers."""
     model, trace = step.whole.model, step.whole
     for path, x in [*model.named_parameters(), *model.named_buffers()]:
-        weight = isinstance(x, torch.nn.Parameter)
-        if x.is_floating_point() and bool(x.isnan().any() or (weight and x.isinf().any())):
+        if _broken([x]) or (isinstance(x, nn.Parameter) and x.is_floating_point() and x.isinf().any()):
             yield fail(path, "holds NaN or infinity before the first step", "initialize or load it")
-            return
-    if not bool(torch.isfinite(trace.loss)) or _broken(trace.outputs):
+    if not torch.isfinite(trace.loss) or _broken(trace.outputs):
         place = next((e.module for e in trace.events if _broken(e.outputs) and not _broken(e.inputs)), "loss")
-        yield fail(
-            place,
-            "puts out NaN on finite inputs" if place != "loss" else f"the loss is {float(trace.loss)}",
-            "look for a row whose keys are all masked, a division by zero, a mean over nothing or a target "
-            "outside the classes",
-        )
-        return
+        say = "puts out NaN on finite inputs" if place != "loss" else f"the loss is {float(trace.loss)}"
+        advice = "look for a row whose keys are all masked, a division by zero, a target outside the classes"
+        yield fail(place, say, advice)
     with suppress(UserError):  # a loss without a gradient is for another property
-        bad = [n for n, g in trace.again(training=True).gradients.items() if g is not None and _broken([g])]
-        if bad:
-            yield fail(
-                bad[-1],
-                f"its gradient is NaN though the loss is finite, and so are those of {len(bad) - 1} others",
-                "a root, a norm or a logarithm at 0, or a masked branch that divides by zero",
-            )
+        found = trace.again(training=True).gradients
+        if bad := [n for n, g in found.items() if g is not None and _broken([g])]:
+            say = f"its gradient is NaN though the loss is finite, and so are those of {len(bad) - 1} others"
+            yield fail(bad[-1], say, "look for a root, a norm or a logarithm at 0, or a masked division by 0")
 
 
 def _broken(tensors: Iterable[Tensor]) -> bool:
@@ -55,99 +45,72 @@ def _broken(tensors: Iterable[Tensor]) -> bool:
 
 
 @property_of("outputs", explains=["causality", "rows", "padding", "cache", "state_dict"], passes=3)
-def evaluation_repeats(step: Step) -> Iterator[Violation | Note]:
+def evaluation_repeats(step: Step) -> Answers:
     """Two runs in evaluation mode on the same batch give the same."""
     first = step.exact.again(dropout=True)
     second = first.again(seed=1)
-    found = step.difference(first, second, lambda x: x)
-    if found is None:
+    apart = step.difference(first, second, whole)
+    if apart is None:
         return
-    dropout = step.difference(step.exact, step.exact.again(seed=1), lambda x: x) is None
-    place = _where_drawn(step, first, second)
-    if place is not None and (dropout or _asks_the_same(step, second)):
-        yield fail(
-            place,
-            f"two runs in evaluation mode differ by {found.size:.1e} of the output"
-            + (", by dropout" if dropout else ""),
-            "draw in training mode only: training=self.training, and dropout_p=0.0 otherwise",
-        )
+    by_dropout = step.difference(step.exact, step.exact.again(seed=1), whole) is None
+    calls = zip(first.events, second.events, strict=False)
+    place = next((a.module for a, b in calls if part_ways(a, b, whole, step.rounding)), None)
+    if place is not None and (by_dropout or _asks_the_same(step, second)):
+        say = f"two runs in evaluation mode differ by {apart.size:.1e} of the output"
+        advice = "draw in training mode only: training=self.training, and dropout_p=0.0 otherwise"
+        yield fail(place, say + ", by dropout" * by_dropout, advice)
     else:
-        yield note(
-            place or "", "the output depends on the random state in evaluation mode: the task is drawn"
-        )
-
-
-def _where_drawn(step: Step, first: Trace, second: Trace) -> str | None:
-    """The module that draws; None where it is not the model that does so, but what calls it."""
-
-    def apart(a: Iterable[Tensor], b: Iterable[Tensor]) -> bool:
-        pairs = zip(a, b, strict=False)
-        return any(distance(x, y) > step.rounding for x, y in pairs if x.is_floating_point())
-
-    for a, b in zip(first.events, second.events, strict=False):
-        if apart(a.outputs, b.outputs) and not apart(a.inputs, b.inputs):
-            return a.module
-    return None
+        yield note(place or "", "the task is drawn: outputs depend on the random state in evaluation mode")
 
 
 def _asks_the_same(step: Step, other: Trace) -> bool:
     """Whether the loss is a cross-entropy at the same places in another run, so that no task was drawn."""
-    try:
-        own, drawn = step.facts.targets.counted, Facts(other, step.declare).targets.counted
-    except Unknown:
-        return False
-    return torch.equal(own, drawn)
+    with suppress(Unknown):
+        return step.facts.targets.counted.equal(Facts(other, step.declare).targets.counted)
+    return False
 
 
 @property_of("outputs", explains=["gradients", "step"], passes=4)
-def training_equals_evaluation(step: Step) -> Iterator[Violation | Note]:
+def training_equals_evaluation(step: Step) -> Answers:
     """Without dropout, training mode gives what evaluation mode gives."""
-    found = step.difference(step.exact, step.training, lambda x: x)
+    found = step.difference(step.exact, step.training, whole)
     if found is None:
         apart = distance(step.exact.loss, step.training.loss)
         if apart > step.rounding and not step.draws:
             yield note("loss", f"it differs by {apart:.1e} between the modes, from the same outputs")
-        return
-    if step.moving:
+    elif step.moving:
         raise Untestable(f"{step.moving[0]} holds running statistics, which evaluation reads")
-    if step.draws:
-        raise Untestable(
-            "training draws something besides torch's dropout: hand the model over with a rate of 0"
-        )
-    yield fail(
-        found.module,
-        f"without dropout, outputs of training and of evaluation differ by {found.size:.1e}",
-        "nothing besides dropout may depend on self.training",
-    )
+    elif step.draws:
+        raise Untestable("training draws besides torch's dropout: hand the model over with a rate of 0")
+    else:
+        say = f"without dropout, outputs of training and of evaluation differ by {found.size:.1e}"
+        yield fail(found.module, say, "nothing besides dropout may depend on self.training")
 
 
 @property_of("outputs", passes=6)
-def compiled_equals_plain(step: Step) -> Iterator[Violation | Note]:
+def compiled_equals_plain(step: Step) -> Answers:
     """The compiled model gives what the same model gives uncompiled, but for rounding."""
-    model = step.setup.model
-    if not any(compiles(m) for m in model.modules()):
+    model, alone = step.setup.model, step.setup.loss is None
+    if not any(map(compiles, model.modules())):
         raise Untestable("nothing of the model is compiled")
-    alone = step.setup.loss is None
 
-    def value(trace: Trace) -> Tensor:
-        return torch.cat([x.flatten().double() for x in trace.outputs if x.is_floating_point()])
+    def flat(tensors: Iterable[Tensor]) -> Tensor:
+        return torch.cat([x.flatten().double() for x in tensors if x.is_floating_point()])
+
+    def read(trace: Trace) -> Tensor:
+        return flat(trace.outputs if alone else [trace.loss])
 
     with same(model, parameters=False), in_mode(model, training=False), same_random_state(0), torch.no_grad():
-        model.eval()
         outputs = call_model(model, step.batch) if alone else step.loss_of(model, step.batch)
-    given = [x.flatten().double() for _, x in tensors_in(outputs) if x.is_floating_point()]
-    read = value if alone else (lambda trace: trace.loss.flatten().double())
-    apart, least = distance(torch.cat(given), read(step.whole)), rounding_of(step.whole, read)
-    if apart > least:
-        yield fail(
-            "" if alone else "loss",
-            f"compiled and not, it differs by {apart:.1e}, where rounding explains {least:.1e}",
-            "compile with backend='aot_eager' and part by part to find the graph that differs",
-        )
+    apart = distance(flat(x for _, x in tensors_in(outputs)), read(step.whole))
+    if apart > (least := rounding_of(step.whole, read)):
+        say = f"compiled and not, it differs by {apart:.1e}, where rounding explains {least:.1e}"
+        advice = "compile with backend='aot_eager' and part by part to find the graph that differs"
+        yield fail("" if alone else "loss", say, advice)
 
 
 @property_of("outputs", passes=9)
-def dropout_repeats(step: Step) -> Iterator[Violation | Note]:
+def dropout_repeats(step: Step) -> Answers:
     """A block that is run again in the backward pass draws the dropout of its forward pass.
 
     With dropout on and the random state fixed, the gradient must be the derivative of the loss.
@@ -160,10 +123,7 @@ def dropout_repeats(step: Step) -> Iterator[Violation | Note]:
     if distance(drawn.loss, drawn.again(seed=1).loss) <= step.rounding:
         raise Untestable("nothing is drawn in training")
     along = Along(drawn)
-    if not along.all.disagrees or Along(step.training).all.disagrees:
-        return
-    yield fail(
-        along.first_wrong(ordered(step.facts, along.gradients)),
-        "with dropout on, the gradient is not the derivative of the loss; without, it is",
-        "let checkpoints keep the random state: preserve_rng_state=True",
-    )
+    if along.all.disagrees and not Along(step.training).all.disagrees:
+        say = "with dropout on, the gradient is not the derivative of the loss; without, it is"
+        advice = "let checkpoints keep the random state: preserve_rng_state=True"
+        yield fail(along.first_wrong(m for m, _ in step.facts.order), say, advice)

@@ -53,6 +53,8 @@ class Property:
     explains: frozenset[str] = frozenset()
     passes: float = 4.0
     """About how many forward passes it takes; it is left out where the budget does not hold them."""
+    several: bool = False
+    """Whether it names every failure, not the first alone."""
 
     @property
     def statement(self) -> str:
@@ -72,12 +74,14 @@ ORDER: Final = (
 )  # fmt: skip
 
 
-def property_of(group: str, *, explains: Iterable[str] = (), passes: float = 4.0) -> Callable[[Test], Test]:
+def property_of(
+    group: str, *, explains: Iterable[str] = (), passes: float = 4.0, several: bool = False
+) -> Callable[[Test], Test]:
     """Register a function of a ``Step`` as a property by its own name; its docstring is the statement."""
 
     def add(test: Test) -> Test:
         name = test.__name__
-        PROPERTIES[name] = Property(name, group, test, frozenset(explains), passes)
+        PROPERTIES[name] = Property(name, group, test, frozenset(explains), passes, several)
         return test
 
     return add
@@ -124,7 +128,9 @@ def note(module: str, evidence: str) -> Note:
     return Note("", module, evidence)
 
 
-def answers(name: str, given: Answers) -> Answers:
-    """Yield the answers of a test under its property's name."""
-    for answer in given or ():
-        yield replace(answer, property=answer.property or name)
+def answers(one: Property, step: Step) -> Answers:
+    """Yield the answers of a property under its name, as a rule up to the first failure."""
+    for answer in one.test(step) or ():
+        yield replace(answer, property=answer.property or one.name)
+        if isinstance(answer, Violation) and not one.several:
+            return

@@ -12,10 +12,9 @@ from typing import Any, Final
 import torch
 from torch import Tensor, nn
 
-from normlab.checks.loop import Answers
-from normlab.checks.property import Untestable, fail, note, property_of
+from normlab.checks.property import Answers, Untestable, fail, note, property_of
 from normlab.checks.step import Step
-from normlab.trace.compare import distance
+from normlab.trace.compare import distance, whole
 from normlab.trace.functions import Functions
 from normlab.trace.tensors import tensors_in
 from normlab.trace.untouched import same_random_state, undisturbed
@@ -56,7 +55,7 @@ def _loaded(step: Step, model: nn.Module) -> tuple[str, str] | None:
         return "", f"the state does not fit a model made anew: {str(error).splitlines()[-1].strip()}"
     if keys := [*result.missing_keys, *result.unexpected_keys]:
         return keys[0], f"{len(keys)} names are in one state dict only: the model's, or that of one made anew"
-    apart = step.difference(step.exact, step.exact.again(model=model), lambda x: x)
+    apart = step.difference(step.exact, step.exact.again(model=model), whole)
     return (apart.module, f"outputs differ by {apart.size:.1e} after the round trip") if apart else None
 
 

@@ -238,7 +238,7 @@ def documents(step: Step) -> Answers:
         yield fail("", say, "let positions begin anew at each document, and masks at the token after an end")
 
 
-@property_of("tokens", passes=6)
+@property_of("tokens", passes=6, several=True)
 def inputs(step: Step) -> Answers:
     """Every tensor that the model is given moves its outputs or the loss."""
     base = step.exact

@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from functools import cached_property
 from typing import Final, NamedTuple
 
+import torch
 from torch import Tensor, nn
 
-from normlab.trace.functions import OWN
+from normlab.trace.functions import OWN, FunctionCall
+from normlab.trace.step import gradients_in
 from normlab.trace.trace import Trace
-from normlab.trace.untouched import without_gradients
 
 STEPS: Final = (1e-5, 1e-6, 1e-7)
 """Relative changes of the weights whose differences are taken, until two of them agree."""
@@ -42,28 +43,22 @@ class Along:
         own = dict(trace.model.named_parameters())
         tables = [m for m in trace.model.modules() if isinstance(m, nn.Embedding)]
         rows = {id(m.weight): m.padding_idx for m in tables if m.padding_idx is not None}
-        self.gradients: dict[str, Tensor] = {}
-        for name, g in trace.gradients.items():
-            if g is not None and bool(g.any()):
-                if id(own[name]) in rows:
-                    g = g.clone()
-                    g[rows[id(own[name])]] = 0
-                self.gradients[name] = g
-        self.own = {n: own[n].detach() for n in self.gradients}
+        found = {n: g for n, g in trace.gradients.items() if g is not None and bool(g.any())}
+        for n, g in found.items():
+            if id(own[n]) in rows:
+                found[n] = g.index_fill(0, torch.tensor(rows[id(own[n])], device=g.device), 0)
+        self.gradients, self.own = found, {n: own[n].detach() for n in found}
+        self.scale = {n: float(self.own[n].norm() / g.norm().clamp_min(1e-300)) for n, g in found.items()}
         self.attached: tuple[float, ...] = ()
         """The gradients of numbers that are no part of the loss, as of an auxiliary loss that an autograd
         function attaches to something else."""
-
-    @cached_property
-    def scale(self) -> dict[str, float]:
-        return {n: float(self.own[n].norm() / g.norm().clamp_min(1e-300)) for n, g in self.gradients.items()}
 
     def _loss(self, names: Sequence[str], h: float) -> float:
         weights = {n: self.own[n] + h * self.scale[n] * self.gradients[n] for n in names}
         trace = self.trace.again(weights=weights) if names else self.trace
         if not self.attached:
             return float(trace.loss)
-        numbers = [float(x) for x in _numbers(trace.functions(OWN))]
+        numbers = map(float, _numbers(trace.functions(OWN)))
         return float(trace.loss) + sum(c * x for c, x in zip(self.attached, numbers, strict=True))
 
     def compare(self, names: Sequence[str]) -> Moved:
@@ -71,56 +66,44 @@ class Along:
         expected = sum(self.scale[n] * float(self.gradients[n].square().sum()) for n in names)
         start, best = self._loss((), 0.0), Moved(expected, 0.0, float("inf"))
         for h in STEPS:
-            (a, bend_a), (b, bend_b) = (self._difference(names, x, start) for x in (h, h / 2))
-            error = abs(a - b) + abs(2 * bend_b - bend_a)
+            up, down, near, below = (self._loss(names, x) for x in (h, -h, h / 2, -h / 2))
+            a, b = (up - down) / (2 * h), (near - below) / h
+            bend = (4 * (near + below - 2 * start) - (up + down - 2 * start)) / h
+            error = abs(a - b) + abs(bend)
             if error < best.error:
                 best = Moved(expected, (4 * b - a) / 3, error)
             if min(best.error / 10, abs(best.measured - expected)) <= FLOOR * abs(expected):
                 break
         return best
 
-    def _difference(self, names: Sequence[str], h: float, start: float) -> tuple[float, float]:
-        up, down = self._loss(names, h), self._loss(names, -h)
-        return (up - down) / (2 * h), (up + down - 2 * start) / h
-
     @cached_property
     def all(self) -> Moved:
         """The comparison in every parameter at once, with what is attached where that explains it."""
         moved = self.compare(list(self.gradients))
-        if moved.disagrees and (numbers := self._attached()):
-            self.attached = numbers
-            attached = self.compare(list(self.gradients))
-            if not attached.disagrees:
-                return attached
+        if not moved.disagrees:
+            return moved
+        with self.trace.with_graph(functions=lambda name: name == OWN) as passed:
+            loss, numbers = passed.loss, _numbers(passed.functions)
+            live = [x for x in numbers if x.requires_grad]
+            found = gradients_in(loss, live, self.trace.model) if loss is not None and live else []
+        reached = {id(x): float(g) for x, g in zip(live, found, strict=True) if g is not None}
+        self.attached = tuple(reached.get(id(x), 0.0) for x in numbers) if reached else ()
+        attached = self.compare(list(self.gradients)) if reached else moved
+        if attached.disagrees:
             self.attached = ()
-        return moved
+        return moved if attached.disagrees else attached
 
-    def _attached(self) -> tuple[float, ...]:
-        own = self.trace.with_graph(functions=lambda name: name == OWN)
-        with without_gradients(self.trace.model), own as passed:
-            found = arriving(passed.loss, _numbers(passed.functions))
-        return tuple(0.0 if g is None else float(g) for g in found)
-
-    def first_wrong(self, names: Sequence[str]) -> str:
-        """The last of these parameters, in the order of the pass, whose gradient is not the derivative."""
+    def first_wrong(self, modules: Iterable[str]) -> str:
+        """The last parameter whose gradient is not the derivative, by the order in which modules are done."""
+        done = {module: i for i, module in enumerate(modules)}
+        names = sorted(self.gradients, key=lambda n: done.get(n.rpartition(".")[0], -1))
         while len(names) > 1:
             late = names[len(names) // 2 :]
             names = late if self.compare(late).disagrees else names[: len(names) // 2]
         return names[0]
 
 
-def _numbers(calls: Sequence[object]) -> list[Tensor]:
+def _numbers(calls: Iterable[FunctionCall]) -> list[Tensor]:
     """Numbers that enter autograd functions."""
-    inputs = [x for call in calls for x in call.args]  # type: ignore[attr-defined]
+    inputs = [x for call in calls for x in call.args]
     return [x for x in inputs if isinstance(x, Tensor) and x.numel() == 1 and x.is_floating_point()]
-
-
-def arriving(loss: Tensor | None, tensors: Sequence[Tensor]) -> list[Tensor | None]:
-    """The gradients that a backward pass brings to tensors, None where it does not reach them."""
-    found: dict[int, Tensor] = {}
-    for i, x in enumerate(tensors):
-        if x.requires_grad:
-            x.register_hook(lambda g, i=i: found.__setitem__(i, g.detach()))
-    if loss is not None and tensors:
-        loss.backward()
-    return [found.get(i) for i in range(len(tensors))]

@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 import torch
 from torch import Tensor
 
-from normlab.trace.trace import Trace
+from normlab.trace.trace import Event, Trace
 
 Part = Callable[[Tensor], Tensor | None]
 """Selects the entries of a tensor that are compared; None where it has no such entries."""
@@ -37,9 +37,19 @@ def blame(a: Trace, b: Trace, part: Part, limit: float) -> str:
     for one, other in zip(a.events, b.events, strict=False):
         if one.module != other.module:
             return one.module
-        if _differ(one.outputs, other.outputs, part, limit) > _differ(one.inputs, other.inputs, part, limit):
+        if part_ways(one, other, part, limit):
             return one.module
     return ""
+
+
+def part_ways(a: Event, b: Event, part: Part, limit: float) -> bool:
+    """Whether the inputs of a module agree in the part, in two runs, and its outputs do not."""
+    return _differ(a.outputs, b.outputs, part, limit) > _differ(a.inputs, b.inputs, part, limit)
+
+
+def whole(x: Tensor) -> Tensor:
+    """The part that is all of a tensor."""
+    return x
 
 
 def part_of(mask: Tensor) -> Part:

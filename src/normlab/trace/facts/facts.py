@@ -194,6 +194,11 @@ class Facts:
         return own or self._scored
 
     @property
+    def unexplained(self) -> float:
+        """What is left of the loss without the cross-entropies that its gradient shows."""
+        return float(self.loss or 0.0) - sum(asked.value(logits.value) for logits, asked in self.scores)
+
+    @property
     def targets(self) -> Targets:
         return self.scored[1]
 

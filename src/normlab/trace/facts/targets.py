@@ -40,13 +40,13 @@ class Targets(NamedTuple):
 
     def shaped(self, *shape: int) -> Targets:
         """The same with other leading dimensions."""
-        return self._laid_out(lambda x: x.reshape(*shape))
+        return self._changed(lambda x: x.reshape(*shape))
 
     def transposed(self) -> Targets:
         """The same with the first two dimensions exchanged."""
-        return self._laid_out(lambda x: x.transpose(0, 1))
+        return self._changed(lambda x: x.transpose(0, 1))
 
-    def _laid_out(self, change: Callable[[Tensor], Tensor]) -> Targets:
+    def _changed(self, change: Callable[[Tensor], Tensor]) -> Targets:
         ids, counted, weight, nll = map(change, (self.ids, self.counted, self.weight, self.nll))
         return self._replace(ids=ids, counted=counted, weight=weight, nll=nll)
 
@@ -56,11 +56,11 @@ class Targets(NamedTuple):
         mixed = (1 - self.smoothing) * self.nll + self.smoothing * smooth
         return float((self.weight * mixed)[self.counted].sum())
 
-    def ahead(self, entry: Tensor, distance: int, otherwise: Tensor) -> Tensor:
-        """What an entry `[B, W]` has at a distance from each position, or something else past its edges."""
+    def ahead(self, where: Tensor, distance: int) -> Tensor:
+        """What a mask of an entry `[B, W]` has at a distance from each position, False past its edges."""
         place = torch.arange(self.ids.shape[1]) + distance
-        inside = (place >= 0) & (place < entry.shape[1])
-        return torch.where(inside, entry[:, place.clamp(0, entry.shape[1] - 1)], otherwise)
+        inside = (place >= 0) & (place < where.shape[1])
+        return where[:, place.clamp(0, where.shape[1] - 1)] & inside
 
     def by_row(self, entry: Tensor, distance: int) -> Tensor:
         """`[B, B]`, the share of each row's counted targets that are the tokens of each row at a distance."""
