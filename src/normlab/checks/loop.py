@@ -16,7 +16,7 @@ from torch.optim import SGD, Optimizer
 from normlab.checks.property import Note, Untestable, Violation, fail, note, property_of
 from normlab.checks.step import Step
 from normlab.trace.compare import distance
-from normlab.trace.facts.unknown import Unknown
+from normlab.trace.facts import Unknown
 from normlab.trace.rates import Rates, rates_of, resumed
 from normlab.trace.rehearsal import Rehearsal, Seen, fit, learnt, plain_step, splits, written
 

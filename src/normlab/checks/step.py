@@ -17,8 +17,9 @@ from normlab.checks.property import Untestable
 from normlab.errors import UserError
 from normlab.trace.compare import Part, blame, distance
 from normlab.trace.exact import awake, in_float64, rounding_of
-from normlab.trace.facts.facts import SCORED, Facts, FunctionInput
-from normlab.trace.facts.unknown import Unknown
+from normlab.trace.facts import Unknown
+from normlab.trace.facts.facts import Facts
+from normlab.trace.facts.logits import SCORED, FunctionInput
 from normlab.trace.facts.wiring import Wiring, read_wiring
 from normlab.trace.fresh import Fresh
 from normlab.trace.setup import Setup

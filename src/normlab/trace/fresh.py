@@ -14,7 +14,7 @@ from typing import Final
 from torch import nn
 
 from normlab.trace.exact import awake, in_float64
-from normlab.trace.facts.unknown import Unknown
+from normlab.trace.facts import Unknown
 from normlab.trace.setup import Setup
 from normlab.trace.tensors import unwrap
 from normlab.trace.trace import Trace

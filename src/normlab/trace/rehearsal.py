@@ -15,8 +15,8 @@ from torch.nn.utils import clip_grad
 from torch.optim import Optimizer
 
 from normlab.trace.compare import distance
+from normlab.trace.facts import Unknown
 from normlab.trace.facts.facts import Facts
-from normlab.trace.facts.unknown import Unknown
 from normlab.trace.functions import Functions
 from normlab.trace.setup import Loss
 from normlab.trace.setup import Step as Whole
