@@ -14,20 +14,17 @@ from typing import Any, Final, NamedTuple, Unpack, cast
 import torch
 from torch import Tensor, nn
 
-from normlab.diagnosis.plan import Plan
-from normlab.diagnosis.reading.structure import Structure, read_structure
+from normlab.diagnosis.reading.structure import Structure, pointed_out, read_structure, unregistered
 from normlab.diagnosis.reading.subject import Subject
-from normlab.diagnosis.reading.unregistered import pointed_out, unregistered
 from normlab.diagnosis.result import Diagnosis
 from normlab.diagnosis.rules.finding import SEVERITIES, Finding
-from normlab.diagnosis.study import Study, StudyContext, named, registered
-from normlab.diagnosis.suite import find
+from normlab.diagnosis.study import Plan, Study, StudyContext, find, named, registered
 from normlab.diagnosis.table import Table
 from normlab.errors import UserError
 from normlab.spec.allowed import POSITIVE
 from normlab.spec.arguments import validate_arguments
 from normlab.trace.setup import Loss, Setup
-from normlab.trace.step import OptimizerFactory, trainable
+from normlab.trace.step import OptimizerFactory, made
 from normlab.trace.tensors import Call, calling, tensors_in, unwrap
 from normlab.trace.trace import output_loss
 from normlab.trace.untouched import refuse_hollow, untouched
@@ -91,7 +88,9 @@ def diagnose(
                 f"the loss is {begun} before any step, so that nothing can be measured; normlab.check says "
                 "where that begins"
             )
-        used, rate = _optimiser(make, model)
+        used, rate = made(make, model)
+        amid = " during its training" if used.state else ""
+        stepped = f"{type(used).__name__}{amid}, lr {rate:g}"
         context = StudyContext(subject, make, tuple(options.get("batches", ())), cast("Plan", options))
         with _peak(_device(model)) as peak:
             measured = _measure(studies, context)
@@ -106,7 +105,7 @@ def diagnose(
         seconds=measured.seconds,
         applied=measured.applied,
         peak_memory_bytes=peak(),
-        facts=_facts(subject) | {"loss": f"{begun:.4g}", "optimiser": f"{used}, lr {rate:g}"},
+        facts=_facts(subject) | {"loss": f"{begun:.4g}", "optimiser": stepped},
     )
 
 
@@ -148,19 +147,6 @@ def _read(model: nn.Module, batch: Any, options: Options) -> tuple[Structure, li
         model, batch, blocks=options.get("blocks", ()), branches=options.get("branches", ())
     )
     return structure, [Finding("unread", "note", why, "structure", {}) for why in structure.unread]
-
-
-def _optimiser(given: torch.optim.Optimizer | OptimizerFactory, model: nn.Module) -> tuple[str, float]:
-    """Return the name of an optimiser and its largest learning rate. A function is given copies of the
-    model's trainable parameters. A rate of None, which is left to the optimiser, counts as 0.
-    """
-    made = (
-        given
-        if isinstance(given, torch.optim.Optimizer)
-        else given([nn.Parameter(p.detach()) for p in trainable(model).values()])
-    )
-    amid = " during its training" if made.state else ""
-    return type(made).__name__ + amid, max(float(group.get("lr") or 0.0) for group in made.param_groups)
 
 
 def _device(model: nn.Module) -> torch.device:

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from normlab.trace.functions import Functions
-from normlab.trace.tensors import Side, apart, forward_hooks, map_tensors, tensors_in
+from normlab.trace.tensors import apart, first_calls, map_tensors, tensors_in
 from normlab.trace.trace import Trace
 
 DRAWS: Final = 3
@@ -30,31 +30,12 @@ class Rounding(NamedTuple):
 def roundings(trace: Trace, eps: float) -> Iterator[Rounding]:
     """Measure the first call of each module, inner ones first; ``eps`` is that of the low precision."""
     twins = dict(copy.deepcopy(trace.model).float().eval().named_modules())
-    for path, (values, written) in _calls(trace).items():
+    inner = {path: module for path, module in trace.model.named_modules() if path}
+    with first_calls(inner, lambda x: map_tensors(x, lambda _, y: y.detach().clone())) as calls:
+        trace.once()
+    for path, (values, written) in calls.items():
         with suppress(Exception):  # a module may ask for its own type
             yield Rounding(path, *_ratio(twins[path], values, _floating(written), eps))
-
-
-def _calls(trace: Trace) -> dict[str, tuple[Any, Any]]:
-    """What each module but the model reads and writes."""
-    entered: list[tuple[str, Any]] = []
-    calls: dict[str, tuple[Any, Any]] = {}
-
-    def see(path: str, side: Side, values: Any) -> None:
-        kept = map_tensors(values, lambda _, x: x.detach().clone())
-        if side == "input":
-            entered.append((path, kept))
-            return
-        while entered:
-            name, read = entered.pop()
-            if name == path:
-                calls.setdefault(path, (read, kept))
-                return
-
-    inner = {path: module for path, module in trace.model.named_modules() if path}
-    with forward_hooks(inner, see):
-        trace.once()
-    return calls
 
 
 def _ratio(twin: nn.Module, values: Any, written: list[Tensor], eps: float) -> tuple[float, int]:

@@ -24,8 +24,9 @@ PARAMETERS = ("weight", "grad")
 
 
 class Site(NamedTuple):
-    """The place of a signal in a residual stream: ``signal`` is one of ``presets.SIGNALS``, or empty for a
-    module inside a branch, whose signal keeps its own name.
+    """The place of a signal in a residual stream: ``signal`` is ``before``, ``branch`` or ``after``, one of
+    these behind ``grad_``, ``weight``, ``grad`` or ``update``; empty for a module inside a branch, whose
+    signal keeps its own name.
     """
 
     stack: str

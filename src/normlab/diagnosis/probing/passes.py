@@ -8,8 +8,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from normlab.diagnosis.reading.kinds import Part, Width, kinds, measuring
-from normlab.diagnosis.reading.parameters import Owner, owners
+from normlab.diagnosis.reading.parameters import Owner, Part, Width, kinds, measuring, owners
 from normlab.diagnosis.reading.structure import Structure
 from normlab.diagnosis.reading.subject import Subject
 from normlab.diagnosis.reading.tokens import PaddingMasks, find_padding_masks
