@@ -18,7 +18,7 @@ from normlab.diagnosis.reading.structure import read_structure
 from normlab.diagnosis.reading.subject import Subject
 from normlab.diagnosis.reading.tokens import PaddingMasks
 from normlab.errors import UserError
-from normlab.examine.inputs import TaskInputs, mean_loss
+from normlab.examine.subjects import TaskInputs, mean_loss
 from normlab.jobs.queue import Queue, one_at_a_time
 from normlab.nn import PAD, Seq2Seq
 from normlab.spec.config import PARALLEL_TEXTS, Config, DataConfig, ModelConfig, SeedConfig, TrainConfig

@@ -53,15 +53,23 @@ def rounding_of(trace: Trace, value: Callable[[Trace], Tensor]) -> float:
     """The relative difference of a value that rounding alone may make, in the model's own precision: the
     largest that a change of each parameter by one rounding makes.
     """
-    base, worst = value(trace), 0.0
-    own = {n: p.detach() for n, p in trace.model.named_parameters() if p.is_floating_point()}
-    generator, eps = torch.Generator().manual_seed(0), max(torch.finfo(p.dtype).eps for p in own.values())
+    base, worst, draw = value(trace), 0.0, torch.Generator().manual_seed(0)
     for _ in range(2):
-        moved = {
-            n: p * (1 + eps * (torch.rand(p.shape, generator=generator) - 0.5).to(p)) for n, p in own.items()
-        }
+        moved, eps = rounded(trace.model, draw)
         worst = max(worst, distance(base, value(trace.again(weights=moved))))
     return 4 * worst + eps
+
+
+def rounded(model: nn.Module, draw: torch.Generator) -> tuple[dict[str, Tensor], float]:
+    """Parameters, each changed by one rounding at most, and the largest relative rounding."""
+    own = {n: p.detach() for n, p in model.named_parameters() if p.is_floating_point()}
+    eps = max(torch.finfo(p.dtype).eps for p in own.values())
+    return {n: shaken(p, eps, draw) for n, p in own.items()}, eps
+
+
+def shaken(x: Tensor, eps: float, draw: torch.Generator) -> Tensor:
+    """The tensor with each entry changed by a relative eps at most."""
+    return x * (1 + eps * (torch.rand(x.shape, generator=draw) - 0.5).to(x))
 
 
 SEEDS: Final = (101, 202)

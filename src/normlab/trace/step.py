@@ -68,15 +68,16 @@ def gradients_in(
     return list(torch.autograd.grad(loss, tensors, retain_graph=retain_graph, allow_unused=True))
 
 
-def nodes_behind(start: Any, ends: Iterable[Any] = ()) -> Iterator[Any]:
-    """Yield the nodes of the graph from one on, up to those in ``ends``."""
+def nodes_behind(
+    start: Any, ends: Iterable[Any] = (), *, beyond: Callable[[Any], bool] = lambda _: True
+) -> Iterator[Any]:
+    """Yield the nodes of the graph from one on, up to those in ``ends``, and not ``beyond`` some."""
     waiting, known = [start], {None, *ends}
     while waiting:
-        if (node := waiting.pop()) in known:
-            continue
-        known.add(node)
-        yield node
-        waiting.extend(following for following, _ in node.next_functions)
+        if (node := waiting.pop()) not in known:
+            known.add(node)
+            yield node
+            waiting.extend(following for following, _ in node.next_functions if beyond(node))
 
 
 def _by_backward(

@@ -11,6 +11,7 @@ from typing import Any, Final, NamedTuple
 import torch
 from torch import Tensor, nn
 
+from normlab.trace.exact import shaken
 from normlab.trace.functions import Functions
 from normlab.trace.tensors import apart, first_calls, map_tensors, tensors_in
 from normlab.trace.trace import Trace
@@ -43,9 +44,8 @@ def _ratio(twin: nn.Module, values: Any, written: list[Tensor], eps: float) -> t
     wide = map_tensors(values, lambda _, x: x.float() if x.is_floating_point() else x)
     generator = torch.Generator().manual_seed(0)
 
-    def shaken(x: Tensor) -> Tensor:
-        noise = torch.rand(x.shape, generator=generator) - 0.5
-        return x * (1 + eps * noise.to(x)) if x.is_floating_point() else x
+    def moved_by_one(_: Any, x: Tensor) -> Tensor:
+        return shaken(x, eps, generator) if x.is_floating_point() else x
 
     def run(read: Any) -> list[Tensor]:
         args, keywords = apart(read)
@@ -54,7 +54,7 @@ def _ratio(twin: nn.Module, values: Any, written: list[Tensor], eps: float) -> t
     with torch.no_grad():
         with Functions(see=lambda name, *_: operations.append(name)):
             plain = run(wide)
-        moved = [run(map_tensors(wide, lambda _, x: shaken(x))) for _ in range(DRAWS)]
+        moved = [run(map_tensors(wide, moved_by_one)) for _ in range(DRAWS)]
     worst = 0.0
     for i, (x, own) in enumerate(zip(plain, written, strict=False)):
         if x.shape == own.shape and own.numel() > 1:
