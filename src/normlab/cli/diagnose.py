@@ -40,10 +40,7 @@ GATE_CLOSED = 3
 """Exit code where ``--fail-on problem`` was typed and there is a problem."""
 PAGE = "diagnosis"
 """First part of the names of a page and of the JSON file beside it."""
-FLAGS = {
-    "blocks=": "--blocks encoder.layer",
-    "branches=": "--branches attn mlp",
-}
+FLAGS = {"blocks=": "--blocks encoder.layer", "branches=": "--branches attn mlp"}
 """Arguments in Python, and the flags that replace them on the command line."""
 STYLES = {"problem": "bold red", "warning": "yellow", "note": "dim"}
 

@@ -80,7 +80,10 @@ def diagnose(
     batches = batch, options.get("batches")
     setup = Setup(model, batches, loss, make)
     with untouched(setup), calling(model, options.get("call")):
-        structure, unread = _read(model, batch, options)
+        structure = options.get("structure") or read_structure(
+            model, batch, blocks=options.get("blocks", ()), branches=options.get("branches", ())
+        )
+        unread = [Finding("unread", "note", why, "structure", {}) for why in structure.unread]
         subject = Subject(model, batch, loss or output_loss, structure)
         begun = _loss(subject)
         if not math.isfinite(begun):
@@ -139,14 +142,6 @@ def _measure(studies: Sequence[Study], context: StudyContext) -> _Measured:
         seconds[study.name] = time.perf_counter() - start
     filled = {name: table for name, table in tables.items() if len(table)}
     return _Measured(filled, failed, seconds, tuple(applied))
-
-
-def _read(model: nn.Module, batch: Any, options: Options) -> tuple[Structure, list[Finding]]:
-    """Read the residual stream, and say which containers have none. Raises UserError if all have none."""
-    structure = options.get("structure") or read_structure(
-        model, batch, blocks=options.get("blocks", ()), branches=options.get("branches", ())
-    )
-    return structure, [Finding("unread", "note", why, "structure", {}) for why in structure.unread]
 
 
 def _device(model: nn.Module) -> torch.device:

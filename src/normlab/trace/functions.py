@@ -12,7 +12,7 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
-from normlab.trace.tensors import Place, tensors_in
+from normlab.trace.tensors import tensors_in
 
 WIDE: Final = torch.float64
 NARROW: Final = (torch.float32, torch.float16, torch.bfloat16)
@@ -22,7 +22,6 @@ DROPOUTS: Final = {
 }  # fmt: skip
 OWN: Final = "Function.apply"
 """The name under which calls of autograd functions that are written in Python are recorded."""
-ATTENTION: Final = ("query", "key", "value", "attn_mask", "dropout_p", "is_causal", "scale", "enable_gqa")
 
 
 class FunctionCall(NamedTuple):
@@ -172,5 +171,3 @@ class Preserve(TorchFunctionMode):
 
 READING: Final = ("__int__", "__iter__", "__invert__", "__index__", "__init__")
 """Methods of tensors that begin as those that write in place, and do not."""
-
-__all__ = ["ATTENTION", "DROPOUTS", "OWN", "FunctionCall", "Functions", "Place", "Preserve", "own_functions"]

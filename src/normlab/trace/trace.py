@@ -134,11 +134,7 @@ class Trace:
             yield
 
     def run(
-        self,
-        *,
-        graph: bool = False,
-        events: bool = False,
-        functions: Callable[[str], bool] | None = None,
+        self, *, graph: bool = False, events: bool = False, functions: Callable[[str], bool] | None = None
     ) -> Pass:
         """Run one forward pass, within ``surroundings`` where a backward pass is to follow."""
         watch = _Watch(self.model, self.taps, graph=graph, events=events)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Final
 
 import torch
 from torch import Tensor
@@ -10,51 +11,6 @@ from torch import Tensor
 from normlab.spec.arguments import validate_arguments
 
 Statistic = Callable[[Tensor], Tensor]
-
-
-def mean(x: Tensor) -> Tensor:
-    r"""Return :math:`\frac{1}{n} \sum_i x_i`."""
-    return x.mean()
-
-
-def variance(x: Tensor) -> Tensor:
-    r"""Return :math:`\frac{1}{n} \sum_i (x_i - \bar x)^2`."""
-    return x.var(correction=0)
-
-
-def mean_square(x: Tensor) -> Tensor:
-    r"""Return :math:`\frac{1}{n} \sum_i x_i^2`: the mean squared length of rows of width d, over d."""
-    return x.square().mean()
-
-
-def rms(x: Tensor) -> Tensor:
-    r"""Return :math:`(\frac{1}{n} \sum_i x_i^2)^{1/2}`."""
-    return mean_square(x).sqrt()
-
-
-def l2(x: Tensor) -> Tensor:
-    r"""Return :math:`(\sum_i x_i^2)^{1/2}`."""
-    return torch.linalg.vector_norm(x)
-
-
-def max_abs(x: Tensor) -> Tensor:
-    r"""Return :math:`\max_i |x_i|`."""
-    return x.abs().amax()
-
-
-def fraction_nonfinite(x: Tensor) -> Tensor:
-    r"""Return :math:`\frac{1}{n} |\{i : x_i \text{ is infinite or not a number}\}|`."""
-    return 1 - x.isfinite().to(x.dtype).mean()
-
-
-def fraction_zero(x: Tensor) -> Tensor:
-    r"""Return :math:`\frac{1}{n} |\{i : x_i = 0\}|`."""
-    return (x == 0).to(x.dtype).mean()
-
-
-def entropy(x: Tensor) -> Tensor:
-    r"""Return :math:`-\sum_i p_i \ln p_i` in nats, the mean over rows p of probabilities `[..., n]`."""
-    return torch.special.entr(x).sum(-1).mean()
 
 
 def similarity(x: Tensor) -> Tensor:
@@ -67,9 +23,22 @@ def similarity(x: Tensor) -> Tensor:
     return together.mean() / (t * (t - 1) or float("nan"))
 
 
-_ALL = (mean, variance, mean_square, rms, l2, max_abs, fraction_nonfinite, fraction_zero, entropy, similarity)
-STATISTICS: dict[str, Statistic] = {statistic.__name__: statistic for statistic in _ALL}
-"""The statistics by the names that probes use."""
+STATISTICS: Final[dict[str, Statistic]] = {
+    "mean": Tensor.mean,
+    "variance": lambda x: x.var(correction=0),
+    "mean_square": lambda x: x.square().mean(),
+    "rms": lambda x: x.square().mean().sqrt(),
+    "l2": torch.linalg.vector_norm,
+    "max_abs": lambda x: x.abs().amax(),
+    "fraction_nonfinite": lambda x: 1 - x.isfinite().to(x.dtype).mean(),
+    "fraction_zero": lambda x: (x == 0).to(x.dtype).mean(),
+    "entropy": lambda x: torch.special.entr(x).sum(-1).mean(),
+    "similarity": similarity,
+}
+r"""The statistics by the names that probes use. The variance is :math:`\frac{1}{n} \sum_i (x_i - \bar x)^2`,
+the mean square that of the entries: of rows of width d, their mean squared length over d. The entropy is the
+mean of :math:`-\sum_i p_i \ln p_i` in nats over rows p of probabilities `[..., n]`.
+"""
 
 
 def whole(x: Tensor) -> Tensor:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from copy import deepcopy
-from itertools import takewhile
 from operator import ne
 from typing import NamedTuple
 
@@ -13,6 +12,7 @@ from torch import nn
 
 from normlab.diagnosis.reading.recording import Event, Recording
 from normlab.diagnosis.reading.relations import Sum, Sums, proportion
+from normlab.trace.facts.stacks import shared
 from normlab.trace.tensors import Tap
 
 
@@ -213,7 +213,7 @@ class Block:
             users = [e for e in self.events[made:summed] if e.side == "input" and e.path != norm.path]
             for i, user in enumerate(users):
                 if factor := self._factor(user, norm.output):
-                    common = max(_common(user.path, event.path) for event in shown)
+                    common = max(len(shared([user.path, event.path])) for event in shown)
                     near.append((factor == 1.0, common, -i, NormRead(norm.path, factor)))
         return max(near)[-1] if near else None
 
@@ -267,9 +267,3 @@ class Block:
         sizes, entered = self.recording.sizes, set(self.events[0].seen.values())
         out, size = set(self.events[-1].seen.values()), sizes[steps[0].stream]
         return any(sizes[n] == size for n in out - entered - {steps[-1].after})
-
-
-def _common(path: str, other: str) -> int:
-    """Return the number of leading names that two paths share."""
-    pairs = zip(path.split("."), other.split("."), strict=False)
-    return sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], pairs))

@@ -17,15 +17,7 @@ from normlab.diagnosis.study import SMALL_BATCH, Study, StudyContext
 from normlab.diagnosis.table import Row, Table
 from normlab.errors import UserError
 from normlab.nn import reference
-from normlab.trace.step import (
-    FROZEN,
-    Gradients,
-    OptimizerFactory,
-    Weights,
-    made,
-    nodes_behind,
-    trainable,
-)
+from normlab.trace.step import FROZEN, Gradients, OptimizerFactory, Weights, made, nodes_behind, trainable
 
 CLOSE: Final = 0.2
 """In a diagnosis the critical learning rate is known within this relative error."""

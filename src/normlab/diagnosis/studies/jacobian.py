@@ -16,7 +16,7 @@ from normlab.diagnosis.rules.theory import layer_norm_jacobian, rms_norm_jacobia
 from normlab.diagnosis.study import SMALL_BATCH, Study
 from normlab.diagnosis.table import Row, Table
 from normlab.errors import UserError
-from normlab.trace.record import Want, record
+from normlab.trace.tensors import activations, first_calls
 from normlab.trace.untouched import undisturbed
 
 ASKED: Final = 1
@@ -56,16 +56,14 @@ def jacobian(subject: Subject, *, padding_masks: PaddingMasks | None = None, tok
     for stack in subject.structure.stacks:
         places |= {path: (stack.name, view.index) for view in stack.sublayers for path in view.norms}
         places |= {stack.final_norm: (stack.name, None)} if stack.final_norm is not None else {}
-    given: dict[str, Tensor] = {}
-    with record(subject.model, [Want(path, "input", first=True) for path in places]) as seen:
+    with first_calls({p: modules[p] for p in places}, lambda x: next(activations(x), None)) as calls:
         subject.calls().once(graph=torch.is_grad_enabled())
-    for one in seen:
-        given.setdefault(one.tap.module, one.value)
     found: list[Row] = []
     with undisturbed(subject.model):
         for path, (name, index) in places.items():
-            kept = _spread(rows(given[path], masks[name]), tokens)
-            measured = _measured(modules[path], kept.to(given[path].dtype), kept)
+            (_, read), _ = calls[path]
+            kept = _spread(rows(read, masks[name]), tokens)
+            measured = _measured(modules[path], kept.to(read.dtype), kept)
             found.append({"module": path, "stack": name, "index": index, **measured})
     return Table("jacobian", tuple(found))
 

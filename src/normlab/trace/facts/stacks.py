@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from itertools import takewhile
 from typing import Any, Final, NamedTuple
 
 import torch
@@ -126,14 +127,15 @@ def rows_equal(x: Tensor) -> bool:
     return len(x) < 2 or bool(torch.equal(x, x[:1].expand_as(x)))
 
 
+def shared(paths: Iterable[str]) -> list[str]:
+    """The leading names that all of these paths have in common."""
+    levels = zip(*(path.split(".") for path in paths), strict=False)
+    return [names[0] for names in takewhile(lambda names: len(set(names)) == 1, levels)]
+
+
 def common(paths: list[str]) -> str:
     """The longest path that all of these begin with, the first of them where they share nothing."""
-    parts, shared = [path.split(".") for path in paths], list[str]()
-    for names in zip(*parts, strict=False):
-        if len(set(names)) > 1:
-            break
-        shared.append(names[0])
-    return ".".join(shared) or paths[0]
+    return ".".join(shared(paths)) or paths[0]
 
 
 SCALES: Final = (1e6, 1e7)
