@@ -49,7 +49,7 @@ OTHERS_CODE = {
                 f"checks/{name}.py"
                 for name in ("check", "fresh", "loop", "loss", "norms", "precision", "step", "tokens")
             ),
-            *(f"trace/{name}.py" for name in ("exact", "rates", "tensors")),
+            *(f"trace/{name}.py" for name in ("exact", "optimizers", "tensors")),
         ),
         "runs a step that is anybody's, changed in one thing; what it raises makes a property untestable",
     ),

@@ -17,7 +17,7 @@ from normlab.checks.property import Note, Untestable, Violation, fail, note, pro
 from normlab.checks.step import Step
 from normlab.trace.compare import distance
 from normlab.trace.facts import Unknown
-from normlab.trace.rates import Rates, rates_of, resumed
+from normlab.trace.optimizers import Rates, rates_of, resumed
 from normlab.trace.rehearsal import Rehearsal, Seen, fit, learnt, plain_step, splits, written
 
 Answers = Iterator[Violation | Note]

@@ -17,8 +17,8 @@ from normlab.checks.loop import Answers, rates, rehearsal, until_failure
 from normlab.checks.property import fail, note, property_of
 from normlab.checks.step import Step
 from normlab.trace.facts.stacks import common, siblings
+from normlab.trace.optimizers import Held, Moved, first_step, held
 from normlab.trace.rehearsal import groups_of, parameters_of, plain_step
-from normlab.trace.rules import Held, Moved, first_step, held
 
 SORTED: Final = "sort parameters by their number of dimensions, not by their names"
 

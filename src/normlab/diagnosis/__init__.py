@@ -2,9 +2,8 @@
 
 from normlab.diagnosis import studies as studies
 from normlab.diagnosis.diagnose import diagnose
-from normlab.diagnosis.probing.observe import Observer, Probe, Record, observe
+from normlab.diagnosis.probing.observe import STATISTICS, Observer, Probe, Record, Statistic, measure, observe
 from normlab.diagnosis.probing.presets import PRESETS
-from normlab.diagnosis.probing.stats import STATISTICS, Statistic, measure
 from normlab.diagnosis.reading.structure import StackView, Structure, SublayerView, read_structure
 from normlab.diagnosis.reading.subject import Subject
 from normlab.diagnosis.result import Diagnosis

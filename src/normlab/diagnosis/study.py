@@ -11,8 +11,7 @@ from torch.optim import Optimizer
 
 from normlab.diagnosis.probing.passes import BackwardPass, backward_pass, padding_masks_of
 from normlab.diagnosis.probing.presets import PRESETS, require_preset
-from normlab.diagnosis.reading.subject import Subject, cropped
-from normlab.diagnosis.reading.tokens import PaddingMasks
+from normlab.diagnosis.reading.subject import PaddingMasks, Subject, cropped
 from normlab.diagnosis.rules.finding import SEVERITIES, Finding, Rule, Tables
 from normlab.diagnosis.table import Table
 from normlab.errors import UserError, nearest

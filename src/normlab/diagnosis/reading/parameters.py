@@ -10,8 +10,7 @@ from typing import Final, NamedTuple, TypeAlias
 import torch
 from torch import Tensor, nn
 
-from normlab.diagnosis.reading.block import Norms
-from normlab.diagnosis.reading.naming import ATTENTION, FFN
+from normlab.diagnosis.reading.block import ATTENTION, FFN, Norms
 from normlab.diagnosis.reading.structure import Structure
 from normlab.trace.step import nodes_behind
 from normlab.trace.tensors import Tap, activations, first_calls

@@ -10,8 +10,7 @@ from typing import Any, Final
 
 from torch import Tensor, nn
 
-from normlab.diagnosis.reading.block import Block, Norms, Step
-from normlab.diagnosis.reading.naming import candidates, role_of
+from normlab.diagnosis.reading.block import Block, Norms, Step, candidates, role_of
 from normlab.diagnosis.reading.recording import Recording, awake, record
 from normlab.diagnosis.reading.relations import Factor, Sum, refit
 from normlab.errors import UserError

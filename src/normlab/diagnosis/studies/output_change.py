@@ -11,8 +11,7 @@ from torch.optim import Optimizer
 
 from normlab.diagnosis.probing.passes import BackwardPass, ForwardPass, forward_pass
 from normlab.diagnosis.reading.structure import StackView
-from normlab.diagnosis.reading.subject import Subject
-from normlab.diagnosis.reading.tokens import PaddingMasks, find_padding_masks, rows
+from normlab.diagnosis.reading.subject import PaddingMasks, Subject, find_padding_masks, rows
 from normlab.diagnosis.rules.finding import LIU, Finding, Tables, number, said, warmed
 from normlab.diagnosis.rules.fits import Curve, fits_of_curves
 from normlab.diagnosis.studies.dependency import depends_strongly
