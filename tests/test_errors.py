@@ -45,11 +45,8 @@ OTHERS_CODE = {
     "jobs/worker.py": "writes the traceback to the run's log and answers with class and message",
     **dict.fromkeys(
         (
-            *(
-                f"checks/{name}.py"
-                for name in ("check", "fresh", "loop", "loss", "norms", "precision", "step", "tokens")
-            ),
-            *(f"trace/{name}.py" for name in ("exact", "optimizers", "tensors")),
+            *(f"checks/{name}.py" for name in ("check", "loop", "loss", "step", "tokens")),
+            *(f"trace/{name}.py" for name in ("exact", "facts/norming", "optimizers", "tensors", "twins")),
         ),
         "runs a step that is anybody's, changed in one thing; what it raises makes a property untestable",
     ),

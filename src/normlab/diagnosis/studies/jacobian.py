@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from math import log
-from typing import Final
+from typing import Any, Final
 
 import torch
 from torch import Tensor, nn
@@ -55,12 +55,16 @@ def jacobian(subject: Subject, *, padding_masks: PaddingMasks | None = None, tok
     for stack in subject.structure.stacks:
         places |= {path: (stack.name, view.index) for view in stack.sublayers for path in view.norms}
         places |= {stack.final_norm: (stack.name, None)} if stack.final_norm is not None else {}
-    with first_calls({p: modules[p] for p in places}, lambda x: next(activations(x), None)) as calls:
+
+    def first(values: Any) -> Tensor | None:
+        return next((x for _, x in activations(values)), None)
+
+    with first_calls({path: modules[path] for path in places}, first) as calls:
         subject.calls().once(graph=torch.is_grad_enabled())
     found: list[Row] = []
     with undisturbed(subject.model):
         for path, (name, index) in places.items():
-            (_, read), _ = calls[path]
+            read, _ = calls[path]
             kept = _spread(rows(read, masks[name]), tokens)
             measured = _measured(modules[path], kept.to(read.dtype), kept)
             found.append({"module": path, "stack": name, "index": index, **measured})
