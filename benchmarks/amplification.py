@@ -30,7 +30,7 @@ from normlab.data.tokenizer import EOS, UNK, BytePairs
 from normlab.diagnosis.reading.structure import Structure, read_structure
 from normlab.diagnosis.reading.subject import Subject
 from normlab.diagnosis.rules.fits import Fit
-from normlab.diagnosis.studies.output_change import SIZE, output_change_family, output_change_fit
+from normlab.diagnosis.studies.output_change import SIZE, output_change, output_change_fit
 from normlab.diagnosis.table import Table
 from normlab.figures.diagnosis import growth
 from normlab.figures.theme import theme
@@ -181,11 +181,11 @@ def measure(case: Case, structure: Structure | None = None) -> tuple[Measured, S
     began = time.perf_counter()
     subject = subject_of(case, structure)
     optimiser = partial(torch.optim.Adam, lr=case.rate)
-    table = output_change_family(lambda _: subject, [case.layers], optimiser=optimiser, seed=case.seed)
-    changes = {str(row["kind"]): row for row in table}
+    table = output_change(subject, optimiser=optimiser, seed=case.seed)
+    changes = {str(row["kind"]): row for row in table}  # the deepest is the last
     found = Measured(
         case=case,
-        sublayers=int(str(changes["random"]["depth"])),
+        sublayers=len(subject.structure.sublayers),
         random=float(str(changes["random"]["change"])),
         update=float(str(changes["update"]["change"])),
         seconds=round(time.perf_counter() - began, 2),

@@ -36,7 +36,7 @@ OTHERS_CODE = {
     "diagnosis/diagnose.py": "the study's note names class and message; the model is anybody's",
     "diagnosis/reading/block.py": "a block of a foreign model is called with one tensor",
     "diagnosis/reading/recording.py": "runs a foreign model",
-    "diagnosis/probing/cropping.py": "runs a foreign loss",
+    "diagnosis/reading/subject.py": "runs a foreign loss",
     "examine/pretrained.py": "builds a model that a configuration describes",
     "examine/setups.py": "runs the user's own file",
     "examine/subjects.py": "calls the user's function that makes an optimizer",
@@ -45,11 +45,8 @@ OTHERS_CODE = {
     "jobs/worker.py": "writes the traceback to the run's log and answers with class and message",
     **dict.fromkeys(
         (
-            *(
-                f"checks/{name}.py"
-                for name in ("check", "fresh", "loop", "loss", "norms", "precision", "step", "tokens")
-            ),
-            *(f"trace/{name}.py" for name in ("exact", "rates", "tensors")),
+            *(f"checks/{name}.py" for name in ("check", "loop", "loss", "step", "tokens")),
+            *(f"trace/{name}.py" for name in ("exact", "facts/norming", "optimizers", "tensors", "twins")),
         ),
         "runs a step that is anybody's, changed in one thing; what it raises makes a property untestable",
     ),

@@ -14,7 +14,6 @@ from torch import Tensor, nn
 from diagnosis.small import BATCH, LABELS, SOURCE, TARGET, labelled, translating
 from diagnosis.test_diagnose import X, square, tower
 from normlab.diagnosis import Diagnosis, diagnose
-from normlab.diagnosis.reading.subject import Subject
 from normlab.errors import UserError
 from normlab.trace.tensors import call_model, call_of, calling
 
@@ -92,8 +91,6 @@ def test_a_call_is_for_one_model_and_ends_with_its_block():
         return -model(batch["x"])
 
     with calling(model, negative):
-        subject = Subject.of(model, {"x": X}, lambda m, b: square(m, b["x"]))
-        assert torch.equal(subject.forward(), -model(X))
         assert torch.equal(call_model(model, {"x": X}), -model(X))
         assert torch.equal(call_model(other, X), other(X))
         with calling(other, None):

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from torch import nn
 
-from normlab.examine.sources import sources
+from normlab.examine.setups import sources
 from normlab.trace.setup import Setup
 
 

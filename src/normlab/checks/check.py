@@ -23,7 +23,7 @@ from normlab.checks.property import (
 from normlab.checks.report import Report
 from normlab.checks.step import Step
 from normlab.errors import UserError
-from normlab.trace.facts.unknown import Unknown
+from normlab.trace.facts import Unknown
 from normlab.trace.setup import Loss, Setup, refuse_unknown, shown
 from normlab.trace.untouched import same_globals, same_random_state, untouched
 

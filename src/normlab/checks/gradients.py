@@ -17,8 +17,8 @@ from normlab.checks.step import Step
 from normlab.errors import UserError
 from normlab.trace.along import Along
 from normlab.trace.compare import distance
+from normlab.trace.facts import Unknown
 from normlab.trace.facts.stacks import block_of, siblings
-from normlab.trace.facts.unknown import Unknown
 from normlab.trace.functions import OWN
 from normlab.trace.step import gradients_in
 from normlab.trace.trace import Trace

@@ -15,8 +15,8 @@ from torch.optim import SGD, Optimizer
 from normlab.checks.property import Answers, Untestable, fail, note, property_of
 from normlab.checks.step import Step
 from normlab.trace.compare import distance
-from normlab.trace.facts.unknown import Unknown
-from normlab.trace.rates import Rates, rates_of, resumed
+from normlab.trace.facts import Unknown
+from normlab.trace.optimizers import Rates, rates_of, resumed
 from normlab.trace.rehearsal import Rehearsal, Seen, fit, learnt, plain_step, splits, written
 
 SMALL: Final = 2.0**-40

@@ -11,9 +11,9 @@ import torch
 from normlab.checks.property import Answers, Untestable, fail, note, property_of
 from normlab.checks.step import Step
 from normlab.trace.compare import distance, part_of
+from normlab.trace.facts import Unknown
 from normlab.trace.facts.facts import Facts
 from normlab.trace.facts.targets import Targets
-from normlab.trace.facts.unknown import Unknown
 
 CLOSE = 1e-6
 """Relative difference of sums of weights, which are read off gradients in float64."""

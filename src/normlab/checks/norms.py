@@ -7,9 +7,9 @@ from torch import Tensor
 from normlab.checks.property import Answers, Untestable, fail, note, property_of
 from normlab.checks.step import Step
 from normlab.checks.structure import streams_in
+from normlab.trace.exact import from_library
 from normlab.trace.facts.norming import gains, responses
-from normlab.trace.fresh import from_library
-from normlab.trace.streams import Scaled, grown, scaled_streams
+from normlab.trace.facts.stacks import Scaled, grown, scaled_streams
 
 
 @property_of("structure", explains=["siblings", "start", "initial_loss", "overfit"], passes=4)

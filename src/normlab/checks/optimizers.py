@@ -16,10 +16,10 @@ from torch.optim import Optimizer
 from normlab.checks.loop import rates, rehearsal
 from normlab.checks.property import Answers, fail, note, property_of
 from normlab.checks.step import Step
+from normlab.diagnosis.reading.structure import unregistered
 from normlab.trace.facts.stacks import common, siblings
+from normlab.trace.optimizers import Held, Moved, first_step, held
 from normlab.trace.rehearsal import groups_of, parameters_of, plain_step
-from normlab.trace.rules import Held, Moved, first_step, held
-from normlab.trace.unregistered import unregistered
 
 SORTED: Final = "sort parameters by their number of dimensions, not by their names"
 

@@ -11,8 +11,8 @@ from torch import Tensor, nn
 from normlab.checks.property import Note, Untestable, Violation, fail, note, property_of
 from normlab.checks.step import Step
 from normlab.trace.compare import distance
+from normlab.trace.facts import Unknown
 from normlab.trace.facts.stacks import block_of
-from normlab.trace.facts.unknown import Unknown
 from normlab.trace.tensors import map_tensors, replaced
 from normlab.trace.trace import Trace
 

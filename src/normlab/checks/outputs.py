@@ -14,8 +14,8 @@ from normlab.errors import UserError
 from normlab.trace.along import Along
 from normlab.trace.compare import distance, part_ways, whole
 from normlab.trace.exact import rounding_of
+from normlab.trace.facts import Unknown
 from normlab.trace.facts.facts import Facts
-from normlab.trace.facts.unknown import Unknown
 from normlab.trace.tensors import call_model, compiles, tensors_in
 from normlab.trace.trace import Trace
 from normlab.trace.untouched import in_mode, same, same_random_state

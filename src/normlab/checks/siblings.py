@@ -10,9 +10,9 @@ from torch import nn
 
 from normlab.checks.property import Answers, Violation, fail, note, property_of
 from normlab.checks.step import Step
-from normlab.trace.draws import equal_draws
 from normlab.trace.facts.stacks import Block, block_of, common, odd_one, within
 from normlab.trace.functions import FunctionCall
+from normlab.trace.starts import equal_draws
 
 
 @property_of(

@@ -10,11 +10,18 @@ import torch
 from normlab.checks.property import Answers, Untestable, fail, note, property_of
 from normlab.checks.step import Step
 from normlab.trace.compare import distance
-from normlab.trace.draws import constant, equal_draws, parameters_of, unlike_class, unlike_siblings
+from normlab.trace.exact import from_library
+from normlab.trace.facts import Unknown
 from normlab.trace.facts.stacks import odd_one, siblings
-from normlab.trace.facts.unknown import Unknown
-from normlab.trace.fresh import from_library
-from normlab.trace.starts import Start, differences
+from normlab.trace.starts import (
+    Start,
+    constant,
+    differences,
+    equal_draws,
+    parameters_of,
+    unlike_class,
+    unlike_siblings,
+)
 
 
 @property_of("start", explains=["initial_loss", "state_dict"], passes=0)

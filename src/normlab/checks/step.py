@@ -16,11 +16,11 @@ from torch import Tensor, nn
 from normlab.checks.property import Untestable
 from normlab.errors import UserError
 from normlab.trace.compare import Part, blame, distance
-from normlab.trace.exact import awake, in_float64, rounding_of, small_part
-from normlab.trace.facts.facts import SCORED, Facts, FunctionInput
-from normlab.trace.facts.unknown import Unknown
+from normlab.trace.exact import Fresh, awake, in_float64, rounding_of, small_part
+from normlab.trace.facts import Unknown
+from normlab.trace.facts.facts import Facts
+from normlab.trace.facts.logits import SCORED, FunctionInput
 from normlab.trace.facts.wiring import Wiring, read_wiring
-from normlab.trace.fresh import Fresh
 from normlab.trace.setup import Setup
 from normlab.trace.tensors import Tap, forward_hooks, unwrap
 from normlab.trace.trace import Trace, output_loss

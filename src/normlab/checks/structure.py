@@ -11,9 +11,8 @@ from torch import Tensor
 
 from normlab.checks.property import Answers, Untestable, Violation, fail, note, property_of
 from normlab.checks.step import Step
-from normlab.trace.facts.stacks import Block, common, odd_one, siblings, stream_of, within
+from normlab.trace.facts.stacks import Block, common, odd_one, scaled_streams, siblings, stream_of, within
 from normlab.trace.facts.wiring import Scores, read_wiring
-from normlab.trace.streams import scaled_streams
 
 
 @property_of("structure", explains=["gradients", "derivative", "norms", "overfit", "siblings"], passes=8)

@@ -11,9 +11,9 @@ from torch import Tensor
 from normlab.checks.property import Note, Untestable, Violation, fail, note, property_of
 from normlab.checks.step import Step
 from normlab.trace.compare import Part, distance, part_of
-from normlab.trace.facts.facts import Tokens
+from normlab.trace.facts import Unknown
 from normlab.trace.facts.padding import Padding, padding_of_tokens
-from normlab.trace.facts.unknown import Unknown
+from normlab.trace.facts.tokens import Tokens
 from normlab.trace.tensors import Place, at, replaced
 
 Answers = Iterator[Violation | Note]

@@ -15,8 +15,17 @@ from typing import TYPE_CHECKING, Annotated, Any, Final, Self
 from tyro.conf import Positional, arg
 
 from normlab.cli import failures
-from normlab.cli.common import RUNS, ConfigParts, Imports, Switch, base_of, config_name, flags, resolved
-from normlab.cli.examined import refuse_moved
+from normlab.cli.common import (
+    RUNS,
+    ConfigParts,
+    Imports,
+    Switch,
+    base_of,
+    config_name,
+    flags,
+    refuse_moved,
+    resolved,
+)
 from normlab.cli.flags import ConfigFlags, load
 from normlab.errors import UserError
 from normlab.store.folder import find_run
@@ -158,7 +167,6 @@ class Check:
     def _sources(self) -> Iterator[tuple[Source, bool]]:
         """Yield what is to be tested, and whether it is one of several."""
         from normlab.examine import setups
-        from normlab.recipes.grammar import require_known
 
         kind = self._kind()
         if kind == "file":
@@ -172,11 +180,7 @@ class Check:
             yield setup_from_folder(folder, seed=self.seed, trust_remote_code=self.trust_remote_code), False
         elif kind == "run":
             run = find_run(self.source, self.runs)
-            require_known(run.config())
-            wanted: list[str | int] = [
-                *(self.checkpoints or (() if self.step is not None else setups.checkpoints(run)))
-            ]
-            wanted += [] if self.step is None else [self.step]
+            wanted = setups.checkpoints(run, self.checkpoints, self.step)
             for one in wanted:
                 yield setups.setup_from_run(run, one, tokens=self.tokens), len(wanted) > 1
         else:
@@ -213,7 +217,7 @@ class Check:
 
     def _plain(self, source: Source, report: Report, setup: Any) -> dict[str, Any]:
         from normlab.examine.baseline import parameters_of
-        from normlab.examine.sources import sources
+        from normlab.examine.setups import sources
         from normlab.spec.serialise import to_plain
 
         places = {found.module for found in (*report.failures, *report.notes)}

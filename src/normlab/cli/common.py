@@ -37,6 +37,20 @@ def flag(argv: Sequence[str], name: str) -> str | None:
     return next(reversed(flags(argv, name)), None)
 
 
+MOVED = {"--model": "model", "--batch": "batches", "--loss": "loss", "--own-optimiser": "optimizer"}
+"""Flags of earlier versions, and what of a Setup they have become."""
+
+
+def refuse_moved(argv: Sequence[str]) -> None:
+    """Raise UserError for flags of earlier versions, with what replaces them."""
+    for old, part in MOVED.items():
+        if flags(argv, old):
+            raise UserError(
+                f"{old} is what a Setup holds as {part}; write a function setup() that returns "
+                "normlab.Setup(model, batches, loss=…, optimizer=…), and name it: train.py:setup"
+            )
+
+
 def require_text(argv: Sequence[str]) -> None:
     """Raise UserError for a word that is not UTF-8, which no configuration and no page can hold."""
     for word in argv:

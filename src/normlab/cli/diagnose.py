@@ -3,20 +3,31 @@
 from __future__ import annotations
 
 import json
+import re
 import shlex
 import sys
-from collections.abc import Sequence
-from contextlib import ExitStack
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal, Self
 
 from tyro.conf import Positional, arg
 
 from normlab.cli import failures
-from normlab.cli.common import Switch
-from normlab.cli.examined import Examined, flags_for_arguments
+from normlab.cli.common import (
+    RUNS,
+    ConfigParts,
+    Imports,
+    Switch,
+    base_of,
+    config_name,
+    refuse_moved,
+    resolved,
+)
+from normlab.cli.flags import ConfigFlags, load
 from normlab.errors import UserError
+from normlab.spec.config import Config, run_id
 from normlab.spec.fields import flag_name
 from normlab.spec.units import count
 from normlab.store.folder import find_run
@@ -27,11 +38,15 @@ if TYPE_CHECKING:
 
 GATE_CLOSED = 3
 """Exit code where ``--fail-on problem`` was typed and there is a problem."""
+PAGE = "diagnosis"
+"""First part of the names of a page and of the JSON file beside it."""
+FLAGS = {"blocks=": "--blocks encoder.layer", "branches=": "--branches attn mlp"}
+"""Arguments in Python, and the flags that replace them on the command line."""
 STYLES = {"problem": "bold red", "warning": "yellow", "note": "dim"}
 
 
 @dataclass(frozen=True, kw_only=True)
-class Diagnose(Examined):
+class Diagnose:
     """Measure a model before it trains, compare it with theory, and write a page with the findings.
 
     Examine a recipe at its initialisation, on the built-in corpus or your text, a run through its
@@ -41,6 +56,31 @@ class Diagnose(Examined):
 
     source: Annotated[Positional[str], arg(metavar="SOURCE")] = ""
     """train.py:setup, a run's folder, or the beginning of its id; leave it out to examine a recipe."""
+    blocks: tuple[str, ...] = ()
+    """The container of your model's repeated blocks, or globs for them, if they are not found."""
+    branches: tuple[str, ...] = ()
+    """Modules inside a block whose outputs are added to the stream, if the sums are not seen."""
+    recipe: str
+    """A placement and what goes with it, such as pre+scalenorm; `normlab recipes` lists the parts."""
+    lr: float | None = None
+    """Learning rate of the training to come; by default that of the configuration."""
+    seed: int
+    """Seed of the initialisation and the data."""
+    flags: ConfigParts
+    config: str
+    """Where defaults come from: a configuration's name (demo, text, multi30k ...) or a run's config.json."""
+    tokens: int = 2048
+    """Padded source + target positions of the batch that is examined."""
+    out: Path | None = None
+    """Folder of the page; by default --runs, or a run's own folder."""
+    runs: Path = RUNS
+    """Folder of the run folders, where text is also prepared."""
+    as_json: Annotated[Switch, arg(name="json")] = False
+    """Print everything as JSON instead of sentences."""
+    force: Switch = False
+    """Also examine a combination that its source does not define."""
+    imports: Imports = ()
+    """A module of yours that registers placements, norms, studies and so on; may be given several times."""
     preset: Literal["cheap", "standard", "full"] = "standard"
     """cheap: a few passes; standard: everything but second derivatives; full: everything."""
     checkpoints: tuple[Literal["last", "best", "average"], ...] = ()
@@ -51,7 +91,12 @@ class Diagnose(Examined):
     """For a run: repeat its steps with every module watched, and name the first one that went wrong."""
     fail_on: Literal["", "problem"] = ""
     """Exit with code 3 if there is a problem."""
-    page: ClassVar[str] = "diagnosis"
+
+    @classmethod
+    def defaults(cls, argv: Sequence[str]) -> Self:
+        refuse_moved(argv)
+        name, base = base_of(argv)
+        return cls(recipe=base.recipe, seed=base.seeds.init, flags=ConfigFlags.of(base), config=name)
 
     def run(self) -> None:
         """Raises SystemExit with the code ``GATE_CLOSED`` where ``fail_on`` says so."""
@@ -65,7 +110,7 @@ class Diagnose(Examined):
         problems, everything = 0, list[dict[str, Any]]()
         with ExitStack() as stack:
             for case, folder, name in self._cases(stack):
-                with flags_for_arguments():
+                with _flags_for_arguments():
                     diagnosis = case.diagnosed(self.preset, blocks=self.blocks, branches=self.branches)
                 plain = to_plain(diagnosis.to_plain() | {"title": case.title, "case": dict(case.facts)})
                 command = shlex.join(["normlab", *sys.argv[1:]])
@@ -102,7 +147,25 @@ class Diagnose(Examined):
                 f"--step is {self.step}, which is one of a run's; name the run, as in normlab diagnose RUN "
                 f"--step {self.step}"
             )
-        self._require_whole()
+        if self.source and (unused := self._of_a_recipe()):
+            raise UserError(
+                f"{self.source} has a configuration or a setup of its own, so that nothing reads "
+                f"{' and '.join(unused)}; leave that out, or name a recipe instead"
+            )
+
+    def _of_a_recipe(self) -> list[str]:
+        """Return the flags that were typed and that only a recipe reads."""
+        base = load(self.config)
+        seeded = not self._of_file and self.seed != base.seeds.init
+        typed = {"--recipe": self.recipe != base.recipe, "--seed": seeded}
+        found = [name for name, there in (typed | {"--force": self.force}).items() if there]
+        found += self.flags.differing_from(base)
+        return found or ["--config"] * (self.config != config_name(()))
+
+    def _resolved(self) -> Config:
+        """The configuration of the recipe."""
+        lr = load(self.config).optim.lr if self.lr is None else self.lr
+        return resolved(self.config, self.flags, recipe=self.recipe, lr=lr, seed=self.seed, force=self.force)
 
     def _say_flight(self) -> None:
         """Print the flight recorder's report on a run that is over or interrupted, and write its page."""
@@ -128,40 +191,54 @@ class Diagnose(Examined):
         print(f"page: {page}")
 
     @property
+    def _of_file(self) -> bool:
+        """Whether the setup of a file of the user's is examined."""
+        return ":" in self.source or self.source.endswith(".py")
+
+    @property
     def _run(self) -> str:
         """The run that is named, if one is."""
         return "" if self._of_file else self.source
 
     def _cases(self, stack: ExitStack) -> list[tuple[Case, Path, str]]:
         """Return each case to examine, with the folder and the name of its page."""
-        from normlab.examine import subjects as diagnose
-        from normlab.examine.setups import checkpoints
-        from normlab.recipes.grammar import require_known
+        from normlab.examine import setups, subjects
 
-        if self._of_file:
-            return [(self._own(stack), self.out or self.runs, self._named(self.source))]
+        if self._of_file:  # it is at home on ``sys.path`` until the stack is closed
+            failures.write(f"running {self.source}")
+            source = stack.enter_context(setups.setup_from_file(self.source, seed=self.seed))
+            return [(subjects.of_setup(source, self.lr), self.out or self.runs, self._named(self.source))]
         if self._run:
             folder = find_run(self._run, self.runs)
-            require_known(folder.config())
-            wanted: Sequence[str | int] = self.checkpoints or checkpoints(folder)
-            if self.step is not None:
-                wanted = [*self.checkpoints, self.step]
-            return [
-                (
-                    diagnose.of_run(folder, one, tokens=self.tokens),
-                    self.out or folder.path,
-                    self._page_of(one),
-                )
-                for one in wanted
-            ]
+            wanted = setups.checkpoints(folder, self.checkpoints, self.step)
+            cases = ((one, subjects.of_run(folder, one, tokens=self.tokens)) for one in wanted)
+            return [(case, self.out or folder.path, self._page_of(one)) for one, case in cases]
         config = self._resolved()
-        case = diagnose.of_config(config, self.runs, tokens=self.tokens)
+        case = subjects.of_config(config, self.runs, tokens=self.tokens)
         return [(case, self.out or self.runs, self._named(config))]
+
+    def _named(self, subject: str | Config) -> str:
+        """Return the name of the page of a model or a configuration, which is never that of another one."""
+        if isinstance(subject, Config):
+            subject = f"{subject.recipe}-{run_id(subject)[:8]}"
+        return f"{PAGE}-{re.sub(r'[^A-Za-z0-9_.]+', '-', subject)[-100:]}"
 
     def _page_of(self, checkpoint: str | int) -> str:
         if isinstance(checkpoint, int):
-            return f"{self.page}-step-{checkpoint}"
-        return self.page if checkpoint == "last" else f"{self.page}-{checkpoint}"
+            return f"{PAGE}-step-{checkpoint}"
+        return PAGE if checkpoint == "last" else f"{PAGE}-{checkpoint}"
+
+
+@contextmanager
+def _flags_for_arguments() -> Iterator[None]:
+    """Add the flags to type to a UserError that names arguments in Python."""
+    try:
+        yield
+    except UserError as error:
+        typed = ", ".join(flag for python, flag in FLAGS.items() if python in str(error))
+        if not typed:
+            raise
+        raise UserError(f"{error}. On the command line: {typed}") from error
 
 
 def _say(case: Case, diagnosis: Diagnosis, page: Path) -> None:

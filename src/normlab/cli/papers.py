@@ -12,13 +12,7 @@ from tyro.conf import Positional, arg
 
 from normlab.cli.common import RUNS, Imports, Switch
 from normlab.spec.trainings import LAPTOP, Scale
-from normlab.store.reproductions import (
-    Standing,
-    at_other_scales,
-    disagreements,
-    folders,
-    standing,
-)
+from normlab.store.reproductions import Standing, at_other_scales, disagreements, folders, standing
 
 if TYPE_CHECKING:
     from rich.console import Console

@@ -1,15 +1,14 @@
 """Measure any ``nn.Module``: read its residual stream, probe its signals, run studies, conclude."""
 
+from normlab.diagnosis import studies as studies
 from normlab.diagnosis.diagnose import diagnose
-from normlab.diagnosis.probing.observe import Observer, Probe, Record, observe
+from normlab.diagnosis.probing.observe import STATISTICS, Observer, Probe, Record, Statistic, measure, observe
 from normlab.diagnosis.probing.presets import PRESETS
-from normlab.diagnosis.probing.stats import STATISTICS, Statistic, measure
 from normlab.diagnosis.reading.structure import StackView, Structure, SublayerView, read_structure
 from normlab.diagnosis.reading.subject import Subject
 from normlab.diagnosis.result import Diagnosis
 from normlab.diagnosis.rules.finding import Finding, Tables
-from normlab.diagnosis.study import Study, StudyContext, register, registered
-from normlab.diagnosis.suite import find
+from normlab.diagnosis.study import Study, StudyContext, find, register, registered
 from normlab.diagnosis.table import Table
 from normlab.spec.chart import ByDepth, Growth, HeatMap, Lines, Strips
 from normlab.trace.tensors import Tap

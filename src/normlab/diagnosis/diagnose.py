@@ -14,19 +14,17 @@ from typing import Any, Final, NamedTuple, Unpack, cast
 import torch
 from torch import Tensor, nn
 
-from normlab.diagnosis.plan import Plan
-from normlab.diagnosis.reading.structure import Structure, read_structure
+from normlab.diagnosis.reading.structure import Structure, pointed_out, read_structure, unregistered
 from normlab.diagnosis.reading.subject import Subject
 from normlab.diagnosis.result import Diagnosis
 from normlab.diagnosis.rules.finding import SEVERITIES, Finding
-from normlab.diagnosis.study import Study, StudyContext, named, registered
-from normlab.diagnosis.suite import find
+from normlab.diagnosis.study import Plan, Study, StudyContext, find, named, registered
 from normlab.diagnosis.table import Table
 from normlab.errors import UserError
 from normlab.spec.allowed import POSITIVE
 from normlab.spec.arguments import validate_arguments
 from normlab.trace.setup import Loss, Setup
-from normlab.trace.step import OptimizerFactory, trainable
+from normlab.trace.step import OptimizerFactory, made
 from normlab.trace.tensors import Call, calling, tensors_in, unwrap
 from normlab.trace.trace import output_loss
 from normlab.trace.unregistered import pointed_out, unregistered
@@ -83,7 +81,10 @@ def diagnose(
     batches = batch, options.get("batches")
     setup = Setup(model, batches, loss, make)
     with untouched(setup), calling(model, options.get("call")):
-        structure, unread = _read(model, batch, options)
+        structure = options.get("structure") or read_structure(
+            model, batch, blocks=options.get("blocks", ()), branches=options.get("branches", ())
+        )
+        unread = [Finding("unread", "note", why, "structure", {}) for why in structure.unread]
         subject = Subject(model, batch, loss or output_loss, structure)
         begun = _loss(subject)
         if not math.isfinite(begun):
@@ -91,7 +92,9 @@ def diagnose(
                 f"the loss is {begun} before any step, so that nothing can be measured; normlab.check says "
                 "where that begins"
             )
-        used, rate = _optimiser(make, model)
+        used, rate = made(make, model)
+        amid = " during its training" if used.state else ""
+        stepped = f"{type(used).__name__}{amid}, lr {rate:g}"
         context = StudyContext(subject, make, tuple(options.get("batches", ())), cast("Plan", options))
         with _peak(_device(model)) as peak:
             measured = _measure(studies, context)
@@ -106,7 +109,7 @@ def diagnose(
         seconds=measured.seconds,
         applied=measured.applied,
         peak_memory_bytes=peak(),
-        facts=_facts(subject) | {"loss": f"{begun:.4g}", "optimiser": f"{used}, lr {rate:g}"},
+        facts=_facts(subject) | {"loss": f"{begun:.4g}", "optimiser": stepped},
     )
 
 
@@ -140,27 +143,6 @@ def _measure(studies: Sequence[Study], context: StudyContext) -> _Measured:
         seconds[study.name] = time.perf_counter() - start
     filled = {name: table for name, table in tables.items() if len(table)}
     return _Measured(filled, failed, seconds, tuple(applied))
-
-
-def _read(model: nn.Module, batch: Any, options: Options) -> tuple[Structure, list[Finding]]:
-    """Read the residual stream, and say which containers have none. Raises UserError if all have none."""
-    structure = options.get("structure") or read_structure(
-        model, batch, blocks=options.get("blocks", ()), branches=options.get("branches", ())
-    )
-    return structure, [Finding("unread", "note", why, "structure", {}) for why in structure.unread]
-
-
-def _optimiser(given: torch.optim.Optimizer | OptimizerFactory, model: nn.Module) -> tuple[str, float]:
-    """Return the name of an optimiser and its largest learning rate. A function is given copies of the
-    model's trainable parameters. A rate of None, which is left to the optimiser, counts as 0.
-    """
-    made = (
-        given
-        if isinstance(given, torch.optim.Optimizer)
-        else given([nn.Parameter(p.detach()) for p in trainable(model).values()])
-    )
-    amid = " during its training" if made.state else ""
-    return type(made).__name__ + amid, max(float(group.get("lr") or 0.0) for group in made.param_groups)
 
 
 def _device(model: nn.Module) -> torch.device:

@@ -2,20 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from typing import Any, Final
+from typing import Any, Final, TypedDict
 
 from torch.optim import Optimizer
 
-from normlab.diagnosis.plan import Plan
-from normlab.diagnosis.probing.cropping import cropped
 from normlab.diagnosis.probing.passes import BackwardPass, backward_pass, padding_masks_of
-from normlab.diagnosis.probing.presets import PRESETS
-from normlab.diagnosis.reading.subject import Subject
-from normlab.diagnosis.reading.tokens import PaddingMasks
-from normlab.diagnosis.rules.finding import Rule
+from normlab.diagnosis.probing.presets import PRESETS, require_preset
+from normlab.diagnosis.reading.subject import PaddingMasks, Subject, cropped
+from normlab.diagnosis.rules.finding import SEVERITIES, Finding, Rule, Tables
 from normlab.diagnosis.table import Table
 from normlab.errors import UserError, nearest
 from normlab.spec.arguments import validate_arguments
@@ -29,10 +26,11 @@ SMALL_BATCH: Final = f"the first mini-batch, or about {SMALL_TOKENS} tokens of t
 MINI_BATCHES: Final = "the mini-batches, or the batch in four parts"
 
 
-def require_preset(name: str) -> None:
-    """Raise UserError, naming the presets of studies, unless this is one."""
-    if name not in PRESETS:
-        raise UserError(f"there is no preset {name!r}; there are {', '.join(PRESETS)}")
+class Plan(TypedDict, total=False):
+    """The training to come, where it is more than an optimiser and its learning rate."""
+
+    warmup_steps: int
+    """Steps over which the learning rate rises to its peak."""
 
 
 @dataclass(frozen=True)
@@ -149,3 +147,11 @@ def named(names: Iterable[str]) -> list[Study]:
         if name not in _STUDIES:
             raise UserError(f"there is no study {name!r}{nearest(name, _STUDIES)}")
     return [study for study in registered() if study.name in wanted]
+
+
+@validate_arguments
+def find(tables: Mapping[str, Table], lr: float | None = None) -> tuple[Finding, ...]:
+    """Apply the rules of all studies to these tables; the most severe findings come first."""
+    known = Tables(tables, lr)
+    found = [f for study in registered() for rule in study.rules for f in rule(known)]
+    return tuple(sorted(found, key=lambda f: -SEVERITIES.index(f.severity)))

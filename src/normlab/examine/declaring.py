@@ -18,8 +18,8 @@ from torch import Tensor
 
 from normlab.diagnosis import Structure, read_structure
 from normlab.diagnosis.probing.passes import forward_pass, parts_of
-from normlab.diagnosis.reading.kinds import Part
-from normlab.diagnosis.reading.naming import layer_of
+from normlab.diagnosis.reading.block import layer_of
+from normlab.diagnosis.reading.parameters import Part
 from normlab.diagnosis.reading.subject import Subject
 from normlab.errors import UserError, nearest
 from normlab.nn import Branch, TokenModel

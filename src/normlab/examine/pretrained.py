@@ -18,7 +18,6 @@ from normlab.examine.setups import Source, drawn_seed
 from normlab.trace.setup import Declaration, Setup
 from normlab.trace.untouched import same_random_state
 
-PREFIX: Final = "hf:"
 ROWS: Final = 4
 POSITIONS: Final = 24
 """Tokens of a row, fewer where the model has fewer positions."""

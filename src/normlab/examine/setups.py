@@ -5,8 +5,8 @@ from __future__ import annotations
 import inspect
 import sys
 import traceback
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager, redirect_stdout
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, redirect_stdout, suppress
 from dataclasses import dataclass, field, replace
 from importlib import import_module, util
 from pathlib import Path
@@ -19,13 +19,14 @@ from torch.optim.lr_scheduler import LambdaLR
 from normlab.data.tokenizer import EOS, PAD
 from normlab.errors import UserError
 from normlab.optim import ScheduleState, build_optimiser, schedule_factor
-from normlab.recipes.grammar import describe
+from normlab.recipes.grammar import describe, require_known
 from normlab.spec.config import Config
 from normlab.store.folder import RunFolder
 from normlab.store.manifest import committed
 from normlab.tasks.registry import TASKS
 from normlab.tasks.task import Task
 from normlab.trace.setup import Declaration, Setup
+from normlab.trace.tensors import unwrap
 from normlab.trace.untouched import same_random_state
 from normlab.training.checkpoint import has_checkpoint, load_checkpoint
 from normlab.training.devices import prepare_process
@@ -209,12 +210,17 @@ def load_run(folder: RunFolder, checkpoint: str | int, *, tokens: int) -> Loaded
     return Loaded(task, model, optimizer, amid, step, progress.val_decay.decays, label)
 
 
-def checkpoints(folder: RunFolder) -> list[str]:
-    """Return the checkpoints to examine: ``last``, and ``best`` if that is of another step, if they exist."""
+def checkpoints(folder: RunFolder, named: Sequence[str] = (), step: int | None = None) -> list[str | int]:
+    """Return the checkpoints to examine: those that are named, and the step; without any, ``last``, and
+    ``best`` if that is of another step, if they exist. Raises UserError for a run of an unknown recipe.
+    """
+    require_known(folder.config())
+    if named or step is not None:
+        return [*named, *([] if step is None else [step])]
     status = folder.status()
     found = [name for name in ("last", "best") if has_checkpoint(getattr(folder, name))]
     wanted = found[:1] if status.step == status.best_step else found
-    return wanted or ["last"]
+    return [*wanted] or ["last"]
 
 
 def title_of(config: Config) -> str:
@@ -288,3 +294,37 @@ def _setup(task: Task[Any, Any, Any], model: nn.Module) -> Setup:
         declare=Declaration(pad_id=PAD, eos_id=EOS, steps=config.train.steps, peak_lr=optim.lr),
         make=make,
     )
+
+
+def sources(setup: Setup, places: Iterable[str]) -> dict[str, dict[str, str | int]]:
+    """Return ``file`` and ``line`` of each place: of the function behind "loss", "step" and the like, or of
+    the class of a module.
+
+    Of a class that is not in the current folder, such as ``nn.Linear``, those of the nearest module around it
+    whose class is; where there is none, of the model's own class, as a file below its package.
+    """
+    model = unwrap(setup.model)
+    return {place: _of_function(setup, place) or _of_module(model, place) for place in places}
+
+
+def _of_function(setup: Setup, place: str) -> dict[str, str | int] | None:
+    given = getattr(setup, place, None) if place in ("loss", "step", "optimizer", "scheduler") else None
+    return _line(given) if given is not None else None
+
+
+def _of_module(model: nn.Module, path: str) -> dict[str, str | int]:
+    names = path.split(".") if path else []
+    for kept in range(len(names), -1, -1):
+        with suppress(AttributeError):  # no such module: a parameter, or an entry of the batch
+            if found := _line(type(model.get_submodule(".".join(names[:kept])))):
+                return found
+    return {"file": f"{type(model).__module__.replace('.', '/')}.py", "line": 1}
+
+
+def _line(code: Any) -> dict[str, str | int] | None:
+    """The place of a function or class, if that is in a file of the current folder."""
+    with suppress(OSError, TypeError):  # no source, or built in
+        file, line = Path(inspect.getsourcefile(code) or "").resolve(), inspect.getsourcelines(code)[1]
+        if file.is_relative_to(Path.cwd()):
+            return {"file": file.relative_to(Path.cwd()).as_posix(), "line": max(line, 1)}
+    return None

@@ -192,10 +192,7 @@ def _fold_inputs(model: TokenModel, config: ModelConfig, first: Mapping[str, Ten
     )
     own: dict[str, Any] = {"decoder": model, "encoder": getattr(model, "source", None) or model}
     tables = {
-        stack: [
-            factor * own[stack].embedding.vectors(),
-            factor * own[stack].position_encoding(zeros)[0],
-        ]
+        stack: [factor * own[stack].embedding.vectors(), factor * own[stack].position_encoding(zeros)[0]]
         for stack, factor in {**dict.fromkeys(STACKS, torch.ones(())), **first}.items()
     }
     output = model.embedding.logits(torch.eye(dim, dtype=zeros.dtype)).T.contiguous()

@@ -33,12 +33,7 @@ def by_depth(frame: pl.DataFrame, title: str, *, log: bool = True) -> Drawn:
     scale, axis = log_or_linear(few["mean"].to_list(), log=log)
     y = alt.Y("mean:Q", title=title, scale=scale, axis=axis)
     shades = [min(0, lines - 2), lines - 1]
-    colour = alt.Color(
-        "depth:Q",
-        title="sublayer",
-        scale=alt.Scale(range="ramp", domain=shades),
-        legend=None,
-    )
+    colour = alt.Color("depth:Q", title="sublayer", scale=alt.Scale(range="ramp", domain=shades), legend=None)
     base = alt.Chart(rows(few)).encode(x=x, y=y, color=colour, detail="module:N")
     value = alt.Tooltip("mean:Q", title=title, format=".3g")
     told = [alt.Tooltip("module:N"), alt.Tooltip("step:Q", format=",.4~r"), value]

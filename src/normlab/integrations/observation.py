@@ -11,7 +11,7 @@ from torch import nn
 
 from normlab.diagnosis import Observer, Probe, Record, Structure, observe, read_structure
 from normlab.diagnosis.probing.presets import require_preset, stream_probes, weight_probes
-from normlab.diagnosis.reading.naming import candidates
+from normlab.diagnosis.reading.block import candidates
 from normlab.errors import UserError
 from normlab.trace.tensors import Side, apart, compiles, forward_hooks, unwrap
 

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, distributed, nn
 from torch.optim import Optimizer
 
-from normlab.diagnosis.probing.stats import whole
+from normlab.diagnosis.probing.observe import whole
 from normlab.integrations.observation import Place
 from normlab.integrations.recorder import Stepped
 from normlab.training.meter import Grouping, Meter, local_parts

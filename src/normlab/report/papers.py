@@ -67,11 +67,7 @@ def _table(standings: Sequence[Standing], linked: set[str], seconds: float | Non
         for s in standings
         for name in (named(s.artefact.id, s.scale),)
     ]
-    return Table(
-        ("artefact", "claims that hold", "what it shows", "what was measured"),
-        rows,
-        text_columns=4,
-    )
+    return Table(("artefact", "claims that hold", "what it shows", "what was measured"), rows, text_columns=4)
 
 
 def _breakable(id_: str) -> Markup:

@@ -147,15 +147,7 @@ def _by_depth(view: View, chart: ByDepth) -> list[Chart]:
             f"{chart.table}-{chart.y}-{anchor(label)}",
             f"{chart.title}, {label}",
             chart.caption,
-            by_depth(
-                one,
-                chart.y,
-                chart.axis,
-                view.roles,
-                log=chart.log,
-                by_role=chart.by_role,
-                domain=pad,
-            ),
+            by_depth(one, chart.y, chart.axis, view.roles, log=chart.log, by_role=chart.by_role, domain=pad),
             one,
         )
         for label, one in frames.items()

@@ -14,7 +14,7 @@ from normlab.diagnosis.reading.structure import read_structure
 from normlab.diagnosis.reading.subject import Subject
 from normlab.diagnosis.studies.gradients import sublayer_gradients
 from normlab.diagnosis.table import Table
-from normlab.examine.inputs import TaskInputs
+from normlab.examine.subjects import TaskInputs
 from normlab.nn import PAD, Context, Seq2Seq
 from normlab.papers import study
 from normlab.reproduce.intervals import exponential, simultaneous

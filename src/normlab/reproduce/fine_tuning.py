@@ -180,10 +180,7 @@ def search(
         each = -(-pairs // batch)
         warmup_steps = passes * each // 10 if base.optim.warmup_steps else 0
         train = replace(
-            base.train,
-            steps=passes * each,
-            validate_every_steps=each,
-            max_tokens=batch * base.data.block_len,
+            base.train, steps=passes * each, validate_every_steps=each, max_tokens=batch * base.data.block_len
         )
         yield replace(
             base,

@@ -14,7 +14,7 @@ from normlab.diagnosis.reading.subject import Subject
 from normlab.diagnosis.studies.gradients import branch_jacobians, parameter_gradients, sublayer_gradients
 from normlab.diagnosis.studies.scales import scales
 from normlab.diagnosis.table import Table
-from normlab.examine.inputs import TaskInputs, mean_loss
+from normlab.examine.subjects import TaskInputs, mean_loss
 from normlab.papers import study
 from normlab.reproduce.intervals import geometric, highest, log_slope, lowest, mean, mean_ratio
 from normlab.reproduce.lab import Lab, Row, apart, curves, having, padding_masks, size, train_only

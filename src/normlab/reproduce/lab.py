@@ -15,10 +15,9 @@ from torch import nn
 from normlab.data.batches import dev_batches, permutation
 from normlab.data.text import located
 from normlab.diagnosis.reading.structure import read_structure
-from normlab.diagnosis.reading.subject import Subject
-from normlab.diagnosis.reading.tokens import PaddingMasks
+from normlab.diagnosis.reading.subject import PaddingMasks, Subject
 from normlab.errors import UserError
-from normlab.examine.inputs import TaskInputs, mean_loss
+from normlab.examine.subjects import TaskInputs, mean_loss
 from normlab.jobs.queue import Queue, one_at_a_time
 from normlab.nn import PAD, Seq2Seq
 from normlab.spec.config import PARALLEL_TEXTS, Config, DataConfig, ModelConfig, SeedConfig, TrainConfig

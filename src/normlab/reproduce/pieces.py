@@ -10,7 +10,7 @@ from typing import Any, Final, cast
 import torch
 from torch import Tensor, nn
 
-from normlab.examine.inputs import mean_loss
+from normlab.examine.subjects import mean_loss
 from normlab.nn import Attention, LayerNorm, Seq2Seq, Sublayer, stack_of, wrap
 from normlab.papers import study
 from normlab.reproduce.intervals import geometric

@@ -11,8 +11,7 @@ import torch
 
 from normlab.diagnosis.reading.structure import read_structure
 from normlab.diagnosis.reading.subject import Subject
-from normlab.examine.inputs import mean_loss
-from normlab.examine.subjects import Case, of_config, of_run
+from normlab.examine.subjects import Case, mean_loss, of_config, of_run
 from normlab.export.fold import measure_fold
 from normlab.reproduce.amplification import theorem_constant
 from normlab.reproduce.intervals import mean_ratio

@@ -1,19 +1,27 @@
-"""A copy of a model on which a change of any size shows: in float64, with every branch awake."""
+"""Other models of a step: in float64 with every branch awake, so that any change shows; and drawn anew."""
 
 from __future__ import annotations
 
 import copy
+import sys
+import sysconfig
 from collections import Counter
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import replace
+from functools import cached_property
+from pathlib import Path
 from typing import Any, Final
 
 import torch
 from torch import Tensor, nn
 
 from normlab.trace.compare import distance
-from normlab.trace.tensors import Place, map_tensors, tensors_in
+from normlab.trace.facts import Unknown
+from normlab.trace.setup import Setup
+from normlab.trace.tensors import Place, map_tensors, tensors_in, unwrap
 from normlab.trace.trace import Trace
+from normlab.trace.untouched import same_globals, same_random_state
 
 LARGE: Final = 4_000_000_000
 """Positions times parameters of a batch whose passes in float64 take about a second on one core."""
@@ -85,12 +93,72 @@ def rounding_of(trace: Trace, value: Callable[[Trace], Tensor]) -> float:
     """The relative difference of a value that rounding alone may make, in the model's own precision: the
     largest that a change of each parameter by one rounding makes.
     """
-    base, worst = value(trace), 0.0
-    own = {n: p.detach() for n, p in trace.model.named_parameters() if p.is_floating_point()}
-    generator, eps = torch.Generator().manual_seed(0), max(torch.finfo(p.dtype).eps for p in own.values())
+    base, worst, draw = value(trace), 0.0, torch.Generator().manual_seed(0)
     for _ in range(2):
-        moved = {
-            n: p * (1 + eps * (torch.rand(p.shape, generator=generator) - 0.5).to(p)) for n, p in own.items()
-        }
+        moved, eps = rounded(trace.model, draw)
         worst = max(worst, distance(base, value(trace.again(weights=moved))))
     return 4 * worst + eps
+
+
+def rounded(model: nn.Module, draw: torch.Generator) -> tuple[dict[str, Tensor], float]:
+    """Parameters, each changed by one rounding at most, and the largest relative rounding."""
+    own = {n: p.detach() for n, p in model.named_parameters() if p.is_floating_point()}
+    eps = max(torch.finfo(p.dtype).eps for p in own.values())
+    return {n: shaken(p, eps, draw) for n, p in own.items()}, eps
+
+
+def shaken(x: Tensor, eps: float, draw: torch.Generator) -> Tensor:
+    """The tensor with each entry changed by a relative eps at most."""
+    return x * (1 + eps * (torch.rand(x.shape, generator=draw) - 0.5).to(x))
+
+
+SEEDS: Final = (101, 202)
+
+
+def from_library(one: object) -> bool:
+    """Whether the class of an object was installed with a package, so that it is not the user's own."""
+    source = getattr(sys.modules.get(type(one).__module__), "__file__", None)
+    homes = {Path(sysconfig.get_path(name)).resolve() for name in ("purelib", "platlib")}
+    return source is not None and any(home in Path(source).resolve().parents for home in homes)
+
+
+class Fresh:
+    """The model of a setup as it is drawn anew, once for each seed."""
+
+    def __init__(self, setup: Setup) -> None:
+        self._model, self._make = unwrap(setup.model), setup.make
+        self.by_class = from_library(self._model) and getattr(self._model, "config", None) is not None
+        """Whether a library's own class draws it."""
+
+    @cached_property
+    def pair(self) -> tuple[nn.Module, nn.Module]:
+        """The models of two seeds. Raises Unknown where nothing says how they are drawn."""
+        drawn = []
+        for seed in SEEDS:
+            with same_random_state(seed), same_globals():
+                drawn.append(self._draw())
+        return drawn[0], drawn[1]
+
+    @property
+    def of_class(self) -> nn.Module | None:
+        """The model as its library's class draws it; None where none does."""
+        with suppress(Unknown):
+            return self.pair[0] if self.by_class else None
+        return None
+
+    def exact(self, like: Trace) -> Trace | None:
+        """The same step in float64, on the model of its class; None where it does not run."""
+        if self.of_class is None:
+            return None
+        with suppress(Exception):
+            return in_float64(replace(like, model=awake(copy.deepcopy(self.of_class)), dropout=False))
+        return None
+
+    def _draw(self) -> nn.Module:
+        if self.by_class:
+            with suppress(Exception):
+                return type(self._model)(copy.deepcopy(self._model.config))
+        made = None if self._make is None else self._make()
+        if isinstance(made, nn.Module):
+            return made
+        raise Unknown("nothing says how the model is drawn: pass make=, a function that builds it")

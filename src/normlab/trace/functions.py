@@ -12,7 +12,7 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
-from normlab.trace.tensors import Place, tensors_in
+from normlab.trace.tensors import tensors_in
 
 WIDE: Final = torch.float64
 NARROW: Final = (torch.float32, torch.float16, torch.bfloat16)
@@ -22,7 +22,6 @@ DROPOUTS: Final = {
 }  # fmt: skip
 OWN: Final = "Function.apply"
 """The name under which calls of autograd functions that are written in Python are recorded."""
-ATTENTION: Final = ("query", "key", "value", "attn_mask", "dropout_p", "is_causal", "scale", "enable_gqa")
 
 
 class FunctionCall(NamedTuple):
@@ -81,13 +80,16 @@ def _widened(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[
         func = Tensor.double
     if getattr(func, "__name__", "") in ("grouped_mm", "_grouped_mm"):
         func = _grouped_mm  # torch has no kernel of it for float64
-    if any(isinstance(a, torch.dtype) and a in NARROW for a in args):
-        args = tuple(WIDE if isinstance(a, torch.dtype) and a in NARROW else a for a in args)
+    args = tuple(WIDE if _narrow(a) else a for a in args)
     if func is Tensor.to and len(args) > 1 and isinstance(args[1], Tensor) and args[1].dtype in NARROW:
         args = (args[0], args[1].device, WIDE, *args[2:])
-    if isinstance(kwargs.get("dtype"), torch.dtype) and kwargs["dtype"] in NARROW:
+    if _narrow(kwargs.get("dtype")):
         kwargs["dtype"] = WIDE
     return func, args, kwargs
+
+
+def _narrow(x: Any) -> bool:
+    return isinstance(x, torch.dtype) and x in NARROW
 
 
 def _grouped_mm(x: Tensor, weights: Tensor, offs: Tensor | None = None, **_: Any) -> Tensor:
@@ -102,15 +104,12 @@ def _grouped_mm(x: Tensor, weights: Tensor, offs: Tensor | None = None, **_: Any
 def _without_dropout(
     func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
 ) -> tuple[tuple[Any, ...], dict[str, Any]]:
-    if func in DROPOUTS:
-        if len(args) > 1:
-            return (args[0], 0.0, *args[2:]), kwargs
-        return args, {**kwargs, "p": 0.0}
-    if func is F.scaled_dot_product_attention:
-        if len(args) > 4:
-            return (*args[:4], 0.0, *args[5:]), kwargs
-        return args, {**kwargs, "dropout_p": 0.0}
-    return args, kwargs
+    if func not in DROPOUTS and func is not F.scaled_dot_product_attention:
+        return args, kwargs
+    place, name = (1, "p") if func in DROPOUTS else (4, "dropout_p")
+    if len(args) > place:
+        return (*args[:place], 0.0, *args[place + 1 :]), kwargs
+    return args, {**kwargs, name: 0.0}
 
 
 def _seen_through(func: FunctionType) -> FunctionType:
@@ -172,5 +171,3 @@ class Preserve(TorchFunctionMode):
 
 READING: Final = ("__int__", "__iter__", "__invert__", "__index__", "__init__")
 """Methods of tensors that begin as those that write in place, and do not."""
-
-__all__ = ["ATTENTION", "DROPOUTS", "OWN", "FunctionCall", "Functions", "Place", "Preserve", "own_functions"]

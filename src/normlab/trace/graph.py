@@ -8,6 +8,8 @@ from typing import Any, Final
 
 from torch import Tensor, nn
 
+from normlab.trace.step import nodes_behind
+
 Node = Any
 """A node of the autograd graph."""
 PRODUCTS: Final = frozenset(
@@ -51,15 +53,7 @@ def before(node: Node) -> list[Node]:
 
 def upstream(node: Node | None, stop: frozenset[str] = frozenset()) -> Iterator[Node]:
     """Yield a node and all that it was computed from, without what lies behind these operations."""
-    waiting, seen = [node], set[Node]()
-    while waiting:
-        one = waiting.pop()
-        if one is None or one in seen:
-            continue
-        seen.add(one)
-        yield one
-        if not (operation(one) in stop or (stop and attends(one))):
-            waiting += before(one)
+    return nodes_behind(node, beyond=lambda n: not (operation(n) in stop or (stop and attends(n))))
 
 
 def comes_from(y: Tensor, x: Tensor, stop: frozenset[str] = frozenset()) -> bool:

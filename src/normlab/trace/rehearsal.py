@@ -15,8 +15,9 @@ from torch.nn.utils import clip_grad
 from torch.optim import Optimizer
 
 from normlab.trace.compare import distance
+from normlab.trace.exact import rounded
+from normlab.trace.facts import Unknown
 from normlab.trace.facts.facts import Facts
-from normlab.trace.facts.unknown import Unknown
 from normlab.trace.functions import Functions
 from normlab.trace.setup import Loss
 from normlab.trace.setup import Step as Whole
@@ -137,13 +138,7 @@ class Rehearsal:
     def rounding(self, batch: Any, loss_of: Loss) -> float:
         """The share of the gradient that changes when each parameter changes by one rounding."""
         base = self.gradients(batch, loss_of, training=True)
-        eps = max(torch.finfo(p.dtype).eps for p in self.model.parameters() if p.is_floating_point())
-        draw = torch.Generator().manual_seed(0)
-        moved = {
-            n: p.detach() * (1 + eps * (torch.rand(p.shape, generator=draw) - 0.5).to(p))
-            for n, p in self.model.named_parameters()
-            if p.is_floating_point()
-        }
+        moved, eps = rounded(self.model, torch.Generator().manual_seed(0))
         other = self.gradients(batch, loss_of, training=True, weights=moved)
         return 4 * fit(other, base).rest + eps
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import dataclass, field, fields
 from difflib import get_close_matches
 from pathlib import Path
 from typing import Any, Final
@@ -152,14 +152,10 @@ class Setup:
                     f"optimizer is {shown(one)}, and must be a torch.optim.Optimizer, a list of them, or a "
                     "function of the model"
                 )
-        if (
-            self.scheduler is not None
-            and not hasattr(self.scheduler, "step")
-            and not callable(self.scheduler)
-        ):
+        last = self.scheduler
+        if last is not None and not hasattr(last, "step") and not callable(last):
             raise UserError(
-                f"scheduler is {shown(self.scheduler)}, and must have step(), or be a function of the "
-                "optimizer"
+                f"scheduler is {shown(last)}, and must have step(), or be a function of the optimizer"
             )
 
     @classmethod
@@ -179,25 +175,17 @@ class Setup:
             raise UserError(f"setup() returned no {missing[0]!r}; it must hold a model and batches")
         return cls(**words)
 
-    def on(self, batch: Any) -> Setup:
-        """The same with one batch."""
-        return replace(self, batches=batch)
-
     @property
     def batch(self) -> Any:
         """The first batch. Raises UserError where there is none."""
         if isinstance(self.batches, (Tensor, Mapping, tuple)) or hasattr(self.batches, "keys"):
             return self.batches
         if isinstance(self.batches, list):
-            return self.batches if self._arguments(self.batches) else self.batches[0]
+            several = all(isinstance(v, (Mapping, tuple, list)) for v in self.batches)
+            return self.batches[0] if several and self.batches else self.batches  # or arguments of the model
         try:
             return next(iter(self.batches))
         except TypeError:
             return self.batches
         except StopIteration:
             raise UserError("batches holds no batch; give one, or a re-iterable of some") from None
-
-    @staticmethod
-    def _arguments(values: list[Any]) -> bool:
-        """Whether a list is one batch, the arguments of the model, and not several batches."""
-        return not values or any(not isinstance(v, (Mapping, tuple, list)) for v in values)

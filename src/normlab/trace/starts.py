@@ -1,20 +1,26 @@
-"""How parameters are declared to start, and whether one does."""
+"""How parameters start: as is declared, as their class draws them, as their siblings do."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from statistics import NormalDist
-from typing import Final
+from typing import Final, NamedTuple
 
 import torch
 from torch import Tensor, nn
+
+from normlab.trace.compare import distance
+from normlab.trace.facts.stacks import odd_one
 
 LEVEL: Final = 1e-6
 """Probability of a false alarm over all parameters that are compared."""
 LEAST: Final = 64
 """Entries below which the size of a draw is chance."""
+MOST: Final = 2**16
+"""Entries that are looked at."""
+Parameters = Mapping[str, Tensor]
 
 
 @dataclass(frozen=True)
@@ -90,3 +96,97 @@ def differences(model: nn.Module, starts: Iterable[Start]) -> Iterator[tuple[str
     for one in declared:
         if one.path in parameters and (how := one.difference(parameters[one.path], len(declared))):
             yield one.path, how
+
+
+class Unlike(NamedTuple):
+    """A parameter that starts unlike others, and how; ``z`` in errors of a draw."""
+
+    z: float
+    path: str
+    how: str
+
+
+def parameters_of(model: nn.Module) -> dict[str, Tensor]:
+    """The parameters that hold numbers."""
+    return {n: p.detach() for n, p in model.named_parameters() if p.is_floating_point() and not p.is_meta}
+
+
+def constant(p: Tensor) -> bool:
+    """Whether all entries are one number."""
+    flat = p.reshape(-1)
+    return p.numel() > 0 and bool((flat[:64] == flat[0]).all()) and bool((flat == flat[0]).all())
+
+
+def equal_draws(parameters: Parameters) -> Iterator[tuple[str, str]]:
+    """Yield pairs of matrices that are drawn and equal in every entry, and are two tensors."""
+    seen: dict[tuple[torch.Size, float], str] = {}
+    for name, p in parameters.items():
+        if p.ndim >= 2 and p.is_floating_point() and p.numel() > 1 and not torch.equal(p[0], p[-1]):
+            first = seen.setdefault((p.shape, float(p.detach().double().sum())), name)
+            if first != name and torch.equal(parameters[first], p):
+                yield first, name
+
+
+def unlike_class(live: Parameters, one: Parameters, other: Parameters) -> list[Unlike]:
+    """Compare parameters with two draws of their class: constants exactly, draws by their deviation."""
+    shared = [n for n, p in live.items() if n in one and n in other and p.shape == one[n].shape]
+    seeded = all(torch.equal(one[n], other[n]) for n in shared)
+    limit, odd = limit_of(len(shared)), list[Unlike]()
+    for name in shared:
+        p, a, b = live[name], one[name], other[name]
+        if torch.equal(a, b) and (constant(a) or not seeded):
+            gap = distance(p, a.to(p.dtype))
+            if gap > 2 * torch.finfo(p.dtype).eps:
+                how = f"differs by {gap:.1g} from the constants that it starts with"
+                odd.append(Unlike(math.inf, name, how))
+        elif p.numel() >= LEAST and constant(p):
+            how = f"is {float(p.flatten()[0]):g} everywhere, and is drawn at random"
+            odd.append(Unlike(math.inf, name, how))
+        elif p.numel() >= LEAST:
+            (own, *logs), (error, *_) = _log_std([p, a, b])
+            z = abs(own - sum(logs) / 2) / (error * 1.5**0.5)
+            how = f"has deviation {math.exp(own):.4g}, and is drawn with {math.exp(logs[0]):.4g}"
+            odd += [Unlike(z, name, how)] if z > limit else []
+    return odd
+
+
+def unlike_siblings(groups: Sequence[Parameters]) -> Unlike | None:
+    """The parameter that is most unlike the others of its group, where those agree."""
+    groups = [g for g in groups if len(g) > 2 and len({p.shape for p in g.values()}) == 1]
+    limit = limit_of(sum(map(len, groups)))
+    odd = [_odd_constant(g) if any(map(constant, g.values())) else _odd_draw(g, limit) for g in groups]
+    return max((one for one in odd if one), default=None)
+
+
+def _odd_constant(group: Parameters) -> Unlike | None:
+    is_ = {n: f"is {float(p.flatten()[0]):.9g}" if constant(p) else "is drawn" for n, p in group.items()}
+    if (odd := odd_one(is_)) is None:
+        return None
+    how = f"{odd.value}, and in the {len(group) - 1} other blocks it {odd.rest}"
+    return Unlike(math.inf, odd.key, how)
+
+
+def _odd_draw(group: Parameters, limit: float) -> Unlike | None:
+    if next(iter(group.values())).numel() < LEAST:
+        return None
+    logs, errors = (torch.tensor(x, dtype=torch.float64) for x in _log_std(list(group.values())))
+    middle = logs.median()
+    z = (logs - middle).abs() / errors / (1 + 1 / (len(group) - 1)) ** 0.5
+    off = z > limit
+    if not off.any() or int(off.sum()) > (len(group) - 1) // 2:
+        return None
+    rest = logs[~off]
+    if float(((rest - rest.mean()).abs() / errors[~off]).max()) > limit:
+        return None
+    i = int(z.argmax())
+    how = f"has deviation {math.exp(logs[i]):.4g}, its siblings {math.exp(middle):.4g}"
+    return Unlike(float(z[i]), list(group)[i], how)
+
+
+def _log_std(draws: list[Tensor]) -> tuple[list[float], list[float]]:
+    """The logarithm of each deviation, and its error by the kurtosis that they share."""
+    flat = [x.flatten()[:: x.numel() // MOST + 1].double() for x in draws]
+    stds = [max(float(x.std()), 1e-300) for x in flat]
+    fourth = sum(float(((x - x.mean()) / s).pow(4).sum()) for x, s in zip(flat, stds, strict=True))
+    share = max(fourth / sum(x.numel() for x in flat) - 1, 0.05) / 4
+    return [math.log(s) for s in stds], [(share / x.numel()) ** 0.5 for x in flat]

@@ -6,7 +6,6 @@ import inspect
 import math
 from collections import OrderedDict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
 from copy import deepcopy
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypeAlias
@@ -69,15 +68,16 @@ def gradients_in(
     return list(torch.autograd.grad(loss, tensors, retain_graph=retain_graph, allow_unused=True))
 
 
-def nodes_behind(start: Any, ends: Iterable[Any] = ()) -> Iterator[Any]:
-    """Yield the nodes of the graph from one on, up to those in ``ends``."""
+def nodes_behind(
+    start: Any, ends: Iterable[Any] = (), *, beyond: Callable[[Any], bool] = lambda _: True
+) -> Iterator[Any]:
+    """Yield the nodes of the graph from one on, up to those in ``ends``, and not ``beyond`` some."""
     waiting, known = [start], {None, *ends}
     while waiting:
-        if (node := waiting.pop()) in known:
-            continue
-        known.add(node)
-        yield node
-        waiting.extend(following for following, _ in node.next_functions)
+        if (node := waiting.pop()) not in known:
+            known.add(node)
+            yield node
+            waiting.extend(following for following, _ in node.next_functions if beyond(node))
 
 
 def _by_backward(
@@ -107,81 +107,61 @@ def zeros_for_none(gradients: Sequence[Tensor | None], tensors: Sequence[Tensor]
     return [torch.zeros_like(x, requires_grad=False) if g is None else g for g, x in pairs]
 
 
-@contextmanager
-def scaled_lr(
-    optimizer: Optimizer | OptimizerFactory, factor: float
-) -> Iterator[Optimizer | OptimizerFactory]:
-    """Yield the optimizer, or a function that makes it, with learning rates that are ``factor`` times as
-    large; those of an optimizer are as before afterwards. A group whose rate is None stays as it is.
+def made(optimizer: Optimizer | OptimizerFactory, model: nn.Module) -> tuple[Optimizer, float]:
+    """Return the optimizer, or the one that a function makes of copies of the model's trainable parameters;
+    and the largest rate of its groups, of which one that is None counts as 0.
     """
-    if isinstance(optimizer, Optimizer):
-        known = [(group, lr) for group in optimizer.param_groups if (lr := group.get("lr")) is not None]
-        _scale(optimizer, factor)
-        try:
-            yield optimizer
-        finally:
-            for group, lr in known:
-                group["lr"] = lr
-    else:
-        make = optimizer
-        yield lambda parameters: _scale(make(parameters), factor)
+    if not isinstance(optimizer, Optimizer):
+        optimizer = optimizer([Parameter(p.detach()) for p in trainable(model).values()])
+    return optimizer, max(float(group.get("lr") or 0.0) for group in optimizer.param_groups)
 
 
-def _scale(optimizer: Optimizer, factor: float) -> Optimizer:
-    for group in optimizer.param_groups:
-        if group.get("lr") is not None:
-            group["lr"] = group["lr"] * factor
-    return optimizer
-
-
-class OptimizerStep:
-    """Copies of a model's trainable parameters, with an optimizer of their own that steps on them.
+def updated(
+    trace: Trace,
+    optimizer: Optimizer | OptimizerFactory,
+    known: Gradients | None = None,
+    *,
+    factor: float = 1.0,
+) -> dict[str, Tensor]:
+    """Return a model's trainable parameters after one update on a step's loss, without dropout, by path.
 
     An optimizer amid its training goes on from a copy of its state, without its hooks and without what a
-    schedule does after a step; a function makes a new one of the parameters that need a gradient. The model's
+    schedule does after a step; a function makes a new one of the parameters that need a gradient. Those that
+    evaluate the loss several times, as LBFGS, do so; ``known`` is what the first evaluation gives, where it
+    is known already. Rates are ``factor`` times those of the groups; one that is None stays. The model's
     weights and gradients, the optimizer's state and its groups are never written to.
 
-    Raises UserError for a frozen model, and another model's optimizer.
+    Raises UserError for a frozen model, another model's optimizer, and a loss that is not finite.
     """
+    own, left = trainable(trace.model), [known] if known else []
+    twins = {path: Parameter(p.detach().clone()) for path, p in own.items()}
+    if isinstance(optimizer, Optimizer):
+        used = _copy(optimizer, {id(p): twins[path] for path, p in own.items()})
+    else:
+        used = optimizer(list(twins.values()))
+    for group in used.param_groups:
+        if factor != 1 and group.get("lr") is not None:
+            group["lr"] = group["lr"] * factor
 
-    def __init__(self, model: nn.Module, optimizer: Optimizer | OptimizerFactory) -> None:
-        own = trainable(model)
-        self._parameters = {path: Parameter(p.detach().clone()) for path, p in own.items()}
-        if isinstance(optimizer, Optimizer):
-            self._optimizer = _copy(optimizer, {id(p): self._parameters[path] for path, p in own.items()})
+    def weights() -> dict[str, Tensor]:
+        return {path: twin.detach() for path, twin in twins.items()}
+
+    def evaluate() -> float:
+        loss, gradients = left.pop() if left else trace.again(weights=weights()).slope
+        if not math.isfinite(loss):
+            raise UserError(f"the loss is {loss}, and no update follows; check weights and batch")
+        for path, twin in twins.items():
+            twin.grad = gradients[path].clone()  # an optimizer may write to it
+        return loss
+
+    step: Callable[..., Any] = type(used).step  # a schedule may have bound the object's own
+    with undisturbed(trace.model):
+        if "closure" in inspect.signature(step).parameters:
+            step(used, evaluate)
         else:
-            self._optimizer = optimizer(list(self._parameters.values()))
-
-    @property
-    def weights(self) -> dict[str, Tensor]:
-        """The parameters as they are now, by path."""
-        return {path: parameter.detach() for path, parameter in self._parameters.items()}
-
-    def step(self, trace: Trace, known: Gradients | None = None) -> Gradients:
-        """Take one update on a step's loss, without dropout; return the loss and gradients before it.
-
-        Optimizers that evaluate the loss several times, as LBFGS, do so. ``known`` is what the first
-        evaluation gives, where it is known already. Raises UserError for a loss that is not finite.
-        """
-        first = known or trace.again(weights=self.weights).slope
-        left = [first]
-
-        def evaluate() -> float:
-            loss, gradients = left.pop() if left else trace.again(weights=self.weights).slope
-            if not math.isfinite(loss):
-                raise UserError(f"the loss is {loss}, and no update follows; check weights and batch")
-            for path, parameter in self._parameters.items():
-                parameter.grad = gradients[path].clone()  # an optimizer may write to it
-            return loss
-
-        step: Callable[..., Any] = type(self._optimizer).step  # a schedule may have bound the object's own
-        with undisturbed(trace.model):
-            if "closure" in inspect.signature(step).parameters:
-                step(self._optimizer, evaluate)
-            else:
-                evaluate()
-                step(self._optimizer)
-        return first
+            evaluate()
+            step(used)
+    return weights()
 
 
 def _copy(optimizer: Optimizer, twin_of: Mapping[int, Parameter]) -> Optimizer:

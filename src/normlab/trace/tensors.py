@@ -8,11 +8,12 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, nullcontext
 from contextvars import ContextVar
 from dataclasses import dataclass, fields, is_dataclass
-from typing import Any, Literal
+from typing import Any, Literal, TypeVar
 
 import torch
 from torch import Tensor, nn
 
+T = TypeVar("T")
 Side = Literal["input", "output"]
 Place = tuple[int | str, ...]
 Call = Callable[[nn.Module, Any], Any]
@@ -157,6 +158,28 @@ def forward_hooks(modules: Mapping[str, nn.Module], see: Callable[[str, Side, An
     finally:
         for handle in handles:
             handle.remove()
+
+
+@contextmanager
+def first_calls(
+    modules: Mapping[str, nn.Module], keep: Callable[[Any], T | None]
+) -> Iterator[dict[str, tuple[T, T]]]:
+    """Fill the dictionary, inside this block, with what enters and what leaves the first call of each module,
+    as ``keep`` makes it of the values, inner modules first; a call of which it makes None does not count.
+    """
+    entered: dict[str, T] = {}
+    calls: dict[str, tuple[T, T]] = {}
+
+    def see(path: str, side: Side, values: Any) -> None:
+        if path in calls or (kept := keep(values)) is None:
+            return
+        if side == "input":
+            entered.setdefault(path, kept)
+        elif path in entered:
+            calls[path] = entered[path], kept
+
+    with forward_hooks(modules, see):
+        yield calls
 
 
 _CALLING: ContextVar[tuple[nn.Module, Call | None] | None] = ContextVar("_CALLING", default=None)

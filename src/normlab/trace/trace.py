@@ -19,10 +19,10 @@ from normlab.trace.setup import Loss
 from normlab.trace.step import (
     Gradients,
     OptimizerFactory,
-    OptimizerStep,
     Weights,
     gradients_in,
     trainable,
+    updated,
     zeros_for_none,
 )
 from normlab.trace.tensors import Place, Side, Tap, call_model, forward_hooks, tensors_in
@@ -134,11 +134,7 @@ class Trace:
             yield
 
     def run(
-        self,
-        *,
-        graph: bool = False,
-        events: bool = False,
-        functions: Callable[[str], bool] | None = None,
+        self, *, graph: bool = False, events: bool = False, functions: Callable[[str], bool] | None = None
     ) -> Pass:
         """Run one forward pass, within ``surroundings`` where a backward pass is to follow."""
         watch = _Watch(self.model, self.taps, graph=graph, events=events)
@@ -242,16 +238,10 @@ class Trace:
         return Gradients(loss, dict(zip(own, filled, strict=True)))
 
     def update(
-        self, optimizer: Optimizer | OptimizerFactory, known: Gradients | None = None
+        self, optimizer: Optimizer | OptimizerFactory, known: Gradients | None = None, **options: Any
     ) -> dict[str, Tensor]:
-        """Return the trainable parameters after one update on the loss, without dropout, by path.
-
-        See ``OptimizerStep``; ``known`` is what the first evaluation of the loss gives, at the model's own
-        weights, where it is known already. Raises UserError as ``OptimizerStep`` and its steps do.
-        """
-        after = OptimizerStep(self.model, optimizer)
-        after.step(self, known)
-        return after.weights
+        """Return the trainable parameters after one update on the loss, see ``step.updated``."""
+        return updated(self, optimizer, known, **options)
 
 
 NO_LOSS: Final = "the loss is not a tensor; return loss=lambda model, batch: … as a scalar tensor"

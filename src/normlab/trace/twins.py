@@ -11,8 +11,9 @@ from typing import Any, Final, NamedTuple
 import torch
 from torch import Tensor, nn
 
+from normlab.trace.exact import shaken
 from normlab.trace.functions import Functions
-from normlab.trace.tensors import Side, apart, forward_hooks, map_tensors, tensors_in
+from normlab.trace.tensors import apart, first_calls, map_tensors, tensors_in
 from normlab.trace.trace import Trace
 
 DRAWS: Final = 3
@@ -30,31 +31,12 @@ class Rounding(NamedTuple):
 def roundings(trace: Trace, eps: float) -> Iterator[Rounding]:
     """Measure the first call of each module, inner ones first; ``eps`` is that of the low precision."""
     twins = dict(copy.deepcopy(trace.model).float().eval().named_modules())
-    for path, (values, written) in _calls(trace).items():
+    inner = {path: module for path, module in trace.model.named_modules() if path}
+    with first_calls(inner, lambda x: map_tensors(x, lambda _, y: y.detach().clone())) as calls:
+        trace.once()
+    for path, (values, written) in calls.items():
         with suppress(Exception):  # a module may ask for its own type
             yield Rounding(path, *_ratio(twins[path], values, _floating(written), eps))
-
-
-def _calls(trace: Trace) -> dict[str, tuple[Any, Any]]:
-    """What each module but the model reads and writes."""
-    entered: list[tuple[str, Any]] = []
-    calls: dict[str, tuple[Any, Any]] = {}
-
-    def see(path: str, side: Side, values: Any) -> None:
-        kept = map_tensors(values, lambda _, x: x.detach().clone())
-        if side == "input":
-            entered.append((path, kept))
-            return
-        while entered:
-            name, read = entered.pop()
-            if name == path:
-                calls.setdefault(path, (read, kept))
-                return
-
-    inner = {path: module for path, module in trace.model.named_modules() if path}
-    with forward_hooks(inner, see):
-        trace.once()
-    return calls
 
 
 def _ratio(twin: nn.Module, values: Any, written: list[Tensor], eps: float) -> tuple[float, int]:
@@ -62,9 +44,8 @@ def _ratio(twin: nn.Module, values: Any, written: list[Tensor], eps: float) -> t
     wide = map_tensors(values, lambda _, x: x.float() if x.is_floating_point() else x)
     generator = torch.Generator().manual_seed(0)
 
-    def shaken(x: Tensor) -> Tensor:
-        noise = torch.rand(x.shape, generator=generator) - 0.5
-        return x * (1 + eps * noise.to(x)) if x.is_floating_point() else x
+    def moved_by_one(_: Any, x: Tensor) -> Tensor:
+        return shaken(x, eps, generator) if x.is_floating_point() else x
 
     def run(read: Any) -> list[Tensor]:
         args, keywords = apart(read)
@@ -73,7 +54,7 @@ def _ratio(twin: nn.Module, values: Any, written: list[Tensor], eps: float) -> t
     with torch.no_grad():
         with Functions(see=lambda name, *_: operations.append(name)):
             plain = run(wide)
-        moved = [run(map_tensors(wide, lambda _, x: shaken(x))) for _ in range(DRAWS)]
+        moved = [run(map_tensors(wide, moved_by_one)) for _ in range(DRAWS)]
     worst = 0.0
     for i, (x, own) in enumerate(zip(plain, written, strict=False)):
         if x.shape == own.shape and own.numel() > 1:

@@ -7,10 +7,8 @@ import torch
 
 from contracts.variants import BY_PLACEMENT, build, inputs, label, loss_of, uniform
 from diagnosis.small import untouched
-from normlab.diagnosis.probing.cropping import split
 from normlab.diagnosis.probing.passes import BackwardPass, backward_pass, forward_pass, padding_masks_of
-from normlab.diagnosis.reading.subject import Subject
-from normlab.diagnosis.reading.tokens import find_padding_masks
+from normlab.diagnosis.reading.subject import Subject, find_padding_masks, split
 from normlab.diagnosis.studies.dependency import dependency
 from normlab.diagnosis.studies.gradients import parameter_gradients, sublayer_gradients
 from normlab.diagnosis.studies.output_change import output_change, output_changes

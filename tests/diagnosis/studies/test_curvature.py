@@ -13,10 +13,9 @@ from torch.func import functional_call
 
 from contracts.variants import CONFIG, build
 from diagnosis.small import SOURCE, TARGET, labelled, translating, untouched
-from normlab.diagnosis.probing.cropping import cropped, split
 from normlab.diagnosis.reading.parameters import nodes_behind
 from normlab.diagnosis.reading.structure import Structure
-from normlab.diagnosis.reading.subject import Subject
+from normlab.diagnosis.reading.subject import Subject, cropped, split
 from normlab.diagnosis.studies.curvature import (
     DOUBLINGS,
     Hessian,

@@ -7,9 +7,9 @@ import torch
 from torch import nn
 
 from diagnosis.small import PADDING_MASKS, theory_setting, translating, untouched
+from normlab.diagnosis import find
 from normlab.diagnosis.reading.subject import Subject
 from normlab.diagnosis.studies.jacobian import jacobian, spectral_norm, token_jacobian
-from normlab.diagnosis.suite import find
 from normlab.nn import DyT, LayerNorm, RMSNorm, ScaleNorm
 
 

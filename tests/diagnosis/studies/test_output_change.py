@@ -14,7 +14,6 @@ from normlab.diagnosis.reading.subject import Subject
 from normlab.diagnosis.rules.fits import Fit
 from normlab.diagnosis.studies.output_change import (
     output_change,
-    output_change_family,
     output_change_fit,
     output_changes,
     random_change,
@@ -117,22 +116,6 @@ def test_the_change_is_quadratic_in_the_size():
     subject = subject_of(build(uniform("post")).double())
     small, large = (output_change(subject, size=size).column("change") for size in (1e-4, 2e-4))
     assert [b / a for a, b in zip(small, large, strict=True)] == pytest.approx([4.0] * len(small), rel=0.01)
-
-
-def test_a_family_is_measured_at_its_ends():
-    def family(layers: int) -> Subject:
-        return subject_of(build(uniform("pre", encoder_layers=layers, decoder_layers=layers)))
-
-    table = output_change_family(family, (1, 2, 3), optimiser=ADAM, seed=3)
-    assert [(row["kind"], row["depth"]) for row in table] == [
-        (kind, 5 * layers) for layers in (1, 2, 3) for kind in ("random", "update")
-    ]
-    for layers in (1, 3):
-        alone = output_change(family(layers), optimiser=ADAM, seed=3)
-        for kind in ("random", "update"):
-            last = alone.where(kind=kind).rows[-1]
-            assert table.where(kind=kind, depth=5 * layers).column("change") == [last["change"]]
-    assert {row["law"] for row in output_change_fit(table)} == {"power", "log", "linear", "constant"}
 
 
 # -------------------------------------------------------------------------------------------- the laws

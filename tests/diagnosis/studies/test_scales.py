@@ -8,8 +8,7 @@ from torch import Tensor
 
 from contracts.variants import build, uniform
 from diagnosis.small import BATCH, PADDING_MASKS, theory_setting, translating, untouched
-from normlab.diagnosis.reading.subject import Subject
-from normlab.diagnosis.reading.tokens import find_padding_masks
+from normlab.diagnosis.reading.subject import Subject, find_padding_masks
 from normlab.diagnosis.rules.finding import Tables
 from normlab.diagnosis.rules.theory import ffn_gain
 from normlab.diagnosis.studies.scales import scales

@@ -10,7 +10,7 @@ from torch import nn
 
 from diagnosis.small import labelled
 from diagnosis.studies.test_curvature import full_hessian, tiny
-from normlab.diagnosis.studies.sharpness import preconditioned_sharpness
+from normlab.diagnosis.studies.curvature import preconditioned_sharpness
 
 LR, EPS = 0.01, 1e-6
 

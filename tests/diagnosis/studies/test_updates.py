@@ -10,8 +10,7 @@ from torch.nn import functional as F
 
 from contracts.variants import perturbed, uniform
 from diagnosis.small import SOURCE, TARGET, labelled, translating, untouched
-from normlab.diagnosis.reading.kinds import kinds, measuring
-from normlab.diagnosis.reading.parameters import owners, stream_taps
+from normlab.diagnosis.reading.parameters import kinds, measuring, owners, stream_taps
 from normlab.diagnosis.reading.subject import Subject
 from normlab.diagnosis.studies.updates import updates
 

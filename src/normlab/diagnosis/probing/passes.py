@@ -8,11 +8,9 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from normlab.diagnosis.reading.kinds import Part, Width, kinds, measuring
-from normlab.diagnosis.reading.parameters import Owner, owners
+from normlab.diagnosis.reading.parameters import Owner, Part, Width, kinds, measuring, owners
 from normlab.diagnosis.reading.structure import Structure
-from normlab.diagnosis.reading.subject import Subject
-from normlab.diagnosis.reading.tokens import PaddingMasks, find_padding_masks
+from normlab.diagnosis.reading.subject import PaddingMasks, Subject, find_padding_masks
 from normlab.errors import UserError
 from normlab.trace.step import FROZEN, Gradients, gradients_in, trainable, zeros_for_none
 from normlab.trace.tensors import Tap

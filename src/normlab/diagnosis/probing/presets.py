@@ -14,19 +14,6 @@ from normlab.trace.tensors import Tap
 PRESETS: Final = ("cheap", "standard", "full")
 """From the least to the most that is measured; each includes the one before."""
 
-SIGNALS: Final[Mapping[str, str]] = {
-    "before": "the stream that a sublayer reads",
-    "branch": "the output of its branch",
-    "after": "the stream after it",
-    "grad_branch": "the gradient of the loss in the output of its branch",
-    "grad_after": "the gradient of the loss in the stream after it",
-    "weight": "its parameters",
-    "grad": "the gradients of its parameters, before clipping where the trainer allows",
-    "inside": "the outputs of the modules inside its branch",
-    "update": "the change of its parameters by one step, where the optimiser is seen: in normlab's trainer",
-}
-"""The signals of a sublayer. A probe on any other module has the signals of ``observe``."""
-
 _CHEAP: Final = (("after", "rms"), ("grad", "l2"))
 _STANDARD: Final = (*_CHEAP, ("before", "rms"), ("branch", "rms"), ("grad_after", "rms"), ("weight", "l2"))
 _FULL: Final = (

@@ -1,15 +1,34 @@
-"""Assign parameters to sublayers by the graph of a forward pass, not by names."""
+"""Assign parameters to sublayers by the graph of a pass, and recognise their function (query, norm …)."""
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
-from typing import NamedTuple
+from contextlib import AbstractContextManager
+from typing import Final, NamedTuple, TypeAlias
 
+import torch
 from torch import Tensor, nn
 
+from normlab.diagnosis.reading.block import ATTENTION, FFN, Norms
 from normlab.diagnosis.reading.structure import Structure
 from normlab.trace.step import nodes_behind
-from normlab.trace.tensors import Tap
+from normlab.trace.tensors import Tap, activations, first_calls
+from normlab.trace.untouched import undisturbed
+
+Shapes: TypeAlias = Mapping[str, tuple[int, ...]]
+Width: TypeAlias = tuple[int, int]
+"""Of the input and the output of a module's first call."""
+EMBEDDING = re.compile(r"embed|position|\bw[tp]e\b", re.IGNORECASE)
+PACKED: Final = frozenset({"qkv", "wqkv", "kv", "wkv", "in_proj", "in_proj_weight", "c_attn"})
+PROJECTIONS: Final = {
+    "query": frozenset({"q", "wq", "query", "queries"}),
+    "key": frozenset({"k", "wk", "key", "keys"}),
+    "value": frozenset({"v", "wv", "value", "values"}),
+}
+OUTPUT: Final = frozenset({"o", "wo", "out", "output", "proj", "dense"})
+FFN_OUT: Final = frozenset({"down", "out", "outer", "output", "wo", "w2", "fc2", "lin2"})
+FFN_IN: Final = frozenset({"up", "gate", "in", "inner", "wi", "w1", "w3", "fc1", "lin1"})
 
 
 class Owner(NamedTuple):
@@ -55,3 +74,146 @@ def _joint(those: list[Owner]) -> Owner:
     stacks, layers = {owner.stack for owner in those}, {(owner.stack, owner.layer) for owner in those}
     stack = those[0].stack if len(stacks) == 1 else None
     return Owner(stack, None, those[0].layer if len(layers) == 1 else None, "shared")
+
+
+class Part(NamedTuple):
+    """The function of a slice of a parameter along one axis, or of all of it."""
+
+    kind: str
+    axis: int = 0
+    start: int | None = None
+    stop: int | None = None
+
+    def of(self, x: Tensor) -> Tensor:
+        """Return this slice of the parameter, of its gradient or of its update."""
+        return x[(*(slice(None),) * self.axis, slice(self.start, self.stop))] if x.ndim else x
+
+
+def measuring(model: nn.Module) -> AbstractContextManager[dict[str, Width]]:
+    """Fill the dictionary with the widths at the modules that hold parameters, in order of their calls."""
+    holders = {p: m for p, m in model.named_modules() if next(m.parameters(recurse=False), None) is not None}
+    return first_calls(holders, lambda x: next((y.shape[-1] for _, y in activations(x)), None))
+
+
+def norms_of(model: nn.Module, widths: Mapping[str, Width]) -> set[str]:
+    """Return the measured modules whose output does not grow with their input, by path."""
+    norms = Norms(model)
+    with undisturbed(model), torch.no_grad():
+        return {p for p, (read, put) in widths.items() if read == put and norms.norms(p, read)}
+
+
+def kinds(
+    model: nn.Module, owned: Mapping[str, Owner], widths: Mapping[str, Width], dims: Mapping[str | None, int]
+) -> dict[str, tuple[Part, ...]]:
+    """Return the parts of every parameter by path: query, key, value, output, ffn_in, ffn_out, norm,
+    embedding, other.
+
+    ``owned`` says in which sublayer a parameter acts, ``widths`` what its module maps from and to, ``dims``
+    how wide each stack's stream is. A packed matrix of queries, keys and values has three parts, one of keys
+    and values two, where its name is known and its size fits the other matrices of its sublayer; packed head
+    by head it is ``other``. A gate of a feed-forward sublayer is ``ffn_in``; biases are what their matrix is.
+    """
+    modules, norms = dict(model.named_modules()), norms_of(model, widths)
+    shapes = {path: tuple(p.shape) for path, p in model.named_parameters()}
+    plain = {
+        path: "norm" if _holder(path) in norms else _kind(path, shape, modules[_holder(path)], owned[path])
+        for path, shape in shapes.items()
+    }
+    tables = {shape for path, shape in shapes.items() if plain[path] == "embedding" and len(shape) == 2}
+    found: dict[str, tuple[Part, ...]] = {}
+    for path, kind in plain.items():
+        near = kind in ("packed", "ffn")
+        group = {p: plain[p] for p, owner in owned.items() if near and owner == owned[path]}
+        dim = dims.get(owned[path].stack)
+        if kind == "packed":
+            found[path] = _unpacked(shapes, path, group, width=widths.get(_holder(path)), dim=dim)
+        elif kind == "ffn":
+            group = {p: k for p, k in group.items() if k == "ffn"}
+            found[path] = (Part(_ffn(shapes, path, group, widths, dim=dim)),)
+        else:
+            found[path] = (Part("embedding" if kind == "other" and shapes[path] in tables else kind),)
+    biases = [p for p, s in shapes.items() if len(s) == 1 and p.endswith("bias") and plain[p] != "norm"]
+    return found | {path: _like_matrix(shapes, found, path) for path in biases}
+
+
+def _holder(path: str) -> str:
+    return path.rpartition(".")[0]
+
+
+def _kind(path: str, shape: tuple[int, ...], module: nn.Module, owner: Owner) -> str:
+    """Classify a parameter by type and name; ``packed`` and ``ffn`` leave it to other parameters."""
+    if isinstance(module, nn.Embedding):
+        return "embedding"
+    if len(shape) < 2:
+        return "other"
+    if owner.role == "other":
+        return "embedding" if EMBEDDING.search(f"{path} {type(module).__name__}") else "other"
+    if owner.role.endswith("attention") or (owner.role in ("shared", "branch") and ATTENTION.search(path)):
+        return _projection(path)
+    return "ffn" if owner.role == "ffn" or FFN.search(path) else "other"
+
+
+def _names(path: str) -> list[str]:
+    """Return the last two informative names of a path."""
+    names = path.lower().split(".")
+    return [name for name in reversed(names) if not name.isdigit() and name not in ("weight", "bias")][:2]
+
+
+def _projection(path: str) -> str:
+    for name in _names(path):
+        words = set(name.split("_"))
+        if name in PACKED or words & PACKED:
+            return "packed"
+        kinds = [kind for kind, known in PROJECTIONS.items() if words & known]
+        if kinds:
+            return kinds[0] if len(kinds) == 1 else "other"
+        if words & OUTPUT:
+            return "output"
+    return "other"
+
+
+def _unpacked(
+    shapes: Shapes, path: str, group: Mapping[str, str], *, width: Width | None, dim: int | None
+) -> tuple[Part, ...]:
+    """Return the parts of a packed matrix, with queries if they have no matrix of their own. Queries are as
+    wide as the input of the output projection, or a third.
+    """
+    axis = int(width is not None and shapes[path] == width and width[0] != width[1])
+    total = shapes[path][axis]
+    outputs = [shapes[p] for p, kind in group.items() if kind == "output" and len(shapes[p]) == 2]
+    queries = outputs[0][0] * outputs[0][1] // dim if len(outputs) == 1 and dim else total // 3
+    if "query" in group.values():
+        queries = 0
+    keys, odd = divmod(total - queries, 2)
+    if odd or keys <= 0 or 0 < queries < keys:
+        return (Part("other"),)
+    parts = Part("key", axis, queries, queries + keys), Part("value", axis, queries + keys, total)
+    return (Part("query", axis, 0, queries), *parts) if queries else parts
+
+
+def _ffn(
+    shapes: Shapes, path: str, group: Mapping[str, str], widths: Mapping[str, Width], *, dim: int | None
+) -> str:
+    """Classify a feed-forward matrix by its widths: to the inner width, or back to the stream's; a router is
+    neither. The order of calls decides if all are as wide as the stream, names if the calls do not show a
+    parameter, as for stacked experts.
+    """
+    width = widths.get(_holder(path))
+    if width is None or dim not in width or set(shapes[path]) != set(width):
+        words = {word for name in _names(path) for word in name.split("_")}
+        return "ffn_out" if words & FFN_OUT else "ffn_in" if words & FFN_IN else "other"
+    (read, put), holders = width, {_holder(p) for p in group}
+    order = [holder for holder in widths if holder in holders]
+    if put == dim:
+        return "ffn_in" if read == dim and _holder(path) != order[-1] else "ffn_out"
+    back = {widths[holder][0] for holder in order if widths[holder][1] == dim}
+    return "ffn_in" if back & {put, put // 2} else "other"
+
+
+def _like_matrix(shapes: Shapes, found: Mapping[str, tuple[Part, ...]], path: str) -> tuple[Part, ...]:
+    """Return the parts of a bias: those of its matrix, if it has an entry per output of it."""
+    matrix = f"{path.removesuffix('bias')}weight"
+    parts = found.get(matrix, found[path])
+    if len(parts) > 1 and shapes[path][0] != shapes[matrix][parts[0].axis]:
+        return (Part("other"),)
+    return tuple(part._replace(axis=0) for part in parts)

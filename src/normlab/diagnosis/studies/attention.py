@@ -12,8 +12,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from normlab.diagnosis.reading.structure import StackView
-from normlab.diagnosis.reading.subject import Subject
-from normlab.diagnosis.reading.tokens import PaddingMasks, find_padding_masks
+from normlab.diagnosis.reading.subject import PaddingMasks, Subject, find_padding_masks
 from normlab.diagnosis.rules.finding import Finding, Tables, mean, number, numbers, said
 from normlab.diagnosis.study import Study
 from normlab.diagnosis.table import Row, Table

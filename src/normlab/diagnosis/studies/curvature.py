@@ -4,29 +4,20 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator
-from typing import Final, NamedTuple, Protocol
+from typing import Final, NamedTuple
 
 import torch
 from torch import Tensor
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.optim import Optimizer
 
-from normlab.diagnosis.probing.cropping import cropped
-from normlab.diagnosis.reading.subject import Subject
+from normlab.diagnosis.reading.subject import Subject, cropped
 from normlab.diagnosis.rules.finding import Finding, Tables, number, said, warmed
 from normlab.diagnosis.study import SMALL_BATCH, Study, StudyContext
 from normlab.diagnosis.table import Row, Table
 from normlab.errors import UserError
 from normlab.nn import reference
-from normlab.trace.step import (
-    FROZEN,
-    Gradients,
-    OptimizerFactory,
-    Weights,
-    nodes_behind,
-    scaled_lr,
-    trainable,
-)
+from normlab.trace.step import FROZEN, Gradients, OptimizerFactory, Weights, made, nodes_behind, trainable
 
 CLOSE: Final = 0.2
 """In a diagnosis the critical learning rate is known within this relative error."""
@@ -35,6 +26,9 @@ FAR_ABOVE: Final = 10.0
 
 DOUBLINGS: Final = 40
 """A learning rate is doubled at most this often before it counts as unbounded, and halved no more often."""
+PRODUCTS: Final = 10
+TOLERANCE: Final = 0.2
+"""Hessian-vector products of the preconditioned sharpness, and the relative residual that ends it before."""
 
 
 def critical_lr(
@@ -74,12 +68,10 @@ def critical_lr(
 
 
 def _rate(subject: Subject, optimiser: Optimizer | OptimizerFactory) -> float:
-    trained = list(trainable(subject.model).values())
-    made = optimiser if isinstance(optimiser, Optimizer) else optimiser(trained)
-    rate = max(float(group.get("lr") or 0.0) for group in made.param_groups)
+    used, rate = made(optimiser, subject.model)
     if not 0 < rate < math.inf:
         raise UserError(
-            f"{type(made).__name__} has the learning rate {rate}, which cannot be doubled; pass one above "
+            f"{type(used).__name__} has the learning rate {rate}, which cannot be doubled; pass one above "
             "0, as in partial(torch.optim.Adam, lr=1e-3)"
         )
     return rate
@@ -109,8 +101,7 @@ class _Trials:
             )
 
     def _stepped(self, factor: float) -> dict[str, Tensor]:
-        with scaled_lr(self._optimiser, factor) as faster:
-            return self._subject.trace().update(faster, self._slope)
+        return self._subject.trace().update(self._optimiser, self._slope, factor=factor)
 
     def _change(self, weights: Weights) -> float:
         loss = self._subject.trace(weights=weights).loss
@@ -175,16 +166,38 @@ def curvature(
     small, used = cropped(subject, tokens)
     hessian = Hessian(small)
     pair = largest_eigenvalue(hessian, products=products, tolerance=tolerance, seed=seed)
-    grads = hessian.split(hessian.gradient)
-    after = small.trace().update(optimiser, Gradients(hessian.loss, grads))
-    step = torch.cat([(after[path] - p.detach()).reshape(-1) for path, p in hessian.parameters.items()])
-    detail = f"{pair.products} products, |Hx - vx| = {pair.residual:.1e}, {used} tokens"
     found = (
-        _row("largest_eigenvalue", pair.value, detail),
+        _row("largest_eigenvalue", pair.value, pair.detail(used)),
         _row("directional_sharpness", hessian.along(hessian.gradient), "along the gradient"),
-        _row("directional_sharpness", hessian.along(step), "along the update"),
+        _row("directional_sharpness", hessian.along(hessian.update(optimiser)), "along the update"),
     )
     return Table("curvature", found)
+
+
+def preconditioned_sharpness(
+    subject: Subject,
+    optimiser: Optimizer | OptimizerFactory,
+    *,
+    tokens: int = 256,
+    products: int = PRODUCTS,
+    seed: int = 0,
+) -> Table:
+    r"""Measure :math:`\lambda_{\max}(D^{1/2} H D^{1/2})`, D being diagonal with :math:`D_{ii} = -u_i / g_i`:
+    what the optimiser's next update u makes of the gradient g, its learning rate included.
+
+    Gradient descent is stable below 2, and Adam, whose D is :math:`\eta / (\sqrt{\hat v} + \epsilon)`, below
+    :math:`2 (1 + \beta_1) / (1 - \beta_1)`, 38 for :math:`\beta_1 = 0.9`, once its moments have settled. At
+    the first step :math:`\hat v = g^2`. Entries without a gradient, and those that the update moves against
+    it, as momentum may, count as 0. An estimate from below, from a few products; see ``curvature``.
+
+    Cohen et al. 2022, Section 2 (arXiv 2207.14484). Raises as ``curvature``.
+    """
+    small, used = cropped(subject, tokens)
+    hessian = Hessian(small)
+    diagonal = -hessian.update(optimiser) / hessian.gradient
+    preconditioned = Preconditioned(hessian, diagonal)
+    pair = largest_eigenvalue(preconditioned, products=products, tolerance=TOLERANCE, seed=seed)
+    return Table("curvature", (_row("preconditioned_sharpness", pair.value, pair.detail(used)),))
 
 
 def _row(quantity: str, value: float | None, detail: str) -> Row:
@@ -204,7 +217,7 @@ class Hessian:
     """
 
     def __init__(self, subject: Subject) -> None:
-        self.parameters = trainable(subject.model)
+        self._subject, self.parameters = subject, trainable(subject.model)
         own = list(self.parameters.values())
         with torch.enable_grad(), sdpa_kernel(SDPBackend.MATH), reference():
             loss = subject.loss()
@@ -227,6 +240,12 @@ class Hessian:
         pieces = vector.split([p.numel() for p in self.parameters.values()])
         return {path: x.view_as(p) for (path, p), x in zip(self.parameters.items(), pieces, strict=True)}
 
+    def update(self, optimiser: Optimizer | OptimizerFactory) -> Tensor:
+        """Return what the optimiser's next step adds to the parameters, `[P]`."""
+        slope = Gradients(self.loss, self.split(self.gradient))
+        after = self._subject.trace().update(optimiser, slope)
+        return torch.cat([(after[path] - p.detach()).reshape(-1) for path, p in self.parameters.items()])
+
     def __matmul__(self, vector: Tensor) -> Tensor:
         """Return :math:`Hv`, `[P]` to `[P]`."""
         if not self._gradient.requires_grad:
@@ -247,15 +266,15 @@ class Hessian:
         return torch.dot(unit, self @ unit).item()
 
 
-class Symmetric(Protocol):
-    """A symmetric matrix `[P, P]` that is known by its products."""
+class Preconditioned(Hessian):
+    """:math:`D^{1/2} H D^{1/2}` of a Hessian and a diagonal `[P]`, whose entries below 0 count as 0."""
 
-    @property
-    def gradient(self) -> Tensor:
-        """A vector `[P]` like those that it multiplies."""
-        ...
+    def __init__(self, hessian: Hessian, diagonal: Tensor) -> None:
+        vars(self).update(vars(hessian))
+        self._root = diagonal.nan_to_num(0.0, 0.0, 0.0).clamp(min=0.0).sqrt()
 
-    def __matmul__(self, vector: Tensor) -> Tensor: ...
+    def __matmul__(self, vector: Tensor) -> Tensor:
+        return self._root * super().__matmul__(self._root * vector)
 
 
 class Eigenvalue(NamedTuple):
@@ -265,9 +284,12 @@ class Eigenvalue(NamedTuple):
     residual: float
     products: int
 
+    def detail(self, tokens: int) -> str:
+        return f"{self.products} products, |Hx - vx| = {self.residual:.1e}, {tokens} tokens"
+
 
 @torch.no_grad()
-def largest_eigenvalue(hessian: Symmetric, *, products: int, tolerance: float, seed: int) -> Eigenvalue:
+def largest_eigenvalue(hessian: Hessian, *, products: int, tolerance: float, seed: int) -> Eigenvalue:
     r"""Find :math:`\max_x x^\top H x / x^\top x` by power iteration with a memory: the next x is the best in
     the span of x, Hx and the step before.
 
@@ -342,4 +364,11 @@ def _critical_lr(context: StudyContext) -> Iterator[Table]:
 CRITICAL_LR = Study("critical_lr", _critical_lr, "standard", (critical_rate,), batch=SMALL_BATCH, order=5)
 CURVATURE = Study(
     "curvature", lambda c: [curvature(c.small, c.optimiser)], "full", batch=SMALL_BATCH, order=95
+)
+SHARPNESS = Study(
+    "preconditioned_sharpness",
+    lambda c: [preconditioned_sharpness(c.small, c.optimiser)],
+    "full",
+    batch=SMALL_BATCH,
+    order=94,
 )

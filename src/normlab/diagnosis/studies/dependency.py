@@ -12,8 +12,7 @@ from torch.func import functional_call
 
 from normlab.diagnosis.probing.passes import ForwardPass, forward_pass
 from normlab.diagnosis.reading.structure import StackView, SublayerView
-from normlab.diagnosis.reading.subject import Subject
-from normlab.diagnosis.reading.tokens import PaddingMasks, find_padding_masks, rows
+from normlab.diagnosis.reading.subject import PaddingMasks, Subject, find_padding_masks, rows
 from normlab.diagnosis.rules.finding import LIU, Finding, Tables, mean, numbers, percent, said
 from normlab.diagnosis.study import SMALL_BATCH, Study, StudyContext
 from normlab.diagnosis.table import Row, Table, Value

@@ -11,12 +11,10 @@ from typing import Any, Final
 import torch
 from torch import Tensor
 
-from normlab.diagnosis.probing.cropping import split
 from normlab.diagnosis.probing.passes import BackwardPass, backward_pass, parts_of
-from normlab.diagnosis.reading.kinds import Part
+from normlab.diagnosis.reading.parameters import Part
 from normlab.diagnosis.reading.structure import SublayerView
-from normlab.diagnosis.reading.subject import Subject
-from normlab.diagnosis.reading.tokens import PaddingMasks, find_padding_masks, rows
+from normlab.diagnosis.reading.subject import PaddingMasks, Subject, find_padding_masks, rows, split
 from normlab.diagnosis.rules.finding import LIU, XIONG, Finding, Tables, extremes, mean, number, said
 from normlab.diagnosis.study import MINI_BATCHES, Study
 from normlab.diagnosis.table import Row, Table

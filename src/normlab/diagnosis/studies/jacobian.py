@@ -4,19 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from math import log
-from typing import Final
+from typing import Any, Final
 
 import torch
 from torch import Tensor, nn
 
-from normlab.diagnosis.reading.subject import Subject
-from normlab.diagnosis.reading.tokens import PaddingMasks, find_padding_masks, rows
+from normlab.diagnosis.reading.subject import PaddingMasks, Subject, find_padding_masks, rows
 from normlab.diagnosis.rules.finding import XIONG, Finding, Tables, extremes, number, said
 from normlab.diagnosis.rules.theory import layer_norm_jacobian, rms_norm_jacobian
 from normlab.diagnosis.study import SMALL_BATCH, Study
 from normlab.diagnosis.table import Row, Table
 from normlab.errors import UserError
-from normlab.trace.record import Want, record
+from normlab.trace.tensors import activations, first_calls
 from normlab.trace.untouched import undisturbed
 
 ASKED: Final = 1
@@ -56,16 +55,18 @@ def jacobian(subject: Subject, *, padding_masks: PaddingMasks | None = None, tok
     for stack in subject.structure.stacks:
         places |= {path: (stack.name, view.index) for view in stack.sublayers for path in view.norms}
         places |= {stack.final_norm: (stack.name, None)} if stack.final_norm is not None else {}
-    given: dict[str, Tensor] = {}
-    with record(subject.model, [Want(path, "input", first=True) for path in places]) as seen:
+
+    def first(values: Any) -> Tensor | None:
+        return next((x for _, x in activations(values)), None)
+
+    with first_calls({path: modules[path] for path in places}, first) as calls:
         subject.calls().once(graph=torch.is_grad_enabled())
-    for one in seen:
-        given.setdefault(one.tap.module, one.value)
     found: list[Row] = []
     with undisturbed(subject.model):
         for path, (name, index) in places.items():
-            kept = _spread(rows(given[path], masks[name]), tokens)
-            measured = _measured(modules[path], kept.to(given[path].dtype), kept)
+            read, _ = calls[path]
+            kept = _spread(rows(read, masks[name]), tokens)
+            measured = _measured(modules[path], kept.to(read.dtype), kept)
             found.append({"module": path, "stack": name, "index": index, **measured})
     return Table("jacobian", tuple(found))
 

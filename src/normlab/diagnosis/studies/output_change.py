@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Final
 
 import torch
@@ -11,8 +11,7 @@ from torch.optim import Optimizer
 
 from normlab.diagnosis.probing.passes import BackwardPass, ForwardPass, forward_pass
 from normlab.diagnosis.reading.structure import StackView
-from normlab.diagnosis.reading.subject import Subject
-from normlab.diagnosis.reading.tokens import PaddingMasks, find_padding_masks, rows
+from normlab.diagnosis.reading.subject import PaddingMasks, Subject, find_padding_masks, rows
 from normlab.diagnosis.rules.finding import LIU, Finding, Tables, number, said, warmed
 from normlab.diagnosis.rules.fits import Curve, fits_of_curves
 from normlab.diagnosis.studies.dependency import depends_strongly
@@ -88,34 +87,35 @@ def output_changes(
     """
     # branches side by side are one place, which has the last one's depth
     taps = {view.name: {v.after: v.index + 1 for v in view.sublayers} for view in stacks}
-    found = _changes(subject, taps, optimiser, size, seeds, padding_masks, backward, warmup_steps)
-    order = list(taps)  # kinds as they are in the alphabet
-    ordered = sorted(found, key=lambda r: (order.index(r[0]), r[-1], r[1], r[2]))
-    return Table("output_change", tuple({"stack": r[0], **_row(*r[1:])} for r in ordered))
+    masks, names = padding_masks or find_padding_masks(subject), list(taps)
+    forward = backward.forward if backward else forward_pass(subject)
+    before, found = _outputs(subject, taps, masks, {}), list[tuple[int, int, str, int, float]]()
 
+    def compare(kind: str, seed: int, weights: Weights) -> None:
+        some = names if kind == "random" else names[-1:]
+        after = _outputs(subject, {name: taps[name] for name in some}, masks, weights)
+        for name in some:
+            pairs = zip(before[name], after[name], strict=True)
+            moved = torch.stack([(x - y).square().mean() for x, y in pairs]).tolist()
+            depths = taps[name].values()
+            found.extend((names.index(name), seed, kind, n, c) for n, c in zip(depths, moved, strict=True))
 
-def output_change_family(
-    family: Callable[[int], Subject],
-    depths: Sequence[int],
-    *,
-    optimiser: OptimizerFactory | None = None,
-    size: float = SIZE,
-    seed: int = 0,
-    stack: str | None = None,
-) -> Table:
-    """Measure ``output_change`` of the whole stack of each model of a family, ``family(n)`` for each depth n.
-
-    In the table, depth counts the sublayers of all stacks of the model. Models are made one after the other,
-    and for another ``seed`` by a family of other initialisations.
-    """
-    found: list[Row] = []
-    for n in depths:
-        subject = family(n)
-        view = _stack(subject, stack)
-        sublayers = sum(len(stack.sublayers) for stack in subject.structure.stacks)
-        whole = {view.name: {view.sublayers[-1].after: sublayers}}
-        found.extend(_row(*change[1:]) for change in _changes(subject, whole, optimiser, size, [seed]))
-    return Table("output_change", tuple(found))
+    for seed in seeds:
+        compare("random", seed, random_change(subject, size=size, seed=seed, forward=forward))
+    if optimiser is not None:
+        after = subject.trace().update(optimiser, backward.loss_gradients if backward else None)
+        compare("update", seeds[0], after)
+        if warmup_steps:
+            own = trainable(subject.model)
+            first = {path: p.detach().lerp(after[path], 1 / warmup_steps) for path, p in own.items()}
+            compare("first", seeds[0], first)
+    return Table(
+        "output_change",
+        tuple(
+            {"stack": names[i], "kind": kind, "depth": depth, "change": change, "seed": seed}
+            for i, seed, kind, depth, change in sorted(found)  # kinds as they are in the alphabet
+        ),
+    )
 
 
 def output_change_fit(changes: Table) -> Table:
@@ -168,45 +168,6 @@ def _curve(changes: Table) -> Curve:
     pairs = [(r["depth"], r["change"]) for r in changes]
     points = sorted((n, y) for n, y in pairs if isinstance(n, (int, float)) and isinstance(y, (int, float)))
     return [n for n, _ in points], [y for _, y in points]
-
-
-def _row(kind: str, depth: int, change: float, seed: int) -> Row:
-    return {"kind": kind, "depth": depth, "change": change, "seed": seed}
-
-
-def _changes(
-    subject: Subject,
-    wanted: Mapping[str, Mapping[Tap, int]],
-    optimiser: Optimizer | OptimizerFactory | None,
-    size: float,
-    seeds: Sequence[int],
-    padding_masks: PaddingMasks | None = None,
-    backward: BackwardPass | None = None,
-    warmup_steps: int = 0,
-) -> Iterator[tuple[str, str, int, float, int]]:
-    """Yield stack, kind, depth, change and seed at every tap; updates only for the last stack."""
-    masks = padding_masks or find_padding_masks(subject)
-    forward = backward.forward if backward else forward_pass(subject)
-    before = _outputs(subject, wanted, masks, {})
-
-    def changes(kind: str, seed: int, weights: Weights) -> Iterator[tuple[str, str, int, float, int]]:
-        stacks = list(wanted) if kind == "random" else list(wanted)[-1:]
-        after = _outputs(subject, {name: wanted[name] for name in stacks}, masks, weights)
-        for name in stacks:
-            pairs = zip(before[name], after[name], strict=True)
-            found = torch.stack([(x - y).square().mean() for x, y in pairs]).tolist()
-            yield from ((name, kind, n, c, seed) for n, c in zip(wanted[name].values(), found, strict=True))
-
-    for seed in seeds:
-        yield from changes("random", seed, random_change(subject, size=size, seed=seed, forward=forward))
-    if optimiser is not None:
-        loss_gradients = backward.loss_gradients if backward else None
-        after = subject.trace().update(optimiser, loss_gradients)
-        yield from changes("update", seeds[0], after)
-        if warmup_steps:
-            own = trainable(subject.model)
-            first = {path: p.detach().lerp(after[path], 1 / warmup_steps) for path, p in own.items()}
-            yield from changes("first", seeds[0], first)
 
 
 @torch.no_grad()

@@ -9,10 +9,8 @@ import torch
 from torch import Tensor, nn
 
 from normlab.diagnosis.probing.passes import ForwardPass, forward_pass
-from normlab.diagnosis.reading.kinds import norms_of
-from normlab.diagnosis.reading.parameters import Owner
-from normlab.diagnosis.reading.subject import Subject
-from normlab.diagnosis.reading.tokens import PaddingMasks, find_padding_masks
+from normlab.diagnosis.reading.parameters import Owner, norms_of
+from normlab.diagnosis.reading.subject import PaddingMasks, Subject, find_padding_masks
 from normlab.diagnosis.rules.finding import Finding, Tables, cosine, number, said
 from normlab.diagnosis.studies.attention import is_sequence_first
 from normlab.diagnosis.study import Study

@@ -10,8 +10,7 @@ from torch import Tensor
 
 from normlab.diagnosis.probing.passes import ForwardPass, forward_pass
 from normlab.diagnosis.reading.structure import StackView
-from normlab.diagnosis.reading.subject import Subject
-from normlab.diagnosis.reading.tokens import PaddingMasks, find_padding_masks, rows
+from normlab.diagnosis.reading.subject import PaddingMasks, Subject, find_padding_masks, rows
 from normlab.diagnosis.rules.finding import XIONG, Finding, Tables, number, said
 from normlab.diagnosis.rules.theory import LEMMA_2, bounded_fraction, ffn_gain, hidden_scales
 from normlab.diagnosis.study import Study

@@ -7,9 +7,9 @@ from typing import Final
 
 from torch.optim import Optimizer
 
+from normlab.diagnosis.probing.observe import measure
 from normlab.diagnosis.probing.passes import BackwardPass, backward_pass, parts_of
-from normlab.diagnosis.probing.stats import measure
-from normlab.diagnosis.reading.kinds import Part
+from normlab.diagnosis.reading.parameters import Part
 from normlab.diagnosis.reading.subject import Subject
 from normlab.diagnosis.rules.finding import LIU, Finding, Tables, extremes, percent, said, warmed
 from normlab.diagnosis.study import Study

@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
-from normlab.trace.facts.unknown import Unknown
+from normlab.trace.facts import Unknown
+from normlab.trace.facts.padding import runs
 
 if TYPE_CHECKING:
     from normlab.trace.facts.facts import Facts
@@ -50,8 +51,7 @@ def restarts(positions: Tensor) -> Tensor | None:
     anew = positions[:, 1:] == 0
     counts = (step == 1) | anew
     inside = anew & (step != 1)
-    trailing = anew.flip(1).long().cumprod(1).flip(1).bool()  # zeros under padding
-    inside = inside & ~trailing
+    inside = inside & ~runs(anew)[1]  # zeros under padding
     if not bool((positions[:, 0] == 0).all()) or not bool(counts.all()) or not bool(inside.any()):
         return None
     return torch.cat([torch.zeros_like(inside[:, :1]), inside], 1)

@@ -4,66 +4,24 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass
 from functools import cached_property
-from typing import Any, Final, NamedTuple
+from typing import Any, Final
 
 import torch
 from torch import Tensor, nn
 
+from normlab.trace.facts import Unknown
 from normlab.trace.facts.documents import documents_of
+from normlab.trace.facts.logits import SCORED, Logits, read_logits
 from normlab.trace.facts.padding import Padding, padding_of, padding_of_tokens
-from normlab.trace.facts.stacks import Block, find_stacks, rows_equal, stream_of
-from normlab.trace.facts.targets import Targets, read_targets
-from normlab.trace.facts.unknown import Unknown
-from normlab.trace.functions import FunctionCall
+from normlab.trace.facts.stacks import Block, find_stacks, stream_of
+from normlab.trace.facts.targets import Targets
+from normlab.trace.facts.tokens import Tokens, looked_up
 from normlab.trace.setup import Declaration
-from normlab.trace.step import gradients_in
 from normlab.trace.tensors import Place, Tap, map_tensors, replaced, tensors_in
-from normlab.trace.trace import Event, Pass, Trace
+from normlab.trace.trace import Trace
 
-SCORED: Final = ("cross_entropy", "log_softmax", "nll_loss")
-"""Functions of torch to whose input a cross-entropy's logits may go without being a module's output."""
 LOOKED_UP: Final = "embedding"
-CANDIDATES: Final = 16
-"""Tensors that are tried as logits, from the loss backwards."""
-
-
-class Tokens(NamedTuple):
-    """The ids that the model reads, and where they come from in the batch."""
-
-    place: Place
-    ids: Tensor
-    """`[B, T]` as the model looks them up, or as the batch has them where it does that in another way."""
-    column: int
-    """The column of the batch's tensor with which they begin; -1 where a start is put before the labels."""
-    transposed: bool
-    """Whether the batch holds `[T, B]`."""
-    vocabulary: int
-    entry: Tensor
-    """`[B, T']`, the whole entry of the batch, of which the ids may be a part."""
-
-    @property
-    def columns(self) -> slice:
-        """The columns of an entry of the batch that stand beside the ids."""
-        start = max(self.column, 0)
-        return slice(start, start + self.ids.shape[1])
-
-
-class FunctionInput(NamedTuple):
-    """The first argument of the ``index``-th call of a scoring function, whose classes lie along an axis."""
-
-    index: int
-    axis: int = -1
-
-
-@dataclass(frozen=True)
-class Logits:
-    """The tensor that the targets are read off, and its layout."""
-
-    where: Tap | FunctionInput
-    shape: torch.Size
-    value: Tensor
 
 
 class Facts:
@@ -77,47 +35,23 @@ class Facts:
     def _read(self) -> None:
         with self.trace.with_graph(events=True, functions=lambda n: n in (*SCORED, LOOKED_UP)) as passed:
             self.loss = None if passed.loss is None else passed.loss.detach()
-            self.has_graph = passed.loss is not None and passed.loss.requires_grad
-            self.lookups = [f for f in passed.functions if f.name == LOOKED_UP]
+            self.lookups = [f._replace(result=None) for f in passed.functions if f.name == LOOKED_UP]
             self.called = Counter(e.module for e in passed.events)
             self.order = [(e.module, e.call) for e in passed.events]
-            self.streams = {
-                (e.module, e.call): (_kept(stream_of(e.inputs)), _kept(stream_of(e.outputs)))
-                for e in passed.events
-            }
             self.stacks: dict[str, list[Block]] = find_stacks(self.trace.model, passed.events)
-            self.outputs = tuple((x.shape, x.dtype) for x in passed.outputs)
-            self._main = next(
-                (x.detach() for x in passed.outputs if x.is_floating_point() and x.ndim >= 2), None
-            )
-            self._scored = self._find_targets(passed)
-            self.lookups = [f._replace(result=None) for f in self.lookups]
-        self.streams = {
-            key: s for key, s in self.streams.items() if any(b.path == key[0] for b in self.blocks)
-        }
+            blocks = {b.path for b in self.blocks}
+            self.streams = {
+                (e.module, e.call): tuple(
+                    x if x is None else x.detach() for x in map(stream_of, (e.inputs, e.outputs))
+                )
+                for e in passed.events
+                if e.module in blocks
+            }
+            self._scored = read_logits(self.trace, passed)
 
     @property
     def blocks(self) -> list[Block]:
         return [b for blocks in self.stacks.values() for b in blocks]
-
-    def _find_targets(self, passed: Pass) -> list[tuple[Logits, Targets]]:
-        loss, found = passed.loss, list[tuple[Logits, Targets]]()
-        if loss is None or not loss.requires_grad:
-            return found
-        precision = torch.float64 if self.trace.exact else loss.dtype
-        candidates = _candidates(self.trace.model, passed)
-        for some in (candidates[:1], candidates[1:]):
-            if not some or (found and all(x.shape != found[0][0].shape for _, x in some)):
-                continue  # no other output may be another head's logits
-            gradients = gradients_in(loss, [x for _, x in some], self.trace.model, retain_graph=True)
-            for (where, x), gradient in zip(some, gradients, strict=True):
-                if isinstance(where, FunctionInput) and gradient is not None:
-                    x, gradient = x.movedim(where.axis, -1), gradient.movedim(where.axis, -1)
-                targets = None if gradient is None else read_targets(x, gradient, precision)
-                own = isinstance(where, Tap) and not where.module
-                if targets is not None and (own or not found):
-                    found.append((Logits(where, x.shape, x.detach()), targets))
-        return found
 
     # ------------------------------------------------------------------------------------------------ batch
     @cached_property
@@ -134,35 +68,18 @@ class Facts:
     @cached_property
     def tokens(self) -> Tokens:
         """The ids that the model reads; of several, those that the targets follow. Raises Unknown."""
-        looked_up = self._looked_up()
-        if not looked_up:
+        if not self.sources:
             raise Unknown("no tensor of the batch is looked up in an embedding")
-        targets = self._rowwise
-        if targets is not None:
-            ahead = {i: _agreement(targets, t.entry) for i, t in enumerate(looked_up)}
-            best = max(ahead, key=lambda i: ahead[i], default=0)
-            if ahead and ahead[best] > 0.9:
-                return looked_up[best]
-        return looked_up[0]
+        if (targets := self._rowwise) is not None:
+            ahead = [max(_share(targets, t.entry, k) for k in (1, 0, 2)) for t in self.sources]
+            if max(ahead) > 0.9:
+                return self.sources[ahead.index(max(ahead))]
+        return self.sources[0]
 
     @cached_property
     def sources(self) -> list[Tokens]:
         """All ids that are looked up, those of the largest vocabulary first."""
-        return self._looked_up()
-
-    def _looked_up(self) -> list[Tokens]:
-        integers = {p: x for p, x in self.entries.items() if _whole_numbers(x) and x.ndim == 2}
-        found: dict[Place, Tokens] = {}
-        for call in sorted(self.lookups, key=lambda f: -f.argument(1, "weight").shape[0]):
-            ids, table = call.argument(0, "input"), call.argument(1, "weight")
-            if not isinstance(ids, Tensor) or ids.ndim not in (1, 2):
-                continue
-            for place, entry in integers.items():
-                tokens = _match(ids, place, entry, (self.rows, len(table)))
-                positions = tokens is not None and len(tokens.ids) > 1 and rows_equal(tokens.ids)
-                if tokens is not None and place not in found and not positions:
-                    found[place] = tokens
-        return list(found.values())
+        return looked_up(self.entries, self.lookups, self.rows)
 
     # ---------------------------------------------------------------------------------------------- targets
     @cached_property
@@ -190,8 +107,7 @@ class Facts:
     @property
     def scores(self) -> list[tuple[Logits, Targets]]:
         """All logits of which the loss is a cross-entropy, with their targets as they are laid out."""
-        own = [pair for pair in self._scored if isinstance(pair[0].where, Tap) and not pair[0].where.module]
-        return own or self._scored
+        return [pair for pair in self._scored if pair[0].output] or self._scored
 
     @property
     def unexplained(self) -> float:
@@ -247,7 +163,7 @@ class Facts:
         below 0 where positions without a token, as of an image, stand before the text.
         """
         before = max(self.targets.ids.shape[1] - self.tokens.ids.shape[1], 0)
-        return max(self.tokens.column, 0) - before
+        return self.tokens.start - before
 
     @cached_property
     def causal(self) -> bool:
@@ -353,14 +269,14 @@ class Facts:
             ids = torch.where(
                 entry[:, : ids.shape[1] - 1] < 0, entry[:, : ids.shape[1] - 1], ids[:, 1:].to(entry)
             )
-        start = max(tokens.column, 0)
-        entry[:, start : start + ids.shape[1]] = ids.to(entry)
+        entry[:, tokens.start : tokens.start + ids.shape[1]] = ids.to(entry)
         return replaced(self.trace.batch, tokens.place, entry.T if tokens.transposed else entry)
 
     def other_tokens(self, pick: Tensor, tokens: Tokens | None = None, seed: int = 1) -> Any:
         """Return the batch with another id, one that it has somewhere, at the picked positions `[B, T]`."""
         tokens = tokens or self.tokens
-        special = {self.declared.pad_id, self.declared.eos_id, *self._ends(), *self.borders}
+        own = (self.configured(f"{name}_token_id") for name in ("pad", "eos"))
+        special = {self.declared.pad_id, self.declared.eos_id, *own, *self.borders}
         pool = torch.tensor([i for i in torch.unique(tokens.ids).tolist() if i not in special])
         if len(pool) < 2:
             pool = torch.arange(min(tokens.vocabulary, 8))
@@ -381,11 +297,6 @@ class Facts:
         last = torch.unique(ids[:, :-1][numbers[:, 1:] != numbers[:, :-1]])
         return (int(last[0]),) if len(last) == 1 else ()
 
-    def _ends(self) -> Sequence[int]:
-        return [
-            i for i in (self.configured("pad_token_id"), self.configured("eos_token_id")) if i is not None
-        ]
-
     def configured(self, name: str) -> Any:
         """A word of the model's own configuration, as Hugging Face's models have it."""
         for owner in (self.trace.model, *self.trace.model.children()):
@@ -402,7 +313,7 @@ class Facts:
 
     def cut(self, row: int, first: int, last: int) -> Any:
         """Return the batch with one row, and of what goes along its tokens these columns."""
-        width, offset = self.tokens.ids.shape[1], max(self.tokens.column, 0)
+        width, offset = self.tokens.ids.shape[1], self.tokens.start
 
         def narrow(_: Place, x: Tensor) -> Tensor:
             if not x.ndim or x.shape[0] != self.rows:
@@ -417,67 +328,8 @@ class Facts:
         return map_tensors(self.trace.batch, narrow)
 
 
-def _candidates(model: nn.Module, passed: Pass) -> list[tuple[Tap | FunctionInput, Tensor]]:
-    """Tensors `[..., V]` that may be logits, from the loss backwards."""
-    found: list[tuple[Tap | FunctionInput, Tensor]] = []
-    root = next((e for e in reversed(passed.events) if e.module == ""), None)
-    calls = [e for e in passed.events if e.module == ""]
-    for event in calls:
-        found += _taps(event)
-    found += [
-        (FunctionInput(i, _class_axis(f)), f.argument(0, "input"))
-        for i, f in enumerate(f for f in passed.functions if f.name in SCORED)
-    ]
-    for event in reversed(passed.events):
-        if event is not root and event.module:
-            found += _taps(event)
-    fits = [
-        (w, x)
-        for w, x in found
-        if x.is_floating_point() and x.ndim >= 2 and x.shape[-1] > 1 and x.requires_grad
-    ]
-    return fits[:CANDIDATES]
-
-
-def _class_axis(call: FunctionCall) -> int:
-    """Where the input of a scoring function has its classes: a cross-entropy's second axis, of three."""
-    return 1 if call.name in ("cross_entropy", "nll_loss") and call.argument(0, "input").ndim > 2 else -1
-
-
-def _taps(event: Event) -> list[tuple[Tap | FunctionInput, Tensor]]:
-    pairs = zip(event.places, event.outputs, strict=True)
-    return [(Tap(event.module, "output", place, event.call), x) for place, x in pairs]
-
-
-def _kept(x: Tensor | None) -> Tensor | None:
-    return None if x is None else x.detach()
-
-
-def _whole_numbers(x: Tensor) -> bool:
-    return not x.is_floating_point() and not x.is_complex() and x.dtype != torch.bool
-
-
-def _match(ids: Tensor, place: Place, entry: Tensor, size: tuple[int, int]) -> Tokens | None:
-    """The looked-up ids as part of an entry of the batch `[B, T']` or `[T', B]`, None if they are none.
-
-    They stand there from one of its first columns on; or they are its values, labels, behind one start.
-    """
-    rows, vocabulary = size
-    if ids.ndim == 1:
-        same = ids.numel() == entry.numel() and torch.equal(ids.long(), entry.reshape(-1).long())
-        return Tokens(place, entry.cpu().long(), 0, False, vocabulary, entry.cpu().long()) if same else None
-    for looked in (ids.cpu().long(), ids.T.cpu().long()):
-        for transposed, own in ((False, entry.cpu().long()), (True, entry.T.cpu().long())):
-            if looked.shape[0] != own.shape[0] or looked.shape[0] != rows:
-                continue
-            width, spare = looked.shape[1], own.shape[1] - looked.shape[1]
-            for column in range(min(spare, 2) + 1):
-                if torch.equal(own[:, column : column + width], looked):
-                    return Tokens(place, looked, column, transposed, vocabulary, own)
-            shifted = own[:, : width - 1]
-            if spare in (0, -1) and width > 2 and bool(((shifted == looked[:, 1:]) | (shifted < 0)).all()):
-                return Tokens(place, looked, -1, transposed, vocabulary, looked)
-    return None
+def _kept(tensors: Sequence[Tensor]) -> Tensor | None:
+    return None if (x := stream_of(tensors)) is None else x.detach()
 
 
 def _share(targets: Targets, entry: Tensor, distance: int) -> float:
@@ -489,10 +341,6 @@ def _share(targets: Targets, entry: Tensor, distance: int) -> float:
     counted = targets.counted[:, low : low + width]
     same = targets.ids[:, low : low + width] == entry[:, low + distance : low + distance + width]
     return float((same & counted).sum() / counted.sum().clamp_min(1))
-
-
-def _agreement(targets: Targets, entry: Tensor) -> float:
-    return max(_share(targets, entry, k) for k in (1, 0, 2))
 
 
 def _adds(module: nn.Module, name: str) -> bool:

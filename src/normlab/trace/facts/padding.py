@@ -7,11 +7,12 @@ from typing import TYPE_CHECKING, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from normlab.trace.facts.unknown import Unknown
+from normlab.trace.facts import Unknown
 from normlab.trace.tensors import Place
 
 if TYPE_CHECKING:
-    from normlab.trace.facts.facts import Facts, Tokens
+    from normlab.trace.facts.facts import Facts
+    from normlab.trace.facts.tokens import Tokens
 
 
 class Padding(NamedTuple):
@@ -57,15 +58,15 @@ def padding_of_tokens(facts: Facts, tokens: Tokens) -> Padding:
             fill = torch.unique(tokens.ids[~real])
             pad = int(fill[0]) if len(fill) == 1 else declared
             return Padding(real, str(place[-1]) if place else "mask", place, pad)
-    for pad, source in (
-        (declared, "pad_id"),
-        (_index(facts), "padding_idx"),
-        (facts.configured("pad_token_id"), "config"),
-    ):
+    tables = (m.padding_idx for m in facts.trace.model.modules() if isinstance(m, nn.Embedding))
+    index = next((i for i in tables if i is not None), None)
+    configured, ends = (
+        facts.configured("pad_token_id"),
+        (facts.declared.eos_id, facts.configured("eos_token_id")),
+    )
+    for pad, source in ((declared, "pad_id"), (index, "padding_idx"), (configured, "config")):
         if isinstance(pad, int) and (tokens.ids == pad).any():
-            real = real_tokens(
-                tokens.ids, pad, ends=pad in (facts.declared.eos_id, facts.configured("eos_token_id"))
-            )
+            real = real_tokens(tokens.ids, pad, ends=pad in ends)
             if not real.all():
                 return Padding(real, source, None, pad)
     pad = _run(tokens.ids)
@@ -78,13 +79,18 @@ def padding_of_tokens(facts: Facts, tokens: Tokens) -> Padding:
     )
 
 
+def runs(x: Tensor) -> tuple[Tensor, Tensor]:
+    """Where the rows of a mask `[B, T]` are True from the left end on, and up to the right end."""
+    return x.long().cumprod(1).bool(), x.flip(1).long().cumprod(1).flip(1).bool()
+
+
 def real_tokens(ids: Tensor, pad: int, *, ends: bool = False) -> Tensor:
     """`[B, T]`, False in the runs of padding at either end of each row; where the id is also the end of a
     text, the first of a run on the right is that end.
     """
     filled = ids == pad
-    right = filled.flip(1).long().cumprod(1).flip(1).bool()
-    left = filled.long().cumprod(1).bool() & ~filled.all(1, keepdim=True)
+    left, right = runs(filled)
+    left = left & ~filled.all(1, keepdim=True)
     if bool(filled[:, 0].all()):  # each row begins with it: a start
         left = left & False
     if ends:
@@ -104,7 +110,8 @@ def _as_mask(entry: Tensor, tokens: Tokens, declared: int | None) -> Tensor | No
         return None
     for shut in values:
         hidden = flat == shut
-        if _at_an_end(hidden) and _one_id(tokens.ids[hidden], declared):
+        fill = torch.unique(tokens.ids[hidden])
+        if _at_an_end(hidden) and len(fill) == 1 and declared in (None, int(fill[0])):
             return ~hidden
     return None
 
@@ -123,21 +130,8 @@ def _flattened(entry: Tensor, tokens: Tokens) -> Tensor | None:
 
 def _at_an_end(hidden: Tensor) -> bool:
     """Whether what is hidden of each row is a run at its ends, and something of each row is left."""
-    right = hidden.flip(1).long().cumprod(1).flip(1).bool()
-    left = hidden.long().cumprod(1).bool()
+    left, right = runs(hidden)
     return bool((hidden == (right | left)).all()) and not bool(hidden.all(1).any())
-
-
-def _one_id(ids: Tensor, declared: int | None) -> bool:
-    unique = torch.unique(ids)
-    return len(unique) == 1 and (declared is None or int(unique[0]) == declared)
-
-
-def _index(facts: Facts) -> int | None:
-    tables = (
-        m for m in facts.trace.model.modules() if isinstance(m, nn.Embedding) and m.padding_idx is not None
-    )
-    return next((m.padding_idx for m in tables), None)
 
 
 def _run(ids: Tensor) -> int | None:
