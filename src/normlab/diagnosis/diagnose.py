@@ -27,7 +27,6 @@ from normlab.trace.setup import Loss, Setup
 from normlab.trace.step import OptimizerFactory, made
 from normlab.trace.tensors import Call, calling, tensors_in, unwrap
 from normlab.trace.trace import output_loss
-from normlab.trace.unregistered import pointed_out, unregistered
 from normlab.trace.untouched import refuse_hollow, untouched
 
 STEP_LR: Final = 1e-3

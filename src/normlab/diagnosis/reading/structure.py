@@ -17,7 +17,6 @@ from normlab.errors import UserError
 from normlab.spec.arguments import validate_arguments
 from normlab.trace.setup import Setup
 from normlab.trace.tensors import Call, Tap, call_model, unwrap
-from normlab.trace.unregistered import pointed_out, unregistered
 from normlab.trace.untouched import untouched
 
 PLACEMENTS: Final = {
