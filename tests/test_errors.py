@@ -23,7 +23,6 @@ PARSERS = {
     "jobs/ray.py": "ray.init raises ValueError for an address",
     "spec/serialise.py": "json",
     "store/folder.py": "json",
-    "trace/kept.py": "a cell of a closure that holds nothing",
     "training/translate.py": "numpy.load",
 }
 """Files that catch ValueError, each around one call of the parser named here."""

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from html import escape
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from normlab.diagnosis.reading.structure import Structure
-from normlab.diagnosis.rules.finding import SEVERITIES, Finding, Tables, at_least, cause, told
+from normlab.diagnosis.rules.finding import SEVERITIES, Finding, Tables, at_least, told
 from normlab.diagnosis.study import Study
 from normlab.diagnosis.table import Table
 from normlab.spec.serialise import to_plain
@@ -45,13 +45,16 @@ class Diagnosis:
     @property
     def cause(self) -> Finding | None:
         """The first of the gravest findings above a note."""
-        return cause(self.findings)
+        grave = self.at_least("warning")
+        return max(grave, key=lambda f: SEVERITIES.index(f.severity), default=None)
 
     @property
     def verdict(self) -> str:
         """One line: the cause with its place and what to do, or that nothing was found."""
         if (found := self.cause) is None:
-            return nothing_found([study.name for study in self.studies], self.applied)
+            unused = [study.name for study in self.studies if study.name not in self.applied]
+            idle = f" (not applicable: {', '.join(unused).replace('_', ' ')})" if unused else ""
+            return f"nothing found in {len(self.applied)} studies{idle}"
         return f"{found.severity}: {told(found)}"
 
     def at_least(self, severity: str) -> list[Finding]:
@@ -115,9 +118,3 @@ class Diagnosis:
 
 def _plain(finding: Finding) -> dict[str, Any]:
     return {**vars(finding), "numbers": dict(finding.numbers)}
-
-
-def nothing_found(studies: Sequence[str], applied: Sequence[str]) -> str:
-    """Say in how many studies nothing was found, and which had nothing to measure."""
-    idle = ", ".join(name.replace("_", " ") for name in studies if name not in applied)
-    return f"nothing found in {len(applied)} studies" + f" (not applicable: {idle})" * bool(idle)

@@ -73,16 +73,18 @@ class StudyContext:
             return self.subject
 
     @cached_property
+    def _of_small(self) -> StudyContext:
+        return self if self.small is self.subject else replace(self, subject=self.small)
+
+    @property
     def small_backward(self) -> BackwardPass:
         """A forward and backward pass of the small subject."""
-        return self.backward if self.small is self.subject else backward_pass(self.small)
+        return self._of_small.backward
 
-    @cached_property
+    @property
     def small_padding_masks(self) -> PaddingMasks:
         """The padding masks of the small subject."""
-        if self.small is self.subject:
-            return self.padding_masks
-        return padding_masks_of(self.small, self.small_backward)
+        return self._of_small.padding_masks
 
 
 @validate_arguments

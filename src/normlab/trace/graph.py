@@ -12,23 +12,18 @@ from normlab.trace.step import nodes_behind
 
 Node = Any
 """A node of the autograd graph."""
-PRODUCTS: Final = frozenset(
-    ("Mm", "Addmm", "Bmm", "Baddbmm", "Addbmm", "Mv", "Addmv", "Dot", "Linear", "MkldnnLinear")
-)
+PRODUCTS: Final = frozenset("Mm Addmm Bmm Baddbmm Addbmm Mv Addmv Dot Linear MkldnnLinear".split())
 """Operations that contract two tensors over an axis."""
 MAPS: Final = PRODUCTS | {"Convolution", "Embedding", "Softmax", "FftR2C", "FftC2C", "ThnnFusedLstmCell"}
 """Operations after which nothing of a stream is left as it was."""
 REDUCTIONS: Final = frozenset(
-    ("Mean", "Var", "Std", "VarMean", "Norm", "LinalgVectorNorm", "NativeLayerNorm", "FusedRmsNorm", "Rsqrt")
+    "Mean Var Std VarMean Norm LinalgVectorNorm NativeLayerNorm FusedRmsNorm Rsqrt".split()
 )
 """Operations that only a norm needs."""
 SHAPES: Final = frozenset(
-    (
-        "View", "UnsafeView", "ReshapeAlias", "Transpose", "Permute", "T", "Clone", "Expand", "Unsqueeze",
-        "Squeeze", "ViewAsReal", "ViewAsComplex", "ToCopy", "Select", "Slice", "Split", "SplitWithSizes",
-        "Alias", "AsStrided", "Unbind", "Repeat", "Flip",
-    )
-)  # fmt: skip
+    "View UnsafeView ReshapeAlias Transpose Permute T Clone Expand Unsqueeze Squeeze ViewAsReal "
+    "ViewAsComplex ToCopy Select Slice Split SplitWithSizes Alias AsStrided Unbind Repeat Flip".split()
+)
 """Operations that only move entries."""
 SUMS: Final = frozenset(("Add", "Sub", "Cat", "MaskedFill", "Where", "Tanh"))
 """Operations that products go through on their way to a softmax: sums, masks and caps."""

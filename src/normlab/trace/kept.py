@@ -222,15 +222,7 @@ def held_by(function: Any) -> list[Any]:
     if not isinstance(function, types.FunctionType):
         function = type(function).__call__
     if isinstance(function, types.FunctionType):
-        values += [cell.cell_contents for cell in function.__closure__ or () if _filled(cell)]
+        values += [cell.cell_contents for cell in function.__closure__ or () if cell != types.CellType()]
         values += [function.__globals__.get(name) for name in function.__code__.co_names]
         values += [*(function.__defaults__ or ()), *(function.__kwdefaults__ or {}).values()]
     return [value for value in values if isinstance(value, OBJECTS)]
-
-
-def _filled(cell: Any) -> bool:
-    try:
-        _ = cell.cell_contents
-    except ValueError:
-        return False
-    return True

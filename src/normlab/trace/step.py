@@ -133,7 +133,7 @@ def updated(
 
     Raises UserError for a frozen model, another model's optimizer, and a loss that is not finite.
     """
-    own, left = trainable(trace.model), [known] if known else []
+    own = trainable(trace.model)
     twins = {path: Parameter(p.detach().clone()) for path, p in own.items()}
     if isinstance(optimizer, Optimizer):
         used = _copy(optimizer, {id(p): twins[path] for path, p in own.items()})
@@ -145,6 +145,8 @@ def updated(
 
     def weights() -> dict[str, Tensor]:
         return {path: twin.detach() for path, twin in twins.items()}
+
+    left = [known or trace.again(weights=weights()).slope]  # an optimizer may turn gradients off
 
     def evaluate() -> float:
         loss, gradients = left.pop() if left else trace.again(weights=weights()).slope

@@ -16,15 +16,7 @@ from torch.optim import Optimizer
 from normlab.errors import UserError
 from normlab.trace.functions import OWN, FunctionCall, Functions, Preserve, own_functions
 from normlab.trace.setup import Loss
-from normlab.trace.step import (
-    Gradients,
-    OptimizerFactory,
-    Weights,
-    gradients_in,
-    trainable,
-    updated,
-    zeros_for_none,
-)
+from normlab.trace.step import Gradients, OptimizerFactory, Weights, gradients_in, trainable, updated
 from normlab.trace.tensors import Place, Side, Tap, call_model, forward_hooks, tensors_in
 from normlab.trace.untouched import undisturbed
 
@@ -153,13 +145,8 @@ class Trace:
             loss = self.loss_of(self.model, self.batch)
         if isinstance(loss, Tensor) and loss.numel() == 1:
             loss = loss.reshape(())
-        return Pass(
-            loss if isinstance(loss, Tensor) else None,
-            tuple(watch.outputs),
-            tuple(watch.events),
-            tuple(watch.functions),
-            watch.held,
-        )
+        loss, functions_ = loss if isinstance(loss, Tensor) else None, tuple(watch.functions)
+        return Pass(loss, tuple(watch.outputs), tuple(watch.events), functions_, watch.held)
 
     @contextmanager
     def with_graph(self, **recorded: Any) -> Iterator[Pass]:
@@ -233,9 +220,9 @@ class Trace:
     @property
     def slope(self) -> Gradients:
         """The loss and its gradients in the trainable parameters, zeros where it does not reach."""
-        own, (loss, gradients, _) = trainable(self.model), self._backward
-        filled = zeros_for_none([gradients[path] for path in own], list(own.values()))
-        return Gradients(loss, dict(zip(own, filled, strict=True)))
+        own, (loss, found, _) = trainable(self.model), self._backward
+        filled = {n: torch.zeros_like(p) if (g := found[n]) is None else g for n, p in own.items()}
+        return Gradients(loss, filled)
 
     def update(
         self, optimizer: Optimizer | OptimizerFactory, known: Gradients | None = None, **options: Any

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from contracts.variants import build, uniform
 from diagnosis.small import BATCH, PADDING_MASKS, labelled, translating, untouched
-from normlab.diagnosis.reading.parameters import Owner, owners, stream_taps
+from normlab.diagnosis.reading.parameters import Owner, owners
 from normlab.diagnosis.reading.subject import Subject
 from normlab.diagnosis.studies.gradients import (
     branch_jacobians,
@@ -219,7 +219,8 @@ def test_what_several_sublayers_use_is_shared():
     model.encoder.sublayers[2].f.out.weight = model.encoder.sublayers[0].f.out.weight
     model.decoder.sublayers[5].f.outer.weight = model.encoder.sublayers[1].f.outer.weight
     subject = Subject.of(model, BATCH[:2], loss=labelled)
-    passed = subject.trace(stream_taps(subject.structure)).once(graph=True)
+    taps = [tap for _, view in subject.structure.sublayers for tap in view.taps]
+    passed = subject.trace(taps).once(graph=True)
     found = owners(model, subject.structure, passed.taps)
     assert found["encoder.sublayers.0.f.out.weight"] == Owner("encoder.sublayers", None, None, "shared")
     assert found["encoder.sublayers.1.f.outer.weight"] == Owner(None, None, None, "shared")

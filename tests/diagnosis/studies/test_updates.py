@@ -10,7 +10,7 @@ from torch.nn import functional as F
 
 from contracts.variants import perturbed, uniform
 from diagnosis.small import SOURCE, TARGET, labelled, translating, untouched
-from normlab.diagnosis.reading.parameters import kinds, measuring, owners, stream_taps
+from normlab.diagnosis.reading.parameters import kinds, measuring, owners
 from normlab.diagnosis.reading.subject import Subject
 from normlab.diagnosis.studies.updates import updates
 
@@ -22,7 +22,9 @@ def parts_of(subject: Subject) -> dict:
     """Every parameter's parts, as the study has them."""
     model, structure = subject.model, subject.structure
     with measuring(model) as widths:
-        seen = subject.trace(stream_taps(structure)).once(graph=True).taps
+        seen = (
+            subject.trace(tap for _, view in structure.sublayers for tap in view.taps).once(graph=True).taps
+        )
     dims = {stack.name: seen[stack.sublayers[0].before].shape[-1] for stack in structure.stacks}
     return kinds(model, owners(model, structure, seen), widths, dims)
 

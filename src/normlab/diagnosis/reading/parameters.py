@@ -43,21 +43,16 @@ class Owner(NamedTuple):
     role: str = "other"
 
 
-def stream_taps(structure: Structure) -> list[Tap]:
-    """Return the taps that ``owners`` needs."""
-    return [tap for _, view in structure.sublayers for tap in (view.before, view.branch, view.after)]
-
-
 def owners(model: nn.Module, structure: Structure, seen: Mapping[Tap, Tensor]) -> dict[str, Owner]:
     """Return the owner of every parameter by path.
 
     A sublayer owns the parameters between the stream before it and the stream after it: those of its branch,
-    of its norms and of its factors. ``seen`` holds, from one forward pass with its graph, what
-    ``stream_taps`` names. Parameters that need no gradient are not in the graph and are ``other``.
+    of its norms and of its factors. ``seen`` holds, from one forward pass with its graph, what sublayers
+    tap. Parameters that need no gradient are not in the graph and are ``other``.
     """
     found: dict[str, list[Owner]] = {path: [] for path, _ in model.named_parameters()}
     path_of = {id(parameter): path for path, parameter in model.named_parameters()}
-    ends = {seen[tap].grad_fn for tap in stream_taps(structure)}
+    ends = {seen[t].grad_fn for _, v in structure.sublayers for t in (v.before, v.branch, v.after)}
     finals = tuple(f"{stack.final_norm}." for stack in structure.stacks if stack.final_norm)
     for stack, view in structure.sublayers:
         own = {seen[view.after].grad_fn, seen[view.branch].grad_fn} - {seen[view.before].grad_fn}

@@ -94,12 +94,6 @@ class Tables:
         return str(row["stack"])
 
 
-def cause(findings: Iterable[Finding]) -> Finding | None:
-    """Return the first of the gravest findings above a note, or None."""
-    grave = sorted(at_least(findings, "warning"), key=lambda f: -SEVERITIES.index(f.severity))
-    return next(iter(grave), None)
-
-
 def told(finding: Finding) -> str:
     """Return a finding in a line: where it is, what it is, and what to do."""
     where = f"{finding.module}: " if finding.module and finding.module not in finding.sentence else ""

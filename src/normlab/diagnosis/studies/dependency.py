@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from itertools import groupby
 from typing import Final
@@ -74,11 +75,10 @@ def residual_dependency(subject: Subject, dependencies: Table) -> Table:
     the same variance, and constant in a Post-LN; its sum over i is to what Theorem 2 holds the output change
     proportional. Liu et al. 2020, Section 4.2 (arXiv 2004.08249).
     """
-    total: dict[tuple[object, object], float] = {}
-    own: dict[tuple[object, object], float] = {}
+    total, own = defaultdict[tuple[Value, Value], float](float), dict[tuple[Value, Value], float]()
     for row in dependencies:
         where, share = (row["stack"], row["of"]), float(row["beta_sq"] or 0)
-        total[where] = total.get(where, 0.0) + share
+        total[where] += share
         if row["of"] == row["on"]:
             own[where] = share
     found: list[Row] = []

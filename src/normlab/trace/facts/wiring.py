@@ -9,23 +9,10 @@ from typing import Final, NamedTuple
 import torch
 from torch import Tensor, nn
 
+from normlab.trace import graph
 from normlab.trace.facts.stacks import stream_of
 from normlab.trace.functions import FunctionCall
-from normlab.trace.graph import (
-    MAPS,
-    PRODUCTS,
-    REDUCTIONS,
-    Node,
-    before,
-    comes_from,
-    operands,
-    operation,
-    parameter,
-    rotated,
-    scaled,
-    summands,
-    upstream,
-)
+from normlab.trace.graph import PRODUCTS, REDUCTIONS, Node, before, operation, parameter
 from normlab.trace.trace import Event, Trace
 
 ATTENDED: Final = ("softmax", "scaled_dot_product_attention")
@@ -95,7 +82,7 @@ def _stream(event: Event, leaves: dict[str, Tensor]) -> tuple[bool, bool] | None
     x, y = leaves.get(event.module), stream_of(event.outputs)
     if x is None or y is None or x.shape != y.shape or event.call:
         return None
-    return comes_from(y, x, MAPS), comes_from(y, x)
+    return graph.comes_from(y, x, graph.MAPS), graph.comes_from(y, x)
 
 
 def _scores(call: FunctionCall) -> Scores | None:
@@ -107,19 +94,19 @@ def _scores(call: FunctionCall) -> Scores | None:
     x = call.argument(0, "input")
     if call.name != "softmax" or not isinstance(x, Tensor) or x.grad_fn is None or x.ndim < 2:
         return None
-    products = summands(x.grad_fn)
+    products = graph.summands(x.grad_fn)
     if len(products) != 1:
         return None
     factor, product = products[0]
     first = getattr(product, "_saved_batch1", getattr(product, "_saved_self", None))
-    return None if first is None else _read(call.module, factor, first.shape[-1], operands(product))
+    return None if first is None else _read(call.module, factor, first.shape[-1], graph.operands(product))
 
 
 def _read(module: str, factor: float, width: int, pair: tuple[Node | None, Node | None]) -> Scores | None:
     if None in pair or any(parameter(one) is not None for one in pair):
         return None
-    constants = [rotated(one) for one in pair]
-    behind = [n for one in pair for n in upstream(one, PRODUCTS)]
+    constants = [graph.rotated(one) for one in pair]
+    behind = [n for one in pair for n in graph.upstream(one, PRODUCTS)]
     free = any(operation(n) in REDUCTIONS or (operation(n) == "Mul" and len(before(n)) > 1) for n in behind)
     if None in constants and not free:
         return None
@@ -138,7 +125,7 @@ def _matrix(end: Node) -> Tensor | None:
     """The only parameter that makes queries, or keys."""
     own = {
         id(p): p
-        for n in upstream(end, PRODUCTS)
+        for n in graph.upstream(end, PRODUCTS)
         if operation(n) in PRODUCTS
         for one in before(n)
         if (p := parameter(one)) is not None and p.ndim > 1
@@ -167,9 +154,9 @@ def _chains(calls: tuple[FunctionCall, ...]) -> Iterator[tuple[str, str, int]]:
         x = next((a for a in tensors if not isinstance(a, nn.Parameter)), None)
         if call.name not in MULTIPLIED or x is None or not any(isinstance(a, nn.Parameter) for a in tensors):
             continue
-        first = None if x.grad_fn is None else maps.get(scaled(x.grad_fn)[1])
+        first = None if x.grad_fn is None else maps.get(graph.scaled(x.grad_fn)[1])
         if first is not None and x.shape[-1] > max(first[1], call.result.shape[-1]):
             yield first[0], call.module, x.shape[-1]
-        end = scaled(call.result.grad_fn)[1]
+        end = graph.scaled(call.result.grad_fn)[1]
         if operation(end) in PRODUCTS:  # not written over since, as by an activation in place
             maps[end] = call.module, x.shape[-1]
