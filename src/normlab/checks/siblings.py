@@ -8,7 +8,7 @@ from typing import Any
 
 from torch import nn
 
-from normlab.checks.property import Answers, Violation, fail, note, property_of
+from normlab.checks.property import Answers, fail, note, property_of
 from normlab.checks.step import Step
 from normlab.trace.facts.stacks import Block, block_of, common, odd_one, within
 from normlab.trace.functions import FunctionCall
@@ -38,10 +38,7 @@ def siblings(step: Step) -> Answers:
         for b in ran:
             groups[tuple((n, p.shape) for n, p in b.module.named_parameters())].append(b)
         for alike in groups.values():
-            for answer in _settings(step, alike):
-                yield answer
-                if isinstance(answer, Violation):
-                    return
+            yield from _settings(step, alike)
 
 
 def _settings(step: Step, blocks: Sequence[Block]) -> Answers:

@@ -26,10 +26,7 @@ def residual(step: Step) -> Answers:
     if not step.facts.stacks:
         raise Untestable("no numbered blocks hand a stream on")
     for name, blocks in step.facts.stacks.items():
-        answer = _order(step, name, blocks) or _kept(step, blocks)
-        if answer is not None:
-            yield answer
-            return
+        yield from filter(None, (_order(step, name, blocks), _kept(step, blocks)))
     if step.is_exact:
         yield from _factors(step)
 

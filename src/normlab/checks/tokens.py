@@ -48,10 +48,7 @@ def rows(step: Step) -> Answers:
         tokens = facts.sources[0]
         changed = facts.other_tokens(facts.real(tokens) & ~last[:, None], tokens)
     advice = "normalize and mix within a row only"
-    answer = list(moved(step, changed, part_of(last), "only rows before the last", advice))
-    yield from answer
-    if answer:
-        return
+    yield from moved(step, changed, part_of(last), "only rows before the last", advice)
     shown = step.logits(step.exact.again(batch=facts.with_rows(order.roll(1))))
     axis = 0 if logits.shape[0] == count else 1
     size = distance(logits.roll(1, axis), shown) if logits.shape == shown.shape else 0.0
@@ -88,10 +85,7 @@ def causality(step: Step) -> Answers:
         tested, batch = True, facts.other_tokens(later)
         advice = "mask the keys after each query; normalize and mix over features only"
         for training in (False, True):
-            answer = list(moved(step, batch, part_of(part), "only later tokens", advice, training=training))
-            yield from answer
-            if answer:
-                return
+            yield from moved(step, batch, part_of(part), "only later tokens", advice, training=training)
     if not tested:
         raise Untestable("no target is counted before a later token")
 
@@ -144,10 +138,7 @@ def padding(step: Step) -> Answers:
             reasons.append(str(reason))
             continue
         for test in (_unmarked, _under_padding, _alone):
-            answer = list(test(step, tokens, padded))
-            yield from answer
-            if answer:
-                return
+            yield from test(step, tokens, padded)
     if len(reasons) == len(step.facts.sources):
         raise Untestable(reasons[0] if reasons else "no tensor of the batch is looked up in an embedding")
 
@@ -229,10 +220,9 @@ def documents(step: Step) -> Answers:
     border = torch.isin(facts.tokens.ids, torch.tensor(facts.borders, dtype=torch.long))
     part = part_of(here & ~first & facts.real(facts.tokens) & facts.counted)
     what, advice = "only tokens of the document before", "build a block-diagonal mask from the documents"
-    answer = list(moved(step, facts.other_tokens(here & first & ~border), part, what, advice))
-    yield from answer
+    yield from moved(step, facts.other_tokens(here & first & ~border), part, what, advice)
     second = (numbers[row] == numbers[row][~first[row]][0]).nonzero()
-    size = 0.0 if answer else _off(step, row, int(second[0]), int(second[-1]) + 1)
+    size = _off(step, row, int(second[0]), int(second[-1]) + 1)
     if size > step.rounding:
         say = f"a document alone gives outputs {size:.1e} of their size off those in its row"
         yield fail("", say, "let positions begin anew at each document, and masks at the token after an end")
