@@ -12,6 +12,7 @@ from normlab.checks.property import Note, Untestable, Violation, fail, note, pro
 from normlab.checks.step import Step
 from normlab.trace.compare import distance
 from normlab.trace.facts import Unknown
+from normlab.trace.facts.documents import restarts
 from normlab.trace.facts.stacks import block_of
 from normlab.trace.tensors import map_tensors, replaced
 from normlab.trace.trace import Trace
@@ -72,38 +73,30 @@ def _exchanged(step: Step) -> Answers:
 
 
 def _repeated(step: Step) -> Answers:
-    trace = step.exact.again(batch=_one_token(step))
+    trace, least = step.exact.again(batch=_one_token(step)), _least(step)
     maps = list(_scores(step, trace))
     if not maps:
         raise Untestable("no scores of self-attention are seen, so layers cannot be told apart")
-    if _depends_on_position(step, trace, maps[0].module):
+    first, flat = maps[0], [one.module for one in maps if _slope(one.scores) < least]
+    if _depends_on_position(step, trace, first.module):
         return
-    least = _least(step)
-    flat = [one for one in maps if _slope(one.scores) < least]
-    for one in maps:
-        varies = one.values is not None and _variation(one.values, 2) > least
-        if varies and one.module == maps[0].module:
-            yield fail(
-                one.module,
-                "the values of one repeated token differ by position",
-                "rotate queries and keys only",
-            )
-            return
+    if first.values is not None and _variation(first.values, 2) > least:
+        say = "the values of one repeated token differ by position"
+        yield fail(first.module, say, "rotate queries and keys only")
     if len(flat) == len(maps):
-        yield fail(
-            maps[0].module,
+        say = (
             "the scores of one repeated token are the same at every distance in all layers, and nothing else "
-            "tells positions apart",
-            ADVICE,
         )
-    elif all(one is not maps[0] for one in flat) and (size := _beyond_distance(maps[0].scores)) > least:
+        yield fail(first.module, say + "tells positions apart", ADVICE)
+    if _slope(first.scores) >= least and (size := _beyond_distance(first.scores)) > least:
+        say = (
+            f"the scores of one repeated token depend on more than the distance, by {size:.1e} of their size"
+        )
         yield fail(
-            maps[0].module,
-            f"the scores of one repeated token depend on more than the distance, by {size:.1e} of their size",
-            "apply the same rotation to queries and to keys, along the axis of positions",
+            first.module, say, "apply the same rotation to queries and keys, along the axis of positions"
         )
-    elif flat:
-        yield from _without_positions(step, [one.module for one in flat], [one.module for one in maps])
+    if flat:
+        yield from _without_positions(step, flat, [one.module for one in maps])
 
 
 def _without_positions(step: Step, flat: list[str], every: list[str]) -> Answers:
@@ -145,10 +138,7 @@ def _one_token(step: Step) -> Any:
             return x
         if set(torch.unique(x.long()).tolist()) <= {0, 1}:
             return torch.ones_like(x)
-        restarts = (
-            bool((x[:, 0] == 0).all()) and bool((x[:, 1] == 1).all()) and bool((x.diff(dim=1) != 1).any())
-        )
-        return torch.arange(x.shape[1]).expand_as(x).to(x) if restarts else x
+        return x if restarts(x.long()) is None else torch.arange(x.shape[1]).expand_as(x).to(x)
 
     return map_tensors(batch, plain)
 
@@ -198,12 +188,6 @@ def _variation(x: Tensor, axis: int) -> float:
     return distance(x, x.narrow(axis, 0, 1).expand_as(x))
 
 
-def _rows(scores: Tensor) -> Iterator[tuple[Tensor, Tensor]]:
-    """Of each query but the first, the scores by distance 0, 1, …, and those of the query before."""
-    for i in range(2, scores.shape[-1]):
-        yield scores[..., i, 1 : i + 1].flip(-1), scores[..., i - 1, :i].flip(-1)
-
-
 def _slope(scores: Tensor) -> float:
     """How far the scores of the last query differ by its keys, relative to the largest score."""
     size = torch.ones_like(scores[0, 0]).tril().bool()
@@ -215,10 +199,9 @@ def _beyond_distance(scores: Tensor) -> float:
     """By how much the scores of two neighbouring queries differ beyond a factor and a constant of each."""
     size = scores[..., torch.ones_like(scores[0, 0]).tril().bool()].abs().max().clamp_min(1e-300)
     worst = 0.0
-    for one, other in _rows(scores):
-        if one.shape[-1] < 4:
-            continue
-        x, y = one - one.mean(-1, keepdim=True), other - other.mean(-1, keepdim=True)
+    for i in range(4, scores.shape[-1]):  # by distance: those of a query, and of the query before
+        pair = scores[..., i, 1 : i + 1].flip(-1), scores[..., i - 1, :i].flip(-1)
+        x, y = (part - part.mean(-1, keepdim=True) for part in pair)
         factor = (x * y).sum(-1, keepdim=True) / y.square().sum(-1, keepdim=True).clamp_min(1e-300)
         worst = max(worst, float((x - factor * y).abs().max() / size))
     return worst
@@ -230,24 +213,22 @@ def _patches(step: Step) -> Answers:
         module = step.exact.model.get_submodule(event.module) if event.module else None
         if not isinstance(module, nn.Conv2d) or module.kernel_size != module.stride or not step.facts.stacks:
             continue
-        place = next((p for p, x in step.facts.entries.items() if x.shape == event.inputs[0].shape), None)
+        images = event.inputs[0]
+        place = next((p for p, x in step.facts.entries.items() if x.shape == images.shape), None)
         (high, wide), logits = module.stride, step.logits(step.exact)
-        if (
-            place is None
-            or logits.ndim != 2
-            or min(event.inputs[0].shape[2] // high, event.inputs[0].shape[3] // wide) < 2
-        ):
+        down, across = images.shape[2] // high, images.shape[3] // wide
+        if place is None or logits.ndim != 2 or min(down, across) < 2:
             continue
-        image = step.facts.entries[place].clone()
-        image[..., :high, :wide] = step.facts.entries[place][..., high : 2 * high, wide : 2 * wide]
-        image[..., high : 2 * high, wide : 2 * wide] = step.facts.entries[place][..., :high, :wide]
-        moved = step.logits(step.exact.again(batch=replaced(step.exact.batch, place, image)))
+        one, other = (..., slice(high), slice(wide)), (..., slice(high, 2 * high), slice(wide, 2 * wide))
+        swapped = step.facts.entries[place].clone()
+        swapped[one], swapped[other] = swapped[other].clone(), swapped[one].clone()
+        moved = step.logits(step.exact.again(batch=replaced(step.exact.batch, place, swapped)))
         if distance(logits, moved) <= step.rounding:
-            evidence = "two patches that change places change no output"
-            patches = (event.inputs[0].shape[2] // high) * (event.inputs[0].shape[3] // wide)
-            held = [
-                p for p in step.exact.model.parameters() if {patches, patches + 1, patches + 2} & {*p.shape}
-            ]
-            yield fail(event.module, evidence, ADVICE) if held else note(event.module, evidence)
+            say, counts = (
+                "two patches that change places change no output",
+                {down * across + i for i in range(3)},
+            )
+            held = any(counts & {*p.shape} for p in step.exact.model.parameters())
+            yield fail(event.module, say, ADVICE) if held else note(event.module, say)
         return
     raise Untestable("the batch holds neither tokens nor an image that is cut into patches")
