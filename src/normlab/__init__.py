@@ -56,32 +56,7 @@ _HOME = {
     "write_diagnosis": "normlab.report.diagnosis",
 }
 
-__all__ = [
-    "CompareRequest",
-    "Config",
-    "Diagnosis",
-    "Report",
-    "RunFolder",
-    "Runs",
-    "Setup",
-    "Trace",
-    "__version__",
-    "check",
-    "compare",
-    "diagnose",
-    "load_plugins",
-    "plan",
-    "read_structure",
-    "record",
-    "resolve",
-    "score",
-    "train",
-    "translate",
-    "watch",
-    "write_check_page",
-    "write_compare_page",
-    "write_diagnosis",
-]
+__all__ = sorted([*_HOME, "__version__"])
 
 
 def __getattr__(name: str) -> object:

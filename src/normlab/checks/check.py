@@ -120,7 +120,7 @@ def _test(step: Step, one: Property, outcome: Outcome) -> None:
     except (Untestable, Unknown) as error:
         reason = str(error)
     except Exception as error:  # the model is anybody's: it may raise on a changed batch
-        reason = f"the step raised {type(error).__name__} when it was changed: {_short(error)}"
+        reason = f"the step raised {type(error).__name__} when it was changed: {' '.join(str(error).split())[:200]}"
     if not failed and reason is not None:
         outcome.untestable[one.name] = reason
     elif not failed:
@@ -137,7 +137,3 @@ def _unaffordable(step: Step, one: Property) -> str | None:
     return (
         f"it takes about {needed:.0f} s, and {left:.0f} s are left; budget_s={total + 5:.0f} would reach it"
     )
-
-
-def _short(error: Exception) -> str:
-    return " ".join(str(error).split())[:200]

@@ -61,7 +61,6 @@ def _floor(step: Step, run: Rehearsal) -> float:
     return step.rounding if run.exact else step.kept["gradient"]
 
 
-# -------------------------------------------------------------------------------------------------- the step
 @property_of("loop", explains=["repeats", "overfit"], passes=12)
 def step(step: Step) -> Answers:
     """The optimizer sees the gradient of the loss on the whole batch: fresh, averaged, clipped, once a step.
@@ -145,7 +144,6 @@ def _trains(step: Step, run: Rehearsal, seen: Seen) -> Answers:
         yield fail("step", evidence, "call model.train() at the start of the step")
 
 
-# ---------------------------------------------------------------------------------------------- the schedule
 @property_of("loop", explains=["overfit"], passes=4)
 def schedule(step: Step) -> Answers:
     """The rate reaches what is asked, stays above zero, and moves once in each step, also when it is resumed.
@@ -227,7 +225,6 @@ def _resumes(step: Step, course: Rates) -> Answers:
         yield fail("scheduler", evidence, "keep all that it counts in its state_dict")
 
 
-# ---------------------------------------------------------------------------------------- repeats, learning
 @property_of("loop", explains=["overfit"], passes=7)
 def repeats(step: Step) -> Answers:
     """The same batch gives the same step twice, from the same weights and seeds, and is left as it was."""

@@ -31,7 +31,6 @@ def _handed(step: Step) -> tuple[nn.Module, list[Optimizer]]:
     return (step.model, ready) if all(isinstance(o, Optimizer) for o in ready) else step.together()[:2]
 
 
-# -------------------------------------------------------------------------------------------------- holding
 @property_of(
     "optimizer",
     explains=["groups", "update", "step", "repeats", "overfit", "evaluation_repeats", "state_dict"],
@@ -82,7 +81,6 @@ def _without_gradient(step: Step, parameters: list[Tensor]) -> list[Tensor]:
     return [p for p in parameters if id(p) not in reached]
 
 
-# --------------------------------------------------------------------------------------------------- groups
 @property_of("optimizer", explains=["update", "overfit"], passes=2)
 def groups(step: Step) -> Answers:
     """Groups are by role: decay, rate and Muon are those that a parameter's role calls for."""
@@ -148,7 +146,6 @@ def _odd_one(step: Step, every: Sequence[Held]) -> Answers:
             yield fail(odd, f"it has {own}, its siblings have {theirs}", "make one group for each role")
 
 
-# --------------------------------------------------------------------------------------------------- update
 @property_of("optimizer", explains=["overfit"], passes=4)
 def update(step: Step) -> Answers:
     """The first step is the rule's: downhill, for every parameter, and not rounded away.

@@ -92,9 +92,7 @@ def _repeated(step: Step) -> Answers:
         say = (
             f"the scores of one repeated token depend on more than the distance, by {size:.1e} of their size"
         )
-        yield fail(
-            first.module, say, "apply the same rotation to queries and keys, along the axis of positions"
-        )
+        yield fail(first.module, say, "rotate queries and keys alike, along the axis of positions")
     if flat:
         yield from _without_positions(step, flat, [one.module for one in maps])
 

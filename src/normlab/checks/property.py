@@ -94,16 +94,13 @@ def rank(name: str) -> int:
 
 def folded(violations: Iterable[Violation]) -> tuple[Violation, ...]:
     """Return the violations, causes first, each with those that it explains below it."""
-    ordered = sorted(violations, key=lambda v: rank(v.property))
     kept: list[Violation] = []
-    for violation in ordered:
-        cause = next(
-            (i for i, v in enumerate(kept) if violation.property in PROPERTIES[v.property].explains), None
-        )
-        if cause is None:
-            kept.append(violation)
+    for one in sorted(violations, key=lambda v: rank(v.property)):
+        causes = [i for i, v in enumerate(kept) if one.property in PROPERTIES[v.property].explains]
+        if causes:
+            kept[causes[0]] = replace(kept[causes[0]], follows=(*kept[causes[0]].follows, one))
         else:
-            kept[cause] = replace(kept[cause], follows=(*kept[cause].follows, violation))
+            kept.append(one)
     return tuple(kept)
 
 

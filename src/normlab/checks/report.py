@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass, field
 from html import escape
@@ -65,10 +64,6 @@ class Report:
         tested = [*self.holds, *self.untestable, *(v.property for v in self.failures)]
         statements = {name: PROPERTIES[name].statement for name in tested if name in PROPERTIES}
         return {"ok": self.ok, **asdict(self), "statements": statements}
-
-    def write_json(self, path: Path) -> None:
-        """Write ``to_dict`` as JSON."""
-        path.write_text(json.dumps(self.to_dict(), indent=1), encoding="utf-8")
 
     def page(self, path: str | Path) -> Path:
         """Write the report as a page, one file that needs no network; return the path."""

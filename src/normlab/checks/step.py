@@ -58,7 +58,6 @@ class Step:
         self.kept: dict[str, Any] = {}
         """What one property leaves for others."""
 
-    # -------------------------------------------------------------------------------------------- copies
     @cached_property
     def copyable(self) -> bool:
         """Whether the loss runs the model that it is given, and that can be copied."""
@@ -175,13 +174,12 @@ class Step:
         except Exception as error:
             words = isinstance(self.batch, Mapping)
             kind = f"keywords {', '.join(map(str, self.batch))}" if words else type(self.batch).__name__
-            how = (
-                "A dict is passed as keywords, a tuple or list as arguments, anything else as it is; "
-                "loss=lambda model, batch: … calls the model in another way"
-            )
-            who = type(self.model).__name__ if self.setup.loss is None else "loss(model, batch)"
+            own = self.setup.loss is None
+            who = type(self.model).__name__ if own else "loss(model, batch)"
+            how = ". A dict is passed as keywords, a tuple or list as arguments, anything else as it is; "
+            how += "loss=lambda model, batch: … calls the model in another way"
             what = f"{who} raised {type(error).__name__} on the batch ({kind}): {error}"
-            raise UserError(what if self.setup.loss is not None else f"{what}. {how}") from error
+            raise UserError(what + how * own) from error
 
     def described(self) -> dict[str, str]:
         """What the check took the step to be, for the reader to agree or not."""
@@ -199,11 +197,7 @@ class Step:
             return about
         return {
             **about,
-            "tokens": say(
-                lambda: (
-                    f"{'.'.join(map(str, facts.tokens.place)) or 'the batch'} {list(facts.tokens.ids.shape)}"
-                )
-            ),
+            "tokens": say(lambda: f"{'.'.join(map(str, facts.tokens.place))} {list(facts.tokens.ids.shape)}"),
             "logits": say(lambda: f"{facts.logits.where} {list(facts.logits.shape)}"),
             "targets": say(lambda: f"{facts.shift} ahead" if facts.shift is not None else "no inputs"),
             "padding": say(lambda: f"{facts.padding.side}, by {facts.padding.source}"),
@@ -212,7 +206,6 @@ class Step:
             "precision": "float64" if self.is_exact else "the model's own",
         }
 
-    # --------------------------------------------------------------------------------------- comparing runs
     @cached_property
     def rounding(self) -> float:
         """The relative difference that two runs may show by rounding alone.
@@ -240,12 +233,10 @@ class Step:
 
     @staticmethod
     def _main_output(trace: Trace) -> Tensor:
-        found = next(
-            (x for x in trace.outputs if x.is_floating_point() and x.ndim >= 1 and x.numel() > 1), None
-        )
-        if found is None:
-            raise Untestable("the model puts out no tensor to compare")
-        return found
+        for x in trace.outputs:
+            if x.is_floating_point() and x.numel() > 1:
+                return x
+        raise Untestable("the model puts out no tensor to compare")
 
     def difference(self, a: Trace, b: Trace, part: Part, *, least: float | None = None) -> Difference | None:
         """Compare two runs in a part of the logits; None where they agree up to rounding.
@@ -260,7 +251,6 @@ class Step:
         size = distance(x, y)
         return Difference(size, blame(a, b, part, limit)) if size > limit else None
 
-    # ------------------------------------------------------------------------------------------- optimizers
     def together(self) -> tuple[nn.Module, list[torch.optim.Optimizer], Any]:
         """A copy of the model with its optimizers and scheduler, still bound to each other.
 
@@ -277,9 +267,7 @@ class Step:
             bound = scheduler if hasattr(scheduler, "step") else None
             memo: dict[int, Any] = {}
             model, optimizers, copied = copy.deepcopy((self.model, list(ready), bound), memo)
-            for own, twin in zip(
-                ready, optimizers, strict=True
-            ):  # torch copies three attributes of them only
+            for own, twin in zip(ready, optimizers, strict=True):  # torch copies three attributes alone
                 others = {k: v for k, v in vars(own).items() if k not in vars(twin) and k != "step"}
                 vars(twin).update(copy.deepcopy(others, memo))
         else:

@@ -27,9 +27,8 @@ def moved(
     found = step.difference(base, base.again(batch=batch), part)
     if found is not None:
         mode = " in training mode" if training else ""
-        yield fail(
-            found.module, f"outputs move by {found.size:.1e} of their size when {what} change{mode}", advice
-        )
+        say = f"outputs move by {found.size:.1e} of their size when {what} change{mode}"
+        yield fail(found.module, say, advice)
 
 
 @property_of("tokens", explains=["causality", "reach", "padding", "documents", "order", "cache"], passes=3)
@@ -54,9 +53,8 @@ def rows(step: Step) -> Answers:
     size = distance(logits.roll(1, axis), shown) if logits.shape == shown.shape else 0.0
     if size > step.rounding and not distance(logits, step.logits(step.exact.again(seed=1))):
         # noise that is drawn goes by the row's place
-        yield fail(
-            "", f"rows in another order change outputs by {size:.1e} of their size", "index nothing by row"
-        )
+        say = f"rows in another order change outputs by {size:.1e} of their size"
+        yield fail("", say, "index nothing by row")
 
 
 @property_of(
@@ -112,7 +110,7 @@ def reach(step: Step) -> Answers:
         calls = step.exact.functions("scaled_dot_product_attention", "softmax")
         say = "the last position's output does not move when any earlier token changes"
         yield fail(
-            calls[0].module if calls else "", say, "look at the mask's sign and at what attention puts out"
+            calls[0].module if calls else "", say, "look at the mask's sign and what attention returns"
         )
     elif not seen[1] and by_position:
         say = f"the last position does not see the token before it, and sees the one {min(near)} back"
@@ -187,11 +185,8 @@ def _alone(step: Step, tokens: Tokens, padded: Padding) -> Answers:
     size = _off(step, row, first, last)
     if size > step.rounding:
         advice = "hand the mask to every layer" + ", and count positions from the first token" * bool(first)
-        yield fail(
-            "",
-            f"row {row} cut to its {last - first} tokens gives outputs {size:.1e} of their size off",
-            advice,
-        )
+        say = f"row {row} cut to its {last - first} tokens gives outputs {size:.1e} of their size off"
+        yield fail("", say, advice)
 
 
 def _off(step: Step, row: int, first: int, last: int) -> float:

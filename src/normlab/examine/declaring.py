@@ -195,7 +195,6 @@ def _start(entry: Mapping[str, Any], place: _Place) -> Start | None:
     return Start(place.path, std=std, truncated_at=most or None, **slice_)
 
 
-# ---------------------------------------------------------------------------------------------- by a recipe
 def starts_of_recipe(recipe: str, setup: Setup) -> tuple[Start, ...]:
     """Return the starts of a model's matrices, were it initialised as a recipe.
 

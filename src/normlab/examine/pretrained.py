@@ -140,7 +140,6 @@ def _said(error: Exception) -> str:
     return f"{type(error).__name__}: {' '.join(str(error).split())[:300]}"
 
 
-# ---------------------------------------------------------------------------------------------------- batches
 def _id(config: Any, name: str) -> int | None:
     value = getattr(config, name, None)
     value = value[0] if isinstance(value, (list, tuple)) and value else value

@@ -51,7 +51,6 @@ class Source:
     """Tells it apart from others of one command, as a run's checkpoint; empty where it is the only one."""
 
 
-# -------------------------------------------------------------------------------------- files of the user's
 @contextmanager
 def setup_from_file(reference: str, *, seed: int) -> Iterator[Source]:
     """Run a file, or import a module, and call the function behind the colon, which returns the setup.
@@ -152,7 +151,6 @@ def drawn_seed() -> int:
     return int(torch.randint(2**31, (), device="cpu"))
 
 
-# --------------------------------------------------------------------------------------------- normlab's own
 def setup_from_config(config: Config, root: Path, *, tokens: int) -> Source:
     """The setup of a resolved configuration, in float32 on ``tokens`` positions of its text, at its start:
     drawn, or with the weights that ``train.init_from`` names.

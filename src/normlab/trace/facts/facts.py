@@ -31,7 +31,6 @@ class Facts:
         self.trace, self.declared = trace, declared
         self._read()
 
-    # ------------------------------------------------------------------------------------- one pass for all
     def _read(self) -> None:
         with self.trace.with_graph(events=True, functions=lambda n: n in (*SCORED, LOOKED_UP)) as passed:
             self.loss = None if passed.loss is None else passed.loss.detach()
@@ -53,7 +52,6 @@ class Facts:
     def blocks(self) -> list[Block]:
         return [b for blocks in self.stacks.values() for b in blocks]
 
-    # ------------------------------------------------------------------------------------------------ batch
     @cached_property
     def entries(self) -> dict[Place, Tensor]:
         """Every tensor of the batch by its place."""
@@ -81,7 +79,6 @@ class Facts:
         """All ids that are looked up, those of the largest vocabulary first."""
         return looked_up(self.entries, self.lookups, self.rows)
 
-    # ---------------------------------------------------------------------------------------------- targets
     @cached_property
     def scored(self) -> tuple[Logits, Targets]:
         """The logits and their targets, `[B, T]` or `[B]`. Raises Unknown.
@@ -176,7 +173,6 @@ class Facts:
         shift = self.shift
         return shift is not None and shift >= 1
 
-    # ----------------------------------------------------------------------------------- padding, documents
     @cached_property
     def padding(self) -> Padding:
         """Which positions hold a token. Raises Unknown where nothing says."""
@@ -187,7 +183,6 @@ class Facts:
         """`[B, T]` numbers of the documents that are packed into rows. Raises Unknown."""
         return documents_of(self)
 
-    # ------------------------------------------------------------------------------------------ parameters
     @cached_property
     def roles(self) -> dict[str, str]:
         """By path: embedding, head, matrix, gain, bias or scalar."""
@@ -259,7 +254,6 @@ class Facts:
         width = min(everywhere.shape[1], counted.shape[1])
         return torch.zeros_like(everywhere).index_copy(1, torch.arange(width), counted[:, :width])
 
-    # -------------------------------------------------------------------------------------------- changing
     def with_tokens(self, ids: Tensor, tokens: Tokens | None = None) -> Any:
         """Return the batch with other ids `[B, T]` where the model reads them."""
         tokens = tokens or self.tokens
