@@ -120,7 +120,8 @@ def _test(step: Step, one: Property, outcome: Outcome) -> None:
     except (Untestable, Unknown) as error:
         reason = str(error)
     except Exception as error:  # the model is anybody's: it may raise on a changed batch
-        reason = f"the step raised {type(error).__name__} when it was changed: {' '.join(str(error).split())[:200]}"
+        said = " ".join(str(error).split())[:200]
+        reason = f"the step raised {type(error).__name__} when it was changed: {said}"
     if not failed and reason is not None:
         outcome.untestable[one.name] = reason
     elif not failed:

@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from normlab.checks.property import Note, Untestable, Violation, fail, note, property_of
+from normlab.checks.property import Answers, Untestable, fail, note, property_of
 from normlab.checks.step import Step
 from normlab.trace.compare import distance
 from normlab.trace.facts import Unknown
@@ -17,7 +17,6 @@ from normlab.trace.facts.stacks import block_of
 from normlab.trace.tensors import map_tensors, replaced
 from normlab.trace.trace import Trace
 
-Answers = Iterator[Violation | Note]
 ROUNDINGS = 8
 """Roundings of the model's own type, in which tables of angles may be kept, that a score may hold."""
 ADVICE = "add position embeddings, or rotate queries and keys alike"

@@ -8,15 +8,13 @@ from contextlib import suppress
 import torch
 from torch import Tensor
 
-from normlab.checks.property import Note, Untestable, Violation, fail, note, property_of
+from normlab.checks.property import Answers, Untestable, fail, note, property_of
 from normlab.checks.step import Step
 from normlab.trace.compare import Part, distance, part_of
 from normlab.trace.facts import Unknown
 from normlab.trace.facts.padding import Padding, padding_of_tokens
 from normlab.trace.facts.tokens import Tokens
 from normlab.trace.tensors import Place, at, replaced
-
-Answers = Iterator[Violation | Note]
 
 
 def moved(
