@@ -17,16 +17,14 @@ from normlab.trace.facts.tokens import Tokens
 from normlab.trace.tensors import Place, at, replaced
 
 
-def moved(
-    step: Step, batch: object, part: Part, what: str, advice: str, *, training: bool = False
-) -> Answers:
+def moved(step: Step, batch: object, part: Part, what: str, do: str, *, training: bool = False) -> Answers:
     """A failure where another batch moves the outputs in a part in which it must not."""
     base = step.exact.again(training=True) if training else step.exact
     found = step.difference(base, base.again(batch=batch), part)
     if found is not None:
         mode = " in training mode" if training else ""
         say = f"outputs move by {found.size:.1e} of their size when {what} change{mode}"
-        yield fail(found.module, say, advice)
+        yield fail(found.module, say, do)
 
 
 @property_of("tokens", explains=["causality", "reach", "padding", "documents", "order", "cache"], passes=3)
