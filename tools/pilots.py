@@ -169,7 +169,7 @@ BATCHES: Final[Mapping[str, Batch]] = {
     "C-depth": Batch(
         "Where is Post-LN's edge with SmallInit without warm-up, by depth?",
         changed(_EDGE, _TED),
-        _depths((4.8e-3, 3.6e-3), (6, 4)),
+        _depths((4.8e-3, 3.6e-3, 2.4e-3), (6, 4)),
     ),
     "C-start": Batch(
         "Does a factor of 8 separate Xavier from SmallInit with a short warm-up, and what does the batch do?",
@@ -186,7 +186,7 @@ BATCHES: Final[Mapping[str, Batch]] = {
     "E-deep": Batch(
         "Which of 18 layers fail for 1,200 steps of Multi30k, and does the rate decide it?",
         _DEEP,
-        {**_peak("post", 2e-3, 240), **_peak("pre", 2e-3, 240), **_peak("enc:post/dec:pre", 2e-3, 240)},
+        {**_peak("post", 2e-3, 240), **_peak("pre", 2e-3, 240)},
     ),
     "F-norms": Batch(
         "The same of FixNorm and ScaleNorm, and what they learn as scales",
