@@ -169,8 +169,21 @@ BATCHES: Final[Mapping[str, Batch]] = {
     "C-depth": Batch(
         "Where is Post-LN's edge with SmallInit without warm-up, by depth?",
         changed(_EDGE, _TED),
-        _depths((4.8e-3, 3.6e-3), (6, 4)),
+        {**_depths((4.8e-3, 3.6e-3, 2.4e-3), (6, 4)), **_depths((2.4e-3,), (6,), "pre")},
     ),
+    "C-start": Batch(
+        "Does a factor of 8 separate Xavier from SmallInit with a short warm-up, and what does the batch do?",
+        changed(_EDGE, {**_TED, "optim.schedule": "inverse_sqrt"}),
+        {
+            **_edges("post+smallinit", (4e-3,), (40,)),
+            **_edges("post", (4e-3,), (40,)),
+            "post lr 0.004 warm-up 40 batch 256": {
+                **_edges("post", (4e-3,), (40,))["post lr 0.004 warm-up 40"],
+                "train.max_tokens": 256,
+            },
+        },
+    ),
+    "F-rate": Batch("Does Post-LN converge sooner at a higher rate?", _END, _peak("post", 2e-3)),
     "F-end": Batch(
         "Do six layers converge in 1,500 steps of Multi30k, with headroom, and at which rates?",
         _END,
@@ -180,7 +193,7 @@ BATCHES: Final[Mapping[str, Batch]] = {
     "E-deep": Batch(
         "Which of 18 layers fail for 1,200 steps of Multi30k, and does the rate decide it?",
         _DEEP,
-        _peak("post", 2e-3, 240),
+        {**_peak("post", 2e-3, 240), **_peak("pre", 2e-3, 240)},
     ),
     "F-norms": Batch(
         "The same of FixNorm and ScaleNorm, and what they learn as scales",
