@@ -94,7 +94,6 @@ WRONG: list[tuple[Callable[..., Any], tuple[Any, ...], dict[str, Any], tuple[str
     (diagnosis.observe, (MODEL, "cheap", print), {}, ("probes", "Probes", "'cheap'")),
     (diagnosis.observe, (MODEL, [], 3), {}, ("emit", "function", "3")),
     (diagnosis.Probe, (3,), {}, ("modules", "text", "3")),
-    (diagnosis.capture, (MODEL, ["x"]), {}, ("taps", "Taps", "'x'")),
     (diagnosis.measure, (3, BATCH), {}, ("statistic", "3")),
     (diagnosis.register, ("x",), {}, ("study", "Study", "'x'")),
     (diagnosis.find, ({"a": 3},), {}, ("tables", "dict", "3")),

@@ -18,6 +18,13 @@ from normlab.trace.trace import Trace, output_loss
 VOCAB, WIDTH = 23, 8
 
 
+class Residual(nn.Linear):
+    """A block that adds a map of its input to it."""
+
+    def forward(self, x):
+        return x + super().forward(x)
+
+
 class Reader(nn.Module):
     """Looks tokens up, adds what a mask or segments give, and puts out logits."""
 
@@ -27,7 +34,7 @@ class Reader(nn.Module):
         self.embed = nn.Embedding(VOCAB, WIDTH, padding_idx=padding_idx)
         self.segments = nn.Embedding(2, WIDTH)
         self.positions = nn.Embedding(64, WIDTH)
-        self.layers = nn.ModuleList(nn.Linear(WIDTH, WIDTH) for _ in range(3))
+        self.layers = nn.ModuleList(Residual(WIDTH, WIDTH) for _ in range(3))
         self.head = nn.Linear(WIDTH, VOCAB)
         self.rows_second = rows_second
 
@@ -39,7 +46,7 @@ class Reader(nn.Module):
         x = x if segments is None else x + self.segments(segments)
         x = x if positions is None else x + 0.1 * positions.to(x)[..., None]
         for layer in self.layers:
-            x = x + layer(x)
+            x = layer(x)
         logits = self.head(x)
         return logits.transpose(0, 1) if self.rows_second else logits
 

@@ -90,6 +90,8 @@ def examine(step: Step, tests: Sequence[Property], progress: Progress | None = N
         start = time.monotonic()
         _test(step, one, outcome)
         outcome.seconds[one.name] = time.monotonic() - start
+        if step.large:
+            step.release()
         if one.name == "finite" and outcome.violations:
             rest = [p.name for p in tests if p.name != "finite"]
             outcome.untestable.update(dict.fromkeys(rest, "numbers are not finite"))

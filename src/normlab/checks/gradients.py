@@ -72,7 +72,9 @@ def gradients(step: Step) -> Answers:
     for places in (1, 3, 5, 7):  # other weights route tokens otherwise
         if never:
             rolled = {n: p.roll(places) for n, p in own.items() if p.is_floating_point()}
-            never = _silent(step, step.training.again(weights=rolled).gradients, never)
+            other = step.training.again(weights=rolled).gradients
+            never = _silent(step, other, never)
+            found = {n: other[n] if _none(g) else g for n, g in found.items()}
     free = [n for n in never if not _none(found[n]) and not _moves_loss(step, n, own[n])]
     cut = [n for n in never if n not in free]
     ran = {e.module for e in step.training.events if any(x.numel() for x in e.inputs)} if cut else set()

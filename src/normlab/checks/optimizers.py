@@ -21,6 +21,7 @@ from normlab.trace.facts.stacks import common, siblings
 from normlab.trace.optimizers import Held, Moved, first_step, held
 from normlab.trace.rehearsal import groups_of, parameters_of, plain_step
 
+LOOP: Final = ("groups", "update", "step", "repeats", "overfit")
 SORTED: Final = "sort parameters by their number of dimensions, not by their names"
 
 
@@ -31,11 +32,7 @@ def _handed(step: Step) -> tuple[nn.Module, list[Optimizer]]:
     return (step.model, ready) if all(isinstance(o, Optimizer) for o in ready) else step.together()[:2]
 
 
-@property_of(
-    "optimizer",
-    explains=["groups", "update", "step", "repeats", "overfit", "evaluation_repeats", "state_dict"],
-    passes=3,
-)
+@property_of("optimizer", explains=[*LOOP, "evaluation_repeats", "state_dict"], passes=3)
 def holds(step: Step) -> Answers:
     """Every trainable parameter is in exactly one group of one optimizer, and no other model's is.
 

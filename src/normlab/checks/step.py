@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import gc
 import time
 from collections.abc import Callable, Mapping
 from contextlib import suppress
@@ -34,10 +35,9 @@ EXACT: Final = 1e-9
 
 
 class Difference(NamedTuple):
-    """How far two runs are apart in what was compared, and the first module whose inputs agree there."""
+    """The largest difference of two runs, relative to the largest entry, and the module where they part."""
 
     size: float
-    """The largest difference, relative to the largest entry."""
     module: str
 
 
@@ -73,10 +73,8 @@ class Step:
     def copy(self) -> nn.Module:
         """Return a copy of the model, without gradients. Raises Untestable where that is not to be had."""
         if not self.copyable:
-            raise Untestable(
-                "the loss runs another model than the one it is given, or the model cannot be copied; call "
-                "the model that loss(model, batch) receives"
-            )
+            why = "the loss runs another model than it is given, or the model cannot be copied"
+            raise Untestable(f"{why}; call the model that loss(model, batch) receives")
         twin = copy.deepcopy(self.model)
         for p in twin.parameters():
             p.grad = None
@@ -160,6 +158,13 @@ class Step:
             self.__dict__["facts"] = Facts(self.exact, self.declare)
         return self.__dict__["facts"]
 
+    def release(self) -> None:
+        """Give back what can be made again: drawn models, gradients, and copies that lie in cycles."""
+        for name in ("fresh", "training"):
+            self.__dict__.pop(name, None)
+        self.kept.clear()
+        gc.collect()
+
     @property
     def left_s(self) -> float:
         """Seconds of the budget that are left."""
@@ -208,10 +213,7 @@ class Step:
 
     @cached_property
     def rounding(self) -> float:
-        """The relative difference that two runs may show by rounding alone.
-
-        In float64 a constant; elsewhere the largest that a change of each parameter by one rounding makes.
-        """
+        """The relative difference that two runs may show by rounding alone."""
         return EXACT if self.exact and self.is_exact else rounding_of(self.exact, self.logits)
 
     def logits(self, trace: Trace) -> Tensor:

@@ -53,11 +53,10 @@ def rows(step: Step) -> Answers:
         yield fail("", say, "index nothing by row")
 
 
-@property_of(
-    "tokens",
-    explains=["reach", "order", "overfit", "cache", "documents", "training_equals_evaluation"],
-    passes=4,
-)
+BESIDE = ("reach", "order", "overfit", "cache", "documents", "training_equals_evaluation")
+
+
+@property_of("tokens", explains=BESIDE, passes=4)
 def causality(step: Step) -> Answers:
     """No prediction depends on its target or on a later token.
 
@@ -66,9 +65,7 @@ def causality(step: Step) -> Answers:
     """
     facts = step.facts
     if not facts.causal:
-        raise Untestable(
-            "the targets are not the next tokens; declare causal=True if the model looks back only"
-        )
+        raise Untestable("the targets are not the next tokens; declare causal=True if the model looks back")
     (count, width), tested = facts.tokens.ids.shape, False
     for start in (0.5, 0.02):
         cuts = ((torch.arange(count) / count + start) % 1 * (width - 1)).long()

@@ -69,7 +69,7 @@ class Facts:
         if not self.sources:
             raise Unknown("no tensor of the batch is looked up in an embedding")
         if (targets := self._rowwise) is not None:
-            ahead = [max(_share(targets, t.entry, k) for k in (1, 0, 2)) for t in self.sources]
+            ahead = [max(_share(targets, t.entry, k) for k in (1, 0, 2, -1)) for t in self.sources]
             if max(ahead) > 0.9:
                 return self.sources[ahead.index(max(ahead))]
         return self.sources[0]
