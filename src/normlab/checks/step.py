@@ -192,8 +192,8 @@ class Step:
         def say(fact: Callable[[], str]) -> str:
             try:
                 return fact()
-            except Unknown as reason:
-                return f"unknown: {reason}"
+            except Unknown:
+                return "unknown"
 
         about = {"parameters": f"{sum(p.numel() for p in self.model.parameters()):,}"}
         try:
