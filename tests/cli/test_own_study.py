@@ -83,8 +83,7 @@ def test_a_study_of_ones_own_is_run_judged_and_drawn(here):
         assert words in page
     assert 'data-chart="kurtosis-kurtosis-encoder"' in page
 
-    gate = normlab("diagnose", "--recipe", "pre", *SIZE, *OWN, "--fail-on", "warning", "--json", cwd=here)
-    assert gate.returncode == 4
-    assert "kurtosis" in {finding["name"] for finding in json.loads(gate.stdout)["findings"]}
+    as_json = normlab("diagnose", "--recipe", "pre", *SIZE, *OWN, "--json", cwd=here)
+    assert "kurtosis" in {finding["name"] for finding in json.loads(as_json.stdout)["findings"]}
     plain = normlab("diagnose", "--recipe", "pre", *SIZE, "--json", cwd=here)
     assert "kurtosis" not in json.loads(plain.stdout)["tables"]
