@@ -258,7 +258,7 @@ def copied(setup: Setup, *, hollow: bool = False) -> tuple[nn.Module, list[Optim
     if scheduler is not None and bound is None:
         bound = scheduler(optimizers[0] if len(optimizers) == 1 else optimizers)
     if not hollow:
-        model.zero_grad()
+        nn.Module.zero_grad(model)
     return model, optimizers, bound
 
 

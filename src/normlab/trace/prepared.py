@@ -81,7 +81,7 @@ class Step:
             why = "the loss runs another model than it is given, or the model cannot be copied"
             raise Unknown(f"{why}; call the model that loss(model, batch) receives")
         twin = copy.deepcopy(self.model)
-        twin.zero_grad()
+        nn.Module.zero_grad(twin)  # also of a class with a method of its own by this name
         return twin
 
     @cached_property
