@@ -24,6 +24,7 @@ from normlab.trace.gradients import without_gradient
 from normlab.trace.optimizers import Held, Moved, Rates, first_step, held, resumed
 from normlab.trace.prepared import SMALL, Step
 from normlab.trace.rehearsal import (
+    SEED,
     Rehearsal,
     Seen,
     fit,
@@ -250,7 +251,7 @@ def _averages(step: Step, run: Rehearsal, seen: Seen) -> Answers:
     if not seen.nonzero:
         yield fail("step", "every gradient is zero in the optimizer", "zero them before backward")
     needs(not seen.moved, "the step writes to the weights between its passes, so that no gradient is right")
-    if fit(run.run(step.stepped, scale=SMALL, seed=1).gradients, seen.gradients).rest > floor:
+    if fit(run.run(step.stepped, scale=SMALL, seed=SEED + 1).gradients, seen.gradients).rest > floor:
         raise Unknown("the step draws numbers of its own, so that no two of its gradients are the same")
     if own.rest <= floor:
         say = f"the gradient is {own.factor:.4g} times that of the whole batch, in {passes} passes"

@@ -24,14 +24,12 @@ from normlab.trace.facts.stacks import Scaled, scaled_streams, stream_of
 from normlab.trace.facts.targets import SCORED, FunctionInput, Targets
 from normlab.trace.facts.wiring import Scores, Wiring, read_wiring
 from normlab.trace.optimizers import Rates, copied, rates_of
-from normlab.trace.rehearsal import Rehearsal, Seen, plain_step
+from normlab.trace.rehearsal import SEED, Rehearsal, Seen, plain_step
 from normlab.trace.setup import Setup
 from normlab.trace.starts import constant, parameters_of
 from normlab.trace.tensors import Place, Tap, forward_hooks, refusal, replaced, unwrap
 from normlab.trace.trace import Trace, output_loss
 
-SEED: Final = 20_011
-"""Of the runs: not one with which a batch is drawn, or a loss would draw the same numbers again."""
 LARGE_MODEL: Final = 50_000_000
 """Parameters up to which an optimizer's states are copied in float64."""
 EXACT: Final = 1e-9

@@ -27,6 +27,8 @@ from normlab.trace.untouched import same, same_globals, same_random_state
 
 Gradients = Mapping[str, Tensor]
 """Samples of them, by the names of parameters; those that are 0 may be left out."""
+SEED: Final = 20_011
+"""Of every run: not one with which a batch is drawn, or a loss would draw the same numbers again."""
 SAMPLED: Final = 65_536
 """Entries of each parameter that are looked at, evenly spaced."""
 LEARNT: Final = 10
@@ -86,7 +88,7 @@ class Rehearsal:
         self.names = {id(p): n for n, p in self.model.named_parameters()}
 
     def run(
-        self, batch: Any, *, scale: float = 1.0, seed: int = 0, rates: Sequence[float] | None = None
+        self, batch: Any, *, scale: float = 1.0, seed: int = SEED, rates: Sequence[float] | None = None
     ) -> Seen:
         """Run the step once. Its optimizers act where there are ``rates``, by group; () leaves them theirs.
 
@@ -117,7 +119,9 @@ class Rehearsal:
         for p in self.model.parameters():
             p.grad = None
         batch = self.own(batch)
-        trace = Trace(self.model, batch, loss_of, training=training, dropout=False, exact=self.exact)
+        trace = Trace(
+            self.model, batch, loss_of, training=training, dropout=False, exact=self.exact, seed=SEED
+        )
         held = {self.names.get(id(p)) for p in parameters_of(self.optimizers)}
         every = trace.again(**changes).gradients.items()
         return {n: sample(g) for n, g in every if n in held and g is not None}
@@ -127,7 +131,7 @@ class Rehearsal:
 
         The rates are reached in ten steps; the loop's own where there are none.
         """
-        trace = Trace(self.model, self.own(batch), loss_of, training=True, dropout=False)
+        trace = Trace(self.model, self.own(batch), loss_of, training=True, dropout=False, seed=SEED)
         losses = [float(trace.loss)]
         while len(losses) <= TRIED and isfinite(losses[-1]) and not learnt(losses):
             ramp = min(1.0, len(losses) / LEARNT)
