@@ -200,26 +200,27 @@ def _asleep(step: Step, why: Mapping[str, str]) -> Answers:
 
 def _lost(step: Step) -> Answers:
     """What is computed with a graph for the loss, and is no part of it."""
-    for place in lost_results(step.training)[:1]:
-        say = "a number or a result of its autograd function has a graph and is no part of the loss"
-        yield fail(place, f"{say}: its gradient is lost", "add it to the loss, or pass the result on")
+    lost, say = lost_results(step.training), "has a graph and is no part of the loss"
+    for place in lost.calls[:1]:
+        yield fail(place, f"no result of an autograd function that {say}", "pass its result on")
+    yield from (note(place, f"a number that it keeps {say}") for place in lost.kept[:1])
 
 
 def _parts(step: Step, found: Found) -> Answers:
     """Rows or columns of matrices, in whole heads, that get no gradient, from other tokens neither."""
     facts = step.facts
-    lengths = {n for pair in facts.streams.values() for x in pair if x is not None for n in x.shape}
-    with suppress(Unknown):  # a table of positions may be longer; for a batch, it ends where its rows do
+    lengths = {n for pair in facts.streams.values() for x in pair if x is not None for n in x.shape[:-1]}
+    with suppress(Unknown):  # a table of positions may be longer, and is read from either end
         lengths.add(facts.tokens.ids.shape[1])
         lengths.add(int(facts.padding.real.any(0).nonzero().max()) + 1)
     matrices = {n: g for n, g in found.items() if g is not None and facts.roles.get(n) == "matrix"}
     holes = [(n, axis, hole(g, axis)) for n, g in matrices.items() if g.ndim == 2 for axis in (0, 1)]
-    bad = [(n, axis, place) for n, axis, place in holes if place and place[0] not in lengths]
+    bad = [(n, axis, one) for n, axis, one in holes if one and lengths.isdisjoint((one.start, one.after))]
     if not bad:
         return
     everywhere = torch.ones_like(facts.tokens.ids, dtype=torch.bool)
     other = step.training.again(batch=facts.other_tokens(everywhere)).gradients
-    for name, axis, (start, end) in bad:
+    for name, axis, (start, end, _) in bad:
         g, what = other[name], f"{'columns' if axis else 'rows'} {start} to {end - 1}"
         if g is not None and hole(g, axis) is None:
             yield note(name, f"{what} get no gradient from this batch")
