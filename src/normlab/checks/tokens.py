@@ -191,12 +191,12 @@ def order(step: Step) -> Answers:
 
 
 def _in_each_layer(step: Step) -> Answers:
-    width, least = step.facts.tokens.ids.shape[1], _least(step)
+    (rows, width), least = step.facts.tokens.ids.shape, _least(step)
     trace = step.exact.again(batch=wiring.one_token(step.facts))
     layers = list(wiring.repeated(trace, width))
     needs(layers, "no scores of self-attention are seen, so layers cannot be told apart")
     first, flat = layers[0], [one for one in layers if one.slope < least]
-    if wiring.stream_variation(trace, first.module, width) > least:
+    if wiring.stream_variation(trace, first.module, (rows, width)) > least:
         return
     if first.values is not None and wiring.variation(first.values, 2) > least:
         yield fail(first.module, "values of one repeated token differ by position", "rotate no values")

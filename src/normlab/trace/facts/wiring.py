@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from normlab.trace import graph
-from normlab.trace.compare import distance
+from normlab.trace.compare import distance, laid_out
 from normlab.trace.facts import Unknown
 from normlab.trace.facts.documents import restarts
 from normlab.trace.facts.facts import Facts
@@ -265,24 +265,32 @@ class Repeated(NamedTuple):
     values: Tensor | None
 
     @property
+    def seen(self) -> Tensor:
+        """Which keys get a weight of a query of a model that looks back; a mask leaves others none."""
+        return (self.scores.double().softmax(-1) > 0).tril()
+
+    @property
     def size(self) -> Tensor:
-        """The largest score that a query of a model that looks back may see."""
-        seen = torch.ones_like(self.scores[0, 0]).tril().bool()
-        return self.scores[..., seen].abs().max().clamp_min(1e-300)
+        """The largest score of a key that is seen."""
+        return self.scores.masked_fill(~self.seen, 0).abs().max().clamp_min(1e-300)
 
     @property
     def slope(self) -> float:
-        """How far the scores of the last query differ by its keys, relative to the largest score."""
-        last = self.scores[..., -1, :]
-        return float((last - last[..., :1]).abs().max() / self.size)
+        """How far the scores of the last query differ by the keys that it sees, relative to the largest."""
+        last, seen = self.scores[..., -1, :], self.seen[..., -1, :]
+        far, near = last.masked_fill(~seen, -torch.inf).amax(-1), last.masked_fill(~seen, torch.inf).amin(-1)
+        return float((far - near).max() / self.size)
 
     @property
     def beyond_distance(self) -> float:
         """How far the scores of two neighbouring queries differ beyond a factor and a constant of each."""
-        worst = 0.0
+        worst, seen = 0.0, self.seen
         for i in range(4, self.scores.shape[-1]):  # by distance: those of a query, and of the query before
-            pair = self.scores[..., i, 1 : i + 1].flip(-1), self.scores[..., i - 1, :i].flip(-1)
-            x, y = (part - part.mean(-1, keepdim=True) for part in pair)
+            both = seen[..., i, 1 : i + 1] & seen[..., i - 1, :i]
+            pair = self.scores[..., i, 1 : i + 1], self.scores[..., i - 1, :i]
+            x, y = (part.masked_fill(~both, 0) for part in pair)
+            count = both.sum(-1, keepdim=True).clamp_min(1)
+            x, y = ((part - part.sum(-1, keepdim=True) / count) * both for part in (x, y))
             factor = (x * y).sum(-1, keepdim=True) / y.square().sum(-1, keepdim=True).clamp_min(1e-300)
             worst = max(worst, float((x - factor * y).abs().max() / self.size))
         return worst
@@ -307,16 +315,18 @@ def repeated(trace: Trace, width: int) -> Iterator[Repeated]:
         yield Repeated(call.module, scores, call.argument(2, "value").detach())
 
 
-def stream_variation(trace: Trace, module: str, width: int) -> float:
-    """How far the stream that the nearest module around this one reads varies over positions."""
+def stream_variation(trace: Trace, module: str, size: tuple[int, int]) -> float:
+    """How far the stream that the nearest module around this one reads varies over positions, in a batch of
+    so many rows and positions. Raises Unknown where none is seen.
+    """
     inside = module.split(".")
     for around in [".".join(inside[:depth]) for depth in range(len(inside), -1, -1)]:
         for event in trace.events:
-            streams = (x for x in event.inputs if x.is_floating_point() and x.ndim == 3)
-            here = [x for x in streams if width in x.shape[:2]]
+            shown = (laid_out(x, *size) for x in event.inputs if x.is_floating_point())
+            here = [x for x in shown if x is not None and x.ndim > 2]
             if event.module == around and here:
-                return variation(here[0], 1 if here[0].shape[1] == width else 0)
-    return 0.0
+                return variation(min(here, key=Tensor.dim), 1)
+    raise Unknown("no module around attention reads a stream with an axis for positions")
 
 
 def variation(x: Tensor, axis: int) -> float:
