@@ -92,6 +92,16 @@ class PostNorm(Block):
         return self.norm(x + self.down(F.gelu(self.up(x))))
 
 
+class Skips(Decoder):
+    """Leaves whole blocks out in training."""
+
+    def forward(self, ids: Tensor) -> Tensor:
+        x = self.embed(ids)
+        for block in self.blocks:
+            x = x if self.training and torch.rand(()) < 0.5 else block(x)
+        return self.head(self.norm(x))
+
+
 class Affine(Block):
     def forward(self, x: Tensor) -> Tensor:
         return x + self.down(self.up(self.norm(x)))
@@ -115,7 +125,7 @@ class EachReadsTheEmbedding(Decoder):
         return self.head(self.norm(y))
 
 
-@pytest.mark.parametrize("model", [Decoder, lambda: decoder(PostNorm), lambda: decoder(Attending)])
+@pytest.mark.parametrize("model", [Decoder, Skips, lambda: decoder(PostNorm), lambda: decoder(Attending)])
 def test_a_stream_that_is_passed_on_holds(model: Callable[[], nn.Module]):
     assert report_of("residual", model=model()).holds == ("residual",)
 
@@ -181,6 +191,24 @@ def test_what_does_not_norm_fails(norm: Callable[[], nn.Module]):
     model = Decoder()
     model.blocks[1].norm = norm()
     assert first(report_of("norms", model=model)) == ("norms", "blocks.1.norm")
+
+
+class Contrasted(nn.Module):
+    """Features by their size over all tokens, relative to that of the others (GRN)."""
+
+    def __init__(self):
+        super().__init__()
+        self.weight = nn.Parameter(torch.ones(DIM))
+
+    def forward(self, x: Tensor) -> Tensor:
+        size = x.norm(dim=1, keepdim=True)
+        return x + self.weight * x * size / size.mean(-1, keepdim=True)
+
+
+def test_what_compares_features_over_tokens_is_no_norm_of_a_token():
+    model = Decoder()
+    model.blocks[1].down = nn.Sequential(nn.Linear(32, DIM), Contrasted())
+    assert report_of("norms", model=model).holds == ("norms",)
 
 
 def test_gains_around_zero_fail():

@@ -75,8 +75,7 @@ def _dropped(step: Step) -> Answers:
     if not known:
         return
     drawn = step.exact.again(training=True, dropout=True)
-    drawing = stacks.scaled_streams(drawn, step.facts.entering).factors
-    dropped = known.keys() - drawing.keys()
+    dropped = known.keys() & stacks.scaled_streams(drawn, step.facts.entering).mixing
     first = next((b.path for b in step.facts.blocks if b.path in dropped and known[b.path]), None)
     if first is not None:
         say = f"in training its stream is not passed on as it is ({len(dropped)} of {len(known)} blocks)"
@@ -100,12 +99,12 @@ def norms(step: Step) -> Answers:
     """A norm gives each token's features one size, whatever their scale; and one stands before the head.
 
     A module whose own parameters are vectors and whose output at one feature depends on the others is a norm:
-    its output must not change with the scale of its input, nor with other tokens. The entries of a gain have
-    one sign. Where blocks add to a stream that they norm themselves, the logits must not grow with it.
+    its output must not change with the scale of its input, nor with other tokens; what changes with both is
+    none. A gain has one sign. Where blocks add to a stream that they norm, the logits must not grow with it.
     """
     tried = responses(step.exact)
     for one in tried:
-        if one.grows and one.mixes and one.has_vector:
+        if one.grows and one.mixes and one.has_vector and not one.leaks:
             say = f"its output changes by {one.grows:.1g} of its size when its input is ten times as large"
             yield fail(one.module, say, "divide by the root mean square, or the deviation, of the features")
         if one.leaks and not one.grows:
@@ -122,7 +121,7 @@ def norms(step: Step) -> Answers:
 
 
 def _before_the_head(step: Step) -> Answers:
-    factors, runs = step.scaled
+    factors, _, runs = step.scaled
     last = next((path for path, _ in reversed(step.facts.order) if path in factors), None)
     if last is None or factors[last] != 1.0 or not stacks.grown(*map(step.logits, runs)):
         return

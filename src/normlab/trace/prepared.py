@@ -195,7 +195,7 @@ class Step:
     def scaled(self) -> Scaled:
         """What streams of two sizes show; nothing where no block hands one on in float64."""
         hand_on = self.is_exact and self.facts.stacks
-        return scaled_streams(self.exact, self.facts.entering) if hand_on else Scaled({}, ())
+        return scaled_streams(self.exact, self.facts.entering) if hand_on else Scaled({}, frozenset(), ())
 
     @cached_property
     def rounding(self) -> float:
