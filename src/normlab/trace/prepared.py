@@ -212,9 +212,9 @@ class Step:
             return self.facts.logits.value
         if isinstance(where, FunctionInput):
             calls = trace.functions(*SCORED)
-            if where.index >= len(calls):
+            if max(where.calls) >= len(calls):
                 raise Unknown("the loss is computed in another way after the change")
-            return calls[where.index].argument(0, "input").detach().movedim(where.axis, -1)
+            return where.joined([calls[i].argument(0, "input").detach() for i in where.calls])
         if where not in trace.taps:
             trace = trace.again(taps=(*trace.taps, where))
         return trace[where]

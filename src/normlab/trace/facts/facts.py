@@ -40,7 +40,7 @@ class Facts:
             blocks = {b.path for b in self.blocks}
             first = [e for e in passed.events if e.module in blocks and not e.call]
             self.streams = {e.module: (_stream(e.inputs), _stream(e.outputs)) for e in first}
-            self._scored = read_logits(self.trace, passed)
+            self._scored = read_logits(self.trace, passed, self.rows)
 
     @property
     def entering(self) -> dict[str, Tensor]:
@@ -103,7 +103,7 @@ class Facts:
     @property
     def scores(self) -> list[tuple[Logits, Targets]]:
         """All logits of which the loss is a cross-entropy, with their targets as they are laid out."""
-        return [pair for pair in self._scored if pair[0].output] or self._scored
+        return [pair for pair in self._scored if pair[0].output] or self._scored[:1]
 
     @property
     def unexplained(self) -> float:

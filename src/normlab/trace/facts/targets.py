@@ -8,7 +8,8 @@ is :math:`g = a\,p - b - c\,\mathrm{onehot}(y)` with :math:`b = w\epsilon/V`, :m
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections import defaultdict
+from collections.abc import Callable, Iterator, Sequence
 from typing import Final, NamedTuple
 
 import torch
@@ -149,10 +150,21 @@ CANDIDATES: Final = 16
 
 
 class FunctionInput(NamedTuple):
-    """The first argument of the ``index``-th call of a scoring function, whose classes lie along an axis."""
+    """The first argument of these calls of a scoring function, whose classes lie along an axis.
 
-    index: int
+    Several score the positions of rows of this width in parts: one after another, or columns of so many rows.
+    """
+
+    calls: tuple[int, ...]
     axis: int = -1
+    width: int = -1
+    rows: int = 1
+
+    def joined(self, parts: Sequence[Tensor]) -> Tensor:
+        """The parts as one tensor `[..., V]`."""
+        first, *more = parts = [x.movedim(self.axis, -1) for x in parts]
+        columns = [x.reshape(self.rows, -1, x.shape[-1]) for x in parts]
+        return torch.cat(columns, 1).reshape(-1, self.width, first.shape[-1]) if more else first
 
 
 class Logits(NamedTuple):
@@ -168,37 +180,55 @@ class Logits(NamedTuple):
         return isinstance(self.where, Tap) and not self.where.module
 
 
-def read_logits(trace: Trace, passed: Pass) -> list[tuple[Logits, Targets]]:
+def read_logits(trace: Trace, passed: Pass, rows: int) -> list[tuple[Logits, Targets]]:
     """Find the logits of which the loss is a cross-entropy, and their targets, from a pass with its graph."""
     loss, found = passed.loss, list[tuple[Logits, Targets]]()
     if loss is None or not loss.requires_grad:
         return found
     precision = torch.float64 if trace.exact else loss.dtype
-    candidates = _candidates(passed)
+    candidates = _candidates(passed, rows)
     for some in (candidates[:1], candidates[1:]):
-        if not some or (found and all(x.shape != found[0][0].shape for _, x in some)):
+        if not some or (found and all(x.shape != found[0][0].shape for _, (x, *_) in some)):
             continue  # no other output may be another head's logits
-        gradients = gradients_in(loss, [x for _, x in some], trace.model, retain_graph=True)
-        for (where, x), gradient in zip(some, gradients, strict=True):
-            if isinstance(where, FunctionInput) and gradient is not None:
-                x, gradient = x.movedim(where.axis, -1), gradient.movedim(where.axis, -1)
-            targets = None if gradient is None else read_targets(x, gradient, precision)
-            logits = Logits(where, x.shape, x.detach())
-            if targets is not None and (logits.output or not found):
+        parts = [x for _, own in some for x in own]
+        gradients = iter(gradients_in(loss, parts, trace.model, retain_graph=True))
+        for where, own in some:
+            slopes = [g for _, g in zip(own, gradients, strict=False)]
+            if any(g is None for g in slopes):
+                continue
+            x, gradient = (own[0] if isinstance(where, Tap) else where.joined(own) for own in (own, slopes))
+            targets, logits = read_targets(x, gradient, precision), Logits(where, x.shape, x.detach())
+            layout = found and getattr(where, "calls", None) == getattr(found[0][0].where, "calls", ())
+            if targets is not None and (logits.output or not found or layout):
                 found.append((logits, targets))
     return found
 
 
-def _candidates(passed: Pass) -> list[tuple[Tap | FunctionInput, Tensor]]:
-    """Tensors `[..., V]` that may be logits, from the loss backwards."""
-    scored = (f for f in passed.functions if f.name in SCORED)
+def _candidates(passed: Pass, rows: int) -> list[tuple[Tap | FunctionInput, list[Tensor]]]:
+    """Tensors `[..., V]` that may be logits, or their parts, from the loss backwards."""
     found = [
         *(pair for event in passed.events if event.module == "" for pair in _taps(event)),
-        *((FunctionInput(i, _class_axis(f)), f.argument(0, "input")) for i, f in enumerate(scored)),
+        *_inputs(passed, rows),
         *(pair for event in reversed(passed.events) if event.module for pair in _taps(event)),
     ]
-    wide = ((w, x) for w, x in found if x.is_floating_point() and x.ndim >= 2 and x.shape[-1] > 1)
-    return [(w, x) for w, x in wide if x.requires_grad][:CANDIDATES]
+    wide = ((w, own) for w, own in found if all(x.ndim >= 2 and x.shape[-1] > 1 for x in own))
+    return [(w, own) for w, own in wide if all(x.requires_grad for x in own)][:CANDIDATES]
+
+
+def _inputs(passed: Pass, rows: int) -> Iterator[tuple[FunctionInput, list[Tensor]]]:
+    """What calls score that score all tokens together, or all but one a row; then what each scores."""
+    scored = [(f, f.argument(0, "input"), _class_axis(f)) for f in passed.functions if f.name in SCORED]
+    tokens = {f.argument(0, "input").numel() for f in passed.functions if f.name not in SCORED}
+    groups = defaultdict[tuple[str, int, int], list[int]](list)
+    for i, (f, x, axis) in enumerate(scored):
+        groups[f.name, axis, x.shape[axis]].append(i)
+    for (_, axis, classes), calls in groups.items():
+        parts = [scored[i][1] for i in calls]
+        sizes = [x.numel() // classes for x in parts]
+        if len(calls) > 1 and {sum(sizes), sum(sizes) + rows} & tokens:
+            for lead in (1, rows) if all(n % rows == 0 for n in sizes) else (1,):
+                yield FunctionInput(tuple(calls), axis, sum(sizes) // rows, lead), parts
+    yield from ((FunctionInput((i,), axis), [x]) for i, (_, x, axis) in enumerate(scored))
 
 
 def _class_axis(call: FunctionCall) -> int:
@@ -206,9 +236,9 @@ def _class_axis(call: FunctionCall) -> int:
     return 1 if call.name in ("cross_entropy", "nll_loss") and call.argument(0, "input").ndim > 2 else -1
 
 
-def _taps(event: Event) -> list[tuple[Tap | FunctionInput, Tensor]]:
+def _taps(event: Event) -> list[tuple[Tap | FunctionInput, list[Tensor]]]:
     pairs = zip(event.places, event.outputs, strict=True)
-    return [(Tap(event.module, "output", place, event.call), x) for place, x in pairs]
+    return [(Tap(event.module, "output", place, event.call), [x]) for place, x in pairs]
 
 
 def bypassed(trace: Trace) -> bool:
