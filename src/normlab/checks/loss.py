@@ -200,10 +200,10 @@ def _asleep(step: Step, why: Mapping[str, str]) -> Answers:
 
 def _lost(step: Step) -> Answers:
     """What is computed with a graph for the loss, and is no part of it."""
-    lost, say = lost_results(step.training), "has a graph and is no part of the loss"
-    for place in lost.calls[:1]:
+    (lost, kept), say = lost_results(step.training), "has a graph and is no part of the loss"
+    for place in lost[:1]:
         yield fail(place, f"no result of an autograd function that {say}", "pass its result on")
-    yield from (note(place, f"a number that it keeps {say}") for place in lost.kept[:1])
+    yield from (note(place, f"a number that it keeps {say}") for place in kept[:1])
 
 
 def _parts(step: Step, found: Found) -> Answers:
@@ -215,7 +215,7 @@ def _parts(step: Step, found: Found) -> Answers:
         lengths.add(int(facts.padding.real.any(0).nonzero().max()) + 1)
     matrices = {n: g for n, g in found.items() if g is not None and facts.roles.get(n) == "matrix"}
     holes = [(n, axis, hole(g, axis)) for n, g in matrices.items() if g.ndim == 2 for axis in (0, 1)]
-    bad = [(n, axis, one) for n, axis, one in holes if one and lengths.isdisjoint((one.start, one.after))]
+    bad = [(n, axis, one) for n, axis, one in holes if one and lengths.isdisjoint(one[::2])]
     if not bad:
         return
     everywhere = torch.ones_like(facts.tokens.ids, dtype=torch.bool)

@@ -16,7 +16,7 @@ from normlab.trace.facts import Unknown
 from normlab.trace.facts.documents import restarts
 from normlab.trace.facts.facts import Facts
 from normlab.trace.facts.stacks import Stacks, siblings, stream_of
-from normlab.trace.functions import FunctionCall
+from normlab.trace.functions import OWN, RUNNING, FunctionCall
 from normlab.trace.graph import PRODUCTS, REDUCTIONS, Node, before, operation, parameter
 from normlab.trace.tensors import Place, map_tensors, replaced
 from normlab.trace.trace import Event, Trace
@@ -73,7 +73,7 @@ def read_wiring(trace: Trace, blocks: list[str]) -> Wiring:
 
     def cut(path: str) -> Callable[[Tensor], Tensor]:
         def enter(x: Tensor) -> Tensor:
-            if not x.is_floating_point():
+            if not x.is_floating_point() or RUNNING:
                 return x
             leaves.setdefault(path, x.detach().requires_grad_())
             return leaves[path].clone() if leaves[path].shape == x.shape else x
@@ -85,7 +85,7 @@ def read_wiring(trace: Trace, blocks: list[str]) -> Wiring:
         for p in frozen:
             p.requires_grad_(True)
         again = trace.again(changed={path: cut(path) for path in blocks})
-        with again.with_graph(events=True, functions=lambda n: n in (*ATTENDED, *MULTIPLIED)) as passed:
+        with again.with_graph(events=True, functions=lambda n: n in (*ATTENDED, *MULTIPLIED, OWN)) as passed:
             calls = passed.functions
             read = [(i, s) for i, c in enumerate(calls) if (s := _scores(c)) is not None]
             return Wiring(
@@ -114,7 +114,8 @@ def _stream(event: Event, leaves: dict[str, Tensor]) -> tuple[bool, bool] | None
     x, y = leaves.get(event.module), stream_of(event.outputs)
     if x is None or y is None or x.shape != y.shape or event.call:
         return None
-    return graph.comes_from(y, x, graph.MAPS), graph.comes_from(y, x)
+    others = frozenset(x.shape[1:-1]) - {x.shape[-1]} if x.ndim > 3 else frozenset[int]()
+    return graph.comes_from(y, x, graph.MAPS, others), graph.comes_from(y, x)
 
 
 def _scores(call: FunctionCall) -> Scores | None:
@@ -284,13 +285,11 @@ class Repeated(NamedTuple):
     @property
     def beyond_distance(self) -> float:
         """How far the scores of two neighbouring queries differ beyond a factor and a constant of each."""
-        worst, seen = 0.0, self.seen
-        for i in range(4, self.scores.shape[-1]):  # by distance: those of a query, and of the query before
+        worst, s, seen = 0.0, self.scores, self.seen
+        for i in range(4, s.shape[-1]):  # by distance: those of a query, and of the query before
             both = seen[..., i, 1 : i + 1] & seen[..., i - 1, :i]
-            pair = self.scores[..., i, 1 : i + 1], self.scores[..., i - 1, :i]
-            x, y = (part.masked_fill(~both, 0) for part in pair)
-            count = both.sum(-1, keepdim=True).clamp_min(1)
-            x, y = ((part - part.sum(-1, keepdim=True) / count) * both for part in (x, y))
+            pair = (x.masked_fill(~both, torch.nan) for x in (s[..., i, 1 : i + 1], s[..., i - 1, :i]))
+            x, y = ((part - part.nanmean(-1, keepdim=True)).nan_to_num(0) for part in pair)
             factor = (x * y).sum(-1, keepdim=True) / y.square().sum(-1, keepdim=True).clamp_min(1e-300)
             worst = max(worst, float((x - factor * y).abs().max() / self.size))
         return worst
@@ -316,9 +315,7 @@ def repeated(trace: Trace, width: int) -> Iterator[Repeated]:
 
 
 def stream_variation(trace: Trace, module: str, size: tuple[int, int]) -> float:
-    """How far the stream that the nearest module around this one reads varies over positions, in a batch of
-    so many rows and positions. Raises Unknown where none is seen.
-    """
+    """How far the stream `[B, T, …]` read nearest around a module varies over T. Raises Unknown."""
     inside = module.split(".")
     for around in [".".join(inside[:depth]) for depth in range(len(inside), -1, -1)]:
         for event in trace.events:
