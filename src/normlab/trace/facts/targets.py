@@ -150,9 +150,8 @@ CANDIDATES: Final = 16
 
 
 class FunctionInput(NamedTuple):
-    """The first argument of these calls of a scoring function, whose classes lie along an axis.
-
-    Several score the positions of rows of this width in parts: one after another, or columns of so many rows.
+    """The first argument of these calls of a scoring function, whose classes lie along an axis; of several,
+    each scores a part of the positions, in rows of this width: the next ones, or columns of so many rows.
     """
 
     calls: tuple[int, ...]
@@ -212,20 +211,22 @@ def _candidates(passed: Pass, rows: int) -> list[tuple[Tap | FunctionInput, list
         *(pair for event in reversed(passed.events) if event.module for pair in _taps(event)),
     ]
     wide = ((w, own) for w, own in found if all(x.ndim >= 2 and x.shape[-1] > 1 for x in own))
-    return [(w, own) for w, own in wide if all(x.requires_grad for x in own)][:CANDIDATES]
+    live = ((w, own) for w, own in wide if all(x.requires_grad and x.is_floating_point() for x in own))
+    return list(live)[:CANDIDATES]
 
 
 def _inputs(passed: Pass, rows: int) -> Iterator[tuple[FunctionInput, list[Tensor]]]:
     """What calls score that score all tokens together, or all but one a row; then what each scores."""
     scored = [(f, f.argument(0, "input"), _class_axis(f)) for f in passed.functions if f.name in SCORED]
-    tokens = {f.argument(0, "input").numel() for f in passed.functions if f.name not in SCORED}
+    read = (f.argument(0, "input") for f in passed.functions if f.name not in SCORED)
+    tokens = {x.numel() for x in read if rows in x.shape[:2]}  # others are positions
     groups = defaultdict[tuple[str, int, int], list[int]](list)
     for i, (f, x, axis) in enumerate(scored):
         groups[f.name, axis, x.shape[axis]].append(i)
     for (_, axis, classes), calls in groups.items():
         parts = [scored[i][1] for i in calls]
         sizes = [x.numel() // classes for x in parts]
-        if len(calls) > 1 and {sum(sizes), sum(sizes) + rows} & tokens:
+        if len(calls) > 1 and {sum(sizes), sum(sizes) + rows} & tokens and not sum(sizes) % rows:
             for lead in (1, rows) if all(n % rows == 0 for n in sizes) else (1,):
                 yield FunctionInput(tuple(calls), axis, sum(sizes) // rows, lead), parts
     yield from ((FunctionInput((i,), axis), [x]) for i, (_, x, axis) in enumerate(scored))
