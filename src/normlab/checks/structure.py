@@ -12,7 +12,7 @@ import torch
 from normlab.checks.property import Answers, fail, needs, note, property_of
 from normlab.trace.exact import from_library
 from normlab.trace.facts import stacks
-from normlab.trace.facts.norming import gains, responses, scatters
+from normlab.trace.facts.norming import gains, responses, scatters, sets_norm_or_dropout
 from normlab.trace.facts.wiring import alike
 from normlab.trace.prepared import Step
 from normlab.trace.starts import equal_draws
@@ -180,8 +180,8 @@ def siblings(step: Step) -> Answers:
     """Blocks that look alike have the same types, settings and mode.
 
     Blocks look alike that hold parameters of the same names and shapes. A plain attribute of a module, a
-    number, a word or a switch, that differs in one block alone is a slip; in the first or the last it may be
-    meant, and so is what the model's own class builds so.
+    number, a word or a switch, that differs in one block alone is a slip where a model made anew has another,
+    or where it is of a norm or a dropout; elsewhere, and in the first or last block, it may be meant.
     """
     yield from _modes(step)
     for blocks in step.facts.stacks.values():
@@ -205,13 +205,18 @@ def _alike(step: Step, blocks: Sequence[stacks.Block]) -> Answers:
                 table[inner, name][b.path] = value
     for (inner, name), values in table.items():
         odd = stacks.odd_one(values) if len(values) == len(blocks) else None
-        place = f"{odd.key}.{inner}".rstrip(".") if odd else ""
-        if odd is None or step.fresh.has_setting(place, name, odd.value):
+        if odd is None:
+            continue
+        here = {f"{path}.{inner}".rstrip("."): value for path, value in values.items()}
+        place = next(path for path, value in here.items() if value == odd.value)
+        made = step.fresh.has_setting(place, name, odd.value)
+        if made and step.fresh.by_class:
             continue
         say = f"its {name} is {odd.value}, in the {len(values) - 1} other blocks {odd.rest}"
         number = isinstance(odd.rest, float) and isinstance(odd.value, float) and odd.value != 0
         at_an_end = odd.key in (blocks[0].path, blocks[-1].path)
         slip = number or (not at_an_end and len(values) > 3)
+        slip = slip and (made is False or sets_norm_or_dropout(step.plain, here))
         yield fail(place, say, "build all blocks alike") if slip else note(place, say)
 
 

@@ -133,11 +133,16 @@ class Fresh:
         return self._draw(SEEDS[0]), self._draw(SEEDS[1])
 
     @property
+    def made(self) -> nn.Module | None:
+        """The model as its library's class, or ``make``, draws it; None where neither does."""
+        with suppress(Unknown):
+            return self.pair[0]
+        return None
+
+    @property
     def of_class(self) -> nn.Module | None:
         """The model as its library's class draws it; None where none does."""
-        with suppress(Unknown):
-            return self.pair[0] if self.by_class else None
-        return None
+        return self.made if self.by_class else None
 
     def exact(self, like: Trace) -> Trace | None:
         """The same step in float64, on the model of its class; None where it does not run."""
@@ -147,10 +152,10 @@ class Fresh:
             return in_float64(replace(like, model=awake(copy.deepcopy(self.of_class)), dropout=False))
         return None
 
-    def has_setting(self, path: str, name: str, value: Any) -> bool:
-        """Whether the model's own class gives one of its modules this setting."""
-        own = None if self.of_class is None else dict(self.of_class.named_modules()).get(path)
-        return own is not None and settings(own).get(name) == value
+    def has_setting(self, path: str, name: str, value: Any) -> bool | None:
+        """Whether a model made anew gives one of its modules this setting; None where that is not known."""
+        own = None if self.made is None else dict(self.made.named_modules()).get(path)
+        return None if own is None else settings(own).get(name) == value
 
     def copies(self, first: str, name: str) -> bool:
         """Whether the model's class, or a library's container (nn.TransformerEncoder), copies its blocks."""

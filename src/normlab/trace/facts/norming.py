@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from contextlib import suppress
-from typing import Final, NamedTuple
+from typing import Any, Final, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -50,6 +50,24 @@ def gains(trace: Trace, norms: Iterable[Response]) -> dict[str, Tensor]:
             if width % 2 == 0 and width >= 16 and plus is not None and minus is not None:
                 read[one.module] = ((plus - minus) / 2 * x).flatten().double()
     return read
+
+
+STRENGTHS: Final = {
+    "layer_norm": (4, "eps"),
+    "rms_norm": (3, "eps"),
+    "dropout": (1, "p"),
+    "scaled_dot_product_attention": (4, "dropout_p"),
+}
+"""Where functions of torch take the epsilon of a norm, and the rate of a dropout."""
+
+
+def sets_norm_or_dropout(trace: Trace, values: Mapping[str, Any]) -> bool:
+    """Whether a setting, by module, is of norms, or the epsilon or rate that these modules hand to torch."""
+    calls = trace.again(training=True).functions(*STRENGTHS)
+    handed = {(c.module, float(c.argument(*STRENGTHS[c.name]) or 0.0)) for c in calls}
+    normed = {one.module for one in responses(trace) if one.mixes and not one.grows}
+    numbers = {(path, value) for path, value in values.items() if isinstance(value, float)}
+    return not normed.isdisjoint(values) or not handed.isdisjoint(numbers)
 
 
 def scatters(gain: Tensor) -> bool:
