@@ -122,3 +122,31 @@ def test_a_slip_in_the_constructor_of_a_norm_or_dropout_fails():
 
     assert first(report_of("siblings", model=uneven(), make=uneven)) == ("siblings", "blocks.1.norm")
     assert first(report_of("siblings", model=Dropping(), make=Dropping)) == ("siblings", "blocks.1.up.1")
+
+
+def test_a_head_that_begins_as_a_copy_may_be_declared_separate():
+    model = Decoder()
+    model.head.weight = nn.Parameter(model.embed.weight.detach().clone())
+    assert report_of("ties", model=model, declare={"tied": False}).holds == ("ties",)
+
+
+class Towers(nn.Module):
+    """Two towers that start from one checkpoint."""
+
+    def __init__(self):
+        super().__init__()
+        self.query = nn.Embedding(VOCAB, DIM)
+        self.document = copy.deepcopy(self.query)
+
+    def forward(self, ids: torch.Tensor) -> torch.Tensor:
+        return self.query(ids).mean(1) @ self.document(ids + 1).mean(1).T
+
+
+def test_a_copied_tower_is_noted():
+    def loss(model: nn.Module, ids: torch.Tensor) -> torch.Tensor:
+        return nn.functional.cross_entropy(model(ids), torch.arange(len(ids)))
+
+    ids = torch.arange(20).reshape(4, 5)
+    report = report_of("ties", model=Towers(), batches=ids, loss=loss)
+    assert not report.failures
+    assert report.notes[0].module == "document"

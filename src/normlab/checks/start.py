@@ -21,22 +21,23 @@ def start(step: Step) -> Answers:
 
     Constants are compared exactly, draws by a z-test on the logarithm of their deviation, whose error uses
     their kurtosis, corrected for the number of comparisons. Siblings are compared where the rest of them
-    agree, so that a start that is scaled by depth passes.
+    agree, so that a start that is scaled by depth passes; so are the experts that one parameter holds.
     """
     needs(not step.is_trained, "the model is trained; its start is gone")
     declared: tuple[starts.Start, ...] = step.declare.init if isinstance(step.declare.init, tuple) else ()
     for path, how in starts.differences(step.model, declared):
         yield fail(path, how, "initialize it as declared, or declare what is meant")
     meant = {one.path for one in declared}
-    live, drawn = {n: p for n, p in starts.parameters_of(step.model).items() if n not in meant}, False
+    live, drawn = {n: p for n, p in starts.parameters_of(step.model).items() if n not in meant}, set[str]()
     with suppress(Unknown):
-        odd = starts.unlike_class(live, *map(starts.parameters_of, step.fresh.pair))
-        drawn = True
+        one, other = map(starts.parameters_of, step.fresh.pair)
+        odd, drawn = starts.unlike_class(live, one, other), {*one}
         if odd:
             more = f" ({len(odd)} of {len(live)} parameters are unlike their class)" if len(odd) > 1 else ""
             yield fail(odd[0].path, odd[0].how + more, "draw replaced parts as the class does")
     groups = [{n: live[n] for n in names} for names in siblings(step.facts.stacks, live).values()]
-    groups += [{f"{n}[{i}]": part for i, part in enumerate(p)} for n, p in live.items() if p.ndim == 3]
+    several = {n: p for n, p in live.items() if p.ndim == 3 and len(p) > 3 and n not in drawn}
+    groups += [{f"{n}[{i}]": part for i, part in enumerate(p)} for n, p in several.items()]
     if (unlike := starts.unlike_siblings(groups)) is not None:
         yield fail(unlike.path, unlike.how, "initialize all blocks alike")
     known = drawn or step.facts.stacks or declared
@@ -51,7 +52,7 @@ def seeds(step: Step) -> Answers:
     """
     live = starts.parameters_of(step.model)
     for names in siblings(step.facts.stacks, live).values():
-        for first, name in starts.equal_draws({n: live[n] for n in names}):
+        for first, name in starts.equal_draws({n: live[n] for n in names}, step.fresh.draws):
             say = f"is drawn, and equals {first} in every entry"
             meant = step.fresh.copies(first, name) or step.is_trained
             yield note(name, say) if meant else fail(name, say, "build each block anew, not as a copy")

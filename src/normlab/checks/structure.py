@@ -234,13 +234,14 @@ def _modes(step: Step) -> Answers:
 
 @property_of("structure", explains=["start", "seeds", "initial_loss", "state_dict"], passes=0)
 def ties(step: Step) -> Answers:
-    """Parameters are shared as declared or configured, and none is a copy of another one.
+    """Parameters are shared as declared or configured, and the head is no copy of the table.
 
     The head's matrix is the table of the embedding where ``tied`` (declared, or the configuration's
     ``tie_word_embeddings``) says so, and is not where it denies it. What the model's own class shares is
-    shared. Two parameters that are trained, drawn and equal in every entry were one.
+    shared. Unless they are declared separate, a head and a table that are trained, drawn and equal in every
+    entry were one; other copies, as two towers from one checkpoint, are noted.
     """
-    model, of_class = step.model, step.fresh.of_class
+    model, of_class, roles = step.model, step.fresh.of_class, step.facts.roles
     first_names = {n: same[0] for same in shared_names(model) for n in same}
     held = {n for n, _ in model.named_parameters(remove_duplicate=False)}
     for first, *rest in shared_names(of_class) if of_class is not None else ():
@@ -249,9 +250,13 @@ def ties(step: Step) -> Answers:
                 yield fail(n, f"its class shares it with {first}, and here they are two", TIE)
     yield from _declared(step)
     outside = {n: p for n, p in model.named_parameters() if not stacks.block_of(step.facts.stacks, n)}
-    for first, name in equal_draws({n: p for n, p in outside.items() if p.requires_grad}):
-        say = f"{name} equals {first} in every entry, and is another tensor"
-        yield fail(name.rpartition(".")[0], say, "tie them again after copying, loading or moving")
+    trained = {n: p for n, p in outside.items() if p.requires_grad}
+    copies = equal_draws(trained, step.fresh.draws) if step.declare.tied is not False else ()
+    for pair in sorted(copies, key=lambda pair: {roles[n] for n in pair} != {"embedding", "head"})[:1]:
+        place, say = pair[1].rpartition(".")[0], f"{pair[1]} equals {pair[0]} in every entry"
+        lost = {roles[n] for n in pair} == {"embedding", "head"}
+        advice = "tie them again after copying, loading or moving"
+        yield fail(place, f"{say}, and is another tensor", advice) if lost else note(place, say)
 
 
 def _declared(step: Step) -> Answers:

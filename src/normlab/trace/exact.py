@@ -20,6 +20,7 @@ from normlab.trace.compare import distance
 from normlab.trace.facts import Unknown
 from normlab.trace.facts.stacks import settings, shared
 from normlab.trace.setup import Setup
+from normlab.trace.starts import looks_drawn
 from normlab.trace.tensors import Place, map_tensors, tensors_in, unwrap
 from normlab.trace.trace import Trace
 from normlab.trace.untouched import same_globals, same_random_state
@@ -157,10 +158,23 @@ class Fresh:
         own = None if self.made is None else dict(self.made.named_modules()).get(path)
         return None if own is None else settings(own).get(name) == value
 
+    @cached_property
+    def _varies(self) -> dict[str, bool]:
+        """By parameter, whether two seeds differ in it; empty where that is not known."""
+        with suppress(Unknown):
+            one, other = (dict(m.named_parameters()) for m in self.pair)
+            varies = {n: not torch.equal(p, other[n]) for n, p in one.items() if n in other}
+            return varies if any(varies.values()) else {}  # make() may seed itself
+        return {}
+
+    def draws(self, name: str, p: Tensor) -> bool:
+        """Whether a parameter is drawn: two seeds differ in it, or it looks so where that is not known."""
+        return self._varies.get(name, looks_drawn(p))
+
     def copies(self, first: str, name: str) -> bool:
         """Whether the model's class, or a library's container (nn.TransformerEncoder), copies its blocks."""
-        if self.of_class is not None:
-            drawn = dict(self.of_class.named_parameters())
+        drawn = {} if self.of_class is None else dict(self.of_class.named_parameters())
+        if first in drawn and name in drawn:
             return torch.equal(drawn[first], drawn[name])
         return from_library(self._model.get_submodule(".".join(shared((first, name))[:-1])))
 
