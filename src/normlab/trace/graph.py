@@ -117,6 +117,13 @@ def summands(node: Node) -> list[tuple[float, Node]]:
     return [(factor, one) for one, factor in products.items()]
 
 
+def factors(y: Tensor) -> tuple[nn.Parameter, ...]:
+    """The matrices whose products with something a tensor is, or sums."""
+    products = [] if y.grad_fn is None else [one for _, one in summands(y.grad_fn)]
+    made = [p for one in products for n in before(one) if (p := parameter(n)) is not None]
+    return tuple(p for p in made if p.ndim > 1)
+
+
 def rotated(node: Node) -> float | None:
     """The constant factor on a node's features, also through a rotation of them; None where it is not one."""
 

@@ -190,14 +190,15 @@ class Facts:
         logits = self._scored[0][0] if self._scored else None
         head = logits.where.module if logits is not None and isinstance(logits.where, Tap) else None
         classes = logits.shape[-1] if logits is not None else 0
-        last = self._last_linear(classes)
+        ends = {head, self._last_linear(classes)} - {""}
+        known = {id(p) for one, _ in self._scored for p in one.matrices}
         roles: dict[str, str] = {}
         for path, p in self.trace.model.named_parameters():
             owner, _, name = path.rpartition(".")
             module = modules[owner]
             if id(p) in tables or isinstance(module, nn.Embedding):
                 roles[path] = "embedding"
-            elif p.ndim >= 2 and owner and owner in (head, last) and classes in p.shape:
+            elif id(p) in known or (not known and owner in ends and p.ndim > 1 and classes in p.shape):
                 roles[path] = "head"
             elif p.ndim >= 2:
                 roles[path] = "matrix"

@@ -13,10 +13,11 @@ from typing import Final, NamedTuple
 
 import torch
 import torch.nn.functional as F
-from torch import Tensor
+from torch import Tensor, nn
 
 from normlab.trace.compare import distance
 from normlab.trace.functions import FunctionCall
+from normlab.trace.graph import factors
 from normlab.trace.step import gradients_in
 from normlab.trace.tensors import Tap
 from normlab.trace.trace import Event, Pass, Trace
@@ -161,6 +162,8 @@ class Logits(NamedTuple):
     where: Tap | FunctionInput
     shape: torch.Size
     value: Tensor
+    matrices: tuple[nn.Parameter, ...]
+    """The trained matrices whose product they are."""
 
     @property
     def output(self) -> bool:
@@ -183,7 +186,7 @@ def read_logits(trace: Trace, passed: Pass) -> list[tuple[Logits, Targets]]:
             if isinstance(where, FunctionInput) and gradient is not None:
                 x, gradient = x.movedim(where.axis, -1), gradient.movedim(where.axis, -1)
             targets = None if gradient is None else read_targets(x, gradient, precision)
-            logits = Logits(where, x.shape, x.detach())
+            logits = Logits(where, x.shape, x.detach(), factors(x))
             if targets is not None and (logits.output or not found):
                 found.append((logits, targets))
     return found
