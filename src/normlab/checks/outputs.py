@@ -205,7 +205,7 @@ def meta(step: Step) -> Answers:
 def cache(step: Step) -> Answers:
     """A generation with a cache has, token by token, the logits of the full pass."""
     model, facts = _original(step), step.facts
-    needs("past_key_values" in inspect.signature(model.forward).parameters, "it takes no past_key_values")
+    needs("past_key_values" in inspect.signature(model.forward).parameters, "the model takes no past_key_values")
     needs(facts.causal and facts.tokens.column >= 0, "its inputs are not the tokens that it predicts")
     name = str(facts.tokens.place[-1]) if isinstance(step.batch, Mapping) else "input_ids"
     full, stepwise = generated(step.exact, facts.tokens.ids, name)
