@@ -180,8 +180,8 @@ def siblings(step: Step) -> Answers:
     """Blocks that look alike have the same types, settings and mode.
 
     Blocks look alike that hold parameters of the same names and shapes. A plain attribute of a module, a
-    number, a word or a switch, that differs in one block alone is a slip where a model made anew has another,
-    or where it is of a norm or a dropout; elsewhere, and in the first or last block, it may be meant.
+    number, a word or a switch, that differs in one block alone is a slip if a model made anew has another, or
+    if it belongs to a norm or a dropout; else, and in the first or the last block, it may be meant.
     """
     yield from _modes(step)
     for blocks in step.facts.stacks.values():
@@ -205,18 +205,15 @@ def _alike(step: Step, blocks: Sequence[stacks.Block]) -> Answers:
                 table[inner, name][b.path] = value
     for (inner, name), values in table.items():
         odd = stacks.odd_one(values) if len(values) == len(blocks) else None
-        if odd is None:
-            continue
-        here = {f"{path}.{inner}".rstrip("."): value for path, value in values.items()}
-        place = next(path for path, value in here.items() if value == odd.value)
-        made = step.fresh.has_setting(place, name, odd.value)
-        if made and step.fresh.by_class:
+        place = f"{odd.key}.{inner}".rstrip(".") if odd else ""
+        made = odd and step.fresh.has_setting(place, name, odd.value)
+        if odd is None or (made and step.fresh.by_class):
             continue
         say = f"its {name} is {odd.value}, in the {len(values) - 1} other blocks {odd.rest}"
         number = isinstance(odd.rest, float) and isinstance(odd.value, float) and odd.value != 0
         at_an_end = odd.key in (blocks[0].path, blocks[-1].path)
         slip = number or (not at_an_end and len(values) > 3)
-        slip = slip and (made is False or sets_norm_or_dropout(step.plain, here))
+        slip = slip and (made is False or sets_norm_or_dropout(step.plain, inner, values))
         yield fail(place, say, "build all blocks alike") if slip else note(place, say)
 
 
@@ -238,8 +235,8 @@ def ties(step: Step) -> Answers:
 
     The head's matrix is the table of the embedding where ``tied`` (declared, or the configuration's
     ``tie_word_embeddings``) says so, and is not where it denies it. What the model's own class shares is
-    shared. Unless they are declared separate, a head and a table that are trained, drawn and equal in every
-    entry were one; other copies, as two towers from one checkpoint, are noted.
+    shared. A head and a table that are trained, drawn and equal in every entry were one, unless they are
+    declared separate; other copies, such as two towers from one checkpoint, are noted.
     """
     model, of_class, roles = step.model, step.fresh.of_class, step.facts.roles
     first_names = {n: same[0] for same in shared_names(model) for n in same}
@@ -250,13 +247,11 @@ def ties(step: Step) -> Answers:
                 yield fail(n, f"its class shares it with {first}, and here they are two", TIE)
     yield from _declared(step)
     outside = {n: p for n, p in model.named_parameters() if not stacks.block_of(step.facts.stacks, n)}
-    trained = {n: p for n, p in outside.items() if p.requires_grad}
-    copies = equal_draws(trained, step.fresh.draws) if step.declare.tied is not False else ()
-    for pair in sorted(copies, key=lambda pair: {roles[n] for n in pair} != {"embedding", "head"})[:1]:
-        place, say = pair[1].rpartition(".")[0], f"{pair[1]} equals {pair[0]} in every entry"
-        lost = {roles[n] for n in pair} == {"embedding", "head"}
-        advice = "tie them again after copying, loading or moving"
-        yield fail(place, f"{say}, and is another tensor", advice) if lost else note(place, say)
+    pairs = equal_draws({n: p for n, p in outside.items() if p.requires_grad}, step.fresh.draws)
+    copies = [({roles[a], roles[b]} != {"embedding", "head"}, a, b) for a, b in pairs]
+    for meant, first, name in sorted(copies)[: step.declare.tied is not False]:
+        place, say = name.rpartition(".")[0], f"{name} equals {first} in every entry, and is another tensor"
+        yield note(place, say) if meant else fail(place, say, "tie them again after copying or loading them")
 
 
 def _declared(step: Step) -> Answers:

@@ -119,9 +119,9 @@ def summands(node: Node) -> list[tuple[float, Node]]:
 
 def factors(y: Tensor) -> tuple[nn.Parameter, ...]:
     """The matrices whose products with something a tensor is, or sums."""
-    products = [] if y.grad_fn is None else [one for _, one in summands(y.grad_fn)]
-    made = [p for one in products for n in before(one) if (p := parameter(n)) is not None]
-    return tuple(p for p in made if p.ndim > 1)
+    products = [] if y.grad_fn is None else summands(y.grad_fn)
+    read = (parameter(n) for _, one in products for n in before(one))
+    return tuple(p for p in read if p is not None and p.ndim > 1)
 
 
 def rotated(node: Node) -> float | None:

@@ -53,21 +53,19 @@ def gains(trace: Trace, norms: Iterable[Response]) -> dict[str, Tensor]:
 
 
 STRENGTHS: Final = {
-    "layer_norm": (4, "eps"),
-    "rms_norm": (3, "eps"),
-    "dropout": (1, "p"),
-    "scaled_dot_product_attention": (4, "dropout_p"),
-}
+    "layer_norm": (4, "eps"), "dropout": (1, "p"), "scaled_dot_product_attention": (4, "dropout_p"),
+}  # fmt: skip
 """Where functions of torch take the epsilon of a norm, and the rate of a dropout."""
 
 
-def sets_norm_or_dropout(trace: Trace, values: Mapping[str, Any]) -> bool:
-    """Whether a setting, by module, is of norms, or the epsilon or rate that these modules hand to torch."""
+def sets_norm_or_dropout(trace: Trace, inner: str, values: Mapping[str, Any]) -> bool:
+    """Whether a setting of a part of blocks is that of norms, or the epsilon or rate that is handed to torch."""
+    here = {f"{block}.{inner}".rstrip("."): value for block, value in values.items()}
+    if any(one.module in here and one.mixes and not one.grows for one in responses(trace)):
+        return True
     calls = trace.again(training=True).functions(*STRENGTHS)
-    handed = {(c.module, float(c.argument(*STRENGTHS[c.name]) or 0.0)) for c in calls}
-    normed = {one.module for one in responses(trace) if one.mixes and not one.grows}
-    numbers = {(path, value) for path, value in values.items() if isinstance(value, float)}
-    return not normed.isdisjoint(values) or not handed.isdisjoint(numbers)
+    handed = ((c.module, c.argument(*STRENGTHS[c.name])) for c in calls)
+    return any(isinstance(x, float) and x and here.get(module) == x for module, x in handed)
 
 
 def scatters(gain: Tensor) -> bool:
