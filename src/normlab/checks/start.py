@@ -40,8 +40,7 @@ def start(step: Step) -> Answers:
     groups += [{f"{n}[{i}]": part for i, part in enumerate(p)} for n, p in several.items()]
     if (unlike := starts.unlike_siblings(groups)) is not None:
         yield fail(unlike.path, unlike.how, "initialize all blocks alike")
-    known = drawn or step.facts.stacks or declared
-    needs(known, "no siblings, and nothing says how the model is drawn: pass make=")
+    needs(drawn or step.facts.stacks or declared, "nothing says how the model is drawn: pass make=")
 
 
 @property_of("start", explains=["start", "initial_loss"], passes=0)

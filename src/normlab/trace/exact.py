@@ -160,12 +160,10 @@ class Fresh:
 
     @cached_property
     def _varies(self) -> dict[str, bool]:
-        """By parameter, whether two seeds differ in it; empty where that is not known."""
-        with suppress(Unknown):
-            one, other = (dict(m.named_parameters()) for m in self.pair)
-            varies = {n: not torch.equal(p, other[n]) for n, p in one.items() if n in other}
-            return varies if any(varies.values()) else {}  # make() may seed itself
-        return {}
+        """By parameter, whether two seeds differ in it; empty where that is not known, or in none."""
+        one, other = [dict(m.named_parameters()) for m in self.pair] if self.made is not None else ({}, {})
+        varies = {n: not torch.equal(p, other[n]) for n, p in one.items() if n in other}
+        return varies if any(varies.values()) else {}
 
     def draws(self, name: str, p: Tensor) -> bool:
         """Whether a parameter is drawn: two seeds differ in it, or it looks so where that is not known."""
@@ -173,9 +171,9 @@ class Fresh:
 
     def copies(self, first: str, name: str) -> bool:
         """Whether the model's class, or a library's container (nn.TransformerEncoder), copies its blocks."""
-        drawn = {} if self.of_class is None else dict(self.of_class.named_parameters())
-        if first in drawn and name in drawn:
-            return torch.equal(drawn[first], drawn[name])
+        if self.of_class is not None:
+            drawn = dict(self.of_class.named_parameters())
+            return first in drawn and name in drawn and torch.equal(drawn[first], drawn[name])
         return from_library(self._model.get_submodule(".".join(shared((first, name))[:-1])))
 
     def built(self) -> nn.Module | None:
