@@ -32,9 +32,9 @@ def start(step: Step) -> Answers:
     with suppress(Unknown):
         one, other = map(starts.parameters_of, step.fresh.pair)
         odd, drawn = starts.unlike_class(live, one, other), {*one}
-        if odd:
-            more = f" ({len(odd)} of {len(live)} parameters are unlike their class)" if len(odd) > 1 else ""
-            yield fail(odd[0].path, odd[0].how + more, "draw replaced parts as the class does")
+        for first in odd[:1]:
+            say = f"{first.how} (unlike a model made anew: {len(odd)} of {len(live)} parameters)"
+            yield fail(first.path, say, "draw replaced parts as the class does")
     groups = [{n: live[n] for n in names} for names in siblings(step.facts.stacks, live).values()]
     several = {n: p for n, p in live.items() if p.ndim == 3 and len(p) > 3 and n not in drawn}
     groups += [{f"{n}[{i}]": part for i, part in enumerate(p)} for n, p in several.items()]
@@ -85,8 +85,7 @@ def initial_loss(step: Step) -> Answers:
         say, where = f"{knows}: its logits have deviation {variance**0.5:.3g}", facts.head or "loss"
         pair = step.fresh.pair if step.fresh.by_class else None
         by_class = pair and not starts.unlike_class(*map(starts.parameters_of, (step.model, *pair)))
-        meant = by_class or not facts.head
-        yield note(where, say) if meant else fail(where, say, "draw the head, or the tied table, smaller")
+        yield note(where, say) if by_class or not facts.head else fail(where, say, "draw it smaller")
 
 
 @property_of("structure", explains=["start", "meta", "state_dict"], passes=3)

@@ -158,8 +158,7 @@ def attention_scale(step: Step) -> Answers:
         stream = next(iter(step.facts.entering.values()), torch.ones(one.width)).shape
         say = f"scores are scaled by {one.factor:.4g}, and heads of {one.width} want {one.width**-0.5:.4g}"
         meant = not one.is_by_another(stream) or step.scales_by_class(one) or step.facts.trained
-        advice = "divide by the root of the head's width"
-        yield note(one.module, say) if meant else fail(one.module, say, advice)
+        yield note(one.module, say) if meant else fail(one.module, say, "divide by the root of that width")
 
 
 @property_of("structure", passes=4)
@@ -179,9 +178,9 @@ def nonlinear(step: Step) -> Answers:
 def siblings(step: Step) -> Answers:
     """Blocks that look alike have the same types, settings and mode.
 
-    Blocks look alike that hold parameters of the same names and shapes. A plain attribute of a module, a
-    number, a word or a switch, that differs in one block alone is a slip if a model made anew has another, or
-    if it belongs to a norm or a dropout; else, and in the first or the last block, it may be meant.
+    Blocks look alike that hold parameters of the same names and shapes. A plain attribute that differs in one
+    block alone is a slip if a model made anew has another there, or if it belongs to a norm or a dropout;
+    otherwise, and in the first or the last block, it may be meant.
     """
     yield from _modes(step)
     for blocks in step.facts.stacks.values():
@@ -210,10 +209,9 @@ def _alike(step: Step, blocks: Sequence[stacks.Block]) -> Answers:
         if odd is None or (made and step.fresh.by_class):
             continue
         say = f"its {name} is {odd.value}, in the {len(values) - 1} other blocks {odd.rest}"
-        number = isinstance(odd.rest, float) and isinstance(odd.value, float) and odd.value != 0
-        at_an_end = odd.key in (blocks[0].path, blocks[-1].path)
-        slip = number or (not at_an_end and len(values) > 3)
-        slip = slip and (made is False or sets_norm_or_dropout(step.plain, inner, values))
+        number = odd.value != 0 and isinstance(odd.value, float) and isinstance(odd.rest, float)
+        inside = len(values) > 3 and odd.key not in (blocks[0].path, blocks[-1].path)
+        slip = (number or inside) and (made is False or sets_norm_or_dropout(step.plain, inner, values))
         yield fail(place, say, "build all blocks alike") if slip else note(place, say)
 
 
@@ -233,21 +231,20 @@ def _modes(step: Step) -> Answers:
 def ties(step: Step) -> Answers:
     """Parameters are shared as declared or configured, and the head is no copy of the table.
 
-    The head's matrix is the table of the embedding where ``tied`` (declared, or the configuration's
-    ``tie_word_embeddings``) says so, and is not where it denies it. What the model's own class shares is
-    shared. A head and a table that are trained, drawn and equal in every entry were one, unless they are
-    declared separate; other copies, such as two towers from one checkpoint, are noted.
+    The head's matrix is the embedding's table where ``tied`` (declared, or ``tie_word_embeddings``) says so,
+    and is not where it denies it. What the model's own class shares is shared. A head and a table that are
+    drawn, trained and equal in every entry were one, unless ``tied`` is False; other copies are noted.
     """
-    model, of_class, roles = step.model, step.fresh.of_class, step.facts.roles
+    model, of_class, facts, roles = step.model, step.fresh.of_class, step.facts, step.facts.roles
     first_names = {n: same[0] for same in shared_names(model) for n in same}
-    held = {n for n, _ in model.named_parameters(remove_duplicate=False)}
     for first, *rest in shared_names(of_class) if of_class is not None else ():
-        for n in rest:
-            if n in held and first_names.get(n, n) != first_names.get(first, first):
-                yield fail(n, f"its class shares it with {first}, and here they are two", TIE)
+        lost = [n for n in rest if n in roles and first_names.get(first, first) != n]
+        yield from (fail(n, f"its class shares it with {first}, and here they are two", TIE) for n in lost)
     yield from _declared(step)
-    outside = {n: p for n, p in model.named_parameters() if not stacks.block_of(step.facts.stacks, n)}
-    pairs = equal_draws({n: p for n, p in outside.items() if p.requires_grad}, step.fresh.draws)
+    own = {
+        n: p for n, p in model.named_parameters() if p.requires_grad and not stacks.block_of(facts.stacks, n)
+    }
+    pairs = equal_draws(own, step.fresh.draws)
     copies = [({roles[a], roles[b]} != {"embedding", "head"}, a, b) for a, b in pairs]
     for meant, first, name in sorted(copies)[: step.declare.tied is not False]:
         place, say = name.rpartition(".")[0], f"{name} equals {first} in every entry, and is another tensor"

@@ -134,16 +134,11 @@ class Fresh:
         return self._draw(SEEDS[0]), self._draw(SEEDS[1])
 
     @property
-    def made(self) -> nn.Module | None:
-        """The model as its library's class, or ``make``, draws it; None where neither does."""
-        with suppress(Unknown):
-            return self.pair[0]
-        return None
-
-    @property
     def of_class(self) -> nn.Module | None:
         """The model as its library's class draws it; None where none does."""
-        return self.made if self.by_class else None
+        with suppress(Unknown):
+            return self.pair[0] if self.by_class else None
+        return None
 
     def exact(self, like: Trace) -> Trace | None:
         """The same step in float64, on the model of its class; None where it does not run."""
@@ -155,19 +150,17 @@ class Fresh:
 
     def has_setting(self, path: str, name: str, value: Any) -> bool | None:
         """Whether a model made anew gives one of its modules this setting; None where that is not known."""
-        own = None if self.made is None else dict(self.made.named_modules()).get(path)
-        return None if own is None else settings(own).get(name) == value
-
-    @cached_property
-    def _varies(self) -> dict[str, bool]:
-        """By parameter, whether two seeds differ in it; empty where that is not known, or in none."""
-        one, other = [dict(m.named_parameters()) for m in self.pair] if self.made is not None else ({}, {})
-        varies = {n: not torch.equal(p, other[n]) for n, p in one.items() if n in other}
-        return varies if any(varies.values()) else {}
+        with suppress(Unknown, KeyError):
+            return settings(dict(self.pair[0].named_modules())[path]).get(name) == value
+        return None
 
     def draws(self, name: str, p: Tensor) -> bool:
         """Whether a parameter is drawn: two seeds differ in it, or it looks so where that is not known."""
-        return self._varies.get(name, looks_drawn(p))
+        with suppress(Unknown):
+            one, other = (dict(m.named_parameters()) for m in self.pair)
+            varying = {n for n, x in one.items() if n in other and not torch.equal(x, other[n])}
+            return name in varying if varying and name in one else looks_drawn(p)
+        return looks_drawn(p)
 
     def copies(self, first: str, name: str) -> bool:
         """Whether the model's class, or a library's container (nn.TransformerEncoder), copies its blocks."""

@@ -117,10 +117,9 @@ def summands(node: Node) -> list[tuple[float, Node]]:
     return [(factor, one) for one, factor in products.items()]
 
 
-def factors(y: Tensor) -> tuple[nn.Parameter, ...]:
-    """The matrices whose products with something a tensor is, or sums."""
-    products = [] if y.grad_fn is None else summands(y.grad_fn)
-    read = (parameter(n) for _, one in products for n in before(one))
+def factors(node: Node) -> tuple[nn.Parameter, ...]:
+    """The matrices whose products with something a node hands on, or sums."""
+    read = (parameter(n) for _, one in summands(node) for n in before(one))
     return tuple(p for p in read if p is not None and p.ndim > 1)
 
 

@@ -118,9 +118,7 @@ def constant(p: Tensor) -> bool:
 
 
 def looks_drawn(p: Tensor) -> bool:
-    """Whether a matrix has more distinct entries than one of constants, such as the identity, or a table of
-    distances, whose entries are equal along each diagonal.
-    """
+    """Whether a matrix has more distinct entries than diagonals, along which identities and tables agree."""
     part = p.detach().flatten(1)[:64, :64]
     return p.numel() > 1 and len(part.unique()) >= sum(part.shape)
 

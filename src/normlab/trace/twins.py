@@ -83,14 +83,14 @@ GENERATED: Final = 24
 def difference_when_loaded(step: Step, model: nn.Module) -> tuple[str, str] | None:
     """Load the state of the exact trace's model, and what is left out; return where and how that differs."""
     model, own = model.double() if step.is_exact else model, step.exact.model
-    state = {**left_out(step, own), **own.state_dict()}
+    state = copy.deepcopy(own.state_dict())
+    state.update(left_out(step, own))
     try:
-        result = model.load_state_dict(copy.deepcopy(state), strict=False)
+        result = model.load_state_dict(state, strict=False)
     except RuntimeError as error:
         return "", f"the state does not fit a model made anew: {str(error).splitlines()[-1].strip()}"
     if keys := [*result.missing_keys, *result.unexpected_keys]:
-        how = f"only one state dict has it: the model's, or that of one made anew ({len(keys)} in all)"
-        return keys[0], how
+        return keys[0], f"either the model or one made anew has no such name ({len(keys)} in all)"
     apart = step.difference(step.exact, step.exact.again(model=model), whole)
     return (apart.module, f"outputs differ by {apart.size:.1e} after the round trip") if apart else None
 

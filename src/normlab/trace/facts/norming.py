@@ -52,20 +52,14 @@ def gains(trace: Trace, norms: Iterable[Response]) -> dict[str, Tensor]:
     return read
 
 
-STRENGTHS: Final = {
-    "layer_norm": (4, "eps"), "dropout": (1, "p"), "scaled_dot_product_attention": (4, "dropout_p"),
-}  # fmt: skip
-"""Where functions of torch take the epsilon of a norm, and the rate of a dropout."""
-
-
 def sets_norm_or_dropout(trace: Trace, inner: str, values: Mapping[str, Any]) -> bool:
-    """Whether a setting of a part of blocks is that of norms, or the epsilon or rate that is handed to torch."""
+    """Whether a setting, by block, is that of a norm, or the rate of a dropout that the same module calls."""
     here = {f"{block}.{inner}".rstrip("."): value for block, value in values.items()}
-    if any(one.module in here and one.mixes and not one.grows for one in responses(trace)):
-        return True
-    calls = trace.again(training=True).functions(*STRENGTHS)
-    handed = ((c.module, c.argument(*STRENGTHS[c.name])) for c in calls)
-    return any(isinstance(x, float) and x and here.get(module) == x for module, x in handed)
+    for c in trace.again(training=True).functions("dropout", "scaled_dot_product_attention"):
+        rate = c.argument(1, "p") if c.name == "dropout" else c.argument(4, "dropout_p")
+        if isinstance(rate, float) and rate and here.get(c.module) == rate:
+            return True
+    return any(one.module in here and one.mixes and not one.grows for one in responses(trace))
 
 
 def scatters(gain: Tensor) -> bool:

@@ -157,13 +157,12 @@ class FunctionInput(NamedTuple):
 
 
 class Logits(NamedTuple):
-    """The tensor that the targets are read off, and its layout."""
+    """The tensor that targets are read off, its layout, and the trained matrices whose product it is."""
 
     where: Tap | FunctionInput
     shape: torch.Size
     value: Tensor
     matrices: tuple[nn.Parameter, ...]
-    """The trained matrices whose product they are."""
 
     @property
     def output(self) -> bool:
@@ -186,7 +185,7 @@ def read_logits(trace: Trace, passed: Pass) -> list[tuple[Logits, Targets]]:
             if isinstance(where, FunctionInput) and gradient is not None:
                 x, gradient = x.movedim(where.axis, -1), gradient.movedim(where.axis, -1)
             targets = None if gradient is None else read_targets(x, gradient, precision)
-            logits = Logits(where, x.shape, x.detach(), factors(x))
+            logits = Logits(where, x.shape, x.detach(), factors(x.grad_fn) if x.grad_fn else ())
             if targets is not None and (logits.output or not found):
                 found.append((logits, targets))
     return found
