@@ -23,7 +23,7 @@ def start(step: Step) -> Answers:
     their kurtosis, corrected for the number of comparisons. Siblings are compared where the rest of them
     agree, so that a start that is scaled by depth passes; so are the experts that one parameter holds.
     """
-    needs(not step.is_trained, "the model is trained; its start is gone")
+    needs(not step.is_trained, "the model is trained; its initial values are gone")
     declared: tuple[starts.Start, ...] = step.declare.init if isinstance(step.declare.init, tuple) else ()
     for path, how in starts.differences(step.model, declared):
         yield fail(path, how, "initialize it as declared, or declare what is meant")
@@ -52,7 +52,7 @@ def seeds(step: Step) -> Answers:
     live = starts.parameters_of(step.model)
     for names in siblings(step.facts.stacks, live).values():
         for first, name in starts.equal_draws({n: live[n] for n in names}, step.fresh.draws):
-            say = f"is drawn, and equals {first} in every entry"
+            say = f"is drawn at random, yet equals {first} in every entry"
             meant = step.fresh.copies(first, name) or step.is_trained
             yield note(name, say) if meant else fail(name, say, "build each block anew, not as a copy")
             return
@@ -62,7 +62,7 @@ def seeds(step: Step) -> Answers:
     needs(not drawn or len(same) < len(drawn), "two seeds gave the same model: make() seeds itself")
     for names in siblings(step.facts.stacks, drawn).values():
         if not same.issuperset(names) and (odd := same.intersection(names)):
-            say = "is the same under two seeds, and in other blocks it is not"
+            say = "is the same under two seeds, unlike in other blocks"
             yield fail(min(odd, key=names.index), say, "draw it by torch's generator")
 
 

@@ -1,4 +1,4 @@
-"""Properties of structure: the stream, norms, attention's scale, maps that bend, and what is built alike."""
+"""Properties of structure: the stream, norms, attention's scale, nonlinearities, and what is built alike."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ def _in_order(step: Step, name: str, blocks: Sequence[stacks.Block]) -> Answers:
         if x is None or y is None or z is None or torch.equal(x, y):
             continue
         if torch.equal(x, z) and not step.uses(before):
-            yield fail(after, f"reads what {before} read, whose output goes nowhere", "hand each output on")
+            yield fail(after, f"reads what {before} read, whose output goes nowhere", "pass each output on")
 
 
 def _passes_through(step: Step, blocks: Sequence[stacks.Block]) -> Answers:
@@ -156,21 +156,20 @@ def attention_scale(step: Step) -> Answers:
     one = next((s for s in read.scores if not s.is_by_width), None)
     if one is not None:
         stream = next(iter(step.facts.entering.values()), torch.ones(one.width)).shape
-        say = f"scores are scaled by {one.factor:.4g}, and heads of {one.width} want {one.width**-0.5:.4g}"
+        say = f"scores are scaled by {one.factor:.4g}, but heads of {one.width} need {one.width**-0.5:.4g}"
         meant = not one.is_by_another(stream) or step.scales_by_class(one) or step.facts.trained
         yield note(one.module, say) if meant else fail(one.module, say, "divide by the root of that width")
 
 
 @property_of("structure", passes=4)
 def nonlinear(step: Step) -> Answers:
-    """Two maps in a row with nothing that bends between them are not wider inside than outside.
+    """Two maps in a row with no nonlinearity between them are not wider inside than outside.
 
     Such a pair is one map of lower rank, and its inner width is wasted; a narrow one (LoRA, a factorized
     table) is meant.
     """
     for first, second, width in step.wiring.chains[:1]:
-        more = f", and {len(step.wiring.chains) - 1} more pairs" * (len(step.wiring.chains) > 1)
-        say = f"{second} reads the {width} features of {first} as they are{more}"
+        say = f"{second} reads the {width} features of {first} as they are (1 of {len(step.wiring.chains)})"
         yield fail(stacks.common([first, second]), say, "put an activation between the two maps")
 
 
@@ -235,15 +234,13 @@ def ties(step: Step) -> Answers:
     and is not where it denies it. What the model's own class shares is shared. A head and a table that are
     drawn, trained and equal in every entry were one, unless ``tied`` is False; other copies are noted.
     """
-    model, of_class, facts, roles = step.model, step.fresh.of_class, step.facts, step.facts.roles
+    model, of_class, roles, blocks = step.model, step.fresh.of_class, step.facts.roles, step.facts.stacks
     first_names = {n: same[0] for same in shared_names(model) for n in same}
     for first, *rest in shared_names(of_class) if of_class is not None else ():
         lost = [n for n in rest if n in roles and first_names.get(first, first) != n]
-        yield from (fail(n, f"its class shares it with {first}, and here they are two", TIE) for n in lost)
+        yield from (fail(n, f"its class shares it with {first}; here they are two", TIE) for n in lost)
     yield from _declared(step)
-    own = {
-        n: p for n, p in model.named_parameters() if p.requires_grad and not stacks.block_of(facts.stacks, n)
-    }
+    own = {n: p for n, p in model.named_parameters() if p.requires_grad and not stacks.block_of(blocks, n)}
     pairs = equal_draws(own, step.fresh.draws)
     copies = [({roles[a], roles[b]} != {"embedding", "head"}, a, b) for a, b in pairs]
     for meant, first, name in sorted(copies)[: step.declare.tied is not False]:
@@ -259,6 +256,6 @@ def _declared(step: Step) -> Answers:
     heads = [n for n, role in facts.roles.items() if role == "head"]
     apart = next((n for n in heads if parameters[n].shape in tables), None)
     if wanted is True and apart is not None and step.fresh.of_class is None:
-        yield fail(apart.rpartition(".")[0], "declared tied to the embedding, and two tensors", TIE)
+        yield fail(apart.rpartition(".")[0], "declared tied to the embedding, but a tensor of its own", TIE)
     if tied is False and not heads and any(shape[0] == facts.logits.shape[-1] for shape in tables):
-        yield fail("", "embedding and head are declared separate, and are one tensor", "untie the head")
+        yield fail("", "embedding and head are declared separate, but are one tensor", "untie the head")

@@ -187,8 +187,7 @@ class Facts:
         """By path: embedding, head, matrix, gain, bias or scalar."""
         tables = {id(f.argument(1, "weight")) for f in self.lookups}
         modules = dict(self.trace.model.named_modules())
-        where = self._scored[0][0].where if self._scored else None
-        classes = self._scored[0][0].shape[-1] if self._scored else 0
+        where, (*_, classes) = self._scored[0][0][:2] if self._scored else (None, (0,))
         ends = {getattr(where, "module", ""), self._last_linear(classes)} - {""}
         known = {id(p) for one, _ in self._scored for p in one.matrices}
         roles: dict[str, str] = {}
