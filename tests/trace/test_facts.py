@@ -284,6 +284,20 @@ def test_stacks_and_roles():
     assert read.roles["layers.1.weight"] == "matrix"
 
 
+def test_the_head_is_the_matrix_whose_product_the_logits_are():
+    class Tied(Reader):
+        def __init__(self):
+            super().__init__()
+            self.head = nn.Sequential(nn.Linear(WIDTH, VOCAB), nn.Tanh(), nn.Linear(VOCAB, WIDTH))
+
+        def forward(self, ids):
+            return super().forward(ids) @ self.embed.weight.T
+
+    read = facts(ids(), model=Tied())
+    assert "head" not in read.roles.values()
+    assert read.head == "embed.weight"
+
+
 def test_a_trained_model_prefers_its_targets():
     model, batch = Reader(), ids(rows=8, width=16)
     assert not facts(batch, model=model).trained

@@ -86,10 +86,10 @@ def _settings(step: Step, optimizers: Sequence[Optimizer]) -> Answers:
         betas = group.get("betas")
         if isinstance(betas, (tuple, list)) and len(betas) == 2 and float(betas[0]) ** 2 >= float(betas[1]):
             say = f"betas are {tuple(map(float, betas))}, and beta1 must be below the root of beta2"
-            yield fail("optimizer", f"{say} (Reddi et al. 2018, section 3, 1904.09237)", "exchange them")
+            yield fail("optimizer", f"{say} (Reddi et al. 2018, section 3, 1904.09237)", "swap them")
     own, asked = {float(g.get("initial_lr", g["lr"])) for g in groups_of(optimizers)}, step.setup.lr
     if asked and step.setup.scheduler is None and all(abs(rate - asked) > 1e-6 * asked for rate in own):
-        yield fail("optimizer", f"its rates are {sorted(own)}, and {asked} is asked", "hand it that rate")
+        yield fail("optimizer", f"its rates are {sorted(own)}; {asked} was asked for", "hand it that rate")
 
 
 def _muon(every: Sequence[Held], roles: Mapping[str, str]) -> Answers:
@@ -110,7 +110,7 @@ def _decay(every: Sequence[Held], roles: Mapping[str, str], optimizer: Optimizer
     decayed = [h.name for h in gains if h.decay and h.name not in centred]
     spared, biased = [h.name for h in matrices if not h.decay], [h.name for h in biases if h.decay]
     if decayed and 0 < len(spared) == len(matrices):
-        yield fail("optimizer", "gains are decayed and matrices are not: the groups are exchanged", SORTED)
+        yield fail("optimizer", "gains are decayed and matrices are not: the groups are swapped", SORTED)
     for wrong, are, fails in (
         (decayed, "gains are decayed, though a group without decay exists", exempt),
         (spared, f"of {len(matrices)} matrices are not decayed", len(spared) < len(matrices)),
@@ -155,11 +155,11 @@ def _moves_well(moved: Sequence[Moved], live: Sequence[Moved]) -> Answers:
         if not torch.isfinite(m.change).all():
             yield fail(m.name, "its update is not finite", "look at the rate, at eps and at the gradient")
         elif not m.parameter.requires_grad and bool(m.change.any()):
-            yield fail(m.name, "it is frozen, and moves", "leave it out of the optimizer")
+            yield fail(m.name, "it is frozen, yet it moves", "leave it out of the optimizer")
     if still := [m.name for m in live if not m.group["lr"]]:
         yield fail(common(still), f"{len(still)} parameters with a gradient have rate 0", "see their group")
     if not any(m.state for m in moved) and sum(float((m.gradient * m.change).sum()) for m in live) > 0:
-        yield fail("optimizer", "its first step goes up the gradient", "look for a sign")
+        yield fail("optimizer", "its first step goes up the gradient", "look for a flipped sign")
 
 
 def _lost(live: Sequence[Moved]) -> Answers:
@@ -273,7 +273,7 @@ def _trains(step: Step, run: Rehearsal, seen: Seen) -> Answers:
 
 @property_of("loop", explains=["overfit"], passes=4)
 def schedule(step: Step) -> Answers:
-    """The rate reaches what is asked, stays above zero, and moves once in each step, also when it is resumed.
+    """The rate reaches what was asked for, stays above zero, and moves once a step, also when it is resumed.
 
     It is simulated on copies, whose optimizers are not stepped, over the steps that are declared.
     """
@@ -285,7 +285,7 @@ def schedule(step: Step) -> Answers:
         yield fail("scheduler", "it sets the rates of another optimizer", "build it with this optimizer")
     course = step.rates
     if isinstance(course.ended, TypeError) and len(course.steps) == 1:
-        raise Unknown("its rates follow what step() is given, and cannot be foretold")
+        raise Unknown("its rates follow what step() is given, and cannot be known in advance")
     yield from chain(_peak(step, course), _planned(step, course), _moves_once(step), _resumes(step, course))
 
 
@@ -295,7 +295,7 @@ def _peak(step: Step, course: Rates) -> Answers:
         yield fail("scheduler", f"the rate is never above 0 in {count} steps", "count steps, not epochs")
     elif asked is not None and not course.reaches(asked):
         more = "" if step.declare.steps else "; declare steps= if more are planned"
-        say = f"the peak is {peak:.4g} in {count} steps, and {asked:.4g} is asked{more}"
+        say = f"the peak is {peak:.4g} in {count} steps, and {asked:.4g} was asked for{more}"
         yield fail("scheduler", say, "a LambdaLR multiplies the optimizer's rate; count steps")
 
 
@@ -304,7 +304,7 @@ def _planned(step: Step, course: Rates) -> Answers:
     if (planned := step.declare.steps) is None:
         return
     lowest, zeros = min(map(min, course.rates)), sum(a == b == 0 for a, b in pairwise(course.top))
-    share, length = zeros / len(course.top), "make it as long as the training"
+    share, length = zeros / len(course.top), "make it as long as the run"
     if course.ended is not None:
         say = f"step() raises after {course.steps[-1]} of {planned} steps: {course.ended}"
         yield fail("scheduler", say, length)
@@ -358,7 +358,7 @@ def repeats(step: Step) -> Answers:
         yield fail(where, "the step writes into the batch, which is another from then on", "change a copy")
     elif fit(again.gradients, first.gradients).apart > step.gradient_rounding:
         say = "the same weights get another gradient from the same batch and seeds"
-        yield fail(place, say, "look for what outlives a step: globals, counters, own generators")
+        yield fail(place, say, "look for state that outlives a step: globals, counters, own generators")
 
 
 @property_of("learns", passes=30)

@@ -91,7 +91,7 @@ def counted(step: Step) -> Answers:
     is_end = torch.isin(entry, torch.tensor(list(ends), dtype=entry.dtype))
     end = asked.ahead(is_end & (real | (pad in ends)), ahead)
     if shift and end.any() and not (end & asked.counted).any():
-        say = f"a text ends at {int(end.sum())} places, and no counted target is that end"
+        say = f"a text ends at {int(end.sum())} places, but no counted target is that end"
         yield fail("loss", say, "count the label of the first end token, also where it is the padding's id")
     if shift and (left := int((asked.ahead(real, ahead) & ~asked.counted).sum())):
         yield note("loss", f"{left} targets that are no padding are not counted")
@@ -127,8 +127,8 @@ def explained(step: Step) -> Answers:
     """The loss is the cross-entropy of its logits, and what it holds besides has a gradient of its own."""
     z, rest, size = step.facts.logits.value, step.facts.unexplained, abs(float(step.exact.loss))
     if (z >= 0).all() and distance(z.sum(-1), torch.ones_like(z[..., 0])) <= step.rounding:
-        say = "the logits are probabilities, so that softmax is taken twice and no prediction can be sure"
-        yield fail("loss", say, "hand the loss the logits before the softmax")
+        say = "the logits are probabilities: softmax is applied twice, and no prediction can be certain"
+        yield fail("loss", say, "pass the logits, not their softmax, to the loss")
     if abs(rest) <= max(CLOSE, step.rounding) * size:
         return
     say = f"{rest:+.4g} of {size:.5g} is not the cross-entropy of the logits"
@@ -154,7 +154,7 @@ def derivative(step: Step) -> Answers:
     along = Along(step.exact if step.moving else step.training)
     needs(step.is_exact, "the model does not run in float64")
     needs(along.gradients, "no parameter gets a gradient")
-    why = "the loss bends or jumps here at every step size, so that it has no derivative"
+    why = "the loss has a kink or a jump here at every step size, so that it has no derivative"
     needs(along.all.error <= 1e-3 * along.all.expected, why)
     if along.attached:
         yield note("", f"{len(along.attached)} numbers get a gradient and are no part of the loss")
@@ -238,14 +238,14 @@ def frozen(step: Step) -> Answers:
         trained = [i for i, n in enumerate(names) if own[n].requires_grad]
         between = [n for i, n in enumerate(names) if n in bad and trained and i > trained[0]]
         if between:
-            say = f"frozen, while {len(trained)} of its {len(names) - 1} siblings train, also before it"
-            yield fail(between[0], say, "set requires_grad, or declare frozen")
+            say = f"frozen, while {len(trained)} of its {len(names) - 1} siblings train, some before it"
+            yield fail(between[0], say, "set requires_grad, or declare it frozen")
     read = [(f.argument(0, "input").cpu(), f.argument(1, "weight")) for f in facts.lookups]
     tables = {id(w) for ids, w in read if any(torch.equal(ids.long(), t.ids) for t in facts.sources)}
     ends = [n for n in bad if id(own[n]) in tables or facts.roles.get(n) == "head"]
     blocks = [p.requires_grad for n, p in own.items() if block_of(facts.stacks, n)]
     with suppress(Unknown):
         if ends and all(blocks) and not facts.trained:
-            yield fail(ends[0], "frozen as drawn while every block trains", "train it, or declare frozen")
+            yield fail(ends[0], "frozen as drawn while every block trains", "train it, or declare it frozen")
     if held:
         yield note(held[0], f"{len(held)} of {len(own)} parameters are frozen")

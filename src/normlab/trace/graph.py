@@ -127,6 +127,12 @@ def summands(node: Node) -> list[tuple[float, Node]]:
     return [(factor, one) for one, factor in products.items()]
 
 
+def factors(node: Node) -> tuple[nn.Parameter, ...]:
+    """The matrices whose products with something a node hands on, or sums."""
+    read = (parameter(n) for _, one in summands(node) for n in before(one))
+    return tuple(p for p in read if p is not None and p.ndim > 1)
+
+
 def rotated(node: Node) -> float | None:
     """The constant factor on a node's features, also through a rotation of them; None where it is not one."""
 

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from contextlib import suppress
-from typing import Final, NamedTuple
+from typing import Any, Final, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -50,6 +50,16 @@ def gains(trace: Trace, norms: Iterable[Response]) -> dict[str, Tensor]:
             if width % 2 == 0 and width >= 16 and plus is not None and minus is not None:
                 read[one.module] = ((plus - minus) / 2 * x).flatten().double()
     return read
+
+
+def sets_norm_or_dropout(trace: Trace, inner: str, values: Mapping[str, Any]) -> bool:
+    """Whether a setting, by block, is that of a norm, or the rate of a dropout that the same module calls."""
+    here = {f"{block}.{inner}".rstrip("."): value for block, value in values.items()}
+    for c in trace.again(training=True).functions("dropout", "scaled_dot_product_attention"):
+        rate = c.argument(1, "p") if c.name == "dropout" else c.argument(4, "dropout_p")
+        if isinstance(rate, float) and rate and here.get(c.module) == rate:
+            return True
+    return any(one.module in here and one.mixes and not one.grows for one in responses(trace))
 
 
 def scatters(gain: Tensor) -> bool:

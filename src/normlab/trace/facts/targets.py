@@ -14,10 +14,11 @@ from typing import Final, NamedTuple
 
 import torch
 import torch.nn.functional as F
-from torch import Tensor
+from torch import Tensor, nn
 
 from normlab.trace.compare import distance
 from normlab.trace.functions import FunctionCall
+from normlab.trace.graph import factors
 from normlab.trace.step import gradients_in
 from normlab.trace.tensors import Tap
 from normlab.trace.trace import Event, Pass, Trace
@@ -167,11 +168,12 @@ class FunctionInput(NamedTuple):
 
 
 class Logits(NamedTuple):
-    """The tensor that the targets are read off, and its layout."""
+    """The tensor that targets are read off, its layout, and the trained matrices whose product it is."""
 
     where: Tap | FunctionInput
     shape: torch.Size
     value: Tensor
+    matrices: tuple[nn.Parameter, ...]
 
     @property
     def output(self) -> bool:
@@ -196,7 +198,11 @@ def read_logits(trace: Trace, passed: Pass, rows: int) -> list[tuple[Logits, Tar
             if any(g is None for g in slopes):
                 continue
             x, gradient = (own[0] if isinstance(where, Tap) else where.joined(own) for own in (own, slopes))
-            targets, logits = read_targets(x, gradient, precision), Logits(where, x.shape, x.detach())
+            matrices = factors(node) if (node := own[0].grad_fn) is not None else ()
+            targets, logits = (
+                read_targets(x, gradient, precision),
+                Logits(where, x.shape, x.detach(), matrices),
+            )
             layout = found and getattr(where, "calls", None) == getattr(found[0][0].where, "calls", ())
             if targets is not None and (logits.output or not found or layout):
                 found.append((logits, targets))

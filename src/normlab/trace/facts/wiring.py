@@ -64,7 +64,7 @@ class Wiring(NamedTuple):
     over_queries: list[str]
     """Modules whose softmax is over another axis than the one that is summed over."""
     chains: list[tuple[str, str, int]]
-    """Two maps in a row with nothing that bends between them, wider inside than outside, and that width."""
+    """Two maps in a row with no nonlinearity between them, wider inside than outside, and that width."""
 
 
 def read_wiring(trace: Trace, blocks: list[str]) -> Wiring:
