@@ -194,15 +194,14 @@ def read_logits(trace: Trace, passed: Pass, rows: int) -> list[tuple[Logits, Tar
         parts = [x for _, own in some for x in own]
         gradients = iter(gradients_in(loss, parts, trace.model, retain_graph=True))
         for where, own in some:
-            slopes = [g for _, g in zip(own, gradients, strict=False)]
-            if any(g is None for g in slopes):
+            slopes = [g for _, g in zip(own, gradients, strict=False) if g is not None]
+            if len(slopes) < len(own):
                 continue
-            x, gradient = (own[0] if isinstance(where, Tap) else where.joined(own) for own in (own, slopes))
+            whole = isinstance(where, Tap)
+            x, gradient = (parts[0] if whole else where.joined(parts) for parts in (own, slopes))
             matrices = factors(node) if (node := own[0].grad_fn) is not None else ()
-            targets, logits = (
-                read_targets(x, gradient, precision),
-                Logits(where, x.shape, x.detach(), matrices),
-            )
+            logits = Logits(where, x.shape, x.detach(), matrices)
+            targets = read_targets(x, gradient, precision)
             layout = found and getattr(where, "calls", None) == getattr(found[0][0].where, "calls", ())
             if targets is not None and (logits.output or not found or layout):
                 found.append((logits, targets))
