@@ -55,11 +55,10 @@ def gains(trace: Trace, norms: Iterable[Response]) -> dict[str, Tensor]:
 def sets_norm_or_dropout(trace: Trace, inner: str, values: Mapping[str, Any]) -> bool:
     """Whether a setting, by block, is that of a norm, or the rate of a dropout that the same module calls."""
     here = {f"{block}.{inner}".rstrip("."): value for block, value in values.items()}
-    for c in trace.again(training=True).functions("dropout", "scaled_dot_product_attention"):
-        rate = c.argument(1, "p") if c.name == "dropout" else c.argument(4, "dropout_p")
-        if isinstance(rate, float) and rate and here.get(c.module) == rate:
-            return True
-    return any(one.module in here and one.mixes and not one.grows for one in responses(trace))
+    ran = trace.again(training=True).functions("dropout", "scaled_dot_product_attention")
+    own = {(c.module, c.argument(1, "p") if c.name == "dropout" else c.argument(4, "dropout_p")) for c in ran}
+    drops = any((path, value) in own for path, value in here.items() if value and isinstance(value, float))
+    return drops or any(one.module in here and one.mixes and not one.grows for one in responses(trace))
 
 
 def scatters(gain: Tensor) -> bool:
