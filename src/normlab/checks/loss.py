@@ -112,7 +112,7 @@ def reduction(step: Step) -> Answers:
     if _near(ratio, 1):
         if count < places and _near(total, count / places):
             yield note("loss", over_all)
-    elif _near(ratio, share):
+    elif len(step.factors) > 1:
         say = f"each of {count} positions weighs {total / count:.3g} in any batch: a sum, which grows with it"
         divided, advice = step.setup.step is not None, "take the mean over the counted positions"
         yield note("loss", say) if divided else fail("loss", say, advice)

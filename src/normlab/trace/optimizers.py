@@ -14,9 +14,10 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import CyclicLR, LambdaLR, OneCycleLR
 
+from normlab.errors import UserError
 from normlab.trace.facts import Unknown
 from normlab.trace.rehearsal import Rehearsal, groups_of, parameters_of, sample
-from normlab.trace.setup import Setup
+from normlab.trace.setup import Setup, shown
 from normlab.trace.tensors import tensors_in, unwrap
 
 SIMULATED: Final = 8_000
@@ -61,18 +62,27 @@ class Moved(Held):
     state: Mapping[str, Any]
     """The optimizer's, before the step."""
 
-    @property
-    def lost(self) -> tuple[int, int]:
+    def lost(self, wide: Moved | None = None) -> tuple[int, int]:
         """Entries that have a gradient and do not move, and all that have one.
 
-        None is lost where the rate is 0, or the optimizer keeps the weights in a wider type.
+        None is lost where the rate is 0, or the optimizer keeps the weights in a wider type. Nor is what a
+        state keeps that, beside the same step in a wider type, differs by what the parameter did not move.
         """
-        p, live = self.parameter, self.gradient != 0
-        kept = [x for x in self.optimizer.state.get(p, {}).values() if isinstance(x, Tensor)]
-        wider = [x for x in kept if x.shape == p.shape and x.dtype.itemsize > p.dtype.itemsize]
+        p, live, kept = self.parameter, self.gradient != 0, self._kept
+        wider = [x for x in kept.values() if x.dtype.itemsize > p.dtype.itemsize]
         if not self.group["lr"] or any(torch.equal(x.to(p), p) for x in wider):
             return 0, 0
-        return int((live & (self.change == 0)).sum()), int(live.sum())
+        stuck = live & (self.change == 0)
+        for name in kept.keys() & (wide._kept.keys() if wide else ()):
+            apart, left = sample(kept[name]) - sample(wide._kept[name]), wide.change - self.change
+            stuck &= (apart - left).abs() >= torch.minimum(apart.abs(), left.abs())  # no nearer than nothing
+        return int(stuck.sum()), int(live.sum())
+
+    @property
+    def _kept(self) -> dict[str, Tensor]:
+        """Tensors of the parameter's shape in the optimizer's state, after the step."""
+        state, shape = self.optimizer.state.get(self.parameter, {}), self.parameter.shape
+        return {str(n): x for n, x in state.items() if isinstance(x, Tensor) and x.shape == shape}
 
     @property
     def off(self) -> float:
@@ -92,10 +102,30 @@ class Moved(Held):
 
 
 def held(model: nn.Module, optimizers: Iterable[Optimizer]) -> list[Held]:
-    """The parameters of a model that optimizers hold, in their order."""
+    """The parameters of a model that optimizers hold, in their order. Raises Unknown where these are none."""
     names = {id(p): n for n, p in model.named_parameters()}
     groups = ((g, o) for o in optimizers for g in o.param_groups)
-    return [Held(names[id(p)], p, g, o) for g, o in groups for p in g["params"] if id(p) in names]
+    every = [Held(names[id(p)], p, g, o) for g, o in groups for p in g["params"] if id(p) in names]
+    if not every:
+        raise Unknown("the optimizer holds no parameter of the model, to which the loss gives its gradients")
+    return every
+
+
+def followed(run: Rehearsal, batch: Any, rates: Sequence[float]) -> dict[int, str]:
+    """Parameters that are others of the optimizers, rounded, as of masters in a wider type, and that the step
+    changes where those change; by the place of these.
+    """
+    every, pairs = parameters_of(run.optimizers), dict[int, tuple[str, Tensor]]()
+    left = {n: p for n, p in run.model.named_parameters() if all(p is not q for q in every)}
+    for i, q in enumerate(every):
+        same = (n for n, p in left.items() if p.shape == q.shape and torch.equal(q.to(p), p))
+        if id(q) not in run.names and (name := next(same, None)) is not None:
+            pairs[i] = name, left.pop(name)
+    before = {i: p.detach().clone() for i, (_, p) in pairs.items()}
+    for i in pairs:
+        every[i].data = every[i].data * 2 + 1
+    run.run(batch, rates=rates)
+    return {i: n for i, (n, p) in pairs.items() if not p.equal(before[i])}
 
 
 def first_step(run: Rehearsal, batch: Any, rates: Sequence[float]) -> list[Moved]:
@@ -105,7 +135,8 @@ def first_step(run: Rehearsal, batch: Any, rates: Sequence[float]) -> list[Moved
     states = [_sampled(h.optimizer.state.get(h.parameter, {})) for h in every]
     gradients, moved = run.run(batch, rates=rates).gradients, list[Moved]()
     for h, x, state in zip(every, before, states, strict=True):
-        g, change = gradients.get(h.name, torch.zeros_like(x)), sample(h.parameter) - x
+        g, y = gradients.get(h.name, torch.zeros_like(x)), sample(h.parameter)
+        change = (y - x).masked_fill(y == x, 0)  # infinity may stay, as in a mask
         moved.append(Moved(**vars(h), before=x, gradient=g, change=change, state=state))
     return moved
 
@@ -172,8 +203,11 @@ class Rates(NamedTuple):
         return [max(column) for column in zip(*self.rates, strict=True)]
 
     def reaches(self, asked: float) -> bool:
-        """Whether the peak is the rate asked, up to a step of warm-up and the decay meanwhile."""
-        top, at = self.top, self.top.index(peak := max(self.top))
+        """Whether the peak of a group is the rate asked, up to a step of warm-up and the decay meanwhile."""
+        return any(self._reaches(group, asked) for group in zip(*self.rates, strict=True))
+
+    def _reaches(self, top: Sequence[float], asked: float) -> bool:
+        at = top.index(peak := max(top))
         rise = max((b - a for a, b in pairwise(top[: at + 1])), default=0.0)
         after = min(at + 1, len(top) - 1)
         fall = (peak - top[after]) / max(self.steps[after] - self.steps[at], 1) * (self.steps[at] + 1)
@@ -255,8 +289,14 @@ def copied(setup: Setup, *, hollow: bool = False) -> tuple[nn.Module, list[Optim
         model, bound = copy.deepcopy((model, bound), memo)
         made = setup.optimizer(model)
         optimizers = list(made) if isinstance(made, (list, tuple)) else [made]
+        if not optimizers or not all(isinstance(o, Optimizer) for o in optimizers):
+            raise UserError(
+                f"optimizer(model) returned {shown(made)}, and must return an optimizer or a list"
+            )
     if scheduler is not None and bound is None:
         bound = scheduler(optimizers[0] if len(optimizers) == 1 else optimizers)
+        if not hasattr(bound, "step"):
+            raise UserError(f"scheduler(optimizer) returned {shown(bound)}, and must return one with step()")
     if not hollow:
         nn.Module.zero_grad(model)
     return model, optimizers, bound

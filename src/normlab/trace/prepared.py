@@ -9,6 +9,7 @@ from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import replace
 from functools import cached_property
+from math import isclose
 from typing import Any, Final, NamedTuple
 
 import torch
@@ -21,13 +22,13 @@ from normlab.trace.exact import Fresh, awake, in_float64, rounding_of, small_par
 from normlab.trace.facts import Unknown
 from normlab.trace.facts.facts import Facts
 from normlab.trace.facts.stacks import Scaled, scaled_streams, stream_of
-from normlab.trace.facts.targets import SCORED, FunctionInput, Targets
+from normlab.trace.facts.targets import CLOSE, SCORED, FunctionInput, Targets
 from normlab.trace.facts.wiring import Scores, Wiring, read_wiring
-from normlab.trace.optimizers import Rates, copied, rates_of
+from normlab.trace.optimizers import Moved, Rates, copied, first_step, followed, held, rates_of
 from normlab.trace.rehearsal import SEED, Rehearsal, Seen, plain_step
-from normlab.trace.setup import Setup
+from normlab.trace.setup import Setup, shown
 from normlab.trace.starts import constant, parameters_of
-from normlab.trace.tensors import Place, Tap, forward_hooks, refusal, replaced, unwrap
+from normlab.trace.tensors import Place, Tap, forward_hooks, map_tensors, refusal, replaced, unwrap
 from normlab.trace.trace import Trace, output_loss
 
 LARGE_MODEL: Final = 50_000_000
@@ -36,6 +37,8 @@ EXACT: Final = 1e-9
 """Relative difference that rounding may leave in float64 after some hundred layers."""
 SMALL: Final = 2.0**-40
 """Factor of gradients that no clipping touches; powers of two round nothing."""
+BIG: Final = 2.0**20
+"""Factor of gradients that every clipping touches."""
 
 
 class Difference(NamedTuple):
@@ -279,6 +282,19 @@ class Step:
                 return Facts(self.exact.again(batch=half), self.declare).targets
         return None
 
+    @cached_property
+    def factors(self) -> tuple[float, ...]:
+        """By what a step may multiply its loss: 1, and what makes a mean of a sum over what is counted."""
+        with suppress(Unknown):
+            asked, part = self.facts.targets, self.half or self.facts.targets
+            less = float(part.weight.sum() / asked.weight.sum())
+            fewer = int(part.counted.sum()) / int(asked.counted.sum())
+            if isclose(less, fewer, rel_tol=CLOSE) and not isclose(less, 1, rel_tol=CLOSE):
+                wide = map_tensors(self.batch, lambda _, x: x.double() if x.is_floating_point() else x)
+                whole = self.exact.again(batch=wide if self.is_exact else self.batch)
+                return 1.0, 1 / float(Facts(whole, self.declare).targets.weight.sum())
+        return (1.0,)
+
     def off_alone(self, row: int, first: int, last: int) -> float:
         """How far the outputs of some columns of a row alone are from its own; 0 where it cannot be cut."""
         base, alone = self.logits(self.exact), None
@@ -315,6 +331,19 @@ class Step:
         run = self.rehearsal()
         return run.model, run.optimizers
 
+    def first_step(self, *, exact: bool = False) -> list[Moved]:
+        """What a plain first step does to each parameter, at the schedule's peak."""
+        run = self.rehearsal(exact=exact, whole=plain_step(self.loss_of))
+        return first_step(run, self.stepped, self.rates.peaks)
+
+    @property
+    def masters(self) -> dict[int, str]:
+        """Parameters that follow others of the optimizers in the user's step, by the place of these."""
+        if self.setup.step is not None:
+            with suppress(Exception):  # it cannot be run to show that
+                return followed(self.rehearsal(), self.stepped, self.rates.peaks)
+        return {}
+
     @cached_property
     def twice(self) -> tuple[bool, Seen, Seen]:
         """Whether the step runs in float64, and what it shows two times, from equal weights, unclipped."""
@@ -325,6 +354,7 @@ class Step:
 
     def _twice(self, *, exact: bool) -> tuple[bool, Seen, Seen]:
         run = self.rehearsal(exact=exact)
+        held(run.model, run.optimizers)
         first = run.run(self.stepped, scale=SMALL)
         return exact, first, run.run(first.batch, scale=SMALL)
 
@@ -341,10 +371,18 @@ class Step:
     # ------------------------------------------------------------------------------------------ the check
 
     def release(self) -> None:
-        """Give back what can be made again: drawn models, gradients, and copies that lie in cycles."""
-        for name in ("fresh", "training", "twice", "scaled"):
-            self.__dict__.pop(name, None)
-        gc.collect()
+        """Give back what can be made again where it is large: of a model with many parameters those drawn,
+        gradients, and copies that lie in cycles; and what modules read and wrote, where that is more.
+        """
+        weights = sum(p.nbytes for p in self.model.parameters())
+        for trace in {id(t): t for t in vars(self).values() if isinstance(t, Trace)}.values():
+            events = trace.__dict__.get("events", ())
+            if sum(x.nbytes for e in events for x in (*e.inputs, *e.outputs)) > weights:
+                del trace.__dict__["events"]
+        if self.large:
+            for name in ("fresh", "training", "twice", "scaled"):
+                self.__dict__.pop(name, None)
+            gc.collect()
 
     @property
     def left_s(self) -> float:
@@ -352,15 +390,23 @@ class Step:
         return self.budget_s - (time.monotonic() - self.started)
 
     def refuse_what_cannot_run(self) -> None:
-        """Raise UserError for a step that cannot be run once."""
+        """Raise UserError for a step that cannot be run once, and for functions that return no such thing."""
         try:
-            _ = self.whole.loss
+            loss = self.whole.loss
         except UserError:
             raise
         except Exception as error:
             own = self.setup.loss is None
             who, word = (type(self.model).__name__, "loss") if own else ("loss(model, batch)", "")
             raise UserError(refusal(who, self.batch, error, word)) from error
+        if loss.numel() != 1:
+            raise UserError(f"loss(model, batch) returned {shown(loss)}, and must return one number: a mean")
+        try:
+            _ = self.rates
+        except UserError:
+            raise
+        except Exception:  # a property says so
+            return
 
     def described(self) -> dict[str, str]:
         """What the check took the step to be, for the reader to agree or not."""

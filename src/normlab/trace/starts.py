@@ -121,7 +121,8 @@ def equal_draws(parameters: Parameters) -> Iterator[tuple[str, str]]:
     """Yield pairs of matrices that are drawn and equal in every entry, and are two tensors."""
     seen: dict[tuple[torch.Size, float], str] = {}
     for name, p in parameters.items():
-        if p.ndim >= 2 and p.is_floating_point() and p.numel() > 1 and not torch.equal(p[0], p[-1]):
+        matrix = p.ndim >= 2 and p.is_floating_point() and p.numel() > 1
+        if matrix and bool(p.isfinite().all()) and not torch.equal(p[0], p[-1]):
             first = seen.setdefault((p.shape, float(p.detach().double().sum())), name)
             if first != name and torch.equal(parameters[first], p):
                 yield first, name
