@@ -287,19 +287,26 @@ def copied(setup: Setup, *, hollow: bool = False) -> tuple[nn.Module, list[Optim
             vars(twin).update({} if hollow else copy.deepcopy(others, memo))
     else:
         model, bound = copy.deepcopy((model, bound), memo)
-        made = setup.optimizer(model)
+        made = _made("optimizer(model)", setup.optimizer, model, "param_groups")
         optimizers = list(made) if isinstance(made, (list, tuple)) else [made]
-        if not optimizers or not all(isinstance(o, Optimizer) for o in optimizers):
-            raise UserError(
-                f"optimizer(model) returned {shown(made)}, and must return an optimizer or a list"
-            )
     if scheduler is not None and bound is None:
-        bound = scheduler(optimizers[0] if len(optimizers) == 1 else optimizers)
-        if not hasattr(bound, "step"):
-            raise UserError(f"scheduler(optimizer) returned {shown(bound)}, and must return one with step()")
+        bound = _made(
+            "scheduler(optimizer)", scheduler, optimizers[0] if len(optimizers) == 1 else optimizers, "step"
+        )
     if not hollow:
         nn.Module.zero_grad(model)
     return model, optimizers, bound
+
+
+def _made(who: str, function: Callable[[Any], Any], of: Any, has: str) -> Any:
+    """What a function of the user's returns, that has this attribute, or a list of some."""
+    try:
+        made = function(of)
+    except Exception as error:
+        raise UserError(f"{who} raised {type(error).__name__}: {error}") from error
+    if not all(hasattr(one, has) for one in (made if isinstance(made, (list, tuple)) and made else [made])):
+        raise UserError(f"{who} returned {shown(made)}, which has no {has}")
+    return made
 
 
 def rates_of(setup: Setup) -> Rates:

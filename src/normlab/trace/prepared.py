@@ -56,11 +56,11 @@ class Step:
     """
 
     def __init__(self, setup: Setup, *, budget_s: float = 60.0) -> None:
-        self.setup, self.declare, self.batch = setup, setup.declare, setup.batch
+        self.setup, self.declare, self.batch = setup.by_wrapped(), setup.declare, setup.batch
         self.model = unwrap(setup.model)
         self.size = sum(p.numel() for p in self.model.parameters())
         self.started, self.budget_s = time.monotonic(), budget_s
-        self.loss_of = setup.loss or output_loss
+        self.loss_of = self.setup.loss or output_loss
 
     # ------------------------------------------------------------------------------------------- copies
 
