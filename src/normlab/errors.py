@@ -15,15 +15,10 @@ class UserError(ValueError):
 
 
 def is_own(error: BaseException) -> bool:
-    """Whether a line of this package raised an exception, and nothing of the user's that it runs.
-
-    Functions of torch that a model calls pass through ``trace.functions``, whose lines count as torch's.
-    """
-    frames = [Path(frame.filename) for frame in traceback.extract_tb(error.__traceback__)]
-    home = Path(__file__).parent
-    while frames and frames[-1] == home / "trace" / "functions.py":
-        frames.pop()
-    return bool(frames) and home in frames[-1].parents
+    """Whether a line of this package raised it, and none that hands torch a function of the model's."""
+    home, frames = Path(__file__).parent, reversed(traceback.extract_tb(error.__traceback__))
+    last = next((f for x in frames if (f := Path(x.filename)) != home / "trace" / "functions.py"), None)
+    return last is not None and home in last.parents
 
 
 class SpentError(UserError):

@@ -21,9 +21,10 @@ from normlab.trace.compare import distance
 from normlab.trace.facts import Unknown
 from normlab.trace.facts.stacks import common, odd_one, siblings
 from normlab.trace.gradients import without_gradient
-from normlab.trace.optimizers import Held, Moved, Rates, held, resumed
-from normlab.trace.prepared import BIG, SMALL, Step
+from normlab.trace.optimizers import Held, Moved, Rates, factors, first_step, held, masters_of, resumed
+from normlab.trace.prepared import SMALL, Step
 from normlab.trace.rehearsal import (
+    BIG,
     SEED,
     Rehearsal,
     Seen,
@@ -51,7 +52,7 @@ def holds(step: Step) -> Answers:
     names, every = {id(p): n for n, p in model.named_parameters()}, parameters_of(optimizers)
     counts, foreign = Counter(map(id, every)), [p for p in every if id(p) not in names]
     foreign = without_gradient(step, foreign) if model is step.model else []
-    masters = step.masters if foreign else {}
+    masters = masters_of(step) if foreign and step.setup.step and step.copyable else {}
     foreign = [p for p in foreign if all(p is not every[i] for i in masters)]
     left = (n for n, p in model.named_parameters() if p.requires_grad and id(p) not in counts)
     missing = [n for n in left if not step.declare.is_frozen(n) and n not in masters.values()]
@@ -142,11 +143,11 @@ def update(step: Step) -> Answers:
     It is taken on copies, in the weights' own precision and without dropout, at the schedule's peak. SGD,
     Adam and AdamW are compared with their published rules.
     """
-    moved, wide = step.first_step(), dict[str, Moved]()
+    moved, wide = first_step(step), dict[str, Moved]()
     live = [m for m in moved if bool(m.gradient.any())]
     if any(2 * stuck > entries for stuck, entries in (m.lost() for m in live)):
         with suppress(Exception):  # a model may not run in float64
-            wide = {m.name: m for m in step.first_step(exact=True)}
+            wide = {m.name: m for m in first_step(step, exact=True)}
         if wide and not any(m.change.any() for m in (*moved, *wide.values())):
             yield note("optimizer", "its first step moves nothing, in float64 either")
             return
@@ -245,7 +246,7 @@ def _averages(step: Step, run: Rehearsal, seen: Seen) -> Answers:
     want = run.gradients(step.stepped, step.loss_of, training=not seen.training or any(seen.training))
     own, floor, passes = fit(seen.gradients, want, SMALL), step.gradient_rounding, len(seen.training)
     needs(any(bool(g.any()) for g in want.values()), "the loss has no gradient in what the optimizer holds")
-    if own.apart <= floor or any(max(own.rest, abs(own.factor / k - 1)) <= floor for k in step.factors):
+    if own.apart <= floor or any(max(own.rest, abs(own.factor / k - 1)) <= floor for k in factors(step)):
         return
     if not seen.nonzero:
         yield fail("step", "every gradient is zero in the optimizer", "zero them before backward")

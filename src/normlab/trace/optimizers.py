@@ -7,7 +7,8 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from itertools import pairwise
-from typing import Any, Final, NamedTuple
+from math import isclose
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -16,9 +17,14 @@ from torch.optim.lr_scheduler import CyclicLR, LambdaLR, OneCycleLR
 
 from normlab.errors import UserError
 from normlab.trace.facts import Unknown
-from normlab.trace.rehearsal import Rehearsal, groups_of, parameters_of, sample
+from normlab.trace.facts.facts import Facts
+from normlab.trace.facts.targets import CLOSE
+from normlab.trace.rehearsal import groups_of, parameters_of, plain_step, sample
 from normlab.trace.setup import Setup, shown
-from normlab.trace.tensors import tensors_in, unwrap
+from normlab.trace.tensors import map_tensors, tensors_in, unwrap
+
+if TYPE_CHECKING:
+    from normlab.trace.prepared import Step
 
 SIMULATED: Final = 8_000
 """Rates of single groups that are computed step by step, in about a tenth of a second."""
@@ -111,11 +117,12 @@ def held(model: nn.Module, optimizers: Iterable[Optimizer]) -> list[Held]:
     return every
 
 
-def followed(run: Rehearsal, batch: Any, rates: Sequence[float]) -> dict[int, str]:
-    """Parameters that are others of the optimizers, rounded, as of masters in a wider type, and that the step
-    changes where those change; by the place of these.
+def masters_of(step: Step) -> dict[int, str]:
+    """Parameters that are others of the optimizers, rounded, as of masters in a wider type, and that the
+    user's step changes where those change; by the place of these.
     """
-    every, pairs = parameters_of(run.optimizers), dict[int, tuple[str, Tensor]]()
+    run, pairs = step.rehearsal(), dict[int, tuple[str, Tensor]]()
+    every = parameters_of(run.optimizers)
     left = {n: p for n, p in run.model.named_parameters() if all(p is not q for q in every)}
     for i, q in enumerate(every):
         same = (n for n, p in left.items() if p.shape == q.shape and torch.equal(q.to(p), p))
@@ -124,16 +131,31 @@ def followed(run: Rehearsal, batch: Any, rates: Sequence[float]) -> dict[int, st
     before = {i: p.detach().clone() for i, (_, p) in pairs.items()}
     for i in pairs:
         every[i].data = every[i].data * 2 + 1
-    run.run(batch, rates=rates)
+    with suppress(Exception):  # none where it cannot be run
+        run.run(step.stepped, rates=step.rates.peaks)
     return {i: n for i, (n, p) in pairs.items() if not p.equal(before[i])}
 
 
-def first_step(run: Rehearsal, batch: Any, rates: Sequence[float]) -> list[Moved]:
-    """Let the optimizers act once, at these rates by group, and say what becomes of each parameter."""
+def factors(step: Step) -> tuple[float, ...]:
+    """By what a step may multiply its loss: 1, and what makes a mean of a sum over what is counted."""
+    with suppress(Unknown):
+        asked, part = step.facts.targets, step.half or step.facts.targets
+        less = float(part.weight.sum() / asked.weight.sum())
+        fewer = int(part.counted.sum()) / int(asked.counted.sum())
+        if isclose(less, fewer, rel_tol=CLOSE) and not isclose(less, 1, rel_tol=CLOSE):
+            wide = map_tensors(step.batch, lambda _, x: x.double() if x.is_floating_point() else x)
+            whole = step.exact.again(batch=wide if step.is_exact else step.batch)
+            return 1.0, 1 / float(Facts(whole, step.declare).targets.weight.sum())
+    return (1.0,)
+
+
+def first_step(step: Step, *, exact: bool = False) -> list[Moved]:
+    """Let the optimizers act once, at the schedule's peak, and say what becomes of each parameter."""
+    run, rates = step.rehearsal(exact=exact, whole=plain_step(step.loss_of)), step.rates.peaks
     every = held(run.model, run.optimizers)
     before = [sample(h.parameter) for h in every]
     states = [_sampled(h.optimizer.state.get(h.parameter, {})) for h in every]
-    gradients, moved = run.run(batch, rates=rates).gradients, list[Moved]()
+    gradients, moved = run.run(step.stepped, rates=rates).gradients, list[Moved]()
     for h, x, state in zip(every, before, states, strict=True):
         g, y = gradients.get(h.name, torch.zeros_like(x)), sample(h.parameter)
         change = (y - x).masked_fill(y == x, 0)  # infinity may stay, as in a mask
@@ -290,9 +312,8 @@ def copied(setup: Setup, *, hollow: bool = False) -> tuple[nn.Module, list[Optim
         made = _made("optimizer(model)", setup.optimizer, model, "param_groups")
         optimizers = list(made) if isinstance(made, (list, tuple)) else [made]
     if scheduler is not None and bound is None:
-        bound = _made(
-            "scheduler(optimizer)", scheduler, optimizers[0] if len(optimizers) == 1 else optimizers, "step"
-        )
+        several = optimizers if len(optimizers) > 1 else optimizers[0]
+        bound = _made("scheduler(optimizer)", scheduler, several, "step")
     if not hollow:
         nn.Module.zero_grad(model)
     return model, optimizers, bound

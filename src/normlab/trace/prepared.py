@@ -9,7 +9,6 @@ from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import replace
 from functools import cached_property
-from math import isclose
 from typing import Any, Final, NamedTuple
 
 import torch
@@ -22,13 +21,13 @@ from normlab.trace.exact import Fresh, awake, in_float64, rounding_of, small_par
 from normlab.trace.facts import Unknown
 from normlab.trace.facts.facts import Facts
 from normlab.trace.facts.stacks import Scaled, scaled_streams, stream_of
-from normlab.trace.facts.targets import CLOSE, SCORED, FunctionInput, Targets
+from normlab.trace.facts.targets import SCORED, FunctionInput, Targets
 from normlab.trace.facts.wiring import Scores, Wiring, read_wiring
-from normlab.trace.optimizers import Moved, Rates, copied, first_step, followed, held, rates_of
+from normlab.trace.optimizers import Rates, copied, held, rates_of
 from normlab.trace.rehearsal import SEED, Rehearsal, Seen, plain_step
 from normlab.trace.setup import Setup, shown
 from normlab.trace.starts import constant, parameters_of
-from normlab.trace.tensors import Place, Tap, forward_hooks, map_tensors, refusal, replaced, unwrap
+from normlab.trace.tensors import Place, Tap, forward_hooks, refusal, replaced, unwrap
 from normlab.trace.trace import Trace, output_loss
 
 LARGE_MODEL: Final = 50_000_000
@@ -37,8 +36,6 @@ EXACT: Final = 1e-9
 """Relative difference that rounding may leave in float64 after some hundred layers."""
 SMALL: Final = 2.0**-40
 """Factor of gradients that no clipping touches; powers of two round nothing."""
-BIG: Final = 2.0**20
-"""Factor of gradients that every clipping touches."""
 
 
 class Difference(NamedTuple):
@@ -282,19 +279,6 @@ class Step:
                 return Facts(self.exact.again(batch=half), self.declare).targets
         return None
 
-    @cached_property
-    def factors(self) -> tuple[float, ...]:
-        """By what a step may multiply its loss: 1, and what makes a mean of a sum over what is counted."""
-        with suppress(Unknown):
-            asked, part = self.facts.targets, self.half or self.facts.targets
-            less = float(part.weight.sum() / asked.weight.sum())
-            fewer = int(part.counted.sum()) / int(asked.counted.sum())
-            if isclose(less, fewer, rel_tol=CLOSE) and not isclose(less, 1, rel_tol=CLOSE):
-                wide = map_tensors(self.batch, lambda _, x: x.double() if x.is_floating_point() else x)
-                whole = self.exact.again(batch=wide if self.is_exact else self.batch)
-                return 1.0, 1 / float(Facts(whole, self.declare).targets.weight.sum())
-        return (1.0,)
-
     def off_alone(self, row: int, first: int, last: int) -> float:
         """How far the outputs of some columns of a row alone are from its own; 0 where it cannot be cut."""
         base, alone = self.logits(self.exact), None
@@ -331,19 +315,6 @@ class Step:
         run = self.rehearsal()
         return run.model, run.optimizers
 
-    def first_step(self, *, exact: bool = False) -> list[Moved]:
-        """What a plain first step does to each parameter, at the schedule's peak."""
-        run = self.rehearsal(exact=exact, whole=plain_step(self.loss_of))
-        return first_step(run, self.stepped, self.rates.peaks)
-
-    @property
-    def masters(self) -> dict[int, str]:
-        """Parameters that follow others of the optimizers in the user's step, by the place of these."""
-        if self.setup.step is not None:
-            with suppress(Exception):  # it cannot be run to show that
-                return followed(self.rehearsal(), self.stepped, self.rates.peaks)
-        return {}
-
     @cached_property
     def twice(self) -> tuple[bool, Seen, Seen]:
         """Whether the step runs in float64, and what it shows two times, from equal weights, unclipped."""
@@ -371,9 +342,7 @@ class Step:
     # ------------------------------------------------------------------------------------------ the check
 
     def release(self) -> None:
-        """Give back what can be made again where it is large: of a model with many parameters those drawn,
-        gradients, and copies that lie in cycles; and what modules read and wrote, where that is more.
-        """
+        """Give back what can be made again where it is large: records of passes, and copies of the model."""
         weights = sum(p.nbytes for p in self.model.parameters())
         for trace in {id(t): t for t in vars(self).values() if isinstance(t, Trace)}.values():
             events = trace.__dict__.get("events", ())

@@ -30,6 +30,8 @@ Gradients = Mapping[str, Tensor]
 """Samples of them, by the names of parameters; those that are 0 may be left out."""
 SEED: Final = 20_011
 """Of every run: not one with which a batch is drawn, or a loss would draw the same numbers again."""
+BIG: Final = 2.0**20
+"""Factor of gradients that every clipping touches."""
 SAMPLED: Final = 65_536
 """Entries of each parameter that are looked at, evenly spaced."""
 LEARNT: Final = 10

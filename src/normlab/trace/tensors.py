@@ -132,16 +132,14 @@ def unwrapped(model: nn.Module) -> list[nn.Module]:
 class Wrapped(nn.Module):
     """Stands for a data-parallel wrapper in functions of the user's, which may ask it for what it wraps."""
 
+    no_sync = nullcontext
+
     def __init__(self, module: nn.Module) -> None:
         super().__init__()
         self.module = module
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         return self.module(*args, **kwargs)
-
-    def no_sync(self) -> Any:
-        """A context in which gradients stay here, as they do anyway."""
-        return nullcontext()
 
 
 def unwrap(model: nn.Module) -> nn.Module:
