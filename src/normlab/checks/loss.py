@@ -18,6 +18,7 @@ from normlab.trace.facts.facts import Facts
 from normlab.trace.facts.stacks import block_of, siblings
 from normlab.trace.facts.targets import CLOSE, bypassed
 from normlab.trace.gradients import HARMLESS, Along, Found, asleep, hole, lost_results, silent_parameters
+from normlab.trace.optimizers import factors
 from normlab.trace.prepared import Step
 
 SHIFTS = {0: "the loss asks to copy", 2: "they are shifted twice", -1: "they are shifted the wrong way"}
@@ -112,7 +113,7 @@ def reduction(step: Step) -> Answers:
     if _near(ratio, 1):
         if count < places and _near(total, count / places):
             yield note("loss", over_all)
-    elif _near(ratio, share):
+    elif len(factors(step)) > 1:
         say = f"each of {count} positions weighs {total / count:.3g} in any batch: a sum, which grows with it"
         divided, advice = step.setup.step is not None, "take the mean over the counted positions"
         yield note("loss", say) if divided else fail("loss", say, advice)

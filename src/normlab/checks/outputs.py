@@ -30,7 +30,7 @@ def finite(step: Step) -> Answers:
     """Weights, buffers, outputs, the loss and its gradient are finite numbers."""
     model, trace = step.whole.model, step.whole
     for path, x in [*model.named_parameters(), *model.named_buffers()]:
-        if _broken([x]) or (isinstance(x, nn.Parameter) and x.is_floating_point() and x.isinf().any()):
+        if _broken([x]) or (x.requires_grad and x.isinf().any()):
             yield fail(path, "holds NaN or infinity before the first step", "initialize or load it")
     if not torch.isfinite(trace.loss) or _broken(trace.outputs):
         place = next((e.module for e in trace.events if _broken(e.outputs) and not _broken(e.inputs)), "loss")

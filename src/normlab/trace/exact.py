@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from normlab.trace.compare import distance
 from normlab.trace.facts import Unknown
 from normlab.trace.facts.stacks import settings, shared
-from normlab.trace.setup import Setup
+from normlab.trace.setup import Setup, shown
 from normlab.trace.starts import looks_drawn
 from normlab.trace.tensors import Place, map_tensors, tensors_in, unwrap
 from normlab.trace.trace import Trace
@@ -198,4 +198,6 @@ class Fresh:
         made = None if self._make is None else self._make()
         if isinstance(made, nn.Module):
             return made
+        if self._make is not None:
+            raise Unknown(f"make() returned {shown(made)}, and must return a model")
         raise Unknown("nothing says how the model is drawn: pass make=, a function that builds it")

@@ -127,7 +127,8 @@ def equal_draws(parameters: Parameters, drawn: Callable[[str, Tensor], bool]) ->
     """Yield pairs of matrices that are drawn and equal in every entry, and are two tensors."""
     seen: dict[tuple[torch.Size, float], str] = {}
     for name, p in parameters.items():
-        if p.ndim >= 2 and p.is_floating_point():
+        matrix = p.ndim >= 2 and p.is_floating_point() and p.numel() > 1
+        if matrix and bool(p.isfinite().all()):
             first = seen.setdefault((p.shape, float(p.detach().double().sum())), name)
             if first != name and torch.equal(parameters[first], p) and drawn(name, p):
                 yield first, name
