@@ -17,7 +17,7 @@ from normlab.cli.main import main
         (["compare", "--config", "dem"], "did you mean 'demo'"),
         (["compare", "--config", "missing/config.json"], "there is no file missing/config.json"),
         (["compare", "--lrs"], "at least one of lrs, got none"),
-        (["compare", "--seeds", "0"], "seeds is at least 1, got 0"),
+        (["compare", "--seeds", "0"], "seeds must be at least 1, got 0"),
         (["translate", "abc", "--runs", "nowhere"], "no runs in nowhere; make one: normlab train"),
         (["score", "missing.txt", "missing.txt"], "missing.txt"),
         (

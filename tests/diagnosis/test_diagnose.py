@@ -14,7 +14,7 @@ from diagnosis.small import BATCH, labelled, translating, untouched
 from normlab.diagnosis import Table, diagnose, read_structure, registered, study
 from normlab.diagnosis.table import Row
 from normlab.errors import UserError
-from normlab.spec.serialise import to_plain
+from normlab.spec.io import to_plain
 
 
 class Residual(nn.Module):

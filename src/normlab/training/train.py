@@ -20,8 +20,8 @@ from torch import nn
 
 from normlab.errors import UserError
 from normlab.recipes.plugins import imported
-from normlab.spec.arguments import validate_arguments
 from normlab.spec.config import Config, run_id
+from normlab.spec.io import validated
 from normlab.store.examples import write_examples
 from normlab.store.files import named
 from normlab.store.folder import RunFolder, write_json_atomic, write_text_atomic
@@ -43,7 +43,7 @@ from normlab.training.weights import checkpoint_of
 _STOPS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
-@validate_arguments
+@validated
 def train(
     config: Config,
     root: str | Path,
