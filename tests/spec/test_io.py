@@ -170,11 +170,6 @@ def test_what_python_says_about_missing_arguments_stays():
         everything()
 
 
-def test_nothing_is_read_with_pydantic_for_defaults(monkeypatch):
-    monkeypatch.setattr("normlab.spec.io._argument", lambda *_: pytest.fail("pydantic is slow to import"))
-    assert Config() == Config()
-
-
 CONFIG = Config(
     recipe="enc:post/dec:pre+scalenorm",
     model=ModelConfig(dim=48, encoder_placement="post", decoder_placement="pre", dropout=0.25),

@@ -24,7 +24,7 @@ from normlab.spec.config import Config, run_id
 from normlab.spec.io import validated
 from normlab.store.examples import write_examples
 from normlab.store.files import named
-from normlab.store.folder import RunFolder, write_json_atomic, write_text_atomic
+from normlab.store.folder import RunFolder, State, write_json_atomic, write_text_atomic
 from normlab.store.manifest import train_anew
 from normlab.tasks.registry import TASKS
 from normlab.tasks.task import Prepared
@@ -143,7 +143,7 @@ def _own_callbacks(trainer: Trainer, folder: RunFolder) -> list[Callback]:
     return [log, TensorBoard(folder.tensorboard)] if trainer.config.machine.tensorboard else [log]
 
 
-def _mark(folder: RunFolder, state: str, error: str = "") -> None:
+def _mark(folder: RunFolder, state: State, error: str = "") -> None:
     with contextlib.suppress(OSError):  # a full disk would hide what it stopped
         status = folder.status()
         status = replace(status, state=state, phase="", phase_done=None)
