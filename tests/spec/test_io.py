@@ -142,6 +142,8 @@ def test_right_arguments_arrive_as_their_annotations_say():
     found = everything("folder", [1, 2.0], 3, 4, pair=[2, "b"], rate=1, anything=np.int64, steps=5)
     assert found == (Path("folder"), [1.0, 2.0], (3, 4), (2, "b"), 1.0, "a", np.int64, {"steps": 5})
     assert type(found[4]) is float
+    assert everything(Path("folder"), np.array([1.0, 2.0]))[1] == [1.0, 2.0]
+    assert everything(Path("folder"), range(3))[1] == [0.0, 1.0, 2.0]
     assert everything.__name__ == "everything"
 
 

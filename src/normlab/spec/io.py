@@ -17,7 +17,7 @@ import re
 import types
 import typing
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final, TypeVar
 
@@ -92,11 +92,13 @@ def _kinds(function: Any, signature: inspect.Signature) -> dict[str, Any]:
 
 
 def _argument(name: str, value: Any, kind: Any) -> Any:
-    """Return an argument as its annotation wants it."""
+    """Return an argument as its annotation wants it: whatever has an order is a list."""
     from pydantic import ValidationError
 
-    if isinstance(value, list) and typing.get_origin(kind) is tuple:
-        value = tuple(value)
+    shapes = {typing.get_origin(shape) for shape in (kind, *typing.get_args(kind))}
+    ordered = isinstance(value, Collection) and hasattr(value, "__getitem__")
+    if ordered and shapes & {tuple, Sequence} and not isinstance(value, (str, bytes, Mapping)):
+        value = (tuple if tuple in shapes else list)(value)
     if isinstance(value, str) and kind is Path:
         return Path(value)
     try:
