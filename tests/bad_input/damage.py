@@ -373,7 +373,7 @@ DAMAGED: dict[str, tuple[list[str], Damage, str]] = {
         lambda folder: write_json_atomic(
             folder / "config.json", read_json(folder / "config.json") | {"metrics": "bleu"}
         ),
-        '{run}/config.json | metrics | must be a list | "bleu"',
+        "{run}/config.json | metrics | must be a list | 'bleu'",
     ),
     "output into a folder that is not there": (
         [*TRANSLATE, "--output", "no/such.txt"],
