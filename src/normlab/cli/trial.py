@@ -158,8 +158,8 @@ class Trial:
         recipes = [word for word in self.change if "=" not in word]
         if recipes and self.source:
             raise UserError(
-                f"--change {recipes[0]} is a recipe, which goes with --recipe; of {self.source} an option can "
-                "change, as in --change warmup=500 or --change betas=0.9,0.95"
+                f"--change {recipes[0]} is a recipe, which goes with --recipe; of {self.source} an option "
+                "can change, as in --change warmup=500 or --change betas=0.9,0.95"
             )
         return {word: self._recipe(word).setup if word in recipes else None for word in self.change}
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import math
 import time
 from collections.abc import Sequence
@@ -13,8 +14,8 @@ import torch
 
 from normlab.trace.facts.logits import SCORED, read_logits
 from normlab.trace.facts.targets import Targets
-from normlab.trace.rehearsal import together
 from normlab.trace.setup import Setup
+from normlab.trace.tensors import unwrap
 from normlab.trace.trace import Trace, output_loss
 from normlab.trace.untouched import untouched
 
@@ -72,7 +73,7 @@ def read_scale(setup: Setup, batches: Sequence[Any], seconds: float) -> Scale:
     deadline = time.monotonic() + seconds
     losses, read = list[float](), list[list[tuple[float, Targets]]]()
     with untouched(setup):
-        model = together(setup)[0]
+        model = copy.deepcopy(unwrap(setup.model))
         for batch in {id(batch): batch for batch in batches}.values():
             trace = Trace(model, batch, setup.loss or output_loss)
             with trace.with_graph(events=True, functions=lambda name: name in SCORED) as passed:

@@ -159,12 +159,14 @@ def read_course(setup: Setup, seen: Training) -> Course:
     """
     rows = list(seen.rates.values())
     if setup.scheduler is not None:
-        foretold = rates_of(setup)
-        peaks, first = foretold.peaks, foretold.top[0]
+        rows = rates_of(setup).rates
+        rows = rows if setup.declare.steps else _to_first_peak(rows)
+        peaks = [max(column) for column in zip(*rows, strict=True)]
     else:
-        peaks, first = rows[-1], max(rows[0])
+        peaks = rows[-1]
     top = max(peaks, default=0.0)
-    if setup.scheduler is None and first < top:  # it rises by hand
+    rises = max(rows[0], default=0.0) < top * (1 - 1e-6)
+    if setup.scheduler is None and rises:  # by hand
         meant = setup.lr or setup.declare.peak_lr
         if meant is None:
             raise UserError(
@@ -176,4 +178,11 @@ def read_course(setup: Setup, seen: Training) -> Course:
         peaks = rows[0]
     if not max(peaks, default=0.0) > 0:
         raise UserError("the rate of every group is 0: give the optimizer, or the scheduler, a rate")
-    return Course(tuple(peaks), WARMUP if first < top else 0.0)
+    return Course(tuple(peaks), WARMUP if rises else 0.0)
+
+
+def _to_first_peak(rows: list[list[float]]) -> list[list[float]]:
+    """The rates until the largest of a step first falls: what follows an end that is not known may be odd."""
+    top = [max(row, default=0.0) for row in rows]
+    end = next((i for i in range(1, len(top)) if top[i] < top[i - 1]), len(top))
+    return rows[:end]
