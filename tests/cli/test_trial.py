@@ -87,7 +87,7 @@ def test_a_recipe_is_tried_on_its_own_batches(here, capsys):
         ([], "train.py:setup"),
         (["hf:folder"], "setup()"),
         (["a-run"], "--config"),
-        ([f"{FILE}:setup", "--budget", "soon"], "10min"),
+        ([f"{FILE}:setup", "--budget", "soon"], "90min"),
         ([f"{FILE}:setup", "--budget", ""], "above 0"),
         ([f"{FILE}:setup", "--steps", "2"], "16"),
         ([f"{FILE}:setup", "--change", "post+warmup"], "recipe"),

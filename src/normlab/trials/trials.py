@@ -185,7 +185,7 @@ class Trials:
         whole = [t for t in self.rates if not t.stopped]
         uniform, ends = self.scale.uniform, [self.nats(t) for t in whole]
         far = uniform is not None and self.unigram is not None and self.unigram < uniform - LEARNT_NATS
-        if far and all(abs(end - uniform) <= SAME * 10 * uniform for end in ends):
+        if far and whole and all(abs(end - uniform) <= SAME * 10 * uniform for end in ends):
             return (
                 f"The loss stays at ln V = {uniform:.3f} nats at every rate: the outputs say nothing of the "
                 "targets; run normlab check"
