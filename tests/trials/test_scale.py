@@ -16,16 +16,21 @@ from trials.tiny import VOCAB, Text, entropy, loss_of, setup
 
 def scale(loss: Any = loss_of, **parts: Any) -> Scale:
     given = setup(loss=loss, **parts)
-    return read_scale(given, list(given.batches), 60.0)
+    return read(given)
+
+
+def read(given: Setup, batches: Any = None, first: float | None = None) -> Scale:
+    batches = list(given.batches) if batches is None else batches
+    own = float(given.loss(given.model, batches[0])) if first is None else first
+    return read_scale(given, batches, 60.0, own)
 
 
 @pytest.mark.parametrize("factor", [1.0, 64.0])
 def test_the_entropy_is_that_of_the_targets_whatever_the_unit_of_the_loss(factor: float):
     text = Text()
     found = scale(lambda model, ids: factor * loss_of(model, ids))
-    read = Text()
-    read.batches = text.batches[: found.targets // text.batches[0][:, 1:].numel()]
-    assert found.unigram == pytest.approx(entropy(read))
+    text.batches = text.batches[: found.targets // text.batches[0][:, 1:].numel()]
+    assert found.unigram == pytest.approx(entropy(text))
     assert found.uniform == pytest.approx(math.log(VOCAB))
     assert found.weight == pytest.approx(factor)
     assert found.nats(factor * 1.5) == pytest.approx(1.5)
@@ -38,7 +43,9 @@ def test_a_further_term_of_the_loss_is_taken_off():
 
 
 def test_label_smoothing_raises_the_entropy():
-    smooth = scale(lambda m, ids: F.cross_entropy(m(ids[:, :-1]).transpose(1, 2), ids[:, 1:], label_smoothing=0.1))
+    smooth = scale(
+        lambda m, ids: F.cross_entropy(m(ids[:, :-1]).transpose(1, 2), ids[:, 1:], label_smoothing=0.1)
+    )
     assert scale().unigram < smooth.unigram < math.log(VOCAB)
 
 
@@ -56,7 +63,7 @@ def test_weights_that_were_trained_before_are_compared_with_their_start():
             given.optimizer.zero_grad()
             loss_of(given.model, batch).backward()
             given.optimizer.step()
-    found = read_scale(given, list(given.batches), 60.0)
+    found = read(given)
     assert found.reference == found.start < found.unigram - 0.15
     assert not found.learns(found.start - 0.01, 0.01)
     assert found.learns(found.start - 0.05, 0.01)
@@ -71,7 +78,7 @@ def test_something_is_learnt_below_the_entropy_alone():
 def test_a_batch_that_comes_again_is_read_once():
     ids = Text().batches[0]
     given = Setup(setup().model, ids, loss=loss_of)
-    assert read_scale(given, [ids] * 20, 60.0).targets == ids[:, 1:].numel()
+    assert read(given, [ids] * 20).targets == ids[:, 1:].numel()
 
 
 def test_two_scored_outputs_are_weighed_as_the_loss_weighs_them():
@@ -90,6 +97,13 @@ def test_two_scored_outputs_are_weighed_as_the_loss_weighs_them():
         return loss_of(lambda _: words, ids) + F.cross_entropy(sentences, ids[:, 0] % 2)
 
     text = Text()
-    found = read_scale(Setup(Two(), text, loss=loss), text.batches, 60.0)
+    found = read(Setup(Two(), text, loss=loss), text.batches)
     assert found.weight == pytest.approx(2.0)
     assert found.uniform == pytest.approx((math.log(VOCAB) + math.log(2)) / 2)
+
+
+@pytest.mark.parametrize(("returned", "known"), [(2.3, True), (2.9, True), (0.6, False), (9.6, False)])
+def test_a_step_that_returns_its_loss_in_another_unit_is_compared_with_itself(returned: float, known: Any):
+    found = read(setup(), first=returned)
+    assert (found.unigram is not None) is known
+    assert known or found.start == returned

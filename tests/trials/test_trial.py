@@ -133,10 +133,16 @@ def test_a_regression_is_compared_with_its_start_and_says_so():
     assert "not known" in str(answer)
 
 
+def test_a_loss_may_be_known_to_the_step_alone():
+    answer = normlab.trial(setup(loss=None, step=stepped), steps=40)
+    assert answer.unigram is None
+    assert answer.usable is not None
+
+
 @pytest.mark.parametrize(
     ("change", "differs"), [("betas=0.5,0.6", True), ("warmup=10", True), ("weight_decay=0.01", False)]
 )
-def test_a_change_is_tried_beside_on_the_same_batches(change: str, differs: bool):
+def test_a_change_is_tried_beside_on_the_same_batches(change: str, differs: Any):
     answer = normlab.trial(setup(), steps=16, rates=[0.01, 0.02], change=change)
     (beside,) = answer.beside
     assert beside.change == change
@@ -146,7 +152,9 @@ def test_a_change_is_tried_beside_on_the_same_batches(change: str, differs: bool
 
 
 def test_a_warm_up_that_is_changed_is_of_the_planned_steps():
-    given = setup(declare={"steps": 1000}, optimizer=lambda m: AdamW(m.parameters(), lr=0.01), scheduler=warmed)
+    given = setup(
+        declare={"steps": 1000}, optimizer=lambda m: AdamW(m.parameters(), lr=0.01), scheduler=warmed
+    )
     answer = normlab.trial(given, steps=16, rates=[0.01], change=["warmup=500", "warmup=0"])
     assert [answer.warmup, *(one.warmup for one in answer.beside)] == [0.2, 0.5, 0.0]
 

@@ -6,12 +6,14 @@ import copy
 import math
 import time
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from statistics import fmean
 from typing import Any, Final
 
 import torch
 
+from normlab.errors import UserError
 from normlab.trace.facts.logits import SCORED, read_logits
 from normlab.trace.facts.targets import Targets
 from normlab.trace.setup import Setup
@@ -64,15 +66,16 @@ class Scale:
         return loss < self.start - 3 * noise
 
 
-def read_scale(setup: Setup, batches: Sequence[Any], seconds: float) -> Scale:
-    """Read the targets of the batches off the gradient at the logits.
+def read_scale(setup: Setup, batches: Sequence[Any], seconds: float, first: float) -> Scale:
+    """Read the targets of the batches off the gradient at the logits; ``first`` is the loss that the step
+    returned for the first batch, which must be that of the same targets.
 
     As many are read as it takes for the bias of the entropy, (V - 1) / 2N of N targets in V classes, to fall
     below ``BIAS_NATS``, and as ``seconds`` allow.
     """
     deadline = time.monotonic() + seconds
     losses, read = list[float](), list[list[tuple[float, Targets]]]()
-    with untouched(setup):
+    with untouched(setup), suppress(UserError):  # a loss may be known to the step alone
         model = copy.deepcopy(unwrap(setup.model))
         for batch in {id(batch): batch for batch in batches}.values():
             trace = Trace(model, batch, setup.loss or output_loss)
@@ -83,6 +86,9 @@ def read_scale(setup: Setup, batches: Sequence[Any], seconds: float) -> Scale:
             read.append([(asked.value(logits.value), asked) for logits, asked in heads])
             if time.monotonic() > deadline or (heads and _is_enough([one[0][1] for one in read])):
                 break
+    if not losses or not 2 / 3 < first / losses[0] < 3 / 2:  # half of it, or twice, is another unit
+        differs = f"the step returns {first:.4g} for a loss of {losses[0]:.4g}" if losses else ""
+        return Scale(first, unknown=differs or "no loss= was handed over")
     start = fmean(losses)
     if not all(read) or len({len(heads) for heads in read}) > 1:
         return Scale(start, unknown="the gradient at no output is that of a cross-entropy")

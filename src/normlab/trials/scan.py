@@ -82,9 +82,14 @@ class Scan:
         name = self.variant.change
         if (row := self.journal.row(measured=name)) is None:
             start = self.clock.now
-            course, step_s = self._own_course(steps)
-            scale = read_scale(self.variant.setup, self.batches.first(steps), MEASURING * self.budget_s)
-            row = {"measured": name, "step_s": step_s, "course": asdict(course), "scale": asdict(scale)}
+            seen = self._own_steps(steps)
+            setup, batches = self.variant.setup, self.batches.first(steps)
+            course = read_course(setup, seen)
+            if (warmup := self.variant.warmup_steps) is not None:
+                course = replace(course, warmup=warmup / (setup.declare.steps or steps))
+            scale = read_scale(setup, batches, MEASURING * self.budget_s, seen.losses[0])
+            row = {"measured": name, "course": asdict(course), "scale": asdict(scale)}
+            row["step_s"] = median(seen.seconds[1:] or seen.seconds)
             row["seconds"] = self.clock.now - start
             self.journal.append(row)
         self.course = Course(tuple(row["course"]["peaks"]), row["course"]["warmup"])
@@ -92,8 +97,8 @@ class Scan:
         self.seconds = [float(row["step_s"])]
         return float(row["seconds"])
 
-    def _own_course(self, steps: int) -> tuple[Course, float]:
-        """The course that the setup's own first steps show, and the seconds of a step."""
+    def _own_steps(self, steps: int) -> Training:
+        """The first steps at the setup's own rates. Raises UserError where they do not train the copy."""
         setup, limit = self.variant.setup, MEASURING * self.budget_s
 
         def enough(seen: Training) -> str:
@@ -116,10 +121,7 @@ class Scan:
                 f"step() of the optimizer is not called in {count(len(seen.losses), 'step')}: call that of "
                 "the optimizer that step(model, batch, optimizer, scheduler) receives"
             )
-        course = read_course(setup, seen)
-        if (warmup := self.variant.warmup_steps) is not None:
-            course = replace(course, warmup=warmup / (setup.declare.steps or steps))
-        return course, median(seen.seconds[1:] or seen.seconds)
+        return seen
 
     def run(self, steps: int, rates: Sequence[float]) -> Trials:
         """Try these rates, or scan from the setup's own; while nothing is learnt, go on at twice the steps
