@@ -24,6 +24,7 @@ PARSERS = {
     "spec/serialise.py": "json",
     "store/folder.py": "json",
     "training/translate.py": "numpy.load",
+    "trials/change.py": "ast.literal_eval",
 }
 """Files that catch ValueError, each around one call of the parser named here."""
 
@@ -52,6 +53,7 @@ OTHERS_CODE = {
     "trace/record.py": "a measurement's failure goes to who records, or is raised",
     "trace/setup.py": "asks whether torch takes an object for numbers",
     "recipes/plugins.py": "imports a module named by the user",
+    **dict.fromkeys(("trials/scan.py", "trials/training.py"), "runs a step that is anybody's"),
     "training/callbacks/flight.py": "the recorder's own failure does not end a training; it is reported",
 }
 """Files that catch every exception without raising it again, and the reason."""

@@ -36,6 +36,11 @@ def test_a_scan_goes_down_where_nothing_trains_and_ends():
     assert min(s for s in scanned(lambda k: math.inf if k > -5 else 1.0 - k / 9, 3.0)) < -5
 
 
+def test_a_scan_goes_up_where_nothing_changes():
+    scores = scanned(lambda k: 3.0 if k < 7 else 2.0, 3.0)
+    assert min(scores, key=scores.get) >= 7
+
+
 def test_a_scan_ends_where_every_rate_is_usable():
     assert max(scanned(lambda k: 1.0, 3.0)) <= FARTHEST + 1
 

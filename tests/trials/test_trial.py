@@ -87,7 +87,7 @@ def test_a_loss_that_stays_at_that_of_equal_logits_is_named():
     answer = normlab.trial(given, steps=16)
     assert "ln V" in answer.sentence
     assert "check" in answer.sentence
-    assert len(answer.tried) < 6
+    assert max(t.rate for t in answer.tried) > 10  # not said of low rates alone
 
 
 def test_a_loss_that_no_rate_moves_is_named():
@@ -96,7 +96,7 @@ def test_a_loss_that_no_rate_moves_is_named():
 
     given = setup(loss=detached, optimizer=lambda m: SGD([m.unused], lr=0.1), model_class=Unused)
     answer = normlab.trial(given, steps=16)
-    assert answer.sentence.startswith("No rate moves")
+    assert answer.sentence.startswith("The loss is the same at every rate")
 
 
 class Unused(Pairs):
@@ -227,6 +227,7 @@ def test_the_facts_of_an_answer_are_plain_values():
         ({"budget_s": 0}, "above 0"),
         ({"rates": [0.1, -1]}, "above 0"),
         ({"change": "betas=0.9"}, "0.9, 0.999"),
+        ({"change": "weight_decay=much"}, "kind"),
         ({"change": "beta=0.9,0.95"}, "betas"),
         ({"change": "lr=0.1"}, "rates"),
         ({"change": "post"}, "warmup=500"),

@@ -85,7 +85,8 @@ def _numbers(x: Any) -> bool:
     return numbers.ndim == 2 and not (numbers.is_floating_point() or numbers.is_complex())
 
 
-def _positive(x: Any) -> bool:
+def positive(x: Any) -> bool:
+    """Whether a value is a finite number above 0."""
     return isinstance(x, (int, float)) and not isinstance(x, bool) and 0 < x < float("inf")
 
 
@@ -101,7 +102,7 @@ KINDS: Final[dict[str, tuple[Callable[[Any], bool], str]]] = {
         lambda x: isinstance(x, (str, Path, Mapping, tuple)),
         'a recipe, a TOML file, or a dict of roles or globs, as in {"ffn_out": 0.02}; or "class"',
     ),
-    "peak_lr": (_positive, "a number above 0"),
+    "peak_lr": (positive, "a number above 0"),
     "steps": (lambda x: _whole(x) and x > 0, "a whole number above 0"),
 }
 
@@ -144,7 +145,7 @@ class Setup:
             value = getattr(self, name)
             if value is not None and not callable(value):
                 raise UserError(f"{name} is {shown(value)}, and must be a function")
-        if self.lr is not None and not _positive(self.lr):
+        if self.lr is not None and not positive(self.lr):
             raise UserError(f"lr is {shown(self.lr)}, and must be a number above 0, as in lr=3e-4")
         held = self.optimizer if isinstance(self.optimizer, (list, tuple)) else [self.optimizer]
         for one in held:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import ast
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -74,14 +76,11 @@ def _value(x: Any) -> bool:
 
 def _like(own: Any, text: str, word: str) -> Any:
     """Read a value of the same kind as the optimizer's own."""
-    try:
-        if isinstance(own, bool):
-            return {"true": True, "false": False}[text.lower()]
-        numbers = [float(part) for part in text.split(",")]
-        if isinstance(own, (tuple, list)) and len(numbers) == len(own):
-            return type(own)(numbers)
-        if not isinstance(own, (tuple, list)) and len(numbers) == 1:
-            return numbers[0]
-    except (ValueError, KeyError):
-        pass
-    raise UserError(f"change is {shown(word)}, and must be of the kind of the optimizer's own, {own}")
+    value: Any = None
+    with suppress(ValueError, SyntaxError):
+        value = ast.literal_eval(text)
+    several = isinstance(own, (tuple, list))
+    alike = isinstance(value, (tuple, list)) == several and isinstance(value, bool) == isinstance(own, bool)
+    if not alike or not _value(value) or (several and len(value) != len(own)):
+        raise UserError(f"change is {shown(word)}, and must be of the kind of the optimizer's own, {own}")
+    return value

@@ -29,6 +29,8 @@ SHOWN: Final = 16
 MEASURING: Final = 0.02
 """The share of the budget after which measuring ends."""
 LATE: Final = "late"
+DIGITS: Final = 3
+"""Of losses that are compared: where rates differ by less, they move nothing, and higher ones are tried."""
 Progress = Callable[[str, int, int], None]
 """``progress(line, done, of)``, called after each step with the trials that are done, and about how many."""
 
@@ -153,9 +155,9 @@ class Scan:
     def _next(self, steps: int, done: Sequence[Trial], *, longer: bool) -> list[float]:
         """The rate that a scan tries next; none where it is done, or where going on would show nothing."""
         answer, first = self.answer(steps), self.course.rate
-        if answer.nothing_moves or (longer and not answer.learns):
+        if longer and not answer.learns:
             return []
-        scores = {round(math.log2(t.rate / first)): self.scale.nats(t.loss) for t in done}
+        scores = {round(math.log2(t.rate / first)): round(self.scale.nats(t.loss), DIGITS) for t in done}
         octave = next_octave(scores, self.scale.reference)
         return [] if octave is None else [first * 2.0**octave]
 

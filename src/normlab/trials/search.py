@@ -67,8 +67,8 @@ def next_octave(scores: Scores, reference: float) -> int | None:
 
 
 def best_of(scores: Scores) -> int:
-    """The octave with the lowest loss; of those that all fail, the lowest."""
-    return min(scores, key=lambda k: (scores[k], k))
+    """The octave with the lowest loss: of equal ones the highest, of those that all fail the lowest."""
+    return min(scores, key=lambda k: (scores[k], k if math.isinf(scores[k]) else -k))
 
 
 def usable(scores: Scores, octave: int, reference: float) -> bool:

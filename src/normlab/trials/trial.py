@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
@@ -12,7 +11,7 @@ from torch import nn
 
 from normlab.errors import UserError
 from normlab.spec.units import duration
-from normlab.trace.setup import Loss, Setup, refuse_unknown, shown
+from normlab.trace.setup import Loss, Setup, positive, refuse_unknown, shown
 from normlab.trace.untouched import same_globals
 from normlab.trials import STEPS
 from normlab.trials.change import Changes, Variant, variants
@@ -88,14 +87,10 @@ class Plan:
             raise UserError(
                 f"steps is {shown(self.steps)}, and must be {least}: the mean of {LAST} losses counts"
             )
-        if not _number(self.budget_s):
+        if not positive(self.budget_s):
             raise UserError(f"budget_s is {shown(self.budget_s)}, and must be a number of seconds above 0")
-        if wrong := [rate for rate in self.rates if not _number(rate)]:
+        if wrong := [rate for rate in self.rates if not positive(rate)]:
             raise UserError(f"rates has {shown(wrong[0])}, and must hold numbers above 0, as in 1e-4 1e-3")
-
-
-def _number(x: Any) -> bool:
-    return isinstance(x, (int, float)) and not isinstance(x, bool) and 0 < x < math.inf
 
 
 def _walk(every: Sequence[Variant], plan: Plan) -> Trials:

@@ -16,9 +16,10 @@ from normlab.trials.search import LAST, USABLE, level
 
 ERROR: Final = "within 2x"
 """How well the upper end is known: see docs/learning-rate.md for the evaluation."""
-SAME: Final = 1e-3
-"""The relative difference of losses below which nothing has moved them."""
-
+SAME: Final = 1e-6
+"""The relative difference of losses on the same batch that rounding makes."""
+EQUAL: Final = 1e-2
+"""The relative distance from ln V at which a mean of losses counts as that."""
 INTERRUPTED: Final = "it was interrupted"
 
 
@@ -145,7 +146,7 @@ class Trials:
         if best is None:
             ends = "; ".join(f"{short(t.rate)} is {t.stopped}" for t in self.rates)
             return f"No rate trains for {self.steps} steps: {ends}"
-        return self.nothing_moves or (self._range(best) if self.learns else self._too_short(best))
+        return self._unmoved() or (self._range(best) if self.learns else self._too_short(best))
 
     def _range(self, best: Trial) -> str:
         low, high = self.usable or (0.0, 0.0)
@@ -179,21 +180,19 @@ class Trials:
             )
         return f"Too short, or it does not train: {what}; {more}: {advice}"
 
-    @property
-    def nothing_moves(self) -> str:
-        """The sentence where no rate changes the loss, or none leaves that of equal logits."""
+    def _unmoved(self) -> str:
+        """The sentence where no rate changes the loss, or none leaves that of equal logits; else empty."""
         whole = [t for t in self.rates if not t.stopped]
-        uniform, ends = self.scale.uniform, [self.nats(t) for t in whole]
-        far = uniform is not None and self.unigram is not None and self.unigram < uniform - LEARNT_NATS
-        if far and whole and all(abs(end - uniform) <= SAME * 10 * uniform for end in ends):
-            return (
-                f"The loss stays at ln V = {uniform:.3f} nats at every rate: the outputs say nothing of the "
-                "targets; run normlab check"
-            )
+        span = f"at every rate tried, from {short(whole[0].rate)} to {short(whole[-1].rate)}"
+        uniform, unigram = self.scale.uniform, self.unigram
+        far = uniform is not None and unigram is not None and unigram < uniform - LEARNT_NATS
+        if far and all(abs(self.nats(t) - uniform) <= EQUAL * uniform for t in whole):
+            why = "the outputs say nothing of the targets"
+            return f"The loss stays at ln V = {uniform:.3f} nats {span}: {why}; run normlab check"
         pairs = zip(*(t.losses for t in whole), strict=True)
-        if len(whole) > 1 and all(max(row) - min(row) <= SAME * SAME * abs(row[0]) for row in pairs):
+        if len(whole) > 1 and all(max(row) - min(row) <= SAME * abs(row[0]) for row in pairs):
             return (
-                "No rate moves the loss: the steps do not reach what it is computed from; run normlab check"
+                f"The loss is the same {span}: the steps do not reach what it is made of; run normlab check"
             )
         return ""
 
@@ -231,10 +230,7 @@ class Trials:
             "rate": trial.rate,
             "steps": trial.steps,
             "loss": None if trial.stopped else self.nats(trial),
-            "usable": trial.steps == self.steps
-            and not trial.stopped
-            and self.learns
-            and self.is_usable(trial),
+            "usable": self.learns and trial in self.rates and self.is_usable(trial),
             "stopped": trial.stopped,
             "seconds": trial.seconds,
             "losses": [self.scale.nats(loss) for loss in trial.losses],
