@@ -39,7 +39,7 @@ def loss_by_rate(
         layers.append(band.mark_rect(opacity=0.12, style="ink").encode(x=x, x2="end:Q"))
     level = alt.Chart(alt.InlineData(values=[{"loss": reference, "words": words}]))
     layers.append(level.mark_rule(strokeDash=[2, 3], style="faint").encode(y=y))
-    text = level.mark_text(align="right", baseline="bottom", dx=-4, dy=-3, style="faint")
+    text = level.mark_text(align="right", baseline="top", dx=-4, dy=4, style="faint")
     layers.append(text.encode(y=y, x=alt.value("width"), text="words:N"))
     now = alt.Chart(alt.InlineData(values=[{"rate": today, "words": "today"}]))
     layers.append(now.mark_rule(strokeDash=[6, 4], style="ink").encode(x=x))
