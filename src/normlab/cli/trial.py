@@ -117,6 +117,8 @@ class Trial:
                 f"page: {write_trial_page(plain, self.out)}", file=sys.stderr if self.as_json else sys.stdout
             )
         if answer.interrupted:
+            if self.folder is not None:
+                failures.write(f"the trials are kept in {self.folder}; the same command goes on")
             raise KeyboardInterrupt
 
     @property

@@ -90,7 +90,7 @@ class Scan:
             if (warmup := self.variant.warmup_steps) is not None:
                 course = replace(course, warmup=warmup / (setup.declare.steps or steps))
             scale = read_scale(setup, batches, MEASURING * self.budget_s, seen.losses[0])
-            row = {"measured": name, "course": asdict(course), "scale": asdict(scale)}
+            row = dict[str, Any](measured=name, course=asdict(course), scale=asdict(scale))
             row["step_s"] = median(seen.seconds[1:] or seen.seconds)
             row["seconds"] = self.clock.now - start
             self.journal.append(row)
@@ -135,7 +135,7 @@ class Scan:
             cut = self._round(steps, queue, scan=not rates, longer=longer)
             answer = self.answer(steps, cut)
             ranked = sorted(answer.rates, key=lambda t: t.loss)
-            queue = [] if answer.learns else [t.rate for t in ranked if t.falls]
+            queue = [t.rate for t in ranked if t.falls and not answer.learns]
             steps, longer = 2 * steps, True
         return answer
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from statistics import fmean
-from typing import Final
+from typing import Any, Final
 
 LAST: Final = 8
 """Losses whose mean stands for a trial at a step."""
@@ -16,8 +16,8 @@ USABLE: Final = 0.05
 """The share of what the best rate learns by which a usable one may be worse."""
 FARTHEST: Final = 12
 """Octaves from the first rate within which others are tried."""
-Scores = Mapping[int, float]
-"""The losses of trials by their octave: the rate is 2^octave times the first one."""
+Scores = Mapping[Any, float]
+"""The losses of trials by their rate, or by their octave: the rate is 2^octave times the first one."""
 
 
 def level(losses: Sequence[float], count: int = LAST) -> float:
@@ -66,22 +66,22 @@ def next_octave(scores: Scores, reference: float) -> int | None:
     return None if min(above) == top + 1 else (top + min(above)) // 2
 
 
-def best_of(scores: Scores) -> int:
-    """The octave with the lowest loss: of equal ones the highest, of those that all fail the lowest."""
+def best_of(scores: Scores) -> Any:
+    """The rate with the lowest loss: of equal ones the highest, of those that all fail the lowest."""
     return min(scores, key=lambda k: (scores[k], k if math.isinf(scores[k]) else -k))
 
 
-def usable(scores: Scores, octave: int, reference: float) -> bool:
+def is_usable(scores: Scores, rate: Any, reference: float) -> bool:
     """Whether a rate is worse than the best by at most 5% of what the best has learnt."""
     best = scores[best_of(scores)]
-    return scores[octave] <= best + USABLE * max(reference - best, 0.0)
+    return scores[rate] <= best + USABLE * max(reference - best, 0.0)
 
 
-def highest_usable(scores: Scores, reference: float) -> int:
-    """The largest octave that is usable, with all that were tried between it and the best."""
+def highest_usable(scores: Scores, reference: float) -> Any:
+    """The largest rate that is usable, with all that were tried between it and the best."""
     top = best_of(scores)
-    for octave in sorted(k for k in scores if k > top):
-        if not usable(scores, octave, reference):
+    for rate in sorted(k for k in scores if k > top):
+        if not is_usable(scores, rate, reference):
             break
-        top = octave
+        top = rate
     return top

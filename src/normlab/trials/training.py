@@ -6,7 +6,7 @@ import functools
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import nullcontext
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Final
 
 import torch
@@ -60,7 +60,8 @@ def train(
     optimizers, and all that ``untouched`` knows are put back; random states begin at ``seed``.
     """
     seen = Training()
-    with untouched(setup), same_random_state(seed), eager():
+    kept = replace(setup, batches=())  # a step is handed copies of its batch
+    with untouched(kept), same_random_state(seed), eager():
         model, optimizers, scheduler = together(setup)
         for group in groups_of(optimizers):
             group.update({name: value for name, value in groups.items() if name in group})

@@ -12,7 +12,7 @@ from typing import Any, Final
 
 from normlab.spec.units import rate
 from normlab.trials.scale import LEARNT_NATS, Scale
-from normlab.trials.search import LAST, USABLE, level
+from normlab.trials.search import LAST, highest_usable, is_usable, level
 
 ERROR: Final = "within 2x"
 """How well the upper end is known: see docs/learning-rate.md for the evaluation."""
@@ -107,12 +107,10 @@ class Trials:
 
     @property
     def usable(self) -> tuple[float, float] | None:
-        """The lowest rate tried, and the highest that trains within 5% of the best with all below it."""
-        if self.best is None or not self.learns:
+        """The lowest rate tried, and the highest that trains within 5% of the best, as all between do."""
+        if not self.learns:
             return None
-        above = [t for t in self.rates if t.rate >= self.best.rate]
-        worse = next((i for i, t in enumerate(above) if not self.is_usable(t)), len(above))
-        return self.rates[0].rate, above[worse - 1].rate
+        return self.rates[0].rate, highest_usable(self._scores, self.scale.reference)
 
     @property
     def edge(self) -> str:
@@ -133,8 +131,11 @@ class Trials:
 
     def is_usable(self, trial: Trial) -> bool:
         """Whether a trial is within 5% of what the best has learnt."""
-        best = self.nats(self.best) if self.best else -math.inf
-        return self.nats(trial) <= best + USABLE * max(self.scale.reference - best, 0.0)
+        return is_usable(self._scores, trial.rate, self.scale.reference)
+
+    @property
+    def _scores(self) -> dict[float, float]:
+        return {t.rate: self.nats(t) for t in self.rates}
 
     # ------------------------------------------------------------------------------------------- sentences
     @property
