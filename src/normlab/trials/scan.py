@@ -18,7 +18,7 @@ from normlab.trace.untouched import same_random_state, untouched
 from normlab.trials.change import Variant
 from normlab.trials.journal import Journal
 from normlab.trials.scale import Scale, read_scale
-from normlab.trials.search import hopeless, next_octave
+from normlab.trials.search import FARTHEST, hopeless, next_octave
 from normlab.trials.training import Course, Enough, RateOf, Training, read_course, train
 from normlab.trials.trials import Trial, Trials, short
 
@@ -29,6 +29,8 @@ SHOWN: Final = 16
 MEASURING: Final = 0.02
 """The share of the budget after which measuring ends."""
 LATE: Final = "late"
+LONGER: Final = 16
+"""How many times the steps of the first trials the longest may have, where nothing is learnt before."""
 DIGITS: Final = 3
 """Of losses that are compared: where rates differ by less, they move nothing, and higher ones are tried."""
 Progress = Callable[[str, int, int], None]
@@ -126,16 +128,20 @@ class Scan:
         return seen
 
     def run(self, steps: int, rates: Sequence[float]) -> Trials:
-        """Try these rates, or scan from the setup's own; while nothing is learnt, go on at twice the steps
-        with the rates that still fall.
+        """Try these rates, or scan from the setup's own.
+
+        While nothing is learnt, go on at twice the steps: with the rates that still fall, or, where each is
+        on a plateau, with the lowest, which may leave it as higher ones do not.
         """
         queue, answer = [*rates] or [self.course.rate], self.answer(steps)
+        longest = min(LONGER * steps, self.variant.setup.declare.steps or LONGER * steps)
         longer = False
-        while queue and not answer.cut:
+        while queue and not answer.cut and (steps <= longest or not longer):
             cut = self._round(steps, queue, scan=not rates, longer=longer)
             answer = self.answer(steps, cut)
-            ranked = sorted(answer.rates, key=lambda t: t.loss)
-            queue = [t.rate for t in ranked if t.falls and not answer.learns]
+            whole = [t for t in answer.rates if not t.stopped]
+            ranked = sorted((t for t in whole if t.falls), key=lambda t: t.loss) or whole[:1]
+            queue = [] if answer.learns or answer.unmoved else [t.rate for t in ranked]
             steps, longer = 2 * steps, True
         return answer
 
@@ -159,6 +165,9 @@ class Scan:
             return []
         scores = {round(math.log2(t.rate / first)): round(self.scale.nats(t.loss), DIGITS) for t in done}
         octave = next_octave(scores, self.scale.reference)
+        stuck = not (answer.learns or answer.unmoved or answer.rates[0].falls) if done else False
+        if octave is None and stuck and min(scores) > -FARTHEST:
+            octave = min(scores) - 2  # all are on a plateau: one that is still on its way there may leave it
         return [] if octave is None else [first * 2.0**octave]
 
     def _kept(self, rate: float, steps: int) -> Trial | str | None:
@@ -184,7 +193,8 @@ class Scan:
 
     def _trained(self, rate: float, steps: int, leader: Trial | None) -> Training:
         """A training to its end, or until it is hopeless, or the budget ends."""
-        best = leader.losses if leader is not None and not leader.stopped else ()
+        ahead = leader is not None and not leader.stopped and self.answer(steps).learns
+        best = leader.losses if leader is not None and ahead else ()
 
         def enough(seen: Training) -> str:
             now = len(seen.losses)

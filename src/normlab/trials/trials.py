@@ -147,7 +147,7 @@ class Trials:
         if best is None:
             ends = "; ".join(f"{short(t.rate)} is {t.stopped}" for t in self.rates)
             return f"No rate trains for {self.steps} steps: {ends}"
-        return self._unmoved() or (self._range(best) if self.learns else self._too_short(best))
+        return self.unmoved or (self._range(best) if self.learns else self._too_short(best))
 
     def _range(self, best: Trial) -> str:
         low, high = self.usable or (0.0, 0.0)
@@ -181,9 +181,11 @@ class Trials:
             )
         return f"Too short, or it does not train: {what}; {more}: {advice}"
 
-    def _unmoved(self) -> str:
+    @property
+    def unmoved(self) -> str:
         """The sentence where no rate changes the loss, or none leaves that of equal logits; else empty."""
-        whole = [t for t in self.rates if not t.stopped]
+        if not (whole := [t for t in self.rates if not t.stopped]):
+            return ""
         span = f"at every rate tried, from {short(whole[0].rate)} to {short(whole[-1].rate)}"
         uniform, unigram = self.scale.uniform, self.unigram
         far = uniform is not None and unigram is not None and unigram < uniform - LEARNT_NATS
