@@ -52,7 +52,7 @@ def test_a_file_is_tried_and_the_answer_printed_first(here, capsys):
     out, err = capsys.readouterr()
     assert out.splitlines()[0].startswith("Up to ")
     assert "today" in out
-    assert "of the 1,000 steps that are planned" in err
+    assert "the 1,000 steps that are planned" in err
     assert (here / "trial.html").stat().st_size > 100_000
     assert (here / "kept" / "trials.jsonl").exists()
 

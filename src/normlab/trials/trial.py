@@ -144,7 +144,9 @@ def _planned(plan: Plan, share: float, took: float, scan: Scan) -> tuple[int, st
     scan.about = min(WHOLE, trials := int(left / (steps * step_s)))
     text = f"{duration(left)} hold {trials} trials of {steps} steps, {duration(steps * step_s)} each"
     if planned:
-        text += f", {trials * steps / planned:.1%} of the {planned:,} steps that are planned"
+        share = trials * steps / planned
+        part = f"{share:.1%} of" if share < 1 else f"{share:.1f} times"
+        text += f", {part} the {planned:,} steps that are planned"
     if steps < asked:
         return steps, f"{text}: too few for {asked} steps each, for which a range takes {enough}"
     if trials < WHOLE:
