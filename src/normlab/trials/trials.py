@@ -60,7 +60,7 @@ class Trial:
         return level(third, quarter) - level(last, quarter) > 2 * error
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Trials:
     """Trials of one setup: which rates train, and how far up; the lower end is not claimed.
 
@@ -73,15 +73,15 @@ class Trials:
     steps: int
     today: float
     scale: Scale
-    tried: tuple[Trial, ...] = field(repr=False)
+    tried: tuple[Trial, ...]
     warmup: float = 0.0
-    plan: str = field(repr=False, default="")
+    plan: str = ""
     cut: str = ""
     """Why the scan ended before it was done; empty where it was."""
     change: str = ""
-    beside: tuple[Trials, ...] = field(repr=False, default=())
-    seconds: float = field(repr=False, default=0.0)
-    facts: Mapping[str, str] = field(repr=False, default_factory=dict)
+    beside: tuple[Trials, ...] = ()
+    seconds: float = 0.0
+    facts: Mapping[str, str] = field(default_factory=dict)
 
     # --------------------------------------------------------------------------------------------- numbers
     @property
@@ -214,6 +214,9 @@ class Trials:
 
     def __str__(self) -> str:
         return "\n".join(self.lines())
+
+    def __repr__(self) -> str:
+        return f"Trials({self.model}: {self.sentence})"
 
     def to_dict(self) -> dict[str, Any]:
         """The same facts as plain values, with losses in nats a target where targets are known."""
