@@ -30,7 +30,7 @@ def hopeless(losses: Sequence[float], steps: int, best: Sequence[float], nats: f
 
     It ends at a loss that is not finite; from n/4 on, where the mean of its last eight losses is 0.5 nats
     above its first loss; from n/2 on, where that mean is behind the best trial's at the same step by more
-    than a tenth of what the best has gained. ``best`` is empty where none has learnt anything yet: one that is
+    than a tenth of what the best has gained. ``best`` is empty where none has learnt anything yet: the
     first on a plateau ends no other. ``nats`` is one nat a target in the unit of the losses.
     """
     now = len(losses)
