@@ -141,7 +141,7 @@ class Scan:
             answer = self.answer(steps, cut)
             whole = [t for t in answer.rates if not t.stopped]
             ranked = sorted((t for t in whole if t.falls), key=lambda t: t.loss) or whole[:1]
-            queue = [] if answer.learns or answer.unmoved else [t.rate for t in ranked]
+            queue = [t.rate for t in ranked if not (answer.learns or answer.unmoved)]
             steps, longer = 2 * steps, True
         return answer
 
