@@ -10,6 +10,8 @@ STAMP := $(VENV)/.installed-$(shell cat pyproject.toml constraints.txt | cksum |
 DOCS_STAMP := $(STAMP)-docs
 # Two workers of one core each; a training that a test starts counts its own threads.
 PYTEST := OMP_NUM_THREADS=1 MKL_NUM_THREADS=1 $(BIN)/python -m pytest
+# A test that hangs fails and says where; those that are run by hand may take longer.
+NO_HANG := -o faulthandler_timeout=1200 -o faulthandler_exit_on_timeout=true
 # The tests that compute, and what makes torch, MKL and oneDNN compute as on other processors.
 COMPUTING := $(addprefix tests/,contracts oracles parity nn init initial optim diagnosis tasks training comparison \
   examine reproduce)
@@ -40,10 +42,10 @@ lint: $(STAMP) ## style, import layers, types
 	$(BIN)/python -m pyrefly check
 
 test: lint ## lint, then every test that takes seconds
-	$(PYTEST) -n 2 -m "not slow and not long"
+	$(PYTEST) -n 2 $(NO_HANG) -m "not slow and not long"
 
 test-slow: $(STAMP) ## the tests that take minutes
-	$(PYTEST) -n 2 -m slow
+	$(PYTEST) -n 2 $(NO_HANG) -m slow
 
 test-isa: $(STAMP) ## the tests that compute, as on five other processors
 	@failed=0; for processor in $(PROCESSORS); do echo "== $$processor"; \

@@ -39,3 +39,17 @@ def loopback(monkeypatch):
     except OSError as error:
         pytest.skip(f"needs the loopback device ({error}); type: ip link set lo up")
     monkeypatch.setenv("GLOO_SOCKET_IFNAME", "lo")
+
+
+@pytest.fixture
+def one_rank():
+    """A process group of which this process is the only rank."""
+    from torch import distributed
+
+    from one_rank import BACKEND
+
+    distributed.init_process_group(BACKEND, store=distributed.HashStore(), rank=0, world_size=1)
+    try:
+        yield
+    finally:
+        distributed.destroy_process_group()

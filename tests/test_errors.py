@@ -45,8 +45,11 @@ OTHERS_CODE = {
     "jobs/worker.py": "writes the traceback to the run's log and answers with class and message",
     **dict.fromkeys(
         (
-            *(f"checks/{name}.py" for name in ("check", "loop", "loss", "step", "tokens")),
-            *(f"trace/{name}.py" for name in ("exact", "facts/norming", "optimizers", "tensors", "twins")),
+            *(f"checks/{name}.py" for name in ("check", "loop")),
+            *(
+                f"trace/{name}.py"
+                for name in ("exact", "facts/norming", "optimizers", "prepared", "tensors", "twins")
+            ),
         ),
         "runs a step that is anybody's, changed in one thing; what it raises makes a property untestable",
     ),

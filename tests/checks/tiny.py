@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from normlab.checks.check import examine, properties
 from normlab.checks.report import Report
-from normlab.checks.step import Step
+from normlab.trace.prepared import Step
 from normlab.trace.setup import Setup
 from normlab.trace.untouched import same_globals, same_random_state, untouched
 

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 import torch
 import transformers as tf
-from torch import Tensor, distributed, nn
+from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils.checkpoint import checkpoint
 
@@ -131,12 +131,9 @@ def test_no_study_fails_or_hangs(kind):
     done(ended(MODELS[kind]()))
 
 
-def test_a_model_under_data_parallelism_is_diagnosed_as_the_one_inside(tmp_path):
-    distributed.init_process_group("gloo", f"file://{tmp_path}/meeting", world_size=1, rank=0)
-    try:
-        wrapped = ended(DistributedDataParallel(gpt2()))
-    finally:
-        distributed.destroy_process_group()
+@pytest.mark.usefixtures("one_rank")
+def test_a_model_under_data_parallelism_is_diagnosed_as_the_one_inside():
+    wrapped = ended(DistributedDataParallel(gpt2()))
     done(wrapped)
     plain = ended(gpt2())
     assert wrapped.tables == plain.tables

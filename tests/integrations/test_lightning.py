@@ -98,15 +98,7 @@ def test_validation_gives_no_rows():
     assert [r.step for r in rows] == [0, 0, 1, 1]
 
 
-@pytest.fixture
-def ranks(loopback):
-    """Lightning leaves its process group behind."""
-    yield
-    if torch.distributed.is_initialized():
-        torch.distributed.destroy_process_group()
-
-
-@pytest.mark.usefixtures("ranks")
+@pytest.mark.usefixtures("one_rank")
 def test_a_call_by_data_parallelism_is_no_forward_pass():
     one, ranked = [], []
     trained(Probes("standard", every_steps=2, emit=one.append))

@@ -7,7 +7,7 @@ import copy
 import importlib
 import random
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -107,16 +107,6 @@ def read(case: Case) -> None:
 DOING = {"check": checked, "diagnose": diagnosed, "read_structure": read}
 
 
-@pytest.fixture
-def alone(tmp_path: Any) -> Iterator[None]:
-    store = f"file://{tmp_path}/store"
-    torch.distributed.init_process_group("gloo", init_method=store, rank=0, world_size=1)
-    try:
-        yield
-    finally:
-        torch.distributed.destroy_process_group()
-
-
 for home in ("models", "steps"):
     importlib.import_module(f"nasty.{home}")
 UNTRAINED = {name for name in CASES if "raise" in name or "interrupt" in name} | {
@@ -133,7 +123,7 @@ def made(name: str) -> Case:
 
 
 @pytest.mark.filterwarnings("ignore")
-@pytest.mark.usefixtures("loopback", "alone")
+@pytest.mark.usefixtures("one_rank")
 @pytest.mark.parametrize("what", DOING)
 @pytest.mark.parametrize("name", CASES)
 def test_nothing_changes(name: str, what: str) -> None:
@@ -190,7 +180,7 @@ def stepped(name: str, *, watched: Any) -> tuple[list[float], Any]:
 
 
 @pytest.mark.filterwarnings("ignore")
-@pytest.mark.usefixtures("loopback", "alone")
+@pytest.mark.usefixtures("one_rank")
 @pytest.mark.parametrize("name", [name for name in CASES if name not in UNTRAINED])
 def test_a_training_that_is_watched_is_the_same(name: str, tmp_path: Any) -> None:
     assert stepped(name, watched=tmp_path) == stepped(name, watched=None)

@@ -5,32 +5,21 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
+from dataclasses import replace
 from importlib import import_module
 from typing import Any, Final
 
 from torch import nn
 
-from normlab.checks.property import (
-    PROPERTIES,
-    Outcome,
-    Property,
-    Untestable,
-    Violation,
-    answers,
-    folded,
-    rank,
-)
+from normlab.checks.property import PROPERTIES, Answer, Note, Property, Violation, folded, rank
 from normlab.checks.report import Report
-from normlab.checks.step import Step
 from normlab.errors import UserError
 from normlab.trace.facts import Unknown
+from normlab.trace.prepared import Step
 from normlab.trace.setup import Loss, Setup, refuse_unknown, shown
 from normlab.trace.untouched import same_globals, same_random_state, untouched
 
-HOMES: Final = (
-    "outputs", "tokens", "order", "loss", "gradients", "structure", "norms", "siblings", "start", "precision",
-    "optimizers", "loop", "roundtrip",
-)  # fmt: skip
+HOMES: Final = ("outputs", "tokens", "loss", "structure", "start", "loop")
 """Modules of this package that hold properties."""
 WORDS: Final = ("optimizer", "scheduler", "step", "make", "lr", "declare")
 """What ``check`` takes by name besides."""
@@ -81,62 +70,51 @@ def properties() -> list[Property]:
 
 def examine(step: Step, tests: Sequence[Property], progress: Progress | None = None) -> Report:
     """Test a step by these properties, the quick ones first."""
-    outcome = Outcome()
+    answers, seconds = list[Answer](), dict[str, float]()
+    holds, untestable = list[str](), dict[str, str]()
     step.refuse_what_cannot_run()
-    _ = step.exact
+    _ = step.pass_s
     for done, one in enumerate(sorted(tests, key=lambda p: (p.name != "finite", p.passes > 8, rank(p.name)))):
         if progress is not None:
             progress(one.name, done, len(tests))
         start = time.monotonic()
-        _test(step, one, outcome)
-        outcome.seconds[one.name] = time.monotonic() - start
+        here, reason = _test(step, one)
+        seconds[one.name] = time.monotonic() - start
+        answers += here
+        if not any(isinstance(answer, Violation) for answer in here):
+            untestable |= {one.name: reason} if reason else {}
+            holds += [] if reason else [one.name]
+        elif one.name == "finite":
+            untestable |= {p.name: "numbers are not finite" for p in tests if p.name != "finite"}
+            break
         if step.large:
             step.release()
-        if one.name == "finite" and outcome.violations:
-            rest = [p.name for p in tests if p.name != "finite"]
-            outcome.untestable.update(dict.fromkeys(rest, "numbers are not finite"))
-            break
     return Report(
         model=type(step.model).__name__,
-        failures=folded(outcome.violations),
-        notes=tuple(outcome.notes),
-        holds=tuple(sorted(outcome.holds, key=rank)),
-        untestable=dict(sorted(outcome.untestable.items(), key=lambda item: rank(item[0]))),
-        seconds=outcome.seconds,
+        failures=folded(one for one in answers if isinstance(one, Violation)),
+        notes=tuple(one for one in answers if isinstance(one, Note)),
+        holds=tuple(sorted(holds, key=rank)),
+        untestable={name: untestable[name] for name in sorted(untestable, key=rank)},
+        seconds=seconds,
         facts=step.described(),
     )
 
 
-def _test(step: Step, one: Property, outcome: Outcome) -> None:
-    if (reason := _unaffordable(step, one)) is not None:
-        outcome.untestable[one.name] = reason
-        return
-    failed, reason = False, None
+def _test(step: Step, one: Property) -> tuple[list[Answer], str]:
+    """The answers of a property, as a rule up to the first failure, and why it has no more."""
+    answers, needed, left = list[Answer](), one.passes * step.pass_s, max(step.left_s, 0)
+    if one.name != "finite" and needed > step.left_s:
+        total = step.budget_s - step.left_s + needed + 5
+        say = f"it takes about {needed:.0f} s, and {left:.0f} s are left"
+        return answers, f"{say}; budget_s={total:.0f} would reach it"
     try:
-        for answer in answers(one, step):
-            if isinstance(answer, Violation):
-                outcome.violations.append(answer)
-                failed = True
-            else:
-                outcome.notes.append(answer)
-    except (Untestable, Unknown) as error:
-        reason = str(error)
+        for answer in one.test(step) or ():
+            answers.append(replace(answer, property=answer.property or one.name))
+            if isinstance(answer, Violation) and not one.several:
+                break
+    except Unknown as error:
+        return answers, str(error)
     except Exception as error:  # the model is anybody's: it may raise on a changed batch
         said = " ".join(str(error).split())[:200]
-        reason = f"the step raised {type(error).__name__} when it was changed: {said}"
-    if not failed and reason is not None:
-        outcome.untestable[one.name] = reason
-    elif not failed:
-        outcome.holds.append(one.name)
-
-
-def _unaffordable(step: Step, one: Property) -> str | None:
-    """Why the budget does not hold a property."""
-    needed = one.passes * step.pass_s
-    if one.name == "finite" or needed <= step.left_s:
-        return None
-    total = step.budget_s - step.left_s + needed
-    left = max(step.left_s, 0)
-    return (
-        f"it takes about {needed:.0f} s, and {left:.0f} s are left; budget_s={total + 5:.0f} would reach it"
-    )
+        return answers, f"the step raised {type(error).__name__} when it was changed: {said}"
+    return answers, ""

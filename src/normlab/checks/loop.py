@@ -1,64 +1,195 @@
-"""Properties of the loop: the user's own step, the schedule of its rates, and whether it learns."""
+"""Properties of the loop: its optimizers, the user's own step, the schedule, and whether it learns."""
 
 from __future__ import annotations
 
 import copy
+import inspect
 import math
-from contextlib import nullcontext, suppress
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from itertools import chain, pairwise
-from typing import Any, Final
+from typing import Final
 
 import torch
 from torch.optim import SGD, Optimizer
 
-from normlab.checks.property import Answers, Untestable, fail, note, property_of
-from normlab.checks.step import Step
+from normlab.checks.property import Answers, fail, needs, note, property_of
+from normlab.diagnosis.reading.structure import unregistered
 from normlab.trace.compare import distance
 from normlab.trace.facts import Unknown
-from normlab.trace.optimizers import Rates, rates_of, resumed
-from normlab.trace.rehearsal import Rehearsal, Seen, fit, learnt, plain_step, splits, written
+from normlab.trace.facts.stacks import common, odd_one, siblings
+from normlab.trace.gradients import without_gradient
+from normlab.trace.optimizers import Held, Moved, Rates, first_step, held, resumed
+from normlab.trace.prepared import SMALL, Step
+from normlab.trace.rehearsal import (
+    SEED,
+    Rehearsal,
+    Seen,
+    fit,
+    groups_of,
+    learnt,
+    parameters_of,
+    plain_step,
+    splits,
+    written,
+)
 
-SMALL: Final = 2.0**-40
-"""Factor of gradients that no clipping touches; powers of two round nothing."""
+LOOP: Final = ("groups", "update", "step", "repeats", "overfit")
+SORTED: Final = "sort parameters by their number of dimensions, not by their names"
+
+
+@property_of("optimizer", explains=[*LOOP, "evaluation_repeats", "state_dict"], passes=3)
+def holds(step: Step) -> Answers:
+    """Every trainable parameter is in exactly one group of one optimizer, and no other model's is.
+
+    A parameter that is not the model's must at least have a gradient, as one of a loss has.
+    """
+    model, optimizers = step.handed
+    names, every = {id(p): n for n, p in model.named_parameters()}, parameters_of(optimizers)
+    counts, foreign = Counter(map(id, every)), [p for p in every if id(p) not in names]
+    foreign = without_gradient(step, foreign) if model is step.model else []
+    left = (n for n, p in model.named_parameters() if p.requires_grad and id(p) not in counts)
+    missing = [n for n in left if not step.declare.is_frozen(n)]
+    twice = [names[i] for i, k in counts.items() if k > 1 and i in names]
+    loose = {
+        path: [p for m in held for p in m.parameters() if id(p) not in counts]
+        for path, held in unregistered(step.model).items()
+    }
+    hidden = [path for path, own in loose.items() if len(without_gradient(step, own)) < len(own)]
+    if hidden:
+        say = "modules in a plain list get a gradient, and are not among model.parameters()"
+        yield fail(hidden[0], say, "hold them in an nn.ModuleList or an nn.ModuleDict")
+    elif foreign:
+        say = f"{len(foreign)} of the {len(counts)} parameters that it holds are not the model's"
+        yield fail("optimizer", say, "build it after the model was copied, moved, wrapped or changed")
+    elif missing:
+        say = f"{len(missing)} trainable parameters are in no optimizer ({', '.join(missing[:3])})"
+        yield fail(common(missing), say, "hand over all of model.parameters(), or freeze these")
+    elif twice:
+        yield fail(twice[0], f"{len(twice)} parameters are held, and stepped, twice", "put each in one group")
+
+
+@property_of("optimizer", explains=["update", "overfit"], passes=2)
+def groups(step: Step) -> Answers:
+    """Groups are by role: decay, rate and Muon are those that a parameter's role calls for."""
+    model, optimizers = step.handed
+    every = [h for h in held(model, optimizers) if h.parameter.requires_grad]
+    roles = {h.name: step.facts.roles.get(h.name, "matrix") for h in every}
+    decays = (_decay([h for h in every if h.optimizer is o], roles, o) for o in optimizers)
+    yield from chain(_settings(step, optimizers), _muon(every, roles), *decays, _odd_one(step, every))
+
+
+def _settings(step: Step, optimizers: Sequence[Optimizer]) -> Answers:
+    for group in groups_of(optimizers):
+        betas = group.get("betas")
+        if isinstance(betas, (tuple, list)) and len(betas) == 2 and float(betas[0]) ** 2 >= float(betas[1]):
+            say = f"betas are {tuple(map(float, betas))}, and beta1 must be below the root of beta2"
+            yield fail("optimizer", f"{say} (Reddi et al. 2018, section 3, 1904.09237)", "exchange them")
+    own, asked = {float(g.get("initial_lr", g["lr"])) for g in groups_of(optimizers)}, step.setup.lr
+    if asked and step.setup.scheduler is None and all(abs(rate - asked) > 1e-6 * asked for rate in own):
+        yield fail("optimizer", f"its rates are {sorted(own)}, and {asked} is asked", "hand it that rate")
+
+
+def _muon(every: Sequence[Held], roles: Mapping[str, str]) -> Answers:
+    wrong = [h.name for h in every if h.orthogonal and roles[h.name] != "matrix"]
+    if wrong:
+        say = f"Muon is made for hidden matrices, and steps {len(wrong)} embeddings, heads or vectors"
+        yield fail(wrong[0], say, "give them to AdamW")
+
+
+def _decay(every: Sequence[Held], roles: Mapping[str, str], optimizer: Optimizer) -> Answers:
+    """What decays in one optimizer. A gain that is centred on 0 may."""
+    vectors = [h for h in every if roles[h.name] in ("gain", "bias", "scalar")]
+    matrices = [h for h in every if roles[h.name] == "matrix" and h.name.endswith("weight")]
+    gains, biases = ([h for h in vectors if roles[h.name] == role] for role in ("gain", "bias"))
+    exempt = any(not h.decay for h in vectors)
+    exempt |= any(not g["params"] and not g.get("weight_decay") for g in optimizer.param_groups)
+    centred = [h.name for h in gains if abs(float(h.parameter.detach().float().mean())) < 0.5]
+    decayed = [h.name for h in gains if h.decay and h.name not in centred]
+    spared, biased = [h.name for h in matrices if not h.decay], [h.name for h in biases if h.decay]
+    if decayed and 0 < len(spared) == len(matrices):
+        yield fail("optimizer", "gains are decayed and matrices are not: the groups are exchanged", SORTED)
+    for wrong, are, fails in (
+        (decayed, "gains are decayed, though a group without decay exists", exempt),
+        (spared, f"of {len(matrices)} matrices are not decayed", len(spared) < len(matrices)),
+        (biased, f"of {len(biases)} biases are decayed", len(biased) < len(biases)),
+    ):
+        if wrong and fails:
+            yield fail(wrong[0], f"{len(wrong)} {are} ({', '.join(wrong[:3])})", SORTED)
+    if decayed or (biased and exempt):
+        yield note("optimizer", f"{len(decayed)} gains and {len(biased)} biases are decayed as matrices are")
+
+
+def _odd_one(step: Step, every: Sequence[Held]) -> Answers:
+    """A parameter whose rate or decay differs from what all of its siblings, three or more, have."""
+    settings = {
+        h.name: f"rate {h.rate:.4g} and decay {h.decay:.4g} by {type(h.optimizer).__name__}" for h in every
+    }
+    for names in siblings(step.facts.stacks, settings).values():
+        if len(names) > 3 and (odd := odd_one({n: settings[n] for n in names})):
+            yield fail(odd.key, f"it has {odd.value}, its siblings {odd.rest}", "make one group by role")
+
+
+@property_of("optimizer", explains=["overfit"], passes=4)
+def update(step: Step) -> Answers:
+    """The first step is the rule's: downhill, for every parameter, and not rounded away.
+
+    It is taken on copies, in the weights' own precision and without dropout, at the schedule's peak. SGD,
+    Adam and AdamW are compared with their published rules.
+    """
+    run, peaks = step.rehearsal(whole=plain_step(step.loss_of)), step.rates.peaks
+    moved = first_step(run, step.stepped, peaks)
+    live = [m for m in moved if bool(m.gradient.any())]
+    if any(m.group["lr"] for m in live) and not any(m.change.any() for m in moved):
+        wide = step.rehearsal(exact=True, whole=run.whole)
+        if not any(m.change.any() for m in first_step(wide, step.stepped, peaks)):
+            yield note("optimizer", "its first step moves nothing, in float64 either")
+            return
+    yield from chain(_moves_well(moved, live), _lost(live), _by_rule(live))
+
+
+def _moves_well(moved: Sequence[Moved], live: Sequence[Moved]) -> Answers:
+    for m in moved:
+        if not torch.isfinite(m.change).all():
+            yield fail(m.name, "its update is not finite", "look at the rate, at eps and at the gradient")
+        elif not m.parameter.requires_grad and bool(m.change.any()):
+            yield fail(m.name, "it is frozen, and moves", "leave it out of the optimizer")
+    if still := [m.name for m in live if not m.group["lr"]]:
+        yield fail(common(still), f"{len(still)} parameters with a gradient have rate 0", "see their group")
+    if not any(m.state for m in moved) and sum(float((m.gradient * m.change).sum()) for m in live) > 0:
+        yield fail("optimizer", "its first step goes up the gradient", "look for a sign")
+
+
+def _lost(live: Sequence[Moved]) -> Answers:
+    """Parameters of which most entries do not move; a failure where these are most of all."""
+    counts = [m.lost for m in live]
+    if lost := [m for m, (stuck, entries) in zip(live, counts, strict=True) if 2 * stuck > entries]:
+        kind, place = str(lost[0].parameter.dtype).removeprefix("torch."), common([m.name for m in lost])
+        say = f"{kind} rounds most of the update away in {len(lost)} of {len(live)} parameters"
+        stuck, entries = (sum(each) for each in zip(*counts, strict=True))
+        advice = "keep the weights, or a copy of them in the optimizer, in float32"
+        yield fail(place, say, advice) if 2 * stuck > entries else note(place, say)
+
+
+def _by_rule(live: Sequence[Moved]) -> Answers:
+    for m in live:
+        if off := m.off:
+            say = f"its first step is {off:.2g} of its size off the rule of {type(m.optimizer).__name__}"
+            yield fail(m.name, say, "look at decay, bias correction, and what else changes the weights")
+    damped = [m for m in live if m.damped]
+    if 2 * len(damped) > len(live):
+        usual = inspect.signature(type(damped[0].optimizer)).parameters.get("eps")
+        say = f"eps is above most of the gradient in {len(damped)} of {len(live)} parameters"
+        if usual is not None and float(damped[0].group["eps"]) > usual.default:
+            yield fail("optimizer", f"{say}, so that Adam's step is below the rate", "lower eps")
+        else:
+            yield note(common([m.name for m in damped]), say)
+
+
 LARGE: Final = 2.0**20
 """Factor of gradients that every clipping touches."""
-
-
-def rehearsal(step: Step, *, exact: bool = False, whole: Any = None) -> Rehearsal:
-    """Copies of model, optimizers and scheduler, and the user's step to run on them, or a plain one."""
-    parts = step.together()
-    whole = whole or step.setup.step or plain_step(step.loss_of)
-    several = isinstance(step.setup.optimizer, (list, tuple)) or len(parts[1]) > 1
-    return Rehearsal(*parts, whole, several, exact)
-
-
-def twice(step: Step) -> tuple[Rehearsal, Seen, Seen]:
-    """Run the step two times from equal weights, in float64 where that can be had, without clipping."""
-    if "twice" not in step.kept:
-        _ = step.exact
-        for exact in (True, False) if step.is_exact and not step.large else (False,):
-            with suppress(Exception) if exact else nullcontext():
-                run = rehearsal(step, exact=exact)
-                first = run.run(step.stepped, scale=SMALL)
-                step.kept["twice"] = exact, first, run.run(first.batch, scale=SMALL)
-                break
-    exact, first, again = step.kept["twice"]
-    return rehearsal(step, exact=exact), first, again
-
-
-def rates(step: Step) -> Rates:
-    """The rates that the schedule will give, simulated once."""
-    if "rates" not in step.kept:
-        step.kept["rates"] = rates_of(step.setup)
-    return step.kept["rates"]
-
-
-def _floor(step: Step, run: Rehearsal) -> float:
-    """The share of a gradient that rounding may change."""
-    if not run.exact and "gradient" not in step.kept:
-        step.kept["gradient"] = run.rounding(step.stepped, step.loss_of)
-    return step.rounding if run.exact else step.kept["gradient"]
 
 
 @property_of("loop", explains=["repeats", "overfit"], passes=12)
@@ -69,9 +200,9 @@ def step(step: Step) -> Answers:
     clipping acts, when they are compared with those of the loss, and so large that every clipping acts, when
     that is looked at.
     """
-    if step.setup.step is None:
-        raise Untestable("no step was handed over: pass step=, of model, batch, optimizer and scheduler")
-    run, seen, _ = twice(step)
+    needs(step.setup.step, "no step was handed over: pass step=, of model, batch, optimizer and scheduler")
+    exact, seen, _ = step.twice
+    run = step.rehearsal(exact=exact)
     tests = (_steps_once, _is_fresh, _clips, _averages, _trains)
     yield from chain.from_iterable(test(step, run, seen) for test in tests)
 
@@ -80,20 +211,20 @@ def _steps_once(step: Step, run: Rehearsal, seen: Seen) -> Answers:
     counts = [seen.calls.count(i) for i in range(len(run.optimizers))]
     if not any(counts):
         if any(any(c != "scheduler" for c in run.run(step.stepped).calls) for _ in range(7)):
-            raise Untestable("it steps the optimizer in some calls only; hand over the step of a whole batch")
+            raise Unknown("it steps the optimizer in some calls only; hand over the step of a whole batch")
         yield fail("step", "it never calls step() of the optimizer that it is given", "call it")
     elif max(counts) > 1:
-        evidence = f"it steps the optimizer {max(counts)} times in one batch of {len(seen.training)} passes"
-        yield fail("step", evidence, "step once, after the last backward")
+        say = f"it steps the optimizer {max(counts)} times in one batch of {len(seen.training)} passes"
+        yield fail("step", say, "step once, after the last backward")
     elif min(counts) < 1:
         yield fail("step", f"optimizer {counts.index(0) + 1} of {len(counts)} is never stepped", "step each")
 
 
 def _is_fresh(step: Step, run: Rehearsal, seen: Seen) -> Answers:
-    other = fit(step.kept["twice"][2].gradients, seen.gradients)
-    if other.apart > _floor(step, run) and written(step.stepped, seen.batch) is None:
-        evidence = f"from the same weights the second gradient is {other.factor:.3g} times the first"
-        yield fail("step", evidence, "zero the gradients once in each step; keep nothing for the next")
+    other = fit(step.twice[2].gradients, seen.gradients)
+    if other.apart > step.gradient_rounding and written(step.stepped, seen.batch) is None:
+        say = f"from the same weights the second gradient is {other.factor:.3g} times the first"
+        yield fail("step", say, "zero the gradients once in each step; keep nothing for the next")
 
 
 def _clips(step: Step, run: Rehearsal, seen: Seen) -> Answers:
@@ -113,26 +244,22 @@ def _clips(step: Step, run: Rehearsal, seen: Seen) -> Answers:
 
 def _averages(step: Step, run: Rehearsal, seen: Seen) -> Answers:
     want = run.gradients(step.stepped, step.loss_of, training=not seen.training or any(seen.training))
-    own, floor, passes = fit(seen.gradients, want, SMALL), _floor(step, run), len(seen.training)
-    if not any(bool(g.any()) for g in want.values()):
-        raise Untestable("the loss has no gradient in what the optimizer holds")
+    own, floor, passes = fit(seen.gradients, want, SMALL), step.gradient_rounding, len(seen.training)
+    needs(any(bool(g.any()) for g in want.values()), "the loss has no gradient in what the optimizer holds")
     if own.apart <= floor:
         return
     if not seen.nonzero:
         yield fail("step", "every gradient is zero in the optimizer", "zero them before backward")
-        return
-    if seen.moved:
-        raise Untestable("the step writes to the weights between its passes, so that no gradient is right")
-    if fit(run.run(step.stepped, scale=SMALL, seed=1).gradients, seen.gradients).rest > floor:
-        raise Untestable("the step draws numbers of its own, so that no two of its gradients are the same")
+    needs(not seen.moved, "the step writes to the weights between its passes, so that no gradient is right")
+    if fit(run.run(step.stepped, scale=SMALL, seed=SEED + 1).gradients, seen.gradients).rest > floor:
+        raise Unknown("the step draws numbers of its own, so that no two of its gradients are the same")
     if own.rest <= floor:
-        evidence = f"the gradient is {own.factor:.4g} times that of the whole batch, in {passes} passes"
-        yield fail("step", evidence, "divide by the number of micro-batches; unscale before the step")
-        return
+        say = f"the gradient is {own.factor:.4g} times that of the whole batch, in {passes} passes"
+        yield fail("step", say, "divide by the number of micro-batches; unscale before the step")
     if passes > 1 and not splits(step.exact.again(training=True), step.facts, step.rounding):
-        raise Untestable("the loss is no mean over rows: micro-batches have another than the whole batch")
-    evidence = f"{own.rest:.1%} of the gradient is not that of the whole batch, in {passes} passes"
-    yield fail("step", evidence, "weigh micro-batches by the targets that they count; use the same loss")
+        raise Unknown("the loss is no mean over rows: micro-batches have another than the whole batch")
+    say = f"{own.rest:.1%} of the gradient is not that of the whole batch, in {passes} passes"
+    yield fail("step", say, "weigh micro-batches by the targets that they count; use the same loss")
 
 
 def _trains(step: Step, run: Rehearsal, seen: Seen) -> Answers:
@@ -140,8 +267,8 @@ def _trains(step: Step, run: Rehearsal, seen: Seen) -> Answers:
     if not seen.training or any(seen.training):
         return
     if distance(step.logits(step.plain), step.logits(step.plain.again(training=True))) > step.rounding:
-        evidence = "its model is in evaluation mode, and would differ in training mode: no dropout acts"
-        yield fail("step", evidence, "call model.train() at the start of the step")
+        say = "its model is in evaluation mode, and would differ in training mode: no dropout acts"
+        yield fail("step", say, "call model.train() at the start of the step")
 
 
 @property_of("loop", explains=["overfit"], passes=4)
@@ -150,22 +277,16 @@ def schedule(step: Step) -> Answers:
 
     It is simulated on copies, whose optimizers are not stepped, over the steps that are declared.
     """
-    scheduler, optimizer = step.setup.scheduler, step.setup.optimizer
-    for name in ("scheduler", "optimizer"):
-        if getattr(step.setup, name) is None:
-            raise Untestable(f"no {name} was handed over: pass it")
-    mine = list(optimizer) if isinstance(optimizer, (list, tuple)) else [optimizer]
-    steered = getattr(scheduler, "optimizer", None)
+    needs(step.setup.scheduler, "no scheduler was handed over: pass scheduler=")
+    mine, steered = step.setup.optimizers, getattr(step.setup.scheduler, "optimizer", None)
     if isinstance(steered, Optimizer) and all(steered is not o for o in mine):
-        if not all(isinstance(o, Optimizer) for o in mine):
-            raise Untestable("the scheduler has an optimizer of its own: pass that, or a function for each")
+        why = "the scheduler has an optimizer of its own: pass that, or a function for each"
+        needs(all(isinstance(o, Optimizer) for o in mine), why)
         yield fail("scheduler", "it sets the rates of another optimizer", "build it with this optimizer")
-        return
-    course = rates(step)
+    course = step.rates
     if isinstance(course.ended, TypeError) and len(course.steps) == 1:
-        raise Untestable("its rates follow what step() is given, and cannot be foretold")
-    tests = (_peak, _planned, _moves_once, _resumes)
-    yield from chain.from_iterable(test(step, course) for test in tests)
+        raise Unknown("its rates follow what step() is given, and cannot be foretold")
+    yield from chain(_peak(step, course), _planned(step, course), _moves_once(step), _resumes(step, course))
 
 
 def _peak(step: Step, course: Rates) -> Answers:
@@ -174,8 +295,8 @@ def _peak(step: Step, course: Rates) -> Answers:
         yield fail("scheduler", f"the rate is never above 0 in {count} steps", "count steps, not epochs")
     elif asked is not None and not course.reaches(asked):
         more = "" if step.declare.steps else "; declare steps= if more are planned"
-        evidence = f"the peak is {peak:.4g} in {count} steps, and {asked:.4g} is asked{more}"
-        yield fail("scheduler", evidence, "a LambdaLR multiplies the optimizer's rate; count steps")
+        say = f"the peak is {peak:.4g} in {count} steps, and {asked:.4g} is asked{more}"
+        yield fail("scheduler", say, "a LambdaLR multiplies the optimizer's rate; count steps")
 
 
 def _planned(step: Step, course: Rates) -> Answers:
@@ -183,34 +304,34 @@ def _planned(step: Step, course: Rates) -> Answers:
     if (planned := step.declare.steps) is None:
         return
     lowest, zeros = min(map(min, course.rates)), sum(a == b == 0 for a, b in pairwise(course.top))
-    share = zeros / len(course.top)
-    evidence = f"the rate stays 0 in {share:.2%} of the {planned} steps that are planned"
+    share, length = zeros / len(course.top), "make it as long as the training"
     if course.ended is not None:
-        evidence = f"step() raises after {course.steps[-1]} of {planned} steps: {course.ended}"
-        yield fail("scheduler", evidence, "make it as long as the training")
+        say = f"step() raises after {course.steps[-1]} of {planned} steps: {course.ended}"
+        yield fail("scheduler", say, length)
     elif lowest < 0:
         yield fail("scheduler", f"a rate falls to {lowest:.3g}, and drives the loss up", "end it at 0")
     elif course.rises_again and not course.periodic:
-        evidence = f"it is over before the {planned} planned steps: the rate falls, and rises again"
-        yield fail("scheduler", evidence, "make it as long as the training; use warm restarts to begin anew")
+        say = f"it is over before the {planned} planned steps: the rate falls, and rises again"
+        yield fail("scheduler", say, f"{length}; use warm restarts to begin anew")
     elif zeros > 2:
+        say = f"the rate stays 0 in {share:.2%} of the {planned} planned steps"
         advice = "count its steps as the optimizer's are counted"
-        yield fail("scheduler", evidence, advice) if share > 0.01 else note("scheduler", evidence)
+        yield fail("scheduler", say, advice) if share > 0.01 else note("scheduler", say)
     elif course.rises_again:
         yield note("scheduler", f"the rate falls and rises again and again in the {planned} planned steps")
 
 
-def _moves_once(step: Step, course: Rates) -> Answers:
+def _moves_once(step: Step) -> Answers:
     if step.setup.step is None:
         return
-    run = rehearsal(step)
+    run = step.rehearsal()
     calls = [*run.run(step.stepped).calls, *run.run(step.stepped).calls]
     moved, steps = calls.count("scheduler"), calls.count(0)
     if not moved:
         yield note("scheduler", "the step does not step it")
     elif moved > steps > 0:
-        evidence = f"it is stepped {moved / steps:.3g} times for each step of the optimizer"
-        yield fail("scheduler", evidence, "step it once, after the optimizer")
+        say = f"it is stepped {moved / steps:.3g} times for each step of the optimizer"
+        yield fail("scheduler", say, "step it once, after the optimizer")
     elif steps and calls[0] == "scheduler":
         yield fail("scheduler", "it is stepped before the optimizer: its first rate is lost", "step it after")
 
@@ -221,23 +342,23 @@ def _resumes(step: Step, course: Rates) -> Answers:
         return
     own, loaded = resumed(step.setup)
     if own != loaded:
-        evidence = f"loaded after 3 steps it goes on with the rate {loaded[0]:.4g}, not {own[0]:.4g}"
-        yield fail("scheduler", evidence, "keep all that it counts in its state_dict")
+        say = f"loaded after 3 steps it goes on with the rate {loaded[0]:.4g}, not {own[0]:.4g}"
+        yield fail("scheduler", say, "keep all that it counts in its state_dict")
 
 
 @property_of("loop", explains=["overfit"], passes=7)
 def repeats(step: Step) -> Answers:
     """The same batch gives the same step twice, from the same weights and seeds, and is left as it was."""
-    place = "step" if step.setup.optimizer is not None else "loss"
+    place = "step"
     if step.setup.optimizer is None:
-        step = copy.copy(step)
+        place, step = "loss", copy.copy(step)
         step.setup = replace(step.setup, optimizer=lambda model: SGD(model.parameters()), step=None)
-    run, first, again = twice(step)
+    _, first, again = step.twice
     if (where := written(step.stepped, first.batch)) is not None:
         yield fail(where, "the step writes into the batch, which is another from then on", "change a copy")
-    elif fit(again.gradients, first.gradients).apart > _floor(step, run):
-        evidence = "the same weights get another gradient from the same batch and seeds"
-        yield fail(place, evidence, "look for what outlives a step: globals, counters, own generators")
+    elif fit(again.gradients, first.gradients).apart > step.gradient_rounding:
+        say = "the same weights get another gradient from the same batch and seeds"
+        yield fail(place, say, "look for what outlives a step: globals, counters, own generators")
 
 
 @property_of("learns", passes=30)
@@ -247,24 +368,20 @@ def overfit(step: Step) -> Answers:
     Dropout is off and the seeds are the same in each step, so that at a rate of 0 the loss would not change.
     Rates are those of the schedule's peak, reached in ten steps.
     """
-    if step.setup.optimizer is None:
-        raise Untestable("no optimizer was handed over: pass optimizer=")
-    batch, peaks = step.stepped, rates(step).peaks
+    batch, peaks = step.stepped, step.rates.peaks
     if step.facts.rows > 4:
         with suppress(Exception):
             small = step.facts.with_rows(torch.arange(4))
-            rehearsal(step).run(small)
+            step.rehearsal().run(small)
             batch = small
     by_hand = step.setup.scheduler is None and step.setup.step is not None
-    losses = rehearsal(step).losses(batch, step.loss_of, () if by_hand else peaks)
+    losses = step.rehearsal().losses(batch, step.loss_of, () if by_hand else peaks)
     if learnt(losses):
         return
-    plain = rehearsal(step, whole=plain_step(step.loss_of))
+    plain = step.rehearsal(whole=plain_step(step.loss_of))
     own = step.setup.step is not None and learnt(plain.losses(batch, step.loss_of, peaks))
-    place = "step" if own else "optimizer"
-    evidence = f"{len(losses) - 1} steps on one batch bring its loss from {losses[0]:.4g} to {losses[-1]:.4g}"
+    say = f"{len(losses) - 1} steps on one batch bring its loss from {losses[0]:.4g} to {losses[-1]:.4g}"
+    place, known = "step" if own else "optimizer", False
     with suppress(Unknown):
-        if step.facts.trained and math.isfinite(losses[-1]):
-            yield note(place, evidence)
-            return
-    yield fail(place, evidence, "lower the rate if the loss grows, raise it if it stays")
+        known = step.facts.trained and math.isfinite(losses[-1])
+    yield note(place, say) if known else fail(place, say, "lower the rate if the loss grows, else raise it")

@@ -1,22 +1,25 @@
-"""Properties of the loss: what it asks for, where, with which weight, and that it is made of that."""
+"""Properties of the loss: what it asks for, where, with which weight; and of its gradient in every part."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from contextlib import suppress
 from functools import partial
+from itertools import chain
 from math import isclose
 
 import torch
 
-from normlab.checks.property import Answers, Untestable, fail, note, property_of
-from normlab.checks.step import Step
-from normlab.trace.compare import distance, part_of
+from normlab.checks.property import Answers, fail, needs, note, property_of
+from normlab.errors import UserError
+from normlab.trace.compare import distance
 from normlab.trace.facts import Unknown
 from normlab.trace.facts.facts import Facts
-from normlab.trace.facts.targets import Targets
+from normlab.trace.facts.stacks import block_of, siblings
+from normlab.trace.facts.targets import CLOSE, bypassed
+from normlab.trace.gradients import HARMLESS, Along, Found, asleep, hole, lost_results, silent_parameters
+from normlab.trace.prepared import Step
 
-CLOSE = 1e-6
-"""Relative difference of sums of weights, which are read off gradients in float64."""
 SHIFTS = {0: "the loss asks to copy", 2: "they are shifted twice", -1: "they are shifted the wrong way"}
 _near = partial(isclose, rel_tol=CLOSE)
 
@@ -34,28 +37,16 @@ def targets(step: Step) -> Answers:
     if shift == 1 and whole and (asked.counted[:, -1] & (asked.ids[:, -1] == entry[:, 0])).all():
         say = "the target at the last position is its row's first token: labels are rolled, not shifted"
         yield fail("loss", say, "ignore the last position, or take one token more")
-    elif shift < 0 or (shift != 1 and _sees(step, max(shift - 1, 0)) is (shift == 0)):
+    elif shift < 0 or (shift != 1 and step.sees(max(shift - 1, 0)) is (shift == 0)):
         share, why = facts.shift_rates[shift], SHIFTS.get(shift, "they are too far ahead")
         say = f"{share:.0%} of {int(asked.counted.sum())} targets are the token at distance {shift:+d}: {why}"
         yield fail("loss", say, "shift exactly once: the prediction at t is for the token at t + 1")
 
 
-def _sees(step: Step, distance: int) -> bool:
-    """Whether a counted prediction depends on the token at this distance from its position."""
-    facts, shape = step.facts, step.facts.tokens.ids.shape
-    counted = facts.targets.counted.any(0).nonzero()[:, 0]
-    place = int(counted[len(counted) // 2])
-    if facts.targets.ids.shape[1] != shape[1] or not 0 <= place + distance < shape[1]:
-        return distance <= 0
-    here, there = ((torch.arange(shape[1]) == i).expand(shape) for i in (place, place + distance))
-    changed = step.exact.again(batch=facts.other_tokens(there))
-    return step.difference(step.exact, changed, part_of(here)) is not None
-
-
 def _elsewhere(step: Step) -> Answers:
     """Targets that are not tokens at one distance may be classes that the batch holds, of the same rows."""
     facts, ids, counted = step.facts, step.facts.targets.ids, step.facts.targets.counted
-    if ids.ndim == 2 and 2 * facts.shift_rates[0] > 1 and _sees(step, 0):
+    if ids.ndim == 2 and 2 * facts.shift_rates[0] > 1 and step.sees(0):
         say = f"{facts.shift_rates[0]:.0%} of them are the input at their own place, which the model sees"
         yield fail("loss", say, "count only what the input hides, or shift the labels by one")
     for ahead in (1, 0, 2) if ids.ndim == 2 else ():
@@ -71,7 +62,7 @@ def _elsewhere(step: Step) -> Answers:
             agree = f"{int((x == ids).sum())} of {ids.numel()} are those of their own row"
             say = f"it asks for the classes of {'.'.join(map(str, place))} in another order: {agree}"
             yield fail("loss", say, "hand over the labels of the same rows")
-    raise Untestable("the targets are neither tokens of the batch nor labels that it holds")
+    raise Unknown("the targets are neither tokens of the batch nor labels that it holds")
 
 
 @property_of("loss", explains=["initial_loss", "overfit"], passes=1)
@@ -85,7 +76,7 @@ def counted(step: Step) -> Answers:
         pad, held = facts.padding.pad_id, facts.padding.real
     except Unknown as reason:
         if not ends:
-            raise Untestable(f"{reason}; declare eos_id for the end of a text") from reason
+            raise Unknown(f"{reason}; declare eos_id for the end of a text") from reason
     else:
         real = real if pad is None or pad in ends else entry != pad
         real[:, facts.tokens.columns] = held
@@ -109,13 +100,13 @@ def counted(step: Step) -> Answers:
 @property_of("loss", explains=["overfit"], passes=6)
 def reduction(step: Step) -> Answers:
     """The loss is a mean over what is counted: its weights add up to the same for any part of the rows."""
-    asked, part = step.facts.targets, _half(step)
+    asked, part = step.facts.targets, step.half
     weight, places = asked.weight[asked.counted], asked.ids.numel()
     count, total = len(weight), float(weight.sum())
     if not _near(weight.min(), weight.max()):
         yield note("loss", f"counted positions weigh from {weight.min():.3g} to {weight.max():.3g}")
     if part is None:
-        raise Untestable("the batch has one row, or rows cannot be left out")
+        raise Unknown("the batch has one row, or rows cannot be left out")
     ratio, share = float(part.weight.sum()) / total, int(part.counted.sum()) / count
     over_all = f"it is divided by all {places} positions, of which {count} are counted"
     if _near(ratio, 1):
@@ -131,17 +122,6 @@ def reduction(step: Step) -> Answers:
         yield note("loss", f"its weights add up to {total:.4g}, of half the rows to {ratio:.4g} of that")
 
 
-def _half(step: Step) -> Targets | None:
-    """The targets of half of the rows, those of which the most is counted."""
-    asked, rows = step.facts.targets, step.facts.rows
-    if rows > 1 and len(asked.ids) == rows:
-        order = asked.counted.reshape(rows, -1).sum(1).argsort(descending=True, stable=True)
-        with suppress(Exception):  # the model may want a batch of its own size
-            half = step.facts.with_rows(order[: rows // 2].sort().values)
-            return Facts(step.exact.again(batch=half), step.declare).targets
-    return None
-
-
 @property_of("loss", explains=["initial_loss", "overfit"], passes=8)
 def explained(step: Step) -> Answers:
     """The loss is the cross-entropy of its logits, and what it holds besides has a gradient of its own."""
@@ -152,7 +132,7 @@ def explained(step: Step) -> Answers:
     if abs(rest) <= max(CLOSE, step.rounding) * size:
         return
     say = f"{rest:+.4g} of {size:.5g} is not the cross-entropy of the logits"
-    if step.facts.targets.excess > CLOSE or _reaches(step) or not step.is_exact:
+    if step.facts.targets.excess > CLOSE or bypassed(step.exact) or not step.is_exact:
         yield note("loss", f"{say}, and has a gradient of its own")
         return
     own = step.exact.model.named_parameters()
@@ -164,14 +144,107 @@ def explained(step: Step) -> Answers:
         yield fail("loss", f"{say}, moves with the weights and has no gradient", advice)
 
 
-def _reaches(step: Step) -> bool:
-    """Whether the loss has a gradient that does not pass through the logits that explain the rest."""
-    own = [p for p in step.exact.model.parameters() if p.requires_grad]
-    with step.exact.with_graph() as passed:
-        taps = [t for t in passed.taps.values() if t.requires_grad]
-        if passed.loss is None or not taps:
-            return True
-        found = torch.autograd.grad(passed.loss, [*own, *taps], retain_graph=True, allow_unused=True)
-        through = torch.autograd.grad(taps, own, found[len(own) :], allow_unused=True)
-    pairs = zip(found, through, strict=False)
-    return any(a is not None and (b is None or distance(a, b) > CLOSE) for a, b in pairs)
+@property_of("gradients", explains=["step", "overfit", "repeats"], passes=9)
+def derivative(step: Step) -> Answers:
+    """The gradient is the derivative of the loss.
+
+    Central differences of the loss in float64, along the gradient itself, at step sizes that agree with each
+    other; parameters without a gradient are left to another property.
+    """
+    along = Along(step.exact if step.moving else step.training)
+    needs(step.is_exact, "the model does not run in float64")
+    needs(along.gradients, "no parameter gets a gradient")
+    why = "the loss bends or jumps here at every step size, so that it has no derivative"
+    needs(along.all.error <= 1e-3 * along.all.expected, why)
+    if along.attached:
+        yield note("", f"{len(along.attached)} numbers get a gradient and are no part of the loss")
+    if not along.all.disagrees:
+        return
+    place = along.first_wrong(module for module, _ in step.facts.order)
+    moved = along.compare([place])
+    if abs(moved.measured) <= 10 * moved.error:
+        yield note(place, "it gets a gradient, and the loss does not move with it: a surrogate gradient")
+    else:
+        say = f"the loss moves by {moved.measured:.4g} along it where its gradient has {moved.expected:.4g}"
+        yield fail(place, say, "look for a detach(), a no_grad() or an own backward between it and the loss")
+
+
+@property_of("gradients", explains=["derivative", "step", "overfit", "repeats", "update"], passes=8)
+def gradients(step: Step) -> Answers:
+    """Every trainable parameter, and every row and column of it, gets a gradient in a training step."""
+    try:
+        found, why = silent_parameters(step)
+    except UserError as error:
+        yield fail("loss", str(error), "keep the graph from the parameters to the loss")
+        return
+    for harmless in HARMLESS:
+        if names := [n for n in why if why[n] == harmless]:
+            yield note(names[0], f"{len(names)} parameters get no gradient, {harmless}")
+    if bad := [n for n in why if why[n] not in HARMLESS]:
+        say = f"{len(bad)} of {len(found)} parameters get no gradient in training, up to {bad[-1]}"
+        advice = "look for detach(), no_grad(), re-entrant checkpoints, a factor of 0; freeze what is spare"
+        yield fail(bad[0], f"{say}: {why[bad[0]]}", advice)
+    yield from chain(_asleep(step, why), _lost(step), _parts(step, found))
+
+
+def _asleep(step: Step, why: Mapping[str, str]) -> Answers:
+    """Parameters that start at zero together with what multiplies them: neither ever wakes the other."""
+    zero = [n for n, p in step.model.named_parameters() if p.requires_grad and p.numel() and not p.any()]
+    if all(step.facts.roles.get(n) == "bias" for n in zero):
+        return
+    idle = [n for n, reason in why.items() if reason not in HARMLESS[:2]]
+    if dead := asleep(step.plain.again(training=not step.draws, dropout=False), idle):
+        say = f"it starts at 0, and so does what multiplies it: {len(dead)} parameters never learn"
+        yield fail(next((n for n in zero if n in dead), dead[0]), say, "draw one of the two at random")
+
+
+def _lost(step: Step) -> Answers:
+    """What is computed with a graph for the loss, and is no part of it."""
+    for place in lost_results(step.training)[:1]:
+        say = "a number or a result of its autograd function has a graph and is no part of the loss"
+        yield fail(place, f"{say}: its gradient is lost", "add it to the loss, or pass the result on")
+
+
+def _parts(step: Step, found: Found) -> Answers:
+    """Rows or columns of matrices, in whole heads, that get no gradient, from other tokens neither."""
+    facts = step.facts
+    lengths = {n for pair in facts.streams.values() for x in pair if x is not None for n in x.shape}
+    with suppress(Unknown):  # a table of positions may be longer; for a batch, it ends where its rows do
+        lengths.add(facts.tokens.ids.shape[1])
+        lengths.add(int(facts.padding.real.any(0).nonzero().max()) + 1)
+    matrices = {n: g for n, g in found.items() if g is not None and facts.roles.get(n) == "matrix"}
+    holes = [(n, axis, hole(g, axis)) for n, g in matrices.items() if g.ndim == 2 for axis in (0, 1)]
+    bad = [(n, axis, place) for n, axis, place in holes if place and place[0] not in lengths]
+    if not bad:
+        return
+    everywhere = torch.ones_like(facts.tokens.ids, dtype=torch.bool)
+    other = step.training.again(batch=facts.other_tokens(everywhere)).gradients
+    for name, axis, (start, end) in bad:
+        g, what = other[name], f"{'columns' if axis else 'rows'} {start} to {end - 1}"
+        if g is not None and hole(g, axis) is None:
+            yield note(name, f"{what} get no gradient from this batch")
+        else:
+            yield fail(name, f"{what} get no gradient, and others do", "a head or a part of it is not used")
+
+
+@property_of("gradients", explains=["siblings"], passes=1)
+def frozen(step: Step) -> Answers:
+    """Nothing is frozen between trained parts, unless it is declared."""
+    facts, own = step.facts, dict(step.exact.model.named_parameters())
+    held = [n for n, p in own.items() if not p.requires_grad]
+    bad = [n for n in held if not step.declare.is_frozen(n)]
+    for names in siblings(facts.stacks, own).values():
+        trained = [i for i, n in enumerate(names) if own[n].requires_grad]
+        between = [n for i, n in enumerate(names) if n in bad and trained and i > trained[0]]
+        if between:
+            say = f"frozen, while {len(trained)} of its {len(names) - 1} siblings train, also before it"
+            yield fail(between[0], say, "set requires_grad, or declare frozen")
+    read = [(f.argument(0, "input").cpu(), f.argument(1, "weight")) for f in facts.lookups]
+    tables = {id(w) for ids, w in read if any(torch.equal(ids.long(), t.ids) for t in facts.sources)}
+    ends = [n for n in bad if id(own[n]) in tables or facts.roles.get(n) == "head"]
+    blocks = [p.requires_grad for n, p in own.items() if block_of(facts.stacks, n)]
+    with suppress(Unknown):
+        if ends and all(blocks) and not facts.trained:
+            yield fail(ends[0], "frozen as drawn while every block trains", "train it, or declare frozen")
+    if held:
+        yield note(held[0], f"{len(held)} of {len(own)} parameters are frozen")

@@ -2,22 +2,26 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+import copy
+import inspect
+from collections.abc import Iterable, Mapping
 from contextlib import suppress
+from itertools import chain
 
 import torch
 from torch import Tensor, nn
 
-from normlab.checks.property import Answers, Untestable, fail, note, property_of
-from normlab.checks.step import Step
+from normlab.checks.property import Answers, fail, needs, note, property_of
 from normlab.errors import UserError
-from normlab.trace.along import Along
 from normlab.trace.compare import distance, part_ways, whole
 from normlab.trace.exact import rounding_of
 from normlab.trace.facts import Unknown
 from normlab.trace.facts.facts import Facts
-from normlab.trace.tensors import call_model, compiles, tensors_in
+from normlab.trace.gradients import Along
+from normlab.trace.prepared import Step
+from normlab.trace.tensors import call_model, compiles, loose_tensors, shared_names, tensors_in
 from normlab.trace.trace import Trace
+from normlab.trace.twins import difference_when_loaded, generated, roundings
 from normlab.trace.untouched import in_mode, same, same_random_state
 
 
@@ -79,9 +83,9 @@ def training_equals_evaluation(step: Step) -> Answers:
         if apart > step.rounding and not step.draws:
             yield note("loss", f"it differs by {apart:.1e} between the modes, from the same outputs")
     elif step.moving:
-        raise Untestable(f"{step.moving[0]} holds running statistics, which evaluation reads")
+        raise Unknown(f"{step.moving[0]} holds running statistics, which evaluation reads")
     elif step.draws:
-        raise Untestable("training draws besides torch's dropout: hand the model over with a rate of 0")
+        raise Unknown("training draws besides torch's dropout: hand the model over with a rate of 0")
     else:
         say = f"without dropout, outputs of training and of evaluation differ by {found.size:.1e}"
         yield fail(found.module, say, "nothing besides dropout may depend on self.training")
@@ -91,8 +95,7 @@ def training_equals_evaluation(step: Step) -> Answers:
 def compiled_equals_plain(step: Step) -> Answers:
     """The compiled model gives what the same model gives uncompiled, but for rounding."""
     model, alone = step.setup.model, step.setup.loss is None
-    if not any(map(compiles, model.modules())):
-        raise Untestable("nothing of the model is compiled")
+    needs(any(map(compiles, model.modules())), "nothing of the model is compiled")
 
     def flat(tensors: Iterable[Tensor]) -> Tensor:
         return torch.cat([x.flatten().double() for x in tensors if x.is_floating_point()])
@@ -116,14 +119,97 @@ def dropout_repeats(step: Step) -> Answers:
     With dropout on and the random state fixed, the gradient must be the derivative of the loss.
     """
     drawn = step.training.again(dropout=True)
-    if not step.training.run_again:
-        raise Untestable("the backward pass runs nothing again")
-    if not step.is_exact:
-        raise Untestable("the model does not run in float64")
-    if distance(drawn.loss, drawn.again(seed=1).loss) <= step.rounding:
-        raise Untestable("nothing is drawn in training")
+    needs(step.training.run_again, "the backward pass runs nothing again")
+    needs(step.is_exact, "the model does not run in float64")
+    needs(distance(drawn.loss, drawn.again(seed=1).loss) > step.rounding, "nothing is drawn in training")
     along = Along(drawn)
     if along.all.disagrees and not Along(step.training).all.disagrees:
         say = "with dropout on, the gradient is not the derivative of the loss; without, it is"
         advice = "let checkpoints keep the random state: preserve_rng_state=True"
         yield fail(along.first_wrong(m for m, _ in step.facts.order), say, advice)
+
+
+@property_of("round trips", explains=["overfit"], passes=12)
+def precision(step: Step) -> Answers:
+    """Each module in low precision gives what its twin in float32 gives on the same inputs, up to rounding.
+
+    One rounding of its inputs and of its output moves the output by some error. The operations inside round,
+    too, each by itself: n of them explain the root of n times that error, and what lies above is lost by the
+    order of the computation, as in angles or sums that are kept in low precision.
+    """
+    types = {p.dtype for p in step.model.parameters()} & {torch.bfloat16, torch.float16}
+    needs(types, "no parameter is in low precision")
+    trace = step.plain.again(model=step.copy())
+    for path, ratio, count in roundings(trace, max(torch.finfo(t).eps for t in types)):
+        if ratio > count**0.5:
+            say = f"its output is {ratio:.0f} roundings off its twin in float32"
+            why = f"{say}, whose {count} operations explain {count**0.5:.1f}"
+            yield fail(path, why, "compute angles, positions and norms in float32")
+
+
+def _original(step: Step) -> nn.Module:
+    """The model of the exact trace. Raises Unknown where that is the user's own."""
+    return step.exact.model if step.copyable else step.copy()
+
+
+@property_of("round trips", explains=["meta"], passes=5)
+def state_dict(step: Step) -> Answers:
+    """A freshly made model that loads the state dict puts out the same.
+
+    Without ``make`` it is a copy whose parameters and saved buffers are zero.
+    """
+    original, made = _original(step), step.fresh.built()
+    unsaved, model = loose_tensors(original), copy.deepcopy(original) if made is None else made
+    if made is None:
+        for _, tensor in tensors_in(model.state_dict()):
+            tensor.zero_()
+    if (apart := difference_when_loaded(step, model)) is not None:
+        place = next((n for n in unsaved if n.rpartition(".")[0] == apart[0]), apart[0])
+        lost = f"; no state dict holds {', '.join(unsaved[:3])}" if unsaved else ""
+        yield fail(place, apart[1] + lost, "register what is drawn or learnt, as a parameter or a buffer")
+    elif unsaved and made is None:
+        yield note(unsaved[0], "no state dict holds it; make= would show whether it is made the same")
+
+
+@property_of("round trips", passes=4)
+def meta(step: Step) -> Answers:
+    """A model that is built on the meta device, emptied onto a real one and loaded puts out the same.
+
+    Buffers that no state dict holds, and ties, are lost on this way. A note names those of the user's own
+    models: their author may fill and tie them again, as Hugging Face's from_pretrained does.
+    """
+    original = _original(step)
+    with torch.device("meta"):
+        model = step.fresh.built()
+    if model is None:
+        raise Unknown("the model cannot be made anew: pass make=")
+    why = "make() builds the model on a device of its own, or returns one that it has"
+    needs(all(p.is_meta for p in model.parameters()), why)
+    tied, own = shared_names(model), step.setup.make is not None
+    lost = [n for n, _ in model.named_buffers() if n not in model.state_dict()] + loose_tensors(model)
+    if lost and not own:
+        raise Unknown(f"no state dict holds {len(lost)} tensors, as {lost[0]}: from_pretrained() does")
+    model = model.to_empty(device=next(original.parameters()).device)
+    with torch.no_grad():
+        for t in chain(model.parameters(), model.buffers()):
+            t.fill_(float("nan")) if t.is_floating_point() else t.zero_()
+    if lost:
+        yield note(lost[0], f"no state dict holds {', '.join(lost[:3])}: fill them again after to_empty()")
+    if own and (untied := [n for same in tied if same not in shared_names(model) for n in same[1:]]):
+        yield note(min(untied), "to_empty() loses its tie, which must be made again")
+    if not lost and (apart := difference_when_loaded(step, model)) is not None:
+        yield fail(*apart, "make() must build the model as it is trained")
+
+
+@property_of("round trips", passes=5)
+def cache(step: Step) -> Answers:
+    """A generation with a cache has, token by token, the logits of the full pass."""
+    model, facts = _original(step), step.facts
+    needs("past_key_values" in inspect.signature(model.forward).parameters, "it takes no past_key_values")
+    needs(facts.causal and facts.tokens.column >= 0, "its inputs are not the tokens that it predicts")
+    name = str(facts.tokens.place[-1]) if isinstance(step.batch, Mapping) else "input_ids"
+    full, stepwise = generated(step.exact, facts.tokens.ids, name)
+    if (size := distance(full, stepwise)) > step.rounding:
+        apart = (full - stepwise).abs().amax((0, 2)) > step.rounding * full.abs().max()
+        say = f"with a cache the logits differ by {size:.1e}, from token {int(apart.int().argmax())} on"
+        yield fail("", say, "look at positions, the mask and what is kept of each layer")

@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Final
 
+from normlab.trace.facts import Unknown
+
 if TYPE_CHECKING:
-    from normlab.checks.step import Step
-
-
-class Untestable(Exception):
-    """Why a property cannot be tested here, and what to declare or hand over so that it can."""
+    from normlab.trace.prepared import Step
 
 
 @dataclass(frozen=True)
@@ -39,8 +37,10 @@ class Note:
     evidence: str
 
 
-Answers = Iterator[Violation | Note]
+Answer = Violation | Note
+Answers = Iterator[Answer]
 Test = Callable[["Step"], Answers]
+"""Yields failures and notes; raises ``Unknown`` where it cannot be tested, with what to declare or pass."""
 
 
 @dataclass(frozen=True)
@@ -104,17 +104,6 @@ def folded(violations: Iterable[Violation]) -> tuple[Violation, ...]:
     return tuple(kept)
 
 
-@dataclass
-class Outcome:
-    """What the properties gave, in the order in which they were tested."""
-
-    violations: list[Violation] = field(default_factory=list)
-    notes: list[Note] = field(default_factory=list)
-    holds: list[str] = field(default_factory=list)
-    untestable: dict[str, str] = field(default_factory=dict)
-    seconds: dict[str, float] = field(default_factory=dict)
-
-
 def fail(module: str, evidence: str, advice: str = "") -> Violation:
     """A violation of the property that is being tested."""
     return Violation("", module, evidence, advice)
@@ -125,9 +114,7 @@ def note(module: str, evidence: str) -> Note:
     return Note("", module, evidence)
 
 
-def answers(one: Property, step: Step) -> Answers:
-    """Yield the answers of a property under its name, as a rule up to the first failure."""
-    for answer in one.test(step) or ():
-        yield replace(answer, property=answer.property or one.name)
-        if isinstance(answer, Violation) and not one.several:
-            return
+def needs(fact: object, reason: str) -> None:
+    """Raise Unknown, with what to declare or hand over, where a property needs a fact that is not given."""
+    if not fact:
+        raise Unknown(reason)

@@ -42,10 +42,8 @@ class Report:
             if one.advice:
                 yield Line("advice", f"    → {one.advice}")
             if one.follows:
-                consequences = (
-                    f"{v.property} at {v.module}" if v.module else v.property for v in one.follows
-                )
-                yield Line("follows", f"    it explains {', '.join(dict.fromkeys(consequences))}")
+                places = (f"{v.property} at {v.module}".removesuffix(" at ") for v in one.follows)
+                yield Line("follows", f"    it explains {', '.join(dict.fromkeys(places))}")
         many = "property holds" if len(self.holds) == 1 else "properties hold"
         yield Line("holds", f"✓ {len(self.holds)} {many}: {', '.join(self.holds)}")
         if self.untestable:
@@ -74,9 +72,8 @@ class Report:
     def _repr_html_(self) -> str:
         """The failures and counts, for a notebook; what could not be tested folds away."""
         shown = [line for line in self.lines() if line.kind != "untestable"]
-        head = "<br>".join(
-            f"<b>{escape(x.text)}</b>" if x.kind in ("failure", "holds") else escape(x.text) for x in shown
-        )
+        bold = ("failure", "holds")
+        head = "<br>".join(f"<b>{escape(x.text)}</b>" if x.kind in bold else escape(x.text) for x in shown)
         rest = "".join(f"<li><b>{escape(n)}</b>: {escape(why)}</li>" for n, why in self.untestable.items())
         count = f"{len(self.untestable)} could not be tested"
         return f"<p>{head}</p>" + f"<details><summary>{count}</summary><ul>{rest}</ul></details>" * bool(rest)

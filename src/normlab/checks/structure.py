@@ -1,18 +1,25 @@
-"""Properties of structure: the stream, attention's scale, and maps that bend."""
+"""Properties of structure: the stream, norms, attention's scale, maps that bend, and what is built alike."""
 
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterator, Sequence
+from collections.abc import Mapping, Sequence
 from itertools import pairwise
+from typing import Any
 
 import torch
-from torch import Tensor
 
-from normlab.checks.property import Answers, Untestable, Violation, fail, note, property_of
-from normlab.checks.step import Step
-from normlab.trace.facts.stacks import Block, common, odd_one, scaled_streams, siblings, stream_of, within
-from normlab.trace.facts.wiring import Scores, read_wiring
+from normlab.checks.property import Answers, fail, needs, note, property_of
+from normlab.trace.exact import from_library
+from normlab.trace.facts import stacks
+from normlab.trace.facts.norming import gains, responses, scatters
+from normlab.trace.facts.wiring import alike
+from normlab.trace.prepared import Step
+from normlab.trace.starts import equal_draws
+from normlab.trace.tensors import shared_names
+
+ADDED, TIE = "x = x + branch(norm(x)) for each branch", "tie them after all else"
+LATER = ("precision", "training_equals_evaluation", "evaluation_repeats")
 
 
 @property_of("structure", explains=["gradients", "derivative", "norms", "overfit", "siblings"], passes=8)
@@ -23,91 +30,109 @@ def residual(step: Step) -> Answers:
     million and ten million times as large; the difference of the outputs is the factor of the stream: 1 where
     a branch is added to it, 0 where a norm follows. Dropout acts on branches, not on the stream.
     """
-    if not step.facts.stacks:
-        raise Untestable("no numbered blocks hand a stream on")
+    needs(step.facts.stacks, "no numbered blocks hand a stream on")
     for name, blocks in step.facts.stacks.items():
-        yield from filter(None, (_order(step, name, blocks), _kept(step, blocks)))
-    if step.is_exact:
-        yield from _factors(step)
+        yield from _in_order(step, name, blocks)
+        yield from _passes_through(step, blocks)
+    yield from _dropped(step)
+    for blocks in step.facts.stacks.values():
+        yield from _by_one_factor(blocks, step.scaled.factors)
 
 
-def streams_in(step: Step) -> dict[str, Tensor]:
-    """What each block reads at its first call."""
-    first = ((b.path, step.facts.streams.get((b.path, 0), (None,))[0]) for b in step.facts.blocks)
-    return {path: x for path, x in first if x is not None}
-
-
-def _order(step: Step, name: str, blocks: Sequence[Block]) -> Violation | None:
+def _in_order(step: Step, name: str, blocks: Sequence[stacks.Block]) -> Answers:
     facts, ran = step.facts, {b.path: b for b in blocks if step.facts.called[b.path]}
     seen, classes = ({f(b.module) for b in ran.values()} for f in (id, type))
     idle = [b for b in blocks if id(b.module) not in seen and type(b.module) in classes]
     if idle:
-        say = f"{len(idle)} of {len(blocks)} blocks never run"
-        return fail(idle[0].path, say, "run every block of the list")
+        yield fail(idle[0].path, f"{len(idle)} of {len(blocks)} blocks never run", "run every block")
     calls = [path for path, _ in facts.order if path in ran]
     if len(calls) != len(ran):
-        return None
+        return
     numbers = [ran[path].index for path in calls]
     if sorted(numbers) not in (numbers, numbers[::-1]):
-        return fail(name, f"blocks run in the order {numbers}", "run them in the order of their numbers")
+        yield fail(name, f"blocks run in the order {numbers}", "run them in the order of their numbers")
     for before, after in pairwise(calls):
-        (x, y), (z, _) = facts.streams[before, 0], facts.streams[after, 0]
+        (x, y), (z, _) = facts.streams[before], facts.streams[after]
         if x is None or y is None or z is None or torch.equal(x, y):
             continue
-        if torch.equal(x, z) and not _used(step, before):
-            say = f"reads what {before} read, whose output goes nowhere"
-            return fail(after, say, "hand on each block's output")
-    return None
+        if torch.equal(x, z) and not step.uses(before):
+            yield fail(after, f"reads what {before} read, whose output goes nowhere", "hand each output on")
 
 
-def _used(step: Step, path: str) -> bool:
-    """Whether the loss depends on the output of a module."""
-    with step.exact.with_graph(events=True) as passed:
-        y = next((stream_of(e.outputs) for e in passed.events if e.module == path), None)
-        if y is None or not y.requires_grad or passed.loss is None:
-            return True
-        return torch.autograd.grad(passed.loss, y, allow_unused=True)[0] is not None
-
-
-def _kept(step: Step, blocks: Sequence[Block]) -> Violation | None:
-    """A block whose output does not hold its input, unless it is so in all of them and none attends."""
+def _passes_through(step: Step, blocks: Sequence[stacks.Block]) -> Answers:
+    """Each output holds its block's input, unless none does and none attends."""
     read = step.wiring
     here = {b.path: read.streams[b.path] for b in blocks if b.path in read.streams}
     lost = [path for path, (kept, _) in here.items() if not kept]
-    attending = any(within(m, p) for m in read.attending for p in here)
-    if not lost or (len(lost) == len(here) and not attending):
-        return None
-    cut = "every way crosses a matrix product" if here[lost[0]][1] else "no gradient flows"
-    say = f"{cut} from its output to its input ({len(lost)} of {len(here)} blocks)"
-    return fail(lost[0], say, "x = x + branch(norm(x)) for each branch")
+    attending = any(stacks.within(m, p) for m in read.attending for p in here)
+    if lost and (len(lost) < len(here) or attending):
+        cut = "every way crosses a matrix product" if here[lost[0]][1] else "no gradient flows"
+        yield fail(lost[0], f"{cut} from its output to its input ({len(lost)} of {len(here)} blocks)", ADDED)
 
 
-def _factors(step: Step) -> Answers:
-    facts, streams = step.facts, streams_in(step)
-    scaled = step.kept["scaled streams"] = scaled_streams(step.exact, streams)
-    known = scaled.factors
-    drawing = scaled_streams(step.exact.again(training=True, dropout=True), streams).factors
+def _dropped(step: Step) -> Answers:
+    known = step.scaled.factors
+    if not known:
+        return
+    drawn = step.exact.again(training=True, dropout=True)
+    drawing = stacks.scaled_streams(drawn, step.facts.entering).factors
     dropped = known.keys() - drawing.keys()
-    first = next((b.path for b in facts.blocks if b.path in dropped and known[b.path]), None)
+    first = next((b.path for b in step.facts.blocks if b.path in dropped and known[b.path]), None)
     if first is not None:
         say = f"in training its stream is not passed on as it is ({len(dropped)} of {len(known)} blocks)"
         yield fail(first, say, "drop entries of the branch, not of the sum")
+
+
+def _by_one_factor(blocks: Sequence[stacks.Block], known: Mapping[str, float]) -> Answers:
+    here = {b.path: known[b.path] for b in blocks if b.path in known}
+    odd, factors = stacks.odd_one(here), {*here.values()}
+    at_an_end = odd is not None and odd.key in (blocks[0].path, blocks[-1].path)
+    if odd is not None and not (at_an_end and odd.value in (0.0, 1.0)):
+        yield fail(odd.key, f"passes on {odd.value:g} times its input, the others {odd.rest:g} times", ADDED)
+    if len(here) > 1 and len(factors) == 1 and not factors <= {0.0, 1.0}:
+        path, factor = next(iter(here.items()))
+        say = f"each of {len(here)} blocks passes on {factor:g} times its input"
+        yield fail(path, say, "add the stream once") if factor.is_integer() else note(path, say)
+
+
+@property_of("structure", explains=["siblings", "start", "initial_loss", "overfit"], passes=4)
+def norms(step: Step) -> Answers:
+    """A norm gives each token's features one size, whatever their scale; and one stands before the head.
+
+    A module whose own parameters are vectors and whose output at one feature depends on the others is a norm:
+    its output must not change with the scale of its input, nor with other tokens. The entries of a gain have
+    one sign. Where blocks add to a stream that they norm themselves, the logits must not grow with it.
+    """
+    tried = responses(step.exact)
+    for one in tried:
+        if one.grows and one.mixes and one.has_vector:
+            say = f"its output changes by {one.grows:.1g} of its size when its input is ten times as large"
+            yield fail(one.module, say, "divide by the root mean square, or the deviation, of the features")
+        if one.leaks and not one.grows:
+            yield fail(one.module, "what it makes of a token depends on others", "norm over features")
+    normed = [one for one in tried if one.mixes and not one.grows]
+    known = gains(step.plain, normed)
+    if len(known) > 1 and all(map(scatters, known.values())):
+        first, gain = next(iter(known.items()))
+        say = f"its gains scatter around zero ({float(gain.mean()):.2g} ± {float(gain.std()):.2g})"
+        more = f"{say}, as in {len(known) - 1} other norms"
+        yield fail(first, more, "read a gain that is kept as an offset as 1 + w, or draw it as ones")
+    needs(step.scaled.runs or normed, "no module is a norm, and no stack adds to a stream")
+    yield from _before_the_head(step)
+
+
+def _before_the_head(step: Step) -> Answers:
+    factors, runs = step.scaled
+    last = next((path for path, _ in reversed(step.facts.order) if path in factors), None)
+    if last is None or factors[last] != 1.0 or not stacks.grown(*map(step.logits, runs)):
         return
-    for blocks in facts.stacks.values():
-        here = {b.path: known[b.path] for b in blocks if b.path in known}
-        odd = odd_one(here)
-        at_an_end = odd is not None and odd.key in (blocks[0].path, blocks[-1].path)
-        if odd is not None and not (at_an_end and odd.value in (0.0, 1.0)):
-            say = f"passes on {odd.value:g} times its input, the other blocks {odd.rest:g} times"
-            yield fail(odd.key, say, "x = x + branch(norm(x)) in every block")
-            return
-        factors = {*here.values()}
-        if len(here) > 1 and len(factors) == 1 and not factors <= {0.0, 1.0}:
-            path, factor = next(iter(here.items()))
-            say = f"each of {len(here)} blocks passes on {factor:g} times its input"
-            yield fail(path, say, "add the stream once") if factor.is_integer() else note(path, say)
-            if factor.is_integer():
-                return
+    own = step.fresh.exact(step.plain)
+    if own is not None:
+        meant = stacks.grown(*map(step.logits, stacks.scaled_streams(own, step.facts.entering).runs))
+    else:
+        meant = from_library(step.model.get_submodule(last)) and not from_library(step.model)
+    say = "the logits grow in proportion to the last block's stream: no norm stands between"
+    yield note(last, say) if meant else fail(last, say, "norm the stream before the head")
 
 
 @property_of("structure", explains=["overfit", "siblings", "state_dict"], passes=4)
@@ -121,57 +146,20 @@ def attention_scale(step: Step) -> Answers:
     read = step.wiring
     if read.over_queries:
         yield fail(read.over_queries[0], "the softmax of the scores is not over the keys", "softmax(dim=-1)")
-        return
-    if not read.scores:
-        raise Untestable("no product of queries and keys whose scale can be read goes into a softmax")
-    for here in _alike(step, read.scores):
-        odd = odd_one({m: round(s.factor * s.width**0.5, 5) for m, s in here.items()})
-        if odd is not None and not _as_drawn(step, one := here[odd.key]):
-            rest = odd.rest / one.width**0.5
-            say = f"scores are scaled by {one.factor:.4g}, in the other layers by {rest:.4g}"
-            yield fail(one.module, say, "scale the scores alike in all layers")
-            return
-    one = next((s for s in read.scores if not _scaled_by_width(s)), None)
+    needs(read.scores, "no product of queries and keys whose scale can be read goes into a softmax")
+    for here in alike(step.facts.stacks, read.scores):
+        odd = stacks.odd_one({m: round(s.factor * s.width**0.5, 5) for m, s in here.items()})
+        if odd is not None and not step.scales_by_class(alone := here[odd.key]):
+            rest = odd.rest / alone.width**0.5
+            say = f"scores are scaled by {alone.factor:.4g}, in the other layers by {rest:.4g}"
+            yield fail(alone.module, say, "scale the scores alike in all layers")
+    one = next((s for s in read.scores if not s.is_by_width), None)
     if one is not None:
-        width = f"heads are {one.width} wide, and 1/sqrt is {one.width**-0.5:.4g}"
-        say = f"scores are scaled by {one.factor:.4g}; {width}"
-        meant = not _by_another_size(step, one) or _as_drawn(step, one) or step.facts.trained
+        stream = next(iter(step.facts.entering.values()), torch.ones(one.width)).shape
+        say = f"scores are scaled by {one.factor:.4g}, and heads of {one.width} want {one.width**-0.5:.4g}"
+        meant = not one.is_by_another(stream) or step.scales_by_class(one) or step.facts.trained
         advice = "divide by the root of the head's width"
         yield note(one.module, say) if meant else fail(one.module, say, advice)
-
-
-def _alike(step: Step, scores: Sequence[Scores]) -> Iterator[dict[str, Scores]]:
-    """Scores by their module, together where they have one place in their blocks."""
-    calls: dict[str, list[Scores]] = defaultdict(list)
-    for one in scores:
-        calls[f"{one.module}."].append(one)
-    for modules in siblings(step.facts.stacks, calls).values():
-        for here in zip(*(calls[m] for m in modules), strict=False):
-            yield dict(zip(modules, here, strict=True))
-
-
-def _by_another_size(step: Step, one: Scores) -> bool:
-    """Whether the constant is 1, or belongs to another size: of the stream, heads, tokens or rows."""
-    shapes = [x.shape for pair in step.facts.streams.values() for x in pair if x is not None]
-    width = shapes[0][-1] if shapes else one.width
-    sizes = {1, width, width // one.width, *(n for shape in shapes[:1] for n in shape), one.width**-1}
-    wanted = [size**power for size in sizes if size for power in (-0.5, -1.0)]
-    return any(abs(one.factor - w) < 1e-3 * w for w in wanted)
-
-
-def _scaled_by_width(s: Scores) -> bool:
-    wanted, (ratio, error) = s.width**-0.5, s.drawn
-    near = abs(s.factor - wanted) < 1e-3 * wanted or abs(s.factor * s.width - 1) < 1e-3
-    return near or s.free or (error > 0 and abs(s.factor * ratio / wanted - 1) < 5 * error)
-
-
-def _as_drawn(step: Step, one: Scores) -> bool:
-    """Whether the library's own class scales these scores so."""
-    trace = step.fresh.exact(step.plain)
-    if trace is None:
-        return False
-    own = read_wiring(trace, [b.path for b in step.facts.blocks]).scores
-    return any(s.module == one.module and abs(s.factor - one.factor) < 1e-3 * abs(one.factor) for s in own)
 
 
 @property_of("structure", passes=4)
@@ -181,9 +169,94 @@ def nonlinear(step: Step) -> Answers:
     Such a pair is one map of lower rank, and its inner width is wasted; a narrow one (LoRA, a factorized
     table) is meant.
     """
-    chains = step.wiring.chains
-    if chains:
-        first, second, width = chains[0]
-        more = f", and {len(chains) - 1} more pairs" if len(chains) > 1 else ""
+    for first, second, width in step.wiring.chains[:1]:
+        more = f", and {len(step.wiring.chains) - 1} more pairs" * (len(step.wiring.chains) > 1)
         say = f"{second} reads the {width} features of {first} as they are{more}"
-        yield fail(common([first, second]), say, "put an activation between the two maps")
+        yield fail(stacks.common([first, second]), say, "put an activation between the two maps")
+
+
+@property_of("structure", explains=LATER, passes=3)
+def siblings(step: Step) -> Answers:
+    """Blocks that look alike have the same types, settings and mode.
+
+    Blocks look alike that hold parameters of the same names and shapes. A plain attribute of a module, a
+    number, a word or a switch, that differs in one block alone is a slip; in the first or the last it may be
+    meant, and so is what the model's own class builds so.
+    """
+    yield from _modes(step)
+    for blocks in step.facts.stacks.values():
+        ran = [b for b in blocks if step.facts.called[b.path]]
+        types = {b.path: {p.dtype for p in step.model.get_submodule(b.path).parameters()} for b in ran}
+        odd = stacks.odd_one({p: ", ".join(sorted(str(t)[6:] for t in own)) for p, own in types.items()})
+        if odd is not None:
+            yield fail(odd.key, f"its parameters are {odd.value}, others {odd.rest}", "keep all in one type")
+        groups: dict[Any, list[stacks.Block]] = defaultdict(list)
+        for b in ran:
+            groups[tuple((n, p.shape) for n, p in b.module.named_parameters())].append(b)
+        for same in groups.values():
+            yield from _alike(step, same)
+
+
+def _alike(step: Step, blocks: Sequence[stacks.Block]) -> Answers:
+    table: dict[tuple[str, str], dict[str, Any]] = defaultdict(dict)
+    for b in blocks:
+        for inner, module in step.model.get_submodule(b.path).named_modules():
+            for name, value in stacks.settings(module).items():
+                table[inner, name][b.path] = value
+    for (inner, name), values in table.items():
+        odd = stacks.odd_one(values) if len(values) == len(blocks) else None
+        place = f"{odd.key}.{inner}".rstrip(".") if odd else ""
+        if odd is None or step.fresh.has_setting(place, name, odd.value):
+            continue
+        say = f"its {name} is {odd.value}, in the {len(values) - 1} other blocks {odd.rest}"
+        number = isinstance(odd.rest, float) and isinstance(odd.value, float) and odd.value != 0
+        at_an_end = odd.key in (blocks[0].path, blocks[-1].path)
+        slip = number or (not at_an_end and len(values) > 3)
+        yield fail(place, say, "build all blocks alike") if slip else note(place, say)
+
+
+def _modes(step: Step) -> Answers:
+    """A module that draws something in training stands in evaluation mode in a model that does not."""
+    resting = [n for n, m in step.model.named_modules() if not m.training and stacks.learns(step.model, n)]
+    if not step.model.training or not resting:
+        return
+    names = ("dropout", "batch_norm", "scaled_dot_product_attention")
+    drawing = {c.module for c in step.plain.again(training=True).functions(*names) if c.draws}
+    if odd := [n for n in resting if any(stacks.within(d, n) for d in drawing)]:
+        say = f"{len(odd)} modules are in evaluation mode in a model in training mode"
+        yield fail(stacks.common(odd), say, "call model.train() once it is built")
+
+
+@property_of("structure", explains=["start", "seeds", "initial_loss", "state_dict"], passes=0)
+def ties(step: Step) -> Answers:
+    """Parameters are shared as declared or configured, and none is a copy of another one.
+
+    The head's matrix is the table of the embedding where ``tied`` (declared, or the configuration's
+    ``tie_word_embeddings``) says so, and is not where it denies it. What the model's own class shares is
+    shared. Two parameters that are trained, drawn and equal in every entry were one.
+    """
+    model, of_class = step.model, step.fresh.of_class
+    first_names = {n: same[0] for same in shared_names(model) for n in same}
+    held = {n for n, _ in model.named_parameters(remove_duplicate=False)}
+    for first, *rest in shared_names(of_class) if of_class is not None else ():
+        for n in rest:
+            if n in held and first_names.get(n, n) != first_names.get(first, first):
+                yield fail(n, f"its class shares it with {first}, and here they are two", TIE)
+    yield from _declared(step)
+    outside = {n: p for n, p in model.named_parameters() if not stacks.block_of(step.facts.stacks, n)}
+    for first, name in equal_draws({n: p for n, p in outside.items() if p.requires_grad}):
+        say = f"{name} equals {first} in every entry, and is another tensor"
+        yield fail(name.rpartition(".")[0], say, "tie them again after copying, loading or moving")
+
+
+def _declared(step: Step) -> Answers:
+    facts, tied = step.facts, step.declare.tied
+    wanted = facts.configured("tie_word_embeddings") if tied is None else tied
+    parameters = dict(facts.trace.model.named_parameters())
+    tables = [f.argument(1, "weight").shape for f in facts.lookups]
+    heads = [n for n, role in facts.roles.items() if role == "head"]
+    apart = next((n for n in heads if parameters[n].shape in tables), None)
+    if wanted is True and apart is not None and step.fresh.of_class is None:
+        yield fail(apart.rpartition(".")[0], "declared tied to the embedding, and two tensors", TIE)
+    if tied is False and not heads and any(shape[0] == facts.logits.shape[-1] for shape in tables):
+        yield fail("", "embedding and head are declared separate, and are one tensor", "untie the head")

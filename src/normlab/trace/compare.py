@@ -52,13 +52,15 @@ def whole(x: Tensor) -> Tensor:
     return x
 
 
-def part_of(mask: Tensor) -> Part:
+def part_of(mask: Tensor, rows: Tensor | None = None) -> Part:
     """Select the entries at which a mask over rows `[B]`, or rows and positions `[B, T]`, is True, of any
     tensor with the layout `[B, T, …]`, `[T, B, …]`, `[B, H, T, …]` or `[B·T, …]`.
 
-    Of a tensor without an axis for positions, the rows that the mask selects whole are compared.
+    Of a tensor without an axis for positions, these rows are compared, or those that the mask selects whole.
     """
-    return lambda x: _selected(x, mask.to(x.device))
+    if rows is None:
+        rows = mask if mask.ndim == 1 else mask.all(1)
+    return lambda x: _selected(x, mask.to(x.device), rows.to(x.device))
 
 
 def _differ(a: Sequence[Tensor], b: Sequence[Tensor], part: Part, limit: float) -> bool:
@@ -66,8 +68,7 @@ def _differ(a: Sequence[Tensor], b: Sequence[Tensor], part: Part, limit: float) 
     return any(x is not None and y is not None and distance(x, y) > limit for x, y in pairs)
 
 
-def _selected(x: Tensor, mask: Tensor) -> Tensor | None:
-    rows = mask if mask.ndim == 1 else mask.all(1)
+def _selected(x: Tensor, mask: Tensor, rows: Tensor) -> Tensor | None:
     if mask.ndim == 2 and (shown := _by_position(x, *mask.shape)) is not None:
         return shown[mask[:, : shown.shape[1]]]
     count = len(mask)

@@ -18,6 +18,7 @@ from torch import Tensor, nn
 
 from normlab.trace.compare import distance
 from normlab.trace.facts import Unknown
+from normlab.trace.facts.stacks import settings, shared
 from normlab.trace.setup import Setup
 from normlab.trace.tensors import Place, map_tensors, tensors_in, unwrap
 from normlab.trace.trace import Trace
@@ -119,7 +120,7 @@ def from_library(one: object) -> bool:
 
 
 class Fresh:
-    """The model of a setup as it is drawn anew, once for each seed."""
+    """The model of a setup as it is drawn anew."""
 
     def __init__(self, setup: Setup) -> None:
         self._model, self._make = unwrap(setup.model), setup.make
@@ -129,11 +130,7 @@ class Fresh:
     @cached_property
     def pair(self) -> tuple[nn.Module, nn.Module]:
         """The models of two seeds. Raises Unknown where nothing says how they are drawn."""
-        drawn = []
-        for seed in SEEDS:
-            with same_random_state(seed), same_globals():
-                drawn.append(self._draw())
-        return drawn[0], drawn[1]
+        return self._draw(SEEDS[0]), self._draw(SEEDS[1])
 
     @property
     def of_class(self) -> nn.Module | None:
@@ -150,10 +147,44 @@ class Fresh:
             return in_float64(replace(like, model=awake(copy.deepcopy(self.of_class)), dropout=False))
         return None
 
-    def _draw(self) -> nn.Module:
-        if self.by_class:
-            with suppress(Exception):
-                return type(self._model)(copy.deepcopy(self._model.config))
+    def has_setting(self, path: str, name: str, value: Any) -> bool:
+        """Whether the model's own class gives one of its modules this setting."""
+        own = None if self.of_class is None else dict(self.of_class.named_modules()).get(path)
+        return own is not None and settings(own).get(name) == value
+
+    def copies(self, first: str, name: str) -> bool:
+        """Whether the model's class, or a library's container (nn.TransformerEncoder), copies its blocks."""
+        if self.of_class is not None:
+            drawn = dict(self.of_class.named_parameters())
+            return torch.equal(drawn[first], drawn[name])
+        return from_library(self._model.get_submodule(".".join(shared((first, name))[:-1])))
+
+    def built(self) -> nn.Module | None:
+        """A model of ``make``, else of Hugging Face's class, in the type of the model; None without either.
+
+        Raises Unknown where the class makes a model with other tensors.
+        """
+        library, model = sys.modules.get("transformers"), self._model
+        if self._make is None and (library is None or not isinstance(model, library.PreTrainedModel)):
+            return None
+        with same_random_state(SEEDS[0]):
+            made = self._made() if self._make is not None else self._configured()
+        if self._make is None and made.state_dict().keys() != model.state_dict().keys():
+            raise Unknown("the model was changed after its class had made it: pass make=")
+        kinds = {p.dtype for p in model.parameters() if p.is_floating_point()}
+        return made.to(kinds.pop()) if len(kinds) == 1 else made
+
+    def _draw(self, seed: int) -> nn.Module:
+        with same_random_state(seed), same_globals():
+            if self.by_class:
+                with suppress(Exception):
+                    return self._configured()
+            return self._made()
+
+    def _configured(self) -> nn.Module:
+        return type(self._model)(copy.deepcopy(self._model.config))
+
+    def _made(self) -> nn.Module:
         made = None if self._make is None else self._make()
         if isinstance(made, nn.Module):
             return made

@@ -37,6 +37,15 @@ class FunctionCall(NamedTuple):
         """Return an argument that may be given by position or by name."""
         return self.args[place] if len(self.args) > place else self.kwargs.get(name, default)
 
+    @property
+    def draws(self) -> bool:
+        """Whether it draws, or takes statistics of the batch, as dropout and batch norm do in training."""
+        if self.name == "batch_norm":
+            return bool(self.argument(5, "training", False))
+        if self.name == "dropout":
+            return bool(self.argument(1, "p", 0.5)) and bool(self.argument(2, "training", True))
+        return bool(self.argument(4, "dropout_p", 0.0))
+
 
 class Functions(TorchFunctionMode):
     """Runs a step's functions in float64 where ``exact``, and without dropout unless ``dropout``.

@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import CyclicLR, LambdaLR, OneCycleLR
 
+from normlab.trace.facts import Unknown
 from normlab.trace.rehearsal import Rehearsal, groups_of, parameters_of, sample
 from normlab.trace.setup import Setup
 from normlab.trace.tensors import tensors_in, unwrap
@@ -231,32 +232,39 @@ def _closed_form(scheduler: Any) -> Callable[[], Sequence[Any]] | None:
     return getattr(scheduler, "_get_closed_form_lr", None)
 
 
-def bare(setup: Setup) -> tuple[list[Optimizer], Any]:
-    """Copies of optimizers and scheduler that hold the user's own parameters: they must never be stepped.
+def copied(setup: Setup, *, hollow: bool = False) -> tuple[nn.Module, list[Optimizer], Any]:
+    """Copies of a model, its optimizers and its scheduler, bound to each other.
 
-    Where a function makes them, they are made for a copy of the model.
+    Where ``hollow``, optimizers hold the user's own parameters and states: they must never be stepped.
+    Raises Unknown without an optimizer.
     """
-    own, model, scheduler = setup.optimizer, unwrap(setup.model), setup.scheduler
-    ready = list(own) if isinstance(own, (list, tuple)) else [own]
+    model, ready, scheduler = unwrap(setup.model), setup.optimizers, setup.scheduler
+    if setup.optimizer is None:
+        raise Unknown("no optimizer was handed over: pass optimizer=")
     bound = scheduler if hasattr(scheduler, "step") else None
+    memo: dict[int, Any] = {}
     if all(isinstance(o, Optimizer) for o in ready):
-        kept = [
-            model,
-            *parameters_of(ready),
-            *(t for o in ready for s in o.state.values() for _, t in tensors_in(s)),
-        ]
-        ready, bound = copy.deepcopy((ready, bound), {id(x): x for x in kept})
+        if hollow:
+            states = (t for o in ready for s in o.state.values() for _, t in tensors_in(s))
+            memo = {id(x): x for x in [model, *parameters_of(ready), *states]}
+        model, optimizers, bound = copy.deepcopy((model, ready, bound), memo)
+        for one, twin in zip(ready, optimizers, strict=True):  # torch copies three attributes alone
+            others = {k: v for k, v in vars(one).items() if k not in vars(twin) and k != "step"}
+            vars(twin).update({} if hollow else copy.deepcopy(others, memo))
     else:
-        made = own(copy.deepcopy(model))
-        ready = list(made) if isinstance(made, (list, tuple)) else [made]
-    if scheduler is not None and not hasattr(scheduler, "step"):
-        bound = scheduler(ready[0] if len(ready) == 1 else ready)
-    return ready, bound
+        model, bound = copy.deepcopy((model, bound), memo)
+        made = setup.optimizer(model)
+        optimizers = list(made) if isinstance(made, (list, tuple)) else [made]
+    if scheduler is not None and bound is None:
+        bound = scheduler(optimizers[0] if len(optimizers) == 1 else optimizers)
+    if not hollow:
+        nn.Module.zero_grad(model)
+    return model, optimizers, bound
 
 
 def rates_of(setup: Setup) -> Rates:
     """The rates that the optimizers will have; those that they have where there is no scheduler."""
-    optimizers, scheduler = bare(setup)
+    _, optimizers, scheduler = copied(setup, hollow=True)
     if scheduler is None:
         return Rates([0], [[float(g["lr"]) for g in groups_of(optimizers)]], None)
     return simulated(optimizers, scheduler, setup.declare.steps)
@@ -264,7 +272,7 @@ def rates_of(setup: Setup) -> Rates:
 
 def resumed(setup: Setup) -> tuple[list[float], list[float]]:
     """Three steps of rates after three steps: of a schedule, and of one made anew that loads its state."""
-    (optimizers, scheduler), (others, loaded) = bare(setup), bare(setup)
+    (_, optimizers, scheduler), (_, others, loaded) = (copied(setup, hollow=True) for _ in range(2))
     rates = list[float](), list[float]()
     with suppress(Exception):
         for _ in range(3):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field
@@ -20,14 +19,16 @@ from normlab.trace.exact import rounded
 from normlab.trace.facts import Unknown
 from normlab.trace.facts.facts import Facts
 from normlab.trace.functions import Functions
-from normlab.trace.setup import Loss, Setup
+from normlab.trace.setup import Loss
 from normlab.trace.setup import Step as Whole
-from normlab.trace.tensors import eager, map_tensors, tensors_in, unwrap
+from normlab.trace.tensors import eager, map_tensors, tensors_in
 from normlab.trace.trace import Trace, recomputing
 from normlab.trace.untouched import same, same_globals, same_random_state
 
 Gradients = Mapping[str, Tensor]
 """Samples of them, by the names of parameters; those that are 0 may be left out."""
+SEED: Final = 20_011
+"""Of every run: not one with which a batch is drawn, or a loss would draw the same numbers again."""
 SAMPLED: Final = 65_536
 """Entries of each parameter that are looked at, evenly spaced."""
 LEARNT: Final = 10
@@ -87,7 +88,7 @@ class Rehearsal:
         self.names = {id(p): n for n, p in self.model.named_parameters()}
 
     def run(
-        self, batch: Any, *, scale: float = 1.0, seed: int = 0, rates: Sequence[float] | None = None
+        self, batch: Any, *, scale: float = 1.0, seed: int = SEED, rates: Sequence[float] | None = None
     ) -> Seen:
         """Run the step once. Its optimizers act where there are ``rates``, by group; () leaves them theirs.
 
@@ -118,7 +119,9 @@ class Rehearsal:
         for p in self.model.parameters():
             p.grad = None
         batch = self.own(batch)
-        trace = Trace(self.model, batch, loss_of, training=training, dropout=False, exact=self.exact)
+        trace = Trace(
+            self.model, batch, loss_of, training=training, dropout=False, exact=self.exact, seed=SEED
+        )
         held = {self.names.get(id(p)) for p in parameters_of(self.optimizers)}
         every = trace.again(**changes).gradients.items()
         return {n: sample(g) for n, g in every if n in held and g is not None}
@@ -128,7 +131,7 @@ class Rehearsal:
 
         The rates are reached in ten steps; the loop's own where there are none.
         """
-        trace = Trace(self.model, self.own(batch), loss_of, training=True, dropout=False)
+        trace = Trace(self.model, self.own(batch), loss_of, training=True, dropout=False, seed=SEED)
         losses = [float(trace.loss)]
         while len(losses) <= TRIED and isfinite(losses[-1]) and not learnt(losses):
             ramp = min(1.0, len(losses) / LEARNT)
@@ -212,28 +215,6 @@ class Rehearsal:
                 seen.undone = left, norm
             seen.clipped |= held
             seen.late |= bool(held & seen.fresh)
-
-
-def together(setup: Setup) -> tuple[nn.Module, list[Optimizer], Any]:
-    """Copies of a setup's model, optimizers and scheduler, still bound to each other, without gradients."""
-    own, scheduler, bare = setup.optimizer, setup.scheduler, unwrap(setup.model)
-    ready = list(own) if isinstance(own, (list, tuple)) else [own]
-    if all(isinstance(o, Optimizer) for o in ready):
-        bound = scheduler if hasattr(scheduler, "step") else None
-        memo: dict[int, Any] = {}
-        model, optimizers, copied = copy.deepcopy((bare, ready, bound), memo)
-        for one, twin in zip(ready, optimizers, strict=True):  # torch copies three attributes alone
-            others = {k: v for k, v in vars(one).items() if k not in vars(twin) and k != "step"}
-            vars(twin).update(copy.deepcopy(others, memo))
-    else:
-        model = copy.deepcopy(bare)
-        made = own(model)
-        optimizers, copied = (list(made) if isinstance(made, (list, tuple)) else [made]), None
-    if scheduler is not None and copied is None and not hasattr(scheduler, "step"):
-        copied = scheduler(optimizers[0] if len(optimizers) == 1 else optimizers)
-    for p in model.parameters():
-        p.grad = None
-    return model, optimizers, copied
 
 
 def plain_step(loss_of: Loss) -> Whole:

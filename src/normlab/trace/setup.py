@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from difflib import get_close_matches
+from fnmatch import fnmatchcase
 from itertools import repeat
 from pathlib import Path
 from typing import Any, Final
@@ -41,6 +42,10 @@ class Declaration:
     steps: int | None = None
     init: Any = None
     trained: bool | None = None
+
+    def is_frozen(self, parameter: str) -> bool:
+        """Whether a parameter of this name is frozen on purpose."""
+        return any(fnmatchcase(parameter, glob) for glob in self.frozen)
 
     @classmethod
     def of(cls, value: Declaration | Mapping[str, Any] | None) -> Declaration:
@@ -147,8 +152,7 @@ class Setup:
                 raise UserError(f"{name} is {shown(value)}, and must be a function")
         if self.lr is not None and not positive(self.lr):
             raise UserError(f"lr is {shown(self.lr)}, and must be a number above 0, as in lr=3e-4")
-        held = self.optimizer if isinstance(self.optimizer, (list, tuple)) else [self.optimizer]
-        for one in held:
+        for one in self.optimizers:
             if one is not None and not isinstance(one, torch.optim.Optimizer) and not callable(one):
                 raise UserError(
                     f"optimizer is {shown(one)}, and must be a torch.optim.Optimizer, a list of them, or a "
@@ -176,6 +180,11 @@ class Setup:
         if missing:
             raise UserError(f"setup() returned no {missing[0]!r}; it must hold a model and batches")
         return cls(**words)
+
+    @property
+    def optimizers(self) -> list[Any]:
+        """The optimizers, or the function that makes them, or None, as a list."""
+        return list(self.optimizer) if isinstance(self.optimizer, (list, tuple)) else [self.optimizer]
 
     @property
     def batch(self) -> Any:

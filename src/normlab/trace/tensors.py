@@ -131,6 +131,28 @@ def unwrap(model: nn.Module) -> nn.Module:
     return unwrapped(model)[-1]
 
 
+def loose_tensors(model: nn.Module) -> list[str]:
+    """Return the paths of floating tensors that modules hold as plain attributes."""
+    own = {id(t) for t in (*model.parameters(), *model.buffers())}
+    return [
+        f"{path}.{name}".strip(".")
+        for path, module in model.named_modules()
+        for name, value in vars(module).items()
+        if not name.startswith("_")
+        and not isinstance(value, nn.Module)
+        and any(t.is_floating_point() and id(t) not in own for _, t in tensors_in(value))
+    ]
+
+
+def shared_names(model: nn.Module) -> list[list[str]]:
+    """Return the names of each parameter that has several, by their storage where they have one."""
+    names: dict[int, list[str]] = {}
+    for n, p in model.named_parameters(remove_duplicate=False):
+        key = id(p) if p.is_meta or not p.numel() else p.data_ptr()
+        names.setdefault(key, []).append(n)
+    return [same for same in names.values() if len(same) > 1]
+
+
 def compiles(module: nn.Module) -> bool:
     """Whether calls of the module run compiled code."""
     return hasattr(module, "_orig_mod") or getattr(module, "_compiled_call_impl", None) is not None
@@ -224,6 +246,16 @@ def call_model(model: nn.Module, batch: Any) -> Any:
     if isinstance(batch, Mapping):
         return model(**batch)
     return model(*batch) if isinstance(batch, (tuple, list)) else model(batch)
+
+
+def refusal(who: str, batch: Any, error: Exception, word: str = "") -> str:
+    """Say what raised on a batch; with a word, how batches are passed, and what passes them otherwise."""
+    kind = f"keywords {', '.join(map(str, batch))}" if isinstance(batch, Mapping) else type(batch).__name__
+    how = (
+        ". A dict is passed as keywords, a tuple or list as arguments, anything else as it is; pass "
+        f"{word}=lambda model, batch: … to call the model in another way"
+    )
+    return f"{who} raised {type(error).__name__} on the batch ({kind}): {error}{how if word else ''}"
 
 
 @contextmanager

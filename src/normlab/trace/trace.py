@@ -125,6 +125,12 @@ class Trace:
                 stack.callback(handle.remove)
             yield
 
+    @contextmanager
+    def running(self) -> Iterator[None]:
+        """Call modules of the model inside this block as a pass runs them, without dropout or a graph."""
+        with self._surroundings(), torch.no_grad(), Functions(exact=self.exact, dropout=False):
+            yield
+
     def run(
         self, *, graph: bool = False, events: bool = False, functions: Callable[[str], bool] | None = None
     ) -> Pass:

@@ -1,4 +1,4 @@
-"""Each module in low precision beside its twin in float32, on the same inputs."""
+"""The same model by another way: each module in float32, its state loaded anew, tokens one by one."""
 
 from __future__ import annotations
 
@@ -11,8 +11,11 @@ from typing import Any, Final, NamedTuple
 import torch
 from torch import Tensor, nn
 
+from normlab.trace.compare import whole
 from normlab.trace.exact import shaken
+from normlab.trace.facts import Unknown
 from normlab.trace.functions import Functions
+from normlab.trace.prepared import Step
 from normlab.trace.tensors import apart, first_calls, map_tensors, tensors_in
 from normlab.trace.trace import Trace
 
@@ -71,3 +74,44 @@ def _apart(a: Tensor, b: Tensor) -> float:
     a, b = a.detach().double(), b.detach().double()
     known = torch.isfinite(a).all() and torch.isfinite(b).all()
     return float((a - b).norm() / a.norm().clamp_min(1e-300)) if known else 0.0
+
+
+GENERATED: Final = 24
+"""Tokens of a sequence that is generated with a cache; the first of them are read at once."""
+
+
+def difference_when_loaded(step: Step, model: nn.Module) -> tuple[str, str] | None:
+    """Load the state of the exact trace's model; return where and how that model then differs."""
+    model = model.double() if step.is_exact else model
+    try:
+        result = model.load_state_dict(copy.deepcopy(step.exact.model.state_dict()), strict=False)
+    except RuntimeError as error:
+        return "", f"the state does not fit a model made anew: {str(error).splitlines()[-1].strip()}"
+    if keys := [*result.missing_keys, *result.unexpected_keys]:
+        return keys[0], f"{len(keys)} names are in one state dict only: the model's, or that of one made anew"
+    apart = step.difference(step.exact, step.exact.again(model=model), whole)
+    return (apart.module, f"outputs differ by {apart.size:.1e} after the round trip") if apart else None
+
+
+def generated(trace: Trace, ids: Tensor, name: str) -> tuple[Tensor, Tensor]:
+    """Return the logits of a full pass over ids `[B, T]`, and of a generation of them with a cache.
+
+    Raises Unknown for a model that has no cache.
+    """
+    model, past, parts = trace.model, None, list[Tensor]()
+    ids = ids[:2, :GENERATED].to(next(model.parameters()).device)
+    start = max(ids.shape[1] // 6, 1)
+    with trace.running():
+        full = _attribute(model(**{name: ids, "use_cache": False}), "logits")
+        for part in (ids[:, :start], *ids[:, start:].split(1, dim=1)):
+            output = model(**{name: part, "past_key_values": past, "use_cache": True})
+            past = _attribute(output, "past_key_values")
+            parts.append(_attribute(output, "logits"))
+    return full, torch.cat(parts, 1)
+
+
+def _attribute(output: Any, name: str) -> Any:
+    value = getattr(output, name, None)
+    if value is None:
+        raise Unknown(f"its output has no {name}")
+    return value

@@ -9,7 +9,8 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from normlab.errors import UserError
-from normlab.trace.rehearsal import groups_of, together
+from normlab.trace.optimizers import copied
+from normlab.trace.rehearsal import groups_of
 from normlab.trace.setup import Setup, refuse_unknown, shown
 from normlab.trace.untouched import untouched
 
@@ -63,7 +64,7 @@ def _variant(setup: Setup, word: str, steps: int) -> Variant:
             )
         return Variant(setup, word, warmup_steps=int(value))
     with untouched(setup):
-        held = groups_of(together(setup)[1])
+        held = groups_of(copied(setup)[1])
     allowed = sorted({k for g in held for k, v in g.items() if _value(v) and k not in ("lr", "initial_lr")})
     refuse_unknown(name, [*allowed, "warmup"], "the optimizer")
     own = next(g[name] for g in held if name in g)

@@ -15,7 +15,8 @@ from torch import Tensor
 from normlab.errors import UserError
 from normlab.spec.serialise import parsed
 from normlab.store.files import append_rows, regular
-from normlab.trace.rehearsal import groups_of, together
+from normlab.trace.optimizers import copied
+from normlab.trace.rehearsal import groups_of
 from normlab.trace.setup import Setup
 from normlab.trace.tensors import tensors_in
 from normlab.trace.untouched import untouched
@@ -75,7 +76,7 @@ class Journal:
 def fingerprint(setup: Setup, batches: Sequence[Any], **plan: Any) -> dict[str, str]:
     """Digests of what changes the losses of trials, by name: weights, optimizer, code, batches, plan."""
     with untouched(setup):
-        model, optimizers, _ = together(setup)
+        model, optimizers, _ = copied(setup)
         state = {**dict(model.named_parameters()), **dict(model.named_buffers())}
         options = [{k: v for k, v in g.items() if k != "params"} for g in groups_of(optimizers)]
         kinds = [type(o).__name__ for o in optimizers]

@@ -14,8 +14,7 @@ from typing import Any, Final
 import torch
 
 from normlab.errors import UserError
-from normlab.trace.facts.logits import SCORED, read_logits
-from normlab.trace.facts.targets import Targets
+from normlab.trace.facts.targets import SCORED, Targets, read_logits
 from normlab.trace.setup import Setup
 from normlab.trace.tensors import unwrap
 from normlab.trace.trace import Trace, output_loss

@@ -14,8 +14,8 @@ from torch import Tensor
 from torch.optim import Optimizer
 
 from normlab.errors import UserError
-from normlab.trace.optimizers import rates_of
-from normlab.trace.rehearsal import groups_of, plain_step, together
+from normlab.trace.optimizers import copied, rates_of
+from normlab.trace.rehearsal import groups_of, plain_step
 from normlab.trace.setup import Setup, shown
 from normlab.trace.tensors import eager, forward_hooks, map_tensors
 from normlab.trace.trace import output_loss
@@ -62,7 +62,7 @@ def train(
     seen = Training()
     kept = replace(setup, batches=())  # a step is handed copies of its batch
     with untouched(kept), same_random_state(seed), eager():
-        model, optimizers, scheduler = together(setup)
+        model, optimizers, scheduler = copied(setup)
         for group in groups_of(optimizers):
             group.update({name: value for name, value in groups.items() if name in group})
         loss_of = setup.loss or output_loss

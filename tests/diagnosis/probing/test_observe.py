@@ -141,17 +141,13 @@ def test_a_checkpointed_layer_is_measured_once(reentrant):
     assert sorted(r.signal for r in records) == ["grad_output", "output"]
 
 
-@pytest.mark.usefixtures("loopback")
-def test_paths_under_data_parallelism_are_those_of_the_model(tmp_path):
-    torch.distributed.init_process_group("gloo", init_method=f"file://{tmp_path}/store", rank=0, world_size=1)
-    try:
-        inner, records = nn.Sequential(nn.Linear(4, 4)), []
-        model = nn.parallel.DistributedDataParallel(inner)
-        with observe(model, [Probe("0", signal) for signal in SIGNALS], records.append) as observer:
-            model(X).sum().backward()
-            observer.flush(0)
-    finally:
-        torch.distributed.destroy_process_group()
+@pytest.mark.usefixtures("one_rank")
+def test_paths_under_data_parallelism_are_those_of_the_model():
+    inner, records = nn.Sequential(nn.Linear(4, 4)), []
+    model = nn.parallel.DistributedDataParallel(inner)
+    with observe(model, [Probe("0", signal) for signal in SIGNALS], records.append) as observer:
+        model(X).sum().backward()
+        observer.flush(0)
     assert values(records).keys() == {("0", f"{signal}.rms") for signal in SIGNALS if signal != "grad_input"}
 
 

@@ -6,7 +6,6 @@ Tensors are told apart by their values, not by their names or addresses, and a s
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 import torch
@@ -14,7 +13,17 @@ from torch import Tensor, nn
 
 from normlab.errors import UserError
 from normlab.trace.step import Weights
-from normlab.trace.tensors import Call, Place, Side, Tap, activations, forward_hooks, tensors_in, wide
+from normlab.trace.tensors import (
+    Call,
+    Place,
+    Side,
+    Tap,
+    activations,
+    forward_hooks,
+    refusal,
+    tensors_in,
+    wide,
+)
 from normlab.trace.trace import Trace
 
 ROWS = 32
@@ -116,12 +125,7 @@ def _why(model: nn.Module, batch: Any, error: Exception) -> str:
             f"the model is on {', '.join(sorted(homes))} and the batch on {', '.join(sorted(given))}; move "
             f'one of them, as in model.to("{min(given)}")'
         )
-    kind = f"keywords {', '.join(map(str, batch))}" if isinstance(batch, Mapping) else type(batch).__name__
-    return (
-        f"{type(model).__name__} raised {type(error).__name__} on the batch ({kind}): {error}. A dict is "
-        "passed as keywords, a tuple or list as arguments, anything else as it is; pass call=lambda model, "
-        "batch: … to call the model in another way"
-    )
+    return refusal(type(model).__name__, batch, error, "call")
 
 
 def awake(model: nn.Module) -> dict[str, Tensor]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator
 from functools import cached_property
 from typing import Any, Final
 
@@ -12,13 +12,12 @@ from torch import Tensor, nn
 
 from normlab.trace.facts import Unknown
 from normlab.trace.facts.documents import documents_of
-from normlab.trace.facts.logits import SCORED, Logits, read_logits
-from normlab.trace.facts.padding import Padding, padding_of, padding_of_tokens
+from normlab.trace.facts.padding import Padding, padding_of
 from normlab.trace.facts.stacks import Block, find_stacks, stream_of
-from normlab.trace.facts.targets import Targets
+from normlab.trace.facts.targets import SCORED, Logits, Targets, read_logits
 from normlab.trace.facts.tokens import Tokens, looked_up
 from normlab.trace.setup import Declaration
-from normlab.trace.tensors import Place, Tap, map_tensors, replaced, tensors_in
+from normlab.trace.tensors import Place, Tap, at, map_tensors, replaced, tensors_in
 from normlab.trace.trace import Trace
 
 LOOKED_UP: Final = "embedding"
@@ -39,14 +38,14 @@ class Facts:
             self.order = [(e.module, e.call) for e in passed.events]
             self.stacks: dict[str, list[Block]] = find_stacks(self.trace.model, passed.events)
             blocks = {b.path for b in self.blocks}
-            self.streams = {
-                (e.module, e.call): tuple(
-                    x if x is None else x.detach() for x in map(stream_of, (e.inputs, e.outputs))
-                )
-                for e in passed.events
-                if e.module in blocks
-            }
+            first = [e for e in passed.events if e.module in blocks and not e.call]
+            self.streams = {e.module: (_stream(e.inputs), _stream(e.outputs)) for e in first}
             self._scored = read_logits(self.trace, passed)
+
+    @property
+    def entering(self) -> dict[str, Tensor]:
+        """What each block reads at its first call."""
+        return {path: x for path, (x, _) in self.streams.items() if x is not None}
 
     @property
     def blocks(self) -> list[Block]:
@@ -131,9 +130,9 @@ class Facts:
         """Targets of flattened logits by row, and those of `[T, B, V]` with rows first."""
         shape = targets.ids.shape
         if len(shape) == 1 and shape[0] != self.rows and shape[0] % self.rows == 0:
-            return targets.shaped(self.rows, -1)
+            return targets.rearranged(lambda x: x.reshape(self.rows, -1))
         if len(shape) == 2 and shape[0] != self.rows and shape[1] == self.rows:
-            return targets.transposed()
+            return targets.rearranged(lambda x: x.transpose(0, 1))
         return targets
 
     @cached_property
@@ -176,7 +175,7 @@ class Facts:
     @cached_property
     def padding(self) -> Padding:
         """Which positions hold a token. Raises Unknown where nothing says."""
-        return padding_of(self)
+        return padding_of(self, self.tokens)
 
     @cached_property
     def documents(self) -> Tensor:
@@ -208,6 +207,13 @@ class Facts:
                 roles[path] = "bias" if "bias" in name or _adds(module, name) else "gain"
         return roles
 
+    @property
+    def head(self) -> str | None:
+        """The matrix that makes the logits: the head, or the table of an embedding that is tied to it."""
+        own, classes = self.trace.model.named_parameters(), self.logits.shape[-1]
+        fits = [n for n, p in own if classes in p.shape]
+        return next((n for role in ("head", "embedding") for n in fits if self.roles[n] == role), None)
+
     def _last_linear(self, classes: int) -> str | None:
         linear = [m for m, _ in self.order if isinstance(self.trace.model.get_submodule(m), nn.Linear)]
         fits = [m for m in linear if self.trace.model.get_submodule(m).out_features == classes]
@@ -237,7 +243,7 @@ class Facts:
     def real(self, tokens: Tokens) -> Tensor:
         """`[B, T]`, where these tokens are real; everywhere if nothing says so."""
         try:
-            return padding_of_tokens(self, tokens).real
+            return padding_of(self, tokens).real
         except Unknown:
             return torch.ones_like(tokens.ids, dtype=torch.bool)
 
@@ -253,6 +259,11 @@ class Facts:
             return everywhere
         width = min(everywhere.shape[1], counted.shape[1])
         return torch.zeros_like(everywhere).index_copy(1, torch.arange(width), counted[:, :width])
+
+    def by_position(self, logits: Tensor) -> bool:
+        """Whether logits `[B, T, …]` have an axis for the positions of the tokens, the last one or not."""
+        (count, width), lengths = self.tokens.ids.shape, logits.shape[:2]
+        return logits.ndim >= 3 and count in lengths and min(abs(n - width) for n in lengths) <= 1
 
     def with_tokens(self, ids: Tensor, tokens: Tokens | None = None) -> Any:
         """Return the batch with other ids `[B, T]` where the model reads them."""
@@ -280,6 +291,23 @@ class Facts:
         new = pool[(index + shift) % len(pool)]
         new = torch.where(new == ids, pool[(index + shift + 1) % len(pool)], new)
         return self.with_tokens(torch.where(pick, new, ids), tokens)
+
+    def other_values(self, place: Place) -> Iterator[Tensor]:
+        """Yield other values of an entry of the batch, of the kind that it has."""
+        entry, tokens = self.entries[place], next((t for t in self.sources if t.place == place), None)
+        if tokens is not None:
+            yield at(self.other_tokens(torch.ones_like(tokens.ids, dtype=torch.bool), tokens), place)
+        elif set(torch.unique(entry).tolist()) <= {0, 1}:
+            flipped, middle = entry.clone(), entry.shape[-1] // 2
+            opposite = ~entry if entry.dtype == torch.bool else 1 - entry
+            flipped[..., middle] = opposite[..., middle]
+            yield from (flipped, opposite)
+        elif entry.is_floating_point():
+            yield entry.roll(1, 0) * 1.3 + 0.1
+        elif len(own := torch.unique(entry[entry >= 0])) > 1:
+            index = torch.searchsorted(own, entry.clamp_min(int(own[0])).contiguous())
+            yield torch.where(entry >= 0, own[(index + 1) % len(own)], entry)
+            yield entry.flip(-1)
 
     @cached_property
     def borders(self) -> tuple[int, ...]:
@@ -322,7 +350,7 @@ class Facts:
         return map_tensors(self.trace.batch, narrow)
 
 
-def _kept(tensors: Sequence[Tensor]) -> Tensor | None:
+def _stream(tensors: Iterable[Tensor]) -> Tensor | None:
     return None if (x := stream_of(tensors)) is None else x.detach()
 
 

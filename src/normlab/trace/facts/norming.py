@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
-from contextlib import contextmanager, suppress
+from collections.abc import Iterable
+from contextlib import suppress
 from typing import Final, NamedTuple
 
 import torch
 from torch import Tensor, nn
 
 from normlab.trace.compare import distance
-from normlab.trace.functions import Functions
 from normlab.trace.trace import Event, Trace
 
 OVER_TOKENS: Final = (nn.modules.batchnorm._NormBase, nn.GroupNorm, nn.LocalResponseNorm)
@@ -34,7 +33,7 @@ class Response(NamedTuple):
 def responses(trace: Trace) -> list[Response]:
     """Call anew each module that keeps the shape of one tensor, and holds numbers and vectors alone."""
     events = [e for e in trace.events if e.call == 0 and _may_norm(trace.model, e)]
-    with _running(trace):
+    with trace.running():
         tried = [_response(trace, e) for e in events]
     return [one for one in tried if one is not None]
 
@@ -42,7 +41,7 @@ def responses(trace: Trace) -> list[Response]:
 def gains(trace: Trace, norms: Iterable[Response]) -> dict[str, Tensor]:
     """The factor of each of these on each feature, read off a token of ones with as many of either sign."""
     read: dict[str, Tensor] = {}
-    with _running(trace):
+    with trace.running():
         for one in norms:
             module, width = trace.model.get_submodule(one.module), one.width
             signs = 1.0 - 2 * (torch.randperm(width, generator=torch.Generator().manual_seed(7)) % 2)
@@ -53,11 +52,10 @@ def gains(trace: Trace, norms: Iterable[Response]) -> dict[str, Tensor]:
     return read
 
 
-@contextmanager
-def _running(trace: Trace) -> Iterator[None]:
-    """Call modules inside this block as the trace runs them."""
-    with trace._surroundings(), torch.no_grad(), Functions(exact=trace.exact, dropout=False):
-        yield
+def scatters(gain: Tensor) -> bool:
+    """Whether the signs of a gain are those of a fair coin, by three deviations; or it is zero."""
+    count = gain.numel()
+    return abs(int((gain < 0).sum()) - count / 2) <= 1.5 * count**0.5 or not bool(gain.any())
 
 
 def _called(module: nn.Module, x: Tensor) -> Tensor | None:

@@ -36,19 +36,14 @@ class Padding(NamedTuple):
         )
 
 
-def padding_of(facts: Facts) -> Padding:
-    """Find the padding of the tokens. Raises Unknown where nothing says.
+def padding_of(facts: Facts, tokens: Tokens) -> Padding:
+    """Find the padding of the tokens, or of other ids of the step. Raises Unknown where nothing says.
 
     A mask of the batch is a tensor over the tokens with two values, one of which lies at an end of each row
     over one and the same id. Without a mask, the id that fills is the declared one, that of the embedding
     (``padding_idx``), that of the model's configuration, or one that ends several rows in runs and stands
     nowhere else.
     """
-    return padding_of_tokens(facts, facts.tokens)
-
-
-def padding_of_tokens(facts: Facts, tokens: Tokens) -> Padding:
-    """The same of other ids of the step, as those of a source."""
     declared = facts.declared.pad_id
     for place, entry in facts.entries.items():
         if place == tokens.place:
@@ -60,13 +55,10 @@ def padding_of_tokens(facts: Facts, tokens: Tokens) -> Padding:
             return Padding(real, str(place[-1]) if place else "mask", place, pad)
     tables = (m.padding_idx for m in facts.trace.model.modules() if isinstance(m, nn.Embedding))
     index = next((i for i in tables if i is not None), None)
-    configured, ends = (
-        facts.configured("pad_token_id"),
-        (facts.declared.eos_id, facts.configured("eos_token_id")),
-    )
+    configured, ends = (facts.configured(f"{name}_token_id") for name in ("pad", "eos"))
     for pad, source in ((declared, "pad_id"), (index, "padding_idx"), (configured, "config")):
         if isinstance(pad, int) and (tokens.ids == pad).any():
-            real = real_tokens(tokens.ids, pad, ends=pad in ends)
+            real = real_tokens(tokens.ids, pad, ends=pad in (facts.declared.eos_id, ends))
             if not real.all():
                 return Padding(real, source, None, pad)
     pad = _run(tokens.ids)

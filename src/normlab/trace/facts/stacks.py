@@ -113,6 +113,44 @@ def _parts(block: nn.Module) -> dict[str, tuple[tuple[str, torch.Size], ...]]:
     return parts
 
 
+def settings(module: nn.Module) -> dict[str, Any]:
+    """The class, the plain attributes and the names of the functions of a module."""
+    plain: dict[str, Any] = {"class": type(module).__name__}
+    for name, value in vars(module).items():
+        if (value is None or isinstance(value, (bool, int, float, str))) and name != "training":
+            plain[name] = value
+        elif callable(value) and hasattr(value, "__name__"):
+            plain[name] = value.__name__
+    return plain
+
+
+def declares_itself(stacks: Stacks, odd: str, modules: Iterable[str]) -> bool:
+    """Whether a plain attribute within one of these modules' blocks differs from what it is in all others."""
+    blocks = [block_of(stacks, path) for path in (odd, *(m for m in modules if m != odd))]
+    if None in blocks:
+        return False
+    own, first, *rest = (
+        {
+            (path, name): value
+            for path, module in block.module.named_modules()
+            for name, value in settings(module).items()
+            if name != "class" and not callable(vars(module)[name])
+        }
+        for block in blocks
+        if block is not None
+    )
+    alike = {key: value for key, value in first.items() if all(other.get(key) == value for other in rest)}
+    return any(key in own and own[key] != value for key, value in alike.items())
+
+
+def learns(model: nn.Module, path: str) -> bool:
+    """Whether the smallest part around a module that has parameters is trained."""
+    own = list(model.get_submodule(path).parameters())
+    if not own and path:
+        return learns(model, path.rpartition(".")[0])
+    return any(p.requires_grad for p in own)
+
+
 class Odd(NamedTuple):
     """The only one whose value differs from that of all others, which agree."""
 

@@ -1,4 +1,4 @@
-r"""Read the targets of a cross-entropy off its gradient at the logits.
+r"""The logits that a loss scores, and the targets of a cross-entropy, read off its gradient at them.
 
 With :math:`p = \mathrm{softmax}(z)`, the gradient of :math:`w` times a cross-entropy with label smoothing
 :math:`\epsilon` over :math:`V` classes, plus any function of :math:`\log\sum e^z` (a z-loss), at one position
@@ -9,11 +9,17 @@ is :math:`g = a\,p - b - c\,\mathrm{onehot}(y)` with :math:`b = w\epsilon/V`, :m
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from typing import NamedTuple
+from typing import Final, NamedTuple
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
+
+from normlab.trace.compare import distance
+from normlab.trace.functions import FunctionCall
+from normlab.trace.step import gradients_in
+from normlab.trace.tensors import Tap
+from normlab.trace.trace import Event, Pass, Trace
 
 ROWS = 512
 """Positions that are fitted at a time."""
@@ -38,15 +44,8 @@ class Targets(NamedTuple):
     excess: float
     r"""The median of :math:`|a - w| / w` over positions: above 0 where another term acts on the logits."""
 
-    def shaped(self, *shape: int) -> Targets:
+    def rearranged(self, change: Callable[[Tensor], Tensor]) -> Targets:
         """The same with other leading dimensions."""
-        return self._changed(lambda x: x.reshape(*shape))
-
-    def transposed(self) -> Targets:
-        """The same with the first two dimensions exchanged."""
-        return self._changed(lambda x: x.transpose(0, 1))
-
-    def _changed(self, change: Callable[[Tensor], Tensor]) -> Targets:
         ids, counted, weight, nll = map(change, (self.ids, self.counted, self.weight, self.nll))
         return self._replace(ids=ids, counted=counted, weight=weight, nll=nll)
 
@@ -139,3 +138,87 @@ def _fit(z: Tensor, g: Tensor) -> tuple[Tensor, ...]:
     if others <= 2:  # the fit has no entry left over: a cross-entropy adds up to 0
         plain = torch.maximum(plain, g.sum(-1).abs() / size)
     return ids, weight, a, b, plain, nll
+
+
+SCORED: Final = ("cross_entropy", "log_softmax", "nll_loss")
+"""Functions of torch to whose input a cross-entropy's logits may go without being a module's output."""
+CLOSE: Final = 1e-6
+"""Relative difference of sums of gradients in float64, and of what is read off them."""
+CANDIDATES: Final = 16
+"""Tensors that are tried as logits, from the loss backwards."""
+
+
+class FunctionInput(NamedTuple):
+    """The first argument of the ``index``-th call of a scoring function, whose classes lie along an axis."""
+
+    index: int
+    axis: int = -1
+
+
+class Logits(NamedTuple):
+    """The tensor that the targets are read off, and its layout."""
+
+    where: Tap | FunctionInput
+    shape: torch.Size
+    value: Tensor
+
+    @property
+    def output(self) -> bool:
+        """Whether the model itself puts them out."""
+        return isinstance(self.where, Tap) and not self.where.module
+
+
+def read_logits(trace: Trace, passed: Pass) -> list[tuple[Logits, Targets]]:
+    """Find the logits of which the loss is a cross-entropy, and their targets, from a pass with its graph."""
+    loss, found = passed.loss, list[tuple[Logits, Targets]]()
+    if loss is None or not loss.requires_grad:
+        return found
+    precision = torch.float64 if trace.exact else loss.dtype
+    candidates = _candidates(passed)
+    for some in (candidates[:1], candidates[1:]):
+        if not some or (found and all(x.shape != found[0][0].shape for _, x in some)):
+            continue  # no other output may be another head's logits
+        gradients = gradients_in(loss, [x for _, x in some], trace.model, retain_graph=True)
+        for (where, x), gradient in zip(some, gradients, strict=True):
+            if isinstance(where, FunctionInput) and gradient is not None:
+                x, gradient = x.movedim(where.axis, -1), gradient.movedim(where.axis, -1)
+            targets = None if gradient is None else read_targets(x, gradient, precision)
+            logits = Logits(where, x.shape, x.detach())
+            if targets is not None and (logits.output or not found):
+                found.append((logits, targets))
+    return found
+
+
+def _candidates(passed: Pass) -> list[tuple[Tap | FunctionInput, Tensor]]:
+    """Tensors `[..., V]` that may be logits, from the loss backwards."""
+    scored = (f for f in passed.functions if f.name in SCORED)
+    found = [
+        *(pair for event in passed.events if event.module == "" for pair in _taps(event)),
+        *((FunctionInput(i, _class_axis(f)), f.argument(0, "input")) for i, f in enumerate(scored)),
+        *(pair for event in reversed(passed.events) if event.module for pair in _taps(event)),
+    ]
+    wide = ((w, x) for w, x in found if x.is_floating_point() and x.ndim >= 2 and x.shape[-1] > 1)
+    return [(w, x) for w, x in wide if x.requires_grad][:CANDIDATES]
+
+
+def _class_axis(call: FunctionCall) -> int:
+    """Where the input of a scoring function has its classes: a cross-entropy's second axis, of three."""
+    return 1 if call.name in ("cross_entropy", "nll_loss") and call.argument(0, "input").ndim > 2 else -1
+
+
+def _taps(event: Event) -> list[tuple[Tap | FunctionInput, Tensor]]:
+    pairs = zip(event.places, event.outputs, strict=True)
+    return [(Tap(event.module, "output", place, event.call), x) for place, x in pairs]
+
+
+def bypassed(trace: Trace) -> bool:
+    """Whether the loss has a gradient that does not pass through the tensors that are tapped, the logits."""
+    own = [p for p in trace.model.parameters() if p.requires_grad]
+    with trace.with_graph() as passed:
+        taps = [t for t in passed.taps.values() if t.requires_grad]
+        if passed.loss is None or not taps:
+            return True
+        found = torch.autograd.grad(passed.loss, [*own, *taps], retain_graph=True, allow_unused=True)
+        through = torch.autograd.grad(taps, own, found[len(own) :], allow_unused=True)
+    pairs = zip(found, through, strict=False)
+    return any(a is not None and (b is None or distance(a, b) > CLOSE) for a, b in pairs)

@@ -1,18 +1,24 @@
-"""What one pass with its graph shows of a model's wiring: streams, attention scores, and chains of maps."""
+"""What passes show of a model's wiring: streams, scores, chains of maps, and the order of tokens."""
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator
 from math import prod
-from typing import Final, NamedTuple
+from typing import Any, Final, NamedTuple
 
 import torch
 from torch import Tensor, nn
 
 from normlab.trace import graph
-from normlab.trace.facts.stacks import stream_of
+from normlab.trace.compare import distance
+from normlab.trace.facts import Unknown
+from normlab.trace.facts.documents import restarts
+from normlab.trace.facts.facts import Facts
+from normlab.trace.facts.stacks import Stacks, siblings, stream_of
 from normlab.trace.functions import FunctionCall
 from normlab.trace.graph import PRODUCTS, REDUCTIONS, Node, before, operation, parameter
+from normlab.trace.tensors import Place, map_tensors, replaced
 from normlab.trace.trace import Event, Trace
 
 ATTENDED: Final = ("softmax", "scaled_dot_product_attention")
@@ -29,6 +35,22 @@ class Scores(NamedTuple):
     """Whether queries are normed or a parameter scales the scores, so that no constant has to."""
     drawn: tuple[float, float]
     """How much smaller the matrix of the queries is drawn than that of the keys, and the sampling error."""
+
+    def is_by(self, factor: float) -> bool:
+        """Whether this is the constant, but for the rounding of a low precision."""
+        return abs(self.factor - factor) < 1e-3 * abs(factor)
+
+    @property
+    def is_by_width(self) -> bool:
+        """Whether the width or its root is the constant, or the start of the queries makes up for it."""
+        wanted, (ratio, error) = self.width**-0.5, self.drawn
+        drawn = error > 0 and abs(self.factor * ratio / wanted - 1) < 5 * error
+        return self.free or drawn or self.is_by(wanted) or self.is_by(1 / self.width)
+
+    def is_by_another(self, stream: torch.Size) -> bool:
+        """Whether it is 1, or belongs to another size: of the stream, heads, tokens or rows."""
+        sizes = {1, stream[-1] // self.width, 1 / self.width, *stream}
+        return any(self.is_by(size**power) for size in sizes if size for power in (-0.5, -1.0))
 
 
 class Wiring(NamedTuple):
@@ -76,6 +98,16 @@ def read_wiring(trace: Trace, blocks: list[str]) -> Wiring:
     finally:
         for p in frozen:
             p.requires_grad_(False)
+
+
+def alike(stacks: Stacks, scores: Iterable[Scores]) -> Iterator[dict[str, Scores]]:
+    """Yield scores by their module, together where they have one place in their blocks."""
+    calls: dict[str, list[Scores]] = defaultdict(list)
+    for one in scores:
+        calls[f"{one.module}."].append(one)
+    for modules in siblings(stacks, calls).values():
+        for here in zip(*(calls[m] for m in modules), strict=False):
+            yield dict(zip(modules, here, strict=True))
 
 
 def _stream(event: Event, leaves: dict[str, Tensor]) -> tuple[bool, bool] | None:
@@ -160,3 +192,133 @@ def _chains(calls: tuple[FunctionCall, ...]) -> Iterator[tuple[str, str, int]]:
         end = graph.scaled(call.result.grad_fn)[1]
         if operation(end) in PRODUCTS:  # not written over since, as by an activation in place
             maps[end] = call.module, x.shape[-1]
+
+
+class Exchange(NamedTuple):
+    """A batch in which two places of a row, or of images, are exchanged."""
+
+    batch: Any
+    expected: Tensor
+    """The logits of a model that does not see the order."""
+    module: str = ""
+    has_positions: bool = True
+    """Whether a parameter of the model may hold something for each place."""
+
+
+def exchanged_tokens(facts: Facts, logits: Tensor) -> Exchange:
+    """Exchange two tokens. Raises Unknown where they repeat."""
+    ids, expected = facts.tokens.ids, logits.clone()
+    one, other = 1, ids.shape[1] // 2
+    row = next((i for i, own in enumerate(ids) if own[one] != own[other]), None)
+    if row is None:
+        raise Unknown("tokens repeat")
+    swapped = ids.clone()
+    swapped[row, [one, other]] = ids[row, [other, one]]
+    if logits.ndim >= 3 and logits.shape[:2] == ids.shape:
+        expected[row, [one, other]] = logits[row, [other, one]]
+    return Exchange(facts.with_tokens(swapped), expected)
+
+
+def exchanged_patches(facts: Facts, logits: Tensor) -> Exchange:
+    """Exchange two patches of each image. Raises Unknown where none is cut into patches."""
+    model, batch = facts.trace.model, facts.trace.batch
+    for event in facts.trace.events:
+        module = model.get_submodule(event.module)
+        if not isinstance(module, nn.Conv2d) or module.kernel_size != module.stride or not facts.stacks:
+            continue
+        images = event.inputs[0]
+        place = next((p for p, x in facts.entries.items() if x.shape == images.shape), None)
+        high, wide = module.stride
+        down, across = images.shape[2] // high, images.shape[3] // wide
+        if place is None or logits.ndim != 2 or min(down, across) < 2:
+            continue
+        one, other = (..., slice(high), slice(wide)), (..., slice(high, 2 * high), slice(wide, 2 * wide))
+        swapped = facts.entries[place].clone()
+        swapped[one], swapped[other] = swapped[other].clone(), swapped[one].clone()
+        counts = {down * across + more for more in range(3)}
+        held = any(counts & {*p.shape} for p in model.parameters())
+        return Exchange(replaced(batch, place, swapped), logits, event.module, held)
+    raise Unknown("the batch holds neither tokens nor an image that is cut into patches")
+
+
+def one_token(facts: Facts) -> Any:
+    """The batch with one token all over, no padding, and positions as the model counts them itself."""
+    tokens, ids = facts.tokens, facts.tokens.ids
+    pool = torch.unique(ids[ids != facts.declared.pad_id] if facts.declared.pad_id is not None else ids)
+
+    def plain(place: Place, x: Tensor) -> Tensor:
+        if place == tokens.place or x.is_floating_point() or x.shape != ids.shape:
+            return x
+        if set(torch.unique(x.long()).tolist()) <= {0, 1}:
+            return torch.ones_like(x)
+        return x if restarts(x.long()) is None else torch.arange(x.shape[1]).expand_as(x).to(x)
+
+    return map_tensors(facts.with_tokens(torch.full_like(ids, int(pool[len(pool) // 2]))), plain)
+
+
+class Repeated(NamedTuple):
+    """What one self-attention computes on one repeated token."""
+
+    module: str
+    scores: Tensor
+    """`[B, H, T, T]`, before the softmax."""
+    values: Tensor | None
+
+    @property
+    def size(self) -> Tensor:
+        """The largest score that a query of a model that looks back may see."""
+        seen = torch.ones_like(self.scores[0, 0]).tril().bool()
+        return self.scores[..., seen].abs().max().clamp_min(1e-300)
+
+    @property
+    def slope(self) -> float:
+        """How far the scores of the last query differ by its keys, relative to the largest score."""
+        last = self.scores[..., -1, :]
+        return float((last - last[..., :1]).abs().max() / self.size)
+
+    @property
+    def beyond_distance(self) -> float:
+        """How far the scores of two neighbouring queries differ beyond a factor and a constant of each."""
+        worst = 0.0
+        for i in range(4, self.scores.shape[-1]):  # by distance: those of a query, and of the query before
+            pair = self.scores[..., i, 1 : i + 1].flip(-1), self.scores[..., i - 1, :i].flip(-1)
+            x, y = (part - part.mean(-1, keepdim=True) for part in pair)
+            factor = (x * y).sum(-1, keepdim=True) / y.square().sum(-1, keepdim=True).clamp_min(1e-300)
+            worst = max(worst, float((x - factor * y).abs().max() / self.size))
+        return worst
+
+
+def repeated(trace: Trace, width: int) -> Iterator[Repeated]:
+    """What each self-attention over so many positions computes."""
+    for call in trace.functions("scaled_dot_product_attention", "softmax"):
+        if call.name == "softmax":
+            x = call.argument(0, "input")
+            if x.ndim == 4 and x.shape[-1] == x.shape[-2] == width:
+                yield Repeated(call.module, x.detach(), None)
+            continue
+        q, k = call.argument(0, "query").detach(), call.argument(1, "key").detach()
+        if q.ndim != 4 or q.shape[-2] != k.shape[-2] or q.shape[-2] != width:
+            continue
+        k = k.repeat_interleave(q.shape[1] // k.shape[1], 1)
+        scale, bias = call.argument(6, "scale"), call.argument(3, "attn_mask")
+        scores = q @ k.transpose(-1, -2) * (q.shape[-1] ** -0.5 if scale is None else scale)
+        if isinstance(bias, Tensor) and bias.is_floating_point():
+            scores = scores + bias
+        yield Repeated(call.module, scores, call.argument(2, "value").detach())
+
+
+def stream_variation(trace: Trace, module: str, width: int) -> float:
+    """How far the stream that the nearest module around this one reads varies over positions."""
+    inside = module.split(".")
+    for around in [".".join(inside[:depth]) for depth in range(len(inside), -1, -1)]:
+        for event in trace.events:
+            streams = (x for x in event.inputs if x.is_floating_point() and x.ndim == 3)
+            here = [x for x in streams if width in x.shape[:2]]
+            if event.module == around and here:
+                return variation(here[0], 1 if here[0].shape[1] == width else 0)
+    return 0.0
+
+
+def variation(x: Tensor, axis: int) -> float:
+    """How far a tensor differs along an axis from its first entry there."""
+    return distance(x, x.narrow(axis, 0, 1).expand_as(x))

@@ -1,0 +1,261 @@
+"""Whether a gradient is the derivative of its loss, and where there is none, and why."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from fnmatch import fnmatchcase
+from functools import cached_property
+from typing import Final, NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+from normlab.trace.compare import distance
+from normlab.trace.exact import from_library
+from normlab.trace.functions import OWN, FunctionCall
+from normlab.trace.prepared import Step
+from normlab.trace.step import gradients_in
+from normlab.trace.trace import Trace
+
+STEPS: Final = (1e-5, 1e-6, 1e-7)
+"""Relative changes of the weights whose differences are taken, until two of them agree."""
+FLOOR: Final = 1e-7
+"""Relative error of a central difference in float64 that two step sizes need not show."""
+
+
+class Moved(NamedTuple):
+    """How the loss moves along its gradient: as the gradient has it, as it does, and the error of that."""
+
+    expected: float
+    measured: float
+    error: float
+
+    @property
+    def disagrees(self) -> bool:
+        return abs(self.expected - self.measured) > 10 * self.error + FLOOR * abs(self.expected)
+
+
+class Along:
+    """Compares a gradient in float64 with central differences of the loss along it.
+
+    Each parameter moves by the same share of its own size, along its own gradient, so that what is missing
+    from any one of them shows. Rows of padding, at which lookups drop the gradient by design, stay.
+    """
+
+    def __init__(self, trace: Trace) -> None:
+        self.trace = trace.again(taps=()) if trace.taps else trace
+        own = dict(trace.model.named_parameters())
+        tables = [m for m in trace.model.modules() if isinstance(m, nn.Embedding)]
+        rows = {id(m.weight): m.padding_idx for m in tables if m.padding_idx is not None}
+        found = {n: g for n, g in trace.gradients.items() if g is not None and bool(g.any())}
+        for n, g in found.items():
+            if id(own[n]) in rows:
+                found[n] = g.index_fill(0, torch.tensor(rows[id(own[n])], device=g.device), 0)
+        self.gradients, self.own = found, {n: own[n].detach() for n in found}
+        self.scale = {n: float(self.own[n].norm() / g.norm().clamp_min(1e-300)) for n, g in found.items()}
+        self.attached: tuple[float, ...] = ()
+        """The gradients of numbers that are no part of the loss, as of an auxiliary loss that an autograd
+        function attaches to something else."""
+
+    def _loss(self, names: Sequence[str], h: float) -> float:
+        weights = {n: self.own[n] + h * self.scale[n] * self.gradients[n] for n in names}
+        trace = self.trace.again(weights=weights) if names else self.trace
+        if not self.attached:
+            return float(trace.loss)
+        numbers = map(float, _numbers(trace.functions(OWN)))
+        return float(trace.loss) + sum(c * x for c, x in zip(self.attached, numbers, strict=True))
+
+    def compare(self, names: Sequence[str]) -> Moved:
+        """Compare them in these parameters, at the two step sizes that agree best with each other."""
+        expected = sum(self.scale[n] * float(self.gradients[n].square().sum()) for n in names)
+        start, best = self._loss((), 0.0), Moved(expected, 0.0, float("inf"))
+        for h in STEPS:
+            up, down, near, below = (self._loss(names, x) for x in (h, -h, h / 2, -h / 2))
+            a, b = (up - down) / (2 * h), (near - below) / h
+            bend = (4 * (near + below - 2 * start) - (up + down - 2 * start)) / h
+            error = abs(a - b) + abs(bend)
+            if error < best.error:
+                best = Moved(expected, (4 * b - a) / 3, error)
+            if min(best.error / 10, abs(best.measured - expected)) <= FLOOR * abs(expected):
+                break
+        return best
+
+    @cached_property
+    def all(self) -> Moved:
+        """The comparison in every parameter at once, with what is attached where that explains it."""
+        moved = self.compare(list(self.gradients))
+        if not moved.disagrees:
+            return moved
+        with self.trace.with_graph(functions=lambda name: name == OWN) as passed:
+            loss, numbers = passed.loss, _numbers(passed.functions)
+            live = [x for x in numbers if x.requires_grad]
+            found = gradients_in(loss, live, self.trace.model) if loss is not None and live else []
+        reached = {id(x): float(g) for x, g in zip(live, found, strict=True) if g is not None}
+        self.attached = tuple(reached.get(id(x), 0.0) for x in numbers) if reached else ()
+        attached = self.compare(list(self.gradients)) if reached else moved
+        if attached.disagrees:
+            self.attached = ()
+        return moved if attached.disagrees else attached
+
+    def first_wrong(self, modules: Iterable[str]) -> str:
+        """The last parameter whose gradient is not the derivative, by the order in which modules are done."""
+        done = {module: i for i, module in enumerate(modules)}
+        names = sorted(self.gradients, key=lambda n: done.get(n.rpartition(".")[0], -1))
+        while len(names) > 1:
+            late = names[len(names) // 2 :]
+            names = late if self.compare(late).disagrees else names[: len(names) // 2]
+        return names[0]
+
+
+def _numbers(calls: Iterable[FunctionCall]) -> list[Tensor]:
+    """Numbers that enter autograd functions."""
+    inputs = [x for call in calls for x in call.args]
+    return [x for x in inputs if isinstance(x, Tensor) and x.numel() == 1 and x.is_floating_point()]
+
+
+Found = Mapping[str, Tensor | None]
+"""Gradients by parameter, None where the loss does not reach one."""
+HARMLESS: Final = ("from this batch", "by symmetry", "as experts of other tokens", "as a library builds them")
+"""Why a parameter of a sound model may get none."""
+IDLE, CUT = "its module never runs", "the loss does not depend on it, or is cut off"
+HEAD: Final = 4
+"""The least width of a part of a matrix: a head, a gate's half, a third of a fused projection."""
+
+
+class Silent(NamedTuple):
+    """The gradients of a training step, and why some parameters have none."""
+
+    found: Found
+    """Those that are none at the weights of the step are taken at others."""
+    why: Mapping[str, str]
+
+
+def silent_parameters(step: Step) -> Silent:
+    """Look for parameters without a gradient, at other weights, too: a start may cancel one by its symmetry,
+    and other weights route tokens otherwise.
+    """
+    trace, found = step.training, step.training.gradients
+    if step.draws:  # a block that this draw leaves out gets one in evaluation
+        found = _filled(found, step.exact.gradients)
+    dead = _none_of(found, found, step.rounding)
+    if dead:
+        dead = _none_of(trace.again(weights=stepped(trace)).gradients, dead, step.rounding)
+    never, own = dead, {n: p.detach() for n, p in trace.model.named_parameters()}
+    for places in (1, 3, 5, 7):
+        if never:
+            rolled = {n: p.roll(places) for n, p in own.items() if p.is_floating_point()}
+            other = trace.again(weights=rolled).gradients
+            never, found = _none_of(other, never, step.rounding), _filled(found, other)
+    ran = {e.module for e in trace.events if any(x.numel() for x in e.inputs)} if never else set()
+
+    def reason(name: str) -> str:
+        batch, symmetry, expert, library = HARMLESS
+        idle = name.rpartition(".")[0] not in ran
+        if name not in never:
+            return batch
+        if not none(found[name]) and not _moves_loss(step, name, own[name]):
+            return symmetry
+        if idle and _is_expert(step, name, found):
+            return expert
+        return library if _is_of_library(step, name) else IDLE if idle else CUT
+
+    return Silent(found, {name: reason(name) for name in dead})
+
+
+def none(gradient: Tensor | None) -> bool:
+    """Whether there is no gradient, or zeros alone."""
+    return gradient is None or not bool(gradient.any())
+
+
+def without_gradient(step: Step, parameters: Sequence[Tensor]) -> Sequence[Tensor]:
+    """Those in which the loss, run on the user's own model, has no gradient."""
+    trained = [p for p in parameters if p.requires_grad]
+    if not trained:
+        return parameters
+    with step.plain.again(model=step.model, training=True).with_graph() as passed:
+        if passed.loss is None or not passed.loss.requires_grad:
+            return parameters
+        gradients = torch.autograd.grad(passed.loss, trained, allow_unused=True)
+    reached = {id(p) for p, g in zip(trained, gradients, strict=True) if g is not None}
+    return [p for p in parameters if id(p) not in reached]
+
+
+def _filled(found: Found, other: Found) -> Found:
+    return {n: other[n] if none(g) else g for n, g in found.items()}
+
+
+def _none_of(found: Found, among: Iterable[str], rounding: float) -> list[str]:
+    """The parameters whose gradient is nothing but rounding."""
+    sizes = {n: 0.0 if g is None else float(g.norm()) for n, g in found.items()}
+    least = 1e-3 * rounding * max(sizes.values(), default=0.0)
+    return [n for n in among if sizes[n] <= least]
+
+
+def _moves_loss(step: Step, name: str, p: Tensor) -> bool:
+    """Whether the loss depends on a parameter, as it does not on a bias of keys, which a softmax cancels."""
+    moved = p + p.roll(1) + torch.linspace(-1, 1, p.numel()).reshape(p.shape).to(p)
+    return distance(step.training.loss, step.training.again(weights={name: moved}).loss) > step.rounding
+
+
+def _is_expert(step: Step, name: str, found: Found) -> bool:
+    """Whether it belongs to one of several numbered alternatives, inside a block, of which others get one."""
+    parts, blocks = name.split("."), {b.path for b in step.facts.blocks}
+    numbers = [i for i, x in enumerate(parts) if x.isdigit() and ".".join(parts[: i + 1]) not in blocks]
+    globs = [".".join([*parts[:i], "*", *parts[i + 1 :]]) for i in numbers]
+    return any(fnmatchcase(n, glob) and not none(g) for n, g in found.items() for glob in globs)
+
+
+def _is_of_library(step: Step, name: str) -> bool:
+    """Whether the class that holds it, outside torch, is an installed library's and as the library has it."""
+    parts = name.split(".")[:-1]
+    holders = [step.model.get_submodule(".".join(parts[:depth])) for depth in range(len(parts), -1, -1)]
+    holder = next((m for m in holders if type(m).__module__.split(".")[0] != "torch"), None)
+    return from_library(holder) and "forward" not in vars(holder)
+
+
+def stepped(trace: Trace) -> dict[str, Tensor]:
+    """The weights after a short step down the gradient, by a hundredth of each one's size."""
+    own, weights = dict(trace.model.named_parameters()), dict(trace.weights)
+    for n, g in trace.gradients.items():
+        if g is not None and bool(g.any()):
+            here = weights.get(n, own[n].detach())
+            size = float(here.norm()) or here.numel() ** 0.5
+            weights[n] = here - 0.01 * size / float(g.norm()) * g
+    return weights
+
+
+def asleep(trace: Trace, idle: Iterable[str]) -> list[str]:
+    """Parameters that never get a gradient although they are not idle, however many steps are taken."""
+    dead = list[str]()
+    while now := [n for n, g in trace.gradients.items() if none(g) and n not in idle]:
+        if now == dead:
+            return dead
+        dead, trace = now, trace.again(weights=stepped(trace))
+    return []
+
+
+def lost_results(trace: Trace) -> list[str]:
+    """Modules with a number, or a result of an autograd function, whose graph is no part of the loss."""
+    with trace.with_graph(functions=lambda name: name == OWN) as passed:
+        held = [(path, x) for path, m in trace.model.named_modules() for x in vars(m).values()]
+        kept = [(path, x) for path, value in held for x in _with_graph(value) if x.numel() == 1]
+        live = [(f.module, x) for f in passed.functions for x in _with_graph(f.result)] + kept
+        if passed.loss is None or not live:
+            return []
+        reached = gradients_in(passed.loss, [x for _, x in live], trace.model)
+    return [path for (path, _), g in zip(live, reached, strict=True) if g is None]
+
+
+def _with_graph(value: object) -> list[Tensor]:
+    values = value if isinstance(value, tuple) else (value,)
+    return [x for x in values if isinstance(x, Tensor) and x.is_floating_point() and x.grad_fn is not None]
+
+
+def hole(gradient: Tensor, axis: int) -> tuple[int, int] | None:
+    """The first run of zeros, if they lie in whole parts of equal width that divide the length."""
+    zero, length = ~gradient.any(1 - axis), gradient.shape[axis]
+    widths = [w for w in range(HEAD, length) if length % w == 0]
+    if not zero.any() or zero.all() or not any(zero.view(-1, w).eq(zero[::w, None]).all() for w in widths):
+        return None
+    start = int(zero.long().argmax())
+    return start, start + int(zero[start:].long().cumprod(0).sum())
