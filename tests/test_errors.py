@@ -21,7 +21,7 @@ PARSERS = {
     "examine/pretrained.py": "json",
     "examine/setups.py": "inspect.signature raises ValueError for what has none",
     "jobs/ray.py": "ray.init raises ValueError for an address",
-    "spec/serialise.py": "json",
+    "spec/io.py": "json",
     "store/folder.py": "json",
     "training/translate.py": "numpy.load",
     "trials/change.py": "ast.literal_eval",

@@ -14,7 +14,7 @@ import migrate_results
 from normlab.cli.main import main
 from normlab.spec.comparison import Comparison
 from normlab.spec.config import numbers, run_id
-from normlab.spec.serialise import from_json
+from normlab.spec.io import from_json
 from normlab.store import RunFolder
 from normlab.store.examples import read_examples
 from normlab.tasks.scores import bleu_of_sums, score

@@ -22,7 +22,7 @@ from normlab.papers.words import tallied
 from normlab.spec.artefact import Reproduction
 from normlab.spec.claim import Claim, Measure, together
 from normlab.spec.comparison import Comparison
-from normlab.spec.serialise import from_plain
+from normlab.spec.io import from_plain
 from normlab.store import RunFolder
 from normlab.store.reproductions import KEPT, read_reproduction, superseded
 

@@ -16,8 +16,8 @@ from typing import Any
 from normlab.comparison.judge import judge
 from normlab.report.compare import compare_page
 from normlab.spec.comparison import Comparison, RecipeResult
+from normlab.spec.io import from_plain, to_json
 from normlab.spec.metric import Metric
-from normlab.spec.serialise import from_plain, to_json
 from normlab.store.files import read_json, write_text_atomic
 
 Json = dict[str, Any]

@@ -15,7 +15,7 @@ from pathlib import Path
 
 from normlab.report.compare import compare_page
 from normlab.spec.comparison import Comparison
-from normlab.spec.serialise import from_json
+from normlab.spec.io import from_json
 from normlab.store import RunFolder
 from normlab.store.files import write_text_atomic
 

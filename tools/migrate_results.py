@@ -21,7 +21,7 @@ import numpy as np
 from judge_comparisons import today, write
 from normlab.data.text import read_lines
 from normlab.spec.config import SEMANTICS, Config, run_id
-from normlab.spec.serialise import from_plain, to_plain
+from normlab.spec.io import from_plain, to_plain
 from normlab.store.examples import write_examples
 from normlab.store.files import read_json, row_line, write_json_atomic, write_text_atomic
 from normlab.store.folder import RunFolder

@@ -24,12 +24,12 @@ SIZES = {
     ),
     "width 0": ("--dim 0", "dim | at least 1 | got 0"),
     "width -1": ("--dim -1", "dim | at least 1 | got -1"),
-    "an endless width": (f"--dim {10**20}", "dim | below 9,223,372,036,854,775,808 | got more"),
+    "an endless width": (f"--dim {10**20}", "dim | below 9,223,372,036,854,775,808 | got 100000"),
     "no encoder": (
         "--encoder-layers 0",
         "encoder_layers | 0 | --encoder-layers 1",
     ),
-    "dropout 1.5": ("--dropout 1.5", "dropout | at least 0 | below 1 | got 1.5"),
+    "dropout 1.5": ("--dropout 1.5", "dropout | below 1 | got 1.5"),
     "steps 0": ("--steps 0", "steps | at least 1 | got 0"),
     "max_tokens 0": ("--max-tokens 0", "max_tokens | at least 1 | got 0"),
     "max_len 1": ("--max-len 1", "max_len | at least 2 | got 1"),
@@ -43,10 +43,10 @@ SIZES = {
 RATES = {
     "lr 0": ("--lr 0", "lr | above 0 | got 0.0"),
     "lr -1": ("--lr -1", "lr | above 0 | got -1.0"),
-    "lr nan": ("--lr nan", "lr | above 0 | got nan"),
-    "lr inf": ("--lr inf", "lr | above 0 | finite | got inf"),
+    "lr nan": ("--lr nan", "lr | finite | got nan"),
+    "lr inf": ("--lr inf", "lr | finite | got inf"),
     "clip nan": ("--max-grad-norm nan", "max_grad_norm | at least 0 | got nan"),
-    "smoothing 1": ("--label-smoothing 1", "label_smoothing | at least 0 | below 1 | got 1.0"),
+    "smoothing 1": ("--label-smoothing 1", "label_smoothing | below 1 | got 1.0"),
     "weight decay -1": ("--weight-decay -1", "weight_decay | at least 0 | got -1.0"),
     "warm-up -4": ("--warmup-steps -4", "warmup_steps | at least 0 | got -4"),
     "warm-up of no steps": (
@@ -83,7 +83,7 @@ NAMES = {
     "a module above": ("--import ..x", "'..x' | name of a module | my_package"),
     "an endless recipe": (f"--recipe pre{'+pre' * 200}", "pre+pre | … | 803 characters | --import"),
     "a seed below 0": ("--seed -1", "seed | at least 0 | got -1"),
-    "an endless seed": (f"--seed {10**30}", "seed | below 9,223,372,036,854,775,808 | got more"),
+    "an endless seed": (f"--seed {10**30}", "seed | below 2**63 | got 1000"),
     "a file where the runs should be": (
         "--out train_src.txt",
         "Not a directory | 'train_src.txt/data' | folder",
@@ -99,7 +99,7 @@ COMPARED = {
         "'pre' | 'pre+layernorm' | same",
     ),
     "no recipe": ("--recipes", "at least one | recipes | got none"),
-    "a learning rate of nan": ("--lrs nan", "lrs | above 0 | got nan"),
+    "a learning rate of nan": ("--lrs nan", "lrs | finite | got nan"),
     "jobs -1": ("--jobs -1", "jobs | at least 0 | got -1"),
     "heads in a comparison": (
         "--recipes pre --heads 3",
@@ -194,7 +194,7 @@ CONFIGS = {
         "c.json | not JSON | ',' | line 1 | column 17",
     ),
     "a list": ("[]", "c.json | an object | []"),
-    "null": ("null", "c.json | an object | got null"),
+    "null": ("null", "c.json | an object | got None"),
     "no UTF-8": (b"\xff{", "c.json | UTF-8 | byte 0"),
     "an unknown key": ('{"modle": {}}', "c.json | unknown | 'modle' | did you mean | 'model'"),
     "an unknown key inside": (
@@ -207,21 +207,21 @@ CONFIGS = {
     ),
     "text for a number": (
         '{"train": {"steps": "12"}}',
-        'c.json | train.steps | a whole number | "12"',
+        "c.json | train.steps | a whole number | '12'",
     ),
     "a list for a number": ('{"optim": {"lr": [1]}}', "c.json | optim.lr | a number | [1]"),
     "a number for a section": (
         '{"model": 3}',
         "c.json | an object | got 3",
     ),
-    "nan": ('{"optim": {"lr": NaN}}', "c.json | optim | lr | above 0 | got nan"),
+    "nan": ('{"optim": {"lr": NaN}}', "c.json | optim.lr | finite | got nan"),
     "too large for a number": (
         '{"optim": {"lr": 1' + "0" * 400 + "}}",
-        "c.json | optim.lr | a number | below 1.8e308 | got 1000000",
+        "c.json | optim.lr | finite | got 1000000",
     ),
     "half a surrogate pair": (
         '{"recipe": "\\ud800"}',
-        'c.json | surrogate pairs | "\\ud800"',
+        "c.json | surrogate pairs | '\\ud800'",
     ),
     "thousands deep": (
         "[" * 100_000,
@@ -237,7 +237,7 @@ CONFIGS = {
     ),
     "an unknown word": (
         '{"machine": {"probes": "lots"}}',
-        "c.json | machine | probes | cheap, standard, full | 'lots'",
+        "c.json | machine.probes | 'cheap', 'standard' or 'full' | 'lots'",
     ),
 }
 """What c.json holds, and what `normlab train --config c.json` says."""

@@ -291,7 +291,7 @@ DAMAGED: dict[str, tuple[list[str], Damage, str]] = {
     "state of another type": (
         GOOD,
         states(progress={"step": "four"}),
-        f'{{run}}/last/state.json | a whole number | "four" | {TRAIN_ANEW}',
+        f"{{run}}/last/state.json | a whole number | 'four' | {TRAIN_ANEW}",
     ),
     "state with an unknown key": (
         GOOD,
@@ -301,7 +301,7 @@ DAMAGED: dict[str, tuple[list[str], Damage, str]] = {
     "state with steps that are none": (
         GOOD,
         states(rows={"pending": [[1]]}),
-        f"{{run}}/last/state.json | [0] | a list of 2 | [1] | {TRAIN_ANEW}",
+        f"{{run}}/last/state.json | pending[0] lacks [1] | {TRAIN_ANEW}",
     ),
     "state without a step, diagnosed": (
         ["diagnose", "{run}", "--checkpoints", "last"],
@@ -373,7 +373,7 @@ DAMAGED: dict[str, tuple[list[str], Damage, str]] = {
         lambda folder: write_json_atomic(
             folder / "config.json", read_json(folder / "config.json") | {"metrics": "bleu"}
         ),
-        '{run}/config.json | metrics | must be a list | "bleu"',
+        "{run}/config.json | metrics | must be a list | 'bleu'",
     ),
     "output into a folder that is not there": (
         [*TRANSLATE, "--output", "no/such.txt"],

@@ -16,7 +16,7 @@ from normlab.data.lines import require_parallel
 from normlab.data.text import read_lines
 from normlab.recipes.grammar import describe, parts, resolve
 from normlab.spec.config import Config, OptimConfig, numbers
-from normlab.spec.serialise import from_json, to_json
+from normlab.spec.io import from_json, to_json
 from normlab.store.folder import read_config
 
 FEW = settings(

@@ -16,8 +16,8 @@ from normlab.cli.main import main
 from normlab.recipes.grammar import listed
 from normlab.spec.comparison import Comparison, Difference, Interval, RecipeResult, Trial
 from normlab.spec.config import Config, OptimConfig
+from normlab.spec.io import to_json
 from normlab.spec.outcome import Outcome
-from normlab.spec.serialise import to_json
 from normlab.store import RunFolder, Runs, Status
 from normlab.store.folder import write_json_atomic
 from normlab.tasks.translation import Translation

@@ -12,8 +12,8 @@ import pytest
 
 from cli.typed import normlab
 from normlab.spec.comparison import Comparison
+from normlab.spec.io import from_json
 from normlab.spec.outcome import IGNORES_SOURCE
-from normlab.spec.serialise import from_json
 from normlab.store import Runs
 
 MODULE = r'''

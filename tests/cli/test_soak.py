@@ -20,7 +20,7 @@ import pytest
 from cli.typed import NORMLAB
 from normlab.report.compare import write_compare_page
 from normlab.spec.comparison import Comparison
-from normlab.spec.serialise import from_json, to_json
+from normlab.spec.io import from_json, to_json
 from normlab.store import Runs
 
 KILL_EVERY_SECONDS = 20

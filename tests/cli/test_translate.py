@@ -168,9 +168,9 @@ NO_BEAM = (
 @pytest.mark.parametrize(
     ("typed", "sentence"),
     [
-        ("--beam 0", "beam is at least 1, got 0"),
-        ("--length-penalty -1", "length_penalty is at least 0 and below 100, got -1.0"),
-        ("--length-penalty 1e300", "length_penalty is at least 0 and below 100, got 1e+300"),
+        ("--beam 0", "beam must be at least 1, got 0"),
+        ("--length-penalty -1", "length_penalty must be at least 0, got -1.0"),
+        ("--length-penalty 1e300", "length_penalty must be below 100, got 1e+300"),
         (
             "--sample --length-penalty 2",
             f"--length-penalty is 2.0 {DRAWN}: --beam 5 --length-penalty 2.0 without --sample",
@@ -182,13 +182,13 @@ NO_BEAM = (
                 "--beam 5 --length-penalty-formula gnmt without --sample"
             ),
         ),
-        ("--min-length -2", "min_length is at least 0, got -2"),
-        ("--sample --temperature 0", "temperature is at least 1e-100, got 0.0"),
-        ("--sample --temperature inf", "temperature is at least 1e-100 and finite, got inf"),
-        ("--sample --top-k -1", "top_k is at least 0, got -1"),
-        ("--sample --top-p 0", "top_p is above 0, got 0.0"),
-        ("--sample --top-p 1.5", "top_p is at most 1, got 1.5"),
-        ("--sample --sample-seed -1", "sample_seed is at least 0, got -1"),
+        ("--min-length -2", "min_length must be at least 0, got -2"),
+        ("--sample --temperature 0", "temperature must be at least 1e-100, got 0.0"),
+        ("--sample --temperature inf", "temperature must be finite, got inf"),
+        ("--sample --top-k -1", "top_k must be at least 0, got -1"),
+        ("--sample --top-p 0", "top_p must be above 0, got 0.0"),
+        ("--sample --top-p 1.5", "top_p must be at most 1, got 1.5"),
+        ("--sample --sample-seed -1", "sample_seed must be at least 0, got -1"),
         ("--top-k 5", IDLE),
         ("--sample --beam 4", NO_BEAM),
     ],

@@ -13,9 +13,9 @@ from normlab.recipes.grammar import resolve
 from normlab.spec import request as request_module
 from normlab.spec.comparison import Comparison, choose
 from normlab.spec.config import DataConfig, run_id
+from normlab.spec.io import from_json
 from normlab.spec.outcome import Outcome
 from normlab.spec.request import CompareRequest
-from normlab.spec.serialise import from_json
 from normlab.store import RunFolder, Runs, Status
 from normlab.store.examples import read_examples, write_examples
 from normlab.store.files import write_json_atomic, write_text_atomic

@@ -7,8 +7,8 @@ import pytest
 from normlab.configs import CONFIGS
 from normlab.recipes.grammar import resolve
 from normlab.spec.config import Config, run_id
+from normlab.spec.io import from_json, to_json
 from normlab.spec.request import CompareRequest
-from normlab.spec.serialise import from_json, to_json
 from normlab.training.devices import resolved_precision
 
 

@@ -14,7 +14,7 @@ from diagnosis.small import BATCH, labelled, translating, untouched
 from normlab.diagnosis import Table, diagnose, read_structure, registered, study
 from normlab.diagnosis.table import Row
 from normlab.errors import UserError
-from normlab.spec.serialise import to_plain
+from normlab.spec.io import to_plain
 
 
 class Residual(nn.Module):
@@ -326,7 +326,7 @@ def frozen():
         (tower, {"y": X}, square, r"unexpected keyword argument 'y'"),
         (frozen, X, square, r"no parameter of Tower is trained.*model\.requires_grad_\(\)"),
         (tower, X.to("meta"), square, r"the model is on cpu and the batch on meta; move one of them"),
-        (lambda: "bert", X, square, r"model is a Module, got 'bert'"),
+        (lambda: "bert", X, square, r"model must be an instance of Module, got 'bert'"),
         (tower, X, None, r"Tower puts out no loss.*loss=lambda model, batch"),
         (tower, X, lambda m, b: m(b), r"the loss is a tensor of shape \[4, 6, 3\], and must be one number"),
         (tower, X, lambda m, b: m(b).mean().item(), r"the loss is float, and must be one number"),

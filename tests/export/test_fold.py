@@ -17,7 +17,7 @@ from normlab.export import fold as module
 from normlab.export.fold import BOUND, fold, measure_fold, recipe_of
 from normlab.recipes.grammar import resolve
 from normlab.spec.config import Config
-from normlab.spec.serialise import from_json
+from normlab.spec.io import from_json
 from normlab.store import RunFolder, Runs
 from normlab.training.checkpoint import save_checkpoint, weights_state
 from normlab.training.train import train

@@ -14,7 +14,7 @@ import pytest
 from faults.points import COUNTS, KINDS, SEED, Kill, points
 from faults.runs import CASES, Case, Server, configuration, differences, outcome, serving, write_text
 from normlab.spec.config import Config
-from normlab.spec.serialise import to_json
+from normlab.spec.io import to_json
 from normlab.store import RunFolder
 
 KILLED = 9

@@ -94,7 +94,7 @@ import json, os, signal, sys
 from pathlib import Path
 from dataclasses import replace
 from normlab.spec.config import Config, run_id
-from normlab.spec.serialise import from_json
+from normlab.spec.io import from_json
 from normlab.store import RunFolder, Status
 for line in sys.stdin:
     folder = RunFolder(Path(sys.argv[1]) / run_id(from_json(Config, line)))

@@ -8,7 +8,7 @@ import pytest
 
 from normlab.data.prepare import prepare
 from normlab.spec.config import run_id
-from normlab.spec.serialise import to_json
+from normlab.spec.io import to_json
 from normlab.store import RunFolder
 from training.tiny import tiny
 
@@ -47,7 +47,7 @@ import sys
 from pathlib import Path
 from normlab.jobs.process import Process
 from normlab.spec.config import Config
-from normlab.spec.serialise import from_json
+from normlab.spec.io import from_json
 Process(Path(sys.argv[1])).train(from_json(Config, sys.argv[2]))
 """
 

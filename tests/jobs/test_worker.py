@@ -6,7 +6,7 @@ import pytest
 
 from normlab.data.prepare import prepare
 from normlab.spec.config import run_id
-from normlab.spec.serialise import to_json
+from normlab.spec.io import to_json
 from normlab.store import RunFolder
 from normlab.training.train import train
 from training.tiny import tiny

@@ -174,13 +174,13 @@ def test_a_decay_before_the_peak_is_refused_with_the_way_out(name, decay_step, w
 @pytest.mark.parametrize(
     ("field", "value", "said"),
     [
-        ("decay_factor", 1.5, "decay_factor is at most 1, or the rate would rise; got 1.5"),
-        ("decay_factor", -0.1, "decay_factor is at least 0, got -0.1"),
-        ("decay_factor", "0.1", "decay_factor is a number, got '0.1'"),
-        ("decay_patience", 0, "decay_patience is at least 1, got 0"),
-        ("decay_patience", 1.5, "decay_patience is a whole number, got 1.5"),
-        ("decay_step", -1, "decay_step is at least 0, got -1"),
-        ("momentum", 1.0, "momentum is at least 0 and below 1, got 1.0"),
+        ("decay_factor", 1.5, "decay_factor must be at most 1, got 1.5"),
+        ("decay_factor", -0.1, "decay_factor must be at least 0, got -0.1"),
+        ("decay_factor", "0.1", "decay_factor must be a number, got '0.1'"),
+        ("decay_patience", 0, "decay_patience must be at least 1, got 0"),
+        ("decay_patience", 1.5, "decay_patience must be a whole number, got 1.5"),
+        ("decay_step", -1, "decay_step must be at least 0, got -1"),
+        ("momentum", 1.0, "momentum must be below 1, got 1.0"),
     ],
 )
 def test_a_field_says_what_it_may_hold(field, value, said):

@@ -50,7 +50,7 @@ def test_what_is_written_is_read(tmp_path):
     ("damage", "sentence"),
     [
         (lambda text: text[:-40], "is not JSON"),
-        (lambda text: "{}", "lacks id, fingerprint"),
+        (lambda text: "{}", "lacks id"),
         (lambda text: text.replace('"seconds"', '"hours"'), "unknown key 'hours'"),
         (lambda text: text.replace('"seconds": 83.0', '"seconds": "long"'), "seconds must be a number"),
         (

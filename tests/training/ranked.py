@@ -8,7 +8,7 @@ import sys
 from pathlib import Path
 
 from normlab.spec.config import Config
-from normlab.spec.serialise import to_json
+from normlab.spec.io import to_json
 from normlab.store import RunFolder
 
 TORCHRUN = (sys.executable, "-W", "ignore", "-m", "torch.distributed.run", "--standalone", "--nproc-per-node")

@@ -61,17 +61,17 @@ def test_a_state_reads_back():
 
 
 GARBAGE = [
-    ("progress", {"step": -1}, "progress: step is at least 0, got -1"),
-    ("progress", {"step": True}, "progress.step must be a whole number, got true"),
-    ("progress", {"val_decay": 3}, "progress.val_decay must be an object, the fields of ValDecay, got 3"),
+    ("progress", {"step": -1}, "progress.step must be at least 0, got -1"),
+    ("progress", {"step": True}, "progress.step must be a whole number, got True"),
+    ("progress", {"val_decay": 3}, "progress.val_decay must be an object, got 3"),
     ("progress", {"tokns": 3}, f"unknown key 'progress.tokns'{nearest('tokns', vars(Progress()))}"),
     ("rows", {"pending": 1}, "rows.pending must be a list, got 1"),
-    ("rows", {"pending": [[1.0]]}, "rows.pending[0] must be a list of 2, got [1.0]"),
-    ("rows", {"pending": [[1.0, [1, 2]]]}, "rows.pending[0][1] must be a list of 3, got [1, 2]"),
-    ("rows", {"pending": [["a", [1, 2, 3]]]}, 'rows.pending[0][0] must be a number, got "a"'),
-    ("rows", {"sizes": {"a": "80"}}, 'rows.sizes.a must be a whole number, got "80"'),
+    ("rows", {"pending": [[1.0]]}, "rows.pending[0] lacks [1]; add what is missing"),
+    ("rows", {"pending": [[1.0, [1, 2]]]}, "rows.pending[0][1] lacks [2]; add what is missing"),
+    ("rows", {"pending": [["a", [1, 2, 3]]]}, "rows.pending[0][0] must be a number, got 'a'"),
+    ("rows", {"sizes": {"a": "80"}}, "rows.sizes.a must be a whole number, got '80'"),
     ("scaling", {"more": 1}, f"scaling has {', '.join(SCALE)}, got {', '.join([*SCALE, 'more'])}"),
-    ("scaling", {"skipped_steps": "1"}, 'scaling.skipped_steps must be a whole number, got "1"'),
+    ("scaling", {"skipped_steps": "1"}, "scaling.skipped_steps must be a whole number, got '1'"),
 ]
 
 

@@ -14,7 +14,7 @@ from safetensors.torch import load_file
 
 from normlab.errors import UserError
 from normlab.spec.config import run_id
-from normlab.spec.serialise import to_json
+from normlab.spec.io import to_json
 from normlab.store import RunBusyError, RunFolder, Status
 from normlab.tasks.translation import Translation
 from normlab.training import train as module

@@ -10,8 +10,8 @@ import pytest
 
 from normlab.errors import UserError
 from normlab.spec.config import run_id
+from normlab.spec.io import to_json
 from normlab.spec.metric import NLL
-from normlab.spec.serialise import to_json
 from normlab.store import RunFolder
 from normlab.store.examples import read_examples
 from normlab.tasks.language_model import LanguageModel

@@ -202,7 +202,7 @@ class Check:
     def _plain(self, source: Source, report: Report, setup: Any) -> dict[str, Any]:
         from normlab.examine.baseline import parameters_of
         from normlab.examine.setups import sources
-        from normlab.spec.serialise import to_plain
+        from normlab.spec.io import to_plain
 
         places = {found.module for found in (*report.failures, *report.notes)}
         plain: dict[str, Any] = to_plain(report.to_dict() | {"title": source.title})

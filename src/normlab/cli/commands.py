@@ -212,7 +212,7 @@ class Report:
             write_output(page, run_page(folder.path))
             return page
         from normlab.report.compare import write_compare_page
-        from normlab.spec.serialise import from_plain
+        from normlab.spec.io import from_plain
 
         stored = Path(self.of or self.runs / "comparison.json")
         if not stored.is_file():

@@ -11,9 +11,9 @@ from tyro.conf import FlagCreatePairsOff, OmitArgPrefixes, UseAppendAction, arg
 
 from normlab.cli.flags import ConfigFlags, is_file_name, load
 from normlab.errors import UserError
-from normlab.spec.arguments import is_utf8
 from normlab.spec.config import Config, SeedConfig
 from normlab.spec.fields import flag_name
+from normlab.spec.io import is_utf8
 
 RUNS = Path("runs")
 Switch = FlagCreatePairsOff[bool]

@@ -105,7 +105,7 @@ class Diagnose:
             self._say_flight()
             return
         from normlab.report.diagnosis import write_diagnosis
-        from normlab.spec.serialise import to_plain
+        from normlab.spec.io import to_plain
 
         problems, everything = 0, list[dict[str, Any]]()
         with ExitStack() as stack:
@@ -171,7 +171,7 @@ class Diagnose:
         """Print the flight recorder's report on a run that is over or interrupted, and write its page."""
         from normlab.cli import terminal
         from normlab.report.run import run_page
-        from normlab.spec.serialise import to_plain
+        from normlab.spec.io import to_plain
         from normlab.store.folder import write_text_atomic
         from normlab.training.replay import examine
 

@@ -65,7 +65,7 @@ def standings_of(artefacts: Iterable[Artefact], runs: Path, scale: Scale = LAPTO
 def _plain(standing: Standing) -> dict[str, Any]:
     """An artefact as plain data for JSON; earlier versions without their tables."""
     from normlab.papers.words import standing_in_words
-    from normlab.spec.serialise import to_plain
+    from normlab.spec.io import to_plain
 
     artefact, found = standing.artefact, standing.found
     measures = {} if found is None else found.measures

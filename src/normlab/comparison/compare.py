@@ -9,17 +9,16 @@ from normlab.comparison.conclude import conclude
 from normlab.comparison.grid import Grid
 from normlab.jobs.place import place
 from normlab.jobs.queue import Queue, Watch
-from normlab.spec.arguments import validate_arguments
 from normlab.spec.comparison import Comparison
 from normlab.spec.config import Config
+from normlab.spec.io import to_json, validated
 from normlab.spec.request import CompareRequest
-from normlab.spec.serialise import to_json
 from normlab.store.folder import write_text_atomic
 
 Publish = Callable[[Comparison], None]
 
 
-@validate_arguments
+@validated
 def compare(
     request: CompareRequest, watch: Watch = lambda folders: None, publish: Publish = lambda comparison: None
 ) -> Comparison:

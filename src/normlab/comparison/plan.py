@@ -15,9 +15,9 @@ from normlab.comparison.scale import Scale
 from normlab.comparison.seeds import detectable
 from normlab.errors import UserError
 from normlab.recipes.grammar import describe
-from normlab.spec.arguments import validate_arguments
 from normlab.spec.comparison import learnt
 from normlab.spec.config import SeedConfig, run_id
+from normlab.spec.io import validated
 from normlab.spec.metric import Metric
 from normlab.spec.request import CompareRequest
 from normlab.spec.units import count
@@ -108,7 +108,7 @@ class ComparePlan:
         )
 
 
-@validate_arguments
+@validated
 def plan(request: CompareRequest, kept: Sequence[Path] = (Path("results"),)) -> ComparePlan:
     """Return the runs that ``compare`` would train, their time, measured on a few steps, and what they could
     tell, by the spread over seeds of the runs in ``request.out`` or, if there are none, in the folders

@@ -1,4 +1,4 @@
-"""Complete configurations as Python functions, by name."""
+"""Complete configurations as Python functions, by name; papers are imported when they are asked for."""
 
 from collections.abc import Callable
 

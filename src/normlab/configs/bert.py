@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from normlab.papers.bases import BERT
 from normlab.spec.config import Config, DataConfig
 
 
@@ -18,5 +17,7 @@ def bert() -> Config:
     size of a step: hence short rows, small batches and a rate of 3e-3, while 6e-3 without a warm-up is too
     much. See docs/lab-book.md.
     """
+    from normlab.papers.bases import BERT
+
     data = DataConfig(vocab_size=BERT.data.vocab_size, block_len=BERT.data.block_len)
     return replace(BERT, data=data, train=replace(BERT.train, precision="auto"))

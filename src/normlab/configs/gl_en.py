@@ -4,19 +4,19 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from normlab.papers.nguyen2019.bases import GL_EN, GL_EN_SMALL, MODELS
 from normlab.spec.config import Config
-
-ROWS = tuple(row["recipe"] for row in MODELS.values())
-"""The four of the paper's Table 3, as recipes on this base."""
 
 
 def gl_en() -> Config:
     """The last row of Table 3 as published: 4+4 layers of width 512, 8000 warm-up steps, dropout 0.4."""
+    from normlab.papers.nguyen2019.bases import GL_EN
+
     return GL_EN
 
 
 def gl_en_small() -> Config:
     """Fifteen minutes per run on one core: 4+4 layers of width 256, small batches, dropout 0.1."""
+    from normlab.papers.nguyen2019.bases import GL_EN_SMALL
+
     optim = replace(GL_EN_SMALL.optim, lr=1e-3)
     return replace(GL_EN_SMALL, optim=optim, train=replace(GL_EN_SMALL.train, precision="auto"))

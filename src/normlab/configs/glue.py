@@ -6,28 +6,30 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from normlab.papers.bases import GLUE, fine_tuning
 from normlab.spec.config import Config, DataConfig
 
 
 def classification() -> Config:
     """Your own labelled pairs of sentences: 700 batches of 16."""
-    return _any_device(fine_tuning(DataConfig(tokenizer="", block_len=128), steps=700))
+    return _tuned(DataConfig(tokenizer="", block_len=128), steps=700)
 
 
 def mrpc() -> Config:
     """Paraphrase or not, 3,668 training pairs, dev 408 of these, the official test: 3 epochs of batches of
     16.
     """
-    return _any_device(fine_tuning(GLUE["MRPC"], steps=3 * 230))
+    return _tuned("MRPC", steps=3 * 230)
 
 
 def rte() -> Config:
     """Entailed or not, 2,241 training pairs and 249 of the same set as dev, GLUE's dev as the test: 3 epochs
     of batches of 16.
     """
-    return _any_device(fine_tuning(GLUE["RTE"], steps=3 * 141))
+    return _tuned("RTE", steps=3 * 141)
 
 
-def _any_device(config: Config) -> Config:
+def _tuned(data: DataConfig | str, steps: int) -> Config:
+    from normlab.papers.bases import GLUE, fine_tuning
+
+    config = fine_tuning(GLUE[data] if isinstance(data, str) else data, steps=steps)
     return replace(config, train=replace(config.train, precision="auto"))

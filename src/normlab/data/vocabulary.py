@@ -17,7 +17,7 @@ from normlab.data.text import located
 from normlab.data.tokenizer import BytePairs, Tokenizer
 from normlab.errors import UserError
 from normlab.spec.config import DataConfig
-from normlab.spec.serialise import from_plain, parsed
+from normlab.spec.io import from_plain, parsed
 
 LEARNED: Mapping[str, Callable[[Iterable[str], int], Tokenizer]] = {
     "bpe": BytePairs.train,

@@ -21,8 +21,8 @@ from normlab.diagnosis.rules.finding import SEVERITIES, Finding
 from normlab.diagnosis.study import Plan, Study, StudyContext, find, named, registered
 from normlab.diagnosis.table import Table
 from normlab.errors import UserError
-from normlab.spec.allowed import POSITIVE
-from normlab.spec.arguments import validate_arguments
+from normlab.spec.fields import Positive
+from normlab.spec.io import validated
 from normlab.trace.setup import Loss, Setup
 from normlab.trace.step import OptimizerFactory, made
 from normlab.trace.tensors import Call, calling, tensors_in, unwrap
@@ -50,13 +50,13 @@ class Options(Plan, total=False):
     """Names of the studies to make, in place of those of the preset."""
 
 
-@validate_arguments
+@validated
 def diagnose(
     model: nn.Module,
     batch: Any,
     *,
     loss: Loss | None = None,
-    lr: float | None = None,
+    lr: Positive | None = None,
     optimiser: torch.optim.Optimizer | OptimizerFactory | None = None,
     preset: str = "standard",
     **options: Unpack[Options],
@@ -73,8 +73,6 @@ def diagnose(
     model without a residual stream that can be read, one that raises, has no trainable parameter or a loss
     that is not finite, a batch on another device, and a learning rate that is not above 0.
     """
-    if lr is not None and not POSITIVE.holds(lr):
-        raise UserError(f"lr is {POSITIVE.wanted(lr)}, got {lr!r}; leave it out, or type lr=1e-3")
     studies = named(options["studies"]) if "studies" in options else registered(preset)
     model, make = _checked(model, batch), optimiser or partial(torch.optim.Adam, lr=lr or STEP_LR)
     batches = batch, options.get("batches")

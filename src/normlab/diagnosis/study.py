@@ -15,8 +15,8 @@ from normlab.diagnosis.reading.subject import PaddingMasks, Subject, cropped
 from normlab.diagnosis.rules.finding import SEVERITIES, Finding, Rule, Tables
 from normlab.diagnosis.table import Table
 from normlab.errors import UserError, nearest
-from normlab.spec.arguments import validate_arguments
 from normlab.spec.chart import StudyChart
+from normlab.spec.fields import Count
 from normlab.trace.step import OptimizerFactory
 
 SMALL_TOKENS: Final = 256
@@ -29,7 +29,7 @@ MINI_BATCHES: Final = "the mini-batches, or the batch in four parts"
 class Plan(TypedDict, total=False):
     """The training to come, where it is more than an optimiser and its learning rate."""
 
-    warmup_steps: int
+    warmup_steps: Count
     """Steps over which the learning rate rises to its peak."""
 
 
@@ -87,7 +87,6 @@ class StudyContext:
         return self._of_small.padding_masks
 
 
-@validate_arguments
 @dataclass(frozen=True)
 class Study:
     """A measurement of a model, with everything that a diagnosis needs to run, judge and draw it.
@@ -126,7 +125,6 @@ class Study:
 _STUDIES: Final[dict[str, Study]] = {}
 
 
-@validate_arguments
 def register(study: Study) -> Study:
     """Add a study to every diagnosis whose preset includes it. Raises UserError if its name is taken."""
     if _STUDIES.setdefault(study.name, study) is not study:
@@ -134,7 +132,6 @@ def register(study: Study) -> Study:
     return study
 
 
-@validate_arguments
 def registered(preset: str = PRESETS[-1]) -> list[Study]:
     """Return the studies that a preset includes, in their order."""
     require_preset(preset)
@@ -151,7 +148,6 @@ def named(names: Iterable[str]) -> list[Study]:
     return [study for study in registered() if study.name in wanted]
 
 
-@validate_arguments
 def find(tables: Mapping[str, Table], lr: float | None = None) -> tuple[Finding, ...]:
     """Apply the rules of all studies to these tables; the most severe findings come first."""
     known = Tables(tables, lr)

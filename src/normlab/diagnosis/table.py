@@ -7,13 +7,11 @@ from dataclasses import dataclass
 from typing import TypeAlias
 
 from normlab.errors import UserError
-from normlab.spec.arguments import validate_arguments
 
 Value: TypeAlias = float | int | str | None
 Row: TypeAlias = Mapping[str, Value]
 
 
-@validate_arguments
 @dataclass(frozen=True)
 class Table:
     """Rows of numbers and words under one name; every row has the same columns.

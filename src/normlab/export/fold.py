@@ -17,8 +17,8 @@ from normlab.errors import UserError
 from normlab.export.rewrite import rewrite
 from normlab.recipes.grammar import AXES, DEFAULTS, own_code
 from normlab.recipes.plugins import imported
-from normlab.spec.arguments import validate_arguments
 from normlab.spec.config import Config
+from normlab.spec.io import validated
 from normlab.store.files import write_json_atomic
 from normlab.store.folder import RunFolder
 from normlab.tasks.registry import TASKS
@@ -70,7 +70,7 @@ class Fold:
     """The longest input of the plain model in tokens, if it is limited."""
 
 
-@validate_arguments
+@validated
 def fold(folder: RunFolder, out: Path, *, weights: str | int = "", max_positions: int | None = None) -> Fold:
     """Write the plainest equal model of a finished run as a run folder, and return what was measured.
 
@@ -105,7 +105,6 @@ def fold(folder: RunFolder, out: Path, *, weights: str | int = "", max_positions
     return found
 
 
-@validate_arguments
 def measure_fold(folder: RunFolder, *, weights: str | int = "", max_positions: int | None = None) -> Fold:
     """Rewrite the model of a finished run as ``fold`` does and measure the differences, but write nothing.
 

@@ -23,13 +23,13 @@ from normlab.integrations.recorder import Recorder
 from normlab.integrations.rows import Rows
 from normlab.integrations.sinks import Sink, sink_of
 from normlab.integrations.steps import OptimiserSteps
-from normlab.spec.arguments import validate_arguments
+from normlab.spec.io import validated
 from normlab.trace.tensors import compiles, unwrap
 
 OUT: Final = "watch"
 
 
-@validate_arguments
+@validated
 class Watch:
     """Watches a training: one step in ``every_steps`` is observed, and every step goes to a flight recorder.
 
@@ -346,7 +346,7 @@ def _innermost(optimiser: Any) -> Optimizer:
     return optimiser
 
 
-@validate_arguments
+@validated
 def watch(
     model: nn.Module,
     optimizer: Any,

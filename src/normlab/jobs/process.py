@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Protocol
 
 from normlab.spec.config import Config
-from normlab.spec.serialise import to_json
+from normlab.spec.io import to_json
 
 
 class DiedError(Exception):

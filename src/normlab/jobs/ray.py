@@ -26,7 +26,7 @@ from normlab.errors import UserError
 from normlab.jobs.process import DiedError, Process, Worker
 from normlab.recipes.plugins import ENVIRONMENT
 from normlab.spec.config import Config, MachineConfig, run_id
-from normlab.spec.serialise import from_json, to_json
+from normlab.spec.io import from_json, to_json
 
 _POLL_SECONDS, _REACH_SECONDS = 0.25, 10.0
 _SENT: Final = (ENVIRONMENT, "PYTHONPATH", "HF_HOME", "HF_HUB_OFFLINE", "NORMLAB_DATA")

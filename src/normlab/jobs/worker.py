@@ -13,7 +13,7 @@ from pathlib import Path
 from normlab.errors import UserError
 from normlab.recipes.plugins import load_plugins
 from normlab.spec.config import Config, run_id
-from normlab.spec.serialise import from_json
+from normlab.spec.io import from_json
 from normlab.store import RunBusyError, RunFolder
 from normlab.store.files import regular
 from normlab.training.train import train

@@ -18,12 +18,10 @@ from normlab.recipes.grammar import (
     unfilled,
     uses_norm,
 )
-from normlab.spec.arguments import validate_arguments
 from normlab.spec.config import Config
 from normlab.spec.tex import readable
 
 
-@validate_arguments
 def explain(config: Config) -> dict[str, str]:
     """Return labelled texts: equation and source of every choice that is not the plain one, the placement's
     factors on the initialisation of each matrix, and the number of parameters.

@@ -31,8 +31,8 @@ from normlab.nn import (
 from normlab.optim import OPTIMISERS, SCHEDULES, warmup
 from normlab.optim.schedule import check_schedule
 from normlab.recipes.plugins import HINT, code_digest
-from normlab.spec.arguments import validate_arguments
 from normlab.spec.config import Config, ModelConfig
+from normlab.spec.io import validated
 from normlab.tasks.registry import TASKS
 
 CITATION = re.compile(
@@ -146,7 +146,7 @@ def paragraphs(source: object) -> tuple[str, str]:
     return " ".join(first.split()), " ".join(rest.split())
 
 
-@validate_arguments
+@validated
 def resolve(name: str, base: Config, *, force: bool = False) -> Config:
     """Return the base configuration with a recipe's choices.
 
@@ -178,7 +178,6 @@ def resolve(name: str, base: Config, *, force: bool = False) -> Config:
     return replace(config, recipe=name.strip(), forced="; ".join(reasons), own_code=own_code(config))
 
 
-@validate_arguments
 def describe(config: Config) -> str:
     """Describe a resolved recipe in one line, without plain choices other than norm, scheme and schedule."""
     said = [", ".join(_labelled(by_stack(PLACEMENT, config)))]

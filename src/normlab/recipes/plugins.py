@@ -14,7 +14,7 @@ from importlib.metadata import entry_points
 from pathlib import Path
 
 from normlab.errors import UserError
-from normlab.spec.arguments import validate_arguments
+from normlab.spec.io import validated
 
 ENVIRONMENT = "NORMLAB_IMPORT"
 """Environment variable with the names of modules, separated by commas; worker processes inherit it."""
@@ -23,7 +23,7 @@ GROUP = "normlab.plugins"
 HINT = "if a module of yours defines it, add --import my_package.my_module"
 
 
-@validate_arguments
+@validated
 def load_plugins(*names: str) -> None:
     """Import modules by name, so that recipes here and in worker processes can use what they register.
 

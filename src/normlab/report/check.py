@@ -8,7 +8,7 @@ from typing import Any, Final
 
 from normlab.errors import UserError
 from normlab.report.page import Block, Cell, Code, Details, Page, Section, Table, Text
-from normlab.spec.arguments import validate_arguments
+from normlab.spec.io import validated
 from normlab.spec.units import count, duration
 from normlab.store.folder import write_text_atomic
 
@@ -16,7 +16,7 @@ PARTS: Final = ("model", "failures", "notes", "holds", "untestable", "statements
 """Parts without which a report cannot be drawn."""
 
 
-@validate_arguments
+@validated
 def write_check_page(report: Mapping[str, Any], path: Path) -> Path:
     """Write the page of ``Report.to_dict()``, to which ``title`` and ``command`` may be added.
 

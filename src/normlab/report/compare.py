@@ -15,8 +15,8 @@ from normlab.report.page import Block, Cell, Code, Details, Html, Page, Section,
 from normlab.report.pictures import pictures
 from normlab.report.runs import RunView, run_details, settings_table, shared, tag, view
 from normlab.report.words import breakable, linked, names, notes, sentence, slug
-from normlab.spec.arguments import validate_arguments
 from normlab.spec.comparison import Comparison, RecipeResult, Sample, learnt
+from normlab.spec.io import validated
 from normlab.spec.metric import Metric
 from normlab.spec.units import count, duration, p_value, rate
 from normlab.store.files import write_output, write_text_atomic
@@ -73,7 +73,6 @@ SAMPLES_OPEN: Final = 6
 """Samples that are shown without asking."""
 
 
-@validate_arguments
 def compare_page(comparison: Comparison, runs_root: Path) -> str:
     """Return the comparison as one self-contained HTML page; curves are read from ``runs_root/<id>``.
 
@@ -82,7 +81,7 @@ def compare_page(comparison: Comparison, runs_root: Path) -> str:
     return _page(comparison, runs_root).html()
 
 
-@validate_arguments
+@validated
 def write_compare_page(comparison: Comparison, runs_root: Path, path: Path) -> Path:
     """Write the page to ``path`` and each figure's full table to ``<path's stem>-figures/<figure>.csv``.
 

@@ -13,8 +13,7 @@ from markupsafe import Markup
 from normlab.errors import UserError
 from normlab.report.page import Block, Cell, Chart, Code, Details, Grid, Html, Page, Section, Table, Text
 from normlab.report.studies import Row, View, anchor, folded, pictured, pictures
-from normlab.spec.arguments import validate_arguments
-from normlab.spec.serialise import NOT_FINITE
+from normlab.spec.io import NOT_FINITE, validated
 from normlab.spec.units import count, duration
 from normlab.store.folder import write_text_atomic
 
@@ -39,7 +38,7 @@ PARTS: Final = (
 """Parts without which a diagnosis cannot be drawn."""
 
 
-@validate_arguments
+@validated
 def write_diagnosis(diagnosis: Mapping[str, Any], folder: Path, name: str = "diagnosis") -> Path:
     """Write ``name.json`` and ``name.html`` into the folder, and return the path of the page.
 
@@ -54,7 +53,6 @@ def write_diagnosis(diagnosis: Mapping[str, Any], folder: Path, name: str = "dia
     return page
 
 
-@validate_arguments
 def diagnosis_page(diagnosis: Mapping[str, Any]) -> str:
     """Draw the diagnosis that ``write_diagnosis`` receives as one self-contained HTML page.
 

@@ -15,7 +15,6 @@ from normlab.errors import UserError
 from normlab.figures.probes import by_depth
 from normlab.report.page import Block, Chart, Grid, Notes, Page, Section, Text
 from normlab.report.studies import anchor
-from normlab.spec.arguments import validate_arguments
 from normlab.spec.units import count
 
 CURVES: Final = {
@@ -71,7 +70,6 @@ def _labels(stacks: Iterable[str]) -> dict[str, str]:
     return {stack: short[stack] if stack in plain else stack for stack in distinct}
 
 
-@validate_arguments
 def write_probes_page(file: Path, page: Path) -> Path:
     """Draw the rows that a trainer wrote to ``file``, as JSON lines, and the recorder's reports beside them;
     return the path of the page.

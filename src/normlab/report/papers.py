@@ -12,13 +12,11 @@ from markupsafe import Markup
 from normlab.papers.words import disagreeing, in_short, overall, pace, standing_in_words
 from normlab.report.page import Cell, Page, Section, Table, Text
 from normlab.report.reproduction import state_cell
-from normlab.spec.arguments import validate_arguments
 from normlab.spec.units import count
 from normlab.store.folder import write_text_atomic
 from normlab.store.reproductions import Standing, disagreements, named
 
 
-@validate_arguments
 def write_papers_page(standings: Sequence[Standing], folder: Path, others: Sequence[Standing] = ()) -> Path:
     """Write ``<folder>/papers.html``, with links to the pages in that folder; return its path.
 
@@ -31,7 +29,6 @@ def write_papers_page(standings: Sequence[Standing], folder: Path, others: Seque
     return page
 
 
-@validate_arguments
 def papers_page(standings: Sequence[Standing], linked: set[str], others: Sequence[Standing] = ()) -> str:
     """Return all artefacts, and the results at other scales, as one self-contained HTML page, with links to
     the pages of ``linked``.

@@ -25,7 +25,6 @@ from normlab.papers.words import (
 )
 from normlab.report.page import Block, Cell, Chart, Code, Details, Grid, Page, Section, Table, Text
 from normlab.report.studies import anchor, frame
-from normlab.spec.arguments import validate_arguments
 from normlab.spec.artefact import Artefact, Drawing, Reproduction
 from normlab.spec.claim import Claim, Measure
 from normlab.spec.units import count, duration
@@ -49,7 +48,6 @@ TONES: Final[Mapping[State, str]] = {
 }
 
 
-@validate_arguments
 def write_reproduction_page(standing: Standing, folder: Path) -> Path:
     """Write ``<folder>/<id>.html``, or ``<id>@<scale>.html``, and return its path."""
     folder.mkdir(parents=True, exist_ok=True)
@@ -58,7 +56,6 @@ def write_reproduction_page(standing: Standing, folder: Path) -> Path:
     return page
 
 
-@validate_arguments
 def reproduction_page(standing: Standing) -> str:
     """Return an artefact and its measurements as one self-contained HTML page."""
     artefact, found = standing.artefact, standing.found

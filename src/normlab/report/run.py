@@ -16,7 +16,6 @@ from normlab.report.flight import flown, watched
 from normlab.report.page import Cell, Chart, Grid, Page, Section, Table
 from normlab.report.pictures import LOSS, NORM, SPIKY_POINTS, curves, dev_axis
 from normlab.report.runs import RunView, marks, metrics_frame, run_details, seed_of, view
-from normlab.spec.arguments import validate_arguments
 from normlab.spec.metric import NLL
 from normlab.spec.outcome import IGNORES_SOURCE
 from normlab.spec.units import duration, rate
@@ -25,7 +24,6 @@ from normlab.store.folder import RunFolder, read_scores
 SIDES: Final = ("training", "dev", "dev, sources exchanged")
 
 
-@validate_arguments
 def run_page(folder: Path) -> str:
     """Return the run in ``folder`` as one self-contained HTML page, also while it is still running.
 

@@ -14,7 +14,7 @@ from normlab.figures.diagnosis import by_depth, growth, heat_map, lines, strips
 from normlab.report.page import Chart, Grid, Section
 from normlab.report.words import slug
 from normlab.spec.chart import ByDepth, Growth, HeatMap, Lines, Strips, StudyChart
-from normlab.spec.serialise import NOT_FINITE
+from normlab.spec.io import NOT_FINITE
 
 ROLES: Final = {
     "self_attention": "self-attention",

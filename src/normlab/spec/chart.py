@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
 from normlab.errors import UserError
-from normlab.spec.serialise import from_plain, to_plain
+from normlab.spec.io import from_plain, to_plain
 
 
 @dataclass(frozen=True)

@@ -8,13 +8,16 @@ from __future__ import annotations
 import dataclasses
 import hashlib
 import json
+import re
 from dataclasses import dataclass
-from typing import Any, Literal
+from math import inf
+from typing import Annotated, Any, Literal
+
+from annotated_types import Ge, Gt, Le, Lt
 
 from normlab.errors import UserError
-from normlab.spec.allowed import AMOUNT, COUNT, POSITIVE, SHARE, SIZE, Range, Steps, check
-from normlab.spec.arguments import validate_arguments
-from normlab.spec.fields import changes_numbers, machine, no_flag, since
+from normlab.spec.fields import Amount, Count, Positive, Share, Size, changes_numbers, machine, no_flag, since
+from normlab.spec.io import validated
 from normlab.spec.model import ModelConfig
 
 SEMANTICS = 1
@@ -26,7 +29,7 @@ PARALLEL_TEXTS = ("train_src", "train_tgt", "dev_src", "dev_tgt", "test_src", "t
 """Fields of ``DataConfig`` that name the texts of a translation."""
 
 
-@validate_arguments
+@validated
 @dataclass(frozen=True)
 class DataConfig:
     """Parallel text, plain text for language models, or the built-in corpus where no text is given.
@@ -69,7 +72,7 @@ class DataConfig:
     """Target language, such as en; for zh, ja and ko it selects how scores split text into tokens."""
     builtin: str = machine("mixed-de-en")
     """Built-in corpus to use if no text is given, as kinds-source-target."""
-    builtin_pairs: int = machine(20000, flag=False)
+    builtin_pairs: Size = machine(20000, flag=False)
     """Sentence pairs of the built-in corpus."""
     builtin_seed: int = machine(0, flag=False)
     """Seed from which the built-in corpus is generated."""
@@ -79,13 +82,14 @@ class DataConfig:
     """Subword tokenizer: bpe or unigram, learned from the training text, or a SentencePiece model's file; ''
     for that of the run that --init-from names.
     """
-    vocab_size: int = 4000
+    # four special tokens and something to say; tokenizers crash at many times as many as any has
+    vocab_size: Annotated[int, Ge(5), Lt(10**7)] = 4000
     """Vocabulary entries of a tokenizer that is learned, shared by source and target."""
-    max_len: int = 128
+    max_len: Annotated[int, Ge(2), Lt(2**63)] = 128
     """Longest side of a training pair in tokens, end of sentence included; longer pairs are left out."""
-    block_len: int = 128
+    block_len: Size = 128
     """Context length of a language model in tokens, or longest input of a BERT."""
-    word_dropout: float = 0.0
+    word_dropout: Share = 0.0
     """Probability of replacing an input token by UNK in training."""
     whole_word_masking: bool = False
     """Mask all tokens of a word or none, in BERT's pre-training."""
@@ -95,14 +99,6 @@ class DataConfig:
     """Digest of all texts and of the tokenizer, filled in with the data; it replaces paths in the run id."""
 
     def __post_init__(self) -> None:
-        allowed = {
-            # four special tokens and something to say; tokenizers crash at many times as many as any has
-            Range(least=5, below=1e7, whole=True): "vocab_size",
-            Range(least=2, whole=True): "max_len",
-            SIZE: "builtin_pairs block_len",
-            SHARE: "word_dropout",
-        }
-        check(self, allowed)
         if self.pretokenizer and not (self.source_lang and self.target_lang):
             raise UserError(
                 f"pretokenizer is {self.pretokenizer!r}, whose rules are those of languages; name both, "
@@ -110,82 +106,69 @@ class DataConfig:
             )
 
 
-@validate_arguments
+@validated
 @dataclass(frozen=True)
 class OptimConfig:
     """Optimiser, learning-rate schedule and loss."""
 
     optimiser: str = no_flag("adam")
-    lr: float = no_flag(1e-3)
+    lr: Positive = no_flag(1e-3)
     """Peak learning rate of the schedule."""
-    betas: tuple[float, float] = no_flag((0.9, 0.98))
-    eps: float = no_flag(1e-9)
-    momentum: float = no_flag(0.0)
+    betas: tuple[Share, Share] = no_flag((0.9, 0.98))
+    eps: Positive = no_flag(1e-9)
+    momentum: Share = no_flag(0.0)
     """Momentum of sgd."""
-    weight_decay: float = 0.0
+    weight_decay: Amount = 0.0
     """Weight decay: added to the gradient by adam and sgd, decoupled from it in adamw and radam."""
     weight_decay_on: Literal["all", "matrices"] = no_flag("all")
     """Parameters that decay: all, or matrices alone, without biases and norms, as in BERT."""
-    max_grad_norm: float = 0.0
+    max_grad_norm: Annotated[float, Ge(0)] = 0.0
     """Largest norm of the gradient, beyond which it is clipped; 0: no clipping."""
     schedule: str = since("linear", introduced="inverse_sqrt", flag=False)
-    warmup_steps: int = 0
+    warmup_steps: Count = 0
     """Length of the warm-up in steps, for recipes that warm up."""
-    decay_step: int = 0
+    decay_step: Count = 0
     """Step at which step_decay and step_decay_inverse_sqrt lower the learning rate."""
-    decay_factor: float = 0.0
+    decay_factor: Annotated[float, Ge(0), Le(1)] = 0.0
     """Factor of step_decay, step_decay_inverse_sqrt and val_decay; 0: as published (0.1, 0.1 and 0.8)."""
-    decay_patience: int = 3
+    decay_patience: Size = 3
     """Validations in a row without a new best dev score after which val_decay lowers the learning rate."""
-    stop_lr: float = 0.0
+    stop_lr: Amount = 0.0
     """Learning rate, such as 1e-6, below which the run ends once it has warmed up; 0: never."""
-    label_smoothing: float = 0.1
+    label_smoothing: Share = 0.1
     """Probability mass that label smoothing spreads over the vocabulary."""
 
     def __post_init__(self) -> None:
-        if len(self.betas) != 2:
-            raise UserError(f"betas are two numbers, got {self.betas!r}")
-        allowed = {
-            POSITIVE: "lr eps",
-            SHARE: "betas momentum label_smoothing",
-            AMOUNT: "weight_decay decay_factor stop_lr",
-            Range(least=0): "max_grad_norm",
-            COUNT: "warmup_steps decay_step",
-            SIZE: "decay_patience",
-        }
-        check(self, allowed)
-        if self.decay_factor > 1:
-            raise UserError(f"decay_factor is at most 1, or the rate would rise; got {self.decay_factor!r}")
         if self.stop_lr >= self.lr:
             raise UserError(f"stop_lr is below lr, {self.lr!r}, or no run would begin; got {self.stop_lr!r}")
 
 
-@validate_arguments
+@validated
 @dataclass(frozen=True)
 class TrainConfig:
     """Length of the training, batch size, precision and validation."""
 
-    steps: int = 2000
+    steps: Size = 2000
     """Optimiser steps of a run."""
-    max_tokens: int = 4096
+    max_tokens: Size = 4096
     """Padded tokens of a micro-batch at most, source and target together."""
-    grad_accum_steps: int = 1
+    grad_accum_steps: Size = 1
     """Micro-batches whose gradients are accumulated in one step."""
     precision: Literal["auto", "fp32", "bf16", "fp16"] = "fp32"
     """Autocast precision over fp32 weights; auto: bf16 if hardware has it, else fp32. fp16 needs a GPU."""
-    validate_every_steps: int = 500
+    validate_every_steps: Size = 500
     """Steps between validations."""
-    dev_decode_sentences: int = no_flag(1000)
+    dev_decode_sentences: Size = no_flag(1000)
     """Number of development sentences that a validation decodes."""
     best_by: str = no_flag("")
     """Name of the dev metric that decides which checkpoint is best; empty: the task's headline metric."""
     stop_early: bool = no_flag(True)
     """Whether a run ends as soon as its outcome is stuck or diverged."""
-    early_stopping_patience: int = 0
+    early_stopping_patience: Count = 0
     """Validations in a row without a new best dev score after which the run ends; 0: never."""
-    average_last: int = 0
+    average_last: Count = 0
     """Number of last validations whose mean weights are tested as well; 0: only the best checkpoint is."""
-    ema_decay: float = 0.0
+    ema_decay: Share = 0.0
     """Decay of a moving average of the weights, such as 0.999, to validate and keep; 0: no average."""
     init_from: str = machine("", flag=False)
     """Folder of the run from whose weights this one starts; ``init_digest`` stands for it in the run id."""
@@ -193,12 +176,6 @@ class TrainConfig:
     """Digest of those weights, filled in by ``training.warm_start``."""
 
     def __post_init__(self) -> None:
-        allowed = {
-            SIZE: "steps max_tokens grad_accum_steps validate_every_steps dev_decode_sentences",
-            COUNT: "early_stopping_patience average_last",
-            SHARE: "ema_decay",
-        }
-        check(self, allowed)
         if self.average_last and self.ema_decay:
             raise UserError(
                 f"average_last is {self.average_last} and ema_decay {self.ema_decay!r}, and both average the "
@@ -211,43 +188,34 @@ class TrainConfig:
             )
 
 
-@validate_arguments
+@validated
 @dataclass(frozen=True)
 class DecodeConfig:
     """How the test text is translated: by beam search, or by sampling."""
 
-    beam: int = 5
+    beam: Size = 5
     """Beam width; 1 is greedy search."""
-    length_penalty: float = 1.0
+    # 1,024 ** 100 is finite, and so is a quotient by the least temperature
+    length_penalty: Annotated[float, Ge(0), Lt(100)] = 1.0
     """The alpha of the length penalty; 0 sums log-probabilities."""
-    max_len_ratio: float = no_flag(1.5)
+    max_len_ratio: Annotated[float, Ge(0), Lt(100)] = no_flag(1.5)
     """An output has at most ``max_len_ratio * source + 10`` tokens."""
     length_penalty_formula: Literal["power", "gnmt"] = "power"
     """The divisor of a log-probability: ``power``, length**alpha, or ``gnmt``, ((5 + length) / 6)**alpha."""
-    min_length: int = 0
+    min_length: Count = 0
     """Smallest number of tokens before the end of an output."""
     sample: bool = False
     """Sample outputs instead of searching for the best; beam and length penalty then have no effect."""
-    temperature: float = 1.0
+    temperature: Annotated[float, Ge(1e-100), Lt(inf)] = 1.0
     """Temperature of the samples; below 1 they are closer to the likeliest output."""
-    top_k: int = 0
+    top_k: Count = 0
     """Number of likeliest vocabulary entries to sample from; 0: all."""
-    top_p: float = 1.0
+    top_p: Annotated[float, Gt(0), Le(1)] = 1.0
     """Sample from the fewest likeliest vocabulary entries that together have this probability."""
-    sample_seed: int = 1
+    sample_seed: Count = 1
     """Seed of the samples."""
 
     def __post_init__(self) -> None:
-        allowed = {
-            SIZE: "beam",
-            Range(least=0, below=100): "length_penalty max_len_ratio",  # 1,024 ** 100 is finite
-            COUNT: "min_length top_k sample_seed",
-            POSITIVE: "top_p",
-            Range(least=1e-100, below=float("inf")): "temperature",  # a quotient by it is finite
-        }
-        check(self, allowed)
-        if self.top_p > 1:
-            raise UserError(f"top_p is at most 1, got {self.top_p!r}")
         drawn = ("temperature", "top_k", "top_p", "sample_seed")
         idle = [f for f in dataclasses.fields(self) if f.name in drawn and getattr(self, f.name) != f.default]
         if idle and not self.sample:
@@ -264,7 +232,7 @@ class DecodeConfig:
         )
 
 
-@validate_arguments
+@validated
 @dataclass(frozen=True)
 class SeedConfig:
     """Separate seeds, so that runs of a grid can share their batches or their initial weights."""
@@ -274,32 +242,32 @@ class SeedConfig:
     dropout: int = 1
 
     def __post_init__(self) -> None:
-        try:
-            check(self, {COUNT: "init data dropout"})
-        except UserError as error:
-            raise UserError(f"the seed {error}") from None
+        for name, seed in vars(self).items():
+            if not 0 <= seed < 2**63:
+                raise UserError(f"the seed {name} must be at least 0 and below 2**63, got {seed!r}")
 
 
-@validate_arguments
+@validated
 @dataclass(frozen=True)
 class MachineConfig:
     """Hardware and logging: nothing here changes the numbers of a run, nor its id."""
 
     device: str = machine("cpu")
     """Device to train on: cpu, cuda or cuda:1."""
-    threads: int = machine(0)
+    # many more crash the process
+    threads: Annotated[int, Ge(0), Le(1024)] = machine(0)
     """Threads of each run, for torch and the tokenizer; 0: the cores are shared among the runs."""
-    num_workers: int = machine(0)
+    num_workers: Annotated[int, Ge(0), Le(1024)] = machine(0)
     """Threads that prepare batches ahead of time; 0: each batch is prepared when it is needed."""
     shard: bool = machine(False)
     """Under torchrun, shard weights, gradients and optimiser state over the processes, without copies."""
-    log_every_steps: int = machine(10, flag=False)
+    log_every_steps: Size = machine(10, flag=False)
     """Steps between rows of training metrics."""
-    checkpoint_every_steps: int = machine(500)
+    checkpoint_every_steps: Size = machine(500)
     """Steps between checkpoints."""
     probes: Literal["", "cheap", "standard", "full"] = machine("cheap")
     """Preset of probes to record during training, in order of cost; '' for none."""
-    probe_every_steps: int = machine(50)
+    probe_every_steps: Size = machine(50)
     """Steps between recordings of the probes, which begin with the first step."""
     keep_checkpoints: str = machine("")
     """Weights to keep: log, of steps 0, 1, 2, 4 ... and the last; all, of every validation; 10,50, of these
@@ -309,13 +277,13 @@ class MachineConfig:
     """Also write metrics and probes for TensorBoard; needs pip install 'normlab[tensorboard]'."""
 
     def __post_init__(self) -> None:
-        cadences = "log_every_steps checkpoint_every_steps probe_every_steps"
-        few = Range(least=0, below=1025, whole=True)  # many more crash the process
-        kept = Steps(("", "log", "all"))
-        check(self, {few: "threads num_workers", SIZE: cadences, kept: "keep_checkpoints"})
+        if not re.fullmatch(r"(log|all|[0-9]{1,15}(,[0-9]{1,15})*)?", self.keep_checkpoints):
+            raise UserError(
+                f"keep_checkpoints must be log, all, '' or steps such as 10,50, got {self.keep_checkpoints!r}"
+            )
 
 
-@validate_arguments
+@validated
 @dataclass(frozen=True)
 class Config:
     """Everything that a run needs, resolved."""
@@ -349,8 +317,7 @@ def numbers(config: Any) -> dict[str, Any]:
             if inner:
                 kept[f.name] = inner
         elif value != f.metadata.get("introduced", f.default):
-            # 1 where a fraction is meant is 1.0, as it is after a round trip through JSON
-            kept[f.name] = float(value) if f.type in ("float", float) else value
+            kept[f.name] = value
     return kept
 
 

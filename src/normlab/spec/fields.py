@@ -1,4 +1,5 @@
-"""Fields of a configuration that are special: outside the run id, with a changed default, without a flag.
+"""Kinds of numbers, and fields of a configuration that are special: outside the run id, with a changed
+default, without a flag.
 
 Every field changes numbers, enters the run id and is a flag of ``normlab train``, with its docstring as the
 help text, unless one of these declares it.
@@ -7,9 +8,20 @@ help text, unless one of these declares it.
 from __future__ import annotations
 
 from dataclasses import Field, field
-from typing import Any, TypeVar
+from math import inf
+from typing import Annotated, Any, TypeAlias, TypeVar
+
+from annotated_types import Ge, Gt, Lt
 
 T = TypeVar("T")
+
+Count: TypeAlias = Annotated[int, Ge(0), Lt(2**63)]
+"""Whole numbers are below 2**63, because tensors cannot hold more."""
+Size: TypeAlias = Annotated[int, Ge(1), Lt(2**63)]
+Share: TypeAlias = Annotated[float, Ge(0), Lt(1)]
+Positive: TypeAlias = Annotated[float, Gt(0), Lt(inf)]
+Amount: TypeAlias = Annotated[float, Ge(0), Lt(inf)]
+"""A bound refuses NaN as well."""
 
 
 def machine(default: T, *, flag: bool = True) -> T:

@@ -3,42 +3,44 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Annotated
 
-from normlab.spec.allowed import COUNT, SHARE, SIZE, Range, check
-from normlab.spec.arguments import validate_arguments
-from normlab.spec.fields import no_flag
+from annotated_types import Ge, Lt
+
+from normlab.spec.fields import Count, Share, Size, no_flag
+from normlab.spec.io import validated
 
 
-@validate_arguments
+@validated
 @dataclass(frozen=True)
 class ModelConfig:
     """Sizes and parts of a Transformer; a recipe chooses the parts."""
 
-    dim: int = 256
+    dim: Size = 256
     """Width of the residual stream."""
-    ffn_dim: int = 1024
+    ffn_dim: Size = 1024
     """Inner width of the feed-forward branches."""
-    heads: int = 4
+    heads: Size = 4
     """Attention heads."""
-    encoder_layers: int = 3
+    encoder_layers: Count = 3
     """Layers of the encoder; 0 for a model without one."""
-    decoder_layers: int = 3
+    decoder_layers: Count = 3
     """Layers of the decoder; 0 for a model without one."""
     encoder_placement: str = no_flag("post")
     decoder_placement: str = no_flag("post")
     norm: str = no_flag("layernorm")
     embedding: str = no_flag("plain")
     scheme: str = no_flag("xavier")
-    dropout: float = 0.1
+    dropout: Share = 0.1
     """Dropout on the embeddings and on the output of every branch."""
-    attention_dropout: float = no_flag(0.0)
+    attention_dropout: Share = no_flag(0.0)
     """Dropout on the attention weights."""
-    ffn_dropout: float = no_flag(0.0)
+    ffn_dropout: Share = no_flag(0.0)
     """Dropout after the activation of the feed-forward branches."""
-    kv_heads: int = 0
+    kv_heads: Count = 0
     """Heads of keys and values, each shared by several heads of queries; 0: as many as heads."""
     position_encoding: str = no_flag("sinusoidal")
-    max_positions: int = 1024
+    max_positions: Size = 1024
     """Number of positions that learned position encodings have; no input may be longer."""
     separate_source: bool = no_flag(False)
     """Whether an encoder beside a decoder has embeddings and positions of its own, with one vocabulary."""
@@ -50,17 +52,8 @@ class ModelConfig:
     bias: str = no_flag("")
     inner_norm: str = no_flag("")
     head_gain: str = no_flag("")
-    qk_norm_len: int = 64
+    qk_norm_len: Annotated[int, Ge(2), Lt(2**63)] = 64
     """97.5th percentile of the training sentences' lengths in tokens, which sets qknorm's initial scale."""
-
-    def __post_init__(self) -> None:
-        allowed = {
-            SIZE: "dim ffn_dim heads max_positions",
-            COUNT: "encoder_layers decoder_layers kv_heads",
-            Range(least=2, whole=True): "qk_norm_len",
-            SHARE: "dropout attention_dropout ffn_dropout",
-        }
-        check(self, allowed)
 
     @property
     def is_hybrid(self) -> bool:

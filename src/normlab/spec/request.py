@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import os
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Annotated
+
+from annotated_types import Ge, Lt
 
 from normlab.errors import UserError
-from normlab.spec.allowed import AMOUNT, COUNT, POSITIVE, SIZE, Range, check
-from normlab.spec.arguments import validate_arguments
 from normlab.spec.config import Config, OptimConfig, TrainConfig
-from normlab.spec.fields import no_flag
+from normlab.spec.fields import Amount, Count, Positive, Size, no_flag
+from normlab.spec.io import validated
 
 
 def usable_cores() -> int:
@@ -25,7 +27,11 @@ def threads_each(jobs: int) -> int:
     return max(1, usable_cores() // jobs)
 
 
-@validate_arguments
+def _base() -> Config:
+    return Config(optim=OptimConfig(warmup_steps=400), train=TrainConfig(precision="auto"))
+
+
+@validated
 @dataclass(frozen=True)
 class CompareRequest:
     """Recipes to train at several learning rates with a seed of its own, and at the best one with others."""
@@ -34,19 +40,19 @@ class CompareRequest:
     """Title of the page."""
     recipes: tuple[str, ...] = ("post", "post+warmup", "pre", "pre+fixnorm+scalenorm")
     """Names of recipes, such as post post+warmup enc:post/dec:pre; `normlab recipes` lists their parts."""
-    lrs: tuple[float, ...] = (1e-3, 2e-3)
+    lrs: tuple[Positive, ...] = (1e-3, 2e-3)
     """Peak learning rates to try; each recipe's own is chosen by dev loss with the sweep's seed."""
-    seeds: int = 5
+    seeds: Size = 5
     """Number of reported seeds, at the chosen learning rate: ``first_seed``, ``first_seed + 1`` and so on;
     two cannot tell recipes apart, see --plan.
     """
-    first_seed: int = 1
+    first_seed: Count = 1
     """The first of the reported seeds."""
-    sweep_seed: int = 0
+    sweep_seed: Count = 0
     """Seed with which learning rates are tried, and which is not reported."""
-    base: Config = no_flag(Config(optim=OptimConfig(warmup_steps=400), train=TrainConfig(precision="auto")))
+    base: Config = field(default_factory=_base, metadata={"flag": False})
     """Everything that is not a recipe's choice, a learning rate or a seed; ``normlab.configs`` has more."""
-    jobs: int = 0
+    jobs: Count = 0
     """Runs to train at the same time; 0: one per usable core, or a single one on a GPU; on Ray as many as its
     CPUs or GPUs have room for.
     """
@@ -56,9 +62,9 @@ class CompareRequest:
     """
     out: Path = Path("runs")
     """Folder of the run folders, the prepared data, ``comparison.json`` and the page."""
-    margin: float = 0.0
+    margin: Amount = 0.0
     """Smallest difference of the task's first metric that matters; 0: ten units of its last digit."""
-    exchanges: int = 2000
+    exchanges: Annotated[int, Ge(100), Lt(2**63)] = 2000
     """Random exchanges of outputs in the comparison of the very models."""
     force: bool = False
     """Also train combinations that their source does not define; their results are marked."""
@@ -73,17 +79,6 @@ class CompareRequest:
             if len(set(given)) < len(given):
                 twice = next(item for item in given if given.count(item) > 1)
                 raise UserError(f"{name} hold {twice} twice; name each once")
-        least_exchanges = Range(least=100, whole=True)
-        check(
-            self,
-            {
-                POSITIVE: "lrs",
-                SIZE: "seeds",
-                COUNT: "jobs first_seed sweep_seed",
-                AMOUNT: "margin",
-                least_exchanges: "exchanges",
-            },
-        )
         if len(self.lrs) > 1 and self.first_seed <= self.sweep_seed < self.first_seed + self.seeds:
             raise UserError(
                 f"sweep_seed is {self.sweep_seed}, and the reported seeds are {self.first_seed} to "

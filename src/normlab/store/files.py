@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from normlab.errors import UserError
-from normlab.spec.serialise import parsed, to_plain
+from normlab.spec.io import parsed, to_plain
 
 
 def regular(path: str | Path, flags: int = os.O_RDONLY) -> int:
@@ -59,7 +59,7 @@ def read_json(path: Path) -> Any:
     try:
         return parsed(text)
     except UserError as error:
-        raise UserError(f"{path} is not JSON: {error}; mend or delete it") from error
+        raise UserError(f"{path} is {error}; mend or delete it") from error
 
 
 @contextmanager

@@ -9,15 +9,14 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from normlab.errors import UserError
-from normlab.spec.allowed import COUNT, Choice, check
-from normlab.spec.arguments import validate_arguments
 from normlab.spec.config import SEMANTICS, Config, run_id
+from normlab.spec.fields import Count
+from normlab.spec.io import NOT_FINITE, from_plain
 from normlab.spec.metric import NLL, Metric
 from normlab.spec.outcome import Outcome
-from normlab.spec.serialise import NOT_FINITE, from_plain
 
 from .busy import elsewhere, held, hold
 from .files import (
@@ -33,18 +32,15 @@ from .files import (
 from .manifest import CheckpointError
 
 Row = dict[str, Any]
-
-
-STATES = ("new", "running", "done", "interrupted", "failed")
+State = Literal["new", "running", "done", "interrupted", "failed"]
 
 
 @dataclass(frozen=True)
 class Status:
     """How far a run is."""
 
-    state: str = "new"
-    """One of ``STATES``."""
-    step: int = 0
+    state: State = "new"
+    step: Count = 0
     outcome: Outcome | None = None
     best_step: int | None = None
     best_dev: dict[str, float] = field(default_factory=dict)
@@ -60,11 +56,7 @@ class Status:
     phase_done: float | None = None
     """The share of it that is done, 0 to 1, where that is known."""
 
-    def __post_init__(self) -> None:
-        check(self, {Choice(STATES): "state", COUNT: "step"})
 
-
-@validate_arguments
 class RunFolder:
     """``runs/<id>/``: configuration, metrics, status, checkpoints, outputs and scores of one run.
 
@@ -255,7 +247,6 @@ class RunFolder:
         return hold(self.path)
 
 
-@validate_arguments
 class Runs:
     """All run folders under one folder, by id."""
 
@@ -268,7 +259,6 @@ class Runs:
                 if (path / "config.json").is_file():
                     yield RunFolder(path)
 
-    @validate_arguments
     def find(self, prefix: str) -> RunFolder:
         """Return the one run whose id begins with ``prefix``.
 
@@ -287,7 +277,6 @@ class Runs:
         )
 
 
-@validate_arguments
 def find_run(name: str, root: Path) -> RunFolder:
     """Find a run by its folder, or by the beginning of its id under ``root``. Raises as ``Runs.find``."""
     return RunFolder(name) if (Path(name) / "config.json").is_file() else Runs(root).find(name)
@@ -314,7 +303,6 @@ def _has_run(folder: Path) -> bool:
     return False
 
 
-@validate_arguments
 def read_config(path: Path) -> Config:
     """Read a configuration from a run's ``config.json``, or from a file that holds nothing else."""
     try:

@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from normlab.errors import UserError
-from normlab.spec.serialise import from_plain, parsed
+from normlab.spec.io import from_plain, parsed
 from normlab.store.files import sync, write_text_atomic
 
 STATE: Final = "state.json"

@@ -10,7 +10,7 @@ from typing import Final, Literal, TypeAlias
 from normlab.errors import UserError
 from normlab.spec.artefact import Artefact, Reproduction, Superseded
 from normlab.spec.claim import VERDICTS, Verdict
-from normlab.spec.serialise import NOT_FINITE, from_plain
+from normlab.spec.io import NOT_FINITE, from_plain
 from normlab.spec.trainings import LAPTOP, SCALES, Scale
 from normlab.store.files import read_json, write_json_atomic
 

@@ -13,7 +13,7 @@ from sacrebleu.significance import PairedTest, Result
 
 from normlab.data.pretokenizer import primary
 from normlab.errors import UserError
-from normlab.spec.arguments import validate_arguments
+from normlab.spec.io import validated
 from normlab.spec.units import count, p_value
 
 Array = NDArray[np.float64]
@@ -72,7 +72,7 @@ def require_bleu_tokens(target_lang: str) -> None:
         ) from error
 
 
-@validate_arguments
+@validated
 def score(
     hypotheses: Sequence[str], references: Sequence[str], *, tokenised: bool = False, target_lang: str = ""
 ) -> Scores:
@@ -137,7 +137,6 @@ def bleu_of_sums(sums: Array) -> Array:
     return np.where(usable, 100 * np.exp(np.log(precision).mean(axis=-1) + brevity), 0.0)
 
 
-@validate_arguments
 def against(
     hypotheses: Sequence[str], baseline: Sequence[str], references: Sequence[str], *, target_lang: str = ""
 ) -> str:

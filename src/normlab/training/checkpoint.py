@@ -20,7 +20,7 @@ from safetensors.torch import load_file, save_file
 from torch import Size, Tensor, nn
 
 from normlab.errors import UserError
-from normlab.spec.serialise import from_plain
+from normlab.spec.io import from_plain
 from normlab.spec.units import count
 from normlab.store.manifest import STATE, CheckpointError, commit, committed, move, read_state, recover
 from normlab.training.parallel import SingleProcess

@@ -11,31 +11,28 @@ from typing import Any, Final
 
 from normlab.errors import UserError
 from normlab.optim import ValDecay
-from normlab.spec.allowed import COUNT, check
-from normlab.spec.serialise import from_plain
+from normlab.spec.fields import Count
+from normlab.spec.io import from_plain
 
 
 @dataclass
 class Progress:
     """How far a run is. Weights that are kept alone have the step and nothing else."""
 
-    step: int = 0
-    tokens: int = 0
+    step: Count = 0
+    tokens: Count = 0
     """Target tokens that were trained on."""
-    padded_tokens: int = 0
+    padded_tokens: Count = 0
     """Positions of all batches, padding included."""
     seconds: float = 0.0
     best_step: int | None = None
     best_dev: dict[str, float] = field(default_factory=dict)
     """The dev scores at ``best_step``, by metric name."""
     val_decay: ValDecay = ValDecay()
-    waited: int = 0
+    waited: Count = 0
     """Validations since the best one."""
     stopped: str = ""
     """Why the run ends here, before its last step."""
-
-    def __post_init__(self) -> None:
-        check(self, {COUNT: "step tokens padded_tokens waited"})
 
     def state_dict(self) -> dict[str, Any]:
         return asdict(self)

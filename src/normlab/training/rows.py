@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from normlab.spec.serialise import from_plain
+from normlab.spec.io import from_plain
 from normlab.store.folder import RunFolder
 from normlab.training.callbacks.base import Row
 from normlab.training.meter import StepRecord

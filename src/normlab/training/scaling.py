@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from normlab.errors import UserError
-from normlab.spec.serialise import from_plain
+from normlab.spec.io import from_plain
 
 _SKIPPED: Final = "skipped_steps"
 

@@ -20,11 +20,11 @@ from torch import nn
 
 from normlab.errors import UserError
 from normlab.recipes.plugins import imported
-from normlab.spec.arguments import validate_arguments
 from normlab.spec.config import Config, run_id
+from normlab.spec.io import validated
 from normlab.store.examples import write_examples
 from normlab.store.files import named
-from normlab.store.folder import RunFolder, write_json_atomic, write_text_atomic
+from normlab.store.folder import RunFolder, State, write_json_atomic, write_text_atomic
 from normlab.store.manifest import train_anew
 from normlab.tasks.registry import TASKS
 from normlab.tasks.task import Prepared
@@ -43,7 +43,7 @@ from normlab.training.weights import checkpoint_of
 _STOPS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
-@validate_arguments
+@validated
 def train(
     config: Config,
     root: str | Path,
@@ -143,7 +143,7 @@ def _own_callbacks(trainer: Trainer, folder: RunFolder) -> list[Callback]:
     return [log, TensorBoard(folder.tensorboard)] if trainer.config.machine.tensorboard else [log]
 
 
-def _mark(folder: RunFolder, state: str, error: str = "") -> None:
+def _mark(folder: RunFolder, state: State, error: str = "") -> None:
     with contextlib.suppress(OSError):  # a full disk would hide what it stopped
         status = folder.status()
         status = replace(status, state=state, phase="", phase_done=None)

@@ -12,8 +12,8 @@ from torch import Tensor, nn
 
 from normlab.data.vocabulary import load
 from normlab.errors import UserError
-from normlab.spec.arguments import validate_arguments
 from normlab.spec.config import DecodeConfig
+from normlab.spec.io import validated
 from normlab.spec.units import count
 from normlab.store.folder import RunFolder
 from normlab.tasks.build import build_seq2seq
@@ -23,7 +23,7 @@ from normlab.training.devices import autocast, prepare_process
 from normlab.training.weights import checkpoint_of
 
 
-@validate_arguments
+@validated
 def translate(
     run: Path,
     lines: Sequence[str],
@@ -44,7 +44,7 @@ def translate(
     return [candidates[0].text for candidates in found]
 
 
-@validate_arguments
+@validated
 def n_best(
     run: Path,
     lines: Sequence[str],

@@ -24,7 +24,7 @@ from normlab.cli.main import main
 from normlab.data.pieces import SentencePieces
 from normlab.jobs.queue import Queue
 from normlab.spec.config import Config, DataConfig
-from normlab.spec.serialise import from_json
+from normlab.spec.io import from_json
 from normlab.store import RunFolder
 from normlab.training.callbacks import log
 from normlab.training.train import train

@@ -13,7 +13,6 @@ import torch
 from torch import Tensor, nn
 
 from normlab.errors import UserError
-from normlab.spec.arguments import validate_arguments
 from normlab.trace.record import Seen, Want, matching, record
 from normlab.trace.tensors import Place, compiles, unwrap, unwrapped
 
@@ -54,7 +53,6 @@ def whole(x: Tensor) -> Tensor:
     return x if full is None else full()
 
 
-@validate_arguments
 def measure(statistic: str, x: Tensor) -> Tensor:
     """Compute a statistic of a tensor of any floating type, in float32 if the type is narrower.
 
@@ -81,7 +79,6 @@ class Site(NamedTuple):
     signal: str = ""
 
 
-@validate_arguments
 @dataclass(frozen=True)
 class Probe:
     """One statistic of one signal of every module whose path matches ``modules``, a glob.
@@ -209,7 +206,6 @@ class Observer:
             self.flush(0 if self._step is None else self._step + 1)
 
 
-@validate_arguments
 @contextmanager
 def observe(
     model: nn.Module,

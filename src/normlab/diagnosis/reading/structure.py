@@ -14,7 +14,7 @@ from normlab.diagnosis.reading.block import Block, Norms, Step, candidates, role
 from normlab.diagnosis.reading.recording import Recording, awake, record
 from normlab.diagnosis.reading.relations import Factor, Sum, refit
 from normlab.errors import UserError
-from normlab.spec.arguments import validate_arguments
+from normlab.spec.io import validated
 from normlab.trace.setup import Setup
 from normlab.trace.tensors import Call, Tap, call_model, unwrap
 from normlab.trace.untouched import untouched
@@ -109,7 +109,7 @@ class UnreadError(UserError):
     """No residual stream was found."""
 
 
-@validate_arguments
+@validated
 def read_structure(
     model: nn.Module,
     batch: Any,

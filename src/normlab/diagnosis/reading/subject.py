@@ -13,7 +13,6 @@ from torch import Tensor, nn
 from normlab.diagnosis.reading.recording import awake
 from normlab.diagnosis.reading.structure import StackView, Structure, read_structure
 from normlab.errors import UserError
-from normlab.spec.arguments import validate_arguments
 from normlab.trace.setup import Loss
 from normlab.trace.step import FROZEN, gradients_in, zeros_for_none
 from normlab.trace.tensors import Tap, call_model, map_tensors, tensors_in, unwrap
@@ -24,7 +23,6 @@ PaddingMasks = Mapping[str, Tensor]
 """By stack, a mask over the positions of its stream, True where there is a token."""
 
 
-@validate_arguments
 @dataclass(frozen=True)
 class Subject:
     """A model in evaluation mode on one batch."""

@@ -9,7 +9,6 @@ from typing import Final
 
 from normlab.diagnosis.table import Row, Table, Value
 from normlab.errors import UserError
-from normlab.spec.arguments import validate_arguments
 
 XIONG: Final = "Xiong et al. 2020, {} (arXiv 2002.04745)"
 LIU: Final = "Liu et al. 2020, {} (arXiv 2004.08249)"
@@ -18,7 +17,6 @@ SEVERITIES: Final = ("note", "warning", "problem")
 """From a mere observation to something that stops a training."""
 
 
-@validate_arguments
 @dataclass(frozen=True)
 class Finding:
     """One conclusion in a sentence. ``name`` is the same in all diagnoses, so that programs can look for it.

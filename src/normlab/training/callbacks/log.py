@@ -22,7 +22,7 @@ from normlab.data.sources import file_of, open_lines
 from normlab.data.vocabulary import LEARNED
 from normlab.recipes.grammar import describe
 from normlab.spec.config import SEMANTICS, Config
-from normlab.spec.serialise import to_json
+from normlab.spec.io import to_json
 from normlab.spec.units import duration
 from normlab.store.files import regular
 from normlab.store.folder import RunFolder, Status

@@ -1,0 +1,246 @@
+"""The door: files and options are read strictly by pydantic; inside are plain frozen dataclasses.
+
+Bounds stand in annotations, see ``spec.fields``. Text is no number, a bool is no number, and an option that
+does not exist is refused with the nearest that does. Numbers that are not finite, for which JSON has no word,
+are written as "nan", "inf" and "-inf". Pydantic is imported when something is read: ``--help`` needs none.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import difflib
+import functools
+import inspect
+import json
+import math
+import re
+import types
+import typing
+from collections import Counter
+from collections.abc import Callable, Collection, Mapping, Sequence
+from pathlib import Path
+from typing import Any, Final, TypeVar
+
+from normlab.errors import UserError, nearest
+
+T = TypeVar("T")
+C = TypeVar("C", bound=Callable[..., Any])
+
+NOT_FINITE: Final = ("nan", "inf", "-inf")
+_UNUSABLE: Final = re.compile(r"[\ud800-\udfff]|(?<!\\)(?:\\\\)*\\u0000")
+_UNKNOWN: Final = "unexpected_keyword_argument"
+_BOUNDS: Final = {"ge": "at least", "gt": "above", "le": "at most", "lt": "below"}
+_WORDS: Final = {
+    "Input should be ": "",
+    "a valid integer": "a whole number",
+    "a valid number": "a number",
+    "a valid string": "text",
+    ", unable to parse raw data as a unicode string": " that UTF-8 can hold",
+    "a valid boolean": "True or False",
+    "a valid tuple": "a list",
+    "a valid array": "a list",
+    "a valid dictionary": "an object",
+    "an instance of Sequence": "a list",
+    "'str' instances are not allowed as a Sequence value": "a list and not one text",
+    "an instance of Path": "a path",
+    "callable": "a function",
+    "Tuple should have ": "a list of ",
+    "Field required": "a longer list",
+}
+"""Pydantic's words for what is allowed, and plain ones."""
+
+
+def validated(target: C) -> C:
+    """Decorate a public function or dataclass, which then refuses what its annotations rule out.
+
+    A tuple may be given as a list, a path as text and a fraction as a whole number; they are converted. The
+    decorated callable raises UserError for a wrong value, and for an option that does not exist.
+    """
+    function: Any = vars(target)["__init__"] if isinstance(target, type) else target
+    signature = inspect.signature(function)
+    kinds = functools.cache(lambda: _kinds(function, signature))
+
+    @functools.wraps(function)
+    def checked(*args: Any, **options: Any) -> Any:
+        for name in options.keys() - kinds().keys():
+            raise UserError(f"unknown option {name!r}{nearest(name, kinds())}")
+        bound = signature.bind(*args, **options)  # whose TypeError says what is missing
+        given = bound.arguments
+        for name, value in given.items():
+            if name in kinds():
+                given[name] = _argument(name, value, kinds()[name])
+            elif signature.parameters[name].kind is inspect.Parameter.VAR_KEYWORD:
+                given[name] = {key: _argument(key, one, kinds()[key]) for key, one in value.items()}
+        return function(*bound.args, **bound.kwargs)
+
+    if not isinstance(target, type):
+        return typing.cast("C", checked)
+    setattr(target, "__init__", checked)  # noqa: B010 (no type checker accepts the assignment)
+    return target
+
+
+def _kinds(function: Any, signature: inspect.Signature) -> dict[str, Any]:
+    """The annotation of every option: those of ``**options: Unpack[Options]`` are options as well."""
+    hints, found = typing.get_type_hints(function, include_extras=True), dict[str, Any]()
+    for name, parameter in signature.parameters.items():
+        if parameter.kind is parameter.VAR_KEYWORD:
+            found |= typing.get_type_hints(typing.get_args(hints[name])[0], include_extras=True)
+        elif name != "self":
+            kind = hints.get(name, Any)
+            found[name] = tuple[kind, ...] if parameter.kind is parameter.VAR_POSITIONAL else kind
+    return found
+
+
+def _argument(name: str, value: Any, kind: Any) -> Any:
+    """Return an argument as its annotation wants it: whatever has an order is a list."""
+    from pydantic import ValidationError
+
+    shapes = {typing.get_origin(shape) for shape in (kind, *typing.get_args(kind))}
+    ordered = isinstance(value, Collection) and hasattr(value, "__getitem__")
+    if ordered and shapes & {tuple, Sequence} and not isinstance(value, (str, bytes, Mapping)):
+        value = (tuple if tuple in shapes else list)(value)
+    if isinstance(value, str) and kind is Path:
+        return Path(value)
+    try:
+        return _adapter(kind).validate_python((value,))[0]
+    except ValidationError as error:
+        wrong = error.errors(include_url=False)
+    allowed = " or ".join(dict.fromkeys(map(_allowed, wrong)))
+    advice = f"; type {name}=[{value!r}]" if "a list" in allowed and isinstance(value, str | float) else ""
+    place = functools.reduce(_inside, [key for key in wrong[0]["loc"][1:] if isinstance(key, int)], name)
+    raise UserError(f"{place} must be {allowed}, got {_shown(wrong[0]['input'])}{advice}")
+
+
+def from_plain(kind: Any, content: Any, where: str = "") -> Any:
+    """Build ``kind`` from dicts, lists and scalars; absent fields take their defaults.
+
+    Raises UserError with the place, below ``where``, if a key is unknown (with the nearest known one), if a
+    field without a default is missing, or if a value has another type or is out of range.
+    """
+    from pydantic import ValidationError
+
+    text = json.dumps([content], ensure_ascii=False, default=repr)
+    if wrong := _UNUSABLE.search(text):
+        raise UserError(f"text must be without NUL and halves of surrogate pairs, got {wrong[0]!a}")
+    try:
+        return _adapter(kind).validate_json(text)[0]
+    except ValidationError as error:
+        errors = error.errors(include_url=False)
+    spelt = [e["loc"] for e in errors if e["type"] == "float_type" and e["input"] in NOT_FINITE]
+    if not spelt:
+        unknown = (e for e in errors if e["type"] == _UNKNOWN)
+        raise UserError(_refusal(next(unknown, errors[0]), kind, where))
+    content = json.loads(text)
+    for *outer, last in spelt:
+        inner = functools.reduce(lambda place, key: place[key], outer, content)
+        inner[last] = float(inner[last])
+    return from_plain(kind, content[0], where)
+
+
+@functools.cache
+def _adapter(kind: Any) -> Any:
+    """A validator of one value in a tuple: a dataclass alone would take no configuration.
+
+    Text of limited length is text that UTF-8 can hold.
+    """
+    from pydantic import ConfigDict, TypeAdapter
+
+    strict = ConfigDict(strict=True, extra="forbid", arbitrary_types_allowed=True, str_max_length=2**31)
+    return TypeAdapter(tuple[kind], config=strict)
+
+
+def _refusal(wrong: Any, kind: Any, where: str) -> str:
+    """Say where content is wrong, what is allowed there and what was given."""
+    (_, *path), sort = wrong["loc"], wrong["type"]
+    place = functools.reduce(_inside, path, where)
+    if sort == _UNKNOWN:
+        return f"unknown key {place!r}{nearest(path[-1], _fields(kind, path[:-1]))}"
+    if sort == "missing":
+        owner = functools.reduce(_inside, path[:-1], where) or kind.__name__
+        return f"{owner} lacks {_inside('', path[-1])}; add what is missing"
+    if sort == "value_error":
+        return f"{place}: {wrong['ctx']['error']}" if place else str(wrong["ctx"]["error"])
+    return f"{place or 'the whole'} must be {_allowed(wrong)}, got {_shown(wrong['input'])}"
+
+
+def _inside(place: str, key: str | int) -> str:
+    return f"{place}[{key}]" if isinstance(key, int) else f"{place}.{key}" if place else key
+
+
+def _fields(kind: Any, path: Sequence[str | int]) -> Sequence[str]:
+    """The fields of the dataclass at a path below ``kind``."""
+    for key in path:
+        kind = typing.get_type_hints(kind).get(str(key), kind)  # the places in a list and a dict are none
+        while inner := typing.get_args(kind):  # of a list, a dict or an optional value
+            kind = next(k for k in reversed(inner) if k not in (..., types.NoneType))
+    return [f.name for f in dataclasses.fields(kind)]
+
+
+def _allowed(wrong: Any) -> str:
+    """What is allowed in place of a wrong value, in plain words."""
+    for bound in _BOUNDS.keys() & wrong.get("ctx", {}).keys():
+        limit = wrong["ctx"][bound]
+        number = f"{limit:,}" if isinstance(limit, int) else f"{limit:g}"
+        return "finite" if limit == math.inf else f"{_BOUNDS[bound]} {number}"
+    words: str = wrong["msg"]
+    for theirs, ours in _WORDS.items():
+        words = words.replace(theirs, ours)
+    if wrong["type"] != "literal_error":
+        return words
+    close = difflib.get_close_matches(str(wrong["input"]), re.findall(r"'(.+?)'", words), 1)
+    return f"one of {words}" + (f" (did you mean {close[0]!r}?)" if close else "")
+
+
+def _shown(value: object) -> str:
+    shown = " ".join(repr(value).split())
+    return shown if len(shown) <= 60 else f"{shown[:57]}..."
+
+
+def from_json(kind: type[T], text: str) -> T:
+    """Read a dataclass that ``to_json`` wrote. Raises UserError as ``parsed`` and ``from_plain``."""
+    return typing.cast("T", from_plain(kind, parsed(text)))
+
+
+def parsed(text: str) -> Any:
+    """Parse JSON. Raises UserError with the error and its place."""
+    try:
+        return json.loads(text.removeprefix("\ufeff"), object_pairs_hook=_object)
+    except json.JSONDecodeError as error:
+        where = f"line {error.lineno}, column {error.colno}"
+        raise UserError(f"not JSON: {error.msg} in {where}") from error
+    except ValueError as error:  # a key twice, or a whole number of thousands of digits
+        raise UserError(f"not JSON: {error}") from error
+    except RecursionError:
+        raise UserError("not JSON: lists or objects inside one another, thousands deep") from None
+
+
+def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    """Build an object. Raises UserError for a key that occurs twice: JSON would silently take the last."""
+    made = dict(pairs)
+    if len(made) < len(pairs):
+        twice = Counter(key for key, _ in pairs).most_common(1)[0][0]
+        raise UserError(f"the key {twice!r} occurs twice in one object; keep one of them")
+    return made
+
+
+def to_json(value: Any, *, indent: int | None = None) -> str:
+    """Return a dataclass, with all it contains, as JSON on one line or indented."""
+    return json.dumps(to_plain(value), ensure_ascii=False, indent=indent, allow_nan=False)
+
+
+def to_plain(value: Any) -> Any:
+    """Turn dataclasses and tuples into dicts and lists that JSON can hold."""
+    if dataclasses.is_dataclass(value):
+        return {f.name: to_plain(getattr(value, f.name)) for f in dataclasses.fields(value)}
+    if isinstance(value, dict):
+        return {key: to_plain(v) for key, v in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [to_plain(v) for v in value]
+    if isinstance(value, float) and not math.isfinite(value):
+        return str(float(value))
+    return value
+
+
+def is_utf8(text: str) -> bool:
+    """Whether UTF-8 can hold a text: halves of surrogate pairs, as file names can have them, it cannot."""
+    return not re.search(r"[\ud800-\udfff]", text)
