@@ -11,7 +11,7 @@ import pytest
 
 from normlab.errors import UserError
 from normlab.report.trial import trial_page, write_trial_page
-from normlab.spec.serialise import to_plain
+from normlab.spec.io import to_plain
 from normlab.trials.scale import Scale
 from normlab.trials.trials import Trial, Trials
 

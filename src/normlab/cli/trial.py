@@ -86,7 +86,7 @@ class Trial:
 
     def run(self) -> None:
         """Raises KeyboardInterrupt after the answer so far, where the trials were interrupted."""
-        from normlab.spec.serialise import to_plain
+        from normlab.spec.io import to_plain
         from normlab.trials.trial import trial
 
         budget_s = seconds_of(self.budget, "--budget")

@@ -13,7 +13,7 @@ from normlab.errors import UserError
 from normlab.figures.curves import Axis, curve
 from normlab.figures.rates import loss_by_rate
 from normlab.report.page import Block, Cell, Chart, Code, Grid, Notes, Page, Section, Table, Text
-from normlab.spec.arguments import validate_arguments
+from normlab.spec.io import validated
 from normlab.spec.units import count, duration, rate
 from normlab.store.folder import write_text_atomic
 
@@ -34,7 +34,7 @@ SMOOTH: Final = 8
 """Steps over which the losses of a curve are averaged: batches differ by more than rates do."""
 
 
-@validate_arguments
+@validated
 def write_trial_page(trials: Mapping[str, Any], path: Path) -> Path:
     """Write the page of ``Trials.to_dict()``, to which ``title`` and ``command`` may be added.
 

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from normlab.errors import UserError
-from normlab.spec.serialise import parsed
+from normlab.spec.io import parsed
 from normlab.store.files import append_rows, regular
 from normlab.trace.optimizers import copied
 from normlab.trace.rehearsal import groups_of
