@@ -1,14 +1,17 @@
 """Writes tests/papers/claims.json: the fingerprint of every artefact that has a claim.
 
-Run it when a claim is meant to change, and commit the file before the claim's result is measured.
+Run it when a claim is meant to change, and commit the file before the claim's result is measured. With
+``--print`` it writes nothing, and prints the fingerprint of every artefact at every scale.
 """
 
 from __future__ import annotations
 
 import json
+import sys
 from pathlib import Path
 
 from normlab.papers import ARTEFACTS
+from normlab.spec.trainings import SCALES
 
 LOCK = Path(__file__).parents[1] / "tests" / "papers" / "claims.json"
 
@@ -19,7 +22,10 @@ def fingerprints() -> dict[str, str]:
 
 
 def main() -> None:
-    """Write the lock and say what is new in it."""
+    """Write the lock and say what is new in it, or print all fingerprints."""
+    if "--print" in sys.argv:
+        print("\n".join(f"{a.id} {s} {a.fingerprint(s)}" for a in ARTEFACTS.values() for s in SCALES))
+        return
     old = json.loads(LOCK.read_text(encoding="utf-8")) if LOCK.exists() else {}
     new = fingerprints()
     for id_ in sorted(old.keys() | new.keys()):
