@@ -5,9 +5,18 @@ import pytest
 from normlab.spec.artefact import Artefact, Drawing, Reproduction, Tally
 from normlab.spec.claim import Claim, Measure
 
+
+def first(lab, *, dims):
+    raise NotImplementedError
+
+
+def second(lab, *, dims):
+    raise NotImplementedError
+
+
 CLAIM = Claim("slope", "slope", at_least=0.5, published="1")
 ONE = Artefact(
-    "p.one", "P 2001", "s.", {"a": 1.0}, "a.", study="s", settings={"dims": (1, 2)}, claims=(CLAIM,)
+    "p.one", "P 2001", "s.", {"a": 1.0}, "a.", study=first, settings={"dims": (1, 2)}, claims=(CLAIM,)
 )
 
 
@@ -15,7 +24,7 @@ ONE = Artefact(
     "other",
     [
         replace(ONE, published={"a": 1.1}),
-        replace(ONE, study="t"),
+        replace(ONE, study=second),
         replace(ONE, settings={"dims": (1, 3)}),
         replace(ONE, settings={"dims": (1, 2), "seeds": 3}),
         replace(ONE, claims=()),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Final
 
+from normlab.papers import studies
 from normlab.papers.bases import CONVERGED
 from normlab.spec.artefact import Artefact, Paper
 from normlab.spec.claim import ORDER, at_least, at_most, within
@@ -29,7 +30,7 @@ BLOCKS: Final = Artefact(
         "shape": "[32, 10, 512]",
     },
     asserts="Placements of the same names wrap any module and give the outputs of the page's definitions.",
-    study="wrapped_blocks",
+    study=studies.wrapped_blocks,
     settings={"shape": (32, 10, 512)},
     claims=(
         at_most(
@@ -71,7 +72,7 @@ CLAIMS: Final = Artefact(
     asserts="Each sentence, by what was measured for the artefacts of the papers.",
     discussion="The page has a Post-LN's activations grow layer by layer; by Lemma 2 of Xiong et al. 2020 "
     "they do not. It says that warm-up generally still helps a Pre-LN; Xiong et al. 2020 find it not needed.",
-    study="answers",
+    study=studies.answers,
     settings={"rows": _ROWS},
     rests_on=tuple(dict.fromkeys(id_ for id_, _ in _ROWS.values())),
     claims=(

@@ -16,7 +16,6 @@ from normlab.diagnosis.reading.subject import Subject
 from normlab.diagnosis.studies.dependency import dependency, residual_dependency
 from normlab.diagnosis.studies.output_change import output_change
 from normlab.nn import Sublayer
-from normlab.papers import study
 from normlab.reproduce.intervals import (
     Array,
     exponential,
@@ -36,7 +35,6 @@ from normlab.spec.config import ModelConfig
 PLACEMENTS = ("post", "pre", "admin")
 
 
-@study
 def over_depth(
     lab: Lab,
     *,
@@ -102,7 +100,6 @@ def _encoder(lab: Lab, config: ModelConfig, text: str, *, seed: int, tokens: int
     return subject
 
 
-@study
 def dependencies(
     lab: Lab, *, text: str, model: str, depths: Sequence[int], tokens: int, followed: int, seeds: int
 ) -> Measurement:
@@ -139,7 +136,6 @@ def dependencies(
     return Measurement(measures, {**tables, "own": own}, facts)
 
 
-@study
 def prefixes(
     lab: Lab, *, text: str, model: str, layers: int, tokens: int, followed: int, seeds: int
 ) -> Measurement:

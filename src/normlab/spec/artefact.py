@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
@@ -64,8 +64,8 @@ class Artefact:
     """Name to number, or to formula, as they were printed."""
     asserts: str
     """The claim that a reproduction decides, in words."""
-    study: str = ""
-    """The name of the function that measures it, one of ``normlab.papers.STUDIES``; empty: none yet."""
+    study: Callable[..., Measurement] | None = None
+    """The function of a ``Lab`` and the settings that measures it; None: none yet."""
     settings: Mapping[str, Any] = field(default_factory=dict)
     """The study's arguments: sizes, depths, seeds."""
     trainings: Mapping[Scale, Trainings] = field(default_factory=dict)
@@ -92,6 +92,11 @@ class Artefact:
         if self.version > 1 and not (self.date and self.reason):
             raise ValueError(f"version {self.version} of {self.id} needs a date and a reason; give both")
 
+    @property
+    def study_name(self) -> str:
+        """The study's name; empty: none yet."""
+        return getattr(self.study, "__name__", "")
+
     def settings_at(self, scale: Scale) -> dict[str, Any]:
         """The study's arguments at a scale."""
         own = self.trainings[scale].settings if scale in self.trainings else {}
@@ -106,7 +111,7 @@ class Artefact:
             **runs,
             "id": self.id,
             "published": dict(self.published),
-            "study": self.study,
+            "study": self.study_name,
             "settings": dict(self.settings),
             "claims": [
                 {
@@ -119,7 +124,13 @@ class Artefact:
                 for c in self.claims
             ],
         }
-        return hashlib.sha256(json.dumps(content, sort_keys=True, default=list).encode()).hexdigest()[:16]
+        return hashlib.sha256(json.dumps(content, sort_keys=True, default=_plain).encode()).hexdigest()[:16]
+
+
+def _plain(value: Any) -> list[Any]:
+    """A measure of runs, or a sequence, as plain data."""
+    own: list[Any] = value.plain() if hasattr(value, "plain") else list(value)
+    return own
 
 
 @dataclass(frozen=True)

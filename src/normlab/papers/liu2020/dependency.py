@@ -7,8 +7,10 @@ from __future__ import annotations
 
 from typing import Final
 
+from normlab.papers import studies
 from normlab.papers.bases import CURVES
 from normlab.papers.liu2020.bases import EN_DE
+from normlab.papers.measures import ConstantRatio
 from normlab.papers.scales import at_each
 from normlab.spec.artefact import Artefact, Drawing
 from normlab.spec.claim import RATIO, at_least, at_most, within
@@ -43,7 +45,7 @@ FIG4: Final = Artefact(
     "curve. R² and AIC are those of the curve averaged over seeds, with intervals by the jackknife over "
     "seeds. docs/amplification.md has the same for smaller encoders, each depth a model of its own, with "
     "embeddings that move.",
-    study="over_depth",
+    study=studies.over_depth,
     settings={
         **_ON_WMT,
         "depths": (6, 9, 12, 15, 18),
@@ -142,7 +144,7 @@ FIG7_8: Final = Artefact(
     "all, and the squares of a layer's shares add up to 1.",
     discussion="What becomes of the shares in training needs a training and is left open. With three seeds "
     "the sums of 18 layers were undecided, so that there are eight.",
-    study="dependencies",
+    study=studies.dependencies,
     settings={**_ON_WMT, "depths": (6, 18), "tokens": 1024, "followed": 32, "seeds": 8},
     claims=(
         at_least(
@@ -218,7 +220,7 @@ THEOREM2: Final = Artefact(
     "is that through all sublayers, which is 1 if the variances are the same. Orders in N follow from the "
     "shares and the sum. Depths are prefixes of one encoder of 18 layers. Sections 3.1 and 5.2 of the paper "
     "exchange the numbers of its theorems.",
-    study="prefixes",
+    study=studies.prefixes,
     settings={**_ON_WMT, "layers": 18, "tokens": 512, "followed": 32, "seeds": 16},
     claims=(
         *(
@@ -310,8 +312,8 @@ CONSTANT_C: Final = Artefact(
     asserts="C falls as training goes on: why warm-up helps SGD, too.",
     discussion="C is fitted to the output changes of the encoder's prefixes, whose weights are changed by 1% "
     "of each matrix's root mean square, at initialisation and at the best weights on dev.",
-    study="trainings",
-    settings={"measures": {name.lower(): ("constant_ratio", name) for name in _TRAINED}},
+    study=studies.trainings,
+    settings={"measures": {name.lower(): ConstantRatio(name) for name in _TRAINED}},
     trainings=at_each(lambda s: {name: s.recipe(placement) for name, placement in _TRAINED.items()}, EN_DE),
     claims=tuple(
         at_most(
@@ -341,7 +343,7 @@ PROFILING: Final = Artefact(
     "large as the paper allows would differ less. Of the encoder, before a decoder of one layer. Taken to "
     "the letter, ω_i² as the sum of the variances of the branches before makes ω_1 zero and erases the "
     "embedding; the variance of the input has to be in the sum.",
-    study="profiles",
+    study=studies.profiles,
     settings={**_ON_WMT, "layers": 18, "tokens": 512, "batches": 32, "seeds": 8},
     claims=(
         at_most(

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from typing import Final
 
+from normlab.papers import studies
 from normlab.papers.liu2020.bases import EN_DE
+from normlab.papers.measures import Score
 from normlab.papers.scales import at_each
 from normlab.spec.artefact import Artefact, Drawing
 from normlab.spec.claim import at_least, at_most, within
@@ -24,7 +26,7 @@ FIG3: Final = Artefact(
         "pre decoder": "does not vanish",
     },
     asserts="Only the decoder of a Post-LN vanishes, and it is the encoder-attention where it loses.",
-    study="sublayer_outputs",
+    study=studies.sublayer_outputs,
     settings={**_ON_WMT, "layers": 18, "tokens": 2048, "seeds": 3},
     claims=(
         at_most(
@@ -85,14 +87,14 @@ ADMIN_VANISHES: Final = Artefact(
     shows="The same as Figure 3 for an Admin of 18 layers.",
     published={"admin decoder": "vanishes as a Post-LN does", "training": "converges"},
     asserts="The gradients of an Admin vanish like those of a Post-LN, and yet it trains.",
-    study="sublayer_outputs",
+    study=studies.sublayer_outputs,
     settings={
         **_ON_WMT,
         "layers": 18,
         "tokens": 2048,
         "seeds": 3,
         "placements": ("admin",),
-        "training": {"converges": ("score", "bleu", "18L Admin")},
+        "training": {"converges": Score("bleu", "18L Admin")},
     },
     trainings=at_each(
         lambda s: {"18L Admin": s.recipe("admin", (18, 18))},
@@ -144,7 +146,7 @@ FIG5_11: Final = Artefact(
     discussion="The paper looks at checkpoints of a whole training. Adam's first steps hardly see how large "
     "a gradient is, so that their balance is by construction; that it lasts is left open. Appendix A.4 "
     "writes W^(K) and W^(V1) where, by the figure, K and Q are meant.",
-    study="attention_matrices",
+    study=studies.attention_matrices,
     settings={**_ON_WMT, "layers": 12, "tokens": 1024, "steps": 8, "lr": 1e-4, "seed": 1},
     claims=(
         at_least(
@@ -203,7 +205,7 @@ THEOREM1: Final = Artefact(
     "tokens is covered by the theorem's words; its assumption that gradients have mean 0 and do not depend "
     "on the sublayers' derivatives may not hold there. A loss of the mean of the tokens is measured beside. "
     "Sections 3.1 and 5.2 of the paper exchange the numbers of its theorems.",
-    study="encoder_gradients",
+    study=studies.encoder_gradients,
     settings={**_ON_WMT, "layers": 18, "tokens": 512, "seeds": 24},
     claims=tuple(
         at_least(
@@ -257,7 +259,7 @@ REMARK1: Final = Artefact(
     shows="The variance of the gradient in the stream of a Pre-LN.",
     published={"pre": "Var[Δx_i] ≥ Var[Δx_j] for i ≤ j"},
     asserts="In a Pre-LN the variance never falls from a layer to the one below it.",
-    study="sublayer_outputs",
+    study=studies.sublayer_outputs,
     settings={**_ON_WMT, "layers": 18, "tokens": 2048, "seeds": 3, "placements": ("pre",)},
     claims=tuple(
         at_least(
@@ -290,7 +292,7 @@ APPENDIX_A3: Final = Artefact(
     shows="Why encoder-attention makes gradients vanish: what the norm takes is more than the branch gives.",
     published={"post encoder-attention": "Var[∂a/∂x] + 1 ≤ σ_b²"},
     asserts="The inequality holds in every layer of a Post-LN decoder.",
-    study="cross_attention",
+    study=studies.cross_attention,
     settings={**_ON_WMT, "layers": 18, "tokens": 2048, "seeds": 3},
     claims=(
         at_most(

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from typing import Final
 
+from normlab.papers import studies
 from normlab.papers.bases import CONVERGED, CURVES, TO_THE_END
 from normlab.papers.cells import PrintedTable
 from normlab.papers.liu2020.bases import EN_DE, EN_FR, IWSLT, Training
+from normlab.papers.measures import Difference, PairsBetter, Score, ShareGap, ShareTrained
 from normlab.papers.scales import Cells, at_each
 from normlab.spec.artefact import Artefact, Drawing
 from normlab.spec.claim import ORDER, at_least, within
@@ -58,16 +60,16 @@ TABLE2: Final = Artefact(
     ),
     asserts="Admin is best in every row, Pre the worst of those that train; Post fails from 12 layers on.",
     discussion="60L-16L in the paper's appendix is 60L-12L, which liu2020.table4 trains.",
-    study="trainings",
+    study=studies.trainings,
     settings={
         "measures": {
-            "post_18": ("difference", "nll", f"Post {_DEEP_DE}", f"Pre {_DEEP_DE}"),
-            "trains_18": ("score", "bleu", f"Admin {_DEEP_DE}"),
+            "post_18": Difference("nll", f"Post {_DEEP_DE}", f"Pre {_DEEP_DE}"),
+            "trains_18": Score("bleu", f"Admin {_DEEP_DE}"),
         },
         "gpu": {
-            "admin_6": ("difference", "bleu", f"Admin {_SMALL}", f"Pre {_SMALL}"),
-            "post_6": ("difference", "bleu", f"Post {_SMALL}", f"Pre {_SMALL}"),
-            "admin_18": ("difference", "bleu", f"Admin {_DEEP_DE}", f"Pre {_DEEP_DE}"),
+            "admin_6": Difference("bleu", f"Admin {_SMALL}", f"Pre {_SMALL}"),
+            "post_6": Difference("bleu", f"Post {_SMALL}", f"Pre {_SMALL}"),
+            "admin_18": Difference("bleu", f"Admin {_DEEP_DE}", f"Pre {_DEEP_DE}"),
         },
     },
     trainings=at_each(
@@ -177,17 +179,17 @@ FIG10: Final = Artefact(
     "Post wins six against Admin. Xiong et al. 2020, Figure 4, has Post-LN train under RAdam without warm-up "
     "at lr 5e-4, which diverges here: there β₂ is 0.98 and dropout 0.1, here 0.99 and more and 0.3, so β₂ = "
     "0.98 is worth a further column.",
-    study="trainings",
+    study=studies.trainings,
     settings={
         "measures": {
-            "post": ("share_trained", *_of("Post")),
-            "pre": ("share_trained", *_of("Pre")),
-            "admin": ("share_trained", *_of("Admin")),
-            "pre_more_often": ("share_gap", _of("Pre"), _of("Post")),
+            "post": ShareTrained(_of("Post")),
+            "pre": ShareTrained(_of("Pre")),
+            "admin": ShareTrained(_of("Admin")),
+            "pre_more_often": ShareGap(_of("Pre"), _of("Post")),
         },
         "gpu": {
-            "post_over_pre": ("pairs_better", "bleu", *_both("Post", "Pre")),
-            "admin_over_pre": ("pairs_better", "bleu", *_both("Admin", "Pre")),
+            "post_over_pre": PairsBetter("bleu", _both("Post", "Pre")),
+            "admin_over_pre": PairsBetter("bleu", _both("Admin", "Pre")),
         },
     },
     trainings=at_each(
@@ -260,13 +262,13 @@ TABLE3: Final = Artefact(
         {"Admin": _ADMIN, "Post": _POST, "Pre": _PRE, "ReZero": (33.67, 0.14), "ReZero+Post": (34.67, 0.08)},
     ),
     asserts="ReZero is the worst, with a Post-LN better, and below the other three.",
-    study="trainings",
+    study=studies.trainings,
     settings={
         "measures": {
-            "rezero": ("difference", "bleu", "ReZero+Post", "ReZero"),
-            "rezero_post": ("difference", "bleu", ("Admin", "Post", "Pre"), "ReZero+Post"),
+            "rezero": Difference("bleu", "ReZero+Post", "ReZero"),
+            "rezero_post": Difference("bleu", ("Admin", "Post", "Pre"), "ReZero+Post"),
         },
-        "gpu": {"admin_post": ("difference", "bleu", "Admin", "Post")},
+        "gpu": {"admin_post": Difference("bleu", "Admin", "Post")},
     },
     trainings=at_each(
         lambda s: {
@@ -319,13 +321,20 @@ TABLE4: Final = Artefact(
         "En-De Admin BLEU": 30.1,
     },
     asserts="The published values, at the paper's scale; Admin is the better one.",
-    study="trainings",
+    study=studies.trainings,
     settings={
-        "measures": {"both_train": ("share_trained", "En-Fr Admin BLEU", "En-Fr Pre BLEU")},
-        "gpu": {"admin": ("difference", "bleu", "En-Fr Admin BLEU", "En-Fr Pre BLEU")},
+        "measures": {
+            "both_train": ShareTrained(
+                (
+                    "En-Fr Admin BLEU",
+                    "En-Fr Pre BLEU",
+                )
+            )
+        },
+        "gpu": {"admin": Difference("bleu", "En-Fr Admin BLEU", "En-Fr Pre BLEU")},
         "paper": {
-            "admin_bleu": ("score", "bleu", "En-Fr Admin BLEU"),
-            "pre_bleu": ("score", "bleu", "En-Fr Pre BLEU"),
+            "admin_bleu": Score("bleu", "En-Fr Admin BLEU"),
+            "pre_bleu": Score("bleu", "En-Fr Pre BLEU"),
         },
     },
     trainings=at_each(

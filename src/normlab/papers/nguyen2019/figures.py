@@ -4,7 +4,17 @@ from __future__ import annotations
 
 from typing import Final
 
+from normlab.papers import studies
 from normlab.papers.bases import CONVERGED, CURVES
+from normlab.papers.measures import (
+    DevAt,
+    Difference,
+    GradientRatio,
+    ScaleChange,
+    ScaleGrowth,
+    ShareTrained,
+    SpikesDifference,
+)
 from normlab.papers.nguyen2019.bases import MODELS, TED
 from normlab.papers.scales import at_each
 from normlab.spec.artefact import Artefact, Drawing
@@ -21,21 +31,15 @@ FIG1: Final = Artefact(
         "with warm-up": "slower at first than without, the same rate later",
     },
     asserts="The curves are in these orders.",
-    study="trainings",
+    study=studies.trainings,
     settings={
         "measures": {
-            "pre_early": ("dev_at", "bleu", "Pre+LN", "Post+LN", 0.5),
-            "pre_late": ("dev_at", "bleu", "Pre+LN", "Post+LN", 1.0),
-            "fixnorm_early": ("dev_at", "nll", "Pre+FixNorm+LN", "Pre+LN", 0.3),
-            "fixnorm_late": ("dev_at", "bleu", "Pre+FixNorm+LN", "Pre+LN", 1.0),
-            "best": ("dev_at", "bleu", "Pre+FixNorm+ScaleNorm", "Pre+LN", 1.0),
-            "warmup_early": (
-                "dev_at",
-                "nll",
-                "Pre+FixNorm+ScaleNorm",
-                "Pre+FixNorm+ScaleNorm, no warm-up",
-                0.1,
-            ),
+            "pre_early": DevAt("bleu", "Pre+LN", "Post+LN", 0.5),
+            "pre_late": DevAt("bleu", "Pre+LN", "Post+LN", 1.0),
+            "fixnorm_early": DevAt("nll", "Pre+FixNorm+LN", "Pre+LN", 0.3),
+            "fixnorm_late": DevAt("bleu", "Pre+FixNorm+LN", "Pre+LN", 1.0),
+            "best": DevAt("bleu", "Pre+FixNorm+ScaleNorm", "Pre+LN", 1.0),
+            "warmup_early": DevAt("nll", "Pre+FixNorm+ScaleNorm", "Pre+FixNorm+ScaleNorm, no warm-up", 0.1),
         }
     },
     trainings=at_each(
@@ -106,12 +110,12 @@ FIG2: Final = Artefact(
         "Pre+LN": "lower than FixNorm+ScaleNorm",
     },
     asserts="Post has more spikes than Pre; LayerNorm's level is below that of FixNorm+ScaleNorm.",
-    study="trainings",
+    study=studies.trainings,
     settings={
         "measures": {
-            "spikes": ("spikes_difference", "Post+LN", "Pre+LN"),
-            "level": ("gradient_ratio", "Pre+LN", "Pre+FixNorm+ScaleNorm"),
-            "height": ("gradient_ratio", "Post+LN", "Pre+LN"),
+            "spikes": SpikesDifference("Post+LN", "Pre+LN"),
+            "level": GradientRatio("Pre+LN", "Pre+FixNorm+ScaleNorm"),
+            "height": GradientRatio("Post+LN", "Pre+LN"),
         }
     },
     trainings=at_each(lambda s: {name: MODELS[name] for name in MODELS if name != "Pre+FixNorm+LN"}, TED),
@@ -171,10 +175,10 @@ FIG3: Final = Artefact(
     },
     asserts="g grows with the depth in every kind of sublayer but decoder-encoder attention, and attention's "
     "falls with the number of examples.",
-    study="learned_scales",
+    study=studies.learned_scales,
     settings={
         "gpu": {
-            role.replace(" ", "_"): ("scale_growth", "Pre+FixNorm+ScaleNorm", role)
+            role.replace(" ", "_"): ScaleGrowth("Pre+FixNorm+ScaleNorm", role)
             for role in (*_GROWING, "decoder-encoder attention")
         }
     },
@@ -220,11 +224,11 @@ FIG4: Final = Artefact(
     shows="The learned scales g of en-vi with and without label smoothing.",
     published={"late in the decoder, without": "lower", "at the output, without": "much higher"},
     asserts="Without label smoothing g is lower late in the decoder and higher at the output.",
-    study="learned_scales",
+    study=studies.learned_scales,
     settings={
         "gpu": {
-            "late": ("scale_change", "without smoothing", "Pre+FixNorm+ScaleNorm", "late"),
-            "output": ("scale_change", "without smoothing", "Pre+FixNorm+ScaleNorm", "output"),
+            "late": ScaleChange("without smoothing", "Pre+FixNorm+ScaleNorm", "late"),
+            "output": ScaleChange("without smoothing", "Pre+FixNorm+ScaleNorm", "output"),
         }
     },
     trainings=at_each(
@@ -277,7 +281,7 @@ SPEED: Final = Artefact(
     "step more than 1/(1 − s) times as fast (Amdahl's law). Where that is less than 1.05 this machine can "
     "say nothing about the third claim. On a machine with a GPU the same command uses it, and "
     "one kernel is then what PyTorch's compiler makes of the elementary operations.",
-    study="speed",
+    study=studies.speed,
     alone=True,
     settings={
         "shapes": ((256, 512), (1024, 512), (4096, 512), (4096, 1024)),
@@ -336,12 +340,17 @@ BATCHSIZE: Final = Artefact(
     shows="A conjecture: with large batches Post-LN is stable even under Xavier.",
     published={"conjecture": "stability thanks to the large batch"},
     asserts="A Post-LN under Xavier that fails at the small batch trains at four or sixteen times that.",
-    study="trainings",
+    study=studies.trainings,
     settings={
         "measures": {
-            "small": ("share_trained", "batch x1"),
-            "large": ("share_trained", "batch x4", "batch x16"),
-            "gain": ("difference", "nll", "batch x16", "batch x1"),
+            "small": ShareTrained(("batch x1",)),
+            "large": ShareTrained(
+                (
+                    "batch x4",
+                    "batch x16",
+                )
+            ),
+            "gain": Difference("nll", "batch x16", "batch x1"),
         }
     },
     trainings=at_each(

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from typing import Final
 
+from normlab.papers import studies
 from normlab.papers.bases import CONVERGED, CURVES
 from normlab.papers.cells import PrintedTable
+from normlab.papers.measures import Difference, ScoreRatio, TrainPerplexityRatio
 from normlab.papers.nguyen2019.bases import MODELS, TED, WMT
 from normlab.papers.scales import at_each
 from normlab.spec.artefact import Artefact
@@ -25,14 +27,14 @@ TABLE6: Final = Artefact(
         "Post+FixNorm+ScaleNorm": 27.57,
     },
     asserts="With much data Post is better than Pre, and FixNorm+ScaleNorm is not worse than LayerNorm.",
-    study="trainings",
+    study=studies.trainings,
     settings={
         "measures": {
-            "pre_scalenorm": ("difference", "bleu", "Pre+FixNorm+ScaleNorm", "Pre+LN"),
+            "pre_scalenorm": Difference("bleu", "Pre+FixNorm+ScaleNorm", "Pre+LN"),
         },
         "gpu": {
-            "post": ("difference", "bleu", "Post+LN", "Pre+LN"),
-            "post_scalenorm": ("difference", "bleu", "Post+FixNorm+ScaleNorm", "Post+LN"),
+            "post": Difference("bleu", "Post+LN", "Pre+LN"),
+            "post_scalenorm": Difference("bleu", "Post+FixNorm+ScaleNorm", "Post+LN"),
         },
     },
     trainings=at_each(
@@ -96,12 +98,12 @@ TABLE8: Final = Artefact(
     asserts="ScaleNorm has no clear effect on the training text and lowers the perplexity of the test text, "
     "but for en-he.",
     discussion="Both are Pre-LN with FixNorm here, as in rows (3) and (4) of Table 3.",
-    study="trainings",
+    study=studies.trainings,
     settings={
         "shown": "perplexity_smoothed",
         "measures": {
-            "train": ("train_perplexity_ratio", "ScaleNorm", "LayerNorm"),
-            "test": ("score_ratio", "perplexity_smoothed", "ScaleNorm", "LayerNorm"),
+            "train": TrainPerplexityRatio("ScaleNorm", "LayerNorm"),
+            "test": ScoreRatio("perplexity_smoothed", "ScaleNorm", "LayerNorm"),
         },
     },
     trainings=at_each(

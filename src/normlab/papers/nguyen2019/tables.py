@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from typing import Final
 
+from normlab.papers import studies
 from normlab.papers.bases import CURVES, TO_THE_END
 from normlab.papers.cells import PrintedTable
+from normlab.papers.measures import Difference, ShareTrained
 from normlab.papers.nguyen2019.bases import GL_EN_AT, MODELS, TED, Ted
 from normlab.papers.scales import Cells, at_each
 from normlab.spec.artefact import Artefact
@@ -92,13 +94,13 @@ TABLE2: Final = Artefact(
         },
     ),
     asserts="SmallInit restores Post-LN and does not change Pre-LN.",
-    study="trainings",
+    study=studies.trainings,
     settings={
         "measures": {
-            "xavier_post": ("share_trained", *_of("Xavier", "Post")),
-            "small_post": ("share_trained", *_of("SmallInit", "Post")),
-            "post": ("difference", "bleu", _of("SmallInit", "Post"), _of("Xavier", "Post")),
-            "pre": ("difference", "bleu", _of("SmallInit", "Pre"), _of("Xavier", "Pre")),
+            "xavier_post": ShareTrained(_of("Xavier", "Post")),
+            "small_post": ShareTrained(_of("SmallInit", "Post")),
+            "post": Difference("bleu", _of("SmallInit", "Post"), _of("Xavier", "Post")),
+            "pre": Difference("bleu", _of("SmallInit", "Pre"), _of("Xavier", "Pre")),
         }
     },
     trainings=at_each(
@@ -166,13 +168,13 @@ TABLE3: Final = Artefact(
     ),
     asserts="On gl-en each of (2), (3) and (4) is better than the one before, and (4) than (1).",
     discussion="The text says that each change adds at least 0.3 BLEU; by the table the first adds 0.27.",
-    study="trainings",
+    study=studies.trainings,
     settings={
         "measures": {
-            "pre": ("difference", "bleu", f"gl-en {_ROWS[1]}", f"gl-en {_ROWS[0]}"),
-            "fixnorm": ("difference", "bleu", f"gl-en {_ROWS[2]}", f"gl-en {_ROWS[1]}"),
-            "scalenorm": ("difference", "bleu", f"gl-en {_VARIANT}", f"gl-en {_ROWS[2]}"),
-            "together": ("difference", "bleu", f"gl-en {_VARIANT}", f"gl-en {_ROWS[0]}"),
+            "pre": Difference("bleu", f"gl-en {_ROWS[1]}", f"gl-en {_ROWS[0]}"),
+            "fixnorm": Difference("bleu", f"gl-en {_ROWS[2]}", f"gl-en {_ROWS[1]}"),
+            "scalenorm": Difference("bleu", f"gl-en {_VARIANT}", f"gl-en {_ROWS[2]}"),
+            "together": Difference("bleu", f"gl-en {_VARIANT}", f"gl-en {_ROWS[0]}"),
         }
     },
     trainings=at_each(
@@ -211,12 +213,12 @@ TABLE4: Final = Artefact(
         },
     ),
     asserts="Warm-up can be left out but for gl-en.",
-    study="trainings",
+    study=studies.trainings,
     settings={
         "measures": {
-            "no_warmup": ("difference", "bleu", "NoWarmup", "InvSqrtDecay"),
-            "val_decay": ("difference", "bleu", "ValDecay", "InvSqrtDecay"),
-            "double": ("difference", "bleu", "InvSqrtDecay+2xLR", "InvSqrtDecay"),
+            "no_warmup": Difference("bleu", "NoWarmup", "InvSqrtDecay"),
+            "val_decay": Difference("bleu", "ValDecay", "InvSqrtDecay"),
+            "double": Difference("bleu", "InvSqrtDecay+2xLR", "InvSqrtDecay"),
         }
     },
     trainings=at_each(_table4, TED, laptop=" One text stands for five pairs."),
@@ -256,12 +258,23 @@ TABLE5: Final = Artefact(
         {"Post": (18.31, "fails", "fails"), "Pre": (28.33, 28.13, 28.32)},
     ),
     asserts="Without warm-up Post-LN fails from 5 layers on and Pre-LN trains at each depth.",
-    study="trainings",
+    study=studies.trainings,
     settings={
         "measures": {
-            "post_deep": ("share_trained", "5 layers Post", "6 layers Post"),
-            "pre": ("share_trained", "4 layers Pre", "5 layers Pre", "6 layers Pre"),
-            "four_layers": ("difference", "bleu", "4 layers Pre", "4 layers Post"),
+            "post_deep": ShareTrained(
+                (
+                    "5 layers Post",
+                    "6 layers Post",
+                )
+            ),
+            "pre": ShareTrained(
+                (
+                    "4 layers Pre",
+                    "5 layers Pre",
+                    "6 layers Pre",
+                )
+            ),
+            "four_layers": Difference("bleu", "4 layers Pre", "4 layers Post"),
         }
     },
     trainings=at_each(_table5, TED),
@@ -312,16 +325,13 @@ TABLE7: Final = Artefact(
     "learning rate.",
     discussion="The text speaks of runs with and without twice the learning rate; the numbers that fall off "
     "are only those with.",
-    study="trainings",
+    study=studies.trainings,
     settings={
         "measures": {
-            "one_scale": ("difference", "bleu", "ScaleNorm+FixNorm", "RMSNorm+FixNorm"),
-            "fixed": ("difference", "bleu", "ScaleNorm(g=√d)+FixNorm", "ScaleNorm+FixNorm"),
-            "fixed_double": (
-                "difference",
-                "bleu",
-                "ScaleNorm(g=√d)+FixNorm+ValDecay+2xLR",
-                "ScaleNorm(g=√d)+FixNorm+ValDecay",
+            "one_scale": Difference("bleu", "ScaleNorm+FixNorm", "RMSNorm+FixNorm"),
+            "fixed": Difference("bleu", "ScaleNorm(g=√d)+FixNorm", "ScaleNorm+FixNorm"),
+            "fixed_double": Difference(
+                "bleu", "ScaleNorm(g=√d)+FixNorm+ValDecay+2xLR", "ScaleNorm(g=√d)+FixNorm+ValDecay"
             ),
         }
     },

@@ -5,6 +5,7 @@ from __future__ import annotations
 from math import log
 from typing import Final
 
+from normlab.papers import studies
 from normlab.spec.artefact import Artefact, Drawing
 from normlab.spec.claim import at_least, at_most, within
 
@@ -40,7 +41,7 @@ THEOREM1: Final = Artefact(
     "then adds more of what it reads. The mean-field line has this in it: attention over n tokens of "
     "overlap ρ adds (1 + (n − 1)ρ)/n to the square and to the overlap, a feed-forward adds 1/2 and moves ρ "
     "by ReLU's arc-cosine kernel. It is a description, not a claim.",
-    study="last_gradient",
+    study=studies.last_gradient,
     settings={"depths": _DEPTHS, "dims": _DIMS, "dim": 512, "tokens": 64, "seeds": 40},
     claims=(
         at_most(
@@ -106,7 +107,7 @@ FIG3AB: Final = Artefact(
     asserts="At initialisation Post-LN's norms grow with the layer, and Pre-LN's are flat.",
     discussion="The figure's third curve, a Post-LN after its warm-up, needs a training and is left open. "
     "With three seeds two of the encoder's ratios, both of W2, are undecided.",
-    study="by_layer",
+    study=studies.by_layer,
     settings={**_ON_IWSLT, "layers": 6, "tokens": 4096, "batches": 4, "seeds": 3},
     claims=(
         *(
@@ -153,7 +154,7 @@ FIG3CD: Final = Artefact(
     asserts="Post-LN's norm does not change with the depth; Pre-LN's falls with it.",
     discussion="The level, 1.6 in the figure, goes with the number of tokens that a loss is averaged over "
     "and is not decided; it is measured beside.",
-    study="last_matrix",
+    study=studies.last_matrix,
     settings={**_ON_IWSLT, "depths": _DEPTHS, "tokens": 4096, "seeds": 10},
     claims=(
         within(
@@ -201,7 +202,7 @@ APPENDIX_F: Final = Artefact(
     "feed-forward gives back what its norm takes, (1 + 1/2)·2/3 = 1, so that disagreement in the setting of "
     "the theory is expected. At finite width E‖J_LN‖² is (2/3)(1 + 2/d) up to 1/d²: the squared length of "
     "the sum, over d, has mean 3/2 − 1/(2d) and variance 15/(4d).",
-    study="decay",
+    study=studies.decay,
     settings={
         "theory": {"layers": 6, "dim": 512, "tokens": 64, "seeds": 100, "norm_seeds": 400},
         "dims": (256, 512),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Final
 
+from normlab.papers import studies
 from normlab.spec.artefact import Artefact, Drawing
 from normlab.spec.claim import at_least, at_most, within
 
@@ -25,7 +26,7 @@ TABLE1: Final = Artefact(
         "pre output": "LN(x)",
     },
     asserts="Stacks under post and pre give the outputs of the table's equations written out line by line.",
-    study="table_1",
+    study=studies.table_1,
     settings={"dim": 512, "layers": 6, "tokens": 16, "seeds": 2},
     claims=(
         at_most(1e-10, "largest difference of a Post-LN's outputs", "post_difference", check=_WRITTEN),
@@ -39,7 +40,7 @@ LEMMA1: Final = Artefact(
     shows="The expected squared norm of ReLU(X), X a Gaussian vector of d elements of variance σ².",
     published={"E‖ReLU(X)‖²": "σ²d/2"},
     asserts="The mean over draws is σ²d/2, within sampling error, at every width and deviation.",
-    study="relu_scale",
+    study=studies.relu_scale,
     settings={"dims": (64, 512, 1024), "sigmas": (0.5, 1.0, 2.0), "draws": 20_000, "seeds": 10},
     claims=(
         at_least(0.99, "the lowest mean over σ²d/2", "lowest_ratio", published="1", check=_IDENTITY),
@@ -67,7 +68,7 @@ LEMMA2: Final = Artefact(
     "with d_ff ≠ d gives 1.444d for the small Transformer and 1.32d for the base one. With ten seeds of "
     "twelve layers most of this was undecided: there are two hundred of six. That activations of a Post-LN "
     "grow from layer to layer, as the ApX page has it, contradicts this lemma.",
-    study="hidden_scales",
+    study=studies.hidden_scales,
     settings={"dim": 512, "layers": 6, "tokens": 16, "seeds": 200, "ffn_dims": (1024, 2048)},
     claims=(
         at_least(
@@ -131,7 +132,7 @@ LEMMA3: Final = Artefact(
     discussion="The order that is printed speaks of ‖x‖; the exact value has ‖x − mean(x)‖ instead. Where "
     "the mean of x dominates its deviation, the printed form fails: the norm may be as large as one likes "
     "beside √d / ‖x‖.",
-    study="norm_jacobian",
+    study=studies.norm_jacobian,
     settings={"dims": (3, 64, 512), "lengths": (0.1, 1.0, 10.0, 100.0), "mean_over_sd": 10.0, "seeds": 5},
     claims=(
         at_most(1e-6, "farthest relative distance from √d / ‖x − mean(x)‖", "exact_error", check=_EXACT),
@@ -171,7 +172,7 @@ CONCENTRATION: Final = Artefact(
     shows="How closely squared norms of hidden states keep to their mean: Theorem 1 takes this for granted.",
     published={"ε": 0.1, "δ": 0.125, "P[(Z − EZ)/EZ ≤ 0.1]": "at least 0.875"},
     asserts="Squared norms of hidden states are (0.1, 0.125)-bounded on batches of real tokens.",
-    study="bounded_lengths",
+    study=studies.bounded_lengths,
     settings={"text": "iwslt14.de-en", "model": "small", "layers": 6, "tokens": 4096, "seeds": 10},
     claims=(
         at_least(
@@ -204,7 +205,7 @@ APPENDIX_G: Final = Artefact(
     shows="A bound for the tail of a χ² variable with d degrees of freedom.",
     published={"δ": "exp(−dε²/8)", "δ at d 512, ε 0.1": 0.53},
     asserts="The measured share above (1 + ε)d is below the bound.",
-    study="chi_square",
+    study=studies.chi_square,
     settings={"dim": 512, "epsilon": 0.1, "draws": 20_000, "seeds": 10},
     claims=(
         within(

@@ -4,7 +4,16 @@ from __future__ import annotations
 
 from typing import Final
 
+from normlab.papers import studies
 from normlab.papers.bases import CURVES
+from normlab.papers.measures import (
+    BestDifference,
+    BestScore,
+    Difference,
+    DisorderedPairs,
+    ShareTrained,
+    StepsRatio,
+)
 from normlab.papers.scales import Cells, at_each
 from normlab.papers.xiong2020.bases import IWSLT, STOPPED, Iwslt, adam, cells_of, sgd, small_rate, some
 from normlab.spec.artefact import Artefact, Drawing
@@ -22,18 +31,22 @@ FIG2A: Final = Artefact(
         "BLEU warm-up 500, lr 1e-3": 2.77,
     },
     asserts="Post-LN needs warm-up under Adam, and what it reaches depends on the warm-up's length.",
-    study="trainings",
+    study=studies.trainings,
     settings={
         "measures": {
-            "needs_warmup": (
-                "difference",
+            "needs_warmup": Difference(
                 "bleu",
                 ("lr 5e-4, warm-up 4000", "lr 1e-3, warm-up 4000"),
                 ("lr 5e-4, warm-up 1", "lr 1e-3, warm-up 1"),
             ),
-            "trains_without": ("share_trained", "lr 5e-4, warm-up 1", "lr 1e-3, warm-up 1"),
-            "longer_at_5e-4": ("difference", "bleu", "lr 5e-4, warm-up 4000", "lr 5e-4, warm-up 500"),
-            "longer_at_1e-3": ("difference", "bleu", "lr 1e-3, warm-up 4000", "lr 1e-3, warm-up 500"),
+            "trains_without": ShareTrained(
+                (
+                    "lr 5e-4, warm-up 1",
+                    "lr 1e-3, warm-up 1",
+                )
+            ),
+            "longer_at_5e-4": Difference("bleu", "lr 5e-4, warm-up 4000", "lr 5e-4, warm-up 500"),
+            "longer_at_1e-3": Difference("bleu", "lr 1e-3, warm-up 4000", "lr 1e-3, warm-up 500"),
         }
     },
     trainings=at_each(
@@ -84,26 +97,23 @@ FIG2B: Final = Artefact(
     "without.",
     published={"BLEU without warm-up": "just above zero in 15 epochs", "BLEU with warm-up": "far below Adam"},
     asserts="Warm-up helps SGD, too.",
-    study="trainings",
+    study=studies.trainings,
     settings={
         "measures": {
-            "helps": (
-                "difference",
+            "helps": Difference(
                 "nll",
                 ("SGD lr 1e-3, with warm-up", "SGD lr 5e-3, with warm-up"),
                 ("SGD lr 1e-3, without warm-up", "SGD lr 5e-3, without warm-up"),
             ),
-            "without": (
-                "best_score",
+            "without": BestScore(
                 "bleu",
-                "SGD lr 1e-3, without warm-up",
-                "SGD lr 5e-3, without warm-up",
+                (
+                    "SGD lr 1e-3, without warm-up",
+                    "SGD lr 5e-3, without warm-up",
+                ),
             ),
-            "below_adam": (
-                "best_difference",
-                "bleu",
-                ("lr 1e-3, warm-up 4000",),
-                ("SGD lr 1e-3, with warm-up", "SGD lr 5e-3, with warm-up"),
+            "below_adam": BestDifference(
+                "bleu", ("lr 1e-3, warm-up 4000",), ("SGD lr 1e-3, with warm-up", "SGD lr 5e-3, with warm-up")
             ),
         }
     },
@@ -145,8 +155,8 @@ LOSS_VS_BLEU: Final = Artefact(
     shows="That of two badly trained models the one with the better loss may have the worse BLEU.",
     published={"order": "a better loss, a worse BLEU"},
     asserts="Such a pair is among the runs of Figure 2.",
-    study="trainings",
-    settings={"measures": {"pairs": ("disordered_pairs", 10.0)}},
+    study=studies.trainings,
+    settings={"measures": {"pairs": DisorderedPairs(10.0)}},
     trainings=at_each(lambda s: {**adam(s), **sgd(s)}, IWSLT, laptop="as for Figure 2."),
     claims=(
         at_least(
@@ -176,11 +186,11 @@ SIMPLIFIED: Final = Artefact(
     discussion="With W_Q = W_K = 0 the gradient of each of the two is a product with the other one, so that "
     "both stay 0 and attention stays uniform, between the decoder and the encoder, too. Such a model cannot "
     "tell the order of the source; losses are compared, and a BLEU is not to be expected of it.",
-    study="trainings",
+    study=studies.trainings,
     settings={
         "measures": {
-            "needs_warmup": ("difference", "nll", cells_of("warm-up 1"), cells_of("warm-up 4000")),
-            "trains_without": ("share_trained", *cells_of("warm-up 1")),
+            "needs_warmup": Difference("nll", cells_of("warm-up 1"), cells_of("warm-up 4000")),
+            "trains_without": ShareTrained(cells_of("warm-up 1")),
         }
     },
     trainings=at_each(
@@ -236,13 +246,13 @@ FIG4AB: Final = Artefact(
     "without warm-up and changes Pre-LN little.",
     discussion="RAdam, Post-LN, no warm-up, lr 5e-4: Liu et al. 2020, Figure 10, has it diverge, with "
     "another β₂ and another dropout.",
-    study="trainings",
+    study=studies.trainings,
     settings={
         "measures": {
-            "pre_over_post": ("difference", "bleu", "pre, Adam", "post, Adam, warm-up"),
-            "steps_pre_over_post": ("steps_ratio", "pre, Adam", "post, Adam, warm-up"),
-            "radam_trains_post": ("difference", "bleu", "post, RAdam", "lr 1e-3, warm-up 1"),
-            "radam_changes_pre": ("difference", "bleu", "pre, RAdam", "pre, Adam"),
+            "pre_over_post": Difference("bleu", "pre, Adam", "post, Adam, warm-up"),
+            "steps_pre_over_post": StepsRatio("pre, Adam", "post, Adam, warm-up"),
+            "radam_trains_post": Difference("bleu", "post, RAdam", "lr 1e-3, warm-up 1"),
+            "radam_changes_pre": Difference("bleu", "pre, RAdam", "pre, Adam"),
         }
     },
     trainings=at_each(
@@ -294,11 +304,11 @@ FIG6: Final = Artefact(
     shows="Post-LN on IWSLT'14 De-En without warm-up at a fixed learning rate of 1e-4, 27 epochs.",
     published={"dev loss after 27 epochs, about": 4.3},
     asserts="Its loss is between that of the large rate without warm-up and that of the best.",
-    study="trainings",
+    study=studies.trainings,
     settings={
         "measures": {
-            "below_large": ("difference", "nll", "lr 1e-3, warm-up 1", "fixed lr 1e-4"),
-            "above_best": ("difference", "nll", "fixed lr 1e-4", "lr 1e-3, warm-up 4000"),
+            "below_large": Difference("nll", "lr 1e-3, warm-up 1", "fixed lr 1e-4"),
+            "above_best": Difference("nll", "fixed lr 1e-4", "lr 1e-3, warm-up 4000"),
         }
     },
     trainings=at_each(
@@ -340,11 +350,11 @@ CLIP: Final = Artefact(
     shows="Post-LN on IWSLT'14 De-En without warm-up, lr 1e-3, gradients clipped to a norm of 0.5.",
     published={"clip norm": 0.5, "gradient norm at initialisation, about": 5.0, "order": "as a fixed 1e-4"},
     asserts="It trains, about as well as with a fixed 1e-4.",
-    study="trainings",
+    study=studies.trainings,
     settings={
         "measures": {
-            "clipping_helps": ("difference", "nll", "clip 0.5", "lr 1e-3, warm-up 1"),
-            "as_fixed": ("difference", "nll", "clip 0.5", "fixed lr 1e-4"),
+            "clipping_helps": Difference("nll", "clip 0.5", "lr 1e-3, warm-up 1"),
+            "as_fixed": Difference("nll", "clip 0.5", "fixed lr 1e-4"),
         }
     },
     trainings=at_each(

@@ -1,9 +1,8 @@
 """What trainings can tell apart is said before they are run."""
 
-from normlab.comparison.resolution import COMPARING, resolution
 from normlab.comparison.seeds import detectable
 from normlab.papers import ARTEFACTS
-from normlab.reproduce.trained import KINDS
+from normlab.papers.resolution import resolution
 
 
 def test_differences_and_shares_that_three_seeds_resolve():
@@ -22,7 +21,3 @@ def test_other_studies_have_their_own_seeds():
     assert resolution(ARTEFACTS["xiong2020.fig5bc"], "laptop") == ""
     assert resolution(ARTEFACTS["xiong2020.lemma1"], "laptop") == ""
     assert resolution(ARTEFACTS["xiong2020.loss_vs_bleu"], "laptop") == ""
-
-
-def test_the_kinds_that_compare_are_known():
-    assert KINDS.keys() > COMPARING
