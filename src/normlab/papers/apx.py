@@ -6,6 +6,7 @@ from typing import Final
 
 from normlab.papers import studies
 from normlab.papers.bases import CONVERGED
+from normlab.papers.cells import printed
 from normlab.spec.artefact import Artefact, Paper
 from normlab.spec.claim import ORDER, at_least, at_most, within
 
@@ -24,11 +25,7 @@ BLOCKS: Final = Artefact(
     id="apx.blocks",
     paper="ApX Machine Learning 2025, masterclass on Pre-LN and Post-LN",
     shows="A Post-LN and a Pre-LN wrapper around any sublayer module, as small PyTorch blocks.",
-    published={
-        "post": "LayerNorm(x + Sublayer(x))",
-        "pre": "x + Sublayer(LayerNorm(x))",
-        "shape": "[32, 10, 512]",
-    },
+    published=printed("apx.blocks"),
     asserts="Placements of the same names wrap any module and give the outputs of the page's definitions.",
     study=studies.wrapped_blocks,
     settings={"shape": (32, 10, 512)},
@@ -63,12 +60,7 @@ CLAIMS: Final = Artefact(
     id="apx.claims",
     paper="ApX Machine Learning 2025, masterclass on Pre-LN and Post-LN",
     shows="What the page says of both placements, in prose.",
-    published={
-        "Post-LN deeper than 12 to 24 layers": "unstable",
-        "Pre-LN": "takes a higher learning rate",
-        "peak performance": "Post-LN may win by a little",
-        "warm-up": "still generally helps",
-    },
+    published=printed("apx.claims"),
     asserts="Each sentence, by what was measured for the artefacts of the papers.",
     discussion="The page has a Post-LN's activations grow layer by layer; by Lemma 2 of Xiong et al. 2020 "
     "they do not. It says that warm-up generally still helps a Pre-LN; Xiong et al. 2020 find it not needed.",

@@ -61,7 +61,7 @@ class Score(OfRuns):
 
     def measure(self, runs: Trained) -> Measure:
         of = runs.metric(self.metric)
-        return runs.mean_score(of, runs.scores(of, self.cell))
+        return runs.mean_score(of, runs.together(of, self.cell))
 
 
 @dataclass(frozen=True)
@@ -106,7 +106,7 @@ class BestDifference(OfRuns):
 
     def measure(self, runs: Trained) -> Measure:
         of = runs.metric(self.metric)
-        return runs.score_difference(of, *(runs.on_scale(of, runs.best(of, c)) for c in (self.a, self.b)))
+        return runs.score_difference(of, runs.best(of, self.a), runs.best(of, self.b))
 
 
 @dataclass(frozen=True)
@@ -207,19 +207,8 @@ class DevAt(OfRuns):
 
 
 @dataclass(frozen=True)
-class Spikes(OfRuns):
-    """The share of logged steps, in per cent, whose gradient norm is a spike; its mean over seeds."""
-
-    cell: str
-    of_gradients = True
-
-    def measure(self, runs: Trained) -> Measure:
-        return runs.mean(runs.spikes(self.cell))
-
-
-@dataclass(frozen=True)
 class SpikesDifference(OfRuns):
-    """``Spikes`` of ``a`` minus those of ``b``, within seeds."""
+    """The steps with a spike of the gradient norm, in per cent: ``a`` minus ``b``, within seeds."""
 
     a: str
     b: str

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Final, TypeAlias
@@ -63,23 +63,19 @@ class Trained:
         """Whether each seed trained."""
         return [learnt(_outcome(folder)) for folder in self.cells[cell]]
 
-    def on_scale(self, metric: Metric, scores: Array) -> Array:
-        """Scores on the metric's scale without edges."""
-        return Scale(metric).values(scores)
-
     def together(self, metric: Metric, cells: Cells) -> Array:
         """The scores of each seed on the scale, averaged over cells."""
         names = [cells] if isinstance(cells, str) else cells
-        return np.mean([self.on_scale(metric, self.scores(metric, cell)) for cell in names], axis=0)
+        return np.mean([Scale(metric).values(self.scores(metric, cell)) for cell in names], axis=0)
 
     def best(self, metric: Metric, cells: Sequence[str]) -> Array:
-        """The best score of each seed in any of the cells."""
+        """The best score of each seed in any of the cells, on the scale."""
         best = np.max if metric.higher_is_better else np.min
-        return best([self.scores(metric, cell) for cell in cells], axis=0)
+        return Scale(metric).values(best([self.scores(metric, cell) for cell in cells], axis=0))
 
-    def mean_score(self, metric: Metric, scores: Array) -> Measure:
-        """The mean of scores, taken on the scale."""
-        return _mapped(mean(self.on_scale(metric, scores)), Scale(metric).scores)
+    def mean_score(self, metric: Metric, values: Array) -> Measure:
+        """The mean of values on the scale, as a score."""
+        return _mapped(mean(values), Scale(metric).scores)
 
     def score_difference(self, metric: Metric, first: Array, second: Array) -> Measure:
         """The mean difference of values on the scale, as a difference of scores halfway between the two, a
@@ -88,13 +84,8 @@ class Trained:
         centre = np.array(float((first + second).mean() / 2))
         return _mapped(mean(first - second), lambda moved: Scale(metric).difference(centre, moved))
 
-    def mean(self, values: Iterable[float]) -> Measure:
-        """``intervals.mean``."""
-        return mean(values)
-
-    def mean_ratio(self, values: Iterable[float]) -> Measure:
-        """``intervals.mean_ratio``."""
-        return mean_ratio(values)
+    mean = staticmethod(mean)
+    mean_ratio = staticmethod(mean_ratio)
 
     def share(self, found: Sequence[bool]) -> Measure:
         """A share with its exact interval."""
@@ -222,7 +213,7 @@ def _spikes(norms: Array) -> float:
 def _cell(runs: Trained, metric: Metric, cell: str) -> Row:
     """A cell as the paper's table prints one, with every seed beside the mean."""
     scores, outcomes = runs.scores(metric, cell), [_outcome(folder) for folder in runs.cells[cell]]
-    found = runs.mean_score(metric, scores)
+    found = runs.mean_score(metric, runs.together(metric, cell))
     shown = [metric.shown(float(s)) if learnt(o) else f"({metric.shown(float(s))})"
              for s, o in zip(scores, outcomes, strict=True)]  # fmt: skip
     return {

@@ -6,6 +6,7 @@ from typing import Final
 
 from normlab.papers import studies
 from normlab.papers.bases import CONVERGED, CURVES
+from normlab.papers.cells import printed
 from normlab.papers.liu2020.bases import EN_DE
 from normlab.papers.measures import DevAt, Difference, Score, ShareTrained
 from normlab.papers.scales import at_each
@@ -18,26 +19,14 @@ TABLE1: Final = Artefact(
     id="liu2020.table1",
     paper="Liu et al. 2020, Table 1 (arXiv 2004.08249)",
     shows="Hybrids of 18 layers: which have vanishing gradients, and which train.",
-    published={
-        "enc:post/dec:post gradients": "vanish",
-        "enc:post/dec:post training": "diverges",
-        "enc:post/dec:pre gradients": "do not vanish",
-        "enc:post/dec:pre training": "diverges",
-        "enc:pre/dec:pre gradients": "do not vanish",
-        "enc:pre/dec:pre training": "converges",
-    },
+    published=printed("liu2020.table1"),
     asserts="Vanishing gradients are not the cause: the hybrid has none, and diverges.",
     discussion="The paper strikes through what does not hold, which plain text loses: rows 2 and 3 do not "
     "vanish. The gradients themselves are those of liu2020.fig3.",
     study=studies.trainings,
     settings={
         "measures": {
-            "post_enc": ShareTrained(
-                (
-                    "enc:post/dec:post",
-                    "enc:post/dec:pre",
-                )
-            ),
+            "post_enc": ShareTrained(("enc:post/dec:post", "enc:post/dec:pre")),
             "pre": Score("bleu", "enc:pre/dec:pre"),
         }
     },
@@ -69,11 +58,7 @@ FIG1_9: Final = Artefact(
     id="liu2020.fig1_9",
     paper="Liu et al. 2020, Figures 1 and 9 (arXiv 2004.08249)",
     shows="Development perplexity through training, Post, Pre and Admin of 6 and of 18 layers.",
-    published={
-        "6L": "Pre faster than Post, but worse at the end",
-        "18L": "Post diverges",
-        "admin": "best at the end",
-    },
+    published=printed("liu2020.fig1_9"),
     asserts="The curves are in these orders.",
     study=studies.trainings,
     settings={
@@ -150,7 +135,7 @@ WARMUP: Final = Artefact(
     id="liu2020.warmup",
     paper="Liu et al. 2020, Section 5.2 (arXiv 2004.08249)",
     shows="A Post-LN of 18 layers with longer warm-up.",
-    published={f"warm-up {k}k": "fails" for k in (8, 16, 24, 32)},
+    published=printed("liu2020.warmup"),
     asserts="Longer warm-up does not save it.",
     study=studies.trainings,
     settings={"measures": {"trains": ShareTrained(tuple(f"warm-up {k}k" for k in (8, 16, 24, 32)))}},
@@ -189,36 +174,16 @@ SECTION5_3: Final = Artefact(
     id="liu2020.section5_3",
     paper="Liu et al. 2020, Section 5.3 (arXiv 2004.08249)",
     shows="Other initialisations of 18 layers on WMT'14 En-De.",
-    published={
-        "ReZero": "diverges",
-        "FixUp without norms": "diverges",
-        "LookLinear+Post": "diverges",
-        "blamed for ReZero and FixUp": "half precision and dropout",
-    },
+    published=printed("liu2020.section5_3"),
     asserts="All three diverge; with and without dropout, in single and half precision, shows what is to "
     "blame.",
     discussion="The section's De-En means En-De.",
     study=studies.trainings,
     settings={
         "measures": {
-            "rezero": ShareTrained(
-                (
-                    "ReZero, dropout",
-                    "ReZero",
-                )
-            ),
-            "fixup": ShareTrained(
-                (
-                    "FixUp, dropout",
-                    "FixUp",
-                )
-            ),
-            "looklinear": ShareTrained(
-                (
-                    "LookLinear+Post, dropout",
-                    "LookLinear+Post",
-                )
-            ),
+            "rezero": ShareTrained(("ReZero, dropout", "ReZero")),
+            "fixup": ShareTrained(("FixUp, dropout", "FixUp")),
+            "looklinear": ShareTrained(("LookLinear+Post, dropout", "LookLinear+Post")),
             "rezero_blame": Difference("nll", "ReZero, dropout", "ReZero"),
             "fixup_blame": Difference("nll", "FixUp, dropout", "FixUp"),
         }

@@ -9,6 +9,7 @@ from typing import Final
 
 from normlab.papers import studies
 from normlab.papers.bases import CURVES
+from normlab.papers.cells import printed
 from normlab.papers.liu2020.bases import EN_DE
 from normlab.papers.measures import ConstantRatio
 from normlab.papers.scales import at_each
@@ -29,14 +30,7 @@ FIG4: Final = Artefact(
     paper="Liu et al. 2020, Figure 4 (arXiv 2004.08249)",
     shows="The change of the encoder's output |F(x, W) − F(x, W*)|² against the depth N, W* a random change "
     "of W or one step of Adam; Post, Pre and Admin.",
-    published={
-        "post random": "linear in N",
-        "pre random": "linear in log N",
-        "R² random": 0.99,
-        "R² update": 0.75,
-        "post against pre, update": "larger by multiple magnitudes",
-        "admin": "roughly the same increase speed as Pre",
-    },
+    published=printed("liu2020.fig4"),
     asserts="A line in N fits Post-LN better, one in log N Pre-LN, each as well as that; under updates "
     "Post-LN moves farther than Pre-LN, by multiple magnitudes; Admin grows as fast as Pre-LN.",
     discussion="The random change has to be small: the change of a normalised output cannot pass 2 an "
@@ -132,14 +126,7 @@ FIG7_8: Final = Artefact(
     paper="Liu et al. 2020, Figures 7 and 8 (arXiv 2004.08249)",
     shows="The share β_ij of each branch in the output of each layer, at initialisation and after training: "
     "Post, Pre and Admin of 6 layers, and of 18.",
-    published={
-        "post": "relies on its own branch",
-        "pre at initialisation": "evenly on all",
-        "pre after training": "more on its own, less than Post",
-        "admin at initialisation": "evenly on all",
-        "admin after training": "more on its own",
-        "Σ_j β_ij² at initialisation": 1.0,
-    },
+    published=printed("liu2020.fig7_8"),
     asserts="At initialisation, in an encoder, Post-LN leans on its own branch, Pre-LN and Admin evenly on "
     "all, and the squares of a layer's shares add up to 1.",
     discussion="What becomes of the shares in training needs a training and is left open. With three seeds "
@@ -205,13 +192,7 @@ THEOREM2: Final = Artefact(
     id="liu2020.theorem2",
     paper="Liu et al. 2020, Theorem 2 (arXiv 2004.08249)",
     shows="That the output's change is C·Σ_i β_ii².",
-    published={
-        "β_ii² pre": "1/i",
-        "β_ii² post": "constant in i",
-        "change": "C Σ β_ii²",
-        "change pre": "O(log N)",
-        "change post": "O(N)",
-    },
+    published=printed("liu2020.theorem2"),
     asserts="1/β_ii² is linear in i in a Pre-LN and flat in a Post-LN. One C for each placement, fitted at "
     "the shallow half of the depths, predicts how far the output moves at the deep half.",
     discussion="β_ii² = 1/i needs branches of the same variance and no input; with an input it is 1/(i + "
@@ -308,7 +289,7 @@ CONSTANT_C: Final = Artefact(
     id="liu2020.constantC",
     paper="Liu et al. 2020, Section 5.2 (arXiv 2004.08249)",
     shows="The constant of Theorem 2 through training.",
-    published={"C, about": "|δ|·|∇G|", "through training": "falls"},
+    published=printed("liu2020.constantC"),
     asserts="C falls as training goes on: why warm-up helps SGD, too.",
     discussion="C is fitted to the output changes of the encoder's prefixes, whose weights are changed by 1% "
     "of each matrix's root mean square, at initialisation and at the best weights on dev.",
@@ -332,11 +313,7 @@ PROFILING: Final = Artefact(
     id="liu2020.profiling",
     paper="Liu et al. 2020, Section 4.3 (arXiv 2004.08249)",
     shows="Admin's ω from the forward pass of a single batch.",
-    published={
-        "tokens of the batch, at most": 8192,
-        "batches": 1,
-        "a small number of instances": "sufficient",
-    },
+    published=printed("liu2020.profiling"),
     asserts="One batch suffices: ω differs less between batches than between seeds of the weights, and an "
     "Admin profiled on one batch moves its output as far as one profiled on 32.",
     discussion="Batches are of sentences drawn whatever their length, 512 positions each; a batch as "

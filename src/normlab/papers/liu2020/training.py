@@ -6,20 +6,13 @@ from typing import Final
 
 from normlab.papers import studies
 from normlab.papers.bases import CONVERGED, CURVES, TO_THE_END
-from normlab.papers.cells import PrintedTable
+from normlab.papers.cells import printed
 from normlab.papers.liu2020.bases import EN_DE, EN_FR, IWSLT, Training
 from normlab.papers.measures import Difference, PairsBetter, Score, ShareGap, ShareTrained
 from normlab.papers.scales import Cells, at_each
 from normlab.spec.artefact import Artefact, Drawing
 from normlab.spec.claim import ORDER, at_least, within
 from normlab.spec.trainings import unlike
-
-_POST: Final = 35.64, 0.23
-_PRE: Final = 35.50, 0.04
-_ADMIN: Final = 35.67, 0.15
-"""BLEU of IWSLT'14 and ±, in tables 2 and 3."""
-_EN_FR: Final = 43.10, 43.80
-"""BLEU of Pre and Admin, 60L-12L, in tables 2 and 4."""
 
 _SMALL: Final = "IWSLT'14 6L-6L small"
 _DEEP_DE: Final = "WMT'14 En-De 18L-18L"
@@ -46,18 +39,7 @@ TABLE2: Final = Artefact(
     id="liu2020.table2",
     paper="Liu et al. 2020, Table 2 (arXiv 2004.08249)",
     shows="BLEU on IWSLT'14 De-En and WMT'14 En-Fr and En-De, by depth.",
-    published=PrintedTable(
-        ("Post", "Pre", "Admin"),
-        {
-            "IWSLT'14 6L-6L small": (_POST[0], _PRE[0], _ADMIN[0]),
-            "IWSLT'14 6L-6L small, ±": (_POST[1], _PRE[1], _ADMIN[1]),
-            "WMT'14 En-Fr 6L-6L": (41.29, 40.74, 41.47),
-            "WMT'14 En-Fr 60L-12L": ("failed", *_EN_FR),
-            "WMT'14 En-De 6L-6L": (27.80, 27.27, 27.90),
-            "WMT'14 En-De 12L-12L": ("failed", 28.26, 28.58),
-            "WMT'14 En-De 18L-18L": ("failed", 28.38, 29.03),
-        },
-    ),
+    published=printed("liu2020.table2"),
     asserts="Admin is best in every row, Pre the worst of those that train; Post fails from 12 layers on.",
     discussion="60L-16L in the paper's appendix is 60L-12L, which liu2020.table4 trains.",
     study=studies.trainings,
@@ -152,27 +134,12 @@ def _both(a: str, b: str) -> tuple[tuple[str, str], ...]:
     return tuple(zip(_of(a), _of(b), strict=True))
 
 
-_RATES: Final = ("lr 1e-4", "lr 2e-4", "lr 3e-4", "lr 4e-4", "lr 5e-4")
-
 _ONE_SEED: Final = " The rates fall in a line, as in the authors' recipe; one seed a cell."
 FIG10: Final = Artefact(
     id="liu2020.fig10",
     paper="Liu et al. 2020, Figure 10 (arXiv 2004.08249)",
     shows="BLEU on IWSLT'14 De-En without warm-up, RAdam, by learning rate and β₂; 0: diverged.",
-    published=PrintedTable(
-        _RATES,
-        {
-            "Post β₂ 0.99": (34.64, 35.65, 35.87, 33.56, 0.0),
-            "Post β₂ 0.995": (34.65, 35.58, 0.0, 0.0, 0.0),
-            "Post β₂ 0.999": (34.41, 35.51, 0.0, 0.0, 0.0),
-            "Pre β₂ 0.99": (33.98, 34.74, 35.09, 35.06, 35.51),
-            "Pre β₂ 0.995": (33.81, 34.91, 35.15, 35.28, 35.45),
-            "Pre β₂ 0.999": (33.76, 34.87, 35.19, 35.31, 35.55),
-            "Admin β₂ 0.99": (34.58, 35.26, 35.38, 35.74, 35.61),
-            "Admin β₂ 0.995": (34.53, 35.03, 35.62, 35.89, 35.83),
-            "Admin β₂ 0.999": (34.60, 35.25, 35.57, 35.69, 35.84),
-        },
-    ),
+    published=printed("liu2020.fig10"),
     asserts="Post diverges in 7 of 15 cells, Pre and Admin in none; Post beats Pre in 7 of its 8, Admin "
     "beats Pre in 15.",
     discussion="That Admin outperforms holds between the best cells, 35.89 and 35.87; of its eight cells "
@@ -257,10 +224,7 @@ TABLE3: Final = Artefact(
     id="liu2020.table3",
     paper="Liu et al. 2020, Table 3 (arXiv 2004.08249)",
     shows="BLEU on IWSLT'14 De-En: Admin, Post, Pre, ReZero and ReZero with Post-LN.",
-    published=PrintedTable(
-        ("BLEU", "±"),
-        {"Admin": _ADMIN, "Post": _POST, "Pre": _PRE, "ReZero": (33.67, 0.14), "ReZero+Post": (34.67, 0.08)},
-    ),
+    published=printed("liu2020.table3"),
     asserts="ReZero is the worst, with a Post-LN better, and below the other three.",
     study=studies.trainings,
     settings={
@@ -314,23 +278,11 @@ TABLE4: Final = Artefact(
     id="liu2020.table4",
     paper="Liu et al. 2020, Table 4 and Section 5.1 (arXiv 2004.08249)",
     shows="WMT'14 En-Fr at 60L-12L, and En-De of the same depth, which is cited.",
-    published={
-        "En-Fr Pre BLEU": _EN_FR[0],
-        "En-Fr Admin BLEU": _EN_FR[1],
-        "En-Fr parameters (millions)": 262,
-        "En-De Admin BLEU": 30.1,
-    },
+    published=printed("liu2020.table4"),
     asserts="The published values, at the paper's scale; Admin is the better one.",
     study=studies.trainings,
     settings={
-        "measures": {
-            "both_train": ShareTrained(
-                (
-                    "En-Fr Admin BLEU",
-                    "En-Fr Pre BLEU",
-                )
-            )
-        },
+        "measures": {"both_train": ShareTrained(("En-Fr Admin BLEU", "En-Fr Pre BLEU"))},
         "gpu": {"admin": Difference("bleu", "En-Fr Admin BLEU", "En-Fr Pre BLEU")},
         "paper": {
             "admin_bleu": Score("bleu", "En-Fr Admin BLEU"),
@@ -370,7 +322,8 @@ TABLE4: Final = Artefact(
                 convention="the same: less than half a BLEU either way",
                 needs="WMT'14 En-Fr and 16 GPUs, at the paper scale",
             )
-            for name, published in zip(("Pre", "Admin"), _EN_FR, strict=True)
+            for name in ("Pre", "Admin")
+            for published in (float(printed("liu2020.table4")[f"En-Fr {name} BLEU"]),)
         ),
     ),
     drawings=CURVES,

@@ -6,6 +6,7 @@ from typing import Final
 
 from normlab.papers import studies
 from normlab.papers.bases import CONVERGED, CURVES
+from normlab.papers.cells import printed
 from normlab.papers.liu2020.bases import IWSLT
 from normlab.papers.measures import Difference, DifferenceSize, FoldDifference
 from normlab.papers.scales import at_each
@@ -16,7 +17,7 @@ DROPOUT: Final = Artefact(
     id="liu2020.dropout",
     paper="Liu et al. 2020, Section 5.1 (arXiv 2004.08249)",
     shows="Attention and activation dropout on IWSLT'14 De-En.",
-    published={"effect": "enormous"},
+    published=printed("liu2020.dropout"),
     asserts="Both matter on IWSLT'14: what BLEU gains or loses without them.",
     discussion="Which way they work is not said; that they help a text as small as IWSLT'14 is likely meant. "
     "Dates are too regular a text to be overfitted in 200 steps, so that dropout can only slow the learning "
@@ -58,7 +59,7 @@ RESCALE_INIT: Final = Artefact(
     id="liu2020.rescale_init",
     paper="Liu et al. 2020, Appendix C (arXiv 2004.08249)",
     shows="Rescaled initial weights in place of ω, IWSLT'14 De-En.",
-    published={"BLEU": "about the same", "half precision": "less stable"},
+    published=printed("liu2020.rescale_init"),
     asserts="BLEU is about the same, and half precision is less stable.",
     discussion="Both begin with the ω of the authors' later package, which needs no data.",
     study=studies.trainings,
@@ -96,7 +97,7 @@ APPENDIX_C: Final = Artefact(
     id="liu2020.appendixC",
     paper="Liu et al. 2020, Appendix C (arXiv 2004.08249)",
     shows="A trained Admin written as a plain Post-LN.",
-    published={"rewriting": "exact"},
+    published=printed("liu2020.appendixC"),
     asserts="The logits of both differ by rounding only.",
     discussion="The first ω comes before any norm: it folds into the embedding of tokens and of positions, "
     "which have to be untied for that.",
@@ -114,14 +115,7 @@ APPENDIX_C: Final = Artefact(
     ),
 )
 
-_PARAMETERS: Final = {
-    "IWSLT'14 De-En small": 37,
-    "WMT'14 En-De 6L-6L": 63,
-    "WMT'14 En-De 12L-12L": 107,
-    "WMT'14 En-De 18L-18L": 151,
-    "WMT'14 En-Fr 6L-6L": 67,
-    "WMT'14 En-Fr 60L-12L": 262,
-}
+_PARAMETERS: Final = printed("liu2020.parameters")
 """Millions, by model."""
 
 PARAMETERS: Final = Artefact(

@@ -6,6 +6,7 @@ from typing import Final
 
 from normlab.papers import studies
 from normlab.papers.bases import CONVERGED, CURVES
+from normlab.papers.cells import printed
 from normlab.papers.measures import (
     DevAt,
     Difference,
@@ -24,12 +25,7 @@ FIG1: Final = Artefact(
     id="nguyen2019.fig1",
     paper="Nguyen and Salazar 2019, Figure 1 (arXiv 1910.05895)",
     shows="Dev BLEU of en-vi through training: Post and Pre, LayerNorm and ScaleNorm, FixNorm, warm-up.",
-    published={
-        "Pre": "above Post throughout",
-        "FixNorm": "faster at first, similar at the end",
-        "FixNorm+ScaleNorm": "best at the end",
-        "with warm-up": "slower at first than without, the same rate later",
-    },
+    published=printed("nguyen2019.fig1"),
     asserts="The curves are in these orders.",
     study=studies.trainings,
     settings={
@@ -104,11 +100,7 @@ FIG2: Final = Artefact(
     id="nguyen2019.fig2",
     paper="Nguyen and Salazar 2019, Figure 2 (arXiv 1910.05895)",
     shows="The global gradient norm through training, by placement and norm.",
-    published={
-        "Post": "spikes to the end",
-        "Pre": "small and smooth",
-        "Pre+LN": "lower than FixNorm+ScaleNorm",
-    },
+    published=printed("nguyen2019.fig2"),
     asserts="Post has more spikes than Pre; LayerNorm's level is below that of FixNorm+ScaleNorm.",
     study=studies.trainings,
     settings={
@@ -169,10 +161,7 @@ FIG3: Final = Artefact(
     id="nguyen2019.fig3",
     paper="Nguyen and Salazar 2019, Figure 3 (arXiv 1910.05895)",
     shows="The learned scales g by depth and kind of sublayer, for en-vi, en-he and ar-en.",
-    published={
-        "g with the depth": "grows, in the decoder in a line, but for decoder-encoder attention",
-        "attention's g with the size of the corpus": "falls",
-    },
+    published=printed("nguyen2019.fig3"),
     asserts="g grows with the depth in every kind of sublayer but decoder-encoder attention, and attention's "
     "falls with the number of examples.",
     study=studies.learned_scales,
@@ -222,7 +211,7 @@ FIG4: Final = Artefact(
     id="nguyen2019.fig4",
     paper="Nguyen and Salazar 2019, Figure 4 (arXiv 1910.05895)",
     shows="The learned scales g of en-vi with and without label smoothing.",
-    published={"late in the decoder, without": "lower", "at the output, without": "much higher"},
+    published=printed("nguyen2019.fig4"),
     asserts="Without label smoothing g is lower late in the decoder and higher at the output.",
     study=studies.learned_scales,
     settings={
@@ -269,11 +258,7 @@ SPEED: Final = Artefact(
     id="nguyen2019.speed",
     paper="Nguyen and Salazar 2019, Section 3.2 (arXiv 1910.05895)",
     shows="What ScaleNorm saves beside LayerNorm.",
-    published={
-        "operations LayerNorm": "O(7d)",
-        "operations ScaleNorm": "O(3d)",
-        "training faster by, about (%)": 5,
-    },
+    published=printed("nguyen2019.speed"),
     asserts="Alone, LayerNorm takes longer than ScaleNorm at every shape, both in elementary operations and "
     "both as one kernel. Training with ScaleNorm is about 5% faster; this is judged only where the share of "
     "the norms in a step allows it.",
@@ -338,18 +323,13 @@ BATCHSIZE: Final = Artefact(
     id="nguyen2019.batchsize",
     paper="Nguyen and Salazar 2019, Appendix C (arXiv 1910.05895)",
     shows="A conjecture: with large batches Post-LN is stable even under Xavier.",
-    published={"conjecture": "stability thanks to the large batch"},
+    published=printed("nguyen2019.batchsize"),
     asserts="A Post-LN under Xavier that fails at the small batch trains at four or sixteen times that.",
     study=studies.trainings,
     settings={
         "measures": {
             "small": ShareTrained(("batch x1",)),
-            "large": ShareTrained(
-                (
-                    "batch x4",
-                    "batch x16",
-                )
-            ),
+            "large": ShareTrained(("batch x4", "batch x16")),
             "gain": Difference("nll", "batch x16", "batch x1"),
         }
     },

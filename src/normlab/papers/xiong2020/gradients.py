@@ -6,6 +6,7 @@ from math import log
 from typing import Final
 
 from normlab.papers import studies
+from normlab.papers.cells import printed
 from normlab.spec.artefact import Artefact, Drawing
 from normlab.spec.claim import at_least, at_most, within
 
@@ -27,11 +28,7 @@ THEOREM1: Final = Artefact(
     id="xiong2020.theorem1",
     paper="Xiong et al. 2020, Theorem 1 (arXiv 2002.04745)",
     shows="The norm of the gradient of the last feed-forward's second matrix, W^{2,L}, at initialisation.",
-    published={
-        "post": "O(d√(ln d))",
-        "pre": "O(d√(ln d / L))",
-        "probability": "at least 0.99 − δ − ε/(0.9 + ε)",
-    },
+    published=printed("xiong2020.theorem1"),
     asserts="In d neither norm grows faster than d√(ln d). In L Pre-LN's norm is at most √(1.5/(1 + L/2)) of "
     "Post-LN's, at every depth.",
     discussion="The theorem gives two upper bounds, which alone imply no ratio. The ratio follows from its "
@@ -99,11 +96,7 @@ FIG3AB: Final = Artefact(
     paper="Xiong et al. 2020, Figure 3(a) and (b) (arXiv 2002.04745)",
     shows="The norm of the expected gradient of W1 and W2 of each layer, 6-6: Pre-LN and Post-LN at "
     "initialisation, and Post-LN after its warm-up.",
-    published={
-        "post at initialisation": "grows with the layer's index",
-        "pre at initialisation": "flat",
-        "post after warm-up": "very small",
-    },
+    published=printed("xiong2020.fig3ab"),
     asserts="At initialisation Post-LN's norms grow with the layer, and Pre-LN's are flat.",
     discussion="The figure's third curve, a Post-LN after its warm-up, needs a training and is left open. "
     "With three seeds two of the encoder's ratios, both of W2, are undecided.",
@@ -150,7 +143,7 @@ FIG3CD: Final = Artefact(
     paper="Xiong et al. 2020, Figure 3(c) and (d) (arXiv 2002.04745)",
     shows="The gradient norm of W2 in the last feed-forward at initialisation, models of 6-6 to 14-14 "
     "layers, ten seeds.",
-    published={"post at every depth": 1.6, "pre": "falls with the depth"},
+    published=printed("xiong2020.fig3cd"),
     asserts="Post-LN's norm does not change with the depth; Pre-LN's falls with it.",
     discussion="The level, 1.6 in the figure, goes with the number of tokens that a loss is averaged over "
     "and is not decided; it is measured beside.",
@@ -190,11 +183,7 @@ APPENDIX_F: Final = Artefact(
     id="xiong2020.appendixF",
     paper="Xiong et al. 2020, Appendix F (arXiv 2002.04745)",
     shows="How gradients change from layer to layer: each LayerNorm of a Post-LN is said to take a factor.",
-    published={
-        "LayerNorm's factor at x^{post,5}": "√(2/3)",
-        "post gradient of layer l of L": "(2/3)^((L − l)/2)",
-        "pre gradient of layer l of L": "flat",
-    },
+    published=printed("xiong2020.appendixF"),
     asserts="E‖J_LN‖² is 2/3 behind a feed-forward, but for the correction of a finite width. The gradient "
     "of W2 decays by (2/3)^((L − l)/2) towards the input of a Post-LN, and is flat in a Pre-LN.",
     discussion="Theorem 1 of Liu et al. 2020 says that gradients do not vanish in a Post-LN encoder, while "

@@ -6,6 +6,7 @@ from typing import Final
 
 from normlab.papers import studies
 from normlab.papers.bases import CURVES
+from normlab.papers.cells import printed
 from normlab.papers.measures import (
     BestDifference,
     BestScore,
@@ -24,12 +25,7 @@ FIG2A: Final = Artefact(
     paper="Xiong et al. 2020, Figure 2(a) (arXiv 2002.04745)",
     shows="Post-LN under Adam on IWSLT'14 De-En: dev loss and BLEU by epoch, 15 epochs, learning rates 5e-4 "
     "and 1e-3, warm-up of 1, 500 and 4000 steps.",
-    published={
-        "BLEU without warm-up, at best": 8.45,
-        "BLEU warm-up 4000, about": 34,
-        "BLEU warm-up 500, lr 5e-4": 31.16,
-        "BLEU warm-up 500, lr 1e-3": 2.77,
-    },
+    published=printed("xiong2020.fig2a"),
     asserts="Post-LN needs warm-up under Adam, and what it reaches depends on the warm-up's length.",
     study=studies.trainings,
     settings={
@@ -39,12 +35,7 @@ FIG2A: Final = Artefact(
                 ("lr 5e-4, warm-up 4000", "lr 1e-3, warm-up 4000"),
                 ("lr 5e-4, warm-up 1", "lr 1e-3, warm-up 1"),
             ),
-            "trains_without": ShareTrained(
-                (
-                    "lr 5e-4, warm-up 1",
-                    "lr 1e-3, warm-up 1",
-                )
-            ),
+            "trains_without": ShareTrained(("lr 5e-4, warm-up 1", "lr 1e-3, warm-up 1")),
             "longer_at_5e-4": Difference("bleu", "lr 5e-4, warm-up 4000", "lr 5e-4, warm-up 500"),
             "longer_at_1e-3": Difference("bleu", "lr 1e-3, warm-up 4000", "lr 1e-3, warm-up 500"),
         }
@@ -95,7 +86,7 @@ FIG2B: Final = Artefact(
     paper="Xiong et al. 2020, Figure 2(b) (arXiv 2002.04745)",
     shows="Post-LN under SGD on IWSLT'14 De-En: learning rates 1e-3 and 5e-3, with warm-up of 4000 steps and "
     "without.",
-    published={"BLEU without warm-up": "just above zero in 15 epochs", "BLEU with warm-up": "far below Adam"},
+    published=printed("xiong2020.fig2b"),
     asserts="Warm-up helps SGD, too.",
     study=studies.trainings,
     settings={
@@ -105,13 +96,7 @@ FIG2B: Final = Artefact(
                 ("SGD lr 1e-3, with warm-up", "SGD lr 5e-3, with warm-up"),
                 ("SGD lr 1e-3, without warm-up", "SGD lr 5e-3, without warm-up"),
             ),
-            "without": BestScore(
-                "bleu",
-                (
-                    "SGD lr 1e-3, without warm-up",
-                    "SGD lr 5e-3, without warm-up",
-                ),
-            ),
+            "without": BestScore("bleu", ("SGD lr 1e-3, without warm-up", "SGD lr 5e-3, without warm-up")),
             "below_adam": BestDifference(
                 "bleu", ("lr 1e-3, warm-up 4000",), ("SGD lr 1e-3, with warm-up", "SGD lr 5e-3, with warm-up")
             ),
@@ -153,7 +138,7 @@ LOSS_VS_BLEU: Final = Artefact(
     id="xiong2020.loss_vs_bleu",
     paper="Xiong et al. 2020, footnote 2 of the ICLR submission (arXiv 2002.04745)",
     shows="That of two badly trained models the one with the better loss may have the worse BLEU.",
-    published={"order": "a better loss, a worse BLEU"},
+    published=printed("xiong2020.loss_vs_bleu"),
     asserts="Such a pair is among the runs of Figure 2.",
     study=studies.trainings,
     settings={"measures": {"pairs": DisorderedPairs(10.0)}},
@@ -181,7 +166,7 @@ SIMPLIFIED: Final = Artefact(
     id="xiong2020.simplified",
     paper="Xiong et al. 2020, Section 3.3 of the ICLR submission (arXiv 2002.04745)",
     shows="The Transformer of the theory, with a single head and W_Q = W_K = 0 at the start, trained.",
-    published={"order": "has the same need of warm-up"},
+    published=printed("xiong2020.simplified"),
     asserts="As Figure 2(a), of the simplified model.",
     discussion="With W_Q = W_K = 0 the gradient of each of the two is a product with the other one, so that "
     "both stay 0 and attention stays uniform, between the decoder and the encoder, too. Such a model cannot "
@@ -234,14 +219,7 @@ FIG4AB: Final = Artefact(
     paper="Xiong et al. 2020, Figure 4(a) and (b) (arXiv 2002.04745)",
     shows="IWSLT'14 De-En: Post-LN with warm-up and Pre-LN without (lr 5e-4, a tenth from epoch 8), each "
     "with Adam and with RAdam.",
-    published={
-        "BLEU post and pre, about": 34,
-        "dev loss post and pre, about": 4,
-        "pre checkpoint as good as post's": 9,
-        "post checkpoint as good as pre's": 15,
-        "post RAdam without warm-up": "trains",
-        "pre RAdam": "changes little",
-    },
+    published=printed("xiong2020.fig4ab"),
     asserts="Pre-LN without warm-up reaches what Post-LN reaches with it, and sooner; RAdam trains Post-LN "
     "without warm-up and changes Pre-LN little.",
     discussion="RAdam, Post-LN, no warm-up, lr 5e-4: Liu et al. 2020, Figure 10, has it diverge, with "
@@ -302,7 +280,7 @@ FIG6: Final = Artefact(
     id="xiong2020.fig6",
     paper="Xiong et al. 2020, Appendix H, Figure 6 (arXiv 2002.04745)",
     shows="Post-LN on IWSLT'14 De-En without warm-up at a fixed learning rate of 1e-4, 27 epochs.",
-    published={"dev loss after 27 epochs, about": 4.3},
+    published=printed("xiong2020.fig6"),
     asserts="Its loss is between that of the large rate without warm-up and that of the best.",
     study=studies.trainings,
     settings={
@@ -348,7 +326,7 @@ CLIP: Final = Artefact(
     id="xiong2020.clip",
     paper="Xiong et al. 2020, Figure 7 of the ICLR submission (arXiv 2002.04745)",
     shows="Post-LN on IWSLT'14 De-En without warm-up, lr 1e-3, gradients clipped to a norm of 0.5.",
-    published={"clip norm": 0.5, "gradient norm at initialisation, about": 5.0, "order": "as a fixed 1e-4"},
+    published=printed("xiong2020.clip"),
     asserts="It trains, about as well as with a fixed 1e-4.",
     study=studies.trainings,
     settings={
