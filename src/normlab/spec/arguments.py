@@ -17,7 +17,7 @@ from normlab.errors import UserError
 
 T = TypeVar("T", bound=Callable[..., Any])
 
-_KINDS: Mapping[Any, tuple[Any, str, str]] = {
+_TYPES: Mapping[Any, tuple[Any, str, str]] = {
     str: (str, "text", "texts"),
     bool: (bool, "True or False", "True or False"),
     int: (Integral, "a whole number", "whole numbers"),
@@ -99,7 +99,7 @@ def _fitted(value: Any, hint: Any) -> Any:
         return _fitted_to_one(value, items)
     if origin in _LISTS:
         return _list(value, items, convert=origin is tuple)
-    kind = _KINDS[hint][0] if hint in _KINDS else origin or hint
+    kind = _TYPES[hint][0] if hint in _TYPES else origin or hint
     if kind is Mapping or kind is dict:
         fits = isinstance(value, Mapping)
         for one in value.values() if fits and items else ():
@@ -160,8 +160,8 @@ def _refusal(name: str, value: object, hint: Any, culprit: object, about: str) -
 def _words(hint: Any, *, many: bool = False) -> str:
     """Name what an annotation allows."""
     origin, items = typing.get_origin(hint), typing.get_args(hint)
-    if hint in _KINDS:
-        return _KINDS[hint][1 + many]
+    if hint in _TYPES:
+        return _TYPES[hint][1 + many]
     if origin in _UNIONS:
         return " or ".join(dict.fromkeys(_words(item, many=many) for item in items))
     if origin in (*_LISTS, Iterable):
