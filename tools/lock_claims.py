@@ -1,4 +1,4 @@
-"""Writes tests/papers/claims.json: the fingerprint of every artefact that has a claim.
+"""Writes tests/papers/claims.json: the fingerprint of every artefact that has a claim, at each scale.
 
 Run it when a claim is meant to change, and commit the file before the claim's result is measured. With
 ``--print`` it writes nothing, and prints the fingerprint of every artefact at every scale.
@@ -11,14 +11,20 @@ import sys
 from pathlib import Path
 
 from normlab.papers import ARTEFACTS
-from normlab.spec.trainings import SCALES
+from normlab.spec.trainings import LAPTOP, SCALES
+from normlab.store.reproductions import named
 
 LOCK = Path(__file__).parents[1] / "tests" / "papers" / "claims.json"
 
 
 def fingerprints() -> dict[str, str]:
-    """Id to fingerprint, of those with claims."""
-    return {id_: artefact.fingerprint() for id_, artefact in ARTEFACTS.items() if artefact.claims}
+    """Name of the result to fingerprint, of those with claims, at every scale at which they are trained."""
+    return {
+        named(a.id, scale): a.fingerprint(scale)
+        for a in ARTEFACTS.values()
+        if a.claims
+        for scale in (a.trainings or (LAPTOP,))
+    }
 
 
 def main() -> None:
@@ -32,7 +38,7 @@ def main() -> None:
         if old.get(id_) != new.get(id_):
             print(f"{id_}: {old.get(id_, 'new')} -> {new.get(id_, 'gone')}")
     LOCK.write_text(json.dumps(new, indent=1) + "\n", encoding="utf-8")
-    print(f"{len(new)} claims in {LOCK}")
+    print(f"{len(new)} fingerprints in {LOCK}")
 
 
 if __name__ == "__main__":

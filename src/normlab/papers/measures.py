@@ -9,7 +9,6 @@ validation, has the worst one: papers print such runs as 0 BLEU or as a failure,
 from __future__ import annotations
 
 import math
-import re
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass, fields, replace
@@ -29,6 +28,8 @@ Cells: TypeAlias = str | Sequence[str]
 class OfRuns(ABC):
     """A number that is taken from an artefact's runs."""
 
+    version: ClassVar[int] = 1
+    """Raised when other numbers come out of the same runs, so that earlier results are stale."""
     within_seeds: ClassVar[bool] = False
     """Whether it compares cells within seeds; ratios do on the scale of logarithms."""
     of_gradients: ClassVar[bool] = False
@@ -44,12 +45,10 @@ class OfRuns(ABC):
         values += getattr(self, "pairs", ())
         return frozenset(chain(*([v] if isinstance(v, str) else v for v in values)))
 
-    def plain(self) -> list[Any]:
-        """Its kind and arguments as plain data, defaults left out and cells of its own spread."""
-        kind = re.sub(r"(?<!^)(?=[A-Z])", "_", type(self).__name__).lower()
-        given = [getattr(self, f.name) for f in fields(self) if getattr(self, f.name) != f.default]
-        spread = fields(self)[-1].name in ("cells", "pairs")
-        return [kind, *given[:-1], *(given[-1] if spread else given[-1:])]
+    def content(self) -> dict[str, Any]:
+        """What it measures, as plain data."""
+        own = {f.name: v for f in fields(self) if (v := getattr(self, f.name)) != f.default}
+        return {"measure": type(self).__name__, "version": self.version, **own}
 
 
 @dataclass(frozen=True)

@@ -15,6 +15,8 @@ class OwnStudy:
 
     module: str
     __name__: str
+    version: int = 1
+    """Raised when other numbers come out of the same settings, so that earlier results are stale."""
 
     def __call__(self, lab: Any, **settings: Any) -> Measurement:
         """Measure by the function."""

@@ -7,6 +7,7 @@ import platform
 import time
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
+from datetime import UTC, datetime
 from functools import partial
 from multiprocessing import get_context
 from pathlib import Path
@@ -17,6 +18,7 @@ from normlab.errors import UserError
 from normlab.jobs.queue import Queue, one_at_a_time
 from normlab.recipes.plugins import load_plugins
 from normlab.reproduce.lab import Lab, quiet
+from normlab.reproduce.lock import locked_in
 from normlab.reproduce.planning import Cells
 from normlab.spec.artefact import Artefact, Reproduction
 from normlab.spec.request import threads_each
@@ -43,21 +45,26 @@ def reproduce(
     if not artefact.study:
         raise UserError(f"{artefact.id} has no study yet; `normlab papers` lists those that have one")
     start = time.perf_counter()
+    folders = (folder for cell in (runs or {}).values() for folder in cell)
+    began = [time.time(), *((folder.path / "config.json").stat().st_mtime for folder in folders)]
     lab = Lab(root, data, say, runs or {}, scale, queue)
     found = artefact.study(lab, **artefact.settings_at(scale))
     seconds = time.perf_counter() - start
     machine = hardware(torch.device("cpu"))
     versions = f"torch {torch.__version__}, Python {platform.python_version()}"
     facts = {**found.facts, "machine": machine, "versions": versions}
+    fingerprint = artefact.fingerprint(scale)
     return Reproduction(
         artefact.id,
-        artefact.fingerprint(scale),
+        fingerprint,
         found.measures,
         found.tables,
         facts,
         seconds,
         lab.missing(),
         scale,
+        locked_in(fingerprint),
+        datetime.fromtimestamp(min(began), UTC).isoformat(timespec="seconds"),
     )
 
 

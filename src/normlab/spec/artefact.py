@@ -103,34 +103,25 @@ class Artefact:
         return {**self.settings, **own}
 
     def fingerprint(self, scale: Scale = LAPTOP) -> str:
-        """First 16 hex digits of the SHA-256 of what is asserted and how it is measured: a result that was
-        measured for another claim shows.
+        """First 16 hex digits of the SHA-256 of what is asserted and how it is measured: everything that can
+        change a verdict or a count. A result that was measured for another claim shows.
         """
         runs = {"trainings": self.trainings[scale].content()} if scale in self.trainings else {}
         content = {
             **runs,
             "id": self.id,
             "published": dict(self.published),
-            "study": self.study_name,
+            "study": [self.study_name, getattr(self.study, "version", 1)],
             "settings": dict(self.settings),
-            "claims": [
-                {
-                    "says": "",
-                    "measure": c.measure,
-                    "at_least": c.at_least,
-                    "at_most": c.at_most,
-                    "published": "",
-                }
-                for c in self.claims
-            ],
+            "rests_on": self.rests_on,
+            "claims": [claim.content() for claim in self.claims],
         }
         return hashlib.sha256(json.dumps(content, sort_keys=True, default=_plain).encode()).hexdigest()[:16]
 
 
-def _plain(value: Any) -> list[Any]:
+def _plain(value: Any) -> Any:
     """A measure of runs, or a sequence, as plain data."""
-    own: list[Any] = value.plain() if hasattr(value, "plain") else list(value)
-    return own
+    return value.content() if hasattr(value, "content") else list(value)
 
 
 @dataclass(frozen=True)
@@ -159,6 +150,10 @@ class Reproduction:
     """Name of a text that was not there, so that the built-in corpus stood in for it; empty: none."""
     scale: Scale = LAPTOP
     """The scale of its trainings, where it has any."""
+    lock: str = ""
+    """The commit that locked the claim; empty where there was none."""
+    began: str = ""
+    """When the first of its trainings began, or the study itself: UTC, as of ISO 8601."""
 
     def verdict(self, claims: Sequence[Claim]) -> Verdict:
         """The verdict on all claims together; undecided where they were measured on another text.

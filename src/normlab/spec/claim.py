@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from math import inf, isclose, isfinite, log, sqrt
 from typing import Any, Final, Literal, TypeAlias
 
@@ -68,6 +68,13 @@ class Claim:
     """The hardware or data that gives the measure where this machine and its text cannot: without the measure
     the claim is undecided, and not merely not run.
     """
+
+    def content(self) -> dict[str, Any]:
+        """What decides the verdict and whether it counts, as plain data: all but the words beside it, and what
+        is as it is by default, so that a field that is new changes no claim that leaves it out.
+        """
+        own = {f.name: getattr(self, f.name) for f in fields(self) if f.name not in ("says", "published")}
+        return {name: value for name, value in own.items() if value not in ("", inf, -inf)}
 
     def __post_init__(self) -> None:
         if not (isfinite(self.at_least) or isfinite(self.at_most)) or self.at_least > self.at_most:
