@@ -55,6 +55,7 @@ CLAIMS = {
     "convention": "c",
     "check": "e",
     "needs": "n",
+    "part_of": "p",
 }
 TRAINED = replace(
     ONE, trainings={"laptop": Trainings(LAPTOP, {"a": {"recipe": "post"}}, settings={"dims": (2,)})}
@@ -159,3 +160,19 @@ def test_tallies_add_up():
     total = Tally({"agrees": 2, "undecided": 1}, 1, 2) + Tally({"agrees": 1, "disagrees": 4})
     assert total == Tally({"agrees": 3, "undecided": 1, "disagrees": 4}, 1, 2)
     assert total.claims == 8
+
+
+@pytest.mark.parametrize(
+    ("second", "verdict"),
+    [
+        (Measure.exact(1.0), "agrees"),
+        (Measure.exact(0.0), "disagrees"),
+        (Measure(0.5, 0.0, 1.0), "undecided"),
+    ],
+)
+def test_parts_of_a_claim_count_once_when_all_are_decided(second, verdict):
+    parts = [Claim(f"part {i}", f"m{i}", at_least=0.5, part_of="p") for i in range(2)]
+    measures = {"m0": Measure.exact(0.0 if verdict == "undecided" else 1.0), "m1": second}
+    found = Reproduction("p.one", "f", {**measures, "slope": Measure.exact(1.0)}, {}, {}, 1.0)
+    assert found.tally(parts).verdicts == {verdict: 1}
+    assert found.tally([*parts, CLAIM]).claims == 2

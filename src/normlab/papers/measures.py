@@ -78,6 +78,23 @@ class Difference(OfRuns):
 
 
 @dataclass(frozen=True)
+class DifferenceOfTrained(OfRuns):
+    """``Difference`` over the seeds at which both cells train to the end; open where fewer than two do."""
+
+    metric: str
+    a: str
+    b: str
+    within_seeds = True
+
+    def measure(self, runs: Trained) -> Measure:
+        of, cells = runs.metric(self.metric), (self.a, self.b)
+        both = [all(seed) for seed in zip(*map(runs.trained_to_the_end, cells), strict=True)]
+        if sum(both) < 2:
+            return Measure(math.nan, -math.inf, math.inf, sum(both))
+        return runs.score_difference(of, *(runs.together(of, cell)[both] for cell in cells))
+
+
+@dataclass(frozen=True)
 class DifferenceSize(OfRuns):
     """The size of ``Difference`` either way; its interval begins at 0 where the signs of its ends differ."""
 
@@ -128,6 +145,73 @@ class ShareTrained(OfRuns):
 
     def measure(self, runs: Trained) -> Measure:
         return runs.share([one for cell in self.cells for one in runs.trained(cell)])
+
+
+@dataclass(frozen=True)
+class ShareTrainedToTheEnd(OfRuns):
+    """The share of the runs of some cells that train and have not collapsed at their last validation, with
+    its exact interval. ``ShareTrained`` looks at the best checkpoint alone.
+    """
+
+    cells: Sequence[str]
+
+    def measure(self, runs: Trained) -> Measure:
+        return runs.share([one for cell in self.cells for one in runs.trained_to_the_end(cell)])
+
+
+@dataclass(frozen=True)
+class ShareBetter(OfRuns):
+    """The share of seeds at which ``a`` has the better test score, with its exact interval. A run that does
+    not train to its end is worse than any that does, so that how often and how well a recipe trains are in
+    one order and no failed run is in a mean; where neither does, ``a`` is not the better one.
+    """
+
+    metric: str
+    a: str
+    b: str
+
+    def measure(self, runs: Trained) -> Measure:
+        of = runs.metric(self.metric)
+        sign = 1.0 if of.higher_is_better else -1.0
+        first, second = (
+            [
+                (trained, sign * float(score) if trained else 0.0)
+                for trained, score in zip(runs.trained_to_the_end(c), runs.scores(of, c), strict=True)
+            ]
+            for c in (self.a, self.b)
+        )
+        return runs.share([x > y for x, y in zip(first, second, strict=True)])
+
+
+@dataclass(frozen=True)
+class Edge(OfRuns):
+    """The largest of rising ``rates`` up to which each seed trains to its end, its mean over seeds; ``cells``
+    are those of the rates, and 0 is counted for a seed that does not train at the first.
+    """
+
+    cells: Sequence[str]
+    rates: Sequence[float]
+
+    def measure(self, runs: Trained) -> Measure:
+        return runs.mean(runs.edges(self.cells, self.rates))
+
+
+@dataclass(frozen=True)
+class EdgeRatio(OfRuns):
+    """The edge of the cells ``a`` over that of the cells ``b``, within seeds. An edge of ``b`` below the grid
+    counts as its first rate, which is more; one of ``a`` leaves the ratio open.
+    """
+
+    a: Sequence[str]
+    b: Sequence[str]
+    rates: Sequence[float]
+    within_seeds = True
+
+    def measure(self, runs: Trained) -> Measure:
+        first, second = runs.edges(self.a, self.rates), runs.edges(self.b, self.rates)
+        if min(first) == 0:
+            return Measure(0.0, 0.0, math.inf, len(first))
+        return runs.mean_ratio(x / max(y, self.rates[0]) for x, y in zip(first, second, strict=True))
 
 
 @dataclass(frozen=True)

@@ -7,7 +7,7 @@ import math
 from normlab.comparison.seeds import detectable
 from normlab.comparison.trains import share, share_gap
 from normlab.papers import studies
-from normlab.papers.measures import ShareGap, ShareTrained
+from normlab.papers.measures import ShareGap, ShareTrained, ShareTrainedToTheEnd
 from normlab.spec.artefact import Artefact
 from normlab.spec.trainings import Scale
 from normlab.spec.units import count
@@ -28,7 +28,8 @@ def resolution(artefact: Artefact, scale: Scale) -> str:
             if math.isfinite(least)
             else "With one seed a cell, no difference between two cells can be tested."
         )
-    pooled = sorted({seeds * len(one.cells) for one in measures.values() if isinstance(one, ShareTrained)})
+    shares = [one for one in measures.values() if isinstance(one, (ShareTrained, ShareTrainedToTheEnd))]
+    pooled = sorted({seeds * len(one.cells) for one in shares})
     paired = sorted({seeds * len(one.a) for one in measures.values() if isinstance(one, ShareGap)})
     said += [
         f"If all of {count(runs, 'run')} train, the interval of their share begins at "

@@ -6,6 +6,8 @@ import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
+from itertools import takewhile
+from operator import itemgetter
 from typing import Final, TypeAlias
 
 import numpy as np
@@ -21,7 +23,9 @@ from normlab.spec.artefact import Measurement
 from normlab.spec.claim import Measure
 from normlab.spec.comparison import Interval, learnt
 from normlab.spec.metric import Metric, named
+from normlab.spec.outcome import MOSTLY
 from normlab.store.folder import RunFolder, read_scores
+from normlab.training.outcome import READS_BY
 
 Runs: TypeAlias = Mapping[str, Sequence[RunFolder]]
 Curve: TypeAlias = list[tuple[int, float]]
@@ -62,6 +66,17 @@ class Trained:
     def trained(self, cell: str) -> list[bool]:
         """Whether each seed trained."""
         return [learnt(_outcome(folder)) for folder in self.cells[cell]]
+
+    def trained_to_the_end(self, cell: str) -> list[bool]:
+        """Whether each seed trained and reads its source and repeats no output at its last validation."""
+        both = zip(self.trained(cell), self.cells[cell], strict=True)
+        return [trained and _reads(folder) for trained, folder in both]
+
+    def edges(self, cells: Sequence[str], rates: Sequence[float]) -> list[float]:
+        """The largest rate up to which each seed trains to its end; 0 where it does not at the first."""
+        by_seed = zip(*map(self.trained_to_the_end, cells), strict=True)
+        return [max([0.0, *(rate for rate, _ in takewhile(itemgetter(1), zip(rates, seed, strict=True)))])
+                for seed in by_seed]  # fmt: skip
 
     def together(self, metric: Metric, cells: Cells) -> Array:
         """The scores of each seed on the scale, averaged over cells."""
@@ -175,6 +190,13 @@ def _measured(found: Interval, runs: int) -> Measure:
 def _mapped(found: Measure, back: Callable[[Array], Array]) -> Measure:
     value, low, high = (float(back(np.array(v))) for v in (found.value, found.low, found.high))
     return Measure(value, low, high, found.runs)
+
+
+def _reads(folder: RunFolder) -> bool:
+    """Whether a run at its last validation does what ``training.outcome`` asks of the best one."""
+    last = [row for row in folder.metrics() if row["kind"] == "dev"][-1]
+    gap, repeated = last.get("nll_exchanged", math.inf) - last["nll"], last.get("repeated_share", 0.0)
+    return bool(gap >= READS_BY and repeated <= MOSTLY)
 
 
 def _test_score(folder: RunFolder, metric: Metric) -> float | None:

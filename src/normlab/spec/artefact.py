@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
-from normlab.spec.claim import Claim, Measure, Verdict, together
+from normlab.spec.claim import Claim, Measure, Verdict, together, whole
 from normlab.spec.trainings import LAPTOP, Scale, Trainings
 
 
@@ -166,8 +166,12 @@ class Reproduction:
         return together(verdict for c, verdict in found if verdict != "agrees" or not c.check)
 
     def tally(self, claims: Sequence[Claim]) -> Tally:
-        """The number of claims with each verdict, and of checks that pass."""
-        counted = Counter(c.verdict(self.measures) for c in claims if not c.check)
+        """The number of claims with each verdict, parts of one claim together, and of checks that pass."""
+        parts: dict[object, list[Verdict]] = {}
+        for claim in claims:
+            if not claim.check:
+                parts.setdefault(claim.part_of or claim, []).append(claim.verdict(self.measures))
+        counted = Counter(map(whole, parts.values()))
         checks = [c.verdict(self.measures) == "agrees" for c in claims if c.check]
         return Tally(dict(counted), sum(checks), len(checks))
 

@@ -7,8 +7,8 @@ from typing import Final
 from normlab.papers import studies
 from normlab.papers.bases import CONVERGED, CURVES, TO_THE_END
 from normlab.papers.cells import printed
-from normlab.papers.liu2020.bases import EN_DE, EN_FR, IWSLT, Training
-from normlab.papers.measures import Difference, PairsBetter, Score, ShareGap, ShareTrained
+from normlab.papers.liu2020.bases import EDGE, EN_DE, EN_FR, IWSLT, Training
+from normlab.papers.measures import Difference, Edge, EdgeRatio, PairsBetter, Score, ShareTrained
 from normlab.papers.scales import Cells, at_each
 from normlab.spec.artefact import Artefact, Drawing
 from normlab.spec.claim import ORDER, at_least, within
@@ -120,19 +120,21 @@ def _grid(s: Training) -> Cells:
             **s.seldom,
         }
         for name, placement in _PLACEMENTS.items()
-        for beta in _BETAS
+        for beta in s.betas
         for k in range(1, 6)
     }
 
 
-def _of(name: str) -> tuple[str, ...]:
-    return tuple(f"lr {k}e-4 {name} β₂ {beta}" for beta in _BETAS for k in range(1, 6))
+def _of(name: str, beta: float = 0.999) -> tuple[str, ...]:
+    return tuple(f"lr {k}e-4 {name} β₂ {beta}" for k in range(1, 6))
 
 
 def _both(a: str, b: str) -> tuple[tuple[str, str], ...]:
     """The same cells of two placements."""
-    return tuple(zip(_of(a), _of(b), strict=True))
+    return tuple((x, y) for beta in _BETAS for x, y in zip(_of(a, beta), _of(b, beta), strict=True))
 
+
+_RATES: Final = 1e-4, 2e-4, 3e-4, 4e-4, 5e-4
 
 _ONE_SEED: Final = " The rates fall in a line, as in the authors' recipe; one seed a cell."
 FIG10: Final = Artefact(
@@ -149,54 +151,47 @@ FIG10: Final = Artefact(
     study=studies.trainings,
     settings={
         "measures": {
-            "post": ShareTrained(_of("Post")),
-            "pre": ShareTrained(_of("Pre")),
-            "admin": ShareTrained(_of("Admin")),
-            "pre_more_often": ShareGap(_of("Pre"), _of("Post")),
+            "post": Edge(_of("Post"), _RATES),
+            "pre": Edge(_of("Pre"), _RATES),
+            "admin": Edge(_of("Admin"), _RATES),
+            "pre_over_post": EdgeRatio(_of("Pre"), _of("Post"), _RATES),
+            "admin_over_post": EdgeRatio(_of("Admin"), _of("Post"), _RATES),
         },
         "gpu": {
             "post_over_pre": PairsBetter("bleu", _both("Post", "Pre")),
             "admin_over_pre": PairsBetter("bleu", _both("Admin", "Pre")),
         },
     },
-    trainings=at_each(
-        _grid,
-        IWSLT,
-        seeds=1,
-        laptop="Learning rates are four times the paper's, and fall in a line; one seed a cell, "
-        "so that the cells are the sample.",
-        gpu=_ONE_SEED,
-        paper=_ONE_SEED,
-    ),
+    trainings=at_each(_grid, EDGE, seeds=1, gpu=_ONE_SEED, paper=_ONE_SEED),
     claims=(
         within(
-            0.2,
-            0.85,
-            "share of Post-LN's cells that train",
+            1e-4,
+            4e-4,
+            "largest rate up to which Post-LN trains, β₂ 0.999",
             "post",
-            published="8 of 15",
-            convention="some do and some do not: 0.2 to 0.85",
+            published="2e-4",
+            convention="some rates of the grid train and some do not",
+            check="the rates were scaled so that Post-LN's edge falls inside the grid",
         ),
-        at_least(
-            0.75,
-            "share of Pre-LN's cells that train",
-            "pre",
-            published="15 of 15",
-            convention="all of 15 cells leave an interval down to 0.78",
+        *(
+            at_least(
+                5e-4,
+                f"largest rate up to which {name} trains, β₂ 0.999",
+                name.partition("-")[0].lower(),
+                published="5e-4, the largest of the grid",
+                derived="it trains in each cell of the column",
+            )
+            for name in ("Pre-LN", "Admin")
         ),
-        at_least(
-            0.75,
-            "share of Admin's cells that train",
-            "admin",
-            published="15 of 15",
-            convention="all of 15 cells leave an interval down to 0.78",
-        ),
-        at_least(
-            0.0,
-            "share of cells in which Pre-LN trains minus that in which Post-LN does",
-            "pre_more_often",
-            published="15 of 15 against 8 of 15",
-            derived=ORDER,
+        *(
+            at_least(
+                1.25,
+                f"largest rate up to which {name} trains over that of Post-LN, β₂ 0.999",
+                f"{name.partition('-')[0].lower()}_over_post",
+                published="5e-4 against 2e-4",
+                derived="an order is a step of the grid at least, and the smallest step is 5/4",
+            )
+            for name in ("Pre-LN", "Admin")
         ),
         at_least(
             0.5,
@@ -218,6 +213,11 @@ FIG10: Final = Artefact(
     drawings=(
         Drawing("cells", "cell", "BLEU", "Test BLEU", "learning rate, placement and β₂", "BLEU", kind="bar"),
     ),
+    version=2,
+    date="2026-11-25",
+    reason="The first version had 200 steps at four times the paper's rates, at which Post-LN does not fail, "
+    "and pooled rates on both sides of the edge; it took a run for trained that collapsed later. "
+    "docs/pilots.md says how the regime was chosen, by seeds that do not count.",
 )
 
 TABLE3: Final = Artefact(

@@ -5,34 +5,34 @@ from __future__ import annotations
 from typing import Final
 
 from normlab.papers import studies
-from normlab.papers.bases import CURVES, TO_THE_END
+from normlab.papers.bases import CONVERGED, CURVES, TO_THE_END
 from normlab.papers.cells import printed
-from normlab.papers.measures import Difference, ShareTrained
-from normlab.papers.nguyen2019.bases import GL_EN_AT, MODELS, TED, Ted
+from normlab.papers.measures import Difference, ShareBetter, ShareTrainedToTheEnd
+from normlab.papers.nguyen2019.bases import EDGE, GL_EN_AT, MODELS, TED, Ted
 from normlab.papers.scales import Cells, at_each
 from normlab.spec.artefact import Artefact
-from normlab.spec.claim import ORDER, at_least, at_most, within
+from normlab.spec.claim import MOST, ORDER, at_least, at_most, within
 
 _VARIANT: Final = "(4) Pre+FixNorm+ScaleNorm"
 _ROWS: Final = "(1) Post+LN", "(2) Pre+LN", "(3) Pre+FixNorm+LN", _VARIANT
 """The rows of Table 3 that the paper trained."""
-_FINAL: Final = (20.91, 30.25, 32.79, 28.44, 34.15)
-"""Test BLEU of the paper's final model, which tables 3 and 7 both print."""
 
 _WARMUPS: Final = 4, 8, 16
+_SMALL: Final = "28.17", "28.20", "28.62"
+"""Dev BLEU of Post-LN under SmallInit at these."""
 
 
 def _table2(s: Ted) -> Cells:
     peak, warmup = s.base.optim.lr, s.base.optim.warmup_steps
     return {
         f"warm-up {k}k {init} {name}": {
-            "recipe": f"{placement}{words}+warmup",
+            "recipe": f"{name.lower()}{words}+warmup",
             "optim.lr": peak * (warmup / steps) ** 0.5,
             "optim.warmup_steps": steps,
             **(TO_THE_END if name == "Post" else {}),
         }
         for init, words in (("Xavier", ""), ("SmallInit", "+smallinit"))
-        for name, placement in (("Post", "post"), ("Pre", "pre"))
+        for name in s.placements
         for k in _WARMUPS
         for steps in (warmup * k // 8,)
     }
@@ -88,39 +88,53 @@ TABLE2: Final = Artefact(
     study=studies.trainings,
     settings={
         "measures": {
-            "xavier_post": ShareTrained(_of("Xavier", "Post")),
-            "small_post": ShareTrained(_of("SmallInit", "Post")),
-            "post": Difference("bleu", _of("SmallInit", "Post"), _of("Xavier", "Post")),
-            "pre": Difference("bleu", _of("SmallInit", "Pre"), _of("Xavier", "Pre")),
-        }
+            name: measure
+            for k in _WARMUPS
+            for xavier, small in [[f"warm-up {k}k {init} Post" for init in ("Xavier", "SmallInit")]]
+            for name, measure in {
+                f"xavier_post_{k}k": ShareTrainedToTheEnd((xavier,)),
+                f"small_post_{k}k": ShareTrainedToTheEnd((small,)),
+                f"post_{k}k": ShareBetter("bleu", small, xavier),
+            }.items()
+        },
+        "gpu": {"pre": Difference("bleu", _of("SmallInit", "Pre"), _of("Xavier", "Pre"))},
     },
     trainings=at_each(
         _table2,
-        TED,
-        laptop=" Warm-ups of 15, 30 and 60 steps stand for 4k, 8k and 16k; the peak rate falls "
-        "with the square root of the warm-up, as in the paper.",
+        EDGE,
+        laptop=" Warm-ups of 20, 40 and 80 steps stand for 4k, 8k and 16k; the peak rate falls with the "
+        "square root of the warm-up, as in the paper.",
     ),
     claims=(
-        at_most(
-            0.5,
-            "share of Post-LN's runs under Xavier that train",
-            "xavier_post",
-            published="2 of 3 fail, and the third has 5.76 BLEU",
-            convention="it fails if most of its runs do",
-        ),
-        at_least(
-            0.5,
-            "share of Post-LN's runs under SmallInit that train",
-            "small_post",
-            published="3 of 3",
-            convention="it trains if most of its runs do",
-        ),
-        at_least(
-            0.0,
-            "BLEU of Post-LN under SmallInit minus under Xavier",
-            "post",
-            published="28.2 to 28.6 against at most 5.76",
-            derived=ORDER,
+        *(
+            claim
+            for k, xavier, small in zip(_WARMUPS, ("fail", "fail", "5.76"), _SMALL, strict=True)
+            for claim in (
+                at_most(
+                    0.5,
+                    f"share of Post-LN's runs under Xavier that train, warm-up {k}k",
+                    f"xavier_post_{k}k",
+                    published=xavier,
+                    convention="it fails if most of its runs do",
+                    part_of="xavier_post",
+                ),
+                at_least(
+                    0.5,
+                    f"share of Post-LN's runs under SmallInit that train, warm-up {k}k",
+                    f"small_post_{k}k",
+                    published=small,
+                    convention="it trains if most of its runs do",
+                    part_of="small_post",
+                ),
+                at_least(
+                    0.5,
+                    f"share of seeds at which SmallInit is better for Post-LN than Xavier, warm-up {k}k",
+                    f"post_{k}k",
+                    published=f"{small} against {xavier}",
+                    derived=MOST,
+                    part_of="post",
+                ),
+            )
         ),
         within(
             -1.0,
@@ -129,12 +143,15 @@ TABLE2: Final = Artefact(
             "pre",
             published="-0.26, -0.29 and +0.01",
             convention="no change: less than 1 BLEU either way",
+            needs=CONVERGED,
         ),
     ),
     drawings=CURVES,
-    finding="Eight of nine runs of Post-LN under Xavier leave the plateau, which is what training means "
-    "here, but they are at 0 to 22 BLEU after 200 steps, and those under SmallInit at 7 to 96: "
-    "they learn much more slowly, where the paper's fail.",
+    version=2,
+    date="2026-11-25",
+    reason="The first version had 200 steps at half the rate, at which Xavier's runs were slow and did not "
+    "fail, pooled the warm-ups, and kept failed runs in a mean. A Pre-LN exhausts this text, so that its "
+    "claim needs another. docs/pilots.md says how the regime was chosen, by seeds that do not count.",
 )
 
 TABLE3: Final = Artefact(
@@ -226,12 +243,12 @@ TABLE5: Final = Artefact(
     study=studies.trainings,
     settings={
         "measures": {
-            "post_deep": ShareTrained(("5 layers Post", "6 layers Post")),
-            "pre": ShareTrained(("4 layers Pre", "5 layers Pre", "6 layers Pre")),
-            "four_layers": Difference("bleu", "4 layers Pre", "4 layers Post"),
+            "post_deep": ShareTrainedToTheEnd(("5 layers Post", "6 layers Post")),
+            "pre": ShareTrainedToTheEnd(("4 layers Pre", "5 layers Pre", "6 layers Pre")),
+            "four_layers": ShareBetter("bleu", "4 layers Pre", "4 layers Post"),
         }
     },
-    trainings=at_each(_table5, TED),
+    trainings=at_each(_table5, EDGE),
     claims=(
         at_most(
             0.5,
@@ -248,17 +265,19 @@ TABLE5: Final = Artefact(
             convention="it trains if most of its runs do",
         ),
         at_least(
-            0.0,
-            "BLEU of Pre-LN minus that of Post-LN, 4 layers",
+            0.5,
+            "share of seeds at which Pre-LN is better than Post-LN, 4 layers",
             "four_layers",
             published="28.33 against 18.31",
-            derived=ORDER,
+            derived=MOST,
         ),
     ),
     drawings=CURVES,
-    finding="With SmallInit a Post-LN of width 64 trains without warm-up at each depth; what fails here "
-    "is one under Xavier (xiong2020.fig2a, at 2e-3). The paper's failures are at width 512, "
-    "with dropout.",
+    version=2,
+    date="2026-11-25",
+    reason="The first version had 200 steps at half the rate, which is outside of the paper's regime: "
+    "Post-LN trained at each depth. docs/pilots.md says how the regime was chosen, by seeds that do not "
+    "count.",
 )
 
 TABLE7: Final = Artefact(
