@@ -52,8 +52,10 @@ def shrunk(artefact):
         settings |= {"dim": 512, "tokens": 4}
     if artefact.study_name == "last_gradient":
         settings["dim"] = 16
-    if artefact.study_name == "over_depth":
-        settings["seeds"] = (2, 2)
+    if "nested" in settings:
+        settings["nested"] = dict.fromkeys(settings["nested"], 2)
+    if "models" in settings:
+        settings["models"] = dict.fromkeys(settings["models"], 2)
     if "theory" in settings:
         settings["theory"] = {"layers": 2, "dim": 16, "tokens": 4, "seeds": 2, "norm_seeds": 2}
     return replace(artefact, settings=settings)

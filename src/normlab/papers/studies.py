@@ -26,13 +26,13 @@ class OwnStudy:
 
 
 dependencies: Final = OwnStudy("amplification", "dependencies")
-over_depth: Final = OwnStudy("amplification", "over_depth")
-prefixes: Final = OwnStudy("amplification", "prefixes")
+over_depth: Final = OwnStudy("amplification", "over_depth", version=2)
+prefixes: Final = OwnStudy("amplification", "prefixes", version=2)
 answers: Final = OwnStudy("answers", "answers")
 encoder_gradients: Final = OwnStudy("encoders", "encoder_gradients")
 fine_tuning: Final = OwnStudy("fine_tuning", "fine_tuning")
 bounded_lengths: Final = OwnStudy("gradients", "bounded_lengths")
-by_layer: Final = OwnStudy("gradients", "by_layer")
+by_layer: Final = OwnStudy("gradients", "by_layer", version=2)
 cross_attention: Final = OwnStudy("gradients", "cross_attention")
 decay: Final = OwnStudy("gradients", "decay")
 last_matrix: Final = OwnStudy("gradients", "last_matrix")

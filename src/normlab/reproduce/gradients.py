@@ -74,20 +74,23 @@ def last_matrix(
 
 
 def by_layer(
-    lab: Lab, *, text: str, model: str, layers: int, tokens: int, batches: int, seeds: int
+    lab: Lab, *, text: str, model: str, layers: int, tokens: int, batches: int, seeds: int, first: int
 ) -> Measurement:
-    """The norm of the mean gradient over mini-batches, of both feed-forward matrices of every layer."""
+    """The norm of the mean gradient over mini-batches, of both feed-forward matrices of every layer. Models
+    have seeds from ``first`` up, and each has mini-batches of its own, of sentences of any length.
+    """
     rows: list[Row] = []
+    drawn = lab.random_batches(text, tokens, batches * seeds)
     for placement in BOTH:
         for seed in range(seeds):
-            subject = lab.subject(size(model, placement, layers), text, seed=seed, tokens=tokens)
-            found = _feed_forward(subject, lab.batches(text, tokens, batches))
+            subject = lab.subject(size(model, placement, layers), text, seed=first + seed, tokens=tokens)
+            found = _feed_forward(subject, drawn[batches * seed : batches * (seed + 1)])
             rows += [{"placement": placement, "seed": seed, **row} for row in found]
     measures: dict[str, Measure] = {}
     for name, own in apart(rows, "placement", "stack", "matrix").items():
         ends = curves(own, "mean_grad_l2", "layer", (1, layers), seeds)
         measures[name] = mean_ratio(last / first for first, last in ends)
-    facts = {"text": lab.text(text), "mini-batches": f"{batches} of {tokens:,} positions, {seeds} seeds"}
+    facts = {"text": lab.text(text), "mini-batches": f"{batches} of {tokens:,} positions, seeds from {first}"}
     return Measurement(measures, apart(rows, "stack", "matrix"), facts)
 
 
