@@ -3,39 +3,24 @@
 from __future__ import annotations
 
 import math
-from typing import Final
 
 from normlab.comparison.seeds import detectable
 from normlab.comparison.trains import share, share_gap
+from normlab.papers import studies
+from normlab.papers.measures import ShareGap, ShareTrained, ShareTrainedToTheEnd
 from normlab.spec.artefact import Artefact
 from normlab.spec.trainings import Scale
 from normlab.spec.units import count
-
-COMPARING: Final = frozenset(
-    (
-        "best_difference",
-        "dev_at",
-        "difference",
-        "difference_size",
-        "gradient_ratio",
-        "score_ratio",
-        "spikes_difference",
-        "steps_ratio",
-        "train_perplexity_ratio",
-    )
-)
-"""The kinds of measures that compare cells within seeds; ratios do on the scale of logarithms."""
 
 
 def resolution(artefact: Artefact, scale: Scale) -> str:
     """Which differences and shares its trainings at that scale can tell apart, in sentences; empty for an
     artefact whose study is another one than ``trainings``.
     """
-    if artefact.study != "trainings" or scale not in artefact.trainings:
+    if artefact.study != studies.trainings or scale not in artefact.trainings:
         return ""
     measures, seeds, said = artefact.settings["measures"], artefact.trainings[scale].seeds, list[str]()
-    kinds = {kind for kind, *_ in measures.values()}
-    if kinds & COMPARING:
+    if any(one.within_seeds for one in measures.values()):
         least = detectable(2, seeds)
         said.append(
             f"With {count(seeds, 'seed')} a cell, a difference of {least:.1f} standard deviations over seeds "
@@ -43,8 +28,9 @@ def resolution(artefact: Artefact, scale: Scale) -> str:
             if math.isfinite(least)
             else "With one seed a cell, no difference between two cells can be tested."
         )
-    pooled = sorted({seeds * len(cells) for kind, *cells in measures.values() if kind == "share_trained"})
-    paired = sorted({seeds * len(cells) for kind, cells, *_ in measures.values() if kind == "share_gap"})
+    shares = [one for one in measures.values() if isinstance(one, (ShareTrained, ShareTrainedToTheEnd))]
+    pooled = sorted({seeds * len(one.cells) for one in shares})
+    paired = sorted({seeds * len(one.a) for one in measures.values() if isinstance(one, ShareGap)})
     said += [
         f"If all of {count(runs, 'run')} train, the interval of their share begins at "
         f"{share(runs, runs).low:.2f}."
