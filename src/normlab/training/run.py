@@ -14,7 +14,7 @@ from pathlib import Path
 from normlab.errors import UserError
 from normlab.spec.units import printable
 from normlab.store.files import regular
-from normlab.store.folder import RunFolder, Status
+from normlab.store.folder import RunFolder, State, Status
 from normlab.store.manifest import committed, read_state
 from normlab.training.callbacks.base import Callback, Callbacks, Row
 from normlab.training.callbacks.blame import Verdict
@@ -191,7 +191,7 @@ class Run:
             with self.trainer.ema.in_place():
                 self.ranks.on_main(self.step_weights.save, self.trainer.parallel.plain(), step)
 
-    def _report(self, state: str) -> None:
+    def _report(self, state: State) -> None:
         p = self.progress
         status = Status(
             state=state,
