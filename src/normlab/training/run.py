@@ -109,7 +109,7 @@ class Run:
         self.rows.write({"kind": "train", "step": self.progress.step, **columns, **counts, **extra})
         self._write_probes()
 
-    def checkpoint(self, state: str) -> None:
+    def checkpoint(self, state: State) -> None:
         """Save everything that is needed to go on from here."""
         if state == "running":
             with self.clock.stopped():
