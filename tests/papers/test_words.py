@@ -117,4 +117,4 @@ def test_what_is_missing_says_how_long_it_takes_at_the_pace_of_kept_results():
     found_ = pace([Standing(both[0], "agrees", kept), open_])
     assert found_ is not None
     assert in_short(open_, found_) == missing(open_, found_)
-    assert "15 runs to train, about 20 minutes of one core" in in_short(open_, found_)
+    assert "15 runs to train, about 25 minutes of one core" in in_short(open_, found_)

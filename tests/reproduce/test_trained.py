@@ -9,6 +9,7 @@ from safetensors.numpy import save_file
 
 from normlab.errors import UserError
 from normlab.papers import ARTEFACTS
+from normlab.papers.learned_scales import ScaleChange, ScaleGrowth
 from normlab.papers.measures import (
     BestDifference,
     BestScore,
@@ -20,8 +21,6 @@ from normlab.papers.measures import (
     EdgeRatio,
     GradientRatio,
     PairsBetter,
-    ScaleChange,
-    ScaleGrowth,
     Score,
     ShareBetter,
     ShareGap,

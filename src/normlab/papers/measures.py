@@ -336,32 +336,6 @@ class DisorderedPairs(OfRuns):
 
 
 @dataclass(frozen=True)
-class ScaleGrowth(OfRuns):
-    """The slope of ln g by layer, for one kind of sublayer, by least squares; its mean over seeds."""
-
-    cell: str
-    role: str
-
-    def measure(self, runs: Trained) -> Measure:
-        return runs.mean(runs.scale_growths(self.cell, self.role))
-
-
-@dataclass(frozen=True)
-class ScaleChange(OfRuns):
-    """g in ``a`` minus g in ``b`` within seeds: at the ``output``, or its mean over the sublayers in the
-    ``late`` third of the decoder.
-    """
-
-    a: str
-    b: str
-    where: str
-
-    def measure(self, runs: Trained) -> Measure:
-        both = zip(runs.scales(self.a, self.where), runs.scales(self.b, self.where), strict=True)
-        return runs.mean(x - y for x, y in both)
-
-
-@dataclass(frozen=True)
 class TrainPerplexityRatio(OfRuns):
     """The label-smoothed perplexity of ``a`` on its training text over that of ``b``, within seeds, at the
     best weights on dev and without dropout.

@@ -7,12 +7,11 @@ from typing import Final
 from normlab.papers import studies
 from normlab.papers.bases import CONVERGED, CURVES
 from normlab.papers.cells import printed
+from normlab.papers.learned_scales import ScaleChange, ScaleGrowth
 from normlab.papers.measures import (
     DevAt,
     Difference,
     GradientRatio,
-    ScaleChange,
-    ScaleGrowth,
     ShareTrained,
     SpikesDifference,
 )
