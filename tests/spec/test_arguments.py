@@ -16,7 +16,6 @@ import normlab
 from normlab import diagnosis
 from normlab.configs import demo
 from normlab.errors import UserError
-from normlab.integrations.watch import Watch
 from normlab.report.compare import compare_page
 from normlab.report.diagnosis import diagnosis_page, write_diagnosis
 from normlab.report.flight import write_probes_page
@@ -28,6 +27,7 @@ from normlab.spec.config import DataConfig, DecodeConfig, MachineConfig, OptimCo
 from normlab.spec.model import ModelConfig
 from normlab.store.folder import find_run
 from normlab.training.translate import n_best
+from normlab.watching.watch import Watch
 
 MODEL, BATCH = nn.Linear(2, 2), torch.zeros(1, 2)
 WATCH: dict[str, Any] = {"out": "x.jsonl", "every_steps": 5, "emit": None, "structure": None}

@@ -11,13 +11,13 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from integrations.watching import hooks_of, rows_of, steps_of
 from normlab.diagnosis import Probe, read_structure
 from normlab.diagnosis.probing.presets import MEASURED
+from watching.watching import hooks_of, rows_of, steps_of
 
 tf = pytest.importorskip("transformers", reason="the extra normlab[hf] is not installed")
 pytest.importorskip("accelerate", reason="the extra normlab[hf] is not installed")
-from normlab.integrations.huggingface import Probes  # noqa: E402
+from normlab.watching.huggingface import Probes  # noqa: E402
 
 pytestmark = [
     pytest.mark.filterwarnings("ignore::FutureWarning"),
@@ -172,9 +172,9 @@ def test_compiled_code_is_left_out_with_a_warning(asked, sentence, recorded):
 
 def test_without_the_library_a_sentence_says_what_to_type(monkeypatch):
     monkeypatch.setitem(sys.modules, "transformers", None)
-    monkeypatch.delitem(sys.modules, "normlab.integrations.huggingface")
+    monkeypatch.delitem(sys.modules, "normlab.watching.huggingface")
     with pytest.raises(ImportError, match=r"pip install 'normlab\[hf\]'"):
-        import normlab.integrations.huggingface  # noqa: F401
+        import normlab.watching.huggingface  # noqa: F401
 
 
 def test_a_model_that_cannot_be_read_trains_on_with_a_warning(tmp_path):

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from typing import Any
 
-from normlab.integrations.callback import WatchingCallback
+from normlab.watching.trainers import WatchingCallback
 
 try:
     from transformers import TrainerCallback, TrainerState, TrainingArguments
 except ImportError as error:
     raise ImportError(
-        "normlab.integrations.huggingface needs transformers and accelerate; type: pip install 'normlab[hf]'"
+        "normlab.watching.huggingface needs transformers and accelerate; type: pip install 'normlab[hf]'"
     ) from error
 
 
@@ -24,7 +24,7 @@ class Probes(WatchingCallback, TrainerCallback):
     list of ``normlab.diagnosis.Probe``. For a model whose blocks are not found, give the ``structure`` that
     ``read_structure(model, batch, blocks=…)`` finds. Losses and weights are bit-identical with and without.
 
-    Steps count from 0, as those that are done before. Weights and gradients are those that the optimiser is
+    Steps count from 0, as those that are done before. Weights and gradients are those that the optimizer is
     given, gradients after clipping; each micro-batch of an accumulated step gives rows of its own. A training
     that goes on from a checkpoint replaces the rows from there on, and one that begins anew sets aside the
     files of the one before. Where a step raises, ``close()`` takes the hooks off and draws the page; so does
@@ -36,8 +36,8 @@ class Probes(WatchingCallback, TrainerCallback):
 
     def on_train_begin(self, args: TrainingArguments, state: TrainerState, *_: Any, **shown: Any) -> None:
         self.watch.start(state.global_step)
-        optimisers = [shown["optimizer"]] if shown.get("optimizer") is not None else []
-        self.watch.attach(shown["model"], optimisers, compiled=bool(args.torch_compile))
+        optimizers = [shown["optimizer"]] if shown.get("optimizer") is not None else []
+        self.watch.attach(shown["model"], optimizers, compiled=bool(args.torch_compile))
 
     def on_step_begin(self, args: TrainingArguments, state: TrainerState, *_: Any, **shown: Any) -> None:
         # the trainer runs a compiled wrapper and shows callbacks what is inside

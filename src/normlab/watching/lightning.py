@@ -7,13 +7,13 @@ from typing import Any
 
 from torch import Tensor
 
-from normlab.integrations.callback import WatchingCallback
+from normlab.watching.trainers import WatchingCallback
 
 try:
     from lightning.pytorch import Callback, LightningModule, Trainer
 except ImportError as error:
     raise ImportError(
-        "normlab.integrations.lightning needs lightning; type: pip install 'normlab[lightning]'"
+        "normlab.watching.lightning needs lightning; type: pip install 'normlab[lightning]'"
     ) from error
 
 
@@ -29,7 +29,7 @@ class Probes(WatchingCallback, Callback):
     Losses and weights are bit-identical with and without.
 
     Steps are ``trainer.global_step`` before they are done. Weights and gradients are those of the first
-    optimiser that steps, gradients before clipping; each micro-batch of an accumulated step gives rows of its
+    optimizer that steps, gradients before clipping; each micro-batch of an accumulated step gives rows of its
     own, and validation gives none. A training that goes on from a checkpoint replaces the rows from there on,
     and one that begins anew sets aside the files of the one before.
 
