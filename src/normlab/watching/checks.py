@@ -26,18 +26,16 @@ BUDGET_S: Final = 20.0
 Batch = tuple[tuple[Any, ...], dict[str, Any]]
 
 
-def first_violations(
-    model: nn.Module, batch: Batch, scored: Scored | None, own: object, *, has_loss: bool
-) -> list[Violation]:
+def first_violations(model: nn.Module, batch: Batch, scored: Scored | None, own: object) -> list[Violation]:
     """Test a copy of a model before its first step; ``own`` holds hooks on it, which the copy has not.
 
-    The loss is the one in the model's output, else a cross-entropy with the targets that backward asked for.
-    Empty where there is neither, for a model whose copy in float64 would take gigabytes, and for one of
+    The loss is the one in the model's output, else one that asks for what backward asked.
+    Empty for a model whose copy in float64 would take gigabytes, and for one of
     which the ranks hold parts.
     """
     parameters = list(model.parameters())
     spread = any(hasattr(p, "to_local") for p in parameters)
-    if spread or sum(p.numel() for p in parameters) > LARGE_MODEL or not (has_loss or scored):
+    if spread or sum(p.numel() for p in parameters) > LARGE_MODEL:
         return []
     with same_globals(), same_random_state(0):
         twin = copy.deepcopy(model, {id(own): own})
@@ -69,9 +67,9 @@ def _loss_of(scored: Scored | None, batch: Batch) -> Loss:
 
 def _asked(scored: Scored) -> Callable[[Tensor], Tensor]:
     """A loss with the gradient that backward brought: the cross-entropy of its targets, else a linear one."""
-    targets = scored.targets
+    targets, gradient = scored.targets, scored.gradient
     if targets is None:
-        return lambda x: (x * scored.gradient.to(x)).sum()
+        return lambda x: x.sum() if gradient is None else (x * gradient.to(x)).sum()
     ids, counted, weight = targets.ids, targets.counted, targets.weight[targets.counted]
 
     def cross_entropy(x: Tensor) -> Tensor:
@@ -135,17 +133,17 @@ class Checks:
     def saw_loss(self, loss: Any) -> None:
         """Note a loss that the loop gave."""
         if isinstance(loss, Tensor):
-            self._loop.saw_loss(loss, in_output=False)
+            self._loop.saw_loss(loss, "loop")
 
     def saw_call(self, args: tuple[Any, ...], kwargs: Mapping[str, Any], output: Any, losses: Losses) -> None:
         """Note a call of the model in training, and the loss that it puts out."""
         loss = losses.see(output, kwargs)
         if self._loop.left:
-            if self._fresh and self._batch is None:
+            if self._fresh and self._loop.scored is None:
                 self._batch = map_tensors((args, dict(kwargs)), lambda _, x: x.detach().clone())
             if loss is not None:
-                self._loop.saw_loss(loss, in_output=True)
-            self._loop.saw_output(output)
+                self._loop.saw_loss(loss, "output")
+            self._loop.saw_output(output, self._batch)
 
     def before(self, step: int, one: OptimizerSteps, losses: Losses) -> None:
         """Look at the gradients that an optimizer is given, and before the first step at the model."""
@@ -155,9 +153,10 @@ class Checks:
         self._fresh = False
         if self._begins and not one.optimizer.state:  # else the optimizer goes on
             self._rates = Rates({})
-        (model, batch), self._batch = (self._model, self._batch), None
-        if model is not None and batch is not None:
-            for v in first_violations(model, batch, self._loop.scored, self._own, has_loss=losses.in_output):
+        scored, batch, self._batch, self._loop.scored = self._loop.scored, self._batch, None, None
+        batch = batch if scored is None else scored.batch
+        if self._model is not None and batch is not None and (scored is not None or losses.in_output):
+            for v in first_violations(self._model, batch, scored, self._own):
                 self._found(step, Finding(v.property, v.evidence, v.advice, v.module))
 
     def after(self, parameters: Iterable[Tensor]) -> None:

@@ -51,27 +51,24 @@ class _Gradient:
     """Whether backward has added to it since the clip."""
 
 
-@dataclass
-class Scored:
-    """The model's output in a pass, and the gradient that backward brought to it."""
+class Scored(NamedTuple):
+    """What backward asked of an output of the model, on the arguments of a call."""
 
+    batch: Any
     place: Place
-    logits: Tensor
-    gradient: Tensor
-
-    @property
-    def targets(self) -> Targets | None:
-        """The targets of a cross-entropy, if it is one."""
-        return read_targets(self.logits, self.gradient, self.logits.dtype)
+    targets: Targets | None
+    """Those of a cross-entropy, if it is one."""
+    gradient: Tensor | None
+    """The gradient, if it is none."""
 
 
 @dataclass
-class _Weights:
-    """The weights of losses in the gradient: by backward pass, and where they were seen."""
+class _Pass:
+    """A backward pass: whether it found gradients there, and the weights of what was differentiated."""
 
-    of_loss: dict[int, Tensor] = field(default_factory=dict)
-    of_output: dict[int, Tensor] = field(default_factory=dict)
-    scored: dict[int, Scored] = field(default_factory=dict)
+    number: int
+    found: list[Tensor] = field(default_factory=list)
+    weights: dict[str, Tensor] = field(default_factory=dict)
 
 
 class Loop:
@@ -84,10 +81,11 @@ class Loop:
         self._report = report
         self._hooks = ExitStack()
         self._gradients: dict[int, _Gradient] = {}
-        self._weights = _Weights()
+        self._passes: list[_Pass] = []
+        """Of the first step, since gradients were zero."""
         self._scaler: torch.amp.GradScaler | None = None
         self.scored: Scored | None = None
-        """Of the first pass that backward went through."""
+        """Of the first pass that shows it."""
         self.left = 0
         """Steps that are still followed."""
 
@@ -98,7 +96,7 @@ class Loop:
         for name, p in parameters.items():
             if p.requires_grad:
                 self._gradients[id(p)] = one = _Gradient(name)
-                self._hooks.callback(p.register_hook(lambda _, p=p, one=one: _add(p, one)).remove)
+                self._hooks.callback(p.register_hook(lambda _, p=p, one=one: self._add(p, one)).remove)
         _follow(self)
 
     def detach(self) -> None:
@@ -106,21 +104,49 @@ class Loop:
         self._hooks.close()
         _leave(self)
         self._gradients.clear()
-        self._weights, self.left = _Weights(), 0
+        self._passes.clear()
+        self.left = 0
 
-    def saw_loss(self, loss: Tensor, *, in_output: bool) -> None:
+    def saw_loss(self, loss: Tensor, where: str) -> None:
         """Note with which weight backward differentiates the loss of a micro-batch."""
-        if self.left and loss.requires_grad:
-            kept = self._weights.of_output if in_output else self._weights.of_loss
-            loss.register_hook(lambda g: _keep(kept, g.detach().sum()))
+        if self.left == FIRST and loss.requires_grad:
+            loss.register_hook(lambda g: self._pass.weights.setdefault(where, g.detach().sum()))
 
-    def saw_output(self, output: Any) -> None:
-        """Note the gradient that backward brings to the first output with an axis of its own."""
+    def saw_output(self, output: Any, batch: Any) -> None:
+        """Note what backward asks of the first output with an axis of its own."""
         wide = ((at, x) for at, x in tensors_in(output) if x.requires_grad and x.ndim > 1 and not x.is_sparse)
-        if self.left and (first := next(wide, None)) is not None:
+        if self.left == FIRST and len(self._passes) < 2 and (first := next(wide, None)) is not None:
             place, logits = first
-            kept, values = self._weights.scored, logits.detach()
-            logits.register_hook(lambda g: _keep(kept, Scored(place, values, g.detach())))
+            values = logits.detach()
+            logits.register_hook(lambda g: self._ask(Scored(batch, place, None, g.detach()), values))
+
+    def _ask(self, scored: Scored, logits: Tensor) -> None:
+        targets = read_targets(logits, scored.gradient, logits.dtype)
+        if targets is not None:
+            scored = scored._replace(targets=targets, gradient=None)
+            self._pass.weights["logits"] = targets.weight[targets.counted].sum()
+        if self.scored is None and (targets or torch.isfinite(scored.gradient).all()):
+            self.scored = scored
+
+    @property
+    def _pass(self) -> _Pass:
+        """The backward pass that runs."""
+        number = torch._C._current_graph_task_id()
+        if not self._passes or self._passes[-1].number != number:
+            self._passes.append(_Pass(number))
+        return self._passes[-1]
+
+    @torch.no_grad()
+    def _add(self, p: Tensor, one: _Gradient) -> None:
+        """Backward is about to add to a gradient."""
+        one.late, norm = one.clipped, _norm(p)
+        if norm is not None and self._passes:
+            self._passes[-1].found.append(norm)
+        if norm is None or one.kept is None:
+            one.carried = None
+        else:
+            before = one.carried if one.carried is not None else torch.zeros_like(norm, dtype=torch.bool)
+            one.carried = (norm != 0) & ((norm == one.kept) | before)
 
     @torch.no_grad()
     def before(self, step: int, parameters: Iterable[Tensor], optimizer: Any) -> None:
@@ -128,7 +154,6 @@ class Loop:
         if not self.left:
             return
         held = [(p, self._gradients[id(p)]) for p in parameters if id(p) in self._gradients]
-        self.scored = self.scored or next(iter(self._weights.scored.values()), None)
         for look in (self._stale, self._clips, self._sums):
             if (one := look(held, optimizer)) is not None:
                 self._report(step, one)
@@ -142,7 +167,7 @@ class Loop:
 
     def end_step(self) -> None:
         """End a step; after the last one that is followed, take the hooks off."""
-        self._weights = _Weights()
+        self._passes.clear()
         if self.left and not (left := self.left - 1):
             self.detach()
         elif self.left:
@@ -186,17 +211,18 @@ class Loop:
 
     def _sums(self, _: Sequence[tuple[Tensor, _Gradient]], __: Any) -> Finding | None:
         """The gradient of a step of several micro-batches is that of the mean of their losses."""
-        weights = self._weights
-        read = [one.targets for one in weights.scored.values()] if len(weights.scored) > 1 else [None]
-        shares = [float(t.weight[t.counted].sum()) for t in read if t is not None]
-        if len(shares) < len(read):
-            shares = _fetched((weights.of_output or weights.of_loss).values())
-        scale = self._scaler.get_scale() if self._scaler is not None else 1.0
-        total, count = sum(shares) / scale, len(shares)
-        if count < 2 or not math.isfinite(total) or round(total) != count:
+        zeroed = [not any(_fetched(one.found)) for one in self._passes]  # also where a step was skipped
+        own = self._passes[len(zeroed) - 1 - zeroed[::-1].index(True) :] if any(zeroed) else self._passes
+        known = ([one.weights.get(where) for one in own[:2]] for where in ("logits", "output", "loop"))
+        pair = next((two for two in known if len(two) == 2 and None not in two), None)
+        if pair is None:
             return None
+        total = sum(_fetched(pair)) / (self._scaler.get_scale() if self._scaler is not None else 1.0)
+        if not math.isfinite(total) or round(total) != len(pair):  # each has the weight 1
+            return None
+        count = len(own)
         words = f"the losses of {count} micro-batches are added: the gradient is {count} times their mean's"
-        return Finding("step", words, f"divide each loss by {count}; give watch.loss() what is not divided")
+        return Finding("step", words, f"divide each by {count}; give watch.loss() what is not divided")
 
 
 _FOLLOWED: Final[WeakSet[Loop]] = WeakSet()
@@ -232,23 +258,6 @@ def _leave(loop: Loop) -> None:
     _FOLLOWED.discard(loop)
     if not _FOLLOWED:
         _CALLS.close()
-
-
-def _add(p: Tensor, one: _Gradient) -> None:
-    """Backward is about to add to a gradient."""
-    with torch.no_grad():
-        one.late = one.clipped
-        norm = _norm(p)
-        if norm is None or one.kept is None:
-            one.carried = None
-        else:
-            before = one.carried if one.carried is not None else torch.zeros_like(norm, dtype=torch.bool)
-            one.carried = (norm != 0) & ((norm == one.kept) | before)
-
-
-def _keep(kept: dict[int, Any], value: Any) -> None:
-    """Keep the first value of a backward pass."""
-    kept.setdefault(torch._C._current_graph_task_id(), value)
 
 
 def _norm(p: Tensor) -> Tensor | None:
