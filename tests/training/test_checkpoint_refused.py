@@ -104,7 +104,7 @@ DAMAGED = {
         recommitted(edited("last/recorder.safetensors", lambda kept: kept.pop("lr"))),
         (
             f"{{run}}/{STATE}: the recorder's last steps are of another run (gradients [9, 38], "
-            "losses [8, 3], step [9], updates [9, 38], values [9, 3])"
+            "losses [9, 3], step [9], updates [9, 38], values [9, 3])"
         ),
     ),
 }

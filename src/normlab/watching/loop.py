@@ -204,7 +204,7 @@ class Loop:
         now = math.hypot(*_fetched([b for a, b in pairs if a is not None and b is not None]))
         scale = getattr(optimizer, "grad_scale", None)  # a fused optimizer divides by it in its step
         now = now / float(scale) if scale is not None else now
-        if not pairs or then == now:
+        if then == now or not math.isfinite(then + now):
             return None
         words = f"a clip leaves gradients of norm {then:.4g}, and the optimizer gets {now:.4g}"
         return Finding("step", words, "call scaler.unscale_(optimizer) before the clip; clip last")

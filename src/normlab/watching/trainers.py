@@ -11,28 +11,18 @@ from typing import Any
 
 from torch import Tensor
 
-from normlab.diagnosis import Probe, Structure
+from normlab.diagnosis import Probe
 from normlab.errors import UserError
-from normlab.watching.observation import Emit
 from normlab.watching.watch import OUT, Watch
 
 
 class WatchingCallback(ABC):  # noqa: B024 - each trainer names its hooks otherwise
-    """Base of the callbacks: it holds the ``Watch`` that their trainer's hooks drive."""
+    """Base of the callbacks: it holds the ``Watch`` that their trainer's hooks drive, and takes its
+    options.
+    """
 
-    def __init__(
-        self,
-        probes: str | Sequence[Probe] = "standard",
-        *,
-        out: str | Path = OUT,
-        every_steps: int = 50,
-        emit: Emit | None = None,
-        structure: Structure | None = None,
-        sinks: Sequence[Any] = (),
-    ) -> None:
-        self.watch = Watch(
-            probes, out=out, every_steps=every_steps, emit=emit, structure=structure, sinks=sinks
-        )
+    def __init__(self, probes: str | Sequence[Probe] = "standard", **options: Any) -> None:
+        self.watch = Watch(probes, **options)
 
     def stepping(self, *_: Any, **__: Any) -> None:
         """Measure weights and gradients before the optimizer steps."""
