@@ -15,23 +15,15 @@ except ImportError as error:
 
 
 class Probes(WatchingCallback, TrainerCallback):
-    """``Trainer(..., callbacks=[Probes("standard")])``: one step in ``every_steps`` is observed, and becomes
-    rows of step, stack, index, role, layer, module, signal, statistic and value. At the end the folder
-    ``out`` has them as ``watch.jsonl``, a JSON line each, and a page, ``watch.html``. The class ``Watch``
-    says what is recorded and reported, and ``docs/integrations.md`` shows its options.
+    """``Trainer(..., callbacks=[Probes("standard")])``: ``Watch`` says what is recorded and reported, and
+    ``docs/integrations.md`` shows its options.
 
     ``probes`` is a preset (``cheap``, ``standard``, ``full``: see ``normlab.diagnosis.probing.presets``) or a
     list of ``normlab.diagnosis.Probe``. For a model whose blocks are not found, give the ``structure`` that
     ``read_structure(model, batch, blocks=…)`` finds. Losses and weights are bit-identical with and without.
 
     Steps count from 0, as those that are done before. Weights and gradients are those that the optimizer is
-    given, gradients after clipping; each micro-batch of an accumulated step gives rows of its own. A training
-    that goes on from a checkpoint replaces the rows from there on, and one that begins anew sets aside the
-    files of the one before. Where a step raises, ``close()`` takes the hooks off and draws the page; so does
-    the end of the process.
-
-    Where a model cannot be read, a warning says so and weights, gradients and updates are recorded. Raises
-    UserError, before the training, for a preset or a sink that does not exist.
+    given, gradients after clipping; each micro-batch of an accumulated step gives rows of its own.
     """
 
     def on_train_begin(self, args: TrainingArguments, state: TrainerState, *_: Any, **shown: Any) -> None:
