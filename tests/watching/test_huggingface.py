@@ -133,7 +133,6 @@ def test_what_is_not_a_number_is_written_as_a_word(tmp_path):
         warnings.simplefilter("always")
         trained(tmp_path, Probes([Probe("*.mlp")], out=out), model=model, max_steps=1)
     words = " ".join(str(one.message) for one in warned)
-    assert "finite at transformer.h.1.mlp.c_fc.weight" in words, "by a copy of the model"
     assert "the loss is nan in step 0" in words
     assert [row["value"] for row in rows_of(out)][1] == "nan"
 

@@ -213,3 +213,32 @@ def test_two_watches_leave_torchs_functions_as_they_were(tmp_path):
         watch.close()
     assert nn.utils.clip_grad._clip_grads_with_norm_ is clip
     assert torch.amp.GradScaler.scale is scale
+
+
+class Balanced(Model):
+    """Puts out a second loss, which alone reaches its router."""
+
+    def __init__(self):
+        super().__init__()
+        self.router = nn.Linear(16, 4)
+
+    def forward(self, ids):
+        return super().forward(ids), self.router(self.embedding(ids)).square().mean()
+
+
+def test_a_loss_of_several_outputs_is_asked_of_all(tmp_path):
+    torch.manual_seed(0)
+    model, ids = Balanced(), batches()[0]
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    with normlab.watch(model, optimizer, out=tmp_path) as watch:
+        logits, balance = model(ids)
+        loss = nn.functional.cross_entropy(logits[:, :-1].flatten(0, 1), ids[:, 1:].flatten())
+        (loss + 0.01 * balance).backward()
+        optimizer.step()
+    assert watch.reports == []
+
+
+def test_a_step_that_the_scaler_skips_is_no_micro_batch(tmp_path):
+    loop = Loop(amp=True)
+    loop.scaler = torch.amp.GradScaler("cpu", init_scale=2.0**127)
+    assert reports(loop, tmp_path) == []

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, Final
 
 import torch.nn.functional as F
@@ -17,21 +17,22 @@ from normlab.trace.tensors import call_model, map_tensors, tensors_in
 from normlab.trace.untouched import same_globals, same_random_state, untouched
 from normlab.watching.fault import Fault
 from normlab.watching.loop import Finding, Loop, Rates, Scored
-from normlab.watching.losses import Losses, loss_in
+from normlab.watching.losses import Losses
 from normlab.watching.optimizer_hooks import OptimizerSteps
 from normlab.watching.recorder import Recorder, Reports, Trigger, report_of
 
-TESTED: Final = ("finite", "targets", "causality", "gradients")
+TESTED: Final = ("targets", "causality", "gradients")
 BUDGET_S: Final = 20.0
 Batch = tuple[tuple[Any, ...], dict[str, Any]]
 
 
-def first_violations(model: nn.Module, batch: Batch, scored: Scored | None, own: object) -> list[Violation]:
+def first_violations(
+    model: nn.Module, batch: Batch, scored: Sequence[Scored], own: object
+) -> list[Violation]:
     """Test a copy of a model before its first step; ``own`` holds hooks on it, which the copy has not.
 
-    The loss is the one in the model's output, else one that asks for what backward asked.
-    Empty for a model whose copy in float64 would take gigabytes, and for one of
-    which the ranks hold parts.
+    The loss asks of the outputs what backward asked. A parameter that backward reached in another way is no
+    violation. Empty for a model whose copy in float64 would take gigabytes, or of which ranks hold parts.
     """
     parameters = list(model.parameters())
     spread = any(hasattr(p, "to_local") for p in parameters)
@@ -47,35 +48,43 @@ def first_violations(model: nn.Module, batch: Batch, scored: Scored | None, own:
         setup = Setup(twin, given, _loss_of(scored, batch))
         with untouched(setup):
             tests = [one for one in properties() if one.name in TESTED]
-            return list(examine(Step(setup, budget_s=BUDGET_S), tests).failures)
+            failures = examine(Step(setup, budget_s=BUDGET_S), tests).failures
+    reached = {name for name, p in model.named_parameters() if p.grad is not None and bool(p.grad.any())}
+    return [v for v in failures if v.property != "gradients" or v.module not in reached]
 
 
-def _loss_of(scored: Scored | None, batch: Batch) -> Loss:
+def _loss_of(scored: Sequence[Scored], batch: Batch) -> Loss:
     mixed = all(batch)
-    surrogate = _asked(scored) if scored is not None else None
+    largest = max(map(_size, scored)) or 1.0  # a scaler's factor, among others
+    asked = [(one.place, _asked(one, largest)) for one in scored]
 
     def loss(model: nn.Module, given: Any) -> Tensor:
         output = model(*given["args"], **given["kwargs"]) if mixed else call_model(model, given)
-        in_output = loss_in(output)
-        if in_output is not None or scored is None or surrogate is None:
-            assert in_output is not None
-            return in_output
-        return surrogate(dict(tensors_in(output))[scored.place])
+        outputs = dict(tensors_in(output))
+        first, *others = (loss_of(outputs[place]) for place, loss_of in asked)
+        return sum(others, first)
 
     return loss
 
 
-def _asked(scored: Scored) -> Callable[[Tensor], Tensor]:
-    """A loss with the gradient that backward brought: the cross-entropy of its targets, else a linear one."""
-    targets, gradient = scored.targets, scored.gradient
+def _size(scored: Scored) -> float:
+    """The sum of the weights of a cross-entropy, else the largest entry of the gradient."""
+    if scored.targets is not None:
+        return float(scored.targets.weight.sum())
+    return float(scored.gradient.abs().max())
+
+
+def _asked(scored: Scored, unit: float) -> Callable[[Tensor], Tensor]:
+    """A loss with the gradient that backward brought, in units: a cross-entropy, else a linear one."""
+    targets, gradient = scored.targets, scored.gradient / unit
     if targets is None:
-        return lambda x: x.sum() if gradient is None else (x * gradient.to(x)).sum()
-    ids, counted, weight = targets.ids, targets.counted, targets.weight[targets.counted]
+        return lambda x: (x * gradient.to(x)).sum()
+    ids, counted, weight = targets.ids, targets.counted, targets.weight[targets.counted] / unit
 
     def cross_entropy(x: Tensor) -> Tensor:
         here = counted.to(x.device)
         each = F.cross_entropy(x[here], ids.to(x.device)[here].long(), reduction="none")
-        return (each * weight.to(each)).sum() / weight.sum().to(each)
+        return (each * weight.to(each)).sum()
 
     return cross_entropy
 
@@ -110,14 +119,15 @@ class Checks:
     ``own`` is whose hooks a model has that is not to be copied with them.
     """
 
-    def __init__(self, reports: Reports, own: object, *, step: int, rates: Mapping[int, float]) -> None:
+    def __init__(
+        self, reports: Reports, own: object, step: int = 0, rates: Mapping[int, float] | None = None
+    ) -> None:
         self._reports, self._own = reports, own
-        self._loop, self._rates = Loop(self._found), Rates(rates)
+        self._loop, self._rates = Loop(self._found), Rates(rates or {})
         self._begins = step == 0
         self._fresh = True
         """Whether no step was taken yet."""
         self._model: nn.Module | None = None
-        self._batch: Batch | None = None
         self._taken: list[tuple[int, float]] = []
         self._advised: set[str] = set()
 
@@ -139,13 +149,14 @@ class Checks:
         """Note a call of the model in training, and the loss that it puts out."""
         loss = losses.see(output, kwargs)
         if self._loop.left:
-            if self._fresh and self._loop.scored is None:
-                self._batch = map_tensors((args, dict(kwargs)), lambda _, x: x.detach().clone())
             if loss is not None:
                 self._loop.saw_loss(loss, "output")
-            self._loop.saw_output(output, self._batch)
+            copied = (
+                map_tensors((args, dict(kwargs)), lambda _, x: x.detach().clone()) if self._fresh else None
+            )
+            self._loop.saw_output(output, copied)
 
-    def before(self, step: int, one: OptimizerSteps, losses: Losses) -> None:
+    def before(self, step: int, one: OptimizerSteps) -> None:
         """Look at the gradients that an optimizer is given, and before the first step at the model."""
         self._loop.before(step, one.parameters, one.optimizer)
         if not self._fresh:
@@ -153,10 +164,9 @@ class Checks:
         self._fresh = False
         if self._begins and not one.optimizer.state:  # else the optimizer goes on
             self._rates = Rates({})
-        scored, batch, self._batch, self._loop.scored = self._loop.scored, self._batch, None, None
-        batch = batch if scored is None else scored.batch
-        if self._model is not None and batch is not None and (scored is not None or losses.in_output):
-            for v in first_violations(self._model, batch, scored, self._own):
+        scored, self._loop.scored = self._loop.scored, list[Scored]()
+        if self._model is not None and scored:
+            for v in first_violations(self._model, scored[0].batch, scored, self._own):
                 self._found(step, Finding(v.property, v.evidence, v.advice, v.module))
 
     def after(self, parameters: Iterable[Tensor]) -> None:

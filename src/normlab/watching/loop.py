@@ -10,6 +10,7 @@ import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any, Final, NamedTuple
 from weakref import WeakSet
 
@@ -24,6 +25,10 @@ from normlab.watching.meter import local_parts, stored
 FIRST: Final = 3
 """Steps whose gradients are followed: a step's own, and what the next one finds of them, also where the first
 one began with something left."""
+
+
+READ: Final = 2
+"""Passes of a step whose weights are read: where losses are averaged, two together have at most 1."""
 
 
 class Finding(NamedTuple):
@@ -54,12 +59,14 @@ class _Gradient:
 class Scored(NamedTuple):
     """What backward asked of an output of the model, on the arguments of a call."""
 
+    number: int
+    """Of the backward pass."""
     batch: Any
     place: Place
     targets: Targets | None
     """Those of a cross-entropy, if it is one."""
-    gradient: Tensor | None
-    """The gradient, if it is none."""
+    gradient: Tensor
+    """Where it is none; else empty."""
 
 
 @dataclass
@@ -84,15 +91,16 @@ class Loop:
         self._passes: list[_Pass] = []
         """Of the first step, since gradients were zero."""
         self._scaler: torch.amp.GradScaler | None = None
-        self.scored: Scored | None = None
-        """Of the first pass that shows it."""
+        self.scored: list[Scored] = []
+        """Every output of the first pass in which all is finite."""
+        self._refused = -1
         self.left = 0
         """Steps that are still followed."""
 
     def attach(self, parameters: Mapping[str, nn.Parameter]) -> None:
         """Follow the gradients of these parameters for ``FIRST`` steps."""
         self.detach()
-        self.left, self.scored = FIRST, None
+        self.left, self.scored = FIRST, list[Scored]()
         for name, p in parameters.items():
             if p.requires_grad:
                 self._gradients[id(p)] = one = _Gradient(name)
@@ -113,20 +121,23 @@ class Loop:
             loss.register_hook(lambda g: self._pass.weights.setdefault(where, g.detach().sum()))
 
     def saw_output(self, output: Any, batch: Any) -> None:
-        """Note what backward asks of the first output with an axis of its own."""
-        wide = ((at, x) for at, x in tensors_in(output) if x.requires_grad and x.ndim > 1 and not x.is_sparse)
-        if self.left == FIRST and len(self._passes) < 2 and (first := next(wide, None)) is not None:
-            place, logits = first
-            values = logits.detach()
-            logits.register_hook(lambda g: self._ask(Scored(batch, place, None, g.detach()), values))
+        """Note what backward asks of each output."""
+        shown = ((at, x) for at, x in tensors_in(output) if x.requires_grad and not x.is_sparse)
+        for at, x in shown if self.left == FIRST else ():
+            x.register_hook(partial(self._ask, batch, at, x.detach()))
 
-    def _ask(self, scored: Scored, logits: Tensor) -> None:
-        targets = read_targets(logits, scored.gradient, logits.dtype)
+    def _ask(self, batch: Any, place: Place, logits: Tensor, gradient: Tensor) -> None:
+        number, weights, gradient = self._pass.number, self._pass.weights, gradient.detach()
+        if len(self._passes) > READ:
+            return
+        targets = read_targets(logits, gradient, logits.dtype) if logits.ndim > 1 else None
         if targets is not None:
-            scored = scored._replace(targets=targets, gradient=None)
-            self._pass.weights["logits"] = targets.weight[targets.counted].sum()
-        if self.scored is None and (targets or torch.isfinite(scored.gradient).all()):
-            self.scored = scored
+            weights.setdefault("logits", targets.weight[targets.counted].sum())
+        if not torch.isfinite(gradient).all():
+            self.scored, self._refused = list[Scored](), number
+        elif number != self._refused and (not self.scored or self.scored[0].number == number):
+            kept = gradient if targets is None else gradient.new_empty(0)
+            self.scored.append(Scored(number, batch, place, targets, kept))
 
     @property
     def _pass(self) -> _Pass:
@@ -213,8 +224,9 @@ class Loop:
         """The gradient of a step of several micro-batches is that of the mean of their losses."""
         zeroed = [not any(_fetched(one.found)) for one in self._passes]  # also where a step was skipped
         own = self._passes[len(zeroed) - 1 - zeroed[::-1].index(True) :] if any(zeroed) else self._passes
-        known = ([one.weights.get(where) for one in own[:2]] for where in ("logits", "output", "loop"))
-        pair = next((two for two in known if len(two) == 2 and None not in two), None)
+        first = [one.weights for one in own[:READ]]
+        known = ([w[at] for w in first if at in w] for at in ("logits", "output", "loop"))
+        pair = next((weights for weights in known if len(weights) == READ), None)
         if pair is None:
             return None
         total = sum(_fetched(pair)) / (self._scaler.get_scale() if self._scaler is not None else 1.0)
@@ -247,10 +259,12 @@ def _follow(loop: Loop) -> None:
                 one.scaled_by(scaler)
             return scale(scaler, outputs)
 
-        clip_grad._clip_grads_with_norm_ = clipped
-        torch.amp.GradScaler.scale = scaled
-        _CALLS.callback(setattr, clip_grad, "_clip_grads_with_norm_", clip)
-        _CALLS.callback(setattr, torch.amp.GradScaler, "scale", scale)
+        for owner, name, own, new in (
+            (clip_grad, "_clip_grads_with_norm_", clip, clipped),
+            (torch.amp.GradScaler, "scale", scale, scaled),
+        ):
+            setattr(owner, name, new)
+            _CALLS.callback(setattr, owner, name, own)
     _FOLLOWED.add(loop)
 
 

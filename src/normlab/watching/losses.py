@@ -25,11 +25,6 @@ class Losses:
     def __bool__(self) -> bool:
         return bool(self._given or self._seen)
 
-    @property
-    def in_output(self) -> bool:
-        """Whether the model has put out a loss."""
-        return bool(self._seen)
-
     def give(self, loss: Tensor | float) -> None:
         """Take note of the loss of a micro-batch that the loop gives."""
         self._given.append(torch.as_tensor(loss).detach().mean())

@@ -309,7 +309,9 @@ class Recorder:
             kept = [self.numbers[r.step] | {"step": r.step} for r in self.ring if r.step in self.numbers]
             known = [(int(n["step"]), n[what]) for n in kept if what in n]
             steps, values = [s for s, _ in known], [v for _, v in known]
-            for at in range(RECENT, len(values) - RECENT + 1) if limit_of else ():
+            if limit_of is None:
+                continue
+            for at in range(RECENT, len(values) - RECENT + 1):
                 now, limit = statistics.median(values[at : at + RECENT]), limit_of(values[:at])
                 if now > limit:
                     first = next(i for i in range(at, len(values)) if values[i] > limit)

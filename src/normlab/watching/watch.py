@@ -63,7 +63,7 @@ class Watch:
         self._observation = Observation(probes, structure, self._record, self._note)
         self._reports = Warned(self._warn)
         self._recorder = Recorder(self._reports)
-        self._checks = Checks(self._reports, self, step=0, rates={})
+        self._checks = Checks(self._reports, self)
         self._once: set[str] = set()
         self._notes: list[str] = []
         self._values: dict[str, float] = {}
@@ -86,7 +86,7 @@ class Watch:
 
     @property
     def flight(self) -> Path:
-        """The file of the recorder's reports and of the notes about what could not be watched."""
+        """The file of the reports and of the notes about what could not be watched."""
         return self.path.with_suffix(".flight.json")
 
     @property
@@ -95,8 +95,8 @@ class Watch:
         return self._reports.flights()
 
     def start(self, step: int) -> None:
-        """Begin a training at step 0, for which the files of an earlier one are set aside, or resume one at
-        ``step``: rows from there on will be written again. A process that ends without ``close`` closes.
+        """Begin a training at step 0, setting the files of an earlier one aside, or resume one at ``step``:
+        rows from there on will be written again. A process that ends without ``close`` closes.
         """
         self._guard("the watch cannot begin", lambda: self._start(step))
 
@@ -170,19 +170,22 @@ class Watch:
         self._remove_hooks()
         self._reports = Warned(self._warn)
         self._recorder, self._step = Recorder(self._reports), step
-        self._once.clear()
-        self._notes.clear()
-        self._losses.clear()
+        for kept in (self._once, self._notes, self._losses):
+            kept.clear()
         self._close_at_exit()
-        rates = self._rows.begin(step) if self._emit is None else {}
-        self._checks = Checks(self._reports, self, step=step, rates=rates)
+        rates = self._rows.begin(step) if self._emit is None else None
+        self._checks = Checks(self._reports, self, step, rates)
 
     def _close_at_exit(self) -> None:
         """Let the end of the process close this watch, whose trainer may have raised."""
         self._forget_exit()
         closing = weakref.WeakMethod(self.close)
 
-        self._at_exit = atexit.register(lambda: (close := closing()) is not None and close())
+        def close_if_alive() -> None:
+            if (close := closing()) is not None:
+                close()
+
+        self._at_exit = atexit.register(close_if_alive)
 
     def _forget_exit(self) -> None:
         if self._at_exit is not None:
@@ -244,8 +247,7 @@ class Watch:
         ):  # no closure, which runs the model
             self.end()
             self._guard("gradients cannot be recorded", one.measure_gradients)
-            checks, losses = self._checks, self._losses
-            self._guard("the loop cannot be checked", lambda: checks.before(self._step, one, losses))
+            self._guard("the loop cannot be checked", lambda: self._checks.before(self._step, one))
 
     def _weights_alone(self, model: nn.Module) -> None:
         """Observe a step in which no call of the model was seen: compiled, or its ``forward`` is called."""
@@ -313,9 +315,8 @@ class Watch:
 
     def _write_rows(self) -> None:
         if self._emit is None:
-            self._rows.places = {
-                (p.stack, p.index): p for p in self._observation.places if p.index is not None
-            }
+            places = [place for place in self._observation.places if place.index is not None]
+            self._rows.places = {(place.stack, place.index): place for place in places}
             self._rows.write()
 
     def _draw(self) -> None:
