@@ -12,12 +12,12 @@ if TYPE_CHECKING:
     from normlab.comparison.compare import compare
     from normlab.comparison.plan import plan
     from normlab.diagnosis import Diagnosis, diagnose, read_structure
-    from normlab.integrations.watch import watch
     from normlab.recipes.grammar import resolve
     from normlab.recipes.plugins import load_plugins
     from normlab.report.check import write_check_page
     from normlab.report.compare import write_compare_page
     from normlab.report.diagnosis import write_diagnosis
+    from normlab.report.flight import write_probes_page
     from normlab.report.trial import write_trial_page
     from normlab.spec.config import Config
     from normlab.spec.request import CompareRequest
@@ -30,6 +30,7 @@ if TYPE_CHECKING:
     from normlab.training.translate import translate
     from normlab.trials.trial import trial
     from normlab.trials.trials import Trials
+    from normlab.watching.watch import watch
 
 __version__ = "0.1.0"
 
@@ -55,10 +56,11 @@ _HOME = {
     "train": "normlab.training.train",
     "translate": "normlab.training.translate",
     "trial": "normlab.trials.trial",
-    "watch": "normlab.integrations.watch",
+    "watch": "normlab.watching.watch",
     "write_check_page": "normlab.report.check",
     "write_compare_page": "normlab.report.compare",
     "write_diagnosis": "normlab.report.diagnosis",
+    "write_probes_page": "normlab.report.flight",
     "write_trial_page": "normlab.report.trial",
 }
 

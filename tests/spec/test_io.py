@@ -19,7 +19,7 @@ import normlab
 from normlab import diagnosis
 from normlab.configs import demo
 from normlab.errors import UserError
-from normlab.integrations.watch import Watch
+from normlab.watching.watch import Watch
 from normlab.spec.comparison import Comparison, Difference, Interval, RecipeResult, Sample, Trial
 from normlab.spec.config import (
     Config,

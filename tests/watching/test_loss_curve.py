@@ -7,16 +7,18 @@ import random
 import pytest
 import torch
 
-from normlab.integrations.course import Course
-from normlab.integrations.losses import Losses
-from normlab.integrations.recorder import Recorder, Stepped
+from normlab.watching.loss_curve import LossCurve
+from normlab.watching.losses import Losses
+from normlab.watching.meter import StepRecord
+from normlab.watching.recorder import Recorder
+from watching.reported import Kept
 
 
-def course_of(losses):
-    course = Course()
+def curve_of(losses):
+    curve = LossCurve()
     for loss in losses:
-        course.add(loss)
-    return course
+        curve.add(loss)
+    return curve
 
 
 @pytest.mark.parametrize(
@@ -26,7 +28,7 @@ def course_of(losses):
 def test_at_most_three_in_a_hundred_noisy_sound_trainings_are_reported(first, last, deviation, steps):
     draw = random.Random(0)
     falls = [first + (last - first) * step / steps for step in range(steps)]
-    reported = [course_of([loss + draw.gauss(0.0, deviation) for loss in falls]).diverged for _ in range(300)]
+    reported = [curve_of([loss + draw.gauss(0.0, deviation) for loss in falls]).diverged for _ in range(300)]
     assert sum(reported) <= 9
 
 
@@ -63,16 +65,19 @@ def test_at_most_three_in_a_hundred_noisy_sound_trainings_are_reported(first, la
     ],
 )
 def test_a_loss_that_ends_above_its_start_is_reported(losses):
-    assert course_of(losses).diverged
+    assert curve_of(losses).diverged
 
 
 def reports_on(losses):
-    recorder = Recorder(lambda _: None)
+    kept = Kept()
+    recorder = Recorder(kept)
     for step, loss in enumerate(losses):
         norms = torch.ones(1)
-        recorder.add(Stepped(step, 0.1, torch.tensor(loss), ("weight",), norms, norms))
+        recorder.add(StepRecord(step, 0.1, torch.tensor(loss), ("weight",), norms, norms))
+        if recorder.pending == 16:
+            recorder.check_steps(step)
     recorder.close()
-    return [(r["trigger"]["kind"], r["trigger"]["words"]) for r in recorder.reports]
+    return [(r["trigger"]["kind"], r["trigger"]["words"]) for r in kept.reports]
 
 
 def test_an_early_rise_that_is_over_is_a_note_with_its_height():
@@ -91,7 +96,7 @@ def test_a_loss_that_falls_fast_at_once_has_not_risen():
 
 
 def test_too_few_losses_are_not_judged():
-    assert not course_of([1.0, 9.0, 9.0]).diverged
+    assert not curve_of([1.0, 9.0, 9.0]).diverged
 
 
 def test_the_loss_of_a_step_is_what_the_loop_gives_else_what_the_model_puts_out():
@@ -109,3 +114,11 @@ def test_the_loss_of_a_step_is_what_the_loop_gives_else_what_the_model_puts_out(
     for _ in range(2):
         losses.see({"loss": 2.0 * at.sum()}, {"num_items_in_batch": 8})
     assert losses.of_step() == pytest.approx(4.0)
+
+
+def test_a_loss_falls_where_most_at_the_end_are_below_those_at_the_start():
+    draw = random.Random(0)
+    assert curve_of([3 - 0.01 * i + draw.gauss(0, 0.1) for i in range(60)]).fell
+    assert not curve_of([3.0] * 60).fell
+    assert not curve_of([3.0 + 0.001 * i for i in range(60)]).fell
+    assert curve_of([3.0] * 9).fell, "too few to say"

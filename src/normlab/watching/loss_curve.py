@@ -1,4 +1,4 @@
-"""The course of a loss: where it began, how high it rose and where it ended, judged by medians."""
+"""The curve of a loss: where it began, how high it rose and where it ended, judged by medians."""
 
 from __future__ import annotations
 
@@ -9,7 +9,10 @@ from dataclasses import dataclass, field
 from itertools import pairwise, takewhile
 from typing import Final
 
-from normlab.training.callbacks.flight import RECENT
+from normlab.spec.outcome import Outcome
+
+RECENT: Final = 5
+"""Losses whose median stands for one: one bad batch is no rise."""
 
 LAST: Final = 16
 """The losses at the end of which each must be above the start; half of all where there are fewer than twice
@@ -36,7 +39,7 @@ SIGMA: Final = 1.0 / (0.6744897501960817 * math.sqrt(2))
 
 
 @dataclass
-class Course:
+class LossCurve:
     """The losses of a training, of which the first and the last ones are kept.
 
     The start is the median of the first ``RECENT``, or of those before the loss is twice as high as the
@@ -104,6 +107,23 @@ class Course:
     def returned(self) -> bool:
         """Whether the loss has risen and come back below its start."""
         return self.count >= 2 * RECENT and self.rose and not self.diverged
+
+    @property
+    def fell(self) -> bool:
+        """Whether a loss at the end is more often below one at the start than not; True of too few losses."""
+        pairs = [last < first for first in self._first for last in self._ended]
+        return self.count < 2 * RECENT or 2 * sum(pairs) > len(pairs)
+
+    @property
+    def words(self) -> str:
+        """How the loss went, in a few words."""
+        if not self.rose:
+            return f"the loss began at {self.start:.4g} and ended at {self.end:.4g}"
+        return f"the loss rose from {self.start:.4g} to {self.highest:.4g} and ended at {self.end:.4g}"
+
+    def outcome(self, step: int) -> Outcome | None:
+        """Return the outcome of a training that diverged, at its last step."""
+        return Outcome("diverged", step, self.words) if self.diverged else None
 
     @property
     def _ended(self) -> list[float]:

@@ -16,8 +16,8 @@ from torch.distributed.tensor import DTensor
 from torch.nn.parallel import DistributedDataParallel
 
 import normlab
-from integrations.test_loop import Small, batches, loss_of
-from integrations.watching import hooks_of, rows_of
+from watching.test_loop import Small, batches, loss_of
+from watching.watching import hooks_of, rows_of
 
 RANKS = 2
 STEPS = 3

@@ -11,8 +11,8 @@ from typing import Any
 import torch
 
 from normlab.diagnosis import Record
-from normlab.integrations.observation import Place
 from normlab.store.files import append_rows, write_json_atomic, write_text_atomic
+from normlab.watching.observation import Place
 
 
 class Rows:
@@ -71,21 +71,23 @@ class Rows:
             "layer": layer,
         } | row
 
-    def begin(self, step: int) -> None:
-        """Make place for a training that begins at ``step``.
+    def begin(self, step: int) -> dict[int, float]:
+        """Make place for a training that begins at ``step``; return the rates of the earlier one by step.
 
         At step 0 the files of an earlier training are renamed to the first free number, as watch.1.jsonl; of
         a resumed training the rows of ``step`` and later ones are removed, since these steps are repeated.
         """
         path = self.path
         if not path.exists():
-            return
+            return {}
+        lines = path.read_text(encoding="utf-8").splitlines()
+        rows = [(line, row) for line in lines if (row := _row(line)) is not None]
+        rows = [(line, row) for line, row in rows if row["step"] < step or step == 0]
         if step == 0:
             _set_aside(path)
-            return
-        lines = path.read_text(encoding="utf-8").splitlines()
-        kept = [line for line in lines if (row := _row(line)) is not None and row["step"] < step]
-        write_text_atomic(path, "".join(f"{line}\n" for line in kept))
+        else:
+            write_text_atomic(path, "".join(f"{line}\n" for line, _ in rows))
+        return {row["step"]: row["value"] for _, row in rows if row["signal"] == "lr"}
 
 
 def _set_aside(path: Path) -> None:

@@ -4,40 +4,32 @@ from __future__ import annotations
 
 from typing import Any
 
-from normlab.integrations.callback import WatchingCallback
+from normlab.watching.trainers import WatchingCallback
 
 try:
     from transformers import TrainerCallback, TrainerState, TrainingArguments
 except ImportError as error:
     raise ImportError(
-        "normlab.integrations.huggingface needs transformers and accelerate; type: pip install 'normlab[hf]'"
+        "normlab.watching.huggingface needs transformers and accelerate; type: pip install 'normlab[hf]'"
     ) from error
 
 
 class Probes(WatchingCallback, TrainerCallback):
-    """``Trainer(..., callbacks=[Probes("standard")])``: one step in ``every_steps`` is observed, and becomes
-    rows of step, stack, index, role, layer, module, signal, statistic and value. At the end the folder
-    ``out`` has them as ``watch.jsonl``, a JSON line each, and a page, ``watch.html``. The class ``Watch``
-    says what is recorded and reported, and ``docs/integrations.md`` shows its options.
+    """``Trainer(..., callbacks=[Probes("standard")])``: ``Watch`` says what is recorded and reported, and
+    ``docs/integrations.md`` shows its options.
 
     ``probes`` is a preset (``cheap``, ``standard``, ``full``: see ``normlab.diagnosis.probing.presets``) or a
     list of ``normlab.diagnosis.Probe``. For a model whose blocks are not found, give the ``structure`` that
     ``read_structure(model, batch, blocks=…)`` finds. Losses and weights are bit-identical with and without.
 
-    Steps count from 0, as those that are done before. Weights and gradients are those that the optimiser is
-    given, gradients after clipping; each micro-batch of an accumulated step gives rows of its own. A training
-    that goes on from a checkpoint replaces the rows from there on, and one that begins anew sets aside the
-    files of the one before. Where a step raises, ``close()`` takes the hooks off and draws the page; so does
-    the end of the process.
-
-    Where a model cannot be read, a warning says so and weights, gradients and updates are recorded. Raises
-    UserError, before the training, for a preset or a sink that does not exist.
+    Steps count from 0, as those that are done before. Weights and gradients are those that the optimizer is
+    given, gradients after clipping; each micro-batch of an accumulated step gives rows of its own.
     """
 
     def on_train_begin(self, args: TrainingArguments, state: TrainerState, *_: Any, **shown: Any) -> None:
         self.watch.start(state.global_step)
-        optimisers = [shown["optimizer"]] if shown.get("optimizer") is not None else []
-        self.watch.attach(shown["model"], optimisers, compiled=bool(args.torch_compile))
+        optimizers = [shown["optimizer"]] if shown.get("optimizer") is not None else []
+        self.watch.attach(shown["model"], optimizers, compiled=bool(args.torch_compile))
 
     def on_step_begin(self, args: TrainingArguments, state: TrainerState, *_: Any, **shown: Any) -> None:
         # the trainer runs a compiled wrapper and shows callbacks what is inside

@@ -1,7 +1,8 @@
-"""The watch of a training by torchtitan's ``Trainer``."""
+"""What the watch of each trainer shares, and that of torchtitan's ``Trainer``."""
 
 from __future__ import annotations
 
+from abc import ABC
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from functools import wraps
@@ -12,7 +13,28 @@ from torch import Tensor
 
 from normlab.diagnosis import Probe
 from normlab.errors import UserError
-from normlab.integrations.watch import OUT, Watch
+from normlab.watching.watch import OUT, Watch
+
+
+class WatchingCallback(ABC):  # noqa: B024 - each trainer names its hooks otherwise
+    """Base of the callbacks: it holds the ``Watch`` that their trainer's hooks drive, and takes its
+    options.
+    """
+
+    def __init__(self, probes: str | Sequence[Probe] = "standard", **options: Any) -> None:
+        self.watch = Watch(probes, **options)
+
+    def stepping(self, *_: Any, **__: Any) -> None:
+        """Measure weights and gradients before the optimizer steps."""
+        self.watch.stepping()
+
+    def end(self, *_: Any, **__: Any) -> None:
+        """Write the measurements of a step and remove their hooks."""
+        self.watch.end()
+
+    def close(self, *_: Any, **__: Any) -> None:
+        """Write the measurements, remove all hooks and draw the page."""
+        self.watch.close()
 
 
 @contextmanager
@@ -33,8 +55,8 @@ def watched(
     parts.
     """
     names = ("model_parts", "optimizers", "forward_backward_step")
-    parts, optimisers, given = (getattr(trainer, name, None) for name in names)
-    if parts is None or optimisers is None or given is None:
+    parts, container, given = (getattr(trainer, name, None) for name in names)
+    if parts is None or container is None or given is None:
         raise UserError(
             f"{type(trainer).__name__} has no model_parts, optimizers and forward_backward_step; for a loop "
             "of your own, call normlab.watch(model, optimizers)"
@@ -50,7 +72,7 @@ def watched(
         if not begun:  # a checkpoint is loaded in train(), and tells the step
             begun = True
             watching.start(max(getattr(trainer, "step", 1), 1) - 1)
-            watching.attach(parts[0], list(getattr(optimisers, "optimizers", optimisers)))
+            watching.attach(parts[0], list(getattr(container, "optimizers", container)))
             watching.count_steps()
         loss = given(*args, **kwargs)
         if isinstance(loss, Tensor):

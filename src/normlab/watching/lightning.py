@@ -7,34 +7,23 @@ from typing import Any
 
 from torch import Tensor
 
-from normlab.integrations.callback import WatchingCallback
+from normlab.watching.trainers import WatchingCallback
 
 try:
     from lightning.pytorch import Callback, LightningModule, Trainer
 except ImportError as error:
     raise ImportError(
-        "normlab.integrations.lightning needs lightning; type: pip install 'normlab[lightning]'"
+        "normlab.watching.lightning needs lightning; type: pip install 'normlab[lightning]'"
     ) from error
 
 
 class Probes(WatchingCallback, Callback):
-    """``Trainer(..., callbacks=[Probes("standard")])``: one step in ``every_steps`` is observed, and becomes
-    rows of step, stack, index, role, layer, module, signal, statistic and value. At the end the folder
-    ``out`` has them as ``watch.jsonl``, a JSON line each, and a page, ``watch.html``. The class ``Watch``
-    says what is recorded and reported, and ``docs/integrations.md`` shows its options.
-
-    ``probes`` is a preset (``cheap``, ``standard``, ``full``: see ``normlab.diagnosis.probing.presets``) or a
-    list of ``normlab.diagnosis.Probe``, whose globs are of paths in the LightningModule. For a model whose
-    blocks are not found, give the ``structure`` that ``read_structure(module, batch, blocks=…)`` finds.
-    Losses and weights are bit-identical with and without.
+    """``Trainer(..., callbacks=[Probes("standard")])``, with the options of the callback for Hugging Face;
+    globs of probes are of paths in the LightningModule.
 
     Steps are ``trainer.global_step`` before they are done. Weights and gradients are those of the first
-    optimiser that steps, gradients before clipping; each micro-batch of an accumulated step gives rows of its
-    own, and validation gives none. A training that goes on from a checkpoint replaces the rows from there on,
-    and one that begins anew sets aside the files of the one before.
-
-    Where a model cannot be read, a warning says so and weights, gradients and updates are recorded. Raises
-    UserError, before the training, for a preset or a sink that does not exist.
+    optimizer that steps, gradients before clipping; each micro-batch of an accumulated step gives rows of its
+    own, and validation gives none.
     """
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:

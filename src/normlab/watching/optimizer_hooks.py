@@ -1,7 +1,8 @@
-"""The steps that an optimiser really takes, measured by hooks on it."""
+"""The steps that an optimizer really takes, measured by hooks on it."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Sequence
 from typing import Any
 
@@ -10,14 +11,12 @@ from torch import Tensor, distributed, nn
 from torch.optim import Optimizer
 
 from normlab.diagnosis.probing.observe import whole
-from normlab.integrations.observation import Place
-from normlab.integrations.recorder import Stepped
-from normlab.training.meter import Grouping, Meter, local_parts
-from normlab.training.parallel import norms_of
+from normlab.watching.meter import Grouping, Meter, StepRecord, local_parts, norms_of
+from normlab.watching.observation import Place
 
 
 class _Owned:
-    """The parameters of an optimiser by name, whole or as the parts of this rank."""
+    """The parameters of an optimizer by name, whole or as the parts of this rank."""
 
     def __init__(self, parts: dict[str, nn.Parameter]) -> None:
         self.parts = parts
@@ -51,14 +50,15 @@ def _is_sum(tensor: Tensor) -> bool:
     return any(placed.is_partial() for placed in getattr(tensor, "placements", ()))
 
 
-class OptimiserSteps:
-    """Measures the norms of gradients and updates of an optimiser's parameters in every step.
+class OptimizerSteps:
+    """Measures the norms of gradients and updates of an optimizer's parameters in every step.
 
     It keeps one copy of these weights. Nothing waits for the device.
     """
 
-    def __init__(self, optimiser: Optimizer, model: nn.Module) -> None:
-        self._optimiser, self._model = optimiser, model
+    def __init__(self, optimizer: Optimizer, model: nn.Module) -> None:
+        self.optimizer, self._model = optimizer, model
+        self._lr = math.nan
         self._meter: Meter[_Owned] | None = None
         self._gradients: Tensor | None = None
         self._updates: Tensor | None = None
@@ -71,12 +71,17 @@ class OptimiserSteps:
         return self._updates is not None
 
     @property
+    def parameters(self) -> list[nn.Parameter]:
+        """The parameters that the optimizer has now."""
+        return [p for group in self.optimizer.param_groups for p in group["params"]]
+
+    @property
     def meter(self) -> Meter[_Owned]:
-        """The meter of the parameters that the optimiser has now."""
-        owned = [p for group in self._optimiser.param_groups for p in group["params"]]
+        """The meter of these parameters."""
+        owned = self.parameters
         if self._meter is None or len(self._meter.names) != len(owned):
             names = {id(p): name for name, p in self._model.named_parameters()}
-            named = {names.get(id(p), f"parameter {i} of the optimiser"): p for i, p in enumerate(owned)}
+            named = {names.get(id(p), f"parameter {i} of the optimizer"): p for i, p in enumerate(owned)}
             # in the order of the model, which is that of the stream as a rule
             order = {name: i for i, name in enumerate(names.values())}
             self._meter = Meter(
@@ -85,8 +90,10 @@ class OptimiserSteps:
         return self._meter
 
     def before(self) -> None:
-        """Remember the weights before a step."""
+        """Remember the weights before a step, and its rate, which a scheduler changes after it."""
         self.meter.before()
+        rates = (group.get("lr") for group in self.optimizer.param_groups)
+        self._lr = max((float(rate) for rate in rates if rate is not None), default=math.nan)
 
     def measure_gradients(self) -> None:
         """Measure the gradients that the step is given."""
@@ -98,12 +105,11 @@ class OptimiserSteps:
             self.measure_gradients()
         self._updates = self.meter.after()
 
-    def taken(self, step: int, loss: Tensor | None) -> Stepped:
+    def record(self, step: int, loss: Tensor | None) -> StepRecord:
         """Return the numbers of the step, on the device."""
         assert self._gradients is not None
         assert self._updates is not None
-        lr = max(float(group.get("lr", 0.0)) for group in self._optimiser.param_groups)
-        return Stepped(step, lr, loss, self.meter.names, self._gradients, self._updates)
+        return StepRecord(step, self._lr, loss, self.meter.names, self._gradients, self._updates)
 
     def ratios(self, places: Sequence[Place]) -> Iterator[tuple[tuple[str | None, int | None, str], float]]:
         """Yield stack, index and module of groups of parameters, and their updates relative to weights."""
@@ -123,3 +129,15 @@ class OptimiserSteps:
         """Forget the step, which is over."""
         self._gradients = self._updates = None
         self.depth = 0
+
+
+def joined(records: Sequence[StepRecord]) -> StepRecord:
+    """Return the steps that several optimizers took as one, whose rate is the largest."""
+    first, device = records[0], records[0].gradients.device
+    gradients, updates = (
+        torch.cat([norms.to(device) for norms in kind])
+        for kind in ([r.gradients for r in records], [r.updates for r in records])
+    )
+    names = tuple(name for record in records for name in record.names)
+    lr = max(record.lr for record in records)
+    return first._replace(lr=lr, names=names, gradients=gradients, updates=updates)

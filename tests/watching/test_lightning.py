@@ -8,12 +8,12 @@ import pytest
 import torch
 from torch import nn
 
-from integrations.watching import hooks_of, rows_of, steps_of
 from normlab.diagnosis import Probe
 from normlab.diagnosis.probing.presets import MEASURED
+from watching.watching import hooks_of, rows_of, steps_of
 
 pl = pytest.importorskip("lightning.pytorch", reason="the extra normlab[lightning] is not installed")
-from normlab.integrations.lightning import Probes  # noqa: E402
+from normlab.watching.lightning import Probes  # noqa: E402
 
 pytestmark = [
     pytest.mark.filterwarnings("ignore"),  # Lightning's advice about workers and logging
@@ -140,9 +140,9 @@ def test_compiled_code_is_left_out_with_a_warning():
 
 def test_without_the_library_a_sentence_says_what_to_type(monkeypatch):
     monkeypatch.setitem(sys.modules, "lightning.pytorch", None)
-    monkeypatch.delitem(sys.modules, "normlab.integrations.lightning")
+    monkeypatch.delitem(sys.modules, "normlab.watching.lightning")
     with pytest.raises(ImportError, match=r"pip install 'normlab\[lightning\]'"):
-        import normlab.integrations.lightning  # noqa: F401
+        import normlab.watching.lightning  # noqa: F401
 
 
 def test_the_loss_of_accumulated_micro_batches_is_their_mean():

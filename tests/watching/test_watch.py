@@ -8,10 +8,10 @@ import pytest
 import torch
 from torch import nn
 
-from integrations.watching import hooks_of
 from normlab.diagnosis import Probe, Record
-from normlab.integrations.rows import Rows
-from normlab.integrations.watch import Watch
+from normlab.watching.rows import Rows
+from normlab.watching.watch import Watch
+from watching.watching import hooks_of
 
 
 def watch(probes, seen, **choices):

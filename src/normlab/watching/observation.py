@@ -16,7 +16,7 @@ from normlab.errors import UserError
 from normlab.trace.tensors import Side, apart, compiles, forward_hooks, unwrap
 
 Emit = Callable[[Record], None]
-Tell = Callable[[str], None]
+Warn = Callable[[str], None]
 NAMED = 'name the modules, as in probes=[Probe("*.mlp", "output", "rms")]'
 
 
@@ -35,19 +35,19 @@ class Observation:
     """Observes a step of a model from ``begin`` to ``end``, and has no hook on the model outside of that.
 
     A preset is of what ``structure`` says; without it the model is read when it is first called, on the
-    arguments of that call, which draws no random number. Where that fails, ``tell`` is given a sentence and
+    arguments of that call, which draws no random number. Where that fails, ``warn`` is given a sentence and
     weights and gradients are recorded alone. Raises UserError for a preset that does not exist.
     """
 
     def __init__(
-        self, probes: str | Sequence[Probe], structure: Structure | None, emit: Emit, tell: Tell
+        self, probes: str | Sequence[Probe], structure: Structure | None, emit: Emit, warn: Warn
     ) -> None:
         self.preset = probes if isinstance(probes, str) else ""
         if isinstance(probes, str):
             require_preset(probes)
         elif not probes:
             raise UserError(f'there are no probes; give a preset, as in probes="standard", or {NAMED}')
-        self._given, self._structure, self._emit, self._tell = probes, structure, emit, tell
+        self._given, self._structure, self._emit, self._warn = probes, structure, emit, warn
         self._open = ExitStack()
         self._observer: Observer | None = None
         self._step: int | None = None
@@ -100,7 +100,7 @@ class Observation:
             self.begin(model, step)
 
     def begin_uncalled(self, model: nn.Module, step: int, *, compiled: bool) -> None:
-        """Start to observe a step in which the optimiser is about to step and no call was seen."""
+        """Start to observe a step in which the optimizer is about to step and no call was seen."""
         if self._probes or compiled:
             self.begin(model, step, compiled=compiled)
         elif self._step is None:
@@ -125,7 +125,7 @@ class Observation:
         self._probes = weight_probes(blocks)
         self.places = [Place(c or None, None, m[0], tuple(m)) for c, those in blocks.items() for m in those]
         self._observe(model, compiled=compiled)
-        self._tell(why)
+        self._warn(why)
 
     def _use(self, structure: Structure, at: str) -> None:
         self._probes = stream_probes(structure, self.preset, prefix=at)
@@ -153,7 +153,7 @@ class Observation:
         """Say once that something cannot be measured; the model's pass goes on."""
         if not self._told:
             self._told = True
-            self._tell(f"something is not measured ({type(error).__name__}: {error}); the training goes on")
+            self._warn(f"something is not measured ({type(error).__name__}: {error}); the training goes on")
 
     def _read_at_first_call(self, model: nn.Module, own_calls: int) -> None:
         """Wait for the first call of a module that holds blocks, which may be any part of the model."""

@@ -1,4 +1,4 @@
-"""Watch a training of another trainer, or of a plain loop: the part that all integrations share."""
+"""Watch a training of another trainer, or of a plain loop: what all of them share."""
 
 from __future__ import annotations
 
@@ -17,21 +17,25 @@ from torch.optim import Optimizer
 
 from normlab.diagnosis import Probe, Record, Structure
 from normlab.errors import UserError
-from normlab.integrations.losses import Losses
-from normlab.integrations.observation import Emit, Observation
-from normlab.integrations.recorder import Recorder
-from normlab.integrations.rows import Rows
-from normlab.integrations.sinks import Sink, sink_of
-from normlab.integrations.steps import OptimiserSteps
 from normlab.spec.io import validated
 from normlab.trace.tensors import compiles, unwrap
+from normlab.watching.checks import Checks, Warned
+from normlab.watching.losses import Losses
+from normlab.watching.observation import Emit, Observation
+from normlab.watching.optimizer_hooks import OptimizerSteps, joined
+from normlab.watching.recorder import Recorder
+from normlab.watching.rows import Rows
+from normlab.watching.sinks import Sink, sink_of
 
 OUT: Final = "watch"
+FETCH: Final = 16
+"""Steps after which they are fetched from the device, in one transfer, and looked at."""
 
 
 @validated
 class Watch:
     """Watches a training: one step in ``every_steps`` is observed, and every step goes to a flight recorder.
+    In its first steps the loop is checked, and a copy of the model by some properties of ``check``.
 
     ``out`` is a folder for ``watch.jsonl`` and the page ``watch.html``, or a path that ends in ``.jsonl``,
     which has its page beside it. ``emit`` takes the records instead of the file. After construction nothing
@@ -57,12 +61,14 @@ class Watch:
         self._rows = Rows(path if path.suffix == ".jsonl" else path / "watch.jsonl")
         self._sinks: list[Sink] = [sink_of(sink, path.with_suffix("")) for sink in sinks]
         self._observation = Observation(probes, structure, self._record, self._note)
-        self._recorder = Recorder(self._tell)
-        self._told: set[str] = set()
+        self._reports = Warned(self._warn)
+        self._recorder = Recorder(self._reports)
+        self._checks = Checks(self._reports, self)
+        self._once: set[str] = set()
         self._notes: list[str] = []
         self._values: dict[str, float] = {}
         self._losses = Losses()
-        self._optimisers: list[OptimiserSteps] = []
+        self._optimizers: list[OptimizerSteps] = []
         self._hooks: list[Any] = []
         self._model: nn.Module | None = None
         self._step, self._counts, self._compiled = 0, False, False
@@ -80,26 +86,26 @@ class Watch:
 
     @property
     def flight(self) -> Path:
-        """The file of the recorder's reports and of the notes about what could not be watched."""
+        """The file of the reports and of the notes about what could not be watched."""
         return self.path.with_suffix(".flight.json")
 
     @property
     def reports(self) -> list[dict[str, Any]]:
         """The recorder's reports, with ``trigger`` and ``verdict``; empty for a training that went well."""
-        return self._recorder.reports
+        return self._reports.flights()
 
     def start(self, step: int) -> None:
-        """Begin a training at step 0, for which the files of an earlier one are set aside, or resume one at
-        ``step``: rows from there on will be written again. A process that ends without ``close`` closes.
+        """Begin a training at step 0, setting the files of an earlier one aside, or resume one at ``step``:
+        rows from there on will be written again. A process that ends without ``close`` closes.
         """
         self._guard("the watch cannot begin", lambda: self._start(step))
 
-    def attach(self, model: nn.Module, optimisers: Sequence[Any], *, compiled: bool = False) -> None:
-        """See the losses that the model puts out and the steps that the optimisers take, until ``close``."""
-        self._guard("updates cannot be watched", lambda: self._attach(model, optimisers, compiled=compiled))
+    def attach(self, model: nn.Module, optimizers: Sequence[Any], *, compiled: bool = False) -> None:
+        """See the losses that the model puts out and the steps that the optimizers take, until ``close``."""
+        self._guard("updates cannot be watched", lambda: self._attach(model, optimizers, compiled=compiled))
 
     def count_steps(self) -> None:
-        """Count the steps here, by the optimisers' own, since no trainer does."""
+        """Count the steps here, by the optimizers' own, since no trainer does."""
         self._counts = True
         if self._model is not None and not self._compiled:
             hook = self._model.register_forward_pre_hook(self._called, with_kwargs=True)
@@ -122,6 +128,8 @@ class Watch:
         Nothing waits for the device. What is given here counts, and not what is in the model's output.
         """
         self._guard("the loss cannot be recorded", lambda: self._losses.give(loss))
+        if isinstance(loss, Tensor):
+            self._guard("the loop cannot be checked", lambda: self._checks.saw_loss(loss))
 
     def logged_loss(self, loss: float) -> None:
         """Give the recorder a loss that the trainer logs, for a step whose own loss was not seen."""
@@ -129,9 +137,9 @@ class Watch:
             self.loss(loss)
 
     def stepping(self) -> None:
-        """Measure weights and gradients: the optimiser is about to step."""
+        """Measure weights and gradients: the optimizer is about to step."""
         self.end()
-        for one in self._optimisers:
+        for one in self._optimizers:
             self._guard("gradients cannot be recorded", one.measure_gradients)
 
     def end(self) -> None:
@@ -145,9 +153,7 @@ class Watch:
         self.end()
         self._finish_step()
         self._remove_hooks()
-        self._guard("the recorder failed", self._recorder.close)
-        if self._recorder.ring and not self._recorder.course.count and not self.reports:
-            self._note("no loss was seen, so that a divergence may not be: give it by watch.loss(loss)")
+        self._guard("the recorder failed", self._conclude)
         if self._emit is None:
             self._guard("the page cannot be drawn", self._draw)
 
@@ -162,13 +168,13 @@ class Watch:
     def _start(self, step: int) -> None:
         self._observation.reset()
         self._remove_hooks()
-        self._recorder, self._step = Recorder(self._tell), step
-        self._told.clear()
-        self._notes.clear()
-        self._losses.clear()
+        self._reports = Warned(self._warn)
+        self._recorder, self._step = Recorder(self._reports), step
+        for kept in (self._once, self._notes, self._losses):
+            kept.clear()
         self._close_at_exit()
-        if self._emit is None:
-            self._rows.begin(step)
+        rates = self._rows.begin(step) if self._emit is None else None
+        self._checks = Checks(self._reports, self, step, rates)
 
     def _close_at_exit(self) -> None:
         """Let the end of the process close this watch, whose trainer may have raised."""
@@ -186,31 +192,33 @@ class Watch:
             atexit.unregister(self._at_exit)
             self._at_exit = None
 
-    def _attach(self, model: nn.Module, optimisers: Sequence[Any], *, compiled: bool) -> None:
+    def _attach(self, model: nn.Module, optimizers: Sequence[Any], *, compiled: bool) -> None:
         self._remove_hooks()
         self._model = inner = unwrap(model)
         self._compiled = compiled or compiles(model) or any(compiles(m) for m in inner.modules())
         if not self._compiled:
             self._hooks.append(inner.register_forward_hook(self._answered, with_kwargs=True))
-        for optimiser in map(_innermost, optimisers):
-            one = OptimiserSteps(optimiser, inner)
-            self._optimisers.append(one)
+            self._checks.attach(inner)
+        for optimizer in map(_innermost, optimizers):
+            one = OptimizerSteps(optimizer, inner)
+            self._optimizers.append(one)
             self._hooks += [
-                optimiser.register_step_pre_hook(partial(self._before, one)),
-                optimiser.register_step_post_hook(partial(self._after, one)),
+                optimizer.register_step_pre_hook(partial(self._before, one)),
+                optimizer.register_step_post_hook(partial(self._after, one)),
             ]
 
     def _remove_hooks(self) -> None:
         for hook in self._hooks:
             hook.remove()
+        self._checks.detach()
         self._hooks.clear()
-        self._optimisers.clear()
+        self._optimizers.clear()
 
     def _called(self, model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        """Begin a step with the first call of the model in training after a step of an optimiser."""
+        """Begin a step with the first call of the model in training after a step of an optimizer."""
         if not model.training or not torch.is_grad_enabled() or self._observation.running:
             return
-        if any(one.stepped for one in self._optimisers):
+        if any(one.stepped for one in self._optimizers):
             self._finish_step()
         if self._step % self._every == 0:
             given = args, kwargs
@@ -219,11 +227,12 @@ class Watch:
                 lambda: self._observation.begin_in_call(model, self._step, given),
             )
 
-    def _answered(self, model: nn.Module, _: Any, kwargs: Mapping[str, Any], output: Any) -> None:
+    def _answered(self, model: nn.Module, args: Any, kwargs: dict[str, Any], output: Any) -> None:
         if model.training and torch.is_grad_enabled():
-            self._guard("the loss cannot be recorded", lambda: self._losses.see(output, kwargs))
+            checks, losses = self._checks, self._losses
+            self._guard("the loss is not recorded", lambda: checks.saw_call(args, kwargs, output, losses))
 
-    def _before(self, one: OptimiserSteps, _: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:
+    def _before(self, one: OptimizerSteps, _: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:
         one.depth += 1
         if one.depth > 1:  # the step of a class whose parent's step is called, too
             return
@@ -234,30 +243,32 @@ class Watch:
         self._guard("updates cannot be watched", one.before)
         if not any(
             given is not None
-            for given in (*args[1:], *kwargs.values())  # the optimiser itself comes first
+            for given in (*args[1:], *kwargs.values())  # the optimizer itself comes first
         ):  # no closure, which runs the model
             self.end()
             self._guard("gradients cannot be recorded", one.measure_gradients)
+            self._guard("the loop cannot be checked", lambda: self._checks.before(self._step, one))
 
     def _weights_alone(self, model: nn.Module) -> None:
         """Observe a step in which no call of the model was seen: compiled, or its ``forward`` is called."""
-        if self._observation.running or any(one.stepped for one in self._optimisers):
+        if self._observation.running or any(one.stepped for one in self._optimizers):
             return
         self._guard(
             "the model cannot be observed",
             lambda: self._observation.begin_uncalled(model, self._step, compiled=self._compiled),
         )
 
-    def _after(self, one: OptimiserSteps, *_: Any) -> None:
+    def _after(self, one: OptimizerSteps, *_: Any) -> None:
         one.depth -= 1
         if one.depth > 0:
             return
         self.end()
         self._guard("updates cannot be watched", one.after)
+        self._guard("the loop cannot be checked", lambda: self._checks.after(one.parameters))
 
     def _finish_step(self) -> None:
-        """Give the recorder the step that the optimisers took, and emit its updates if it was its turn."""
-        if done := [one for one in self._optimisers if one.stepped]:
+        """Give the recorder the step that the optimizers took, and emit its updates if it was its turn."""
+        if done := [one for one in self._optimizers if one.stepped]:
             due = self._step % self._every == 0 and bool(self._observation.preset)
             self._guard("updates cannot be recorded", lambda: self._take(done, due=due))
             self._guard("rows cannot be written", self._write_rows)
@@ -269,18 +280,26 @@ class Watch:
         self._losses.clear()
         self._step += self._counts and bool(done)
 
-    def _take(self, done: Sequence[OptimiserSteps], *, due: bool) -> None:
+    def _take(self, done: Sequence[OptimizerSteps], *, due: bool) -> None:
         loss = self._losses.of_step()
-        for one in done:
-            self._recorder.add(one.taken(self._step, loss))
+        record = joined([one.record(self._step, loss) for one in done])
+        self._recorder.add(record)
+        self._checks.took(record.step, record.lr)
+        if due or self._recorder.pending >= FETCH:
+            self._checks.look(self._recorder)
         if due:
-            self._recorder.fetch()
-            seen = self._recorder.ring[-1] if self._recorder.ring else None
             for one in done:
                 for key, value in one.ratios(self._observation.places):
                     self._record(Record(self._step, *key, "update", "ratio", value))
-            if seen is not None and loss is not None:
-                self._record(Record(self._step, None, None, "", "loss", "value", seen.loss))
+            known = {"loss": self._recorder.numbers[self._step].get("loss"), "lr": record.lr}
+            for name, value in known.items():
+                if value is not None:
+                    self._record(Record(self._step, None, None, "", name, "value", value))
+
+    def _conclude(self) -> None:
+        self._checks.conclude(self._recorder)
+        if self._recorder.ring and not self._recorder.curve.count and not self.reports:
+            self._note("no loss was seen, so that a divergence may not be: give it by watch.loss(loss)")
 
     def _send(self, sink: Sink, values: Mapping[str, float]) -> None:
         try:
@@ -296,25 +315,22 @@ class Watch:
 
     def _write_rows(self) -> None:
         if self._emit is None:
-            self._rows.places = {
-                (p.stack, p.index): p for p in self._observation.places if p.index is not None
-            }
+            places = [place for place in self._observation.places if place.index is not None]
+            self._rows.places = {(place.stack, place.index): place for place in places}
             self._rows.write()
 
     def _draw(self) -> None:
         if not self.path.exists() and not self.reports:
             return
-        self._rows.write_flight(
-            self.flight, self._recorder.reports, self._notes, losses=self._recorder.course.count
-        )
+        self._rows.write_flight(self.flight, self.reports, self._notes, losses=self._recorder.curve.count)
         if self._rows.rank:
             return
         try:
-            from normlab.report.flight import write_probes_page
+            import normlab
+
+            normlab.write_probes_page(self.path, self.page)
         except ImportError as error:
-            self._tell(f"no page is drawn: {error}; `normlab report {self.path}` draws it elsewhere")
-            return
-        write_probes_page(self.path, self.page)
+            self._warn(f"no page is drawn: {error}; `normlab report {self.path}` draws it elsewhere")
 
     def _guard(self, what: str, do: Callable[[], Any]) -> None:
         """Do something of ours; a failure is a note, because no training may end by it."""
@@ -322,28 +338,28 @@ class Watch:
             do()
         except Exception as error:
             said = str(error) if isinstance(error, UserError) else f"{type(error).__name__}: {error}"
-            if what not in self._told:
-                self._told.add(what)
+            if what not in self._once:
+                self._once.add(what)
                 self._note(f"{what} ({said}); the training goes on")
 
     def _note(self, sentence: str) -> None:
         self._notes.append(sentence)
-        self._tell(sentence)
+        self._warn(sentence)
 
-    def _tell(self, sentence: str) -> None:
+    def _warn(self, sentence: str) -> None:
         """The one place through which a person is spoken to while a training runs."""
         warnings.warn(f"normlab: {sentence}", stacklevel=2)
 
 
-def _innermost(optimiser: Any) -> Optimizer:
-    """Return the optimiser inside the wrappers of a trainer, whose steps are those that are taken."""
-    while isinstance(inner := getattr(optimiser, "optimizer", None), Optimizer):
-        optimiser = inner
-    if not callable(getattr(optimiser, "register_step_post_hook", None)):
+def _innermost(optimizer: Any) -> Optimizer:
+    """Return the optimizer inside the wrappers of a trainer, whose steps are those that are taken."""
+    while isinstance(inner := getattr(optimizer, "optimizer", None), Optimizer):
+        optimizer = inner
+    if not callable(getattr(optimizer, "register_step_post_hook", None)):
         raise UserError(
-            f"{type(optimiser).__name__} is not a torch.optim.Optimizer; its steps cannot be watched"
+            f"{type(optimizer).__name__} is not a torch.optim.Optimizer; its steps cannot be watched"
         )
-    return optimiser
+    return optimizer
 
 
 @validated
@@ -360,14 +376,14 @@ def watch(
 ) -> Watch:
     """Watch a plain training loop: ``with normlab.watch(model, optimizer) as watch: …``.
 
-    A step is one call of the model in training mode, or several, and the step of the optimiser, or of each of
+    A step is one call of the model in training mode, or several, and the step of the optimizer, or of each of
     a list of them, that follows. ``watch.loss(loss)`` gives the recorder the loss, unless the model puts it
     out: as ``loss``, or as the only number in a tuple. ``first_step`` is the number of steps that a resumed
     training has done. At the end of the block, or by ``watch.close()``, the page is drawn. Where ranks hold
     parts of the weights, as under ``fully_shard``, each of them has to watch, because their norms are added.
 
     Raises UserError for a preset or a sink that does not exist, steps below 1, a first step below 0 and for
-    anything that is not an optimiser.
+    anything that is not an optimizer.
     """
     several = list(optimizer) if isinstance(optimizer, (list, tuple)) else [optimizer]
     for one in several:

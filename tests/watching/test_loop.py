@@ -11,10 +11,12 @@ import torch
 from torch import nn
 
 import normlab
-from integrations.watching import hooks_of, rows_of, steps_of
-from normlab.integrations.recorder import Recorder, Stepped
-from normlab.integrations.sinks import TensorBoardSink, TrackioSink, WandbSink
-from normlab.integrations.torchtitan import watched
+from normlab.watching.checks import Warned
+from normlab.watching.meter import StepRecord
+from normlab.watching.recorder import Recorder
+from normlab.watching.sinks import TensorBoardSink, TrackioSink, WandbSink
+from normlab.watching.trainers import watched
+from watching.watching import hooks_of, rows_of, steps_of
 
 VOCAB = 50
 
@@ -50,7 +52,7 @@ class Small(nn.Module):
 
 
 def loss_of(model, ids):
-    return nn.functional.cross_entropy(model(ids).flatten(0, 1), ids.roll(1, -1).flatten())
+    return nn.functional.cross_entropy(model(ids)[:, :-1].flatten(0, 1), ids[:, 1:].flatten())
 
 
 def batches(count):
@@ -153,9 +155,9 @@ def test_the_step_of_a_parent_class_is_no_second_step(tmp_path):
     assert found[Nested] == pytest.approx(found[torch.optim.AdamW], rel=1e-5)
 
 
-def test_a_rate_of_a_half_ends_with_a_report(tmp_path):
+def test_a_rate_that_is_too_high_ends_with_a_report(tmp_path):
     with pytest.warns(UserWarning, match="flight recorder: the loss"):
-        *_, watch = looped(tmp_path, steps=40, lr=0.5, every_steps=20)
+        *_, watch = looped(tmp_path, steps=40, lr=3.0, every_steps=20)
     assert watch.reports[-1]["verdict"]["evidence"]
     assert "Flight recorder" in watch.page.read_text()
 
@@ -191,7 +193,7 @@ def test_a_torchtitan_like_trainer_ends_with_a_page(tmp_path):
     assert all(torch.equal(a, b) for a, b in zip(weights, Trainer(1e-2).train(4), strict=True))
     assert {r["layer"] for r in rows_of(watch.path) if r["signal"] == "update" and r["stack"]} == {0, 1}
     assert "Update, layers" in watch.page.read_text()
-    trainer = Trainer(0.5)
+    trainer = Trainer(3.0)
     with pytest.warns(UserWarning, match="flight recorder"), watched(trainer, out=tmp_path) as watch:
         trainer.train(40)
     assert watch.reports
@@ -245,12 +247,15 @@ def test_sinks_get_the_numbers_of_watched_steps(tmp_path):
 def recorded(losses, gradients):
     """The recorder's reports on a training of two parameters with these losses and gradient norms."""
     said = []
-    recorder = Recorder(said.append)
+    kept = Warned(said.append)
+    recorder = Recorder(kept)
     for step, (loss, norms) in enumerate(zip(losses, gradients, strict=True)):
         values = torch.tensor(norms)
-        recorder.add(Stepped(step, 0.1, torch.tensor(loss), ("a.weight", "b.weight"), values, values))
+        recorder.add(StepRecord(step, 0.1, torch.tensor(loss), ("a.weight", "b.weight"), values, values))
+        if recorder.pending == 16:
+            recorder.check_steps(step)
     recorder.close()
-    return recorder.reports, said
+    return kept.flights(), said
 
 
 def test_the_recorder_names_what_left_its_range_first():

@@ -11,9 +11,9 @@ import torch
 from torch import nn
 
 import normlab
-from integrations.test_loop import Small, Trainer, batches, looped, loss_of
-from integrations.watching import hooks_of, rows_of, steps_of
-from normlab.integrations.torchtitan import watched
+from normlab.watching.trainers import watched
+from watching.test_loop import Small, Trainer, batches, looped, loss_of
+from watching.watching import hooks_of, rows_of, steps_of
 
 
 def test_a_resumed_loop_goes_on_with_its_rows(tmp_path):
@@ -50,13 +50,13 @@ class Pair(Small):
 
     def forward(self, ids):
         logits = super().forward(ids)
-        return logits, nn.functional.cross_entropy(logits.flatten(0, 1), ids.roll(1, -1).flatten())
+        return logits, nn.functional.cross_entropy(logits[:, :-1].flatten(0, 1), ids[:, 1:].flatten())
 
 
 def test_the_loss_in_a_tuple_is_seen(tmp_path):
     torch.manual_seed(0)
     model = Pair()
-    optimiser = torch.optim.AdamW(model.parameters(), lr=0.5)
+    optimiser = torch.optim.AdamW(model.parameters(), lr=3.0)
     watch = normlab.watch(model, optimiser, out=tmp_path)
     for ids in batches(40):
         model(ids)[1].backward()

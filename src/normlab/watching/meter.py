@@ -1,4 +1,4 @@
-"""Measurements of an optimiser step that stay on the device."""
+"""Measurements of an optimizer step that stay on the device."""
 
 from __future__ import annotations
 
@@ -8,18 +8,39 @@ from typing import Generic, NamedTuple, Protocol, TypeVar
 import torch
 from torch import Tensor, nn
 
+from normlab.diagnosis.probing.observe import Record
+
 
 class StepRecord(NamedTuple):
     """The numbers of one step; the tensors are on the device."""
 
     step: int
     lr: float
-    values: Tensor
-    """`[3]`: loss, negative log-likelihood and gradient norm."""
+    loss: Tensor | None
+    """None where nobody gave it."""
+    names: tuple[str, ...]
     gradients: Tensor
-    """`[P]`: the L2 norm of each parameter's gradient."""
+    """`[P]`: the L2 norm of each named parameter's gradient."""
     updates: Tensor
-    """`[P]`: the L2 norm of each parameter's update."""
+    """`[P]`: the L2 norm of each named parameter's update."""
+    seen: tuple[Record, ...] = ()
+    """What was measured of every module, in the order in which it was, where the step was observed."""
+    nll: Tensor | None = None
+    norm: Tensor | None = None
+    """The gradient's norm where it is not that of ``gradients``: 0 in a step that was skipped."""
+
+    @property
+    def values(self) -> Tensor:
+        """`[3]`: loss, negative log-likelihood and gradient norm; not a number where it is not known."""
+        norm = torch.linalg.vector_norm(self.gradients) if self.norm is None else self.norm
+        unknown = torch.full_like(norm, torch.nan)
+        loss, nll = (unknown if x is None else x.to(norm) for x in (self.loss, self.nll))
+        return torch.stack([loss, nll, norm])
+
+    def norms(self, what: str) -> dict[str, float]:
+        """The L2 norms of each ``gradient`` or ``update`` by parameter."""
+        norms = self.gradients if what == "gradient" else self.updates
+        return dict(zip(self.names, norms.tolist(), strict=True))
 
 
 class Parts(Protocol):
@@ -51,7 +72,7 @@ class Meter(Generic[P]):
 
     def gradients(self) -> Tensor:
         """`[P]`: the L2 norm of each gradient, 0 where there is none."""
-        here = [(i, _stored(p.grad)) for i, p in enumerate(self._parameters) if p.grad is not None]
+        here = [(i, stored(p.grad)) for i, p in enumerate(self._parameters) if p.grad is not None]
         if not here:
             return torch.zeros(len(self.names), device=self.weights[0].device)
         norms = self.parallel.norms([gradient for _, gradient in here])
@@ -79,7 +100,7 @@ def local_parts(tensors: Sequence[Tensor]) -> list[Tensor]:
     return [getattr(x, "to_local", lambda x=x: x)() for x in tensors]
 
 
-def _stored(gradient: Tensor) -> Tensor:
+def stored(gradient: Tensor) -> Tensor:
     """Return the numbers of a gradient, of a sparse one those that are not zero."""
     return gradient.coalesce().values() if gradient.is_sparse else gradient
 
@@ -95,3 +116,8 @@ class Grouping:
         """`[G]`: the L2 norms of the groups, given those of the parameters."""
         squares = norms.new_zeros(len(self.names)).index_add_(0, self._owner, norms.square())
         return squares.sqrt()
+
+
+def norms_of(tensors: Sequence[Tensor]) -> Tensor:
+    """`[P]`: the L2 norm of each, without a wait for the device."""
+    return torch.stack(torch._foreach_norm(list(tensors)))

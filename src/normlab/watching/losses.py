@@ -29,15 +29,17 @@ class Losses:
         """Take note of the loss of a micro-batch that the loop gives."""
         self._given.append(torch.as_tensor(loss).detach().mean())
 
-    def see(self, output: Any, kwargs: Mapping[str, Any]) -> None:
-        """Take note of the loss in the model's output, if it has one.
+    def see(self, output: Any, kwargs: Mapping[str, Any]) -> Tensor | None:
+        """Take note of the loss in the model's output, if it has one; return it if it is no share.
 
         It is called ``loss``, as in those of Hugging Face, or it is the only tensor without dimensions, as
         in the ``(logits, loss)`` of nanoGPT, and has a gradient.
         """
-        if (found := _loss_in(output)) is not None:
-            self._shares = kwargs.get("num_items_in_batch") is not None
-            self._seen.append(found.detach().mean())
+        if (loss := loss_in(output)) is None or not loss.requires_grad:
+            return None
+        self._shares = kwargs.get("num_items_in_batch") is not None
+        self._seen.append(loss.detach().mean())
+        return None if self._shares else loss
 
     def of_step(self) -> Tensor | None:
         """The loss of the step, or None if none was seen."""
@@ -53,9 +55,11 @@ class Losses:
         self._seen.clear()
 
 
-def _loss_in(output: Any) -> Tensor | None:
+def loss_in(output: Any) -> Tensor | None:
+    """Return the loss in a model's output, if it has one; see ``Losses.see``."""
     named = output.get("loss") if isinstance(output, Mapping) else getattr(output, "loss", None)
+    if isinstance(named, Tensor):
+        return named
     among = output if isinstance(output, (tuple, list)) else [output]
     numbers = [x for x in among if isinstance(x, Tensor) and x.ndim == 0]
-    found = named if isinstance(named, Tensor) else numbers[0] if len(numbers) == 1 else None
-    return found if found is not None and found.requires_grad else None
+    return numbers[0] if len(numbers) == 1 else None
