@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from normlab.report.check import write_check_page
     from normlab.report.compare import write_compare_page
     from normlab.report.diagnosis import write_diagnosis
+    from normlab.report.trial import write_trial_page
     from normlab.spec.config import Config
     from normlab.spec.request import CompareRequest
     from normlab.store import RunFolder, Runs
@@ -27,6 +28,8 @@ if TYPE_CHECKING:
     from normlab.trace.trace import Trace
     from normlab.training.train import train
     from normlab.training.translate import translate
+    from normlab.trials.trial import trial
+    from normlab.trials.trials import Trials
 
 __version__ = "0.1.0"
 
@@ -39,6 +42,7 @@ _HOME = {
     "Runs": "normlab.store",
     "Setup": "normlab.trace.setup",
     "Trace": "normlab.trace.trace",
+    "Trials": "normlab.trials.trials",
     "check": "normlab.checks.check",
     "compare": "normlab.comparison.compare",
     "diagnose": "normlab.diagnosis",
@@ -50,10 +54,12 @@ _HOME = {
     "score": "normlab.tasks.scores",
     "train": "normlab.training.train",
     "translate": "normlab.training.translate",
+    "trial": "normlab.trials.trial",
     "watch": "normlab.integrations.watch",
     "write_check_page": "normlab.report.check",
     "write_compare_page": "normlab.report.compare",
     "write_diagnosis": "normlab.report.diagnosis",
+    "write_trial_page": "normlab.report.trial",
 }
 
 __all__ = sorted([*_HOME, "__version__"])

@@ -22,6 +22,7 @@ from normlab.trace.facts import Unknown
 from normlab.trace.facts.facts import Facts
 from normlab.trace.facts.logits import SCORED, FunctionInput
 from normlab.trace.facts.wiring import Wiring, read_wiring
+from normlab.trace.rehearsal import together
 from normlab.trace.setup import Setup
 from normlab.trace.tensors import Tap, forward_hooks, unwrap
 from normlab.trace.trace import Trace, output_loss
@@ -258,26 +259,8 @@ class Step:
 
         Raises Untestable without an optimizer, or where they cannot be copied.
         """
-        given = self.setup.optimizer
-        if given is None:
+        if self.setup.optimizer is None:
             raise Untestable("no optimizer was handed over: pass optimizer=")
-        scheduler = self.setup.scheduler
         if not self.copyable:
             self.copy()
-        ready = given if isinstance(given, (list, tuple)) else [given]
-        if all(isinstance(o, torch.optim.Optimizer) for o in ready):
-            bound = scheduler if hasattr(scheduler, "step") else None
-            memo: dict[int, Any] = {}
-            model, optimizers, copied = copy.deepcopy((self.model, list(ready), bound), memo)
-            for own, twin in zip(ready, optimizers, strict=True):  # torch copies three attributes alone
-                others = {k: v for k, v in vars(own).items() if k not in vars(twin) and k != "step"}
-                vars(twin).update(copy.deepcopy(others, memo))
-        else:
-            model = self.copy()
-            made = given(model)
-            optimizers, copied = (list(made) if isinstance(made, (list, tuple)) else [made]), None
-        if scheduler is not None and copied is None and not hasattr(scheduler, "step"):
-            copied = scheduler(optimizers[0] if len(optimizers) == 1 else optimizers)
-        for p in model.parameters():
-            p.grad = None
-        return model, optimizers, copied
+        return together(self.setup)

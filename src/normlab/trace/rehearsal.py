@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field
@@ -19,9 +20,9 @@ from normlab.trace.exact import rounded
 from normlab.trace.facts import Unknown
 from normlab.trace.facts.facts import Facts
 from normlab.trace.functions import Functions
-from normlab.trace.setup import Loss
+from normlab.trace.setup import Loss, Setup
 from normlab.trace.setup import Step as Whole
-from normlab.trace.tensors import eager, map_tensors, tensors_in
+from normlab.trace.tensors import eager, map_tensors, tensors_in, unwrap
 from normlab.trace.trace import Trace, recomputing
 from normlab.trace.untouched import same, same_globals, same_random_state
 
@@ -211,6 +212,28 @@ class Rehearsal:
                 seen.undone = left, norm
             seen.clipped |= held
             seen.late |= bool(held & seen.fresh)
+
+
+def together(setup: Setup) -> tuple[nn.Module, list[Optimizer], Any]:
+    """Copies of a setup's model, optimizers and scheduler, still bound to each other, without gradients."""
+    own, scheduler, bare = setup.optimizer, setup.scheduler, unwrap(setup.model)
+    ready = list(own) if isinstance(own, (list, tuple)) else [own]
+    if all(isinstance(o, Optimizer) for o in ready):
+        bound = scheduler if hasattr(scheduler, "step") else None
+        memo: dict[int, Any] = {}
+        model, optimizers, copied = copy.deepcopy((bare, ready, bound), memo)
+        for one, twin in zip(ready, optimizers, strict=True):  # torch copies three attributes alone
+            others = {k: v for k, v in vars(one).items() if k not in vars(twin) and k != "step"}
+            vars(twin).update(copy.deepcopy(others, memo))
+    else:
+        model = copy.deepcopy(bare)
+        made = own(model)
+        optimizers, copied = (list(made) if isinstance(made, (list, tuple)) else [made]), None
+    if scheduler is not None and copied is None and not hasattr(scheduler, "step"):
+        copied = scheduler(optimizers[0] if len(optimizers) == 1 else optimizers)
+    for p in model.parameters():
+        p.grad = None
+    return model, optimizers, copied
 
 
 def plain_step(loss_of: Loss) -> Whole:

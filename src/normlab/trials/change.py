@@ -1,0 +1,81 @@
+"""One thing changed, to be tried beside the setup on the same batches."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from normlab.errors import UserError
+from normlab.trace.rehearsal import groups_of, together
+from normlab.trace.setup import Setup, refuse_unknown, shown
+from normlab.trace.untouched import untouched
+
+
+@dataclass(frozen=True)
+class Variant:
+    """A setup to try: the user's own, or with one thing changed."""
+
+    setup: Setup
+    change: str = ""
+    options: Mapping[str, Any] = field(default_factory=dict)
+    """Of every group of the optimizers, as ``betas``."""
+    warmup_steps: int | None = None
+
+
+def variants(setup: Setup, change: str | Sequence[str] | Mapping[str, Setup], steps: int) -> list[Variant]:
+    """The setup, and each change of it: another setup by name, ``warmup=500``, or an option of the optimizer
+    as ``betas=0.9,0.95``. Raises UserError for what cannot be changed.
+    """
+    if isinstance(change, Mapping):
+        return [Variant(setup), *(Variant(other, name) for name, other in change.items())]
+    words = [change] if isinstance(change, str) else change
+    return [Variant(setup), *(_variant(setup, word, steps) for word in words)]
+
+
+def _variant(setup: Setup, word: str, steps: int) -> Variant:
+    name, equals, value = word.partition("=")
+    if not equals:
+        raise UserError(
+            f"change is {shown(word)}, and must be warmup=500 or an option of the optimizer, as betas=0.9,0.95; "
+            "in Python {name: Setup} tries another setup; a recipe goes with normlab trial --recipe"
+        )
+    if name == "lr":
+        raise UserError(f"change is {shown(word)}: rates are what is tried anyway; type --rates for some")
+    if name == "warmup":
+        whole = setup.declare.steps or steps
+        if not value.isdigit() or int(value) > whole:
+            raise UserError(
+                f"change warmup is {value!r}, and must be a number of steps from 0 to {whole}, "
+                + (
+                    "the steps declared"
+                    if setup.declare.steps
+                    else "the steps of a trial; declare steps= for more"
+                )
+            )
+        return Variant(setup, word, warmup_steps=int(value))
+    with untouched(setup):
+        held = [g for g in groups_of(together(setup)[1])]
+    allowed = sorted({k for g in held for k, v in g.items() if _value(v) and k not in ("lr", "initial_lr")})
+    refuse_unknown(name, [*allowed, "warmup"], "the optimizer")
+    own = next(g[name] for g in held if name in g)
+    return Variant(setup, word, options={name: _like(own, value, word)})
+
+
+def _value(x: Any) -> bool:
+    return isinstance(x, (bool, int, float)) or (isinstance(x, (tuple, list)) and all(map(_value, x)))
+
+
+def _like(own: Any, text: str, word: str) -> Any:
+    """Read a value of the same kind as the optimizer's own."""
+    try:
+        if isinstance(own, bool):
+            return {"true": True, "false": False}[text.lower()]
+        numbers = [float(part) for part in text.split(",")]
+        if isinstance(own, (tuple, list)) and len(numbers) == len(own):
+            return type(own)(numbers)
+        if not isinstance(own, (tuple, list)) and len(numbers) == 1:
+            return numbers[0]
+    except (ValueError, KeyError):
+        pass
+    raise UserError(f"change is {shown(word)}, and must be of the kind of the optimizer's own, {own}")
