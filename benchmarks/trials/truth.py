@@ -1,6 +1,6 @@
 """What the learning rates of ``models.py`` lead to: 800 steps at each of a grid, by a plain loop.
 
-    NORMLAB_DATA=... python benchmarks/trials/truth.py               # what is missing, one run after the other
+    NORMLAB_DATA=... python benchmarks/trials/truth.py         # what is missing, one run after the other
     NORMLAB_DATA=... python benchmarks/trials/truth.py --only GPT-2 BERT --minutes 10
 
 A run leaves one line in ``results/trials/truth.jsonl``; what is there is not run again. The grid is in half
@@ -9,8 +9,8 @@ and the losses above it are no longer usable, then in octaves, then in half octa
 upper end of what is usable, then with a second seed. All models are taken a stage further in turn.
 
 A loss is that of 64 held-out batches, the same for all runs. A run ends early where the loss is not finite,
-where after a quarter it is half a nat above its start, and where after a half it is behind the best run by more
-than half of what that has learnt beyond the unigrams.
+where after a quarter it is half a nat above its start, and where after a half it is behind the best run by
+more than half of what that has learnt beyond the unigrams.
 """
 
 from __future__ import annotations
