@@ -3,10 +3,10 @@
     NORMLAB_DATA=... python benchmarks/trials/procedures.py              # what is missing
     NORMLAB_DATA=... python benchmarks/trials/procedures.py --only GPT-2 BERT
 
-``trial``: ``normlab.trial`` as it comes: 100 steps, 10 minutes at most. ``range``: a range test, whose rate rises by a constant factor a
-step from 1e-5 to 1, in as many steps as the trials of the same model took together. ``ramp``: range tests of
-100 to 800 steps, on two of the models that the procedure was designed on. An answer leaves one line in
-``results/trials/procedures.jsonl``; what is there is not run again.
+``trial``: ``normlab.trial`` as it comes: 100 steps, 10 minutes at most. ``range``: a range test, whose rate
+rises by a constant factor a step from 1e-5 to 1, in as many steps as the trials of the same model took
+together. ``ramp``: range tests of 100 to 800 steps, on two of the models that the procedure was designed on.
+An answer leaves one line in ``results/trials/procedures.jsonl``; what is there is not run again.
 """
 
 from __future__ import annotations
