@@ -198,8 +198,8 @@ class Setup:
             yield from repeat(self.batches)
         if iter(self.batches) is self.batches:
             raise UserError(
-                f"batches is {shown(self.batches)}, which can be read only once; give a list, a DataLoader, or "
-                "an object whose __iter__ begins again"
+                f"batches is {shown(self.batches)}, which can be read only once; give a list, a DataLoader, "
+                "or an object whose __iter__ begins again"
             )
         while True:
             yield from self._pass()

@@ -11,6 +11,9 @@ from normlab.trace.rehearsal import groups_of, together
 from normlab.trace.setup import Setup, refuse_unknown, shown
 from normlab.trace.untouched import untouched
 
+Changes = str | Sequence[str] | Mapping[str, Setup | None]
+"""What to change: ``warmup=500``, ``betas=0.9,0.95``, or the name of another setup, with that."""
+
 
 @dataclass(frozen=True)
 class Variant:
@@ -23,22 +26,25 @@ class Variant:
     warmup_steps: int | None = None
 
 
-def variants(setup: Setup, change: str | Sequence[str] | Mapping[str, Setup], steps: int) -> list[Variant]:
+def variants(setup: Setup, change: Changes, steps: int) -> list[Variant]:
     """The setup, and each change of it: another setup by name, ``warmup=500``, or an option of the optimizer
     as ``betas=0.9,0.95``. Raises UserError for what cannot be changed.
     """
-    if isinstance(change, Mapping):
-        return [Variant(setup), *(Variant(other, name) for name, other in change.items())]
-    words = [change] if isinstance(change, str) else change
-    return [Variant(setup), *(_variant(setup, word, steps) for word in words)]
+    words = {change: None} if isinstance(change, str) else change
+    named = words if isinstance(words, Mapping) else dict.fromkeys(words)
+    changed = [
+        _variant(setup, name, steps) if other is None else Variant(other, name)
+        for name, other in named.items()
+    ]
+    return [Variant(setup), *changed]
 
 
 def _variant(setup: Setup, word: str, steps: int) -> Variant:
     name, equals, value = word.partition("=")
     if not equals:
         raise UserError(
-            f"change is {shown(word)}, and must be warmup=500 or an option of the optimizer, as betas=0.9,0.95; "
-            "in Python {name: Setup} tries another setup; a recipe goes with normlab trial --recipe"
+            f"change is {shown(word)}, and must be warmup=500, an option of the optimizer as betas=0.9,0.95, "
+            "or a dict that names another setup, as in {'narrow': normlab.Setup(…)}"
         )
     if name == "lr":
         raise UserError(f"change is {shown(word)}: rates are what is tried anyway; type --rates for some")
@@ -55,7 +61,7 @@ def _variant(setup: Setup, word: str, steps: int) -> Variant:
             )
         return Variant(setup, word, warmup_steps=int(value))
     with untouched(setup):
-        held = [g for g in groups_of(together(setup)[1])]
+        held = groups_of(together(setup)[1])
     allowed = sorted({k for g in held for k, v in g.items() if _value(v) and k not in ("lr", "initial_lr")})
     refuse_unknown(name, [*allowed, "warmup"], "the optimizer")
     own = next(g[name] for g in held if name in g)

@@ -21,6 +21,8 @@ from normlab.trace.untouched import untouched
 LEARNT_NATS: Final = 0.15
 """A loss that is not so far below the unigram entropy shows no use of the inputs."""
 
+BIAS_NATS: Final = 0.01
+
 
 @dataclass(frozen=True)
 class Scale:
@@ -62,7 +64,11 @@ class Scale:
 
 
 def read_scale(setup: Setup, batches: Sequence[Any], seconds: float) -> Scale:
-    """Read the targets of the batches off the gradient at the logits, of as many as ``seconds`` allow."""
+    """Read the targets of the batches off the gradient at the logits.
+
+    As many are read as it takes for the bias of the entropy, (V - 1) / 2N of N targets in V classes, to fall
+    below ``BIAS_NATS``, and as ``seconds`` allow.
+    """
     deadline = time.monotonic() + seconds
     losses, read = list[float](), list[list[tuple[float, Targets]]]()
     with untouched(setup):
@@ -74,7 +80,7 @@ def read_scale(setup: Setup, batches: Sequence[Any], seconds: float) -> Scale:
                 losses.append(float(passed.loss.detach()) if passed.loss is not None else math.nan)
             heads = [pair for pair in scored if pair[0].output] or scored
             read.append([(asked.value(logits.value), asked) for logits, asked in heads])
-            if time.monotonic() > deadline:
+            if time.monotonic() > deadline or (heads and _is_enough([one[0][1] for one in read])):
                 break
     start = fmean(losses)
     if not all(read) or len({len(heads) for heads in read}) > 1:
@@ -95,6 +101,10 @@ def read_scale(setup: Setup, batches: Sequence[Any], seconds: float) -> Scale:
         weight=weight,
         rest=rest,
     )
+
+
+def _is_enough(targets: Sequence[Targets]) -> bool:
+    return (targets[0].classes - 1) / 2 <= BIAS_NATS * sum(int(t.counted.sum()) for t in targets)
 
 
 def _entropy(targets: Sequence[Targets]) -> float:

@@ -168,8 +168,8 @@ def read_course(setup: Setup, seen: Training) -> Course:
         meant = setup.lr or setup.declare.peak_lr
         if meant is None:
             raise UserError(
-                f"the step raises the rate by hand, to {top:.3g} in {len(seen.losses)} steps, and nothing says "
-                "how far: pass lr=, the largest rate on the way"
+                f"the step raises the rate by hand, to {top:.3g} in {len(seen.losses)} steps, and nothing "
+                "says how far: pass lr=, the largest rate on the way"
             )
         peaks = [meant * peak / top for peak in peaks]
     elif setup.scheduler is None:

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Mapping
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from html import escape
 from pathlib import Path
 from statistics import stdev
 from typing import Any, Final
 
-from normlab.spec.units import count, duration, rate
+from normlab.spec.units import rate
 from normlab.trials.scale import LEARNT_NATS, Scale
 from normlab.trials.search import LAST, USABLE, level
 
@@ -18,6 +18,8 @@ ERROR: Final = "within 2x"
 """How well the upper end is known: see docs/learning-rate.md for the evaluation."""
 SAME: Final = 1e-3
 """The relative difference of losses below which nothing has moved them."""
+
+INTERRUPTED: Final = "it was interrupted"
 
 
 @dataclass(frozen=True)
@@ -119,6 +121,11 @@ class Trials:
         above = [t.rate for t in self.rates if t.rate > self.usable[1]]
         return f"seen at {short(above[0])}" if above else f"not reached by {short(self.usable[1])}"
 
+    @property
+    def interrupted(self) -> bool:
+        """Whether Ctrl-C ended the trials."""
+        return any(one.cut == INTERRUPTED for one in (self, *self.beside))
+
     def nats(self, trial: Trial) -> float:
         """The loss of a trial in nats a target, where targets are known."""
         return self.scale.nats(trial.loss)
@@ -132,52 +139,43 @@ class Trials:
     @property
     def sentence(self) -> str:
         """The answer."""
-        if self.best is None:
-            ends = ", ".join(f"{short(t.rate)} {t.stopped}" for t in self.rates)
-            return f"No rate trains for {self.steps} steps: {ends or 'none was tried'}"
-        return self.nothing_moves or (self._range() if self.learns else self._too_short())
+        best = self.best
+        if not self.tried:
+            return f"{self.cut[:1].upper()}{self.cut[1:]}" or "Nothing was tried"
+        if best is None:
+            ends = "; ".join(f"{short(t.rate)} is {t.stopped}" for t in self.rates)
+            return f"No rate trains for {self.steps} steps: {ends}"
+        return self.nothing_moves or (self._range(best) if self.learns else self._too_short(best))
 
-    def _range(self) -> str:
-        assert self.best is not None and self.usable is not None
-        low, high = self.usable
-        error = f" ({ERROR})" if self.edge.startswith("seen") and not self.cut else ""
-        end = (
-            f"{self.edge.removeprefix('seen at ')} is worse" if error or self.edge.startswith("seen") else ""
-        )
-        return "; ".join(
-            part
-            for part in (
-                f"Up to {short(high)} trains within 5% of the best in {self.steps} steps{error}",
-                end or f"an upper end was {self.edge}",
-                self._today(),
-                f"lowest rate tried: {short(low)}",
-            )
-            if part
-        )
+    def _range(self, best: Trial) -> str:
+        low, high = self.usable or (0.0, 0.0)
+        above = [t.rate for t in self.rates if t.rate > high]
+        known = f" ({ERROR})" if above and above[0] <= 2 * high else ""
+        end = f"{short(above[0])} is worse" if above else "no rate that is worse was reached"
+        trains = f"Up to {short(high)} trains within 5% of the best{known} in {self.steps} steps"
+        return f"{trains}; {end}; {self._today(best, high)}; lowest rate tried: {short(low)}"
 
-    def _today(self) -> str:
-        assert self.best is not None and self.usable is not None
+    def _today(self, best: Trial, high: float) -> str:
         own = next((t for t in self.rates if t.rate == self.today), None)
         name = f"your {short(self.today)}"
-        if self.today > self.usable[1]:
+        if self.today > high:
             return f"{name} is above that" + (f", and ended {own.stopped}" if own and own.stopped else "")
         if own is None:
             return f"{name} was not tried"
         if self.is_usable(own):
             return f"{name} is inside"
-        return f"{name} is slower here than {short(self.best.rate)}, which a long training may make up for"
+        return f"{name} is slower here than {short(best.rate)}, which a long training may make up for"
 
-    def _too_short(self) -> str:
-        assert self.best is not None
-        best, where = self.nats(self.best), f"{short(self.best.rate)} in {self.steps} steps"
-        more = "it still falls there" if self.best.falls else "it no longer falls there"
-        advice = f"type --steps {4 * self.steps}" if self.best.falls else "run normlab check, or more steps"
+    def _too_short(self, trial: Trial) -> str:
+        best, where = self.nats(trial), f"{short(trial.rate)} in {self.steps} steps"
+        more = "it still falls there" if trial.falls else "it no longer falls there"
+        advice = f"try {4 * self.steps} steps" if trial.falls else "run normlab check, or try more steps"
         if self.unigram is None or self.scale.start < self.unigram - LEARNT_NATS:
             what = f"the best loss is {best:.4g} at {where}, from {self.scale.start:.4g} at the start"
         else:
             what = (
-                f"the best loss is {best:.3f} nats at {where}, not {LEARNT_NATS} below the unigram entropy of "
-                f"the targets, {self.unigram:.3f}"
+                f"the best loss is {best:.3f} nats at {where}, not {LEARNT_NATS} below the unigram entropy "
+                f"of the targets, {self.unigram:.3f}"
             )
         return f"Too short, or it does not train: {what}; {more}: {advice}"
 
@@ -202,12 +200,12 @@ class Trials:
     def lines(self) -> Iterator[str]:
         """The sentence, what limits it, and the same with one thing changed."""
         yield self.sentence + "."
-        if self.cut:
+        if self.cut and self.tried:
             yield f"The scan is not complete: {self.cut}."
         if self.scale.unknown:
             yield (
-                f"Targets are not known ({self.scale.unknown}): losses are compared with that at the start, so "
-                "whether anything but averages was learnt is not known."
+                f"The targets are not known, as {self.scale.unknown}: losses are compared with that at the "
+                "start, so that they may have learnt averages alone."
             )
         for one in self.beside:
             yield f"With {one.change}: {one.sentence[0].lower()}{one.sentence[1:]}."
@@ -216,18 +214,30 @@ class Trials:
         return "\n".join(self.lines())
 
     def to_dict(self) -> dict[str, Any]:
-        """The same facts as plain values."""
-        best = self.best
+        """The same facts as plain values, with losses in nats a target where targets are known."""
+        names = ("model", "steps", "today", "warmup", "plan", "cut", "change", "seconds", "facts", "sentence")
         return {
-            **{k: v for k, v in asdict(self).items() if k != "beside"},
-            "sentence": self.sentence,
+            **{name: getattr(self, name) for name in (*names, "usable", "edge", "unigram")},
             "lines": list(self.lines()),
-            "best": best.rate if best else None,
-            "usable": self.usable,
-            "edge": self.edge,
-            "unigram": self.unigram,
-            "losses": {short(t.rate): None if t.stopped else self.nats(t) for t in self.rates},
+            "reference": self.scale.reference,
+            "uniform": self.scale.uniform,
+            "best": self.best.rate if self.best else None,
+            "trials": [self._plain(t) for t in sorted(self.tried, key=lambda t: (t.steps, t.rate))],
             "beside": [one.to_dict() for one in self.beside],
+        }
+
+    def _plain(self, trial: Trial) -> dict[str, Any]:
+        return {
+            "rate": trial.rate,
+            "steps": trial.steps,
+            "loss": None if trial.stopped else self.nats(trial),
+            "usable": trial.steps == self.steps
+            and not trial.stopped
+            and self.learns
+            and self.is_usable(trial),
+            "stopped": trial.stopped,
+            "seconds": trial.seconds,
+            "losses": [self.scale.nats(loss) for loss in trial.losses],
         }
 
     def page(self, path: str | Path) -> Path:
@@ -243,14 +253,3 @@ class Trials:
 def short(value: float) -> str:
     """A rate in two digits, as people type it."""
     return rate(float(f"{value:.2g}"))
-
-
-def announced(trials: int, steps: int, step_s: float, budget_s: float, planned: int | None) -> str:
-    """What a budget holds and what it can tell, for the reader before the trials begin."""
-    whole = steps * step_s
-    parts = [
-        f"{duration(budget_s)} hold {count(trials, 'trial')} of {steps} steps, {duration(whole)} each",
-    ]
-    if planned:
-        parts.append(f"{trials * steps / planned:.2%} of the {planned:,} steps that are planned")
-    return "; ".join(parts)
