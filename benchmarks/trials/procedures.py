@@ -19,14 +19,13 @@ from itertools import pairwise
 from typing import Any, Final
 
 import torch
+from curve import PROCEDURES, Row, keep, number, rows
 from models import MODELS, PLANS, TRIED
-from truth import KEPT, Row, keep, number, rows
 
 import normlab
 from normlab.trace.setup import Setup
 from normlab.training.devices import hardware
 
-PROCEDURES: Final = KEPT / "procedures.jsonl"
 SEED: Final = 1
 """Of the models and batches; those of the long runs are others."""
 STEPS: Final = 100

@@ -16,15 +16,15 @@ from statistics import fmean
 from typing import Final
 
 import torch
+from curve import THIRTY, Row, keep, number, rows
 from families import FAMILIES
 from models import Plan, setup
 from procedures import SEED
-from truth import KEPT, Row, held_out, keep, number, optimize, rows
+from truth import held_out, optimize
 
 import normlab
 from normlab.training.devices import hardware
 
-THIRTY: Final = KEPT / "thirty.jsonl"
 NAMES: Final = (
     *("GPT-2", "Llama", "Qwen3", "Gemma 2", "OLMo 2", "GPT-NeoX", "Mixtral", "OPT", "Mamba", "nanoGPT"),
 )

@@ -16,55 +16,26 @@ more than half of what that has learnt beyond the unigrams.
 from __future__ import annotations
 
 import argparse
-import json
 import math
-import os
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from functools import cache
-from pathlib import Path
 from statistics import fmean, stdev
-from typing import Any, Final
+from typing import Final
 
 import torch
+from curve import MARKS, TRUTH, Curve, Row, keep, number, rows
 from models import MODELS, PLANS, STEPS, TESTED, setup
 from text import Batches, unigram
 
 from normlab.trace.setup import Setup
 from normlab.training.devices import hardware
 
-KEPT: Final = Path(__file__).resolve().parents[2] / "results/trials"
-TRUTH: Final = KEPT / "truth.jsonl"
-MARKS: Final = (25, 50, 100, 200, 400, 600, 800)
-"""Steps whose loss is kept: the mean over the last fifth, up to 25 batches."""
-USABLE: Final = 0.05
-"""A rate is usable within this share of what the best run learns beyond the unigrams."""
 SECOND: Final = 101
 """The second seed; the first is 100."""
 LARGEST: Final = 8.0
 MOST: Final = 22
 """Runs of a model."""
-Row = dict[str, Any]
-
-
-def rows(path: Path = TRUTH) -> list[Row]:
-    """The lines of a file."""
-    return [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
-
-
-def keep(row: Row, path: Path = TRUTH) -> None:
-    """Append a line, on disk when this returns."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    with path.open("a", encoding="utf-8") as file:
-        file.write(json.dumps(row, separators=(",", ":")) + "\n")
-        file.flush()
-        os.fsync(file.fileno())
-
-
-def number(x: float) -> float | None:
-    """Four digits, or nothing where the loss is not finite."""
-    return float(f"{x:.5g}") if math.isfinite(x) else None
 
 
 @cache
@@ -136,47 +107,6 @@ def measure(name: str, half: int, seed: int, others: Sequence[Row]) -> Row:
     }
 
 
-@dataclass(frozen=True)
-class Curve:
-    """The losses of one model by rate, in half octaves; infinite for a run that ended early."""
-
-    losses: Mapping[int, float]
-    unigram: float
-
-    @classmethod
-    def of(cls, runs: Sequence[Row]) -> Curve:
-        """Means over seeds."""
-        by: dict[int, list[float]] = {}
-        for r in runs:
-            by.setdefault(r["half"], []).append(math.inf if r["dev"] is None else r["dev"])
-        return cls({half: fmean(found) for half, found in sorted(by.items())}, runs[0]["unigram"])
-
-    @property
-    def best(self) -> int:
-        return min(self.losses, key=lambda half: self.losses[half])
-
-    @property
-    def limit(self) -> float:
-        """The largest usable loss."""
-        low = self.losses[self.best]
-        return low + USABLE * max(0.0, self.unigram - low)
-
-    @property
-    def top(self) -> tuple[int, int | None]:
-        """The last usable rate of those that follow on the best, and the first that is not."""
-        last = self.best
-        for half in (h for h in self.losses if h > self.best):
-            if self.losses[half] > self.limit:
-                return last, half
-            last = half
-        return last, None
-
-    @property
-    def trains(self) -> bool:
-        """Whether any rate gets below the unigrams by more than 0.15 nats."""
-        return self.unigram - self.losses[self.best] >= 0.15
-
-
 def wanted(curve: Curve, stage: int) -> Iterator[int]:
     """Rates that a stage asks for, in half octaves."""
     best, (last, first) = curve.best, curve.top
@@ -222,12 +152,12 @@ def main() -> None:
             if name not in TESTED and stage == 3:
                 continue
             while time.monotonic() < end:
-                runs = [r for r in rows() if r["name"] == name]
+                runs = [r for r in rows(TRUTH) if r["name"] == name]
                 following = next_run(name, runs, stage)
                 if following is None:
                     break
                 row = measure(name, *following, runs)
-                keep(row)
+                keep(row, TRUTH)
                 shown = {
                     k: row[k] for k in ("name", "rate", "seed", "dev", "stopped", "seconds", "core_seconds")
                 }

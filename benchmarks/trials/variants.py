@@ -19,11 +19,11 @@ from statistics import fmean
 from typing import Final
 
 import torch
+from curve import VARIANTS, keep, number, rows
 from models import MODELS, PLANS, TRIED
 from procedures import SEED, STEPS, train_with
-from truth import KEPT, entropy, keep, number, rows
+from truth import entropy
 
-VARIANTS: Final = KEPT / "variants.jsonl"
 OCTAVES: Final = range(-3, 5)
 WARM: Final = 0.2
 

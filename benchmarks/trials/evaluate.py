@@ -1,0 +1,401 @@
+"""Trials, range tests and a constant against long runs, from kept lines: the tables of docs/learning-rate.md.
+
+    python benchmarks/trials/evaluate.py             # the tables, printed
+    python benchmarks/trials/evaluate.py --page      # written into docs/learning-rate.md, with the picture
+
+Nothing is trained: ``truth.py``, ``procedures.py``, ``variants.py`` and ``thirty.py`` run what is missing.
+"""
+
+from __future__ import annotations
+
+import argparse
+import math
+import random
+import re
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from statistics import fmean
+from typing import Final
+
+from curve import LEARNT_NATS, PROCEDURES, THIRTY, TRUTH, USABLE, VARIANTS, Curve, octaves, rows
+
+PAGE: Final = Path(__file__).resolve().parents[2] / "docs/learning-rate.md"
+PICTURE: Final = PAGE.with_suffix(".svg")
+TESTED: Final = {
+    "GPT-2": "AdamW",
+    "GPT": "Adam, Post-LN",
+    "BERT": "AdamW, Post-LN, masked",
+    "T5": "AdamW, translates",
+    "Phi": "Muon + AdamW",
+    "GPT-J": "SGD, momentum 0.9",
+    "Gemma 2": "AdamW",
+    "Mixtral": "AdamW",
+    "BLOOM": "AdamW",
+    "pre+fixnorm+scalenorm+smallinit": "Adam, no warm-up",
+}
+"""The models, in order, and what is particular; by name those of ``models.TESTED``."""
+CONSTANT: Final = 2.8e-3
+BEFORE: Final = {"Llama": (2.4e-3, 7.7e-3), "OPT": (3.2e-3, 4.4e-3), "OPT, Post-LN": (0.5e-3, 0.6e-3)}
+"""Best rate and usable upper end of the models that variants were tried on, by long runs made beforehand."""
+RESAMPLED: Final = 2000
+
+
+@dataclass(frozen=True)
+class Answer:
+    """What a procedure says of a model; None for what it does not say."""
+
+    name: str
+    c: float | None
+    upper: float | None = None
+    spent: int = 0
+
+
+def curves() -> dict[str, Curve]:
+    """The long runs of the tested models, of those that have some on both sides of the best rate."""
+    every = rows(TRUTH)
+    found = {n: Curve.of(own) for n in TESTED if (own := [r for r in every if r["name"] == n])}
+    return {n: c for n, c in found.items() if min(c.losses) < c.best < max(c.losses)}
+
+
+def answers() -> dict[str, list[Answer]]:
+    """Each procedure's, by model, in order."""
+    done = {(r["name"], r["procedure"]): r for r in rows(PROCEDURES)}
+    trials = [(n, done[n, "trial"]) for n in TESTED if (n, "trial") in done]
+    ranges = [(n, done[n, "range"]) for n in TESTED if (n, "range") in done]
+    return {
+        "trial": [
+            Answer(n, r["c"] if r["answers"] else None, r["usable"][1] if r["usable"] else None, r["spent"])
+            for n, r in trials
+        ],
+        "range test, steepest": [Answer(n, r["steepest"], r["lowest"], r["spent"]) for n, r in ranges],
+        "range test, minimum/10": [Answer(n, r["lowest"] / 10, r["lowest"], r["spent"]) for n, r in ranges],
+        f"always {CONSTANT:g}": [Answer(n, CONSTANT) for n, _ in trials],
+    }
+
+
+def seed_noise(truth: Iterable[Curve] = ()) -> tuple[float, int]:
+    """The root mean square of the difference of two seeds near the best rate, and the pairs."""
+    del truth
+    every, found = rows(TRUTH), list[float]()
+    for name, curve in curves().items():
+        by = {(r["half"], r["seed"]): r["dev"] for r in every if r["name"] == name and r["dev"] is not None}
+        halves = {h for h, _ in by if abs(h - curve.best) <= 2}
+        seeds = sorted({s for _, s in by})
+        for half in halves:
+            pair = [by[half, s] for s in seeds if (half, s) in by]
+            found += [pair[1] - pair[0]] if len(pair) == 2 else []
+    return (math.sqrt(fmean(d * d for d in found)) if found else math.nan), len(found)
+
+
+# --------------------------------------------------------------------------------------------------- noise
+def wilson(k: int, n: int, z: float = 1.96) -> tuple[float, float]:
+    """The 95% interval of a share. Wilson 1927."""
+    p = k / n
+    middle, half = p + z * z / (2 * n), z * math.sqrt(p * (1 - p) / n + z * z / (4 * n * n))
+    return (middle - half) / (1 + z * z / n), (middle + half) / (1 + z * z / n)
+
+
+def share(hits: Sequence[bool]) -> str:
+    """How many of them, with the interval of the share in percent."""
+    if not hits:
+        return "–"
+    low, high = wilson(sum(hits), len(hits))
+    return f"{sum(hits)} of {len(hits)} ({100 * low:.0f} to {100 * high:.0f}%)"
+
+
+def mean(values: Sequence[float], digits: int = 2) -> str:
+    """Their mean, with the 95% interval over resampled models."""
+    if not values:
+        return "–"
+    draw = random.Random(0)
+    again = sorted(fmean(draw.choices(values, k=len(values))) for _ in range(RESAMPLED))
+    low, high = again[RESAMPLED // 40], again[-RESAMPLED // 40]
+    return f"{fmean(values):.{digits}f} ({low:.{digits}f} to {high:.{digits}f})"
+
+
+# -------------------------------------------------------------------------------------------------- tables
+def short(rate: float | None) -> str:
+    """A rate in two digits, as people type it."""
+    if rate is None:
+        return "–"
+    return f"{rate:.2g}" if rate >= 0.1 else re.sub(r"e-0?", "e-", f"{rate:.1e}").replace(".0e", "e")
+
+
+def table(head: Sequence[str], body: Iterable[Sequence[str]]) -> str:
+    """A table of Markdown."""
+    lines = [head, ["---"] * len(head), *body]
+    return "\n".join(f"| {' | '.join(line)} |" for line in lines)
+
+
+def summary() -> str:
+    """One line a procedure."""
+    truth, noise = curves(), seed_noise()[0]
+    body = []
+    for procedure, every in answers().items():
+        known = [a for a in every if a.name in truth]
+        trains = [a for a in known if truth[a.name].trains]
+        own = [(a, truth[a.name]) for a in trains if a.c is not None]
+        ends = [(a.upper, t.upper) for a, t in own if a.upper and t.upper]
+        regret = [t.at(a.c or 0) - t.lowest for a, t in own]
+        body.append(
+            [
+                procedure,
+                f"{len(own)} of {len(known)}",
+                share([abs(octaves(u, t)) <= 1 for u, t in ends]),
+                mean([abs(octaves(u, t)) for u, t in ends]),
+                share([abs(octaves(a.c or 0, t.rate(t.best))) <= 1 for a, t in own]),
+                mean([abs(octaves(a.c or 0, t.rate(t.best))) for a, t in own]),
+                f"{mean(regret, 3)}, {max(regret, default=math.nan):.3f}",
+                share([x <= noise for x in regret]),
+            ]
+        )
+    head = (
+        *("procedure", "answers", "upper end within 2x", "off by, octaves", "best rate within 2x"),
+        *("off by, octaves", "regret in nats: mean, largest", "regret below the seeds' noise"),
+    )
+    return table(head, body)
+
+
+def models() -> str:
+    """One line a model."""
+    truth, said = curves(), answers()
+    trial, steep, tenth, _ = ({a.name: a for a in every} for every in said.values())
+    body = []
+    for name, kind in TESTED.items():
+        if name not in truth or name not in trial:
+            continue
+        t, own = truth[name], trial[name]
+        regret = [f"{t.at(a.c) - t.lowest:.3f}" if a and a.c else "–" for a in (own, steep.get(name))]
+        body.append(
+            [
+                f"{name} ({kind})",
+                short(t.rate(t.best)),
+                short(t.upper) if t.upper else f"above {short(t.rate(t.top[0]))}",
+                f"{t.unigram - t.lowest:.2f}",
+                short(own.c),
+                short(own.upper),
+                str(own.spent),
+                regret[0],
+                short(steep[name].c) if name in steep else "–",
+                short(tenth[name].c) if name in tenth else "–",
+                regret[1],
+            ]
+        )
+    head = (
+        *("model", "best rate", "usable up to", "learns, nats", "trial: best", "trial: up to"),
+        *("trial: steps", "trial: regret", "range test: steepest", "minimum/10", "steepest: regret"),
+    )
+    return table(head, body)
+
+
+def about() -> str:
+    """What the tables stand on."""
+    every = [r for r in rows(TRUTH) if r["name"] in TESTED]
+    noise, pairs = seed_noise()
+    kept = [r for r in every if r["dev_se"] is not None]
+    near = max(r["dev_se"] for r in kept)
+    minutes = sum(r["core_seconds"] for r in every) / 60
+    fine = [c.top[1] - c.top[0] for c in curves().values() if c.top[1] is not None]
+    return (
+        f"{len(every)} long runs, {minutes:.0f} core-minutes. A held-out loss is a mean over "
+        f"{max(r['dev_tokens'] for r in kept):,} bytes (masked and translated ones are fewer), with a standard "
+        f"error of at most {near:.3f} nats, most of which all runs of a model share. Two seeds differ by "
+        f"{noise:.3f} nats near the best rate (root mean square of {pairs} pairs). The long runs place "
+        f"the upper end between rates that are {min(fine) / 2:g} to {max(fine) / 2:g} octaves apart."
+    )
+
+
+# -------------------------------------------------------------------------------------------------- thirty
+def claims() -> list[tuple[str, float, str, str, float | None, bool | None]]:
+    """Of each model and rate: what the trial says, what the loop did, its loss, and whether they agree."""
+    found = []
+    every = rows(THIRTY)
+    for said in (r for r in every if r["kind"] == "trial"):
+        loop = next((r for r in every if r["kind"] == "loop" and r["name"] == said["name"]), None)
+        if loop is None:
+            continue
+        ends = {r[0]: math.inf if r[3] is None else r[3] for r in loop["rates"]}
+        low, entropy = min(ends.values()), said["unigram"]
+        limit, floor = low + USABLE * max(entropy - low, 0.0), entropy - LEARNT_NATS
+        for rate, steps, loss, usable, stopped in said["rates"]:
+            if steps != said["rates"][0][1]:
+                continue
+            end = ends[rate]
+            did = "learns nothing" if end > floor else "within 5%" if end <= limit else "worse"
+            if not said["learns"]:
+                claim, agrees = "–", None
+            elif usable:
+                claim, agrees = "within 5%", did == "within 5%"
+            elif stopped.startswith("behind"):
+                claim, agrees = "worse", did != "within 5%"
+            elif stopped or loss > floor:
+                claim, agrees = "learns nothing", did == "learns nothing"
+            else:
+                claim, agrees = "worse", did == "worse"
+            found.append((said["name"], rate, claim, did, None if math.isinf(end) else end, agrees))
+    return found
+
+
+def thirty() -> str:
+    """One line a model, and how many sentences agree."""
+    every = claims()
+    rates = sorted({c[1] for c in every})
+    body = []
+    for name in dict.fromkeys(c[0] for c in every):
+        cells = [name]
+        for rate in rates:
+            _, _, claim, did, end, agrees = next(c for c in every if c[0] == name and c[1] == rate)
+            loss = "diverges" if end is None else f"{end:.2f}"
+            cells.append(f"{claim}; {loss}" + ("" if agrees in (True, None) else f" (**{did}**)"))
+        body.append(cells)
+    spoken = [bool(c[5]) for c in every if c[5] is not None]
+    head = ["model", *(short(r) for r in rates)]
+    return f"{table(head, body)}\n\nSentences: {len(spoken)} of {len(every)}. They agree with the loop: {share(spoken)}."
+
+
+# ------------------------------------------------------------------------------------------------ variants
+def _picked(curve: Sequence[tuple[float, float]], entropy: float) -> tuple[float, float] | None:
+    """The best rate of a grid and its usable upper end; None where nothing is learnt."""
+    best, low = min(curve, key=lambda x: x[1])
+    if entropy - low < LEARNT_NATS:
+        return None
+    limit, top = low + USABLE * (entropy - low), best
+    for rate, loss in sorted(curve):
+        if rate > best:
+            if loss > limit:
+                break
+            top = rate
+    return best, top
+
+
+def _grids() -> dict[str, dict[str, list[tuple[float, float]]]]:
+    """The losses by rate of each variant and model."""
+    every = rows(VARIANTS)
+
+    def grid(name: str, label: str, at: int) -> list[tuple[float, float]]:
+        own = sorted(
+            (r for r in every if r["name"] == name and r["variant"] == label), key=lambda r: r["rate"]
+        )
+        return [
+            (r["rate"], r["at"][at] if len(r["at"]) > at and r["at"][at] is not None else math.inf)
+            for r in own
+        ]
+
+    def both(name: str) -> list[tuple[float, float]]:
+        pairs = zip(grid(name, "plain", 9), grid(name, "seed", 9), strict=False)
+        return [(rate, (a + b) / 2) for (rate, a), (_, b) in pairs]
+
+    kinds: dict[str, Callable[[str], list[tuple[float, float]]]] = {
+        "100 steps": lambda n: grid(n, "plain", 9),
+        "the same, read at 50": lambda n: grid(n, "plain", 4),
+        "another seed": lambda n: grid(n, "seed", 9),
+        "mean of two seeds": both,
+        "200 steps": lambda n: grid(n, "twice", 9),
+        "the same, read at 100": lambda n: grid(n, "twice", 4),
+        "100 steps, decay over the last 20": lambda n: grid(n, "decay", 9),
+    }
+    return {k: {n: f(n) for n in BEFORE} for k, f in kinds.items()}
+
+
+def variants() -> str:
+    """Best rate and upper end of each variant on the models that it was tried on."""
+    entropy = {r["name"]: r["unigram"] for r in rows(VARIANTS)}
+    body = [["long runs, 800 steps", *(f"{short(c)}, {short(u)}" for c, u in BEFORE.values())]]
+    for label, found in _grids().items():
+        picked = [_picked(found[n], entropy[n]) if found[n] else None for n in BEFORE]
+        body.append([label, *(f"{short(p[0])}, {short(p[1])}" if p else "too short" for p in picked)])
+    return table(["best rate, usable up to", *BEFORE], body)
+
+
+# ------------------------------------------------------------------------------------------------ the page
+def ramps() -> str:
+    """Where range tests of several lengths answer."""
+    every = [r for r in rows(PROCEDURES) if r["procedure"] == "ramp"]
+    names = list(dict.fromkeys(r["name"] for r in every))
+    body = []
+    for n in sorted({r["n"] for r in every}):
+        cells = [str(n)]
+        for name in names:
+            own = next((r for r in every if r["name"] == name and r["n"] == n), None)
+            cells += [short(own["steepest"]), short(own["lowest"])] if own else ["–", "–"]
+        body.append(cells)
+    head = ["steps of the ramp", *(f"{n}: {what}" for n in names for what in ("steepest", "minimum"))]
+    return table(head, body)
+
+
+BLOCKS: Final[dict[str, Callable[[], str]]] = {
+    "ramps": ramps,
+    "summary": summary,
+    "models": models,
+    "about": about,
+    "thirty": thirty,
+    "variants": variants,
+}
+
+
+def filled(text: str) -> str:
+    """The page with each block anew."""
+    for name, block in BLOCKS.items():
+        text = re.sub(
+            rf"(<!-- {name} -->\n).*?(\n<!-- end -->)",
+            lambda m, own=block: m[1] + own() + m[2],
+            text,
+            flags=re.DOTALL,
+        )
+    return text
+
+
+def picture() -> str:
+    """Range tests of several lengths, as SVG: the running mean of the loss by rate, the steepest slope marked."""
+    import altair as alt
+    import polars as pl
+    import vl_convert
+
+    from normlab.figures.theme import theme
+
+    every = [r for r in rows(PROCEDURES) if r["procedure"] == "ramp"]
+    lines = [
+        {"model": r["name"], "steps": f"{r['n']} steps", "order": r["n"], "rate": rate, "loss": loss}
+        for r in every
+        for rate, loss in r["curve"]
+        if loss < 6
+    ]
+    marks = [
+        {
+            "model": r["name"],
+            "steps": f"{r['n']} steps",
+            "order": r["n"],
+            "rate": r["steepest"],
+            "loss": min(r["curve"], key=lambda x: abs(math.log(x[0] / r["steepest"])))[1],
+        }
+        for r in every
+    ]
+    order = [f"{n} steps" for n in sorted({r["n"] for r in every})]
+    x = alt.X("rate:Q", title="learning rate", scale=alt.Scale(type="log"), axis=alt.Axis(format="~e"))
+    y = alt.Y("loss:Q", title="running mean of the loss, nats", scale=alt.Scale(zero=False))
+    colour = alt.Color("steps:N", title="ramp", sort=order, scale=alt.Scale(range="category"))
+    panels = []
+    for name in dict.fromkeys(r["name"] for r in every):
+        own = pl.DataFrame([r for r in lines if r["model"] == name])
+        dots = pl.DataFrame([r for r in marks if r["model"] == name])
+        line = alt.Chart(alt.InlineData(own.to_dicts())).mark_line().encode(x, y, colour)
+        dot = alt.Chart(alt.InlineData(dots.to_dicts())).mark_point(size=90, filled=True).encode(x, y, colour)
+        panels.append((line + dot).properties(width=300, height=240, title=name))
+    return vl_convert.vegalite_to_svg(alt.hconcat(*panels).to_dict(), config=theme())
+
+
+def main() -> None:
+    """Print the tables, or write them."""
+    parser = argparse.ArgumentParser(description="Trials, range tests and a constant against long runs.")
+    parser.add_argument("--page", action="store_true", help="write docs/learning-rate.md and its picture")
+    if parser.parse_args().page:
+        PAGE.write_text(filled(PAGE.read_text(encoding="utf-8")), encoding="utf-8")
+        PICTURE.write_text(picture(), encoding="utf-8")
+        return
+    for name, block in BLOCKS.items():
+        print(f"{name}\n\n{block()}\n")
+
+
+if __name__ == "__main__":
+    main()
