@@ -199,8 +199,8 @@ def about() -> str:
     fine = [c.top[1] - c.top[0] for c in curves().values() if c.top[1] is not None]
     return (
         f"{len(every)} long runs, {minutes:.0f} core-minutes. A held-out loss is a mean over "
-        f"{max(r['dev_tokens'] for r in kept):,} bytes (masked and translated ones are fewer), with a standard "
-        f"error of at most {near:.3f} nats, most of which all runs of a model share. Two seeds differ by "
+        f"{max(r['dev_tokens'] for r in kept):,} bytes (masked and translated ones are fewer), with a "
+        f"standard error of at most {near:.3f} nats, most of which all runs of a model share. Two seeds differ by "
         f"{noise:.3f} nats near the best rate (root mean square of {pairs} pairs). The long runs place "
         f"the upper end between rates that are {min(fine) / 2:g} to {max(fine) / 2:g} octaves apart."
     )
@@ -251,7 +251,8 @@ def thirty() -> str:
         body.append(cells)
     spoken = [bool(c[5]) for c in every if c[5] is not None]
     head = ["model", *(short(r) for r in rates)]
-    return f"{table(head, body)}\n\nSentences: {len(spoken)} of {len(every)}. They agree with the loop: {share(spoken)}."
+    agree = f"Sentences: {len(spoken)} of {len(every)}. They agree with the loop: {share(spoken)}."
+    return f"{table(head, body)}\n\n{agree}"
 
 
 # ------------------------------------------------------------------------------------------------ variants
@@ -347,7 +348,7 @@ def filled(text: str) -> str:
 
 
 def picture() -> str:
-    """Range tests of several lengths, as SVG: the running mean of the loss by rate, the steepest slope marked."""
+    """Range tests of several lengths, as SVG: the running mean of the loss by rate, the steepest marked."""
     import altair as alt
     import polars as pl
     import vl_convert

@@ -39,20 +39,13 @@ def ask(name: str) -> Row:
     """What the trial says of each rate: usable, worse, or nothing learnt; and its sentence."""
     own = setup(SEED, name=name, plan=PLAN, steps=STEPS)
     answer = normlab.trial(own, steps=STEPS, rates=RATES, seed=SEED)
-    plain = answer.to_dict()
     return {
         "sentence": answer.sentence,
         "unigram": number(answer.unigram or math.nan),
         "learns": answer.learns,
         "rates": [
-            [
-                t["rate"],
-                t["steps"],
-                t["loss"] if t["loss"] is None else number(t["loss"]),
-                t["usable"],
-                t["stopped"],
-            ]
-            for t in plain["trials"]
+            [t.rate, t.steps, number(answer.nats(t)), answer.learns and answer.is_usable(t), t.stopped]
+            for t in answer.rates
         ],
     }
 
