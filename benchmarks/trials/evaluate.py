@@ -200,8 +200,8 @@ def about() -> str:
     return (
         f"{len(every)} long runs, {minutes:.0f} core-minutes. A held-out loss is a mean over "
         f"{max(r['dev_tokens'] for r in kept):,} bytes (masked and translated ones are fewer), with a "
-        f"standard error of at most {near:.3f} nats, most of which all runs of a model share. Two seeds differ by "
-        f"{noise:.3f} nats near the best rate (root mean square of {pairs} pairs). The long runs place "
+        f"standard error of at most {near:.3f} nats, most of which all runs of a model share. Two seeds "
+        f"differ by {noise:.3f} nats near the best rate (root mean square of {pairs} pairs). The long runs place "
         f"the upper end between rates that are {min(fine) / 2:g} to {max(fine) / 2:g} octaves apart."
     )
 

@@ -110,14 +110,14 @@ def measure(name: str, half: int, seed: int, others: Sequence[Row]) -> Row:
 def wanted(curve: Curve, stage: int) -> Iterator[int]:
     """Rates that a stage asks for, in half octaves."""
     best, (last, first) = curve.best, curve.top
-    width = (4, 2, 1)[min(stage, 2)]
-    yield from (best - width, best + width)
-    if stage == 2:
-        yield from (best + 2, best - 2, best + 3, best - 3)
+    width = (4, 2, 1)[stage]
     if first is None:
         yield last + 4
-    elif first - last > width:
+    elif stage and first - last > width:
         yield (first + last) // 2
+    yield from (best + width, best - width)
+    if stage == 2:
+        yield from (best + 2, best - 2, best + 3, best - 3)
 
 
 def next_run(name: str, runs: Sequence[Row], stage: int) -> tuple[int, int] | None:
@@ -127,11 +127,13 @@ def next_run(name: str, runs: Sequence[Row], stage: int) -> tuple[int, int] | No
     if not runs:
         return 0, SECOND - 1
     curve, done = Curve.of(runs), {(r["half"], r["seed"]) for r in runs}
+    if stage and not curve.trains:
+        return None
     rate = PLANS[name].rate
     for half in wanted(curve, min(stage, 2)):
         if (half, SECOND - 1) not in done and rate * 2 ** (half / 2) <= LARGEST:
             return half, SECOND - 1
-    if stage == 3 and curve.trains:
+    if stage == 3:
         near = [curve.best + i for i in (0, 1, -1, 2, -2, 3, -3)]
         for half in (*near[:5], *(h for h in curve.top if h is not None), *near[5:]):
             if (half, SECOND) not in done and curve.losses.get(half, math.inf) < math.inf:
