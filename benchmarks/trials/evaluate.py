@@ -74,9 +74,8 @@ def answers() -> dict[str, list[Answer]]:
     }
 
 
-def seed_noise(truth: Iterable[Curve] = ()) -> tuple[float, int]:
+def seed_noise() -> tuple[float, int]:
     """The root mean square of the difference of two seeds near the best rate, and the pairs."""
-    del truth
     every, found = rows(TRUTH), list[float]()
     for name, curve in curves().items():
         by = {(r["half"], r["seed"]): r["dev"] for r in every if r["name"] == name and r["dev"] is not None}
@@ -201,8 +200,8 @@ def about() -> str:
         f"{len(every)} long runs, {minutes:.0f} core-minutes. A held-out loss is a mean over "
         f"{max(r['dev_tokens'] for r in kept):,} bytes (masked and translated ones are fewer), with a "
         f"standard error of at most {near:.3f} nats, most of which all runs of a model share. Two seeds "
-        f"differ by {noise:.3f} nats near the best rate (root mean square of {pairs} pairs). The long runs place "
-        f"the upper end between rates that are {min(fine) / 2:g} to {max(fine) / 2:g} octaves apart."
+        f"differ by {noise:.3f} nats near the best rate (root mean square of {pairs} pairs). The long runs "
+        f"place the upper end between rates that are {min(fine) / 2:g} to {max(fine) / 2:g} octaves apart."
     )
 
 
