@@ -99,7 +99,7 @@ class Batches:
 
     draw: Draw
     seed: int
-    count: int = 2000
+    count: int = 8000
     split: int = 0
     """0 to train on, 1 held out."""
 
