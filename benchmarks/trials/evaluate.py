@@ -10,9 +10,8 @@ from __future__ import annotations
 
 import argparse
 import math
-import random
 import re
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import fmean
@@ -38,7 +37,8 @@ TESTED: Final = {
 CONSTANT: Final = 2.8e-3
 BEFORE: Final = {"Llama": (2.4e-3, 7.7e-3), "OPT": (3.2e-3, 4.4e-3), "OPT, Post-LN": (0.5e-3, 0.6e-3)}
 """Best rate and usable upper end of the models that variants were tried on, by long runs made beforehand."""
-RESAMPLED: Final = 2000
+OCTAVES: Final = 8
+"""Rates of a grid of variants."""
 
 
 @dataclass(frozen=True)
@@ -87,46 +87,7 @@ def seed_noise() -> tuple[float, int]:
     return (math.sqrt(fmean(d * d for d in found)) if found else math.nan), len(found)
 
 
-# --------------------------------------------------------------------------------------------------- noise
-def wilson(k: int, n: int, z: float = 1.96) -> tuple[float, float]:
-    """The 95% interval of a share. Wilson 1927."""
-    p = k / n
-    middle, half = p + z * z / (2 * n), z * math.sqrt(p * (1 - p) / n + z * z / (4 * n * n))
-    return (middle - half) / (1 + z * z / n), (middle + half) / (1 + z * z / n)
-
-
-def share(hits: Sequence[bool]) -> str:
-    """How many of them, with the interval of the share in percent."""
-    if not hits:
-        return "–"
-    low, high = wilson(sum(hits), len(hits))
-    return f"{sum(hits)} of {len(hits)} ({100 * low:.0f} to {100 * high:.0f}%)"
-
-
-def mean(values: Sequence[float], digits: int = 2) -> str:
-    """Their mean, with the 95% interval over resampled models."""
-    if not values:
-        return "–"
-    draw = random.Random(0)
-    again = sorted(fmean(draw.choices(values, k=len(values))) for _ in range(RESAMPLED))
-    low, high = again[RESAMPLED // 40], again[-RESAMPLED // 40]
-    return f"{fmean(values):.{digits}f} ({low:.{digits}f} to {high:.{digits}f})"
-
-
 # -------------------------------------------------------------------------------------------------- tables
-def short(rate: float | None) -> str:
-    """A rate in two digits, as people type it."""
-    if rate is None:
-        return "–"
-    return f"{rate:.2g}" if rate >= 0.1 else re.sub(r"e-0?", "e-", f"{rate:.1e}").replace(".0e", "e")
-
-
-def table(head: Sequence[str], body: Iterable[Sequence[str]]) -> str:
-    """A table of Markdown."""
-    lines = [head, ["---"] * len(head), *body]
-    return "\n".join(f"| {' | '.join(line)} |" for line in lines)
-
-
 def summary() -> str:
     """One line a procedure."""
     truth, noise = curves(), seed_noise()[0]
@@ -135,12 +96,14 @@ def summary() -> str:
         known = [a for a in every if a.name in truth]
         trains = [a for a in known if truth[a.name].trains]
         own = [(a, truth[a.name]) for a in trains if a.c is not None]
+        others = [a for a in known if not truth[a.name].trains]
+        empty = f"; {sum(a.c is not None for a in others)} of {len(others)} that no rate trains"
         ends = [(a.upper, t.upper) for a, t in own if a.upper and t.upper]
         regret = [t.at(a.c or 0) - t.lowest for a, t in own]
         body.append(
             [
                 procedure,
-                f"{len(own)} of {len(known)}",
+                f"{len(own)} of {len(trains)}" + (empty if others else ""),
                 share([abs(octaves(u, t)) <= 1 for u, t in ends]),
                 mean([abs(octaves(u, t)) for u, t in ends]),
                 share([abs(octaves(a.c or 0, t.rate(t.best))) <= 1 for a, t in own]),
@@ -206,51 +169,72 @@ def about() -> str:
 
 
 # -------------------------------------------------------------------------------------------------- thirty
-def claims() -> list[tuple[str, float, str, str, float | None, bool | None]]:
-    """Of each model and rate: what the trial says, what the loop did, its loss, and whether they agree."""
-    found = []
-    every = rows(THIRTY)
-    for said in (r for r in every if r["kind"] == "trial"):
-        loop = next((r for r in every if r["kind"] == "loop" and r["name"] == said["name"]), None)
-        if loop is None:
-            continue
-        ends = {r[0]: math.inf if r[3] is None else r[3] for r in loop["rates"]}
-        low, entropy = min(ends.values()), said["unigram"]
-        limit, floor = low + USABLE * max(entropy - low, 0.0), entropy - LEARNT_NATS
-        for rate, steps, loss, usable, stopped in said["rates"]:
-            if steps != said["rates"][0][1]:
-                continue
-            end = ends[rate]
-            did = "learns nothing" if end > floor else "within 5%" if end <= limit else "worse"
-            if not said["learns"]:
-                claim, agrees = "–", None
-            elif usable:
-                claim, agrees = "within 5%", did == "within 5%"
-            elif stopped.startswith("behind"):
-                claim, agrees = "worse", did != "within 5%"
-            elif stopped or loss > floor:
-                claim, agrees = "learns nothing", did == "learns nothing"
-            else:
-                claim, agrees = "worse", did == "worse"
-            found.append((said["name"], rate, claim, did, None if math.isinf(end) else end, agrees))
+@dataclass(frozen=True)
+class Claim:
+    """What the trial says of a rate, and what the loop did there; None for what is not said."""
+
+    name: str
+    rate: float
+    learns: bool | None
+    usable: bool | None
+    loss: float
+    """Held out, of the loop; infinite where it diverged."""
+    learnt: bool
+    within: bool
+
+    @property
+    def words(self) -> str:
+        """The claim."""
+        if self.learns is None:
+            return "worse" if self.usable is False else "–"
+        return "within 5%" if self.usable else "worse" if self.learns else "learns nothing"
+
+    @property
+    def wrong(self) -> str:
+        """What the loop did, where that is something else."""
+        if self.learns not in (None, self.learnt):
+            return "learns" if self.learnt else "learns nothing"
+        if self.usable not in (None, self.within):
+            return "within 5%" if self.within else "worse"
+        return ""
+
+
+def claims() -> list[Claim]:
+    """Of each model and rate."""
+    every, found = rows(THIRTY), list[Claim]()
+    loops = {r["name"]: r for r in every if r["kind"] == "loop"}
+    for said in (r for r in every if r["kind"] == "trial" and r["name"] in loops):
+        name, floor = said["name"], said["unigram"] - LEARNT_NATS
+        ends = {r[0]: math.inf if r[3] is None else r[3] for r in loops[name]["rates"]}
+        limit = min(ends.values()) + USABLE * max(said["unigram"] - min(ends.values()), 0.0)
+        for rate, _, loss, usable, stopped in said["rates"]:
+            learns = None if stopped.startswith("behind") else not stopped and loss < floor
+            known = usable if said["learns"] else None
+            found.append(
+                Claim(name, rate, learns, known, ends[rate], ends[rate] < floor, ends[rate] <= limit)
+            )
     return found
 
 
 def thirty() -> str:
     """One line a model, and how many sentences agree."""
-    every = claims()
-    rates = sorted({c[1] for c in every})
-    body = []
-    for name in dict.fromkeys(c[0] for c in every):
-        cells = [name]
-        for rate in rates:
-            _, _, claim, did, end, agrees = next(c for c in every if c[0] == name and c[1] == rate)
-            loss = "diverges" if end is None else f"{end:.2f}"
-            cells.append(f"{claim}; {loss}" + ("" if agrees in (True, None) else f" (**{did}**)"))
-        body.append(cells)
-    spoken = [bool(c[5]) for c in every if c[5] is not None]
-    head = ["model", *(short(r) for r in rates)]
-    agree = f"Sentences: {len(spoken)} of {len(every)}. They agree with the loop: {share(spoken)}."
+    every, body = claims(), []
+    for name in dict.fromkeys(c.name for c in every):
+        own = sorted((c for c in every if c.name == name), key=lambda c: c.rate)
+        cells = [
+            f"{c.words}; {'diverges' if math.isinf(c.loss) else f'{c.loss:.2f}'}"
+            + (f" (**{c.wrong}**)" if c.wrong else "")
+            for c in own
+        ]
+        body.append([name, *cells])
+    learns = [c.learns == c.learnt for c in every if c.learns is not None]
+    usable = [c.usable == c.within for c in every if c.usable is not None]
+    head = ["model", *(short(r) for r in sorted({c.rate for c in every}))]
+    agree = (
+        f"A sentence on {sum(c.words != '–' for c in every)} of {len(every)} rates. Whether the rate learns "
+        f"anything: {share(learns)} agree with the loop. Whether it is within 5% of the best of the three: "
+        f"{share(usable)}."
+    )
     return f"{table(head, body)}\n\n{agree}"
 
 
@@ -303,8 +287,12 @@ def variants() -> str:
     entropy = {r["name"]: r["unigram"] for r in rows(VARIANTS)}
     body = [["long runs, 800 steps", *(f"{short(c)}, {short(u)}" for c, u in BEFORE.values())]]
     for label, found in _grids().items():
-        picked = [_picked(found[n], entropy[n]) if found[n] else None for n in BEFORE]
-        body.append([label, *(f"{short(p[0])}, {short(p[1])}" if p else "too short" for p in picked)])
+        cells = [label]
+        for grid in (found[n] for n in BEFORE):
+            picked = _picked(grid, next(iter(entropy.values()))) if len(grid) == OCTAVES else None
+            words = "too short" if len(grid) == OCTAVES else "–"
+            cells.append(f"{short(picked[0])}, {short(picked[1])}" if picked else words)
+        body.append(cells)
     return table(["best rate, usable up to", *BEFORE], body)
 
 
