@@ -18,6 +18,7 @@ from statistics import fmean
 from typing import Final
 
 from curve import LEARNT_NATS, PROCEDURES, THIRTY, TRUTH, USABLE, VARIANTS, Curve, octaves, rows
+from tables import mean, share, short, table
 
 PAGE: Final = Path(__file__).resolve().parents[2] / "docs/learning-rate.md"
 PICTURE: Final = PAGE.with_suffix(".svg")
