@@ -4,12 +4,14 @@
 
 ``plain``: 100 steps, warm-up over a fifth, then constant, as ``normlab.trial`` trains. ``seed``: the same
 from another start on other batches. ``twice``: 200 steps. ``decay``: 100 steps, over the last fifth of which
-the rate falls in a line to nothing. One line a run in ``results/trials/variants.jsonl``; what is there is not
-run again. A line has the losses of eight batches at each tenth of the run.
+the rate falls in a line to nothing. ``own``: 100 steps, warm-up over 40 of them, as many as the long runs have.
+One line a run in ``results/trials/variants.jsonl``; what is there is not run again. A line has the losses of
+eight batches at each tenth of the run.
 """
 
 from __future__ import annotations
 
+import argparse
 import math
 import time
 from collections.abc import Callable
@@ -20,7 +22,7 @@ from typing import Final
 
 import torch
 from curve import VARIANTS, keep, number, rows
-from models import MODELS, PLANS, TRIED
+from models import MODELS, PLANS, TRIED, WARMUP
 from procedures import SEED, STEPS, train_with
 from truth import entropy
 
@@ -34,12 +36,14 @@ class Variant:
 
     steps: int = STEPS
     seed: int = SEED
+    warm: float = WARM
+    """The share in which the rate rises."""
     decay: float = 0.0
     """The share of the steps, at the end, over which the rate falls to nothing."""
 
     def factor(self, step: int) -> float:
         """The rate at a step, from 0 on, as a share of the largest."""
-        rise = min(1.0, (step + 1) / (WARM * self.steps))
+        rise = min(1.0, (step + 1) / (self.warm * self.steps))
         fall = min(1.0, (self.steps - step) / (self.decay * self.steps)) if self.decay else 1.0
         return min(rise, fall)
 
@@ -49,6 +53,7 @@ VARIED: Final = {
     "seed": Variant(seed=SEED + 1),
     "twice": Variant(steps=2 * STEPS),
     "decay": Variant(decay=WARM),
+    "own": Variant(warm=WARMUP / STEPS),
 }
 
 
@@ -59,8 +64,11 @@ def scaled(factor: Callable[[int], float], octave: int) -> Callable[[int], float
 
 def main() -> None:
     """Run what is missing."""
+    parser = argparse.ArgumentParser(description="Variants of a trial.")
+    parser.add_argument("--only", nargs="*", choices=[*VARIED], default=[*VARIED])
+    only = parser.parse_args().only
     torch.set_num_threads(1)
-    for name, label, octave in product(TRIED, VARIED, OCTAVES):
+    for name, label, octave in product(TRIED, only, OCTAVES):
         key = {"name": name, "variant": label, "octave": octave}
         if any(key.items() <= r.items() for r in rows(VARIANTS)):
             continue
