@@ -4,8 +4,8 @@
 
 ``plain``: 100 steps, warm-up over a fifth, then constant, as ``normlab.trial`` trains. ``seed``: the same
 from another start on other batches. ``twice``: 200 steps. ``decay``: 100 steps, over the last fifth of which
-the rate falls in a line to nothing. ``own``: 100 steps, warm-up over 40 of them, as many as the long runs have.
-One line a run in ``results/trials/variants.jsonl``; what is there is not run again. A line has the losses of
+the rate falls in a line to nothing. ``own``: 100 steps, warm-up over 40 of them, as in the long runs. One
+line a run in ``results/trials/variants.jsonl``; what is there is not run again. A line has the losses of
 eight batches at each tenth of the run.
 """
 
