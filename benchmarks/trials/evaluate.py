@@ -17,7 +17,8 @@ from pathlib import Path
 from statistics import fmean
 from typing import Final
 
-from curve import LEARNT_NATS, PROCEDURES, THIRTY, TRUTH, USABLE, VARIANTS, Curve, octaves, rows
+from asked import thirty
+from curve import LEARNT_NATS, MARKS, PROCEDURES, TRUTH, USABLE, VARIANTS, Curve, Row, octaves, rows
 from tables import mean, share, short, table
 
 PAGE: Final = Path(__file__).resolve().parents[2] / "docs/learning-rate.md"
@@ -36,6 +37,8 @@ TESTED: Final = {
 }
 """The models, in order, and what is particular; by name those of ``models.TESTED``."""
 CONSTANT: Final = 2.8e-3
+SHOWN: Final = (50, 100, 200, 400, 800)
+"""Steps of long runs at which the leader is shown."""
 BEFORE: Final = {"Llama": (2.4e-3, 7.7e-3), "OPT": (3.2e-3, 4.4e-3), "OPT, Post-LN": (0.5e-3, 0.6e-3)}
 """Best rate and usable upper end of the models that variants were tried on, by long runs made beforehand."""
 OCTAVES: Final = 8
@@ -62,17 +65,20 @@ def curves() -> dict[str, Curve]:
 def answers() -> dict[str, list[Answer]]:
     """Each procedure's, by model, in order."""
     done = {(r["name"], r["procedure"]): r for r in rows(PROCEDURES)}
-    trials = [(n, done[n, "trial"]) for n in TESTED if (n, "trial") in done]
+    trials, own = ([(n, done[n, kind]) for n in TESTED if (n, kind) in done] for kind in ("trial", "own"))
     ranges = [(n, done[n, "range"]) for n in TESTED if (n, "range") in done]
     return {
-        "trial": [
-            Answer(n, r["c"] if r["answers"] else None, r["usable"][1] if r["usable"] else None, r["spent"])
-            for n, r in trials
-        ],
+        "trial": [_of_trial(n, r) for n, r in trials],
+        "trial, the recipe's own warm-up": [_of_trial(n, r) for n, r in own],
         "range test, steepest": [Answer(n, r["steepest"], r["lowest"], r["spent"]) for n, r in ranges],
         "range test, minimum/10": [Answer(n, r["lowest"] / 10, r["lowest"], r["spent"]) for n, r in ranges],
         f"always {CONSTANT:g}": [Answer(n, CONSTANT) for n, _ in trials],
     }
+
+
+def _of_trial(name: str, row: Row) -> Answer:
+    """What a scan says."""
+    return Answer(name, row["c"], row["usable"][1] if row["usable"] else None, row["spent"])
 
 
 def seed_noise() -> tuple[float, int]:
@@ -109,8 +115,8 @@ def summary() -> str:
                 mean([abs(octaves(u, t)) for u, t in ends]),
                 share([abs(octaves(a.c or 0, t.rate(t.best))) <= 1 for a, t in own]),
                 mean([abs(octaves(a.c or 0, t.rate(t.best))) for a, t in own]),
-                f"{mean(regret, 3)}, {max(regret, default=math.nan):.3f}",
-                share([x <= noise for x in regret]),
+                f"{mean(regret, 3)}, {max(regret):.3f}" if regret else "–",
+                share([x <= noise for x in regret] if math.isfinite(noise) else []),
             ]
         )
     head = (
@@ -123,13 +129,13 @@ def summary() -> str:
 def models() -> str:
     """One line a model."""
     truth, said = curves(), answers()
-    trial, steep, tenth, _ = ({a.name: a for a in every} for every in said.values())
+    trial, warm, steep, tenth, _ = ({a.name: a for a in every} for every in said.values())
     body = []
     for name, kind in TESTED.items():
         if name not in truth or name not in trial:
             continue
         t, own = truth[name], trial[name]
-        regret = [f"{t.at(a.c) - t.lowest:.3f}" if a and a.c else "–" for a in (own, steep.get(name))]
+        regret = [f"{t.at(a.c) - t.lowest:.3f}" if a and a.c else "–" for a in (own, tenth.get(name))]
         body.append(
             [
                 f"{name} ({kind})",
@@ -140,6 +146,7 @@ def models() -> str:
                 short(own.upper),
                 str(own.spent),
                 regret[0],
+                f"{short(warm[name].c)}, {short(warm[name].upper)}" if name in warm else "–",
                 short(steep[name].c) if name in steep else "–",
                 short(tenth[name].c) if name in tenth else "–",
                 regret[1],
@@ -147,9 +154,24 @@ def models() -> str:
         )
     head = (
         *("model", "best rate", "usable up to", "learns, nats", "trial: best", "trial: up to"),
-        *("trial: steps", "trial: regret", "range test: steepest", "minimum/10", "steepest: regret"),
+        *("trial: steps", "trial: regret", "own warm-up: best, up to", "range test: steepest", "minimum/10"),
+        "minimum/10: regret",
     )
     return table(head, body)
+
+
+def drift() -> str:
+    """The rate that leads at several steps of the long runs."""
+    every = [r for r in rows(TRUTH) if r["seed"] == min(q["seed"] for q in rows(TRUTH))]
+    body = []
+    for name, curve in curves().items():
+        own = [r for r in every if r["name"] == name]
+        cells = [name]
+        for i in map(MARKS.index, SHOWN):
+            loss, rate = min((r["train"][i], r["rate"]) for r in own if r["train"][i] is not None)
+            cells.append(short(rate) if curve.unigram - loss >= LEARNT_NATS else "too short")
+        body.append(cells)
+    return table(["leads at step", *map(str, SHOWN)], body)
 
 
 def about() -> str:
@@ -167,76 +189,6 @@ def about() -> str:
         f"differ by {noise:.3f} nats near the best rate (root mean square of {pairs} pairs). The long runs "
         f"place the upper end between rates that are {min(fine) / 2:g} to {max(fine) / 2:g} octaves apart."
     )
-
-
-# -------------------------------------------------------------------------------------------------- thirty
-@dataclass(frozen=True)
-class Claim:
-    """What the trial says of a rate, and what the loop did there; None for what is not said."""
-
-    name: str
-    rate: float
-    learns: bool | None
-    usable: bool | None
-    loss: float
-    """Held out, of the loop; infinite where it diverged."""
-    learnt: bool
-    within: bool
-
-    @property
-    def words(self) -> str:
-        """The claim."""
-        if self.learns is None:
-            return "worse" if self.usable is False else "–"
-        return "within 5%" if self.usable else "worse" if self.learns else "learns nothing"
-
-    @property
-    def wrong(self) -> str:
-        """What the loop did, where that is something else."""
-        if self.learns not in (None, self.learnt):
-            return "learns" if self.learnt else "learns nothing"
-        if self.usable not in (None, self.within):
-            return "within 5%" if self.within else "worse"
-        return ""
-
-
-def claims() -> list[Claim]:
-    """Of each model and rate."""
-    every, found = rows(THIRTY), list[Claim]()
-    loops = {r["name"]: r for r in every if r["kind"] == "loop"}
-    for said in (r for r in every if r["kind"] == "trial" and r["name"] in loops):
-        name, floor = said["name"], said["unigram"] - LEARNT_NATS
-        ends = {r[0]: math.inf if r[3] is None else r[3] for r in loops[name]["rates"]}
-        limit = min(ends.values()) + USABLE * max(said["unigram"] - min(ends.values()), 0.0)
-        for rate, _, loss, usable, stopped in said["rates"]:
-            learns = None if stopped.startswith("behind") else not stopped and loss < floor
-            known = usable if said["learns"] else None
-            found.append(
-                Claim(name, rate, learns, known, ends[rate], ends[rate] < floor, ends[rate] <= limit)
-            )
-    return found
-
-
-def thirty() -> str:
-    """One line a model, and how many sentences agree."""
-    every, body = claims(), []
-    for name in dict.fromkeys(c.name for c in every):
-        own = sorted((c for c in every if c.name == name), key=lambda c: c.rate)
-        cells = [
-            f"{c.words}; {'diverges' if math.isinf(c.loss) else f'{c.loss:.2f}'}"
-            + (f" (**{c.wrong}**)" if c.wrong else "")
-            for c in own
-        ]
-        body.append([name, *cells])
-    learns = [c.learns == c.learnt for c in every if c.learns is not None]
-    usable = [c.usable == c.within for c in every if c.usable is not None]
-    head = ["model", *(short(r) for r in sorted({c.rate for c in every}))]
-    agree = (
-        f"A sentence on {sum(c.words != '–' for c in every)} of {len(every)} rates. Whether the rate learns "
-        f"anything: {share(learns)} agree with the loop. Whether it is within 5% of the best of the three: "
-        f"{share(usable)}."
-    )
-    return f"{table(head, body)}\n\n{agree}"
 
 
 # ------------------------------------------------------------------------------------------------ variants
@@ -279,6 +231,7 @@ def _grids() -> dict[str, dict[str, list[tuple[float, float]]]]:
         "200 steps": lambda n: grid(n, "twice", 9),
         "the same, read at 100": lambda n: grid(n, "twice", 4),
         "100 steps, decay over the last 20": lambda n: grid(n, "decay", 9),
+        "100 steps, warm-up of 40": lambda n: grid(n, "own", 9),
     }
     return {k: {n: f(n) for n in BEFORE} for k, f in kinds.items()}
 
@@ -318,6 +271,7 @@ BLOCKS: Final[dict[str, Callable[[], str]]] = {
     "summary": summary,
     "models": models,
     "about": about,
+    "drift": drift,
     "thirty": thirty,
     "variants": variants,
 }

@@ -130,7 +130,7 @@ def next_run(name: str, runs: Sequence[Row], stage: int) -> tuple[int, int] | No
     if stage and not curve.trains:
         return None
     rate = PLANS[name].rate
-    for half in wanted(curve, min(stage, 2)):
+    for half in wanted(curve, stage) if stage < 3 else ():
         if (half, SECOND - 1) not in done and rate * 2 ** (half / 2) <= LARGEST:
             return half, SECOND - 1
     if stage == 3:
@@ -146,10 +146,11 @@ def main() -> None:
     parser = argparse.ArgumentParser(description="Long runs at a grid of learning rates.")
     parser.add_argument("--only", nargs="*", choices=[*MODELS], default=[*MODELS])
     parser.add_argument("--minutes", type=float, default=math.inf, help="start no run after so many")
+    parser.add_argument("--stages", type=int, nargs="*", default=[*range(4)], help="3: the second seed")
     asked = parser.parse_args()
     torch.set_num_threads(1)
     end = time.monotonic() + 60 * asked.minutes
-    for stage in range(4):
+    for stage in asked.stages:
         for name in asked.only:
             if name not in TESTED and stage == 3:
                 continue

@@ -24,7 +24,7 @@ def scripts():
         yield evaluate, curve
     finally:
         sys.path[:] = before
-        for name in {"curve", "evaluate", "tables"} - known:
+        for name in {"asked", "curve", "evaluate", "tables"} - known:
             sys.modules.pop(name, None)
 
 
@@ -50,9 +50,9 @@ def test_ten_models_are_judged_and_ten_asked(scripts):
     evaluate, curve = scripts
     assert len(evaluate.TESTED) == 10
     assert set(evaluate.TESTED) == {r["name"] for r in curve.rows(curve.TRUTH)} - set(evaluate.BEFORE)
-    asked = evaluate.claims()
-    assert len(asked) == 30
-    assert len({claim.name for claim in asked}) == 10
+    every = evaluate.claims()
+    assert len(every) == 30
+    assert len({claim.name for claim in every}) == 10
 
 
 def run(curve, half, dev, seed=1):
