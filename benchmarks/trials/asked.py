@@ -4,9 +4,14 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from typing import Final
 
 from curve import LEARNT_NATS, THIRTY, USABLE, rows
 from tables import share, short, table
+
+NAMES: Final = (
+    *("GPT-2", "Llama", "Qwen3", "Gemma 2", "OLMo 2", "GPT-NeoX", "Mixtral", "OPT", "Mamba", "nanoGPT"),
+)
 
 
 @dataclass(frozen=True)
@@ -67,12 +72,14 @@ def thirty() -> str:
             for c in own
         ]
         body.append([name, *cells])
+    missing = [name for name in NAMES if name not in {c.name for c in every}]
+    body += [[name, "–", "–", "–"] for name in missing]
     learns = [c.learns == c.learnt for c in every if c.learns is not None]
     usable = [c.usable == c.within for c in every if c.usable is not None]
     head = ["model", *(short(r) for r in sorted({c.rate for c in every}))]
     agree = (
-        f"A sentence on {sum(c.words != '–' for c in every)} of {len(every)} rates. Whether the rate learns "
-        f"anything: {share(learns)} agree with the loop. Whether it is within 5% of the best of the three: "
-        f"{share(usable)}."
+        f"A sentence on {sum(c.words != '–' for c in every)} of {3 * len(NAMES)} rates. Whether the rate "
+        f"learns anything: {share(learns)} agree with the loop. Whether it is within 5% of the best of the "
+        f"three: {share(usable)}."
     )
     return f"{table(head, body)}\n\n{agree}"

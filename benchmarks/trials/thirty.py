@@ -16,6 +16,7 @@ from statistics import fmean
 from typing import Final
 
 import torch
+from asked import NAMES
 from curve import THIRTY, Row, keep, number, rows
 from families import FAMILIES
 from models import Plan, setup
@@ -25,9 +26,6 @@ from truth import held_out, optimize
 import normlab
 from normlab.training.devices import hardware
 
-NAMES: Final = (
-    *("GPT-2", "Llama", "Qwen3", "Gemma 2", "OLMo 2", "GPT-NeoX", "Mixtral", "OPT", "Mamba", "nanoGPT"),
-)
 RATES: Final = (2e-4, 2e-3, 2e-1)
 STEPS: Final = 200
 OTHER: Final = 2

@@ -46,13 +46,13 @@ def test_every_run_is_kept_once(scripts):
     assert set(said.values()) == {1}
 
 
-def test_ten_models_are_judged_and_ten_asked(scripts):
+def test_ten_models_are_judged_and_25_rates_asked(scripts):
     evaluate, curve = scripts
     assert len(evaluate.TESTED) == 10
     assert set(evaluate.TESTED) == {r["name"] for r in curve.rows(curve.TRUTH)} - set(evaluate.BEFORE)
     every = evaluate.claims()
-    assert len(every) == 30
-    assert len({claim.name for claim in every}) == 10
+    assert len(every) >= 25
+    assert len({(claim.name, claim.rate) for claim in every}) == len(every)
 
 
 def run(curve, half, dev, seed=1):
