@@ -113,6 +113,7 @@ def summary() -> str:
                 f"{len(own)} of {len(trains)}" + (empty if others else ""),
                 share([abs(octaves(u, t)) <= 1 for u, t in ends]),
                 mean([abs(octaves(u, t)) for u, t in ends]),
+                share([u <= t for u, t in ends]),
                 share([abs(octaves(a.c or 0, t.rate(t.best))) <= 1 for a, t in own]),
                 mean([abs(octaves(a.c or 0, t.rate(t.best))) for a, t in own]),
                 f"{mean(regret, 3)}, {max(regret):.3f}" if regret else "–",
@@ -120,7 +121,14 @@ def summary() -> str:
             ]
         )
     head = (
-        *("procedure", "answers", "upper end within 2x", "off by, octaves", "best rate within 2x"),
+        *(
+            "procedure",
+            "answers",
+            "upper end within 2x",
+            "off by, octaves",
+            "it is usable",
+            "best rate within 2x",
+        ),
         *("off by, octaves", "regret in nats: mean, largest", "regret below the seeds' noise"),
     )
     return table(head, body)
@@ -281,8 +289,8 @@ def filled(text: str) -> str:
     """The page with each block anew."""
     for name, block in BLOCKS.items():
         text = re.sub(
-            rf"(<!-- {name} -->\n).*?(\n<!-- end -->)",
-            lambda m, own=block: m[1] + own() + m[2],
+            rf"(<!-- {name} -->\n).*?(<!-- end -->)",
+            lambda m, own=block: f"{m[1]}{own()}\n{m[2]}",
             text,
             flags=re.DOTALL,
         )
