@@ -182,6 +182,12 @@ def drift() -> str:
     return table(["leads at step", *map(str, SHOWN)], body)
 
 
+def _rank(curve: Curve, half: int) -> int:
+    """How many rates of the grid a rate lies above the best."""
+    grid = sorted(curve.losses)
+    return grid.index(half) - grid.index(curve.best)
+
+
 def about() -> str:
     """What the tables stand on."""
     every = [r for r in rows(TRUTH) if r["name"] in TESTED]
@@ -190,12 +196,14 @@ def about() -> str:
     near = max(r["dev_se"] for r in kept)
     minutes = sum(r["core_seconds"] for r in every) / 60
     fine = [c.top[1] - c.top[0] for c in curves().values() if c.top[1] is not None]
+    near_best = [abs(h - c.best) for c in curves().values() for h in c.losses if abs(_rank(c, h)) == 1]
     return (
         f"{len(every)} long runs, {minutes:.0f} core-minutes. A held-out loss is a mean over "
         f"{max(r['dev_tokens'] for r in kept):,} bytes (masked and translated ones are fewer), with a "
         f"standard error of at most {near:.3f} nats, most of which all runs of a model share. Two seeds "
         f"differ by {noise:.3f} nats near the best rate (root mean square of {pairs} pairs). The long runs "
-        f"place the upper end between rates that are {min(fine) / 2:g} to {max(fine) / 2:g} octaves apart."
+        f"place the upper end between rates that are {min(fine) / 2:g} to {max(fine) / 2:g} octaves apart, and "
+        f"the best rate between neighbours at {min(near_best) / 2:g} to {max(near_best) / 2:g} octaves."
     )
 
 

@@ -146,6 +146,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description="Long runs at a grid of learning rates.")
     parser.add_argument("--only", nargs="*", choices=[*MODELS], default=[*MODELS])
     parser.add_argument("--minutes", type=float, default=math.inf, help="start no run after so many")
+    parser.add_argument("--core-minutes", type=float, default=50.0, help="of all runs that are kept, at most")
     parser.add_argument("--stages", type=int, nargs="*", default=[*range(4)], help="3: the second seed")
     asked = parser.parse_args()
     torch.set_num_threads(1)
@@ -155,7 +156,10 @@ def main() -> None:
             if name not in TESTED and stage == 3:
                 continue
             while time.monotonic() < end:
-                runs = [r for r in rows(TRUTH) if r["name"] == name]
+                every = rows(TRUTH)
+                if sum(r["core_seconds"] for r in every) >= 60 * asked.core_minutes:
+                    return
+                runs = [r for r in every if r["name"] == name]
                 following = next_run(name, runs, stage)
                 if following is None:
                     break
