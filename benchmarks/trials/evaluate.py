@@ -202,8 +202,8 @@ def about() -> str:
         f"{max(r['dev_tokens'] for r in kept):,} bytes (masked and translated ones are fewer), with a "
         f"standard error of at most {near:.3f} nats, most of which all runs of a model share. Two seeds "
         f"differ by {noise:.3f} nats near the best rate (root mean square of {pairs} pairs). The long runs "
-        f"place the upper end between rates that are {min(fine) / 2:g} to {max(fine) / 2:g} octaves apart, and "
-        f"the best rate between neighbours at {min(near_best) / 2:g} to {max(near_best) / 2:g} octaves."
+        f"place the upper end between rates that are {min(fine) / 2:g} to {max(fine) / 2:g} octaves apart, "
+        f"and the best rate between neighbours at {min(near_best) / 2:g} to {max(near_best) / 2:g} octaves."
     )
 
 
