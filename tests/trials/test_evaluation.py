@@ -8,6 +8,8 @@ from pathlib import Path
 
 import pytest
 
+from normlab.trials import trials
+
 FOLDER = Path(__file__).resolve().parents[2] / "benchmarks/trials"
 AGAIN = "python benchmarks/trials/evaluate.py --page"
 
@@ -33,6 +35,15 @@ def test_the_tables_are_the_generated_ones(scripts):
     text = evaluate.PAGE.read_text(encoding="utf-8")
     assert all(f"<!-- {name} -->" in text for name in evaluate.BLOCKS)
     assert text == evaluate.filled(text), f"docs/learning-rate.md is old; type: {AGAIN}"
+
+
+def test_answers_carry_the_error_that_was_measured(scripts):
+    evaluate, _ = scripts
+    cells = next(line for line in evaluate.summary().splitlines() if line.startswith("| trial |")).split(
+        " | "
+    )
+    assert cells[2].startswith(f"{trials.NEAR_ENDS} of {trials.MODELS} ")
+    assert cells[4].startswith(f"{trials.USABLE_ENDS} of {trials.MODELS} ")
 
 
 def test_every_run_is_kept_once(scripts):

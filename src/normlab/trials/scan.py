@@ -90,13 +90,13 @@ class Scan:
             setup, batches = self.variant.setup, self.batches.first(steps)
             course = read_course(setup, seen)
             if (warmup := self.variant.warmup_steps) is not None:
-                course = replace(course, warmup=warmup / (setup.declare.steps or steps))
+                course = replace(course, warmup=warmup / (setup.declare.steps or steps), longest=warmup)
             scale = read_scale(setup, batches, MEASURING * self.budget_s, seen.losses[0])
             row = dict[str, Any](measured=name, course=asdict(course), scale=asdict(scale))
             row["step_s"] = median(seen.seconds[1:] or seen.seconds)
             row["seconds"] = self.clock.now - start
             self.journal.append(row)
-        self.course = Course(tuple(row["course"]["peaks"]), row["course"]["warmup"])
+        self.course = Course(**row["course"] | {"peaks": tuple(row["course"]["peaks"])})
         self.scale = Scale(**row["scale"])
         self.seconds = [float(row["step_s"])]
         return float(row["seconds"])

@@ -128,15 +128,18 @@ class Course:
     With the setup's own peaks :math:`p_g` by group, a trial at the rate :math:`\rho` over n steps gives group
     g at step t = 1, ..., n
 
-    .. math:: p_g \frac{\rho}{\max_h p_h} \min(1, t / (w n))
+    .. math:: p_g \frac{\rho}{\max_h p_h} \min(1, t / \min(w n, W))
 
-    where w is 1/5 if the setup warms up, that is, if its rates begin below their peak; else the minimum is 1.
+    where w is 1/5 if the setup warms up, that is, if its rates begin below their peak, and W the steps in
+    which they reach it, where a scheduler foretells them. Without a warm-up the last factor is 1.
     What comes after the peak, a decay, is left out.
     """
 
     peaks: tuple[float, ...]
     warmup: float
     """w, the share of a trial in which the rate rises; 0 for none."""
+    longest: int = 0
+    """W, the steps in which it rises at most; 0 where they are not known."""
 
     @property
     def rate(self) -> float:
@@ -147,7 +150,8 @@ class Course:
         """The rates of a trial of so many steps."""
 
         def rates(step: int) -> list[float]:
-            ramp = min(1.0, step / (self.warmup * steps)) if self.warmup else 1.0
+            rises = min(self.warmup * steps, self.longest or steps)
+            ramp = min(1.0, step / rises) if rises else 1.0
             return [peak * (rate / self.rate) * ramp for peak in self.peaks]
 
         return rates
@@ -158,7 +162,7 @@ def read_course(setup: Setup, seen: Training) -> Course:
 
     Raises UserError where no rate is known: the step raises it by hand, and nothing says how far.
     """
-    rows = list(seen.rates.values())
+    rows, longest = list(seen.rates.values()), 0
     if setup.scheduler is not None:
         rows = rates_of(setup).rates
         rows = rows if setup.declare.steps else _to_first_peak(rows)
@@ -167,6 +171,8 @@ def read_course(setup: Setup, seen: Training) -> Course:
         peaks = rows[-1]
     top = max(peaks, default=0.0)
     rises = max(rows[0], default=0.0) < top * (1 - 1e-6)
+    if setup.scheduler is not None:
+        longest = 1 + next(i for i, row in enumerate(rows) if max(row, default=0.0) >= top * (1 - 1e-6))
     if setup.scheduler is None and rises:  # by hand
         meant = setup.lr or setup.declare.peak_lr
         if meant is None:
@@ -179,7 +185,7 @@ def read_course(setup: Setup, seen: Training) -> Course:
         peaks = rows[0]
     if not max(peaks, default=0.0) > 0:
         raise UserError("the rate of every group is 0: give the optimizer, or the scheduler, a rate")
-    return Course(tuple(peaks), WARMUP if rises else 0.0)
+    return Course(tuple(peaks), WARMUP if rises else 0.0, longest if rises else 0)
 
 
 def _to_first_peak(rows: list[list[float]]) -> list[list[float]]:
