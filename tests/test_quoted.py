@@ -221,8 +221,7 @@ def brown() -> Iterator[str]:
 
 
 def measures(id_: str) -> dict[str, Measure]:
-    """What was measured last; of an older version where the newest is not measured yet."""
-    path = KEPT / f"{id_}.json"
+    path = KEPT / f"{id_}.json"  # the newest version may not be measured yet
     return dict((read_reproduction(path) if path.exists() else superseded(id_)[-1].found).measures)
 
 

@@ -1,7 +1,9 @@
 """The one exception that means: the input is wrong, and here is what to change."""
 
 import difflib
+import traceback
 from collections.abc import Iterable
+from pathlib import Path
 
 
 class UserError(ValueError):
@@ -10,6 +12,13 @@ class UserError(ValueError):
     It is raised where a value comes from a person (a flag, a file, an argument). The command line prints its
     sentence alone; any other exception is an error of normlab and is shown with its traceback.
     """
+
+
+def is_own(error: BaseException) -> bool:
+    """Whether a line of this package raised it, and none that hands torch a function of the model's."""
+    home, frames = Path(__file__).parent, reversed(traceback.extract_tb(error.__traceback__))
+    last = next((f for x in frames if (f := Path(x.filename)) != home / "trace" / "functions.py"), None)
+    return last is not None and home in last.parents
 
 
 class SpentError(UserError):

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
-from .tiny import DIM, VOCAB, Block, Decoder, first, loss_of, report_of
+from .tiny import DIM, LENGTH, VOCAB, Block, Decoder, first, loss_of, report_of
 
 
 class Wrong(torch.autograd.Function):
@@ -34,6 +34,18 @@ class Attach(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, g: Tensor) -> tuple[Tensor, Tensor]:
         return g, torch.ones((), dtype=g.dtype)
+
+
+class Sums(torch.autograd.Function):
+    """The input, and its sum over features, which may be left."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor) -> tuple[Tensor, Tensor]:
+        return x.clone(), x.sum(-1)
+
+    @staticmethod
+    def backward(ctx: Any, g: Tensor, h: Tensor) -> Tensor:
+        return g + h[..., None]
 
 
 class Changed(Block):
@@ -92,12 +104,26 @@ def test_what_is_attached_to_nothing_is_named():
         Attach.apply(x, block.up.weight.square().mean())
         return plainly(block, x)
 
+    assert first(report_of("gradients", model=with_block(thrown))) == ("gradients", "blocks.2")
+
+
+def test_a_result_that_is_left_beside_another_holds_and_a_number_that_is_kept_is_noted():
+    assert report_of("gradients", model=with_block(lambda b, x: plainly(b, Sums.apply(x)[0]))).holds
+
     def kept(block: nn.Module, x: Tensor) -> Tensor:
         block.spare = block.up.weight.square().mean()
         return plainly(block, x)
 
-    for change in (thrown, kept):
-        assert first(report_of("gradients", model=with_block(change))) == ("gradients", "blocks.2")
+    report = report_of("gradients", model=with_block(kept))
+    assert report.ok
+    assert [note.module for note in report.notes] == ["blocks.2"]
+
+
+@pytest.mark.parametrize("rows", [slice(None, LENGTH - 1), slice(-(LENGTH - 1), None)])
+def test_a_table_of_positions_may_be_read_from_either_end(rows: slice):
+    model = with_block(lambda block, x: plainly(block, x + block.table[rows]))
+    model.blocks[2].table = nn.Parameter(torch.randn(5 * (LENGTH - 1), DIM))
+    assert report_of("gradients", model=model).holds == ("gradients",)
 
 
 def test_a_parameter_that_is_never_used_is_named():

@@ -148,6 +148,22 @@ def test_uneven_micro_batches_weigh_their_tokens_alike():
     assert with_step(weighted, "step", batches=padded(), loss=padded_loss).holds == ("step",)
 
 
+@pytest.mark.parametrize(("divisor", "names"), [(1, ()), (28, ()), (14, ("step",))])
+def test_a_sum_may_be_divided_by_what_it_counts(divisor: int, names: tuple[str, ...]):
+    def summed(model: nn.Module, ids: Tensor) -> Tensor:
+        return F.cross_entropy(model(ids[:, :-1]).transpose(1, 2), ids[:, 1:], reduction="sum")
+
+    def whole(model: nn.Module, ids: Tensor, optimizer: Optimizer, scheduler: Any) -> None:
+        model.train()
+        optimizer.zero_grad()
+        for part in ids.chunk(2):
+            (summed(model, part) / divisor).backward()
+        optimizer.step()
+
+    report = with_step(whole, "step", "reduction", loss=summed)
+    assert tuple(v.property for v in report.failures) == names
+
+
 def test_weights_that_move_between_passes_cannot_be_compared():
     def sharpness_aware(model: nn.Module, ids: Tensor, optimizer: Optimizer, scheduler: Any) -> None:
         own = [p.detach().clone() for p in model.parameters()]
@@ -269,6 +285,17 @@ def test_the_scheduler_is_stepped_once_after_the_optimizer(order: str):
 
     report = scheduled(lambda o: LambdaLR(o, lambda i: 1.0), whole)
     assert first(report) == ("schedule", "scheduler")
+
+
+@pytest.mark.parametrize(("rate", "names"), [(1e-3, ()), (1e-2, ()), (1e-4, ("schedule",))])
+def test_the_peak_of_any_group_may_be_the_rate_asked(rate: float, names: tuple[str, ...]):
+    def two(model: nn.Module) -> Optimizer:
+        return AdamW([{"params": model.blocks.parameters()}, {"params": model.head.parameters(), "lr": 1e-2}])
+
+    report = report_of(
+        "schedule", optimizer=two, scheduler=lambda o: LambdaLR(o, lambda i: min(1, (i + 1) / 10)), lr=rate
+    )
+    assert tuple(v.property for v in report.failures) == names
 
 
 def test_no_copy_of_the_scheduler_is_the_users_own():

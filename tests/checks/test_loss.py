@@ -157,3 +157,21 @@ def test_heads_that_look_further_ahead_are_part_of_the_loss():
         return sum(F.cross_entropy(z[i].transpose(1, 2), ahead(2 - i)(ids)) for i in (0, 1))
 
     assert report_of("targets", "explained", model=Two(), loss=loss).holds == ("targets", "explained")
+
+
+def test_a_loss_in_parts_is_explained_and_hides_no_leak():
+    class InParts(Decoder):
+        early = False
+
+        def forward(self, ids: Tensor) -> Tensor:
+            x = self.embed(ids)
+            for block in self.blocks:
+                x = block(x) + x.roll(-1, 1) * self.early
+            x, targets = self.norm(x)[:, :-1].flatten(0, 1), ids[:, 1:].flatten()
+            parts = zip(x.chunk(3), targets.chunk(3), strict=True)
+            return sum(F.cross_entropy(self.head(z), y, reduction="sum") for z, y in parts) / len(targets)
+
+    model, names = InParts(), ("causality", "explained")
+    assert set(report_of(*names, model=model, loss=None).holds) == {*names}
+    model.early = True
+    assert first(report_of(*names, model=model, loss=None))[0] == "causality"

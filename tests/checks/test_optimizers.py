@@ -216,3 +216,51 @@ def test_a_rule_that_waits_is_not_an_update_that_is_rounded_away():
     report = report_of("update", optimizer=lambda m: Waiting(m.parameters(), lr=0.1))
     assert report.ok
     assert [n.module for n in report.notes] == ["optimizer"]
+
+
+class Kahan(SGD):
+    """Keeps what the weights' type rounds away, and adds it to the next step."""
+
+    @torch.no_grad()
+    def step(self, closure: Any = None) -> None:  # type: ignore[override]
+        for p in (p for group in self.param_groups for p in group["params"] if p.grad is not None):
+            kept, before = self.state[p].setdefault("kept", torch.zeros_like(p)), p.clone()
+            kept.add_(p.grad.sign(), alpha=-self.param_groups[0]["lr"])
+            p.add_(kept)
+            kept.add_(before.sub_(p))
+
+
+def test_an_update_that_a_state_keeps_is_not_lost():
+    torch.manual_seed(0)
+    model = Decoder().bfloat16()
+    assert report_of("update", model=model, optimizer=Kahan(model.parameters(), lr=1e-7)).ok
+
+
+# ---------------------------------------------------------------------------------------------- masters
+def with_masters(model: nn.Module, batch: Any, optimizer: Optimizer, scheduler: Any) -> None:
+    """The step of weights in bfloat16 whose optimizer holds copies in float32."""
+    model.zero_grad()
+    loss_of(model, batch).backward()
+    pairs = list(zip(optimizer.param_groups[0]["params"], model.parameters(), strict=True))
+    for master, p in pairs:
+        master.grad = p.grad.float()
+    optimizer.step()
+    with torch.no_grad():
+        for master, p in pairs:
+            p.copy_(master)
+
+
+def without_masters(model: nn.Module, batch: Any, optimizer: Optimizer, scheduler: Any) -> None:
+    loss_of(model, batch).backward()
+    optimizer.step()
+
+
+def test_masters_in_the_optimizer_stand_for_the_weights():
+    torch.manual_seed(0)
+    model = Decoder().bfloat16()
+    masters = AdamW([nn.Parameter(p.detach().float()) for p in model.parameters()], lr=1e-4)
+    report = report_of("holds", "step", "update", model=model, optimizer=masters, step=with_masters)
+    assert report.ok
+    assert set(report.untestable) == {"step", "update"}
+    report = report_of("holds", model=model, optimizer=masters, step=without_masters)
+    assert first(report) == ("holds", "optimizer")

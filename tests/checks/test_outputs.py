@@ -67,8 +67,12 @@ def test_a_weight_and_a_buffer_that_are_no_numbers_are_named():
     report = report_of("finite", model=model)
     assert [v.module for v in report.failures] == ["blocks.1.up.weight"]
     model = Decoder()
-    model.register_buffer("mask", torch.full((3, 3), -torch.inf).triu(1))
+    model.register_buffer("bias", torch.full((3, 3), -torch.inf).triu(1))
     assert report_of("finite", model=model).holds == ("finite",)
+    model.mask = nn.Parameter(torch.full((3, 3), -torch.inf).triu(1), requires_grad=False)
+    assert report_of("finite", model=model).holds == ("finite",)
+    model.mask.requires_grad = True
+    assert first(report_of("finite", model=model)) == ("finite", "mask")
 
 
 def test_the_module_that_makes_no_number_of_numbers_is_named():

@@ -54,6 +54,26 @@ def test_a_copy_is_loaded_without_make():
     assert [n.module for n in report.notes] == ["table"]
 
 
+class LeftOut(Positioned):
+    """Leaves its table out of its state dict."""
+
+    def __init__(self):
+        super().__init__()
+        self.table.requires_grad_(False)
+
+    def state_dict(self, *args: Any, **options: Any) -> dict[str, Any]:
+        state = super().state_dict(*args, **options)
+        del state["table"]
+        return state
+
+
+def test_a_declared_frozen_part_may_be_left_out():
+    report = report_of("state_dict", model=LeftOut(), make=LeftOut, declare={"frozen": "table"})
+    assert report.ok
+    assert [n.module for n in report.notes] == ["table"]
+    assert first(report_of("state_dict", model=LeftOut(), make=LeftOut)) == ("state_dict", "table")
+
+
 def test_make_must_build_the_same_model():
     assert first(report_of("state_dict", make=lambda: Positioned()))[0] == "state_dict"
 

@@ -81,3 +81,72 @@ def test_a_frozen_copy_is_meant():
     model.teacher = copy.deepcopy(model.embed).requires_grad_(False)
     assert not report_of("ties", model=model).failures
     assert torch.equal(model.teacher.weight, model.embed.weight)
+
+
+def windowed() -> Decoder:
+    """One block sees everything, and the others see a window."""
+    model = Decoder()
+    for i, block in enumerate(model.blocks):
+        block.window = None if i == 2 else 4
+    return model
+
+
+@pytest.mark.parametrize("setup", [{"make": windowed}, {}], ids=["made", "unknown"])
+def test_one_block_that_is_built_otherwise_is_noted(setup: dict[str, Any]):
+    report = report_of("siblings", model=windowed(), **setup)
+    assert not report.failures
+    assert report.notes[0].module == "blocks.2"
+
+
+def test_a_setting_that_is_changed_after_building_fails():
+    model = windowed()
+    model.blocks[1].window = 3
+    model.blocks[2].window = 4
+    assert first(report_of("siblings", model=model, make=windowed)) == ("siblings", "blocks.1")
+
+
+class Dropping(Decoder):
+    """One block drops more than the others."""
+
+    def __init__(self):
+        super().__init__()
+        for i, block in enumerate(self.blocks):
+            block.up = nn.Sequential(nn.Linear(DIM, 32), nn.Dropout(0.3 if i == 1 else 0.1))
+
+
+def test_a_slip_in_the_constructor_of_a_norm_or_dropout_fails():
+    def uneven() -> Decoder:
+        model = Decoder()
+        model.blocks[1].norm.eps = 1e-2
+        return model
+
+    assert first(report_of("siblings", model=uneven(), make=uneven)) == ("siblings", "blocks.1.norm")
+    assert first(report_of("siblings", model=Dropping(), make=Dropping)) == ("siblings", "blocks.1.up.1")
+
+
+def test_a_head_that_begins_as_a_copy_may_be_declared_separate():
+    model = Decoder()
+    model.head.weight = nn.Parameter(model.embed.weight.detach().clone())
+    assert report_of("ties", model=model, declare={"tied": False}).holds == ("ties",)
+
+
+class Towers(nn.Module):
+    """Two towers that start from one checkpoint."""
+
+    def __init__(self):
+        super().__init__()
+        self.query = nn.Embedding(VOCAB, DIM)
+        self.document = copy.deepcopy(self.query)
+
+    def forward(self, ids: torch.Tensor) -> torch.Tensor:
+        return self.query(ids).mean(1) @ self.document(ids + 1).mean(1).T
+
+
+def test_a_copied_tower_is_noted():
+    def loss(model: nn.Module, ids: torch.Tensor) -> torch.Tensor:
+        return nn.functional.cross_entropy(model(ids), torch.arange(len(ids)))
+
+    ids = torch.arange(20).reshape(4, 5)
+    report = report_of("ties", model=Towers(), batches=ids, loss=loss)
+    assert not report.failures
+    assert report.notes[0].module == "document"

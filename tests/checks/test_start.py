@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import functools
 from typing import Any
 
 import pytest
@@ -62,10 +63,8 @@ def test_a_trained_model_has_no_start():
     assert set(report.untestable) == {"start", "initial_loss"}
 
 
-def test_copied_blocks_fail_and_torchs_own_are_noted():
-    model = Decoder()
-    model.blocks = nn.ModuleList(copy.deepcopy(model.blocks[0]) for _ in range(4))
-    assert first(report_of("seeds", model=model)) == ("seeds", "blocks.1.up.weight")
+def test_copied_blocks_fail():
+    assert first(report_of("seeds", model=copied())) == ("seeds", "blocks.1.up.weight")
 
 
 def test_a_make_that_seeds_itself_is_untestable():
@@ -135,3 +134,58 @@ def test_angles_in_low_precision_fail():
     assert report_of("precision", model=sound).holds == ("precision",)
     assert first(report_of("precision", model=lossy)) == ("precision", "angles")
     assert "precision" in report_of("precision").untestable
+
+
+def mixing(table: Tensor) -> Decoder:
+    """A decoder, each of whose blocks begins with this table."""
+    model = Decoder()
+    for block in model.blocks:
+        block.mix = nn.Parameter(table.clone())
+    return model
+
+
+def test_constants_that_are_equal_are_no_copies():
+    identity = functools.partial(mixing, torch.eye(4) + 0.1)
+    assert not report_of("seeds", model=identity(), make=identity).failures
+    assert not report_of("seeds", model=identity()).failures
+    waves = functools.partial(mixing, torch.linspace(0, 5, 64).sin().reshape(8, 8))
+    assert not report_of("seeds", model=waves(), make=waves).failures
+
+
+def test_equal_draws_fail_with_make_too():
+    assert first(report_of("seeds", model=copied(), make=copied)) == ("seeds", "blocks.1.up.weight")
+
+
+def copied() -> Decoder:
+    model = Decoder()
+    model.blocks = nn.ModuleList(copy.deepcopy(model.blocks[0]) for _ in range(4))
+    return model
+
+
+def grouped(count: int) -> Decoder:
+    """A decoder that holds several matrices in one parameter, the last of them drawn smaller."""
+    model = Decoder()
+    model.parts = nn.Parameter(torch.randn(count, 16, 16))
+    with torch.no_grad():
+        model.parts[-1] *= 0.5
+    return model
+
+
+def test_parts_of_one_parameter_are_siblings_where_nothing_says_how_they_are_drawn():
+    made, experts = functools.partial(grouped, 3), functools.partial(grouped, 6)
+    assert not report_of("start", model=made()).failures
+    assert not report_of("start", model=made(), make=made).failures
+    assert not report_of("start", model=experts(), make=experts).failures
+    assert first(report_of("start", model=experts())) == ("start", "parts[5]")
+
+
+def test_copies_that_were_added_to_a_librarys_model_fail():
+    transformers = pytest.importorskip("transformers")
+    config = transformers.GPT2Config(
+        vocab_size=23, n_positions=8, n_embd=16, n_layer=3, n_head=2, bos_token_id=0, eos_token_id=0
+    )
+    model, part = transformers.GPT2LMHeadModel(config), nn.Linear(16, 16)
+    for block in model.transformer.h:
+        block.added = copy.deepcopy(part)
+    report = report_of("seeds", model=model, loss=lambda model, ids: model(ids, labels=ids).loss)
+    assert first(report) == ("seeds", "transformer.h.1.added.weight")

@@ -8,6 +8,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
 
 from .tiny import DIM, VOCAB, Block, Decoder, first, report_of
 
@@ -92,6 +93,46 @@ class PostNorm(Block):
         return self.norm(x + self.down(F.gelu(self.up(x))))
 
 
+class Skips(Decoder):
+    """Leaves whole blocks out in training."""
+
+    def forward(self, ids: Tensor) -> Tensor:
+        x = self.embed(ids)
+        for block in self.blocks:
+            x = x if self.training and torch.rand(()) < 0.5 else block(x)
+        return self.head(self.norm(x))
+
+
+class Reentrant(Decoder):
+    """Blocks in checkpoints, inside of which nothing has a graph."""
+
+    def forward(self, ids: Tensor) -> Tensor:
+        x = self.embed(ids)
+        for block in self.blocks:
+            x = checkpoint(block, x, use_reentrant=True)
+        return self.head(self.norm(x))
+
+
+class Mixed(Block):
+    """A block of several streams that are mixed, of which it reads the sum; or the features are mixed."""
+
+    def __init__(self, equation: str, size: int):
+        super().__init__()
+        self.equation, self.mix = equation, nn.Parameter(torch.eye(size) + 0.01)
+
+    def forward(self, x: Tensor) -> Tensor:
+        branch = self.down(F.gelu(self.up(self.norm(x.sum(2)))))
+        return torch.einsum(self.equation, x, self.mix) + branch[:, :, None]
+
+
+class Streams(Decoder):
+    def forward(self, ids: Tensor) -> Tensor:
+        x = self.embed(ids)[:, :, None].repeat(1, 1, 2, 1)
+        for block in self.blocks:
+            x = block(x)
+        return self.head(self.norm(x.sum(2)))
+
+
 class Affine(Block):
     def forward(self, x: Tensor) -> Tensor:
         return x + self.down(self.up(self.norm(x)))
@@ -115,7 +156,9 @@ class EachReadsTheEmbedding(Decoder):
         return self.head(self.norm(y))
 
 
-@pytest.mark.parametrize("model", [Decoder, lambda: decoder(PostNorm), lambda: decoder(Attending)])
+@pytest.mark.parametrize(
+    "model", [Decoder, Skips, Reentrant, lambda: decoder(PostNorm), lambda: decoder(Attending)]
+)
 def test_a_stream_that_is_passed_on_holds(model: Callable[[], nn.Module]):
     assert report_of("residual", model=model()).holds == ("residual",)
 
@@ -123,6 +166,15 @@ def test_a_stream_that_is_passed_on_holds(model: Callable[[], nn.Module]):
 @pytest.mark.parametrize("block", [Replaced, Halved, Detached, DropsTheStream])
 def test_a_block_that_does_not_pass_its_stream_on_fails(block: type[Block]):
     assert first(report_of("residual", model=decoder(block, 2))) == ("residual", "blocks.2")
+
+
+def test_a_mix_of_streams_keeps_them_and_one_of_features_does_not():
+    model = Streams()
+    for i in range(4):
+        model.blocks[i] = Mixed("btnd,nm->btmd", 2)
+    assert report_of("residual", model=model).ok
+    model.blocks[2] = Mixed("btnd,de->btne", DIM)
+    assert first(report_of("residual", model=model)) == ("residual", "blocks.2")
 
 
 def test_a_stream_that_each_block_adds_twice_fails():
@@ -181,6 +233,24 @@ def test_what_does_not_norm_fails(norm: Callable[[], nn.Module]):
     model = Decoder()
     model.blocks[1].norm = norm()
     assert first(report_of("norms", model=model)) == ("norms", "blocks.1.norm")
+
+
+class Contrasted(nn.Module):
+    """Features by their size over all tokens, relative to that of the others (GRN)."""
+
+    def __init__(self):
+        super().__init__()
+        self.weight = nn.Parameter(torch.ones(DIM))
+
+    def forward(self, x: Tensor) -> Tensor:
+        size = x.norm(dim=1, keepdim=True)
+        return x + self.weight * x * size / size.mean(-1, keepdim=True)
+
+
+def test_what_compares_features_over_tokens_is_no_norm_of_a_token():
+    model = Decoder()
+    model.blocks[1].down = nn.Sequential(nn.Linear(32, DIM), Contrasted())
+    assert report_of("norms", model=model).holds == ("norms",)
 
 
 def test_gains_around_zero_fail():

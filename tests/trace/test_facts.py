@@ -130,6 +130,24 @@ def test_the_shift_is_counted(shift, causal):
     assert (read.shift, read.causal) == (shift, causal)
 
 
+@pytest.mark.parametrize("columns", [False, True])
+def test_a_cross_entropy_in_parts_has_the_logits_of_all(columns):
+    class InParts(Reader):
+        def forward(self, ids):
+            logits, targets = super().forward(ids[:, :-1]), ids[:, 1:]
+            if not columns:
+                logits, targets = logits.flatten(0, 1), targets.flatten()
+            parts = zip(logits.split(5, int(columns)), targets.split(5, int(columns)), strict=True)
+            losses = [F.cross_entropy(z.flatten(0, -2), y.flatten(), reduction="sum") for z, y in parts]
+            return sum(losses) / targets.numel()
+
+    model = InParts()
+    read = facts(ids(), model=model, loss=lambda model, batch: model(batch))
+    assert (read.shift, read.causal) == (1, True)
+    assert torch.equal(read.logits.value, Reader.forward(model, ids()[:, :-1]))
+    assert read.unexplained == pytest.approx(0, abs=1e-5)
+
+
 def test_rows_may_come_second_in_the_model():
     read = facts(ids(width=9), model=Reader(rows_second=True))
     assert torch.equal(read.tokens.ids, ids(width=9))
@@ -264,6 +282,20 @@ def test_stacks_and_roles():
     assert read.roles["embed.weight"] == "embedding"
     assert (read.roles["head.weight"], read.roles["head.bias"]) == ("head", "bias")
     assert read.roles["layers.1.weight"] == "matrix"
+
+
+def test_the_head_is_the_matrix_whose_product_the_logits_are():
+    class Tied(Reader):
+        def __init__(self):
+            super().__init__()
+            self.head = nn.Sequential(nn.Linear(WIDTH, VOCAB), nn.Tanh(), nn.Linear(VOCAB, WIDTH))
+
+        def forward(self, ids):
+            return super().forward(ids) @ self.embed.weight.T
+
+    read = facts(ids(), model=Tied())
+    assert "head" not in read.roles.values()
+    assert read.head == "embed.weight"
 
 
 def test_a_trained_model_prefers_its_targets():

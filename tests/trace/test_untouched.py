@@ -184,3 +184,17 @@ def stepped(name: str, *, watched: Any) -> tuple[list[float], Any]:
 @pytest.mark.parametrize("name", [name for name in CASES if name not in UNTRAINED])
 def test_a_training_that_is_watched_is_the_same(name: str, tmp_path: Any) -> None:
     assert stepped(name, watched=tmp_path) == stepped(name, watched=None)
+
+
+def test_containers_that_a_step_fills_are_emptied() -> None:
+    model, counts, seen = nn.Linear(2, 2), {"steps": 0}, list[float]()
+
+    def step(m: nn.Module, x: Any, optimizer: Any, _: Any) -> None:
+        counts["steps"] += 1
+        m(x).square().mean().backward()
+        optimizer.step()
+        seen.append(1.0)
+
+    made = torch.optim.SGD(model.parameters())
+    normlab.check(model, torch.randn(3, 2), loss=lambda m, x: m(x).square().mean(), optimizer=made, step=step)
+    assert (counts, seen) == ({"steps": 0}, [])

@@ -13,7 +13,7 @@ from torch import nn
 
 from normlab.checks.property import PROPERTIES, Answer, Note, Property, Violation, folded, rank
 from normlab.checks.report import Report
-from normlab.errors import UserError
+from normlab.errors import UserError, is_own
 from normlab.trace.facts import Unknown
 from normlab.trace.prepared import Step
 from normlab.trace.setup import Loss, Setup, refuse_unknown, shown
@@ -87,8 +87,7 @@ def examine(step: Step, tests: Sequence[Property], progress: Progress | None = N
         elif one.name == "finite":
             untestable |= {p.name: "numbers are not finite" for p in tests if p.name != "finite"}
             break
-        if step.large:
-            step.release()
+        step.release()
     return Report(
         model=type(step.model).__name__,
         failures=folded(one for one in answers if isinstance(one, Violation)),
@@ -112,9 +111,9 @@ def _test(step: Step, one: Property) -> tuple[list[Answer], str]:
             answers.append(replace(answer, property=answer.property or one.name))
             if isinstance(answer, Violation) and not one.several:
                 break
-    except Unknown as error:
+    except (Unknown, UserError) as error:
         return answers, str(error)
     except Exception as error:  # the model is anybody's: it may raise on a changed batch
-        said = " ".join(str(error).split())[:200]
-        return answers, f"the step raised {type(error).__name__} when it was changed: {said}"
+        who = "normlab itself" if is_own(error) else "when it was changed, the step"
+        return answers, f"{who} raised {type(error).__name__}: {' '.join(str(error).split())[:200]}"
     return answers, ""

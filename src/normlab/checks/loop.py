@@ -21,9 +21,10 @@ from normlab.trace.compare import distance
 from normlab.trace.facts import Unknown
 from normlab.trace.facts.stacks import common, odd_one, siblings
 from normlab.trace.gradients import without_gradient
-from normlab.trace.optimizers import Held, Moved, Rates, first_step, held, resumed
+from normlab.trace.optimizers import Held, Moved, Rates, factors, first_step, held, masters_of, resumed
 from normlab.trace.prepared import SMALL, Step
 from normlab.trace.rehearsal import (
+    BIG,
     SEED,
     Rehearsal,
     Seen,
@@ -44,14 +45,17 @@ SORTED: Final = "sort parameters by their number of dimensions, not by their nam
 def holds(step: Step) -> Answers:
     """Every trainable parameter is in exactly one group of one optimizer, and no other model's is.
 
-    A parameter that is not the model's must at least have a gradient, as one of a loss has.
+    A parameter that is not the model's must at least have a gradient, as one of a loss has, or stand for one
+    of the model's that the user's step makes equal to it, as masters in float32 do.
     """
     model, optimizers = step.handed
     names, every = {id(p): n for n, p in model.named_parameters()}, parameters_of(optimizers)
     counts, foreign = Counter(map(id, every)), [p for p in every if id(p) not in names]
     foreign = without_gradient(step, foreign) if model is step.model else []
+    masters = masters_of(step) if foreign and step.setup.step and step.copyable else {}
+    foreign = [p for p in foreign if all(p is not every[i] for i in masters)]
     left = (n for n, p in model.named_parameters() if p.requires_grad and id(p) not in counts)
-    missing = [n for n in left if not step.declare.is_frozen(n)]
+    missing = [n for n in left if not step.declare.is_frozen(n) and n not in masters.values()]
     twice = [names[i] for i, k in counts.items() if k > 1 and i in names]
     loose = {
         path: [p for m in held for p in m.parameters() if id(p) not in counts]
@@ -86,10 +90,10 @@ def _settings(step: Step, optimizers: Sequence[Optimizer]) -> Answers:
         betas = group.get("betas")
         if isinstance(betas, (tuple, list)) and len(betas) == 2 and float(betas[0]) ** 2 >= float(betas[1]):
             say = f"betas are {tuple(map(float, betas))}, and beta1 must be below the root of beta2"
-            yield fail("optimizer", f"{say} (Reddi et al. 2018, section 3, 1904.09237)", "exchange them")
+            yield fail("optimizer", f"{say} (Reddi et al. 2018, section 3, 1904.09237)", "swap them")
     own, asked = {float(g.get("initial_lr", g["lr"])) for g in groups_of(optimizers)}, step.setup.lr
     if asked and step.setup.scheduler is None and all(abs(rate - asked) > 1e-6 * asked for rate in own):
-        yield fail("optimizer", f"its rates are {sorted(own)}, and {asked} is asked", "hand it that rate")
+        yield fail("optimizer", f"its rates are {sorted(own)}; {asked} was asked for", "hand it that rate")
 
 
 def _muon(every: Sequence[Held], roles: Mapping[str, str]) -> Answers:
@@ -110,7 +114,7 @@ def _decay(every: Sequence[Held], roles: Mapping[str, str], optimizer: Optimizer
     decayed = [h.name for h in gains if h.decay and h.name not in centred]
     spared, biased = [h.name for h in matrices if not h.decay], [h.name for h in biases if h.decay]
     if decayed and 0 < len(spared) == len(matrices):
-        yield fail("optimizer", "gains are decayed and matrices are not: the groups are exchanged", SORTED)
+        yield fail("optimizer", "gains are decayed and matrices are not: the groups are swapped", SORTED)
     for wrong, are, fails in (
         (decayed, "gains are decayed, though a group without decay exists", exempt),
         (spared, f"of {len(matrices)} matrices are not decayed", len(spared) < len(matrices)),
@@ -139,15 +143,15 @@ def update(step: Step) -> Answers:
     It is taken on copies, in the weights' own precision and without dropout, at the schedule's peak. SGD,
     Adam and AdamW are compared with their published rules.
     """
-    run, peaks = step.rehearsal(whole=plain_step(step.loss_of)), step.rates.peaks
-    moved = first_step(run, step.stepped, peaks)
+    moved, wide = first_step(step), dict[str, Moved]()
     live = [m for m in moved if bool(m.gradient.any())]
-    if any(m.group["lr"] for m in live) and not any(m.change.any() for m in moved):
-        wide = step.rehearsal(exact=True, whole=run.whole)
-        if not any(m.change.any() for m in first_step(wide, step.stepped, peaks)):
+    if any(2 * stuck > entries for stuck, entries in (m.lost() for m in live)):
+        with suppress(Exception):  # a model may not run in float64
+            wide = {m.name: m for m in first_step(step, exact=True)}
+        if wide and not any(m.change.any() for m in (*moved, *wide.values())):
             yield note("optimizer", "its first step moves nothing, in float64 either")
             return
-    yield from chain(_moves_well(moved, live), _lost(live), _by_rule(live))
+    yield from chain(_moves_well(moved, live), _lost(live, wide), _by_rule(live))
 
 
 def _moves_well(moved: Sequence[Moved], live: Sequence[Moved]) -> Answers:
@@ -155,16 +159,16 @@ def _moves_well(moved: Sequence[Moved], live: Sequence[Moved]) -> Answers:
         if not torch.isfinite(m.change).all():
             yield fail(m.name, "its update is not finite", "look at the rate, at eps and at the gradient")
         elif not m.parameter.requires_grad and bool(m.change.any()):
-            yield fail(m.name, "it is frozen, and moves", "leave it out of the optimizer")
+            yield fail(m.name, "it is frozen, yet it moves", "leave it out of the optimizer")
     if still := [m.name for m in live if not m.group["lr"]]:
         yield fail(common(still), f"{len(still)} parameters with a gradient have rate 0", "see their group")
     if not any(m.state for m in moved) and sum(float((m.gradient * m.change).sum()) for m in live) > 0:
-        yield fail("optimizer", "its first step goes up the gradient", "look for a sign")
+        yield fail("optimizer", "its first step goes up the gradient", "look for a flipped sign")
 
 
-def _lost(live: Sequence[Moved]) -> Answers:
+def _lost(live: Sequence[Moved], wide: Mapping[str, Moved]) -> Answers:
     """Parameters of which most entries do not move; a failure where these are most of all."""
-    counts = [m.lost for m in live]
+    counts = [m.lost(wide.get(m.name)) for m in live]
     if lost := [m for m, (stuck, entries) in zip(live, counts, strict=True) if 2 * stuck > entries]:
         kind, place = str(lost[0].parameter.dtype).removeprefix("torch."), common([m.name for m in lost])
         say = f"{kind} rounds most of the update away in {len(lost)} of {len(live)} parameters"
@@ -186,10 +190,6 @@ def _by_rule(live: Sequence[Moved]) -> Answers:
             yield fail("optimizer", f"{say}, so that Adam's step is below the rate", "lower eps")
         else:
             yield note(common([m.name for m in damped]), say)
-
-
-LARGE: Final = 2.0**20
-"""Factor of gradients that every clipping touches."""
 
 
 @property_of("loop", explains=["repeats", "overfit"], passes=12)
@@ -230,7 +230,7 @@ def _is_fresh(step: Step, run: Rehearsal, seen: Seen) -> Answers:
 def _clips(step: Step, run: Rehearsal, seen: Seen) -> Answers:
     if not seen.clips:
         return
-    seen = run.run(step.stepped, scale=LARGE)
+    seen = run.run(step.stepped, scale=BIG)
     spared = sorted(seen.nonzero - {run.names.get(i) for i in seen.clipped})
     advice = "clip all parameters after the last backward, and after unscaling, right before the step"
     if seen.late:
@@ -246,7 +246,7 @@ def _averages(step: Step, run: Rehearsal, seen: Seen) -> Answers:
     want = run.gradients(step.stepped, step.loss_of, training=not seen.training or any(seen.training))
     own, floor, passes = fit(seen.gradients, want, SMALL), step.gradient_rounding, len(seen.training)
     needs(any(bool(g.any()) for g in want.values()), "the loss has no gradient in what the optimizer holds")
-    if own.apart <= floor:
+    if own.apart <= floor or any(max(own.rest, abs(own.factor / k - 1)) <= floor for k in factors(step)):
         return
     if not seen.nonzero:
         yield fail("step", "every gradient is zero in the optimizer", "zero them before backward")
@@ -273,7 +273,7 @@ def _trains(step: Step, run: Rehearsal, seen: Seen) -> Answers:
 
 @property_of("loop", explains=["overfit"], passes=4)
 def schedule(step: Step) -> Answers:
-    """The rate reaches what is asked, stays above zero, and moves once in each step, also when it is resumed.
+    """The rate reaches what was asked for, stays above zero, and moves once a step, also when it is resumed.
 
     It is simulated on copies, whose optimizers are not stepped, over the steps that are declared.
     """
@@ -285,7 +285,7 @@ def schedule(step: Step) -> Answers:
         yield fail("scheduler", "it sets the rates of another optimizer", "build it with this optimizer")
     course = step.rates
     if isinstance(course.ended, TypeError) and len(course.steps) == 1:
-        raise Unknown("its rates follow what step() is given, and cannot be foretold")
+        raise Unknown("its rates follow what step() is given, and cannot be known in advance")
     yield from chain(_peak(step, course), _planned(step, course), _moves_once(step), _resumes(step, course))
 
 
@@ -295,7 +295,7 @@ def _peak(step: Step, course: Rates) -> Answers:
         yield fail("scheduler", f"the rate is never above 0 in {count} steps", "count steps, not epochs")
     elif asked is not None and not course.reaches(asked):
         more = "" if step.declare.steps else "; declare steps= if more are planned"
-        say = f"the peak is {peak:.4g} in {count} steps, and {asked:.4g} is asked{more}"
+        say = f"the peaks are {sorted({*course.peaks})} in {count} steps, and {asked:.4g} was asked for{more}"
         yield fail("scheduler", say, "a LambdaLR multiplies the optimizer's rate; count steps")
 
 
@@ -304,7 +304,7 @@ def _planned(step: Step, course: Rates) -> Answers:
     if (planned := step.declare.steps) is None:
         return
     lowest, zeros = min(map(min, course.rates)), sum(a == b == 0 for a, b in pairwise(course.top))
-    share, length = zeros / len(course.top), "make it as long as the training"
+    share, length = zeros / len(course.top), "make it as long as the run"
     if course.ended is not None:
         say = f"step() raises after {course.steps[-1]} of {planned} steps: {course.ended}"
         yield fail("scheduler", say, length)
@@ -358,7 +358,7 @@ def repeats(step: Step) -> Answers:
         yield fail(where, "the step writes into the batch, which is another from then on", "change a copy")
     elif fit(again.gradients, first.gradients).apart > step.gradient_rounding:
         say = "the same weights get another gradient from the same batch and seeds"
-        yield fail(place, say, "look for what outlives a step: globals, counters, own generators")
+        yield fail(place, say, "look for state that outlives a step: globals, counters, own generators")
 
 
 @property_of("learns", passes=30)

@@ -18,6 +18,7 @@ from normlab.trace.facts.facts import Facts
 from normlab.trace.facts.stacks import block_of, siblings
 from normlab.trace.facts.targets import CLOSE, bypassed
 from normlab.trace.gradients import HARMLESS, Along, Found, asleep, hole, lost_results, silent_parameters
+from normlab.trace.optimizers import factors
 from normlab.trace.prepared import Step
 
 SHIFTS = {0: "the loss asks to copy", 2: "they are shifted twice", -1: "they are shifted the wrong way"}
@@ -91,7 +92,7 @@ def counted(step: Step) -> Answers:
     is_end = torch.isin(entry, torch.tensor(list(ends), dtype=entry.dtype))
     end = asked.ahead(is_end & (real | (pad in ends)), ahead)
     if shift and end.any() and not (end & asked.counted).any():
-        say = f"a text ends at {int(end.sum())} places, and no counted target is that end"
+        say = f"a text ends at {int(end.sum())} places, but no counted target is that end"
         yield fail("loss", say, "count the label of the first end token, also where it is the padding's id")
     if shift and (left := int((asked.ahead(real, ahead) & ~asked.counted).sum())):
         yield note("loss", f"{left} targets that are no padding are not counted")
@@ -112,7 +113,7 @@ def reduction(step: Step) -> Answers:
     if _near(ratio, 1):
         if count < places and _near(total, count / places):
             yield note("loss", over_all)
-    elif _near(ratio, share):
+    elif len(factors(step)) > 1:
         say = f"each of {count} positions weighs {total / count:.3g} in any batch: a sum, which grows with it"
         divided, advice = step.setup.step is not None, "take the mean over the counted positions"
         yield note("loss", say) if divided else fail("loss", say, advice)
@@ -127,8 +128,8 @@ def explained(step: Step) -> Answers:
     """The loss is the cross-entropy of its logits, and what it holds besides has a gradient of its own."""
     z, rest, size = step.facts.logits.value, step.facts.unexplained, abs(float(step.exact.loss))
     if (z >= 0).all() and distance(z.sum(-1), torch.ones_like(z[..., 0])) <= step.rounding:
-        say = "the logits are probabilities, so that softmax is taken twice and no prediction can be sure"
-        yield fail("loss", say, "hand the loss the logits before the softmax")
+        say = "the logits are probabilities: softmax is applied twice, and no prediction can be certain"
+        yield fail("loss", say, "pass the logits, not their softmax, to the loss")
     if abs(rest) <= max(CLOSE, step.rounding) * size:
         return
     say = f"{rest:+.4g} of {size:.5g} is not the cross-entropy of the logits"
@@ -154,7 +155,7 @@ def derivative(step: Step) -> Answers:
     along = Along(step.exact if step.moving else step.training)
     needs(step.is_exact, "the model does not run in float64")
     needs(along.gradients, "no parameter gets a gradient")
-    why = "the loss bends or jumps here at every step size, so that it has no derivative"
+    why = "the loss has a kink or a jump here at every step size, so that it has no derivative"
     needs(along.all.error <= 1e-3 * along.all.expected, why)
     if along.attached:
         yield note("", f"{len(along.attached)} numbers get a gradient and are no part of the loss")
@@ -200,26 +201,27 @@ def _asleep(step: Step, why: Mapping[str, str]) -> Answers:
 
 def _lost(step: Step) -> Answers:
     """What is computed with a graph for the loss, and is no part of it."""
-    for place in lost_results(step.training)[:1]:
-        say = "a number or a result of its autograd function has a graph and is no part of the loss"
-        yield fail(place, f"{say}: its gradient is lost", "add it to the loss, or pass the result on")
+    (lost, kept), say = lost_results(step.training), "has a graph and is no part of the loss"
+    for place in lost[:1]:
+        yield fail(place, f"no result of an autograd function that {say}", "pass its result on")
+    yield from (note(place, f"a number that it keeps {say}") for place in kept[:1])
 
 
 def _parts(step: Step, found: Found) -> Answers:
     """Rows or columns of matrices, in whole heads, that get no gradient, from other tokens neither."""
     facts = step.facts
-    lengths = {n for pair in facts.streams.values() for x in pair if x is not None for n in x.shape}
-    with suppress(Unknown):  # a table of positions may be longer; for a batch, it ends where its rows do
+    lengths = {n for pair in facts.streams.values() for x in pair if x is not None for n in x.shape[:-1]}
+    with suppress(Unknown):  # a table of positions may be longer, and is read from either end
         lengths.add(facts.tokens.ids.shape[1])
         lengths.add(int(facts.padding.real.any(0).nonzero().max()) + 1)
     matrices = {n: g for n, g in found.items() if g is not None and facts.roles.get(n) == "matrix"}
     holes = [(n, axis, hole(g, axis)) for n, g in matrices.items() if g.ndim == 2 for axis in (0, 1)]
-    bad = [(n, axis, place) for n, axis, place in holes if place and place[0] not in lengths]
+    bad = [(n, axis, one) for n, axis, one in holes if one and lengths.isdisjoint(one[::2])]
     if not bad:
         return
     everywhere = torch.ones_like(facts.tokens.ids, dtype=torch.bool)
     other = step.training.again(batch=facts.other_tokens(everywhere)).gradients
-    for name, axis, (start, end) in bad:
+    for name, axis, (start, end, _) in bad:
         g, what = other[name], f"{'columns' if axis else 'rows'} {start} to {end - 1}"
         if g is not None and hole(g, axis) is None:
             yield note(name, f"{what} get no gradient from this batch")
@@ -237,14 +239,14 @@ def frozen(step: Step) -> Answers:
         trained = [i for i, n in enumerate(names) if own[n].requires_grad]
         between = [n for i, n in enumerate(names) if n in bad and trained and i > trained[0]]
         if between:
-            say = f"frozen, while {len(trained)} of its {len(names) - 1} siblings train, also before it"
-            yield fail(between[0], say, "set requires_grad, or declare frozen")
+            say = f"frozen, while {len(trained)} of its {len(names) - 1} siblings train, some before it"
+            yield fail(between[0], say, "set requires_grad, or declare it frozen")
     read = [(f.argument(0, "input").cpu(), f.argument(1, "weight")) for f in facts.lookups]
     tables = {id(w) for ids, w in read if any(torch.equal(ids.long(), t.ids) for t in facts.sources)}
     ends = [n for n in bad if id(own[n]) in tables or facts.roles.get(n) == "head"]
     blocks = [p.requires_grad for n, p in own.items() if block_of(facts.stacks, n)]
     with suppress(Unknown):
         if ends and all(blocks) and not facts.trained:
-            yield fail(ends[0], "frozen as drawn while every block trains", "train it, or declare frozen")
+            yield fail(ends[0], "frozen as drawn while every block trains", "train it, or declare it frozen")
     if held:
         yield note(held[0], f"{len(held)} of {len(own)} parameters are frozen")

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import copy
-import inspect
 from collections.abc import Iterable, Mapping
 from contextlib import suppress
+from inspect import signature
 from itertools import chain
 
 import torch
@@ -21,7 +21,7 @@ from normlab.trace.gradients import Along
 from normlab.trace.prepared import Step
 from normlab.trace.tensors import call_model, compiles, loose_tensors, shared_names, tensors_in
 from normlab.trace.trace import Trace
-from normlab.trace.twins import difference_when_loaded, generated, roundings
+from normlab.trace.twins import difference_when_loaded, generated, left_out, roundings
 from normlab.trace.untouched import in_mode, same, same_random_state
 
 
@@ -30,7 +30,7 @@ def finite(step: Step) -> Answers:
     """Weights, buffers, outputs, the loss and its gradient are finite numbers."""
     model, trace = step.whole.model, step.whole
     for path, x in [*model.named_parameters(), *model.named_buffers()]:
-        if _broken([x]) or (isinstance(x, nn.Parameter) and x.is_floating_point() and x.isinf().any()):
+        if _broken([x]) or (x.requires_grad and x.isinf().any()):
             yield fail(path, "holds NaN or infinity before the first step", "initialize or load it")
     if not torch.isfinite(trace.loss) or _broken(trace.outputs):
         place = next((e.module for e in trace.events if _broken(e.outputs) and not _broken(e.inputs)), "loss")
@@ -167,6 +167,8 @@ def state_dict(step: Step) -> Answers:
         place = next((n for n in unsaved if n.rpartition(".")[0] == apart[0]), apart[0])
         lost = f"; no state dict holds {', '.join(unsaved[:3])}" if unsaved else ""
         yield fail(place, apart[1] + lost, "register what is drawn or learnt, as a parameter or a buffer")
+    elif frozen := [*left_out(step, original)]:
+        yield note(frozen[0], f"the state dict leaves out what is frozen ({len(frozen)} in all)")
     elif unsaved and made is None:
         yield note(unsaved[0], "no state dict holds it; make= would show whether it is made the same")
 
@@ -205,7 +207,7 @@ def meta(step: Step) -> Answers:
 def cache(step: Step) -> Answers:
     """A generation with a cache has, token by token, the logits of the full pass."""
     model, facts = _original(step), step.facts
-    needs("past_key_values" in inspect.signature(model.forward).parameters, "it takes no past_key_values")
+    needs("past_key_values" in signature(model.forward).parameters, "the model takes no past_key_values")
     needs(facts.causal and facts.tokens.column >= 0, "its inputs are not the tokens that it predicts")
     name = str(facts.tokens.place[-1]) if isinstance(step.batch, Mapping) else "input_ids"
     full, stepwise = generated(step.exact, facts.tokens.ids, name)

@@ -21,26 +21,26 @@ def start(step: Step) -> Answers:
 
     Constants are compared exactly, draws by a z-test on the logarithm of their deviation, whose error uses
     their kurtosis, corrected for the number of comparisons. Siblings are compared where the rest of them
-    agree, so that a start that is scaled by depth passes.
+    agree, so that a start that is scaled by depth passes; so are the experts that one parameter holds.
     """
-    needs(not step.is_trained, "the model is trained; its start is gone")
+    needs(not step.is_trained, "the model is trained; its initial values are gone")
     declared: tuple[starts.Start, ...] = step.declare.init if isinstance(step.declare.init, tuple) else ()
     for path, how in starts.differences(step.model, declared):
         yield fail(path, how, "initialize it as declared, or declare what is meant")
     meant = {one.path for one in declared}
-    live, drawn = {n: p for n, p in starts.parameters_of(step.model).items() if n not in meant}, False
+    live, drawn = {n: p for n, p in starts.parameters_of(step.model).items() if n not in meant}, set[str]()
     with suppress(Unknown):
-        odd = starts.unlike_class(live, *map(starts.parameters_of, step.fresh.pair))
-        drawn = True
-        if odd:
-            more = f" ({len(odd)} of {len(live)} parameters are unlike their class)" if len(odd) > 1 else ""
-            yield fail(odd[0].path, odd[0].how + more, "draw replaced parts as the class does")
+        one, other = map(starts.parameters_of, step.fresh.pair)
+        odd, drawn = starts.unlike_class(live, one, other), {*one}
+        for first in odd[:1]:
+            say = f"{first.how} (unlike a model made anew: {len(odd)} of {len(live)} parameters)"
+            yield fail(first.path, say, "draw replaced parts as the class does")
     groups = [{n: live[n] for n in names} for names in siblings(step.facts.stacks, live).values()]
-    groups += [{f"{n}[{i}]": part for i, part in enumerate(p)} for n, p in live.items() if p.ndim == 3]
+    several = {n: p for n, p in live.items() if p.ndim == 3 and len(p) > 3 and n not in drawn}
+    groups += [{f"{n}[{i}]": part for i, part in enumerate(p)} for n, p in several.items()]
     if (unlike := starts.unlike_siblings(groups)) is not None:
         yield fail(unlike.path, unlike.how, "initialize all blocks alike")
-    known = drawn or step.facts.stacks or declared
-    needs(known, "no siblings, and nothing says how the model is drawn: pass make=")
+    needs(drawn or step.facts.stacks or declared, "nothing says how the model is drawn: pass make=")
 
 
 @property_of("start", explains=["start", "initial_loss"], passes=0)
@@ -51,8 +51,8 @@ def seeds(step: Step) -> Answers:
     """
     live = starts.parameters_of(step.model)
     for names in siblings(step.facts.stacks, live).values():
-        for first, name in starts.equal_draws({n: live[n] for n in names}):
-            say = f"is drawn, and equals {first} in every entry"
+        for first, name in starts.equal_draws({n: live[n] for n in names}, step.fresh.draws):
+            say = f"is drawn at random, yet equals {first} in every entry"
             meant = step.fresh.copies(first, name) or step.is_trained
             yield note(name, say) if meant else fail(name, say, "build each block anew, not as a copy")
             return
@@ -62,7 +62,7 @@ def seeds(step: Step) -> Answers:
     needs(not drawn or len(same) < len(drawn), "two seeds gave the same model: make() seeds itself")
     for names in siblings(step.facts.stacks, drawn).values():
         if not same.issuperset(names) and (odd := same.intersection(names)):
-            say = "is the same under two seeds, and in other blocks it is not"
+            say = "is the same under two seeds, unlike in other blocks"
             yield fail(min(odd, key=names.index), say, "draw it by torch's generator")
 
 
@@ -85,8 +85,7 @@ def initial_loss(step: Step) -> Answers:
         say, where = f"{knows}: its logits have deviation {variance**0.5:.3g}", facts.head or "loss"
         pair = step.fresh.pair if step.fresh.by_class else None
         by_class = pair and not starts.unlike_class(*map(starts.parameters_of, (step.model, *pair)))
-        meant = by_class or not facts.head
-        yield note(where, say) if meant else fail(where, say, "draw the head, or the tied table, smaller")
+        yield note(where, say) if by_class or not facts.head else fail(where, say, "draw it smaller")
 
 
 @property_of("structure", explains=["start", "meta", "state_dict"], passes=3)

@@ -1,4 +1,4 @@
-"""Properties of structure: the stream, norms, attention's scale, maps that bend, and what is built alike."""
+"""Properties of structure: the stream, norms, attention's scale, nonlinearities, and what is built alike."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import torch
 from normlab.checks.property import Answers, fail, needs, note, property_of
 from normlab.trace.exact import from_library
 from normlab.trace.facts import stacks
-from normlab.trace.facts.norming import gains, responses, scatters
+from normlab.trace.facts.norming import gains, responses, scatters, sets_norm_or_dropout
 from normlab.trace.facts.wiring import alike
 from normlab.trace.prepared import Step
 from normlab.trace.starts import equal_draws
@@ -56,7 +56,7 @@ def _in_order(step: Step, name: str, blocks: Sequence[stacks.Block]) -> Answers:
         if x is None or y is None or z is None or torch.equal(x, y):
             continue
         if torch.equal(x, z) and not step.uses(before):
-            yield fail(after, f"reads what {before} read, whose output goes nowhere", "hand each output on")
+            yield fail(after, f"reads what {before} read, whose output goes nowhere", "pass each output on")
 
 
 def _passes_through(step: Step, blocks: Sequence[stacks.Block]) -> Answers:
@@ -75,8 +75,7 @@ def _dropped(step: Step) -> Answers:
     if not known:
         return
     drawn = step.exact.again(training=True, dropout=True)
-    drawing = stacks.scaled_streams(drawn, step.facts.entering).factors
-    dropped = known.keys() - drawing.keys()
+    dropped = known.keys() & stacks.scaled_streams(drawn, step.facts.entering).mixing
     first = next((b.path for b in step.facts.blocks if b.path in dropped and known[b.path]), None)
     if first is not None:
         say = f"in training its stream is not passed on as it is ({len(dropped)} of {len(known)} blocks)"
@@ -100,12 +99,12 @@ def norms(step: Step) -> Answers:
     """A norm gives each token's features one size, whatever their scale; and one stands before the head.
 
     A module whose own parameters are vectors and whose output at one feature depends on the others is a norm:
-    its output must not change with the scale of its input, nor with other tokens. The entries of a gain have
-    one sign. Where blocks add to a stream that they norm themselves, the logits must not grow with it.
+    its output must not change with the scale of its input, nor with other tokens; what changes with both is
+    none. A gain has one sign. Where blocks add to a stream that they norm, the logits must not grow with it.
     """
     tried = responses(step.exact)
     for one in tried:
-        if one.grows and one.mixes and one.has_vector:
+        if one.grows and one.mixes and one.has_vector and not one.leaks:
             say = f"its output changes by {one.grows:.1g} of its size when its input is ten times as large"
             yield fail(one.module, say, "divide by the root mean square, or the deviation, of the features")
         if one.leaks and not one.grows:
@@ -122,7 +121,7 @@ def norms(step: Step) -> Answers:
 
 
 def _before_the_head(step: Step) -> Answers:
-    factors, runs = step.scaled
+    factors, _, runs = step.scaled
     last = next((path for path, _ in reversed(step.facts.order) if path in factors), None)
     if last is None or factors[last] != 1.0 or not stacks.grown(*map(step.logits, runs)):
         return
@@ -156,22 +155,20 @@ def attention_scale(step: Step) -> Answers:
     one = next((s for s in read.scores if not s.is_by_width), None)
     if one is not None:
         stream = next(iter(step.facts.entering.values()), torch.ones(one.width)).shape
-        say = f"scores are scaled by {one.factor:.4g}, and heads of {one.width} want {one.width**-0.5:.4g}"
+        say = f"scores are scaled by {one.factor:.4g}, but heads of {one.width} need {one.width**-0.5:.4g}"
         meant = not one.is_by_another(stream) or step.scales_by_class(one) or step.facts.trained
-        advice = "divide by the root of the head's width"
-        yield note(one.module, say) if meant else fail(one.module, say, advice)
+        yield note(one.module, say) if meant else fail(one.module, say, "divide by the root of that width")
 
 
 @property_of("structure", passes=4)
 def nonlinear(step: Step) -> Answers:
-    """Two maps in a row with nothing that bends between them are not wider inside than outside.
+    """Two maps in a row with no nonlinearity between them are not wider inside than outside.
 
     Such a pair is one map of lower rank, and its inner width is wasted; a narrow one (LoRA, a factorized
     table) is meant.
     """
     for first, second, width in step.wiring.chains[:1]:
-        more = f", and {len(step.wiring.chains) - 1} more pairs" * (len(step.wiring.chains) > 1)
-        say = f"{second} reads the {width} features of {first} as they are{more}"
+        say = f"{second} reads the {width} features of {first} as they are (1 of {len(step.wiring.chains)})"
         yield fail(stacks.common([first, second]), say, "put an activation between the two maps")
 
 
@@ -179,9 +176,9 @@ def nonlinear(step: Step) -> Answers:
 def siblings(step: Step) -> Answers:
     """Blocks that look alike have the same types, settings and mode.
 
-    Blocks look alike that hold parameters of the same names and shapes. A plain attribute of a module, a
-    number, a word or a switch, that differs in one block alone is a slip; in the first or the last it may be
-    meant, and so is what the model's own class builds so.
+    Blocks look alike that hold parameters of the same names and shapes. A plain attribute that differs in one
+    block alone is a slip if a model made anew has another there, or if it belongs to a norm or a dropout;
+    otherwise, and in the first or the last block, it may be meant.
     """
     yield from _modes(step)
     for blocks in step.facts.stacks.values():
@@ -206,12 +203,13 @@ def _alike(step: Step, blocks: Sequence[stacks.Block]) -> Answers:
     for (inner, name), values in table.items():
         odd = stacks.odd_one(values) if len(values) == len(blocks) else None
         place = f"{odd.key}.{inner}".rstrip(".") if odd else ""
-        if odd is None or step.fresh.has_setting(place, name, odd.value):
+        made = odd and step.fresh.has_setting(place, name, odd.value)
+        if odd is None or (made and step.fresh.by_class):
             continue
         say = f"its {name} is {odd.value}, in the {len(values) - 1} other blocks {odd.rest}"
-        number = isinstance(odd.rest, float) and isinstance(odd.value, float) and odd.value != 0
-        at_an_end = odd.key in (blocks[0].path, blocks[-1].path)
-        slip = number or (not at_an_end and len(values) > 3)
+        number = odd.value != 0 and isinstance(odd.value, float) and isinstance(odd.rest, float)
+        inside = len(values) > 3 and odd.key not in (blocks[0].path, blocks[-1].path)
+        slip = (number or inside) and (made is False or sets_norm_or_dropout(step.plain, inner, values))
         yield fail(place, say, "build all blocks alike") if slip else note(place, say)
 
 
@@ -229,24 +227,24 @@ def _modes(step: Step) -> Answers:
 
 @property_of("structure", explains=["start", "seeds", "initial_loss", "state_dict"], passes=0)
 def ties(step: Step) -> Answers:
-    """Parameters are shared as declared or configured, and none is a copy of another one.
+    """Parameters are shared as declared or configured, and the head is no copy of the table.
 
-    The head's matrix is the table of the embedding where ``tied`` (declared, or the configuration's
-    ``tie_word_embeddings``) says so, and is not where it denies it. What the model's own class shares is
-    shared. Two parameters that are trained, drawn and equal in every entry were one.
+    The head's matrix is the embedding's table where ``tied`` (declared, or ``tie_word_embeddings``) says so,
+    and is not where it denies it. What the model's own class shares is shared. A head and a table that are
+    drawn, trained and equal in every entry were one, unless ``tied`` is False; other copies are noted.
     """
-    model, of_class = step.model, step.fresh.of_class
+    model, of_class, roles, blocks = step.model, step.fresh.of_class, step.facts.roles, step.facts.stacks
     first_names = {n: same[0] for same in shared_names(model) for n in same}
-    held = {n for n, _ in model.named_parameters(remove_duplicate=False)}
     for first, *rest in shared_names(of_class) if of_class is not None else ():
-        for n in rest:
-            if n in held and first_names.get(n, n) != first_names.get(first, first):
-                yield fail(n, f"its class shares it with {first}, and here they are two", TIE)
+        lost = [n for n in rest if n in roles and first_names.get(first, first) != n]
+        yield from (fail(n, f"its class shares it with {first}; here they are two", TIE) for n in lost)
     yield from _declared(step)
-    outside = {n: p for n, p in model.named_parameters() if not stacks.block_of(step.facts.stacks, n)}
-    for first, name in equal_draws({n: p for n, p in outside.items() if p.requires_grad}):
-        say = f"{name} equals {first} in every entry, and is another tensor"
-        yield fail(name.rpartition(".")[0], say, "tie them again after copying, loading or moving")
+    own = {n: p for n, p in model.named_parameters() if p.requires_grad and not stacks.block_of(blocks, n)}
+    pairs = equal_draws(own, step.fresh.draws)
+    copies = [({roles[a], roles[b]} != {"embedding", "head"}, a, b) for a, b in pairs]
+    for meant, first, name in sorted(copies)[: step.declare.tied is not False]:
+        place, say = name.rpartition(".")[0], f"{name} equals {first} in every entry, and is another tensor"
+        yield note(place, say) if meant else fail(place, say, "tie them again after copying or loading them")
 
 
 def _declared(step: Step) -> Answers:
@@ -257,6 +255,6 @@ def _declared(step: Step) -> Answers:
     heads = [n for n, role in facts.roles.items() if role == "head"]
     apart = next((n for n in heads if parameters[n].shape in tables), None)
     if wanted is True and apart is not None and step.fresh.of_class is None:
-        yield fail(apart.rpartition(".")[0], "declared tied to the embedding, and two tensors", TIE)
+        yield fail(apart.rpartition(".")[0], "declared tied to the embedding, but a tensor of its own", TIE)
     if tied is False and not heads and any(shape[0] == facts.logits.shape[-1] for shape in tables):
-        yield fail("", "embedding and head are declared separate, and are one tensor", "untie the head")
+        yield fail("", "embedding and head are declared separate, but are one tensor", "untie the head")

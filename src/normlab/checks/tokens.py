@@ -185,18 +185,18 @@ def order(step: Step) -> Answers:
             return
         what, exchange = "tokens", wiring.exchanged_tokens(facts, base)
     if distance(exchange.expected, step.logits(step.exact.again(batch=exchange.batch))) <= step.rounding:
-        say = f"two {what} that change places change no output but by changing places"
+        say = f"swapping two {what} only swaps their outputs"
         held, place = exchange.has_positions, exchange.module
         yield fail(place, say, ORDERED) if held else note(place, say)
 
 
 def _in_each_layer(step: Step) -> Answers:
-    width, least = step.facts.tokens.ids.shape[1], _least(step)
+    (rows, width), least = step.facts.tokens.ids.shape, _least(step)
     trace = step.exact.again(batch=wiring.one_token(step.facts))
     layers = list(wiring.repeated(trace, width))
     needs(layers, "no scores of self-attention are seen, so layers cannot be told apart")
     first, flat = layers[0], [one for one in layers if one.slope < least]
-    if wiring.stream_variation(trace, first.module, width) > least:
+    if wiring.stream_variation(trace, first.module, (rows, width)) > least:
         return
     if first.values is not None and wiring.variation(first.values, 2) > least:
         yield fail(first.module, "values of one repeated token differ by position", "rotate no values")
@@ -234,7 +234,7 @@ def documents(step: Step) -> Answers:
     second = (numbers[row] == numbers[row][~first[row]][0]).nonzero()
     if (size := step.off_alone(row, int(second[0]), int(second[-1]) + 1)) > step.rounding:
         say = f"a document alone gives outputs {size:.1e} of their size off those in its row"
-        yield fail("", say, "let positions begin anew at each document, and masks at the token after an end")
+        yield fail("", say, "restart positions at each document, and masks at the token after an end")
 
 
 @property_of("tokens", passes=6, several=True)

@@ -69,7 +69,7 @@ def _differ(a: Sequence[Tensor], b: Sequence[Tensor], part: Part, limit: float) 
 
 
 def _selected(x: Tensor, mask: Tensor, rows: Tensor) -> Tensor | None:
-    if mask.ndim == 2 and (shown := _by_position(x, *mask.shape)) is not None:
+    if mask.ndim == 2 and (shown := laid_out(x, *mask.shape)) is not None:
         return shown[mask[:, : shown.shape[1]]]
     count = len(mask)
     if x.ndim and x.shape[0] == count:
@@ -77,7 +77,7 @@ def _selected(x: Tensor, mask: Tensor, rows: Tensor) -> Tensor | None:
     return x[:, rows] if x.ndim >= 2 and x.shape[1] == count and rows.any() else None
 
 
-def _by_position(x: Tensor, rows: int, width: int) -> Tensor | None:
+def laid_out(x: Tensor, rows: int, width: int) -> Tensor | None:
     """The tensor as `[B, T, …]`, the last position cut off where it is; None where it has no such axes."""
     shape = x.shape
     if x.ndim >= 2 and shape[0] == rows and 0 <= width - shape[1] <= 1 and shape[1] > 0:

@@ -19,7 +19,8 @@ from torch import Tensor, nn
 from normlab.trace.compare import distance
 from normlab.trace.facts import Unknown
 from normlab.trace.facts.stacks import settings, shared
-from normlab.trace.setup import Setup
+from normlab.trace.setup import Setup, shown
+from normlab.trace.starts import looks_drawn
 from normlab.trace.tensors import Place, map_tensors, tensors_in, unwrap
 from normlab.trace.trace import Trace
 from normlab.trace.untouched import same_globals, same_random_state
@@ -147,16 +148,25 @@ class Fresh:
             return in_float64(replace(like, model=awake(copy.deepcopy(self.of_class)), dropout=False))
         return None
 
-    def has_setting(self, path: str, name: str, value: Any) -> bool:
-        """Whether the model's own class gives one of its modules this setting."""
-        own = None if self.of_class is None else dict(self.of_class.named_modules()).get(path)
-        return own is not None and settings(own).get(name) == value
+    def has_setting(self, path: str, name: str, value: Any) -> bool | None:
+        """Whether a model made anew gives one of its modules this setting; None where that is not known."""
+        with suppress(Unknown, KeyError):
+            return settings(dict(self.pair[0].named_modules())[path]).get(name) == value
+        return None
+
+    def draws(self, name: str, p: Tensor) -> bool:
+        """Whether a parameter is drawn: two seeds differ in it, or it looks so where that is not known."""
+        with suppress(Unknown):
+            one, other = (dict(m.named_parameters()) for m in self.pair)
+            varying = {n for n, x in one.items() if n in other and not torch.equal(x, other[n])}
+            return name in varying if varying and name in one else looks_drawn(p)
+        return looks_drawn(p)
 
     def copies(self, first: str, name: str) -> bool:
         """Whether the model's class, or a library's container (nn.TransformerEncoder), copies its blocks."""
         if self.of_class is not None:
             drawn = dict(self.of_class.named_parameters())
-            return torch.equal(drawn[first], drawn[name])
+            return first in drawn and name in drawn and torch.equal(drawn[first], drawn[name])
         return from_library(self._model.get_submodule(".".join(shared((first, name))[:-1])))
 
     def built(self) -> nn.Module | None:
@@ -188,4 +198,6 @@ class Fresh:
         made = None if self._make is None else self._make()
         if isinstance(made, nn.Module):
             return made
+        if self._make is not None:
+            raise Unknown(f"make() returned {shown(made)}, and must return a model")
         raise Unknown("nothing says how the model is drawn: pass make=, a function that builds it")

@@ -22,6 +22,8 @@ DROPOUTS: Final = {
 }  # fmt: skip
 OWN: Final = "Function.apply"
 """The name under which calls of autograd functions that are written in Python are recorded."""
+RUNNING: Final = list[type]()
+"""Those of these that run now, in which nothing has a graph."""
 
 
 class FunctionCall(NamedTuple):
@@ -136,7 +138,11 @@ def own_functions(see: Callable[[str, tuple[Any, ...], Mapping[str, Any], Any], 
     own = base.__dict__["apply"]
 
     def apply(cls: type, *args: Any, **kwargs: Any) -> Any:
-        result = own.__func__(cls, *args, **kwargs)
+        RUNNING.append(cls)
+        try:
+            result = own.__func__(cls, *args, **kwargs)
+        finally:
+            RUNNING.pop()
         see(OWN, args, kwargs, result)
         return result
 

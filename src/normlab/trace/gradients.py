@@ -234,16 +234,19 @@ def asleep(trace: Trace, idle: Iterable[str]) -> list[str]:
     return []
 
 
-def lost_results(trace: Trace) -> list[str]:
-    """Modules with a number, or a result of an autograd function, whose graph is no part of the loss."""
+def lost_results(trace: Trace) -> tuple[list[str], list[str]]:
+    """Modules whose autograd function has no part in the loss, and those that keep a number with none."""
     with trace.with_graph(functions=lambda name: name == OWN) as passed:
         held = [(path, x) for path, m in trace.model.named_modules() for x in vars(m).values()]
         kept = [(path, x) for path, value in held for x in _with_graph(value) if x.numel() == 1]
-        live = [(f.module, x) for f in passed.functions for x in _with_graph(f.result)] + kept
+        calls = [(f.module, own) for f in passed.functions if (own := _with_graph(f.result))]
+        live = [x for _, own in calls for x in own] + [x for _, x in kept]
         if passed.loss is None or not live:
-            return []
-        reached = gradients_in(passed.loss, [x for _, x in live], trace.model)
-    return [path for (path, _), g in zip(live, reached, strict=True) if g is None]
+            return [], []
+        gradients = gradients_in(passed.loss, live, trace.model)
+    reached = {id(x) for x, g in zip(live, gradients, strict=True) if g is not None}
+    lost = [path for path, own in calls if reached.isdisjoint(map(id, own))]
+    return lost, [path for path, x in kept if id(x) not in reached]
 
 
 def _with_graph(value: object) -> list[Tensor]:
@@ -251,11 +254,12 @@ def _with_graph(value: object) -> list[Tensor]:
     return [x for x in values if isinstance(x, Tensor) and x.is_floating_point() and x.grad_fn is not None]
 
 
-def hole(gradient: Tensor, axis: int) -> tuple[int, int] | None:
-    """The first run of zeros, if they lie in whole parts of equal width that divide the length."""
+def hole(gradient: Tensor, axis: int) -> tuple[int, int, int] | None:
+    """The start of the first run of zeros, its end and what follows, if they lie in whole equal parts."""
     zero, length = ~gradient.any(1 - axis), gradient.shape[axis]
     widths = [w for w in range(HEAD, length) if length % w == 0]
     if not zero.any() or zero.all() or not any(zero.view(-1, w).eq(zero[::w, None]).all() for w in widths):
         return None
     start = int(zero.long().argmax())
-    return start, start + int(zero[start:].long().cumprod(0).sum())
+    end = start + int(zero[start:].long().cumprod(0).sum())
+    return start, end, length - end

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from typing import Any, Final
 
 from torch import Tensor, nn
@@ -46,14 +46,24 @@ def before(node: Node) -> list[Node]:
     return [n for n, _ in node.next_functions if n is not None]
 
 
-def upstream(node: Node | None, stop: frozenset[str] = frozenset()) -> Iterator[Node]:
-    """Yield a node and all that it was computed from, without what lies behind these operations."""
-    return nodes_behind(node, beyond=lambda n: not (operation(n) in stop or (stop and attends(n))))
+def upstream(node: Node | None, stop: Collection[str] = (), axes: Collection[int] = ()) -> Iterator[Node]:
+    """Yield a node and all that lies behind it, but not behind these operations, save sums over such axes."""
+
+    def beyond(n: Node) -> bool:
+        return not (operation(n) in stop or (stop and attends(n))) or (bool(axes) and _summed(n) in axes)
+
+    return nodes_behind(node, beyond=beyond)
 
 
-def comes_from(y: Tensor, x: Tensor, stop: frozenset[str] = frozenset()) -> bool:
-    """Whether ``y`` was computed from the leaf ``x`` on a way that crosses none of these operations."""
-    return y is x or any(getattr(n, "variable", None) is x for n in upstream(y.grad_fn, stop))
+def _summed(node: Node) -> int:
+    """The length of the axis that a product of two tensors sums over, 0 where that is not known."""
+    right = getattr(node, "_saved_mat2", None)
+    return 0 if right is None else right.shape[-2]
+
+
+def comes_from(y: Tensor, x: Tensor, stop: Collection[str] = (), axes: Collection[int] = ()) -> bool:
+    """Whether ``y`` was computed from the leaf ``x`` on a way that ``upstream`` goes."""
+    return y is x or any(getattr(n, "variable", None) is x for n in upstream(y.grad_fn, stop, axes))
 
 
 def parameter(node: Node) -> nn.Parameter | None:
@@ -115,6 +125,12 @@ def summands(node: Node) -> list[tuple[float, Node]]:
         if operation(one) in PRODUCTS:
             products.setdefault(one, factor * float(getattr(one, "_saved_alpha", 1.0)))
     return [(factor, one) for one, factor in products.items()]
+
+
+def factors(node: Node) -> tuple[nn.Parameter, ...]:
+    """The matrices whose products with something a node hands on, or sums."""
+    read = (parameter(n) for _, one in summands(node) for n in before(one))
+    return tuple(p for p in read if p is not None and p.ndim > 1)
 
 
 def rotated(node: Node) -> float | None:

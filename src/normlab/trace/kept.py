@@ -212,7 +212,7 @@ def _generators() -> Iterator[tuple[type, Callable[[Any], Any], Callable[[Any, A
 
 
 def held_by(function: Any) -> list[Any]:
-    """Return the modules, optimizers and schedulers that a function of the user's reaches by name."""
+    """Return the modules, optimizers, schedulers and containers that a user's function reaches by name."""
     values: list[Any] = [function, *getattr(function, "__dict__", {}).values()]
     while isinstance(function, partial):
         values += [*function.args, *function.keywords.values()]
@@ -225,4 +225,4 @@ def held_by(function: Any) -> list[Any]:
         values += [cell.cell_contents for cell in function.__closure__ or () if cell != types.CellType()]
         values += [function.__globals__.get(name) for name in function.__code__.co_names]
         values += [*(function.__defaults__ or ()), *(function.__kwdefaults__ or {}).values()]
-    return [value for value in values if isinstance(value, OBJECTS)]
+    return [value for value in values if isinstance(value, (*OBJECTS, *MAPPINGS, list, set, deque))]

@@ -7,17 +7,24 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from itertools import pairwise
-from typing import Any, Final, NamedTuple
+from math import isclose
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import CyclicLR, LambdaLR, OneCycleLR
 
+from normlab.errors import UserError
 from normlab.trace.facts import Unknown
-from normlab.trace.rehearsal import Rehearsal, groups_of, parameters_of, sample
-from normlab.trace.setup import Setup
-from normlab.trace.tensors import tensors_in, unwrap
+from normlab.trace.facts.facts import Facts
+from normlab.trace.facts.targets import CLOSE
+from normlab.trace.rehearsal import groups_of, parameters_of, plain_step, sample
+from normlab.trace.setup import Setup, shown
+from normlab.trace.tensors import map_tensors, tensors_in, unwrap
+
+if TYPE_CHECKING:
+    from normlab.trace.prepared import Step
 
 SIMULATED: Final = 8_000
 """Rates of single groups that are computed step by step, in about a tenth of a second."""
@@ -61,18 +68,28 @@ class Moved(Held):
     state: Mapping[str, Any]
     """The optimizer's, before the step."""
 
-    @property
-    def lost(self) -> tuple[int, int]:
+    def lost(self, wide: Moved | None = None) -> tuple[int, int]:
         """Entries that have a gradient and do not move, and all that have one.
 
-        None is lost where the rate is 0, or the optimizer keeps the weights in a wider type.
+        None is lost where the rate is 0, or the optimizer keeps the weights in a wider type. Nor is what a
+        state keeps that, beside the same step in a wider type, differs by what the parameter did not move.
         """
-        p, live = self.parameter, self.gradient != 0
-        kept = [x for x in self.optimizer.state.get(p, {}).values() if isinstance(x, Tensor)]
-        wider = [x for x in kept if x.shape == p.shape and x.dtype.itemsize > p.dtype.itemsize]
+        p, live, kept = self.parameter, self.gradient != 0, self._kept
+        wider = [x for x in kept.values() if x.dtype.itemsize > p.dtype.itemsize]
         if not self.group["lr"] or any(torch.equal(x.to(p), p) for x in wider):
             return 0, 0
-        return int((live & (self.change == 0)).sum()), int(live.sum())
+        stuck = live & (self.change == 0)
+        other = wide or self
+        for name in kept.keys() & other._kept.keys() if wide else ():
+            apart, left = sample(kept[name]) - sample(other._kept[name]), other.change - self.change
+            stuck &= (apart - left).abs() >= torch.minimum(apart.abs(), left.abs())  # no nearer than nothing
+        return int(stuck.sum()), int(live.sum())
+
+    @property
+    def _kept(self) -> dict[str, Tensor]:
+        """Tensors of the parameter's shape in the optimizer's state, after the step."""
+        state, shape = self.optimizer.state.get(self.parameter, {}), self.parameter.shape
+        return {str(n): x for n, x in state.items() if isinstance(x, Tensor) and x.shape == shape}
 
     @property
     def off(self) -> float:
@@ -92,20 +109,57 @@ class Moved(Held):
 
 
 def held(model: nn.Module, optimizers: Iterable[Optimizer]) -> list[Held]:
-    """The parameters of a model that optimizers hold, in their order."""
+    """The parameters of a model that optimizers hold, in their order. Raises Unknown where these are none."""
     names = {id(p): n for n, p in model.named_parameters()}
     groups = ((g, o) for o in optimizers for g in o.param_groups)
-    return [Held(names[id(p)], p, g, o) for g, o in groups for p in g["params"] if id(p) in names]
+    every = [Held(names[id(p)], p, g, o) for g, o in groups for p in g["params"] if id(p) in names]
+    if not every:
+        raise Unknown("the optimizer holds no parameter of the model, to which the loss gives its gradients")
+    return every
 
 
-def first_step(run: Rehearsal, batch: Any, rates: Sequence[float]) -> list[Moved]:
-    """Let the optimizers act once, at these rates by group, and say what becomes of each parameter."""
+def masters_of(step: Step) -> dict[int, str]:
+    """Parameters that are others of the optimizers, rounded, as of masters in a wider type, and that the
+    user's step changes where those change; by the place of these.
+    """
+    run, pairs = step.rehearsal(), dict[int, tuple[str, Tensor]]()
+    every = parameters_of(run.optimizers)
+    left = {n: p for n, p in run.model.named_parameters() if all(p is not q for q in every)}
+    for i, q in enumerate(every):
+        same = (n for n, p in left.items() if p.shape == q.shape and torch.equal(q.to(p), p))
+        if id(q) not in run.names and (name := next(same, None)) is not None:
+            pairs[i] = name, left.pop(name)
+    before = {i: p.detach().clone() for i, (_, p) in pairs.items()}
+    for i in pairs:
+        every[i].data = every[i].data * 2 + 1
+    with suppress(Exception):  # none where it cannot be run
+        run.run(step.stepped, rates=step.rates.peaks)
+    return {i: n for i, (n, p) in pairs.items() if not p.equal(before[i])}
+
+
+def factors(step: Step) -> tuple[float, ...]:
+    """By what a step may multiply its loss: 1, and what makes a mean of a sum over what is counted."""
+    with suppress(Unknown):
+        asked, part = step.facts.targets, step.half or step.facts.targets
+        less = float(part.weight.sum() / asked.weight.sum())
+        fewer = int(part.counted.sum()) / int(asked.counted.sum())
+        if isclose(less, fewer, rel_tol=CLOSE) and not isclose(less, 1, rel_tol=CLOSE):
+            wide = map_tensors(step.batch, lambda _, x: x.double() if x.is_floating_point() else x)
+            whole = step.exact.again(batch=wide if step.is_exact else step.batch)
+            return 1.0, 1 / float(Facts(whole, step.declare).targets.weight.sum())
+    return (1.0,)
+
+
+def first_step(step: Step, *, exact: bool = False) -> list[Moved]:
+    """Let the optimizers act once, at the schedule's peak, and say what becomes of each parameter."""
+    run, rates = step.rehearsal(exact=exact, whole=plain_step(step.loss_of)), step.rates.peaks
     every = held(run.model, run.optimizers)
     before = [sample(h.parameter) for h in every]
     states = [_sampled(h.optimizer.state.get(h.parameter, {})) for h in every]
-    gradients, moved = run.run(batch, rates=rates).gradients, list[Moved]()
+    gradients, moved = run.run(step.stepped, rates=rates).gradients, list[Moved]()
     for h, x, state in zip(every, before, states, strict=True):
-        g, change = gradients.get(h.name, torch.zeros_like(x)), sample(h.parameter) - x
+        g, y = gradients.get(h.name, torch.zeros_like(x)), sample(h.parameter)
+        change = (y - x).masked_fill(y == x, 0)  # infinity may stay, as in a mask
         moved.append(Moved(**vars(h), before=x, gradient=g, change=change, state=state))
     return moved
 
@@ -172,8 +226,11 @@ class Rates(NamedTuple):
         return [max(column) for column in zip(*self.rates, strict=True)]
 
     def reaches(self, asked: float) -> bool:
-        """Whether the peak is the rate asked, up to a step of warm-up and the decay meanwhile."""
-        top, at = self.top, self.top.index(peak := max(self.top))
+        """Whether the peak of a group is the rate asked, up to a step of warm-up and the decay meanwhile."""
+        return any(self._reaches(group, asked) for group in zip(*self.rates, strict=True))
+
+    def _reaches(self, top: Sequence[float], asked: float) -> bool:
+        at = top.index(peak := max(top))
         rise = max((b - a for a, b in pairwise(top[: at + 1])), default=0.0)
         after = min(at + 1, len(top) - 1)
         fall = (peak - top[after]) / max(self.steps[after] - self.steps[at], 1) * (self.steps[at] + 1)
@@ -253,13 +310,25 @@ def copied(setup: Setup, *, hollow: bool = False) -> tuple[nn.Module, list[Optim
             vars(twin).update({} if hollow else copy.deepcopy(others, memo))
     else:
         model, bound = copy.deepcopy((model, bound), memo)
-        made = setup.optimizer(model)
+        made = _made("optimizer(model)", setup.optimizer, model, "param_groups")
         optimizers = list(made) if isinstance(made, (list, tuple)) else [made]
     if scheduler is not None and bound is None:
-        bound = scheduler(optimizers[0] if len(optimizers) == 1 else optimizers)
+        several = optimizers if len(optimizers) > 1 else optimizers[0]
+        bound = _made("scheduler(optimizer)", scheduler, several, "step")
     if not hollow:
         nn.Module.zero_grad(model)
     return model, optimizers, bound
+
+
+def _made(who: str, function: Callable[[Any], Any], of: Any, has: str) -> Any:
+    """What a function of the user's returns, that has this attribute, or a list of some."""
+    try:
+        made = function(of)
+    except Exception as error:
+        raise UserError(f"{who} raised {type(error).__name__}: {error}") from error
+    if not all(hasattr(one, has) for one in (made if isinstance(made, (list, tuple)) and made else [made])):
+        raise UserError(f"{who} returned {shown(made)}, which has no {has}")
+    return made
 
 
 def rates_of(setup: Setup) -> Rates:

@@ -23,9 +23,9 @@ from normlab.trace.facts.facts import Facts
 from normlab.trace.facts.stacks import Scaled, scaled_streams, stream_of
 from normlab.trace.facts.targets import SCORED, FunctionInput, Targets
 from normlab.trace.facts.wiring import Scores, Wiring, read_wiring
-from normlab.trace.optimizers import Rates, copied, rates_of
+from normlab.trace.optimizers import Rates, copied, held, rates_of
 from normlab.trace.rehearsal import SEED, Rehearsal, Seen, plain_step
-from normlab.trace.setup import Setup
+from normlab.trace.setup import Setup, shown
 from normlab.trace.starts import constant, parameters_of
 from normlab.trace.tensors import Place, Tap, forward_hooks, refusal, replaced, unwrap
 from normlab.trace.trace import Trace, output_loss
@@ -53,11 +53,11 @@ class Step:
     """
 
     def __init__(self, setup: Setup, *, budget_s: float = 60.0) -> None:
-        self.setup, self.declare, self.batch = setup, setup.declare, setup.batch
+        self.setup, self.declare, self.batch = setup.by_wrapped(), setup.declare, setup.batch
         self.model = unwrap(setup.model)
         self.size = sum(p.numel() for p in self.model.parameters())
         self.started, self.budget_s = time.monotonic(), budget_s
-        self.loss_of = setup.loss or output_loss
+        self.loss_of = self.setup.loss or output_loss
 
     # ------------------------------------------------------------------------------------------- copies
 
@@ -195,7 +195,7 @@ class Step:
     def scaled(self) -> Scaled:
         """What streams of two sizes show; nothing where no block hands one on in float64."""
         hand_on = self.is_exact and self.facts.stacks
-        return scaled_streams(self.exact, self.facts.entering) if hand_on else Scaled({}, ())
+        return scaled_streams(self.exact, self.facts.entering) if hand_on else Scaled({}, frozenset(), ())
 
     @cached_property
     def rounding(self) -> float:
@@ -212,9 +212,9 @@ class Step:
             return self.facts.logits.value
         if isinstance(where, FunctionInput):
             calls = trace.functions(*SCORED)
-            if where.index >= len(calls):
+            if max(where.calls) >= len(calls):
                 raise Unknown("the loss is computed in another way after the change")
-            return calls[where.index].argument(0, "input").detach().movedim(where.axis, -1)
+            return where.joined([calls[i].argument(0, "input").detach() for i in where.calls])
         if where not in trace.taps:
             trace = trace.again(taps=(*trace.taps, where))
         return trace[where]
@@ -325,6 +325,7 @@ class Step:
 
     def _twice(self, *, exact: bool) -> tuple[bool, Seen, Seen]:
         run = self.rehearsal(exact=exact)
+        held(run.model, run.optimizers)
         first = run.run(self.stepped, scale=SMALL)
         return exact, first, run.run(first.batch, scale=SMALL)
 
@@ -341,10 +342,16 @@ class Step:
     # ------------------------------------------------------------------------------------------ the check
 
     def release(self) -> None:
-        """Give back what can be made again: drawn models, gradients, and copies that lie in cycles."""
-        for name in ("fresh", "training", "twice", "scaled"):
-            self.__dict__.pop(name, None)
-        gc.collect()
+        """Give back what can be made again where it is large: records of passes, and copies of the model."""
+        weights = sum(p.nbytes for p in self.model.parameters())
+        for trace in {id(t): t for t in vars(self).values() if isinstance(t, Trace)}.values():
+            events = trace.__dict__.get("events", ())
+            if sum(x.nbytes for e in events for x in (*e.inputs, *e.outputs)) > weights:
+                del trace.__dict__["events"]
+        if self.large:
+            for name in ("fresh", "training", "twice", "scaled"):
+                self.__dict__.pop(name, None)
+            gc.collect()
 
     @property
     def left_s(self) -> float:
@@ -352,15 +359,23 @@ class Step:
         return self.budget_s - (time.monotonic() - self.started)
 
     def refuse_what_cannot_run(self) -> None:
-        """Raise UserError for a step that cannot be run once."""
+        """Raise UserError for a step that cannot be run once, and for functions that return no such thing."""
         try:
-            _ = self.whole.loss
+            loss = self.whole.loss
         except UserError:
             raise
         except Exception as error:
             own = self.setup.loss is None
             who, word = (type(self.model).__name__, "loss") if own else ("loss(model, batch)", "")
             raise UserError(refusal(who, self.batch, error, word)) from error
+        if loss.numel() != 1:
+            raise UserError(f"loss(model, batch) returned {shown(loss)}, and must return one number: a mean")
+        try:
+            _ = self.rates
+        except UserError:
+            raise
+        except Exception:  # a property says so
+            return
 
     def described(self) -> dict[str, str]:
         """What the check took the step to be, for the reader to agree or not."""

@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from torch.nn.utils import clip_grad
 from torch.optim import Optimizer
 
+from normlab.errors import UserError
 from normlab.trace.compare import distance
 from normlab.trace.exact import rounded
 from normlab.trace.facts import Unknown
@@ -29,6 +30,8 @@ Gradients = Mapping[str, Tensor]
 """Samples of them, by the names of parameters; those that are 0 may be left out."""
 SEED: Final = 20_011
 """Of every run: not one with which a batch is drawn, or a loss would draw the same numbers again."""
+BIG: Final = 2.0**20
+"""Factor of gradients that every clipping touches."""
 SAMPLED: Final = 65_536
 """Entries of each parameter that are looked at, evenly spaced."""
 LEARNT: Final = 10
@@ -111,7 +114,12 @@ class Rehearsal:
             self._watch_calls(seen, stack, rates)
             optimizer = self.optimizers if self.several else self.optimizers[0]
             with recomputing(self.model, mode), mode:
-                self.whole(self.model, map_tensors(seen.batch, lambda _, x: x), optimizer, self.scheduler)
+                try:
+                    self.whole(self.model, map_tensors(seen.batch, lambda _, x: x), optimizer, self.scheduler)
+                except TypeError as error:
+                    if error.__traceback__ and error.__traceback__.tb_next:
+                        raise
+                    raise UserError(f"step(model, batch, optimizer, scheduler) raised {error}") from error
         return seen
 
     def gradients(self, batch: Any, loss_of: Loss, *, training: bool, **changes: Any) -> Gradients:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field, fields, replace
 from difflib import get_close_matches
 from fnmatch import fnmatchcase
 from itertools import repeat
@@ -14,6 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from normlab.errors import UserError
+from normlab.trace.tensors import PARALLEL, Wrapped, unwrapped
 
 Loss = Callable[[nn.Module, Any], Tensor]
 """``loss(model, batch)``: a scalar with its graph."""
@@ -180,6 +181,13 @@ class Setup:
         if missing:
             raise UserError(f"setup() returned no {missing[0]!r}; it must hold a model and batches")
         return cls(**words)
+
+    def by_wrapped(self) -> Setup:
+        """The same, whose functions are handed a wrapped model where the user's own is data-parallel."""
+        if not any(isinstance(m, PARALLEL) for m in unwrapped(self.model)):
+            return self
+        own = {n: f for n in ("loss", "step", "optimizer") if callable(f := getattr(self, n))}
+        return replace(self, **{n: lambda m, *more, f=f: f(Wrapped(m), *more) for n, f in own.items()})
 
     @property
     def optimizers(self) -> list[Any]:

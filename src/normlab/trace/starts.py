@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from statistics import NormalDist
 from typing import Final, NamedTuple
@@ -117,13 +117,20 @@ def constant(p: Tensor) -> bool:
     return p.numel() > 0 and bool((flat[:64] == flat[0]).all()) and bool((flat == flat[0]).all())
 
 
-def equal_draws(parameters: Parameters) -> Iterator[tuple[str, str]]:
+def looks_drawn(p: Tensor) -> bool:
+    """Whether a matrix has more distinct entries than diagonals, along which identities and tables agree."""
+    part = p.detach().flatten(1)[:64, :64]
+    return p.numel() > 1 and len(part.unique()) >= sum(part.shape)
+
+
+def equal_draws(parameters: Parameters, drawn: Callable[[str, Tensor], bool]) -> Iterator[tuple[str, str]]:
     """Yield pairs of matrices that are drawn and equal in every entry, and are two tensors."""
     seen: dict[tuple[torch.Size, float], str] = {}
     for name, p in parameters.items():
-        if p.ndim >= 2 and p.is_floating_point() and p.numel() > 1 and not torch.equal(p[0], p[-1]):
+        matrix = p.ndim >= 2 and p.is_floating_point() and p.numel() > 1
+        if matrix and bool(p.isfinite().all()):
             first = seen.setdefault((p.shape, float(p.detach().double().sum())), name)
-            if first != name and torch.equal(parameters[first], p):
+            if first != name and torch.equal(parameters[first], p) and drawn(name, p):
                 yield first, name
 
 

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, nullcontext
 from contextvars import ContextVar
 from dataclasses import dataclass, fields, is_dataclass
-from typing import Any, Literal, TypeVar
+from typing import Any, Final, Literal, TypeVar
 
 import torch
 from torch import Tensor, nn
@@ -113,17 +113,33 @@ def replaced(value: Any, place: Place, new: Tensor) -> Any:
     return map_tensors(value, lambda here, x: new if here == place else x)
 
 
+PARALLEL: Final = (nn.parallel.DistributedDataParallel, nn.DataParallel)
+
+
 def unwrapped(model: nn.Module) -> list[nn.Module]:
     """Return the model and what its wrappers (data parallel, compiled) hold, the bare model last."""
     models = [model]
     while True:
         outer = models[-1]
-        if isinstance(outer, (nn.parallel.DistributedDataParallel, nn.DataParallel)):
+        if isinstance(outer, PARALLEL):
             models.append(outer.module)
         elif isinstance(inner := getattr(outer, "_orig_mod", None), nn.Module):
             models.append(inner)
         else:
             return models
+
+
+class Wrapped(nn.Module):
+    """Stands for a data-parallel wrapper in functions of the user's, which may ask it for what it wraps."""
+
+    no_sync = nullcontext
+
+    def __init__(self, module: nn.Module) -> None:
+        super().__init__()
+        self.module = module
+
+    def forward(self, *args: Any, **kwargs: Any) -> Any:
+        return self.module(*args, **kwargs)
 
 
 def unwrap(model: nn.Module) -> nn.Module:

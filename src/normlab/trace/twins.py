@@ -81,16 +81,24 @@ GENERATED: Final = 24
 
 
 def difference_when_loaded(step: Step, model: nn.Module) -> tuple[str, str] | None:
-    """Load the state of the exact trace's model; return where and how that model then differs."""
-    model = model.double() if step.is_exact else model
+    """Load the state of the exact trace's model, and what is left out; return where and how that differs."""
+    model, own = model.double() if step.is_exact else model, step.exact.model
+    state = copy.deepcopy(own.state_dict())
+    state.update(left_out(step, own))
     try:
-        result = model.load_state_dict(copy.deepcopy(step.exact.model.state_dict()), strict=False)
+        result = model.load_state_dict(state, strict=False)
     except RuntimeError as error:
         return "", f"the state does not fit a model made anew: {str(error).splitlines()[-1].strip()}"
     if keys := [*result.missing_keys, *result.unexpected_keys]:
-        return keys[0], f"{len(keys)} names are in one state dict only: the model's, or that of one made anew"
+        return keys[0], f"either the model or one made anew has no such name ({len(keys)} in all)"
     apart = step.difference(step.exact, step.exact.again(model=model), whole)
     return (apart.module, f"outputs differ by {apart.size:.1e} after the round trip") if apart else None
+
+
+def left_out(step: Step, model: nn.Module) -> dict[str, Tensor]:
+    """The parameters that are declared frozen, and that no state dict holds."""
+    held = model.state_dict().keys()
+    return {n: p for n, p in model.named_parameters() if n not in held and step.declare.is_frozen(n)}
 
 
 def generated(trace: Trace, ids: Tensor, name: str) -> tuple[Tensor, Tensor]:

@@ -17,7 +17,7 @@ from normlab.trace.facts.stacks import Block, find_stacks, stream_of
 from normlab.trace.facts.targets import SCORED, Logits, Targets, read_logits
 from normlab.trace.facts.tokens import Tokens, looked_up
 from normlab.trace.setup import Declaration
-from normlab.trace.tensors import Place, Tap, at, map_tensors, replaced, tensors_in
+from normlab.trace.tensors import Place, at, map_tensors, replaced, tensors_in
 from normlab.trace.trace import Trace
 
 LOOKED_UP: Final = "embedding"
@@ -40,7 +40,7 @@ class Facts:
             blocks = {b.path for b in self.blocks}
             first = [e for e in passed.events if e.module in blocks and not e.call]
             self.streams = {e.module: (_stream(e.inputs), _stream(e.outputs)) for e in first}
-            self._scored = read_logits(self.trace, passed)
+            self._scored = read_logits(self.trace, passed, self.rows)
 
     @property
     def entering(self) -> dict[str, Tensor]:
@@ -103,7 +103,7 @@ class Facts:
     @property
     def scores(self) -> list[tuple[Logits, Targets]]:
         """All logits of which the loss is a cross-entropy, with their targets as they are laid out."""
-        return [pair for pair in self._scored if pair[0].output] or self._scored
+        return [pair for pair in self._scored if pair[0].output] or self._scored[:1]
 
     @property
     def unexplained(self) -> float:
@@ -187,17 +187,16 @@ class Facts:
         """By path: embedding, head, matrix, gain, bias or scalar."""
         tables = {id(f.argument(1, "weight")) for f in self.lookups}
         modules = dict(self.trace.model.named_modules())
-        logits = self._scored[0][0] if self._scored else None
-        head = logits.where.module if logits is not None and isinstance(logits.where, Tap) else None
-        classes = logits.shape[-1] if logits is not None else 0
-        last = self._last_linear(classes)
+        where, (*_, classes) = self._scored[0][0][:2] if self._scored else (None, (0,))
+        ends = {getattr(where, "module", ""), self._last_linear(classes)} - {""}
+        known = {id(p) for one, _ in self._scored for p in one.matrices}
         roles: dict[str, str] = {}
         for path, p in self.trace.model.named_parameters():
             owner, _, name = path.rpartition(".")
             module = modules[owner]
             if id(p) in tables or isinstance(module, nn.Embedding):
                 roles[path] = "embedding"
-            elif p.ndim >= 2 and owner and owner in (head, last) and classes in p.shape:
+            elif id(p) in known or (not known and owner in ends and p.ndim > 1 and classes in p.shape):
                 roles[path] = "head"
             elif p.ndim >= 2:
                 roles[path] = "matrix"

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from contextlib import suppress
-from typing import Final, NamedTuple
+from typing import Any, Final, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -52,6 +52,15 @@ def gains(trace: Trace, norms: Iterable[Response]) -> dict[str, Tensor]:
     return read
 
 
+def sets_norm_or_dropout(trace: Trace, inner: str, values: Mapping[str, Any]) -> bool:
+    """Whether a setting, by block, is that of a norm, or the rate of a dropout that the same module calls."""
+    here = {f"{block}.{inner}".rstrip("."): value for block, value in values.items()}
+    ran = trace.again(training=True).functions("dropout", "scaled_dot_product_attention")
+    own = {(c.module, c.argument(1, "p") if c.name == "dropout" else c.argument(4, "dropout_p")) for c in ran}
+    drops = any((path, value) in own for path, value in here.items() if value and isinstance(value, float))
+    return drops or any(one.module in here and one.mixes and not one.grows for one in responses(trace))
+
+
 def scatters(gain: Tensor) -> bool:
     """Whether the signs of a gain are those of a fair coin, by three deviations; or it is zero."""
     count = gain.numel()
@@ -85,13 +94,13 @@ def _response(trace: Trace, event: Event) -> Response | None:
     h = torch.randn(*shape, width, generator=torch.Generator().manual_seed(5)).to(like)
     other, moved = h.clone(), h.clone()
     other[..., 0] = -2 * h[..., 0] + 1
-    if h.ndim == 3:
-        moved[:, 1:] = moved[:, 1:].roll(1, -1) * 1.7 + 0.3
+    moved.view(len(h), -1, width)[:, 1:] = h.view(len(h), -1, width)[:, 1:].roll(1, -1) * 1.7 + 0.3
     ys = [y for x in (h, other, moved, 1e3 * h, 1e4 * h) if (y := _called(module, x)) is not None]
     if len(ys) < 5:
         return None
     least = 1e-6 if trace.exact else 16 * torch.finfo(h.dtype).eps
     mixes = distance(ys[0][..., 1:], ys[1][..., 1:]) > least
-    leaks, grows = distance(ys[0][:, :1], ys[2][:, :1]) > least, distance(ys[3], ys[4])
+    first, alone = (y.reshape(len(h), -1, width)[:, 0] for y in (ys[0], ys[2]))
+    leaks, grows = distance(first, alone) > least, distance(ys[3], ys[4])
     has_vector = any(p.numel() == width for p in module.parameters())
     return Response(event.module, width, has_vector, mixes, grows if grows > least else 0.0, leaks)

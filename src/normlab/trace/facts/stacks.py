@@ -193,6 +193,8 @@ class Scaled(NamedTuple):
 
     factors: Mapping[str, float]
     """By block, of those that pass their input on by one factor."""
+    mixing: frozenset[str]
+    """Those that ran, and do not."""
     runs: tuple[Trace, ...]
     """One for each size, in which every block reads its stream that much larger."""
 
@@ -217,7 +219,7 @@ def scaled_streams(trace: Trace, streams: Mapping[str, Tensor]) -> Scaled:
         factor = float((change * x).sum()) / size if size else 0.0
         if float((change - factor * x).square().sum()) <= 1e-12 * size:
             factors[path] = 0.0 if abs(factor) < 1e-6 else round(factor, 6)
-    return Scaled(factors, runs)
+    return Scaled(factors, frozenset(streams.keys() & low.keys() - factors.keys()), runs)
 
 
 def _written(trace: Trace) -> dict[str, Tensor]:

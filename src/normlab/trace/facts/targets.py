@@ -8,15 +8,17 @@ is :math:`g = a\,p - b - c\,\mathrm{onehot}(y)` with :math:`b = w\epsilon/V`, :m
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections import defaultdict
+from collections.abc import Callable, Iterator, Sequence
 from typing import Final, NamedTuple
 
 import torch
 import torch.nn.functional as F
-from torch import Tensor
+from torch import Tensor, nn
 
 from normlab.trace.compare import distance
 from normlab.trace.functions import FunctionCall
+from normlab.trace.graph import factors
 from normlab.trace.step import gradients_in
 from normlab.trace.tensors import Tap
 from normlab.trace.trace import Event, Pass, Trace
@@ -149,18 +151,29 @@ CANDIDATES: Final = 16
 
 
 class FunctionInput(NamedTuple):
-    """The first argument of the ``index``-th call of a scoring function, whose classes lie along an axis."""
+    """The first argument of these calls of a scoring function, whose classes lie along an axis; of several,
+    each scores a part of the positions, in rows of this width: the next ones, or columns of so many rows.
+    """
 
-    index: int
+    calls: tuple[int, ...]
     axis: int = -1
+    width: int = -1
+    rows: int = 1
+
+    def joined(self, parts: Sequence[Tensor]) -> Tensor:
+        """The parts as one tensor `[..., V]`."""
+        first, *more = parts = [x.movedim(self.axis, -1) for x in parts]
+        columns = [x.reshape(self.rows, -1, x.shape[-1]) for x in parts]
+        return torch.cat(columns, 1).reshape(-1, self.width, first.shape[-1]) if more else first
 
 
 class Logits(NamedTuple):
-    """The tensor that the targets are read off, and its layout."""
+    """The tensor that targets are read off, its layout, and the trained matrices whose product it is."""
 
     where: Tap | FunctionInput
     shape: torch.Size
     value: Tensor
+    matrices: tuple[nn.Parameter, ...]
 
     @property
     def output(self) -> bool:
@@ -168,37 +181,60 @@ class Logits(NamedTuple):
         return isinstance(self.where, Tap) and not self.where.module
 
 
-def read_logits(trace: Trace, passed: Pass) -> list[tuple[Logits, Targets]]:
+def read_logits(trace: Trace, passed: Pass, rows: int) -> list[tuple[Logits, Targets]]:
     """Find the logits of which the loss is a cross-entropy, and their targets, from a pass with its graph."""
     loss, found = passed.loss, list[tuple[Logits, Targets]]()
     if loss is None or not loss.requires_grad:
         return found
     precision = torch.float64 if trace.exact else loss.dtype
-    candidates = _candidates(passed)
+    candidates = _candidates(passed, rows)
     for some in (candidates[:1], candidates[1:]):
-        if not some or (found and all(x.shape != found[0][0].shape for _, x in some)):
+        if not some or (found and all(x.shape != found[0][0].shape for _, (x, *_) in some)):
             continue  # no other output may be another head's logits
-        gradients = gradients_in(loss, [x for _, x in some], trace.model, retain_graph=True)
-        for (where, x), gradient in zip(some, gradients, strict=True):
-            if isinstance(where, FunctionInput) and gradient is not None:
-                x, gradient = x.movedim(where.axis, -1), gradient.movedim(where.axis, -1)
-            targets = None if gradient is None else read_targets(x, gradient, precision)
-            logits = Logits(where, x.shape, x.detach())
-            if targets is not None and (logits.output or not found):
+        parts = [x for _, own in some for x in own]
+        gradients = iter(gradients_in(loss, parts, trace.model, retain_graph=True))
+        for where, own in some:
+            slopes = [g for _, g in zip(own, gradients, strict=False) if g is not None]
+            if len(slopes) < len(own):
+                continue
+            whole = isinstance(where, Tap)
+            x, gradient = (parts[0] if whole else where.joined(parts) for parts in (own, slopes))
+            matrices = factors(node) if (node := own[0].grad_fn) is not None else ()
+            logits = Logits(where, x.shape, x.detach(), matrices)
+            targets = read_targets(x, gradient, precision)
+            layout = found and getattr(where, "calls", None) == getattr(found[0][0].where, "calls", ())
+            if targets is not None and (logits.output or not found or layout):
                 found.append((logits, targets))
     return found
 
 
-def _candidates(passed: Pass) -> list[tuple[Tap | FunctionInput, Tensor]]:
-    """Tensors `[..., V]` that may be logits, from the loss backwards."""
-    scored = (f for f in passed.functions if f.name in SCORED)
+def _candidates(passed: Pass, rows: int) -> list[tuple[Tap | FunctionInput, list[Tensor]]]:
+    """Tensors `[..., V]` that may be logits, or their parts, from the loss backwards."""
     found = [
         *(pair for event in passed.events if event.module == "" for pair in _taps(event)),
-        *((FunctionInput(i, _class_axis(f)), f.argument(0, "input")) for i, f in enumerate(scored)),
+        *_inputs(passed, rows),
         *(pair for event in reversed(passed.events) if event.module for pair in _taps(event)),
     ]
-    wide = ((w, x) for w, x in found if x.is_floating_point() and x.ndim >= 2 and x.shape[-1] > 1)
-    return [(w, x) for w, x in wide if x.requires_grad][:CANDIDATES]
+    wide = ((w, own) for w, own in found if all(x.ndim >= 2 and x.shape[-1] > 1 for x in own))
+    live = ((w, own) for w, own in wide if all(x.requires_grad and x.is_floating_point() for x in own))
+    return list(live)[:CANDIDATES]
+
+
+def _inputs(passed: Pass, rows: int) -> Iterator[tuple[FunctionInput, list[Tensor]]]:
+    """What calls score that score all tokens together, or all but one a row; then what each scores."""
+    scored = [(f, f.argument(0, "input"), _class_axis(f)) for f in passed.functions if f.name in SCORED]
+    read = (f.argument(0, "input") for f in passed.functions if f.name not in SCORED)
+    tokens = {x.numel() for x in read if rows in x.shape[:2]}  # others are positions
+    groups = defaultdict[tuple[str, int, int], list[int]](list)
+    for i, (f, x, axis) in enumerate(scored):
+        groups[f.name, axis, x.shape[axis]].append(i)
+    for (_, axis, classes), calls in groups.items():
+        parts = [scored[i][1] for i in calls]
+        sizes = [x.numel() // classes for x in parts]
+        if len(calls) > 1 and {sum(sizes), sum(sizes) + rows} & tokens and not sum(sizes) % rows:
+            for lead in (1, rows) if all(n % rows == 0 for n in sizes) else (1,):
+                yield FunctionInput(tuple(calls), axis, sum(sizes) // rows, lead), parts
+    yield from ((FunctionInput((i,), axis), [x]) for i, (_, x, axis) in enumerate(scored))
 
 
 def _class_axis(call: FunctionCall) -> int:
@@ -206,9 +242,9 @@ def _class_axis(call: FunctionCall) -> int:
     return 1 if call.name in ("cross_entropy", "nll_loss") and call.argument(0, "input").ndim > 2 else -1
 
 
-def _taps(event: Event) -> list[tuple[Tap | FunctionInput, Tensor]]:
+def _taps(event: Event) -> list[tuple[Tap | FunctionInput, list[Tensor]]]:
     pairs = zip(event.places, event.outputs, strict=True)
-    return [(Tap(event.module, "output", place, event.call), x) for place, x in pairs]
+    return [(Tap(event.module, "output", place, event.call), [x]) for place, x in pairs]
 
 
 def bypassed(trace: Trace) -> bool:

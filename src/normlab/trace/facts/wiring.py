@@ -11,12 +11,12 @@ import torch
 from torch import Tensor, nn
 
 from normlab.trace import graph
-from normlab.trace.compare import distance
+from normlab.trace.compare import distance, laid_out
 from normlab.trace.facts import Unknown
 from normlab.trace.facts.documents import restarts
 from normlab.trace.facts.facts import Facts
 from normlab.trace.facts.stacks import Stacks, siblings, stream_of
-from normlab.trace.functions import FunctionCall
+from normlab.trace.functions import OWN, RUNNING, FunctionCall
 from normlab.trace.graph import PRODUCTS, REDUCTIONS, Node, before, operation, parameter
 from normlab.trace.tensors import Place, map_tensors, replaced
 from normlab.trace.trace import Event, Trace
@@ -64,7 +64,7 @@ class Wiring(NamedTuple):
     over_queries: list[str]
     """Modules whose softmax is over another axis than the one that is summed over."""
     chains: list[tuple[str, str, int]]
-    """Two maps in a row with nothing that bends between them, wider inside than outside, and that width."""
+    """Two maps in a row with no nonlinearity between them, wider inside than outside, and that width."""
 
 
 def read_wiring(trace: Trace, blocks: list[str]) -> Wiring:
@@ -73,7 +73,7 @@ def read_wiring(trace: Trace, blocks: list[str]) -> Wiring:
 
     def cut(path: str) -> Callable[[Tensor], Tensor]:
         def enter(x: Tensor) -> Tensor:
-            if not x.is_floating_point():
+            if not x.is_floating_point() or RUNNING:
                 return x
             leaves.setdefault(path, x.detach().requires_grad_())
             return leaves[path].clone() if leaves[path].shape == x.shape else x
@@ -85,7 +85,7 @@ def read_wiring(trace: Trace, blocks: list[str]) -> Wiring:
         for p in frozen:
             p.requires_grad_(True)
         again = trace.again(changed={path: cut(path) for path in blocks})
-        with again.with_graph(events=True, functions=lambda n: n in (*ATTENDED, *MULTIPLIED)) as passed:
+        with again.with_graph(events=True, functions=lambda n: n in (*ATTENDED, *MULTIPLIED, OWN)) as passed:
             calls = passed.functions
             read = [(i, s) for i, c in enumerate(calls) if (s := _scores(c)) is not None]
             return Wiring(
@@ -114,7 +114,8 @@ def _stream(event: Event, leaves: dict[str, Tensor]) -> tuple[bool, bool] | None
     x, y = leaves.get(event.module), stream_of(event.outputs)
     if x is None or y is None or x.shape != y.shape or event.call:
         return None
-    return graph.comes_from(y, x, graph.MAPS), graph.comes_from(y, x)
+    others = frozenset(x.shape[1:-1]) - {x.shape[-1]} if x.ndim > 3 else frozenset[int]()
+    return graph.comes_from(y, x, graph.MAPS, others), graph.comes_from(y, x)
 
 
 def _scores(call: FunctionCall) -> Scores | None:
@@ -265,24 +266,30 @@ class Repeated(NamedTuple):
     values: Tensor | None
 
     @property
+    def seen(self) -> Tensor:
+        """Which keys get a weight of a query of a model that looks back; a mask leaves others none."""
+        return (self.scores.double().softmax(-1) > 0).tril()
+
+    @property
     def size(self) -> Tensor:
-        """The largest score that a query of a model that looks back may see."""
-        seen = torch.ones_like(self.scores[0, 0]).tril().bool()
-        return self.scores[..., seen].abs().max().clamp_min(1e-300)
+        """The largest score of a key that is seen."""
+        return self.scores.masked_fill(~self.seen, 0).abs().max().clamp_min(1e-300)
 
     @property
     def slope(self) -> float:
-        """How far the scores of the last query differ by its keys, relative to the largest score."""
-        last = self.scores[..., -1, :]
-        return float((last - last[..., :1]).abs().max() / self.size)
+        """How far the scores of the last query differ by the keys that it sees, relative to the largest."""
+        last, seen = self.scores[..., -1, :], self.seen[..., -1, :]
+        far, near = last.masked_fill(~seen, -torch.inf).amax(-1), last.masked_fill(~seen, torch.inf).amin(-1)
+        return float((far - near).max() / self.size)
 
     @property
     def beyond_distance(self) -> float:
         """How far the scores of two neighbouring queries differ beyond a factor and a constant of each."""
-        worst = 0.0
-        for i in range(4, self.scores.shape[-1]):  # by distance: those of a query, and of the query before
-            pair = self.scores[..., i, 1 : i + 1].flip(-1), self.scores[..., i - 1, :i].flip(-1)
-            x, y = (part - part.mean(-1, keepdim=True) for part in pair)
+        worst, s, seen = 0.0, self.scores, self.seen
+        for i in range(4, s.shape[-1]):  # by distance: those of a query, and of the query before
+            both = seen[..., i, 1 : i + 1] & seen[..., i - 1, :i]
+            pair = (x.masked_fill(~both, torch.nan) for x in (s[..., i, 1 : i + 1], s[..., i - 1, :i]))
+            x, y = ((part - part.nanmean(-1, keepdim=True)).nan_to_num(0) for part in pair)
             factor = (x * y).sum(-1, keepdim=True) / y.square().sum(-1, keepdim=True).clamp_min(1e-300)
             worst = max(worst, float((x - factor * y).abs().max() / self.size))
         return worst
@@ -307,16 +314,16 @@ def repeated(trace: Trace, width: int) -> Iterator[Repeated]:
         yield Repeated(call.module, scores, call.argument(2, "value").detach())
 
 
-def stream_variation(trace: Trace, module: str, width: int) -> float:
-    """How far the stream that the nearest module around this one reads varies over positions."""
+def stream_variation(trace: Trace, module: str, size: tuple[int, int]) -> float:
+    """How far the stream `[B, T, …]` read nearest around a module varies over T. Raises Unknown."""
     inside = module.split(".")
     for around in [".".join(inside[:depth]) for depth in range(len(inside), -1, -1)]:
         for event in trace.events:
-            streams = (x for x in event.inputs if x.is_floating_point() and x.ndim == 3)
-            here = [x for x in streams if width in x.shape[:2]]
+            shown = (laid_out(x, *size) for x in event.inputs if x.is_floating_point())
+            here = [x for x in shown if x is not None and x.ndim > 2]
             if event.module == around and here:
-                return variation(here[0], 1 if here[0].shape[1] == width else 0)
-    return 0.0
+                return variation(min(here, key=Tensor.dim), 1)
+    raise Unknown("no module around attention reads a stream with an axis for positions")
 
 
 def variation(x: Tensor, axis: int) -> float:
