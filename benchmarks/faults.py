@@ -31,12 +31,12 @@ from normlab.spec.config import Config, DataConfig, MachineConfig, ModelConfig, 
 from normlab.store import RunFolder
 from normlab.tasks.registry import TASKS
 from normlab.training import replay, trainer
-from normlab.training.callbacks import blame, flight
-from normlab.training.callbacks.flight import Trigger, report_of
 from normlab.training.devices import prepare_process
-from normlab.training.replay import replayed
 from normlab.training.run import Run
 from normlab.training.trainer import AnyTask, Trainer
+from normlab.watching import fault as rules
+from normlab.watching import recorder
+from normlab.watching.recorder import Trigger, report_of
 
 ROOT = Path(__file__).resolve().parents[1]
 PAGE = ROOT / "docs/flight-recorder.md"
@@ -216,8 +216,8 @@ def flown(fault: Fault, root: Path) -> tuple[Run, list[dict[str, Any]]]:
         if not folder.flights():
             step = run.progress.step
             asked = Trigger("asked", step, step, "asked for at the end")
-            found, names = replayed(task, folder, step, watched=STEPS, history=folder.metrics())
-            folder.add_flight(report_of(step, asked, found, names, found.records))
+            answer = replay.replay(task, folder, step, watched=STEPS, history=folder.metrics())
+            folder.add_flight(report_of(step, asked, answer, answer.records))
     return run, folder.flights()
 
 
@@ -278,12 +278,12 @@ def facts(costs: dict[str, Any]) -> dict[str, object]:
     presets = ["| preset | what a measured step records |", "| --- | --- |"]
     presets += [f"| `{name}` | {MEASURED[name]} |" for name in PRESETS]
     return {
-        "ring": flight.RING,
+        "ring": recorder.RING,
         "watched": replay.WATCHED,
-        "left": f"{blame.LEFT:g}",
-        "few": f"{blame.FEW:g}",
-        "recent": flight.RECENT,
-        "nats": flight.SPIKE_NATS,
+        "left": f"{rules.LEFT:g}",
+        "few": f"{rules.FEW:g}",
+        "recent": recorder.RECENT,
+        "nats": recorder.SPIKE_NATS,
         "about": costs["about"],
         "presets": "\n".join(presets),
         "every": MachineConfig().probe_every_steps,

@@ -25,8 +25,8 @@ from normlab.spec.config import Config, DataConfig, MachineConfig, ModelConfig, 
 from normlab.tasks.registry import TASKS
 from normlab.training.callbacks.probing import Probing, preset_of
 from normlab.training.devices import hardware, prepare_process
-from normlab.training.meter import Meter
 from normlab.training.trainer import Trainer
+from normlab.watching.meter import Meter
 
 RESULTS = Path(__file__).parent / "results/probing.json"
 ROUNDS, WARM = 12, 2

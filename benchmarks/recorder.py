@@ -17,8 +17,11 @@ from typing import Any
 
 import torch
 
-from normlab.integrations.recorder import Recorder, Stepped
 from normlab.store.folder import RunFolder, Runs
+from normlab.watching.checks import Warned
+from normlab.watching.meter import StepRecord
+from normlab.watching.recorder import Recorder
+from normlab.watching.watch import FETCH
 
 RESULTS = Path(__file__).resolve().parent / "results/recorder.json"
 LEAST = 15
@@ -27,17 +30,17 @@ LEAST = 15
 
 def recorded(folder: RunFolder) -> list[str]:
     """The kinds of the recorder's reports on a run, none for one that is too short."""
-    recorder = Recorder(lambda _: None)
+    reports = Warned(lambda _: None)
+    recorder = Recorder(reports)
     for row in folder.metrics():
         if row["kind"] == "train":
             norm = torch.tensor([float(row["grad_norm_l2"])])
-            recorder.add(
-                Stepped(
-                    int(row["step"]), float(row["lr"]), torch.tensor(float(row["loss"])), ("all",), norm, norm
-                )
-            )
+            step, lr, loss = int(row["step"]), float(row["lr"]), torch.tensor(float(row["loss"]))
+            recorder.add(StepRecord(step, lr, loss, ("all",), norm, norm))
+            if recorder.pending == FETCH:
+                recorder.check_steps(step)
     recorder.close()
-    return [report["trigger"]["kind"] for report in recorder.reports]
+    return [report["trigger"]["kind"] for report in reports.flights()]
 
 
 def main() -> None:

@@ -24,6 +24,7 @@ PARSERS = {
     "spec/io.py": "json",
     "store/folder.py": "json",
     "training/translate.py": "numpy.load",
+    "trials/change.py": "ast.literal_eval",
 }
 """Files that catch ValueError, each around one call of the parser named here."""
 
@@ -39,8 +40,6 @@ OTHERS_CODE = {
     "examine/pretrained.py": "builds a model that a configuration describes",
     "examine/setups.py": "runs the user's own file",
     "examine/subjects.py": "calls the user's function that makes an optimizer",
-    "integrations/observation.py": "a training elsewhere does not end by a model that cannot be read",
-    "integrations/watch.py": "a training elsewhere does not end by the watch, which warns",
     "jobs/worker.py": "writes the traceback to the run's log and answers with class and message",
     **dict.fromkeys(
         (
@@ -55,7 +54,10 @@ OTHERS_CODE = {
     "trace/record.py": "a measurement's failure goes to who records, or is raised",
     "trace/setup.py": "asks whether torch takes an object for numbers",
     "recipes/plugins.py": "imports a module named by the user",
-    "training/callbacks/flight.py": "the recorder's own failure does not end a training; it is reported",
+    **dict.fromkeys(("trials/scan.py", "trials/training.py"), "runs a step that is anybody's"),
+    "watching/observation.py": "a training elsewhere does not end by a model that cannot be read",
+    "watching/recorder.py": "the recorder's own failure does not end a training; it is reported",
+    "watching/watch.py": "a training elsewhere does not end by the watch, which warns",
 }
 """Files that catch every exception without raising it again, and the reason."""
 

@@ -221,7 +221,8 @@ def brown() -> Iterator[str]:
 
 
 def measures(id_: str) -> dict[str, Measure]:
-    return dict(read_reproduction(KEPT / f"{id_}.json").measures)
+    path = KEPT / f"{id_}.json"  # the newest version may not be measured yet
+    return dict((read_reproduction(path) if path.exists() else superseded(id_)[-1].found).measures)
 
 
 def ends(measure: Measure, digits: int = 2) -> str:
@@ -242,9 +243,11 @@ def firsts() -> dict[str, tuple[Sequence[Claim], Reproduction]]:
     """The first versions of the claims that were measured, with what was found for them."""
     found: dict[str, tuple[Sequence[Claim], Reproduction]] = {}
     for id_, one in ARTEFACTS.items():
+        if one.rests_on:
+            continue
         if before := superseded(id_):
             found[id_] = before[0].claims, before[0].found
-        elif (path := KEPT / f"{id_}.json").exists() and not one.rests_on:
+        elif (path := KEPT / f"{id_}.json").exists():
             found[id_] = one.claims, read_reproduction(path)
     return found
 
@@ -299,7 +302,10 @@ def trainings_in_the_lab_book() -> Iterator[str]:
 
 @quotes("docs/lab-book.md")
 def second_reading_in_the_lab_book() -> Iterator[str]:
-    checks = sum(bool(claim.check) for one in ARTEFACTS.values() for claim in one.claims)
+    today = [
+        one if (KEPT / f"{id_}.json").exists() else superseded(id_)[-1] for id_, one in ARTEFACTS.items()
+    ]
+    checks = sum(bool(claim.check) for one in today for claim in one.claims)
     yield f"what cannot fail is a check: {checks} of the old claims were."
     theorem = measures("xiong2020.theorem1")
     yield f"most {ends(theorem['pre_over_post_over_bound'])} of what the proof"

@@ -52,6 +52,7 @@ def test_the_readme_has_commands_and_python():
         "report",
         "recipes",
         "check",
+        "trial",
         "diagnose",
         "fold",
         "papers",
@@ -75,6 +76,8 @@ def test_every_command_works_in_order(texts: Path, capsys: pytest.CaptureFixture
         words = shlex.split(command)[1:]
         if words[0] in ("compare", "train", "check", "diagnose") and "RUN" not in words:
             words += SMALL.split()
+        if words[0] == "trial":
+            words += [*SMALL.split(), "--steps", "16"]
         if words[0] == "compare":
             assert main([*words, "--plan"]) == 0, (command, capsys.readouterr().err)
             words = first_two(words)

@@ -166,6 +166,16 @@ BATCHES: Final[Mapping[str, Batch]] = {
     "C-radam": Batch(
         "Where is Post-LN's edge under RAdam without warm-up?", _EDGE, _radam((4e-3, 8e-3), (0.999,))
     ),
+    "C-simplified": Batch(
+        "Where is the edge of the simplified model, one head and W_Q = W_K = 0, without warm-up?",
+        changed(_EDGE, {"optim.schedule": "inverse_sqrt"}),
+        _edges("post", (2e-3,), (0,), **{"model.scheme": "uniformattention", "model.heads": 1}),
+    ),
+    "C-radam-others": Batch(
+        "Do Pre-LN and Admin train under RAdam without warm-up at 20 times the paper's largest rate?",
+        _EDGE,
+        {**_radam((10e-3,), (0.999,), "pre"), **_radam((10e-3,), (0.999,), "admin")},
+    ),
     "C-depth": Batch(
         "Where is Post-LN's edge with SmallInit without warm-up, by depth?",
         changed(_EDGE, _TED),
@@ -182,6 +192,19 @@ BATCHES: Final[Mapping[str, Batch]] = {
                 "train.max_tokens": 256,
             },
         },
+    ),
+    "C-batch": Batch(
+        "What does a batch of 4,096 positions do to Post-LN with a short warm-up?",
+        changed(_EDGE, {**_TED, "optim.schedule": "inverse_sqrt"}),
+        {
+            f"{cell} batch 4096": {**changes, "train.max_tokens": 4096}
+            for cell, changes in _edges("post", (4e-3,), (40,)).items()
+        },
+    ),
+    "F-long": Batch(
+        "Does Post-LN converge in 6,000 steps, and at which rate?",
+        changed(_END, {"train.steps": 6000, "train.validate_every_steps": 500}),
+        {**_peak("post", 1e-3), **_peak("post", 2e-3)},
     ),
     "F-rate": Batch("Does Post-LN converge sooner at a higher rate?", _END, _peak("post", 2e-3)),
     "F-end": Batch(

@@ -63,7 +63,7 @@ RENAMES: Final[dict[str, Any]] = {
         "diagnosed": ["normlab.examine.subjects:Case.diagnosed", "normlab.run.diagnose:Case.diagnosed"],
         "diagnose": ["normlab.diagnosis:diagnose"],
         "read_structure": ["normlab.diagnosis:read_structure"],
-        "watch": ["normlab.integrations.watch:watch"],
+        "watch": ["normlab.watching.watch:watch", "normlab.integrations.watch:watch"],
         "presets": ["normlab.configs:CONFIGS"],
         "run_id": ["normlab.spec.config:run_id"],
         "artefacts": ["normlab.papers:ARTEFACTS"],

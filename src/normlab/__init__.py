@@ -12,12 +12,13 @@ if TYPE_CHECKING:
     from normlab.comparison.compare import compare
     from normlab.comparison.plan import plan
     from normlab.diagnosis import Diagnosis, diagnose, read_structure
-    from normlab.integrations.watch import watch
     from normlab.recipes.grammar import resolve
     from normlab.recipes.plugins import load_plugins
     from normlab.report.check import write_check_page
     from normlab.report.compare import write_compare_page
     from normlab.report.diagnosis import write_diagnosis
+    from normlab.report.flight import write_probes_page
+    from normlab.report.trial import write_trial_page
     from normlab.spec.config import Config
     from normlab.spec.request import CompareRequest
     from normlab.store import RunFolder, Runs
@@ -27,6 +28,9 @@ if TYPE_CHECKING:
     from normlab.trace.trace import Trace
     from normlab.training.train import train
     from normlab.training.translate import translate
+    from normlab.trials.trial import trial
+    from normlab.trials.trials import Trials
+    from normlab.watching.watch import watch
 
 __version__ = "0.1.0"
 
@@ -39,6 +43,7 @@ _HOME = {
     "Runs": "normlab.store",
     "Setup": "normlab.trace.setup",
     "Trace": "normlab.trace.trace",
+    "Trials": "normlab.trials.trials",
     "check": "normlab.checks.check",
     "compare": "normlab.comparison.compare",
     "diagnose": "normlab.diagnosis",
@@ -50,10 +55,13 @@ _HOME = {
     "score": "normlab.tasks.scores",
     "train": "normlab.training.train",
     "translate": "normlab.training.translate",
-    "watch": "normlab.integrations.watch",
+    "trial": "normlab.trials.trial",
+    "watch": "normlab.watching.watch",
     "write_check_page": "normlab.report.check",
     "write_compare_page": "normlab.report.compare",
     "write_diagnosis": "normlab.report.diagnosis",
+    "write_probes_page": "normlab.report.flight",
+    "write_trial_page": "normlab.report.trial",
 }
 
 __all__ = sorted([*_HOME, "__version__"])

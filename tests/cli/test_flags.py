@@ -45,6 +45,7 @@ OWN = {
         "source recipe lr seed budget_s declared baseline checkpoints step trust_remote_code config tokens "
         "out junit sarif as_json runs force imports"
     ),
+    "trial": "source recipe lr seed budget rates change folder config out as_json runs force imports",
     "recipes": "names axis config force imports",
     "papers": "names as_json scale runs imports",
     "fold": "run_folder out weights max_positions runs imports",

@@ -25,7 +25,7 @@ from report.reproductions import ARTEFACT, changed
 
 PLAIN = replace(ARTEFACT, drawings=())
 """Its page is quick to make."""
-FAILING = Artefact("example.fails", "P", "Fails.", {"a": 1.0}, "A.", study="fails", claims=ARTEFACT.claims)
+FAILING = replace(PLAIN, id="example.fails")
 LARGE = replace(
     PLAIN,
     id="example.large",

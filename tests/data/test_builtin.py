@@ -8,12 +8,12 @@ import pytest
 from num2words import num2words
 
 from normlab.data import builtin
-from normlab.data.builtin import HELD_OUT, KINDS, LARGEST, generate, parse
+from normlab.data.builtin import HELD_OUT, LARGEST, TOPICS, generate, parse
 
 LANGUAGES = ("en", "de", "fr", "vi")
 
 
-@pytest.mark.parametrize("kind", [*KINDS, "mixed"])
+@pytest.mark.parametrize("kind", [*TOPICS, "mixed"])
 @pytest.mark.parametrize(("source", "target"), list(itertools.permutations(LANGUAGES, 2)))
 def test_every_kind_in_every_direction(kind, source, target):
     splits = generate(f"{kind}-{source}-{target}", pairs=50, seed=3)
@@ -62,16 +62,16 @@ def test_the_same_in_another_process_whatever_its_hash_seed():
     assert len(digests) == 1
 
 
-@pytest.mark.parametrize("language", list(KINDS["numbers"].write))
+@pytest.mark.parametrize("language", list(TOPICS["numbers"].write))
 def test_numbers_are_those_of_num2words(language):
-    write = KINDS["numbers"].write[language]
+    write = TOPICS["numbers"].write[language]
     for n in [*range(130), 999, 1000, 1001, 80_000, 200_000, *range(3, LARGEST, 98_765), LARGEST]:
         assert write(n) == num2words(n, lang=language)
 
 
 def test_dates():
     day = datetime.date(1987, 4, 1)
-    assert {language: write(day) for language, write in KINDS["dates"].write.items()} == {
+    assert {language: write(day) for language, write in TOPICS["dates"].write.items()} == {
         "en": "Wednesday, April first, nineteen eighty-seven",
         "de": "Mittwoch, der erste April neunzehnhundertsiebenundachtzig",
         "fr": "mercredi premier avril mille neuf cent quatre-vingt-sept",
@@ -100,7 +100,7 @@ def test_dates():
 def test_times(hour, minute, expected):
     time = builtin._Time(weekday=5, day=21, hour=hour, minute=minute)
     english, german, french, vietnamese = expected
-    assert {language: write(time) for language, write in KINDS["times"].write.items()} == {
+    assert {language: write(time) for language, write in TOPICS["times"].write.items()} == {
         "en": f"Saturday the twenty-first at {english}",
         "de": f"Samstag, der einundzwanzigste, um {german}",
         "fr": f"samedi vingt et un à {french}",
@@ -109,7 +109,7 @@ def test_times(hour, minute, expected):
 
 
 def test_amounts():
-    assert {language: write((21_302, "USD")) for language, write in KINDS["amounts"].write.items()} == {
+    assert {language: write((21_302, "USD")) for language, write in TOPICS["amounts"].write.items()} == {
         "en": "twenty-one thousand, three hundred and two US dollars",
         "de": "einundzwanzigtausenddreihundertzwei US-Dollar",
         "fr": "vingt et un mille trois cent deux dollars des États-Unis",

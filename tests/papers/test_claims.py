@@ -3,40 +3,40 @@
 from __future__ import annotations
 
 import json
+import subprocess
 from collections.abc import Mapping
+from datetime import datetime
 from pathlib import Path
 
 import pytest
 
-from normlab.papers import ARTEFACTS
-from normlab.spec.trainings import LAPTOP
-from normlab.store.reproductions import KEPT, read_reproduction
+from lock_claims import LOCK, fingerprints
+from normlab.reproduce.lock import locked_in
+from normlab.spec.artefact import Reproduction
+from normlab.store.reproductions import KEPT, named, read_reproduction
 
-LOCK = Path(__file__).with_name("claims.json")
+CARRIED = json.loads(LOCK.with_name("carried.json").read_text(encoding="utf-8"))
+"""Fingerprint to the one that covered less of the same claims."""
+RESULTS = [read_reproduction(path) for path in sorted(KEPT.glob("*.json"))]
 
 
 def locked() -> dict[str, str]:
-    assert LOCK.exists(), f"{LOCK.name} is missing; write it by tools/lock_claims.py"
     return json.loads(LOCK.read_text(encoding="utf-8"))
 
 
 def changed(now: Mapping[str, str], then: Mapping[str, str]) -> list[str]:
-    """Ids whose claim is another one, or none any more, or is not in the lock."""
-    return sorted(id_ for id_ in now.keys() | then.keys() if now.get(id_) != then.get(id_))
+    """Names whose claim is another one, or none any more, or is not in the lock."""
+    return sorted(name for name in now.keys() | then.keys() if now.get(name) != then.get(name))
 
 
 def unlocked(folder: Path, then: Mapping[str, str]) -> list[str]:
     """Results that were measured for another claim than the locked one."""
     found = [read_reproduction(path) for path in sorted(folder.glob("*.json"))]
-    large = {one.id: ARTEFACTS[one.id].fingerprint(one.scale) for one in found if one.scale != LAPTOP}
-    return [
-        one.id for one in found if one.fingerprint != (then if one.scale == LAPTOP else large).get(one.id)
-    ]
+    return [one.id for one in found if one.fingerprint != then.get(named(one.id, one.scale))]
 
 
 def test_claims_are_the_locked_ones():
-    now = {id_: artefact.fingerprint() for id_, artefact in ARTEFACTS.items() if artefact.claims}
-    others = changed(now, locked())
+    others = changed(fingerprints(), locked())
     assert not others, (
         f"the claims of {', '.join(others)} are no longer those of {LOCK.name}; if that is meant, run "
         "tools/lock_claims.py, commit, and measure them anew"
@@ -49,6 +49,48 @@ def test_kept_results_are_of_the_locked_claims():
         f"the results of {', '.join(others)} in {KEPT} were measured for other claims; measure them anew: "
         f"normlab reproduce {' '.join(others)}"
     )
+
+
+def git(*arguments: str) -> str:
+    command = ["git", "-C", str(LOCK.parent), *arguments]
+    found = subprocess.run(command, capture_output=True, text=True, check=False)
+    if found.returncode:
+        pytest.skip(f"no history here: {found.stderr.strip()}")
+    return found.stdout
+
+
+def early(found: Reproduction, lock: Mapping[str, str], date: str) -> bool:
+    """Whether a result was measured before its claim was locked, by a lock of that date."""
+    held = {found.fingerprint, CARRIED.get(found.fingerprint)} & {*lock.values()}
+    return not held or datetime.fromisoformat(found.began) < datetime.fromisoformat(date)
+
+
+@pytest.mark.parametrize("found", RESULTS, ids=lambda found: named(found.id, found.scale))
+def test_no_result_was_measured_before_its_lock(found):
+    assert found.lock, "no commit locked it; commit tests/papers/claims.json, and measure it anew"
+    lock = json.loads(git("show", f"{found.lock}:tests/papers/claims.json"))
+    assert not early(found, lock, git("show", "-s", "--format=%cI", found.lock).strip())
+
+
+def test_a_lock_that_came_later_or_holds_another_claim_is_seen():
+    found = Reproduction("a.b", "1", {}, {}, {}, 1.0, lock="x", began="2026-11-26T10:00:00+00:00")
+    assert not early(found, {"a.b": "1"}, "2026-11-26T09:59:59+00:00")
+    assert early(found, {"a.b": "1"}, "2026-11-26T10:00:01+00:00")
+    assert early(found, {"a.b": "2"}, "2026-11-26T09:59:59+00:00")
+
+
+def test_the_commit_that_locked_a_claim_is_the_first_that_holds_it(tmp_path):
+    lock, commits = tmp_path / "claims.json", []
+    base = ["git", "-c", "user.name=a", "-c", "user.email=a@b", "-C", str(tmp_path)]
+    subprocess.run([*base, "init", "-q"], check=True)
+    for text in ('{"a.b": "first"}', '{"a.b": "second"}', '{"a.b": "second", "c.d": "third"}'):
+        lock.write_text(text)
+        subprocess.run([*base, "add", "."], check=True)
+        subprocess.run([*base, "commit", "-qm", "lock"], check=True)
+        head = subprocess.run([*base, "rev-parse", "HEAD"], capture_output=True, text=True, check=True)
+        commits.append(head.stdout.strip())
+    assert [locked_in(one, lock) for one in ("first", "second", "third")] == commits
+    assert locked_in("fourth", lock) == locked_in("first", tmp_path / "nowhere.json") == ""
 
 
 def test_the_lock_bites(tmp_path):

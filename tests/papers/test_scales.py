@@ -25,14 +25,14 @@ def test_36_artefacts_have_trainings_at_every_scale():
 
 @pytest.mark.parametrize("scale", LARGE)
 @pytest.mark.parametrize("id_", TRAINED)
-def test_the_cells_are_those_of_the_laptop_scale(id_, scale):
+def test_the_cells_of_the_laptop_scale_are_among_them(id_, scale):
     laptop, large = (TRAINED[id_].trainings[s] for s in (LAPTOP, scale))
-    assert list(large.cells) == list(laptop.cells)
-    assert large.seeds == laptop.seeds
+    assert [cell for cell in large.cells if cell in laptop.cells] == list(laptop.cells)
+    assert large.seeds <= laptop.seeds
     assert large.differs.endswith(".")
     assert source_of(large.base.data) is not None
-    for cell, changes in large.cells.items():
-        assert changes["recipe"].partition("+")[0] == laptop.cells[cell]["recipe"].partition("+")[0]
+    for cell, changes in laptop.cells.items():
+        assert large.cells[cell]["recipe"].partition("+")[0] == changes["recipe"].partition("+")[0]
 
 
 def configs():
@@ -126,7 +126,7 @@ def test_one_function_gives_the_cells_of_every_scale():
         Config(), {"a": {"recipe": "post", "model.ffn_dim": 512}}, 2, "Small."
     )
     assert (found["gpu"].cells["a"]["model.ffn_dim"], found["gpu"].differs) == (1024, "Large. Wide.")
-    assert "settings" not in found["laptop"].content()
+    assert found["laptop"].content()["settings"] == {}
     assert found["gpu"].content()["settings"] == {"lrs": (1.0,)}
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+from normlab.papers.studies import OwnStudy
 from normlab.spec.artefact import Artefact, Drawing, Reproduction
 from normlab.spec.claim import Claim, Measure
 
@@ -16,7 +17,7 @@ ARTEFACT = Artefact(
     shows="How far <b>outputs</b> move, by depth.",
     published={"post exponent": 1.0, "pre": "log N", **{f"cell {i}": float(i) for i in range(12)}},
     asserts="Post grows in a line & pre does not.",
-    study="invented",
+    study=OwnStudy("example", "invented"),
     settings={"depths": DEPTHS, "seeds": 10},
     claims=(
         Claim("the exponent of Post-LN", "post_exponent", at_least=0.9, at_most=1.1, published="1"),

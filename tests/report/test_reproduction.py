@@ -105,7 +105,7 @@ def test_a_stale_result_says_so():
 def test_what_was_not_run_says_how_to():
     shown = text_of(reproduction_page(Standing(ARTEFACT, "not run")))
     assert "Nothing was measured. To measure it: normlab reproduce example.change" in shown
-    bare = replace(ARTEFACT, study="", claims=(), drawings=())
+    bare = replace(ARTEFACT, study=None, claims=(), drawings=())
     assert "No study decides it yet." in text_of(reproduction_page(Standing(bare, "no study yet")))
     damaged = reproduction_page(Standing(ARTEFACT, "damaged", trouble="x.json is torn"))
     assert "x.json is torn" in text_of(damaged)

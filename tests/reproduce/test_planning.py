@@ -5,8 +5,9 @@ from dataclasses import replace
 import pytest
 
 from normlab.errors import UserError
-from normlab.papers import Artefact
+from normlab.papers import Artefact, studies
 from normlab.papers.bases import LAPTOP
+from normlab.papers.measures import ShareTrained
 from normlab.reproduce import planning
 from normlab.reproduce.planning import Training, plan
 from normlab.spec.claim import at_least
@@ -30,8 +31,8 @@ def artefact(name, cells, seeds=2, claims=1):
         shows="A table.",
         published={},
         asserts="Something.",
-        study="trainings",
-        settings={"measures": {f"m{i}": ("share_trained", *cells) for i in range(claims)}},
+        study=studies.trainings,
+        settings={"measures": {f"m{i}": ShareTrained(tuple(cells)) for i in range(claims)}},
         trainings={"laptop": Trainings(BASE, cells, seeds, "It is small.")},
         claims=tuple(at_least(0.5, "it trains", f"m{i}", derived="for a test") for i in range(claims)),
     )

@@ -8,9 +8,10 @@ import torch
 
 from normlab.examine.subjects import of_run
 from normlab.papers.bases import LAPTOP
+from normlab.papers.measures import ConstantRatio, FoldDifference, ScoreRatio, TrainPerplexityRatio
 from normlab.recipes.grammar import resolve
 from normlab.reproduce.restored import TRAINING_BATCHES
-from normlab.reproduce.trained import KINDS, Trained
+from normlab.reproduce.trained import Trained
 from normlab.spec.config import DataConfig
 from normlab.tasks.translation import Translation
 from normlab.training.train import train
@@ -36,7 +37,7 @@ def some(tmp_path_factory):
 
 
 def test_a_plain_form_has_the_same_logits(some):
-    found = KINDS["fold_difference"](some, "moved")
+    found = FoldDifference("moved").measure(some)
     assert 0 < found.value < 1e-5
 
 
@@ -51,16 +52,16 @@ def training_loss(folder):
 def test_the_perplexity_of_the_training_text_is_that_of_its_first_batches(some):
     (still,), (moved,) = some.cells.values()
     expected = math.exp(training_loss(moved) - training_loss(still))
-    assert KINDS["train_perplexity_ratio"](some, "moved", "still").value == pytest.approx(expected)
+    assert TrainPerplexityRatio("moved", "still").measure(some).value == pytest.approx(expected)
     assert expected < 0.99
 
 
 def test_a_ratio_of_scores(some):
     (still,), (moved,) = (some.scores(some.metric("perplexity_smoothed"), c) for c in ("still", "moved"))
-    found = KINDS["score_ratio"](some, "perplexity_smoothed", "moved", "still")
+    found = ScoreRatio("perplexity_smoothed", "moved", "still").measure(some)
     assert found.value == pytest.approx(moved / still)
 
 
 def test_the_constant_of_weights_that_did_not_move_is_that_of_initialisation(some):
-    assert KINDS["constant_ratio"](some, "still").value == pytest.approx(1.0, abs=1e-4)
-    assert KINDS["constant_ratio"](some, "moved").value != pytest.approx(1.0, abs=1e-3)
+    assert ConstantRatio("still").measure(some).value == pytest.approx(1.0, abs=1e-4)
+    assert ConstantRatio("moved").measure(some).value != pytest.approx(1.0, abs=1e-3)

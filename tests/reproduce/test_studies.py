@@ -6,13 +6,14 @@ from __future__ import annotations
 
 from dataclasses import replace
 from functools import partial
+from importlib import import_module
 from typing import Any
 
 import pytest
 
 from normlab.nn import Placement
-from normlab.papers import ARTEFACTS
-from normlab.reproduce import STUDIES, each, lab, reproduce
+from normlab.papers import ARTEFACTS, studies
+from normlab.reproduce import each, lab, reproduce
 from normlab.spec.config import DataConfig
 
 SMALL: dict[str, Any] = {
@@ -24,7 +25,7 @@ AS_THEY_ARE = ("parameter_counts", "wrapped_blocks", "norm_jacobian")
 NOT_ALWAYS = {"steps_layernorm_over_scalenorm"}
 """Measured only where the norms take enough of a step."""
 DECIDED = [a for a in ARTEFACTS.values() if not a.trainings and not a.rests_on]
-BARE = replace(ARTEFACTS["apx.blocks"], id="apx.bare", study="")
+BARE = replace(ARTEFACTS["apx.blocks"], id="apx.bare", study=None)
 
 
 @pytest.fixture(scope="module")
@@ -42,17 +43,19 @@ def narrow(monkeypatch):
 
 def shrunk(artefact):
     """The artefact with small settings; numbers of layers by which measures are named stay."""
-    if artefact.study in AS_THEY_ARE:
+    if artefact.study_name in AS_THEY_ARE:
         return artefact
     settings = {name: SMALL.get(name, value) for name, value in artefact.settings.items()}
-    if artefact.study in DEPTHS:
-        settings["depths"] = DEPTHS[artefact.study]
-    if artefact.study == "hidden_scales":
+    if artefact.study_name in DEPTHS:
+        settings["depths"] = DEPTHS[artefact.study_name]
+    if artefact.study_name == "hidden_scales":
         settings |= {"dim": 512, "tokens": 4}
-    if artefact.study == "last_gradient":
+    if artefact.study_name == "last_gradient":
         settings["dim"] = 16
-    if artefact.study == "over_depth":
-        settings["seeds"] = (2, 2)
+    if "nested" in settings:
+        settings["nested"] = dict.fromkeys(settings["nested"], 2)
+    if "models" in settings:
+        settings["models"] = dict.fromkeys(settings["models"], 2)
     if "theory" in settings:
         settings["theory"] = {"layers": 2, "dim": 16, "tokens": 4, "seeds": 2, "norm_seeds": 2}
     return replace(artefact, settings=settings)
@@ -60,7 +63,7 @@ def shrunk(artefact):
 
 @pytest.mark.parametrize("artefact", DECIDED, ids=lambda artefact: artefact.id)
 def test_claims_find_their_measures_and_drawings_their_columns(artefact, root, monkeypatch):
-    if artefact.study == "parameter_counts":
+    if artefact.study_name == "parameter_counts":
         monkeypatch.undo()
     found = reproduce(shrunk(artefact), None, root)
     assert {claim.measure for claim in artefact.claims} - NOT_ALWAYS <= found.measures.keys()
@@ -82,7 +85,10 @@ def test_what_has_no_study_says_so(root):
 
 
 def test_every_study_belongs_to_an_artefact():
-    assert {artefact.study for artefact in ARTEFACTS.values() if artefact.study} == STUDIES.keys()
+    own = {study for study in vars(studies).values() if isinstance(study, studies.OwnStudy)}
+    assert {artefact.study for artefact in ARTEFACTS.values() if artefact.study} == own
+    for study in own:
+        assert callable(getattr(import_module(f"normlab.reproduce.{study.module}"), study.__name__))
 
 
 def test_a_wrong_block_disagrees(root, monkeypatch):

@@ -9,9 +9,30 @@ from safetensors.numpy import save_file
 
 from normlab.errors import UserError
 from normlab.papers import ARTEFACTS
+from normlab.papers.learned_scales import ScaleChange, ScaleGrowth
+from normlab.papers.measures import (
+    BestDifference,
+    BestScore,
+    DevAt,
+    Difference,
+    DifferenceOfTrained,
+    DisorderedPairs,
+    Edge,
+    EdgeRatio,
+    GradientRatio,
+    PairsBetter,
+    Score,
+    ShareBetter,
+    ShareGap,
+    ShareTrained,
+    ShareTrainedToTheEnd,
+    SpikesDifference,
+    StepsRatio,
+)
 from normlab.reproduce.lab import Lab
 from normlab.reproduce.learned import ROLES, by_layer, scales_of
-from normlab.reproduce.trained import KINDS, Trained, trainings
+from normlab.reproduce.trained import Trained, trainings
+from normlab.spec.claim import Measure, at_least
 from normlab.spec.config import Config, run_id
 from normlab.spec.outcome import Outcome
 from normlab.store import RunFolder, Status
@@ -50,57 +71,104 @@ def runs(tmp_path):
 
 def test_a_difference_is_one_within_seeds_and_stays_within_the_range(runs):
     both = runs(a=[[(1.0, 90.0)], [(1.0, 60.0)]], b=[[(1.0, 89.0)], [(1.0, 58.0)]])
-    found = KINDS["difference"](both, "bleu", "a", "b")
+    found = Difference("bleu", "a", "b").measure(both)
     assert found.runs == 2
     assert 1.0 < found.value < 3.0
     assert -100 < found.low < found.value < found.high < 100
-    apart = KINDS["score"](both, "bleu", "a")
+    apart = Score("bleu", "a").measure(both)
     assert 60 < apart.value < 90
     assert 0 < apart.low < apart.high < 100
 
 
 def test_a_run_without_a_score_has_the_worst_one(runs):
     both = runs(a=[[(2.0, 30.0)], [(2.0, 31.0)]], b=["diverged", "diverged"])
-    assert KINDS["score"](both, "bleu", "b").value < 0.1
-    assert KINDS["difference"](both, "bleu", "a", "b").value == pytest.approx(30.5, abs=0.6)
+    assert Score("bleu", "b").measure(both).value < 0.1
+    assert Difference("bleu", "a", "b").measure(both).value == pytest.approx(30.5, abs=0.6)
     assert both.scores(both.metric("nll"), "b") == pytest.approx([8.0, 8.0])
 
 
 def test_shares_have_exact_intervals(runs):
-    found = KINDS["share_trained"](runs(a=["stuck"] * 3, b=["diverged"] * 3), "a", "b")
+    found = ShareTrained(("a", "b")).measure(runs(a=["stuck"] * 3, b=["diverged"] * 3))
     assert (found.value, found.low, found.runs) == (0.0, 0.0, 6)
     assert found.high == pytest.approx(1 - 0.025 ** (1 / 6))
 
 
 def test_the_better_of_several_cells_is_taken_within_a_seed(runs):
     three = runs(a=[[(1.0, 10.0)], [(1.0, 40.0)]], b=[[(1.0, 30.0)], [(1.0, 20.0)]], c=[[(1.0, 5.0)]] * 2)
-    best = KINDS["best_score"](three, "bleu", "a", "b")
+    best = BestScore("bleu", ("a", "b")).measure(three)
     assert 30 < best.value < 40
-    assert KINDS["best_difference"](three, "bleu", ("a", "b"), ("c",)).low < best.value
-    assert KINDS["pairs_better"](three, "bleu", ("a", "b"), ("a", "c")).value == pytest.approx(0.75)
+    assert BestDifference("bleu", ("a", "b"), ("c",)).measure(three).low < best.value
+    assert PairsBetter("bleu", (("a", "b"), ("a", "c"))).measure(three).value == pytest.approx(0.75)
 
 
 def test_placements_are_compared_where_both_train(runs):
     two = runs(a=[[(1.0, 10.0)], "stuck"], b=[[(1.0, 5.0)], [(1.0, 5.0)]], c=["stuck"] * 2)
-    assert KINDS["pairs_better"](two, "bleu", ("a", "b")).runs == 1
-    nothing = KINDS["pairs_better"](two, "bleu", ("a", "c"))
+    assert PairsBetter("bleu", (("a", "b"),)).measure(two).runs == 1
+    nothing = PairsBetter("bleu", (("a", "c"),)).measure(two)
     assert (nothing.low, nothing.high) == (0.0, 1.0)
-    gap = KINDS["share_gap"](two, ("b", "b"), ("a", "c"))
+    gap = ShareGap(("b", "b"), ("a", "c")).measure(two)
     assert (gap.value, gap.runs) == (0.75, 4)
     assert gap.low < 0.5, "four pairs are too few for that"
-    alike = KINDS["share_gap"](two, ("b", "b"), ("b", "b"))
+    alike = ShareGap(("b", "b"), ("b", "b")).measure(two)
     assert (alike.value, alike.low) == (0.0, pytest.approx(-alike.high)), "equal shares decide no order"
     assert alike.high == pytest.approx(1 - 0.025 ** (1 / 4))
+
+
+@pytest.fixture
+def ends(runs):
+    """Plant runs by cell that are all trained by their best checkpoint: BLEU, and whether each lasts."""
+
+    def planted(**cells):
+        found = runs(**{cell: [[(1.0, bleu)] for bleu, _ in seeds] for cell, seeds in cells.items()})
+        for cell, seeds in cells.items():
+            for folder, (_, lasts) in zip(found.cells[cell], seeds, strict=True):
+                row = {"kind": "dev", "step": 90, "nll": 4.0, "nll_exchanged": 4.0 + lasts, "bleu": 0.0}
+                folder.append_metrics({**row, "repeated_share": 0.0})
+        return found
+
+    return planted
+
+
+def test_a_run_that_collapsed_later_has_not_trained_to_the_end(ends):
+    some = ends(a=[(50.0, True), (50.0, False)])
+    assert ShareTrained(("a",)).measure(some).value == 1.0
+    assert ShareTrainedToTheEnd(("a",)).measure(some).value == 0.5
+
+
+def test_a_failed_run_is_worse_than_any_that_trains_and_in_no_mean(ends):
+    some = ends(
+        a=[(1.0, True), (50.0, True), (9.0, False), (60.0, True)],
+        b=[(90.0, False), (40.0, True), (2.0, False), (50.0, True)],
+    )
+    found = ShareBetter("bleu", "a", "b").measure(some)
+    assert (found.value, found.runs, found.share) == (0.75, 4, True)
+    assert ShareBetter("nll", "b", "a").measure(some).value == 0.0, "equal losses are no better ones"
+    assert DifferenceOfTrained("bleu", "a", "b").measure(some).value == pytest.approx(10.0, abs=0.2)
+    failed = DifferenceOfTrained("bleu", "a", "b").measure(ends(a=[(1.0, False)], b=[(1.0, True)]))
+    assert (failed.low, failed.high) == (-math.inf, math.inf)
+    assert at_least(0.0, "", "m").verdict({"m": failed}) == "undecided"
+
+
+def test_edges_are_those_up_to_which_every_rate_trains(ends):
+    yes, no = (9.0, True), (9.0, False)
+    some = ends(low=[yes, yes], middle=[yes, no], high=[yes, yes], none=[no, no])
+    rates = 1e-4, 2e-4, 5e-4
+    first, second = ("low", "middle", "high"), ("none", "low", "low")
+    assert some.edges(first, rates) == [5e-4, 1e-4]
+    assert Edge(("low", "high"), (1e-4, 5e-4)).measure(some) == Measure(5e-4, 5e-4, 5e-4, 2)
+    found = EdgeRatio(("low", "high"), second[:2], (4e-4, 5e-4)).measure(some)
+    assert found.low >= 1.25, "an edge below the grid counts as its first rate"
+    assert EdgeRatio(second, first, rates).measure(some).high == math.inf
 
 
 def test_steps_to_the_other_s_best_loss(runs):
     fast = [(3.0, 1.0), (2.0, 2.0), (1.0, 3.0), (0.9, 3.0)]
     slow = [(4.0, 1.0), (3.0, 2.0), (2.5, 3.0), (2.0, 3.0)]
     both = runs(fast=[fast, fast], slow=[slow, slow])
-    assert KINDS["steps_ratio"](both, "fast", "slow").value == pytest.approx(0.5)
-    never = KINDS["steps_ratio"](both, "slow", "fast")
+    assert StepsRatio("fast", "slow").measure(both).value == pytest.approx(0.5)
+    never = StepsRatio("slow", "fast").measure(both)
     assert (never.value, never.high) == (pytest.approx(1.0), math.inf), "it never gets there"
-    assert KINDS["dev_at"](both, "nll", "slow", "fast", 0.5).value == pytest.approx(1.0)
+    assert DevAt("nll", "slow", "fast", 0.5).measure(both).value == pytest.approx(1.0)
 
 
 def test_spikes_of_the_gradient_norm(runs):
@@ -109,21 +177,21 @@ def test_spikes_of_the_gradient_norm(runs):
         for step in range(100):
             norm = 10.0 if step % every == every // 2 else 1.0 + 0.1 * math.sin(step)
             both.cells[cell][0].append_metrics({"kind": "train", "step": step, "grad_norm_l2": norm})
-    assert KINDS["spikes"](both, "calm").value == 0
-    assert KINDS["spikes_difference"](both, "wild", "calm").value == pytest.approx(5.0)
-    assert KINDS["gradient_ratio"](both, "wild", "calm").value == pytest.approx(1.0, rel=0.05)
+    assert both.spikes("calm") == [0.0]
+    assert SpikesDifference("wild", "calm").measure(both).value == pytest.approx(5.0)
+    assert GradientRatio("wild", "calm").measure(both).value == pytest.approx(1.0, rel=0.05)
 
 
 def test_pairs_whose_better_loss_has_the_worse_score(runs):
     some = runs(a=[[(3.0, 1.0)]], b=[[(4.0, 2.0)]], good=[[(1.0, 80.0)]])
-    assert KINDS["disordered_pairs"](some, 10.0).value == 1
-    assert KINDS["disordered_pairs"](some, 1.5).value == 0
+    assert DisorderedPairs(10.0).measure(some).value == 1
+    assert DisorderedPairs(1.5).measure(some).value == 0
 
 
 def test_the_study_shows_every_seed_beside_the_mean(runs, tmp_path):
     both = runs(a=[[(1.0, 90.0)], "stuck"])
     names = {"measures": "m", "gpu": "n", "paper": "o"}
-    wanted = {scale: {name: ("share_trained", "a")} for scale, name in names.items()}
+    wanted = {scale: {name: ShareTrained(("a",))} for scale, name in names.items()}
     for scale, measured in (("gpu", {"m", "n"}), ("paper", {"m", "n", "o"}), ("laptop", {"m"})):
         found = trainings(Lab(tmp_path, runs=both.cells, scale=scale), **wanted)
         assert found.measures.keys() == measured
@@ -154,15 +222,15 @@ def test_every_cell_of_an_artefact_can_be_trained_and_every_measure_reads_cells(
     measures = {**artefact.settings.get("measures", artefact.settings.get("training", {})), **larger}
     claims = {claim.measure: claim for claim in artefact.claims}
     assert {*measures} <= {*claims}
-    assert {*measures} == {*claims} or artefact.study not in ("trainings", "learned_scales")
+    assert {*measures} == {*claims} or artefact.study_name not in ("trainings", "learned_scales")
     assert {name for name, claim in claims.items() if claim.needs} == {*larger}
-    cells = set.intersection(*(set(t.cells) for t in artefact.trainings.values()))
-    cells |= {f"{task} {cell}" for task in artefact.settings.get("tasks", ()) for cell in cells}
-    for kind, *arguments in measures.values():
-        assert kind in KINDS
-        words = {w for a in arguments if not isinstance(a, float) for w in ([a] if isinstance(a, str) else a)}
-        others = {*NAMES, *ROLES, "late", "output"}
-        assert words - others <= cells, f"{artefact.id}: {words - others - cells}"
+    for name, measure in measures.items():
+        scales = set(artefact.trainings) - ({"laptop"} if name in larger else set())
+        cells = set.intersection(*(set(artefact.trainings[scale].cells) for scale in scales))
+        cells |= {f"{task} {cell}" for task in artefact.settings.get("tasks", ()) for cell in cells}
+        assert measure.reads() <= cells, f"{artefact.id}: {measure.reads() - cells}"
+        assert getattr(measure, "metric", "") in {*NAMES, ""}
+        assert getattr(measure, "role", ROLES) in (ROLES, *ROLES)
 
 
 def test_learned_scales_are_read_from_the_weights(runs):
@@ -181,8 +249,7 @@ def test_learned_scales_are_read_from_the_weights(runs):
             )
     assert by_layer(scales_of(both.cells["a"][0]), "encoder feed-forward").tolist() == [9, 11, 13]
     assert by_layer(scales_of(both.cells["a"][0]), "decoder-encoder attention").tolist() == [19, 16, 13, 10]
-    growth = KINDS["scale_growth"]
-    assert growth(both, "a", "encoder attention").value == pytest.approx(math.log(12 / 8) / 2)
-    assert all(growth(both, "b", r).value > 0 for r in ROLES if r.startswith("decoder"))
-    assert KINDS["scale_change"](both, "a", "b", "output").value == pytest.approx(2.0)
-    assert KINDS["scale_change"](both, "a", "b", "late").value == pytest.approx(-19.0)
+    assert ScaleGrowth("a", "encoder attention").measure(both).value == pytest.approx(math.log(12 / 8) / 2)
+    assert all(ScaleGrowth("b", r).measure(both).value > 0 for r in ROLES if r.startswith("decoder"))
+    assert ScaleChange("a", "b", "output").measure(both).value == pytest.approx(2.0)
+    assert ScaleChange("a", "b", "late").measure(both).value == pytest.approx(-19.0)

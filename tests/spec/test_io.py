@@ -19,7 +19,6 @@ import normlab
 from normlab import diagnosis
 from normlab.configs import demo
 from normlab.errors import UserError
-from normlab.integrations.watch import Watch
 from normlab.spec.comparison import Comparison, Difference, Interval, RecipeResult, Sample, Trial
 from normlab.spec.config import (
     Config,
@@ -36,6 +35,7 @@ from normlab.spec.metric import NLL, Metric
 from normlab.spec.model import ModelConfig
 from normlab.spec.outcome import Outcome
 from normlab.training.translate import n_best
+from normlab.watching.watch import Watch
 
 MODEL, BATCH = nn.Linear(2, 2), torch.zeros(1, 2)
 WATCH: dict[str, Any] = {"out": "x.jsonl", "every_steps": 5, "emit": None, "structure": None}

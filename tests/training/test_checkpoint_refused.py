@@ -30,9 +30,9 @@ from bad_input.prompt import held as every_file
 from normlab.store import RunFolder
 from normlab.store.files import row_line
 from normlab.training.checkpoint import resume
-from normlab.training.meter import StepRecord
 from normlab.training.train import train
 from normlab.training.trainer import Trainer
+from normlab.watching.meter import StepRecord
 from training.test_train import interrupt_at
 from training.tiny import PowerCutError, tiny
 
@@ -104,7 +104,7 @@ DAMAGED = {
         recommitted(edited("last/recorder.safetensors", lambda kept: kept.pop("lr"))),
         (
             f"{{run}}/{STATE}: the recorder's last steps are of another run (gradients [9, 38], "
-            "losses [8, 3], step [9], updates [9, 38], values [9, 3])"
+            "losses [9, 3], step [9], updates [9, 38], values [9, 3])"
         ),
     ),
 }

@@ -9,10 +9,10 @@ import torch
 from torch import distributed
 
 from normlab.spec.config import TrainConfig
-from normlab.training.callbacks.flight import Trigger
 from normlab.training.checkpoint import open_checkpoint
 from normlab.training.parallel import FSDP, SingleProcess
 from normlab.training.scaling import Scaling
+from normlab.watching.recorder import Trigger
 from training.tiny import run_of, tiny
 
 CPU = torch.device("cpu")

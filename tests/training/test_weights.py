@@ -14,9 +14,9 @@ from bad_input.damage import foreign
 from normlab.optim import OPTIMISERS, build_optimiser
 from normlab.spec.config import OptimConfig, TrainConfig, run_id
 from normlab.store import RunFolder
-from normlab.training.callbacks.flight import Trigger
 from normlab.training.train import train
 from normlab.training.weights import Ema, checkpoint_of, kept_steps, weights_of
+from normlab.watching.recorder import Trigger
 from training.test_train import interrupt_at, without_seconds
 from training.tiny import PowerCutError, run_of, tiny
 

@@ -33,6 +33,7 @@ from normlab.store.folder import find_run
 if TYPE_CHECKING:
     from normlab.checks.report import Report
     from normlab.examine.setups import Source
+    from normlab.spec.config import Config
 
 FAILS: Final = 3
 """Exit code where a property fails."""
@@ -122,7 +123,7 @@ class Check:
         self._require_one()
         shown, failed = list[dict[str, Any]](), False
         for source, several in self._sources():
-            with redirect_stdout(sys.stderr), _progress() as progress:
+            with redirect_stdout(sys.stderr), progress_line() as progress:
                 report, setup = self._tested(source, progress)
             plain = self._plain(source, report, setup)
             shown.append(plain)
@@ -141,11 +142,9 @@ class Check:
     def _require_one(self) -> None:
         """Raise UserError if nothing is named, or several things are, or flags that nothing reads."""
         base = load(self.config)
-        typed = self.flags.differing_from(base)
-        of_recipe = ["--recipe"] * bool(self.recipe) + ["--lr"] * (self.lr is not None) + typed
-        of_recipe += ["--config"] * (self.config != config_name(())) + ["--force"] * self.force
+        of_recipe = recipe_flags(self, base)
         of_run = ["--checkpoints"] * bool(self.checkpoints) + ["--step"] * (self.step is not None)
-        kind = self._kind()
+        kind = kind_of(self.source)
         if kind == "recipe" and not of_recipe:
             raise UserError(WHAT)
         if kind != "recipe" and of_recipe:
@@ -157,18 +156,11 @@ class Check:
         if kind != "hf" and self.trust_remote_code:
             raise UserError("--trust-remote-code goes with hf:FOLDER")
 
-    def _kind(self) -> str:
-        if not self.source:
-            return "recipe"
-        if self.source.startswith("hf:"):
-            return "hf"
-        return "file" if ":" in self.source or self.source.endswith(".py") else "run"
-
     def _sources(self) -> Iterator[tuple[Source, bool]]:
         """Yield what is to be tested, and whether it is one of several."""
         from normlab.examine import setups
 
-        kind = self._kind()
+        kind = kind_of(self.source)
         if kind == "file":
             failures.write(f"running {self.source}")
             with setups.setup_from_file(self.source, seed=self.seed) as source:
@@ -184,18 +176,10 @@ class Check:
             for one in wanted:
                 yield setups.setup_from_run(run, one, tokens=self.tokens), len(wanted) > 1
         else:
-            yield setups.setup_from_config(self._resolved(), self.runs, tokens=self.tokens), False
-
-    def _resolved(self) -> Any:
-        base = load(self.config)
-        return resolved(
-            self.config,
-            self.flags,
-            recipe=self.recipe or base.recipe,
-            lr=base.optim.lr if self.lr is None else self.lr,
-            seed=self.seed,
-            force=self.force,
-        )
+            yield (
+                setups.setup_from_config(recipe_of(self, load(self.config)), self.runs, tokens=self.tokens),
+                False,
+            )
 
     # ------------------------------------------------------------------------------------------------ answers
     def _tested(self, source: Source, progress: Any) -> tuple[Report, Any]:
@@ -205,7 +189,7 @@ class Check:
 
         setup, given = source.setup, self.declared
         beside = Path(self.source.removeprefix("hf:")) / "normlab.toml"
-        if not given and self._kind() == "hf" and beside.is_file():
+        if not given and kind_of(self.source) == "hf" and beside.is_file():
             given = str(beside)
         if given:
             setup = declared(given, setup)
@@ -242,8 +226,36 @@ class Check:
                 write_text_atomic(path, write(reports))
 
 
+def kind_of(source: str) -> str:
+    """What a source is: a recipe, if nothing is named, a file, hf or a run."""
+    if not source:
+        return "recipe"
+    if source.startswith("hf:"):
+        return "hf"
+    return "file" if ":" in source or source.endswith(".py") else "run"
+
+
+def recipe_flags(command: Any, base: Config) -> list[str]:
+    """The flags that were typed, of those that only a recipe reads."""
+    flags = ["--recipe"] * bool(command.recipe) + ["--lr"] * (command.lr is not None)
+    flags += command.flags.differing_from(base)
+    return flags + ["--config"] * (command.config != config_name(())) + ["--force"] * command.force
+
+
+def recipe_of(command: Any, base: Config) -> Config:
+    """The configuration of a command's recipe, rate, seed and flags."""
+    return resolved(
+        command.config,
+        command.flags,
+        recipe=command.recipe or base.recipe,
+        lr=base.optim.lr if command.lr is None else command.lr,
+        seed=command.seed,
+        force=command.force,
+    )
+
+
 @contextmanager
-def _progress() -> Iterator[Any]:
+def progress_line() -> Iterator[Any]:
     """Yield what shows the property that is being tested: a line that changes, or one every so often."""
     from rich.console import Console
 

@@ -23,6 +23,7 @@ from normlab.cli.papers import Papers
 from normlab.cli.reproduce import FAILED, Reproduce
 from normlab.cli.score import Score
 from normlab.cli.translate import Translate
+from normlab.cli.trial import Trial
 from normlab.errors import UserError
 from normlab.spec.comparison import Comparison
 from normlab.spec.config import Config
@@ -272,6 +273,7 @@ COMMANDS: dict[str, type[Command]] = {
         Fold,
         Recipes,
         Check,
+        Trial,
         Diagnose,
         Papers,
         Reproduce,

@@ -33,6 +33,7 @@ HINTS = {
 LOWER = {
     **dict.fromkeys(RESUMABLE, "lower --max-tokens, or the model's --dim, --ffn-dim or --vocab-size"),
     "check": "lower --tokens, or test a smaller model",
+    "trial": "lower --max-tokens, or try a smaller model",
     "diagnose": "lower --tokens, or examine a smaller model",
     "translate": "lower --beam or --n-best, or translate shorter lines",
 }

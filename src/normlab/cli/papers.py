@@ -81,6 +81,7 @@ def _plain(standing: Standing) -> dict[str, Any]:
     about = ("id", "paper", "shows", "asserts", "discussion", "study", "version", "date", "reason")
     return {
         **{name: getattr(artefact, name) for name in about},
+        "study": artefact.study_name,
         "holds": standing_in_words(standing),
         "published": dict(artefact.published),
         "state": standing.state,
@@ -130,7 +131,7 @@ def _show_one(standing: Standing, others: Sequence[Standing]) -> None:
     from rich.text import Text
 
     from normlab.cli import terminal
-    from normlab.comparison.resolution import resolution
+    from normlab.papers.resolution import resolution
     from normlab.papers.words import command, number, standing_in_words, stood_in
 
     artefact, console = standing.artefact, terminal.console()

@@ -64,14 +64,14 @@ def generate(name: str, *, pairs: int, seed: int) -> Splits:
 def parse(name: str) -> tuple[tuple[str, ...], str, str]:
     """Return kinds, source and target language of a corpus name."""
     parts = name.split("-")
-    known = ", ".join((*KINDS, "mixed"))
-    if len(parts) != 3 or parts[0] not in (*KINDS, "mixed"):
+    known = ", ".join((*TOPICS, "mixed"))
+    if len(parts) != 3 or parts[0] not in (*TOPICS, "mixed"):
         raise UserError(
             f"there is no built-in corpus {name!r}; its name is <kind>-<source>-<target> with a kind of "
             f"{known}, for example mixed-en-de"
         )
-    kinds = tuple(KINDS) if parts[0] == "mixed" else (parts[0],)
-    allowed = [lang for lang in KINDS[kinds[0]].write if all(lang in KINDS[kind].write for kind in kinds)]
+    kinds = tuple(TOPICS) if parts[0] == "mixed" else (parts[0],)
+    allowed = [lang for lang in TOPICS[kinds[0]].write if all(lang in TOPICS[kind].write for kind in kinds)]
     for language in parts[1:]:
         if language not in allowed:
             raise UserError(
@@ -84,7 +84,7 @@ def parse(name: str) -> tuple[tuple[str, ...], str, str]:
 
 
 def _pair(rng: Random, kinds: tuple[str, ...], source: str, target: str) -> tuple[str, str]:
-    kind = KINDS[kinds[_below(rng, len(kinds))]]
+    kind = TOPICS[kinds[_below(rng, len(kinds))]]
     value = kind.draw(rng)
     return kind.write[source](value), kind.write[target](value)
 
@@ -235,7 +235,7 @@ def _in_languages(write: Callable[..., str], languages: str) -> dict[str, Callab
     return {language: partial(write, language=language) for language in languages.split()}
 
 
-KINDS = {
+TOPICS = {
     "numbers": Kind(lambda r: _below(r, LARGEST + 1), _in_languages(_cardinal, "en de fr vi es it nl pt")),
     "dates": Kind(_draw_date, {"en": _date_en, "de": _date_de, "fr": _date_fr, "vi": _date_vi}),
     "times": Kind(_draw_time, {"en": _time_en, "de": _time_de, "fr": _time_fr, "vi": _time_vi}),

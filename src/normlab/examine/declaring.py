@@ -25,7 +25,7 @@ from normlab.errors import UserError, nearest
 from normlab.nn import Branch, TokenModel
 from normlab.nn.site import DECODER_LAYER, ENCODER_LAYER
 from normlab.nn.sublayer import Sublayer
-from normlab.recipes.grammar import KINDS, resolve
+from normlab.recipes.grammar import MODELS, resolve
 from normlab.spec.config import Config, ModelConfig
 from normlab.tasks.build import build_model
 from normlab.trace.setup import Declaration, Setup
@@ -210,7 +210,7 @@ def starts_of_recipe(recipe: str, setup: Setup) -> tuple[Start, ...]:
     structure, places = _read(setup, stream=True)
     sizes = _Sizes(structure, tuple(places))
     config = resolve(recipe, replace(Config(), model=sizes.config)).model
-    kind = KINDS[bool(config.encoder_layers), bool(config.decoder_layers)]
+    kind = MODELS[bool(config.encoder_layers), bool(config.decoder_layers)]
     drawn = dict(_draws(build_model(kind, config, sizes.vocabulary, 0)))
     wanted = [(p, sizes.key(p)) for p in sizes.matrices] + [(sizes.embedding, ("", 0, "embedding"))]
     return tuple(

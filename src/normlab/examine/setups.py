@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import itertools
 import sys
 import traceback
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -245,6 +246,16 @@ def task_of(config: Config, root: Path, tokens: int) -> Task[Any, Any, Any]:
     return kind(replace(config, data=data, train=sized), corpus, device)
 
 
+class TrainingBatches:
+    """The training batches of a task, without end."""
+
+    def __init__(self, task: Task[Any, Any, Any]) -> None:
+        self.task = task
+
+    def __iter__(self) -> Iterator[Any]:
+        return map(self.task.batch, itertools.count(FIRST))
+
+
 def _setup(task: Task[Any, Any, Any], model: nn.Module) -> Setup:
     config, optim = task.config, task.config.optim
     state = ScheduleState(optim, config.train.steps)
@@ -283,7 +294,7 @@ def _setup(task: Task[Any, Any, Any], model: nn.Module) -> Setup:
 
     return Setup(
         model,
-        task.batch(FIRST),
+        TrainingBatches(task),
         loss=loss,
         optimizer=optimizer,
         scheduler=scheduler,

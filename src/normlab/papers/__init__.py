@@ -1,14 +1,14 @@
 """The papers' tables and figures as data, one module a paper; no torch.
 
-A module of your own adds a paper by ``publish`` and the measurement of a claim by ``@study``;
+A module of your own adds a paper by ``publish``, each artefact with the function that measures it;
 ``normlab papers --import my_module`` then lists it and ``normlab reproduce`` measures it.
 """
 
 from __future__ import annotations
 
 import difflib
-from collections.abc import Callable, Iterable
-from typing import Final, NoReturn, TypeAlias
+from collections.abc import Iterable
+from typing import Final, NoReturn
 
 from normlab.errors import UserError
 from normlab.papers import apx, liu2020, nguyen2019, xiong2020
@@ -18,7 +18,6 @@ from normlab.spec.claim import Claim, Measure
 __all__ = [
     "ARTEFACTS",
     "PAPERS",
-    "STUDIES",
     "Artefact",
     "Claim",
     "Drawing",
@@ -29,10 +28,8 @@ __all__ = [
     "chosen",
     "keys",
     "publish",
-    "study",
 ]
 
-Study: TypeAlias = Callable[..., Measurement]
 ARTEFACTS: Final[dict[str, Artefact]] = {
     found.id: found
     for module in (*xiong2020.MODULES, *nguyen2019.MODULES, *liu2020.MODULES, apx)
@@ -44,8 +41,6 @@ PAPERS: Final[dict[str, Paper]] = {
     paper.key: paper for paper in (xiong2020.PAPER, nguyen2019.PAPER, liu2020.PAPER, apx.PAPER)
 }
 """The papers by key."""
-STUDIES: Final[dict[str, Study]] = {}
-"""Functions that measure artefacts, by name; importing ``normlab.reproduce`` registers those of normlab."""
 
 
 def publish(*artefacts: Artefact) -> None:
@@ -53,17 +48,6 @@ def publish(*artefacts: Artefact) -> None:
     for new in artefacts:
         if ARTEFACTS.setdefault(new.id, new) is not new:
             raise UserError(f"the artefact id {new.id!r} is taken; give yours another one")
-
-
-def study(function: Study) -> Study:
-    """Register a function of a ``Lab`` and an artefact's settings under its own name, as a decorator.
-
-    Raises UserError for a name that is taken.
-    """
-    if STUDIES.setdefault(function.__name__, function) is not function:
-        taken = STUDIES[function.__name__].__module__
-        raise UserError(f"the study name {function.__name__!r} is taken by {taken}; give yours another one")
-    return function
 
 
 def artefact(id_: str) -> Artefact:

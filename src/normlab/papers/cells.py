@@ -1,8 +1,12 @@
-"""A printed table as named cells."""
+"""The values in print, from data files beside the papers' modules; a table as named cells."""
 
 from __future__ import annotations
 
+import tomllib
 from collections.abc import Mapping, Sequence
+from functools import cache
+from pathlib import Path
+from typing import Any
 
 
 class PrintedTable(dict[str, float | str]):
@@ -26,3 +30,17 @@ class PrintedTable(dict[str, float | str]):
                 )
             self |= {self.names[c, row]: v for c, v in zip(columns, values, strict=True) if v != ""}
         self |= besides
+
+
+def printed(id_: str) -> Mapping[str, float | str]:
+    """What is published for an artefact of normlab's own, in ``<paper's key>.toml`` under its name."""
+    key, _, name = id_.partition(".")
+    values = _values(key)[name]
+    if "columns" not in values:
+        return values
+    return PrintedTable(values["columns"], values["rows"], **values.get("besides", {}))
+
+
+@cache
+def _values(key: str) -> dict[str, Any]:
+    return tomllib.loads(Path(__file__).with_name(f"{key}.toml").read_text(encoding="utf-8"))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, TypeAlias
 
 from normlab.spec.config import Config
@@ -20,6 +20,8 @@ class Setting:
     """The part of the configuration that the cells of all artefacts share."""
     differs: str
     """How it differs from the paper's, and what it keeps, in sentences."""
+    seeds: int = field(default=0, kw_only=True)
+    """Runs a cell at this scale, where they are not as many as at the others."""
 
 
 def at_each(
@@ -43,7 +45,7 @@ def at_each(
         scale: Trainings(
             first.base,
             cells(*(setting[scale] for setting in settings)),
-            seeds,
+            first.seeds or seeds,
             first.differs + adds[scale],
             least,
             own.get(scale, {}),

@@ -6,7 +6,6 @@ from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Final
 
-from normlab.papers import STUDIES
 from normlab.spec.artefact import Artefact, Reproduction, Superseded, Tally
 from normlab.spec.claim import VERDICTS, Claim, Measure, Verdict
 from normlab.spec.trainings import LAPTOP, Scale, Trainings, work
@@ -168,7 +167,7 @@ def command(artefact: Artefact, scale: Scale = LAPTOP) -> str:
     """The command that measures the artefact at a scale, with the module of its study where that is one of
     the user's own.
     """
-    module = getattr(STUDIES.get(artefact.study), "__module__", __name__)
+    module = getattr(artefact.study, "__module__", __name__)
     own = module.partition(".")[0] != __name__.partition(".")[0]
     sized = f" --scale {scale}" if scale != LAPTOP else ""
     return f"normlab reproduce {artefact.id}{sized}" + (f" --import {module}" if own else "")

@@ -46,7 +46,7 @@ LONGEST = 300
 """More characters than a recipe needs that names a part of each axis."""
 
 DEFAULTS = Config()
-KINDS: Mapping[tuple[bool, bool], type[TokenModel]] = {
+MODELS: Mapping[tuple[bool, bool], type[TokenModel]] = {
     (True, True): Seq2Seq,
     (True, False): Encoder,
     (False, True): Decoder,
@@ -224,7 +224,7 @@ def uses_norm(model: ModelConfig) -> bool:
 def unfilled(model: ModelConfig, vocab_size: int) -> TokenModel:
     """Build the model without memory for its weights."""
     encodes, decodes = bool(model.encoder_layers), bool(model.decoder_layers)
-    kind = KINDS.get((encodes, decodes), Seq2Seq)
+    kind = MODELS.get((encodes, decodes), Seq2Seq)
     with torch.device("meta"):
         return kind(model, vocab_size)
 

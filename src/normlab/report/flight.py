@@ -31,6 +31,9 @@ CURVES: Final = {
 MODULES: Final = 100
 """A chart of modules outside of sublayers is drawn for at most so many of them."""
 
+NOTES: Final = ("recovered", "flat", "idle")
+"""Kinds of reports about what ended no training."""
+
 KEY: Final = ("step", "module", "signal", "statistic", "value")
 
 
@@ -102,15 +105,15 @@ def write_probes_page(file: Path, page: Path) -> Path:
 
 
 def _headline(beside: Mapping[str, Any]) -> Markup:
-    """State what ended the training, else what it recovered from, else that there is nothing to report."""
+    """State what went wrong first, else what there is to note, else that there is nothing to report."""
     reports = [dict(report.get("trigger") or {}) for report in beside.get("reports", ())]
-    ended = [trigger for trigger in reports if trigger.get("kind") != "recovered"]
+    ended = [trigger for trigger in reports if trigger.get("kind") not in NOTES]
     if not reports and beside.get("losses") == 0:
         return Markup("No loss was recorded; no gradient and no update went wrong in the steps watched")
     if not reports:
         return Markup("Nothing went wrong in the steps that were watched")
-    said = str((ended or reports)[-1].get("words", "")) or "the training went wrong"
-    return Markup("{}{}").format(said[:1].upper(), said[1:])
+    words = str((ended or reports)[0].get("words", "")) or "the training went wrong"
+    return Markup("{}{}").format(words[:1].upper(), words[1:])
 
 
 def _rows(file: Path) -> Iterator[Mapping[str, Any]]:
@@ -164,9 +167,9 @@ def flown(reports: Sequence[Mapping[str, Any]]) -> list[Section]:
     how = (
         "by repeating the steps with every module watched"
         if any(r.get("replay") for r in reports)
-        else ("in the norms of every parameter's gradient and update over the last steps")
+        else "in the loop, and in the norms of every parameter's gradient and update over the last steps"
     )
-    intro = f"The module that went wrong first, found {how}."
+    intro = f"What went wrong first, found {how}."
     return [Section("Flight recorder", blocks, "flight", intro)] if blocks else []
 
 

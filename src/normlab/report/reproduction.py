@@ -9,10 +9,10 @@ from typing import Any, Final
 import polars as pl
 from markupsafe import Markup
 
-from normlab.comparison.resolution import resolution
 from normlab.errors import UserError
 from normlab.figures.artefact import colours, panels
 from normlab.papers.cells import PrintedTable
+from normlab.papers.resolution import resolution
 from normlab.papers.words import (
     basis,
     command,
@@ -311,7 +311,7 @@ def _how(standing: Standing) -> Section:
         facts = {"scale": scale, **facts}
     if artefact.study:
         facts = {
-            "study": artefact.study,
+            "study": artefact.study_name,
             **{k: _plain(v) for k, v in artefact.settings_at(scale).items()},
             **facts,
         }

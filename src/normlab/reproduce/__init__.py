@@ -1,7 +1,4 @@
-"""Measures what the papers' artefacts assert, each by the study that it names.
-
-A study is a function of a ``Lab`` and the artefact's settings, registered by ``normlab.papers.study``.
-"""
+"""Measures what the papers' artefacts assert, each by its study, a function of a ``Lab`` and the settings."""
 
 from __future__ import annotations
 
@@ -10,6 +7,7 @@ import platform
 import time
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
+from datetime import UTC, datetime
 from functools import partial
 from multiprocessing import get_context
 from pathlib import Path
@@ -18,23 +16,9 @@ import torch
 
 from normlab.errors import UserError
 from normlab.jobs.queue import Queue, one_at_a_time
-from normlab.papers import STUDIES
-from normlab.recipes.plugins import HINT, load_plugins
-from normlab.reproduce import (  # noqa: F401 (they register)
-    amplification,
-    answers,
-    encoders,
-    fine_tuning,
-    gradients,
-    learned,
-    pieces,
-    profiling,
-    restored,
-    speed,
-    statements,
-    trained,
-)
+from normlab.recipes.plugins import load_plugins
 from normlab.reproduce.lab import Lab, quiet
+from normlab.reproduce.lock import locked_in
 from normlab.reproduce.planning import Cells
 from normlab.spec.artefact import Artefact, Reproduction
 from normlab.spec.request import threads_each
@@ -56,28 +40,31 @@ def reproduce(
     ``$NORMLAB_DATA``; text is prepared below ``root``; ``say`` is told what is done as it is done; ``runs``
     are its finished trainings of that scale, see ``plan``; a study that trains others does so in a ``queue``.
 
-    Raises UserError for an artefact that has no study yet, or one that is not registered.
+    Raises UserError for an artefact that has no study yet.
     """
     if not artefact.study:
         raise UserError(f"{artefact.id} has no study yet; `normlab papers` lists those that have one")
-    if artefact.study not in STUDIES:
-        raise UserError(f"no study {artefact.study!r} is registered, which {artefact.id} names; {HINT}")
     start = time.perf_counter()
+    folders = (folder for cell in (runs or {}).values() for folder in cell)
+    began = [time.time(), *((folder.path / "config.json").stat().st_mtime for folder in folders)]
     lab = Lab(root, data, say, runs or {}, scale, queue)
-    found = STUDIES[artefact.study](lab, **artefact.settings_at(scale))
+    found = artefact.study(lab, **artefact.settings_at(scale))
     seconds = time.perf_counter() - start
     machine = hardware(torch.device("cpu"))
     versions = f"torch {torch.__version__}, Python {platform.python_version()}"
     facts = {**found.facts, "machine": machine, "versions": versions}
+    fingerprint = artefact.fingerprint(scale)
     return Reproduction(
         artefact.id,
-        artefact.fingerprint(scale),
+        fingerprint,
         found.measures,
         found.tables,
         facts,
         seconds,
         lab.missing(),
         scale,
+        locked_in(fingerprint),
+        datetime.fromtimestamp(min(began), UTC).isoformat(timespec="seconds"),
     )
 
 

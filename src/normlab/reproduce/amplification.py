@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from statistics import fmean
@@ -14,9 +14,9 @@ from scipy import stats
 
 from normlab.diagnosis.reading.subject import Subject
 from normlab.diagnosis.studies.dependency import dependency, residual_dependency
-from normlab.diagnosis.studies.output_change import output_change
+from normlab.diagnosis.studies.output_change import output_change, output_changes
+from normlab.examine.subjects import mean_loss
 from normlab.nn import Sublayer
-from normlab.papers import study
 from normlab.reproduce.intervals import (
     Array,
     exponential,
@@ -32,11 +32,11 @@ from normlab.reproduce.lab import Lab, Row, apart, curves, having, padding_masks
 from normlab.spec.artefact import Measurement
 from normlab.spec.claim import Measure
 from normlab.spec.config import ModelConfig
+from normlab.trace.step import OptimizerFactory
 
 PLACEMENTS = ("post", "pre", "admin")
 
 
-@study
 def over_depth(
     lab: Lab,
     *,
@@ -46,26 +46,28 @@ def over_depth(
     deepest: int,
     tokens: int,
     lr: float,
-    seeds: Sequence[int],
+    nested: Mapping[str, int],
 ) -> Measurement:
     """Figure 4: the change of an encoder's output over its depth, for a random change of its sublayers'
     matrices and for one Adam update of them. The first N layers of an encoder are an encoder of N layers. Of
-    encoders as deep as the last of ``depths`` and as the ``deepest``, there are two numbers of ``seeds``.
+    encoders as deep as the last of ``depths`` there are ``nested`` models, and the curve of one is its mean
+    over batches and over changes in each; of the ``deepest`` there are so many, with one draw.
     """
     rows: list[Row] = []
     adam = partial(torch.optim.Adam, lr=lr)
-    sizes = (("", depths[-1], seeds[0]), ("_deepest", deepest, seeds[1]))
+    once = {**nested, "batches": 1, "changes": 1}
+    seeds = nested["models"], nested["deepest"]
+    sizes = (("", depths[-1], seeds[0], nested), ("_deepest", deepest, seeds[1], once))
     for placement in PLACEMENTS:
-        for _, layers, count in sizes:
+        for _, layers, count, draws in sizes:
             for seed in range(count):
-                subject = _encoder(lab, size(model, placement, layers), text, seed=seed, tokens=tokens)
-                encoder, masks = subject.structure.stacks[0].name, padding_masks(subject)
-                table = output_change(subject, optimiser=adam, seed=seed, stack=encoder, padding_masks=masks)
-                named = {"placement": placement, "encoder": f"{layers} layers"}
+                config = size(model, placement, layers)
+                moved = _moved(_drawn(lab, config, text, seed, tokens, draws), draws["changes"], adam)
+                named = {"placement": placement, "encoder": f"{layers} layers", "seed": seed}
                 rows += [
-                    {**named, "layers": int(r["depth"] or 0) // 2, **r}
-                    for r in table
-                    if int(r["depth"] or 0) % 2 == 0
+                    {**named, "layers": layer, "kind": kind, "change": float(curve[2 * layer - 1])}
+                    for kind, curve in moved.items()
+                    for layer in range(1, layers + 1)
                 ]
     measures: dict[str, Measure] = {}
     shallow = having(rows, encoder=f"{depths[-1]} layers")
@@ -73,7 +75,7 @@ def over_depth(
         for kind in ("random", "update"):
             found = curves(shallow, "change", "layers", depths, seeds[0], placement=placement, kind=kind)
             measures |= {f"{placement}_{kind}_{law}": measure for law, measure in laws(depths, found).items()}
-    for name, layers, count in sizes:
+    for name, layers, count, _ in sizes:
         ends = {"kind": "update", "encoder": f"{layers} layers"}
         post, pre, admin = (
             curves(rows, "change", "layers", (layers,), count, placement=p, **ends) for p in PLACEMENTS
@@ -86,8 +88,8 @@ def over_depth(
         for where in ({"placement": "admin", "kind": "random"}, {"placement": "pre", "kind": "random"})
     )
     measures["admin_minus_pre_exponent"] = mean(a - b for a, b in zip(admin_, pre_, strict=True))
-    count = f"{seeds[0]} seeds of {depths[-1]} layers, {seeds[1]} of {deepest}"
-    facts = {"text": lab.text(text), "batch": f"{tokens:,} positions, {count}", "update": f"Adam, lr {lr:g}"}
+    counts = f"{seeds[0]} models of {depths[-1]} layers and {seeds[1]} of {deepest}, {_said(nested)}"
+    facts = {"text": lab.text(text), "batch": f"{tokens:,} positions, {counts}", "update": f"Adam, lr {lr:g}"}
     return Measurement(measures, apart(rows, "kind"), facts)
 
 
@@ -102,7 +104,37 @@ def _encoder(lab: Lab, config: ModelConfig, text: str, *, seed: int, tokens: int
     return subject
 
 
-@study
+def _said(nested: Mapping[str, int]) -> str:
+    return "{batches} batches of a model and {changes} changes in each, seeds from {first}".format(**nested)
+
+
+def _drawn(
+    lab: Lab, config: ModelConfig, text: str, seed: int, tokens: int, nested: Mapping[str, int]
+) -> Iterator[Subject]:
+    """``_encoder`` on one batch of sentences of any length after the other."""
+    subject = _encoder(lab, config, text, seed=nested["first"] + seed, tokens=tokens)
+    for batch in lab.random_batches(text, tokens, nested["batches"]):
+        yield Subject(subject.model, batch, mean_loss, subject.structure)
+
+
+def _moved(
+    drawn: Iterable[Subject], changes: int, optimiser: OptimizerFactory | None = None
+) -> dict[str, Array]:
+    """The mean change of the encoder's output after every sublayer, by kind: over batches, and the random one
+    over several in each.
+    """
+    found: dict[str, list[list[float]]] = {}
+    for number, subject in enumerate(drawn):
+        seeds = range(changes * number, changes * (number + 1))
+        stacks, masks = subject.structure.stacks[:1], padding_masks(subject)
+        table = output_changes(subject, stacks, optimiser=optimiser, seeds=seeds, padding_masks=masks)
+        for kind in ("random", "update") if optimiser else ("random",):
+            rows = table.where(kind=kind)
+            for seed in dict.fromkeys(rows.column("seed")):
+                found.setdefault(kind, []).append([float(r["change"] or 0) for r in rows.where(seed=seed)])
+    return {kind: np.mean(curves_, axis=0) for kind, curves_ in found.items()}
+
+
 def dependencies(
     lab: Lab, *, text: str, model: str, depths: Sequence[int], tokens: int, followed: int, seeds: int
 ) -> Measurement:
@@ -139,45 +171,55 @@ def dependencies(
     return Measurement(measures, {**tables, "own": own}, facts)
 
 
-@study
 def prefixes(
-    lab: Lab, *, text: str, model: str, layers: int, tokens: int, followed: int, seeds: int
+    lab: Lab,
+    *,
+    text: str,
+    model: str,
+    layers: int,
+    tokens: int,
+    followed: int,
+    models: Mapping[str, int],
+    nested: Mapping[str, int],
 ) -> Measurement:
     """Theorem 2 on the prefixes of one encoder: 1/β_ii² against i, and the output change after N sublayers
-    against C times the sum of β_ii² up to N, C fitted where N is at most half of all.
+    against C times the sum of β_ii² up to N, C fitted where N is at most half of all. There are so many
+    ``models`` of each placement; each is a mean over batches, and over changes in each, as in ``over_depth``.
     """
     rows: list[Row] = []
-    for placement in PLACEMENTS:
-        for seed in range(seeds):
-            config = replace(size(model, placement, layers), decoder_layers=1)
-            subject = lab.subject(config, text, seed=seed, tokens=tokens)
-            encoder, masks = subject.structure.stacks[0].name, padding_masks(subject)
-            changes = output_change(subject, seed=seed, stack=encoder, padding_masks=masks)
-            table = dependency(subject, tokens=followed, padding_masks=masks).where(stack=encoder)
-            own = residual_dependency(subject, table)
-            total = 0.0
-            for change, share in zip(changes, own, strict=True):
-                total += (beta := float(share["beta_sq"] or 0))
-                named = {
-                    "placement": placement,
-                    "seed": seed,
-                    "depth": change["depth"],
-                    "role": share["role"],
-                }
-                rows.append({**named, "inverse": 1 / beta, "sum_own": total, "change": change["change"]})
+    for placement, count in models.items():
+        for seed in range(count):
+            drawn = [*_drawn(lab, size(model, placement, layers), text, seed, tokens, nested)]
+            moved = _moved(drawn, nested["changes"])["random"]
+            own = [_own(subject, followed) for subject in drawn]
+            for depth, shares in enumerate(zip(*own, strict=True), 1):
+                betas = [beta for _, beta in shares]
+                sums = [sum(beta for _, beta in one[:depth]) for one in own]
+                named = {"placement": placement, "seed": seed, "depth": depth, "role": shares[0][0]}
+                means = {"inverse": fmean(1 / beta for beta in betas), "sum_own": fmean(sums)}
+                rows.append({**named, **means, "change": float(moved[depth - 1])})
     measures: dict[str, Measure] = {}
     tables: dict[str, list[Row]] = {"changes": []}
     depths = list(range(1, 2 * layers + 1))
     for placement, some in apart(rows, "placement").items():
-        inverse = np.array(curves(some, "inverse", "depth", depths, seeds))
-        both = np.stack([curves(some, y, "depth", depths, seeds) for y in ("sum_own", "change")], 1)
+        count = models[placement]
+        inverse = np.array(curves(some, "inverse", "depth", depths, count))
+        both = np.stack([curves(some, y, "depth", depths, count) for y in ("sum_own", "change")], 1)
         measures |= {f"{placement}_{name}": m for name, m in _shares(inverse).items()}
         measures |= {f"{placement}_{name}": m for name, m in _theorem(both).items()}
         measures |= {f"{placement}_{name}": m for name, m in laws(depths, both[:, 1].tolist()).items()}
         factor = _factor(both.mean(0))
         tables["changes"] += [{**row, "predicted": factor * row["sum_own"]} for row in some]
-    network = f"encoder of {layers} layers, {tokens:,} positions, {seeds} seeds"
+    counts = ", ".join(f"{count} {placement}" for placement, count in models.items())
+    network = f"encoder of {layers} layers, {tokens:,} positions, {counts}, {_said(nested)}"
     return Measurement(measures, tables, {"text": lab.text(text), "network": network})
+
+
+def _own(subject: Subject, followed: int) -> list[tuple[str, float]]:
+    """Role and β_ii² of every sublayer of the encoder."""
+    encoder, masks = subject.structure.stacks[0].name, padding_masks(subject)
+    table = dependency(subject, tokens=followed, padding_masks=masks).where(stack=encoder)
+    return [(str(r["role"]), float(r["beta_sq"] or 0)) for r in residual_dependency(subject, table)]
 
 
 def _shares(inverse: Array) -> dict[str, Measure]:

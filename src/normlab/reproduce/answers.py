@@ -5,14 +5,13 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from normlab.errors import UserError
-from normlab.papers import artefact, study
+from normlab.papers import artefact
 from normlab.reproduce.lab import Lab
 from normlab.spec.artefact import Measurement, Reproduction
 from normlab.spec.trainings import SCALES
 from normlab.store.reproductions import folders, standing
 
 
-@study
 def answers(lab: Lab, *, rows: Mapping[str, tuple[str, str]]) -> Measurement:
     """Measures of other artefacts under names of one's own, each given as an artefact's id and its measure,
     at the largest scale at which it was measured. One that no scale has yet is left out.

@@ -16,7 +16,6 @@ from normlab.diagnosis.studies.gradients import sublayer_gradients
 from normlab.diagnosis.table import Table
 from normlab.examine.subjects import TaskInputs
 from normlab.nn import PAD, Context, Seq2Seq
-from normlab.papers import study
 from normlab.reproduce.intervals import exponential, simultaneous
 from normlab.reproduce.lab import READING_TOKENS, Lab, Row, apart, curves, padding_masks, size, train_only
 from normlab.spec.artefact import Measurement
@@ -49,7 +48,6 @@ def _pooled_loss(model: nn.Module, inputs: TaskInputs) -> Tensor:
     return F.cross_entropy(pooled, inputs["source"][:, 0])
 
 
-@study
 def encoder_gradients(
     lab: Lab, *, text: str, model: str, layers: int, tokens: int, seeds: int
 ) -> Measurement:

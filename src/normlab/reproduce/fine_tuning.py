@@ -6,16 +6,16 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import product
 from pathlib import Path
-from typing import Any, Final
+from typing import Final
 
 import numpy as np
 
 from normlab.data.labelled import LabelledCorpus
 from normlab.errors import SpentError, UserError
 from normlab.jobs.queue import Queue, one_at_a_time
-from normlab.papers import study
 from normlab.papers.bases import GLUE
 from normlab.papers.bases import fine_tuning as of_pairs
+from normlab.papers.measures import OfRuns
 from normlab.reproduce.intervals import mean
 from normlab.reproduce.lab import Lab
 from normlab.reproduce.trained import trainings
@@ -62,12 +62,11 @@ class FineTuned:
         return self.accuracy.low > self.majority
 
 
-@study
 def fine_tuning(
     lab: Lab,
     *,
     tasks: Sequence[str],
-    measures: Mapping[str, Sequence[Any]],
+    measures: Mapping[str, OfRuns],
     batches: Sequence[int] = BATCHES,
     lrs: Sequence[float] = LRS,
     epochs: Sequence[int] = EPOCHS,

@@ -15,7 +15,7 @@ from normlab.diagnosis.studies.gradients import branch_jacobians, parameter_grad
 from normlab.diagnosis.studies.scales import scales
 from normlab.diagnosis.table import Table
 from normlab.examine.subjects import TaskInputs, mean_loss
-from normlab.papers import study
+from normlab.papers.measures import OfRuns
 from normlab.reproduce.intervals import geometric, highest, log_slope, lowest, mean, mean_ratio
 from normlab.reproduce.lab import Lab, Row, apart, curves, having, padding_masks, size, train_only
 from normlab.reproduce.statements import norm_factors
@@ -28,7 +28,6 @@ from normlab.trace.tensors import forward_hooks
 BOTH = ("post", "pre")
 
 
-@study
 def bounded_lengths(lab: Lab, *, text: str, model: str, layers: int, tokens: int, seeds: int) -> Measurement:
     """The share of real tokens whose ‖x‖² is at most 1.1 times its mean, where the last norm reads it."""
     rows: list[Row] = []
@@ -47,7 +46,6 @@ def bounded_lengths(lab: Lab, *, text: str, model: str, layers: int, tokens: int
     return Measurement(measures, {"bounded": rows}, facts)
 
 
-@study
 def last_matrix(
     lab: Lab, *, text: str, model: str, depths: Sequence[int], tokens: int, seeds: int
 ) -> Measurement:
@@ -75,22 +73,24 @@ def last_matrix(
     return Measurement(measures, {"gradients": rows}, facts)
 
 
-@study
 def by_layer(
-    lab: Lab, *, text: str, model: str, layers: int, tokens: int, batches: int, seeds: int
+    lab: Lab, *, text: str, model: str, layers: int, tokens: int, batches: int, seeds: int, first: int
 ) -> Measurement:
-    """The norm of the mean gradient over mini-batches, of both feed-forward matrices of every layer."""
+    """The norm of the mean gradient over mini-batches, of both feed-forward matrices of every layer. Models
+    have seeds from ``first`` up, and each has mini-batches of its own, of sentences of any length.
+    """
     rows: list[Row] = []
+    drawn = lab.random_batches(text, tokens, batches * seeds)
     for placement in BOTH:
         for seed in range(seeds):
-            subject = lab.subject(size(model, placement, layers), text, seed=seed, tokens=tokens)
-            found = _feed_forward(subject, lab.batches(text, tokens, batches))
+            subject = lab.subject(size(model, placement, layers), text, seed=first + seed, tokens=tokens)
+            found = _feed_forward(subject, drawn[batches * seed : batches * (seed + 1)])
             rows += [{"placement": placement, "seed": seed, **row} for row in found]
     measures: dict[str, Measure] = {}
     for name, own in apart(rows, "placement", "stack", "matrix").items():
         ends = curves(own, "mean_grad_l2", "layer", (1, layers), seeds)
         measures[name] = mean_ratio(last / first for first, last in ends)
-    facts = {"text": lab.text(text), "mini-batches": f"{batches} of {tokens:,} positions, {seeds} seeds"}
+    facts = {"text": lab.text(text), "mini-batches": f"{batches} of {tokens:,} positions, seeds from {first}"}
     return Measurement(measures, apart(rows, "stack", "matrix"), facts)
 
 
@@ -110,7 +110,6 @@ def _feed_forward(subject: Subject, batches: Sequence[TaskInputs]) -> list[Row]:
     ]
 
 
-@study
 def decay(
     lab: Lab,
     *,
@@ -205,7 +204,6 @@ def _real_gradients(subject: Subject, placement: str, seed: int) -> list[Row]:
     return found
 
 
-@study
 def sublayer_outputs(
     lab: Lab,
     *,
@@ -215,7 +213,7 @@ def sublayer_outputs(
     tokens: int,
     seeds: int,
     placements: Sequence[str] = BOTH,
-    training: Mapping[str, Sequence[Any]] | None = None,
+    training: Mapping[str, OfRuns] | None = None,
 ) -> Measurement:
     """Gradients of sublayer outputs relative to the model's largest, and how they change from one sublayer to
     the one before it, in length and in variance; with measures of the artefact's ``training``.
@@ -276,7 +274,6 @@ class _Steps:
         return min(a["variance"] / b["variance"] for a, b in zip(self.rows, self.rows[1:], strict=False))
 
 
-@study
 def cross_attention(lab: Lab, *, text: str, model: str, layers: int, tokens: int, seeds: int) -> Measurement:
     """Var[∂a/∂x] + 1 against σ_b² at the cross-attention of every decoder layer of a Post-LN model."""
     rows: list[Row] = []

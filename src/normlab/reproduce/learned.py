@@ -5,19 +5,14 @@ and 4).
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import replace
-from typing import Any, Final, TypeAlias
+from typing import Final, TypeAlias
 
 import numpy as np
 from safetensors.numpy import load_file
 
 from normlab.errors import UserError
-from normlab.papers import study
-from normlab.reproduce.intervals import Array, mean
-from normlab.reproduce.lab import Lab, Row
-from normlab.reproduce.trained import Trained, kind, trainings
-from normlab.spec.artefact import Measurement
-from normlab.spec.claim import Measure
+from normlab.reproduce.intervals import Array
+from normlab.reproduce.lab import Row
 from normlab.store import RunFolder
 
 ROLES: Final = {
@@ -33,27 +28,10 @@ OUTPUT: Final = "decoder.end.g"
 Scales: TypeAlias = Mapping[str, float]
 
 
-@study
-def learned_scales(lab: Lab, *, gpu: Mapping[str, Sequence[Any]]) -> Measurement:
-    """``trainings`` with the table of the scales that every run has learned."""
-    found = trainings(lab, measures={}, gpu=gpu)
-    return replace(found, tables={**found.tables, "scales": list(_rows(Trained(lab.runs)))})
-
-
-@kind
-def scale_growth(runs: Trained, cell: str, role: str) -> Measure:
-    """The slope of ln g by layer, for one kind of sublayer, by least squares; its mean over seeds."""
-    found = (by_layer(scales_of(folder), role) for folder in runs.cells[cell])
-    return mean(float(np.polyfit(np.arange(len(g)), np.log(g), 1)[0]) for g in found)
-
-
-@kind
-def scale_change(runs: Trained, a: str, b: str, where: str) -> Measure:
-    """g in ``a`` minus g in ``b`` within seeds: at the ``output``, or its mean over the sublayers in the
-    ``late`` third of the decoder.
-    """
-    both = zip(runs.cells[a], runs.cells[b], strict=True)
-    return mean(_at(scales_of(first), where) - _at(scales_of(second), where) for first, second in both)
+def growth(folder: RunFolder, role: str) -> float:
+    """The slope of ln g by layer, for one kind of sublayer, by least squares."""
+    g = by_layer(scales_of(folder), role)
+    return float(np.polyfit(np.arange(len(g)), np.log(g), 1)[0])
 
 
 def scales_of(folder: RunFolder) -> Scales:
@@ -74,7 +52,9 @@ def by_layer(scales: Scales, role: str) -> Array:
     return np.array([scales[name] for name in names if name in scales])
 
 
-def _at(scales: Scales, where: str) -> float:
+def scale_at(folder: RunFolder, where: str) -> float:
+    """g at the ``output``, or its mean over the sublayers in the ``late`` third of the decoder."""
+    scales = scales_of(folder)
     if where == "output":
         return scales[OUTPUT]
     decoder = [scales[name] for name in sorted(scales, key=_depth) if name.startswith("decoder.sublayers.")]
@@ -86,8 +66,9 @@ def _depth(name: str) -> int:
     return next((int(part) for part in name.split(".") if part.isdecimal()), -1)
 
 
-def _rows(runs: Trained) -> Iterator[Row]:
-    for cell, folders in runs.cells.items():
+def scale_rows(cells: Mapping[str, Sequence[RunFolder]]) -> Iterator[Row]:
+    """The table of the scales that every run has learned."""
+    for cell, folders in cells.items():
         for seed, folder in enumerate(folders, 1):
             scales = scales_of(folder)
             for role in ROLES:

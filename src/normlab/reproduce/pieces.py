@@ -12,7 +12,6 @@ from torch import Tensor, nn
 
 from normlab.examine.subjects import mean_loss
 from normlab.nn import Attention, LayerNorm, Seq2Seq, Sublayer, stack_of, wrap
-from normlab.papers import study
 from normlab.reproduce.intervals import geometric
 from normlab.reproduce.lab import Lab, Row, apart, generator, size
 from normlab.reproduce.theory import ROLES, Setting
@@ -20,7 +19,6 @@ from normlab.spec.artefact import Measurement
 from normlab.spec.claim import Measure
 
 
-@study
 def table_1(lab: Lab, *, dim: int, layers: int, tokens: int, seeds: int) -> Measurement:
     """Both columns of Table 1 line by line in float64, against a stack of ours on the same weights."""
     rows: list[Row] = []
@@ -79,7 +77,6 @@ PAGE: Final[Mapping[str, Callable[[Tensor, nn.Module, nn.Module], Tensor]]] = {
 """The page's definitions."""
 
 
-@study
 def wrapped_blocks(lab: Lab, *, shape: Sequence[int]) -> Measurement:
     """The page's two blocks as written, around modules of torch's, against ``nn.wrap`` of the same."""
     batch, length, dim = shape
@@ -107,7 +104,6 @@ def wrapped_blocks(lab: Lab, *, shape: Sequence[int]) -> Measurement:
     return Measurement(measures, {"differences": rows})
 
 
-@study
 def parameter_counts(
     lab: Lab, *, models: Mapping[str, Sequence[int | str]], published: Mapping[str, float]
 ) -> Measurement:
@@ -129,7 +125,6 @@ def parameter_counts(
     return Measurement({name: Measure.exact(d) for name, d in farthest.items()}, {"counts": rows})
 
 
-@study
 def attention_matrices(
     lab: Lab, *, text: str, model: str, layers: int, tokens: int, steps: int, lr: float, seed: int
 ) -> Measurement:

@@ -13,13 +13,11 @@ from normlab.diagnosis.reading.subject import Subject
 from normlab.diagnosis.studies.output_change import output_change
 from normlab.init import profile_
 from normlab.nn import ProfiledPlacement, Seq2Seq, Sublayer
-from normlab.papers import study
 from normlab.reproduce.intervals import Array, exponential, jackknife
 from normlab.reproduce.lab import Lab, Row, padding_masks, size
 from normlab.spec.artefact import Measurement
 
 
-@study
 def profiles(
     lab: Lab, *, text: str, model: str, layers: int, tokens: int, batches: int, seeds: int
 ) -> Measurement:

@@ -14,7 +14,6 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from normlab.nn import LayerNorm, Norm, ScaleNorm, Seq2Seq
-from normlab.papers import study
 from normlab.reproduce.intervals import exponential, lowest, mean_ratio, simultaneous
 from normlab.reproduce.lab import Lab, Row, size
 from normlab.spec.artefact import Measurement
@@ -62,7 +61,6 @@ NORMS: Final[Mapping[str, tuple[type[nn.Module], Formula]]] = {
 }
 
 
-@study
 def speed(
     lab: Lab,
     *,

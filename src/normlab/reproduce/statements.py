@@ -20,7 +20,6 @@ from normlab.diagnosis.rules.theory import (
 )
 from normlab.diagnosis.studies.jacobian import spectral_norm, token_jacobian
 from normlab.nn import LayerNorm
-from normlab.papers import study
 from normlab.reproduce.intervals import exponential, highest, log_slope, mean, simultaneous
 from normlab.reproduce.lab import Lab, Row, apart, curves, generator, having
 from normlab.reproduce.theory import Setting, mean_field_scales
@@ -28,7 +27,6 @@ from normlab.spec.artefact import Measurement
 from normlab.spec.claim import Measure
 
 
-@study
 def relu_scale(
     lab: Lab, *, dims: Sequence[int], sigmas: Sequence[float], draws: int, seeds: int
 ) -> Measurement:
@@ -56,7 +54,6 @@ LEMMA_2: Final[Mapping[str, Callable[[int, float], tuple[float, float]]]] = {
 """Bounds of the mean square behind layer l, with the gain of a feed-forward."""
 
 
-@study
 def hidden_scales(
     lab: Lab, *, dim: int, layers: int, tokens: int, seeds: int, ffn_dims: Sequence[int]
 ) -> Measurement:
@@ -92,7 +89,6 @@ def _worst(rows: Sequence[Row], bound: str, *, lowest: bool) -> Measure:
     return Measure(*(row[name] / row[bound] for name in ("mean_square", "interval_low", "interval_high")))
 
 
-@study
 def norm_jacobian(
     lab: Lab, *, dims: Sequence[int], lengths: Sequence[float], mean_over_sd: float, seeds: int
 ) -> Measurement:
@@ -141,7 +137,6 @@ def _jacobian_row(norm: LayerNorm, x: Tensor, *, seed: int, shift: float) -> Row
     }
 
 
-@study
 def last_gradient(
     lab: Lab, *, depths: Sequence[int], dims: Sequence[int], dim: int, tokens: int, seeds: int
 ) -> Measurement:
@@ -191,7 +186,6 @@ def _over(found: Measure, bound: float) -> Measure:
     return replace(found, value=found.value / bound, low=found.low / bound, high=found.high / bound)
 
 
-@study
 def chi_square(lab: Lab, *, dim: int, epsilon: float, draws: int, seeds: int) -> Measurement:
     """Appendix G: how often ‖Y‖² of a normal vector is beyond (1 + ε)d, and the bound for it."""
     bound = chi_square_tail(dim, epsilon)

@@ -1,9 +1,4 @@
-r"""Measures of trained runs: scores by cell, differences between cells, and how many runs train.
-
-A score is averaged and compared over seeds on a scale without edges (``comparison.scale``), so that no
-interval leaves the metric's range. A run without a score, such as one that diverged before its first
-validation, has the worst one: papers print such runs as 0 BLEU or as a failure, and leave none out.
-"""
+"""Trained runs as the measures of ``papers.measures`` read them, and the study that takes these."""
 
 from __future__ import annotations
 
@@ -11,45 +6,40 @@ import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import Any, Final, TypeAlias
+from itertools import takewhile
+from operator import itemgetter
+from typing import Final, TypeAlias
 
 import numpy as np
 
 from normlab.comparison.scale import Scale
-from normlab.comparison.trains import share as share_of
-from normlab.comparison.trains import share_gap as gap_of
-from normlab.papers import study
+from normlab.comparison.trains import share, share_gap
+from normlab.export.fold import measure_fold
+from normlab.papers.measures import Cells, OfRuns
+from normlab.reproduce import learned, restored
 from normlab.reproduce.intervals import Array, mean, mean_ratio
 from normlab.reproduce.lab import Lab, Row
 from normlab.spec.artefact import Measurement
 from normlab.spec.claim import Measure
 from normlab.spec.comparison import Interval, learnt
 from normlab.spec.metric import Metric, named
+from normlab.spec.outcome import MOSTLY
 from normlab.store.folder import RunFolder, read_scores
+from normlab.training.outcome import READS_BY
 
-Cells: TypeAlias = Mapping[str, Sequence[RunFolder]]
-Kind: TypeAlias = Callable[..., Measure]
-KINDS: Final[dict[str, Kind]] = {}
-"""The kinds of measures of trained runs, by name."""
-OF_GRADIENTS: Final = frozenset(("spikes", "spikes_difference", "gradient_ratio"))
-"""The kinds that read gradient norms, which are then a table of their own."""
+Runs: TypeAlias = Mapping[str, Sequence[RunFolder]]
+Curve: TypeAlias = list[tuple[int, float]]
 SPIKE: Final = 3.0
 """A gradient norm of so many times the median of the steps around it is a spike."""
 AROUND: Final = 25
 """Rows of the log before and after a step with which its gradient norm is compared."""
 
 
-def kind(function: Kind) -> Kind:
-    """Register a measure under the function's name, as a decorator."""
-    KINDS[function.__name__] = function
-    return function
-
-
 @dataclass(frozen=True)
 class Trained:
     """The finished runs of an artefact, by cell, in the order of their seeds."""
 
-    cells: Cells
+    cells: Runs
 
     @cached_property
     def metrics(self) -> tuple[Metric, ...]:
@@ -65,7 +55,7 @@ class Trained:
         return np.array([_worst(metric, folder) if score is None else score
                          for score, folder in zip(found, self.cells[cell], strict=True)])  # fmt: skip
 
-    def on_dev(self, metric: str, cell: str) -> list[list[tuple[int, float]]]:
+    def on_dev(self, metric: str, cell: str) -> list[Curve]:
         """The dev scores of each seed by step; values that are not finite are left out."""
         return [
             [(int(row["step"]), float(row[metric])) for row in folder.metrics() if row["kind"] == "dev"
@@ -77,17 +67,94 @@ class Trained:
         """Whether each seed trained."""
         return [learnt(_outcome(folder)) for folder in self.cells[cell]]
 
+    def trained_to_the_end(self, cell: str) -> list[bool]:
+        """Whether each seed trained and reads its source and repeats no output at its last validation."""
+        both = zip(self.trained(cell), self.cells[cell], strict=True)
+        return [trained and _reads(folder) for trained, folder in both]
 
-@study
+    def edges(self, cells: Sequence[str], rates: Sequence[float]) -> list[float]:
+        """The largest rate up to which each seed trains to its end; 0 where it does not at the first."""
+        by_seed = zip(*map(self.trained_to_the_end, cells), strict=True)
+        return [max([0.0, *(rate for rate, _ in takewhile(itemgetter(1), zip(rates, seed, strict=True)))])
+                for seed in by_seed]  # fmt: skip
+
+    def together(self, metric: Metric, cells: Cells) -> Array:
+        """The scores of each seed on the scale, averaged over cells."""
+        names = [cells] if isinstance(cells, str) else cells
+        return np.mean([Scale(metric).values(self.scores(metric, cell)) for cell in names], axis=0)
+
+    def best(self, metric: Metric, cells: Sequence[str]) -> Array:
+        """The best score of each seed in any of the cells, on the scale."""
+        best = np.max if metric.higher_is_better else np.min
+        return Scale(metric).values(best([self.scores(metric, cell) for cell in cells], axis=0))
+
+    def mean_score(self, metric: Metric, values: Array) -> Measure:
+        """The mean of values on the scale, as a score."""
+        return _mapped(mean(values), Scale(metric).scores)
+
+    def score_difference(self, metric: Metric, first: Array, second: Array) -> Measure:
+        """The mean difference of values on the scale, as a difference of scores halfway between the two, a
+        level that is taken as known.
+        """
+        centre = np.array(float((first + second).mean() / 2))
+        return _mapped(mean(first - second), lambda moved: Scale(metric).difference(centre, moved))
+
+    mean = staticmethod(mean)
+    mean_ratio = staticmethod(mean_ratio)
+
+    def share(self, found: Sequence[bool]) -> Measure:
+        """A share with its exact interval."""
+        return replace(_measured(share(sum(found), len(found)), len(found)), share=True)
+
+    def share_gap(self, first: Sequence[bool], second: Sequence[bool]) -> Measure:
+        """The difference of two shares of runs that are paired."""
+        pairs = list(zip(first, second, strict=True))
+        gap = share_gap(sum(x and not y for x, y in pairs), sum(y and not x for x, y in pairs), len(pairs))
+        return _measured(gap, len(pairs))
+
+    def curves_of(self, metric: str, a: str, b: str) -> Iterator[tuple[Curve, Curve]]:
+        """``on_dev`` of two cells by seed."""
+        return zip(self.on_dev(metric, a), self.on_dev(metric, b), strict=True)
+
+    def spikes(self, cell: str) -> list[float]:
+        """The share of logged steps, in per cent, whose gradient norm is a spike, of each seed."""
+        return [_spikes(norms) for norms in _gradient_norms(self, cell)]
+
+    def median_gradients(self, cell: str) -> list[float]:
+        """The median gradient norm of each seed."""
+        return [float(np.median(norms)) for norms in _gradient_norms(self, cell)]
+
+    def scale_growths(self, cell: str, role: str) -> list[float]:
+        """``learned.growth`` of each seed."""
+        return [learned.growth(folder, role) for folder in self.cells[cell]]
+
+    def scales(self, cell: str, where: str) -> list[float]:
+        """``learned.scale_at`` of each seed."""
+        return [learned.scale_at(folder, where) for folder in self.cells[cell]]
+
+    def training_losses(self, cell: str) -> list[float]:
+        """The label-smoothed loss on the training text, of each seed."""
+        return [restored.training_loss(folder) for folder in self.cells[cell]]
+
+    def fold_differences(self, cell: str) -> list[float]:
+        """The largest difference of a logit of the plain form, over the largest logit, of each seed."""
+        folds = map(measure_fold, self.cells[cell])
+        return [found.float32 / found.largest_logit for found in folds]
+
+    def constant_ratios(self, cell: str) -> list[float]:
+        """``restored.constant_ratio`` of each seed."""
+        return [restored.constant_ratio(folder, seed) for seed, folder in enumerate(self.cells[cell], 1)]
+
+
 def trainings(
     lab: Lab,
     *,
-    measures: Mapping[str, Sequence[Any]],
-    gpu: Mapping[str, Sequence[Any]] | None = None,
-    paper: Mapping[str, Sequence[Any]] | None = None,
+    measures: Mapping[str, OfRuns],
+    gpu: Mapping[str, OfRuns] | None = None,
+    paper: Mapping[str, OfRuns] | None = None,
     shown: str = "",
 ) -> Measurement:
-    """Measures of the artefact's runs, each a kind of ``KINDS`` with its arguments.
+    """Measures of the artefact's runs.
 
     ``gpu`` are measures that need trainings to convergence, and are left out at the laptop scale; ``paper``
     are those that need the paper's own settings, at which alone they are taken. ``shown`` names the metric
@@ -96,161 +163,22 @@ def trainings(
     runs = Trained(lab.runs)
     large = {"gpu": gpu or {}, "paper": {**(gpu or {}), **(paper or {})}}
     wanted = {**measures, **large.get(lab.scale, {})}
-    found = {name: KINDS[kind_](runs, *rest) for name, (kind_, *rest) in wanted.items()}
+    found = {name: one.measure(runs) for name, one in wanted.items()}
     metric = runs.metric(shown)
     tables = {
         "cells": [_cell(runs, metric, cell) for cell in runs.cells],
         "runs": list(_runs(runs)),
         "curves": list(_curves(runs)),
     }
-    if OF_GRADIENTS & {kind_ for kind_, *_ in wanted.values()}:
+    if any(one.of_gradients for one in wanted.values()):
         tables["gradients"] = list(_gradients(runs))
     return Measurement(found, tables, _facts(runs))
 
 
-# ------------------------------------------------------------------------------------------------ kinds
-
-
-@kind
-def score(runs: Trained, metric: str, cell: str) -> Measure:
-    """The mean test score of a cell."""
-    return _mean(runs.metric(metric), runs.scores(runs.metric(metric), cell))
-
-
-@kind
-def difference(runs: Trained, metric: str, a: str | Sequence[str], b: str | Sequence[str]) -> Measure:
-    """The test score of ``a`` minus that of ``b`` within seeds; of several cells their mean on the scale."""
-    of = runs.metric(metric)
-    return _within_seeds(of, *(_together(runs, of, cells) for cells in (a, b)))
-
-
-@kind
-def difference_size(runs: Trained, metric: str, a: str, b: str) -> Measure:
-    """The size of ``difference`` either way; its interval begins at 0 where the signs of its ends differ."""
-    found = difference(runs, metric, a, b)
-    ends = sorted((abs(found.low), abs(found.high)))
-    return Measure(abs(found.value), 0.0 if found.low < 0 < found.high else ends[0], ends[1], found.runs)
-
-
-@kind
-def best_difference(runs: Trained, metric: str, a: Sequence[str], b: Sequence[str]) -> Measure:
-    """The best test score of any cell in ``a`` minus that of any in ``b``, within seeds. The best of several
-    favours the side that has more cells: such a claim is one that this works against.
-    """
-    of = runs.metric(metric)
-    best = np.max if of.higher_is_better else np.min
-    return _within_seeds(
-        of, *(best([Scale(of).values(runs.scores(of, cell)) for cell in cells], axis=0) for cells in (a, b))
-    )
-
-
-@kind
-def best_score(runs: Trained, metric: str, *cells: str) -> Measure:
-    """The mean over seeds of the best test score of any cell."""
-    of = runs.metric(metric)
-    best = np.max if of.higher_is_better else np.min
-    return _mean(of, best([runs.scores(of, cell) for cell in cells], axis=0))
-
-
-@kind
-def share_trained(runs: Trained, *cells: str) -> Measure:
-    """The share of the runs of some cells that train, with its exact interval (Clopper and Pearson 1934)."""
-    return _share([one for cell in cells for one in runs.trained(cell)])
-
-
-@kind
-def share_gap(runs: Trained, a: Sequence[str], b: Sequence[str]) -> Measure:
-    """The share of the runs of the cells ``a`` that train minus that of ``b``, which are paired in order; its
-    interval is that of ``comparison.trains.share_gap``.
-    """
-    first, second = (np.array([one for cell in cells for one in runs.trained(cell)]) for cells in (a, b))
-    gap = gap_of(int(np.sum(first & ~second)), int(np.sum(second & ~first)), len(first))
-    return _measured(gap, len(first))
-
-
-@kind
-def pairs_better(runs: Trained, metric: str, *pairs: Sequence[str]) -> Measure:
-    """The share of pairs (a, b) of cells in which ``a`` has the better test score, of the seeds at which both
-    train, with its exact interval; all of 0 to 1 where there are none.
-    """
-    of = runs.metric(metric)
-    sign = 1.0 if of.higher_is_better else -1.0
-    ahead = [
-        bool(sign * (x - y) > 0)
-        for a, b in pairs
-        for x, y, *both in zip(*(runs.scores(of, c) for c in (a, b)), *map(runs.trained, (a, b)), strict=True)
-        if all(both)
-    ]
-    return _share(ahead) if ahead else Measure(0.5, 0.0, 1.0)
-
-
-@kind
-def steps_ratio(runs: Trained, a: str, b: str, metric: str = "nll") -> Measure:
-    """The first step at which ``a`` is as good on dev as ``b`` ever is, over the step at which ``b`` is that
-    good; its geometric mean over seeds. A run ``a`` that never gets there counts with its last step, which is
-    less than its ratio, so that the interval then has no upper end.
-    """
-    sign = 1.0 if runs.metric(metric).higher_is_better else -1.0
-    ratios, arrived = list[float](), True
-    for first, second in zip(runs.on_dev(metric, a), runs.on_dev(metric, b), strict=True):
-        step, best = max(second, key=lambda one: sign * one[1])
-        reached = next((s for s, value in first if sign * value >= sign * best), None)
-        ratios.append((reached or first[-1][0]) / step)
-        arrived = arrived and reached is not None
-    found = mean_ratio(ratios)
-    return found if arrived else replace(found, high=math.inf)
-
-
-@kind
-def dev_at(runs: Trained, metric: str, a: str, b: str, share: float) -> Measure:
-    """The dev score of ``a`` minus that of ``b`` after a share of the training, its mean over seeds."""
-    return mean(
-        _at(first, share) - _at(second, share)
-        for first, second in zip(runs.on_dev(metric, a), runs.on_dev(metric, b), strict=True)
-    )
-
-
-@kind
-def spikes(runs: Trained, cell: str) -> Measure:
-    """The share of logged steps, in per cent, whose gradient norm is a spike; its mean over seeds."""
-    return mean(_spikes(norms) for norms in _gradient_norms(runs, cell))
-
-
-@kind
-def spikes_difference(runs: Trained, a: str, b: str) -> Measure:
-    """``spikes`` of ``a`` minus those of ``b``, within seeds."""
-    both = zip(_gradient_norms(runs, a), _gradient_norms(runs, b), strict=True)
-    return mean(_spikes(first) - _spikes(second) for first, second in both)
-
-
-@kind
-def gradient_ratio(runs: Trained, a: str, b: str) -> Measure:
-    """The median gradient norm of ``a`` over that of ``b``, within seeds."""
-    both = zip(_gradient_norms(runs, a), _gradient_norms(runs, b), strict=True)
-    return mean_ratio(float(np.median(first) / np.median(second)) for first, second in both)
-
-
-@kind
-def disordered_pairs(runs: Trained, good: float, metric: str = "") -> Measure:
-    """The number of pairs of runs that reach at most ``good`` on the metric, of which the one with the better
-    dev loss has the worse score, at the validation with its best loss.
-    """
-    of = runs.metric(metric)
-    ends = []
-    for cell in runs.cells:
-        for losses, scores in zip(runs.on_dev("nll", cell), runs.on_dev(of.name, cell), strict=True):
-            if losses:
-                step, loss = min(losses, key=lambda one: one[1])
-                ends.append((loss, dict(scores).get(step, 0.0)))
-    bad = [one for one in ends if one[1] <= good]
-    return Measure.exact(float(sum(a[0] < b[0] and a[1] < b[1] for a in bad for b in bad)))
-
-
-# ----------------------------------------------------------------------------------------------- helpers
-
-
-def _share(found: Sequence[bool]) -> Measure:
-    return replace(_measured(share_of(sum(found), len(found)), len(found)), share=True)
+def learned_scales(lab: Lab, *, gpu: Mapping[str, OfRuns]) -> Measurement:
+    """``trainings`` with the table of the scales that every run has learned."""
+    found = trainings(lab, measures={}, gpu=gpu)
+    return replace(found, tables={**found.tables, "scales": list(learned.scale_rows(lab.runs))})
 
 
 def _measured(found: Interval, runs: int) -> Measure:
@@ -259,27 +187,16 @@ def _measured(found: Interval, runs: int) -> Measure:
     return Measure(found.value, found.low, found.high, runs)
 
 
-def _mean(metric: Metric, scores: Array) -> Measure:
-    return _mapped(mean(Scale(metric).values(scores)), Scale(metric).scores)
-
-
-def _within_seeds(metric: Metric, first: Array, second: Array) -> Measure:
-    """The mean difference of values on the scale, as a difference of scores halfway between the two, a level
-    that is taken as known.
-    """
-    centre = np.array(float((first + second).mean() / 2))
-    return _mapped(mean(first - second), lambda moved: Scale(metric).difference(centre, moved))
-
-
 def _mapped(found: Measure, back: Callable[[Array], Array]) -> Measure:
     value, low, high = (float(back(np.array(v))) for v in (found.value, found.low, found.high))
     return Measure(value, low, high, found.runs)
 
 
-def _together(runs: Trained, metric: Metric, cells: str | Sequence[str]) -> Array:
-    """The scores of each seed on the scale, averaged over cells."""
-    names = [cells] if isinstance(cells, str) else cells
-    return np.mean([Scale(metric).values(runs.scores(metric, cell)) for cell in names], axis=0)
+def _reads(folder: RunFolder) -> bool:
+    """Whether a run at its last validation does what ``training.outcome`` asks of the best one."""
+    last = [row for row in folder.metrics() if row["kind"] == "dev"][-1]
+    gap, repeated = last.get("nll_exchanged", math.inf) - last["nll"], last.get("repeated_share", 0.0)
+    return bool(gap >= READS_BY and repeated <= MOSTLY)
 
 
 def _test_score(folder: RunFolder, metric: Metric) -> float | None:
@@ -304,12 +221,6 @@ def _outcome(folder: RunFolder) -> str:
     return status.outcome.state if status.outcome else status.state
 
 
-def _at(curve: Sequence[tuple[int, float]], share: float) -> float:
-    """The value at the last step up to a share of the training."""
-    last = curve[-1][0]
-    return next(value for step, value in reversed(curve) if step <= share * last or step == curve[0][0])
-
-
 def _gradient_norms(runs: Trained, cell: str) -> Iterator[Array]:
     for folder in runs.cells[cell]:
         norms = [row.get("grad_norm_l2") for row in folder.metrics() if row["kind"] == "train"]
@@ -324,7 +235,7 @@ def _spikes(norms: Array) -> float:
 def _cell(runs: Trained, metric: Metric, cell: str) -> Row:
     """A cell as the paper's table prints one, with every seed beside the mean."""
     scores, outcomes = runs.scores(metric, cell), [_outcome(folder) for folder in runs.cells[cell]]
-    found = _mean(metric, scores)
+    found = runs.mean_score(metric, runs.together(metric, cell))
     shown = [metric.shown(float(s)) if learnt(o) else f"({metric.shown(float(s))})"
              for s, o in zip(scores, outcomes, strict=True)]  # fmt: skip
     return {

@@ -5,11 +5,11 @@ from __future__ import annotations
 import hashlib
 import json
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
-from normlab.spec.claim import Claim, Measure, Verdict, together
+from normlab.spec.claim import Claim, Measure, Verdict, together, whole
 from normlab.spec.trainings import LAPTOP, Scale, Trainings
 
 
@@ -64,8 +64,8 @@ class Artefact:
     """Name to number, or to formula, as they were printed."""
     asserts: str
     """The claim that a reproduction decides, in words."""
-    study: str = ""
-    """The name of the function that measures it, one of ``normlab.papers.STUDIES``; empty: none yet."""
+    study: Callable[..., Measurement] | None = None
+    """The function of a ``Lab`` and the settings that measures it; None: none yet."""
     settings: Mapping[str, Any] = field(default_factory=dict)
     """The study's arguments: sizes, depths, seeds."""
     trainings: Mapping[Scale, Trainings] = field(default_factory=dict)
@@ -92,34 +92,36 @@ class Artefact:
         if self.version > 1 and not (self.date and self.reason):
             raise ValueError(f"version {self.version} of {self.id} needs a date and a reason; give both")
 
+    @property
+    def study_name(self) -> str:
+        """The study's name; empty: none yet."""
+        return getattr(self.study, "__name__", "")
+
     def settings_at(self, scale: Scale) -> dict[str, Any]:
         """The study's arguments at a scale."""
         own = self.trainings[scale].settings if scale in self.trainings else {}
         return {**self.settings, **own}
 
     def fingerprint(self, scale: Scale = LAPTOP) -> str:
-        """First 16 hex digits of the SHA-256 of what is asserted and how it is measured: a result that was
-        measured for another claim shows.
+        """First 16 hex digits of the SHA-256 of what is asserted and how it is measured: everything that can
+        change a verdict or a count. A result that was measured for another claim shows.
         """
         runs = {"trainings": self.trainings[scale].content()} if scale in self.trainings else {}
         content = {
             **runs,
             "id": self.id,
             "published": dict(self.published),
-            "study": self.study,
+            "study": [self.study_name, getattr(self.study, "version", 1)],
             "settings": dict(self.settings),
-            "claims": [
-                {
-                    "says": "",
-                    "measure": c.measure,
-                    "at_least": c.at_least,
-                    "at_most": c.at_most,
-                    "published": "",
-                }
-                for c in self.claims
-            ],
+            "rests_on": self.rests_on,
+            "claims": [claim.content() for claim in self.claims],
         }
-        return hashlib.sha256(json.dumps(content, sort_keys=True, default=list).encode()).hexdigest()[:16]
+        return hashlib.sha256(json.dumps(content, sort_keys=True, default=_plain).encode()).hexdigest()[:16]
+
+
+def _plain(value: Any) -> Any:
+    """A measure of runs, or a sequence, as plain data."""
+    return value.content() if hasattr(value, "content") else list(value)
 
 
 @dataclass(frozen=True)
@@ -148,6 +150,10 @@ class Reproduction:
     """Name of a text that was not there, so that the built-in corpus stood in for it; empty: none."""
     scale: Scale = LAPTOP
     """The scale of its trainings, where it has any."""
+    lock: str = ""
+    """The commit that locked the claim; empty where there was none."""
+    began: str = ""
+    """When the first of its trainings began, or the study itself: UTC, as of ISO 8601."""
 
     def verdict(self, claims: Sequence[Claim]) -> Verdict:
         """The verdict on all claims together; undecided where they were measured on another text.
@@ -160,8 +166,12 @@ class Reproduction:
         return together(verdict for c, verdict in found if verdict != "agrees" or not c.check)
 
     def tally(self, claims: Sequence[Claim]) -> Tally:
-        """The number of claims with each verdict, and of checks that pass."""
-        counted = Counter(c.verdict(self.measures) for c in claims if not c.check)
+        """The number of claims with each verdict, parts of one claim together, and of checks that pass."""
+        parts: dict[object, list[Verdict]] = {}
+        for claim in claims:
+            if not claim.check:
+                parts.setdefault(claim.part_of or claim, []).append(claim.verdict(self.measures))
+        counted = Counter(map(whole, parts.values()))
         checks = [c.verdict(self.measures) == "agrees" for c in claims if c.check]
         return Tally(dict(counted), sum(checks), len(checks))
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from math import inf, isclose, isfinite, log, sqrt
 from typing import Any, Final, Literal, TypeAlias
 
@@ -16,6 +16,7 @@ MOST_RUNS: Final = 1_000_000
 """A claim that needs more runs than this is too close to its bound for any number of runs."""
 
 ORDER: Final = "an order is the sign of the difference"
+MOST: Final = "one is better than the other if it is so at most seeds"
 RATIO: Final = "an order is a ratio above or below 1"
 """What bounds of 0 and 1 are derived from, where a paper says which of two is better."""
 
@@ -68,6 +69,16 @@ class Claim:
     """The hardware or data that gives the measure where this machine and its text cannot: without the measure
     the claim is undecided, and not merely not run.
     """
+
+    part_of: str = ""
+    """A name that claims share which are parts of one: they count once, when all of them are decided."""
+
+    def content(self) -> dict[str, Any]:
+        """What decides the verdict and whether it counts, as plain data: all but the words beside it, and
+        what is as it is by default, so that a new field changes no claim that leaves it out.
+        """
+        own = {f.name: getattr(self, f.name) for f in fields(self) if f.name not in ("says", "published")}
+        return {name: value for name, value in own.items() if value not in ("", inf, -inf)}
 
     def __post_init__(self) -> None:
         if not (isfinite(self.at_least) or isfinite(self.at_most)) or self.at_least > self.at_most:
@@ -193,6 +204,12 @@ def _quantile(probability: float, runs: int) -> float:
     from scipy.special import stdtrit  # a list of papers does not wait for it
 
     return float(stdtrit(runs - 1, probability))
+
+
+def whole(parts: Iterable[Verdict]) -> Verdict:
+    """The verdict on a claim of several parts: open while one of them is, else that of ``together``."""
+    given = set(parts)
+    return next((v for v in ("undecided", "not run") if v in given), together(given))
 
 
 def together(verdicts: Iterable[Verdict]) -> Verdict:

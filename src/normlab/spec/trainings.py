@@ -46,8 +46,9 @@ class Trainings:
     def content(self) -> dict[str, Any]:
         """What decides the numbers, as plain data."""
         cells = {cell: dict(changes) for cell, changes in self.cells.items()}
-        own = {"settings": dict(self.settings)} if self.settings else {}
-        return {"base": numbers(self.base), "cells": cells, "seeds": self.seeds, **own}
+        base = {"recipe": self.base.recipe, **numbers(self.base)}
+        own = {"seeds": self.seeds, "least": self.least, "settings": dict(self.settings)}
+        return {"base": base, "cells": cells, **own}
 
 
 def work(config: Config) -> float:

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from difflib import get_close_matches
 from fnmatch import fnmatchcase
+from itertools import repeat
 from pathlib import Path
 from typing import Any, Final
 
@@ -90,7 +91,8 @@ def _numbers(x: Any) -> bool:
     return numbers.ndim == 2 and not (numbers.is_floating_point() or numbers.is_complex())
 
 
-def _positive(x: Any) -> bool:
+def positive(x: Any) -> bool:
+    """Whether a value is a finite number above 0."""
     return isinstance(x, (int, float)) and not isinstance(x, bool) and 0 < x < float("inf")
 
 
@@ -106,7 +108,7 @@ KINDS: Final[dict[str, tuple[Callable[[Any], bool], str]]] = {
         lambda x: isinstance(x, (str, Path, Mapping, tuple)),
         'a recipe, a TOML file, or a dict of roles or globs, as in {"ffn_out": 0.02}; or "class"',
     ),
-    "peak_lr": (_positive, "a number above 0"),
+    "peak_lr": (positive, "a number above 0"),
     "steps": (lambda x: _whole(x) and x > 0, "a whole number above 0"),
 }
 
@@ -149,7 +151,7 @@ class Setup:
             value = getattr(self, name)
             if value is not None and not callable(value):
                 raise UserError(f"{name} is {shown(value)}, and must be a function")
-        if self.lr is not None and not _positive(self.lr):
+        if self.lr is not None and not positive(self.lr):
             raise UserError(f"lr is {shown(self.lr)}, and must be a number above 0, as in lr=3e-4")
         for one in self.optimizers:
             if one is not None and not isinstance(one, torch.optim.Optimizer) and not callable(one):
@@ -195,14 +197,44 @@ class Setup:
     @property
     def batch(self) -> Any:
         """The first batch. Raises UserError where there is none."""
-        if isinstance(self.batches, (Tensor, Mapping, tuple)) or hasattr(self.batches, "keys"):
-            return self.batches
-        if isinstance(self.batches, list):
-            several = all(isinstance(v, (Mapping, tuple, list)) for v in self.batches)
-            return self.batches[0] if several and self.batches else self.batches  # or arguments of the model
+        return self.batches if self.is_one_batch else next(self._pass())
+
+    @property
+    def is_one_batch(self) -> bool:
+        """Whether ``batches`` is itself a batch: one tensor, arguments or keywords, or nothing iterable."""
+        own = self.batches
+        if isinstance(own, list):
+            return not own or not all(isinstance(v, (Mapping, tuple, list)) for v in own)
+        return isinstance(own, (Tensor, Mapping, tuple)) or hasattr(own, "keys") or not _iterable(own)
+
+    def stream(self) -> Iterator[Any]:
+        """Batch after batch, without end: after the last one ``batches`` is read again.
+
+        Raises UserError where there is none, and for an iterator, which can be read once only.
+        """
+        if self.is_one_batch:
+            yield from repeat(self.batches)
+        if iter(self.batches) is self.batches:
+            raise UserError(
+                f"batches is {shown(self.batches)}, which can be read only once; give a list, a DataLoader, "
+                "or an object whose __iter__ begins again"
+            )
+        while True:
+            yield from self._pass()
+
+    def _pass(self) -> Iterator[Any]:
+        """The batches, once."""
+        batches = iter(self.batches)
         try:
-            return next(iter(self.batches))
-        except TypeError:
-            return self.batches
+            yield next(batches)
         except StopIteration:
             raise UserError("batches holds no batch; give one, or a re-iterable of some") from None
+        yield from batches
+
+
+def _iterable(value: Any) -> bool:
+    try:
+        iter(value)
+    except TypeError:
+        return False
+    return True

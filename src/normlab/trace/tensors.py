@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 import sys
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, nullcontext
 from contextvars import ContextVar
@@ -52,6 +53,12 @@ def tensors_in(value: Any, place: Place = ()) -> Iterator[tuple[Place, Tensor]]:
     elif is_dataclass(value) and not isinstance(value, type):
         for field in fields(value):
             yield from tensors_in(getattr(value, field.name), (*place, field.name))
+
+
+def rows_of(batch: Any) -> int:
+    """B, the length that most tensors of a batch begin with."""
+    lengths = Counter(x.shape[0] for _, x in tensors_in(batch) if x.ndim)
+    return lengths.most_common(1)[0][0] if lengths else 1
 
 
 def activations(value: Any) -> Iterator[tuple[Place, Tensor]]:

@@ -18,6 +18,7 @@ from torch import Tensor, distributed, nn
 
 from normlab.nn import shards
 from normlab.nn.sublayer import Branch, Sublayer
+from normlab.watching.meter import norms_of
 
 
 class MatrixView(NamedTuple):
@@ -245,8 +246,3 @@ def _summed(bucket: distributed.GradBucket) -> torch.futures.Future[Tensor]:
     """Sum a bucket over the ranks; DDP would take the mean, and the loss is divided already."""
     work = distributed.all_reduce(bucket.buffer(), async_op=True)
     return work.get_future().then(lambda done: done.value()[0])
-
-
-def norms_of(tensors: Sequence[Tensor]) -> Tensor:
-    """`[P]`: the L2 norm of each, without a wait for the device."""
-    return torch.stack(torch._foreach_norm(list(tensors)))

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import closing
 from dataclasses import replace
@@ -17,13 +16,13 @@ from normlab.errors import UserError
 from normlab.recipes.grammar import require_known
 from normlab.store.folder import RunFolder
 from normlab.tasks.registry import TASKS
-from normlab.training.callbacks.blame import EVERYTHING, NOTHING, NOWHERE, Observed, Verdict, blame
-from normlab.training.callbacks.flight import RING, Replay, Trigger, report_of
 from normlab.training.callbacks.probing import Preset, Probing
 from normlab.training.checkpoint import Checkpoint, has_checkpoint, open_checkpoint
 from normlab.training.devices import prepare_process
-from normlab.training.meter import StepRecord
-from normlab.training.trainer import AnyTask, Trainer, unwatched
+from normlab.training.trainer import AnyTask, Trainer, no_hooks
+from normlab.watching.fault import EVERYTHING, NOTHING, NOWHERE, Fault, fault
+from normlab.watching.meter import StepRecord
+from normlab.watching.recorder import RING, Replayed, Trigger, report_of
 
 WATCHED: Final = 64
 """Steps before the bad one in which a replay watches every module; those before are done again unwatched."""
@@ -53,17 +52,17 @@ def examine(path: str | Path, step: int | None = None, *, watched: int = WATCHED
     _, corpus = kind.prepare(config.data, folder.path.parent / "data")
     with folder.lock():
         task = kind(config, corpus, device)
-        found, names = replayed(task, folder, stop, watched=watched, history=folder.metrics())
+        answer = replay(task, folder, stop, watched=watched, history=folder.metrics())
         outcome = folder.status().outcome
-        if outcome is not None and outcome.state == "trained" and found.verdict.sentence == NOWHERE:
-            found = replace(found, verdict=replace(found.verdict, sentence=NOTHING))
+        if outcome is not None and outcome.state == "trained" and answer.fault.sentence == NOWHERE:
+            answer = replace(answer, fault=replace(answer.fault, sentence=NOTHING))
         trigger = Trigger("asked", stop, stop, f"asked about step {stop}")
-        report = report_of(stop, trigger, found, names, found.records)
+        report = report_of(stop, trigger, answer, answer.records)
         folder.add_flight(report)
     return report
 
 
-def replayed(
+def replay(
     task: AnyTask,
     folder: RunFolder,
     stop: int,
@@ -72,9 +71,9 @@ def replayed(
     most: int | None = None,
     losses: Mapping[int, float] | None = None,
     history: Sequence[Row] = (),
-) -> tuple[Replay, tuple[str, ...]]:
+) -> Replayed:
     """Do the steps from the run's last checkpoint, or from the start, up to ``stop`` again, if they are at
-    most ``most``; return the replay and the names of the parameters.
+    most ``most``.
 
     ``losses`` by step and the rows ``history`` of the run's metrics are compared with those that come out;
     what was validated then is not validated again.
@@ -88,20 +87,20 @@ def replayed(
         start, there, names = trainer.progress.step, checkpoint is not None, trainer.meter.names
         if broken := _not_finite(dict(zip(names, trainer.meter.weights, strict=True))):
             sentence = f"the checkpoint of step {start} already holds the fault: {broken} is not finite"
-            return Replay(Verdict(sentence, "weight", broken.rpartition(".")[0], start), start, there), names
+            return Replayed(Fault(sentence, "weight", broken.rpartition(".")[0], start), start, there)
         if most is not None and stop - start > most:
             why = f"step {stop} lies before the last checkpoint and {stop - start} steps after the start"
-            why = f"{why}: too far to do again while training; {LATER}"
-            return Replay(Verdict(why, "none"), start, there), names
-        records: deque[StepRecord] = deque(maxlen=RING)
-        steps = list(_again(trainer, stop, watched, history, records))
-    compared = list(_compared({seen.step: seen.loss for seen in steps}, losses or {}, history))
+            return Replayed(
+                Fault(f"{why}: too far to do again while training; {LATER}", "none"), start, there
+            )
+        steps = list(_again(trainer, stop, watched, history))
+    compared = list(_compared({one.step: one.values[0].item() for one in steps}, losses or {}, history))
     other = next((one for one in compared if not _same(*one[1:])), None)
+    records = tuple(steps[-RING:])
     if other is not None:
-        found = Replay(_differs(*other), start, there, agrees=False)
-    else:
-        found = Replay(blame(steps[-watched:]), start, there, agrees=True if compared else None)
-    return replace(found, records=tuple(records)), names
+        return Replayed(_differs(*other), start, there, agrees=False, records=records)
+    agrees = True if compared else None
+    return Replayed(fault(steps[-watched:]), start, there, agrees=agrees, records=records)
 
 
 def _checkpoint(folder: RunFolder, stop: int) -> Checkpoint | None:
@@ -118,26 +117,16 @@ def _not_finite(weights: Mapping[str, Tensor]) -> str:
     return next((name for name, w in weights.items() if not math.isfinite(w.abs().amax())), "")
 
 
-def _again(
-    trainer: Trainer, stop: int, watched: int, history: Sequence[Row], records: deque[StepRecord]
-) -> Iterator[Observed]:
+def _again(trainer: Trainer, stop: int, watched: int, history: Sequence[Row]) -> Iterator[StepRecord]:
     """Do the steps up to ``stop``, or to one whose loss is not finite."""
     seen: list[Record] = []
     probing = Probing(trainer.model, Preset(EVERYTHING, kinds=False), 1, seen.append)
     validated = {int(row["step"]): row for row in history if row["kind"] == "dev"}
-    loss = 0.0
-    while trainer.progress.step < stop and math.isfinite(loss):
-        record = trainer.step(probing.passing if trainer.progress.step >= stop - watched else unwatched)
-        records.append(record)
-        loss = record.values[0].item()
-        yield Observed(
-            step=record.step,
-            lr=record.lr,
-            loss=loss,
-            records=tuple(seen),
-            gradients=dict(zip(trainer.meter.names, record.gradients.tolist(), strict=True)),
-            updates=dict(zip(trainer.meter.names, record.updates.tolist(), strict=True)),
-        )
+    finite = True
+    while trainer.progress.step < stop and finite:
+        record = trainer.step(probing.passing if trainer.progress.step >= stop - watched else no_hooks)
+        finite = math.isfinite(record.values[0].item())
+        yield record._replace(seen=tuple(seen))
         seen.clear()
         if record.step in validated:
             trainer.validated(validated[record.step])
@@ -158,9 +147,9 @@ def _compared(
             before = int(row["step"])
 
 
-def _differs(step: int, then: float, now: float) -> Verdict:
-    """The verdict on a step that comes out otherwise: nothing in the configuration is to blame."""
-    return Verdict(
+def _differs(step: int, then: float, now: float) -> Fault:
+    """The answer where a step comes out otherwise: nothing in the configuration is to blame."""
+    return Fault(
         f"done again, step {step} comes out otherwise: what went wrong is not in the configuration; look at "
         "the hardware, at a device that does not repeat its sums, and at code from outside that touches the "
         "model",

@@ -12,7 +12,7 @@ from torch import Tensor
 from normlab.spec.io import from_plain
 from normlab.store.folder import RunFolder
 from normlab.training.callbacks.base import Row
-from normlab.training.meter import StepRecord
+from normlab.watching.meter import StepRecord
 
 _Steps = tuple[tuple[float, tuple[float, float, float]], ...]
 
@@ -30,8 +30,8 @@ class Rows:
         """Add a step to the row that comes next; nothing waits for the device."""
         self.pending.append((record.lr, record.values))
 
-    def fetch(self) -> tuple[Row, list[list[float]]]:
-        """Fetch the pending steps from the device: their columns of a row, and the values of each.
+    def fetch(self) -> Row:
+        """Fetch the pending steps from the device: their columns of a row.
 
         Loss and NLL are means over the steps; the gradient norm is the last step's, or the first one that is
         not finite.
@@ -45,7 +45,7 @@ class Rows:
             "lr": self.pending[-1][0],
         }
         self.pending.clear()
-        return row, values
+        return row
 
     def write(self, row: Row) -> None:
         """Add a row."""

@@ -14,22 +14,22 @@ from pathlib import Path
 from normlab.errors import UserError
 from normlab.spec.units import printable
 from normlab.store.files import regular
-from normlab.store.folder import RunFolder, Status
+from normlab.store.folder import RunFolder, State, Status
 from normlab.store.manifest import committed, read_state
 from normlab.training.callbacks.base import Callback, Callbacks, Row
-from normlab.training.callbacks.blame import Verdict
-from normlab.training.callbacks.flight import Recorder, Replay
 from normlab.training.callbacks.probing import Probing, preset_of
 from normlab.training.checkpoint import open_checkpoint, resume, save_checkpoint
 from normlab.training.devices import hardware
 from normlab.training.progress import Clock
-from normlab.training.replay import LATER, replayed
+from normlab.training.replay import LATER, replay
 from normlab.training.rows import Rows
 from normlab.training.stopping import Ending
 from normlab.training.trainer import Trainer
 from normlab.training.validation import Validation
 from normlab.training.warm_start import write as write_initial
 from normlab.training.weights import StepWeights
+from normlab.watching.fault import Fault
+from normlab.watching.recorder import NATS, Recorder, Replayed
 
 
 class Run:
@@ -41,7 +41,7 @@ class Run:
         self.callbacks = Callbacks(callbacks if self.ranks.main else (), trainer.snapshot)
         self.rows = Rows(folder, trainer.device, self._written)
         self.step_weights = StepWeights(folder, self.config)
-        self.recorder = Recorder(folder, trainer.meter.names, trainer.device, self._replay)
+        self.recorder = Recorder(folder, limits=NATS, replay=self._replay)
         with self.ranks.main_first():
             if refused := resume(folder.last, folder.previous, self._load):
                 _notice(folder, refused)
@@ -101,19 +101,19 @@ class Run:
 
     def flush(self) -> None:
         """Fetch the steps since the last flush from the device, and write one row for them."""
-        columns, values = self.rows.fetch()
-        self.recorder.fetched(self.progress.step, values)
+        columns = self.rows.fetch()
+        self.recorder.fetch()
         self.progress.seconds = self.clock.seconds()
         counts = {name: getattr(self.progress, name) for name in ("tokens", "padded_tokens", "seconds")}
         extra = {**self.trainer.scaling.row(), **self.ranks.row()}
         self.rows.write({"kind": "train", "step": self.progress.step, **columns, **counts, **extra})
         self._write_probes()
 
-    def checkpoint(self, state: str) -> None:
+    def checkpoint(self, state: State) -> None:
         """Save everything that is needed to go on from here."""
         if state == "running":
             with self.clock.stopped():
-                self.ranks.on_main(self.recorder.settle, self.progress.step)
+                self.ranks.on_main(self.recorder.report_spike, self.progress.step)
         self.ranks.on_main(self.step_weights.prune, self._saved, self.rows.validations())
         self._saved = self.progress.step
         self._write_probes()
@@ -148,20 +148,21 @@ class Run:
                 raise UserError(f"progress.step is {self.progress.step}, and the run has {steps} steps")
             sizes = self.rows.load_state_dict(state.get("rows", {}))
             self.folder.require_rows(sizes, folder)
-            self.recorder.load_state_dict(state.get("recorder", {}))
+            names, device = self.trainer.meter.names, self.trainer.device
+            self.recorder.load_state_dict(state.get("recorder", {}), names, device)
         return self.progress.step
 
-    def _replay(self, stop: int, losses: Mapping[int, float]) -> Replay:
+    def _replay(self, stop: int, losses: Mapping[int, float]) -> Replayed:
         if self.ranks.count > 1:
             sentence = f"steps of several ranks are not done again while training; {LATER}"
-            return Replay(Verdict(sentence, "none"))
+            return Replayed(Fault(sentence, "none"))
         most, history = self.config.machine.checkpoint_every_steps, self.rows.written
-        return replayed(self.trainer.task, self.folder, stop, most=most, losses=losses, history=history)[0]
+        return replay(self.trainer.task, self.folder, stop, most=most, losses=losses, history=history)
 
     def _examine(self) -> None:
         """Let the flight recorder look; a replay is no training time."""
         with self.clock.stopped():
-            self.ranks.on_main(self.recorder.look, self.progress.step, self.ending.outcome)
+            self.ranks.on_main(self.recorder.check_steps, self.progress.step, self.ending.outcome)
 
     def _written(self, row: Row) -> None:
         self.ranks.on_main(self.folder.append_metrics, row)
@@ -191,7 +192,7 @@ class Run:
             with self.trainer.ema.in_place():
                 self.ranks.on_main(self.step_weights.save, self.trainer.parallel.plain(), step)
 
-    def _report(self, state: str) -> None:
+    def _report(self, state: State) -> None:
         p = self.progress
         status = Status(
             state=state,

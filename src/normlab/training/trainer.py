@@ -19,19 +19,19 @@ from normlab.spec.units import count
 from normlab.tasks.task import Task
 from normlab.training.checkpoint import State
 from normlab.training.devices import autocast
-from normlab.training.meter import Meter, StepRecord
 from normlab.training.progress import Progress
 from normlab.training.ranks import SINGLE_PROCESS, Ranks
 from normlab.training.scaling import Scaling
 from normlab.training.warm_start import InitialWeights, initial_weights
 from normlab.training.weights import Ema
+from normlab.watching.meter import Meter, StepRecord
 
 AnyTask = Task[Any, Any, Any]
 Watch = Callable[[int, int], AbstractContextManager[None]]
 """Given a step and the number of a micro-batch, what surrounds its forward and backward pass."""
 
 
-def unwatched(step: int, micro_batch: int) -> AbstractContextManager[None]:
+def no_hooks(step: int, micro_batch: int) -> AbstractContextManager[None]:
     """Watch nothing."""
     return nullcontext()
 
@@ -65,7 +65,7 @@ class Trainer:
         """Stop the threads that make batches."""
         self.batches.close()
 
-    def step(self, watch: Watch = unwatched) -> StepRecord:
+    def step(self, watch: Watch = no_hooks) -> StepRecord:
         """Do one optimiser step over the micro-batches of the global batch."""
         config, p = self.config, self.progress
         p.step += 1
@@ -88,7 +88,9 @@ class Trainer:
         lr, norm, gradients, updates = self._update()
         p.tokens += tokens
         p.padded_tokens += padded_tokens
-        return StepRecord(p.step, lr, torch.stack([loss / tokens, nll / tokens, norm]), gradients, updates)
+        return StepRecord(
+            p.step, lr, loss / tokens, self.meter.names, gradients, updates, nll=nll / tokens, norm=norm
+        )
 
     def learning_rate(self, ahead: int = 0) -> float:
         """The learning rate of this step, or of the one ``ahead`` steps later."""

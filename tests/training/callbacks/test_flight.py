@@ -13,12 +13,12 @@ from normlab.store import RunFolder
 from normlab.tasks.translation import Translation
 from normlab.training import run as runs
 from normlab.training import trainer as module
-from normlab.training.callbacks.blame import NOTHING
-from normlab.training.callbacks.flight import RING, Trigger
 from normlab.training.replay import examine
 from normlab.training.run import Run
 from normlab.training.train import train
 from normlab.training.trainer import Trainer
+from normlab.watching.fault import NOTHING
+from normlab.watching.recorder import RING, Trigger
 from training.tiny import tiny
 
 FROM = 14
@@ -178,7 +178,7 @@ def test_a_spike_that_training_recovers_from_is_a_note_and_costs_no_replay(
         sums = loss()
         return replace(sums, loss=sums.loss * 2) if 40 <= step < 48 else sums
 
-    monkeypatch.setattr(runs, "replayed", pytest.fail)
+    monkeypatch.setattr(runs, "replay", pytest.fail)
     (report,) = flown(
         started(
             prepared,
@@ -250,7 +250,7 @@ def test_a_replay_that_fails_ends_no_training(prepared, tmp_path, monkeypatch):
 
     run = started(prepared, tmp_path)
     run.step()
-    monkeypatch.setattr(runs, "replayed", broken)
+    monkeypatch.setattr(runs, "replay", broken)
     assert asked(run)["verdict"]["sentence"] == "the replay failed: RuntimeError: out of memory"
     run.step()
     assert run.progress.step == 2
@@ -319,7 +319,7 @@ def test_a_finished_run_can_be_asked_and_keeps_all_else(text, tmp_path):
     folder = train(replace(config, machine=replace(config.machine, checkpoint_every_steps=5)), tmp_path)
     before = {p: p.read_bytes() for p in folder.path.rglob("*") if p.is_file()}
     report = examine(folder.path, 7)
-    assert report["verdict"].rule == "none"
+    assert report["verdict"]["rule"] == "none"
     assert report["replay"]["from_step"] == 0, "the last checkpoint is that of step 12"
     (written,) = folder.flights()
     assert (written["step"], written["trigger"]["kind"]) == (7, "asked")
@@ -339,7 +339,7 @@ def test_of_a_run_that_trained_nothing_is_said_to_be_wrong(text, tmp_path, monke
     status = folder.status()
     trained = replace(status, outcome=replace(status.outcome, state="trained"))
     monkeypatch.setattr(RunFolder, "status", lambda _: trained)
-    assert examine(folder.path)["verdict"].sentence == NOTHING
+    assert examine(folder.path)["verdict"]["sentence"] == NOTHING
 
 
 def test_a_damaged_file_is_named(tmp_path):

@@ -10,9 +10,9 @@ from normlab.diagnosis import PRESETS, Record
 from normlab.store import RunFolder
 from normlab.training.callbacks import probing
 from normlab.training.callbacks.probing import NOTHING, Probing
-from normlab.training.meter import Meter
 from normlab.training.parallel import SingleProcess
 from normlab.training.train import train
+from normlab.watching.meter import Meter
 from training.tiny import PowerCutError, run_of, tiny
 
 KEY = ("step", "stack", "index", "module", "signal", "statistic")

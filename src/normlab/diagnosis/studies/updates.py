@@ -18,7 +18,7 @@ from normlab.spec.chart import Strips
 from normlab.trace.step import OptimizerFactory, trainable
 
 MATRICES: Final = ("query", "key", "value", "output", "ffn_in", "ffn_out")
-KINDS: Final = (*MATRICES, "norm", "embedding", "other")
+GROUPS: Final = (*MATRICES, "norm", "embedding", "other")
 UNBALANCED: Final = 100.0
 """Ratio between updates in proportion to their matrices: too large for one learning rate to suit both."""
 LARGE_UPDATE: Final = 0.1
@@ -140,7 +140,7 @@ UPDATES: Final = Study(
             "parameter",
             {"gradient": "grad_relative", "update": "update_relative"},
             "relative to the largest",
-            order=KINDS,
+            order=GROUPS,
             without="bias",
         ),
     ),

@@ -4,8 +4,11 @@ from __future__ import annotations
 
 from typing import Final
 
+from normlab.papers import studies
 from normlab.papers.bases import CONVERGED, CURVES
+from normlab.papers.cells import printed
 from normlab.papers.liu2020.bases import EN_DE
+from normlab.papers.measures import DevAt, Difference, Score, ShareTrained
 from normlab.papers.scales import at_each
 from normlab.spec.artefact import Artefact
 from normlab.spec.claim import ORDER, at_least, at_most
@@ -16,22 +19,15 @@ TABLE1: Final = Artefact(
     id="liu2020.table1",
     paper="Liu et al. 2020, Table 1 (arXiv 2004.08249)",
     shows="Hybrids of 18 layers: which have vanishing gradients, and which train.",
-    published={
-        "enc:post/dec:post gradients": "vanish",
-        "enc:post/dec:post training": "diverges",
-        "enc:post/dec:pre gradients": "do not vanish",
-        "enc:post/dec:pre training": "diverges",
-        "enc:pre/dec:pre gradients": "do not vanish",
-        "enc:pre/dec:pre training": "converges",
-    },
+    published=printed("liu2020.table1"),
     asserts="Vanishing gradients are not the cause: the hybrid has none, and diverges.",
     discussion="The paper strikes through what does not hold, which plain text loses: rows 2 and 3 do not "
     "vanish. The gradients themselves are those of liu2020.fig3.",
-    study="trainings",
+    study=studies.trainings,
     settings={
         "measures": {
-            "post_enc": ("share_trained", "enc:post/dec:post", "enc:post/dec:pre"),
-            "pre": ("score", "bleu", "enc:pre/dec:pre"),
+            "post_enc": ShareTrained(("enc:post/dec:post", "enc:post/dec:pre")),
+            "pre": Score("bleu", "enc:pre/dec:pre"),
         }
     },
     trainings=at_each(lambda s: {name: s.recipe(name, (18, 18)) for name in _HYBRIDS}, EN_DE),
@@ -62,22 +58,18 @@ FIG1_9: Final = Artefact(
     id="liu2020.fig1_9",
     paper="Liu et al. 2020, Figures 1 and 9 (arXiv 2004.08249)",
     shows="Development perplexity through training, Post, Pre and Admin of 6 and of 18 layers.",
-    published={
-        "6L": "Pre faster than Post, but worse at the end",
-        "18L": "Post diverges",
-        "admin": "best at the end",
-    },
+    published=printed("liu2020.fig1_9"),
     asserts="The curves are in these orders.",
-    study="trainings",
+    study=studies.trainings,
     settings={
         "measures": {
-            "pre_faster": ("dev_at", "nll", "6L Pre", "6L Post", 0.3),
-            "post_18": ("difference", "nll", "18L Post", "18L Admin"),
+            "pre_faster": DevAt("nll", "6L Pre", "6L Post", 0.3),
+            "post_18": Difference("nll", "18L Post", "18L Admin"),
         },
         "gpu": {
-            "pre_worse": ("dev_at", "nll", "6L Pre", "6L Post", 1.0),
-            "admin_6": ("dev_at", "nll", "6L Admin", "6L Pre", 1.0),
-            "admin_18": ("dev_at", "nll", "18L Admin", "18L Pre", 1.0),
+            "pre_worse": DevAt("nll", "6L Pre", "6L Post", 1.0),
+            "admin_6": DevAt("nll", "6L Admin", "6L Pre", 1.0),
+            "admin_18": DevAt("nll", "18L Admin", "18L Pre", 1.0),
         },
     },
     trainings=at_each(
@@ -143,10 +135,10 @@ WARMUP: Final = Artefact(
     id="liu2020.warmup",
     paper="Liu et al. 2020, Section 5.2 (arXiv 2004.08249)",
     shows="A Post-LN of 18 layers with longer warm-up.",
-    published={f"warm-up {k}k": "fails" for k in (8, 16, 24, 32)},
+    published=printed("liu2020.warmup"),
     asserts="Longer warm-up does not save it.",
-    study="trainings",
-    settings={"measures": {"trains": ("share_trained", *(f"warm-up {k}k" for k in (8, 16, 24, 32)))}},
+    study=studies.trainings,
+    settings={"measures": {"trains": ShareTrained(tuple(f"warm-up {k}k" for k in (8, 16, 24, 32)))}},
     trainings=at_each(
         lambda s: {
             f"warm-up {k}k": {
@@ -182,23 +174,18 @@ SECTION5_3: Final = Artefact(
     id="liu2020.section5_3",
     paper="Liu et al. 2020, Section 5.3 (arXiv 2004.08249)",
     shows="Other initialisations of 18 layers on WMT'14 En-De.",
-    published={
-        "ReZero": "diverges",
-        "FixUp without norms": "diverges",
-        "LookLinear+Post": "diverges",
-        "blamed for ReZero and FixUp": "half precision and dropout",
-    },
+    published=printed("liu2020.section5_3"),
     asserts="All three diverge; with and without dropout, in single and half precision, shows what is to "
     "blame.",
     discussion="The section's De-En means En-De.",
-    study="trainings",
+    study=studies.trainings,
     settings={
         "measures": {
-            "rezero": ("share_trained", "ReZero, dropout", "ReZero"),
-            "fixup": ("share_trained", "FixUp, dropout", "FixUp"),
-            "looklinear": ("share_trained", "LookLinear+Post, dropout", "LookLinear+Post"),
-            "rezero_blame": ("difference", "nll", "ReZero, dropout", "ReZero"),
-            "fixup_blame": ("difference", "nll", "FixUp, dropout", "FixUp"),
+            "rezero": ShareTrained(("ReZero, dropout", "ReZero")),
+            "fixup": ShareTrained(("FixUp, dropout", "FixUp")),
+            "looklinear": ShareTrained(("LookLinear+Post, dropout", "LookLinear+Post")),
+            "rezero_blame": Difference("nll", "ReZero, dropout", "ReZero"),
+            "fixup_blame": Difference("nll", "FixUp, dropout", "FixUp"),
         }
     },
     trainings=at_each(

@@ -7,8 +7,11 @@ from __future__ import annotations
 
 from typing import Final
 
+from normlab.papers import studies
 from normlab.papers.bases import CURVES
+from normlab.papers.cells import printed
 from normlab.papers.liu2020.bases import EN_DE
+from normlab.papers.measures import ConstantRatio
 from normlab.papers.scales import at_each
 from normlab.spec.artefact import Artefact, Drawing
 from normlab.spec.claim import RATIO, at_least, at_most, within
@@ -22,19 +25,15 @@ _FASTER: Final = (
     (10.0, "larger by multiple magnitudes", "multiple magnitudes: at least 10 times"),
 )
 
+_NESTED: Final = {"first": 100, "batches": 4, "changes": 4}
+"""Draws within models whose seeds begin at 100."""
+
 FIG4: Final = Artefact(
     id="liu2020.fig4",
     paper="Liu et al. 2020, Figure 4 (arXiv 2004.08249)",
     shows="The change of the encoder's output |F(x, W) − F(x, W*)|² against the depth N, W* a random change "
     "of W or one step of Adam; Post, Pre and Admin.",
-    published={
-        "post random": "linear in N",
-        "pre random": "linear in log N",
-        "R² random": 0.99,
-        "R² update": 0.75,
-        "post against pre, update": "larger by multiple magnitudes",
-        "admin": "roughly the same increase speed as Pre",
-    },
+    published=printed("liu2020.fig4"),
     asserts="A line in N fits Post-LN better, one in log N Pre-LN, each as well as that; under updates "
     "Post-LN moves farther than Pre-LN, by multiple magnitudes; Admin grows as fast as Pre-LN.",
     discussion="The random change has to be small: the change of a normalised output cannot pass 2 an "
@@ -43,14 +42,14 @@ FIG4: Final = Artefact(
     "curve. R² and AIC are those of the curve averaged over seeds, with intervals by the jackknife over "
     "seeds. docs/amplification.md has the same for smaller encoders, each depth a model of its own, with "
     "embeddings that move.",
-    study="over_depth",
+    study=studies.over_depth,
     settings={
         **_ON_WMT,
         "depths": (6, 9, 12, 15, 18),
         "deepest": 60,
         "tokens": 256,
         "lr": 1e-5,
-        "seeds": (8, 3),
+        "nested": {"models": 24, "deepest": 3, **_NESTED},
     },
     claims=(
         *(
@@ -116,13 +115,11 @@ FIG4: Final = Artefact(
         )
         for kind, title in (("random", "a random change"), ("update", "one update of Adam"))
     ),
-    version=2,
-    date="2026-11-22",
-    reason="The first version measured the output of whole encoder-decoders and let an update move their "
-    "embeddings; the paper's figure is of the encoder's output. It took R² of single seeds, and its 10 "
-    "times for multiple magnitudes was not named as a convention.",
-    finding="The order is the paper's at both depths, 11 times at 18 layers and 6 times at 60. The paper "
-    "prints no number; that multiple magnitudes are ten times or more is our reading.",
+    version=3,
+    date="2026-11-25",
+    reason="The second version drew one batch and one random change for each of eight models, which made "
+    "most of the spread. The claims are the same, of 24 other models, four batches and four changes in each. "
+    "docs/pilots.md says how many models it takes, by seeds that do not count.",
 )
 
 FIG7_8: Final = Artefact(
@@ -130,19 +127,12 @@ FIG7_8: Final = Artefact(
     paper="Liu et al. 2020, Figures 7 and 8 (arXiv 2004.08249)",
     shows="The share β_ij of each branch in the output of each layer, at initialisation and after training: "
     "Post, Pre and Admin of 6 layers, and of 18.",
-    published={
-        "post": "relies on its own branch",
-        "pre at initialisation": "evenly on all",
-        "pre after training": "more on its own, less than Post",
-        "admin at initialisation": "evenly on all",
-        "admin after training": "more on its own",
-        "Σ_j β_ij² at initialisation": 1.0,
-    },
+    published=printed("liu2020.fig7_8"),
     asserts="At initialisation, in an encoder, Post-LN leans on its own branch, Pre-LN and Admin evenly on "
     "all, and the squares of a layer's shares add up to 1.",
     discussion="What becomes of the shares in training needs a training and is left open. With three seeds "
     "the sums of 18 layers were undecided, so that there are eight.",
-    study="dependencies",
+    study=studies.dependencies,
     settings={**_ON_WMT, "depths": (6, 18), "tokens": 1024, "followed": 32, "seeds": 8},
     claims=(
         at_least(
@@ -203,13 +193,7 @@ THEOREM2: Final = Artefact(
     id="liu2020.theorem2",
     paper="Liu et al. 2020, Theorem 2 (arXiv 2004.08249)",
     shows="That the output's change is C·Σ_i β_ii².",
-    published={
-        "β_ii² pre": "1/i",
-        "β_ii² post": "constant in i",
-        "change": "C Σ β_ii²",
-        "change pre": "O(log N)",
-        "change post": "O(N)",
-    },
+    published=printed("liu2020.theorem2"),
     asserts="1/β_ii² is linear in i in a Pre-LN and flat in a Post-LN. One C for each placement, fitted at "
     "the shallow half of the depths, predicts how far the output moves at the deep half.",
     discussion="β_ii² = 1/i needs branches of the same variance and no input; with an input it is 1/(i + "
@@ -218,8 +202,15 @@ THEOREM2: Final = Artefact(
     "is that through all sublayers, which is 1 if the variances are the same. Orders in N follow from the "
     "shares and the sum. Depths are prefixes of one encoder of 18 layers. Sections 3.1 and 5.2 of the paper "
     "exchange the numbers of its theorems.",
-    study="prefixes",
-    settings={**_ON_WMT, "layers": 18, "tokens": 512, "followed": 32, "seeds": 16},
+    study=studies.prefixes,
+    settings={
+        **_ON_WMT,
+        "layers": 18,
+        "tokens": 512,
+        "followed": 32,
+        "models": {"post": 80, "pre": 24, "admin": 24},
+        "nested": _NESTED,
+    },
     claims=(
         *(
             at_least(
@@ -291,13 +282,11 @@ THEOREM2: Final = Artefact(
             panel="placement",
         ),
     ),
-    version=2,
-    date="2026-11-22",
-    reason="The first version asked β_ii² itself to fall with an exponent of −0.8 to −1.2, which 1/(i + c) "
-    "already fails though it is what the theorem says with an input; and it judged R² of single seeds.",
-    finding="1/β_ii² is a line in i for the feed-forwards. The variance of self-attention's output itself "
-    "likely depends on the layer: tokens become more alike with depth, and an average keeps more "
-    "of its variance.",
+    version=3,
+    date="2026-11-25",
+    reason="The second version drew one batch and one random change for each of 16 models, which made "
+    "most of the spread. The claims are the same, of other models, four batches and four changes in each. "
+    "docs/pilots.md says how many models it takes, by seeds that do not count.",
 )
 
 _TRAINED: Final = {"Post": "post", "Pre": "pre", "Admin": "admin"}
@@ -306,12 +295,12 @@ CONSTANT_C: Final = Artefact(
     id="liu2020.constantC",
     paper="Liu et al. 2020, Section 5.2 (arXiv 2004.08249)",
     shows="The constant of Theorem 2 through training.",
-    published={"C, about": "|δ|·|∇G|", "through training": "falls"},
+    published=printed("liu2020.constantC"),
     asserts="C falls as training goes on: why warm-up helps SGD, too.",
     discussion="C is fitted to the output changes of the encoder's prefixes, whose weights are changed by 1% "
     "of each matrix's root mean square, at initialisation and at the best weights on dev.",
-    study="trainings",
-    settings={"measures": {name.lower(): ("constant_ratio", name) for name in _TRAINED}},
+    study=studies.trainings,
+    settings={"measures": {name.lower(): ConstantRatio(name) for name in _TRAINED}},
     trainings=at_each(lambda s: {name: s.recipe(placement) for name, placement in _TRAINED.items()}, EN_DE),
     claims=tuple(
         at_most(
@@ -330,18 +319,14 @@ PROFILING: Final = Artefact(
     id="liu2020.profiling",
     paper="Liu et al. 2020, Section 4.3 (arXiv 2004.08249)",
     shows="Admin's ω from the forward pass of a single batch.",
-    published={
-        "tokens of the batch, at most": 8192,
-        "batches": 1,
-        "a small number of instances": "sufficient",
-    },
+    published=printed("liu2020.profiling"),
     asserts="One batch suffices: ω differs less between batches than between seeds of the weights, and an "
     "Admin profiled on one batch moves its output as far as one profiled on 32.",
     discussion="Batches are of sentences drawn whatever their length, 512 positions each; a batch as "
     "large as the paper allows would differ less. Of the encoder, before a decoder of one layer. Taken to "
     "the letter, ω_i² as the sum of the variances of the branches before makes ω_1 zero and erases the "
     "embedding; the variance of the input has to be in the sum.",
-    study="profiles",
+    study=studies.profiles,
     settings={**_ON_WMT, "layers": 18, "tokens": 512, "batches": 32, "seeds": 8},
     claims=(
         at_most(

@@ -4,7 +4,10 @@ from __future__ import annotations
 
 from typing import Final
 
+from normlab.papers import studies
+from normlab.papers.cells import printed
 from normlab.papers.liu2020.bases import EN_DE
+from normlab.papers.measures import Score
 from normlab.papers.scales import at_each
 from normlab.spec.artefact import Artefact, Drawing
 from normlab.spec.claim import at_least, at_most, within
@@ -17,14 +20,9 @@ FIG3: Final = Artefact(
     paper="Liu et al. 2020, Figure 3 (arXiv 2004.08249)",
     shows="The gradient norm of every sublayer's output relative to the largest, at initialisation, 18 "
     "layers, Post and Pre, encoder and decoder.",
-    published={
-        "post decoder": "vanishes, at its encoder-attention",
-        "post encoder": "does not vanish",
-        "pre encoder": "does not vanish",
-        "pre decoder": "does not vanish",
-    },
+    published=printed("liu2020.fig3"),
     asserts="Only the decoder of a Post-LN vanishes, and it is the encoder-attention where it loses.",
-    study="sublayer_outputs",
+    study=studies.sublayer_outputs,
     settings={**_ON_WMT, "layers": 18, "tokens": 2048, "seeds": 3},
     claims=(
         at_most(
@@ -83,16 +81,16 @@ ADMIN_VANISHES: Final = Artefact(
     id="liu2020.admin_vanishes",
     paper="Liu et al. 2020, Section 4.3 (arXiv 2004.08249)",
     shows="The same as Figure 3 for an Admin of 18 layers.",
-    published={"admin decoder": "vanishes as a Post-LN does", "training": "converges"},
+    published=printed("liu2020.admin_vanishes"),
     asserts="The gradients of an Admin vanish like those of a Post-LN, and yet it trains.",
-    study="sublayer_outputs",
+    study=studies.sublayer_outputs,
     settings={
         **_ON_WMT,
         "layers": 18,
         "tokens": 2048,
         "seeds": 3,
         "placements": ("admin",),
-        "training": {"converges": ("score", "bleu", "18L Admin")},
+        "training": {"converges": Score("bleu", "18L Admin")},
     },
     trainings=at_each(
         lambda s: {"18L Admin": s.recipe("admin", (18, 18))},
@@ -139,12 +137,12 @@ FIG5_11: Final = Artefact(
     paper="Liu et al. 2020, Figures 5 and 11 (arXiv 2004.08249)",
     shows="Norms of gradients and of updates of the parameters of self-attention, relative to the largest, "
     "Pre-LN of 12 layers.",
-    published={"gradients": "differ: K and Q below V1 and V2", "updates under Adam": "alike"},
+    published=printed("liu2020.fig5_11"),
     asserts="At initialisation gradients differ more between kinds of parameters than Adam's updates do.",
     discussion="The paper looks at checkpoints of a whole training. Adam's first steps hardly see how large "
     "a gradient is, so that their balance is by construction; that it lasts is left open. Appendix A.4 "
     "writes W^(K) and W^(V1) where, by the figure, K and Q are meant.",
-    study="attention_matrices",
+    study=studies.attention_matrices,
     settings={**_ON_WMT, "layers": 12, "tokens": 1024, "steps": 8, "lr": 1e-4, "seed": 1},
     claims=(
         at_least(
@@ -193,7 +191,7 @@ THEOREM1: Final = Artefact(
     id="liu2020.theorem1",
     paper="Liu et al. 2020, Theorem 1 (arXiv 2004.08249)",
     shows="The variance of the gradient in the stream of a Post-LN encoder, from sublayer to sublayer.",
-    published={"post encoder": "Var[Δx_(i−1)] ≥ Var[Δx_i]"},
+    published=printed("liu2020.theorem1"),
     asserts="Gradients do not decay towards the input of a Post-LN encoder: on the mean over the sublayers "
     "of each role and over all, in the encoder of an encoder-decoder; and, as a claim of its own, in an "
     "encoder alone with a loss of its tokens.",
@@ -203,7 +201,7 @@ THEOREM1: Final = Artefact(
     "tokens is covered by the theorem's words; its assumption that gradients have mean 0 and do not depend "
     "on the sublayers' derivatives may not hold there. A loss of the mean of the tokens is measured beside. "
     "Sections 3.1 and 5.2 of the paper exchange the numbers of its theorems.",
-    study="encoder_gradients",
+    study=studies.encoder_gradients,
     settings={**_ON_WMT, "layers": 18, "tokens": 512, "seeds": 24},
     claims=tuple(
         at_least(
@@ -255,9 +253,9 @@ REMARK1: Final = Artefact(
     id="liu2020.remark1",
     paper="Liu et al. 2020, Remark 1 (arXiv 2004.08249)",
     shows="The variance of the gradient in the stream of a Pre-LN.",
-    published={"pre": "Var[Δx_i] ≥ Var[Δx_j] for i ≤ j"},
+    published=printed("liu2020.remark1"),
     asserts="In a Pre-LN the variance never falls from a layer to the one below it.",
-    study="sublayer_outputs",
+    study=studies.sublayer_outputs,
     settings={**_ON_WMT, "layers": 18, "tokens": 2048, "seeds": 3, "placements": ("pre",)},
     claims=tuple(
         at_least(
@@ -288,9 +286,9 @@ APPENDIX_A3: Final = Artefact(
     id="liu2020.appendixA3",
     paper="Liu et al. 2020, Appendix A.3 (arXiv 2004.08249)",
     shows="Why encoder-attention makes gradients vanish: what the norm takes is more than the branch gives.",
-    published={"post encoder-attention": "Var[∂a/∂x] + 1 ≤ σ_b²"},
+    published=printed("liu2020.appendixA3"),
     asserts="The inequality holds in every layer of a Post-LN decoder.",
-    study="cross_attention",
+    study=studies.cross_attention,
     settings={**_ON_WMT, "layers": 18, "tokens": 2048, "seeds": 3},
     claims=(
         at_most(

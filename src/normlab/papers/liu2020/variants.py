@@ -4,8 +4,11 @@ from __future__ import annotations
 
 from typing import Final
 
+from normlab.papers import studies
 from normlab.papers.bases import CONVERGED, CURVES
+from normlab.papers.cells import printed
 from normlab.papers.liu2020.bases import IWSLT
+from normlab.papers.measures import Difference, DifferenceSize, FoldDifference
 from normlab.papers.scales import at_each
 from normlab.spec.artefact import Artefact
 from normlab.spec.claim import ORDER, at_least, at_most, within
@@ -14,15 +17,15 @@ DROPOUT: Final = Artefact(
     id="liu2020.dropout",
     paper="Liu et al. 2020, Section 5.1 (arXiv 2004.08249)",
     shows="Attention and activation dropout on IWSLT'14 De-En.",
-    published={"effect": "enormous"},
+    published=printed("liu2020.dropout"),
     asserts="Both matter on IWSLT'14: what BLEU gains or loses without them.",
     discussion="Which way they work is not said; that they help a text as small as IWSLT'14 is likely meant. "
     "Dates are too regular a text to be overfitted in 200 steps, so that dropout can only slow the learning "
     "here: what is measured at this scale is whether it matters at all.",
-    study="trainings",
+    study=studies.trainings,
     settings={
-        "measures": {"size": ("difference_size", "bleu", "both", "neither")},
-        "gpu": {"effect": ("difference", "bleu", "both", "neither")},
+        "measures": {"size": DifferenceSize("bleu", "both", "neither")},
+        "gpu": {"effect": Difference("bleu", "both", "neither")},
     },
     trainings=at_each(
         lambda s: {
@@ -56,13 +59,13 @@ RESCALE_INIT: Final = Artefact(
     id="liu2020.rescale_init",
     paper="Liu et al. 2020, Appendix C (arXiv 2004.08249)",
     shows="Rescaled initial weights in place of ω, IWSLT'14 De-En.",
-    published={"BLEU": "about the same", "half precision": "less stable"},
+    published=printed("liu2020.rescale_init"),
     asserts="BLEU is about the same, and half precision is less stable.",
     discussion="Both begin with the ω of the authors' later package, which needs no data.",
-    study="trainings",
+    study=studies.trainings,
     settings={
-        "measures": {"same": ("difference", "bleu", "rescaled", "ω")},
-        "paper": {"half": ("difference", "nll", "rescaled", "ω")},
+        "measures": {"same": Difference("bleu", "rescaled", "ω")},
+        "paper": {"half": Difference("nll", "rescaled", "ω")},
     },
     trainings=at_each(
         lambda s: {"ω": s.recipe("admin_free"), "rescaled": s.recipe("admin_rescaled")},
@@ -94,12 +97,12 @@ APPENDIX_C: Final = Artefact(
     id="liu2020.appendixC",
     paper="Liu et al. 2020, Appendix C (arXiv 2004.08249)",
     shows="A trained Admin written as a plain Post-LN.",
-    published={"rewriting": "exact"},
+    published=printed("liu2020.appendixC"),
     asserts="The logits of both differ by rounding only.",
     discussion="The first ω comes before any norm: it folds into the embedding of tokens and of positions, "
     "which have to be untied for that.",
-    study="trainings",
-    settings={"measures": {"difference": ("fold_difference", "Admin")}},
+    study=studies.trainings,
+    settings={"measures": {"difference": FoldDifference("Admin")}},
     trainings=at_each(lambda s: {"Admin": s.recipe("admin")}, IWSLT),
     claims=(
         at_most(
@@ -112,14 +115,7 @@ APPENDIX_C: Final = Artefact(
     ),
 )
 
-_PARAMETERS: Final = {
-    "IWSLT'14 De-En small": 37,
-    "WMT'14 En-De 6L-6L": 63,
-    "WMT'14 En-De 12L-12L": 107,
-    "WMT'14 En-De 18L-18L": 151,
-    "WMT'14 En-Fr 6L-6L": 67,
-    "WMT'14 En-Fr 60L-12L": 262,
-}
+_PARAMETERS: Final = printed("liu2020.parameters")
 """Millions, by model."""
 
 PARAMETERS: Final = Artefact(
@@ -128,7 +124,7 @@ PARAMETERS: Final = Artefact(
     shows="Millions of parameters of each model; one matrix embeds source, target and output.",
     published=_PARAMETERS,
     asserts="Models of these sizes have as many, with about 10k, 37k and 44.5k vocabulary entries.",
-    study="parameter_counts",
+    study=studies.parameter_counts,
     settings={
         "models": {
             "IWSLT'14 De-En small": ("small", 6, 6, 10_000),

@@ -4,7 +4,17 @@ from __future__ import annotations
 
 from typing import Final
 
+from normlab.papers import studies
 from normlab.papers.bases import CONVERGED, CURVES
+from normlab.papers.cells import printed
+from normlab.papers.learned_scales import ScaleChange, ScaleGrowth
+from normlab.papers.measures import (
+    DevAt,
+    Difference,
+    GradientRatio,
+    ShareTrained,
+    SpikesDifference,
+)
 from normlab.papers.nguyen2019.bases import MODELS, TED
 from normlab.papers.scales import at_each
 from normlab.spec.artefact import Artefact, Drawing
@@ -14,28 +24,17 @@ FIG1: Final = Artefact(
     id="nguyen2019.fig1",
     paper="Nguyen and Salazar 2019, Figure 1 (arXiv 1910.05895)",
     shows="Dev BLEU of en-vi through training: Post and Pre, LayerNorm and ScaleNorm, FixNorm, warm-up.",
-    published={
-        "Pre": "above Post throughout",
-        "FixNorm": "faster at first, similar at the end",
-        "FixNorm+ScaleNorm": "best at the end",
-        "with warm-up": "slower at first than without, the same rate later",
-    },
+    published=printed("nguyen2019.fig1"),
     asserts="The curves are in these orders.",
-    study="trainings",
+    study=studies.trainings,
     settings={
         "measures": {
-            "pre_early": ("dev_at", "bleu", "Pre+LN", "Post+LN", 0.5),
-            "pre_late": ("dev_at", "bleu", "Pre+LN", "Post+LN", 1.0),
-            "fixnorm_early": ("dev_at", "nll", "Pre+FixNorm+LN", "Pre+LN", 0.3),
-            "fixnorm_late": ("dev_at", "bleu", "Pre+FixNorm+LN", "Pre+LN", 1.0),
-            "best": ("dev_at", "bleu", "Pre+FixNorm+ScaleNorm", "Pre+LN", 1.0),
-            "warmup_early": (
-                "dev_at",
-                "nll",
-                "Pre+FixNorm+ScaleNorm",
-                "Pre+FixNorm+ScaleNorm, no warm-up",
-                0.1,
-            ),
+            "pre_early": DevAt("bleu", "Pre+LN", "Post+LN", 0.5),
+            "pre_late": DevAt("bleu", "Pre+LN", "Post+LN", 1.0),
+            "fixnorm_early": DevAt("nll", "Pre+FixNorm+LN", "Pre+LN", 0.3),
+            "fixnorm_late": DevAt("bleu", "Pre+FixNorm+LN", "Pre+LN", 1.0),
+            "best": DevAt("bleu", "Pre+FixNorm+ScaleNorm", "Pre+LN", 1.0),
+            "warmup_early": DevAt("nll", "Pre+FixNorm+ScaleNorm", "Pre+FixNorm+ScaleNorm, no warm-up", 0.1),
         }
     },
     trainings=at_each(
@@ -100,18 +99,14 @@ FIG2: Final = Artefact(
     id="nguyen2019.fig2",
     paper="Nguyen and Salazar 2019, Figure 2 (arXiv 1910.05895)",
     shows="The global gradient norm through training, by placement and norm.",
-    published={
-        "Post": "spikes to the end",
-        "Pre": "small and smooth",
-        "Pre+LN": "lower than FixNorm+ScaleNorm",
-    },
+    published=printed("nguyen2019.fig2"),
     asserts="Post has more spikes than Pre; LayerNorm's level is below that of FixNorm+ScaleNorm.",
-    study="trainings",
+    study=studies.trainings,
     settings={
         "measures": {
-            "spikes": ("spikes_difference", "Post+LN", "Pre+LN"),
-            "level": ("gradient_ratio", "Pre+LN", "Pre+FixNorm+ScaleNorm"),
-            "height": ("gradient_ratio", "Post+LN", "Pre+LN"),
+            "spikes": SpikesDifference("Post+LN", "Pre+LN"),
+            "level": GradientRatio("Pre+LN", "Pre+FixNorm+ScaleNorm"),
+            "height": GradientRatio("Post+LN", "Pre+LN"),
         }
     },
     trainings=at_each(lambda s: {name: MODELS[name] for name in MODELS if name != "Pre+FixNorm+LN"}, TED),
@@ -165,16 +160,13 @@ FIG3: Final = Artefact(
     id="nguyen2019.fig3",
     paper="Nguyen and Salazar 2019, Figure 3 (arXiv 1910.05895)",
     shows="The learned scales g by depth and kind of sublayer, for en-vi, en-he and ar-en.",
-    published={
-        "g with the depth": "grows, in the decoder in a line, but for decoder-encoder attention",
-        "attention's g with the size of the corpus": "falls",
-    },
+    published=printed("nguyen2019.fig3"),
     asserts="g grows with the depth in every kind of sublayer but decoder-encoder attention, and attention's "
     "falls with the number of examples.",
-    study="learned_scales",
+    study=studies.learned_scales,
     settings={
         "gpu": {
-            role.replace(" ", "_"): ("scale_growth", "Pre+FixNorm+ScaleNorm", role)
+            role.replace(" ", "_"): ScaleGrowth("Pre+FixNorm+ScaleNorm", role)
             for role in (*_GROWING, "decoder-encoder attention")
         }
     },
@@ -218,13 +210,13 @@ FIG4: Final = Artefact(
     id="nguyen2019.fig4",
     paper="Nguyen and Salazar 2019, Figure 4 (arXiv 1910.05895)",
     shows="The learned scales g of en-vi with and without label smoothing.",
-    published={"late in the decoder, without": "lower", "at the output, without": "much higher"},
+    published=printed("nguyen2019.fig4"),
     asserts="Without label smoothing g is lower late in the decoder and higher at the output.",
-    study="learned_scales",
+    study=studies.learned_scales,
     settings={
         "gpu": {
-            "late": ("scale_change", "without smoothing", "Pre+FixNorm+ScaleNorm", "late"),
-            "output": ("scale_change", "without smoothing", "Pre+FixNorm+ScaleNorm", "output"),
+            "late": ScaleChange("without smoothing", "Pre+FixNorm+ScaleNorm", "late"),
+            "output": ScaleChange("without smoothing", "Pre+FixNorm+ScaleNorm", "output"),
         }
     },
     trainings=at_each(
@@ -265,11 +257,7 @@ SPEED: Final = Artefact(
     id="nguyen2019.speed",
     paper="Nguyen and Salazar 2019, Section 3.2 (arXiv 1910.05895)",
     shows="What ScaleNorm saves beside LayerNorm.",
-    published={
-        "operations LayerNorm": "O(7d)",
-        "operations ScaleNorm": "O(3d)",
-        "training faster by, about (%)": 5,
-    },
+    published=printed("nguyen2019.speed"),
     asserts="Alone, LayerNorm takes longer than ScaleNorm at every shape, both in elementary operations and "
     "both as one kernel. Training with ScaleNorm is about 5% faster; this is judged only where the share of "
     "the norms in a step allows it.",
@@ -277,7 +265,7 @@ SPEED: Final = Artefact(
     "step more than 1/(1 − s) times as fast (Amdahl's law). Where that is less than 1.05 this machine can "
     "say nothing about the third claim. On a machine with a GPU the same command uses it, and "
     "one kernel is then what PyTorch's compiler makes of the elementary operations.",
-    study="speed",
+    study=studies.speed,
     alone=True,
     settings={
         "shapes": ((256, 512), (1024, 512), (4096, 512), (4096, 1024)),
@@ -334,14 +322,14 @@ BATCHSIZE: Final = Artefact(
     id="nguyen2019.batchsize",
     paper="Nguyen and Salazar 2019, Appendix C (arXiv 1910.05895)",
     shows="A conjecture: with large batches Post-LN is stable even under Xavier.",
-    published={"conjecture": "stability thanks to the large batch"},
+    published=printed("nguyen2019.batchsize"),
     asserts="A Post-LN under Xavier that fails at the small batch trains at four or sixteen times that.",
-    study="trainings",
+    study=studies.trainings,
     settings={
         "measures": {
-            "small": ("share_trained", "batch x1"),
-            "large": ("share_trained", "batch x4", "batch x16"),
-            "gain": ("difference", "nll", "batch x16", "batch x1"),
+            "small": ShareTrained(("batch x1",)),
+            "large": ShareTrained(("batch x4", "batch x16")),
+            "gain": Difference("nll", "batch x16", "batch x1"),
         }
     },
     trainings=at_each(

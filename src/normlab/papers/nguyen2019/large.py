@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from typing import Final
 
+from normlab.papers import studies
 from normlab.papers.bases import CONVERGED, CURVES
-from normlab.papers.cells import PrintedTable
+from normlab.papers.cells import printed
+from normlab.papers.measures import Difference, ScoreRatio, TrainPerplexityRatio
 from normlab.papers.nguyen2019.bases import MODELS, TED, WMT
 from normlab.papers.scales import at_each
 from normlab.spec.artefact import Artefact
@@ -17,22 +19,16 @@ TABLE6: Final = Artefact(
     shows="BLEU on newstest2014 of WMT'14 En-De: BPE 32k, warm-up 4000, lr 1e-3, betas (0.9, 0.98), 8192 "
     "tokens x 10 accumulations, dropouts 0.1, clip 1.0, 40 epochs, Xavier uniform; compounds split before "
     "BLEU.",
-    published={
-        "Post+LN as published before": 27.3,
-        "Pre+LN": 26.83,
-        "Pre+FixNorm+ScaleNorm": 27.07,
-        "Post+LN": 27.58,
-        "Post+FixNorm+ScaleNorm": 27.57,
-    },
+    published=printed("nguyen2019.table6"),
     asserts="With much data Post is better than Pre, and FixNorm+ScaleNorm is not worse than LayerNorm.",
-    study="trainings",
+    study=studies.trainings,
     settings={
         "measures": {
-            "pre_scalenorm": ("difference", "bleu", "Pre+FixNorm+ScaleNorm", "Pre+LN"),
+            "pre_scalenorm": Difference("bleu", "Pre+FixNorm+ScaleNorm", "Pre+LN"),
         },
         "gpu": {
-            "post": ("difference", "bleu", "Post+LN", "Pre+LN"),
-            "post_scalenorm": ("difference", "bleu", "Post+FixNorm+ScaleNorm", "Post+LN"),
+            "post": Difference("bleu", "Post+LN", "Pre+LN"),
+            "post_scalenorm": Difference("bleu", "Post+FixNorm+ScaleNorm", "Post+LN"),
         },
     },
     trainings=at_each(
@@ -83,25 +79,16 @@ TABLE8: Final = Artefact(
     id="nguyen2019.table8",
     paper="Nguyen and Salazar 2019, Table 8 (arXiv 1910.05895)",
     shows="Perplexity of training and test text under label smoothing, LayerNorm against ScaleNorm.",
-    published=PrintedTable(
-        ("LayerNorm train", "LayerNorm test", "ScaleNorm train", "ScaleNorm test"),
-        {
-            "gl-en": (11.792, 54.300, 10.151, 45.770),
-            "sk-en": (14.078, 20.460, 14.004, 19.080),
-            "en-vi": (15.961, 17.950, 16.719, 17.100),
-            "en-he": (15.562, 14.950, 15.906, 15.080),
-            "ar-en": (14.372, 13.450, 14.165, 13.290),
-        },
-    ),
+    published=printed("nguyen2019.table8"),
     asserts="ScaleNorm has no clear effect on the training text and lowers the perplexity of the test text, "
     "but for en-he.",
     discussion="Both are Pre-LN with FixNorm here, as in rows (3) and (4) of Table 3.",
-    study="trainings",
+    study=studies.trainings,
     settings={
         "shown": "perplexity_smoothed",
         "measures": {
-            "train": ("train_perplexity_ratio", "ScaleNorm", "LayerNorm"),
-            "test": ("score_ratio", "perplexity_smoothed", "ScaleNorm", "LayerNorm"),
+            "train": TrainPerplexityRatio("ScaleNorm", "LayerNorm"),
+            "test": ScoreRatio("perplexity_smoothed", "ScaleNorm", "LayerNorm"),
         },
     },
     trainings=at_each(

@@ -4,34 +4,35 @@ from __future__ import annotations
 
 from typing import Final
 
-from normlab.papers.bases import CURVES, TO_THE_END
-from normlab.papers.cells import PrintedTable
-from normlab.papers.nguyen2019.bases import GL_EN_AT, MODELS, TED, Ted
+from normlab.papers import studies
+from normlab.papers.bases import CONVERGED, CURVES, TO_THE_END
+from normlab.papers.cells import printed
+from normlab.papers.measures import Difference, ShareBetter, ShareTrainedToTheEnd
+from normlab.papers.nguyen2019.bases import EDGE, GL_EN_AT, MODELS, TED, Ted
 from normlab.papers.scales import Cells, at_each
 from normlab.spec.artefact import Artefact
-from normlab.spec.claim import ORDER, at_least, at_most, within
+from normlab.spec.claim import MOST, ORDER, at_least, at_most, within
 
-PAIRS: Final = ("gl-en", "sk-en", "en-vi", "en-he", "ar-en")
 _VARIANT: Final = "(4) Pre+FixNorm+ScaleNorm"
 _ROWS: Final = "(1) Post+LN", "(2) Pre+LN", "(3) Pre+FixNorm+LN", _VARIANT
 """The rows of Table 3 that the paper trained."""
-_FINAL: Final = (20.91, 30.25, 32.79, 28.44, 34.15)
-"""Test BLEU of the paper's final model, which tables 3 and 7 both print."""
 
 _WARMUPS: Final = 4, 8, 16
+_SMALL: Final = "28.17", "28.20", "28.62"
+"""Dev BLEU of Post-LN under SmallInit at these."""
 
 
 def _table2(s: Ted) -> Cells:
     peak, warmup = s.base.optim.lr, s.base.optim.warmup_steps
     return {
         f"warm-up {k}k {init} {name}": {
-            "recipe": f"{placement}{words}+warmup",
+            "recipe": f"{name.lower()}{words}+warmup",
             "optim.lr": peak * (warmup / steps) ** 0.5,
             "optim.warmup_steps": steps,
             **(TO_THE_END if name == "Post" else {}),
         }
         for init, words in (("Xavier", ""), ("SmallInit", "+smallinit"))
-        for name, placement in (("Post", "post"), ("Pre", "pre"))
+        for name in s.placements
         for k in _WARMUPS
         for steps in (warmup * k // 8,)
     }
@@ -82,52 +83,58 @@ TABLE2: Final = Artefact(
     id="nguyen2019.table2",
     paper="Nguyen and Salazar 2019, Table 2 (arXiv 1910.05895)",
     shows="Dev BLEU of en-vi: Xavier normal and SmallInit, Post and Pre, by warm-up.",
-    published=PrintedTable(
-        ("warm-up 4k", "warm-up 8k", "warm-up 16k"),
-        {
-            "Xavier Post": ("fail", "fail", 5.76),
-            "Xavier Pre": (28.52, 28.73, 28.32),
-            "SmallInit Post": (28.17, 28.20, 28.62),
-            "SmallInit Pre": (28.26, 28.44, 28.33),
-        },
-    ),
+    published=printed("nguyen2019.table2"),
     asserts="SmallInit restores Post-LN and does not change Pre-LN.",
-    study="trainings",
+    study=studies.trainings,
     settings={
         "measures": {
-            "xavier_post": ("share_trained", *_of("Xavier", "Post")),
-            "small_post": ("share_trained", *_of("SmallInit", "Post")),
-            "post": ("difference", "bleu", _of("SmallInit", "Post"), _of("Xavier", "Post")),
-            "pre": ("difference", "bleu", _of("SmallInit", "Pre"), _of("Xavier", "Pre")),
-        }
+            name: measure
+            for k in _WARMUPS
+            for xavier, small in [[f"warm-up {k}k {init} Post" for init in ("Xavier", "SmallInit")]]
+            for name, measure in {
+                f"xavier_post_{k}k": ShareTrainedToTheEnd((xavier,)),
+                f"small_post_{k}k": ShareTrainedToTheEnd((small,)),
+                f"post_{k}k": ShareBetter("bleu", small, xavier),
+            }.items()
+        },
+        "gpu": {"pre": Difference("bleu", _of("SmallInit", "Pre"), _of("Xavier", "Pre"))},
     },
     trainings=at_each(
         _table2,
-        TED,
-        laptop=" Warm-ups of 15, 30 and 60 steps stand for 4k, 8k and 16k; the peak rate falls "
-        "with the square root of the warm-up, as in the paper.",
+        EDGE,
+        laptop=" Warm-ups of 20, 40 and 80 steps stand for 4k, 8k and 16k; the peak rate falls with the "
+        "square root of the warm-up, as in the paper.",
     ),
     claims=(
-        at_most(
-            0.5,
-            "share of Post-LN's runs under Xavier that train",
-            "xavier_post",
-            published="2 of 3 fail, and the third has 5.76 BLEU",
-            convention="it fails if most of its runs do",
-        ),
-        at_least(
-            0.5,
-            "share of Post-LN's runs under SmallInit that train",
-            "small_post",
-            published="3 of 3",
-            convention="it trains if most of its runs do",
-        ),
-        at_least(
-            0.0,
-            "BLEU of Post-LN under SmallInit minus under Xavier",
-            "post",
-            published="28.2 to 28.6 against at most 5.76",
-            derived=ORDER,
+        *(
+            claim
+            for k, xavier, small in zip(_WARMUPS, ("fail", "fail", "5.76"), _SMALL, strict=True)
+            for claim in (
+                at_most(
+                    0.5,
+                    f"share of Post-LN's runs under Xavier that train, warm-up {k}k",
+                    f"xavier_post_{k}k",
+                    published=xavier,
+                    convention="it fails if most of its runs do",
+                    part_of="xavier_post",
+                ),
+                at_least(
+                    0.5,
+                    f"share of Post-LN's runs under SmallInit that train, warm-up {k}k",
+                    f"small_post_{k}k",
+                    published=small,
+                    convention="it trains if most of its runs do",
+                    part_of="small_post",
+                ),
+                at_least(
+                    0.5,
+                    f"share of seeds at which SmallInit is better for Post-LN than Xavier, warm-up {k}k",
+                    f"post_{k}k",
+                    published=f"{small} against {xavier}",
+                    derived=MOST,
+                    part_of="post",
+                ),
+            )
         ),
         within(
             -1.0,
@@ -136,12 +143,15 @@ TABLE2: Final = Artefact(
             "pre",
             published="-0.26, -0.29 and +0.01",
             convention="no change: less than 1 BLEU either way",
+            needs=CONVERGED,
         ),
     ),
     drawings=CURVES,
-    finding="Eight of nine runs of Post-LN under Xavier leave the plateau, which is what training means "
-    "here, but they are at 0 to 22 BLEU after 200 steps, and those under SmallInit at 7 to 96: "
-    "they learn much more slowly, where the paper's fail.",
+    version=2,
+    date="2026-11-25",
+    reason="The first version had 200 steps at half the rate, at which Xavier's runs were slow and did not "
+    "fail, pooled the warm-ups, and kept failed runs in a mean. A Pre-LN exhausts this text, so that its "
+    "claim needs another. docs/pilots.md says how the regime was chosen, by seeds that do not count.",
 )
 
 TABLE3: Final = Artefact(
@@ -149,30 +159,16 @@ TABLE3: Final = Artefact(
     paper="Nguyen and Salazar 2019, Table 3 (arXiv 1910.05895)",
     shows="Test BLEU of five pairs of languages: Post against Pre, and norms; (1) to (4) are the rows' "
     "numbers.",
-    published=PrintedTable(
-        (*PAIRS, "average gain"),
-        {
-            "Post+LN as published before": (16.2, 24.0, 29.09, 23.66, 27.84, -4.05),
-            "(1) Post+LN": (18.47, 29.37, 31.94, 27.85, 33.39, 0.0),
-            "(2) Pre+LN": (19.09, 29.45, 31.92, 28.13, 33.79, 0.27),
-            "(3) Pre+FixNorm+LN": (19.38, 29.50, 32.45, 28.39, 34.35, 0.61),
-            _VARIANT: (*_FINAL, 1.10),
-        },
-        **{
-            "p < 0.01, (3) over (2)": "ar-en",
-            "p < 0.01, (4) over (3)": "gl-en, sk-en",
-            "p < 0.01, (4) over (1)": "all five",
-        },
-    ),
+    published=printed("nguyen2019.table3"),
     asserts="On gl-en each of (2), (3) and (4) is better than the one before, and (4) than (1).",
     discussion="The text says that each change adds at least 0.3 BLEU; by the table the first adds 0.27.",
-    study="trainings",
+    study=studies.trainings,
     settings={
         "measures": {
-            "pre": ("difference", "bleu", f"gl-en {_ROWS[1]}", f"gl-en {_ROWS[0]}"),
-            "fixnorm": ("difference", "bleu", f"gl-en {_ROWS[2]}", f"gl-en {_ROWS[1]}"),
-            "scalenorm": ("difference", "bleu", f"gl-en {_VARIANT}", f"gl-en {_ROWS[2]}"),
-            "together": ("difference", "bleu", f"gl-en {_VARIANT}", f"gl-en {_ROWS[0]}"),
+            "pre": Difference("bleu", f"gl-en {_ROWS[1]}", f"gl-en {_ROWS[0]}"),
+            "fixnorm": Difference("bleu", f"gl-en {_ROWS[2]}", f"gl-en {_ROWS[1]}"),
+            "scalenorm": Difference("bleu", f"gl-en {_VARIANT}", f"gl-en {_ROWS[2]}"),
+            "together": Difference("bleu", f"gl-en {_VARIANT}", f"gl-en {_ROWS[0]}"),
         }
     },
     trainings=at_each(
@@ -200,23 +196,14 @@ TABLE4: Final = Artefact(
     id="nguyen2019.table4",
     paper="Nguyen and Salazar 2019, Table 4 (arXiv 1910.05895)",
     shows="Dev BLEU of Pre+FixNorm+ScaleNorm by schedule of the learning rate.",
-    published=PrintedTable(
-        PAIRS,
-        {
-            "NoWarmup": (18.00, 28.92, 28.91, 30.33, 35.40),
-            "InvSqrtDecay": (22.18, 29.08, 28.84, 30.30, 35.33),
-            "ValDecay": (21.45, 29.46, 28.67, 30.69, 35.46),
-            "InvSqrtDecay+2xLR": (21.92, 29.03, 28.76, 30.50, 35.33),
-            "ValDecay+2xLR": (21.63, 29.49, 28.46, 30.13, 34.95),
-        },
-    ),
+    published=printed("nguyen2019.table4"),
     asserts="Warm-up can be left out but for gl-en.",
-    study="trainings",
+    study=studies.trainings,
     settings={
         "measures": {
-            "no_warmup": ("difference", "bleu", "NoWarmup", "InvSqrtDecay"),
-            "val_decay": ("difference", "bleu", "ValDecay", "InvSqrtDecay"),
-            "double": ("difference", "bleu", "InvSqrtDecay+2xLR", "InvSqrtDecay"),
+            "no_warmup": Difference("bleu", "NoWarmup", "InvSqrtDecay"),
+            "val_decay": Difference("bleu", "ValDecay", "InvSqrtDecay"),
+            "double": Difference("bleu", "InvSqrtDecay+2xLR", "InvSqrtDecay"),
         }
     },
     trainings=at_each(_table4, TED, laptop=" One text stands for five pairs."),
@@ -251,20 +238,17 @@ TABLE5: Final = Artefact(
     id="nguyen2019.table5",
     paper="Nguyen and Salazar 2019, Table 5 (arXiv 1910.05895)",
     shows="Dev BLEU of en-vi without warm-up at 4, 5 and 6 layers.",
-    published=PrintedTable(
-        ("4 layers", "5 layers", "6 layers"),
-        {"Post": (18.31, "fails", "fails"), "Pre": (28.33, 28.13, 28.32)},
-    ),
+    published=printed("nguyen2019.table5"),
     asserts="Without warm-up Post-LN fails from 5 layers on and Pre-LN trains at each depth.",
-    study="trainings",
+    study=studies.trainings,
     settings={
         "measures": {
-            "post_deep": ("share_trained", "5 layers Post", "6 layers Post"),
-            "pre": ("share_trained", "4 layers Pre", "5 layers Pre", "6 layers Pre"),
-            "four_layers": ("difference", "bleu", "4 layers Pre", "4 layers Post"),
+            "post_deep": ShareTrainedToTheEnd(("5 layers Post", "6 layers Post")),
+            "pre": ShareTrainedToTheEnd(("4 layers Pre", "5 layers Pre", "6 layers Pre")),
+            "four_layers": ShareBetter("bleu", "4 layers Pre", "4 layers Post"),
         }
     },
-    trainings=at_each(_table5, TED),
+    trainings=at_each(_table5, EDGE),
     claims=(
         at_most(
             0.5,
@@ -281,47 +265,37 @@ TABLE5: Final = Artefact(
             convention="it trains if most of its runs do",
         ),
         at_least(
-            0.0,
-            "BLEU of Pre-LN minus that of Post-LN, 4 layers",
+            0.5,
+            "share of seeds at which Pre-LN is better than Post-LN, 4 layers",
             "four_layers",
             published="28.33 against 18.31",
-            derived=ORDER,
+            derived=MOST,
         ),
     ),
     drawings=CURVES,
-    finding="With SmallInit a Post-LN of width 64 trains without warm-up at each depth; what fails here "
-    "is one under Xavier (xiong2020.fig2a, at 2e-3). The paper's failures are at width 512, "
-    "with dropout.",
+    version=2,
+    date="2026-11-25",
+    reason="The first version had 200 steps at half the rate, which is outside of the paper's regime: "
+    "Post-LN trained at each depth. docs/pilots.md says how the regime was chosen, by seeds that do not "
+    "count.",
 )
 
 TABLE7: Final = Artefact(
     id="nguyen2019.table7",
     paper="Nguyen and Salazar 2019, Table 7 (arXiv 1910.05895)",
     shows="Test BLEU by how many scales g are learned: one a feature, one a norm, only the last one.",
-    published=PrintedTable(
-        PAIRS,
-        {
-            "RMSNorm+FixNorm": (20.92, 30.36, 32.54, 28.29, 33.67),
-            "ScaleNorm+FixNorm": _FINAL,
-            "ScaleNorm(g=√d)+FixNorm": (21.18, 30.36, 32.66, 28.19, 34.11),
-            "ScaleNorm(g=√d)+FixNorm+ValDecay": (20.36, 30.45, 32.83, 27.97, 33.98),
-            "ScaleNorm(g=√d)+FixNorm+ValDecay+2xLR": (21.15, 30.57, 31.81, 25.00, 28.92),
-        },
-    ),
+    published=printed("nguyen2019.table7"),
     asserts="One scale a norm is as good as one a feature; with all but the last fixed it fails at twice the "
     "learning rate.",
     discussion="The text speaks of runs with and without twice the learning rate; the numbers that fall off "
     "are only those with.",
-    study="trainings",
+    study=studies.trainings,
     settings={
         "measures": {
-            "one_scale": ("difference", "bleu", "ScaleNorm+FixNorm", "RMSNorm+FixNorm"),
-            "fixed": ("difference", "bleu", "ScaleNorm(g=√d)+FixNorm", "ScaleNorm+FixNorm"),
-            "fixed_double": (
-                "difference",
-                "bleu",
-                "ScaleNorm(g=√d)+FixNorm+ValDecay+2xLR",
-                "ScaleNorm(g=√d)+FixNorm+ValDecay",
+            "one_scale": Difference("bleu", "ScaleNorm+FixNorm", "RMSNorm+FixNorm"),
+            "fixed": Difference("bleu", "ScaleNorm(g=√d)+FixNorm", "ScaleNorm+FixNorm"),
+            "fixed_double": Difference(
+                "bleu", "ScaleNorm(g=√d)+FixNorm+ValDecay+2xLR", "ScaleNorm(g=√d)+FixNorm+ValDecay"
             ),
         }
     },

@@ -4,7 +4,10 @@ from __future__ import annotations
 
 from typing import Final
 
+from normlab.papers import studies
 from normlab.papers.bases import CONVERGED, CURVES, TO_THE_END
+from normlab.papers.cells import printed
+from normlab.papers.measures import DevAt, Difference, Score, ShareGap, StepsRatio
 from normlab.papers.scales import Cells, at_each
 from normlab.papers.xiong2020.bases import IWSLT, PRETRAINING, WMT, Bert, Iwslt, Wmt
 from normlab.spec.artefact import Artefact, Drawing
@@ -64,14 +67,14 @@ FIG4CD: Final = Artefact(
     id="xiong2020.fig4cd",
     paper="Xiong et al. 2020, Figure 4(c) and (d) (arXiv 2002.04745)",
     shows="WMT'14 En-De: learning rates 7e-4 and 1.5e-3, decay at epoch 6, then inverse square root.",
-    published={"BLEU first pre checkpoint, near (ICLR)": 20, "BLEU first post checkpoint, below (ICLR)": 10},
+    published=printed("xiong2020.fig4cd"),
     asserts="Pre-LN without warm-up is ahead of Post-LN with it from the first checkpoint on.",
     discussion="By how much the rate falls at epoch 6 is not said; 0.1 and 1 are both possible readings, and "
     "here it is 1: Pre-LN's rate stays until the step and is an inverse square root from there.",
-    study="trainings",
+    study=studies.trainings,
     settings={
         "measures": {
-            f"{when}_{rate}": ("dev_at", "nll", f"lr {rate} Pre", f"lr {rate} Post, warm-up", share)
+            f"{when}_{rate}": DevAt("nll", f"lr {rate} Pre", f"lr {rate} Post, warm-up", share)
             for rate in _RATES
             for when, share in (("first", 0.15), ("last", 1.0))
         }
@@ -99,25 +102,19 @@ FIG5A: Final = Artefact(
     paper="Xiong et al. 2020, Figure 5(a) (arXiv 2002.04745)",
     shows="BERT-base pre-training: Post-LN (warm-up of 10k steps, lr 1e-4), Pre-LN (no warm-up, from 3e-4 "
     "down in a line), and Post-LN at 3e-4.",
-    published={
-        "validation loss reached by both": 1.69,
-        "updates of the faster": 500_000,
-        "updates of the slower": 700_000,
-        "faster by, about": "40%",
-        "post at 3e-4": "diverges",
-    },
+    published=printed("xiong2020.fig5a"),
     asserts="Pre-LN arrives first; Post-LN at the higher rate diverges. With Pre-LN at 1e-4 besides, what is "
     "the placement's and what is the learning rate's can be told apart.",
     discussion="The text gives the 500k updates to Post-LN; the figure, and what the paper concludes, give "
     "them to Pre-LN. Placement and learning rate differ together between the two curves.",
-    study="trainings",
+    study=studies.trainings,
     settings={
         "measures": {
-            "sooner": ("steps_ratio", _PRE, _POST),
-            "sooner_at_one_rate": ("steps_ratio", "pre, lr 1e-4", _POST),
-            "pre_more_often": ("share_gap", (_PRE,), ("post, lr 3e-4, warm-up",)),
-            "worse_at_3e-4": ("difference", "nll", "post, lr 3e-4, warm-up", _POST),
-            "needs_warmup": ("difference", "nll", "post, lr 1e-4", _POST),
+            "sooner": StepsRatio(_PRE, _POST),
+            "sooner_at_one_rate": StepsRatio("pre, lr 1e-4", _POST),
+            "pre_more_often": ShareGap((_PRE,), ("post, lr 3e-4, warm-up",)),
+            "worse_at_3e-4": Difference("nll", "post, lr 3e-4, warm-up", _POST),
+            "needs_warmup": Difference("nll", "post, lr 1e-4", _POST),
         }
     },
     trainings=at_each(_pretrainings, PRETRAINING),
@@ -186,18 +183,18 @@ FIG5BC: Final = Artefact(
     paper="Xiong et al. 2020, Figure 5(b) and (c) (arXiv 2002.04745)",
     shows="Accuracy on MRPC and RTE of the checkpoints of both trainings, six seeds with 95% intervals, over "
     "batches of 16 and 32, rates 1e-5 to 1e-4 and 3 to 8 epochs.",
-    published={"order": "Pre-LN converges faster"},
+    published=printed("xiong2020.fig5bc"),
     asserts="Pre-LN's accuracy is ahead of Post-LN's at the same number of updates, outside the intervals.",
     discussion="At the laptop scale the number of updates is that of the whole pre-training.",
-    study="fine_tuning",
+    study=studies.fine_tuning,
     settings={
         "tasks": ("MRPC", "RTE"),
         "batches": (16,),
         "lrs": (1e-4, 3e-4, 1e-3),
         "epochs": (2,),
         "measures": {
-            "ahead_on_MRPC": ("difference", "accuracy", f"MRPC {_PRE}", f"MRPC {_POST}"),
-            "ahead_on_RTE": ("difference", "accuracy", f"RTE {_PRE}", f"RTE {_POST}"),
+            "ahead_on_MRPC": Difference("accuracy", f"MRPC {_PRE}", f"MRPC {_POST}"),
+            "ahead_on_RTE": Difference("accuracy", f"RTE {_PRE}", f"RTE {_POST}"),
         },
     },
     trainings=at_each(
@@ -240,13 +237,13 @@ FOOTNOTE1: Final = Artefact(
     paper="Xiong et al. 2020, footnote 1 (arXiv 2002.04745)",
     shows="Pre-LN on IWSLT'14 De-En, tuned: lr 7.5e-4, decay at step 8000, then inverse square root, dropout "
     "0.3, attention dropout 0.1, batches of 8192 tokens.",
-    published={"test BLEU": 35.5},
+    published=printed("xiong2020.footnote1"),
     asserts="Its test BLEU is the published one, and above that of the untuned Pre-LN.",
-    study="trainings",
+    study=studies.trainings,
     settings={
-        "measures": {"trains": ("score", "bleu", "Pre-LN, tuned")},
-        "gpu": {"tuned": ("difference", "bleu", "Pre-LN, tuned", "Pre-LN")},
-        "paper": {"test_bleu": ("score", "bleu", "Pre-LN, tuned")},
+        "measures": {"trains": Score("bleu", "Pre-LN, tuned")},
+        "gpu": {"tuned": Difference("bleu", "Pre-LN, tuned", "Pre-LN")},
+        "paper": {"test_bleu": Score("bleu", "Pre-LN, tuned")},
     },
     trainings=at_each(
         _tuned,

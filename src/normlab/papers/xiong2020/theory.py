@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import Final
 
+from normlab.papers import studies
+from normlab.papers.cells import printed
 from normlab.spec.artefact import Artefact, Drawing
 from normlab.spec.claim import at_least, at_most, within
 
@@ -17,15 +19,9 @@ TABLE1: Final = Artefact(
     id="xiong2020.table1",
     paper="Xiong et al. 2020, Table 1 (arXiv 2002.04745)",
     shows="The two orders of a layer's operations, and the LayerNorm after the last layer of a Pre-LN.",
-    published={
-        "post attention": "LN(x + attention(x))",
-        "post feed-forward": "LN(x + FFN(x))",
-        "pre attention": "x + attention(LN(x))",
-        "pre feed-forward": "x + FFN(LN(x))",
-        "pre output": "LN(x)",
-    },
+    published=printed("xiong2020.table1"),
     asserts="Stacks under post and pre give the outputs of the table's equations written out line by line.",
-    study="table_1",
+    study=studies.table_1,
     settings={"dim": 512, "layers": 6, "tokens": 16, "seeds": 2},
     claims=(
         at_most(1e-10, "largest difference of a Post-LN's outputs", "post_difference", check=_WRITTEN),
@@ -37,9 +33,9 @@ LEMMA1: Final = Artefact(
     id="xiong2020.lemma1",
     paper="Xiong et al. 2020, Lemma 1 (arXiv 2002.04745)",
     shows="The expected squared norm of ReLU(X), X a Gaussian vector of d elements of variance σ².",
-    published={"E‖ReLU(X)‖²": "σ²d/2"},
+    published=printed("xiong2020.lemma1"),
     asserts="The mean over draws is σ²d/2, within sampling error, at every width and deviation.",
-    study="relu_scale",
+    study=studies.relu_scale,
     settings={"dims": (64, 512, 1024), "sigmas": (0.5, 1.0, 2.0), "draws": 20_000, "seeds": 10},
     claims=(
         at_least(0.99, "the lowest mean over σ²d/2", "lowest_ratio", published="1", check=_IDENTITY),
@@ -56,18 +52,14 @@ LEMMA2: Final = Artefact(
     id="xiong2020.lemma2",
     paper="Xiong et al. 2020, Lemma 2 (arXiv 2002.04745)",
     shows="The scale of the hidden states at initialisation, by layer.",
-    published={
-        "post E‖x^{post,5}‖²": "3d/2",
-        "pre E‖x_l‖² at least": "(1 + l/2)d",
-        "pre E‖x_l‖² at most": "(1 + 3l/2)d",
-    },
+    published=printed("xiong2020.lemma2"),
     asserts="In the setting of the theory Post-LN has 3d/2 in every layer and Pre-LN is within both bounds; "
     "a feed-forward of another width than d has d(1 + 2·d·d_ff/(d + d_ff)²) in Post-LN.",
     discussion="The lemma has d_ff = d, which no model of the paper's experiments has. The same argument "
     "with d_ff ≠ d gives 1.444d for the small Transformer and 1.32d for the base one. With ten seeds of "
     "twelve layers most of this was undecided: there are two hundred of six. That activations of a Post-LN "
     "grow from layer to layer, as the ApX page has it, contradicts this lemma.",
-    study="hidden_scales",
+    study=studies.hidden_scales,
     settings={"dim": 512, "layers": 6, "tokens": 16, "seeds": 200, "ffn_dims": (1024, 2048)},
     claims=(
         at_least(
@@ -126,12 +118,12 @@ LEMMA3: Final = Artefact(
     id="xiong2020.lemma3",
     paper="Xiong et al. 2020, Lemma 3 (arXiv 2002.04745)",
     shows="The spectral norm of LayerNorm's Jacobian.",
-    published={"‖J_LN(x)‖₂": "O(√d / ‖x‖)"},
+    published=printed("xiong2020.lemma3"),
     asserts="It is √d / ‖x − mean(x)‖ for d of 3 or more, so that it falls as 1/‖x‖ where x is centred.",
     discussion="The order that is printed speaks of ‖x‖; the exact value has ‖x − mean(x)‖ instead. Where "
     "the mean of x dominates its deviation, the printed form fails: the norm may be as large as one likes "
     "beside √d / ‖x‖.",
-    study="norm_jacobian",
+    study=studies.norm_jacobian,
     settings={"dims": (3, 64, 512), "lengths": (0.1, 1.0, 10.0, 100.0), "mean_over_sd": 10.0, "seeds": 5},
     claims=(
         at_most(1e-6, "farthest relative distance from √d / ‖x − mean(x)‖", "exact_error", check=_EXACT),
@@ -169,9 +161,9 @@ CONCENTRATION: Final = Artefact(
     id="xiong2020.concentration",
     paper="Xiong et al. 2020, Definition 1 and Section 3.4 (arXiv 2002.04745)",
     shows="How closely squared norms of hidden states keep to their mean: Theorem 1 takes this for granted.",
-    published={"ε": 0.1, "δ": 0.125, "P[(Z − EZ)/EZ ≤ 0.1]": "at least 0.875"},
+    published=printed("xiong2020.concentration"),
     asserts="Squared norms of hidden states are (0.1, 0.125)-bounded on batches of real tokens.",
-    study="bounded_lengths",
+    study=studies.bounded_lengths,
     settings={"text": "iwslt14.de-en", "model": "small", "layers": 6, "tokens": 4096, "seeds": 10},
     claims=(
         at_least(
@@ -202,9 +194,9 @@ APPENDIX_G: Final = Artefact(
     id="xiong2020.appendixG",
     paper="Xiong et al. 2020, Appendix G (arXiv 2002.04745)",
     shows="A bound for the tail of a χ² variable with d degrees of freedom.",
-    published={"δ": "exp(−dε²/8)", "δ at d 512, ε 0.1": 0.53},
+    published=printed("xiong2020.appendixG"),
     asserts="The measured share above (1 + ε)d is below the bound.",
-    study="chi_square",
+    study=studies.chi_square,
     settings={"dim": 512, "epsilon": 0.1, "draws": 20_000, "seeds": 10},
     claims=(
         within(

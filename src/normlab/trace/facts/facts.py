@@ -17,7 +17,7 @@ from normlab.trace.facts.stacks import Block, find_stacks, stream_of
 from normlab.trace.facts.targets import SCORED, Logits, Targets, read_logits
 from normlab.trace.facts.tokens import Tokens, looked_up
 from normlab.trace.setup import Declaration
-from normlab.trace.tensors import Place, at, map_tensors, replaced, tensors_in
+from normlab.trace.tensors import Place, at, map_tensors, replaced, rows_of, tensors_in
 from normlab.trace.trace import Trace
 
 LOOKED_UP: Final = "embedding"
@@ -40,7 +40,7 @@ class Facts:
             blocks = {b.path for b in self.blocks}
             first = [e for e in passed.events if e.module in blocks and not e.call]
             self.streams = {e.module: (_stream(e.inputs), _stream(e.outputs)) for e in first}
-            self._scored = read_logits(self.trace, passed, self.rows)
+            self._scored = read_logits(self.trace, passed)
 
     @property
     def entering(self) -> dict[str, Tensor]:
@@ -59,8 +59,7 @@ class Facts:
     @cached_property
     def rows(self) -> int:
         """B, the length that most tensors of the batch begin with."""
-        lengths = Counter(x.shape[0] for x in self.entries.values() if x.ndim)
-        return lengths.most_common(1)[0][0] if lengths else 1
+        return rows_of(self.trace.batch)
 
     @cached_property
     def tokens(self) -> Tokens:

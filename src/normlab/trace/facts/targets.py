@@ -20,7 +20,7 @@ from normlab.trace.compare import distance
 from normlab.trace.functions import FunctionCall
 from normlab.trace.graph import factors
 from normlab.trace.step import gradients_in
-from normlab.trace.tensors import Tap
+from normlab.trace.tensors import Tap, rows_of
 from normlab.trace.trace import Event, Pass, Trace
 
 ROWS = 512
@@ -181,13 +181,13 @@ class Logits(NamedTuple):
         return isinstance(self.where, Tap) and not self.where.module
 
 
-def read_logits(trace: Trace, passed: Pass, rows: int) -> list[tuple[Logits, Targets]]:
+def read_logits(trace: Trace, passed: Pass) -> list[tuple[Logits, Targets]]:
     """Find the logits of which the loss is a cross-entropy, and their targets, from a pass with its graph."""
     loss, found = passed.loss, list[tuple[Logits, Targets]]()
     if loss is None or not loss.requires_grad:
         return found
     precision = torch.float64 if trace.exact else loss.dtype
-    candidates = _candidates(passed, rows)
+    candidates = _candidates(passed, rows_of(trace.batch))
     for some in (candidates[:1], candidates[1:]):
         if not some or (found and all(x.shape != found[0][0].shape for _, (x, *_) in some)):
             continue  # no other output may be another head's logits

@@ -13,8 +13,8 @@ from normlab.diagnosis.probing.observe import PARAMETERS, Emit, Key, Probe, Reco
 from normlab.diagnosis.probing.presets import PRESETS, SublayerSite, preset_probes
 from normlab.nn.sublayer import Sublayer
 from normlab.trace.tensors import Tap
-from normlab.training.meter import Grouping, Meter
-from normlab.training.parallel import Parallel, norms_of
+from normlab.training.parallel import Parallel
+from normlab.watching.meter import Grouping, Meter, norms_of
 
 
 class Preset(NamedTuple):

@@ -1,0 +1,85 @@
+"""What trials said of three rates of ten language models, beside what a plain loop did."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Final
+
+from curve import LEARNT_NATS, THIRTY, USABLE, rows
+from tables import share, short, table
+
+NAMES: Final = (
+    *("GPT-2", "Llama", "Qwen3", "Gemma 2", "OLMo 2", "GPT-NeoX", "Mixtral", "OPT", "Mamba", "nanoGPT"),
+)
+
+
+@dataclass(frozen=True)
+class Claim:
+    """What the trial says of a rate, and what the loop did there; None for what is not said."""
+
+    name: str
+    rate: float
+    learns: bool | None
+    usable: bool | None
+    loss: float
+    """Held out, of the loop; infinite where it diverged."""
+    learnt: bool
+    within: bool
+
+    @property
+    def words(self) -> str:
+        """The claim."""
+        if self.learns is None:
+            return "worse" if self.usable is False else "–"
+        return "within 5%" if self.usable else "worse" if self.learns else "learns nothing"
+
+    @property
+    def wrong(self) -> str:
+        """What the loop did, where that is something else."""
+        if self.learns not in (None, self.learnt):
+            return "learns" if self.learnt else "learns nothing"
+        if self.usable not in (None, self.within):
+            return "within 5%" if self.within else "worse"
+        return ""
+
+
+def claims() -> list[Claim]:
+    """Of each model and rate."""
+    every, found = rows(THIRTY), list[Claim]()
+    loops = {r["name"]: r for r in every if r["kind"] == "loop"}
+    for said in (r for r in every if r["kind"] == "trial" and r["name"] in loops):
+        name, floor = said["name"], said["unigram"] - LEARNT_NATS
+        ends = {r[0]: math.inf if r[3] is None else r[3] for r in loops[name]["rates"]}
+        limit = min(ends.values()) + USABLE * max(said["unigram"] - min(ends.values()), 0.0)
+        for rate, _, loss, usable, stopped in said["rates"]:
+            learns = None if stopped.startswith("behind") else not stopped and loss < floor
+            known = usable if said["learns"] else None
+            found.append(
+                Claim(name, rate, learns, known, ends[rate], ends[rate] < floor, ends[rate] <= limit)
+            )
+    return found
+
+
+def thirty() -> str:
+    """One line a model, and how many sentences agree."""
+    every, body = claims(), []
+    for name in dict.fromkeys(c.name for c in every):
+        own = sorted((c for c in every if c.name == name), key=lambda c: c.rate)
+        cells = [
+            f"{c.words}; {'diverges' if math.isinf(c.loss) else f'{c.loss:.2f}'}"
+            + (f" (**{c.wrong}**)" if c.wrong else "")
+            for c in own
+        ]
+        body.append([name, *cells])
+    missing = [name for name in NAMES if name not in {c.name for c in every}]
+    body += [[name, "–", "–", "–"] for name in missing]
+    learns = [c.learns == c.learnt for c in every if c.learns is not None]
+    usable = [c.usable == c.within for c in every if c.usable is not None]
+    head = ["model", *(short(r) for r in sorted({c.rate for c in every}))]
+    agree = (
+        f"A sentence on {sum(c.words != '–' for c in every)} of {3 * len(NAMES)} rates. Whether the rate "
+        f"learns anything: {share(learns)} agree with the loop. Whether it is within 5% of the best of the "
+        f"three: {share(usable)}."
+    )
+    return f"{table(head, body)}\n\n{agree}"

@@ -1,0 +1,181 @@
+"""The page of trials: which rates train, each trial's losses, and the same with one thing changed."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from statistics import fmean
+from typing import Any, Final
+
+import polars as pl
+
+from normlab.errors import UserError
+from normlab.figures.curves import Axis, curve
+from normlab.figures.rates import loss_by_rate
+from normlab.report.page import Block, Cell, Chart, Code, Grid, Notes, Page, Section, Table, Text
+from normlab.spec.io import validated
+from normlab.spec.units import count, duration, rate
+from normlab.store.folder import write_text_atomic
+
+PARTS: Final = (
+    "model",
+    "trials",
+    "sentence",
+    "lines",
+    "plan",
+    "today",
+    "usable",
+    "unigram",
+    "reference",
+    "facts",
+)
+"""Parts without which trials cannot be drawn."""
+SMOOTH: Final = 8
+"""Steps over which the losses of a curve are averaged: batches differ by more than rates do."""
+
+
+@validated
+def write_trial_page(trials: Mapping[str, Any], path: Path) -> Path:
+    """Write the page of ``Trials.to_dict()``, to which ``title`` and ``command`` may be added.
+
+    Raises UserError if a part is missing.
+    """
+    text = trial_page(trials)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    write_text_atomic(path, text)
+    return path
+
+
+def trial_page(trials: Mapping[str, Any]) -> str:
+    """Draw what ``write_trial_page`` receives as one self-contained HTML page."""
+    if missing := [part for part in PARTS if part not in trials]:
+        raise UserError(f"the trials have no {', '.join(missing)}; give those of Trials.to_dict()")
+    every = [trials, *trials["beside"]]
+    rates = sorted({t["rate"] for one in every for t in one["trials"]})
+    facts = [f"{name} {value}" for name, value in trials["facts"].items()]
+    number = sum(len(one["trials"]) for one in every)
+    headline, _, rest = trials["sentence"].partition("; ")
+    return Page(
+        title=str(trials.get("title") or f"Learning rates of {trials['model']}"),
+        headline=headline,
+        facts=[*facts, f"{count(number, 'trial')} in {duration(trials['seconds'])}"],
+        lead=f"{rest[:1].upper()}{rest[1:]}." if rest else "",
+        blocks=list(_sections(trials, every, list(map(_short, rates)))),
+        recipes=list(map(_short, rates)),
+    ).html()
+
+
+def _sections(
+    trials: Mapping[str, Any], every: Sequence[Mapping[str, Any]], rates: Sequence[str]
+) -> Iterator[Section]:
+    notes = [Text(line) for line in trials["lines"][1:]]
+    notes += [Text(f"Before it began: {trials['plan']}.")] if trials["plan"] else []
+    notes += [Text(f"{_short(t['rate'])} ended early: {t['stopped']}.") for t in _own(trials) if t["stopped"]]
+    charts: list[Block] = [
+        chart for i, one in enumerate(every) for chart in (_by_rate(one, i), _by_step(one, i, rates))
+    ]
+    blocks: list[Block] = [Grid(charts), Notes(notes)]
+    yield Section("", blocks, "glance", listed=False)
+    yield Section("Each trial", [_table(every)], "trials", _MEANING)
+    if trials.get("command"):
+        yield Section("How it was made", [Code(str(trials["command"]))], "how")
+
+
+_MEANING: Final = (
+    "Every trial trains a copy from the same start, on the same batches and random numbers. The loss is the "
+    "mean of the last tenth of the steps. What a long training ends at is not known from these."
+)
+
+
+def _own(trials: Mapping[str, Any]) -> list[Mapping[str, Any]]:
+    """The trials of which the answer is, by rate."""
+    return [t for t in trials["trials"] if t["steps"] == trials["steps"]]
+
+
+def _by_rate(trials: Mapping[str, Any], i: int) -> Chart:
+    rows = [{"rate": t["rate"], "loss": t["loss"], "ended": t["stopped"]} for t in _own(trials)]
+    schema = {"rate": pl.Float64, "loss": pl.Float64, "ended": pl.String}
+    table = pl.DataFrame(rows, schema=schema)
+    inside = [t["rate"] for t in _own(trials) if t["usable"] and t["rate"] <= trials["usable"][1]]
+    entropy = trials["unigram"] is not None and trials["unigram"] <= trials["reference"]
+    words = "unigram entropy" if entropy else "loss at the start"
+    picture = loss_by_rate(
+        table,
+        today=trials["today"],
+        usable=(min(inside), max(inside)) if inside else None,
+        reference=trials["reference"],
+        words=words,
+    )
+    caption = (
+        "Band: within 5% of the best here, to the highest such rate; a long training may use lower ones. "
+        "Cross: ended early."
+    )
+    return Chart(f"rates-{i}", _titled("Loss by rate", trials), caption, picture, table)
+
+
+def _by_step(trials: Mapping[str, Any], i: int, rates: Sequence[str]) -> Chart:
+    rows = [
+        {"recipe": name, "run": name, "seed": 0, "outcome": outcome, "step": step, "loss": loss}
+        for t in _own(trials)
+        for name, outcome in [(_short(t["rate"]), "diverged" if t["stopped"] else "trained")]
+        for step, loss in enumerate(_smooth([float(x) for x in t["losses"]]), start=1)
+    ]
+    table = pl.DataFrame(rows, schema=_CURVES)
+    axis = Axis(
+        "loss", "nats a target" if trials["unigram"] is not None else "loss", number=".3f", height=260
+    )
+    caption = f"Means of {SMOOTH} steps. A line that ends in a cross ended early."
+    entropy = trials["unigram"]
+    return Chart(
+        f"steps-{i}",
+        _titled("Loss by step", trials),
+        caption,
+        lambda points: curve(table, rates, axis, entropy_nats=entropy, points=points),
+        table.select("recipe", "step", "loss"),
+    )
+
+
+_CURVES: Final = {
+    **dict.fromkeys(("recipe", "run", "outcome"), pl.String),
+    "seed": pl.Int64,
+    "step": pl.Int64,
+    "loss": pl.Float64,
+}
+
+
+def _smooth(losses: Sequence[float]) -> list[float]:
+    return [fmean(losses[max(0, i - SMOOTH + 1) : i + 1]) for i in range(len(losses))]
+
+
+def _table(every: Sequence[Mapping[str, Any]]) -> Table:
+    """Rates down, and for each setup its loss and what it is behind the best."""
+    rates = sorted({t["rate"] for one in every for t in _own(one)})
+    rows = [
+        [
+            Cell(_short(value), "today" if value == every[0]["today"] else ""),
+            *(_cell(one, value) for one in every),
+        ]
+        for value in rates
+    ]
+    header = ["learning rate", *(f"with {one['change']}" if one["change"] else "loss" for one in every)]
+    return Table(header, rows)
+
+
+def _cell(trials: Mapping[str, Any], value: float) -> Cell:
+    found = next((t for t in _own(trials) if t["rate"] == value), None)
+    if found is None:
+        return Cell("–", "not tried", tone="faint")
+    if found["stopped"]:
+        return Cell("–", found["stopped"], tone="alarm")
+    best = value == trials["best"]
+    behind = found["loss"] - min(t["loss"] for t in _own(trials) if t["loss"] is not None)
+    small = "best" if best else f"+{behind:.3f}" + ("" if found["usable"] else ", worse than 5%")
+    return Cell(f"{found['loss']:.3f}", small, tone="best" if best else "" if found["usable"] else "faint")
+
+
+def _titled(title: str, trials: Mapping[str, Any]) -> str:
+    return f"{title}, with {trials['change']}" if trials["change"] else title
+
+
+def _short(value: float) -> str:
+    return rate(float(f"{value:.2g}"))

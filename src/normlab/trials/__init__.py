@@ -1,0 +1,6 @@
+"""Short real trainings of the user's own model, which say what learning rates train."""
+
+from typing import Final
+
+STEPS: Final = 100
+"""Of a trial, unless something else is asked for."""

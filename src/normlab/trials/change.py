@@ -1,0 +1,87 @@
+"""One thing changed, to be tried beside the setup on the same batches."""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field
+from typing import Any
+
+from normlab.errors import UserError
+from normlab.trace.optimizers import copied
+from normlab.trace.rehearsal import groups_of
+from normlab.trace.setup import Setup, refuse_unknown, shown
+from normlab.trace.untouched import untouched
+
+Changes = str | Sequence[str] | Mapping[str, Setup | None]
+"""What to change: ``warmup=500``, ``betas=0.9,0.95``, or the name of another setup, with that."""
+
+
+@dataclass(frozen=True)
+class Variant:
+    """A setup to try: the user's own, or with one thing changed."""
+
+    setup: Setup
+    change: str = ""
+    options: Mapping[str, Any] = field(default_factory=dict)
+    """Of every group of the optimizers, as ``betas``."""
+    warmup_steps: int | None = None
+
+
+def variants(setup: Setup, change: Changes, steps: int) -> list[Variant]:
+    """The setup, and each change of it: another setup by name, ``warmup=500``, or an option of the optimizer
+    as ``betas=0.9,0.95``. Raises UserError for what cannot be changed.
+    """
+    words = {change: None} if isinstance(change, str) else change
+    named = words if isinstance(words, Mapping) else dict.fromkeys(words)
+    changed = [
+        _variant(setup, name, steps) if other is None else Variant(other, name)
+        for name, other in named.items()
+    ]
+    return [Variant(setup), *changed]
+
+
+def _variant(setup: Setup, word: str, steps: int) -> Variant:
+    name, equals, value = word.partition("=")
+    if not equals:
+        raise UserError(
+            f"change is {shown(word)}, and must be warmup=500, an option of the optimizer as betas=0.9,0.95, "
+            "or a dict that names another setup, as in {'narrow': normlab.Setup(…)}"
+        )
+    if name == "lr":
+        raise UserError(f"change is {shown(word)}: rates are what is tried anyway; type --rates for some")
+    if name == "warmup":
+        whole = setup.declare.steps or steps
+        if not value.isdigit() or int(value) > whole:
+            raise UserError(
+                f"change warmup is {value!r}, and must be a number of steps from 0 to {whole}, "
+                + (
+                    "the steps declared"
+                    if setup.declare.steps
+                    else "the steps of a trial; declare steps= for more"
+                )
+            )
+        return Variant(setup, word, warmup_steps=int(value))
+    with untouched(setup):
+        held = groups_of(copied(setup)[1])
+    allowed = sorted({k for g in held for k, v in g.items() if _value(v) and k not in ("lr", "initial_lr")})
+    refuse_unknown(name, [*allowed, "warmup"], "the optimizer")
+    own = next(g[name] for g in held if name in g)
+    return Variant(setup, word, options={name: _like(own, value, word)})
+
+
+def _value(x: Any) -> bool:
+    return isinstance(x, (bool, int, float)) or (isinstance(x, (tuple, list)) and all(map(_value, x)))
+
+
+def _like(own: Any, text: str, word: str) -> Any:
+    """Read a value of the same kind as the optimizer's own."""
+    value: Any = None
+    with suppress(ValueError, SyntaxError):
+        value = ast.literal_eval(text)
+    several = isinstance(own, (tuple, list))
+    alike = isinstance(value, (tuple, list)) == several and isinstance(value, bool) == isinstance(own, bool)
+    if not alike or not _value(value) or (several and len(value) != len(own)):
+        raise UserError(f"change is {shown(word)}, and must be of the kind of the optimizer's own, {own}")
+    return value

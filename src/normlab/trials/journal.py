@@ -1,0 +1,129 @@
+"""Trials on disk: one JSON line each, so that a stopped command goes on where it was."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from types import CellType, CodeType
+from typing import Any, Final
+
+import torch
+from torch import Tensor
+
+from normlab.errors import UserError
+from normlab.spec.io import parsed
+from normlab.store.files import append_rows, regular
+from normlab.trace.optimizers import copied
+from normlab.trace.rehearsal import groups_of
+from normlab.trace.setup import Setup
+from normlab.trace.tensors import tensors_in
+from normlab.trace.untouched import untouched
+
+FILE: Final = "trials.jsonl"
+
+
+class Journal:
+    """The rows of a folder's file, of which the first says what the setup was; in memory without a folder."""
+
+    def __init__(self, folder: Path | None, setup: dict[str, str]) -> None:
+        """Raises UserError for a folder whose rows are of another setup, or are not rows."""
+        self.path = None if folder is None else folder / FILE
+        self.rows: list[dict[str, Any]] = []
+        if self.path is None:
+            return
+        self.path.parent.mkdir(parents=True, exist_ok=True)
+        if self.path.exists():
+            self.rows = self._read(self.path)
+        if not self.rows:
+            self.append({"setup": setup})
+        held = self.rows[0].get("setup")
+        if not isinstance(held, dict):
+            raise UserError(f"{self.path} holds no trials; name another folder")
+        if other := [name for name in {**setup, **held} if setup.get(name) != held.get(name)]:
+            raise UserError(
+                f"{folder} holds trials of another setup: {', '.join(other)} differ; draw the same from the "
+                "same seed to go on, or name another folder"
+            )
+
+    def row(self, **key: Any) -> dict[str, Any] | None:
+        """The row with these entries, if it is there."""
+        return next((r for r in self.rows if key.items() <= r.items()), None)
+
+    def append(self, row: dict[str, Any]) -> None:
+        """Add a row, also to the file."""
+        self.rows.append(row)
+        if self.path is not None:
+            append_rows(self.path, [row])
+
+    @staticmethod
+    def _read(path: Path) -> list[dict[str, Any]]:
+        """The whole rows; what a killed process left of a last one is cut off."""
+        with open(path, "rb", opener=regular) as file:
+            whole, newline, torn = file.read().rpartition(b"\n")
+        if torn:
+            os.truncate(path, len(whole) + len(newline))
+        try:
+            rows = [parsed(line.decode()) for line in whole.splitlines()]
+        except (UserError, UnicodeDecodeError) as error:
+            raise UserError(f"{path} is damaged: {error}; delete it to begin anew") from error
+        if not all(isinstance(row, dict) for row in rows):
+            raise UserError(f"{path} holds no trials; name another folder")
+        return rows
+
+
+def fingerprint(setup: Setup, batches: Sequence[Any], **plan: Any) -> dict[str, str]:
+    """Digests of what changes the losses of trials, by name: weights, optimizer, code, batches, plan."""
+    with untouched(setup):
+        model, optimizers, _ = copied(setup)
+        state = {**dict(model.named_parameters()), **dict(model.named_buffers())}
+        options = [{k: v for k, v in g.items() if k != "params"} for g in groups_of(optimizers)]
+        kinds = [type(o).__name__ for o in optimizers]
+        code = {name: _code(getattr(setup, name)) for name in ("loss", "step", "scheduler")}
+    return {
+        "model": _digest(type(model).__name__, *_bits(state)),
+        "optimizer": _digest(*kinds, *(f"{k}={v}" for one in options for k, v in sorted(one.items()))),
+        **{name: _digest(text) for name, text in code.items()},
+        "batches": _digest(*(part for b in {id(b): b for b in batches}.values() for part in _bits(b))),
+        **{name: str(value) for name, value in plan.items()},
+    }
+
+
+def _bits(value: Any) -> Iterator[bytes | str]:
+    for place, x in tensors_in(value):
+        yield f"{place} {x.dtype} {list(x.shape)}"
+        yield bytes_of(x)
+
+
+def bytes_of(x: Tensor) -> bytes:
+    """The bytes of a tensor's entries."""
+    return x.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().tobytes()
+
+
+def _digest(*parts: bytes | str) -> str:
+    digest = hashlib.blake2b(digest_size=8)
+    for part in parts:
+        digest.update(part if isinstance(part, bytes) else part.encode())
+        digest.update(b"\0")
+    return digest.hexdigest()
+
+
+def _code(value: Callable[..., Any] | Any) -> str:
+    """What a function does, and the numbers that it closes over; of an object, its class."""
+    function = getattr(value, "__func__", value)
+    code = getattr(function, "__code__", None)
+    if not isinstance(code, CodeType):
+        return type(value).__name__
+    cells = [c.cell_contents for c in function.__closure__ or () if c != CellType()]
+    plain = [x for x in (*cells, *(function.__defaults__ or ())) if isinstance(x, (bool, int, float, str))]
+    return f"{_of_code(code)} {plain!r}"
+
+
+def _of_code(code: CodeType) -> str:
+    constants = [_of_code(c) if isinstance(c, CodeType) else _shown(c) for c in code.co_consts]
+    return f"{code.co_code.hex()} {code.co_names!r} {constants!r}"
+
+
+def _shown(constant: Any) -> str:
+    return repr(sorted(map(repr, constant)) if isinstance(constant, frozenset) else constant)

@@ -1,0 +1,123 @@
+"""What losses are compared with: the entropy of the targets, or the loss at the start."""
+
+from __future__ import annotations
+
+import copy
+import math
+import time
+from collections.abc import Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from statistics import fmean
+from typing import Any, Final
+
+import torch
+
+from normlab.errors import UserError
+from normlab.trace.facts.targets import SCORED, Targets, read_logits
+from normlab.trace.setup import Setup
+from normlab.trace.tensors import unwrap
+from normlab.trace.trace import Trace, output_loss
+from normlab.trace.untouched import untouched
+
+LEARNT_NATS: Final = 0.15
+"""A loss that is not so far below the unigram entropy shows no use of the inputs."""
+
+BIAS_NATS: Final = 0.01
+
+
+@dataclass(frozen=True)
+class Scale:
+    """How to read a loss: ``(loss - rest) / weight`` is in nats a target.
+
+    ``unigram`` is the entropy in nats of the targets' own frequencies (label smoothing included), so the loss
+    of the best model that ignores its inputs; ``uniform`` is that of equal logits. Both are None where the
+    loss is no cross-entropy whose targets can be read, for the reason ``unknown``.
+    """
+
+    start: float
+    """The loss before the first step, in the same unit."""
+    unigram: float | None = None
+    uniform: float | None = None
+    targets: int = 0
+    """How many targets were counted."""
+    weight: float = 1.0
+    rest: float = 0.0
+    unknown: str = ""
+
+    def nats(self, loss: float) -> float:
+        """A loss in nats a target; the loss itself where no targets are known."""
+        return (loss - self.rest) / self.weight
+
+    @property
+    def reference(self) -> float:
+        """The loss of a model that has learnt nothing yet: the lower of unigram entropy and start, since
+        weights that were trained before begin below the entropy.
+        """
+        return self.start if self.unigram is None else min(self.unigram, self.start)
+
+    def learns(self, loss: float, noise: float) -> bool:
+        """Whether a loss shows that something was learnt: 0.15 nats below the unigram entropy, where weights
+        began above that; else three standard errors below the start.
+        """
+        if self.unigram is not None and self.start > self.unigram - LEARNT_NATS:
+            return loss < self.unigram - LEARNT_NATS
+        return loss < self.start - 3 * noise
+
+
+def read_scale(setup: Setup, batches: Sequence[Any], seconds: float, first: float) -> Scale:
+    """Read the targets of the batches off the gradient at the logits; ``first`` is the loss that the step
+    returned for the first batch, which must be that of the same targets.
+
+    As many are read as it takes for the bias of the entropy, (V - 1) / 2N of N targets in V classes, to fall
+    below ``BIAS_NATS``, and as ``seconds`` allow.
+    """
+    deadline = time.monotonic() + seconds
+    losses, read = list[float](), list[list[tuple[float, Targets]]]()
+    with untouched(setup), suppress(UserError):  # a loss may be known to the step alone
+        model = copy.deepcopy(unwrap(setup.model))
+        for batch in {id(batch): batch for batch in batches}.values():
+            trace = Trace(model, batch, setup.loss or output_loss)
+            with trace.with_graph(events=True, functions=lambda name: name in SCORED) as passed:
+                scored = read_logits(trace, passed)
+                losses.append(float(passed.loss.detach()) if passed.loss is not None else math.nan)
+            heads = [pair for pair in scored if pair[0].output] or scored
+            read.append([(asked.value(logits.value), asked) for logits, asked in heads])
+            if time.monotonic() > deadline or (heads and _is_enough([one[0][1] for one in read])):
+                break
+    if not losses or not 2 / 3 < first / losses[0] < 3 / 2:  # half of it, or twice, is another unit
+        differs = f"the step returns {first:.4g} for a loss of {losses[0]:.4g}" if losses else ""
+        return Scale(first, unknown=differs or "no loss= was handed over")
+    start = fmean(losses)
+    if not all(read) or len({len(heads) for heads in read}) > 1:
+        return Scale(start, unknown="the gradient at no output is that of a cross-entropy")
+    rest = start - fmean(sum(value for value, _ in heads) for heads in read)
+    heads = [[asked for _, asked in one] for one in zip(*read, strict=True)]
+    weights = [fmean(float(t.weight[t.counted].sum()) for t in head) for head in heads]
+    weight = sum(weights)
+
+    def mixed(values: list[float]) -> float:
+        return sum(w * value for w, value in zip(weights, values, strict=True)) / weight
+
+    return Scale(
+        start=(start - rest) / weight,
+        unigram=mixed([_entropy(head) for head in heads]),
+        uniform=mixed([math.log(head[0].classes) for head in heads]),
+        targets=sum(int(t.counted.sum()) for t in heads[0]),
+        weight=weight,
+        rest=rest,
+    )
+
+
+def _is_enough(targets: Sequence[Targets]) -> bool:
+    return (targets[0].classes - 1) / 2 <= BIAS_NATS * sum(int(t.counted.sum()) for t in targets)
+
+
+def _entropy(targets: Sequence[Targets]) -> float:
+    """The entropy of the classes that are asked for, each as often as the loss weighs it."""
+    counts = torch.zeros(targets[0].classes, dtype=torch.float64)
+    for one in targets:
+        counts.index_add_(0, one.ids[one.counted].reshape(-1), one.weight[one.counted].reshape(-1).double())
+    smoothing = fmean(one.smoothing for one in targets)
+    p = (1 - smoothing) * counts / counts.sum() + smoothing / len(counts)
+    return -float(torch.xlogy(p, p).sum())

@@ -1,0 +1,88 @@
+"""Which rate to try next, and when a trial need not go on."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from statistics import fmean
+from typing import Any, Final
+
+LAST: Final = 8
+"""Losses whose mean stands for a trial at a step."""
+ABOVE_START_NATS: Final = 0.5
+BEHIND: Final = 0.1
+"""The share of the best trial's fall by which another may be behind it."""
+USABLE: Final = 0.05
+"""The share of what the best rate learns by which a usable one may be worse."""
+FARTHEST: Final = 12
+"""Octaves from the first rate within which others are tried."""
+Scores = Mapping[Any, float]
+"""The losses of trials by their rate, or by their octave: the rate is 2^octave times the first one."""
+
+
+def level(losses: Sequence[float], count: int = LAST) -> float:
+    """The mean of the last losses."""
+    return fmean(losses[-count:])
+
+
+def hopeless(losses: Sequence[float], steps: int, best: Sequence[float], nats: float) -> str:
+    """Why a trial of so many steps need not go on; empty where it must.
+
+    It ends at a loss that is not finite; from n/4 on, where the mean of its last eight losses is 0.5 nats
+    above its first loss; from n/2 on, where that mean is behind the best trial's at the same step by more
+    than a tenth of what the best has gained. ``best`` is empty where none has learnt anything yet: the
+    first on a plateau ends no other. ``nats`` is one nat a target in the unit of the losses.
+    """
+    now = len(losses)
+    if not math.isfinite(losses[-1]):
+        return f"not finite at step {now}"
+    if now >= max(steps / 4, LAST) and level(losses) > losses[0] + ABOVE_START_NATS * nats:
+        return f"above its start at step {now}"
+    if now >= max(steps / 2, LAST) and len(best) >= now:
+        leader = level(best[:now])
+        if level(losses) - leader > BEHIND * max(losses[0] - leader, 0.0) > 0:
+            return f"behind the best at step {now}"
+    return ""
+
+
+def next_octave(scores: Scores, reference: float) -> int | None:
+    """The octave to try next, None where the scan is done.
+
+    From the first rate in steps of two octaves towards the lower loss, until both sides of the best are
+    worse; then its neighbours; then up, until the first rate that is not usable is next to one that is.
+    """
+    if not scores:
+        return 0
+    best = best_of(scores)
+    if math.isinf(scores[best]):
+        return best - 2 if best > -FARTHEST else None
+    for gap in (2, 1):
+        for side in (1, -1):
+            if not any(best + side * k in scores for k in range(1, gap + 1)) and abs(best) < FARTHEST:
+                return best + side * gap
+    top = highest_usable(scores, reference)
+    above = [k for k in scores if k > top]
+    if not above:
+        return top + 2 if top < FARTHEST else None
+    return None if min(above) == top + 1 else (top + min(above)) // 2
+
+
+def best_of(scores: Scores) -> Any:
+    """The rate with the lowest loss: of equal ones the highest, of those that all fail the lowest."""
+    return min(scores, key=lambda k: (scores[k], k if math.isinf(scores[k]) else -k))
+
+
+def is_usable(scores: Scores, rate: Any, reference: float) -> bool:
+    """Whether a rate is worse than the best by at most 5% of what the best has learnt."""
+    best = scores[best_of(scores)]
+    return scores[rate] <= best + USABLE * max(reference - best, 0.0)
+
+
+def highest_usable(scores: Scores, reference: float) -> Any:
+    """The largest rate that is usable, with all that were tried between it and the best."""
+    top = best_of(scores)
+    for rate in sorted(k for k in scores if k > top):
+        if not is_usable(scores, rate, reference):
+            break
+        top = rate
+    return top

@@ -1,0 +1,195 @@
+"""Train copies of a setup's model for some steps, at rates that stand in for its own."""
+
+from __future__ import annotations
+
+import functools
+import time
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import nullcontext
+from dataclasses import dataclass, field, replace
+from typing import Any, Final
+
+import torch
+from torch import Tensor
+from torch.optim import Optimizer
+
+from normlab.errors import UserError
+from normlab.trace.optimizers import copied, rates_of
+from normlab.trace.rehearsal import groups_of, plain_step
+from normlab.trace.setup import Setup, shown
+from normlab.trace.tensors import eager, forward_hooks, map_tensors
+from normlab.trace.trace import output_loss
+from normlab.trace.untouched import same_random_state, untouched
+
+RateOf = Callable[[int], Sequence[float]]
+"""Step, counted from 1, to the rate of each group."""
+Enough = Callable[["Training"], str]
+"""A training so far to why it ends here; empty where it goes on."""
+WARMUP: Final = 1 / 5
+"""The share of a trial in which its rate rises, where the setup's own does."""
+
+
+@dataclass
+class Training:
+    """What a training showed: losses before each step, why it ended early, and the optimizers' own rates."""
+
+    losses: list[float] = field(default_factory=list)
+    stopped: str = ""
+    seconds: list[float] = field(default_factory=list)
+    """Of each step."""
+    rates: dict[int, list[float]] = field(default_factory=dict)
+    """By batch in which an optimizer was called, what the scheduler or the step had set, by group."""
+    ran: bool = False
+    """Whether any module of the copy ran."""
+
+
+def train(
+    setup: Setup,
+    batches: Iterable[Any],
+    rate_of: RateOf | None,
+    *,
+    seed: int,
+    groups: Mapping[str, Any],
+    enough: Enough,
+) -> Training:
+    """Train copies of model, optimizers and scheduler by the user's own step, one batch a step.
+
+    While an optimizer's ``step`` runs, its groups have the rates of ``rate_of``; before and after it those
+    that the scheduler or the step gave them, so that a schedule which multiplies the last rate stays right.
+    Without ``rate_of`` they keep their own. ``groups`` replaces options of every group, as ``betas``. Model,
+    optimizers, and all that ``untouched`` knows are put back; random states begin at ``seed``.
+    """
+    seen = Training()
+    kept = replace(setup, batches=())  # a step is handed copies of its batch
+    with untouched(kept), same_random_state(seed), eager():
+        model, optimizers, scheduler = copied(setup)
+        for group in groups_of(optimizers):
+            group.update({name: value for name, value in groups.items() if name in group})
+        loss_of = setup.loss or output_loss
+        step = setup.step or plain_step(loss_of)
+        several = isinstance(setup.optimizer, (list, tuple)) or len(optimizers) > 1
+        steered: Any = optimizers if several else optimizers[0]
+        watch = forward_hooks(dict(model.named_modules()), lambda *_: setattr(seen, "ran", True))
+        _give_rates(optimizers, rate_of, seen)
+        for batch in batches:
+            start = time.monotonic()
+            own = map_tensors(batch, lambda _, x: x.clone())
+            try:
+                with nullcontext() if seen.losses else watch:
+                    value = step(model, own, steered, scheduler)
+            except Exception as error:  # as of a loop that refuses a loss that is not a number
+                if not seen.losses:
+                    raise
+                seen.stopped = f"raised {type(error).__name__} at step {len(seen.losses) + 1}"
+                break
+            seen.losses.append(_number(value))
+            seen.seconds.append(time.monotonic() - start)
+            seen.stopped = enough(seen)
+            if seen.stopped:
+                break
+    return seen
+
+
+def _number(value: Any) -> float:
+    """The loss that a step returns. Raises UserError where it is none."""
+    if isinstance(value, (Tensor, int, float)) and not (isinstance(value, Tensor) and value.numel() != 1):
+        return float(value)
+    raise UserError(
+        f"step(model, batch, optimizer, scheduler) returns {shown(value)}, and must return the loss of its "
+        "batch; end it with: return loss"
+    )
+
+
+def _give_rates(optimizers: Sequence[Optimizer], rate_of: RateOf | None, seen: Training) -> None:
+    """Let groups have their rates while an optimizer's ``step`` runs; write down those that they had."""
+    every = groups_of(optimizers)
+
+    def stepped(own: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        held = [group["lr"] for group in every]
+        batch = len(seen.losses)
+        seen.rates[batch] = [float(lr or 0.0) for lr in held]
+        for group, lr, rate in zip(every, held, rate_of(batch + 1) if rate_of else held, strict=True):
+            group["lr"] = torch.full_like(lr, float(rate)) if isinstance(lr, Tensor) else rate
+        try:
+            return own(*args, **kwargs)
+        finally:
+            for group, lr in zip(every, held, strict=True):
+                group["lr"] = lr
+
+    for optimizer in optimizers:  # as copies, they need not be put back
+        own = optimizer.step
+        optimizer.step = functools.wraps(own)(functools.partial(stepped, own))  # type: ignore[method-assign]
+
+
+@dataclass(frozen=True)
+class Course:
+    r"""The rates that a setup gives its groups, of which a trial keeps the proportions and the warm-up.
+
+    With the setup's own peaks :math:`p_g` by group, a trial at the rate :math:`\rho` over n steps gives group
+    g at step t = 1, ..., n
+
+    .. math:: p_g \frac{\rho}{\max_h p_h} \min(1, t / \min(w n, W))
+
+    where w is 1/5 if the setup warms up, that is, if its rates begin below their peak, and W the steps in
+    which they reach it, where a scheduler foretells them. Without a warm-up the last factor is 1.
+    What comes after the peak, a decay, is left out.
+    """
+
+    peaks: tuple[float, ...]
+    warmup: float
+    """w, the share of a trial in which the rate rises; 0 for none."""
+    longest: int = 0
+    """W, the steps in which it rises at most; 0 where they are not known."""
+
+    @property
+    def rate(self) -> float:
+        """The largest peak of any group: the rate that the setup has today."""
+        return max(self.peaks)
+
+    def at(self, rate: float, steps: int) -> RateOf:
+        """The rates of a trial of so many steps."""
+
+        def rates(step: int) -> list[float]:
+            rises = min(self.warmup * steps, self.longest or steps)
+            ramp = min(1.0, step / rises) if rises else 1.0
+            return [peak * (rate / self.rate) * ramp for peak in self.peaks]
+
+        return rates
+
+
+def read_course(setup: Setup, seen: Training) -> Course:
+    """The course that the scheduler foretells; without one, what the first steps show.
+
+    Raises UserError where no rate is known: the step raises it by hand, and nothing says how far.
+    """
+    rows, longest = list(seen.rates.values()), 0
+    if setup.scheduler is not None:
+        rows = rates_of(setup).rates
+        rows = rows if setup.declare.steps else _to_first_peak(rows)
+        peaks = [max(column) for column in zip(*rows, strict=True)]
+    else:
+        peaks = rows[-1]
+    top = max(peaks, default=0.0)
+    rises = max(rows[0], default=0.0) < top * (1 - 1e-6)
+    if setup.scheduler is not None:
+        longest = 1 + next(i for i, row in enumerate(rows) if max(row, default=0.0) >= top * (1 - 1e-6))
+    if setup.scheduler is None and rises:  # by hand
+        meant = setup.lr or setup.declare.peak_lr
+        if meant is None:
+            raise UserError(
+                f"the step raises the rate by hand, to {top:.3g} in {len(seen.losses)} steps, and nothing "
+                "says how far: pass lr=, the largest rate on the way"
+            )
+        peaks = [meant * peak / top for peak in peaks]
+    elif setup.scheduler is None:
+        peaks = rows[0]
+    if not max(peaks, default=0.0) > 0:
+        raise UserError("the rate of every group is 0: give the optimizer, or the scheduler, a rate")
+    return Course(tuple(peaks), WARMUP if rises else 0.0, longest if rises else 0)
+
+
+def _to_first_peak(rows: list[list[float]]) -> list[list[float]]:
+    """The rates until the largest of a step first falls: what follows an end that is not known may be odd."""
+    top = [max(row, default=0.0) for row in rows]
+    end = next((i for i in range(1, len(top)) if top[i] < top[i - 1]), len(top))
+    return rows[:end]

@@ -1,0 +1,154 @@
+"""``trial``: train copies of a setup at several rates, for a short while, and say which of them train."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, fields, replace
+from pathlib import Path
+from typing import Any, Final
+
+from torch import nn
+
+from normlab.errors import UserError
+from normlab.spec.units import duration
+from normlab.trace.setup import Loss, Setup, positive, refuse_unknown, shown
+from normlab.trace.untouched import same_globals
+from normlab.trials import STEPS
+from normlab.trials.change import Changes, Variant, variants
+from normlab.trials.journal import Journal, fingerprint
+from normlab.trials.scan import Batches, Clock, Progress, Scan
+from normlab.trials.search import LAST
+from normlab.trials.trials import INTERRUPTED, Trials
+
+WORDS: Final = tuple(f.name for f in fields(Setup) if f.name not in ("model", "batches", "loss"))
+"""Of a setup, what is taken by name besides."""
+FEWEST: Final = 3
+"""Trials below which nothing is compared; where the budget does not hold them, they have fewer steps."""
+WHOLE: Final = 8
+"""Trials that a scan takes, with both sides and the upper edge."""
+LEAST_STEPS: Final = 2 * LAST
+OPTIONS: Final = ("seed", "folder", "progress", "announce")
+
+
+def trial(
+    model: nn.Module | Setup,
+    batch: Any = None,
+    *,
+    loss: Loss | None = None,
+    steps: int = STEPS,
+    budget_s: float = 600.0,
+    rates: Sequence[float] | None = None,
+    change: Changes = (),
+    **rest: Any,
+) -> Trials:
+    """Train copies of a setup at several learning rates, ``steps`` steps each, and say which of them train.
+
+    ``model`` and ``batch``, or one ``Setup``; ``rest`` are the setup's other fields (optimizer, scheduler,
+    step, make, lr, declare), and ``seed`` of the trials' random states, ``folder`` in which they are kept,
+    ``progress(name, done, of)``, and ``announce(sentence)``, called with the plan before the first trial.
+
+    Every trial begins at the same weights, and sees the same batches and random numbers; ``Course`` says
+    which rates its groups have. The scan begins at the setup's own rate; ``rates`` replaces it. ``change``
+    repeats it with one thing changed. Where nothing is learnt in so few steps, trials at the rates that still
+    fall are twice as long, until the budget ends. Ctrl-C ends the scan, and gives the answer so far. With a
+    ``folder`` the same call goes on where it was stopped. Nothing of the setup changes.
+
+    Raises UserError for a setup that cannot be trained, and for a folder that holds another one's trials.
+    """
+    for word in rest:
+        refuse_unknown(word, (*WORDS, *OPTIONS), "trial")
+    options = {name: rest.pop(name) for name in OPTIONS if name in rest}
+    if isinstance(model, Setup) and (batch is not None or loss is not None or rest):
+        raise UserError("give a Setup alone, or a model with its batch; dataclasses.replace changes a Setup")
+    setup = model if isinstance(model, Setup) else Setup(model, batch, loss, **rest)
+    plan = Plan(steps, budget_s, tuple(rates or ()), **options)
+    if setup.optimizer is None:
+        raise UserError("no optimizer was handed over: pass optimizer=, as in torch.optim.AdamW(…, lr=1e-3)")
+    with same_globals():
+        return _walk(variants(setup, change, steps), plan)
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What was asked for."""
+
+    steps: int = STEPS
+    budget_s: float = 600.0
+    rates: tuple[float, ...] = ()
+    seed: int = 0
+    folder: str | Path | None = None
+    progress: Progress | None = None
+    announce: Callable[[str], None] | None = None
+
+    def __post_init__(self) -> None:
+        least = f"a whole number of {LEAST_STEPS} at least"
+        whole = isinstance(self.steps, int) and not isinstance(self.steps, bool)
+        if not whole or self.steps < LEAST_STEPS:
+            raise UserError(
+                f"steps is {shown(self.steps)}, and must be {least}: the mean of {LAST} losses counts"
+            )
+        if not positive(self.budget_s):
+            raise UserError(f"budget_s is {shown(self.budget_s)}, and must be a number of seconds above 0")
+        if wrong := [rate for rate in self.rates if not positive(rate)]:
+            raise UserError(f"rates has {shown(wrong[0])}, and must hold numbers above 0, as in 1e-4 1e-3")
+
+
+def _walk(every: Sequence[Variant], plan: Plan) -> Trials:
+    """Plan, scan and answer, for the setup and for each change of it, on the same batches."""
+    batches = Batches(every[0].setup, plan.seed)
+    clock, journal = Clock(0.0), _journal(every, plan, batches)
+    clock.spent = sum(row.get("seconds", 0.0) for row in journal.rows)
+    share, answers = plan.budget_s / len(every), list[Trials]()
+    scans = [
+        Scan(one, batches, journal, clock, share * (i + 1), plan.budget_s, plan.progress)
+        for i, one in enumerate(every)
+    ]
+    took = scans[0].measure(plan.steps)
+    steps, sentence = _planned(plan, share, took, scans[0])
+    if plan.announce is not None:
+        plan.announce(f"for each of {len(every)} setups, {sentence}" if len(every) > 1 else sentence)
+    if steps < LEAST_STEPS:
+        return replace(scans[0].answer(steps, sentence), plan=sentence)
+    for scan in scans:
+        try:
+            scan.measure(plan.steps)
+            answers.append(scan.run(steps, plan.rates))
+        except KeyboardInterrupt:
+            if not scan.tried and not answers:
+                raise
+            answers.append(scan.answer(steps, INTERRUPTED))
+            break
+    return replace(answers[0], plan=sentence, beside=tuple(answers[1:]), seconds=clock.now)
+
+
+def _journal(every: Sequence[Variant], plan: Plan, batches: Batches) -> Journal:
+    """The trials that are kept in the plan's folder, of these variants alone."""
+    if plan.folder is None:
+        return Journal(None, {})
+    asked = {"steps": plan.steps, "seed": plan.seed, "rates": plan.rates, "change": [v.change for v in every]}
+    return Journal(Path(plan.folder), fingerprint(every[0].setup, batches.first(plan.steps), **asked))
+
+
+def _planned(plan: Plan, share: float, took: float, scan: Scan) -> tuple[int, str]:
+    """The steps of a trial, and what the seconds that are left hold and can tell."""
+    left = share - took
+    step_s, asked, planned = scan.seconds[0], plan.steps, scan.variant.setup.declare.steps
+    enough = duration((share - left + WHOLE * asked * step_s) * plan.budget_s / share)
+    steps = asked if FEWEST * asked * step_s <= left else max(int(left / step_s / FEWEST), 0)
+    if steps < LEAST_STEPS:
+        need = duration(FEWEST * asked * step_s)
+        return steps, (
+            f"too short to tell: {FEWEST} trials of {asked} steps take {need}, at {step_s:.2g} s a step, and "
+            f"{duration(max(left, 0.0))} are left; a budget of {enough} would give a range"
+        )
+    scan.about = min(WHOLE, trials := int(left / (steps * step_s)))
+    text = f"{duration(left)} hold {trials} trials of {steps} steps, {duration(steps * step_s)} each"
+    if planned:
+        share = trials * steps / planned
+        part = f"{share:.1%} of" if share < 1 else f"{share:.1f} times"
+        text += f", {part} the {planned:,} steps that are planned"
+    if steps < asked:
+        return steps, f"{text}: too few for {asked} steps each, for which a range takes {enough}"
+    if trials < WHOLE:
+        return steps, f"{text}: rates can be compared, perhaps not their range; {enough} would do for that"
+    return steps, f"{text}: enough for a range"

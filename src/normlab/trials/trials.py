@@ -1,0 +1,264 @@
+"""What short trainings say of learning rates: one sentence, and the trials behind it."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from html import escape
+from pathlib import Path
+from statistics import stdev
+from typing import Any, Final
+
+from normlab.spec.units import rate
+from normlab.trials.scale import LEARNT_NATS, Scale
+from normlab.trials.search import LAST, highest_usable, is_usable, level
+
+MODELS, USABLE_ENDS, NEAR_ENDS = 9, 6, 3
+"""Of so many models, how often the end that trials named was usable in a long training, and how often it was
+within 2x of the true one: the evaluation of docs/learning-rate.md, against which a test holds them.
+"""
+SAME: Final = 1e-6
+"""The relative difference of losses on the same batch that rounding makes."""
+EQUAL: Final = 1e-2
+"""The relative distance from ln V at which a mean of losses counts as that."""
+INTERRUPTED: Final = "it was interrupted"
+
+
+@dataclass(frozen=True)
+class Trial:
+    """A short training at one rate: the loss before each step, and why it ended early, if it did."""
+
+    rate: float
+    steps: int
+    losses: tuple[float, ...] = field(repr=False)
+    stopped: str = ""
+    seconds: float = field(repr=False, default=0.0)
+
+    @property
+    def loss(self) -> float:
+        """The mean of the last tenth of the losses, eight at least; infinite where it ended early."""
+        return math.inf if self.stopped else level(self.losses, self.window)
+
+    @property
+    def window(self) -> int:
+        """How many losses count at the end."""
+        return min(max(LAST, self.steps // 10), len(self.losses))
+
+    @property
+    def noise(self) -> float:
+        """The standard error of ``loss`` by the spread of batches."""
+        last = self.losses[-self.window :]
+        return stdev(last) / len(last) ** 0.5 if len(last) > 1 else 0.0
+
+    @property
+    def falls(self) -> bool:
+        """Whether the loss still falls: the last quarter is below the third by two standard errors."""
+        quarter = len(self.losses) // 4
+        if self.stopped or quarter < 2:
+            return False
+        third, last = self.losses[-2 * quarter : -quarter], self.losses[-quarter:]
+        error = math.hypot(stdev(third), stdev(last)) / quarter**0.5
+        return level(third, quarter) - level(last, quarter) > 2 * error
+
+
+@dataclass(frozen=True, repr=False)
+class Trials:
+    """Trials of one setup: which rates train, and how far up; the lower end is not claimed.
+
+    ``tried`` holds all trials, ``rates`` those of the number of steps that the answer is of, in order of the
+    rate. ``usable`` is the lowest rate tried and the highest that is within 5% of the best; ``edge`` says
+    where the next rate is worse, or that none was. ``beside`` holds the same with one thing changed.
+    """
+
+    model: str
+    steps: int
+    today: float
+    scale: Scale
+    tried: tuple[Trial, ...]
+    warmup: float = 0.0
+    plan: str = ""
+    cut: str = ""
+    """Why the scan ended before it was done; empty where it was."""
+    change: str = ""
+    beside: tuple[Trials, ...] = ()
+    seconds: float = 0.0
+    facts: Mapping[str, str] = field(default_factory=dict)
+
+    # --------------------------------------------------------------------------------------------- numbers
+    @property
+    def rates(self) -> tuple[Trial, ...]:
+        """The trials of ``steps`` steps, by rate."""
+        return tuple(sorted((t for t in self.tried if t.steps == self.steps), key=lambda t: t.rate))
+
+    @property
+    def best(self) -> Trial | None:
+        """The trial with the lowest loss; None where each ended early."""
+        return min((t for t in self.rates if not t.stopped), key=lambda t: t.loss, default=None)
+
+    @property
+    def unigram(self) -> float | None:
+        """The entropy of the targets' frequencies in nats, None where no targets are known."""
+        return self.scale.unigram
+
+    @property
+    def learns(self) -> bool:
+        """Whether the best trial shows that something was learnt."""
+        best = self.best
+        return best is not None and self.scale.learns(self.nats(best), best.noise / self.scale.weight)
+
+    @property
+    def usable(self) -> tuple[float, float] | None:
+        """The lowest rate tried, and the highest that trains within 5% of the best, as all between do."""
+        if not self.learns:
+            return None
+        return self.rates[0].rate, highest_usable(self._scores, self.scale.reference)
+
+    @property
+    def edge(self) -> str:
+        """Where the usable rates end: "seen at" the first that is worse, or "not reached by" the last."""
+        if self.usable is None:
+            return ""
+        above = [t.rate for t in self.rates if t.rate > self.usable[1]]
+        return f"seen at {short(above[0])}" if above else f"not reached by {short(self.usable[1])}"
+
+    @property
+    def interrupted(self) -> bool:
+        """Whether Ctrl-C ended the trials."""
+        return any(one.cut == INTERRUPTED for one in (self, *self.beside))
+
+    def nats(self, trial: Trial) -> float:
+        """The loss of a trial in nats a target, where targets are known."""
+        return self.scale.nats(trial.loss)
+
+    def is_usable(self, trial: Trial) -> bool:
+        """Whether a trial is within 5% of what the best has learnt."""
+        return is_usable(self._scores, trial.rate, self.scale.reference)
+
+    @property
+    def _scores(self) -> dict[float, float]:
+        return {t.rate: self.nats(t) for t in self.rates}
+
+    # ------------------------------------------------------------------------------------------- sentences
+    @property
+    def sentence(self) -> str:
+        """The answer."""
+        best = self.best
+        if not self.tried:
+            return f"{self.cut[:1].upper()}{self.cut[1:]}" or "Nothing was tried"
+        if best is None:
+            ends = "; ".join(f"{short(t.rate)} is {t.stopped}" for t in self.rates)
+            return f"No rate trains for {self.steps} steps: {ends}"
+        return self.unmoved or (self._range(best) if self.learns else self._too_short(best))
+
+    def _range(self, best: Trial) -> str:
+        low, high = self.usable or (0.0, 0.0)
+        above = [t.rate for t in self.rates if t.rate > high]
+        end = f"{short(above[0])} is worse" if above else "no rate that is worse was reached"
+        trains = f"Up to {short(high)} trains within 5% of the best in {self.steps} steps"
+        return f"{trains}; {end}; {self._today(best, high)}; lowest rate tried: {short(low)}"
+
+    def _today(self, best: Trial, high: float) -> str:
+        own = next((t for t in self.rates if t.rate == self.today), None)
+        name = f"your {short(self.today)}"
+        if self.today > high:
+            return f"{name} is above that" + (f", and ended {own.stopped}" if own and own.stopped else "")
+        if own is None:
+            return f"{name} was not tried"
+        if self.is_usable(own):
+            return f"{name} is inside"
+        return f"{name} is slower here than {short(best.rate)}, which a long training may make up for"
+
+    def _too_short(self, trial: Trial) -> str:
+        best, where = self.nats(trial), f"{short(trial.rate)} in {self.steps} steps"
+        more = "it still falls there" if trial.falls else "it no longer falls there"
+        advice = f"try {4 * self.steps} steps" if trial.falls else "run normlab check, or try more steps"
+        if self.unigram is None or self.scale.start < self.unigram - LEARNT_NATS:
+            what = f"the best loss is {best:.4g} at {where}, from {self.scale.start:.4g} at the start"
+        else:
+            what = (
+                f"the best loss is {best:.3f} nats at {where}, not {LEARNT_NATS} below the unigram entropy "
+                f"of the targets, {self.unigram:.3f}"
+            )
+        return f"Too short, or it does not train: {what}; {more}: {advice}"
+
+    @property
+    def unmoved(self) -> str:
+        """The sentence where no rate changes the loss, or none leaves that of equal logits; else empty."""
+        if not (whole := [t for t in self.rates if not t.stopped]):
+            return ""
+        span = f"at every rate tried, from {short(whole[0].rate)} to {short(whole[-1].rate)}"
+        uniform, unigram = self.scale.uniform, self.unigram
+        far = uniform is not None and unigram is not None and unigram < uniform - LEARNT_NATS
+        if far and all(abs(self.nats(t) - uniform) <= EQUAL * uniform for t in whole):
+            why = "the outputs say nothing of the targets"
+            return f"The loss stays at ln V = {uniform:.3f} nats {span}: {why}; run normlab check"
+        pairs = zip(*(t.losses for t in whole), strict=True)
+        if len(whole) > 1 and all(max(row) - min(row) <= SAME * abs(row[0]) for row in pairs):
+            return (
+                f"The loss is the same {span}: the steps do not reach what it is made of; run normlab check"
+            )
+        return ""
+
+    def lines(self) -> Iterator[str]:
+        """The sentence, what limits it, and the same with one thing changed."""
+        yield self.sentence + "."
+        if self.usable:
+            yield (
+                f"When {MODELS} other models were trained for longer, an upper end like this one was usable "
+                f"for {USABLE_ENDS} of them, and within 2x of the true one for {NEAR_ENDS} "
+                "(docs/learning-rate.md)."
+            )
+        if self.cut and self.tried:
+            yield f"The scan is not complete: {self.cut}."
+        if self.scale.unknown:
+            yield (
+                f"The targets are not known, as {self.scale.unknown}: losses are compared with that at the "
+                "start, so that they may have learnt averages alone."
+            )
+        for one in self.beside:
+            yield f"With {one.change}: {one.sentence[0].lower()}{one.sentence[1:]}."
+
+    def __str__(self) -> str:
+        return "\n".join(self.lines())
+
+    def __repr__(self) -> str:
+        return f"Trials({self.model}: {self.sentence})"
+
+    def to_dict(self) -> dict[str, Any]:
+        """The same facts as plain values, with losses in nats a target where targets are known."""
+        names = ("model", "steps", "today", "warmup", "plan", "cut", "change", "seconds", "facts", "sentence")
+        return {
+            **{name: getattr(self, name) for name in (*names, "usable", "edge", "unigram")},
+            "lines": list(self.lines()),
+            "reference": self.scale.reference,
+            "uniform": self.scale.uniform,
+            "best": self.best.rate if self.best else None,
+            "trials": [self._plain(t) for t in sorted(self.tried, key=lambda t: (t.steps, t.rate))],
+            "beside": [one.to_dict() for one in self.beside],
+        }
+
+    def _plain(self, trial: Trial) -> dict[str, Any]:
+        return {
+            "rate": trial.rate,
+            "steps": trial.steps,
+            "loss": None if trial.stopped else self.nats(trial),
+            "usable": self.learns and trial in self.rates and self.is_usable(trial),
+            "stopped": trial.stopped,
+            "seconds": trial.seconds,
+            "losses": [self.scale.nats(loss) for loss in trial.losses],
+        }
+
+    def page(self, path: str | Path) -> Path:
+        """Write the answer as a page, one file that needs no network; return the path."""
+        import normlab
+
+        return normlab.write_trial_page(self.to_dict(), Path(path))
+
+    def _repr_html_(self) -> str:
+        return "<br>".join(escape(line) for line in self.lines())
+
+
+def short(value: float) -> str:
+    """A rate in two digits, as people type it."""
+    return rate(float(f"{value:.2g}"))

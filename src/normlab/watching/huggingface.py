@@ -1,0 +1,43 @@
+"""The watch of a training by Hugging Face's ``Trainer``."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from normlab.watching.trainers import WatchingCallback
+
+try:
+    from transformers import TrainerCallback, TrainerState, TrainingArguments
+except ImportError as error:
+    raise ImportError(
+        "normlab.watching.huggingface needs transformers and accelerate; type: pip install 'normlab[hf]'"
+    ) from error
+
+
+class Probes(WatchingCallback, TrainerCallback):
+    """``Trainer(..., callbacks=[Probes("standard")])``: ``Watch`` says what is recorded and reported, and
+    ``docs/integrations.md`` shows its options.
+
+    ``probes`` is a preset (``cheap``, ``standard``, ``full``: see ``normlab.diagnosis.probing.presets``) or a
+    list of ``normlab.diagnosis.Probe``. For a model whose blocks are not found, give the ``structure`` that
+    ``read_structure(model, batch, blocks=…)`` finds. Losses and weights are bit-identical with and without.
+
+    Steps count from 0, as those that are done before. Weights and gradients are those that the optimizer is
+    given, gradients after clipping; each micro-batch of an accumulated step gives rows of its own.
+    """
+
+    def on_train_begin(self, args: TrainingArguments, state: TrainerState, *_: Any, **shown: Any) -> None:
+        self.watch.start(state.global_step)
+        optimizers = [shown["optimizer"]] if shown.get("optimizer") is not None else []
+        self.watch.attach(shown["model"], optimizers, compiled=bool(args.torch_compile))
+
+    def on_step_begin(self, args: TrainingArguments, state: TrainerState, *_: Any, **shown: Any) -> None:
+        # the trainer runs a compiled wrapper and shows callbacks what is inside
+        self.watch.begin(shown["model"], state.global_step, compiled=bool(args.torch_compile))
+
+    def on_log(self, args: TrainingArguments, state: TrainerState, *_: Any, **shown: Any) -> None:
+        if "loss" in shown["logs"]:  # the only one that is seen where the model runs compiled
+            self.watch.logged_loss(float(shown["logs"]["loss"]))
+
+    on_pre_optimizer_step = WatchingCallback.stepping
+    on_train_end = WatchingCallback.close

@@ -1,0 +1,208 @@
+"""Observe one step of another trainer: its hooks, and what is recorded where a model cannot be read."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack
+from typing import Any, NamedTuple
+
+import torch
+from torch import nn
+
+from normlab.diagnosis import Observer, Probe, Record, Structure, observe, read_structure
+from normlab.diagnosis.probing.presets import require_preset, stream_probes, weight_probes
+from normlab.diagnosis.reading.block import candidates
+from normlab.errors import UserError
+from normlab.trace.tensors import Side, apart, compiles, forward_hooks, unwrap
+
+Emit = Callable[[Record], None]
+Warn = Callable[[str], None]
+NAMED = 'name the modules, as in probes=[Probe("*.mlp", "output", "rms")]'
+
+
+class Place(NamedTuple):
+    """A sublayer, or another group of modules whose parameters are measured together."""
+
+    stack: str | None
+    index: int | None
+    module: str
+    modules: tuple[str, ...]
+    role: str | None = None
+    layer: int | None = None
+
+
+class Observation:
+    """Observes a step of a model from ``begin`` to ``end``, and has no hook on the model outside of that.
+
+    A preset is of what ``structure`` says; without it the model is read when it is first called, on the
+    arguments of that call, which draws no random number. Where that fails, ``warn`` is given a sentence and
+    weights and gradients are recorded alone. Raises UserError for a preset that does not exist.
+    """
+
+    def __init__(
+        self, probes: str | Sequence[Probe], structure: Structure | None, emit: Emit, warn: Warn
+    ) -> None:
+        self.preset = probes if isinstance(probes, str) else ""
+        if isinstance(probes, str):
+            require_preset(probes)
+        elif not probes:
+            raise UserError(f'there are no probes; give a preset, as in probes="standard", or {NAMED}')
+        self._given, self._structure, self._emit, self._warn = probes, structure, emit, warn
+        self._open = ExitStack()
+        self._observer: Observer | None = None
+        self._step: int | None = None
+        self.reset()
+
+    def reset(self) -> None:
+        """Forget what was read of a model, which does not fit another one."""
+        self.end()
+        self._told = False
+        self.places: list[Place] = []
+        self._probes = [] if isinstance(self._given, str) else list(self._given)
+        if self._structure is not None and self.preset:
+            self._use(self._structure, "")
+
+    @property
+    def running(self) -> bool:
+        """Whether a step is observed."""
+        return self._step is not None
+
+    def begin(self, model: nn.Module, step: int, *, compiled: bool = False, own_calls: int = 0) -> None:
+        """Start to observe a step, unless one is observed.
+
+        ``compiled``: the trainer runs a compiled wrapper of this model. ``own_calls``: how many calls of the
+        model by the trainer come before the one that is the forward pass.
+        """
+        if self._step is not None:
+            return
+        self._step = step
+        model = unwrap(model)
+        if self._probes:
+            self._observe(model, compiled=compiled)
+        elif compiled or any(compiles(m) for m in model.modules()):
+            self.weights_alone(
+                model,
+                f"the model runs compiled, so that of the preset {self.preset!r} only weights, gradients and "
+                "updates are recorded; for what flows through it, train some steps without torch.compile",
+                compiled=compiled,
+            )
+        elif not _blocks(model):
+            self.weights_alone(model, f"{type(model).__name__} has no repeated blocks")
+        else:
+            self._read_at_first_call(model, own_calls)
+
+    def begin_in_call(self, model: nn.Module, step: int, given: tuple[Any, Any]) -> None:
+        """Start to observe a step at the beginning of the model's call with these arguments."""
+        if self._step is None and not self._probes and _blocks(model):
+            self._step = step
+            self._open_read(model, model, given, "")
+        else:
+            self.begin(model, step)
+
+    def begin_uncalled(self, model: nn.Module, step: int, *, compiled: bool) -> None:
+        """Start to observe a step in which the optimizer is about to step and no call was seen."""
+        if self._probes or compiled:
+            self.begin(model, step, compiled=compiled)
+        elif self._step is None:
+            self._step = step
+            self.weights_alone(model, "no call of the model in training mode was seen")
+
+    def end(self) -> None:
+        """Fetch and emit the measurements of the step, and remove the hooks."""
+        step, self._step = self._step, None
+        try:
+            if self._observer is not None and step is not None:
+                self._observer.flush(step)
+        finally:
+            self._observer = None
+            self._open.close()
+
+    def weights_alone(self, model: nn.Module, why: str, *, compiled: bool = False) -> None:
+        """Record weights and gradients of the blocks, or of the model's parts where it has none."""
+        if "compiled" not in why:
+            why = f"{why}: weights, gradients and updates are recorded by module, and no stream. Or {NAMED}"
+        blocks = _blocks(model) or {"": list(_parts(model))}
+        self._probes = weight_probes(blocks)
+        self.places = [Place(c or None, None, m[0], tuple(m)) for c, those in blocks.items() for m in those]
+        self._observe(model, compiled=compiled)
+        self._warn(why)
+
+    def _use(self, structure: Structure, at: str) -> None:
+        self._probes = stream_probes(structure, self.preset, prefix=at)
+        self.places = []
+        for stack, view in structure.sublayers:
+            modules = tuple(f"{at}{path}" for path in view.modules)
+            name, module = f"{at}{stack}".rstrip("."), modules[0] if modules else ""
+            self.places.append(Place(name or None, view.index, module, modules, view.role, view.layer))
+
+    def _open_read(self, model: nn.Module, module: nn.Module, given: tuple[Any, Any], at: str) -> None:
+        try:
+            self._use(self._read(module, given), at)
+        except Exception as error:  # a training must not end because its model cannot be read
+            said = str(error) if isinstance(error, UserError) else f"{type(error).__name__}: {error}"
+            self.weights_alone(model, f"the residual stream was not found ({said})")
+        else:
+            self._observe(model, compiled=False)
+
+    def _observe(self, model: nn.Module, *, compiled: bool) -> None:
+        self._observer = self._open.enter_context(
+            observe(model, self._probes, self._emit, on_error=self._failed, compiled=compiled)
+        )
+
+    def _failed(self, error: Exception) -> None:
+        """Say once that something cannot be measured; the model's pass goes on."""
+        if not self._told:
+            self._told = True
+            self._warn(f"something is not measured ({type(error).__name__}: {error}); the training goes on")
+
+    def _read_at_first_call(self, model: nn.Module, own_calls: int) -> None:
+        """Wait for the first call of a module that holds blocks, which may be any part of the model."""
+        modules = dict(model.named_modules())
+        holders = dict.fromkeys(path for name in _blocks(model) for path in _ways_down(name))
+        waiting = self._open.enter_context(ExitStack())
+        left = own_calls
+
+        def called(path: str, side: Side, entered: Mapping[Any, Any]) -> None:
+            nonlocal left
+            if side == "output":
+                return
+            if not path and left:
+                left -= 1
+                return
+            waiting.close()
+            self._open_read(model, modules[path], apart(entered), f"{path}." if path else "")
+
+        waiting.enter_context(forward_hooks({path: modules[path] for path in holders}, called))
+
+    def _read(self, module: nn.Module, given: tuple[Any, Any]) -> Structure:
+        def call(model: nn.Module, batch: tuple[Any, Any]) -> Any:
+            return model(*batch[0], **batch[1])
+
+        try:
+            return read_structure(module, given, call=call)
+        finally:
+            torch.clear_autocast_cache()  # it keeps copies of weights, and those made here have no gradient
+
+
+def _blocks(model: nn.Module) -> dict[str, list[list[str]]]:
+    """Return the paths of each block and of all modules inside it, by container; none where there is none."""
+    paths = [path for path, _ in model.named_modules()]
+    return {
+        name: [[p for p in paths if f"{p}.".startswith(f"{block}.")] for block in blocks]
+        for name, blocks in candidates(model, ())
+    }
+
+
+def _parts(model: nn.Module) -> Iterator[list[str]]:
+    """Yield the paths of each direct child with parameters and of all modules inside it, or the model's."""
+    if next(model.parameters(recurse=False), None) is not None:
+        yield [""]
+    for name, child in model.named_children():
+        if next(child.parameters(), None) is not None:
+            yield [path for path, _ in child.named_modules(prefix=name)]
+
+
+def _ways_down(path: str) -> Iterator[str]:
+    """Yield the path of the model and of every module on the way to this one."""
+    names = path.split(".") if path else []
+    return (".".join(names[:i]) for i in range(len(names) + 1))

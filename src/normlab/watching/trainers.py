@@ -1,0 +1,87 @@
+"""What the watch of each trainer shares, and that of torchtitan's ``Trainer``."""
+
+from __future__ import annotations
+
+from abc import ABC
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from functools import wraps
+from pathlib import Path
+from typing import Any
+
+from torch import Tensor
+
+from normlab.diagnosis import Probe
+from normlab.errors import UserError
+from normlab.watching.watch import OUT, Watch
+
+
+class WatchingCallback(ABC):  # noqa: B024 - each trainer names its hooks otherwise
+    """Base of the callbacks: it holds the ``Watch`` that their trainer's hooks drive, and takes its
+    options.
+    """
+
+    def __init__(self, probes: str | Sequence[Probe] = "standard", **options: Any) -> None:
+        self.watch = Watch(probes, **options)
+
+    def stepping(self, *_: Any, **__: Any) -> None:
+        """Measure weights and gradients before the optimizer steps."""
+        self.watch.stepping()
+
+    def end(self, *_: Any, **__: Any) -> None:
+        """Write the measurements of a step and remove their hooks."""
+        self.watch.end()
+
+    def close(self, *_: Any, **__: Any) -> None:
+        """Write the measurements, remove all hooks and draw the page."""
+        self.watch.close()
+
+
+@contextmanager
+def watched(
+    trainer: Any,
+    *,
+    out: str | Path = OUT,
+    every_steps: int = 50,
+    probes: str | Sequence[Probe] = "standard",
+    sinks: Sequence[Any] = (),
+) -> Iterator[Watch]:
+    """Watch a trainer of torchtitan inside this block, in which ``trainer.train()`` is called.
+
+    It is seen through attributes that torchtitan's trainer has: ``model_parts``, ``optimizers`` (a
+    container), ``forward_backward_step``, whose losses the recorder is given,
+    ``gradient_accumulation_steps``, by which these are divided, and ``step``, which counts from 1 and goes on
+    from a checkpoint. Raises UserError for a trainer without the first three, and for a model in several
+    parts.
+    """
+    names = ("model_parts", "optimizers", "forward_backward_step")
+    parts, container, given = (getattr(trainer, name, None) for name in names)
+    if parts is None or container is None or given is None:
+        raise UserError(
+            f"{type(trainer).__name__} has no model_parts, optimizers and forward_backward_step; for a loop "
+            "of your own, call normlab.watch(model, optimizers)"
+        )
+    if len(parts) != 1:
+        raise UserError(f"the model has {len(parts)} parts; pipelines of several parts cannot be watched")
+    watching = Watch(probes, out=out, every_steps=every_steps, sinks=sinks)
+    begun = False
+
+    @wraps(given)
+    def forward_backward_step(*args: Any, **kwargs: Any) -> Any:
+        nonlocal begun
+        if not begun:  # a checkpoint is loaded in train(), and tells the step
+            begun = True
+            watching.start(max(getattr(trainer, "step", 1), 1) - 1)
+            watching.attach(parts[0], list(getattr(container, "optimizers", container)))
+            watching.count_steps()
+        loss = given(*args, **kwargs)
+        if isinstance(loss, Tensor):
+            watching.loss(loss * getattr(trainer, "gradient_accumulation_steps", 1))
+        return loss
+
+    trainer.forward_backward_step = forward_backward_step
+    try:
+        yield watching
+    finally:
+        trainer.forward_backward_step = given
+        watching.close()

@@ -1,0 +1,399 @@
+"""Watch a training of another trainer, or of a plain loop: what all of them share."""
+
+from __future__ import annotations
+
+import atexit
+import warnings
+import weakref
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Final
+
+import torch
+from torch import Tensor, nn
+from torch.optim import Optimizer
+
+from normlab.diagnosis import Probe, Record, Structure
+from normlab.errors import UserError
+from normlab.spec.io import validated
+from normlab.trace.tensors import compiles, unwrap
+from normlab.watching.checks import Checks, Warned
+from normlab.watching.losses import Losses
+from normlab.watching.observation import Emit, Observation
+from normlab.watching.optimizer_hooks import OptimizerSteps, joined
+from normlab.watching.recorder import Recorder
+from normlab.watching.rows import Rows
+from normlab.watching.sinks import Sink, sink_of
+
+OUT: Final = "watch"
+FETCH: Final = 16
+"""Steps after which they are fetched from the device, in one transfer, and looked at."""
+
+
+@validated
+class Watch:
+    """Watches a training: one step in ``every_steps`` is observed, and every step goes to a flight recorder.
+    In its first steps the loop is checked, and a copy of the model by some properties of ``check``.
+
+    ``out`` is a folder for ``watch.jsonl`` and the page ``watch.html``, or a path that ends in ``.jsonl``,
+    which has its page beside it. ``emit`` takes the records instead of the file. After construction nothing
+    here raises: what fails is a warning, once, and the training goes on.
+
+    Raises UserError for a preset or a sink that does not exist and for steps below 1.
+    """
+
+    def __init__(
+        self,
+        probes: str | Sequence[Probe] = "standard",
+        *,
+        out: str | Path = OUT,
+        every_steps: int = 50,
+        emit: Emit | None = None,
+        structure: Structure | None = None,
+        sinks: Sequence[Any] = (),
+    ) -> None:
+        if every_steps < 1:
+            raise UserError(f"every_steps is {every_steps}, and must be 1 or more, as in every_steps=50")
+        path = Path(out)
+        self._every, self._emit = every_steps, emit
+        self._rows = Rows(path if path.suffix == ".jsonl" else path / "watch.jsonl")
+        self._sinks: list[Sink] = [sink_of(sink, path.with_suffix("")) for sink in sinks]
+        self._observation = Observation(probes, structure, self._record, self._note)
+        self._reports = Warned(self._warn)
+        self._recorder = Recorder(self._reports)
+        self._checks = Checks(self._reports, self)
+        self._once: set[str] = set()
+        self._notes: list[str] = []
+        self._values: dict[str, float] = {}
+        self._losses = Losses()
+        self._optimizers: list[OptimizerSteps] = []
+        self._hooks: list[Any] = []
+        self._model: nn.Module | None = None
+        self._step, self._counts, self._compiled = 0, False, False
+        self._at_exit: Callable[[], None] | None = None
+
+    @property
+    def path(self) -> Path:
+        """The file of this process's rows."""
+        return self._rows.path
+
+    @property
+    def page(self) -> Path:
+        """The page, which is drawn at the end."""
+        return self.path.with_suffix(".html")
+
+    @property
+    def flight(self) -> Path:
+        """The file of the reports and of the notes about what could not be watched."""
+        return self.path.with_suffix(".flight.json")
+
+    @property
+    def reports(self) -> list[dict[str, Any]]:
+        """The recorder's reports, with ``trigger`` and ``verdict``; empty for a training that went well."""
+        return self._reports.flights()
+
+    def start(self, step: int) -> None:
+        """Begin a training at step 0, setting the files of an earlier one aside, or resume one at ``step``:
+        rows from there on will be written again. A process that ends without ``close`` closes.
+        """
+        self._guard("the watch cannot begin", lambda: self._start(step))
+
+    def attach(self, model: nn.Module, optimizers: Sequence[Any], *, compiled: bool = False) -> None:
+        """See the losses that the model puts out and the steps that the optimizers take, until ``close``."""
+        self._guard("updates cannot be watched", lambda: self._attach(model, optimizers, compiled=compiled))
+
+    def count_steps(self) -> None:
+        """Count the steps here, by the optimizers' own, since no trainer does."""
+        self._counts = True
+        if self._model is not None and not self._compiled:
+            hook = self._model.register_forward_pre_hook(self._called, with_kwargs=True)
+            self._hooks.append(hook)
+
+    def begin(self, model: nn.Module, step: int, *, compiled: bool = False, own_calls: int = 0) -> None:
+        """Begin a step, and observe it if it is its turn; see ``Observation.begin``."""
+        if step != self._step:
+            self._finish_step()
+        self._step = step
+        if step % self._every == 0:
+            self._guard(
+                "the model cannot be observed",
+                lambda: self._observation.begin(model, step, compiled=compiled, own_calls=own_calls),
+            )
+
+    def loss(self, loss: Tensor | float) -> None:
+        """Give the recorder the loss of a batch, or of each micro-batch, not divided by their number.
+
+        Nothing waits for the device. What is given here counts, and not what is in the model's output.
+        """
+        self._guard("the loss cannot be recorded", lambda: self._losses.give(loss))
+        if isinstance(loss, Tensor):
+            self._guard("the loop cannot be checked", lambda: self._checks.saw_loss(loss))
+
+    def logged_loss(self, loss: float) -> None:
+        """Give the recorder a loss that the trainer logs, for a step whose own loss was not seen."""
+        if not self._losses:
+            self.loss(loss)
+
+    def stepping(self) -> None:
+        """Measure weights and gradients: the optimizer is about to step."""
+        self.end()
+        for one in self._optimizers:
+            self._guard("gradients cannot be recorded", one.measure_gradients)
+
+    def end(self) -> None:
+        """Fetch and write the measurements of the observed step, and remove their hooks."""
+        self._guard("a step cannot be recorded", self._observation.end)
+        self._guard("rows cannot be written", self._write_rows)
+
+    def close(self) -> None:
+        """End: write what is left, report what went wrong, remove all hooks, draw the page."""
+        self._forget_exit()
+        self.end()
+        self._finish_step()
+        self._remove_hooks()
+        self._guard("the recorder failed", self._conclude)
+        if self._emit is None:
+            self._guard("the page cannot be drawn", self._draw)
+
+    def __enter__(self) -> Watch:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def _start(self, step: int) -> None:
+        self._observation.reset()
+        self._remove_hooks()
+        self._reports = Warned(self._warn)
+        self._recorder, self._step = Recorder(self._reports), step
+        for kept in (self._once, self._notes, self._losses):
+            kept.clear()
+        self._close_at_exit()
+        rates = self._rows.begin(step) if self._emit is None else None
+        self._checks = Checks(self._reports, self, step, rates)
+
+    def _close_at_exit(self) -> None:
+        """Let the end of the process close this watch, whose trainer may have raised."""
+        self._forget_exit()
+        closing = weakref.WeakMethod(self.close)
+
+        def close_if_alive() -> None:
+            if (close := closing()) is not None:
+                close()
+
+        self._at_exit = atexit.register(close_if_alive)
+
+    def _forget_exit(self) -> None:
+        if self._at_exit is not None:
+            atexit.unregister(self._at_exit)
+            self._at_exit = None
+
+    def _attach(self, model: nn.Module, optimizers: Sequence[Any], *, compiled: bool) -> None:
+        self._remove_hooks()
+        self._model = inner = unwrap(model)
+        self._compiled = compiled or compiles(model) or any(compiles(m) for m in inner.modules())
+        if not self._compiled:
+            self._hooks.append(inner.register_forward_hook(self._answered, with_kwargs=True))
+            self._checks.attach(inner)
+        for optimizer in map(_innermost, optimizers):
+            one = OptimizerSteps(optimizer, inner)
+            self._optimizers.append(one)
+            self._hooks += [
+                optimizer.register_step_pre_hook(partial(self._before, one)),
+                optimizer.register_step_post_hook(partial(self._after, one)),
+            ]
+
+    def _remove_hooks(self) -> None:
+        for hook in self._hooks:
+            hook.remove()
+        self._checks.detach()
+        self._hooks.clear()
+        self._optimizers.clear()
+
+    def _called(self, model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        """Begin a step with the first call of the model in training after a step of an optimizer."""
+        if not model.training or not torch.is_grad_enabled() or self._observation.running:
+            return
+        if any(one.stepped for one in self._optimizers):
+            self._finish_step()
+        if self._step % self._every == 0:
+            given = args, kwargs
+            self._guard(
+                "the model cannot be observed",
+                lambda: self._observation.begin_in_call(model, self._step, given),
+            )
+
+    def _answered(self, model: nn.Module, args: Any, kwargs: dict[str, Any], output: Any) -> None:
+        if model.training and torch.is_grad_enabled():
+            checks, losses = self._checks, self._losses
+            self._guard("the loss is not recorded", lambda: checks.saw_call(args, kwargs, output, losses))
+
+    def _before(self, one: OptimizerSteps, _: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:
+        one.depth += 1
+        if one.depth > 1:  # the step of a class whose parent's step is called, too
+            return
+        if one.stepped:  # the step before has ended without a call of the model that was seen
+            self._finish_step()
+        if self._counts and self._step % self._every == 0 and self._model is not None:
+            self._weights_alone(self._model)
+        self._guard("updates cannot be watched", one.before)
+        if not any(
+            given is not None
+            for given in (*args[1:], *kwargs.values())  # the optimizer itself comes first
+        ):  # no closure, which runs the model
+            self.end()
+            self._guard("gradients cannot be recorded", one.measure_gradients)
+            self._guard("the loop cannot be checked", lambda: self._checks.before(self._step, one))
+
+    def _weights_alone(self, model: nn.Module) -> None:
+        """Observe a step in which no call of the model was seen: compiled, or its ``forward`` is called."""
+        if self._observation.running or any(one.stepped for one in self._optimizers):
+            return
+        self._guard(
+            "the model cannot be observed",
+            lambda: self._observation.begin_uncalled(model, self._step, compiled=self._compiled),
+        )
+
+    def _after(self, one: OptimizerSteps, *_: Any) -> None:
+        one.depth -= 1
+        if one.depth > 0:
+            return
+        self.end()
+        self._guard("updates cannot be watched", one.after)
+        self._guard("the loop cannot be checked", lambda: self._checks.after(one.parameters))
+
+    def _finish_step(self) -> None:
+        """Give the recorder the step that the optimizers took, and emit its updates if it was its turn."""
+        if done := [one for one in self._optimizers if one.stepped]:
+            due = self._step % self._every == 0 and bool(self._observation.preset)
+            self._guard("updates cannot be recorded", lambda: self._take(done, due=due))
+            self._guard("rows cannot be written", self._write_rows)
+            for one in done:
+                one.forget()
+        values, self._values = self._values, dict[str, float]()
+        for sink in list(self._sinks) if values else ():
+            self._send(sink, values)
+        self._losses.clear()
+        self._step += self._counts and bool(done)
+
+    def _take(self, done: Sequence[OptimizerSteps], *, due: bool) -> None:
+        loss = self._losses.of_step()
+        record = joined([one.record(self._step, loss) for one in done])
+        self._recorder.add(record)
+        self._checks.took(record.step, record.lr)
+        if due or self._recorder.pending >= FETCH:
+            self._checks.look(self._recorder)
+        if due:
+            for one in done:
+                for key, value in one.ratios(self._observation.places):
+                    self._record(Record(self._step, *key, "update", "ratio", value))
+            known = {"loss": self._recorder.numbers[self._step].get("loss"), "lr": record.lr}
+            for name, value in known.items():
+                if value is not None:
+                    self._record(Record(self._step, None, None, "", name, "value", value))
+
+    def _conclude(self) -> None:
+        self._checks.conclude(self._recorder)
+        if self._recorder.ring and not self._recorder.curve.count and not self.reports:
+            self._note("no loss was seen, so that a divergence may not be: give it by watch.loss(loss)")
+
+    def _send(self, sink: Sink, values: Mapping[str, float]) -> None:
+        try:
+            sink(self._step, values)
+        except Exception as error:
+            self._sinks.remove(sink)
+            self._note(f"a sink failed and is left out from now on: {type(error).__name__}: {error}")
+
+    def _record(self, record: Record) -> None:
+        where = f"{record.module}/{record.signal}.{record.statistic}".lstrip("/")
+        self._values[where] = record.value
+        (self._emit or self._rows)(record)
+
+    def _write_rows(self) -> None:
+        if self._emit is None:
+            places = [place for place in self._observation.places if place.index is not None]
+            self._rows.places = {(place.stack, place.index): place for place in places}
+            self._rows.write()
+
+    def _draw(self) -> None:
+        if not self.path.exists() and not self.reports:
+            return
+        self._rows.write_flight(self.flight, self.reports, self._notes, losses=self._recorder.curve.count)
+        if self._rows.rank:
+            return
+        try:
+            import normlab
+
+            normlab.write_probes_page(self.path, self.page)
+        except ImportError as error:
+            self._warn(f"no page is drawn: {error}; `normlab report {self.path}` draws it elsewhere")
+
+    def _guard(self, what: str, do: Callable[[], Any]) -> None:
+        """Do something of ours; a failure is a note, because no training may end by it."""
+        try:
+            do()
+        except Exception as error:
+            said = str(error) if isinstance(error, UserError) else f"{type(error).__name__}: {error}"
+            if what not in self._once:
+                self._once.add(what)
+                self._note(f"{what} ({said}); the training goes on")
+
+    def _note(self, sentence: str) -> None:
+        self._notes.append(sentence)
+        self._warn(sentence)
+
+    def _warn(self, sentence: str) -> None:
+        """The one place through which a person is spoken to while a training runs."""
+        warnings.warn(f"normlab: {sentence}", stacklevel=2)
+
+
+def _innermost(optimizer: Any) -> Optimizer:
+    """Return the optimizer inside the wrappers of a trainer, whose steps are those that are taken."""
+    while isinstance(inner := getattr(optimizer, "optimizer", None), Optimizer):
+        optimizer = inner
+    if not callable(getattr(optimizer, "register_step_post_hook", None)):
+        raise UserError(
+            f"{type(optimizer).__name__} is not a torch.optim.Optimizer; its steps cannot be watched"
+        )
+    return optimizer
+
+
+@validated
+def watch(
+    model: nn.Module,
+    optimizer: Any,
+    *,
+    out: str | Path = OUT,
+    every_steps: int = 50,
+    probes: str | Sequence[Probe] = "standard",
+    sinks: Sequence[Any] = (),
+    structure: Structure | None = None,
+    first_step: int = 0,
+) -> Watch:
+    """Watch a plain training loop: ``with normlab.watch(model, optimizer) as watch: …``.
+
+    A step is one call of the model in training mode, or several, and the step of the optimizer, or of each of
+    a list of them, that follows. ``watch.loss(loss)`` gives the recorder the loss, unless the model puts it
+    out: as ``loss``, or as the only number in a tuple. ``first_step`` is the number of steps that a resumed
+    training has done. At the end of the block, or by ``watch.close()``, the page is drawn. Where ranks hold
+    parts of the weights, as under ``fully_shard``, each of them has to watch, because their norms are added.
+
+    Raises UserError for a preset or a sink that does not exist, steps below 1, a first step below 0 and for
+    anything that is not an optimizer.
+    """
+    several = list(optimizer) if isinstance(optimizer, (list, tuple)) else [optimizer]
+    for one in several:
+        _innermost(one)
+    if first_step < 0:
+        raise UserError(
+            f"first_step is {first_step}, and must be 0 or more: the number of steps already done"
+        )
+    watching = Watch(probes, out=out, every_steps=every_steps, structure=structure, sinks=sinks)
+    watching.start(first_step)
+    watching.attach(model, several)
+    watching.count_steps()
+    return watching

@@ -1,0 +1,87 @@
+"""The page of trials: its sentence, a picture of each kind for each setup, drawn in a browser."""
+
+from __future__ import annotations
+
+import json
+import math
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from normlab.errors import UserError
+from normlab.report.trial import trial_page, write_trial_page
+from normlab.spec.io import to_plain
+from normlab.trials.scale import Scale
+from normlab.trials.trials import Trial, Trials
+
+
+def trial(rate: float, end: float, stopped: str = "", steps: int = 40) -> Trial:
+    steps_done = steps // 2 if stopped else steps
+    losses = tuple(end + (4.0 - end) * math.exp(-i / 8) for i in range(steps_done))
+    return Trial(rate, steps, losses, stopped, 1.5)
+
+
+def trials() -> Trials:
+    tried = [
+        trial(1e-3, 2.5),
+        trial(4e-3, 2.0),
+        trial(8e-3, 2.02),
+        trial(16e-3, 3.0, "not finite at step 20"),
+    ]
+    own = Trials(
+        model="Decoder",
+        steps=40,
+        today=1e-3,
+        scale=Scale(start=4.0, unigram=3.2, uniform=4.0, targets=900),
+        tried=(trial(1e-3, 3.9, steps=20), *tried),
+        plan="10 min 00 s hold 20 trials of 40 steps, 30 s each: enough for a range",
+        seconds=80.0,
+        facts={"warm-up": "none"},
+    )
+    return replace(own, beside=(replace(own, change="betas=0.9,0.95", tried=tuple(tried[:3])),))
+
+
+def test_the_page_says_the_sentence_and_holds_every_rate(tmp_path: Path):
+    text = trials().page(tmp_path / "trial.html").read_text()
+    for part in (
+        "Up to 8e-3 trains",
+        "1.6e-2 is worse",
+        "not finite at step 20",
+        "hold 20 trials",
+        "lower ones",
+    ):
+        assert part in text
+    for name in ("rates-0", "steps-0", "rates-1", "steps-1"):
+        assert f"figure-{name}" in text
+    assert "with betas=0.9,0.95" in text
+
+
+def test_a_page_is_drawn_from_json_with_losses_that_are_not_finite():
+    own = trials()
+    wild = Trial(1.0, 40, (4.0, math.inf, math.nan), "not finite at step 3")
+    plain = to_plain(replace(own, tried=(*own.tried, wild)).to_dict())
+    assert "not finite at step 3" in trial_page(json.loads(json.dumps(plain, allow_nan=False)))
+
+
+@pytest.mark.parametrize("tried", [(), (trial(1.0, 9.0, "above its start at step 20"),)])
+def test_a_page_is_drawn_where_nothing_trained(tried: tuple[Trial, ...]):
+    assert "<h1" in trial_page(replace(trials(), tried=tried, beside=(), cut="too short to tell").to_dict())
+
+
+def test_what_are_no_trials_is_refused(tmp_path: Path):
+    with pytest.raises(UserError, match="sentence"):
+        write_trial_page({"model": "Decoder"}, tmp_path / "trial.html")
+
+
+@pytest.mark.parametrize(("width", "mode"), [(360, "dark"), (1280, "light")])
+def test_every_picture_is_drawn_at_each_width(tmp_path: Path, width: int, mode: str):
+    drawn = pytest.importorskip("report.test_browser")
+    if not drawn.CHROMIUM:
+        pytest.skip("needs Chromium")
+    with drawn.sync_api.sync_playwright() as playwright:
+        browser = playwright.chromium.launch(executable_path=drawn.CHROMIUM, args=drawn.FLAGS)
+        page, trouble = drawn.opened(browser, trials().page(tmp_path / "trial.html"), width=width, mode=mode)
+        drawn.check(page, width)
+        assert trouble == []
+        browser.close()
