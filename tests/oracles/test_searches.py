@@ -154,7 +154,7 @@ def test_the_formulas_are_those_that_were_published():
     }
     for name in LENGTH_PENALTIES:
         assert DecodeConfig(length_penalty_formula=name).length_penalty_formula == name
-    with pytest.raises(ValueError, match="one of power, gnmt, got 'google'"):
+    with pytest.raises(ValueError, match="one of 'power' or 'gnmt', got 'google'"):
         DecodeConfig(length_penalty_formula="google")
 
 
