@@ -278,7 +278,10 @@ def refusal(who: str, batch: Any, error: Exception, word: str = "") -> str:
         ". A dict is passed as keywords, a tuple or list as arguments, anything else as it is; pass "
         f"{word}=lambda model, batch: … to call the model in another way"
     )
-    return f"{who} raised {type(error).__name__} on the batch ({kind}): {error}{how if word else ''}"
+    how *= bool(word)
+    if isinstance(batch, list):
+        how += ". A list of tensors is one batch; give several as a DataLoader, or a list of tuples or dicts"
+    return f"{who} raised {type(error).__name__} on the batch ({kind}): {error}{how}"
 
 
 @contextmanager

@@ -13,7 +13,7 @@ from typing import Any, Final
 from normlab.errors import UserError
 from normlab.spec.units import count, duration
 from normlab.trace.setup import Setup
-from normlab.trace.tensors import unwrap
+from normlab.trace.tensors import refusal, unwrap
 from normlab.trace.untouched import same_random_state, untouched
 from normlab.trials.change import Variant
 from normlab.trials.journal import Journal
@@ -115,7 +115,7 @@ class Scan:
             raise
         except Exception as error:
             who = "step" if setup.step is not None else "loss" if setup.loss is not None else "the model"
-            raise UserError(f"{who} raised {type(error).__name__} on the first batch: {error}") from error
+            raise UserError(refusal(who, setup.batch, error)) from error
         if not seen.ran:
             raise UserError(
                 "loss, or step, runs another model than it is given: call the one that it receives"
