@@ -186,3 +186,11 @@ def test_what_cannot_be_checked_is_one_sentence(here, capsys, typed, told):
     err = capsys.readouterr().err
     assert told in err
     assert "Traceback" not in err
+
+
+def test_the_command_is_shown_though_the_file_has_arguments_of_its_own(here, monkeypatch, capsys):
+    words = ["check", "train_of_this_test.py:setup", "--json", *BUDGET]
+    monkeypatch.setattr(sys, "argv", ["normlab", *words])
+    main(words)
+    shown = json.loads(capsys.readouterr().out)["command"]
+    assert shown.startswith("normlab check train_of_this_test.py:setup --json")

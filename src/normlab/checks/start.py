@@ -17,7 +17,7 @@ from normlab.trace.prepared import Step
 
 @property_of("start", explains=["initial_loss", "state_dict"], passes=0)
 def start(step: Step) -> Answers:
-    """Parameters start as declared, as their class or ``make`` draws them, and as their siblings do.
+    """Parameters start as declared, as their class or make() draws them, and as their siblings do.
 
     Constants are compared exactly, draws by a z-test on the logarithm of their deviation, whose error uses
     their kurtosis, corrected for the number of comparisons. Siblings are compared where the rest of them

@@ -120,12 +120,13 @@ class Check:
 
     def run(self) -> None:
         """Raises SystemExit with the code ``FAILS`` where a property fails."""
+        command = shlex.join(["normlab", *sys.argv[1:]])  # a file of the user's has arguments of its own
         self._require_one()
         shown, failed = list[dict[str, Any]](), False
         for source, several in self._sources():
             with redirect_stdout(sys.stderr), progress_line() as progress:
                 report, setup = self._tested(source, progress)
-            plain = self._plain(source, report, setup)
+            plain = self._plain(source, report, setup) | {"command": command}
             shown.append(plain)
             failed = failed or not report.ok
             if not self.as_json:
@@ -207,7 +208,6 @@ class Check:
         places = {found.module for found in (*report.failures, *report.notes)}
         plain: dict[str, Any] = to_plain(report.to_dict() | {"title": source.title})
         plain["facts"] = {**source.facts, **plain["facts"]}
-        plain["command"] = shlex.join(["normlab", *sys.argv[1:]])
         return plain | {"sources": sources(setup, places), "parameters": to_plain(parameters_of(setup.model))}
 
     def _write_page(self, plain: Mapping[str, Any], suffix: str) -> None:
