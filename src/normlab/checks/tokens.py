@@ -138,9 +138,9 @@ def _under_padding(step: Step, tokens: Tokens, padded: Padding) -> Answers:
     """The ids under a mask are exchanged; where the model makes its mask from the ids, that says nothing."""
     if padded.mask is None:
         return
-    rows = torch.ones(step.facts.rows, dtype=torch.bool)
+    whole = padded.real.all(1)  # what pools over positions may read the ids of the other rows
     inside = tokens.ids.shape == step.facts.tokens.ids.shape
-    part = part_of(padded.real, rows) if inside else part_of(rows)
+    part = part_of(padded.real, whole | ~whole.any()) if inside else part_of(torch.ones_like(whole))
     changed = step.facts.other_tokens(~padded.real, tokens)
     advice = "hand the mask on to attention, and to what pools or normalizes over positions"
     yield from _moved(step, changed, part, "only ids under the mask", advice)
