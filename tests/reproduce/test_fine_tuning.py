@@ -10,6 +10,7 @@ import pytest
 from normlab.configs import CONFIGS
 from normlab.errors import SpentError, UserError
 from normlab.jobs.queue import Queue
+from normlab.papers.measures import Difference
 from normlab.reproduce import fine_tuning
 from normlab.reproduce.fine_tuning import fine_tuned, search
 from normlab.reproduce.lab import Lab
@@ -70,7 +71,7 @@ def test_every_pre_trained_run_is_fine_tuned_on_every_task(tmp_path, monkeypatch
     (tmp_path / "pairs").mkdir()
     data = DataConfig(**write_pairs(tmp_path / "pairs"), tokenizer="", block_len=32)
     monkeypatch.setattr(fine_tuning, "GLUE", {"MRPC": data})
-    measures = {"ahead": ("difference", "accuracy", "MRPC pre", "MRPC post")}
+    measures = {"ahead": Difference("accuracy", "MRPC pre", "MRPC post")}
     cells = {"batches": (16,), "lrs": (1e-3,), "epochs": (1,)}
     found = fine_tuning.fine_tuning(
         Lab(tmp_path / "runs", runs=runs), tasks=("MRPC",), measures=measures, **cells
