@@ -41,6 +41,8 @@ faults2-router_softmax_batch faults3-ckpt_rng faults3-clip_subset
 planted-missing_residual planted-shifted_the_wrong_way
 """.split()
 """The cases of `make test`: a few seconds each, of every group of properties."""
+MINUTES = ("cases", "faults3", "sound3")
+"""Lists that the slow tests check whole; the others are run by hand."""
 NOT_FINITE = (
     "nan_buffer", "causal_mask_hides_the_token_itself", "every_label_ignored", "dropout_of_one",
     "root_of_a_zero_token",
@@ -64,9 +66,10 @@ NOT_RIGHT = {
 CASES = {f"{name}-{case.name}": (name, case) for name, every in LISTS.items() for case in every.values()}
 
 
-def parameters(mark: pytest.MarkDecorator) -> list:
-    """Return a parameter for each case, marked if it is not of the sample."""
-    return [pytest.param(key, id=key, marks=() if key in SAMPLE else (mark,)) for key in CASES]
+def parameters(rest: pytest.MarkDecorator) -> list:
+    """Return a parameter for each case: the sample, the lists that take minutes, and the rest."""
+    marks = {key: pytest.mark.slow if name in MINUTES else rest for key, (name, _) in CASES.items()}
+    return [pytest.param(key, id=key, marks=() if key in SAMPLE else (marks[key],)) for key in CASES]
 
 
 def output(model: nn.Module, batch: object) -> object:
