@@ -250,7 +250,7 @@ def test_what_is_wrong_is_refused_with_what_is_allowed(words: dict[str, Any], hi
         ({"optimizer": None}, "optimizer="),
         ({"batches": iter(Text())}, "only once"),
         ({"batches": Text(0)}, "no batch"),
-        ({"loss": lambda model, batch: model(batch["ids"])}, "first batch"),
+        ({"loss": lambda model, batch: model(batch["ids"])}, "on the batch"),
         ({"optimizer": lambda m: SGD(m.parameters(), lr=0.0)}, "is 0"),
     ],
 )
