@@ -13,6 +13,7 @@ from normlab.papers.measures import (
     Difference,
     DifferenceOfTrained,
     DisorderedPairs,
+    OfRuns,
     ShareBetter,
     ShareTrainedToTheEnd,
     StepsRatio,
@@ -31,12 +32,37 @@ from normlab.papers.xiong2020.bases import (
     some,
 )
 from normlab.spec.artefact import Artefact, Drawing
-from normlab.spec.claim import MOST, ORDER, RATIO, at_least, at_most, within
+from normlab.spec.claim import MOST, ORDER, RATIO, Claim, at_least, at_most, within
 
 LONGER: Final = (
     "It had 200 steps, which cannot show who fails; docs/pilots.md says how the regime was chosen, by seeds "
     "that do not count."
 )
+
+
+def _longest_over(steps: int, rate: str, metric: str) -> OfRuns:
+    """The share of seeds at which the longest warm-up is better than one of so many steps of the paper."""
+    return ShareBetter(metric, f"lr {rate}, warm-up 4000", f"lr {rate}, warm-up {steps}")
+
+
+def _warmup_or_none(metric: str) -> dict[str, OfRuns]:
+    """At each rate, whether the longest warm-up is better than none, and whether runs without one train."""
+    better = {f"needs_warmup_at_{rate}": _longest_over(1, rate, metric) for rate in RATES}
+    trains = {f"trains_without_at_{rate}": ShareTrainedToTheEnd((f"lr {rate}, warm-up 1",)) for rate in RATES}
+    return better | trains
+
+
+def _fails_without(rate: str, *, published: str) -> Claim:
+    return at_most(
+        0.5,
+        f"share of the runs without warm-up that train, lr {rate}",
+        f"trains_without_at_{rate}",
+        published=published,
+        convention="a setting fails if most of its runs do",
+        part_of="trains_without",
+    )
+
+
 FIG2A: Final = Artefact(
     id="xiong2020.fig2a",
     paper="Xiong et al. 2020, Figure 2(a) (arXiv 2002.04745)",
@@ -46,19 +72,8 @@ FIG2A: Final = Artefact(
     asserts="Post-LN needs warm-up under Adam, and what it reaches depends on the warm-up's length.",
     study=studies.trainings,
     settings={
-        "measures": {
-            name: measure
-            for rate in RATES
-            for name, measure in {
-                f"needs_warmup_at_{rate}": ShareBetter(
-                    "bleu", f"lr {rate}, warm-up 4000", f"lr {rate}, warm-up 1"
-                ),
-                f"trains_without_at_{rate}": ShareTrainedToTheEnd((f"lr {rate}, warm-up 1",)),
-                f"longer_at_{rate}": ShareBetter(
-                    "bleu", f"lr {rate}, warm-up 4000", f"lr {rate}, warm-up 500"
-                ),
-            }.items()
-        }
+        "measures": _warmup_or_none("bleu")
+        | {f"longer_at_{rate}": _longest_over(500, rate, "bleu") for rate in RATES}
     },
     trainings=at_each(adam, EDGE),
     claims=tuple(
@@ -73,14 +88,7 @@ FIG2A: Final = Artefact(
                 derived=MOST,
                 part_of="needs_warmup",
             ),
-            at_most(
-                0.5,
-                f"share of the runs without warm-up that train, lr {rate}",
-                f"trains_without_at_{rate}",
-                published="fails to train, at most 8.45",
-                convention="a setting fails if most of its runs do",
-                part_of="trains_without",
-            ),
+            _fails_without(rate, published="fails to train, at most 8.45"),
             at_least(
                 0.5,
                 f"share of seeds at which warm-up 4000 is better than 500, lr {rate}",
@@ -189,18 +197,7 @@ SIMPLIFIED: Final = Artefact(
     "both stay 0 and attention stays uniform, between the decoder and the encoder, too. Such a model cannot "
     "tell the order of the source; losses are compared, and a BLEU is not to be expected of it.",
     study=studies.trainings,
-    settings={
-        "measures": {
-            name: measure
-            for rate in RATES
-            for name, measure in {
-                f"needs_warmup_at_{rate}": ShareBetter(
-                    "nll", f"lr {rate}, warm-up 4000", f"lr {rate}, warm-up 1"
-                ),
-                f"trains_without_at_{rate}": ShareTrainedToTheEnd((f"lr {rate}, warm-up 1",)),
-            }.items()
-        }
-    },
+    settings={"measures": _warmup_or_none("nll")},
     trainings=at_each(
         lambda s: {
             cell: {**changes, "model.scheme": "uniformattention", "model.heads": 1}
@@ -220,14 +217,7 @@ SIMPLIFIED: Final = Artefact(
                 derived=MOST,
                 part_of="needs_warmup",
             ),
-            at_most(
-                0.5,
-                f"share of the runs without warm-up that train, lr {rate}",
-                f"trains_without_at_{rate}",
-                published="the problems remain",
-                convention="a setting fails if most of its runs do",
-                part_of="trains_without",
-            ),
+            _fails_without(rate, published="the problems remain"),
         )
     ),
     drawings=CURVES,
