@@ -145,13 +145,8 @@ class Check:
         base = load(self.config)
         of_recipe = recipe_flags(self, base)
         of_run = ["--checkpoints"] * bool(self.checkpoints) + ["--step"] * (self.step is not None)
+        require_one(self.source, of_recipe, WHAT)
         kind = kind_of(self.source)
-        if kind == "recipe" and not of_recipe:
-            raise UserError(WHAT)
-        if kind != "recipe" and of_recipe:
-            raise UserError(
-                f"{self.source} has a setup of its own, so that nothing reads {' and '.join(of_recipe)}"
-            )
         if kind != "run" and of_run:
             raise UserError(f"{' and '.join(of_run)} goes with a run, as in normlab check RUN {of_run[0]} …")
         if kind != "hf" and self.trust_remote_code:
@@ -233,6 +228,14 @@ def kind_of(source: str) -> str:
     if source.startswith("hf:"):
         return "hf"
     return "file" if ":" in source or source.endswith(".py") else "run"
+
+
+def require_one(source: str, of_recipe: Sequence[str], what: str) -> None:
+    """Raise UserError with ``what`` to type if nothing is named, or if nothing reads a recipe's flags."""
+    if not source and not of_recipe:
+        raise UserError(what)
+    if source and of_recipe:
+        raise UserError(f"{source} has a setup of its own, so that nothing reads {' and '.join(of_recipe)}")
 
 
 def recipe_flags(command: Any, base: Config) -> list[str]:

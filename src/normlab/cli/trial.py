@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Final, Self
 from tyro.conf import Positional, UseAppendAction, arg
 
 from normlab.cli import failures
-from normlab.cli.check import kind_of, progress_line, recipe_flags, recipe_of
+from normlab.cli.check import kind_of, progress_line, recipe_flags, recipe_of, require_one
 from normlab.cli.common import RUNS, ConfigParts, Imports, Switch, base_of
 from normlab.cli.flags import ConfigFlags, load
 from normlab.errors import UserError
@@ -134,15 +134,10 @@ class Trial:
         of_recipe = recipe_flags(self, _with_steps(load(self.config), self._steps))
         if kind in OTHERS:
             raise UserError(OTHERS[kind])
-        if kind == "recipe" and not of_recipe:
-            raise UserError(WHAT)
+        require_one(self.source, of_recipe, WHAT)
         if kind == "recipe":
             yield self._recipe(self.recipe)
             return
-        if of_recipe:
-            raise UserError(
-                f"{self.source} has a setup of its own, so that nothing reads {' and '.join(of_recipe)}"
-            )
         failures.write(f"running {self.source}")
         with setups.setup_from_file(self.source, seed=self.seed) as source:
             yield source
@@ -175,8 +170,7 @@ def _say(plain: Mapping[str, Any], answer: Trials) -> None:
     from rich.text import Text
 
     from normlab.cli import terminal
-    from normlab.spec.units import count, duration
-    from normlab.trials.trials import short
+    from normlab.spec.units import count, duration, short_rate
 
     console = terminal.console()
     first, *rest = answer.lines()
@@ -191,7 +185,7 @@ def _say(plain: Mapping[str, Any], answer: Trials) -> None:
         notes = ["today"] * (value == plain["today"]) + ["best"] * (value == plain["best"])
         notes += [found[0]["stopped"]] if found[0] and found[0]["stopped"] else []
         losses = ("" if t is None else "–" if t["loss"] is None else f"{t['loss']:.3f}" for t in found)
-        table.add_row(short(value), *losses, ", ".join(notes))
+        table.add_row(short_rate(value), *losses, ", ".join(notes))
     console.print(table)
     about = "; ".join(f"{name} {value}" for name, value in plain["facts"].items())
     console.print(Text(plain["title"], "bold"), Text(about, "dim"), sep="\n")

@@ -7,10 +7,9 @@ from pathlib import Path
 from typing import Any, Final
 
 from normlab.errors import UserError
-from normlab.report.page import Block, Cell, Code, Details, Page, Section, Table, Text
+from normlab.report.page import Block, Cell, Code, Details, Page, Section, Table, Text, write_page
 from normlab.spec.io import validated
 from normlab.spec.units import count, duration
-from normlab.store.folder import write_text_atomic
 
 PARTS: Final = ("model", "failures", "notes", "holds", "untestable", "statements", "seconds", "facts")
 """Parts without which a report cannot be drawn."""
@@ -22,10 +21,7 @@ def write_check_page(report: Mapping[str, Any], path: Path) -> Path:
 
     Raises UserError if a part of the report is missing.
     """
-    text = check_page(report)
-    path.parent.mkdir(parents=True, exist_ok=True)
-    write_text_atomic(path, text)
-    return path
+    return write_page(path, check_page(report))
 
 
 def check_page(report: Mapping[str, Any]) -> str:

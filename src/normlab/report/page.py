@@ -10,6 +10,7 @@ import json
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cache
+from pathlib import Path
 from typing import Final, Literal
 
 import altair as alt
@@ -20,6 +21,7 @@ from markupsafe import Markup
 from normlab.errors import UserError
 from normlab.figures.downsample import POINTS
 from normlab.figures.theme import MANY, Drawn, colour, dash, theme
+from normlab.store.files import write_output
 
 LIMIT_BYTES: Final = 5_000_000
 """No page is larger."""
@@ -259,3 +261,10 @@ def _template() -> jinja2.Template:
     )
     environment.tests["kind"] = lambda block, name: type(block).__name__ == name
     return environment.get_template("page.html.j2")
+
+
+def write_page(path: Path, html: str) -> Path:
+    """Write a page to the path that a person named, and the folders on its way; return the path."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    write_output(path, html)
+    return path

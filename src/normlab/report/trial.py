@@ -12,10 +12,9 @@ import polars as pl
 from normlab.errors import UserError
 from normlab.figures.curves import Axis, curve
 from normlab.figures.rates import loss_by_rate
-from normlab.report.page import Block, Cell, Chart, Code, Grid, Notes, Page, Section, Table, Text
+from normlab.report.page import Block, Cell, Chart, Code, Grid, Notes, Page, Section, Table, Text, write_page
 from normlab.spec.io import validated
-from normlab.spec.units import count, duration, rate
-from normlab.store.folder import write_text_atomic
+from normlab.spec.units import count, duration, short_rate
 
 PARTS: Final = (
     "model",
@@ -40,10 +39,7 @@ def write_trial_page(trials: Mapping[str, Any], path: Path) -> Path:
 
     Raises UserError if a part is missing.
     """
-    text = trial_page(trials)
-    path.parent.mkdir(parents=True, exist_ok=True)
-    write_text_atomic(path, text)
-    return path
+    return write_page(path, trial_page(trials))
 
 
 def trial_page(trials: Mapping[str, Any]) -> str:
@@ -60,8 +56,8 @@ def trial_page(trials: Mapping[str, Any]) -> str:
         headline=headline,
         facts=[*facts, f"{count(number, 'trial')} in {duration(trials['seconds'])}"],
         lead=f"{rest[:1].upper()}{rest[1:]}." if rest else "",
-        blocks=list(_sections(trials, every, list(map(_short, rates)))),
-        recipes=list(map(_short, rates)),
+        blocks=list(_sections(trials, every, list(map(short_rate, rates)))),
+        recipes=list(map(short_rate, rates)),
     ).html()
 
 
@@ -70,7 +66,9 @@ def _sections(
 ) -> Iterator[Section]:
     notes = [Text(line) for line in trials["lines"][1:]]
     notes += [Text(f"Before it began: {trials['plan']}.")] if trials["plan"] else []
-    notes += [Text(f"{_short(t['rate'])} ended early: {t['stopped']}.") for t in _own(trials) if t["stopped"]]
+    notes += [
+        Text(f"{short_rate(t['rate'])} ended early: {t['stopped']}.") for t in _own(trials) if t["stopped"]
+    ]
     charts: list[Block] = [
         chart for i, one in enumerate(every) for chart in (_by_rate(one, i), _by_step(one, i, rates))
     ]
@@ -117,7 +115,7 @@ def _by_step(trials: Mapping[str, Any], i: int, rates: Sequence[str]) -> Chart:
     rows = [
         {"recipe": name, "run": name, "seed": 0, "outcome": outcome, "step": step, "loss": loss}
         for t in _own(trials)
-        for name, outcome in [(_short(t["rate"]), "diverged" if t["stopped"] else "trained")]
+        for name, outcome in [(short_rate(t["rate"]), "diverged" if t["stopped"] else "trained")]
         for step, loss in enumerate(_smooth([float(x) for x in t["losses"]]), start=1)
     ]
     table = pl.DataFrame(rows, schema=_CURVES)
@@ -152,7 +150,7 @@ def _table(every: Sequence[Mapping[str, Any]]) -> Table:
     rates = sorted({t["rate"] for one in every for t in _own(one)})
     rows = [
         [
-            Cell(_short(value), "today" if value == every[0]["today"] else ""),
+            Cell(short_rate(value), "today" if value == every[0]["today"] else ""),
             *(_cell(one, value) for one in every),
         ]
         for value in rates
@@ -175,7 +173,3 @@ def _cell(trials: Mapping[str, Any], value: float) -> Cell:
 
 def _titled(title: str, trials: Mapping[str, Any]) -> str:
     return f"{title}, with {trials['change']}" if trials["change"] else title
-
-
-def _short(value: float) -> str:
-    return rate(float(f"{value:.2g}"))

@@ -56,6 +56,11 @@ def rate(lr: float) -> str:
     return f"{float(mantissa):g}e{int(exponent)}"
 
 
+def short_rate(lr: float) -> str:
+    """A rate in two digits, as people type it: ``1.4e-2``."""
+    return rate(float(f"{lr:.2g}"))
+
+
 def seconds_of(text: str, name: str) -> float | None:
     """Return a duration such as ``2h``, ``90min`` or ``1h 30min`` in seconds; None for an empty text.
 

@@ -55,6 +55,11 @@ def tensors_in(value: Any, place: Place = ()) -> Iterator[tuple[Place, Tensor]]:
             yield from tensors_in(getattr(value, field.name), (*place, field.name))
 
 
+def bytes_of(x: Tensor) -> bytes:
+    """The bytes of a tensor's entries."""
+    return x.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().tobytes()
+
+
 def rows_of(batch: Any) -> int:
     """B, the length that most tensors of a batch begin with."""
     lengths = Counter(x.shape[0] for _, x in tensors_in(batch) if x.ndim)

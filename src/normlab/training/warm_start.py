@@ -9,13 +9,13 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
-import torch
 from torch import Size, Tensor
 
 from normlab.errors import UserError
 from normlab.spec.config import Config
 from normlab.store.folder import RunFolder, find_run, write_json_atomic
 from normlab.tasks.task import Prepared, Task
+from normlab.trace.tensors import bytes_of
 from normlab.training.checkpoint import open_checkpoint
 from normlab.training.weights import checkpoint_of, tested
 
@@ -128,9 +128,9 @@ def digest(weights: Mapping[str, Tensor]) -> str:
     """The first 16 hex digits of the SHA-256 of names, shapes, dtypes and contents, sorted by name."""
     sha = hashlib.sha256()
     for name in sorted(weights):
-        tensor = weights[name].contiguous()
+        tensor = weights[name]
         sha.update(f"{name} {list(tensor.shape)} {tensor.dtype}\0".encode())
-        sha.update(tensor.reshape(-1).view(torch.uint8).numpy().data)
+        sha.update(bytes_of(tensor))
     return sha.hexdigest()[:16]
 
 

@@ -9,16 +9,13 @@ from pathlib import Path
 from types import CellType, CodeType
 from typing import Any, Final
 
-import torch
-from torch import Tensor
-
 from normlab.errors import UserError
 from normlab.spec.io import parsed
 from normlab.store.files import append_rows, regular
 from normlab.trace.optimizers import copied
 from normlab.trace.rehearsal import groups_of
 from normlab.trace.setup import Setup
-from normlab.trace.tensors import tensors_in
+from normlab.trace.tensors import bytes_of, tensors_in
 from normlab.trace.untouched import untouched
 
 FILE: Final = "trials.jsonl"
@@ -94,11 +91,6 @@ def _bits(value: Any) -> Iterator[bytes | str]:
     for place, x in tensors_in(value):
         yield f"{place} {x.dtype} {list(x.shape)}"
         yield bytes_of(x)
-
-
-def bytes_of(x: Tensor) -> bytes:
-    """The bytes of a tensor's entries."""
-    return x.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().tobytes()
 
 
 def _digest(*parts: bytes | str) -> str:

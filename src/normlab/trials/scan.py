@@ -11,7 +11,7 @@ from statistics import median
 from typing import Any, Final
 
 from normlab.errors import UserError
-from normlab.spec.units import count, duration
+from normlab.spec.units import count, duration, short_rate
 from normlab.trace.setup import Setup
 from normlab.trace.tensors import refusal, unwrap
 from normlab.trace.untouched import same_random_state, untouched
@@ -20,7 +20,7 @@ from normlab.trials.journal import Journal
 from normlab.trials.scale import Scale, read_scale
 from normlab.trials.search import FARTHEST, hopeless, next_octave
 from normlab.trials.training import Course, Enough, RateOf, Training, read_course, train
-from normlab.trials.trials import Trial, Trials, short
+from normlab.trials.trials import Trial, Trials
 
 OWN_STEPS: Final = 4
 """Steps of the optimizer at its own rates before the trials: they show the time of a step and a warm-up."""
@@ -183,7 +183,7 @@ class Scan:
         name, start, need = self.variant.change, self.clock.now, steps * median(self.seconds)
         seen = self._trained(rate, steps, leader) if start + need <= self.deadline else None
         if seen is None or seen.stopped == LATE:
-            why = f"the budget does not hold {steps} steps at {short(rate)}, about {duration(need)}"
+            why = f"the budget does not hold {steps} steps at {short_rate(rate)}, about {duration(need)}"
             self.journal.append({"cut": name, "budget_s": self.budget_s, "why": why})
             return why
         trial = Trial(rate, steps, tuple(seen.losses), seen.stopped, self.clock.now - start)
@@ -199,7 +199,7 @@ class Scan:
         def enough(seen: Training) -> str:
             now = len(seen.losses)
             if self.progress is not None:
-                line = f"{short(rate)}, step {now} of {steps}: loss {seen.losses[-1]:.3f}"
+                line = f"{short_rate(rate)}, step {now} of {steps}: loss {seen.losses[-1]:.3f}"
                 self.progress(line, len(self.tried), max(self.about, len(self.tried) + 1))
             if self.clock.now > self.deadline and now < steps:
                 return LATE

@@ -10,7 +10,7 @@ from pathlib import Path
 from statistics import stdev
 from typing import Any, Final
 
-from normlab.spec.units import rate
+from normlab.spec.units import short_rate
 from normlab.trials.scale import LEARNT_NATS, Scale
 from normlab.trials.search import LAST, highest_usable, is_usable, level
 
@@ -120,7 +120,7 @@ class Trials:
         if self.usable is None:
             return ""
         above = [t.rate for t in self.rates if t.rate > self.usable[1]]
-        return f"seen at {short(above[0])}" if above else f"not reached by {short(self.usable[1])}"
+        return f"seen at {short_rate(above[0])}" if above else f"not reached by {short_rate(self.usable[1])}"
 
     @property
     def interrupted(self) -> bool:
@@ -147,30 +147,30 @@ class Trials:
         if not self.tried:
             return f"{self.cut[:1].upper()}{self.cut[1:]}" or "Nothing was tried"
         if best is None:
-            ends = "; ".join(f"{short(t.rate)} is {t.stopped}" for t in self.rates)
+            ends = "; ".join(f"{short_rate(t.rate)} is {t.stopped}" for t in self.rates)
             return f"No rate trains for {self.steps} steps: {ends}"
         return self.unmoved or (self._range(best) if self.learns else self._too_short(best))
 
     def _range(self, best: Trial) -> str:
         low, high = self.usable or (0.0, 0.0)
         above = [t.rate for t in self.rates if t.rate > high]
-        end = f"{short(above[0])} is worse" if above else "no rate that is worse was reached"
-        trains = f"Up to {short(high)} trains within 5% of the best in {self.steps} steps"
-        return f"{trains}; {end}; {self._today(best, high)}; lowest rate tried: {short(low)}"
+        end = f"{short_rate(above[0])} is worse" if above else "no rate that is worse was reached"
+        trains = f"Up to {short_rate(high)} trains within 5% of the best in {self.steps} steps"
+        return f"{trains}; {end}; {self._today(best, high)}; lowest rate tried: {short_rate(low)}"
 
     def _today(self, best: Trial, high: float) -> str:
         own = next((t for t in self.rates if t.rate == self.today), None)
-        name = f"your {short(self.today)}"
+        name = f"your {short_rate(self.today)}"
         if self.today > high:
             return f"{name} is above that" + (f", and ended {own.stopped}" if own and own.stopped else "")
         if own is None:
             return f"{name} was not tried"
         if self.is_usable(own):
             return f"{name} is inside"
-        return f"{name} is slower here than {short(best.rate)}, which a long training may make up for"
+        return f"{name} is slower here than {short_rate(best.rate)}, which a long training may make up for"
 
     def _too_short(self, trial: Trial) -> str:
-        best, where = self.nats(trial), f"{short(trial.rate)} in {self.steps} steps"
+        best, where = self.nats(trial), f"{short_rate(trial.rate)} in {self.steps} steps"
         more = "it still falls there" if trial.falls else "it no longer falls there"
         advice = f"try {4 * self.steps} steps" if trial.falls else "run normlab check, or try more steps"
         if self.unigram is None or self.scale.start < self.unigram - LEARNT_NATS:
@@ -187,7 +187,7 @@ class Trials:
         """The sentence where no rate changes the loss, or none leaves that of equal logits; else empty."""
         if not (whole := [t for t in self.rates if not t.stopped]):
             return ""
-        span = f"at every rate tried, from {short(whole[0].rate)} to {short(whole[-1].rate)}"
+        span = f"at every rate tried, from {short_rate(whole[0].rate)} to {short_rate(whole[-1].rate)}"
         uniform, unigram = self.scale.uniform, self.unigram
         far = uniform is not None and unigram is not None and unigram < uniform - LEARNT_NATS
         if far and all(abs(self.nats(t) - uniform) <= EQUAL * uniform for t in whole):
@@ -257,8 +257,3 @@ class Trials:
 
     def _repr_html_(self) -> str:
         return "<br>".join(escape(line) for line in self.lines())
-
-
-def short(value: float) -> str:
-    """A rate in two digits, as people type it."""
-    return rate(float(f"{value:.2g}"))

@@ -19,6 +19,7 @@ from normlab.trace.tensors import (
     Side,
     Tap,
     activations,
+    bytes_of,
     forward_hooks,
     refusal,
     tensors_in,
@@ -70,7 +71,7 @@ class Recording:
         kept = torch.linspace(0, len(rows) - 1, min(ROWS, len(rows))).long()
         sample = rows[kept.to(rows.device)].cpu().contiguous()
         size = len(rows), x.shape[-1]
-        key = size, x.dtype, sample.view(torch.uint8).numpy().tobytes()
+        key = size, x.dtype, bytes_of(sample)
         if key not in self._numbers:
             self._numbers[key] = len(self.samples)
             self.samples.append(sample)
