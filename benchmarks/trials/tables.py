@@ -2,28 +2,22 @@
 
 from __future__ import annotations
 
-import math
 import random
 import re
 from collections.abc import Iterable, Sequence
 from statistics import fmean
 from typing import Final
 
+from scipy.stats import binomtest
+
 RESAMPLED: Final = 2000
 
 
-def wilson(k: int, n: int, z: float = 1.96) -> tuple[float, float]:
-    """The 95% interval of a share. Wilson 1927."""
-    p = k / n
-    middle, half = p + z * z / (2 * n), z * math.sqrt(p * (1 - p) / n + z * z / (4 * n * n))
-    return (middle - half) / (1 + z * z / n), (middle + half) / (1 + z * z / n)
-
-
 def share(hits: Sequence[bool]) -> str:
-    """How many of them, with the interval of the share in percent."""
+    """How many of them, with the 95% Wilson interval of the share in percent."""
     if not hits:
         return "–"
-    low, high = wilson(sum(hits), len(hits))
+    low, high = binomtest(sum(hits), len(hits)).proportion_ci(method="wilson")
     return f"{sum(hits)} of {len(hits)} ({100 * low:.0f} to {100 * high:.0f}%)"
 
 

@@ -102,9 +102,8 @@ def test_two_seeds_count_by_their_mean(scripts):
     assert found.upper is None
 
 
-def test_the_interval_of_a_share_holds_it(scripts):
-    from tables import wilson
+def test_a_share_has_its_interval(scripts):
+    from tables import share
 
-    low, high = wilson(8, 10)
-    assert low == pytest.approx(0.490, abs=1e-3)
-    assert high == pytest.approx(0.943, abs=1e-3)
+    assert share([True] * 8 + [False] * 2) == "8 of 10 (49 to 94%)"
+    assert share([]) == "–"

@@ -16,13 +16,11 @@ from normlab.checks.report import Report
 from normlab.errors import UserError, is_own
 from normlab.trace.facts import Unknown
 from normlab.trace.prepared import Step
-from normlab.trace.setup import Loss, Setup, refuse_unknown, shown
+from normlab.trace.setup import Loss, Setup, setup_of, shown
 from normlab.trace.untouched import same_globals, same_random_state, untouched
 
 HOMES: Final = ("outputs", "tokens", "loss", "structure", "start", "loop")
 """Modules of this package that hold properties."""
-WORDS: Final = ("optimizer", "scheduler", "step", "make", "lr", "declare")
-"""What ``check`` takes by name besides."""
 Progress = Callable[[str, int, int], None]
 """``progress(name, done, of)``, called before each property."""
 
@@ -45,11 +43,7 @@ def check(
 
     Raises UserError for a setup that cannot be run: wrong kinds, unknown words, a model that raises.
     """
-    for word in setup:
-        refuse_unknown(word, WORDS, "check")
-    given = model if isinstance(model, Setup) else Setup(model, batch, loss, **setup)
-    if isinstance(model, Setup) and (batch is not None or loss is not None or setup):
-        raise UserError("give a Setup alone, or a model with its batch; dataclasses.replace changes a Setup")
+    given = setup_of("check", model, batch, loss, setup)
     if isinstance(budget_s, bool) or not isinstance(budget_s, (int, float)) or not budget_s > 0:
         raise UserError(f"budget_s is {shown(budget_s)}, and must be a number of seconds above 0")
     with ExitStack() as stack:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import copy
 import sys
 import sysconfig
-from collections import Counter
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import replace
@@ -21,7 +20,7 @@ from normlab.trace.facts import Unknown
 from normlab.trace.facts.stacks import settings, shared
 from normlab.trace.setup import Setup, shown
 from normlab.trace.starts import looks_drawn
-from normlab.trace.tensors import Place, map_tensors, tensors_in, unwrap
+from normlab.trace.tensors import Place, map_tensors, rows_of, tensors_in, unwrap
 from normlab.trace.trace import Trace
 from normlab.trace.untouched import same_globals, same_random_state
 
@@ -49,9 +48,9 @@ def small_part(batch: Any, parameters: int) -> Any:
     Columns are left out only where all integers are of one width and none may be a mask, a position or a
     document: those of a part say something else.
     """
-    tensors = [x for _, x in tensors_in(batch) if x.ndim]
-    rows = Counter(x.shape[0] for x in tensors).most_common(1)[0][0] if tensors else 1
-    ids = [x for x in tensors if x.ndim == 2 and x.shape[0] == rows and not x.is_floating_point()]
+    rows = rows_of(batch)
+    whole = [x for _, x in tensors_in(batch) if x.ndim == 2 and not x.is_floating_point()]
+    ids = [x for x in whole if x.shape[0] == rows]
     widths = {x.shape[1] for x in ids}
     positions = rows * max(widths, default=1)
     if rows < 2 or positions * parameters <= LARGE:

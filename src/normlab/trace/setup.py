@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
-from difflib import get_close_matches
 from fnmatch import fnmatchcase
 from itertools import repeat
 from pathlib import Path
@@ -13,7 +12,7 @@ from typing import Any, Final
 import torch
 from torch import Tensor, nn
 
-from normlab.errors import UserError
+from normlab.errors import UserError, nearest
 from normlab.trace.tensors import PARALLEL, Wrapped, unwrapped
 
 Loss = Callable[[nn.Module, Any], Tensor]
@@ -115,11 +114,8 @@ KINDS: Final[dict[str, tuple[Callable[[Any], bool], str]]] = {
 
 def refuse_unknown(word: Any, allowed: Sequence[str], where: str) -> None:
     """Raise UserError, with the nearest word that exists, for one that does not."""
-    if word in allowed:
-        return
-    near = get_close_matches(str(word), allowed, n=1)
-    meant = f"; did you mean {near[0]!r}?" if near else ""
-    raise UserError(f"{where} has no {shown(word)} (allowed: {', '.join(allowed)}){meant}")
+    if word not in allowed:
+        raise UserError(f"{where} has no {shown(word)}{nearest(str(word), allowed)}")
 
 
 @dataclass(frozen=True)
@@ -238,3 +234,20 @@ def _iterable(value: Any) -> bool:
     except TypeError:
         return False
     return True
+
+
+def setup_of(
+    where: str, model: Any, batch: Any, loss: Loss | None, rest: Mapping[str, Any], others: Sequence[str] = ()
+) -> Setup:
+    """The Setup that a function was given, or one of a model, its batch and ``rest``; ``others`` are words of
+    the function's own. Raises UserError for a Setup with more, and for a word that neither has.
+    """
+    allowed = [f.name for f in fields(Setup) if f.name not in ("model", "batches", "loss")]
+    for word in rest:
+        refuse_unknown(word, [*allowed, *others], where)
+    parts = {word: value for word, value in rest.items() if word not in others}
+    if not isinstance(model, Setup):
+        return Setup(model, batch, loss, **parts)
+    if batch is not None or loss is not None or parts:
+        raise UserError("give a Setup alone, or a model with its batch; dataclasses.replace changes a Setup")
+    return model

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Final
 
@@ -11,7 +11,7 @@ from torch import nn
 
 from normlab.errors import UserError
 from normlab.spec.units import duration
-from normlab.trace.setup import Loss, Setup, positive, refuse_unknown, shown
+from normlab.trace.setup import Loss, Setup, positive, setup_of, shown
 from normlab.trace.untouched import same_globals
 from normlab.trials import STEPS
 from normlab.trials.change import Changes, Variant, variants
@@ -20,14 +20,13 @@ from normlab.trials.scan import Batches, Clock, Progress, Scan
 from normlab.trials.search import LAST
 from normlab.trials.trials import INTERRUPTED, Trials
 
-WORDS: Final = tuple(f.name for f in fields(Setup) if f.name not in ("model", "batches", "loss"))
-"""Of a setup, what is taken by name besides."""
 FEWEST: Final = 3
 """Trials below which nothing is compared; where the budget does not hold them, they have fewer steps."""
 WHOLE: Final = 8
 """Trials that a scan takes, with both sides and the upper edge."""
 LEAST_STEPS: Final = 2 * LAST
 OPTIONS: Final = ("seed", "folder", "progress", "announce")
+"""Words of its own."""
 
 
 def trial(
@@ -55,12 +54,8 @@ def trial(
 
     Raises UserError for a setup that cannot be trained, and for a folder that holds another one's trials.
     """
-    for word in rest:
-        refuse_unknown(word, (*WORDS, *OPTIONS), "trial")
-    options = {name: rest.pop(name) for name in OPTIONS if name in rest}
-    if isinstance(model, Setup) and (batch is not None or loss is not None or rest):
-        raise UserError("give a Setup alone, or a model with its batch; dataclasses.replace changes a Setup")
-    setup = model if isinstance(model, Setup) else Setup(model, batch, loss, **rest)
+    setup = setup_of("trial", model, batch, loss, rest, OPTIONS)
+    options = {name: value for name, value in rest.items() if name in OPTIONS}
     plan = Plan(steps, budget_s, tuple(rates or ()), **options)
     if setup.optimizer is None:
         raise UserError("no optimizer was handed over: pass optimizer=, as in torch.optim.AdamW(…, lr=1e-3)")
