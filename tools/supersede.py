@@ -11,7 +11,7 @@ import argparse
 from dataclasses import replace
 
 from normlab.papers import artefact
-from normlab.store.reproductions import KEPT, read_reproduction, write_superseded
+from normlab.papers.results import KEPT, read_reproduction, write_superseded
 
 
 def main() -> None:

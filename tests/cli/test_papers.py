@@ -15,11 +15,11 @@ from normlab import papers
 from normlab.cli.main import main
 from normlab.cli.reproduce import Reproduce
 from normlab.errors import UserError
+from normlab.papers import results as reproductions_store
+from normlab.papers.artefact import Artefact, Reproduction
 from normlab.papers.bases import LAPTOP
-from normlab.spec.artefact import Artefact, Reproduction
-from normlab.spec.trainings import Trainings
-from normlab.store import reproductions as reproductions_store
-from normlab.store.reproductions import write_reproduction, write_superseded
+from normlab.papers.results import write_reproduction, write_superseded
+from normlab.papers.trainings import Trainings
 from report import reproductions
 from report.reproductions import ARTEFACT, changed
 
@@ -60,7 +60,7 @@ def measured(monkeypatch, tmp_path) -> list[tuple]:
         in_time = artefacts if time.monotonic() <= until else ()
         return ((artefact, partial(reproduce, artefact, data, root, say)) for artefact in in_time)
 
-    monkeypatch.setitem(sys.modules, "normlab.reproduce", SimpleNamespace(each=each))
+    monkeypatch.setitem(sys.modules, "normlab.papers.reproduce", SimpleNamespace(each=each))
     monkeypatch.setattr(papers, "ARTEFACTS", {a.id: a for a in (PLAIN, FAILING, BARE)})
     monkeypatch.setenv("NORMLAB_DATA", "")  # so that what --data makes of it is undone
     monkeypatch.delenv("NORMLAB_DATA")

@@ -7,9 +7,9 @@ from dataclasses import replace
 import pytest
 import torch
 
+from normlab.config.config import ModelConfig
 from normlab.nn import Seq2Seq
 from normlab.papers import artefact
-from normlab.spec.config import ModelConfig
 
 PARAMETERS = artefact("liu2020.parameters")
 SMALL = ModelConfig(dim=512, ffn_dim=1024, heads=4, encoder_layers=6, decoder_layers=6)

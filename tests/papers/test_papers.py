@@ -10,7 +10,7 @@ import pytest
 
 from normlab.papers import ARTEFACTS, artefact, chosen, keys
 from normlab.papers.cells import PrintedTable
-from normlab.store.reproductions import superseded
+from normlab.papers.results import superseded
 
 
 def test_there_are_59_artefacts_in_the_papers_order():

@@ -9,9 +9,9 @@ from pathlib import Path
 
 import pytest
 
+from normlab.config.io import to_plain
 from normlab.errors import UserError
 from normlab.report.trial import trial_page, write_trial_page
-from normlab.spec.io import to_plain
 from normlab.trials.scale import Scale
 from normlab.trials.trials import Trial, Trials
 

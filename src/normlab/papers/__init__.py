@@ -12,8 +12,8 @@ from typing import Final, NoReturn
 
 from normlab.errors import UserError
 from normlab.papers import apx, liu2020, nguyen2019, xiong2020
-from normlab.spec.artefact import Artefact, Drawing, Measurement, Paper
-from normlab.spec.claim import Claim, Measure
+from normlab.papers.artefact import Artefact, Drawing, Measurement, Paper
+from normlab.papers.claim import Claim, Measure
 
 __all__ = [
     "ARTEFACTS",

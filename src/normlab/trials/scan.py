@@ -10,8 +10,8 @@ from itertools import islice
 from statistics import median
 from typing import Any, Final
 
+from normlab.config.units import count, duration, short_rate
 from normlab.errors import UserError
-from normlab.spec.units import count, duration, short_rate
 from normlab.trace.setup import Setup
 from normlab.trace.tensors import refusal, unwrap
 from normlab.trace.untouched import same_random_state, untouched
