@@ -18,7 +18,7 @@ SRC = Path(normlab.__file__).parent
 PARSERS = {
     "data/folder.py": "json",
     "data/hub.py": "datasets raises ValueError for an unknown name or split",
-    "cli/pretrained.py": "json",
+    "training/pretrained.py": "json",
     "training/setups.py": "inspect.signature raises ValueError for what has none",
     "training/jobs/ray.py": "ray.init raises ValueError for an address",
     "config/io.py": "json",
@@ -37,7 +37,7 @@ OTHERS_CODE = {
     "diagnosis/reading/block.py": "a block of a foreign model is called with one tensor",
     "diagnosis/reading/recording.py": "runs a foreign model",
     "diagnosis/reading/subject.py": "runs a foreign loss",
-    "cli/pretrained.py": "builds a model that a configuration describes",
+    "training/pretrained.py": "builds a model that a configuration describes",
     "training/setups.py": "runs the user's own file",
     "training/subjects.py": "calls the user's function that makes an optimizer",
     "training/jobs/worker.py": "writes the traceback to the run's log and answers with class and message",

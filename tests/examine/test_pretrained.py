@@ -7,8 +7,8 @@ import torch
 import transformers as tf
 
 import normlab
-from normlab.cli.pretrained import setup_from_folder
 from normlab.errors import UserError
+from normlab.training.pretrained import setup_from_folder
 
 SIZES = {
     "hidden_size": 16,

@@ -162,7 +162,7 @@ class Check:
             with setups.setup_from_file(self.source, seed=self.seed) as source:
                 yield source, False
         elif kind == "hf":
-            from normlab.cli.pretrained import setup_from_folder
+            from normlab.training.pretrained import setup_from_folder
 
             folder = Path(self.source.removeprefix("hf:"))
             yield setup_from_folder(folder, seed=self.seed, trust_remote_code=self.trust_remote_code), False
@@ -180,7 +180,7 @@ class Check:
     # ------------------------------------------------------------------------------------------------ answers
     def _tested(self, source: Source, progress: Any) -> tuple[Report, Any]:
         from normlab.checks.check import check
-        from normlab.cli import baseline
+        from normlab.training import baseline
         from normlab.training.declared import declared
 
         setup, given = source.setup, self.declared
@@ -196,8 +196,8 @@ class Check:
         return report, setup
 
     def _plain(self, source: Source, report: Report, setup: Any) -> dict[str, Any]:
-        from normlab.cli.baseline import parameters_of
         from normlab.config.io import to_plain
+        from normlab.training.baseline import parameters_of
         from normlab.training.setups import sources
 
         places = {found.module for found in (*report.failures, *report.notes)}
