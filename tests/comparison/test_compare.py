@@ -5,7 +5,6 @@ import pytest
 
 from normlab.comparison import compare as module
 from normlab.comparison import plan as planning
-from normlab.comparison import request as request_module
 from normlab.comparison.compare import compare
 from normlab.comparison.plan import plan
 from normlab.comparison.request import CompareRequest
@@ -342,7 +341,7 @@ def test_one_recipe_under_two_names_is_refused(text, tmp_path):
 
 
 def test_cores_are_shared_among_the_jobs(text, tmp_path, in_process, monkeypatch):
-    monkeypatch.setattr(request_module, "usable_cores", lambda: 8)
+    monkeypatch.setattr("normlab.training.jobs.place.usable_cores", lambda: 8)
     base = tiny(text)
     free = replace(base, machine=replace(base.machine, threads=0))
     monkeypatch.setattr(f"{__name__}.train", lambda config, root: None)

@@ -7,7 +7,8 @@ import pytest
 from normlab.config.config import DataConfig, run_id
 from normlab.config.units import seconds_of
 from normlab.errors import UserError
-from normlab.papers import Artefact, planning, studies
+from normlab.papers import Artefact, planning
+from normlab.papers import own_studies as studies
 from normlab.papers.bases import LAPTOP
 from normlab.papers.claim import at_least
 from normlab.papers.measures import ShareTrained

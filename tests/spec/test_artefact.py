@@ -6,7 +6,7 @@ from normlab.papers.artefact import Artefact, Drawing, Reproduction, Tally
 from normlab.papers.bases import LAPTOP
 from normlab.papers.claim import Claim, Measure
 from normlab.papers.measures import Difference, OfRuns, Score, ShareTrained
-from normlab.papers.studies import OwnStudy
+from normlab.papers.own_studies import OwnStudy
 from normlab.papers.trainings import Trainings
 
 

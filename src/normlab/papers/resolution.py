@@ -7,7 +7,7 @@ import math
 from normlab.comparison.seeds import detectable
 from normlab.comparison.trains import share, share_gap
 from normlab.config.units import count
-from normlab.papers import studies
+from normlab.papers import own_studies as studies
 from normlab.papers.artefact import Artefact
 from normlab.papers.measures import ShareGap, ShareTrained, ShareTrainedToTheEnd
 from normlab.papers.trainings import Scale

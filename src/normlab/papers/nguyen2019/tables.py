@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Final
 
-from normlab.papers import studies
+from normlab.papers import own_studies as studies
 from normlab.papers.artefact import Artefact
 from normlab.papers.bases import CONVERGED, CURVES, TO_THE_END
 from normlab.papers.cells import printed

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from normlab.errors import UserError
-from normlab.papers import artefact
+from normlab.papers import find_artefact
 from normlab.papers.artefact import Measurement, Reproduction
 from normlab.papers.lab import Lab
 from normlab.papers.results import folders, standing
@@ -38,7 +38,7 @@ def answers(lab: Lab, *, rows: Mapping[str, tuple[str, str]]) -> Measurement:
 
 
 def _result(lab: Lab, id_: str, measure: str) -> Reproduction:
-    now = [standing(artefact(id_), folders(lab.root), scale) for scale in SCALES]
+    now = [standing(find_artefact(id_), folders(lab.root), scale) for scale in SCALES]
     fresh = [s.found for s in now if s.found is not None and s.fresh]
     if not fresh:
         raise UserError(f"this rests on {id_}, which is {now[0].state}; type first: normlab reproduce {id_}")

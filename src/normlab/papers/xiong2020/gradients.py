@@ -5,7 +5,7 @@ from __future__ import annotations
 from math import log
 from typing import Final
 
-from normlab.papers import studies
+from normlab.papers import own_studies as studies
 from normlab.papers.artefact import Artefact, Drawing
 from normlab.papers.cells import printed
 from normlab.papers.claim import at_least, at_most, within
