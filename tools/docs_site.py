@@ -116,7 +116,7 @@ def results_page() -> str:
     comparisons = [path.parent.name for path in sorted((HOME / "results").glob("*/comparison.html"))]
     lines = [f"- [The comparison `{name}`](results/{name}/comparison.html)" for name in comparisons]
     papers = "- [Every table and figure of the papers](results/papers/papers.html), with what was measured"
-    intro = "Pages as `normlab compare` and `normlab reproduce` write them: one file each, with every chart."
+    intro = "Pages of `normlab compare` and `normlab papers reproduce`: one file each, with every chart."
     return "\n".join(["# Pages", "", intro, "", papers, *lines, ""])
 
 

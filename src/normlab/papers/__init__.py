@@ -1,7 +1,7 @@
 """The papers' tables and figures as data, one module a paper; no torch.
 
 A module of your own adds a paper by ``publish``, each artefact with the function that measures it;
-``normlab papers --import my_module`` then lists it and ``normlab reproduce`` measures it.
+``normlab papers --import my_module`` then lists it and ``normlab papers reproduce`` measures it.
 """
 
 from __future__ import annotations

@@ -33,7 +33,7 @@ def run_page(folder: Path) -> str:
     folder = folder.resolve()
     run = view(folder.parent, folder.name)
     if run.config is None:
-        raise UserError(f"{folder} holds no readable run ({run.problem}); `normlab runs` lists the runs")
+        raise UserError(f"{folder} holds no readable run ({run.problem}); `normlab run list` lists the runs")
     details, kept = run_details(run, {}), RunFolder(folder)
     return Page(
         title=f"{run.config.recipe}, run {run.id}",

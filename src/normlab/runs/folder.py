@@ -272,7 +272,7 @@ class Runs:
         if not ids:
             raise FileNotFoundError(f"no runs in {self.root}; make one: normlab train")
         raise FileNotFoundError(
-            f"no run {prefix!r} in {self.root}, which holds {_some(ids)}; see: normlab runs"
+            f"no run {prefix!r} in {self.root}, which holds {_some(ids)}; see: normlab run list"
         )
 
 
@@ -308,7 +308,7 @@ def read_config(path: Path) -> Config:
         content = read_json(path)
     except FileNotFoundError as error:
         raise FileNotFoundError(
-            f"there is no {path}; name a run's config.json, normlab runs lists them"
+            f"there is no {path}; name a run's config.json, normlab run list lists them"
         ) from error
     wrapped = isinstance(content, dict) and "config" in content
     try:

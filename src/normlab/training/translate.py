@@ -64,7 +64,7 @@ def n_best(
     if config.task != Translation.name:
         raise UserError(
             f"the run {folder.path.name} is of the task {config.task} and translates nothing; name a run of "
-            f"{Translation.name}, `normlab runs` lists them"
+            f"{Translation.name}, `normlab run list` lists them"
         )
     threads = config.machine.threads if threads is None else threads
     device = prepare_process(replace(config.machine, threads=threads))

@@ -330,7 +330,7 @@ class Watch:
 
             normlab.write_probes_page(self.path, self.page)
         except ImportError as error:
-            self._warn(f"no page is drawn: {error}; `normlab report {self.path}` draws it elsewhere")
+            self._warn(f"no page is drawn: {error}; `normlab run report {self.path}` draws it elsewhere")
 
     def _guard(self, what: str, do: Callable[[], Any]) -> None:
         """Do something of ours; a failure is a note, because no training may end by it."""
