@@ -62,6 +62,9 @@ class RunFolder:
     ``config.json`` holds the resolved ``config`` with the ``id`` and ``semantics`` it was made under,
     ``metrics.jsonl`` a row a line, ``probes.jsonl`` a measurement of a module a line, ``flight.json`` what
     the flight recorder reported, ``status.json`` how far the run is. Everything else is a path here.
+
+    >>> normlab.RunFolder(run).config().recipe
+    'pre'
     """
 
     def __init__(self, path: str | Path) -> None:
@@ -247,7 +250,11 @@ class RunFolder:
 
 
 class Runs:
-    """All run folders under one folder, by id."""
+    """All run folders under one folder, by id.
+
+    >>> [run.config().recipe for run in normlab.Runs("runs")]
+    ['pre']
+    """
 
     def __init__(self, root: str | Path) -> None:
         self.root = Path(root)
