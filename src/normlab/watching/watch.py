@@ -388,7 +388,9 @@ def watch(
     >>> with normlab.watch(model, optimizer, out="watch", every_steps=1, probes="cheap") as watch:
     ...     for _ in range(2):
     ...         optimizer.zero_grad()
-    ...         watch.loss(loss(model, batch)).backward()
+    ...         value = loss(model, batch)
+    ...         watch.loss(value)
+    ...         value.backward()
     ...         optimizer.step()
     >>> watch.page.name
     'probes.html'
