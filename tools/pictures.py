@@ -22,7 +22,7 @@ HOME = Path(__file__).resolve().parents[1]
 PICTURES = HOME / "docs" / "pictures"
 KEPT = HOME / "results" / "multi30k-recipes"
 WIDTH = 1000
-HEIGHTS = {"check": 330, "compare": 560}
+HEIGHTS = {"check": 480, "compare": 600}
 """Pixels of each page that are shown, from the top."""
 
 

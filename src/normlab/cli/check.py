@@ -169,7 +169,7 @@ class Check(SourceFlags):
         self.print_page(write_check_page(plain, page))
 
     def _write_for_programs(self, reports: Sequence[Mapping[str, Any]]) -> None:
-        from normlab.report.machines import junit, sarif
+        from normlab.report.ci_formats import junit, sarif
         from normlab.runs.folder import write_text_atomic
 
         for path, write in ((self.junit, junit), (self.sarif, sarif)):

@@ -62,10 +62,10 @@ def record(
     it. Raises UserError for a want that matches no module.
 
     >>> from normlab.trace.record import Want
-    >>> with normlab.record(model, [Want("head", keep=torch.linalg.vector_norm)]) as seen:
+    >>> with normlab.record(model, [Want("decoder.end", keep=torch.linalg.vector_norm)]) as seen:
     ...     _ = loss(model, batch)
     >>> [(one.tap.module, one.value > 0) for one in seen]
-    [('head', tensor(True))]
+    [('decoder.end', tensor(True))]
     """
     modules = dict(unwrap(model).named_modules())
     here: dict[str, list[Want]] = {}

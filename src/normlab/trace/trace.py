@@ -96,10 +96,10 @@ class Trace:
     parameters of these names. ``changed`` maps a module's path to a function of its first input.
 
     >>> from normlab.trace.tensors import Tap
-    >>> tap = Tap("head")
+    >>> tap = Tap("decoder.end", "output", (0,))
     >>> trace = normlab.Trace(model, batch, loss, taps=(tap,))
     >>> trace[tap].shape, trace.again(seed=1).loss == trace.loss
-    (torch.Size([4, 16, 50]), tensor(True))
+    (torch.Size([4, 16, 16]), tensor(True))
     """
 
     model: nn.Module

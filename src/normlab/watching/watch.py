@@ -393,7 +393,7 @@ def watch(
     ...         value.backward()
     ...         optimizer.step()
     >>> watch.page.name
-    'probes.html'
+    'watch.html'
     """
     several = list(optimizer) if isinstance(optimizer, (list, tuple)) else [optimizer]
     for one in several:
